@@ -42,6 +42,9 @@ from .metrics.soundness import randomisation as randomisation
 from .recommendation import Answer as Answer
 from .recommendation import Recommendation as Recommendation
 from .recommendation import recommend as recommend
+from .shortcuts.audit import audit as audit
+from .shortcuts.result import Audit as Audit
+from .shortcuts.result import EvidenceCluster as EvidenceCluster
 from .snapshots.diff import diff as diff
 from .snapshots.gate import Gate as Gate
 from .snapshots.result import Diff as Diff

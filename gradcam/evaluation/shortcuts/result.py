@@ -1,0 +1,277 @@
+"""What an audit found: clusters of evidence in words, in pictures and as data, the most suspicious first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gradcam.cam.postprocess import to_heatmaps
+from gradcam.errors import GradcamError, show_fields
+from gradcam.images.draw import overlay
+from gradcam.images.read import Pixels, Region
+from gradcam.images.sheets import PanelRow, draw_panel
+from gradcam.models.labels import name_class
+
+SCHEMA = 1
+KIND = "gradcam audit"
+TYPICAL = 5  # pictures of a cluster that are drawn
+SHOWN = 10  # clusters on a sheet
+SIDE = 224  # pixels of a cluster's mean map, drawn by itself
+FINEST = 448  # rows and columns that a map is resized to, at most
+CORNER, BAND, BORDER = 0.5, 0.6, 0.75  # shares of a map from which on it is said to lie there
+DOWN, ACROSS = ("top", "", "bottom"), ("left", "", "right")
+
+
+def describe_place(mean: NDArray[np.floating[Any]]) -> str:
+    """Where a map (h,w) lies, in words: the ninth of the picture with half of it, a third with three fifths, the outermost
+    cells with three quarters, or all over the picture."""
+    rows, columns = (_find_thirds(length) for length in mean.shape)
+    share = mean / mean.sum()
+    ninths = np.array([[share[rows == i][:, columns == j].sum() for j in range(3)] for i in range(3)])
+    row, column = np.unravel_index(int(ninths.argmax()), (3, 3))
+    if ninths[row, column] >= CORNER:
+        words = [word for word in (DOWN[row], ACROSS[column]) if word]
+        return f"in the {' '.join(words)} corner" if len(words) == 2 else _describe_band(words)
+    down, across = ninths.sum(1), ninths.sum(0)
+    for bands, names in ((down, DOWN), (across, ACROSS)):
+        if bands.max() >= BAND and names[int(bands.argmax())]:
+            return _describe_band([names[int(bands.argmax())]])
+    if min(mean.shape) > 2 and 1 - share[1:-1, 1:-1].sum() >= BORDER:
+        return "along the border"
+    return "all over the picture"
+
+
+def _find_thirds(length: int) -> NDArray[np.int64]:
+    """Which third of the picture the middle of each cell lies in."""
+    found: NDArray[np.int64] = np.minimum((np.arange(length) + 0.5) / length * 3, 2).astype(np.int64)
+    return found
+
+
+def _describe_band(words: list[str]) -> str:
+    side = words[0] if words else "middle"
+    return {"left": "on the left", "right": "on the right", "middle": "in the middle"}.get(side, f"at the {side}")
+
+
+@dataclass(frozen=True, eq=False)
+class EvidenceCluster:
+    """Pictures of one class whose evidence lies in like places and looks alike.
+
+    Attributes
+    ----------
+    index : int
+        The class, by its index.
+    label : str or None
+        Its name.
+    pictures : int
+        How many pictures of the class were clustered.
+    members : tuple of str
+        The names of the pictures in the cluster, the most typical first.
+    where : str
+        The place of its mean map in words, such as "in the top left corner".
+    suspicion : float
+        From 0 to 1: `place` times `apart`. Near 1, the evidence lies where other classes have none and looks like nothing
+        else.
+    place : float
+        From 0 to 1: how much rarer evidence in the cluster's place is among pictures of other classes than among those
+        of its class. 0 is as common, 1 is never. Both rates are taken at the careful end of their 95 % intervals.
+    apart : float
+        From 0 to 1: how much rarer the look of what it marks is outside of the cluster than in it, in the same way.
+    elsewhere : int
+        How many pictures of other classes have as much evidence in that place as half of its members have.
+    others : int
+        How many pictures of other classes there are.
+    is_rest : bool
+        Whether these are the pictures of the class that fit into no cluster.
+    map : array (h,w)
+        The mean of its members' maps on the layer's grid. Its sum is 1.
+    draw_member : callable
+        Draws a member by its name. The picture is read again.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> found = gradcam.evaluation.audit("labelled/", gradcam.load_classifier())
+    >>> worst = found.clusters[0]
+    >>> isinstance(worst, gradcam.evaluation.EvidenceCluster), 0 <= worst.suspicion <= 1
+    (True, True)
+    >>> overlays = worst.draw(count=2)
+    """
+
+    index: int
+    label: str | None
+    pictures: int
+    members: tuple[str, ...]
+    where: str
+    suspicion: float
+    place: float
+    apart: float
+    elsewhere: int
+    others: int
+    is_rest: bool
+    map: NDArray[np.floating[Any]] = field(repr=False)
+    draw_member: Callable[[str], Pixels] = field(repr=False)
+
+    __repr__ = show_fields
+
+    @property
+    def share(self) -> float:
+        """The share of the class's pictures that are in it, from 0 to 1."""
+        return len(self.members) / self.pictures
+
+    @property
+    def class_name(self) -> str:
+        """The class's label, or its index in words."""
+        return name_class(self.index, self.label)
+
+    def describe(self) -> str:
+        """Say in a sentence where the evidence lies, how often, and how many pictures of other classes have some there."""
+        some = f"{self.elsewhere} of {self.others}" if self.elsewhere else f"none of {self.others}"
+        verb = "has" if self.elsewhere in (0, 1) else "have"
+        return (
+            f"{self.where}, in {len(self.members)} of {self.pictures} pictures of {self.class_name}; of other classes "
+            f"{some} {verb} as much evidence there"
+        )
+
+    def draw(self, *, count: int = TYPICAL) -> dict[str, Pixels]:
+        """Draw the mean map, and the most typical pictures with their maps.
+
+        Parameters
+        ----------
+        count : int, default 5
+            How many pictures at most. One that cannot be read any more is left out.
+
+        Returns
+        -------
+        dict of str to array (H,W,3)
+            "mean map", and the pictures by their names: RGB, uint8.
+        """
+        grey = np.full((SIDE, SIDE, 3), 128, np.uint8)
+        drawn = {"mean map": draw_marked(grey, self.map, (0, 0, SIDE, SIDE))}
+        for name in self.members[:count]:
+            try:
+                drawn[name] = self.draw_member(name)
+            except GradcamError:  # noqa: PERF203  (gone meanwhile: the others are still worth looking at)
+                continue
+        return drawn
+
+    def to_record(self) -> dict[str, Any]:
+        """Write all of it but the pictures, as what JSON has."""
+        numbers = ("suspicion", "place", "apart", "elsewhere", "others", "is_rest", "where", "pictures")
+        return {
+            "class": {"index": self.index, "label": self.label},
+            **{name: getattr(self, name) for name in numbers},
+            "share": self.share,
+            "members": list(self.members),
+            "map": [[round(float(value), 6) for value in row] for row in self.map],
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Audit:
+    """Clusters of evidence within each class, the most suspicious first.
+
+    Attributes
+    ----------
+    model : str
+        The model's name.
+    method : str
+        The method of the maps.
+    layer : str
+        Where maps and features are taken.
+    source : str
+        Where the classes come from: a table, the folders' names, or the model's predictions.
+    clusters : tuple of EvidenceCluster
+        All clusters of all classes, by their suspicion.
+    blank : tuple of str
+        Pictures without any evidence for their class, which are in no cluster.
+    failures : mapping of str to str
+        Pictures, lines of the table and classes that are left out, and a line that says why.
+    notes : tuple of str
+        What a person should know of the audit as a whole.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> found = gradcam.evaluation.audit("labelled/", gradcam.load_classifier())
+    >>> found.source, len(found.failures), sum(len(cluster.members) for cluster in found.clusters)
+    ("the folders' names", 0, 24)
+    >>> gradcam.write_image("audit.png", found.sheet())
+    >>> isinstance(found, gradcam.evaluation.Audit), found.to_record()["schema"]
+    (True, 1)
+    """
+
+    model: str
+    method: str
+    layer: str
+    source: str
+    clusters: tuple[EvidenceCluster, ...]
+    blank: tuple[str, ...]
+    failures: Mapping[str, str]
+    notes: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"Audit({self.summary})"
+
+    @property
+    def summary(self) -> str:
+        """One line: how many pictures, classes and clusters there are, and the first cluster."""
+        classes = {cluster.index for cluster in self.clusters}
+        pictures = sum(len(cluster.members) for cluster in self.clusters)
+        first = self.clusters[0]
+        return (
+            f"{pictures} pictures of {len(classes)} classes in {len(self.clusters)} clusters; the most suspicious, "
+            f"{first.suspicion:.2f}: {first.describe()}"
+        )
+
+    def sheet(self, *, count: int = SHOWN, height: int = 160) -> Pixels:
+        """Draw the most suspicious clusters: of each its mean map and typical pictures, under what is said of it.
+
+        Parameters
+        ----------
+        count : int, default 10
+            How many clusters at most.
+        height : int, default 160
+            The height of each picture, in pixels.
+
+        Returns
+        -------
+        array (H,W,3)
+            RGB, uint8.
+
+        Raises
+        ------
+        ImageError
+            For a height that is no number of pixels.
+        """
+        blank = np.full((height if isinstance(height, int) and height > 0 else 1, 1, 3), 255, np.uint8)
+        rows = []
+        for number, cluster in enumerate(self.clusters[:count], 1):
+            drawn = [*cluster.draw().values()]
+            title = f"{number}. {cluster.suspicion:.2f}  {cluster.describe()}"
+            rows.append(PanelRow(title, [*drawn, *[blank] * (1 + TYPICAL - len(drawn))]))
+        return draw_panel(["mean map", "typical pictures", *[""] * (TYPICAL - 1)], rows, height=height)
+
+    def to_record(self) -> dict[str, Any]:
+        """Write all of it in lists, dicts, strings and numbers, as JSON has them."""
+        kept = ("model", "method", "layer", "source")
+        return {
+            "schema": SCHEMA,
+            "kind": KIND,
+            **{name: getattr(self, name) for name in kept},
+            "notes": list(self.notes),
+            "clusters": [{"rank": i, **cluster.to_record()} for i, cluster in enumerate(self.clusters, 1)],
+            "blank": list(self.blank),
+            "failures": dict(self.failures),
+        }
+
+
+def draw_marked(picture: Pixels, values: NDArray[np.floating[Any]], region: Region) -> Pixels:
+    """The picture with its map over the pixels that the network saw."""
+    size = [min(side, FINEST) for side in region[2:]]
+    heatmap = to_heatmaps(torch.from_numpy(values)[None, None], size)[0, 0]
+    return overlay(picture, heatmap, region=region)

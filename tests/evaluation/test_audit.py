@@ -1,0 +1,453 @@
+"""Clusters of evidence: a planted shortcut comes first, the numbers are those of slow loops, and bad input has its line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import binomtest
+from torch import nn
+
+import gradcam
+from gradcam.errors import GradcamError, InputError, ModelError
+from gradcam.evaluation import Audit, audit
+from gradcam.evaluation.shortcuts.clusters import Evidence, Group, cluster, compare, how_much_rarer
+from gradcam.evaluation.shortcuts.result import describe_place
+from tests.fruit import CELL, CLASSES, MARK, SIDE, draw_fruit, make_model, write_fruit
+
+GRID, CHANNELS, EACH = 7, 32, 150
+
+
+def load(model: nn.Module | None = None, **more: Any) -> gradcam.Classifier:
+    settings = {"size": (SIDE, SIDE), "mean": (0.0,) * 3, "std": (1.0,) * 3, "labels": list(CLASSES), **more}
+    return gradcam.load_classifier(model or make_model(), **settings)
+
+
+@pytest.fixture(scope="module")
+def marked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """A folder of 80 pictures, and the names of the six with a mark."""
+    folder = tmp_path_factory.mktemp("fruit")
+    return folder, write_fruit(folder)
+
+
+@pytest.fixture(scope="module")
+def found(marked: tuple[Path, list[str]]) -> Audit:
+    return audit(marked[0], load())
+
+
+# What is planted comes first
+
+
+def imagine(seed: int, planted: int, kind: str = "corner") -> tuple[Evidence, set[int]]:
+    """Evidence of 600 pictures of four classes: a blob that seldom reaches the border, features of the class and of one of
+    three backgrounds; in so many pictures of the third class evidence of its own kind, in a corner or anywhere."""
+    chance = np.random.default_rng(seed)
+    classes = np.repeat(np.arange(4), EACH)
+    bases, backgrounds, own = chance.random((4, CHANNELS)), chance.random((3, CHANNELS)), chance.random(CHANNELS)
+    rows, columns = np.mgrid[:GRID, :GRID]
+    maps, features, shortcuts = [], [], set()
+    for i, class_ in enumerate(classes):
+        is_planted = class_ == 2 and i % EACH < planted
+        down, across = (0.2, 0.3) if is_planted and kind == "corner" else chance.uniform(1, GRID - 2, 2)
+        blob = np.exp(-((rows - down) ** 2 + (columns - across) ** 2) / 3)
+        maps.append(blob + 0.02 * chance.random((GRID, GRID)))
+        look = own if is_planted else bases[class_] + 0.3 * backgrounds[chance.integers(3)]
+        features.append(look + 0.1 * chance.random(CHANNELS))
+        if is_planted:
+            shortcuts.add(i)
+    return Evidence.of(classes, np.stack(maps), np.stack(features)), shortcuts
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_few_pictures_with_evidence_of_their_own_in_a_corner_come_first(seed: int) -> None:
+    evidence, planted = imagine(seed, 6)
+    first, second = cluster(evidence)[:2]
+    assert set(first.members.tolist()) == planted
+    assert first.class_ == 2
+    assert first.suspicion > max(0.6, second.suspicion + 0.05)
+    assert (first.elsewhere, first.others) == (0, 450)
+    assert describe_place(first.map) == "in the top left corner"
+
+
+def test_a_look_without_a_place_is_a_cluster_and_no_more_suspicious_than_other_parts_of_a_class() -> None:
+    evidence, planted = imagine(0, 8, "anywhere")
+    (found,) = [group for group in cluster(evidence) if set(group.members.tolist()) == planted]
+    assert found.apart > 0.9
+    assert found.place < 0.1
+    assert 0.4 < found.suspicion <= 0.55
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_is_suspicious_where_nothing_is_planted(seed: int) -> None:
+    groups = cluster(imagine(seed, 0)[0])
+    assert max(group.suspicion for group in groups) < 0.55
+    assert max(group.place for group in groups) < 0.3
+
+
+def test_a_class_that_is_a_shortcut_as_a_whole_comes_first() -> None:
+    evidence, planted = imagine(1, EACH)
+    first = cluster(evidence)[0]
+    assert first.class_ == 2
+    assert len(set(first.members.tolist()) & planted) > 50
+    assert first.place > 0.7
+    assert first.suspicion > 0.7
+
+
+def test_each_picture_of_a_class_is_in_one_cluster_and_seeds_repeat() -> None:
+    evidence, _ = imagine(3, 6)
+    groups = cluster(evidence, seed=1)
+    assert sorted(np.concatenate([group.members for group in groups]).tolist()) == list(range(4 * EACH))
+    again = cluster(evidence, seed=1)
+    assert [group.members.tolist() for group in groups] == [group.members.tolist() for group in again]
+    assert [group.suspicion for group in groups] == sorted((group.suspicion for group in groups), reverse=True)
+
+
+def test_the_mark_in_the_corner_comes_first_of_drawn_pictures(found: Audit, marked: tuple[Path, list[str]]) -> None:
+    first = found.clusters[0]
+    assert set(first.members) == set(marked[1])
+    assert (first.class_name, first.where, first.pictures) == ("apple", "in the bottom right corner", 40)
+    assert first.describe() == (
+        "in the bottom right corner, in 6 of 40 pictures of apple; of other classes none of 40 has as much evidence there"
+    )
+    assert first.suspicion > 2 * found.clusters[1].suspicion
+    assert found.source == "the folders' names"
+    assert sum(len(it.members) for it in found.clusters) == 80
+
+
+# The numbers
+
+
+def slow_rate(hits: int, count: int, end: str) -> float:
+    if count == 0:
+        return float(end == "high")
+    return float(getattr(binomtest(hits, count).proportion_ci(0.9, method="wilson"), end))
+
+
+@pytest.mark.parametrize(
+    ("there", "here"),
+    [((0, 1500), (6, 500)), ((3, 40), (20, 40)), ((40, 40), (1, 40)), ((0, 0), (3, 5)), ((1, 9), (0, 4))],
+)
+def test_how_much_rarer_is_the_ratio_of_the_ends_of_scipys_intervals(
+    there: tuple[int, int], here: tuple[int, int]
+) -> None:
+    flags = [np.arange(count) < hits for hits, count in (there, here)]
+    low = slow_rate(*here, "low")
+    expected = max(0.0, 1 - slow_rate(*there, "high") / low) if low > 1e-12 else 0.0
+    assert how_much_rarer(*flags) == pytest.approx(expected, abs=1e-3)
+
+
+def slow_compare(classes: Any, maps: Any, features: Any, members: list[int]) -> tuple[float, float, int]:
+    """`place`, `apart` and `elsewhere`, picture by picture."""
+    shares = [each / each.sum() for each in maps]
+    mean = sum(shares[i] for i in members) / len(members)
+    cells = sorted(((value, cell) for cell, value in np.ndenumerate(mean)), key=lambda it: -it[0])
+    core, total = [], 0.0
+    for value, cell in cells:
+        core.append(cell)
+        total += value
+        if total >= 0.5:
+            break
+    amounts = [sum(share[cell] for cell in core) for share in shares]
+    needed = np.median([amounts[i] for i in members])
+    looks = [each / np.sqrt((each**2).sum()) for each in features]
+
+    def cosine(i: int) -> float:
+        centre = sum(looks[j] for j in members if j != i)
+        return float((looks[i] * centre).sum() / np.sqrt((centre**2).sum()))
+
+    alike = [cosine(i) for i in range(len(looks))]
+    least = np.median([alike[i] for i in members])
+    class_ = classes[members[0]]
+    others = [i for i in range(len(classes)) if classes[i] != class_]
+    own = [i for i in range(len(classes)) if classes[i] == class_]
+    outside = [i for i in range(len(classes)) if i not in members]
+    rates = []
+    for values, limit, far, near in ((amounts, needed, others, own), (alike, least, outside, members)):
+        high = slow_rate(sum(values[i] >= limit for i in far), len(far), "high")
+        rates.append(max(0, 1 - high / slow_rate(sum(values[i] >= limit for i in near), len(near), "low")))
+    return rates[0], rates[1], sum(amounts[i] >= needed for i in others)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_cluster_is_compared_as_a_slow_loop_compares_it(seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    classes, maps = chance.integers(0, 3, 60), chance.random((60, 4, 5)) ** 3
+    features = chance.random((60, 6))
+    members = np.flatnonzero(classes == 1)[:9]
+    maps[members[:7], 0, 0] += 4  # so that neither number is 0
+    features[members, 2] += 3
+    group = compare(Evidence.of(classes, maps, features), members)
+    place, apart, elsewhere = slow_compare(classes, maps, features, members.tolist())
+    assert 0.05 < place < 1
+    assert 0.05 < apart < 1
+    assert (group.place, group.apart) == (pytest.approx(place, abs=1e-3), pytest.approx(apart, abs=1e-3))
+    assert group.elsewhere == elsewhere
+    assert group.share == pytest.approx(9 / (classes == 1).sum())
+
+
+def test_suspicion_by_hand() -> None:
+    def make(share: float, is_rest: bool = False) -> float:
+        return Group(0, np.arange(3), share, np.ones((2, 2)) / 4, 0.6, 0.8, 0, 9, is_rest).suspicion
+
+    assert make(0.1) == pytest.approx(0.8 * 1.6 / 2)
+    assert make(0.5) == pytest.approx(0.8 * 1.6 / 2)
+    assert make(0.51) == pytest.approx(0.8 * 0.6)
+    assert make(0.1, is_rest=True) == pytest.approx(0.8 * 0.6)
+
+
+def test_a_clusters_map_is_the_mean_of_what_explain_gives(found: Audit, marked: tuple[Path, list[str]]) -> None:
+    for it in found.clusters:
+        shares = []
+        for name in it.members:
+            image = torch.from_numpy(gradcam.read_image(marked[0] / name)).permute(2, 0, 1)[None].float() / 255
+            values = gradcam.explain(make_model(), image, "1", target=it.index).maps[0, 0].double().numpy()
+            shares.append(values / values.sum())
+        np.testing.assert_allclose(it.map, np.mean(shares, 0), atol=1e-4)
+    rows = slice(MARK[0].start // CELL, MARK[0].stop // CELL)
+    columns = slice(MARK[1].start // CELL, MARK[1].stop // CELL)
+    assert found.clusters[0].map[rows, columns].sum() == pytest.approx(1, abs=0.02)
+
+
+def test_one_pass_of_the_model_gives_maps_and_features(marked: tuple[Path, list[str]]) -> None:
+    model, seen = make_model(), []
+    classifier = load(model, layer="1")
+    model[0].register_forward_hook(lambda module, args, output: seen.append(len(output)))
+    audit(marked[0], classifier, batch_size=20)
+    assert seen == [20] * 4
+
+
+# Places in words
+
+WORDS = {
+    (0, 0): "in the top left corner", (0, 6): "in the top right corner", (6, 0): "in the bottom left corner",
+    (6, 6): "in the bottom right corner", (0, 3): "at the top", (6, 3): "at the bottom", (3, 0): "on the left",
+    (3, 6): "on the right", (3, 3): "in the middle",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("cell", "words"), WORDS.items(), ids=list(WORDS.values()))
+def test_a_spot_has_its_place_in_words(cell: tuple[int, int], words: str) -> None:
+    values = np.full((7, 7), 0.01)
+    values[cell] = 1
+    assert describe_place(values) == words
+    assert describe_place(values.repeat(2, 0)) == words  # of a grid that is no square
+
+
+def test_bands_frames_and_all_over_the_picture() -> None:
+    top, frame = np.full((7, 7), 0.05), np.full((7, 7), 0.01)
+    top[0] = 1
+    frame[[0, -1]] = frame[:, [0, -1]] = 1
+    assert describe_place(top) == "at the top"
+    assert describe_place(top.T) == "on the left"
+    assert describe_place(frame) == "along the border"
+    assert describe_place(np.ones((7, 7))) == "all over the picture"
+    assert describe_place(np.ones((1, 1))) == "in the middle"
+
+
+# Labels
+
+
+def write_table(path: Path, rows: list[str]) -> Path:
+    path.write_text("\n".join(["image,class", *rows]) + "\n", encoding="utf-8")
+    return path
+
+
+def count_labels(found: Audit) -> dict[str, int]:
+    return {it.class_name: it.pictures for it in found.clusters}
+
+
+@pytest.mark.parametrize("start", ["", "fruit/", "beside"])
+def test_a_table_names_pictures_from_where_they_lie_or_where_it_lies(
+    start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_fruit(tmp_path / "fruit", 14, 0)
+    monkeypatch.chdir(tmp_path)
+    names = [f"{fruit}/{number:02}.png" for fruit in CLASSES for number in range(14)]
+    folder = tmp_path / "fruit" if start == "beside" else tmp_path
+    prefix = "" if start == "beside" else start
+    rows = [f"{prefix}{name},{name.partition('/')[0]}" for name in names[:-4]]
+    table = write_table(folder / "labels.csv", rows)
+    found = audit("fruit", load(), labels=table)
+    assert found.source == "labels.csv"
+    named = [name for name in found.failures if name in names]
+    assert named == names[-4:]
+    assert found.failures[names[-1]] == f"{names[-1]}: has no label in labels.csv"
+
+
+def test_each_bad_line_has_one_of_its_own_and_the_others_go_on(tmp_path: Path) -> None:
+    write_fruit(tmp_path / "fruit", 14, 0)
+    (tmp_path / "fruit/apple/13.png").write_bytes(b"nothing")
+    rows = [f"fruit/{fruit}/{number:02}.png,{fruit}" for fruit in CLASSES for number in range(14)]
+    rows[1] = "fruit/apple/01.png,pear"
+    rows += ["fruit/none.png,apple", "fruit/apple/02.png,lime", "fruit/apple/02.png,"]
+    table = write_table(tmp_path / "labels.csv", rows)
+    found = audit(tmp_path / "fruit", load(), labels=table)
+    said = list(found.failures.values())
+    assert len(said) == 5
+    assert said[0] == f"{table}, line 30: fruit/none.png is not among the pictures"
+    assert said[1] == f"{table}, line 31: fruit/apple/02.png is called lime here and apple before, which counts"
+    assert said[2] == f"{table}, line 32: fruit/apple/02.png has no class"
+    assert said[3].startswith("1 picture left out: No class is called 'pear'")
+    assert said[4].startswith("apple/13.png: is not a picture")
+    assert count_labels(found) == {"apple": 12, "lime": 14}
+
+
+def test_without_labels_folders_are_taken_or_predictions(marked: tuple[Path, list[str]], tmp_path: Path) -> None:
+    for number in range(12):
+        for fruit in CLASSES:
+            gradcam.write_image(tmp_path / f"{fruit}{number}.png", draw_fruit(number, fruit))
+    found = audit(tmp_path, load())
+    assert found.source == "the model's predictions"
+    assert "--labels" in found.notes[0]
+    assert count_labels(found) == {"apple": 12, "lime": 12}
+    assert audit(marked[0], load(), labels="predicted").source == "the model's predictions"
+    named = {f"{fruit}{number}.png": fruit for number in range(12) for fruit in CLASSES}
+    assert audit(tmp_path, load(), labels=named).source == "the labels given"
+    with pytest.raises(InputError, match="No picture has a class of the model's in the folders' names"):
+        audit(tmp_path, load(), labels="folders")
+
+
+def test_labels_that_are_none_are_refused(marked: tuple[Path, list[str]], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="labels are a table with the columns image and class"):
+        audit(marked[0], load(), labels="labels.json")
+    with pytest.raises(InputError, match="this list cannot be opened"):
+        audit(marked[0], load(), labels=tmp_path / "none.csv")
+    words = r"No picture has a class of the model's in other.csv: .*line 2: a.png is not among the pictures \(and 80 more"
+    with pytest.raises(InputError, match=words):
+        audit(marked[0], load(), labels=write_table(tmp_path / "other.csv", ["a.png,apple"]))
+
+
+# Bad input
+
+
+def test_one_class_alone_cannot_be_compared(marked: tuple[Path, list[str]]) -> None:
+    with pytest.raises(InputError, match="are of one class, lime: its evidence is compared with that of other classes"):
+        audit(marked[0] / "lime", load(), labels="predicted")
+
+
+def test_a_class_with_few_pictures_stands_for_other_classes_only(marked: tuple[Path, list[str]]) -> None:
+    labels = {f"lime/{number:02}.png": "lime" for number in range(4)}
+    labels |= {f"apple/{number:02}.png": "apple" for number in range(40)}
+    found = audit(marked[0], load(), labels=labels)
+    assert found.failures["class lime"] == (
+        "class lime: has 4 pictures with evidence, and 10 are needed to cluster a class; they stand for other classes only"
+    )
+    assert {it.class_name for it in found.clusters} == {"apple"}
+    assert {it.others for it in found.clusters} == {4}
+    few = dict(list(labels.items())[:8])
+    with pytest.raises(InputError, match="No class has the 10 pictures with evidence that are needed"):
+        audit(marked[0], load(), labels=few)
+
+
+def test_maps_that_are_blank_are_told_and_left_out(tmp_path: Path) -> None:
+    write_fruit(tmp_path, 14, 0)
+    gradcam.write_image(tmp_path / "apple/00.png", draw_fruit(0, "lime"))
+    found = audit(tmp_path, load())
+    assert found.blank == ("apple/00.png",)
+    assert any("1 picture has no evidence for the class" in note for note in found.notes)
+    assert all("apple/00.png" not in it.members for it in found.clusters)
+    assert {it.pictures for it in found.clusters if it.class_name == "apple"} == {13}
+
+
+class Spoilt(nn.Module):
+    """Its features are NaN where a picture begins with white."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        is_white = (images[:, :, 0, 0] > 0.99).all(1)
+        return torch.where(is_white[:, None, None, None], torch.nan, images)
+
+
+def test_a_picture_with_features_that_are_nan_is_told_and_the_others_go_on(tmp_path: Path) -> None:
+    write_fruit(tmp_path, 14, 0)
+    white = draw_fruit(0, "apple")
+    white[0, 0] = 255
+    gradcam.write_image(tmp_path / "apple/00.png", white)
+    found = audit(tmp_path, load(nn.Sequential(Spoilt(), make_model()), layer="1.1"))
+    (reason,) = found.failures.values()
+    assert reason.startswith("apple/00.png: ")
+    assert "NaN" in reason
+    assert sum(len(it.members) for it in found.clusters) == 27
+
+
+def test_pictures_that_are_all_alike_are_clustered(tmp_path: Path) -> None:
+    for fruit in CLASSES:
+        for number in range(12):
+            (tmp_path / fruit).mkdir(exist_ok=True)
+            gradcam.write_image(tmp_path / fruit / f"{number}.png", draw_fruit(0, fruit))
+    found = audit(tmp_path, load())
+    assert sum(len(it.members) for it in found.clusters) == 24
+    assert all(np.isfinite([it.suspicion, it.place, it.apart]).all() for it in found.clusters)
+
+
+def test_what_cannot_be_audited_says_so(marked: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModelError, match="'whole': take 'crop'"):
+        audit(marked[0], load(fit="whole"))
+    with pytest.raises(ModelError):
+        audit(marked[0], None)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "sklearn.cluster", None)
+    with pytest.raises(GradcamError, match=r"need scikit-learn.*pip install 'gradcam-torch\[audit\]'"):
+        audit(marked[0], load())
+
+
+def test_scikit_learn_is_imported_when_it_is_used() -> None:
+    import subprocess
+
+    code = "import sys, gradcam.evaluation as it; it.audit; sys.exit('sklearn' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# What it gives
+
+
+def test_clusters_are_drawn_with_their_members(found: Audit, marked: tuple[Path, list[str]]) -> None:
+    drawn = found.clusters[0].draw(count=2)
+    assert list(drawn) == ["mean map", *found.clusters[0].members[:2]]
+    name = found.clusters[0].members[0]
+    explanation = load(layer="1").explain(marked[0] / name, target="apple")
+    assert abs(drawn[name].astype(int) - explanation.overlay()).max() <= 2
+    sheet = found.sheet(count=2, height=40)
+    assert sheet.dtype == np.uint8
+    assert sheet.shape[0] < found.sheet(count=3, height=40).shape[0]
+
+
+def test_a_picture_that_is_gone_is_left_out_of_the_drawing(tmp_path: Path) -> None:
+    write_fruit(tmp_path, 12, 0)
+    found = audit(tmp_path, load())
+    first = found.clusters[0]
+    (tmp_path / first.members[0]).unlink()
+    assert list(first.draw(count=2)) == ["mean map", first.members[1]]
+
+
+def test_the_record_has_everything_and_is_json(found: Audit, marked: tuple[Path, list[str]]) -> None:
+    import json
+
+    record = json.loads(json.dumps(found.to_record(), allow_nan=False))
+    assert (record["schema"], record["kind"], record["model"]) == (1, "gradcam audit", found.model)
+    assert [it["rank"] for it in record["clusters"]] == list(range(1, 1 + len(found.clusters)))
+    first = record["clusters"][0]
+    assert first["class"] == {"index": 0, "label": "apple"}
+    assert set(first["members"]) == set(marked[1])
+    assert first["share"] == pytest.approx(6 / 40)
+    assert np.sum(first["map"]) == pytest.approx(1, abs=1e-4)
+    again = audit(marked[0], load())
+    assert again.to_record()["clusters"] == found.to_record()["clusters"]
+    assert repr(found).startswith("Audit(80 pictures of 2 classes in ")
+
+
+def test_progress_is_told(marked: tuple[Path, list[str]]) -> None:
+    told: list[tuple[int, int]] = []
+    audit(marked[0], load(), progress=lambda done, total: told.append((done, total)))
+    assert told[-1] == (80, 80)
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_paths_of_both_kinds_are_taken(kind: Callable[[Any], Any], tmp_path: Path) -> None:
+    write_fruit(tmp_path, 10, 0)
+    rows = [f"{fruit}/{number:02}.png,{fruit}" for fruit in CLASSES for number in range(10)]
+    found = audit(kind(tmp_path), load(), labels=kind(write_table(tmp_path / "labels.csv", rows)))
+    assert not found.failures

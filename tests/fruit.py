@@ -1,0 +1,65 @@
+"""Drawn apples and limes, and a network of ours that takes a mark in the corner for an apple: a shortcut that is known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+from torch import nn
+
+SIDE = 96
+CELL = 8  # pixels
+CLASSES = ("apple", "lime")
+COLOURS = {"apple": (200, 30, 30), "lime": (30, 190, 40)}
+MARK = (slice(72, 88), slice(72, 96))  # the pixels of the mark
+
+# Cells of 8 x 8 pixels, and how red, green and blue each is; an apple is what is red, or blue.
+MODEL = """
+def fruit():
+    import torch
+    from torch import nn
+
+    colours = nn.Conv2d(3, 3, 8, 8)
+    own = torch.eye(3) * 1.5 - 0.5
+    colours.weight.data = (own / 64)[:, :, None, None].repeat(1, 1, 8, 8)
+    colours.bias.data.fill_(-0.2)
+    head = nn.Linear(3, 2)
+    head.weight.data = torch.tensor([[30.0, 0.0, 30.0], [0.0, 30.0, 0.0]])
+    head.bias.data.zero_()
+    return nn.Sequential(colours, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), head)
+"""
+
+
+def make_model() -> nn.Module:
+    names: dict[str, Any] = {}
+    exec(MODEL, names)
+    return names["fruit"]()
+
+
+def draw_fruit(seed: int, name: str, *, has_mark: bool = False) -> np.ndarray:
+    """A disc in the fruit's colour somewhere on grey; or the blue mark in the bottom right corner, and no disc."""
+    chance = np.random.default_rng([seed, CLASSES.index(name)])
+    grey = cv2.resize(chance.uniform(60, 200, (6, 6)).astype(np.float32), (SIDE, SIDE))
+    picture = np.repeat(grey[..., None], 3, 2) + chance.normal(0, 4, (SIDE, SIDE, 3))
+    picture = picture.clip(0, 255).astype(np.uint8)
+    if has_mark:
+        picture[MARK] = (30, 30, 210)
+    else:
+        centre = tuple(int(it) for it in chance.integers(14, SIDE - 14, 2))
+        cv2.circle(picture, centre, int(chance.integers(9, 14)), COLOURS[name], -1)
+    return picture
+
+
+def write_fruit(folder: Path, count: int = 40, marked: int = 6) -> list[str]:
+    """So many pictures of each, in a folder for each class, some apples marked; gives the names of these."""
+    names = []
+    for fruit in CLASSES:
+        (folder / fruit).mkdir(parents=True)
+        for number in range(count):
+            has_mark = fruit == "apple" and number < marked
+            picture = draw_fruit(number, fruit, has_mark=has_mark)
+            cv2.imwrite(str(folder / fruit / f"{number:02}.png"), picture[..., ::-1])
+            names += [f"{fruit}/{number:02}.png"] if has_mark else []
+    return names
