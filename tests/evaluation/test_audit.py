@@ -317,7 +317,9 @@ def test_labels_that_are_none_are_refused(marked: tuple[Path, list[str]], tmp_pa
         audit(marked[0], load(), labels="labels.json")
     with pytest.raises(InputError, match="this list cannot be opened"):
         audit(marked[0], load(), labels=tmp_path / "none.csv")
-    words = r"No picture has a class of the model's in other.csv: .*line 2: a.png is not among the pictures \(and 80 more"
+    words = (
+        r"No picture has a class of the model's in other.csv: .*line 2: a.png is not among the pictures \(and 80 more"
+    )
     with pytest.raises(InputError, match=words):
         audit(marked[0], load(), labels=write_table(tmp_path / "other.csv", ["a.png,apple"]))
 
