@@ -1,8 +1,10 @@
 """How sure a mean over pictures is, and which of several methods are told apart.
 
-Intervals are Student's. By simulation they hold the true mean in 93 to 97 of 100 cases for numbers as metrics have them,
-from 8 on; percentile intervals of the bootstrap do so from about 50 on. Mosaics share pictures, so that their numbers depend
-on one another: what a picture and what a mosaic has of its own are told apart there.
+Which intervals, was chosen by simulation (tests/evaluation/test_intervals.py): from 8 pictures on they hold the true mean in
+93 to 97 of 100 cases, for normal, skewed and bounded numbers; of 8 exponential ones Student's t has 89, and BCa 86. They
+hold it too often (98) for numbers that are nearly all 0 or 1, too seldom (89 of 8) for lognormal ones with a deviation of 1.
+Differences of methods are about symmetric, and Student's t is right there. Mosaics share pictures, so that their numbers
+depend on one another: what a picture and what a mosaic has of its own are told apart there.
 """
 
 from __future__ import annotations
@@ -12,14 +14,17 @@ import itertools
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gradcam.errors import GradcamError, shorten
 from gradcam.options import refuse
 
 LEVEL = 0.95
+TINY = 1e-6  # spread or skewness that is rounding
 FEWEST = 6  # pictures of an interval: of five, no paired test could tell two methods apart
 ENOUGH = 8  # pictures of a comparison: of fewer, an interval of skewed numbers holds the true mean too seldom
 
@@ -93,7 +98,11 @@ class Interval:
 def mean_interval(
     values: Iterable[Any], *, level: float = LEVEL, pictures: Sequence[Sequence[Hashable]] | None = None
 ) -> Interval:
-    """Compute the mean of one number per picture, and its interval by Student's t.
+    """Compute the mean of one number per picture, and its interval.
+
+    It is Student's t interval, corrected for skewness by Hall's transformation: means of few skewed numbers, such as
+    overlaps and probabilities, are skewed themselves, and more to one side of the truth. For numbers that are all 0 or 1,
+    such as hits, it is Wilson's. So of 8 hits in 8 pictures the interval is 0.68 to 1, and not 1 alone.
 
     Parameters
     ----------
@@ -103,7 +112,8 @@ def mean_interval(
         The level of the interval, between 0 and 1.
     pictures : sequence of sequences, default None
         Of each number the pictures that it is of, where these are several, such as a mosaic's four. Two numbers that
-        share pictures are alike: the variance is divided between pictures and numbers, by least squares over all pairs.
+        share pictures are alike: the variance is divided between pictures and numbers, by least squares over all pairs,
+        and the interval is Student's.
 
     Returns
     -------
@@ -124,15 +134,50 @@ def mean_interval(
 
     References
     ----------
-    Student, "The Probable Error of a Mean", Biometrika, 1908.
+    Hall, "On the Removal of Skewness by Transformation", Journal of the Royal Statistical Society B, 1992. Wilson,
+    "Probable Inference, the Law of Succession, and Statistical Inference", JASA, 1927.
     """
+    return _to_interval(_to_floats(values), level, pictures, is_skewed=pictures is None)
+
+
+def _to_interval(
+    values: Sequence[float], level: float, pictures: Sequence[Sequence[Hashable]] | None, *, is_skewed: bool
+) -> Interval:
     if isinstance(level, bool) or not isinstance(level, (int, float)) or not 0 < level < 1:
         raise refuse(level, "level", "a share between 0 and 1, such as 0.95.")
-    found = _estimate(_to_floats(values), pictures)
+    found = _estimate(values, pictures)
     if found.freedom == 0:
         return Interval(found.mean, -math.inf, math.inf, found.n)
+    if is_skewed:
+        present = np.array([value for value in values if not math.isnan(value)], dtype=np.float64)
+        low, high = (_bound_share if {*present} <= {0, 1} else _bound_skewed)(present, level)
+        return Interval(found.mean, low, high, found.n)
     half = _find_quantile(level, found.freedom) * found.error
     return Interval(found.mean, found.mean - half, found.mean + half, found.n)
+
+
+def _bound_share(numbers: NDArray[np.float64], level: float) -> tuple[float, float]:
+    """Wilson's interval of the mean of numbers that are 0 or 1, equation (1)."""
+    share, n, z = float(numbers.mean()), len(numbers), NormalDist().inv_cdf((1 + level) / 2)
+    middle = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+    half = z / (1 + z**2 / n) * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def _bound_skewed(numbers: NDArray[np.float64], level: float) -> tuple[float, float]:
+    """Hall's interval. For W, the mean's error in standard deviations of a number, and the skewness g, the cubic
+    W + g W^2 / 3 + g^2 W^3 / 27 + g / 6n is about as symmetric as Student's t is: it is solved for W at both of t's ends."""
+    mean, n, apart = float(numbers.mean()), len(numbers), numbers - numbers.mean()
+    spread = float(numbers.std(ddof=1))
+    skewness = float((apart**3).mean() / (apart**2).mean() ** 1.5) if spread > TINY else 0.0
+    quantile = _find_quantile(level, n - 1) / math.sqrt(n)
+    ends = []
+    for end in (quantile, -quantile):
+        centred = end - skewness / (6 * n)
+        is_straight = abs(skewness) < TINY
+        error = centred if is_straight else 3 / skewness * (float(np.cbrt(1 + skewness * centred)) - 1)
+        ends.append(mean - spread * error)
+    return ends[0], ends[1]
 
 
 def paired_difference(
@@ -142,10 +187,10 @@ def paired_difference(
     level: float = LEVEL,
     pictures: Sequence[Sequence[Hashable]] | None = None,
 ) -> Interval:
-    """Compute the mean of values minus reference, picture by picture, and its interval as in `mean_interval`.
+    """Compute the mean of values minus reference, picture by picture, and its interval by Student's t.
 
-    What makes a picture hard for both is no part of the interval. A picture that has None or NaN in one of the two is
-    left out of both.
+    Differences are about symmetric, so that skewness needs no correction. What makes a picture hard for both is no part of
+    the interval. A picture that has None or NaN in one of the two is left out of both.
 
     Parameters
     ----------
@@ -175,8 +220,12 @@ def paired_difference(
     >>> found = paired_difference(ours, theirs)
     >>> round(found.mean, 1), found.excludes(0)  # a small difference, but more than chance
     (0.1, True)
+
+    References
+    ----------
+    Student, "The Probable Error of a Mean", Biometrika, 1908.
     """
-    return mean_interval(_subtract(values, reference), level=level, pictures=pictures)
+    return _to_interval(_subtract(values, reference), level, pictures, is_skewed=False)
 
 
 def find_told_apart(
@@ -187,7 +236,8 @@ def find_told_apart(
 ) -> set[frozenset[str]]:
     """The pairs of methods whose means differ by more than chance, of the methods' numbers for the same pictures. All
     pairs are tested, by Holm's procedure, since the best of several is chosen by its numbers: where all are alike, the
-    probability that any pair is told apart is 1 - `level` at most."""
+    probability that any is told apart from the best is 1 - `level` at most. Two that are not the best may be more often,
+    where one is skewed and has a far larger spread: in 20 % for eight exponential ones whose spreads are 1 to 10."""
     pairs = [frozenset(pair) for pair in itertools.combinations(rows, 2)]
     chances = {}
     for pair in pairs:

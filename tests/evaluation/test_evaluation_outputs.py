@@ -347,8 +347,8 @@ def test_curves_are_means_and_the_band_is_the_tables_interval(count: int, monkey
     monkeypatch.setattr(Axes, "plot", record)
     monkeypatch.setattr(Axes, "fill_between", record_band)
     ends = np.linspace(0.2, 1, count)
-    curves = {"gradcam": [[0.0, end, end] for end in ends], "layercam": [[0.0, 0.1, 0.2]] * count}
-    areas = {"gradcam": [0.75 * end for end in ends], "layercam": [0.1] * count}
+    curves = {"gradcam": [[end / 2, end, end] for end in ends], "layercam": [[0.0, 0.1, 0.2]] * count}
+    areas = {"gradcam": [0.875 * end for end in ends], "layercam": [0.1] * count}
     results = with_curves(
         make_results({name: {"insertion": list(rows)} for name, rows in areas.items()}),
         {name: {"insertion": rows} for name, rows in curves.items()},
@@ -358,18 +358,18 @@ def test_curves_are_means_and_the_band_is_the_tables_interval(count: int, monkey
     interval = compare_methods(results)["gradcam", "insertion"].interval
     if count == 2:
         assert bands == []
-        assert set(drawn) == {"0.450  gradcam", "0.100  layercam"}
+        assert set(drawn) == {"0.525  gradcam", "0.100  layercam"}
         return
-    label = f"0.450 ±{(interval.high - interval.low) / 2:.3f}  gradcam"
+    label = f"0.525 ±{(interval.high - interval.low) / 2:.3f}  gradcam"
     assert set(drawn) == {label, "0.100 ±0.000  layercam"}
     shares, mean, colour = drawn[label]
     np.testing.assert_allclose(shares, [0, 50, 100])
-    np.testing.assert_allclose(mean, [0, 0.6, 0.6])
+    np.testing.assert_allclose(mean, [0.3, 0.6, 0.6])
     ((low, high, of),) = bands
     assert of == colour
-    # The area of each curve is 3/4 of where it ends, and so are the ends of its interval.
-    np.testing.assert_allclose(0.75 * low, [0, interval.low, interval.low])
-    np.testing.assert_allclose(0.75 * high, [0, interval.high, interval.high])
+    # The area of each curve is 7/8 of where it ends, and so are the ends of its interval.
+    np.testing.assert_allclose(0.875 * low, [interval.low / 2, interval.low, interval.low])
+    np.testing.assert_allclose(0.875 * high, [interval.high / 2, interval.high, interval.high])
     wanted = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)])
     assert (np.abs(picture.astype(int) - wanted).max(axis=2) < 20).sum() > 100
 

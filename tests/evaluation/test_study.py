@@ -161,7 +161,13 @@ def test_grid_numbers_are_means_over_a_mosaics_four_classes(colours: Classifier,
     mass = [float(heatmaps[k][cell].sum() / heatmaps[k].sum()) for k, cell in enumerate(cells)]
     assert entry.values["gradcam"]["grid-mass"] == pytest.approx(sum(mass) / 4, abs=1e-6)
     assert entry.values["gradcam"]["grid-mass"] > 0.95
-    assert entry.values["constant"] == {"grid-mass": 0.25, "grid-maximum": 0.25}
+    own = [heatmaps[k][cell].flatten() for k, cell in enumerate(cells)]
+    others = [
+        torch.cat([heatmaps[k][other].flatten() for other in cells if other != cell]) for k, cell in enumerate(cells)
+    ]
+    order = [float(((a[:, None] > b) + (a[:, None] == b) / 2).mean()) for a, b in zip(own, others)]
+    assert entry.values["gradcam"]["grid-order"] == pytest.approx(sum(order) / 4, abs=1e-6)
+    assert entry.values["constant"] == {"grid-order": 0.5, "grid-mass": 0.25, "grid-maximum": 0.25}
 
 
 def test_metrics_of_one_function_are_told_apart(colours: Classifier, pictures: Path) -> None:
@@ -330,7 +336,7 @@ def test_grid_metrics_without_four_classes_are_left_out_unless_named(colours: Cl
     study = prepare(colours, few, make_plan(["gradcam"]))
     assert study.plan.metrics == tuple(name for name in DEFAULT if METRICS[name].group != "grid")
     (note,) = study.notes
-    assert note.startswith("grid-mass and grid-maximum are left out: ")
+    assert note.startswith("grid-order, grid-mass and grid-maximum are left out: ")
     assert study.compositions == ()
     assert "grid-mass" not in prepare(colours, few, make_plan(["gradcam"], ["all"])).plan.metrics
     for named in (["grid-mass"], ["grid"], ["all", "grid-maximum"]):

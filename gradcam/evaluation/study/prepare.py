@@ -277,7 +277,8 @@ def _with_mosaics(evaluator: Evaluator, items: Sequence[Item]) -> tuple[Evaluato
         kept = tuple(it.name for it in plan.of_pictures)
         if plan.asked_metrics.intersection(wanted) or not kept:
             raise
-        note = f"{' and '.join(wanted)} {'is' if len(wanted) == 1 else 'are'} left out: {error}"
+        names = " and ".join(filter(None, [", ".join(wanted[:-1]), wanted[-1]]))
+        note = f"{names} {'is' if len(wanted) == 1 else 'are'} left out: {error}"
         return replace(evaluator, plan=replace(plan, metrics=kept)), (), [note]
     hashes = [hashlib.sha256("\n".join(digests[name] for name in it.names).encode()).hexdigest() for it in mosaics]
     found = [Composition(" + ".join(it.names), it, sha256) for it, sha256 in zip(mosaics, hashes)]
