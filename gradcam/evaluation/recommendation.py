@@ -299,12 +299,12 @@ def recommend(
     counter = Counter(progress)
     contest = Contest(trials, [tile for tile in tiles if tile.name in used], arranged, seed, counter.step)
     counter.total = len(arranged) + (SHORTLIST + 1) * contest.batches
-    return _decide(contest, [*dict.fromkeys([default, *combine(names, scores, chosen)])], objects or {}, counter)
+    return decide(contest, [*dict.fromkeys([default, *combine(names, scores, chosen)])], objects or {}, counter)
 
 
-def _decide(
-    contest: Contest, combinations: Sequence[Combination], objects: Objects, counter: Counter
-) -> Recommendation:
+def decide(contest: Contest, combinations: Sequence[Combination], objects: Objects, counter: Counter) -> Recommendation:
+    """Play the games and answer both questions; of the combinations the first is the default. Raises `LayerError` where
+    none has a map."""
     default, left_out = combinations[0], contest.trials.left_out
     game = contest.play(combinations)
     if not game.order:
