@@ -112,7 +112,7 @@ def _blocks(inputs: int, outputs: int, kernel: int, stride: int, repeats: int) -
 class EfficientNetLite0(nn.Module):
     """Images (N,3,H,W), scaled to [-1,1], to logits (N,classes). `layer1` to `layer4` end at strides 4, 8, 16 and 32,
     as a ResNet's do. `layer4` ends with the network's last blocks, before the convolution that widens it to 1280
-    channels: behind that one, Grad-CAM put less of its mass on the right quarter of mosaics of four photographs
+    channels: behind that one, Grad-CAM tells the four photographs of a mosaic less well apart, by order
     (`scripts/measure_layer4`)."""
 
     def __init__(self, classes: int = 1000) -> None:
