@@ -17,7 +17,7 @@ PICTURES = ROOT / "assets" / "evaluation.txt"
 METHODS = ("single-pass", "ablationcam", "reciprocam", "fasterscorecam")
 METRICS = (
     *("average-drop", "average-gain", "insertion", "deletion", "road", "sufficiency"),
-    *("grid-mass", "grid-maximum", "adcc"),
+    *("grid-order", "grid-mass", "grid-maximum", "adcc"),
 )
 SEED = 0
 

@@ -163,6 +163,7 @@ def test_the_json_document_has_conditions_summaries_and_every_number() -> None:
     standing = compare_methods(EXAMPLE)["gradcam", "iou"].interval
     assert {name: best[name] for name in ("mean", "low", "high", "n")} == vars(standing)
     assert (best["best"], best["difference_from_best"], best["better"]) == (True, None, "higher")
+    assert {it["metric"]: it["by_order"] for it in found["summaries"]} == {"iou": False, "deletion": True}
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])

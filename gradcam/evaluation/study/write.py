@@ -84,6 +84,7 @@ def to_json(results: Results) -> str:
             "method": it.method,
             "metric": it.metric,
             "better": results.plan.metric(it.metric).better,
+            "by_order": results.plan.metric(it.metric).by_order,
             **it.interval.to_fields(),
             "difference_from_best": it.difference and it.difference.to_fields(),
             "best": it.is_best,
