@@ -184,12 +184,10 @@ class Recommendation:
     left_out: Mapping[Combination, str]
 
     def __repr__(self) -> str:
-        said = [f"{it}{', the default' if row is self.default else ''}" for it, row in self._answers()]
-        found = f"of {len(self.rows)} on {len(self.pictures)} picture(s) in {self.mosaics} mosaic(s)"
-        return f"Recommendation(one object: {said[0]}; which of several: {said[1]}; for {self.model}: {found})"
-
-    def _answers(self) -> list[tuple[Combination, Row]]:
-        return [(it.row.combination, it.row) for it in (self.one, self.several)]
+        rows = (self.one.row, self.several.row)
+        one, several = (f"{it.combination}{', the default' if it is self.default else ''}" for it in rows)
+        found = f"the best of {len(self.rows)} on {len(self.pictures)} picture(s) in {self.mosaics} mosaic(s)"
+        return f"Recommendation(one object: {one}; which of several: {several}; for {self.model}: {found})"
 
     def to_dict(self) -> dict[str, Any]:
         """Write all of it in lists, dicts, strings and numbers, as JSON has them."""

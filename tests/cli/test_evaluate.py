@@ -194,7 +194,7 @@ def test_grid_metrics_without_four_classes(command: Command, pictures: Path) -> 
     few = [pictures / name for name in ("0-red.png", "1-green.png", "2-blue.png")]
     outcome = command(*few, "--methods", "gradcam", "--metrics", "all", "--limit", 1, "--no-controls")
     assert outcome.status == 0
-    assert "Note: grid-mass and grid-maximum are left out: " in outcome.err
+    assert "Note: grid-order, grid-mass and grid-maximum are left out: " in outcome.err
     assert "maximum ↑" not in outcome.out
     outcome = command(*few, "--metrics", "grid")
     assert outcome.status == 2

@@ -269,22 +269,12 @@ def test_a_recommendation_names_the_best() -> None:
     from gradcam.evaluation.recommendation import Combination, Row
 
     interval = evaluation.mean_interval([0.1, 0.2])
-    rows = tuple(
-        Row(Combination(name, "logit", "layer4"), interval, interval, interval) for name in ("gradcam", "hirescam")
-    )
+    names = ("gradcam", "hirescam")
+    rows = tuple(Row(Combination(name, "logit", "layer4"), *[interval] * 4) for name in names)
+    answers = [evaluation.Answer(row, row, "order", interval, interval) for row in rows]
     made = evaluation.Recommendation(
-        "own",
-        rows,
-        rows[0],
-        rows[0],
-        None,
-        None,
-        ("a", "b") * 40,
-        12,
-        (448, 448),
-        0,
-        {Combination("x", None, "y"): "none"},
+        "own", rows, *answers, rows[0], ("a", "b") * 40, 12, (448, 448), 0, {Combination("x", None, "y"): "none"}
     )
-    said = "gradcam of the logit at layer4, the default, for own: the best of 2 on 80 picture(s) in 12 mosaic(s)"
-    assert repr(made) == f"Recommendation({said})"
+    one = "one object: gradcam of the logit at layer4, the default; which of several: hirescam of the logit at layer4"
+    assert repr(made) == f"Recommendation({one}; for own: the best of 2 on 80 picture(s) in 12 mosaic(s))"
     assert len(repr(rows[0])) <= LONGEST
