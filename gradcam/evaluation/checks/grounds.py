@@ -182,7 +182,7 @@ def _halve(length: int) -> tuple[int, int]:
 
 
 def _mark_cell(place: int, rows: Sequence[int], columns: Sequence[int]) -> Tensor:
-    cell = torch.zeros(sum(rows), sum(columns), dtype=torch.bool)
+    cell = torch.zeros(sum(rows), sum(columns), dtype=torch.bool, device="cpu")
     down, across = divmod(place, 2)
     cell[down * rows[0] : down * rows[0] + rows[down], across * columns[0] : across * columns[0] + columns[across]] = (
         True

@@ -279,7 +279,7 @@ def compare_seen(
     maps, region = lay_both(old, new)
     correlation = float(rank_correlation(maps[:1], maps[1:]))
     top = rank_pixels(maps) < count_pixels(TOP, POINTS**2)
-    centres = _find_centres(maps) * torch.tensor(region[2:])
+    centres = _find_centres(maps) * torch.tensor(region[2:], dtype=maps.dtype, device="cpu")
     was, now = (
         Prediction(it.predicted, origin.label(it.predicted), it.probability) for it, origin in zip((old, new), origins)
     )
@@ -330,7 +330,7 @@ def _lay(seen: Seen, region: Region) -> Tensor:
 
 def _find_centres(maps: Tensor) -> Tensor:
     """The centres of mass (N,2), down and across, from 0 to 1; of a blank map the middle."""
-    places = (torch.arange(POINTS) + 0.5) / POINTS
+    places = (torch.arange(POINTS, dtype=maps.dtype, device="cpu") + 0.5) / POINTS
     mass = maps.sum((1, 2))
     sums = torch.stack([(maps.sum(2) * places).sum(1), (maps.sum(1) * places).sum(1)], 1)
     return torch.where(mass[:, None] > 0, sums / mass.clamp(min=1e-12)[:, None], 0.5)
