@@ -25,6 +25,10 @@ from gradcam.errors import GradcamError, describe_unexpected
         "compare": ("gradcam.cli.run:compare_command", "Draw methods, layers and classes side by side."),
         "check": ("gradcam.cli.check:check_command", "A verdict on a map: four tests that it can fail."),
         "diff": ("gradcam.cli.diff:diff_command", "Compare two checkpoints: same class, another map?"),
+        "audit": (
+            "gradcam.cli.audit:audit_command",
+            "Find shortcuts: evidence that part of one class has, and no other.",
+        ),
         "evaluate": (
             "gradcam.cli.evaluate:evaluate_command",
             "Judge methods by metrics, on a folder of your own pictures.",
@@ -63,6 +67,7 @@ def cli() -> None:
       gradcam compare photo.jpg                 methods side by side
       gradcam check photo.jpg                   can this map be trusted?
       gradcam diff OLD NEW photos/              did the new checkpoint look elsewhere?
+      gradcam audit photos/                     does a class hang on a shortcut?
       gradcam evaluate photos/                  which method's maps to trust, measured
       gradcam recommend photos/                 the best method, score and layer for a model
       gradcam run photo.jpg --model resnet50    another model

@@ -283,7 +283,23 @@ def output_at(what: str, **settings: Any) -> Callable[[Command], Command]:
 score = choice("--score", SCORES, "The class's number that is explained.")
 output = output_at("A folder, or a file by its suffix.  [default: the current folder]", default=".")
 
+
+def file_of(*suffixes: str) -> Parsed:
+    """A file that is written, with one of these suffixes, in a folder that is there."""
+
+    def find(text: str) -> Path:
+        if Path(text).suffix.lower() not in suffixes:
+            raise GradcamError(f"{text!r} does not end in {' or '.join(suffixes)}.")
+        if not Path(text).parent.is_dir():
+            raise GradcamError(f"{text!r}: there is no folder {Path(text).parent}: make it first.")
+        return Path(text)
+
+    return Parsed("file", find)
+
+
 _NUMBERS = Parsed("numbers", _to_numbers)
+_NAMES = {"metavar": "FILE", "type": _FILE, "help": "Names of the classes: one on each line, or JSON."}
+_LABELS = click.option("--labels", **_NAMES)
 _MODEL = (
     click.option(
         "-m",
@@ -299,7 +315,7 @@ _MODEL = (
         type=Parsed("weights", to_weights),
         help="The model's weights: a checkpoint, or the name of some of its own, as IMAGENET1K_V1.",
     ),
-    click.option("--labels", metavar="FILE", type=_FILE, help="Names of the classes: one on each line, or JSON."),
+    _LABELS,
     click.option(
         "--mean",
         metavar="M[,M,M]",
@@ -505,6 +521,9 @@ def together(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
 
 
 model = together(*_MODEL)  # which model, and how it computes
+audited_model = together(  # where --labels says the class of each picture
+    *(it for it in _MODEL if it is not _LABELS), click.option("--class-names", "labels", **_NAMES)
+)
 named_model = together(*_MODEL[1:])  # how one computes that an argument names
 _OF_WHOLES = (it for it in _THINGS if it not in (_EDGE, _AXIS))  # a place has no probability to judge its map by
 things = together(*_OF_WHOLES, against("What --text contrasts its sentences with; repeatable.", "SENTENCE"))

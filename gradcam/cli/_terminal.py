@@ -328,9 +328,9 @@ class Display:
         click.echo(f"{finished} of {count(self._pictures, 'picture')} are finished. {how_to_go_on()}", err=True)
 
 
-def count(number: int, what: str) -> str:
-    """So many of something."""
-    return f"{number} {what}" + ("" if number == 1 else "s")
+def count(number: int, what: str, several: str | None = None) -> str:
+    """So many of something; `several`: its plural, where that has no s."""
+    return f"{number} {what if number == 1 else several or f'{what}s'}"
 
 
 def how_to_go_on() -> str:

@@ -54,17 +54,6 @@ def _of_one(role: str) -> Callable[[options.Command], options.Command]:
     )
 
 
-def _file(suffixes: Sequence[str]) -> Any:
-    def find(text: str) -> Path:
-        if Path(text).suffix.lower() not in suffixes:
-            raise GradcamError(f"{text!r} does not end in {' or '.join(suffixes)}.")
-        if not Path(text).parent.is_dir():
-            raise GradcamError(f"{text!r}: there is no folder {Path(text).parent}: make it first.")
-        return Path(text)
-
-    return options.Parsed("file", find)
-
-
 @dataclass(frozen=True)
 class Compared:
     """What was typed: two models, or one and the snapshot that it is compared with or kept in; and the pictures."""
@@ -134,12 +123,12 @@ def _read_words(words: Sequence[str], against: Path | None, save: Path | None) -
     f"repeatable. Of {', '.join(NAMES)}.",
 )
 @click.option(
-    "--junit", metavar="FILE.xml", type=_file([".xml"]), help="Write JUnit XML: a test case for each picture."
+    "--junit", metavar="FILE.xml", type=options.file_of(".xml"), help="Write JUnit XML: a test case for each picture."
 )
 @click.option(
     "--page",
     metavar="FILE.html",
-    type=_file([".html", ".htm"]),
+    type=options.file_of(".html", ".htm"),
     help=f"Write a page with the first {MOST} pictures, in one file.",
 )
 @options.output_at(

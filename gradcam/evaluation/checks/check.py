@@ -32,6 +32,7 @@ from gradcam.evaluation.explainers import Counter, Explainer, run_explain
 from gradcam.evaluation.metrics.soundness import (
     Randomisation,
     draw_models,
+    draw_networks,
     explain_or_blank,
     find_rivals,
     rank_correlation,
@@ -54,6 +55,7 @@ NOISE = 0.02  # the largest change of a value, as a share of the image's whole r
 SAME = 0.999  # rank correlation from which on two maps are one, whatever noise does
 ENOUGH = 0.2  # of the probability, that has to be there to be explained
 CHANCE = 0.1  # above that of any class, from where on a model is said to know one
+NETWORKS = 9  # with weights drawn anew: one of ten is the best by chance
 SURELY = 0.6  # of the area under the ROC curve, from which on a map marks its picture's place
 PLACES = 19  # beside a map's own, where a picture stands by itself: one in twenty is as good by chance
 LEVEL = 0.05
@@ -202,6 +204,14 @@ def check(
     )
 
 
+def _tell_from_others(model: nn.Module, images: Tensor, activation: Any, index: int | None = None) -> float:
+    """How much more probable a class, or the most probable one, is on the first image than on those that show it least."""
+    first = Subject(model, images[:1], index, activation=activation)
+    classes = [int(first.classes)] * (len(images) - 1)
+    others = Subject(model, images[1:], classes, activation=activation).probabilities
+    return float(first.probabilities) - float(others.sort().values[: CELLS - 1].mean())
+
+
 def _name(classifier: Classifier, index: int, target: Any) -> dict[str, Any]:
     """What a verdict says of what is explained."""
     label = classifier.label(index)
@@ -284,7 +294,28 @@ class Inquiry:
                 f"The probability is {probability:.2f}, and {float(left.min()):.2f} at least where all of it is covered"
             )
             return f"{least}: there is too little to explain."
-        return None
+        return None if self.has_place else self._tell_untrained()
+
+    def _tell_untrained(self) -> str | None:
+        """Why there is nothing that was learnt; None where there is. If the weights were drawn by chance, drawing them anew
+        would change nothing: each network, of its own class, would be as likely to tell the picture most from others."""
+        subject = self.subject
+        images = torch.cat([subject.images, self.beside])
+        own = _tell_from_others(subject.model, images, subject.activation, int(subject.classes))
+        try:
+            drawn = [
+                _tell_from_others(model, images, subject.activation)
+                for model in draw_networks(subject, NETWORKS, self.seed)
+            ]
+        except ModelError:  # of which the test by weights will tell
+            return None
+        ahead = sum(it >= own for it in drawn)  # of one that gives NaN, none
+        if ahead == 0:
+            return None
+        return (
+            f"Of {NETWORKS} networks with weights drawn anew, {ahead} {'tells' if ahead == 1 else 'tell'} this picture from "
+            f"others by as much in probability ({own:.2f}): there is too little to explain."
+        )
 
     def _ask_stability(self, exhibits: Exhibits, limit: float) -> tuple[Exhibits, list[Test]]:
         value, heatmap = float(exhibits.noisy_likeness.mean()), exhibits.heatmap

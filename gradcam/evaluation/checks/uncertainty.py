@@ -68,7 +68,9 @@ def uncertainty(
     if not isinstance(images, Tensor) or images.ndim != 4:
         raise refuse(shorten(images), "images", "a floating tensor (N,C,H,W).")
     generator, found = draw(seed, "uncertainty"), []
-    for image, index in zip(images.split(1), torch.as_tensor(classes, dtype=torch.int64, device=images.device).reshape(-1, 1)):
+    for image, index in zip(
+        images.split(1), torch.as_tensor(classes, dtype=torch.int64, device=images.device).reshape(-1, 1)
+    ):
         radius = NOISE * float(image.amax() - image.amin())
         drawn = torch.rand((samples, *image.shape[1:]), generator=generator, dtype=torch.float32, device="cpu")
         noisy = image + ((2 * drawn - 1) * radius).to(image.device, image.dtype)

@@ -274,15 +274,29 @@ def randomisation(
 def draw_models(subject: Subject, stages: int, seed: int) -> Iterator[tuple[str, nn.Module]]:
     """A copy of the subject's model whose weights are drawn anew from the top down: at each stage the name of the layer
     that it reached, and the model, which the next stage changes. Raises `ModelError` as `randomisation` does."""
-    try:
-        model = copy.deepcopy(subject.model)
-    except Exception as error:
-        raise ModelError(
-            f"{type(subject.model).__name__} cannot be copied, and its weights are drawn anew on a copy alone: "
-            f"{describe_unexpected(error)}"
-        ) from error
+    model = _copy(subject.model)
     for name in _draw_anew(model, subject.images[:1], stages, seed):
         yield name, model
+
+
+def draw_networks(subject: Subject, count: int, seed: int) -> Iterator[nn.Module]:
+    """So many times a copy of the subject's model with all weights drawn anew, which the next time changes. Raises
+    `ModelError` where it cannot be copied."""
+    model = _copy(subject.model)
+    for number in range(count):
+        for name, parameter in model.named_parameters():
+            _shuffle(parameter, draw(seed, "network", str(number), name))
+        yield model
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        raise ModelError(
+            f"{type(model).__name__} cannot be copied, and its weights are drawn anew on a copy alone: "
+            f"{describe_unexpected(error)}"
+        ) from error
 
 
 def explain_or_blank(explain: Explain, model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
@@ -306,13 +320,17 @@ def _draw_anew(model: nn.Module, images: Tensor, stages: int, seed: int) -> Iter
     for number, (name, parameters) in enumerate(layers):
         for parameter_name, parameter in parameters:
             if parameter not in drawn:  # tied ones are drawn once
-                generator = draw(seed, "weights", parameter_name)
-                order = torch.randperm(parameter.numel(), generator=generator, dtype=torch.int64, device="cpu")
-                with torch.no_grad():
-                    parameter.copy_(parameter.flatten()[order.to(parameter.device)].reshape(parameter.shape))
+                _shuffle(parameter, draw(seed, "weights", parameter_name))
                 drawn.add(parameter)
         if number in ends:
             yield name
+
+
+def _shuffle(parameter: Tensor, generator: torch.Generator) -> None:
+    """The same values in another order."""
+    order = torch.randperm(parameter.numel(), generator=generator, dtype=torch.int64, device="cpu")
+    with torch.no_grad():
+        parameter.copy_(parameter.flatten()[order.to(parameter.device)].reshape(parameter.shape))
 
 
 def _find_layers(model: nn.Module, images: Tensor) -> list[tuple[str, list[tuple[str, Tensor]]]]:

@@ -27,6 +27,8 @@ from gradcam.options import Progress
 from gradcam.sources.contents import Item
 from gradcam.sources.list import Inputs, list_inputs
 
+NAMED = 8  # classes in a note
+
 
 def audit(
     inputs: Inputs,
@@ -129,12 +131,7 @@ def audit_items(
     _check_classes(marked, names, {**labelled.failures, **failures})
     found = cluster(_stack(marked), seed=seed)
     sizes = Count(one.explained for one in marked)
-    few = {index: count for index, count in sizes.items() if count < LEAST}
-    failures |= {
-        f"class {names(index)}": f"class {names(index)}: has {count} picture{'s' * (count > 1)} with evidence, and "
-        f"{LEAST} are needed to cluster a class; they stand for other classes only"
-        for index, count in sorted(few.items())
-    }
+    few = [f"{names(index)} ({count})" for index, count in sorted(sizes.items()) if count < LEAST]
     return Audit(
         classifier.name,
         look.request.methods[0].name,
@@ -143,7 +140,7 @@ def audit_items(
         tuple(_describe(group, marked, sizes, classifier) for group in found),
         tuple(blank),
         {**labelled.failures, **failures},
-        tuple(_note(labelled.source, marked, blank, labels)),
+        tuple(_note(labelled.source, marked, blank, few, labels)),
     )
 
 
@@ -204,7 +201,9 @@ def _draw(classifier: Classifier, members: Mapping[str, Marked], name: str) -> P
     return draw_marked(found.reading.picture, one.map, one.region)
 
 
-def _note(source: str, marked: Sequence[Marked], blank: Sequence[str], labels: Labels | None) -> Iterator[str]:
+def _note(
+    source: str, marked: Sequence[Marked], blank: Sequence[str], few: Sequence[str], labels: Labels | None
+) -> Iterator[str]:
     if labels is None:
         advice = "" if "folders" in source else "; --labels FILE (labels= in Python) takes them from a table"
         yield f"Classes are {source}{advice}."
@@ -214,3 +213,9 @@ def _note(source: str, marked: Sequence[Marked], blank: Sequence[str], labels: L
     if blank:
         has = "pictures have" if len(blank) > 1 else "picture has"
         yield f"{len(blank)} {has} no evidence for the class: the map is blank, and in no cluster."
+    if few:
+        names = ", ".join([*few[:NAMED], *([f"and {len(few) - NAMED} more"] if len(few) > NAMED else [])])
+        yield (
+            f"Classes with fewer than {LEAST} pictures with evidence are not clustered, and stand for other classes only: "
+            f"{names}."
+        )

@@ -1,0 +1,195 @@
+"""`gradcam audit`: clusters of explanations within each class, to find what a class hangs on beside what it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gradcam.cam.methods.table import METHODS
+from gradcam.cli import _options as options
+from gradcam.cli._commands import Command
+from gradcam.cli._completion import complete
+from gradcam.cli._job import load_model, make_folder, say
+from gradcam.cli._settings import Output, find_destination, is_same, to_model_choice
+from gradcam.cli._terminal import code_of_the_user, count, import_torch, shown_passes, telling_waits, to_arrow
+from gradcam.errors import GradcamError, printable
+from gradcam.plugins import installed
+
+if TYPE_CHECKING:
+    from gradcam.evaluation.shortcuts.result import Audit, EvidenceCluster
+    from gradcam.report.cards import Card
+
+ROWS = 10  # of the table on the terminal; all are in --json
+MOST = 50  # clusters on a page
+LISTED = 10  # failures that are told one by one
+SHEET = "audit.png"
+WHAT_IT_MEANS = (
+    "Suspicion is from 0 to 1: near 1, evidence lies where other classes have none, and looks like nothing else. It is a "
+    "reason to look, and no proof; and a shortcut that is not found may be there all the same."
+)
+
+
+@click.command("audit", cls=Command, own=["--labels"])
+@click.argument("inputs", nargs=-1, required=True, metavar="FOLDER...")
+@click.option(
+    "--labels",
+    "classes",
+    metavar="TABLE|folders|predicted",
+    help="The class of each picture: a table with the columns image and class, the folders' names, or what the model "
+    "predicts.  [default: folders, where these are called like classes, or predicted]",
+)
+@options.audited_model
+@options.layer("Layer to look at, as `gradcam layers` lists it.")
+@click.option(
+    "--method",
+    metavar="NAME",
+    shell_complete=complete(lambda context: [*METHODS, *installed("methods")]),
+    help="One that `gradcam methods` lists, or FILE.py:NAME.  [default: gradcam]",
+)
+@options.score
+@options.number("--seed", "Of the principal components.", 0, least=0)
+@click.option(
+    "--page",
+    metavar="FILE.html",
+    type=options.file_of(".html", ".htm"),
+    help=f"Write a page with the first {MOST} clusters, in one file.",
+)
+@options.output_at("A folder, or a picture file, for the sheet.  [default: the current folder]", default=".")
+@click.option("--json", "as_json", is_flag=True, help="Print all of it as one line of JSON, and nothing else.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
+def audit_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
+    """Cluster the evidence for each class, and rank the clusters by how rare their like is in other classes.
+
+    A watermark in some pictures of one class, a frame or a caption that a model has learnt makes a cluster of maps in one
+    place and of one look, where other classes have nothing. Takes files, folders, globs, lists and archives, as
+    `gradcam batch` does: pictures of two classes at least, ten or more of each. A sheet shows the first clusters with their
+    most typical pictures. Clustering takes scikit-learn: pip install 'gradcam-torch[audit]'
+
+    A picture that cannot be read, or has no class, is named and left out, and the status is 1.
+
+    \b
+      gradcam audit photos/                        a folder for each class, or as predicted
+      gradcam audit photos/ --labels labels.csv    with the columns image and class
+      gradcam audit photos/ --page audit.html      a page to send to somebody
+    """
+    output, start = Output(as_json, quiet), time.perf_counter()
+    import_torch()
+    from gradcam.evaluation.shortcuts.audit import audit_items
+    from gradcam.evaluation.shortcuts.clusters import check_installed
+    from gradcam.images.write import write_image
+    from gradcam.sources.list import list_inputs
+
+    check_installed()
+    destination = find_destination(chosen["output"], [], 1)
+    sheet = destination.file or destination.folder / SHEET
+    with telling_waits(output):
+        items = list_inputs(inputs).items
+        if any(item.content.path is not None and is_same(Path(item.content.path), sheet) for item in items):
+            raise GradcamError(f"{sheet} is one of the pictures, which are never overwritten: give another --output.")
+        classifier = load_model(to_model_choice(chosen), layer=chosen["layer"])
+        say(classifier.notes, output)
+        settings: Any = {name: chosen[name] for name in ("method", "score", "reshape", "seed")}
+        with code_of_the_user(chosen["method"]), shown_passes(output) as progress:
+            found = audit_items(items, classifier, labels=chosen["classes"], **settings, progress=progress)
+    make_folder(destination.folder)
+    write_image(sheet, found.sheet())
+    if chosen["page"]:
+        _write_page(chosen["page"], found)
+    say(found.notes, output)
+    _tell_failures(found)
+    if as_json:
+        click.echo(json.dumps({**found.to_record(), "sheet": str(sheet)}, allow_nan=False))
+    elif not quiet:
+        seconds = time.perf_counter() - start
+        files = [to_arrow(str(path)) for path in (sheet, chosen["page"]) if path]
+        click.echo("\n".join([*_format(found, str(classifier.device), seconds), *files, ""]))
+    return int(bool(found.failures))
+
+
+def _tell_failures(found: Audit) -> None:
+    reasons = list(found.failures.values())
+    for reason in reasons[:LISTED]:
+        click.echo(printable(reason), err=True)
+    if len(reasons) > LISTED:
+        click.echo(f"... and {len(reasons) - LISTED} more, which --json lists.", err=True)
+
+
+def _format(found: Audit, device: str, seconds: float) -> Iterator[str]:
+    """What was audited, the first clusters in a table, and how to read it."""
+    clusters = found.clusters
+    pictures = sum(len(cluster.members) for cluster in clusters)
+    yield "   ".join(
+        [
+            f"{click.style(printable(found.model), bold=True)} on {device}",
+            f"{found.method} at {printable(found.layer)}",
+            f"{count(pictures, 'picture')} of {count(len({it.index for it in clusters}), 'class', 'classes')}",
+            count(len(clusters), "cluster"),
+            f"{seconds:.1f} s",
+        ]
+    )
+    yield ""
+    yield from _to_table(clusters[:ROWS])
+    if len(clusters) > ROWS:
+        yield f"  and {len(clusters) - ROWS} more, which --json lists"
+    yield ""
+    first = clusters[0]
+    yield f"  The most suspicious: {printable(first.describe())}."
+    yield f"  Look at it first: {printable(', '.join(first.members[:3]))}{', ...' if len(first.members) > 3 else ''}"
+
+
+def _to_table(clusters: Sequence[EvidenceCluster]) -> Iterator[str]:
+    cells = [("", "suspicion", "class", "pictures", "where", "like it in other classes")]
+    cells += [
+        (
+            str(rank),
+            f"{it.suspicion:.2f}",
+            printable(it.class_name),
+            f"{len(it.members)} of {it.pictures}",
+            f"{it.where}{' (in no cluster)' if it.is_rest else ''}",
+            f"{it.elsewhere} of {it.others}",
+        )
+        for rank, it in enumerate(clusters, 1)
+    ]
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    for line in cells:
+        yield (
+            "  "
+            + "   ".join(
+                [line[0].rjust(widths[0]), *(it.ljust(width) for it, width in zip(line[1:], widths[1:]))]
+            ).rstrip()
+        )
+
+
+def _write_page(path: Path, found: Audit) -> None:
+    from gradcam.report.cards import CardPage
+
+    shown, clusters = min(MOST, len(found.clusters)), found.clusters
+    lines = [f"{found.summary[:1].upper()}{found.summary[1:]}.", *found.notes, WHAT_IT_MEANS]
+    lines += [f"The first {shown} of {len(clusters)} clusters are here."] if shown < len(clusters) else []
+    page = CardPage(
+        title=f"Audit of {os.path.basename(found.model)}",
+        summary=[("Method", found.method), ("Layer", found.layer), ("Clusters", str(len(clusters)))],
+        lines=lines,
+        failures=list(found.failures.values()),
+    )
+    page.write(path, map(_to_card, clusters[:MOST]))
+
+
+def _to_card(cluster: EvidenceCluster) -> Card:
+    from gradcam.report.cards import Card
+
+    facts = [
+        ("Suspicion", f"{cluster.suspicion:.2f}"),
+        ("Rare place", f"{cluster.place:.2f}"),
+        ("Rare look", f"{cluster.apart:.2f}"),
+        ("Pictures", f"{len(cluster.members)} of {cluster.pictures}"),
+        ("In other classes", f"{cluster.elsewhere} of {cluster.others}"),
+    ]
+    badge = f"{cluster.where}{', in no cluster' if cluster.is_rest else ''}"
+    return Card(cluster.class_name, badge, facts, cluster.draw())
