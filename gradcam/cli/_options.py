@@ -298,7 +298,7 @@ def file_of(*suffixes: str) -> Parsed:
 
 
 _NUMBERS = Parsed("numbers", _to_numbers)
-_NAMES = {"metavar": "FILE", "type": _FILE, "help": "Names of the classes: one on each line, or JSON."}
+_NAMES: dict[str, Any] = {"metavar": "FILE", "type": _FILE, "help": "Names of the classes: one on each line, or JSON."}
 _LABELS = click.option("--labels", **_NAMES)
 _MODEL = (
     click.option(

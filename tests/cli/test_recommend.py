@@ -73,7 +73,13 @@ def test_it_says_what_is_best_for_two_questions_and_by_how_much(recommend: Comma
     )
     assert " ".join(head.split()) == "method score layer order ↑ ROAD ↑ mass maximum"
     several, default = (next(row for row in rest if f" {mark} " in row[:5] or row[:3].strip() == mark) for mark in "4*")
-    assert several.split()[1:6] == ["gradcam", "logit", "active", "1.000", "[0.676,"]  # 8 / (8 + 1.96²), as Wilson has it for 8 hits of 8
+    assert several.split()[1:6] == [
+        "gradcam",
+        "logit",
+        "active",
+        "1.000",
+        "[0.676,",
+    ]  # 8 / (8 + 1.96²), as Wilson has it for 8 hits of 8
     assert default.split()[-7:-5] == ["logit", "turn"] or "turn" in default
     assert (
         "Which of several is it? gradcam of the logit at active: its order in mosaics is higher by 0.667 "

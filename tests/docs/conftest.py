@@ -97,6 +97,19 @@ def make_readers(folder: Path) -> None:
         library.CLIPImageProcessor(**sizes).save_pretrained(folder / name)
 
 
+def make_labelled(folder: Path) -> Path:
+    """Parts of two photographs, twelve of each, in folders that are called like their classes."""
+    for name, source in {"espresso": "coffee.jpg", "macaw": "macaw.webp"}.items():
+        (folder / name).mkdir(parents=True)
+        with Image.open(ROOT / "assets" / source) as picture:
+            side = min(picture.size) * 4 // 5
+            for number in range(12):
+                left, top = number % 4 * (picture.width - side) // 3, number // 4 * (picture.height - side) // 2
+                part = picture.convert("RGB").crop((left, top, left + side, top + side))
+                part.resize((240, 240)).save(folder / name / f"{number:02}.jpg")
+    return folder
+
+
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the pages name, made once: random weights of five kinds of checkpoints, pictures, a shard, code."""
@@ -137,6 +150,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, name in enumerate(("coffee.jpg", "rocket.jpg")):
         with tarfile.open(folder / f"photos-{number:06}.tar", "w") as tar:
             tar.add(assets / name, name)
+    make_labelled(folder / "labelled")
     shutil.copytree(assets, folder / "assets")
     shutil.copy(assets / "coffee.jpg", folder / "photo.jpg")
     shutil.copy(assets / "camera.png", folder / "other.png")

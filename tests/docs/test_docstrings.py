@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 from numpydoc.docscrape import FunctionDoc
-from PIL import Image
 
 from gradcam.options import ExplainOptions
+from tests.docs.conftest import make_labelled
 from tests.docs.pages import ROOT
 
 REFERENCE = (ROOT / "docs/reference/api.md").read_text(encoding="utf-8")
@@ -167,17 +167,7 @@ def test_a_method_has_its_sections(name: str) -> None:
 
 @pytest.fixture(scope="session")
 def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Parts of two photographs, twelve of each, in folders that are called like their classes."""
-    folder = tmp_path_factory.mktemp("labelled")
-    for name, source in {"espresso": "coffee.jpg", "macaw": "macaw.webp"}.items():
-        (folder / name).mkdir()
-        with Image.open(ROOT / "assets" / source) as picture:
-            side = min(picture.size) * 4 // 5
-            for number in range(12):
-                left, top = number % 4 * (picture.width - side) // 3, number // 4 * (picture.height - side) // 2
-                part = picture.convert("RGB").crop((left, top, left + side, top + side))
-                part.resize((240, 240)).save(folder / name / f"{number:02}.jpg")
-    return folder
+    return make_labelled(tmp_path_factory.mktemp("labelled"))
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from gradcam.evaluation.metrics.soundness import find_rivals, randomisation, ran
 from gradcam.images.draw import overlay, scale
 from gradcam.images.sheets import MARGIN
 from tests import colour_model
+from tests.drawn.pictures import Wish, draw_scene
 from tests.helpers import assert_same, tiny_model, traces
 
 Photo = Callable[[str], Path]
@@ -212,6 +213,23 @@ def test_a_network_with_random_weights_has_too_little_to_explain(method: str) ->
     assert found.outcome == "undecided"
     assert found.tests[-1].outcome == "undecided"
     assert "there is too little to explain" in found.tests[-1].reason
+
+
+@pytest.mark.parametrize("seed", [0, 11])
+def test_networks_that_are_sure_by_chance_tell_no_picture_from_others(seed: int) -> None:
+    """That of seed 11 would pass, since its own class does hang on where this picture is dark."""
+    torch.manual_seed(seed)
+    stem = [nn.Conv2d(3, 16, 5, 4), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 3, 2), nn.BatchNorm2d(32)]
+    model = nn.Sequential(*stem, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 4)).eval()
+    with torch.no_grad():
+        model[-1].weight.mul_(20)
+    classifier = gradcam.load_classifier(model, size=(96, 96), layer="5")
+    chance = np.random.default_rng([8, seed])
+    picture = draw_scene(chance, things=[Wish(colour=seed % 4)]).picture
+    found = check(classifier, picture, method="layercam")
+    assert found.outcome == "undecided"
+    if seed == 11:
+        assert "networks with weights drawn anew" in found.tests[-1].reason
 
 
 def test_what_no_covering_changes_is_too_little(colours: gradcam.Classifier) -> None:

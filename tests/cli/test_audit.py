@@ -1,0 +1,91 @@
+"""`gradcam audit`: what it says, what it writes, and the status that it ends with."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gradcam
+from gradcam.evaluation import audit as audit_in_python
+from tests.cli.test_cli import Command, files, folder, gradcam_command
+from tests.fruit import CLASSES, MODEL, SIDE, write_fruit
+
+__all__ = ["folder", "gradcam_command"]  # fixtures
+
+
+@pytest.fixture
+def marked(folder: Path) -> list[str]:
+    (folder / "net.py").write_text(MODEL)
+    (folder / "names.txt").write_text("\n".join(CLASSES))
+    return write_fruit(folder / "fruit")
+
+
+@pytest.fixture
+def audit(gradcam_command: Command, marked: list[str]) -> Command:
+    plain = ("--size", f"{SIDE}x{SIDE}", "--mean", "0,0,0", "--std", "1,1,1", "--device", "cpu")
+    own = ("--model", "net.py:fruit", "--class-names", "names.txt", *plain)
+    return lambda *arguments: gradcam_command("audit", *arguments, *own)
+
+
+def test_the_mark_comes_first_in_the_table_on_the_sheet_and_on_the_page(
+    audit: Command, marked: list[str], folder: Path
+) -> None:
+    outcome = audit("fruit/", "--page", "audit.html")
+    assert outcome.status == 0, outcome.err
+    heading, _, head, first, *rest = outcome.out.splitlines()
+    pattern = r"net\.py:fruit on cpu   gradcam at 1   80 pictures of 2 classes   \d+ clusters   \d+\.\d s"
+    assert re.fullmatch(pattern, heading)
+    assert head.split() == ["suspicion", "class", "pictures", "where", "like", "it", "in", "other", "classes"]
+    assert re.split(r"\s{2,}", first.strip())[2:] == ["apple", "6 of 40", "in the bottom right corner", "0 of 40"]
+    looked_at = next(line for line in rest if "Look at it first: " in line)
+    assert set(re.findall(r"apple/\d\d\.png", looked_at)) <= set(marked)
+    assert {"audit.png", "audit.html"} <= set(files(folder))
+    page = (folder / "audit.html").read_text()
+    assert page.index("in the bottom right corner") < page.index("all over the picture")
+    assert all(name in page for name in re.findall(r"apple/\d\d\.png", looked_at))
+    classifier = gradcam.load_classifier(
+        f"{folder / 'net.py'}:fruit", labels=list(CLASSES), size=(SIDE, SIDE), mean=(0,) * 3, std=(1,) * 3, device="cpu"
+    )
+    expected = audit_in_python(folder / "fruit", classifier)
+    assert np.array_equal(gradcam.read_image(folder / "audit.png"), expected.sheet())
+
+
+def test_json_is_what_python_gives_and_a_table_says_the_classes(
+    audit: Command, marked: list[str], folder: Path
+) -> None:
+    rows = [f"fruit/{it}/{number:02}.png,{it}" for it in CLASSES for number in range(40)]
+    (folder / "labels.csv").write_text("\n".join(["image,class", *rows[:-1]]))
+    outcome = audit("fruit/", "--labels", "labels.csv", "--json", "--output", "found/")
+    assert outcome.status == 1
+    assert "lime/39.png: has no label in labels.csv" in outcome.err
+    record = json.loads(outcome.out)
+    assert (record["kind"], record["source"], record["sheet"]) == ("gradcam audit", "labels.csv", "found/audit.png")
+    assert set(record["clusters"][0]["members"]) == set(marked)
+    assert (folder / "found/audit.png").exists()
+
+
+def test_what_is_wrong_is_one_line(audit: Command, folder: Path) -> None:
+    for arguments, words, status in (
+        (("fruit/lime", "--labels", "predicted"), "are of one class, lime", 2),
+        (("fruit/", "--labels", "names.json"), "labels are a table with the columns image and class", 2),
+        (("fruit/", "--page", "audit.pdf"), "does not end in .html or .htm", 2),
+        (("fruit/", "--page", "none/audit.html"), "there is no folder none: make it first", 2),
+        (("fruit/", "-o", "fruit/apple/00.png"), "is one of the pictures, which are never overwritten", 2),
+    ):
+        outcome = audit(*arguments)
+        assert (outcome.status, outcome.out) == (status, ""), arguments
+        assert words in " ".join(outcome.err.split())
+
+
+def test_many_failures_are_counted(audit: Command, folder: Path) -> None:
+    for number in range(15):
+        (folder / f"fruit/apple/x{number:02}.png").write_bytes(b"nothing")
+    outcome = audit("fruit/", "--quiet")
+    assert (outcome.status, outcome.out) == (1, "")
+    lines = outcome.err.splitlines()
+    assert len(lines) == 11
+    assert lines[-1] == "... and 5 more, which --json lists."
