@@ -23,7 +23,7 @@ from gradcam.errors import GradcamError, describe_unexpected
         "batch": ("gradcam.cli.batch:batch_command", "Explain a folder of any size, and go on where it was stopped."),
         "report": ("gradcam.cli.batch:report_command", "Make the gallery of a batch again."),
         "compare": ("gradcam.cli.run:compare_command", "Draw methods, layers and classes side by side."),
-        "check": ("gradcam.cli.check:check_command", "A verdict on a map: four tests that it can fail."),
+        "check": ("gradcam.cli.check:check_command", "A verdict on a map: five tests that it can fail."),
         "diff": ("gradcam.cli.diff:diff_command", "Compare two checkpoints: same class, another map?"),
         "audit": (
             "gradcam.cli.audit:audit_command",

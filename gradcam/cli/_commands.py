@@ -32,18 +32,8 @@ SECTIONS = {
         *("--alpha", "--colormap", "--format", "--quality", "--channels", "--columns", "--order", "--scale", "--cell"),
     ),
     "What the model is, and what it takes": (
-        *(
-            "--weights",
-            "--labels",
-            "--class-names",
-            "--activation",
-            "--size",
-            "--crop",
-            "--mean",
-            "--std",
-            "--reader",
-            "--max-pixels",
-        ),
+        *("--weights", "--labels", "--class-names", "--activation", "--size", "--crop", "--mean", "--std"),
+        *("--reader", "--max-pixels"),
     ),
     "Where it runs": (
         *("--device", "--precision", "--batch-size", "--workers", "--shard"),

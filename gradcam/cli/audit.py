@@ -157,13 +157,10 @@ def _to_table(clusters: Sequence[EvidenceCluster]) -> Iterator[str]:
         for rank, it in enumerate(clusters, 1)
     ]
     widths = [max(map(len, column)) for column in zip(*cells)]
-    for line in cells:
-        yield (
-            "  "
-            + "   ".join(
-                [line[0].rjust(widths[0]), *(it.ljust(width) for it, width in zip(line[1:], widths[1:]))]
-            ).rstrip()
-        )
+    for rank, *texts in cells:
+        first, *others = widths
+        columns = [rank.rjust(first), *(it.ljust(width) for it, width in zip(texts, others))]
+        yield f"  {'   '.join(columns)}".rstrip()
 
 
 def _write_page(path: Path, found: Audit) -> None:

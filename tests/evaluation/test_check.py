@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -224,12 +225,16 @@ def test_networks_that_are_sure_by_chance_tell_no_picture_from_others(seed: int)
     with torch.no_grad():
         model[-1].weight.mul_(20)
     classifier = gradcam.load_classifier(model, size=(96, 96), layer="5")
-    chance = np.random.default_rng([8, seed])
-    picture = draw_scene(chance, things=[Wish(colour=seed % 4)]).picture
-    found = check(classifier, picture, method="layercam")
+    shown = [draw_scene(np.random.default_rng([8, it]), things=[Wish(colour=it % 4)]).picture for it in range(12)]
+    picture, others = shown[seed], [shown[it] for it in range(1, 6)]
+    found = check(classifier, picture, method="layercam", others=others)
     assert found.outcome == "undecided"
-    if seed == 11:
-        assert "networks with weights drawn anew" in found.tests[-1].reason
+    told = re.search(r"by as much in probability \((-?[.\d]+)\)", found.tests[-1].reason)
+    assert told is not None
+    with torch.no_grad():
+        probabilities = model(classifier.batch([picture, *others])).softmax(1)[:, found.index]
+    expected = float(probabilities[0]) - sum(sorted(probabilities[1:].tolist())[:3]) / 3
+    assert float(told[1]) == pytest.approx(expected, abs=0.006)
 
 
 def test_what_no_covering_changes_is_too_little(colours: gradcam.Classifier) -> None:
