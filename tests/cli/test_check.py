@@ -184,5 +184,5 @@ def test_an_error_has_no_lines() -> None:
 def test_the_command_is_listed_with_its_line(gradcam_command: Command) -> None:
     outcome = gradcam_command("--help")
     assert "gradcam check photo.jpg                   can this map be trusted?" in outcome.out
-    assert re.search(r"^  check +A verdict on a map: four tests that it can fail\.$", outcome.out, re.M)
+    assert re.search(r"^  check +A verdict on a map: five tests that it can fail\.$", outcome.out, re.M)
     assert "Passed means not refuted, never" in " ".join(gradcam_command("check", "--help").out.split())
