@@ -26,6 +26,7 @@ from gradcam.cam.methods.base import Method, OfActivations, OfAttention, OfCurva
 from gradcam.cam.rounding import Settled, settle_method, undoubted
 from gradcam.errors import BlindLayerError, GradcamError, TargetError, join_names, shorten, warn
 from gradcam.families.base import LocalGradient
+from gradcam.families.pooling import mean_gradients
 from gradcam.hooks.autograd import curvatures, jacobian
 from gradcam.hooks.memory import RerunBudget
 from gradcam.layers.layout import Layout, Reshape
@@ -203,7 +204,8 @@ def _use_gradients(
         joined = torch.cat([scores[kind] for kind in kinds], 1)
     classes, slack, scaled = recorded.scored.values.shape[1], recorded.slack, recorded.has_float16
     first = 0
-    for pieces in _gradients(sites, joined, scaled=scaled, one_by_one=one_by_one):
+    means = None if one_by_one or not all(method.takes_means for method in methods) else _means(sites, joined)
+    for pieces in _gradients(sites, joined, scaled=scaled, one_by_one=one_by_one) if means is None else [means]:
         for site, (on_grid, is_zero) in zip(sites, pieces):
             for kind in kinds:
                 start = kinds.index(kind) * classes - first
@@ -279,6 +281,18 @@ def _gradients(
             found.append(torch.cat(on_grid, 1))
     joined = [torch.cat(found) for found in rows]
     yield [(each, (~each.flatten(1).any(1)).tolist()) for each in joined]
+
+
+def _means(sites: Sequence[GridActivations], scores: Tensor) -> list[tuple[Tensor, list[bool]]] | None:
+    """As `_gradients` at the one site that there is, of all classes, each channel's mean for all of its places; None where
+    there is no shorter way to it."""
+    (site, *others) = sites
+    is_plain = isinstance(site.layout, Layout) and site.layout.kind == "channels first" and site.recorded.ndim == 4
+    found = mean_gradients(scores, site.recorded) if is_plain and not others else None
+    if found is None:
+        return None
+    ranges = check_ranges(found, f"The gradients at layer '{site.layer}' are")
+    return [(at_least_float32(found)[..., None, None], [each == (0, 0) for each in ranges])]
 
 
 def _to_grids(sites: Sequence[GridActivations], gradients: Sequence[Tensor | None]) -> list[tuple[Tensor, list[bool]]]:

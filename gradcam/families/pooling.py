@@ -2,24 +2,29 @@
 
 A pool projects all cells of a grid to keys and values, though one query alone looks at them. Backwards, each score's
 gradient then goes through both projections at every cell, and fifty sentences cost several times what the tower does. But
-products may be grouped otherwise: the query is brought to where the cells are, rather than their keys to the query, and
-the values are projected once the cells are mixed. Then a score's gradient meets each projection once.
+products may be grouped otherwise: the query is brought to where the cells are, and a head's values are weighted once for
+all cells. Then a score's gradient meets each projection once; and where the mean over the cells is all that is asked for,
+nothing has to be brought to the cells at all.
 """
 
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from gradcam.hooks.hooks import Hooks
+from gradcam.hooks.autograd import graph_of
 
 PARTS = ("q_proj", "k_proj", "v_proj", "c_proj")  # as CLIP's own pool has them, and whoever took it over from there
 CLOSE = 1e-3  # by the length of the vectors: what is no other pool than this one
+PASSAGE = ["BackwardHookFunction", "BackwardHookFunction", "Clone"]  # from what a `TargetLayer` kept to what goes on
+
+# By pool, the function that was found to compute the same.
+_known: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
 
 
 def find_pool(tower: nn.Module) -> nn.Module | None:
@@ -30,6 +35,16 @@ def find_pool(tower: nn.Module) -> nn.Module | None:
     return pool if isinstance(pool, nn.Module) and is_known and has_rest else None
 
 
+class Looked(NamedTuple):
+    """How the mean of a picture's cells looked at itself and at them, T in all, by head: the query (heads,d), keys and
+    values (heads,T,d), and the shares (heads,T)."""
+
+    query: Tensor
+    keys: Tensor
+    values: Tensor
+    shares: Tensor
+
+
 class Pooled(torch.autograd.Function):
     """What a pool in CLIP's form gives for a grid (N,C,h,w): (N,D). Gradients reach the grid alone, not the weights."""
 
@@ -37,65 +52,118 @@ class Pooled(torch.autograd.Function):
     def forward(ctx: Any, grid: Tensor, pool: Any) -> Tensor:
         ctx.save_for_backward(grid)
         ctx.pool = pool
-        rows = []
-        for cells in grid.flatten(2).transpose(1, 2):
-            seen, _, asked, (_, values) = _ask(pool, cells)
-            mixed = (asked @ seen.T).softmax(1) @ seen
-            rows.append(torch.cat([F.linear(own, weight) for own, weight in zip(mixed, values)]))
-        return pool.c_proj(torch.stack(rows) + pool.v_proj.bias)
+        ctx.looked = [_look(pool, cells) for cells in grid.flatten(2).transpose(1, 2)]
+        return pool.c_proj(torch.stack([(it.shares[:, None] @ it.values).flatten() for it in ctx.looked]))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (grid,) = ctx.saved_tensors
-        found = [_go_back(ctx.pool, *each) for each in zip(grid.flatten(2).transpose(1, 2), gradients[0].split(1))]
+        looked = ctx.looked
+        if torch.is_grad_enabled():  # for second derivatives, of which what was kept knows nothing
+            looked = [_look(ctx.pool, cells) for cells in grid.flatten(2).transpose(1, 2)]
+        found = [_go_back(ctx.pool, *each) for each in zip(looked, gradients[0].split(1))]
         joined = torch.stack(found) if len(found) > 1 else found[0].unsqueeze(0)  # without a copy
         return joined.transpose(1, 2).view(-1, *grid.shape[1:]), None
 
 
-def _ask(pool: Any, cells: Tensor) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]:
-    """The cells (T,C) as the pool sees them, their mean the first; what the mean asks each head with (heads,d), and the
-    same where the cells are (heads,C); and each head's weights (d,C) for keys and values. The keys' bias adds the same
-    to all cells of a head, which a softmax does not see."""
+def _look(pool: Any, cells: Tensor) -> Looked:
     seen = torch.cat([cells.mean(0, keepdim=True), cells]) + pool.positional_embedding
     query = pool.q_proj(seen[0]).unflatten(0, (pool.num_heads, -1))
-    keys, values = (each.weight.unflatten(0, (pool.num_heads, -1)) for each in (pool.k_proj, pool.v_proj))
-    return seen, query, torch.einsum("hd,hdc->hc", query, keys) * query.shape[1] ** -0.5, (keys, values)
+    keys, values = (it(seen).unflatten(1, (pool.num_heads, -1)).transpose(0, 1) for it in (pool.k_proj, pool.v_proj))
+    shares = ((keys @ query[..., None])[..., 0] * query.shape[1] ** -0.5).softmax(1)
+    return Looked(query, keys, values, shares)
 
 
-def _go_back(pool: Any, cells: Tensor, gradient: Tensor) -> Tensor:
-    """From the gradient (1,D) at what a pool gave to that at its cells (T,C), head by head. Where those of many scores
-    come at once, `torch.mm` takes them as rows of one matrix; any other product would copy the weights for each."""
-    seen, query, asked, (keys, values) = _ask(pool, cells)
-    shares = torch.mm(asked, seen.T).softmax(1)
-    at_values = torch.mm(gradient, pool.c_proj.weight).split(query.shape[1], 1)
-    mixed = torch.cat([torch.mm(own, weight) for own, weight in zip(at_values, values)])
-    at_shares = torch.mm(mixed, seen.T)
-    scores = shares * (at_shares - (shares * at_shares).sum(1, keepdim=True))
-    at_asked = (torch.mm(scores, seen) * query.shape[1] ** -0.5).split(1)
-    at_query = torch.cat([torch.mm(own, weight.T) for own, weight in zip(at_asked, keys)], 1)
+def _meet(pool: Any, looked: Looked, gradients: Tensor) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """From gradients (K,D) at what a pool gave to those at each head's weighted values (K,d), at what its softmax takes
+    (K,T), and at all heads' queries (K,C). Where many scores come one at a time, to be taken together, `torch.mm` makes
+    their gradients rows of one matrix; any other product would copy the weights for each."""
+    scale = looked.query.shape[1] ** -0.5
+    at_values = torch.mm(gradients, pool.c_proj.weight).split(looked.query.shape[1], 1)
+    slopes, at_queries = [], []
+    for own, keys, values, shares in zip(at_values, looked.keys, looked.values, looked.shares):
+        at_shares = shares * torch.mm(own, values.T)
+        slopes.append((at_shares - shares * at_shares.sum(1, keepdim=True)) * scale)
+        at_queries.append(torch.mm(slopes[-1], keys))
+    return [*at_values], slopes, torch.cat(at_queries, 1)
+
+
+def _go_back(pool: Any, looked: Looked, gradient: Tensor) -> Tensor:
+    """From the gradient (1,D) at what a pool gave to that at its cells (T,C)."""
+    at_values, by_head, at_query = _meet(pool, looked, gradient)
+    query, count = looked.query, looked.shares.shape[1] - 1
+    key_weights, value_weights = (it.weight.unflatten(0, (pool.num_heads, -1)) for it in (pool.k_proj, pool.v_proj))
+    asked = torch.einsum("hd,hdc->hc", query, key_weights)
+    mixed = torch.cat([torch.mm(own, weight) for own, weight in zip(at_values, value_weights)])
     # Each cell is in the mean as well, which gives it its part of what comes there.
-    parts, slopes = (each[:, 1:] + each[:, :1] / len(cells) for each in (shares, scores))
+    parts, slopes = (each[:, 1:] + each[:, :1] / count for each in (looked.shares, torch.cat(by_head)))
     at_cells = torch.bmm(parts.T.unsqueeze(0), mixed.unsqueeze(0))[0] + torch.mm(slopes.T, asked)
-    return at_cells + torch.mm(at_query, pool.q_proj.weight) / len(cells)
+    return at_cells + torch.mm(at_query, pool.q_proj.weight) / count
+
+
+def mean_gradients(scores: Tensor, grid: Tensor) -> Tensor | None:
+    """The means over the cells of the gradients of scores (N,K) at what a `TargetLayer` kept (N,C,h,w): (N,K,C), where
+    nothing but `Pooled` looks at it; None otherwise. A head's shares add up to one, and the slopes of its softmax to
+    zero: so the mean has the values' part whole, and nothing comes by the keys."""
+    node = _find_pooled(scores, grid)
+    if node is None:
+        return None
+    with torch.enable_grad():
+        values = scores.sum(0)
+    each = torch.eye(len(values), dtype=values.dtype, device=values.device)
+    edge = torch.autograd.graph.GradientEdge(node, 0)
+    (at_pool,) = torch.autograd.grad(values, [edge], grad_outputs=each, is_grads_batched=True, retain_graph=True)
+    rows = []
+    for looked, gradients in zip(node.looked, at_pool.unbind(1)):
+        at_values, _, at_query = _meet(node.pool, looked, gradients)
+        at_cells = torch.cat(at_values, 1) @ node.pool.v_proj.weight + at_query @ node.pool.q_proj.weight
+        rows.append(at_cells / (looked.shares.shape[1] - 1))
+    return torch.stack(rows)
+
+
+def _find_pooled(scores: Tensor, grid: Tensor) -> Any | None:
+    """The node of the one `Pooled` that looks at what was kept, behind nothing but a `TargetLayer`'s own operations."""
+    users: dict[Any, list[Any]] = {}
+    node: Any = None
+    for each in graph_of(scores):
+        node = each if getattr(each, "variable", None) is grid else node
+        for behind, _ in each.next_functions:
+            users.setdefault(behind, []).append(each)
+    passage: list[str] = []
+    while node is not None and len(users.get(node, [])) == 1:
+        (node,) = users[node]
+        if getattr(node, "_forward_cls", None) is Pooled:
+            return node if passage == PASSAGE else None
+        passage.append(node.name().rstrip("0123456789").removesuffix("Backward"))
+    return None
 
 
 @contextlib.contextmanager
 def cheap_pooling(tower: nn.Module) -> Iterator[None]:
-    """While it lasts, a tower's pool gives what it gave, to the bit, with the derivative of `Pooled`. A pool that does
-    something else than that stays as it is; so does one in half precision, which would round otherwise."""
-
-    def replace(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Tensor | None:
-        (grid,) = (*args, *kwargs.values())
-        is_whole = grid.dtype in (torch.float32, torch.float64) and output.dtype == grid.dtype
-        if not (grid.requires_grad and torch.is_grad_enabled() and is_whole):
-            return None
-        own = Pooled.apply(grid, module)
-        if own.shape != output.shape or not bool(torch.dist(own, output) <= CLOSE * output.norm()):
-            return None
-        return output.detach() + (own - own.detach())
-
-    pool = find_pool(tower)
-    with Hooks() as hooks:
-        if pool is not None:
-            hooks.after_forward(pool, replace)
+    """While it lasts, a tower's pool computes what it does by `Pooled`, but for rounding. A pool that is found to do
+    something else, the first time, stays as it is; so does one that somebody has changed, and one in half precision, which
+    would round otherwise."""
+    pool: Any = find_pool(tower)
+    if pool is None or "forward" in vars(pool):
         yield
+        return
+    own_forward, function = pool.forward, type(pool).forward
+
+    def forward(grid: Tensor, *args: Any, **kwargs: Any) -> Any:
+        is_whole = grid.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(grid.device.type)
+        is_grid = grid.ndim == 4 and grid[0, 0].numel() + 1 == len(pool.positional_embedding)
+        if not (is_whole and is_grid and grid.requires_grad and torch.is_grad_enabled()):
+            return own_forward(grid, *args, **kwargs)
+        if _known.get(pool) is function:
+            return Pooled.apply(grid, pool)
+        output, found = own_forward(grid, *args, **kwargs), Pooled.apply(grid, pool)
+        if found.shape != output.shape or not bool(torch.dist(found, output) <= CLOSE * output.norm()):
+            return output
+        _known[pool] = function
+        return found
+
+    pool.forward = forward
+    try:
+        yield
+    finally:
+        vars(pool).pop("forward", None)  # another thread may have taken it away

@@ -39,26 +39,50 @@ def look(model: Any, pictures: Tensor) -> tuple[Tensor, Tensor]:
     return found[0], vectors / vectors.norm(dim=1, keepdim=True) @ units.T
 
 
-def slow_maps(activations: Tensor, scores: Tensor) -> Tensor:
-    """HiResCAM of scores (N,K), one after another through the model's own graph."""
+def slow_maps(activations: Tensor, scores: Tensor, method: str) -> Tensor:
+    """Maps of scores (N,K), one after another through the model's own graph."""
     rows = []
     for k in range(scores.shape[1]):
         (gradient,) = torch.autograd.grad(scores[:, k].sum(), activations, retain_graph=True)
-        rows.append((gradient * activations).sum(1))
+        weights = gradient if method == "hirescam" else gradient.mean((2, 3), keepdim=True)
+        rows.append((weights * activations).sum(1))
     return torch.stack(rows, 1).detach()
 
 
-def assert_exact(model: Any) -> None:
-    activations, scores = look(model, PICTURES)
-    expected = slow_maps(activations, scores)
-    assert expected.flatten(2).any(2).all()
-    found = gradcam.explain(model, PICTURES, method="hirescam", evidence="signed", target=Text(SENTENCES))
-    assert found.layer == "visual.layer4"
-    torch.testing.assert_close(found.maps.double(), expected, rtol=1e-6, atol=1e-6 * expected.abs().max().item())
-    torch.testing.assert_close(found.scores, scores.detach().float(), rtol=0, atol=0)
+def assert_exact(model: Any, pictures: Tensor = PICTURES) -> None:
+    activations, scores = look(model, pictures)
+    for method in ("hirescam", "gradcam"):
+        expected = slow_maps(activations, scores, method)
+        assert expected.flatten(2).any(2).all()
+        for _ in range(2):  # a pool that is known by then
+            found = gradcam.explain(model, pictures, method=method, evidence="signed", target=Text(SENTENCES))
+            assert found.layer == "visual.layer4"
+            atol = 1e-6 * expected.abs().max().item()
+            torch.testing.assert_close(found.maps.double(), expected, rtol=1e-6, atol=atol)
+            torch.testing.assert_close(found.scores, scores.detach().float(), rtol=1e-7, atol=1e-7)
+    assert "forward" not in vars(model.visual.attnpool) or model.visual.attnpool.forward.__name__ == "<lambda>"
 
 
-def test_gradients_are_those_of_the_pool(model: Any) -> None:
+@pytest.mark.parametrize("images", [1, 2])
+def test_gradients_are_those_of_the_pool(model: Any, images: int) -> None:
+    assert_exact(model, PICTURES[:images])
+
+
+def test_what_somebody_does_to_the_gradients_is_heeded(model: Any) -> None:
+    def doubled(pool: Any, at_inputs: tuple[Tensor, ...], _: Any) -> tuple[Tensor, ...]:
+        return (2 * at_inputs[0], *at_inputs[1:])
+
+    how: Any = {"evidence": "signed", "target": Text(SENTENCES)}
+    plain = gradcam.explain(model, PICTURES, **how).maps
+    model.visual.attnpool.register_full_backward_hook(doubled)
+    torch.testing.assert_close(gradcam.explain(model, PICTURES, **how).maps, 2 * plain, rtol=1e-6, atol=1e-7)
+
+
+def test_a_second_way_to_the_score_counts(model: Any) -> None:
+    """Of what the pool's input does elsewhere, the mean behind the pool would know nothing."""
+    pool, seen = model.visual.attnpool, []
+    pool.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    pool.register_forward_hook(lambda _, args, output: output + seen[-1].mean((1, 2, 3))[:, None])
     assert_exact(model)
 
 
@@ -93,10 +117,23 @@ def only_cells(pool: Any, grid: Tensor) -> Tensor:
     return pool.c_proj((shares[:, :, None] * pool.v_proj(cells + places)).sum(0))
 
 
+@pytest.mark.parametrize("is_patched", [True, False])
 @pytest.mark.parametrize("other", [only_cells, lambda pool, grid: pool.c_proj(pool.v_proj(grid.mean((2, 3))))])
-def test_a_pool_that_does_something_else_stays_as_it_is(model: Any, other: Callable[[Any, Tensor], Tensor]) -> None:
+def test_a_pool_that_does_something_else_stays_as_it_is(
+    model: Any, other: Callable[[Any, Tensor], Tensor], is_patched: bool
+) -> None:
     pool = model.visual.attnpool
-    pool.forward = lambda grid: other(pool, grid)
+    if is_patched:
+        pool.forward = lambda grid: other(pool, grid)
+    else:
+        pool.__class__ = type("OtherPool", (type(pool),), {"forward": other})
+    assert_exact(model)
+
+
+def test_a_pool_that_becomes_another_is_looked_at_anew(model: Any) -> None:
+    assert_exact(model)
+    pool = model.visual.attnpool
+    pool.__class__ = type("OtherPool", (type(pool),), {"forward": only_cells})
     assert_exact(model)
 
 
