@@ -90,10 +90,9 @@ def test_nothing_is_suspicious_where_nothing_is_planted(seed: int) -> None:
 
 
 def test_a_class_that_is_a_shortcut_as_a_whole_comes_first() -> None:
-    evidence, planted = imagine(1, EACH)
+    evidence, _ = imagine(1, EACH)
     first = cluster(evidence)[0]
     assert first.class_ == 2
-    assert len(set(first.members.tolist()) & planted) > 50
     assert first.place > 0.7
     assert first.suspicion > 0.7
 

@@ -206,10 +206,10 @@ def check(
 
 def _tell_from_others(model: nn.Module, images: Tensor, activation: Any, index: int | None = None) -> float:
     """How much more probable a class, or the most probable one, is on the first image than on those that show it least."""
-    first = Subject(model, images[:1], index, activation=activation)
-    classes = [int(first.classes)] * (len(images) - 1)
-    others = Subject(model, images[1:], classes, activation=activation).probabilities
-    return float(first.probabilities) - float(others.sort().values[: CELLS - 1].mean())
+    found = Subject(model, images, activation=activation).all_probabilities
+    own, *others = found[:, int(found[0].argmax()) if index is None else index].tolist()
+    least = sorted(others)[: CELLS - 1]
+    return float(own - sum(least) / len(least))
 
 
 def _name(classifier: Classifier, index: int, target: Any) -> dict[str, Any]:

@@ -281,11 +281,17 @@ def draw_models(subject: Subject, stages: int, seed: int) -> Iterator[tuple[str,
 
 def draw_networks(subject: Subject, count: int, seed: int) -> Iterator[nn.Module]:
     """So many times a copy of the subject's model with all weights drawn anew, which the next time changes. Raises
-    `ModelError` where it cannot be copied."""
+    `ModelError` where it cannot be copied. Weights that are in no order any more need but be moved on for another one."""
     model = _copy(subject.model)
     for number in range(count):
         for name, parameter in model.named_parameters():
-            _shuffle(parameter, draw(seed, "network", str(number), name))
+            generator = draw(seed, "network", str(number), name)
+            if number == 0:
+                _shuffle(parameter, generator)
+            elif parameter.numel():
+                steps = torch.randint(parameter.numel(), (1,), generator=generator, dtype=torch.int64, device="cpu")
+                with torch.no_grad():
+                    parameter.copy_(parameter.roll(int(steps)))  # as one row of values
         yield model
 
 
