@@ -53,7 +53,6 @@ WHAT_IT_MEANS = (
     help="One that `gradcam methods` lists, or FILE.py:NAME.  [default: gradcam]",
 )
 @options.score
-@options.number("--seed", "Of the principal components.", 0, least=0)
 @click.option(
     "--page",
     metavar="FILE.html",
@@ -94,7 +93,7 @@ def audit_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen:
             raise GradcamError(f"{sheet} is one of the pictures, which are never overwritten: give another --output.")
         classifier = load_model(to_model_choice(chosen), layer=chosen["layer"])
         say(classifier.notes, output)
-        settings: Any = {name: chosen[name] for name in ("method", "score", "reshape", "seed")}
+        settings: Any = {name: chosen[name] for name in ("method", "score", "reshape")}
         with code_of_the_user(chosen["method"]), shown_passes(output) as progress:
             found = audit_items(items, classifier, labels=chosen["classes"], **settings, progress=progress)
     make_folder(destination.folder)

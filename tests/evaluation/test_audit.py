@@ -97,11 +97,11 @@ def test_a_class_that_is_a_shortcut_as_a_whole_comes_first() -> None:
     assert first.suspicion > 0.7
 
 
-def test_each_picture_of_a_class_is_in_one_cluster_and_seeds_repeat() -> None:
+def test_each_picture_of_a_class_is_in_one_cluster_and_it_repeats() -> None:
     evidence, _ = imagine(3, 6)
-    groups = cluster(evidence, seed=1)
+    groups = cluster(evidence)
     assert sorted(np.concatenate([group.members for group in groups]).tolist()) == list(range(4 * EACH))
-    again = cluster(evidence, seed=1)
+    again = cluster(evidence)
     assert [group.members.tolist() for group in groups] == [group.members.tolist() for group in again]
     assert [group.suspicion for group in groups] == sorted((group.suspicion for group in groups), reverse=True)
 
@@ -113,7 +113,7 @@ def test_the_mark_in_the_corner_comes_first_of_drawn_pictures(found: Audit, mark
     assert first.describe() == (
         "in the bottom right corner, in 6 of 40 pictures of apple; of other classes none of 40 has as much evidence there"
     )
-    assert first.suspicion > 2 * found.clusters[1].suspicion
+    assert first.suspicion > 1.5 * found.clusters[1].suspicion
     assert found.source == "the folders' names"
     assert sum(len(it.members) for it in found.clusters) == 80
 
@@ -152,7 +152,7 @@ def slow_compare(classes: Any, maps: Any, features: Any, members: list[int]) -> 
         if total >= 0.5:
             break
     amounts = [sum(share[cell] for cell in core) for share in shares]
-    needed = np.median([amounts[i] for i in members])
+    needed = sorted(amounts[i] for i in members)[int(0.2 * (len(members) - 1))]
     looks = [each / np.sqrt((each**2).sum()) for each in features]
 
     def cosine(i: int) -> float:
@@ -160,7 +160,7 @@ def slow_compare(classes: Any, maps: Any, features: Any, members: list[int]) -> 
         return float((looks[i] * centre).sum() / np.sqrt((centre**2).sum()))
 
     alike = [cosine(i) for i in range(len(looks))]
-    least = np.median([alike[i] for i in members])
+    least = sorted(alike[i] for i in members)[int(0.2 * (len(members) - 1))]
     class_ = classes[members[0]]
     others = [i for i in range(len(classes)) if classes[i] != class_]
     own = [i for i in range(len(classes)) if classes[i] == class_]
@@ -180,7 +180,7 @@ def test_a_cluster_is_compared_as_a_slow_loop_compares_it(seed: int) -> None:
     members = np.flatnonzero(classes == 1)[:9]
     maps[members[:7], 0, 0] += 4  # so that neither number is 0
     features[members, 2] += 3
-    group = compare(Evidence.of(classes, maps, features), members)
+    group = compare(Evidence.of(classes, maps, features), [np.flatnonzero(classes == 1), members])[1]
     place, apart, elsewhere = slow_compare(classes, maps, features, members.tolist())
     assert 0.05 < place < 1
     assert 0.05 < apart < 1

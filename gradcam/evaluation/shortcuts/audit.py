@@ -38,7 +38,6 @@ def audit(
     method: str | Method | None = None,
     score: str = "logit",
     reshape: Any = None,
-    seed: int = 0,
     batch_size: int | str = "auto",
     workers: int | None = None,
     progress: Progress | None = None,
@@ -66,8 +65,6 @@ def audit(
         As in `targets.ClassTarget`.
     reshape : tuple, str or callable, default None
         As in `gradcam.explain`.
-    seed : int, default 0
-        Of the principal components. The same seed gives the same clusters.
     batch_size : int or "auto", default "auto"
         As in `gradcam.explain_files`.
     workers : int, default None
@@ -98,7 +95,7 @@ def audit(
     >>> found.clusters[0].suspicion < 0.5
     True
     """
-    settings: Any = {"method": method, "score": score, "reshape": reshape, "seed": seed, "batch_size": batch_size}
+    settings: Any = {"method": method, "score": score, "reshape": reshape, "batch_size": batch_size}
     more: Any = {"labels": labels, "workers": workers, "progress": progress}
     return audit_items(list_inputs(inputs).items, classifier, **settings, **more)
 
@@ -108,7 +105,6 @@ def audit_items(
     classifier: Classifier,
     *,
     labels: Labels | None = None,
-    seed: int = 0,
     progress: Progress | None = None,
     method: str | Method | None = None,
     score: str = "logit",
@@ -129,7 +125,7 @@ def audit_items(
     marked, blank, failures = collect_evidence(look, labelled.items, counter.step)
     names = partial(_name, classifier)
     _check_classes(marked, names, {**labelled.failures, **failures})
-    found = cluster(_stack(marked), seed=seed)
+    found = cluster(_stack(marked))
     sizes = Count(one.explained for one in marked)
     few = [f"{names(index)} ({count})" for index, count in sorted(sizes.items()) if count < LEAST]
     return Audit(

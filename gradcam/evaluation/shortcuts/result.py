@@ -82,7 +82,7 @@ class EvidenceCluster:
     apart : float
         From 0 to 1: how much rarer the look of what it marks is outside of the cluster than in it, in the same way.
     elsewhere : int
-        How many pictures of other classes have as much evidence in that place as half of its members have.
+        How many pictures of other classes have as much evidence in that place as four of five members have.
     others : int
         How many pictures of other classes there are.
     is_rest : bool
