@@ -9,7 +9,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from importlib import resources
 from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote
@@ -23,6 +22,7 @@ from gradcam.report.views import find_stem, name_views, provide_views
 from gradcam.storage.clear import PAGE, REPORT, STATIC, check_page
 from gradcam.storage.records import Explained, Prediction, Record
 from gradcam.storage.store import Store
+from gradcam.web.render import read_static, render
 
 PICTURE, OVERLAY, BLANK = 1, 2, 4  # what there is of a picture: bits of the column "has"
 LISTED = 20  # of the things that were found in a picture, such as boxes
@@ -192,21 +192,11 @@ def write_report(place: Path | Store) -> Path | str:
         for i, piece in enumerate(pieces):
             files.write(f"{REPORT}/{details}/{i}.js", f"gradcam.receive({i}, {piece});\n".encode())
         for name in STATIC:
-            files.write(f"{REPORT}/{name}", (resources.files("gradcam.report") / "static" / name).read_bytes())
+            files.write(f"{REPORT}/{name}", read_static(name).encode())
         data = {"details": f"{REPORT}/{details}", "chunk": CHUNK, **to_columns(run, privacy)}
         files.write(PAGE, _render(run, data, privacy).encode())
         files.remove_details(details)
     return place / PAGE if isinstance(place, Path) else place.below(PAGE).url
-
-
-def render(template: str, **values: Any) -> str:
-    """One of our templates, with these values in it."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    settings: dict[str, Any] = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True}
-    environment = Environment(loader=PackageLoader("gradcam.report"), undefined=StrictUndefined, **settings)
-    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
-    return environment.get_template(template).render(values)
 
 
 def _render(run: ReportRun, data: dict[str, Any], privacy: Privacy) -> str:

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from gradcam.errors import GradcamError
+from gradcam.images.draw import fit_view
 from gradcam.images.files import LONGEST_NAME
 from gradcam.images.read import Pixels
 from gradcam.images.write import encode_image
@@ -101,15 +100,3 @@ def provide_views(files: Files, record: Record, root: Path | Store | None) -> No
     ]
     for name, data in draw_views(stem, picture, overlays).items():
         files.write_view(name, data)
-
-
-def fit_view(picture: Pixels, longest: int) -> Pixels:
-    """The picture with so many pixels on its longest side, or as it is where it has fewer."""
-    from gradcam.images.opencv import cv2
-
-    height, width = picture.shape[:2]
-    scale = longest / max(height, width)
-    if scale >= 1:
-        return picture
-    size = (max(1, round(width * scale)), max(1, round(height * scale)))
-    return np.asarray(cv2.resize(picture, size, interpolation=cv2.INTER_AREA), np.uint8)

@@ -1,0 +1,275 @@
+"""The page of one picture: the maps of all classes where these are cheap, of the most probable ones otherwise."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gradcam.cam.every_class import Products, Values, explain_every_class
+from gradcam.cam.explain import Plan
+from gradcam.cam.methods.base import Method
+from gradcam.cam.methods.table import find_methods
+from gradcam.errors import GradcamError, ModelError
+from gradcam.hooks.hooks import Hooks, recording_off
+from gradcam.hooks.preserve import preserve_state
+from gradcam.layers.find import find_layer, unwrap
+from gradcam.models.classifier import Classifier, Picture
+from gradcam.models.load import load_classifier
+from gradcam.models.preprocess import Prepared
+from gradcam.models.results import PictureExplanation
+from gradcam.models.shown import list_classes, list_things, to_set
+from gradcam.options import DEFAULTS, ExplainOptions
+from gradcam.targets.classes import ClassTarget
+from gradcam.web.page import MapSet, Page
+
+MOST_LAYERS = 4
+TOP = 50  # classes, where maps of all of them cost too much
+MOST_CELLS = 2**18  # of the maps by one method at one layer: a byte each in the page
+
+
+def page(
+    picture: Picture,
+    classifier: Classifier | None = None,
+    *,
+    layers: Sequence[str] | None = None,
+    methods: Sequence[str | Method] = (),
+    target: Any = None,
+    top: int = TOP,
+    name: str | None = None,
+    **options: Any,
+) -> Page:
+    """Make the page of a picture: maps of every class, in one file that needs no server.
+
+    Maps are signed where the method's are. By Grad-CAM and HiResCAM all classes are explained at once, by derivatives
+    forwards through what lies behind the layer, which takes two passes more and a part of one for each cell or channel of
+    the layer; by other methods, and where that cannot be done, the `top` most probable classes are.
+
+    Parameters
+    ----------
+    picture : picture
+        As in `Classifier.explain`.
+    classifier : Classifier, default None
+        None for the one that comes with the package. What `gradcam.load_model` gives for another task is taken as well:
+        the page then has what is explained, such as boxes, in place of classes.
+    layers : sequence of str, default None
+        Dotted names. None takes the classifier's own, and up to three before it, each the last of its resolution.
+    methods : sequence of str or Method, default ()
+        As in `gradcam.compare`. None given is "gradcam", or what suits the task.
+    target : Any, default None
+        Of a classifier the class that is shown first, or several that have maps whatever their probability, by index or
+        label; of other models as in `explain`.
+    top : int, default 50
+        How many of the most probable classes have maps where those of all cost too much.
+    name : str, default None
+        What the picture is called, where it is not given by its path.
+    **options : Any
+        "reshape" of `explain`.
+
+    Returns
+    -------
+    Page
+        With `save`, `to_html` and `to_data`. A notebook shows it by itself.
+
+    Raises
+    ------
+    GradcamError
+        As `Classifier.explain` does, for an output that is NaN or infinite, and for a `top` that is no number of classes.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> page = gradcam.page("photo.jpg", layers=["layer4"], target="espresso")
+    >>> page.things.names[page.first], page.maps[0]
+    ('espresso', MapSet(layer='layer4', method='gradcam', evidence='signed', ...))
+    >>> page.save("photo.html")
+    """
+    if isinstance(top, bool) or not isinstance(top, int) or top < 1:
+        raise GradcamError(f"top is {top!r}, expected a number of classes, 1 or more.")
+    classifier = load_classifier() if classifier is None else classifier
+    if not isinstance(classifier, Classifier):
+        raise ModelError(f"classifier is {type(classifier).__name__}, expected what gradcam.load_classifier gives.")
+    is_file = isinstance(picture, (str, os.PathLike))
+    title = name or (PurePath(os.fspath(picture)).name if is_file else "picture")  # type: ignore[arg-type]  # it is one
+    making = _Making(classifier, classifier.prepare(picture), options)
+    chosen = find_methods(methods) if methods else []
+    if classifier.task != "classification" or callable(target):
+        sets = making.explain_things(layers, chosen, target)
+    else:
+        sets = making.explain_classes(layers, chosen or find_methods(["gradcam"]), target, top)
+    return making.to_page(title, sets)
+
+
+class _Making:
+    """A page that is being made: of one picture, by one model."""
+
+    def __init__(self, classifier: Classifier, prepared: Prepared, options: dict[str, Any]) -> None:
+        unknown = set(options) - {"reshape", "progress"}
+        if unknown:
+            raise TypeError(f"page() got an unexpected keyword argument {min(unknown)!r}")
+        self.classifier, self.prepared = classifier, prepared
+        self.options: ExplainOptions = {**DEFAULTS, **options}  # type: ignore[typeddict-item]  # they are
+        self.notes: list[str] = []
+        self.first = 0
+        self.one: PictureExplanation
+
+    def explain(self, layers: Sequence[str] | None, methods: Sequence[Method], target: Any) -> Any:
+        """Explanations by layer and method: signed by methods that can be."""
+        found: dict[tuple[str, str], PictureExplanation] = {}
+        for signed in (True, False):
+            own = [method for method in methods if method.is_signed == signed]
+            if own or (signed and not methods):
+                options: Any = self.options | {"evidence": "signed" if signed else "positive"}
+                plan = Plan.of(own, target, options, "page")
+                found |= self.classifier.carry_out([self.prepared], layers, plan)
+        return {key: each.cpu() for key, each in found.items()}
+
+    def explain_things(self, layers: Sequence[str] | None, methods: Sequence[Method], target: Any) -> list[MapSet]:
+        """The maps of what is explained in place of classes."""
+        if target is None:
+            target = getattr(self.classifier, "list_all", lambda: None)()
+        found = self.explain(layers, methods, target)
+        self.one = next(iter(found.values()))
+        if not self.one.scores.isfinite().all():
+            raise GradcamError("The model's output is NaN or infinite in places: look at its weights.")
+        self.things, order = list_things(self.one)
+        self.total = 0
+        return [to_set(each.maps[0].numpy()[order], each) for each in found.values()]
+
+    def explain_classes(
+        self, layers: Sequence[str] | None, methods: Sequence[Method], target: Any, top: int
+    ) -> list[MapSet]:
+        """The maps of classes: of all at once where that can be done."""
+        wanted = self._find_wanted(target)
+        named = list(layers) if layers is not None else self._choose_layers(methods)
+        known = self.explain(named, methods, ClassTarget([wanted]) if wanted else ClassTarget())
+        self.one = next(iter(known.values()))
+        shares = self.one.probabilities()[0]
+        if not shares.isfinite().all():
+            raise GradcamError("The model's output is NaN or infinite in places: look at its weights.")
+        ranked = shares.argsort(descending=True, stable=True)
+        places = torch.empty_like(ranked)
+        places[ranked] = torch.arange(len(ranked), dtype=ranked.dtype, device=ranked.device)
+        self.total = len(ranked)
+        self.things = list_classes(ranked.tolist(), self.one.labels, shares[ranked].tolist())
+        self.first = int(places[wanted[0]]) if wanted else 0
+        by_name = {method.name: method for method in methods}
+        sets: dict[tuple[str, str], MapSet] = {}
+        for (layer, method), one in known.items():
+            each = self._explain_all(layer, by_name.get(method), one, ranked)
+            if each is not None:
+                sets[layer, method] = each
+        some = [*dict.fromkeys([*(int(places[it]) for it in wanted), *range(min(top, self.total))])]
+        missing = [key for key in known if key not in sets]
+        if missing:
+            self.notes.append(_say_few(missing, len(some), self.total))
+            for key, one in self._explain_some(missing, by_name, ranked[some].tolist()).items():
+                sets[key] = to_set(one.maps[0].numpy(), one, some)
+        return [sets[key] for key in known]
+
+    def _find_wanted(self, target: Any) -> list[int]:
+        each = target if isinstance(target, (list, tuple)) else [] if target is None else [target]
+        return [self.classifier.find_class(it) if isinstance(it, str) else int(it) for it in each]
+
+    def _choose_layers(self, methods: Sequence[Method]) -> list[str]:
+        """The one that the methods explain, and those before it."""
+        named = [self.classifier.layer_for(it) for it in methods]
+        last = named[0] if named else self.classifier.layer
+        images = self.classifier.batch([self.prepared])
+        stages = find_stages(unwrap(self.classifier.model), images, last)
+        return [*dict.fromkeys([*named, *stages])][:MOST_LAYERS]
+
+    def _explain_all(
+        self, layer: str, method: Method | None, one: PictureExplanation, ranked: Tensor
+    ) -> MapSet | None:
+        """The maps of all classes, in this order; None where there is no short way."""
+        is_plain = one.evidence == "signed" and one.fit is None and one.classes is not None
+        if not is_plain or method is None or one.maps.ndim != 4:
+            return None
+        if len(ranked) * one.maps[0, 0].numel() > MOST_CELLS and method.name != "gradcam":
+            return None
+        model = self.classifier.model
+        try:
+            outlet = find_layer(unwrap(model), layer)
+        except GradcamError:  # a name that is none, such as "input"
+            return None
+        if outlet.keys or outlet.run is not None:
+            return None
+        images = self.classifier.batch([self.prepared])
+        known, classes = one.maps[0], one.classes[0]  # type: ignore[index]  # there are
+        found = explain_every_class(model, images, outlet.module, method, known, classes)
+        if found is None:
+            return None
+        kept: dict[str, Any] = {"evidence": "signed"}
+        if isinstance(found, Products):
+            kept |= {"weights": _to_numpy(found.weights[ranked.to(found.weights.device)])}
+            kept |= {"channels": _to_numpy(found.channels)}
+        elif isinstance(found, Values):
+            kept["maps"] = _to_numpy(found.maps[ranked.to(found.maps.device)])
+        return MapSet(layer, method.name, **kept)
+
+    def _explain_some(
+        self, missing: Sequence[tuple[str, str]], by_name: dict[str, Method], classes: list[int]
+    ) -> dict[tuple[str, str], PictureExplanation]:
+        found: dict[tuple[str, str], PictureExplanation] = {}
+        for layer in dict.fromkeys(layer for layer, _ in missing):
+            own = [by_name[method] for at, method in missing if at == layer]
+            named = [layer] if own[0].place == "layer" else None
+            found |= self.explain(named, own, ClassTarget([classes]))
+        return {key: each for key, each in found.items() if key in set(missing)}
+
+    def to_page(self, title: str, sets: list[MapSet]) -> Page:
+        """All of it."""
+        one, model = self.one, self.classifier
+        notes = [*self.notes, *(note for note in one.notes if note)]
+        code = f"gradcam.load_classifier({model.name!r})" if model.task == "classification" else ""
+        code = code or f"gradcam.load_model({model.name!r})"
+        return Page(
+            title, one.pictures[0], one.regions[0], model.name, self.things, sets, self.total, code=code, notes=notes,
+            first=self.first, words=[] if model.name == "efficientnet_lite0" else ["--model", model.name],
+        )  # fmt: skip
+
+
+def find_stages(model: nn.Module, images: Tensor, last: str) -> list[str]:
+    """The layer of this name, and before it, at each finer resolution, the last of the layers that are least deep in the
+    model: for ResNet layer4, layer3, layer2, layer1. From one pass."""
+    outlet = find_layer(model, last)
+    names = {module: name for name, module in model.named_modules() if name}
+    seen: list[tuple[str, tuple[int, ...]]] = []
+
+    def note(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and output.ndim == 4 and output.is_floating_point():
+            seen.append((names[module], tuple(output.shape)))
+
+    with preserve_state(model), recording_off(), Hooks() as hooks:
+        for module in names:
+            hooks.after_forward(module, note)
+        model(images.clone())
+    own = next((shape for name, shape in seen if name == outlet.name), None)
+    is_grid = own is not None and own[2:] != (1, 1) and own[1] > min(own[2:])
+    before = seen[: [name for name, _ in seen].index(outlet.name)] if own is not None and is_grid else []
+    stages: dict[tuple[int, ...], str] = {}
+    for name, shape in before:
+        is_finer = own is not None and shape[2] > own[2] and shape[3] > own[3] and max(shape[2:]) < max(images.shape[2:])
+        best = stages.get(shape[2:])
+        if is_finer and (best is None or name.count(".") <= best.count(".")):
+            stages[shape[2:]] = name
+    finest_last = sorted(stages.items(), key=lambda item: np.prod(item[0]))
+    return [last, *(name for _, name in finest_last)]
+
+
+def _to_numpy(values: Tensor) -> Any:
+    return values.detach().float().cpu().numpy()
+
+
+def _say_few(missing: Sequence[tuple[str, str]], some: int, total: int) -> str:
+    where = ", ".join(f"{method} at {layer}" for layer, method in missing[:3]) + (" and more" if missing[3:] else "")
+    return (
+        f"Maps by {where} are there for {some} of {total} classes, since each costs a pass backwards. "
+        "--top N has more of them, and --class NAME those that you name."
+    )
