@@ -26,11 +26,13 @@ from gradcam.storage.records import Explained, Prediction, Record
 from gradcam.targets import Box, Keypoint, Like, Mask, MissedBox, Text, Token
 from gradcam.targets.base import Instance, Target
 from gradcam.targets.classes import ClassTarget
+from gradcam.web.page import Page
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 LISTED = 5  # predictions
+MakePage = Callable[[Classifier, Prepared], Page]
 FOUND = ("box", "word", "keypoint")  # kinds of instances that are found by the model, whoever asks
 
 
@@ -38,11 +40,12 @@ FOUND = ("box", "word", "keypoint")  # kinds of instances that are found by the 
 class Request(Plan):
     """What is asked of each picture: `methods` make maps at `layers`, or else at their own, as `Classifier.layer_for`
     finds it; `attributions` say what each pixel matters. Without any of these, the target's own method makes the maps.
-    `target`: None for what the model's kind explains where nothing is said."""
+    `target`: None for what the model's kind explains where nothing is said. `make_page`: of each picture a page as well."""
 
     target: ClassTarget | Target | Callable[[Any], Any] | None = field(default_factory=ClassTarget)
     layers: Sequence[str] = ()
     attributions: Sequence[AttributionMethod] = ()
+    make_page: MakePage | None = None
 
     @property
     def all_methods(self) -> list[Method | AttributionMethod]:
@@ -137,6 +140,7 @@ class PictureResult:
     attributions: Sequence[PictureAttribution]
     predictions: Sequence[Prediction]
     target: ClassTarget | Target | Callable[[Any], Any] | None = None
+    page: Page | None = None
 
     __repr__ = show_fields
 
@@ -217,7 +221,18 @@ def find(
         found = PictureResult(own_maps, [each.one(i) for each in attributions], said, request.target)
         is_empty = not found.results and len(pictures) > 1
         results.append(_tell_why(classifier, request, pictures[i], classes) if is_empty else found)
+        if request.make_page is not None and isinstance(results[i], PictureResult):
+            results[i] = _with_page(classifier, request.make_page, pictures[i], found)
     return results
+
+
+def _with_page(
+    classifier: Classifier, make_page: MakePage, picture: Prepared, found: PictureResult
+) -> PictureResult | GradcamError:
+    try:
+        return replace(found, page=make_page(classifier, picture))
+    except GradcamError as error:
+        return GradcamError(str(error))  # a new one: that one would keep all that its traceback refers to
 
 
 def _must_be_alone(classifier: Classifier, classes: Sequence[int] | None) -> bool:

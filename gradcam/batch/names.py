@@ -101,6 +101,12 @@ def name_result(stem: str, ending: str) -> str:
     return folders + slash + name + ending
 
 
+def name_page(stem: str) -> str:
+    """The name of a picture's page, which is never that of the gallery."""
+    is_gallery = stem.casefold() == "index"
+    return name_result(stem, "-page.html" if is_gallery else ".html")
+
+
 HEATMAP = "heatmap"  # behind the name of an overlay
 MAP_SUFFIX = ".npy"
 

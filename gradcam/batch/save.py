@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gradcam.batch.findings import MapResult, PictureResult, Request
-from gradcam.batch.names import Saving, list_endings, name_kinds, name_result, panel_ending
+from gradcam.batch.names import Saving, list_endings, name_kinds, name_page, name_result, panel_ending
 from gradcam.errors import GradcamError, OutputError, StoreError, describe_failure
 from gradcam.images.files import OutputNames, hash_file
 from gradcam.images.write import encode_image
@@ -21,6 +21,7 @@ from gradcam.models.classifier import Classifier
 from gradcam.models.panels import panel
 from gradcam.models.results import PictureExplanation
 from gradcam.sources.contents import Item
+from gradcam.storage.clear import PAGE
 from gradcam.storage.output import ResultWriter
 from gradcam.storage.records import Record, Report
 
@@ -77,11 +78,15 @@ class Saver:
                 files[names[kind]] = made if isinstance(made, bytes) else encode(made)
             has_part = isinstance(result.source, PictureExplanation) and result.entry.on is None
             named.append({**names, "panel": panel_name if has_part else None})
+        page = None if found.page is None else name_page(stem)
+        if page is not None and found.page is not None:
+            link = f"{'../' * page.count('/')}{PAGE}" if saving.views else None
+            files[page] = replace(found.page, name=PurePosixPath(item.name).name, link=link).to_html().encode()
         if self.place is not None:
             draw = self.draw_views if saving.views else None
             self.place.write(files, {} if draw is None else draw(stem, found.picture, overlays))
             files = {}
-        return found.to_record(item.name, self.classifier.name, named), files
+        return replace(found.to_record(item.name, self.classifier.name, named), page=page), files
 
     def _name(self, stem: str, results: Sequence[MapResult]) -> list[str]:
         """The overlays' names; those that are alike, as of layers that differ in a sign, get numbers."""

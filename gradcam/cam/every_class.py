@@ -3,9 +3,9 @@
 A backward pass serves one class, and a thousand classes take a thousand of them. But maps of Grad-CAM and HiResCAM
 are linear in the gradient: each cell of all classes' maps is the derivative of all logits in one direction of the
 activations, which one pass of the tail forwards gives. For Grad-CAM that direction is, for a cell, what lies in that cell,
-laid over the whole grid and divided by the number of cells; or else, for a channel, one everywhere, which gives the channel's
-weights for all classes. So there are as many directions as cells or as channels, whichever are fewer: 49 at a grid of 7 x 7.
-The numbers are those of the backward pass, but for rounding.
+laid over the whole grid and divided by the number of cells; or else, for a channel, one everywhere, which gives the
+channel's weights for all classes. So there are as many directions as cells or as channels, whichever are fewer: 49 at a
+grid of 7 x 7. The numbers are those of the backward pass, but for rounding.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Values:
 
 
 def explain_every_class(
-    model: nn.Module, images: Any, layer: nn.Module, method: Method, known: Tensor, classes: Tensor
+    model: nn.Module, images: Any, layer: nn.Module, method: Method, *, known: Tensor, classes: Tensor
 ) -> Products | Values | None:
     """The signed maps of all logits of one image, by a method's name, at a layer that gives a tensor (1,C,h,w).
 

@@ -20,6 +20,7 @@ from gradcam.errors import GradcamError, describe_unexpected
     has_plugins=True,
     places={
         "run": ("gradcam.cli.run:run_command", "Explain pictures: write an overlay for each."),
+        "page": ("gradcam.cli.page:page_command", "One picture, every class: a page that is alive without a server."),
         "batch": ("gradcam.cli.batch:batch_command", "Explain a folder of any size, and go on where it was stopped."),
         "report": ("gradcam.cli.batch:report_command", "Make the gallery of a batch again."),
         "compare": ("gradcam.cli.run:compare_command", "Draw methods, layers and classes side by side."),
@@ -62,6 +63,7 @@ def cli() -> None:
       gradcam run photo.jpg                     explain the top class
       gradcam run photo.jpg --class "tiger cat" explain another one
       gradcam run *.jpg --output explained/     several pictures
+      gradcam page photo.jpg -o photo.html      every class, in a page to send to somebody
       gradcam batch photos/ -o explained/       a folder of any size; --resume goes on
       gradcam report explained/                 a gallery of it
       gradcam compare photo.jpg                 methods side by side

@@ -510,6 +510,37 @@ def choices(*, default: str = "gradcam, or what suits the task") -> Callable[[Co
     return together(*_MODEL, layer(text, "layers", multiple=True), option, *_TARGET, *_THINGS, *_FIT)
 
 
+def paged() -> Callable[[Command], Command]:
+    """Of what a page is made, and with which model."""
+
+    def find_all(names: Sequence[str]) -> list[Method]:
+        with contextlib.nullcontext() if set(names) <= METHODS.keys() else code_of_the_user(*names):
+            return [find_method(name) for name in names]
+
+    return together(
+        *_MODEL,
+        layer("Layer to look at; repeatable.  [default: the usual one, and three before it]", "layers", multiple=True),
+        several(
+            "--method",
+            "methods",
+            metavar="NAME[,NAME]",
+            find=find_all,
+            known=[*METHODS, *installed("methods")],
+            help="One that `gradcam methods` lists, or FILE.py:NAME; repeatable.  [default: gradcam, or what suits]",
+        ),
+        _choice_of(
+            "-c",
+            "--class",
+            "classes",
+            multiple=True,
+            help="Class that is shown first, and has maps in any case; repeatable.  [default: the most probable]",
+        ),
+        number("--top", "Classes with maps, where those of all cost too much.", 50),
+        *_THINGS,
+        *_FIT,
+    )
+
+
 def _find_saved(names: Sequence[str]) -> Sequence[str]:
     if unknown := [name for name in names if name not in SAVED]:
         raise GradcamError(f"{unknown[0]!r} cannot be saved: choose some of {', '.join(SAVED)}.")

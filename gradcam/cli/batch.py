@@ -16,6 +16,7 @@ from gradcam.cam.methods.table import METHODS
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
 from gradcam.cli._job import ask, load_model, say
+from gradcam.cli._page import to_making
 from gradcam.cli._settings import ModelChoice, Output, Settings, to_settings
 from gradcam.cli._terminal import Display, Terminated, code_of_the_user, how_to_go_on, telling_waits, to_arrow
 from gradcam.errors import ClusterError, GradcamError, OutputError, StoreError, printable
@@ -24,6 +25,7 @@ from gradcam.plugins import installed, is_own
 
 if TYPE_CHECKING:
     from gradcam.batch.engine import Engine, Work
+    from gradcam.batch.findings import MakePage
     from gradcam.batch.names import Saving
     from gradcam.models.classifier import Classifier
     from gradcam.sources.list import Listing
@@ -105,6 +107,8 @@ class BatchChoice:
     engine: str
     address: str | None
     actors_per_gpu: int
+    pages: bool = False
+    make_page: MakePage | None = None
 
     @property
     def destination(self) -> Destination:
@@ -186,6 +190,7 @@ def _find_work(typed: Typed, listing: Listing, device: str | None) -> Work:
     choice, settings = typed.choice, typed.settings
     here = settings if device is None else replace(settings, model=replace(settings.model, device="cpu"))
     classifier, request = ask(here, typed.output)
+    request = replace(request, make_page=choice.make_page)
     if listing.has_classes and (settings.classes or settings.top_k > 1):
         raise click.UsageError("The list says which classes to explain, and so do --class or --top-k: leave those out.")
     named = settings.wanted.given if classifier.task not in ("detection", "segmentation") else []
@@ -216,6 +221,7 @@ def _open_results(typed: Typed, listing: Listing, work: Work, saving: Saving, st
     brought |= {f"method {it.name}" if it.name in brought else it.name: it for it in work.request.methods}
     changed = {it.name: dict(it.options) for it in work.request.methods if it != METHODS.get(it.name, it)}
     ours |= {"method_options": changed} if changed else {}
+    ours |= {"pages": True} if choice.pages else {}
     run = Run(
         device=str(work.device or work.classifier.device),
         model=work.classifier.name,
@@ -309,6 +315,7 @@ class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gener
 @click.option("--resume", is_flag=True, help="Go on with an earlier run: do what is missing, or failed.")
 @click.option("--overwrite", is_flag=True, help="Remove what an earlier run wrote, and start anew.")
 @click.option("--report", is_flag=True, help="Write index.html as well, a gallery to look through.")
+@click.option("--pages", is_flag=True, help="Write a page of each picture as well, with the maps of every class.")
 @click.option(
     "--max-failures",
     "limit",
@@ -353,6 +360,12 @@ def batch_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen:
         raise click.UsageError("--ray-address is for --engine ray: give that as well, or leave it out.")
     if choice.actors_per_gpu > 1 and choice.engine != "ray":
         raise click.UsageError("--actors-per-gpu is for --engine ray: give that as well, or leave it out.")
+    if choice.pages and not choice.output_format.has_files:
+        raise click.UsageError(
+            f"--pages writes files, and --output-format {choice.output_format.name} none: leave one of them out."
+        )
+    if choice.pages:
+        choice = replace(choice, make_page=to_making(settings))
     return explain_all(Typed(inputs, settings, choice, Output(as_json, quiet)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import PurePath
@@ -22,6 +23,7 @@ from gradcam.layers.find import find_layer, unwrap
 from gradcam.models.classifier import Classifier, Picture
 from gradcam.models.load import load_classifier
 from gradcam.models.preprocess import Prepared
+from gradcam.models.providers import DEFAULT
 from gradcam.models.results import PictureExplanation
 from gradcam.models.shown import list_classes, list_things, to_set
 from gradcam.options import DEFAULTS, ExplainOptions
@@ -184,9 +186,7 @@ class _Making:
         stages = find_stages(unwrap(self.classifier.model), images, last)
         return [*dict.fromkeys([*named, *stages])][:MOST_LAYERS]
 
-    def _explain_all(
-        self, layer: str, method: Method | None, one: PictureExplanation, ranked: Tensor
-    ) -> MapSet | None:
+    def _explain_all(self, layer: str, method: Method | None, one: PictureExplanation, ranked: Tensor) -> MapSet | None:
         """The maps of all classes, in this order; None where there is no short way."""
         is_plain = one.evidence == "signed" and one.fit is None and one.classes is not None
         if not is_plain or method is None or one.maps.ndim != 4:
@@ -202,7 +202,7 @@ class _Making:
             return None
         images = self.classifier.batch([self.prepared])
         known, classes = one.maps[0], one.classes[0]  # type: ignore[index]  # there are
-        found = explain_every_class(model, images, outlet.module, method, known, classes)
+        found = explain_every_class(model, images, outlet.module, method, known=known, classes=classes)
         if found is None:
             return None
         kept: dict[str, Any] = {"evidence": "signed"}
@@ -227,12 +227,14 @@ class _Making:
         """All of it."""
         one, model = self.one, self.classifier
         notes = [*self.notes, *(note for note in one.notes if note)]
-        code = f"gradcam.load_classifier({model.name!r})" if model.task == "classification" else ""
-        code = code or f"gradcam.load_model({model.name!r})"
-        return Page(
-            title, one.pictures[0], one.regions[0], model.name, self.things, sets, self.total, code=code, notes=notes,
-            first=self.first, words=[] if model.name == "efficientnet_lite0" else ["--model", model.name],
-        )  # fmt: skip
+        load = "load_classifier" if model.task == "classification" else "load_model"
+        is_usual = model.name == DEFAULT
+        more: dict[str, Any] = {
+            "code": f"gradcam.{load}({'' if is_usual else json.dumps(model.name)})",
+            "words": [] if is_usual else ["--model", model.name],
+        }
+        seen = one.pictures[0], one.regions[0]
+        return Page(title, *seen, model.name, self.things, sets, self.total, notes=notes, first=self.first, **more)
 
 
 def find_stages(model: nn.Module, images: Tensor, last: str) -> list[str]:
@@ -255,7 +257,9 @@ def find_stages(model: nn.Module, images: Tensor, last: str) -> list[str]:
     before = seen[: [name for name, _ in seen].index(outlet.name)] if own is not None and is_grid else []
     stages: dict[tuple[int, ...], str] = {}
     for name, shape in before:
-        is_finer = own is not None and shape[2] > own[2] and shape[3] > own[3] and max(shape[2:]) < max(images.shape[2:])
+        is_finer = (
+            own is not None and shape[2] > own[2] and shape[3] > own[3] and max(shape[2:]) < max(images.shape[2:])
+        )
         best = stages.get(shape[2:])
         if is_finer and (best is None or name.count(".") <= best.count(".")):
             stages[shape[2:]] = name

@@ -24,8 +24,10 @@ from gradcam.images.marks import Mark, draw_marks
 from gradcam.images.read import Pixels, Region
 from gradcam.images.write import SUFFIXES, check_suffix, choose, encode_image, encode_png, write_image
 from gradcam.models.labels import name_class
+from gradcam.models.shown import show_explanation
 from gradcam.targets.base import Instance
 from gradcam.targets.classes import ClassTarget, probabilities
+from gradcam.web.page import Page
 
 HEIGHTS = (640, 320)  # pixels of a picture in a notebook at most: of one alone, and of one of several
 
@@ -378,6 +380,49 @@ class PictureExplanation(Pictured, Explanation):
             super().save(path, i, k)
         else:
             write_image(path, self._draw_all(i, k, alpha=alpha, colormap=colormap))
+
+    def page(self, path: str | os.PathLike[str] | None = None, *, i: int = 0, name: str = "picture") -> Page:
+        """Make a page of picture i and its maps, alive in any browser without a server.
+
+        It has the maps that this explanation has; `gradcam.page` makes one with those of all classes.
+
+        Parameters
+        ----------
+        path : str or path, default None
+            Where it is written, ending in ``.html``; None writes nothing.
+        i : int, default 0
+            Which picture.
+        name : str, default "picture"
+            What the picture is called in it.
+
+        Returns
+        -------
+        Page
+            With `save`, `to_html` and `to_data`. A notebook shows it by itself.
+
+        Raises
+        ------
+        ImageError
+            Where there is no such picture.
+        GradcamError
+            For another suffix, and where the file cannot be written.
+
+        Examples
+        --------
+        >>> import gradcam
+        >>> explanation = gradcam.load_classifier().explain("photo.jpg", target=[["espresso", "tripod"]])
+        >>> explanation.page("photo.html").things.names
+        ['espresso', 'tripod']
+        """
+        choose(i, None, tuple(self.scores.shape))
+        made = show_explanation(self, i, name)
+        if path is not None:
+            made.save(path)
+        return made
+
+    def _repr_html_(self) -> str:
+        is_one = len(self.pictures) == 1 and self.maps.ndim == 4 and self.reference is None
+        return self.page()._repr_html_() if is_one else super()._repr_html_()
 
     def _draw_one(self, i: int, k: int, **options: Any) -> Pixels:
         return self.overlay(i, k, **options)

@@ -61,6 +61,7 @@ def _clean(facts: Facts) -> list[tuple[str, str]]:
 
 
 def _to_card(card: Card) -> dict[str, Any]:
-    figures = [(printable(caption), to_source(encode_image(fit_view(pixels, SIDE), ".jpg", QUALITY))) for caption, pixels in card.figures.items()]
+    small = {caption: encode_image(fit_view(pixels, SIDE), ".jpg", QUALITY) for caption, pixels in card.figures.items()}
+    figures = [(printable(caption), to_source(data)) for caption, data in small.items()]
     shown = {"title": printable(card.title), "badge": card.badge, "is_bad": card.is_bad}
     return shown | {"facts": _clean(card.facts), "figures": figures}

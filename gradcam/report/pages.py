@@ -125,6 +125,7 @@ def to_details(run: ReportRun, record: Record, privacy: Privacy) -> dict[str, An
         "note": privacy.clean(record.note) if record.note else None,
         "size": record.size,
         "region": record.region,
+        "page": to_url(record.page),
     }
 
 

@@ -19,7 +19,15 @@ from gradcam.storage.run_file import ShardFiles, find_shard_files, list_manifest
 Mode = Literal["new", "resume", "overwrite"]  # what is done about an earlier run
 
 PAGE, REPORT = "index.html", "report"  # and where a report's other files lie
-STATIC = ("style.css", "theme.js", "records.js", "grid.js", "detail.js", "gallery.js")  # of a report, whatever the run
+STATIC = (
+    "style.css",
+    "theme.js",
+    "common.js",
+    "records.js",
+    "grid.js",
+    "detail.js",
+    "gallery.js",
+)  # of a report, whatever the run
 # What a report is made of, below its folder.
 REPORT_FILES = re.compile(
     rf"{'|'.join(map(re.escape, STATIC))}|details-[0-9a-f]+/\d+\.js|views/.+\.(small|large|\d+)\.jpg", re.DOTALL

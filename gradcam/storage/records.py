@@ -19,7 +19,7 @@ Entry = TypeVar("Entry", "Prediction", "Explained")
 
 # Keys that are left out where they have no value
 OPTIONAL = (
-    *("heatmap", "map", "panel", "fit", "sha256", "tar"),
+    *("heatmap", "map", "panel", "fit", "sha256", "tar", "page"),
     *("box", "point", "number", "edge", "missed", "mask", "text", "against", "like", "on", "word", "keypoint", "axis"),
 )
 
@@ -112,7 +112,7 @@ class Record:
     should know of how the picture is shown. `size`: its (height, width). `region`: the pixels that the network saw,
     (top, left, height, width), which maps lie on. `fit`: how it was shown these, where not by its own preprocessing:
     "whole", or "tiles:224" for windows of so many pixels. `sha256`: of what was read, where that is asked for. `tar`:
-    the one that all its files lie in, whose names then are `tar/member`."""
+    the one that all its files lie in, whose names then are `tar/member`. `page`: the page with all of its maps."""
 
     image: str
     model: str
@@ -125,6 +125,7 @@ class Record:
     fit: str | None = None
     sha256: str | None = None
     tar: str | None = None
+    page: str | None = None
 
     __repr__ = show_fields
 
@@ -140,7 +141,8 @@ class Record:
             yield self.tar
             return
         kinds = ((each.overlay, each.heatmap, each.map, each.panel) for each in self.explained)
-        yield from dict.fromkeys(path for paths in kinds for path in paths if path is not None)
+        paths = [*(path for paths in kinds for path in paths), self.page]
+        yield from dict.fromkeys(path for path in paths if path is not None)
 
     def to_json(self) -> str:
         fields: dict[str, Any] = {"schema": SCHEMA, "image": self.image, "status": self.status, "error": self.error}
@@ -162,7 +164,9 @@ class Record:
                 "read it with the one that wrote it, or a newer one"
             )
         try:
-            texts = {it: _check(found.get(it), str, type(None)) for it in ("error", "note", "fit", "sha256", "tar")}
+            texts = {
+                it: _check(found.get(it), str, type(None)) for it in ("error", "note", "fit", "sha256", "tar", "page")
+            }
             record = Record(
                 image=_check(found["image"], str),
                 model=_check(found["model"], str),

@@ -26,7 +26,7 @@ SCHEMA = 1
 LONGEST = 1600  # pixels of the picture in the page
 QUALITY = 88
 COLORMAPS = ("turbo", "viridis", "cividis", "grey")  # cividis and grey for whoever sees colours otherwise
-STYLES, SCRIPTS = ("style.css", "page.css"), {"script": ("theme.js",), "own": ("maps.js", "page.js")}
+STYLES, SCRIPTS = ("style.css", "page.css"), {"script": ("theme.js",), "own": ("common.js", "maps.js", "page.js")}
 HEIGHT = 760  # pixels of a page in a notebook
 
 Floats = NDArray[np.float32]
@@ -190,7 +190,12 @@ class Page:
                 "source": to_source(encode_image(shown, ".jpg", QUALITY)),
             },
             "region": list(map(int, self.region)),
-            "model": {"name": printable(self.model), "classes": self.total, "words": list(self.words), "code": self.code},
+            "model": {
+                "name": printable(self.model),
+                "classes": self.total,
+                "words": list(self.words),
+                "code": self.code,
+            },
             "things": listed,
             "maps": [each.to_data(len(things.names)) for each in self.maps],
             "first": self.first,

@@ -122,7 +122,8 @@ def rename_files(record: Record, names: Mapping[str, str], *, tar: str | None = 
     for each in record.explained:
         renamed: Any = {kind: names.get(getattr(each, kind)) for kind in ("overlay", "heatmap", "map", "panel")}
         explained.append(replace(each, **renamed))
-    return replace(record, explained=tuple(explained), tar=tar)
+    page = None if record.page is None else names.get(record.page)
+    return replace(record, explained=tuple(explained), tar=tar, page=page)
 
 
 def check_classes(place: Path | Store, items: Iterable[Item], classifier: Classifier) -> None:

@@ -158,6 +158,9 @@ function sayBlank(evidence) {
 
 function makeFacts(i, details) {
   const facts = [];
+  if (details.page) {
+    facts.push(make("p", {}, make("a", { href: details.page, text: "Look at every class" })));
+  }
   if (details.predictions.length) {
     const list = make("ol", { className: "predictions" });
     for (const [index, label, probability] of details.predictions) {

@@ -112,12 +112,6 @@ function listClasses() {
   element("class").append(...options.sort((a, b) => a[0] - b[0]).map((pair) => pair[1]));
 }
 
-function nameTheme() {
-  const other = document.documentElement.dataset.theme === "dark" ? "Light" : "Dark";
-  element("theme-button").textContent = other;
-  element("theme-button").setAttribute("aria-label", `Switch to ${other.toLowerCase()}`);
-}
-
 function openHelp() {
   element("help").showModal();
   element("help-title").focus();
@@ -149,21 +143,13 @@ element("more-button").addEventListener("click", () => {
   const isOpen = element("more").classList.toggle("open");
   element("more-button").setAttribute("aria-expanded", isOpen);
 });
-element("theme-button").addEventListener("click", () => {
-  theme.toggle();
-  nameTheme();
-});
 element("help-button").addEventListener("click", openHelp);
 addEventListener("hashchange", () => {
   if (location.hash.slice(1) !== write()) follow();
 });
 addEventListener("keydown", press);
-theme.system.addEventListener("change", () => {
-  theme.apply();
-  nameTheme();
-});
 
 element("needs").remove();
 listClasses();
-nameTheme();
+bindTheme(element("theme-button"));
 follow();

@@ -156,10 +156,3 @@ function splitName(name) { // folders grow pale, and give way first
   const slash = name.lastIndexOf("/") + 1;
   return [make("span", { className: "folder", text: name.slice(0, slash) }), make("span", { text: name.slice(slash) })];
 }
-
-function makeVerdict(label, confidence) {
-  const bar = make("span", { className: "bar" });
-  bar.style.setProperty("--share", confidence);
-  return make("span", { className: "verdict" },
-    make("span", { className: "label", text: label }), make("span", { className: "number", text: percent(confidence) }), bar);
-}

@@ -48,15 +48,6 @@ const gradcam = {
   },
 };
 
-const collator = new Intl.Collator(undefined, { numeric: true, sensitivity: "base" });
-const integer = new Intl.NumberFormat("en-US");
-
-function percent(share) {
-  const value = 100 * share;
-  if (value > 0 && value < 0.1) return "< 0.1 %";
-  return `${value < 9.95 && value > 0 ? value.toFixed(1) : Math.round(value)} %`;
-}
-
 // Ranks are worked out once: a hundred thousand names are compared in a moment, but not at every stroke of a key.
 const ranks = {};
 
@@ -107,16 +98,4 @@ function select(state) { // positions of the records that fit, in the order that
   }
   const compare = SORTS[state.sort]();
   return compare ? found.sort(compare) : found;
-}
-
-function make(tag, options = {}, ...children) { // an element; text goes in as text
-  const { className, text, ...attributes } = options;
-  const element = document.createElement(tag);
-  if (className) element.className = className;
-  if (text !== undefined) element.textContent = text;
-  for (const [name, value] of Object.entries(attributes)) {
-    if (value !== null && value !== undefined) element.setAttribute(name, value);
-  }
-  element.append(...children.filter((child) => child !== null));
-  return element;
 }

@@ -1,0 +1,131 @@
+"""`gradcam page`: one picture, every class, in a page that is alive without a server; and a gallery of such pages."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gradcam.batch.formats import FORMATS
+from gradcam.cli import _options as options
+from gradcam.cli._commands import Command
+from gradcam.cli._job import Attempt, ask, make_folder
+from gradcam.cli._page import PageMaking
+from gradcam.cli._settings import Output, to_settings
+from gradcam.cli._terminal import to_arrow, to_name
+from gradcam.cli.batch import BatchChoice, Typed, explain_all
+from gradcam.errors import printable
+from gradcam.images.files import is_url, join_name
+
+SUFFIXES = (".html", ".htm")
+
+
+@click.command("page", cls=Command)
+@click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
+@options.paged()
+@click.option("--check", "is_checked", is_flag=True, help="Add a verdict on the map that is shown first.")
+@options.output_at(
+    "A file, FILE.html; or a folder, which several pictures need.  [default: <picture>.html in the current folder]",
+    default=None,
+)
+@click.option("--overwrite", is_flag=True, help="Of a folder: remove what an earlier run wrote, and start anew.")
+@click.option("--resume", is_flag=True, help="Of a folder: go on with an earlier run.")
+@click.option("-q", "--quiet", is_flag=True, is_eager=True, help="Print nothing but errors.")
+def page_command(
+    inputs: tuple[str, ...], quiet: bool, output: str | None, is_checked: bool, top: int, **chosen: Any
+) -> int:  # fmt: skip
+    """Make a page of a picture: its heatmaps of every class, to look through in any browser.
+
+    One file holds the picture, the maps and all that draws them: it opens from a disk, without a server and without the
+    network, and can be mailed. All classes are in it, with two signed maps compared by a click, and what each place of the
+    picture speaks for. By gradcam and hirescam all classes have maps; by other methods, and at layers where that would cost
+    too much, the most probable ones have, as the page says.
+
+    Of several pictures, or a folder, each gets a page, and index.html is a gallery that links to them; overlays and records
+    come with it, as `gradcam batch --report --pages` writes them.
+
+    \b
+      gradcam page photo.jpg -o photo.html        one file
+      gradcam page photos/ -o pages/              one each, and a gallery
+      gradcam page photo.jpg --class espresso --check
+    """
+    told = Output(as_json=False, quiet=quiet)
+    kept = {name: value for name, value in chosen.items() if name not in ("overwrite", "resume")}
+    settings = to_settings(kept | {"output": ""})
+    making = PageMaking(settings, top, is_whole=True, is_checked=is_checked)
+    is_file = output is not None and Path(output).suffix.lower() in SUFFIXES and not os.path.isdir(output)
+    image = _find_one(inputs)
+    if image is not None:
+        return _write_one(image, making, told, output, is_file=is_file)
+    if output is None or is_file:
+        what = "no folder was given" if output is None else f"{output} is one file"
+        raise click.UsageError(f"There are several pictures, and {what}: give a folder to --output.")
+    choice = BatchChoice(
+        folder=options.FOLDER.convert(output, None, None),
+        saved=("overlay",),
+        format="jpg",
+        quality=90,
+        output_format=FORMATS["files"],
+        batch_size=None,
+        workers=None,
+        resume=chosen["resume"],
+        overwrite=chosen["overwrite"],
+        report=True,
+        limit=None,
+        shard=None,
+        audit=False,
+        engine="local",
+        address=None,
+        actors_per_gpu=1,
+        pages=True,
+        make_page=making,
+    )
+    if choice.resume and choice.overwrite:
+        raise click.UsageError("--resume goes on with an earlier run, and --overwrite removes it: give one of them.")
+    return explain_all(Typed(inputs, settings, choice, told))
+
+
+def _find_one(inputs: tuple[str, ...]) -> Path | None:
+    """The picture, where it is one alone that lies in a file; archives and lists hold several, whatever they hold."""
+    from gradcam.sources.list import list_inputs
+
+    if len(inputs) > 1 or is_url(inputs[0]) or os.path.isdir(inputs[0]):
+        return None
+    if not os.path.lexists(inputs[0]) and not any(sign in inputs[0] for sign in "*?["):
+        return Path(inputs[0])  # which is not there, as is said when it is read
+    listing = list_inputs(inputs)
+    path = Path(inputs[0])
+    is_one = len(listing.items) == 1 and listing.items[0].content.path is not None
+    return path if is_one and os.path.samefile(str(listing.items[0].content.path), path) else None
+
+
+def _write_one(image: Path, making: PageMaking, told: Output, output: str | None, *, is_file: bool) -> int:
+    classifier, _ = ask(making.settings, told)
+    file = Path(output) if is_file and output else Path(output or ".") / join_name(image.stem, ".html")
+    start, attempt = time.perf_counter(), Attempt(image)
+    with attempt.going_on():
+        if file.parent.is_symlink() or not file.parent.is_dir():
+            make_folder(file.parent)
+        prepared = classifier.prepare(image)
+        page = replace(making(classifier, prepared), name=image.name)
+        page.save(file)
+    if attempt.error is not None:
+        click.echo(attempt.error, err=True)
+        return 1
+    if not told.quiet:
+        things, seconds = page.things, time.perf_counter() - start
+        height, width = page.picture.shape[:2]
+        by = f"{printable(page.model)} on {classifier.device}"
+        sets = [f"{it.method} at {it.layer}" for it in page.maps]
+        click.echo("   ".join([to_name(str(image)), f"{width} x {height}", by, f"{seconds:.1f} s"]))
+        click.echo(
+            f"\n  {printable(things.names[page.first])} first, of {len(things.names):,}; {printable(', '.join(sets))}"
+        )
+        for note in page.notes:
+            click.echo(f"  {printable(note)}")
+        click.echo(f"{to_arrow(str(file))}   {file.stat().st_size / 1e6:.2f} MB\n")
+    return 0
