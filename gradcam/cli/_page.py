@@ -43,7 +43,9 @@ class PageMaking:
         methods = [method for method in settings.methods if isinstance(method, Method)]
         reshape = settings.options.get("reshape")
         made = page(picture, classifier, layers=layers, methods=methods, target=target, top=self.top, reshape=reshape)
-        made = replace(made, words=settings.model.to_words(), code=to_code(settings.model, is_class=is_class))
+        made = replace(
+            made, words=_to_model(settings.model).to_words(), code=to_code(settings.model, is_class=is_class)
+        )
         return self._judge(classifier, picture, made) if self.is_checked else made
 
     def _judge(self, classifier: Classifier, picture: Prepared, made: Page) -> Page:
@@ -68,6 +70,11 @@ def _says_nothing(settings: Settings) -> bool:
 def to_making(settings: Settings) -> MakePage:
     """How `gradcam batch --pages` makes them: at the layers of the run."""
     return PageMaking(settings)
+
+
+def _to_model(choice: ModelChoice) -> ModelChoice:
+    """The choice without what only the other options said."""
+    return replace(choice, prompts=(), task=None if choice.task == "auto" else choice.task)
 
 
 def to_code(choice: ModelChoice, *, is_class: bool) -> str:

@@ -131,16 +131,6 @@ def stack(strips: Sequence[Pixels]) -> Pixels:
     return _join(wide, axis=0)
 
 
-def fit_view(picture: Pixels, longest: int) -> Pixels:
-    """The picture with so many pixels on its longest side, or as it is where it has fewer."""
-    height, width = picture.shape[:2]
-    scale = longest / max(height, width)
-    if scale >= 1:
-        return picture
-    size = (max(1, round(width * scale)), max(1, round(height * scale)))
-    return np.asarray(cv2.resize(picture, size, interpolation=cv2.INTER_AREA), np.uint8)
-
-
 def find_colormap(name: str) -> int:
     """OpenCV's number of a colour map; case does not count. Raises `GradcamError`, with the nearest, for an unknown name."""
     known = str(name).lower()

@@ -86,6 +86,18 @@ def encode_image(image: Pixels, suffix: str, quality: int = 95) -> bytes:
     raise ImageError(f"{image.shape[1]} x {image.shape[0]} pixels do not fit into this format: choose .png")
 
 
+def fit_view(picture: Pixels, longest: int) -> Pixels:
+    """The picture with so many pixels on its longest side, or as it is where it has fewer."""
+    from gradcam.images.opencv import cv2
+
+    height, width = picture.shape[:2]
+    scale = longest / max(height, width)
+    if scale >= 1:
+        return picture
+    size = (max(1, round(width * scale)), max(1, round(height * scale)))
+    return np.asarray(cv2.resize(picture, size, interpolation=cv2.INTER_AREA), np.uint8)
+
+
 def check_pixels(image: Any) -> Pixels:
     """`image`, if it is RGB, uint8 (H,W,3), with at least one pixel; otherwise raises `ImageError`."""
     is_array = isinstance(image, np.ndarray)

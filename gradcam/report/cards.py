@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from gradcam.errors import printable
-from gradcam.images.draw import fit_view
 from gradcam.images.read import Pixels
-from gradcam.images.write import encode_image
+from gradcam.images.write import encode_image, fit_view
 from gradcam.report.views import QUALITY
 from gradcam.web.render import render_whole, to_source, write_page
 

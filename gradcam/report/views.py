@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradcam.errors import GradcamError
-from gradcam.images.draw import fit_view
 from gradcam.images.files import LONGEST_NAME
 from gradcam.images.read import Pixels
-from gradcam.images.write import encode_image
+from gradcam.images.write import encode_image, fit_view
 from gradcam.report.files import Files, read_pixels
 from gradcam.storage.clear import REPORT
 from gradcam.storage.records import Record

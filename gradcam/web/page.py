@@ -17,9 +17,8 @@ from typing_extensions import Self
 
 from gradcam._version import __version__
 from gradcam.errors import GradcamError, OutputError, printable, show_fields
-from gradcam.images.draw import colours_of, find_colormap, fit_view
 from gradcam.images.read import Pixels, Region
-from gradcam.images.write import encode_image
+from gradcam.images.write import encode_image, fit_view
 from gradcam.web.render import render_whole, to_source, write_page
 
 SCHEMA = 1
@@ -277,6 +276,8 @@ def decode(found: Mapping[str, Any]) -> Floats:
 
 def _to_table(name: str) -> str:
     """256 colours as bytes, RGB, in base64."""
+    from gradcam.images.draw import colours_of, find_colormap
+
     if name == "grey":
         table = np.repeat(np.arange(256, dtype=np.uint8)[:, None], 3, 1)
     else:

@@ -391,7 +391,7 @@ def test_hostile_texts_are_no_elements(tmp_path: Path) -> None:
     parser.feed((folder / "index.html").read_text())
     assert "img" not in [tag for tag, _ in parser.tags]
     scripts = [attributes.get("src", attributes.get("type")) for tag, attributes in parser.tags if tag == "script"]
-    names = ("records", "grid", "detail", "gallery")
+    names = ("common", "records", "grid", "detail", "gallery")
     assert scripts == ["report/theme.js", "application/json", *[f"report/{name}.js" for name in names]]
     assert not [
         name for _, attributes in parser.tags for name in attributes if name.startswith("on") or name == "style"

@@ -217,7 +217,7 @@ function showPlace() {
   const where = state.kept ?? state.hovered, square = element("cell"), list = element("place"), set = current();
   square.hidden = !where;
   element("release").hidden = !state.kept;
-  element("place-hint").textContent = state.kept ? "This place is kept." : where ? "A click keeps the place." : "Move over the picture. A click keeps the place.";
+  element("place-hint").textContent = state.kept ? "This place is kept." : where ? "A click keeps the place." : "Move over the picture, or touch it. A click keeps the place.";
   if (!where) {
     list.replaceChildren();
     return;

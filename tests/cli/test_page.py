@@ -1,0 +1,142 @@
+"""`gradcam page`, as it is typed; and `gradcam batch --pages`."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import gradcam
+from gradcam.cli import cli
+from tests.web.test_page import read
+
+FAST = ["--layer", "layer4"]
+HOSTILE = "<img src=x onerror=alert(1)>.jpg"
+
+
+def run(*words: str | Path, status: int = 0) -> Any:
+    result = CliRunner().invoke(cli, list(map(str, words)), standalone_mode=False)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        assert status == 2, result.exception
+        return result
+    assert (result.return_value or 0) == status, result.output
+    return result
+
+
+def write_huge(path: Path) -> None:
+    """The head of a PNG of 60,000 x 60,000 pixels, and hardly any more."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", 60000, 60000, 8, 2, 0, 0, 0)
+    data = zlib.compress(b"\0" * 1000)
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b""))
+
+
+def test_one_picture_is_one_file(photo: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(photo("coffee.jpg"), tmp_path)
+    told = run("page", "coffee.jpg", *FAST, "-o", "photo.html", "--class", "tripod").output
+    data = read(tmp_path / "photo.html")
+    assert data["picture"]["name"] == "coffee.jpg"
+    assert data["things"]["names"][data["first"]] == "tripod"
+    assert data["model"]["words"] == []
+    assert data["verdict"] is None
+    assert "photo.html" in told
+    assert {path.name for path in tmp_path.iterdir()} == {"coffee.jpg", "photo.html"}
+    assert not run("page", "coffee.jpg", *FAST, "--quiet").output
+    assert read(tmp_path / "coffee.html") == read(tmp_path / "photo.html") | {"first": 0}
+
+
+def test_the_verdict_is_of_the_map_that_is_shown_first(photo: Callable[[str], Path], tmp_path: Path) -> None:
+    run("page", photo("coffee.jpg"), *FAST, "-o", tmp_path / "a.html", "--check")
+    data = read(tmp_path / "a.html")
+    expected = gradcam.evaluation.check(gradcam.load_classifier(), photo("coffee.jpg"), layer="layer4")
+    assert data["verdict"]["outcome"] == expected.outcome
+    assert "espresso (967)" in data["verdict"]["of"]
+    assert [test["outcome"] for test in data["verdict"]["tests"]] == [test.outcome for test in expected.tests]
+
+
+def test_a_folder_has_a_page_for_each_and_a_gallery(photo: Callable[[str], Path], tmp_path: Path) -> None:
+    pictures, pages = tmp_path / "photos", tmp_path / "pages"
+    (pictures / "more").mkdir(parents=True)
+    shutil.copy(photo("coffee.jpg"), pictures / "index.jpg")  # whose page is not to be the gallery
+    shutil.copy(photo("coffee.jpg"), pictures / HOSTILE)
+    shutil.copy(photo("rocket.jpg"), pictures / "more")
+    (pictures / "text.jpg").write_text("this is a text")
+    write_huge(pictures / "huge.png")
+    result = run("page", pictures, "-o", pages, *FAST, status=1)
+    for name in ("text.jpg", "huge.png"):
+        assert sum(line.startswith(f"{name}: ") for line in result.output.splitlines()) == 1
+    records = {record.image: record for record in gradcam.read_manifest(pages)}
+    done = {name: record.page for name, record in records.items() if record.error is None}
+    assert done.keys() == {"index.jpg", HOSTILE, "more/rocket.jpg"}
+    assert done["index.jpg"] == "index-page.html"
+    for name, page in done.items():
+        data = read(pages / str(page))
+        assert data["picture"]["name"] == Path(name).name
+        assert (pages / str(page)).parent.joinpath(data["link"]).resolve() == (pages / "index.html").resolve()
+    details = "".join(path.read_text() for path in pages.glob("report/details-*/*.js"))
+    assert '"page":"more/rocket.html"' in details
+    assert run("page", pictures, "-o", pages, *FAST, status=2).exception is not None
+    run("page", pictures, "-o", pages, *FAST, "--overwrite", status=1)
+
+
+def test_batch_writes_the_same_pages(photo: Callable[[str], Path], tmp_path: Path) -> None:
+    pictures = tmp_path / "photos"
+    pictures.mkdir()
+    shutil.copy(photo("coffee.jpg"), pictures)
+    run("batch", pictures, "-o", tmp_path / "out", "--report", "--pages", "-q")
+    run("page", pictures / "coffee.jpg", "-o", tmp_path / "one.html", *FAST, "-q")
+    assert read(tmp_path / "out/coffee.html") == read(tmp_path / "one.html") | {"link": "index.html"}
+    run("batch", pictures, "-o", tmp_path / "plain", "--pages", "-q")
+    assert read(tmp_path / "plain/coffee.html")["link"] is None
+    assert not (tmp_path / "plain/index.html").exists()
+    run("batch", pictures, "-o", tmp_path / "out", "--overwrite", "-q")
+    assert not (tmp_path / "out/coffee.html").exists()
+
+
+def test_what_is_copied_makes_this_very_map(photo: Callable[[str], Path], tmp_path: Path) -> None:
+    """The options that choose the model are in the page, in the shell's words and in Python."""
+    labels = tmp_path / "labels.txt"
+    labels.write_text("\n".join(f"it's {i}" for i in range(1000)))
+    run("page", photo("coffee.jpg"), *FAST, "--labels", labels, "-o", tmp_path / "a.html", "-q")
+    data = read(tmp_path / "a.html")
+    assert data["model"]["words"] == ["--labels", str(labels)]
+    classifier = eval(data["model"]["code"], {"gradcam": gradcam})
+    assert classifier.label(3) == "it's 3"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["a.jpg", "b.jpg"], "give a folder to --output"),
+        (["a.jpg", "b.jpg", "-o", "x.html"], "x.html is one file"),
+        (["a.jpg", "b.jpg", "-o", "out", "--resume", "--overwrite"], "give one of them"),
+        (["a.jpg", "--method", "gradcamm"], "gradcam"),
+        (["a.jpg", "--top", "0"], "0 is not in the range"),
+    ],
+)
+def test_wrong_usage(words: list[str], said: str) -> None:
+    assert said in str(run("page", *words, status=2).exception)
+
+
+def test_bad_files_are_a_line_each(tmp_path: Path) -> None:
+    (tmp_path / "text.jpg").write_text("this is a text")
+    write_huge(tmp_path / "huge.png")
+    for name in ("text.jpg", "huge.png", "gone.jpg"):
+        result = run("page", tmp_path / name, "-o", tmp_path / "a.html", *FAST, status=1)
+        (line,) = result.output.strip().splitlines()
+        assert line.startswith(str(tmp_path / name))
+        assert not (tmp_path / "a.html").exists()
+    assert not re.search("Traceback", result.output)
+    assert json.dumps(line)

@@ -1,0 +1,251 @@
+"""The page of one picture: its numbers are those of `explain`, and its data is as docs/reference/page.schema.json says."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+import torch
+import torchvision
+from numpy.typing import NDArray
+
+import gradcam
+from gradcam.errors import GradcamError, OutputError
+from gradcam.targets import Box
+from gradcam.web.page import Page
+from tests.helpers import tiny_model
+
+ROOT = Path(__file__).parent.parent.parent
+SCHEMA = json.loads((ROOT / "docs/reference/page.schema.json").read_text())
+HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script> & \u202e'\""
+CLASSES = 1000
+
+
+def read(path: Path) -> dict[str, Any]:
+    found = re.findall(
+        r'<script type="application/json" id="data">(.*?)</script>', path.read_text(encoding="utf-8"), re.S
+    )
+    assert len(found) == 1
+    data: dict[str, Any] = json.loads(found[0])
+    jsonschema.validate(data, SCHEMA, jsonschema.Draft202012Validator)
+    return data
+
+
+def to_rows(found: dict[str, Any]) -> NDArray[np.float32]:
+    """As the reference says it."""
+    kind = {"int8": "<i1", "int16": "<i2"}[found["type"]]
+    numbers = np.frombuffer(base64.b64decode(found["data"]), kind)
+    scales = np.frombuffer(base64.b64decode(found["scales"]), "<f4")
+    return (numbers.reshape(found["shape"]) * scales[:, None]).astype(np.float32)
+
+
+def to_maps(entry: dict[str, Any]) -> NDArray[np.float32]:
+    """(K,h,w)."""
+    rows = to_rows(entry["maps"]) if "maps" in entry else to_rows(entry["weights"]) @ to_rows(entry["channels"])
+    return rows.reshape(-1, *entry["grid"])
+
+
+@pytest.fixture(scope="module")
+def cat(classifier: gradcam.Classifier, photo: Callable[[str], Path]) -> Page:
+    return gradcam.page(photo("cat_and_espresso.jpg"), classifier)
+
+
+@pytest.mark.slow
+def test_all_classes_at_four_layers_are_the_maps_of_explain(
+    cat: Page, classifier: gradcam.Classifier, photo: Callable[[str], Path], tmp_path: Path
+) -> None:
+    cat.save(tmp_path / "cat.html")
+    data = read(tmp_path / "cat.html")
+    assert [entry["layer"] for entry in data["maps"]] == ["layer4", "layer3", "layer2", "layer1"]
+    assert sorted(data["things"]["indices"]) == list(range(CLASSES))
+    shares = data["things"]["shares"]
+    assert shares == sorted(shares, reverse=True)
+    chosen = [0, 1, 7, 400, 999]
+    indices = [data["things"]["indices"][each] for each in chosen]
+    for entry, tolerance in zip(data["maps"], (0.004, 0.004, 0.02, 0.02)):
+        assert entry["things"] is None
+        found = to_maps(entry)
+        assert len(found) == CLASSES
+        one = classifier.explain(photo("cat_and_espresso.jpg"), entry["layer"], target=[indices], evidence="signed")
+        for at, expected in zip(chosen, one.maps[0].numpy()):
+            assert np.abs(found[at] - expected).max() <= tolerance * np.abs(expected).max()
+    own = len(data["picture"]["source"])
+    assert (tmp_path / "cat.html").stat().st_size - own < 1_000_000
+
+
+def test_the_exact_maps_are_those_of_backward_passes(
+    classifier: gradcam.Classifier, photo: Callable[[str], Path]
+) -> None:
+    """Before they are made whole numbers: but for rounding."""
+    page = gradcam.page(photo("coffee.jpg"), classifier, layers=["layer4"], methods=["gradcam", "hirescam"])
+    for each in page.maps:
+        assert each.maps is not None
+        indices = [page.things.indices[at] for at in (0, 10, 500)]
+        one = classifier.explain(photo("coffee.jpg"), "layer4", method=each.method, target=[indices], evidence="signed")
+        np.testing.assert_allclose(
+            each.maps[[0, 10, 500]], one.maps[0].numpy(), atol=1e-5 * float(one.maps.abs().max())
+        )
+
+
+class Counting(torch.nn.Module):
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model, self.passes = model, 0
+
+    def forward(self, images: torch.Tensor) -> Any:
+        self.passes += 1
+        return self.model(images)
+
+
+def test_the_last_layer_takes_two_passes_more_than_run(photo: Callable[[str], Path]) -> None:
+    counting = Counting(torchvision.models.resnet18(weights=None)).eval()
+    classifier = gradcam.load_classifier(counting, layer="model.layer4")
+    counting.passes = 0
+    classifier.explain(photo("coffee.jpg"))
+    own, counting.passes = counting.passes, 0
+    page = gradcam.page(photo("coffee.jpg"), classifier, layers=["model.layer4"])
+    assert page.maps[0].things is None
+    assert counting.passes <= own + 2
+
+
+def test_the_model_is_left_as_it_was(photo: Callable[[str], Path]) -> None:
+    model = torchvision.models.resnet18(weights=None).train()
+    classifier = gradcam.load_classifier(model, layer="layer4")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    flags = [module.training for module in model.modules()]
+    gradcam.page(photo("coffee.jpg"), classifier)
+    assert [module.training for module in model.modules()] == flags
+    assert all(not module._forward_hooks for module in model.modules())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.is_grad_enabled()
+
+
+def test_other_methods_have_maps_of_the_most_probable_and_say_so(
+    classifier: gradcam.Classifier, photo: Callable[[str], Path]
+) -> None:
+    page = gradcam.page(
+        photo("coffee.jpg"), classifier, layers=["layer4"], methods=["gradcam", "layercam"], target="tripod", top=5
+    )
+    own, other = page.to_data()["maps"]
+    assert own["things"] is None
+    assert other["evidence"] == "positive"
+    at = page.things.names.index("tripod")
+    assert set(other["things"]) == {*range(5), at}
+    assert page.first == at
+    one = classifier.explain(photo("coffee.jpg"), "layer4", method="layercam", target="tripod")
+    np.testing.assert_allclose(
+        to_maps(other)[other["things"].index(at)], one.maps[0, 0].numpy(), atol=0.005 * float(one.maps.max())
+    )
+    (note,) = page.notes
+    assert "layercam at layer4" in note
+    assert "6 of 1000" in note
+    assert "--top" in note
+
+
+@pytest.mark.parametrize("name", ["resnet18", "densenet121", "vgg11", "vit_b_16"])
+@pytest.mark.slow
+def test_models_of_all_kinds(name: str, photo: Callable[[str], Path]) -> None:
+    model = getattr(torchvision.models, name)(weights=None).eval()
+    if hasattr(model, "heads"):
+        torch.nn.init.normal_(model.heads.head.weight)  # torchvision's are zero
+    classifier = gradcam.load_classifier(model)
+    page = gradcam.page(photo("coffee.jpg"), classifier, top=3)
+    jsonschema.validate(page.to_data(), SCHEMA)
+    for each in page.to_data()["maps"]:
+        things = each["things"] or [0, 1, 2]
+        index = page.things.indices[things[1]]
+        one = classifier.explain(photo("coffee.jpg"), each["layer"], target=index, evidence="signed")
+        expected = one.maps[0, 0].numpy()
+        assert np.abs(to_maps(each)[1] - expected).max() <= 0.03 * np.abs(expected).max()
+
+
+def test_an_explanation_has_a_page_of_its_own_maps(
+    classifier: gradcam.Classifier, photo: Callable[[str], Path], tmp_path: Path
+) -> None:
+    one = classifier.explain(photo("coffee.jpg"), target=[["tripod", "espresso"]], evidence="negative")
+    page = one.page(tmp_path / "page.html")
+    data = read(tmp_path / "page.html")
+    assert data["things"]["names"] == ["espresso", "tripod"]  # the more probable one first
+    expected = -one.maps[0].numpy()[::-1]  # against: the sign is back
+    assert np.abs(to_maps(data["maps"][0]) - expected).max() <= 0.005 * np.abs(expected).max()
+    assert "2 of the model's 1000 classes" in page.notes[0]
+
+
+def test_a_detector_has_boxes_in_place_of_classes(photo: Callable[[str], Path]) -> None:
+    model = torchvision.models.detection.ssdlite320_mobilenet_v3_large(
+        weights=None, weights_backbone=None, num_classes=3, score_thresh=0.0, detections_per_img=3
+    ).eval()
+    detector = gradcam.load_detector(model, labels=["background", HOSTILE, "cat"])
+    data = gradcam.page(photo("coffee.jpg"), detector).to_data()
+    jsonschema.validate(data, SCHEMA)
+    assert data["things"]["kind"] == "box"
+    count = len(data["things"]["names"])
+    assert count == len(data["things"]["boxes"]) == len(to_maps(data["maps"][0])) > 1
+    assert data["things"]["words"][1] == ["--box", "1"]
+    one = detector.explain(photo("coffee.jpg"), target=Box(1), evidence="signed")
+    assert one.maps.shape[2:] == tuple(data["maps"][0]["grid"])
+    expected = one.maps[0, 0].numpy()
+    assert np.abs(to_maps(data["maps"][0])[1] - expected).max() <= 0.005 * max(np.abs(expected).max(), 1e-9)
+
+
+def test_a_function_is_named_by_its_number(classifier: gradcam.Classifier, photo: Callable[[str], Path]) -> None:
+    page = gradcam.page(photo("coffee.jpg"), classifier, target=lambda output: output[:, :2])
+    assert page.things.names == ["score 0", "score 1"]
+    assert page.things.indices == [None, None]
+
+
+def test_nan_is_an_error(photo: Callable[[str], Path]) -> None:
+    model = tiny_model()
+    with torch.no_grad():
+        next(model.parameters()).fill_(float("nan"))
+    with pytest.raises(GradcamError, match="NaN"):
+        gradcam.page(photo("coffee.jpg"), gradcam.load_classifier(model, size=24, layer="3"))
+
+
+def test_hostile_names_are_texts(classifier: gradcam.Classifier, photo: Callable[[str], Path], tmp_path: Path) -> None:
+    labels = [HOSTILE] * CLASSES
+    named = gradcam.load_classifier(classifier.model, labels=labels, layer="layer4")
+    page = gradcam.page(photo("coffee.jpg"), named, layers=["layer4"], name=f"{HOSTILE}.jpg")
+    text = page.to_html()
+    body = re.sub(r'<script type="application/json".*?</script>', "", text, flags=re.S)
+    assert "<img src=x" not in text
+    assert "alert(2)</script>" not in body
+    assert text.count("<script") == 4
+
+
+def test_the_policy_heeds_nothing_but_what_is_in_the_page(cat: Page) -> None:
+    import hashlib
+
+    text = cat.to_html()
+    (policy,) = re.findall('Content-Security-Policy" content="(.*?)"', text)
+    policy = html.unescape(policy)
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "http" not in policy
+    for kind in ("script", "style"):
+        for code in re.findall(rf"<{kind}>(.*?)</{kind}>", text, re.S):
+            digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
+            assert f"'sha256-{digest}'" in policy
+
+
+def test_another_suffix_and_a_folder_that_is_not_there(cat: Page, tmp_path: Path) -> None:
+    with pytest.raises(GradcamError, match=r"page.png: a page is written as .html"):
+        cat.save(tmp_path / "page.png")
+    with pytest.raises(OutputError, match="there is no folder"):
+        cat.save(tmp_path / "nowhere" / "page.html")
+
+
+@pytest.mark.parametrize("top", [0, True, 1.5, "many"])
+def test_a_number_of_classes_is_a_number(
+    top: Any, classifier: gradcam.Classifier, photo: Callable[[str], Path]
+) -> None:
+    with pytest.raises(GradcamError, match="expected a number of classes"):
+        gradcam.page(photo("coffee.jpg"), classifier, top=top)
