@@ -1,0 +1,472 @@
+"""The page of one picture in a real browser: every control, at phone and desktop width, dark and light."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradcam
+from gradcam.targets import ClassTarget
+from gradcam.web.page import MapSet, Page, Things
+from tests.browser import DESKTOP, PHONE, Visit, expect, needs_browser
+
+pytestmark = [pytest.mark.slow, needs_browser]
+HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script> & 'quoted'"
+EVIDENCE = ("positive", "negative", "signed")
+
+
+@pytest.fixture(scope="module")
+def cat(classifier: gradcam.Classifier, photo: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Page:
+    made = gradcam.page(
+        photo("cat_and_espresso.jpg"), classifier, layers=["layer4", "head.0"], methods=["gradcam", "layercam"], top=6
+    )
+    tests = [{"question": "Does it differ?", "outcome": "passed", "reason": "It does."}]
+    verdict = {"of": "Of this map.", "outcome": "undecided", "summary": "Who knows.", "tests": tests}
+    return made.judged(verdict)
+
+
+@pytest.fixture(scope="module")
+def file(cat: Page, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "cat.html"
+    cat.save(path)
+    return path
+
+
+@pytest.fixture
+def go(visit: Callable[..., Visit], file: Path) -> Callable[..., Any]:
+    def start(path: Path = file, **options: Any) -> Any:
+        page = visit(**options).page
+        page.goto(path.as_uri())
+        return page
+
+    return start
+
+
+def shown(page: Any) -> str:
+    text: str = page.locator("#shown-name").inner_text()
+    return text
+
+
+def facts(page: Any) -> str:
+    text: str = page.locator("#shown-facts").inner_text()
+    return text
+
+
+def pixels(page: Any, canvas: str = "#heatmap") -> Any:
+    """RGBA of the heatmap as it is drawn, without the picture."""
+    found = page.locator(canvas).evaluate(
+        """(it) => {
+            const copy = Object.assign(document.createElement("canvas"), { width: it.width, height: it.height });
+            const context = copy.getContext("2d", { willReadFrequently: true });
+            context.drawImage(it, 0, 0);
+            return [it.width, it.height, [...context.getImageData(0, 0, it.width, it.height).data]];
+        }"""
+    )
+    return np.array(found[2], np.uint8).reshape(found[1], found[0], 4)
+
+
+def choose(page: Any, group: str, value: str) -> None:
+    page.locator(f"#{group} input[value='{value}']").check(force=True)
+
+
+def at(page: Any, across: float, down: float) -> tuple[float, float]:
+    """A place in the region that the network saw, on the screen."""
+    box = page.locator("#seen").bounding_box()
+    return box["x"] + across * box["width"], box["y"] + down * box["height"]
+
+
+def expected_overlay(classifier: gradcam.Classifier, picture: Path, index: int, **options: Any) -> Any:
+    look = {name: options.pop(name) for name in ("colormap", "alpha") if name in options}
+    one = classifier.explain(picture, options.pop("layer", "layer4"), target=index, **options)
+    top, left, height, width = one.regions[0]
+    return one.overlay(outline=False, **look)[top : top + height, left : left + width].astype(float), one
+
+
+def drawn_overlay(page: Any, one: Any) -> Any:
+    """The picture with the canvas over it, as the page has it, at the size of the region."""
+    from PIL import Image
+
+    top, left, height, width = one.regions[0]
+    heat = np.asarray(Image.fromarray(pixels(page)).resize((width, height), Image.Resampling.BILINEAR), float)
+    alpha = heat[..., 3:] / 255
+    picture = one.pictures[0][top : top + height, left : left + width].astype(float)
+    return picture * (1 - alpha) + heat[..., :3] * alpha
+
+
+@pytest.mark.parametrize("evidence", EVIDENCE)
+@pytest.mark.parametrize("colormap", ["turbo", "viridis", "cividis"])
+def test_the_heatmap_is_drawn_as_the_package_draws_it(
+    go: Callable[..., Any], classifier: gradcam.Classifier, photo: Callable[[str], Path], evidence: str, colormap: str
+) -> None:
+    page = go()
+    choose(page, "evidence", evidence)
+    page.select_option("#colours", colormap)
+    page.locator("#opacity").fill("80")
+    picture = photo("cat_and_espresso.jpg")
+    expected, one = expected_overlay(classifier, picture, 285, evidence=evidence, colormap=colormap, alpha=0.8)
+    assert np.abs(drawn_overlay(page, one) - expected).mean() < 2.5
+    other, _ = expected_overlay(classifier, picture, 967, evidence=evidence, colormap=colormap, alpha=0.8)
+    assert np.abs(drawn_overlay(page, one) - other).mean() > 8  # of another class: it could be told apart
+
+
+def test_the_list_has_all_classes_the_most_probable_first(go: Callable[..., Any], cat: Page) -> None:
+    page = go()
+    options = page.locator("#things [role=option]")
+    assert options.count() == 1000
+    assert options.first.inner_text().split("\n") == ["Egyptian cat", "58 %"]
+    assert shown(page) == "Egyptian cat"
+    assert page.locator("#counted").inner_text() == "1,000 classes"
+    assert page.title() == "cat_and_espresso.jpg · Grad-CAM"
+
+
+def test_a_click_the_arrow_keys_and_a_name_switch_the_class(go: Callable[..., Any]) -> None:
+    page = go()
+    before = pixels(page)
+    page.locator("#things [role=option]").nth(1).click()
+    assert shown(page) == "espresso"
+    assert (pixels(page) != before).any()
+    assert page.locator("#things [aria-selected=true]").all_inner_texts()[0].startswith("espresso")
+    assert "espresso" in page.locator("#said").inner_text()
+    page.keyboard.press("ArrowDown")
+    assert shown(page) == "consomme"
+    page.keyboard.press("ArrowUp")
+    assert shown(page) == "espresso"
+    page.keyboard.press("End")
+    last = shown(page)
+    assert page.locator("#things [aria-selected=true]").bounding_box()["y"] < 800  # it is brought into view
+    page.keyboard.press("Home")
+    assert shown(page) == "Egyptian cat" != last
+    page.keyboard.press("/")
+    page.keyboard.type("tripod")
+    assert shown(page) == "tripod"
+    assert page.locator("#counted").inner_text() == "1 of 1,000"
+    page.keyboard.press("Escape")
+    assert page.locator("#search").input_value() == ""
+    assert page.locator("#things [role=option]:visible").count() == 1000
+    page.locator("#things").focus()
+    page.keyboard.type("cup")  # typing in the list goes on in the search
+    assert shown(page) == "cup"
+    page.fill("#search", "967")
+    assert shown(page) == "espresso"
+    page.fill("#search", "nothing is called this")
+    assert page.locator("#counted").inner_text() == "Nothing is called this."
+    assert shown(page) == "espresso"
+
+
+def test_layers_and_methods_are_tabs(go: Callable[..., Any]) -> None:
+    page = go()
+    assert "gradcam at layer4 · 7 × 7 cells" in facts(page)
+    before = pixels(page)
+    choose(page, "layers", "head.0")
+    assert "gradcam at head.0" in facts(page)
+    assert (pixels(page) != before).any()
+    choose(page, "methods", "layercam")
+    assert "layercam at head.0" in facts(page)
+    assert page.locator("#evidence input[value=signed]").is_disabled()  # it has no signs
+    assert page.locator("#counted").inner_text() == "1,000 classes, 6 of them with maps here"
+    page.locator("#things [role=option]").nth(500).click()
+    assert "has no map of" in page.locator("#blank").inner_text()
+    assert not pixels(page)[..., 3].any()
+    page.locator("#things").focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("[")
+    assert "layercam at layer4" in facts(page)
+    assert "6 of 1000 classes" in page.locator(".masthead").inner_text()
+
+
+def test_hovering_lists_what_a_place_speaks_for(go: Callable[..., Any], cat: Page) -> None:
+    page = go()
+    values = cat.maps[0].maps
+    assert values is not None
+    for across, down in ((0.2, 0.3), (0.8, 0.4)):
+        page.mouse.move(*at(page, across, down))
+        row, column = int(down * 7), int(across * 7)
+        order = np.argsort(-values[:, row, column])[:8]
+        names = page.locator("#place .label").all_inner_texts()
+        assert names[:3] == [cat.things.names[k] for k in order[:3]]
+        numbers = [int(it) for it in page.locator("#place .number").all_inner_texts()]
+        assert numbers[0] == 100
+        assert abs(numbers[4] - 100 * values[order[4], row, column] / values[order[0], row, column]) < 2
+    page.mouse.move(5, 5)
+    assert page.locator("#place li").count() == 0
+
+
+def test_a_click_keeps_the_place(go: Callable[..., Any]) -> None:
+    page = go()
+    page.mouse.click(*at(page, 0.2, 0.3))
+    names = page.locator("#place .label").all_inner_texts()
+    page.mouse.move(*at(page, 0.8, 0.4))
+    assert page.locator("#place .label").all_inner_texts() == names
+    assert page.locator("#cell").is_visible()
+    choose(page, "layers", "head.0")  # the place stays, whatever the layer
+    assert page.locator("#cell").is_visible()
+    page.locator("#place .pick").nth(1).click()
+    assert shown(page) == page.locator("#place .label").nth(1).inner_text()
+    page.locator("#release").click()
+    assert page.locator("#release").is_hidden()
+    page.mouse.click(*at(page, 0.2, 0.3))
+    page.keyboard.press("Escape")
+    assert page.locator("#cell").is_hidden()
+
+
+def test_the_keys_move_over_the_picture(go: Callable[..., Any], cat: Page) -> None:
+    page = go()
+    page.locator("#stage").focus()
+    page.keyboard.press("ArrowDown")  # the middle
+    page.keyboard.press("ArrowLeft")
+    values = cat.maps[0].maps
+    assert values is not None
+    assert page.locator("#place .label").first.inner_text() == cat.things.names[int(values[:, 3, 2].argmax())]
+    page.keyboard.press("Enter")
+    assert page.locator("#release").is_visible()
+    assert page.locator("#said").inner_text().startswith("This place speaks for")
+
+
+def test_two_classes_are_compared(
+    go: Callable[..., Any], classifier: gradcam.Classifier, photo: Callable[[str], Path]
+) -> None:
+    page = go()
+    page.locator("#against").check()
+    assert shown(page) == "Egyptian cat against espresso"
+    picture = photo("cat_and_espresso.jpg")
+    one = classifier.explain(
+        picture, "layer4", target=ClassTarget(285, score="contrast", against=[967]), evidence="signed"
+    )
+    top, left, height, width = one.regions[0]
+    expected = one.overlay(outline=False)[top : top + height, left : left + width].astype(float)
+    assert np.abs(drawn_overlay(page, one) - expected).mean() < 2.5
+    command = page.locator("#command").inner_text()
+    assert command.endswith(
+        "--class 285 --score contrast --against 967 --layer layer4 --method gradcam --evidence signed"
+    )
+    assert page.locator("#legend-high").inner_text() == "for Egyptian cat"
+    page.locator("#things [role=option]").nth(4).click()  # the list chooses B
+    assert shown(page) == "Egyptian cat against soup bowl"
+    page.locator("#swap").click()
+    assert shown(page) == "soup bowl against Egyptian cat"
+    page.locator("input[name=side][value=a]").check(force=True)
+    page.locator("#things [role=option]").nth(0).click()
+    assert "The two maps are the same." in page.locator("#blank").inner_text()
+    page.locator("#against").uncheck()
+    assert shown(page) == "Egyptian cat"
+
+
+def test_opacity_colours_cells_and_outline(go: Callable[..., Any]) -> None:
+    page = go()
+    opacity = page.locator("#opacity")
+    opacity.fill("100")
+    assert pixels(page)[..., 3].max() == 255
+    opacity.fill("0")
+    assert pixels(page)[..., 3].max() == 0
+    opacity.fill("50")
+    page.select_option("#colours", "grey")
+    found = pixels(page)
+    full = found[found[..., 3] == found[..., 3].max()]
+    assert (np.ptp(full[:, :3].astype(int), axis=1) <= 2).all()
+    choose(page, "cells", "raw")
+    assert pixels(page).shape == (7, 7, 4)
+    assert page.locator("#heatmap").evaluate("(it) => getComputedStyle(it).imageRendering") == "pixelated"
+    choose(page, "cells", "smooth")
+    assert pixels(page).shape == (256, 256, 4)
+    assert page.locator("#seen").is_visible()
+    page.locator("#outline").uncheck()
+    assert page.locator("#seen").is_hidden()
+
+
+def test_the_heatmap_lies_on_what_the_network_saw(go: Callable[..., Any], cat: Page) -> None:
+    page = go()
+    picture, heat = (page.locator(it).bounding_box() for it in ("#picture", "#heatmap"))
+    top, left, height, width = cat.region
+    scale = picture["width"] / 800
+    for found, expected in (
+        (heat["x"] - picture["x"], left), (heat["y"] - picture["y"], top), (heat["width"], width), (heat["height"], height)
+    ):  # fmt: skip
+        assert abs(found - expected * scale) < 1
+
+
+@pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_side_by_side(go: Callable[..., Any], viewport: dict[str, int]) -> None:
+    page = go(viewport=viewport)
+    assert page.locator("#plain").is_hidden()
+    page.locator("#beside").check()
+    boxes = [page.locator(it).bounding_box() for it in ("#stage", "#plain")]
+    assert boxes[0]["y"] == boxes[1]["y"]
+    assert boxes[1]["x"] >= boxes[0]["x"] + boxes[0]["width"]
+    assert boxes[1]["x"] + boxes[1]["width"] <= viewport["width"]
+
+
+def test_what_is_copied(go: Callable[..., Any], classifier: gradcam.Classifier, photo: Callable[[str], Path]) -> None:
+    page = go()
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    choose(page, "evidence", "negative")
+    page.select_option("#colours", "viridis")
+    page.locator("#opacity").fill("70")
+    page.locator("#copy-command").click()
+    command = page.evaluate("navigator.clipboard.readText()")
+    assert command == (
+        "gradcam run cat_and_espresso.jpg --class 285 --layer layer4 --method gradcam --evidence negative "
+        "--colormap viridis --alpha 0.7"
+    )
+    expect(page.locator("#copy-command")).to_have_text("Copied")
+    page.locator("#copy-python").click()
+    code = page.evaluate("navigator.clipboard.readText()")
+    code = code.replace('"cat_and_espresso.jpg"', repr(str(photo("cat_and_espresso.jpg"))))
+    namespace: dict[str, Any] = {}
+    exec(code.rpartition("\n")[0], namespace)  # all but the line that saves
+    expected = namespace["explanation"].overlay(outline=False, colormap="viridis", alpha=0.7).astype(float)
+    one = namespace["explanation"]
+    top, left, height, width = one.regions[0]
+    assert np.abs(drawn_overlay(page, one) - expected[top : top + height, left : left + width]).mean() < 2.5
+
+
+def test_the_picture_is_downloaded(go: Callable[..., Any], cat: Page, tmp_path: Path) -> None:
+    from PIL import Image
+
+    page = go()
+    with page.expect_download() as waiting:
+        page.locator("#download").click()
+    assert waiting.value.suggested_filename == "cat_and_espresso-gradcam-Egyptian_cat-layer4.png"
+    waiting.value.save_as(tmp_path / "a.png")
+    found = np.asarray(Image.open(tmp_path / "a.png").convert("RGB")).astype(int)
+    assert found.shape == (640, 800, 3)
+    assert np.abs(found[:30] - cat.picture[:30]).mean() < 4  # outside, the picture as it is
+    assert np.abs(found[100:500, 150:350] - cat.picture[100:500, 150:350]).mean() > 15
+
+
+def test_dark_and_light(go: Callable[..., Any]) -> None:
+    for scheme in ("light", "dark"):
+        page = go(color_scheme=scheme)
+        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, ground[4:-1].split(","))) < 200) == (scheme == "dark")
+        page.locator("#theme-button").click()
+        other = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert other != ground
+        page.reload()
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == other
+
+
+def test_keys_and_the_verdict(go: Callable[..., Any]) -> None:
+    page = go()
+    page.keyboard.press("?")
+    assert page.locator("#help").is_visible()
+    page.keyboard.press("Escape")
+    page.keyboard.press("e")
+    assert "evidence against" in facts(page)
+    page.keyboard.press("s")
+    assert page.locator("#plain").is_visible()
+    assert page.locator("#verdict").inner_text().split()[:2] == ["Check", "undecided"]
+    assert "It does." in page.locator("#verdict").inner_text()
+    page.get_by_role("link", name="undecided").click()
+    assert page.url.endswith("#verdict")
+
+
+@pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_nothing_is_wider_than_the_screen(go: Callable[..., Any], viewport: dict[str, int]) -> None:
+    page = go(viewport=viewport)
+    page.locator("#against").check()
+    page.mouse.click(*at(page, 0.3, 0.3))
+    assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
+    for name in ("#stage", "#things", "#controls", "#place", "#command"):
+        box = page.locator(name).bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= viewport["width"]
+
+
+def test_a_phone_is_touched(go: Callable[..., Any]) -> None:
+    page = go(viewport=PHONE, has_touch=True, is_mobile=True)
+    page.touchscreen.tap(*at(page, 0.2, 0.3))
+    assert page.locator("#place li").count() == 8
+    assert page.locator("#release").is_visible()
+    page.locator("#things [role=option]").nth(1).tap()
+    assert shown(page) == "espresso"
+
+
+def test_the_page_lives_in_a_notebook_without_a_kernel(cat: Page, visit: Callable[..., Visit], tmp_path: Path) -> None:
+    (tmp_path / "viewer.html").write_text(f"<!doctype html><meta charset=utf-8><body>{cat._repr_html_()}", "utf-8")
+    page = visit().page
+    page.goto((tmp_path / "viewer.html").as_uri())
+    inside = page.frame_locator("iframe")
+    inside.locator("#things [role=option]").nth(1).click()
+    assert inside.locator("#shown-name").inner_text() == "espresso"
+    inside.locator("#copy-command").click()
+    expect(inside.locator("#copy-command")).to_have_text("Copied")
+
+
+def test_boxes_are_marked_and_hostile_texts_are_texts(go: Callable[..., Any], cat: Page, tmp_path: Path) -> None:
+    maps = MapSet("layer4", HOSTILE, "signed", np.arange(18, dtype=np.float32).reshape(2, 3, 3) - 9)
+    things = Things(
+        "box", [HOSTILE, "cup"], [1, 2], [0.9, None], [[80, 64, 400, 320], None], [["--box", "it's"], None], ["x", None]
+    )
+    page_of = replace(
+        cat, name=f"{HOSTILE}.jpg", things=things, maps=[maps], notes=[HOSTILE], verdict=None, first=0, model=HOSTILE
+    )
+    page_of.save(tmp_path / "hostile.html")
+    page = go(tmp_path / "hostile.html")
+    assert page.locator("#things [role=option]").count() == 2
+    assert page.locator("#counted").inner_text() == "2 boxes"
+    assert HOSTILE in shown(page)
+    box, stage = (page.locator(it).bounding_box() for it in ("#box", "#stage"))
+    assert abs(box["width"] - stage["width"] * 320 / 800) < 6
+    assert """--box 'it'\\''s'""" in page.locator("#command").inner_text()
+    assert page.locator("img").count() == 2
+    page.locator("#things [role=option]").nth(1).click()
+    assert page.locator("#box").is_hidden()
+    assert page.locator("#command").inner_text().startswith("#")
+
+
+def test_the_gallery_leads_to_the_pages_and_back(
+    visit: Callable[..., Visit], photo: Callable[[str], Path], tmp_path: Path
+) -> None:
+    from click.testing import CliRunner
+
+    from gradcam.cli import cli
+
+    (tmp_path / "photos").mkdir()
+    shutil.copy(photo("coffee.jpg"), tmp_path / "photos")
+    shutil.copy(photo("rocket.jpg"), tmp_path / "photos")
+    words = ["page", str(tmp_path / "photos"), "-o", str(tmp_path / "pages"), "--layer", "layer4", "-q"]
+    assert CliRunner().invoke(cli, words, standalone_mode=False).return_value == 0
+    page = visit().open(tmp_path / "pages")
+    page.locator("#grid .card").first.click()
+    page.get_by_role("link", name="Look at every class").click()
+    expect(page.locator("#shown-name")).to_have_text("espresso")
+    page.get_by_role("link", name="Gallery").click()
+    expect(page.locator("#grid .card")).to_have_count(2)
+
+
+@pytest.fixture(scope="module")
+def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """axe-core's script, from npm; skipped where that cannot be reached."""
+    if (npm := shutil.which("npm")) is None:
+        pytest.skip("there is no npm")
+    folder = tmp_path_factory.mktemp("axe")
+    words = [npm, "install", "--prefix", str(folder), "--ignore-scripts", "--no-audit", "--no-fund", "axe-core@4"]
+    try:
+        subprocess.run(words, check=True, capture_output=True, timeout=120)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
+        pytest.skip("npm has no axe-core to give")
+    return (folder / "node_modules/axe-core/axe.min.js").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_accessibility(go: Callable[..., Any], axe: str, viewport: dict[str, int], scheme: str) -> None:
+    page = go(viewport=viewport, color_scheme=scheme, bypass_csp=True)
+    page.locator("#against").check()
+    page.mouse.click(*at(page, 0.3, 0.3))
+    page.evaluate(axe)
+    found = json.loads(page.evaluate("async () => JSON.stringify((await axe.run()).violations)"))
+    said = [
+        (each["impact"], each["id"], [node["html"][:120] for node in each["nodes"][:3]])
+        for each in found
+        if each["impact"] in ("serious", "critical", "moderate")
+    ]
+    assert said == []
