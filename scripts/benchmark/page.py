@@ -1,0 +1,107 @@
+"""The page of one picture: what it takes to make it, how large it is, and how quickly it answers in a browser."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gradcam
+import numpy as np
+import torch
+
+from benchmark.cases import PICTURE, ROOT
+from benchmark.measuring import Settings, report_progress
+from benchmark.tables import Table
+
+LAYERS = ["layer4", "layer3", "layer2", "layer1"]
+TIMES = 100
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu"]
+# Both act as a person does, by an event, and read the layout afterwards, so that it is in the time.
+ACTIONS = {
+    "switch the class": """(i) => {
+        const options = document.querySelectorAll("#things li");
+        const start = performance.now();
+        options[(i * 37) % options.length].click();
+        document.body.getBoundingClientRect();
+        document.getElementById("place").getBoundingClientRect();
+        return performance.now() - start;
+    }""",
+    "hover": """(i) => {
+        const stage = document.getElementById("stage"), box = document.getElementById("seen").getBoundingClientRect();
+        const x = box.left + box.width * (((i * 13) % 29) + 0.5) / 29, y = box.top + box.height * (((i * 7) % 31) + 0.5) / 31;
+        const start = performance.now();
+        stage.dispatchEvent(new PointerEvent("pointermove", { clientX: x, clientY: y, bubbles: true }));
+        document.getElementById("place").getBoundingClientRect();
+        return performance.now() - start;
+    }""",
+}
+
+
+def measure_page(settings: Settings) -> Iterator[Table]:
+    """Making it, beside one explanation and one bare pass; its bytes; and its answers, at each layer."""
+    title, rounds = "The page of one picture", max(settings.rounds.values())
+    report_progress(title, "making it")
+    classifier, rows, raw, notes = gradcam.load_classifier(), [], [], []
+    picture = classifier.prepare(ROOT / PICTURE)
+    images = classifier.batch([picture])
+
+    def run_bare() -> None:
+        with torch.no_grad():
+            classifier.model(images)
+
+    made: dict[str, Callable[[], Any]] = {
+        "a bare pass": run_bare,
+        "explain, one class, layer4": lambda: classifier.explain(picture, "layer4"),
+        "page, 1000 classes, layer4": lambda: gradcam.page(picture, classifier, layers=LAYERS[:1]),
+        "page, 1000 classes, 4 layers": lambda: gradcam.page(picture, classifier, layers=LAYERS),
+    }
+    for name, make in made.items():
+        make()  # warm-up: PyTorch loads its derivatives in forward direction
+        seconds = []
+        for _ in range(rounds):
+            start = time.perf_counter()
+            make()
+            seconds.append(time.perf_counter() - start)
+        raw.append({"what": name, "seconds": seconds})
+        rows.append([name, *_format(np.array(seconds) * 1000)])
+    page = gradcam.page(picture, classifier, layers=LAYERS)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "page.html"
+        page.save(file)
+        beside = file.stat().st_size - len(page.to_data()["picture"]["source"])
+        notes.append(f"The file has {beside / 1e6:.3f} MB beside the picture, of 1000 classes at 4 layers.")
+        for name, times in _time_in_browser(file, notes):
+            raw.append({"what": name, "milliseconds": times})
+            rows.append([name, *_format(np.array(times))])
+    yield Table("page", title, ["", "median, ms", "quartiles, ms"], rows, notes, raw)
+
+
+def _time_in_browser(file: Path, notes: list[str]) -> Iterator[tuple[str, list[float]]]:
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        chromium = None
+    if chromium is None:
+        notes.append("There is no Playwright, or no Chromium: nothing was timed in a browser.")
+        return
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
+        tab = browser.new_page(viewport={"width": 1280, "height": 800})
+        tab.goto(file.as_uri())
+        for layer in LAYERS:
+            report_progress("The page of one picture", layer)
+            tab.locator(f"#layers input[value='{layer}']").check(force=True)
+            for name, script in ACTIONS.items():
+                times = [tab.evaluate(script, i) for i in range(TIMES + 10)][10:]
+                yield f"{name}, {layer}", times
+        browser.close()
+
+
+def _format(values: np.ndarray[Any, Any]) -> list[str]:
+    low, high = np.percentile(values, (25, 75))
+    return [f"{np.median(values):.1f}", f"{low:.1f} to {high:.1f}"]
