@@ -11,9 +11,10 @@ grid of 7 x 7. The numbers are those of the backward pass, but for rounding.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,19 +55,42 @@ class Values:
         return self.maps[classes]
 
 
+@contextmanager
+def recording(layers: Mapping[str, nn.Module]) -> Iterator[dict[str, list[Tensor | None]]]:
+    """What layers give, by name, while it lasts: a tensor for each run, None for what is no tensor."""
+    found: dict[str, list[Tensor | None]] = {name: [] for name in layers}
+
+    def keep(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        # What follows may change it in place.
+        found[name].append(output.detach().clone() if isinstance(output, Tensor) else None)
+
+    with Hooks() as hooks:
+        for name, layer in layers.items():
+            hooks.after_forward(layer, partial(keep, name))
+        yield found
+
+
 def explain_every_class(
-    model: nn.Module, images: Any, layer: nn.Module, method: Method, *, known: Tensor, classes: Tensor
+    model: nn.Module,
+    images: Any,
+    layer: nn.Module,
+    method: Method,
+    *,
+    activations: Tensor,
+    known: Tensor,
+    classes: Tensor,
 ) -> Products | Values | None:
     """The signed maps of all logits of one image, by a method's name, at a layer that gives a tensor (1,C,h,w).
 
     None where that has no short way: another method, a grid with too many cells and channels, a model that cannot be
-    differentiated forwards, and whatever gives another map than the backward pass did. `known`: maps (k,h,w) of these
+    differentiated forwards, and whatever gives another map than the backward pass did. `activations`: what the layer gave
+    for the image. `known`: maps (k,h,w) of these
     `classes` (k,), to compare with."""
     if method.name not in DIRECTIONS or method.options or method.join is not None:
         return None
     try:
         with preserve_state(unwrap(model)), recording_off(), plain_attention(), _without_warnings():
-            found = _differentiate(unwrap(model), images, layer, method.name)
+            found = _differentiate(unwrap(model), images, layer, activations, method.name)
     except (GradcamError, RuntimeError, TypeError, ValueError, IndexError):  # whatever has no such derivative
         return None
     if found is None or not all(bool(each.isfinite().all()) for each in vars(found).values()):
@@ -76,9 +100,10 @@ def explain_every_class(
     return found if is_same else None
 
 
-def _differentiate(model: nn.Module, images: Any, layer: nn.Module, method: str) -> Products | Values | None:
-    activations = _record(model, images, layer)
-    if activations is None or activations.ndim != 4 or len(activations) != 1 or activations.dtype != torch.float32:
+def _differentiate(
+    model: nn.Module, images: Any, layer: nn.Module, activations: Tensor, method: str
+) -> Products | Values | None:
+    if activations.ndim != 4 or len(activations) != 1 or activations.dtype != torch.float32:
         return None
     channels, cells = activations.shape[1], activations[0, 0].numel()
     by_channel = method == "gradcam" and channels <= cells
@@ -104,19 +129,6 @@ def _differentiate(model: nn.Module, images: Any, layer: nn.Module, method: str)
     if by_channel:
         return Products(slopes, activations[0])
     return Values(slopes.unflatten(1, activations.shape[2:]))
-
-
-def _record(model: nn.Module, images: Any, layer: nn.Module) -> Tensor | None:
-    """What the layer gives, where that is one tensor and it runs once."""
-    found: list[Any] = []
-
-    def keep(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        found.append(output.clone() if isinstance(output, Tensor) else None)  # what follows may change it in place
-
-    with Hooks() as hooks:
-        hooks.after_forward(layer, keep)
-        model(images.clone())
-    return found[0] if len(found) == 1 else None
 
 
 def _channel(activations: Tensor, i: int) -> Tensor:

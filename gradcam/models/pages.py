@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gradcam.cam.every_class import Products, Values, explain_every_class
+from gradcam.cam.every_class import Products, Values, explain_every_class, recording
 from gradcam.cam.explain import Plan
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import find_methods
@@ -149,7 +149,11 @@ class _Making:
         """The maps of classes: of all at once where that can be done."""
         wanted = self._find_wanted(target)
         named = list(layers) if layers is not None else self._choose_layers(methods)
-        known = self.explain(named, methods, ClassTarget([wanted]) if wanted else ClassTarget())
+        outlets = {name: outlet for name in named if (outlet := self._find_plain(name)) is not None}
+        with recording(outlets) as recorded:
+            known = self.explain(named, methods, ClassTarget([wanted]) if wanted else ClassTarget())
+        self.recorded = {name: runs[-1] for name, runs in recorded.items() if runs}
+        self.outlets = outlets
         self.one = next(iter(known.values()))
         shares = self.one.probabilities()[0]
         if not shares.isfinite().all():
@@ -174,6 +178,11 @@ class _Making:
                 sets[key] = to_set(one.maps[0].numpy(), one, some)
         return [sets[key] for key in known]
 
+    def _find_plain(self, layer: str) -> nn.Module | None:
+        """The module of that name; None for one of several tensors or runs."""
+        outlet = find_layer(unwrap(self.classifier.model), layer)
+        return None if outlet.keys or outlet.run is not None else outlet.module
+
     def _find_wanted(self, target: Any) -> list[int]:
         each = target if isinstance(target, (list, tuple)) else [] if target is None else [target]
         return [self.classifier.find_class(it) if isinstance(it, str) else int(it) for it in each]
@@ -193,16 +202,12 @@ class _Making:
             return None
         if len(ranked) * one.maps[0, 0].numel() > MOST_CELLS and method.name != "gradcam":
             return None
-        model = self.classifier.model
-        try:
-            outlet = find_layer(unwrap(model), layer)
-        except GradcamError:  # a name that is none, such as "input"
-            return None
-        if outlet.keys or outlet.run is not None:
+        activations = self.recorded.get(layer)
+        if activations is None:
             return None
         images = self.classifier.batch([self.prepared])
-        known, classes = one.maps[0], one.classes[0]  # type: ignore[index]  # there are
-        found = explain_every_class(model, images, outlet.module, method, known=known, classes=classes)
+        given: dict[str, Any] = {"activations": activations, "known": one.maps[0], "classes": one.classes[0]}  # type: ignore[index]
+        found = explain_every_class(self.classifier.model, images, self.outlets[layer], method, **given)
         if found is None:
             return None
         kept: dict[str, Any] = {"evidence": "signed"}

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import gradcam
 import numpy as np
 import torch
 
+import gradcam
 from benchmark.cases import PICTURE, ROOT
 from benchmark.measuring import Settings, report_progress
 from benchmark.tables import Table
@@ -32,7 +32,8 @@ ACTIONS = {
     }""",
     "hover": """(i) => {
         const stage = document.getElementById("stage"), box = document.getElementById("seen").getBoundingClientRect();
-        const x = box.left + box.width * (((i * 13) % 29) + 0.5) / 29, y = box.top + box.height * (((i * 7) % 31) + 0.5) / 31;
+        const x = box.left + box.width * (((i * 13) % 29) + 0.5) / 29;
+        const y = box.top + box.height * (((i * 7) % 31) + 0.5) / 31;
         const start = performance.now();
         stage.dispatchEvent(new PointerEvent("pointermove", { clientX: x, clientY: y, bubbles: true }));
         document.getElementById("place").getBoundingClientRect();
