@@ -33,12 +33,33 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Things:
-    """What the maps are of, the most probable first: classes, or boxes, masks, sentences, words.
+    """What the maps of a page are of: classes, the most probable first; or boxes, masks, sentences, words.
 
-    `kind`: "class", or what an `Instance` calls it. `indices`: of classes, None where they have none. `shares`: how sure
-    the model is of each, from 0 to 1, None where it does not say. `boxes`: left, top, right and bottom in pixels of the
-    picture. `words`: what `gradcam run` is told to explain each, `code`: the same in Python, None where that takes more
-    than a line. For classes both follow from the index, and are left out."""
+    Attributes
+    ----------
+    kind : str
+        "class", "score" for a function's, or what an `Instance` calls it.
+    names : sequence of str
+        What people call each.
+    indices : sequence of int or None
+        Of classes; None where they have none.
+    shares : sequence of float or None
+        How sure the model is of each, from 0 to 1; None where it does not say.
+    boxes : sequence or None
+        Left, top, right and bottom of each, in pixels of the picture.
+    words : sequence or None
+        What `gradcam run` is told to explain each, None where no option says it. For classes it follows from the index,
+        and is left out.
+    code : sequence or None
+        The same in Python.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> things: gradcam.web.page.Things = gradcam.page("photo.jpg", layers=["layer4"]).things
+    >>> things.kind, things.names[0], things.indices[0]
+    ('class', 'Egyptian cat', 285)
+    """
 
     kind: str
     names: Sequence[str]
@@ -51,9 +72,32 @@ class Things:
 
 @dataclass(frozen=True, eq=False)
 class MapSet:
-    """Maps by one method at one layer, float32: `maps` (K,h,w); or `weights` (K,C) and `channels` (C,h,w), whose products
-    they are. `things`: positions in `Things`, None for all of them. `evidence`: what the values are, as an `Explanation`
-    has it."""
+    """The maps of a page by one method at one layer, float32, as values or as sums of channels.
+
+    Attributes
+    ----------
+    layer : str
+        The layer's dotted name, or "input", or "attention".
+    method : str
+        The method's name.
+    evidence : str
+        "signed", or "positive" by methods without signs.
+    maps : array (K,h,w) or None
+        The values; None where `weights` and `channels` say the same.
+    weights : array (K,C) or None
+        What each channel counts.
+    channels : array (C,h,w) or None
+        What is added up, by these weights.
+    things : sequence of int or None
+        Which of the page's things have a map, by their positions; None for all of them.
+
+    Examples
+    --------
+    >>> import gradcam
+    >>> maps: gradcam.web.page.MapSet = gradcam.page("photo.jpg", layers=["layer2"]).maps[0]
+    >>> maps.weights.shape, maps.channels.shape
+    ((1000, 40), (40, 28, 28))
+    """
 
     layer: str
     method: str
@@ -66,7 +110,18 @@ class MapSet:
     __repr__ = show_fields
 
     def to_data(self, total: int) -> dict[str, Any]:
-        """What JSON has of it; `total`: of all things. Products become maps where these are fewer bytes."""
+        """Write the maps as what JSON has, quantised; products become values where these are fewer bytes.
+
+        Parameters
+        ----------
+        total : int
+            How many things the page has.
+
+        Returns
+        -------
+        dict
+            As `docs/reference/page.md` describes it.
+        """
         found: dict[str, Any] = {"layer": self.layer, "method": self.method, "evidence": self.evidence}
         maps, weights, channels = self.maps, self.weights, self.channels
         if weights is not None and channels is not None:

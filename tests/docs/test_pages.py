@@ -83,6 +83,13 @@ def _(names: dict[str, Any]) -> None:
     assert names["result"].name == "other.png"
 
 
+@shown("docs/reference/page.md")
+def _(names: dict[str, Any]) -> None:
+    one = gradcam.load_classifier().explain("photo.jpg", "layer4", evidence="signed")
+    assert names["data"]["things"]["names"][0] == "espresso"
+    assert np.abs(names["maps"][0] - one.maps.flatten().numpy()).max() <= 0.005 * float(one.maps.abs().max())
+
+
 @shown("docs/howto/inside.md")
 def _(names: dict[str, Any]) -> None:
     with np.load("features.npz") as file:
