@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradcam.cam.methods.base import Method
@@ -43,9 +44,8 @@ class PageMaking:
         methods = [method for method in settings.methods if isinstance(method, Method)]
         reshape = settings.options.get("reshape")
         made = page(picture, classifier, layers=layers, methods=methods, target=target, top=self.top, reshape=reshape)
-        made = replace(
-            made, words=_to_model(settings.model).to_words(), code=to_code(settings.model, is_class=is_class)
-        )
+        model = _to_model(settings.model)
+        made = replace(made, words=model.to_words(), code=to_code(model, is_class=is_class))
         return self._judge(classifier, picture, made) if self.is_checked else made
 
     def _judge(self, classifier: Classifier, picture: Prepared, made: Page) -> Page:
@@ -73,8 +73,10 @@ def to_making(settings: Settings) -> MakePage:
 
 
 def _to_model(choice: ModelChoice) -> ModelChoice:
-    """The choice without what only the other options said."""
-    return replace(choice, prompts=(), task=None if choice.task == "auto" else choice.task)
+    """The choice without what only the other options said, and without the way to files: a page may be given to others."""
+    files = {name: getattr(choice, name) for name in ("weights", "labels")}
+    short: Any = {name: Path(file.name) for name, file in files.items() if file is not None and file.is_absolute()}
+    return replace(choice, prompts=(), task=None if choice.task == "auto" else choice.task, **short)
 
 
 def to_code(choice: ModelChoice, *, is_class: bool) -> str:

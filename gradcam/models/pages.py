@@ -139,6 +139,8 @@ class _Making:
         self.one = next(iter(found.values()))
         if not self.one.scores.isfinite().all():
             raise GradcamError("The model's output is NaN or infinite in places: look at its weights.")
+        if self.one.reference is not None:
+            self.notes.append("The map on the other picture is not in this page: gradcam run writes both.")
         self.things, order = list_things(self.one)
         self.total = 0
         return [to_set(each.maps[0].numpy()[order], each) for each in found.values()]
@@ -173,7 +175,8 @@ class _Making:
         some = [*dict.fromkeys([*(int(places[it]) for it in wanted), *range(min(top, self.total))])]
         missing = [key for key in known if key not in sets]
         if missing:
-            self.notes.append(_say_few(missing, len(some), self.total))
+            if len(some) < self.total:
+                self.notes.append(_say_few(missing, len(some), self.total))
             for key, one in self._explain_some(missing, by_name, ranked[some].tolist()).items():
                 sets[key] = to_set(one.maps[0].numpy(), one, some)
         return [sets[key] for key in known]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -67,13 +68,18 @@ def _list_instances(one: Any, instances: Sequence[Instance | None]) -> Things:
     numbers = ["" if it.number is None else f"{it.kind} {it.number}, " for it in known]
     return Things(
         known[0].kind,
-        [f"{number}{it.name or one.name_class(0, k)}" for k, (number, it) in enumerate(zip(numbers, known))],
+        [f"{number}{_to_name(it) or one.name_class(0, k)}" for k, (number, it) in enumerate(zip(numbers, known))],
         [it.index for it in known],
         [None if it.score is None or it.kind in ("text", "like") else float(it.score) for it in known],
         boxes=[None if it.box is None else [round(float(side), 1) for side in it.box] for it in known],
         words=[words for words, _ in said],
         code=[code for _, code in said],
     )
+
+
+def _to_name(instance: Instance) -> str:
+    """What it is called; of another picture the name alone, since a page may be given to others."""
+    return f"like {PurePath(instance.name).name}" if instance.kind == "like" else instance.name
 
 
 def _to_words(instance: Instance) -> tuple[list[str] | None, str | None]:

@@ -105,13 +105,18 @@ def test_batch_writes_the_same_pages(photo: Callable[[str], Path], tmp_path: Pat
     assert not (tmp_path / "out/coffee.html").exists()
 
 
-def test_what_is_copied_makes_this_very_map(photo: Callable[[str], Path], tmp_path: Path) -> None:
+def test_what_is_copied_makes_this_very_map(
+    photo: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The options that choose the model are in the page, in the shell's words and in Python."""
     labels = tmp_path / "labels.txt"
     labels.write_text("\n".join(f"it's {i}" for i in range(1000)))
-    run("page", photo("coffee.jpg"), *FAST, "--labels", labels, "-o", tmp_path / "a.html", "-q")
-    data = read(tmp_path / "a.html")
-    assert data["model"]["words"] == ["--labels", str(labels)]
+    monkeypatch.chdir(tmp_path)
+    for typed in ("labels.txt", labels):  # a page says nothing of where on a machine files lie
+        run("page", photo("coffee.jpg"), *FAST, "--labels", typed, "-o", "a.html", "-q")
+        data = read(tmp_path / "a.html")
+        assert data["model"]["words"] == ["--labels", "labels.txt"]
+        assert str(tmp_path) not in (tmp_path / "a.html").read_text()
     classifier = eval(data["model"]["code"], {"gradcam": gradcam})
     assert classifier.label(3) == "it's 3"
 

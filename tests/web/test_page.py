@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 import gradcam
 from gradcam.errors import GradcamError, OutputError
-from gradcam.targets import Box
+from gradcam.targets import Box, Like
 from gradcam.web.page import Page
 from tests.helpers import tiny_model
 
@@ -194,6 +194,27 @@ def test_a_detector_has_boxes_in_place_of_classes(photo: Callable[[str], Path]) 
     assert one.maps.shape[2:] == tuple(data["maps"][0]["grid"])
     expected = one.maps[0, 0].numpy()
     assert np.abs(to_maps(data["maps"][0])[1] - expected).max() <= 0.005 * max(np.abs(expected).max(), 1e-9)
+
+
+def test_a_likeness_says_which_picture_and_not_where(photo: Callable[[str], Path]) -> None:
+    model = torchvision.models.resnet18(weights=None)
+    model.fc = torch.nn.Identity()
+    matcher = gradcam.load_matcher(model)
+    page = gradcam.page(photo("coffee.jpg"), matcher, target=Like(photo("rocket.jpg")))
+    assert page.things.names == ["like rocket.jpg"]
+    assert "other picture" in page.notes[0]
+    assert str(photo("rocket.jpg").parent) not in page.to_html()
+
+
+@pytest.mark.parametrize("fit", ["whole", "tiles"])
+def test_another_fit_has_the_most_probable_classes(fit: str, photo: Callable[[str], Path]) -> None:
+    classifier = gradcam.load_classifier(fit=fit)
+    page = gradcam.page(photo("coffee.jpg"), classifier, layers=["layer4"], top=2)
+    assert page.region == (0, 0, 400, 600)
+    assert list(page.maps[0].things or ()) == [0, 1]
+    one = classifier.explain(photo("coffee.jpg"), "layer4", target=page.things.indices[1], evidence="signed")
+    assert page.maps[0].maps is not None
+    np.testing.assert_allclose(page.maps[0].maps[1], one.maps[0, 0].numpy(), rtol=1e-4, atol=1e-6)
 
 
 def test_a_function_is_named_by_its_number(classifier: gradcam.Classifier, photo: Callable[[str], Path]) -> None:
