@@ -436,7 +436,7 @@ def test_the_gallery_leads_to_the_pages_and_back(
     assert CliRunner().invoke(cli, words, standalone_mode=False).return_value == 0
     page = visit().open(tmp_path / "pages")
     page.locator("#grid .card").first.click()
-    page.get_by_role("link", name="Look at every class").click()
+    page.get_by_role("link", name="Look at all maps").click()
     expect(page.locator("#shown-name")).to_have_text("espresso")
     page.get_by_role("link", name="Gallery").click()
     expect(page.locator("#grid .card")).to_have_count(2)

@@ -159,7 +159,7 @@ function sayBlank(evidence) {
 function makeFacts(i, details) {
   const facts = [];
   if (details.page) {
-    facts.push(make("p", {}, make("a", { href: details.page, text: "Look at every class" })));
+    facts.push(make("p", {}, make("a", { href: details.page, text: "Look at all maps" })));
   }
   if (details.predictions.length) {
     const list = make("ol", { className: "predictions" });
