@@ -331,11 +331,12 @@ def compare(
 @dataclass(frozen=True)
 class Plan:
     """What is explained, and how, as in `explain`: `of` has checked all that can be checked without a model. Without
-    `methods` the target's own is taken."""
+    `methods` the target's own is taken; `prefers_signed`: with signed evidence, where that method has such."""
 
     methods: Sequence[Method] = (METHODS["gradcam"],)
     target: Any = None
     options: ExplainOptions = field(default_factory=DEFAULTS.copy)
+    prefers_signed: bool = False
 
     @classmethod
     def of(cls, methods: Sequence[Method], target: Any, options: ExplainOptions, function: str, **more: Any) -> Self:
@@ -352,9 +353,11 @@ class Plan:
         """The same with this method where none was named. Raises `GradcamError` as `of` does."""
         if self.methods:
             return self
-        found = smooth([METHODS[method]], self.options["smoothing"])
-        check_evidence(self.options["evidence"], found)
-        return replace(self, methods=found)
+        found, options = smooth([METHODS[method]], self.options["smoothing"]), self.options
+        if self.prefers_signed and found[0].is_signed:
+            options = options | {"evidence": "signed"}
+        check_evidence(options["evidence"], found)
+        return replace(self, methods=found, options=options)
 
     @property
     def needs_layers(self) -> bool:

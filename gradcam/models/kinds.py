@@ -23,7 +23,7 @@ from gradcam.models.preprocess import Prepared
 from gradcam.models.results import PictureExplanation
 from gradcam.targets.base import Target
 from gradcam.targets.classes import ClassTarget, is_function
-from gradcam.targets.masks import read_mask
+from gradcam.targets.masks import check_point, read_mask
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,10 @@ class Placement:
         if isinstance(mask, (str, os.PathLike)):
             mask = read_mask(mask)
         if isinstance(mask, (tuple, list)) and all(isinstance(it, (int, float)) for it in mask):
-            moved = self.move_point(mask) if len(mask) == 2 else self.move_box(mask) if len(mask) == 4 else mask
-            return tuple(moved)
+            if len(mask) == 2:
+                check_point(mask, (0, 0, self.size[1], self.size[0]))  # in the picture's pixels, which a person knows
+                return self.move_point(mask)
+            return self.move_box(mask) if len(mask) == 4 else tuple(mask)
         found = mask if isinstance(mask, Tensor) else torch.from_numpy(np.ascontiguousarray(mask))
         if tuple(found.shape[-2:]) != self.size or found.ndim != 2:
             sizes = [" x ".join(map(str, shape)) for shape in (found.shape[::-1], self.size[::-1])]

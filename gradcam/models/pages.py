@@ -126,8 +126,8 @@ class _Making:
         for signed in (True, False):
             own = [method for method in methods if method.is_signed == signed]
             if own or (signed and not methods):
-                options: Any = self.options | {"evidence": "signed" if signed else "positive"}
-                plan = Plan.of(own, target, options, "page")
+                options: Any = self.options | {"evidence": "signed" if signed and methods else "positive"}
+                plan = Plan.of(own, target, options, "page", prefers_signed=not methods)
                 found |= self.classifier.carry_out([self.prepared], layers, plan)
         return {key: each.cpu() for key, each in found.items()}
 

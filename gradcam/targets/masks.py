@@ -147,7 +147,7 @@ class Mask(Target):
         visible = find_visible(batch)
         if self.kind == "point":
             for seen in visible:
-                _check_point(self.mask, find_box(seen))
+                check_point(self.mask, find_box(seen))
         reader = MaskReader(family, batch, self, visible, _find_given(self, batch, visible))
         return Bound(
             family.wrap(model),
@@ -208,7 +208,7 @@ def _find_given(wanted: Mask, batch: Batch, visible: Sequence[Tensor]) -> list[T
     return masks
 
 
-def _check_point(point: Sequence[float], box: Box4) -> None:
+def check_point(point: Sequence[float], box: Box4) -> None:
     """Raises `TargetError` for a point outside of a picture, which lies in this box."""
     left, top, right, bottom = box
     if not (left <= point[0] < right and top <= point[1] < bottom):

@@ -333,6 +333,12 @@ def test_masks_by_class_point_box_and_file(run: Command, folder: Path, flag: Pat
     assert look("--mask", "mask.png") == {"label": "green", "mask": "mask.png", "box": [20, 8, 24, 16]}
 
 
+def test_a_point_outside_is_told_in_pixels_of_the_picture(run: Command, flag: Path, mine: str) -> None:
+    outcome = run(flag, *SEGMENTER[:-len(PLAIN)], "--size", "96", "--mask", "70,5")
+    assert outcome.status == 1
+    assert "The point (70.0, 5.0) is outside of the picture, which is 64 pixels wide and 32 high." in outcome.err
+
+
 def test_several_classes_have_masks_of_their_own(run: Command, folder: Path, flag: Path, mine: str) -> None:
     entries = explained(run(flag, *SEGMENTER, "--class", "green", "--class", "red", "--json"))
     assert [it["label"] for it in entries] == ["green", "red"]

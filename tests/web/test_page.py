@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 import gradcam
 from gradcam.errors import GradcamError, OutputError
-from gradcam.targets import Box, Like
+from gradcam.targets import Box, Like, Text
 from gradcam.web.page import Page
 from tests.helpers import tiny_model
 
@@ -204,6 +204,19 @@ def test_a_likeness_says_which_picture_and_not_where(photo: Callable[[str], Path
     assert page.things.names == ["like rocket.jpg"]
     assert "other picture" in page.notes[0]
     assert str(photo("rocket.jpg").parent) not in page.to_html()
+
+
+def test_sentences_are_shown_by_the_methods_of_their_tower(photo: Callable[[str], Path]) -> None:
+    open_clip = pytest.importorskip("open_clip")
+    torch.manual_seed(0)
+    vision = {"image_size": 32, "patch_size": 8, "width": 64, "layers": 2}
+    model = open_clip.CLIP(16, vision, {"width": 16, "heads": 2, "layers": 1}).eval()
+    matcher = gradcam.load_matcher(model, size=32)
+    target = Text(torch.randn(2, 16))
+    (maps,) = gradcam.page(photo("coffee.jpg"), matcher, target=target).maps
+    one = matcher.explain(photo("coffee.jpg"), target=target)
+    assert (maps.method, maps.evidence) == (one.method, one.evidence)
+    assert torch.equal(torch.from_numpy(np.asarray(maps.maps)), one.maps[0])
 
 
 @pytest.mark.parametrize("fit", ["whole", "tiles"])
