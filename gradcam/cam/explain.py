@@ -430,8 +430,10 @@ def _explain_at(
         shared["classes"] = None if scored.classes is None else views.first(scored.classes).to(batch.device)
         listed = None if bound.list_found is None else bound.list_found(recorded.output)
         shared["found"], shared["instances"] = (_lay_instances(rows, batch) for rows in (listed, scored.instances))
+        of_gradients = {method.name for method in plan.methods if "gradients" in method.needs}
         for (layer, method), each in maps.items():
-            values = views.combine(_lay_on_pictures(each.levels, recorded, layer), evidence)
+            levels = _without_settled(each.levels, scored) if method in of_gradients else each.levels
+            values = views.combine(_lay_on_pictures(levels, recorded, layer), evidence)
             if each.was_rounding is not None:
                 warn_of_rounding(values, each.was_rounding, evidence, f"{method} at layer '{layer}'")
             heatmaps = _to_heatmaps(values, batch.sizes, signed=evidence == "signed", device=batch.device)
@@ -466,6 +468,13 @@ def _to_heatmaps(values: Tensor, sizes: Sequence[tuple[int, ...]], *, signed: bo
         return to_heatmaps(values, sizes[0], signed=signed).to(device)
     each = zip(values.split(1), sizes)
     return [to_heatmaps(one, size, signed=signed)[0].to(device) for one, size in each]
+
+
+def _without_settled(levels: Sequence[Tensor], scored: Scored) -> Sequence[Tensor]:
+    """Maps (N,K,h,w), zero for scores that nothing can change."""
+    if scored.settled is None:
+        return levels
+    return [level.masked_fill(scored.settled[..., None, None].to(level.device), 0) for level in levels]
 
 
 def _without_padding(scores: Tensor, scored: Scored) -> Tensor:

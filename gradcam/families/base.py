@@ -235,6 +235,11 @@ class Embedder(Family):
         """Whether the tower of pictures is a transformer, whose attention methods can follow."""
         return False
 
+    @property
+    def takes_mean(self) -> bool:
+        """Whether the tower is known to take the mean of its tokens, as a convolutional one does of its places."""
+        return False
+
     def embed_texts(self, texts: Sequence[str]) -> Tensor:
         """The sentences' embeddings (T,D), not normalised and without a graph; tokenised by the model's own parts.
         Raises `TargetError` for a model without text or tokenizer, and for a sentence that is too long, with the words

@@ -76,6 +76,10 @@ class Backbone(Embedder):
 class TimmBackbone(Backbone):
     """A model of timm's, with a classifier or without: the vector that the classifier is given."""
 
+    @property
+    def takes_mean(self) -> bool:
+        return getattr(self.model, "global_pool", None) == "avg"
+
     def watched(self) -> dict[str, nn.Module]:
         head = self.model.get_classifier()  # type: ignore[operator]  # a method of all of timm's models
         return super().watched() | ({HEAD: head} if isinstance(head, nn.Module) else {})
@@ -286,6 +290,10 @@ class OwnTowers(TwoTowers):
     def tower(self) -> nn.Module:
         visual = getattr(self.model, "visual", None)
         return visual if isinstance(visual, nn.Module) else self.model
+
+    @property
+    def takes_mean(self) -> bool:
+        return getattr(self.tower, "pool_type", None) == "avg"  # as open_clip calls it
 
     @property
     def most_tokens(self) -> int | None:

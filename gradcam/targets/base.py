@@ -86,7 +86,8 @@ class Scored:
     `target` gives the scores of the same things in another output. `instances`: for each image what each of its scores
     is of, where that is more than a class; fewer than K where an image has fewer. `differentiate`: of scores that depend
     on small parts of a layer, what knows a shorter way than autograd's to their gradients at some inputs (N,C,H,W), for
-    each of them a list; or gives None.
+    each of them a list; or gives None. `settled` (N,K): the scores that nothing can raise or lower, of which no map is
+    more than rounding.
     """
 
     values: Tensor
@@ -95,6 +96,7 @@ class Scored:
     target: Any
     instances: Sequence[Sequence[Instance]] | None = None
     differentiate: Differentiate | None = None
+    settled: Tensor | None = None
 
 
 class Reader(ABC):

@@ -17,7 +17,9 @@ from gradcam.hooks.nested import Batch, caller_keeps, to_batch
 from gradcam.hooks.preserve import preserve_state
 from gradcam.targets.base import Bound, Instance, Reader, Scored, Target
 
-CONVOLUTIONAL, TRANSFORMER = "gradcam", "grad-eclip"  # the methods, by the tower of pictures
+# The methods, by what the tower of pictures ends with. Behind a mean each place, or token, has its own share.
+OF_MEAN, OF_ATTENTION = "gradcam", "grad-eclip"
+ROUNDING = 64  # units in the last place, by which embeddings of one picture may differ
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +113,7 @@ def narrow(family: Embedder, batch: Batch) -> Batch:
 def bind_reader(model: nn.Module, batch: Batch, reader: CosineReader) -> Bound:
     """The cosines that a reader reads, for this model."""
     family = reader.family
-    method = TRANSFORMER if family.is_transformer else CONVOLUTIONAL
+    method = OF_ATTENTION if family.is_transformer and not family.takes_mean else OF_MEAN
     shown = narrow(family, batch)
     return Bound(family.wrap(model), shown, reader, family.layer, method, own_output=lambda seen: seen.output)
 
@@ -131,6 +133,15 @@ def _to_units(vectors: Tensor) -> Tensor:
     if not bool((lengths.isfinite() & (lengths > 0)).all()):
         raise TargetError("An embedding is zero, infinite or NaN, so that nothing has a likeness to it.")
     return vectors / lengths[:, None]
+
+
+def _find_settled(vectors: Tensor, directions: Tensor) -> Tensor:
+    """Where unit vectors (N,D) have the same direction as those of rows (K,D), so that what there is of a gradient is
+    rounding: (N,K)."""
+    vectors = vectors.detach()
+    across = directions - (vectors @ directions.T)[..., None] * vectors[:, None]
+    most = ROUNDING * torch.finfo(vectors.dtype).eps * torch.linalg.vector_norm(directions, dim=1)
+    return torch.linalg.vector_norm(across, dim=2) <= most
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +164,8 @@ class CosineReader(Reader):
                 f"({images}, {self.directions.shape[1]}), as long as the embedding that they are compared with."
             )
         normalised = F.normalize(vectors.to(torch.promote_types(vectors.dtype, torch.float32)), dim=1)
-        values = normalised @ self.directions.to(normalised).T
+        directions = self.directions.to(normalised)
+        values, settled = normalised @ directions.T, _find_settled(normalised, directions)
         cosines = (normalised.detach() @ self.units.to(normalised).T).tolist()
         instances = [[replace(each, score=cosine) for each, cosine in zip(self.instances, row)] for row in cosines]
-        return Scored(values, None, None, replace(self, embedded=vectors.detach()), instances)
+        return Scored(values, None, None, replace(self, embedded=vectors.detach()), instances, settled=settled)

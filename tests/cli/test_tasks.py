@@ -334,7 +334,7 @@ def test_masks_by_class_point_box_and_file(run: Command, folder: Path, flag: Pat
 
 
 def test_a_point_outside_is_told_in_pixels_of_the_picture(run: Command, flag: Path, mine: str) -> None:
-    outcome = run(flag, *SEGMENTER[:-len(PLAIN)], "--size", "96", "--mask", "70,5")
+    outcome = run(flag, *SEGMENTER[: -len(PLAIN)], "--size", "96", "--mask", "70,5")
     assert outcome.status == 1
     assert "The point (70.0, 5.0) is outside of the picture, which is 64 pixels wide and 32 high." in outcome.err
 

@@ -63,13 +63,21 @@ def test_a_picture_is_most_like_itself() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("kind", ["DINOv2", "CLIP", "timm, registers", "SigLIP", "open_clip, mean"])
+@pytest.mark.parametrize("kind", [
+    "DINOv2", "CLIP", "timm, registers", "SigLIP", "open_clip, mean", "timm, rotated places", "any module",
+    "open_clip, ResNet",
+])  # fmt: skip
 def test_nothing_would_make_a_picture_more_like_itself(kind: str, dtype: torch.dtype) -> None:
     model = copy.deepcopy(made(kind)).to(dtype)
     found = gradcam.explain(model, PICTURES.to(dtype), target=Like(PICTURES[[1, 0]].to(dtype)))
     assert not found.maps[1, 0].any()  # what is left of the gradient is rounding
     assert not found.maps[0, 1].any()
     assert found.maps[0, 0].any() or found.maps[1, 1].any()
+
+
+def test_what_asks_no_gradient_still_shows_how_a_picture_is_like_itself() -> None:
+    found = gradcam.explain(made("any module"), PICTURES[:1], target=Like(PICTURES[:1]), method="ablationcam")
+    assert found.maps.any()
 
 
 def test_a_reference_of_another_size() -> None:
