@@ -307,6 +307,8 @@ class OwnTowers(TwoTowers):
 
     @property
     def own_layer(self) -> str | None:
+        if self.takes_mean and self.tower is not self.model:  # the last tokens, of which the mean is taken
+            return "visual.transformer" if getattr(self.tower, "final_ln_after_pool", False) else "visual.ln_post"
         pool = find_pool(self.tower)
         is_residual = pool is not None and isinstance(getattr(self.tower, "layer4", None), nn.Module)
         has_grid = is_residual and len(cast("Any", pool).positional_embedding) > 2  # the mean and a cell, or several

@@ -644,3 +644,13 @@ def test_windows_are_no_plain_transformer() -> None:
     swin = transformers.SwinModel(transformers.SwinConfig(**options))
     assert not find_embedder(swin).is_transformer
     assert find_embedder(made("DINOv3")).is_transformer
+
+
+@pytest.mark.parametrize("is_after", [False, True])
+def test_a_mean_of_tokens_is_explained_where_it_is_taken(is_after: bool) -> None:
+    """Each of the last tokens has the same gradient there, so that fifty sentences cost little more than one."""
+    model = open_clip(pool_type="avg", final_ln_after_pool=is_after)
+    found = gradcam.explain(model, PICTURES, target=Text(draw(3, 12)))
+    assert (found.method, found.layer) == ("gradcam", "visual.transformer" if is_after else "visual.ln_post")
+    by_cell = gradcam.explain(model, PICTURES, found.layer, target=Text(draw(3, 12)), method="hirescam")
+    torch.testing.assert_close(found.maps, by_cell.maps, rtol=1e-5, atol=1e-9)
