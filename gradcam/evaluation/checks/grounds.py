@@ -91,10 +91,11 @@ class Ground:
 
 def rank_evenly(heatmap: Tensor) -> Tensor:
     """Each pixel's place among all, from the least relevant one; equal ones have the mean of theirs."""
-    values = heatmap.flatten()
-    ordered = values.sort().values
-    below, through = (torch.searchsorted(ordered, values, right=right) for right in (False, True))
-    return ((below + through - 1).float() / 2).reshape(heatmap.shape)
+    ordered, places = heatmap.flatten().sort()
+    _, counts = ordered.unique_consecutive(return_counts=True)
+    through = counts.cumsum(0)  # of each value, how many are not above it
+    means = ((2 * through - counts - 1).float() / 2).repeat_interleave(counts)
+    return torch.empty_like(means).scatter_(0, places, means).reshape(heatmap.shape)
 
 
 def count_as_good(order: Tensor) -> float:
@@ -141,7 +142,9 @@ def fill_inpainted(image: Tensor, hole: Tensor, patch: Tensor) -> Tensor:
     span = (high - low).clamp(min=1e-12)
     bytes_ = ((image.float() - low) / span * 255).round().to("cpu", torch.uint8).numpy()
     mask = hole.to("cpu", torch.uint8).numpy()
-    filled = np.stack([cv2.inpaint(channel, mask, RADIUS, cv2.INPAINT_NS) for channel in bytes_])
+    parts = [bytes_] if len(bytes_) == 3 else bytes_[:, None]  # OpenCV takes one channel, or three
+    tried = [cv2.inpaint(np.moveaxis(part, 0, 2).copy(), mask, RADIUS, cv2.INPAINT_NS) for part in parts]
+    filled = np.concatenate([np.atleast_3d(part).transpose(2, 0, 1) for part in tried])
     return (torch.from_numpy(filled).to(low) / 255 * span + low).to(image.dtype)
 
 
