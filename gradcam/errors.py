@@ -174,6 +174,19 @@ class ClusterError(GradcamError):
     """
 
 
+class DeviceError(GradcamError):
+    """A GPU was lost while it was at work, or pixels cannot be worked on where that was asked for.
+
+    Examples
+    --------
+    >>> from gradcam.cli import cli
+    >>> options = ["--pixels", "device", "--fit", "whole"]
+    >>> cli.main(["batch", "photos/", "-o", "out", *options], standalone_mode=False)
+    Traceback (most recent call last):
+    gradcam.errors.DeviceError: ...
+    """
+
+
 class GradcamWarning(UserWarning):
     """A map that was made, and what a person should know before believing it.
 

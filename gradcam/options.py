@@ -63,6 +63,9 @@ SAVED = {
 }
 FORMATS = ("jpg", "png", "webp")
 
+# Where `gradcam batch` decodes, resizes, draws and encodes; "auto" is the device where that is CUDA and has the codecs.
+PIXELS = ("auto", "cpu", "device")
+
 
 Progress = Callable[[int, int], None]  # called with the passes done, and the number of all
 

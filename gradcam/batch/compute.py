@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import torch
 
@@ -13,6 +13,7 @@ from gradcam.batch.cores import count_cores
 from gradcam.batch.read import Read, receive
 from gradcam.errors import GradcamError, ImageError, describe_failure
 from gradcam.hooks.memory import is_out_of_memory
+from gradcam.models.device import check_device
 from gradcam.models.preprocess import Prepared
 
 Found = TypeVar("Found")
@@ -57,7 +58,7 @@ class BatchExplainer(Generic[Found]):
                 while len(found) < len(group):
                     found += self._try(group[len(found) : len(found) + self._largest])
                 results.update(zip(group, found))
-        return [each.picture if isinstance(each.picture, GradcamError) else results[each] for each in batch]
+        return [results[each] if each in results else cast(GradcamError, each.picture) for each in batch]
 
     def _try(self, part: Sequence[Read]) -> list[Found | GradcamError]:
         """What is found in the part; nothing if it does not fit into memory, and smaller parts have to be tried."""
@@ -67,6 +68,7 @@ class BatchExplainer(Generic[Found]):
             found = self._find(pictures, classes=classes or None)
             return [_fail(each, it) if isinstance(it, GradcamError) else it for each, it in zip(part, found)]
         except (Exception, SystemExit) as error:
+            check_device(self._device, error)
             lacks_memory = is_out_of_memory(error)
             failure = _fail(part[0], error) if len(part) == 1 else None
         # Outside of the handler: the error's traceback keeps tensors alive.

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Protocol
 
 from gradcam.batch.compute import Tell
+from gradcam.batch.device import open_pixels
 from gradcam.batch.findings import Request, find
 from gradcam.batch.formats import OpenRun
 from gradcam.batch.pipeline import compute_items
@@ -23,7 +24,7 @@ from gradcam.storage.records import Record, Report
 @dataclass(frozen=True)
 class Work:
     """What a run is about: pictures, in the order of the manifest, and how they are explained. `workers`: threads
-    beside each model. `device`: of models, where that is not `classifier`'s."""
+    beside each model. `device`: of models, where that is not `classifier`'s. `pixels`: one of `options.PIXELS`."""
 
     classifier: Classifier
     request: Request
@@ -32,6 +33,7 @@ class Work:
     workers: int
     audit: bool = False
     device: str | None = None
+    pixels: str = "cpu"
 
 
 Needed = Callable[[Item], bool]
@@ -59,6 +61,7 @@ def explain_here(work: Work, saver: Saver, *, is_needed: Needed, tell: Tell, lat
         tell=tell,
         audit=work.audit,
         late=late,
+        pixels=open_pixels(work.pixels, work.classifier, work.request, tell=tell, saving=saver.saving),
     )
 
 

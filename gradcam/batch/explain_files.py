@@ -12,6 +12,7 @@ from typing_extensions import Unpack
 
 from gradcam.attributions.table import ATTRIBUTIONS, AttributionMethod
 from gradcam.batch.cores import count_cores
+from gradcam.batch.device import open_pixels
 from gradcam.batch.findings import PictureResult, Request, find
 from gradcam.batch.pipeline import check_count, compute_items
 from gradcam.batch.pool import choose_batch_size
@@ -58,6 +59,7 @@ def explain_files(
     target: Any = None,
     batch_size: int | str = "auto",
     workers: int | None = None,
+    pixels: str = "auto",
     **options: Unpack[ExplainOptions],
 ) -> Generator[FileResult, None, None]:
     """Show where a model looked in each of many pictures: a result for each, in their order, as soon as it is there.
@@ -87,6 +89,9 @@ def explain_files(
         Pictures to explain at once; halved on a device that they do not fit into.
     workers : int, default None
         Threads that read. None for one on each core.
+    pixels : str, default "auto"
+        Where pictures are decoded and resized: "cpu", "device" for the model's own, or "auto" for the device where that
+        is CUDA and can decode JPEG. What it cannot decode, the processor does.
     **options : Any
         The options of `explain`.
 
@@ -102,6 +107,8 @@ def explain_files(
     ------
     GradcamError
         For arguments that are unknown or do not fit, at the call, before any picture is read.
+    DeviceError
+        For "device" where pixels cannot be there, at the call; and where a GPU is lost.
     InputError
         For inputs that cannot be listed, at the call too.
     StoreError
@@ -142,6 +149,7 @@ def explain_files(
         finish=_to_result,
         batch_size=check_count("batch_size", size, "pictures to explain at once"),
         workers=check_count("workers", threads, "threads"),
+        pixels=open_pixels(pixels, classifier, request),
     )
 
 

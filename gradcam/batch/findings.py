@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from gradcam.attributions.table import AttributionMethod
 from gradcam.cam.explain import Plan
@@ -28,11 +29,9 @@ from gradcam.targets.base import Instance, Target
 from gradcam.targets.classes import ClassTarget
 from gradcam.web.page import Page
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 LISTED = 5  # predictions
 MakePage = Callable[[Classifier, Prepared], Page]
+Drawn = Pixels | bytes  # a picture, or one as the bytes of its file
 FOUND = ("box", "word", "keypoint")  # kinds of instances that are found by the model, whoever asks
 
 
@@ -90,12 +89,14 @@ def count_things(target: Any) -> int | None:
 
 @dataclass(frozen=True, eq=False)
 class MapResult:
-    """One result for a picture: what a record says of it, without any file yet, how fine it is, and how to draw it."""
+    """One result for a picture: what a record says of it, without any file yet, how fine it is, and how to draw it.
+    `drawn`: its overlay, where that was drawn already."""
 
     entry: Explained
     grid: tuple[int, ...]
     source: PictureExplanation | PictureAttribution = field(repr=False)
     k: int = 0
+    drawn: Drawn | None = field(default=None, repr=False)
 
     __repr__ = show_fields
 
@@ -104,17 +105,17 @@ class MapResult:
         """The method's own, float32: a map (h,w) on the region that the network saw, or an attribution's (C,H,W)."""
         return (self.source.maps if isinstance(self.source, PictureExplanation) else self.source.values)[0, self.k]
 
-    def draw(self, *, alpha: float = 0.5, colormap: str = "turbo") -> Pixels:
-        """RGB, uint8 (H,W,3): the overlay, or an attribution in colour on grey."""
+    def draw(self, *, alpha: float = 0.5, colormap: str = "turbo") -> Drawn:
+        """RGB, uint8 (H,W,3): the overlay, or an attribution in colour on grey; or the bytes of its file."""
+        if self.drawn is not None:
+            return self.drawn
         if isinstance(self.source, PictureExplanation):
             return self.source.overlay(0, self.k, alpha=alpha, colormap=colormap)
         return self.source.picture(0, self.k)
 
-    def draw_kinds(
-        self, overlay: Pixels | None, kinds: Sequence[str], colormap: str
-    ) -> list[tuple[str, Pixels | bytes]]:
+    def draw_kinds(self, overlay: Drawn | None, kinds: Sequence[str], colormap: str) -> list[tuple[str, Drawn]]:
         """Of each of these kinds, but the panel, a picture, or a map as the bytes of its file; the overlay is given."""
-        made: list[tuple[str, Pixels | bytes]] = []
+        made: list[tuple[str, Drawn]] = []
         if "overlay" in kinds and overlay is not None:
             made.append(("overlay", overlay))
         if "heatmap" in kinds:
@@ -134,13 +135,16 @@ class MapResult:
 
 @dataclass(frozen=True, eq=False)
 class PictureResult:
-    """What was found in one picture: maps as `compare` gives them, attributions, and the most probable classes."""
+    """What was found in one picture: maps as `compare` gives them, attributions, and the most probable classes. Its
+    picture may lie on a device, as a tensor (H,W,3), and the heatmaps then do. `drawn`: the results' overlays, where
+    these were drawn there already."""
 
     maps: Mapping[tuple[str, str], PictureExplanation]
     attributions: Sequence[PictureAttribution]
     predictions: Sequence[Prediction]
     target: ClassTarget | Target | Callable[[Any], Any] | None = None
     page: Page | None = None
+    drawn: Sequence[Drawn] | None = field(default=None, repr=False)
 
     __repr__ = show_fields
 
@@ -165,7 +169,7 @@ class PictureResult:
         for each in others:
             here = [_to_result(each, k, self.target) for k in range(each.scores.shape[1])]
             found += [replace(it, entry=replace(it.entry, on="reference")) for it in here]
-        return found
+        return found if self.drawn is None else [replace(it, drawn=own) for it, own in zip(found, self.drawn)]
 
     def to_record(self, image: str, model: str, files: Sequence[Mapping[str, Any]]) -> Record:
         height, width = self.picture.shape[:2]
@@ -211,7 +215,7 @@ def find(
         attributions += [classifier.attribute(pictures, method, layer=layer, **more) for layer in own]
     first: Any = [*maps.values(), *attributions][0]
     predictions = _predict_all(classifier, first, target, len(pictures))
-    maps, attributions = {key: each.cpu() for key, each in maps.items()}, [each.cpu() for each in attributions]
+    maps, attributions = {key: _fetch(each) for key, each in maps.items()}, [each.cpu() for each in attributions]
     results: list[PictureResult | GradcamError] = []
     for i, said in enumerate(predictions):
         if said is None:
@@ -224,6 +228,15 @@ def find(
         if request.make_page is not None and isinstance(results[i], PictureResult):
             results[i] = _with_page(classifier, request.make_page, pictures[i], found)
     return results
+
+
+def _fetch(found: PictureExplanation) -> PictureExplanation:
+    """With its tensors on the processor; heatmaps stay where their pictures are."""
+    if not any(isinstance(picture, Tensor) for picture in found.pictures):
+        return found.cpu()
+    own = {name: value for name, value in vars(found).items() if isinstance(value, Tensor)}
+    fetched: dict[str, Any] = {name: own[name].cpu() for name in own.keys() - {"heatmaps", "output"}}
+    return replace(found, **fetched)
 
 
 def _with_page(

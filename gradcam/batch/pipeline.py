@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
 
 from gradcam.batch.compute import BatchExplainer, Find, Found, Tell
+from gradcam.batch.device import DevicePixels
 from gradcam.batch.pool import LATER, URGENT, Cut, Pool, cut, one_opencv_thread
-from gradcam.batch.read import Fetched, Read, find_upload, read_item
+from gradcam.batch.read import NOT_HERE, Fetched, Read, find_upload, read_item
 from gradcam.errors import GradcamError, shorten
 from gradcam.models.classifier import Classifier
 from gradcam.sources.contents import Item
@@ -36,28 +40,30 @@ def compute_items(
     tell: Tell | None = None,
     audit: bool = False,
     late: Callable[[T], None] | None = None,
+    pixels: DevicePixels | None = None,
 ) -> Generator[T, None, None]:
     """What `finish` makes of each picture that is needed, in the order of the items, as soon as it and all before are
     done. Batches are cut at fixed positions, whatever is needed of them, so that the same items give the same numbers.
     `finish` runs in one of the `workers` threads, as reading does; what it raises ends the generator. `audit`: have the
     SHA-256 of what was read. `late` gets what was finished and not taken when this ended early. No thread is left
-    then."""
+    then. `pixels`: where they are on the model's device; of each batch they are in flight together."""
     check_count("batch_size", batch_size, "pictures to explain at once")
     check_count("workers", workers, "threads")
     tell = tell or (lambda event, **details: None)
     explainer = BatchExplainer(find, classifier.device, largest=batch_size, tell=tell)
-    read = partial(read_item, classifier, audit=audit, upload=find_upload(classifier.device))
+    upload = find_upload(classifier.device)
+    read = partial(read_item, classifier, audit=audit, upload=upload, waits=pixels is not None)
     finishing: deque[Future[T]] = deque()
     try:
         with one_opencv_thread(), Pool(workers) as pool:
             started = (
-                (batch, [pool.submit(LATER, partial(read, item)) for item in batch.items])
-                for batch in cut(items, batch_size, is_needed)
+                _Started(pool, batch, number, read, pixels)
+                for number, batch in enumerate(cut(items, batch_size, is_needed))
             )
-            for batch, reading in _look_ahead(started):
-                yield from _take(finishing, most=BEHIND * batch_size, until=reading)
-                start = perf_counter()
-                finishing.extend(pool.submit(URGENT, task) for task in _explain(explainer, batch, reading, finish))
+            for begun in _look_ahead(started):
+                yield from _take(finishing, most=BEHIND * batch_size, until=begun.reading)
+                start, batch = perf_counter(), begun.batch
+                finishing.extend(begun.explain(explainer, finish))
                 tell("batch", start=batch.start, pictures=len(batch.items), seconds=perf_counter() - start)
             yield from _take(finishing, most=0)
     except BaseException:  # the generator's end, too
@@ -77,16 +83,92 @@ def _look_ahead(each: Iterator[T]) -> Iterator[T]:
     yield from window
 
 
-def _explain(
-    explainer: BatchExplainer[Found],
-    batch: Cut,
-    reading: list[Future[Read]],
-    finish: Callable[[Fetched, Found | GradcamError], T],
-) -> list[Callable[[], T]]:
-    pictures = [each.result() for each in reading]
-    reading.clear()  # or they would still be held while more are read
-    found = zip(pictures, explainer.explain(pictures), batch.needed)
-    return [partial(finish, picture.fetched, it) for picture, it, needed in found if needed]
+class _Started:
+    """A batch that is being read. `reading`: what its pictures come from, each of these some of them."""
+
+    def __init__(
+        self, pool: Pool, batch: Cut, number: int, read: Callable[[Item], Read], pixels: DevicePixels | None
+    ) -> None:
+        self.batch, self._pool, self._pixels, self._size = batch, pool, pixels, 0
+        each = [pool.submit(LATER, partial(read, item)) for item in batch.items]
+        self.reading: list[Future[Any]] = [*each]
+        if pixels is not None:
+            self.reading = [Future()]
+            _when_done(each, partial(self._prepare, pixels, number, each, self.reading[0]))
+
+    def _prepare(self, pixels: DevicePixels, number: int, each: list[Future[Read]], prepared: Future[Any]) -> None:
+        """Have them prepared, all at once, as soon as there is room for them."""
+
+        def prepare() -> list[Read]:
+            reads = [one.result() for one in each]
+            each.clear()  # these hold what calls this, and that holds what is prepared
+            return pixels.prepare(reads)
+
+        def start() -> None:
+            with contextlib.suppress(RuntimeError):  # the pool takes no more, and nobody waits for this
+                self._pool.submit(LATER, prepare, prepared)
+
+        failed = any(one.exception() is not None for one in each)
+        waiting = [] if failed else [one.result().waiting for one in each]
+        self._size = sum(it.size for it in waiting if it is not None)
+        pixels.gate.enter(number, self._size, start)
+
+    def explain(
+        self, explainer: BatchExplainer[Found], finish: Callable[[Fetched, Found | GradcamError], T]
+    ) -> list[Future[T]]:
+        """What `finish` will have made of each picture that is needed."""
+        results = [each.result() for each in self.reading]
+        pictures = results if self._pixels is None else results[0]
+        self.reading.clear()  # or they would still be held while more are read
+        if self._pixels is None:
+            found = explainer.explain(pictures)
+            return [self._pool.submit(URGENT, task) for task in self._list_tasks(pictures, found, finish)]
+        with self._pixels.on("model"):
+            found = explainer.explain(pictures)
+        futures: list[Future[T]] = [Future() for needed in self.batch.needed if needed]
+        fetched = [replace(each, picture=NOT_HERE) for each in pictures]
+        self._pool.submit(URGENT, partial(self._finish, self._pixels, fetched, found, finish, futures))
+        return futures
+
+    def _finish(
+        self,
+        pixels: DevicePixels,
+        pictures: Sequence[Read],
+        found: list[Any],
+        finish: Callable[[Fetched, Any], T],
+        futures: Sequence[Future[T]],
+    ) -> None:
+        try:
+            done = pixels.finish(found)
+            found.clear()
+            pixels.gate.leave(self._size)
+            for task, future in zip(self._list_tasks(pictures, done, finish), futures):
+                self._pool.submit(URGENT, task, future)
+        except BaseException as error:  # for whoever asks for the results
+            for future in futures:
+                if not future.done():
+                    future.set_exception(error)
+
+    def _list_tasks(
+        self, pictures: Sequence[Read], found: Sequence[Any], finish: Callable[[Fetched, Any], T]
+    ) -> list[Callable[[], T]]:
+        each = zip(pictures, found, self.batch.needed)
+        return [partial(finish, picture.fetched, it) for picture, it, needed in each if needed]
+
+
+def _when_done(futures: Sequence[Future[Any]], then: Callable[[], None]) -> None:
+    """Call it in whichever thread is the last to be done with one of them."""
+    left, lock = [len(futures)], threading.Lock()
+
+    def count(_: Future[Any]) -> None:
+        with lock:
+            left[0] -= 1
+            is_last = left[0] == 0
+        if is_last:
+            then()
+
+    for future in futures:
+        future.add_done_callback(count)
 
 
 def _take(results: deque[Future[T]], *, most: int, until: Sequence[Future[Any]] = ()) -> Iterator[T]:

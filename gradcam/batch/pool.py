@@ -68,8 +68,9 @@ class Pool:
         self._tasks: queue.PriorityQueue[_Task] = queue.PriorityQueue()
         self._numbers = itertools.count()  # of one urgency, the first comes first
 
-    def submit(self, urgency: int, task: Callable[[], T]) -> Future[T]:
-        future: Future[T] = Future()
+    def submit(self, urgency: int, task: Callable[[], T], future: Future[T] | None = None) -> Future[T]:
+        """What will have the task's result: a new one, or that which is given."""
+        future = future or Future()
         self._tasks.put((urgency, next(self._numbers), future, task))
         self._executor.submit(self._do_next)
         return future

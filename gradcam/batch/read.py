@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gradcam.errors import GradcamError, ImageError, StoreError, describe_failure, printable
 from gradcam.hooks.memory import is_out_of_memory
 from gradcam.images.files import hash_file
+from gradcam.images.jpeg import Header, read_header
+from gradcam.images.read import check_memory
 from gradcam.models.classifier import Classifier
 from gradcam.models.preprocess import Prepared, Reading, read_bytes, read_picture
 from gradcam.sources.contents import GivenContent, Item
@@ -64,18 +68,54 @@ class Fetched:
 
 
 @dataclass(frozen=True, eq=False)
+class Waiting:
+    """A picture that a device is to prepare: `data`, a JPEG with its header, or what was decoded, uint8 RGB (H,W,3)."""
+
+    name: str
+    data: bytes | Reading = field(repr=False)
+    header: Header | None = None
+
+    @property
+    def size(self) -> int:
+        """The bytes of its pixels."""
+        if isinstance(self.data, Reading):
+            return self.data.picture.nbytes
+        return 0 if self.header is None else 3 * self.header.height * self.header.width
+
+
+@dataclass(frozen=True, eq=False)
 class Read:
     """What became of reading an item: a picture for the model, or the reason why there is none. `wanted`: the index of
-    the class that the item asks for."""
+    the class that the item asks for. `waiting`: what the device is to make a picture of."""
 
     fetched: Fetched
     picture: Prepared | GradcamError
     wanted: int | None = None
+    waiting: Waiting | None = None
 
 
-def read_item(classifier: Classifier, item: Item, *, audit: bool = False, upload: Upload | None = None) -> Read:
-    """Read and preprocess one picture. Whatever goes wrong with it is in what comes back, in a line that names it.
-    Raises `StoreError` where its store is the reason, which other pictures would meet as well."""
+NOT_HERE = GradcamError("The picture is not here yet, or not any more.")  # in its place
+
+
+def wait(name: str, data: bytes | Reading) -> Waiting | None:
+    """A picture that a device can prepare; None for all others."""
+    if isinstance(data, Reading):
+        is_plain = data.values.dtype == np.uint8 and data.values.shape[2:] == (3,)
+        return Waiting(name, data) if is_plain else None
+    header = read_header(data)
+    if header is not None:
+        with contextlib.suppress(ImageError):  # one that is too large; who reads it says so
+            check_memory(header.width, header.height, 6)
+            return Waiting(name, data, header)
+    return None
+
+
+def read_item(
+    classifier: Classifier, item: Item, *, audit: bool = False, upload: Upload | None = None, waits: bool = False
+) -> Read:
+    """Read and preprocess one picture; where it `waits`, only as far as a device cannot do that. Whatever goes wrong
+    with it is in what comes back, in a line that names it. Raises `StoreError` where its store is the reason, which
+    other pictures would meet as well."""
     fetched = Fetched(item)
     try:
         wanted = None if item.wanted is None else classifier.find_class(item.wanted)
@@ -87,8 +127,12 @@ def read_item(classifier: Classifier, item: Item, *, audit: bool = False, upload
             content = item.content.read()
             if audit:
                 fetched = Fetched(item, hashlib.sha256(content).hexdigest())
-            decode = partial(read_bytes, data=content, reader=classifier.reader)
-            prepared = classifier.prepare(_blaming(item.name, Path(item.name), decode))
+            if waits and (waiting := wait(item.name, content)) is not None:
+                return Read(fetched, NOT_HERE, wanted, waiting)
+            reading = _blaming(item.name, Path(item.name), partial(read_bytes, data=content, reader=classifier.reader))
+            if waits and (waiting := wait(item.name, reading)) is not None:
+                return Read(fetched, NOT_HERE, wanted, waiting)
+            prepared = classifier.prepare(reading)
         else:  # a reader of the user's reads files
             path = item.content.path
             before, digest = _look_at(path, hashes=audit)
@@ -100,11 +144,26 @@ def read_item(classifier: Classifier, item: Item, *, audit: bool = False, upload
         return Read(fetched, prepared if upload is None else replace(prepared, image=upload(prepared.image)), wanted)
     except StoreError:
         raise
-    except MemoryError:
-        return Read(fetched, ImageError(f"{item.name}: does not fit into memory"))
     except (Exception, SystemExit) as error:  # a reader of the user's may raise anything
-        # A new error: the one that was raised would keep all that its traceback refers to.
-        return Read(fetched, ImageError(describe_failure(item.name, error)))
+        return Read(fetched, fail(item.name, error))
+
+
+def prepare_here(classifier: Classifier, waiting: Waiting) -> Prepared | GradcamError:
+    """What `read_item` makes of it where nothing waits."""
+    try:
+        if isinstance(waiting.data, Reading):
+            return classifier.prepare(waiting.data)
+        decode = partial(read_bytes, data=waiting.data, reader=classifier.reader)
+        return classifier.prepare(_blaming(waiting.name, Path(waiting.name), decode))
+    except Exception as error:
+        return fail(waiting.name, error)
+
+
+def fail(name: str, error: BaseException) -> ImageError:
+    """Why a picture cannot be read. A new error: one that was raised would keep all that its traceback refers to."""
+    if isinstance(error, MemoryError):
+        return ImageError(f"{name}: does not fit into memory")
+    return ImageError(describe_failure(name, error))
 
 
 def _look_at(path: Path, *, hashes: bool = False) -> tuple[tuple[int, ...], str | None]:

@@ -21,6 +21,7 @@ from gradcam.cli._settings import ModelChoice, Output, Settings, to_settings
 from gradcam.cli._terminal import Display, Terminated, code_of_the_user, how_to_go_on, telling_waits, to_arrow
 from gradcam.errors import ClusterError, GradcamError, OutputError, StoreError, printable
 from gradcam.options import FORMATS as PICTURE_FORMATS
+from gradcam.options import PIXELS
 from gradcam.plugins import installed, is_own
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ class BatchChoice:
     output_format: Format
     batch_size: int | None
     workers: int | None
+    pixels: str
     resume: bool
     overwrite: bool
     report: bool
@@ -312,6 +314,11 @@ class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gener
 )
 @options.number("--batch-size", "Pictures in one pass of the model; halved where memory is short.")
 @options.number("--workers", "Threads that read, draw and write.  [default: one for each core]")
+@options.choice(
+    "--pixels",
+    PIXELS,
+    "Where pictures are decoded, resized, drawn on and encoded; auto: on the GPU where that can do it.",
+)
 @click.option("--resume", is_flag=True, help="Go on with an earlier run: do what is missing, or failed.")
 @click.option("--overwrite", is_flag=True, help="Remove what an earlier run wrote, and start anew.")
 @click.option("--report", is_flag=True, help="Write index.html as well, a gallery to look through.")

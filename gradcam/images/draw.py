@@ -91,7 +91,7 @@ def overlay(
     if not isinstance(alpha, (int, float, np.number)) or not 0 <= alpha <= 1:
         raise GradcamError(f"alpha is {shorten(alpha)}, expected an opacity from 0 to 1.")
     levels = _to_levels(values, rows, columns, signed=signed)
-    colours, opacity = _blending(colormap, signed=signed)
+    colours, opacity = blending(colormap, signed=signed)
     opacity = float(alpha) * opacity
     result = np.array(picture)
     seen = result[top : top + rows, left : left + columns]
@@ -147,7 +147,7 @@ def colours_of(colormap: int) -> NDArray[np.float32]:
     return cv2.cvtColor(cv2.applyColorMap(levels, colormap), cv2.COLOR_BGR2RGB)[:, 0].astype(np.float32)
 
 
-def _blending(colormap: str, *, signed: bool) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def blending(colormap: str, *, signed: bool) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """256 colours (256,3), and how opaque each of them is, (256,1) in [0,1]: fully from half the largest value on."""
     steps, zero = _scale_of(signed)
     values = ((np.arange(256, dtype=np.float32) - zero) / steps)[:, None]

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from gradcam.errors import ModelError, shorten
+from gradcam.errors import DeviceError, ModelError, shorten
+from gradcam.hooks.memory import is_out_of_memory
 from gradcam.options import PRECISIONS
 
 
@@ -28,6 +29,31 @@ def find_device(name: str) -> torch.device:
         reason = str(error).split(". ")[0].split("\n")[0].rstrip(".") or type(error).__name__
         raise ModelError(f"There is no device {name!r} here ({reason}): {offers}") from error
     return device
+
+
+def list_gpus(name: str) -> list[str]:
+    """The names of all GPUs that "cuda" means; none for another name, and where there is one at most."""
+    count = torch.cuda.device_count() if name == "cuda" else 0
+    return [f"cuda:{number}" for number in range(count)] if count > 1 else []
+
+
+def check_device(device: torch.device, error: BaseException) -> None:
+    """Raises `DeviceError` where this error came since the GPU is lost: whatever else it is asked fails as well."""
+    if device.type != "cuda" or not isinstance(error, RuntimeError) or is_out_of_memory(error):
+        return
+    try:
+        _ask(device)
+    except RuntimeError as failure:
+        if not is_out_of_memory(failure):
+            reason = " ".join(str(error).split(". ")[0].split("\n")[0].split()).rstrip(".")
+            raise DeviceError(
+                f"{device} was lost ({reason}): nothing can be computed on it until this process has ended. Go on with "
+                "--resume, on another device if this one stays away."
+            ) from error
+
+
+def _ask(device: torch.device) -> None:
+    torch.zeros(1, device=device).cpu()
 
 
 def find_precision(name: str) -> torch.dtype:

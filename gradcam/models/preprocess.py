@@ -23,6 +23,7 @@ from gradcam.images.read import FULL, Given, PictureLike, Pixels, Region, show
 from gradcam.images.write import check_pixels
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom: Pillow's order
+Part = tuple[float, float, float, float]  # top, left, height, width, in fractions of a picture's pixels
 
 LUMINANCE = (19595, 38470, 7471)  # ITU-R 601 in 65536ths, as Pillow has it: grey keeps its values exactly
 
@@ -59,14 +60,18 @@ class Preprocessing:
         and other integers are taken as they are: `mean` and `std` are in their units. One channel is repeated for
         three, and RGB of 8 or 16 bits becomes its luminance for one. Raises `ImageError` for anything else, and for
         another number of channels."""
-        (height, width), fixed = check_form(image).shape[:2], self.resize
+        return self.show(image, self.find_part(*check_form(image).shape[:2]))
+
+    def find_part(self, height: int, width: int) -> Part:
+        """The part of a picture of that size that the network takes, for `show`."""
+        fixed = self.resize
         if isinstance(fixed, int):  # rounded as torchvision and timm do
             fixed = (max(fixed, int(fixed * height / width)), max(fixed, int(fixed * width / height)))
         top, left = (round((side - length) / 2) for side, length in zip(fixed, self.size))
         down, across = height / fixed[0], width / fixed[1]
-        return self.show(image, (top * down, left * across, self.size[0] * down, self.size[1] * across))
+        return top * down, left * across, self.size[0] * down, self.size[1] * across
 
-    def show(self, image: NDArray[Any], part: tuple[float, float, float, float]) -> Tensor:
+    def show(self, image: NDArray[Any], part: Part) -> Tensor:
         """A part of a picture, (top, left, height, width) in fractions of its pixels, as the network takes it: (C,*size)."""
         values = fit_channels(check_form(image), len(self.mean))
         top, left, height, width = part
