@@ -16,7 +16,7 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -122,6 +122,21 @@ def find_function(name: str) -> Any:
     return found
 
 
+PREFIX = "_gradcam_"  # of the names of modules that are files of the user's
+
+
+def list_files() -> list[str]:
+    """The files of the user's that were imported, for `load_files` in another process."""
+    files = (getattr(module, "__file__", None) for name, module in sys.modules.items() if name.startswith(PREFIX))
+    return [file for file in files if file is not None]
+
+
+def load_files(files: Iterable[str]) -> None:
+    """Import them under the names that they have here, by which what is in them can be sent. Raises `ModelError`."""
+    for file in files:
+        _import_file(Path(file))
+
+
 def call(function: Any, name: str) -> Any:
     """What a function without arguments gives. Raises `ModelError` with the place where it raised, if it did."""
     place = name.rpartition(":")[0]  # nothing of an entry point
@@ -160,7 +175,7 @@ def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise ModelError(f"{path}: {'is a folder' if path.is_dir() else 'does not exist'}, expected a Python file.")
     mark = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:8]
-    name = f"_gradcam_{path.stem}_{mark}"  # not its own: that may be an installed module's, or another folder's
+    name = f"{PREFIX}{path.stem}_{mark}"  # not its own: that may be an installed module's, or another folder's
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ModelError(f"{path}: Python cannot import it.")

@@ -142,6 +142,7 @@ def explain_files(
     request = Request.of(chosen, _to_target(classifier, target), options, "explain_files", **of_pictures)
     size = choose_batch_size(classifier) if batch_size == "auto" else batch_size
     threads = count_cores() if workers is None else workers
+    stages = open_pixels(pixels, classifier, request)
     return compute_items(
         classifier,
         partial(find, classifier, request),
@@ -149,7 +150,7 @@ def explain_files(
         finish=_to_result,
         batch_size=check_count("batch_size", size, "pictures to explain at once"),
         workers=check_count("workers", threads, "threads"),
-        pixels=open_pixels(pixels, classifier, request),
+        pixels=stages,
     )
 
 

@@ -19,15 +19,16 @@ from gradcam.cli._job import ask, load_model, say
 from gradcam.cli._page import to_making
 from gradcam.cli._settings import ModelChoice, Output, Settings, to_settings
 from gradcam.cli._terminal import Display, Terminated, code_of_the_user, how_to_go_on, telling_waits, to_arrow
-from gradcam.errors import ClusterError, GradcamError, OutputError, StoreError, printable
+from gradcam.errors import ClusterError, DeviceError, GradcamError, OutputError, StoreError, printable
 from gradcam.options import FORMATS as PICTURE_FORMATS
 from gradcam.options import PIXELS
 from gradcam.plugins import installed, is_own
 
 if TYPE_CHECKING:
     from gradcam.batch.engine import Engine, Work
-    from gradcam.batch.findings import MakePage
+    from gradcam.batch.findings import MakePage, Request
     from gradcam.batch.names import Saving
+    from gradcam.images.jpeg import Codec
     from gradcam.models.classifier import Classifier
     from gradcam.sources.list import Listing
     from gradcam.sources.shards import FailureLimit, Shard
@@ -158,16 +159,24 @@ def explain_all(typed: Typed) -> int:
 
 
 def _start_engine(choice: BatchChoice, settings: Settings, stack: contextlib.ExitStack) -> tuple[Engine, str | None]:
-    """What does the work until the stack is closed; with Ray also what models compute on, as this process only asks its."""
+    """What does the work until the stack is closed; also what models compute on, where other processes have them, and
+    this one only asks its."""
+    model, layers = settings.model, settings.layers
+    load = partial(load_on, model, layers[0] if layers else None)
     if choice.engine == "local":
         from gradcam.batch.engine import explain_here
 
-        return explain_here, None
+        if model.device != "cuda":
+            return explain_here, None
+        from gradcam.batch.gpus import GpuEngine
+        from gradcam.models.device import list_gpus
+
+        gpus = list_gpus()
+        return (GpuEngine(load, gpus, choice.workers), "cuda") if len(gpus) > 1 else (explain_here, None)
     from gradcam.batch.ray.ending import last_words
     from gradcam.batch.ray.engine import RayEngine
     from gradcam.batch.ray.session import find_address, find_layout, joined
 
-    model, layers = settings.model, settings.layers
     if model.device not in DEVICES:
         raise click.UsageError(
             f"--device is {model.device}, and Ray gives each actor its own: choose one of {', '.join(DEVICES)}."
@@ -179,7 +188,6 @@ def _start_engine(choice: BatchChoice, settings: Settings, stack: contextlib.Exi
     head, is_own_head = ray.get_runtime_context().gcs_address, find_address(choice.address) == "local"
     stack.enter_context(last_words(head, text, is_own=is_own_head))
     layout = find_layout(ray, model.device, choice.actors_per_gpu)
-    load = partial(load_on, model, layers[0] if layers else None)
     return RayEngine(ray, layout, load, choice.workers), layout.device
 
 
@@ -209,10 +217,19 @@ def _find_work(typed: Typed, listing: Listing, device: str | None) -> Work:
         workers=choice.workers or count_cores(),
         device=device,
         audit=choice.audit,
+        pixels="cpu" if _find_codec(choice, classifier, request, device) is None else "device",
     )
 
 
+def _find_codec(choice: BatchChoice, model: Classifier, request: Request, device: str | None) -> Codec | None:
+    """What decodes and encodes where pixels are on the device; Ray's actors leave them on the processor."""
+    from gradcam.batch.device import find_pixels
+
+    return find_pixels("cpu" if choice.engine == "ray" else choice.pixels, model, request, device)
+
+
 def _open_results(typed: Typed, listing: Listing, work: Work, saving: Saving, stems: dict[str, str]) -> OpenRun:
+    from gradcam.batch.device import describe_pixels
     from gradcam.batch.formats.records import open_results
     from gradcam.batch.save import describe_weights
     from gradcam.storage.run_file import Run, describe_files, describe_root
@@ -224,6 +241,8 @@ def _open_results(typed: Typed, listing: Listing, work: Work, saving: Saving, st
     changed = {it.name: dict(it.options) for it in work.request.methods if it != METHODS.get(it.name, it)}
     ours |= {"method_options": changed} if changed else {}
     ours |= {"pages": True} if choice.pages else {}
+    codec = _find_codec(choice, work.classifier, work.request, work.device)
+    ours |= {} if codec is None else {"pixels": describe_pixels(codec, saving)}  # without, all is as it always was
     run = Run(
         device=str(work.device or work.classifier.device),
         model=work.classifier.name,
@@ -263,7 +282,7 @@ def _explain(
                 display.add(record)
         results.close(names)
         report = str(write_report(choice.folder)) if choice.report else None
-    except (OutputError, StoreError, ClusterError, TooManyFailuresError) as error:
+    except (OutputError, StoreError, ClusterError, DeviceError, TooManyFailuresError) as error:
         display.tell_failures(results.manifest)
         stop(str(error))
         return 1
@@ -367,6 +386,8 @@ def batch_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen:
         raise click.UsageError("--ray-address is for --engine ray: give that as well, or leave it out.")
     if choice.actors_per_gpu > 1 and choice.engine != "ray":
         raise click.UsageError("--actors-per-gpu is for --engine ray: give that as well, or leave it out.")
+    if choice.pixels == "device" and choice.engine == "ray":
+        raise click.UsageError("--pixels device is for --engine local, and Ray's actors have pixels on the processor.")
     if choice.pages and not choice.output_format.has_files:
         raise click.UsageError(
             f"--pages writes files, and --output-format {choice.output_format.name} none: leave one of them out."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -104,6 +105,7 @@ class Codec:
     encode: Callable[[Sequence[Tensor], int], list[bytes]]
 
 
+@functools.cache
 def find_codec(device: torch.device) -> Codec | None:
     """What works on the device, tried out; None where nothing does. torchcodec first, whose decoders torchvision's are
     to make way for."""

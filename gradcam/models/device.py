@@ -31,10 +31,9 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-def list_gpus(name: str) -> list[str]:
-    """The names of all GPUs that "cuda" means; none for another name, and where there is one at most."""
-    count = torch.cuda.device_count() if name == "cuda" else 0
-    return [f"cuda:{number}" for number in range(count)] if count > 1 else []
+def list_gpus() -> list[str]:
+    """The names of all GPUs that are visible."""
+    return [f"cuda:{number}" for number in range(torch.cuda.device_count())]
 
 
 def check_device(device: torch.device, error: BaseException) -> None:

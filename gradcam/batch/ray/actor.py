@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from gradcam._version import __version__
+from gradcam.batch.device import open_pixels
 from gradcam.batch.engine import Work
 from gradcam.batch.findings import find
 from gradcam.batch.pipeline import compute_items
 from gradcam.batch.pool import Cut, cut
 from gradcam.batch.ray.ending import sign_in
 from gradcam.batch.save import Saver, describe_weights
-from gradcam.errors import ClusterError, GradcamError, OutputError, StoreError, describe_unexpected
+from gradcam.errors import ClusterError, DeviceError, GradcamError, OutputError, StoreError, describe_unexpected
 from gradcam.models.classifier import Classifier
 from gradcam.sources.contents import Item
 from gradcam.storage.output import Disk
@@ -166,6 +167,7 @@ class Actor:
             workers=work.workers or self._cores,
             tell=tell,
             audit=work.audit,
+            pixels=open_pixels(work.pixels, self._classifier, work.request, tell=tell, saving=self._job.saver.saving),
         )
         with contextlib.closing(outcomes):
             for batch in block.batches:
@@ -204,7 +206,7 @@ class Actor:
     def _describe(self, error: BaseException) -> Failure:
         """As the driver is to raise it. A line on this machine says more than the kind of an error elsewhere."""
         kind, text = type(error).__name__, str(error)
-        if not isinstance(error, (ClusterError, OutputError, StoreError)):
+        if not isinstance(error, (ClusterError, DeviceError, OutputError, StoreError)):
             reason = text if isinstance(error, GradcamError) else describe_unexpected(error)
             kind, text = "ClusterError", f"The actor on {self._where['node']} cannot work: {reason}"
         return Failure(kind, text, "".join(traceback.format_exception(error)))

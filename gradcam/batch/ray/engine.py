@@ -19,6 +19,7 @@ from gradcam.batch.ray.ending import end_everywhere
 from gradcam.batch.ray.session import ActorLayout, is_loud
 from gradcam.batch.save import Saver
 from gradcam.errors import ClusterError, describe_unexpected, shorten
+from gradcam.plugins import PREFIX
 
 TRIES = 3  # of a block whose actor dies, beside the first: a picture that kills it would do so for ever
 AT_ONCE = 2  # blocks that an actor has, so that it need not wait for the next
@@ -95,7 +96,7 @@ class RayEngine:
 
 def dump(ray: Any, job: ActorJob) -> bytes:
     """The job, to be sent, with the code of the user's own files, which other processes cannot import by a name."""
-    for module in [module for name, module in sys.modules.items() if name.startswith("_gradcam_")]:
+    for module in [module for name, module in sys.modules.items() if name.startswith(PREFIX)]:
         ray.cloudpickle.register_pickle_by_value(module)
     packed: bytes = ray.cloudpickle.dumps(job)
     return packed

@@ -1,0 +1,167 @@
+"""The engine on several GPUs of this machine: a process for each, and one manifest, which this process keeps."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import queue
+import signal
+import threading
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from gradcam import errors, plugins
+from gradcam.batch.compute import Tell
+from gradcam.batch.cores import count_cores
+from gradcam.batch.engine import Late, Needed, Reports, Work
+from gradcam.batch.ray.actor import Actor, Answer, Load, pack, to_blocks, to_job
+from gradcam.batch.ray.ending import end_here
+from gradcam.batch.save import Saver
+from gradcam.errors import DeviceError
+
+AT_ONCE = 2  # blocks that a process has, so that it need not wait for the next
+AHEAD = 8  # blocks for each process that may be done before their turn, as another one is slow
+SECONDS = 10  # for a process to end that was told to
+END = b""  # of a block, among its answers
+
+
+@dataclass(frozen=True)
+class GpuEngine:
+    """An `Engine` of one process for each of these devices, whose answers come back in order. `load`: the model, on the
+    device of a name. `workers`: threads beside each model; None for the cores in equal shares. Raises `DeviceError`
+    where one of the processes ends."""
+
+    load: Load
+    devices: Sequence[str]
+    workers: int | None = None
+
+    def __call__(self, work: Work, saver: Saver, *, is_needed: Needed, tell: Tell, late: Late = None) -> Reports:
+        """See `Engine`; what was finished, and nobody here has heard of yet, is done again by whoever goes on."""
+        blocks = [pack(block) for block in to_blocks(work, saver.stems, is_needed, len(self.devices))]
+        if not blocks:
+            return
+        job = to_job(self.load, work, saver, self.devices[0], self.workers)
+        tell("engine", engine="gpus", devices=list(self.devices))
+        cores = max(1, count_cores() // len(self.devices))
+        jobs = {device: pickle.dumps(replace(job, device=device)) for device in self.devices[: len(blocks)]}
+        try:
+            with _started(jobs, cores) as processes:
+                for packed in _stream(processes, blocks):
+                    yield from _unpack(pickle.loads(packed), tell, late)
+        finally:
+            end_here(job.run)
+
+
+def _unpack(answer: Answer, tell: Tell, late: Late) -> Reports:
+    for event, details in answer.events:
+        tell(event, **details)
+    if answer.error is not None:
+        raise getattr(errors, answer.error.kind)(answer.error.text)
+    outcomes = deque(answer.outcomes)
+    try:
+        while outcomes:
+            yield outcomes.popleft()
+    finally:
+        while late is not None and outcomes:
+            late(outcomes.popleft())
+
+
+@dataclass(eq=False)
+class _Process:
+    """One of them, and the numbers of the blocks that it has."""
+
+    device: str
+    process: Any
+    connection: Connection
+    blocks: deque[int] = field(default_factory=deque)
+
+    def receive(self) -> bytes:
+        try:
+            return self.connection.recv_bytes()
+        except (EOFError, OSError):
+            self.process.join(SECONDS)
+            code = self.process.exitcode
+            how = f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"
+            raise DeviceError(
+                f"{self.device}: the process that works there has ended ({how}): the GPU is gone, there is too little "
+                "memory, or a picture ends it. Go on with --resume."
+            ) from None
+
+
+@contextlib.contextmanager
+def _started(jobs: Mapping[str, bytes], cores: int) -> Iterator[list[_Process]]:
+    context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+    processes: list[_Process] = []
+    try:
+        for device, job in jobs.items():
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_serve, args=(theirs, job, device, cores, plugins.list_files()), daemon=True
+            )
+            process.start()
+            theirs.close()  # or its end would not be noticed
+            processes.append(_Process(device, process, ours))
+        yield processes
+    finally:
+        for each in processes:
+            each.process.terminate()
+        for each in processes:
+            each.process.join(SECONDS)
+            each.process.kill()
+            each.process.join()
+
+
+def _stream(processes: Sequence[_Process], blocks: Sequence[bytes]) -> Generator[bytes, None, None]:
+    """The answers, in the order of the blocks, each as soon as all before are there."""
+    answers: list[deque[bytes]] = [deque() for _ in blocks]
+    sent = now = 0
+    while now < len(blocks):
+        for each in processes:
+            while sent < len(blocks) and len(each.blocks) < AT_ONCE and sent < now + AHEAD * len(processes):
+                each.blocks.append(sent)
+                with contextlib.suppress(OSError):  # it has ended, which is noticed below
+                    each.connection.send_bytes(blocks[sent])
+                sent += 1
+        busy = {each.connection: each for each in processes if each.blocks}
+        for connection in wait(list(busy)):
+            each = busy[connection]  # type: ignore[index]
+            answers[each.blocks[0]].append(each.receive())
+            if answers[each.blocks[0]][-1] == END:
+                each.blocks.popleft()
+        while now < len(blocks) and answers[now]:
+            answer = answers[now].popleft()
+            if answer == END:
+                now += 1
+            else:
+                yield answer
+
+
+def _serve(connection: Connection, job: bytes, device: str, cores: int, files: Sequence[str]) -> None:
+    """What runs in a process: the answers to each block, until there is nobody to tell."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started this hears of it too, and ends this
+    blocks: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(connection, blocks), daemon=True).start()
+    plugins.load_files(files)
+    if device.startswith("cuda"):
+        import torch
+
+        torch.cuda.set_device(device)
+    actor = Actor(job, cores)
+    while True:
+        for row in actor({"block": [blocks.get()]}):
+            connection.send_bytes(row["answer"][0])
+        connection.send_bytes(END)
+
+
+def _listen(connection: Connection, blocks: queue.SimpleQueue[bytes]) -> None:
+    """Take what is sent at once, so that nobody waits who has an answer to take; and end with who sends it."""
+    try:
+        while True:
+            blocks.put(connection.recv_bytes())
+    except (EOFError, OSError):
+        os._exit(1)

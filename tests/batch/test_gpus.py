@@ -1,0 +1,152 @@
+"""Several GPUs, which two processes on the processor stand in for."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gradcam
+from gradcam import plugins
+from gradcam.batch import gpus
+from gradcam.batch.engine import Work, explain_here
+from gradcam.batch.findings import Request
+from gradcam.batch.gpus import GpuEngine
+from gradcam.batch.names import Saving
+from gradcam.batch.ray.ending import _folder, end_here
+from gradcam.batch.save import Saver
+from gradcam.errors import DeviceError
+from gradcam.models import device
+from gradcam.sources.list import list_inputs
+from tests.cli.test_cli import POSIX, Command, Photo, folder, gradcam_command
+
+__all__ = ["folder", "gradcam_command"]  # fixtures
+
+TWO = ["cpu", "cpu:0"]
+NAMES = ("coffee.jpg", "chelsea.jpg", "rocket.jpg", "koala.webp")
+
+
+def load(device: str) -> gradcam.Classifier:
+    return gradcam.load_classifier(device="cpu")
+
+
+def load_or_die(device: str, folder: Path) -> gradcam.Classifier:
+    """The second process ends at its first picture of all."""
+    classifier = load(device)
+    if device == TWO[1]:
+        classifier.model.register_forward_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    return classifier
+
+
+@pytest.fixture
+def photos(folder: Path, photo: Photo) -> Path:
+    (folder / "photos").mkdir()
+    for i in range(12):
+        shutil.copy(photo(NAMES[i % 4]), folder / "photos" / f"{i:02}-{NAMES[i % 4]}")
+    (folder / "photos" / "05-broken.jpg").write_bytes(photo("coffee.jpg").read_bytes()[:2000])
+    return folder / "photos"
+
+
+def to_work(classifier: gradcam.Classifier, photos: Path, pixels: str = "cpu", **options: Any) -> Work:
+    request = Request(layers=["layer4"], **options)
+    return Work(classifier, request, list_inputs([photos]).items, batch_size=2, workers=1, pixels=pixels)
+
+
+def to_saver(work: Work, place: Any = None) -> Saver:
+    return Saver(place, {item.name: item.name for item in work.items}, Saving(), work.classifier, work.request)
+
+
+ALL: dict[str, Any] = {"is_needed": lambda item: True, "tell": lambda event, **details: None}
+
+
+def test_two_processes_give_what_one_gives_in_its_order(
+    classifier: gradcam.Classifier, photos: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "own.py").write_text("def score(output):\n    return output[:, 7]\n")
+    work = to_work(classifier, photos, "device", target=plugins.find_function(f"{folder / 'own.py'}:score"))
+    told: list[tuple[str, Any]] = []
+    runs: list[str] = []
+
+    def tell(event: str, **details: Any) -> None:
+        told.append((event, details))
+
+    def end(run: str) -> None:
+        runs.append(run)
+        end_here(run)
+
+    monkeypatch.setattr(gpus, "end_here", end)
+    wanted = [item for i, item in enumerate(work.items) if i not in (2, 3, 8)]
+    found = list(GpuEngine(load, TWO, 1)(work, to_saver(work), is_needed=wanted.__contains__, tell=tell))
+    expected = list(explain_here(work, to_saver(work), is_needed=wanted.__contains__, tell=ALL["tell"]))
+    assert [report.record.image for report in found] == [item.name for item in wanted]
+    assert [report.record for report in found] == [report.record for report in expected]
+    assert [report.files for report in found] == [report.files for report in expected]
+    assert told[0] == ("engine", {"engine": "gpus", "devices": TWO})
+    batches = [details for event, details in told if event == "batch"]
+    assert [details["start"] for details in batches] == [0, 4, 6, 8, 10, 12]
+    assert len({details["actor"] for details in batches}) == 2
+    assert multiprocessing.active_children() == []
+    assert not any(_folder(run).exists() for run in runs)
+    assert len(runs) == 1
+
+
+def test_closing_early_ends_the_processes(classifier: gradcam.Classifier, photos: Path, tmp_path: Path) -> None:
+    work = to_work(classifier, photos)
+    reports = GpuEngine(load, TWO)(work, to_saver(work), **ALL)
+    next(reports)
+    assert len(multiprocessing.active_children()) == 2
+    reports.close()
+    assert multiprocessing.active_children() == []
+
+
+@POSIX
+def test_a_process_that_ends_is_named_and_none_is_blamed(classifier: gradcam.Classifier, photos: Path) -> None:
+    work = to_work(classifier, photos)
+    reports, late = [], []  # type: ignore[var-annotated]
+    engine = GpuEngine(partial(load_or_die, folder=photos), TWO)
+    with pytest.raises(DeviceError, match=r"^cpu:0: the process that works there has ended \(signal 9\): .*--resume"):
+        reports.extend(engine(work, to_saver(work), late=late.append, **ALL))
+    assert all("broken" in it.record.image for it in [*reports, *late] if it.record.error)
+    assert multiprocessing.active_children() == []
+
+
+def fail(device: str) -> gradcam.Classifier:
+    raise DeviceError(f"{device} was lost (here)")
+
+
+def test_an_error_of_a_process_is_what_is_raised_here(classifier: gradcam.Classifier, photos: Path) -> None:
+    work = to_work(classifier, photos)
+    with pytest.raises(DeviceError, match=r"^cpu(:0)? was lost \(here\)$"):
+        list(GpuEngine(fail, TWO)(work, to_saver(work), **ALL))
+
+
+@pytest.fixture
+def two(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    return lambda: monkeypatch.setattr(device, "list_gpus", lambda: TWO)
+
+
+def test_cuda_is_all_that_are_visible(
+    folder: Path, photos: Path, gradcam_command: Command, two: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (photos / "05-broken.jpg").unlink()
+    options = ("batch", "photos", "--batch-size", 2)
+    assert gradcam_command(*options, "--device", "cpu", "-o", "one").status == 0
+    two()
+    outcome = gradcam_command(*options, "--device", "cuda", "--pixels", "cpu", "-o", "out")
+    assert (outcome.status, outcome.err) == (0, "")
+    assert "12 pictures explained" in outcome.out
+    for path in (folder / "one").iterdir():
+        if path.name not in ("log.jsonl", "run.json", ".gradcam.lock"):
+            assert (folder / "out" / path.name).read_bytes() == path.read_bytes()
+    assert '"device": "cuda"' in (folder / "out" / "run.json").read_text()
+    assert '"event": "engine", "engine": "gpus"' in (folder / "out" / "log.jsonl").read_text()
+    (folder / "out" / "03-koala-gradcam.jpg").unlink()
+    assert gradcam_command(*options, "--device", "cuda", "--pixels", "cpu", "-o", "out", "--resume").status == 0
+    assert (folder / "out" / "03-koala-gradcam.jpg").exists()

@@ -1,0 +1,232 @@
+"""Pictures as tensors: turned and resized as Pillow does it, drawn on as OpenCV does it, and JPEG files told apart."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+
+import gradcam
+from gradcam.images import on_device
+from gradcam.images.jpeg import Codec, Header, find_codec, read_header, to_tensor
+from gradcam.models.preprocess import Preprocessing
+
+PHOTOGRAPHS = ("cat_and_espresso.jpg", "koala.webp", "chelsea.jpg", "lemur.webp", "macaw.webp", "coffee.jpg")
+CPU = torch.device("cpu")
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+
+
+def read(path: Path) -> np.ndarray:
+    return np.array(Image.open(path).convert("RGB"))
+
+
+def to_planes(picture: np.ndarray, device: str = "cpu") -> torch.Tensor:
+    return torch.from_numpy(picture).permute(2, 0, 1).to(device)
+
+
+def to_picture(planes: torch.Tensor) -> np.ndarray:
+    return planes.permute(1, 2, 0).cpu().numpy()
+
+
+def jpeg(picture: np.ndarray, **options: Any) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(picture).save(file, "jpeg", **options)
+    return file.getvalue()
+
+
+NOISE = np.random.default_rng(0).integers(0, 256, (24, 40, 3), np.uint8)
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+def test_every_orientation_is_that_of_pillow(turn: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    file = io.BytesIO()
+    Image.fromarray(NOISE).save(file, "png", exif=exif)
+    expected = np.array(ImageOps.exif_transpose(Image.open(file)))
+    np.testing.assert_array_equal(to_picture(on_device.turn_upright(to_planes(NOISE), turn)), expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("how", ["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"])
+@pytest.mark.parametrize(
+    ("size", "box"),
+    [
+        ((224, 224), (0.0, 0.0, 800.0, 640.0)),
+        ((224, 224), (100.3, 40.7, 700.1, 600.2)),
+        ((300, 100), (0.0, 0.0, 800.0, 640.0)),
+        ((500, 400), (3.2, 5.1, 210.6, 250.0)),
+        ((7, 5), (1.5, 2.5, 6.5, 9.5)),
+    ],
+)
+def test_resizing_gives_the_levels_of_pillow(photo: Any, size: Any, box: Any, how: str, device: str) -> None:
+    picture = read(photo("cat_and_espresso.jpg"))
+    resampling = Image.Resampling[how.upper()]
+    expected = np.array(Image.fromarray(picture).resize(size[::-1], resampling, box=box)).astype(float)
+    both = torch.stack([to_planes(picture, device)] * 2)
+    first, second = on_device.resize(both, size, box, how)
+    difference = abs(to_picture(first) - expected)
+    assert difference.mean() <= 0.2
+    assert difference.max() <= 3
+    assert torch.equal(first, second)
+    assert torch.equal(first, first.round())
+
+
+def test_a_flat_picture_stays_flat() -> None:
+    white = torch.full((1, 3, 33, 47), 255, dtype=torch.uint8)
+    for how in on_device.FILTERS:
+        assert (on_device.resize(white, (20, 60), (1.3, 2.2, 40.1, 30.9), how) == 255).all()
+
+
+@pytest.mark.parametrize("resize", [256, (224, 224), 232, (300, 250)])
+def test_what_the_network_takes_is_that_of_the_preprocessing(photo: Any, resize: Any) -> None:
+    own = Preprocessing((224, 224), resize, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "bilinear")
+    picture = read(photo("koala.webp"))
+    top, left, height, width = own.find_part(*picture.shape[:2])
+    resized = on_device.resize(to_planes(picture)[None], own.size, (left, top, left + width, top + height), "bilinear")
+    expected = own(picture) * torch.tensor(own.std)[:, None, None] + torch.tensor(own.mean)[:, None, None]
+    difference = (resized[0] / 255 - expected).abs() * 255
+    assert difference.mean() <= 0.2
+    assert difference.max() <= 3.01
+
+
+@pytest.mark.parametrize("size", [(640, 800), (224, 500), (300, 100), (50, 60)])
+def test_maps_are_stretched_as_by_opencv(size: tuple[int, int]) -> None:
+    maps = np.random.default_rng(1).random((2, 112, 96), np.float32)
+    is_smaller = size[0] <= 112 and size[1] <= 96
+    how = cv2.INTER_AREA if is_smaller else cv2.INTER_CUBIC
+    found = on_device.stretch(torch.from_numpy(maps), *size)
+    for one, other in zip(found, maps):
+        np.testing.assert_allclose(one.numpy(), cv2.resize(other, size[::-1], interpolation=how), atol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "look",
+    [
+        {},
+        {"alpha": 1.0, "colormap": "viridis", "outline": True},
+        {"alpha": 0.3, "colormap": "jet"},
+        {"signed": True, "outline": True},
+        {"alpha": 0.0, "outline": True},
+    ],
+    ids=str,
+)
+def test_overlays_are_those_of_opencv(photo: Any, classifier: gradcam.Classifier, look: Any, device: str) -> None:
+    evidence = "signed" if look.get("signed") else "positive"
+    for name in PHOTOGRAPHS:
+        found = classifier.explain(photo(name), evidence=evidence)
+        picture, heatmap = found.pictures[0], found.heatmaps[0, 0]
+        for region in (found.regions[0], (0, 0, *picture.shape[:2]), (20, 30, 100, 90)):
+            planes, maps = to_planes(picture, device)[None], heatmap.to(device)[None]
+            (drawn,) = on_device.overlay(planes, maps, region=region, **look)
+            expected = gradcam.overlay(picture, heatmap, region=region, **look)
+            difference = abs(to_picture(drawn).astype(int) - expected)
+            # Here and there a value lies between two levels; opaque, the next one's colour is twice as far.
+            assert difference.max() <= (2 if look.get("alpha", 0.5) <= 0.5 else 4)
+            assert difference.mean() <= 0.01
+            assert np.array_equal(to_picture(planes[0]), picture)
+
+
+def test_a_blank_heatmap_has_no_outline_and_its_neighbour_has_one() -> None:
+    pictures, region = to_planes(NOISE)[None].repeat(2, 1, 1, 1), (2, 3, 18, 30)
+    maps = torch.stack([torch.zeros(5, 5), torch.eye(5)])
+    blank, drawn = on_device.overlay(pictures, maps, region=region, outline=True)
+    assert torch.equal(blank, pictures[0])
+    expected = gradcam.overlay(NOISE, maps[1], region=region, outline=True)
+    assert abs(to_picture(drawn).astype(int) - expected).max() <= 2
+
+
+# JPEG
+
+
+def patched(data: bytes, marker: int, change: Callable[[bytearray, int], None]) -> bytes:
+    changed = bytearray(data)
+    change(changed, data.index(bytes([0xFF, marker])))
+    return bytes(changed)
+
+
+def set_byte(offset: int, value: int) -> Callable[[bytearray, int], None]:
+    def change(data: bytearray, place: int) -> None:
+        data[place + offset] = value
+
+    return change
+
+
+GREY, PLAIN = jpeg(NOISE[..., 0]), jpeg(NOISE)
+TURNED = Image.Exif()
+TURNED[0x0112] = 6
+CMYK = io.BytesIO()
+Image.fromarray(NOISE).convert("CMYK").save(CMYK, "jpeg")
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (PLAIN, Header(24, 40, False, 1)),
+        (GREY, Header(24, 40, True, 1)),
+        (jpeg(NOISE, exif=TURNED), Header(24, 40, False, 6)),
+        (jpeg(NOISE, subsampling=0), Header(24, 40, False, 1)),
+        (jpeg(NOISE, subsampling=1), Header(24, 40, False, 1)),
+        (PLAIN + b"what a camera adds", Header(24, 40, False, 1)),
+        (jpeg(NOISE, exif=b"Exif\0\0" + b"broken" * 9), Header(24, 40, False, 1)),
+        (jpeg(NOISE, progressive=True), None),
+        (jpeg(NOISE, keep_rgb=True), None),
+        (CMYK.getvalue(), None),
+        (patched(PLAIN, 0xC0, set_byte(1, 0xC9)), None),  # arithmetic-coded
+        (patched(PLAIN, 0xC0, set_byte(4, 12)), None),  # bits
+        (patched(PLAIN, 0xC0, set_byte(11, 0x31)), None),  # a sampling that is rare
+        (PLAIN[:-2], None),
+        (PLAIN[:300], None),
+        (PLAIN[:20], None),
+        (b"", None),
+        (b"\x89PNG\r\n\x1a\n" + bytes(99), None),
+    ],
+)
+def test_which_files_a_device_is_given(data: bytes, expected: Header | None) -> None:
+    assert read_header(data) == expected
+
+
+@given(st.integers(0, len(PLAIN) - 1), st.binary(min_size=1, max_size=4))
+def test_a_damaged_header_never_raises(place: int, damage: bytes) -> None:
+    read_header(PLAIN[:place] + damage + PLAIN[place + len(damage) :])
+    read_header(PLAIN[:place])
+
+
+@pytest.fixture(params=DEVICES)
+def codec(request: pytest.FixtureRequest) -> Codec:
+    found = find_codec(torch.device(request.param))
+    assert found is not None
+    return found
+
+
+def test_what_is_decoded_is_what_pillow_decodes(photo: Any, codec: Codec) -> None:
+    data = [photo(name).read_bytes() for name in ("cat_and_espresso.jpg", "chelsea.jpg")]
+    for planes, each in zip(codec.decode([to_tensor(one) for one in data], False), data):
+        expected = np.array(Image.open(io.BytesIO(each))).astype(int)
+        difference = abs(to_picture(planes) - expected)
+        assert difference.mean() <= (0.0 if planes.device.type == "cpu" else 2)
+    (grey,) = codec.decode([to_tensor(GREY)], True)
+    assert grey.shape == (3, 24, 40)
+    assert abs(to_picture(grey) - np.array(Image.open(io.BytesIO(GREY)).convert("RGB")).astype(int)).max() <= 2
+
+
+def test_what_is_encoded_is_the_picture(photo: Any, codec: Codec) -> None:
+    picture = read(photo("coffee.jpg"))
+    device = "cuda" if "nvJPEG" in codec.name else "cpu"
+    low, high = (codec.encode([to_planes(picture, device)] * 2, quality)[1] for quality in (50, 95))
+    assert len(low) < len(high)
+    assert abs(np.array(Image.open(io.BytesIO(high))).astype(int) - picture).mean() < 3
+
+
+def test_there_is_no_codec_for_other_devices() -> None:
+    assert find_codec(torch.device("meta")) is None
