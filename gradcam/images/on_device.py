@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import PIL
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -50,6 +51,9 @@ FILTERS: dict[str, tuple[float, Callable[[NDArray[np.float64]], NDArray[np.float
 }
 
 
+TALL_FIRST = int(PIL.__version__.partition(".")[0]) >= 13  # from then on, tall pictures are resized vertically first
+
+
 @functools.lru_cache(maxsize=64)
 def weigh(length: int, part: tuple[float, float], size: int, how: str, device: torch.device) -> tuple[int, Tensor]:
     """How the part of so many pixels, (start, end), makes `size` new ones: the first that counts, and a matrix (size,m)
@@ -82,8 +86,13 @@ def resize(pictures: Tensor, size: tuple[int, int], box: Box, how: str) -> Tenso
     column, across = weigh(width, (left, right), size[1], how, pictures.device)
     row, down = weigh(height, (top, bottom), size[0], how, pictures.device)
     seen = pictures[..., row : row + down.shape[1], column : column + across.shape[1]].float()
-    wide = (seen @ across.T).add_(0.5).floor_().clamp_(0, 255)  # halves go up, as there
-    return (down @ wide).add_(0.5).floor_().clamp_(0, 255)
+    if TALL_FIRST and height - size[0] > 2 * max(0, width - size[1]):
+        return _to_levels(_to_levels(down @ seen) @ across.T)
+    return _to_levels(down @ _to_levels(seen @ across.T))
+
+
+def _to_levels(values: Tensor) -> Tensor:
+    return values.add_(0.5).floor_().clamp_(0, 255)  # halves go up, as in Pillow
 
 
 @functools.lru_cache(maxsize=64)

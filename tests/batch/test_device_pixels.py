@@ -136,11 +136,11 @@ class TestEquality:
         ours = explain(load(device), items, format="png")
         assert all(report.record.error is None for report in ours)
         assert_alike(ours, theirs, codec=0.2 if device == "cpu" else 2)
-        if device == "cpu":  # what is decoded is the same, and PNG loses nothing
-            most = [
-                abs(one - other).max() for a, b in zip(ours, theirs) for one, other in zip(overlays(a), overlays(b))
-            ]
-            assert sorted(most)[len(most) // 2] <= 2
+        if (
+            device == "cpu"
+        ):  # what is decoded is the same, and PNG loses nothing; the maps differ by the rounding of inputs
+            pairs = [(one, other) for a, b in zip(ours, theirs) for one, other in zip(overlays(a), overlays(b))]
+            assert max((abs(one - other) > 2).mean() for one, other in pairs) <= 1e-3
 
     @pytest.mark.parametrize("device", DEVICES)
     def test_jpeg_is_encoded_on_the_device(self, photo: Photo, device: str) -> None:
@@ -236,13 +236,11 @@ NO_ROOM: list[Callable[[], Exception]] = [
 @pytest.mark.parametrize("stage", ["decode", "resize", "draw", "encode"])
 class TestNoRoom:
     @pytest.mark.parametrize("error", NO_ROOM)
-    def test_a_stage_is_halved_and_says_so(
-        self, photo: Photo, classifier: gradcam.Classifier, breaking: Any, stage: str, error: Any
-    ) -> None:
-        expected = explain(classifier, copies(photo), batch_size=8)
+    def test_a_stage_is_halved_and_says_so(self, photo: Photo, breaking: Any, stage: str, error: Any) -> None:
+        expected = explain(tiny(), copies(photo), batch_size=8)
         breaking(stage, error, most=3)
         told: Events = []
-        found = explain(classifier, copies(photo), batch_size=8, told=told)
+        found = explain(tiny(), copies(photo), batch_size=8, told=told)
         halved = [details for event, details in told if event == "out of memory"]
         assert halved == [
             {"stage": stage, "pictures": 8, "from_now_on": 4},
@@ -251,23 +249,19 @@ class TestNoRoom:
         assert [report.record for report in found] == [report.record for report in expected]
         assert [report.files for report in found] == [report.files for report in expected]
 
-    def test_what_does_not_fit_even_alone_is_the_processors(
-        self, photo: Photo, classifier: gradcam.Classifier, breaking: Any, stage: str
-    ) -> None:
-        expected = explain(classifier, copies(photo, 3), pixels="cpu", batch_size=3)
+    def test_what_does_not_fit_even_alone_is_the_processors(self, photo: Photo, breaking: Any, stage: str) -> None:
+        expected = explain(tiny(), copies(photo, 3), pixels="cpu", batch_size=3)
         breaking(stage, NO_ROOM[0], most=0)
         told: Events = []
-        assert_alike(explain(classifier, copies(photo, 3), batch_size=3, told=told), expected)
+        assert_alike(explain(tiny(), copies(photo, 3), batch_size=3, told=told), expected)
         moved = [details for event, details in told if event == "moved to the processor"]
         assert moved == [{"stage": stage, "why": "out of memory"}] * 3
 
-    def test_what_the_device_refuses_is_the_processors(
-        self, photo: Photo, classifier: gradcam.Classifier, breaking: Any, stage: str
-    ) -> None:
-        expected = explain(classifier, copies(photo, 5), pixels="cpu", batch_size=5)
+    def test_what_the_device_refuses_is_the_processors(self, photo: Photo, breaking: Any, stage: str) -> None:
+        expected = explain(tiny(), copies(photo, 5), pixels="cpu", batch_size=5)
         breaking(stage, lambda: RuntimeError("Failed to decode batch: 3"), most=1)
         told: Events = []
-        assert_alike(explain(classifier, copies(photo, 5), batch_size=5, told=told), expected)
+        assert_alike(explain(tiny(), copies(photo, 5), batch_size=5, told=told), expected)
         assert [event for event, _ in told if event != "batch"] == []  # one by one, none was refused
 
 
