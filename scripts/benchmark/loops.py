@@ -7,7 +7,6 @@ with the heatmap laid over all of it, at its full size. Each peer's loop uses th
 from __future__ import annotations
 
 import contextlib
-import functools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -69,12 +68,13 @@ def attach_ours(precision: str, batch: int) -> Iterator[Run]:
     yield lambda source, output: run_pipeline(classifier, source, output, batch)
 
 
-def run_pipeline(classifier: Any, source: Path, output: Path, batch: int, workers: int | None = None) -> None:
+def run_pipeline(
+    classifier: Any, source: Path, output: Path, batch: int, workers: int | None = None, *, pixels: str = "cpu"
+) -> None:
     """What `gradcam batch` does, without its progress: overlays, and a manifest."""
     from gradcam.batch.cores import count_cores
-    from gradcam.batch.findings import find
+    from gradcam.batch.engine import Work, explain_here
     from gradcam.batch.names import Saving, plan_stems
-    from gradcam.batch.pipeline import compute_items
     from gradcam.batch.save import Saver
     from gradcam.sources.list import list_inputs
     from gradcam.storage.manifest import ManifestWriter
@@ -85,9 +85,8 @@ def run_pipeline(classifier: Any, source: Path, output: Path, batch: int, worker
     temporary = output / ".temporary"
     temporary.mkdir()
     saver = Saver(Disk(output, temporary), plan_stems(items), saving, classifier, request)
-    threads = workers or count_cores()
-    explain = functools.partial(find, classifier, request)
-    reports = compute_items(classifier, explain, items, finish=saver.save, batch_size=batch, workers=threads)
+    work = Work(classifier, request, items, batch, workers or count_cores(), pixels=pixels)
+    reports = explain_here(work, saver, is_needed=lambda item: True, tell=lambda event, **details: None)
     with contextlib.closing(ManifestWriter(output / "manifest.jsonl")) as manifest:
         for report in reports:
             manifest.append(report.record)

@@ -31,12 +31,14 @@ TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4
 
 @dataclass(frozen=True)
 class Settings:
-    """What the options chose. `rounds`: by batch size. `missing`: the contenders whose package is not there."""
+    """What the options chose. `rounds`: by batch size. `missing`: the contenders whose package is not there.
+    `pictures`: of a folder for a GPU, None for the usual number."""
 
     rounds: dict[int, int]
     devices: tuple[str, ...]
     threads: int
     missing: frozenset[str]
+    pictures: int | None = None
 
     @property
     def present(self) -> list[str]:

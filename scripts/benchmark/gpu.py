@@ -1,0 +1,196 @@
+"""On a GPU: a folder through one process, each stage alone, peaks of its memory, and the fixed cost of one call."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmark.cases import CLASSES, MEGABYTE, NETWORKS, SMALL, build_model, make_case
+from benchmark.contenders import BARE
+from benchmark.floor import ask
+from benchmark.folder import run_once
+from benchmark.loops import LAYER, NETWORK, load_ours, run_pipeline
+from benchmark.measuring import Settings, keep_freed_memory, report_progress, synchronise, take_turns, time_rounds
+from benchmark.pictures import HEIGHT, QUALITY, WIDTH, make_pictures, repeat_pictures
+from benchmark.tables import Table, format_spread
+
+PICTURES, FILES = 1000, 64  # and of how many files the others are links
+BATCH, FOLDER_ROUNDS = 32, 5
+AMONG = (BARE, "gradcam", "torchcam", "captum")
+FIXED = ("ResNet-18", "ResNet-50", "MobileNetV2")
+NO_GPU = (
+    "There is no CUDA device here, or --device leaves it out: nothing was measured. `--pictures N` tries this section out "
+    "on the processor, with so many pictures."
+)
+TRIAL = "Tried out on the processor, which stands in for a GPU: these are no figures of one."
+
+
+def compare_gpu(settings: Settings) -> Iterator[Table]:
+    """All of it; without a GPU a line that says so, or a trial on the processor."""
+    device = "cuda" if "cuda" in settings.devices else "cpu"
+    if device == "cpu" and settings.pictures is None:
+        yield Table("gpu cuda", "On a GPU", notes=[NO_GPU])
+        return
+    keep_freed_memory()
+    notes = [TRIAL] if device == "cpu" else [f"On one {torch.cuda.get_device_name()}."]
+    yield from measure_folder(device, settings.pictures or PICTURES, settings, notes)
+    yield tabulate_fixed(device, settings, notes)
+
+
+def measure_folder(device: str, pictures: int, settings: Settings, notes: list[str]) -> Iterator[Table]:
+    """Pictures per second by precision and by where pixels are, the floor under that, and peaks of memory."""
+    precisions = ["fp32", "bf16"] if device == "cuda" else ["fp32"]
+    rounds = FOLDER_ROUNDS if device == "cuda" else 1
+    batch = min(BATCH, pictures)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        make_pictures(folder / "some", min(FILES, pictures))
+        repeat_pictures(folder / "some", folder / "pictures", pictures)
+        models = {precision: load_ours(precision, device) for precision in precisions}
+        runs: dict[str, Callable[[], float]] = {}
+        peaks: dict[str, int | None] = {}
+        for precision, model in models.items():
+            peaks[f"{precision}, bare inference"] = find_peak(device, partial(infer, model, batch))
+            for pixels in ("device", "cpu"):
+                name = f"{precision}, pixels on the {'GPU' if pixels == 'device' else 'processor'}"
+                report_progress("gpu", name, "once")
+                run = partial(run_pipeline, model, batch=batch, pixels=pixels)
+                peaks[name] = find_peak(device, partial(run_once, run, folder / "some", folder))
+                runs[name] = partial(run_once, run, folder / "pictures", folder)
+        report_progress("gpu", f"{rounds} rounds of {len(runs)}")
+        seconds = take_turns(runs, rounds)
+        files = sorted((folder / "pictures").iterdir())
+        stages = {name: measure_stages(model, files, folder, batch, rounds) for name, model in models.items()}
+    yield tabulate_folder(seconds, pictures, batch, rounds, notes)
+    yield tabulate_floor(stages, notes)
+    yield tabulate_peaks(peaks, batch, notes)
+
+
+def infer(classifier: Any, batch: int) -> None:
+    case = make_case(classifier.model, LAYER, batch, 1, str(classifier.device))
+    dtype = next(classifier.model.parameters()).dtype
+    with torch.no_grad():
+        classifier.model(case.images.to(dtype))
+
+
+def find_peak(device: str, work: Callable[[], object]) -> int | None:
+    """Bytes on the device over what was there before; None on the processor."""
+    if device != "cuda":
+        work()
+        return None
+    work()  # libraries have their workspaces
+    base = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    work()
+    synchronise(device)
+    return torch.cuda.max_memory_allocated() - base
+
+
+def measure_stages(
+    classifier: Any, files: Sequence[Path], folder: Path, batch: int, rounds: int
+) -> dict[str, list[float]]:
+    """Pictures per second of each stage alone, in one thread, batch by batch; a value for each round."""
+    from gradcam.batch.device import DevicePixels, find_pixels
+    from gradcam.batch.findings import find
+    from gradcam.batch.names import Saving
+    from gradcam.batch.read import read_item
+    from gradcam.images.files import write_whole
+    from gradcam.images.jpeg import to_tensor
+    from gradcam.sources.list import list_inputs
+
+    items = list_inputs([str(file) for file in files[: 8 * batch]]).items
+    codec = find_pixels("device", classifier)
+    saving = Saving(format="jpg", quality=QUALITY)
+    pixels = DevicePixels(classifier, codec, tell=lambda event, **details: None, saving=saving)
+    rates: dict[str, list[float]] = {}
+    request = ask(classifier)
+    for number in range(rounds + 1):  # the first to warm up
+        seconds: dict[str, float] = {}
+
+        def run(stage: str, work: Callable[[], Any], seconds: dict[str, float] = seconds) -> Any:
+            synchronise(classifier.device.type)
+            start = time.perf_counter()
+            found = work()
+            synchronise(classifier.device.type)
+            seconds[stage] = seconds.get(stage, 0) + time.perf_counter() - start
+            return found
+
+        for first in range(0, len(items), batch):
+            part = items[first : first + batch]
+            reads = run("read", lambda part=part: [read_item(classifier, item, waits=True) for item in part])
+            data = [to_tensor(read.waiting.data) for read in reads]
+            run("decode", lambda data=data: codec.decode(data, False))
+            ready = run("decode and resize", lambda reads=reads: pixels.prepare(reads))
+            pictures = [read.picture for read in ready]
+            found = run("model and maps", lambda pictures=pictures: find(classifier, request, pictures))
+            done = run("draw and encode", lambda found=found: pixels.finish(found))
+            overlays = [each.results[0].draw() for each in done]
+            run("write", lambda overlays=overlays: [write_whole(folder / "overlay.jpg", it) for it in overlays])
+        for stage, value in seconds.items() if number else ():
+            rates.setdefault(stage, []).append(len(items) / value)
+    return rates
+
+
+def tabulate_folder(seconds: dict[str, list[float]], pictures: int, batch: int, rounds: int, notes: list[str]) -> Table:
+    rows = [[name, format_spread(np.divide(pictures, values), 0)] for name, values in seconds.items()]
+    job = (
+        f"{pictures} JPEG files of {WIDTH} x {HEIGHT}, from files to files through one process; {NETWORK} with random "
+        f"weights at {LAYER}, for each picture's top class; batches of {batch}; overlays as JPEG of quality {QUALITY}."
+    )
+    spread = f"Medians (with quartiles) over {rounds} rounds, in each of which all took their turn."
+    header = ["gradcam", "pictures per second"]
+    return Table(
+        "gpu folder cuda", "A folder through one GPU", header, rows, [*notes, job, spread], [{"seconds": seconds}]
+    )
+
+
+def tabulate_floor(stages: dict[str, dict[str, list[float]]], notes: list[str]) -> Table:
+    names = list(next(iter(stages.values())))
+    rows = [[precision, *(format_spread(found[name], 0) for name in names)] for precision, found in stages.items()]
+    what = (
+        "Pictures per second of each stage alone, in one thread: a run that overlaps all of them cannot be faster than the "
+        "slowest, apart from reading and writing, for which it has a thread on each core."
+    )
+    return Table("gpu floor cuda", "The floor of a folder on a GPU", ["", *names], rows, [*notes, what], [stages])
+
+
+def tabulate_peaks(peaks: dict[str, int | None], batch: int, notes: list[str]) -> Table:
+    rows = [[name, "not measured" if it is None else f"{it / MEGABYTE:.0f} MB"] for name, it in peaks.items()]
+    flight = 5 * batch * 3 * WIDTH * HEIGHT / MEGABYTE
+    what = (
+        f"The most memory of the device over what was there before. Up to five batches of {batch} pictures are in flight, "
+        f"{flight:.0f} MB of pixels."
+    )
+    return Table("gpu memory cuda", "Peak memory of a GPU", ["", "peak"], rows, [*notes, what], [peaks])
+
+
+def tabulate_fixed(device: str, settings: Settings, notes: list[str]) -> Table:
+    """One call of `explain` in multiples of the bare pass, where its fixed cost shows."""
+    among = [name for name in AMONG if name not in settings.missing]
+    rows, raw = [], []
+    for network in FIXED:
+        layer, model = (NETWORKS | SMALL)[network].layer, build_model(network, device)
+        for batch, rounds in settings.rounds.items():
+            report_progress("gpu", network, f"batch {batch}")
+            seconds = time_rounds(among, make_case(model, layer, batch, 1, device), rounds)
+            cells = [f"{1000 * float(np.median(seconds[BARE])):.2f} ms"]
+            cells += [
+                format_spread(np.divide(seconds[it], seconds[BARE])) if it in seconds else "not measured"
+                for it in AMONG[1:]
+            ]
+            rows.append([f"{network}, {layer}", str(batch), *cells])
+            raw.append({"network": network, "batch": batch, "seconds": seconds})
+    counts = ", ".join(f"{rounds} at batch {batch}" for batch, rounds in settings.rounds.items())
+    what = (
+        f"One of {CLASSES} classes of each image, fp32, in multiples of the bare pass of the same round: medians (with "
+        f"quartiles) over {counts}."
+    )
+    title = "The fixed cost of one call on a GPU"
+    return Table("gpu fixed cuda", title, ["network, layer", "batch", *AMONG], rows, [*notes, what], raw)

@@ -1,0 +1,45 @@
+"""The section of scripts/bench that needs a GPU, tried out without one."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+
+
+def bench(*options: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, str(ROOT / "scripts" / "bench"), "--only", "gpu", *options]
+    return subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=300).stdout
+
+
+@pytest.mark.slow
+def test_without_a_gpu_it_says_so_and_measures_nothing() -> None:
+    found = bench()
+    assert "There is no CUDA device here, or --device leaves it out: nothing was measured." in found
+    assert "pictures per second" not in found
+
+
+@pytest.mark.slow
+def test_it_can_be_tried_out_on_the_processor() -> None:
+    found = bench("--pictures", "2", "--rounds", "1", "--batch", "1", "--contender", "gradcam")
+    assert found.count("Tried out on the processor, which stands in for a GPU: these are no figures of one.") == 4
+    assert re.search(r"\| fp32, pixels on the GPU \| \d+", found)
+    stages = ["read", "decode", "decode and resize", "model and maps", "draw and encode", "write"]
+    assert f"|  | {' | '.join(stages)} |" in found
+    assert re.search(r"\| ResNet-18, layer4 \| 1 \| [\d.]+ ms \| [\d.]+ \(", found)
+
+
+@pytest.mark.cuda
+def test_on_a_gpu_there_are_peaks_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from benchmark.gpu import find_peak
+
+    assert find_peak("cuda", lambda: torch.empty(2**20, dtype=torch.uint8, device="cuda")) >= 2**20
