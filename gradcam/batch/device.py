@@ -33,7 +33,8 @@ Made = TypeVar("Made")
 
 SHARE = 8  # of the device's memory, one part is for pictures in flight
 IN_MEMORY = 2**30  # bytes for them where the device is the processor
-AT_ONCE = 2**25  # bytes of pixels that are worked on at once: what is computed of them takes several times as much
+# Bytes of pixels that each stage works on at once: resizing and drawing take several times as much.
+AT_ONCE = {"decode": 2**28, "resize": 2**26, "draw": 2**25, "encode": 2**28}
 ENCODED = (".jpg", ".jpeg")
 RESIZER = "PyTorch"
 
@@ -135,7 +136,7 @@ class Stage:
         """What `work` makes of each item, of so many bytes. Raises `DeviceError` where the device is lost."""
         made: list[Made] = []
         while len(made) < len(items):
-            most = max(1, min(self.largest, AT_ONCE // max(1, size(items[len(made)]))))
+            most = max(1, min(self.largest, AT_ONCE[self.name] // max(1, size(items[len(made)]))))
             made += self._try(work, items[len(made) : len(made) + most], otherwise)
         return made
 

@@ -1007,7 +1007,7 @@ def test_no_thread_is_left_to_write_when_an_interruption_comes_out() -> None:
             raise KeyboardInterrupt
 
     work = Work(tiny(), PIXELS, noises(12), batch_size=2, workers=2)
-    saver = SimpleNamespace(save=lambda fetched, found: SimpleNamespace(record=None, files={}))
+    saver = SimpleNamespace(save=lambda fetched, found: SimpleNamespace(record=None, files={}), saving=None)
     with pytest.raises(KeyboardInterrupt) as caught:
         list(explain_into(Interrupted(), saver, work))  # type: ignore[arg-type]
     assert pixel_threads() == []
