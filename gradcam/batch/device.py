@@ -37,6 +37,7 @@ IN_MEMORY = 2**30  # bytes for them where the device is the processor
 AT_ONCE = {"decode": 2**28, "resize": 2**26, "draw": 2**25, "encode": 2**28}
 ENCODED = (".jpg", ".jpeg")
 RESIZER = "PyTorch"
+NONE = torch.empty(0, device="cpu")  # in place of heatmaps that are drawn
 
 
 def find_pixels(
@@ -344,14 +345,17 @@ def _to_pixels(picture: Tensor) -> Pixels:
 
 def _let_go(found: PictureResult, drawn: Sequence[Drawn] | None) -> PictureResult:
     """The same without anything on the device; of pictures that are drawn their sizes are all that is needed."""
-    maps = {key: _let_go_of(each, is_drawn=drawn is not None) for key, each in found.maps.items()}
-    others = [replace(each, pictures=[*map(to_numpy, each.pictures)]) for each in found.attributions]
-    return replace(found, maps=maps, attributions=others, drawn=drawn)
+    if drawn is None:
+        maps = {key: _fetch(each) for key, each in found.maps.items()}
+        others = [replace(each, pictures=[*map(to_numpy, each.pictures)]) for each in found.attributions]
+        return replace(found, maps=maps, attributions=others)
+    shape = np.broadcast_to(np.uint8(0), tuple(found.picture.shape))
+    maps = {key: replace(each, pictures=[shape], heatmaps=NONE) for key, each in found.maps.items()}
+    sources = {id(each): maps[key] for key, each in found.maps.items()}
+    made = [replace(it, source=sources[id(it.source)], drawn=own) for it, own in zip(found.results, drawn)]
+    return replace(found, maps=maps, made=made)
 
 
-def _let_go_of(source: PictureExplanation, *, is_drawn: bool) -> PictureExplanation:
-    if is_drawn:
-        shapes = [np.broadcast_to(np.uint8(0), tuple(picture.shape)) for picture in source.pictures]
-        return replace(source, pictures=shapes, heatmaps=torch.empty(0))
+def _fetch(source: PictureExplanation) -> PictureExplanation:
     pictures = [np.ascontiguousarray(to_numpy(picture)) for picture in source.pictures]
     return replace(source, pictures=pictures, heatmaps=source.heatmaps.cpu())

@@ -136,15 +136,15 @@ class MapResult:
 @dataclass(frozen=True, eq=False)
 class PictureResult:
     """What was found in one picture: maps as `compare` gives them, attributions, and the most probable classes. Its
-    picture may lie on a device, as a tensor (H,W,3), and the heatmaps then do. `drawn`: the results' overlays, where
-    these were drawn there already."""
+    picture may lie on a device, as a tensor (H,W,3), and the heatmaps then do. `made`: the results, where these were
+    drawn there already."""
 
     maps: Mapping[tuple[str, str], PictureExplanation]
     attributions: Sequence[PictureAttribution]
     predictions: Sequence[Prediction]
     target: ClassTarget | Target | Callable[[Any], Any] | None = None
     page: Page | None = None
-    drawn: Sequence[Drawn] | None = field(default=None, repr=False)
+    made: Sequence[MapResult] | None = field(default=None, repr=False)
 
     __repr__ = show_fields
 
@@ -164,12 +164,14 @@ class PictureResult:
     @cached_property
     def results(self) -> list[MapResult]:
         """All of this picture; behind them those on another one that it was likened to."""
+        if self.made is not None:
+            return list(self.made)
         found = [_to_result(each, k, self.target) for each in self._sources for k in range(each.scores.shape[1])]
         others = [each.reference for each in self.maps.values() if isinstance(each.reference, PictureExplanation)]
         for each in others:
             here = [_to_result(each, k, self.target) for k in range(each.scores.shape[1])]
             found += [replace(it, entry=replace(it.entry, on="reference")) for it in here]
-        return found if self.drawn is None else [replace(it, drawn=own) for it, own in zip(found, self.drawn)]
+        return found
 
     def to_record(self, image: str, model: str, files: Sequence[Mapping[str, Any]]) -> Record:
         height, width = self.picture.shape[:2]
@@ -295,8 +297,7 @@ def _predict_all(
     probabilities = first.scores.cpu()
     with contextlib.suppress(*() if isinstance(target, ClassTarget) else (TargetError,)):
         # What a function of the user's makes a score of need not be classes.
-        probabilities = classifier.probabilities(first.output, pictures).cpu()
-        return [_predict(classifier, own) if own.isfinite().all() else None for own in probabilities]
+        return _predict(classifier, classifier.probabilities(first.output, pictures).cpu())
     return [[] if own.isfinite().all() else None for own in probabilities]
 
 
@@ -311,11 +312,13 @@ def to_tenths(numbers: Sequence[float] | None) -> Any:
     return None if numbers is None else tuple(round(float(number), 1) + 0.0 for number in numbers)  # no -0.0
 
 
-def _predict(classifier: Classifier, probabilities: Tensor) -> list[Prediction]:
-    top = probabilities.topk(min(LISTED, len(probabilities)))
-    pairs = zip(top.indices.tolist(), top.values.tolist())
-    labels = classifier.labels
-    return [Prediction(index, None if labels is None else labels[index], share) for index, share in pairs]
+def _predict(classifier: Classifier, probabilities: Tensor) -> list[list[Prediction] | None]:
+    top, labels = probabilities.topk(min(LISTED, probabilities.shape[1])), classifier.labels
+    rows = zip(probabilities.isfinite().all(1).tolist(), top.indices.tolist(), top.values.tolist())
+    return [
+        [Prediction(i, None if labels is None else labels[i], share) for i, share in zip(own, shares)] if fine else None
+        for fine, own, shares in rows
+    ]
 
 
 def _to_result(found: PictureExplanation | PictureAttribution, k: int, target: Any) -> MapResult:

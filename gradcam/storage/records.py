@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import lru_cache
 from pathlib import PurePath
 from typing import Any, TypeVar
@@ -146,9 +146,10 @@ class Record:
 
     def to_json(self) -> str:
         fields: dict[str, Any] = {"schema": SCHEMA, "image": self.image, "status": self.status, "error": self.error}
-        fields |= {key: value for key, value in _without_absent(asdict(self)).items() if key not in fields}
-        for name in ("predictions", "explained"):
-            fields[name] = [_without_absent(entry) for entry in fields[name]]
+        # Not asdict(), whose deep copies are half of what a record costs where there are a thousand in a second.
+        fields |= {key: value for key, value in _without_absent(vars(self)).items() if key not in fields}
+        fields["predictions"] = [_without_absent(vars(entry)) for entry in self.predictions]
+        fields["explained"] = [_without_absent(vars(entry)) for entry in self.explained]
         return json.dumps(fields, allow_nan=False)
 
     @staticmethod
