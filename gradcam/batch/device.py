@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -246,7 +247,7 @@ class DevicePixels:
         top, left, height, width = own.find_part(*pictures[0].shape[1:])
         box = (left, top, left + width, top + height)
         images = on_device.resize(torch.stack(list(pictures)), own.size, box, own.interpolation).div_(255)
-        mean, std = (torch.tensor(it, device=self._device)[:, None, None] for it in (own.mean, own.std))
+        mean, std = (_to_column(it, self._device) for it in (own.mean, own.std))
         images.sub_(mean).div_(std)
         shown = [cast(Any, picture.permute(1, 2, 0)) for picture in pictures]
         return [Prepared(Reading(it, it), image) for it, image in zip(shown, images)]
@@ -310,6 +311,11 @@ def open_pixels(
 
 def _find_budget(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).total_memory // SHARE if device.type == "cuda" else IN_MEMORY
+
+
+@functools.lru_cache(maxsize=16)
+def _to_column(values: tuple[float, ...], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32, device=device)[:, None, None]
 
 
 def _group(items: Sequence[One], key: Callable[[One], object]) -> list[list[tuple[int, One]]]:

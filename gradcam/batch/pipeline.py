@@ -106,7 +106,7 @@ class _Started:
 
         def start() -> None:
             with contextlib.suppress(RuntimeError):  # the pool takes no more, and nobody waits for this
-                self._pool.submit(LATER, prepare, prepared)
+                self._pool.submit(URGENT, prepare, prepared)  # a GPU waits for it
 
         failed = any(one.exception() is not None for one in each)
         waiting = [] if failed else [one.result().waiting for one in each]

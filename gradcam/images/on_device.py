@@ -54,7 +54,7 @@ FILTERS: dict[str, tuple[float, Callable[[NDArray[np.float64]], NDArray[np.float
 TALL_FIRST = int(PIL.__version__.partition(".")[0]) >= 13  # from then on, tall pictures are resized vertically first
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=256)  # of folders in which sizes repeat; one may take a megabyte
 def weigh(length: int, part: tuple[float, float], size: int, how: str, device: torch.device) -> tuple[int, Tensor]:
     """How the part of so many pixels, (start, end), makes `size` new ones: the first that counts, and a matrix (size,m)
     of float32 for it and those behind."""
