@@ -10,6 +10,7 @@ from typing import NoReturn
 import click
 
 from gradcam.cli._commands import SETTINGS, Group, show_usage_error, show_version, tell_all
+from gradcam.cli._process import settle_process
 from gradcam.cli._terminal import Terminated, heed_nothing, heeding_signals, make_streams_safe, settle_warnings
 from gradcam.errors import GradcamError, describe_unexpected
 
@@ -88,6 +89,7 @@ def main() -> NoReturn:
         with heeding_signals():
             make_streams_safe()
             settle_warnings()
+            settle_process()
             status = cli.main(prog_name="gradcam", standalone_mode=False, color=_colour()) or 0
     except click.UsageError as error:
         show_usage_error(error)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import os
 import re
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import click
 
+from gradcam.cli._process import load_torch
 from gradcam.cli._settings import Output
 from gradcam.errors import CONTROLS, GradcamWarning, ModelError, describe_unexpected, printable
 from gradcam.models.labels import name_class
@@ -400,10 +400,11 @@ def import_torch() -> None:
     context = click.get_current_context(silent=True)
     is_told = context is not None and not context.params.get("quiet") and sys.stderr.isatty()
     if "torch" in sys.modules or not is_told:
+        load_torch()
         return
     try:
         click.echo("Loading PyTorch ...\r", nl=False, err=True)
-        importlib.import_module("torch")
+        load_torch()
     finally:
         click.echo("\x1b[K", nl=False, err=True)
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import multiprocessing
-import platform
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,12 +19,13 @@ import torch
 
 from benchmark.cases import NETWORKS, SEED, Case, build_model, make_case
 from benchmark.contenders import CONTENDERS, Call
+from gradcam.cli._process import MMAP_THRESHOLD, TRIM_THRESHOLD, set_allocator
 
 STATUS = Path("/proc/self/status")
 # The GNU C library decides from what happened before whether it gives freed memory back to the system, and taking it
 # again may cost a quarter of a forward pass. Left alone, a contender's time depends on which others are installed, and
 # the peak of a bare forward pass varies by 80 MB from process to process. The numbers are from its malloc.h.
-TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4
+MMAP_MAX = -4
 
 
 @dataclass(frozen=True)
@@ -135,19 +134,12 @@ def call_in_fresh_process(function: Callable[..., int], *args: Any) -> int:
 
 def keep_freed_memory() -> None:
     """For time: after the warm-up none pays for taking memory from the system, not even those who use the most."""
-    set_allocator({TRIM_THRESHOLD: -1, MMAP_MAX: 0})
+    set_allocator({TRIM_THRESHOLD: -1, MMAP_MAX: 0})  # the command's own bounds are for those who share a machine
 
 
 def return_freed_memory() -> None:
     """For memory: what is resident is what is in use, but for small blocks."""
     set_allocator({MMAP_THRESHOLD: 2**20})
-
-
-def set_allocator(parameters: dict[int, int]) -> None:
-    if platform.libc_ver()[0] == "glibc":
-        library = ctypes.CDLL(None)
-        for parameter, value in parameters.items():
-            library.mallopt(parameter, value)
 
 
 def report_progress(*parts: object) -> None:

@@ -1,0 +1,59 @@
+"""How the command's own process keeps memory and waits: settled before PyTorch is there, and never for a program that
+imports the package."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import os
+import platform
+import sys
+
+# From the GNU C library's malloc.h.
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
+MEGABYTE = 2**20
+# Left alone, that library gives a layer's memory back when the next layer begins, and takes it again, page by page:
+# thirty thousand times in a pass of ResNet-50. More than this many bytes are not kept, and larger blocks never are.
+MOST_KEPT, LARGEST_KEPT = 1024 * MEGABYTE, 256 * MEGABYTE
+OLDER_LARGEST = 32 * MEGABYTE  # which is all that versions before 2.35 take
+# PyTorch's threads wait for one another many times in each layer, and spin meanwhile: GNU OpenMP for milliseconds where
+# nobody says how long. On a machine that is busy, or has pictures to read, that takes the core from whoever is waited for.
+# These turns last some fifty microseconds, in which most waits end where all cores are free.
+SPINS = "5000"
+
+
+def settle_process() -> None:
+    """Keep freed memory, and spin for a moment only; what the environment says of either stands."""
+    if not any(name.startswith("MALLOC_") for name in os.environ) and "GLIBC_TUNABLES" not in os.environ:
+        keep_freed_memory()
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep freed memory, within bounds, for what is asked for next; nothing where it is not GNU's."""
+    if set_allocator({TRIM_THRESHOLD: MOST_KEPT}) and not set_allocator({MMAP_THRESHOLD: LARGEST_KEPT}):
+        set_allocator({MMAP_THRESHOLD: OLDER_LARGEST})
+
+
+def set_allocator(parameters: dict[int, int]) -> bool:
+    """Whether the C library is GNU's, and took these parameters of `mallopt`."""
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    library = ctypes.CDLL(None)
+    return all(library.mallopt(parameter, value) == 1 for parameter, value in parameters.items())
+
+
+def load_torch() -> None:
+    """Import torch, without looking for garbage among the objects that it makes: they are many, and stay."""
+    if "torch" in sys.modules:
+        return
+    is_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        importlib.import_module("torch")
+        gc.freeze()
+    finally:
+        if is_enabled:
+            gc.enable()

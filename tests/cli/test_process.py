@@ -1,0 +1,79 @@
+"""What the command settles for its own process, and for no other."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+
+import pytest
+
+GLIBC = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+LOOK = """
+import json, os, resource, sys
+BLOCK = 24 * 2**20  # above what the C library keeps by itself, until it has learnt otherwise
+
+def count_faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):  # two blocks at a time: a page for each 4096 bytes, if their memory was given back
+        blocks = [bytearray(BLOCK), bytearray(BLOCK)]
+        del blocks
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+%s
+print(json.dumps([count_faults(), os.environ.get("GOMP_SPINCOUNT")]))
+"""
+COMMAND = """
+from gradcam.cli import main
+sys.argv = ["gradcam", "methods"]
+kept, sys.stdout = sys.stdout, open(os.devnull, "w")
+try:
+    main()
+except SystemExit as end:
+    assert end.code == 0
+sys.stdout = kept
+"""
+KEPT = 30_000  # of 245,760 pages that are asked for
+
+
+def look(statements: str, more: Mapping[str, str] | None = None) -> tuple[int, str | None]:
+    """The page faults of a process, and for how many turns GNU OpenMP is to spin, once it has run these statements."""
+    mine = ("MALLOC_", "GLIBC_TUNABLES", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(mine)}
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK % statements], env={**environment, **(more or {})}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    faults, spins = json.loads(done.stdout)
+    return faults, spins
+
+
+@GLIBC
+def test_the_command_keeps_freed_memory_and_spins_for_a_moment() -> None:
+    faults, spins = look(COMMAND)
+    assert faults < KEPT
+    assert spins == "5000"
+
+
+@GLIBC
+def test_a_program_that_imports_the_package_is_left_alone() -> None:
+    faults, spins = look("import gradcam, gradcam.cli")
+    assert faults > KEPT
+    assert spins is None
+
+
+@GLIBC
+@pytest.mark.parametrize("variable", ["MALLOC_ARENA_MAX", "GLIBC_TUNABLES"])
+def test_what_the_environment_says_of_memory_stands(variable: str) -> None:
+    said = {"MALLOC_ARENA_MAX": "2", "GLIBC_TUNABLES": "glibc.malloc.arena_max=2"}
+    assert look(COMMAND, {variable: said[variable]})[0] > KEPT
+
+
+@pytest.mark.parametrize(
+    ("said", "spins"), [({"OMP_WAIT_POLICY": "active"}, None), ({"GOMP_SPINCOUNT": "7"}, "7"), ({}, "5000")]
+)
+def test_what_the_environment_says_of_waiting_stands(said: Mapping[str, str], spins: str | None) -> None:
+    assert look(COMMAND, said)[1] == spins
