@@ -23,7 +23,8 @@ COLORMAPS: dict[str, int] = {
 GAP = 8  # white pixels between the pictures of a sheet
 LINE = 640  # pixels of a region for each that its outline is wide
 DARK, LIGHT = 20, 180  # which three quarters of an outline's lines are
-BAND = 2**16  # pixels that are blended at a time
+BAND = 2**17  # pixels that are blended at a time
+LOOKS_UP_16_BITS = int(cv2.__version__.partition(".")[0]) >= 5  # which is twice as fast as NumPy
 # Signed heatmaps, from a little to the most: evidence for the class in warm colours, evidence against it in cold ones.
 FOR = ((255, 205, 70), (225, 0, 35))
 AGAINST = ((90, 225, 255), (25, 25, 205))
@@ -91,11 +92,10 @@ def overlay(
     if not isinstance(alpha, (int, float, np.number)) or not 0 <= alpha <= 1:
         raise GradcamError(f"alpha is {shorten(alpha)}, expected an opacity from 0 to 1.")
     levels = _to_levels(values, rows, columns, signed=signed)
-    colours, opacity = blending(colormap, signed=signed)
-    opacity = float(alpha) * opacity
+    tables = _blended(str(colormap), float(alpha), bool(signed))
     result = np.array(picture)
     seen = result[top : top + rows, left : left + columns]
-    _blend(seen, levels, colours * opacity, 1 - opacity)
+    _blend(seen, levels, tables)
     if outline and alpha > 0 and (levels != _scale_of(signed)[1]).any():
         _draw_outline(seen, [top > 0, left > 0, top + rows < height, left + columns < width])
     return result
@@ -147,6 +147,15 @@ def colours_of(colormap: int) -> NDArray[np.float32]:
     return cv2.cvtColor(cv2.applyColorMap(levels, colormap), cv2.COLOR_BGR2RGB)[:, 0].astype(np.float32)
 
 
+@functools.lru_cache(maxsize=8)
+def _blended(colormap: str, alpha: float, signed: bool) -> NDArray[np.uint8]:
+    """What becomes of a channel's value under the colour of a level, at 256 level + value: (3,65536)."""
+    colours, opacity = blending(colormap, signed=signed)
+    opacity = alpha * opacity
+    mixed = (colours * opacity).T[..., None] + np.arange(256, dtype=np.float32) * (1 - opacity)
+    return np.rint(mixed).astype(np.uint8).reshape(3, -1)
+
+
 def blending(colormap: str, *, signed: bool) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """256 colours (256,3), and how opaque each of them is, (256,1) in [0,1]: fully from half the largest value on."""
     steps, zero = _scale_of(signed)
@@ -160,21 +169,21 @@ def blending(colormap: str, *, signed: bool) -> tuple[NDArray[np.float32], NDArr
     return little * (1 - strength) + most * strength, opacity
 
 
-def _blend(seen: Pixels, levels: Pixels, colours: NDArray[np.float32], kept: NDArray[np.float32]) -> None:
-    """Lay the colour of each level (256,3) over `seen`, in place, of which the share (256,1) of that level is kept."""
+def _blend(seen: Pixels, levels: Pixels, tables: NDArray[np.uint8]) -> None:
+    """Lay the colour of each level over `seen`, in place, by a table for each channel."""
     # Channel by channel and a few rows at a time: tables of one channel are looked up seven times faster than those of
     # three, and what lies between the steps stays in the processor's cache. All of it runs without Python's lock.
-    tables = np.ascontiguousarray(colours.T)
     height = max(1, BAND // levels.shape[1])
     for top in range(0, len(levels), height):
         band, those = seen[top : top + height], levels[top : top + height]
-        shares = cv2.LUT(those, kept)
-        planes = []
-        for plane, table in zip(cv2.split(band), tables):
-            mixed = plane * shares
-            mixed += cv2.LUT(those, table)
-            planes.append(np.rint(mixed, out=mixed).astype(np.uint8))
-        band[...] = cv2.merge(planes)
+        places = (cv2.merge([plane, those]).view(np.uint16)[..., 0] for plane in cv2.split(band))
+        band[...] = cv2.merge([_look_up(place, table) for place, table in zip(places, tables)])
+
+
+def _look_up(places: NDArray[np.uint16], table: NDArray[np.uint8]) -> Pixels:
+    if LOOKS_UP_16_BITS:
+        return np.asarray(cv2.LUT(places, table))
+    return table.take(places)
 
 
 def _to_levels(values: NDArray[Any], rows: int, columns: int, *, signed: bool) -> Pixels:
@@ -190,9 +199,10 @@ def _to_levels(values: NDArray[Any], rows: int, columns: int, *, signed: bool) -
         levels -= _stretch(-values, rows, columns)
     steps, zero = _scale_of(signed)
     levels *= steps
-    np.rint(levels, out=levels)
-    levels += zero
-    return levels.astype(np.uint8)
+    if zero:
+        np.rint(levels, out=levels)
+        levels += zero
+    return np.asarray(cv2.convertScaleAbs(levels))  # which rounds, to even, as `numpy.rint` does
 
 
 def _stretch(values: NDArray[Any], rows: int, columns: int) -> NDArray[np.float32]:

@@ -399,13 +399,18 @@ def test_every_pixel_is_the_formulas_to_the_last_rounding(
         assert (drawn == np.rint(single)).all()  # halves to the even number, nothing else
 
 
+@pytest.mark.parametrize(
+    "is_5", [False, pytest.param(True, marks=pytest.mark.skipif(cv2.__version__ < "5", reason="4"))]
+)
 @pytest.mark.parametrize("signed", [False, True])
-def test_large_pictures_follow_the_formula_too(signed: bool) -> None:
+def test_large_pictures_follow_the_formula_too(signed: bool, is_5: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gradcam.images.draw.LOOKS_UP_16_BITS", is_5)  # of OpenCV 4 and 5
     picture = RNG.integers(0, 256, (768, 1024, 3), dtype=np.uint8)  # several bands, the last of them not full
     heat = RNG.random((768, 1000), dtype=np.float32) * (2 if signed else 1) - (1 if signed else 0)
     drawn = gradcam.overlay(picture, heat, region=(0, 20, 768, 1000), signed=signed)
     exact = plain_overlay(picture[:, 20:1020], heat, 0.5, "turbo", np.float64)
     assert abs(drawn[:, 20:1020] - exact).max() <= 0.5001
+    assert (drawn[:, 20:1020] == np.rint(plain_overlay(picture[:, 20:1020], heat, 0.5, "turbo", np.float32))).all()
     np.testing.assert_array_equal(drawn[:, :20], picture[:, :20])
     np.testing.assert_array_equal(drawn[:, 1020:], picture[:, 1020:])
 
