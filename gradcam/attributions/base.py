@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.cam.forward import caller_autocast, has_float16, warn_of_shared_statistics
-from gradcam.cam.grid import at_least_float32, check_range
+from gradcam.cam.grid import at_least_float32
+from gradcam.cam.readings import check_range
 from gradcam.errors import GradcamError, ImageError, ModelError
 from gradcam.hooks.autograd import IN_A_MODEL, jacobian, known_failures
 from gradcam.hooks.nested import Batch, caller_keeps, has_rows, map_tensors, take_rows, to_batch

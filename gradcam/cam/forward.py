@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
+from gradcam.cam.readings import Readings
 from gradcam.errors import ImageError, LayerError, ModelError, warn
 from gradcam.hooks.autograd import (
     BEHIND_A_LAYER,
@@ -90,7 +91,7 @@ class Recorded:
     holds several tensors. `scored`: what is there to be differentiated. `modules`: all of the model's. `autocast`: the
     caller's, None without. `frame`: what the model made of the pictures' sizes, if anything; the size of `batch` then is
     that of the canvas, on which layers lie. `layouts`: how the activations lie on the picture, by name, of those where it
-    was asked for."""
+    was asked for. `readings`: what of all this is still to be checked."""
 
     activations: dict[str, Tensor]
     outlets: dict[str, Outlet]
@@ -103,6 +104,7 @@ class Recorded:
     autocast: torch.dtype | None
     frame: Frame | None = None
     layouts: dict[str, Layout | IndexLayout] = field(default_factory=dict)
+    readings: Readings = field(default_factory=Readings)
 
     @property
     def has_float16(self) -> bool:

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import math
 import weakref
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.cam.forward import Recorded, record_outputs
-from gradcam.errors import BlindLayerError, LayerError, ModelError, warn
+from gradcam.cam.readings import Readings
+from gradcam.errors import BlindLayerError, LayerError, warn
 from gradcam.hooks.autograd import no_dependence, reached
 from gradcam.hooks.nested import Batch, tensors, to_batch
 from gradcam.layers.layout import (
@@ -182,14 +183,20 @@ class GridActivations:
     layout: Layout | IndexLayout
     grid: Tensor
 
-    def to_grid(self, derivatives: Tensor | None, what: str) -> tuple[Tensor, list[bool]]:
+    def to_grid(
+        self, derivatives: Tensor | None, what: str, readings: Readings | None = None
+    ) -> tuple[Tensor, list[bool]]:
         """Derivatives, k of the recorded activations' shape, as (N,k,C,...), at least float32; and which images' are
-        zero. Raises `LayerError` where there are none, `ModelError` where they are not finite."""
+        zero, with `readings` once these are read. Raises `LayerError` where there are none, `ModelError` where they are
+        not finite."""
         if derivatives is None:
             raise no_dependence([self.layer])
         on_grid = self.layout.stack_to_grid(derivatives).transpose(0, 1)
-        ranges = check_ranges(on_grid, f"The {what} at layer '{self.layer}' are")
-        return at_least_float32(on_grid), [each == (0, 0) for each in ranges]
+        later = readings or Readings()
+        is_zero = later.ask_zeros(on_grid, f"The {what} at layer '{self.layer}' are")
+        if readings is None:
+            later.read()
+        return at_least_float32(on_grid), is_zero
 
 
 def find_activations(layer: str, recorded: Recorded, reshape: Reshape = None) -> GridActivations:
@@ -197,7 +204,7 @@ def find_activations(layer: str, recorded: Recorded, reshape: Reshape = None) ->
     tensor = recorded.activations[layer]
     layout = find_grid(layer, tensor, recorded, reshape)
     grid = layout.to_grid(tensor.detach())
-    check_range(tensor.detach(), f"The activations of layer '{layer}' are")
+    recorded.readings.ask_range(tensor.detach(), f"The activations of layer '{layer}' are")
     return GridActivations(layer, tensor, layout, at_least_float32(grid))
 
 
@@ -313,31 +320,6 @@ def _options(shape: tuple[int, ...], batch: Batch) -> str:
 def at_least_float32(tensor: Tensor) -> Tensor:
     """In its own precision, or in float32 if that is more."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
-
-def check_range(tensor: Tensor, what: str, *others: Tensor) -> tuple[float, ...]:
-    """The least and the largest value, and single `others` that come to the processor on the same way. Raises
-    `ModelError` where one is NaN or infinite: both pass through here."""
-    found = torch.stack([*torch.aminmax(tensor), *(other.to(tensor) for other in others)]).tolist()
-    _require_finite(found[:2], tensor, what)
-    return tuple(found)
-
-
-def check_ranges(tensor: Tensor, what: str) -> list[tuple[float, float]]:
-    """The least and the largest value of each row. Raises as `check_range`."""
-    axes = tuple(range(1, tensor.ndim))
-    ranges = torch.stack([tensor.amin(axes), tensor.amax(axes)], 1).tolist()
-    _require_finite(itertools.chain.from_iterable(ranges), tensor, what)
-    return [(low, high) for low, high in ranges]
-
-
-def _require_finite(values: Iterable[float], tensor: Tensor, what: str) -> None:
-    for value in itertools.filterfalse(math.isfinite, values):
-        kind = "NaN" if math.isnan(value) else "infinite"
-        hint = " float16 holds nothing above 65504: use bfloat16 or float32." if tensor.dtype == torch.float16 else ""
-        raise ModelError(
-            f"{what} {kind} in places: look for NaN and for huge values in the input and the weights.{hint}"
-        )
 
 
 def warn_of_blind_images(layer: str, *, all_of_them: bool) -> None:

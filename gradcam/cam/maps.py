@@ -16,13 +16,12 @@ from gradcam.cam.grid import (
     GridActivations,
     at_least_float32,
     blind_layer,
-    check_range,
-    check_ranges,
     choose_activations,
     warn_of_blind_images,
 )
 from gradcam.cam.methods.attention_capture import AttentionLog
 from gradcam.cam.methods.base import Method, OfActivations, OfAttention, OfCurvatures, OfGradients, OfInput, OfReruns
+from gradcam.cam.readings import Readings, check_ranges
 from gradcam.cam.rounding import Settled, settle_method, undoubted
 from gradcam.errors import BlindLayerError, GradcamError, TargetError, join_names, shorten, warn
 from gradcam.families.base import LocalGradient
@@ -72,19 +71,23 @@ class Maps:
 @dataclass(frozen=True)
 class _Values:
     """What is computed, by site and method: pieces (N,k,...) along the classes, and which images nothing reaches there.
-    `errors`: what there is to say if nothing reaches any of them."""
+    Of either, lists that may be filled or changed until the readings are read. `errors`: what there is to say if nothing
+    reaches any of them."""
 
-    pieces: dict[Key, list[Settled]] = field(default_factory=dict)
-    blind: dict[Key, list[bool]] = field(default_factory=dict)
+    pieces: dict[Key, list[list[Settled]]] = field(default_factory=dict)
+    blind: dict[Key, list[list[bool]]] = field(default_factory=dict)
     errors: list[BlindLayerError] = field(default_factory=list)
 
-    def add(self, site: str, method: Method, pieces: Sequence[Settled], blind: Sequence[bool] | None = None) -> None:
+    def add(self, site: str, method: Method, pieces: list[Settled], blind: list[bool] | None = None) -> None:
         """Add pieces; `blind`: by image, of what may be so. An image is blind where it is in all pieces."""
         key = site, method.name
-        self.pieces.setdefault(key, []).extend(piece._replace(maps=piece.maps.float()) for piece in pieces)
+        self.pieces.setdefault(key, []).append(pieces)
         if blind is not None:
-            known = self.blind.setdefault(key, [True] * len(blind))
-            known[:] = [one and other for one, other in zip(known, blind)]
+            self.blind.setdefault(key, []).append(blind)
+
+    def joined(self, key: Key) -> list[Settled]:
+        """The pieces as they are now."""
+        return [piece for pieces in self.pieces[key] for piece in pieces]
 
 
 def compute_maps(
@@ -98,6 +101,22 @@ def compute_maps(
 ) -> dict[Key, Maps]:
     """Maps by layer and method, the methods in their order; those of no layer have their `place` for one. `log`: of
     the attentions in the recorded pass, for methods that follow them. `join`: all layers are levels of one."""
+    try:
+        return _compute_maps(recorded, methods, budget, log, reshape=reshape, join=join)
+    except Exception:
+        recorded.readings.read()  # NaN further up is the reason, where there is any
+        raise
+
+
+def _compute_maps(
+    recorded: Recorded,
+    methods: Sequence[Method],
+    budget: RerunBudget,
+    log: AttentionLog,
+    *,
+    reshape: Reshape,
+    join: str | None,
+) -> dict[Key, Maps]:
     chosen = choose_activations(recorded, reshape, join=join)
     # The scores (N,K) that were asked for, and those that methods choose themselves, by their key.
     scores: dict[str | None, Tensor] = {None: recorded.scored.values}
@@ -120,13 +139,15 @@ def compute_maps(
     else:
         _use_local_gradients(recorded, list(zip(sites, shorter)), first, values)
     _use_curvatures(recorded, sites, second, values, one_by_one=not apart)
+    if any(not isinstance(method, (OfActivations, OfGradients, OfCurvatures)) for method in methods):
+        recorded.readings.read()  # before what takes long
     _run_again(recorded, sites, _of(OfReruns, methods), values, budget)
     for of_input in _of(OfInput, methods):
         values.add("input", of_input, [of_input.compute(recorded, budget)])
     for of_attention in _of(OfAttention, methods):
         values.add("attention", of_attention, [undoubted(of_attention.compute(recorded, log, budget))])
-    check_range(torch.cat(list(scores.values()), 1).detach(), "The scores are")
-    maps = {key: _put_together(key, pieces) for key, pieces in values.pieces.items()}
+    recorded.readings.ask_range(torch.cat(list(scores.values()), 1).detach(), "The scores are")
+    maps = _put_together(values, recorded.readings)
     _judge_blindness(chosen, values, recorded)
     found = {}
     for method in methods:
@@ -139,11 +160,27 @@ def compute_maps(
     return {key: found[key] for layer in (*chosen, "input", "attention") for key in found if key[0] == layer}
 
 
-def _put_together(key: Key, pieces: Sequence[Settled]) -> tuple[Tensor, Tensor | None]:
-    maps, was_rounding = torch.cat([it.maps for it in pieces], 1), torch.cat([it.was_rounding for it in pieces], 1)
+def _put_together(values: _Values, readings: Readings) -> dict[Key, tuple[Tensor, Tensor | None]]:
+    """The maps of each site and method, and where rounding was taken out of them, once all is read."""
+    joined = {key: values.joined(key) for key in values.pieces}
+    maps = {key: _join(key, pieces, readings) for key, pieces in joined.items()}
+    readings.read()
+    for key, before in joined.items():
+        pieces = values.joined(key)
+        if any(piece is not other for piece, other in zip(pieces, before)):  # which happens where terms cancel
+            maps[key] = _join(key, pieces, readings)
+    readings.read()
+    return {key: (found, was_rounding if any_was else None) for key, (found, was_rounding, any_was) in maps.items()}
+
+
+def _join(key: Key, pieces: Sequence[Settled], readings: Readings) -> tuple[Tensor, Tensor, list[float]]:
+    """Maps, where there was rounding, and a list that has something in it, once it is read, if there was any."""
+    maps = torch.cat([it.maps.float() for it in pieces], 1)
+    was_rounding, any_was = torch.cat([it.was_rounding for it in pieces], 1), list[float]()
     site, name = key
-    *_, any_was = check_range(maps, f"The {name} maps at layer '{site}', in float32, are", was_rounding.any())
-    return maps, was_rounding if any_was else None
+    readings.ask_range(maps, f"The {name} maps at layer '{site}', in float32, are")
+    readings.ask(was_rounding.any(), lambda found: any_was.extend(filter(None, found)))
+    return maps, was_rounding, any_was
 
 
 def _judge_blindness(chosen: Mapping[str, Sequence[GridActivations]], values: _Values, recorded: Recorded) -> None:
@@ -152,7 +189,9 @@ def _judge_blindness(chosen: Mapping[str, Sequence[GridActivations]], values: _V
     instances = recorded.scored.instances
     has_score = [True] * len(recorded.scored.values) if instances is None else list(map(bool, instances))
     blind: dict[Key, list[bool]] = {
-        (layer, name): list(compress(map(all, zip(*(values.blind[site.layer, name] for site in level))), has_score))
+        (layer, name): list(
+            compress(map(all, zip(*(rows for site in level for rows in values.blind[site.layer, name]))), has_score)
+        )
         for layer, level in chosen.items()
         for name in {name for _, name in values.blind}
     }
@@ -204,8 +243,10 @@ def _use_gradients(
         joined = torch.cat([scores[kind] for kind in kinds], 1)
     classes, slack, scaled = recorded.scored.values.shape[1], recorded.slack, recorded.has_float16
     first = 0
-    means = None if one_by_one or not all(method.takes_means for method in methods) else _means(sites, joined)
-    for pieces in _gradients(sites, joined, scaled=scaled, one_by_one=one_by_one) if means is None else [means]:
+    takes_means = not one_by_one and all(method.takes_means for method in methods)
+    means = _means(sites, joined, recorded.readings) if takes_means else None
+    all_pieces = _gradients(sites, joined, recorded.readings, scaled=scaled, one_by_one=one_by_one)
+    for pieces in all_pieces if means is None else [means]:
         for site, (on_grid, is_zero) in zip(sites, pieces):
             for kind in kinds:
                 start = kinds.index(kind) * classes - first
@@ -215,7 +256,9 @@ def _use_gradients(
                 blind = is_zero if len(kinds) == 1 else (~mine.flatten(1).any(1)).tolist()
                 for method in methods:
                     if method.score == kind:
-                        found = settle_method(partial(_checked, method), slack, site.grid, mine)
+                        is_all = mine.shape[1] == classes  # or the gradients of all would be kept until they are read
+                        readings = recorded.readings if is_all else None
+                        found = settle_method(partial(_checked, method), slack, site.grid, mine, readings=readings)
                         values.add(site.layer, method, found, blind)
         first += on_grid.shape[1]
 
@@ -262,14 +305,14 @@ def _size(gradient: LocalGradient) -> tuple[int, ...]:
 
 
 def _gradients(
-    sites: Sequence[GridActivations], scores: Tensor, *, scaled: bool, one_by_one: bool
+    sites: Sequence[GridActivations], scores: Tensor, readings: Readings, *, scaled: bool, one_by_one: bool
 ) -> Iterator[list[tuple[Tensor, list[bool]]]]:
     """For a few classes at a time, at each site the gradients (N,k,C,...), and which images' are zero. Where images
     depend on one another, each has the gradient of its own scores, of all classes at a time."""
     inputs = [site.recorded for site in sites]
     if not one_by_one:
         for chunk in jacobian(scores, inputs, scaled=scaled):
-            yield _to_grids(sites, _with_zeros(chunk, inputs))
+            yield _to_grids(sites, _with_zeros(chunk, inputs), readings)
         return
     rows: list[list[Tensor]] = [[] for _ in sites]
     for image in range(len(scores)):
@@ -283,7 +326,9 @@ def _gradients(
     yield [(each, (~each.flatten(1).any(1)).tolist()) for each in joined]
 
 
-def _means(sites: Sequence[GridActivations], scores: Tensor) -> list[tuple[Tensor, list[bool]]] | None:
+def _means(
+    sites: Sequence[GridActivations], scores: Tensor, readings: Readings
+) -> list[tuple[Tensor, list[bool]]] | None:
     """As `_gradients` at the one site that there is, of all classes, each channel's mean for all of its places; None where
     there is no shorter way to it."""
     (site, *others) = sites
@@ -291,12 +336,14 @@ def _means(sites: Sequence[GridActivations], scores: Tensor) -> list[tuple[Tenso
     found = mean_gradients(scores, site.recorded) if is_plain and not others else None
     if found is None:
         return None
-    ranges = check_ranges(found, f"The gradients at layer '{site.layer}' are")
-    return [(at_least_float32(found)[..., None, None], [each == (0, 0) for each in ranges])]
+    is_zero = readings.ask_zeros(found, f"The gradients at layer '{site.layer}' are")
+    return [(at_least_float32(found)[..., None, None], is_zero)]
 
 
-def _to_grids(sites: Sequence[GridActivations], gradients: Sequence[Tensor | None]) -> list[tuple[Tensor, list[bool]]]:
-    return [site.to_grid(gradient, "gradients") for site, gradient in zip(sites, gradients)]
+def _to_grids(
+    sites: Sequence[GridActivations], gradients: Sequence[Tensor | None], readings: Readings
+) -> list[tuple[Tensor, list[bool]]]:
+    return [site.to_grid(gradient, "gradients", readings) for site, gradient in zip(sites, gradients)]
 
 
 def _with_zeros(gradients: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> Sequence[Tensor | None]:

@@ -132,9 +132,17 @@ def resize(maps: Tensor, size: Sequence[int], *, signed: bool = False, part: Par
     starts, lengths = ((None,) * len(size),) * 2 if part is None else part
     for length, start, extent in zip(size, starts, lengths):
         # Each turn takes the first axis of the grid away and puts the new one behind the last.
-        weights = _cubic_weights(maps.shape[2], length, start, extent).to(maps)
+        weights = _cubic_weights_there(maps.shape[2], length, start, extent, dtype=maps.dtype, device=maps.device)
         maps = torch.tensordot(maps, weights, dims=([2], [1]))
     return maps.clamp_(min=0)
+
+
+@functools.lru_cache(maxsize=64)
+def _cubic_weights_there(
+    cells: int, length: int, start: float | None, extent: float | None, *, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """The same where they are needed, so that a device does not wait for them each time."""
+    return _cubic_weights(cells, length, start, extent).to(dtype=dtype, device=device)
 
 
 @functools.lru_cache(maxsize=64)

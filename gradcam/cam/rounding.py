@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gradcam.cam.readings import Readings
 from gradcam.errors import warn
 
 TURNS = 2  # in one alone, changes could cancel as well
@@ -41,21 +42,35 @@ def settle(compute: Callable[[Shake], Tensor], slack: float) -> Settled:
 
 
 def settle_method(
-    compute: Callable[..., Tensor], slack: float, activations: Tensor, *derivatives: Tensor
+    compute: Callable[..., Tensor],
+    slack: float,
+    activations: Tensor,
+    *derivatives: Tensor,
+    readings: Readings | None = None,
 ) -> list[Settled]:
-    """As `settle`, of a function of activations (N,C,...) and derivatives (N,K,C,...), a few classes at a time."""
+    """As `settle`, of a function of activations (N,C,...) and derivatives (N,K,C,...), a few classes at a time. With
+    `readings` the maps of a list of one may be others once these are read."""
     classes = max(1, MOST_BYTES // max(1, derivatives[0][:, :1].numel() * derivatives[0].element_size()))
-
-    def compute_few(few: Sequence[Tensor]) -> Settled:
+    pieces: list[Settled] = []
+    parts = list(zip(*(each.split(classes, 1) for each in derivatives)))
+    later = readings if readings is not None and len(parts) == 1 else Readings()
+    for few in parts:
         maps = compute(activations, *few)
-        if _is_clear(maps, slack, activations, few):
-            return undoubted(maps)
-        return settle(lambda shake: compute(shake(activations, 1), *(shake(each, 2) for each in few)), slack)
+        pieces.append(undoubted(maps))
 
-    return [compute_few(few) for few in zip(*(each.split(classes, 1) for each in derivatives))]
+        def judge(is_clear: list[float], few: Sequence[Tensor] = few) -> None:
+            if not is_clear[0]:
+                pieces[-1] = settle(
+                    lambda shake: compute(shake(activations, 1), *(shake(each, 2) for each in few)), slack
+                )
+
+        later.ask(_is_clear(maps, slack, activations, few), judge)
+        if later is not readings:
+            later.read()
+    return pieces
 
 
-def _is_clear(maps: Tensor, slack: float, activations: Tensor, derivatives: Sequence[Tensor]) -> bool:
+def _is_clear(maps: Tensor, slack: float, activations: Tensor, derivatives: Sequence[Tensor]) -> Tensor:
     """Whether maps are beyond all that rounding may do to a sum of products, so that nothing has to be tried out. No
     sum over the channels is larger than that of the products of each one's largest values."""
     low, high = torch.aminmax(maps.flatten(2), dim=2)
@@ -63,7 +78,7 @@ def _is_clear(maps: Tensor, slack: float, activations: Tensor, derivatives: Sequ
     # Not a norm of infinite order, nor one of order 2, which take many times as long where the channels come last.
     slopes = torch.stack([each.abs().amax([axis + 1 for axis in places]) for each in derivatives]).sum(0)
     most = 2 * slack * (activations.abs().amax(places)[:, None] * slopes).sum(2)
-    return bool((((high > most) | (high <= 0)) & ((-low > most) | (low >= 0))).all())
+    return (((high > most) | (high <= 0)) & ((-low > most) | (low >= 0))).all()
 
 
 def compare(maps: Tensor, shaken: Sequence[Tensor]) -> Settled:

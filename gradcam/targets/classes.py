@@ -26,6 +26,7 @@ NO_CLASSES = (
     "another embedding."
 )
 FEWEST_HALVES = 64  # numbers of half precision, whose length says something
+LINEAR = ("AddmmBackward", "MmBackward", "LinearBackward")  # of a linear layer, whose outputs have any length
 EMBEDDINGS = ("embed", "pooler", "feature", "hidden")  # in names of what are no logits
 RIVALS = 5
 FINER_RIVALS = 3
@@ -413,7 +414,10 @@ def _find_only(heads: Mapping[str | int, Any], images: int) -> Tensor | None:
 def _is_normalised(logits: Tensor) -> bool:
     """Whether all rows have length 1; one-hot probabilities have, too, and a few numbers of half precision by chance."""
     values, itemsize = logits.detach(), logits.dtype.itemsize
-    if logits.shape[1] < (FEWEST_HALVES if itemsize < 4 else 2):
+    is_linear = logits.grad_fn is not None and logits.grad_fn.name().startswith(
+        LINEAR
+    )  # the layer itself has no such rows
+    if is_linear or logits.shape[1] < (FEWEST_HALVES if itemsize < 4 else 2):
         return False
     tolerance = torch.finfo(logits.dtype).eps * (4 if itemsize > 2 else 1)
     if not all(abs(length - 1) < tolerance for length in torch.linalg.vector_norm(values, dim=1).tolist()):

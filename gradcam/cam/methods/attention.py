@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 
 from gradcam.cam.forward import Recorded, has_float16
-from gradcam.cam.grid import at_least_float32, check_range
+from gradcam.cam.grid import at_least_float32
 from gradcam.cam.methods.attention_capture import (
     Attended,
     AttentionLog,
@@ -33,6 +33,7 @@ from gradcam.cam.methods.attention_capture import (
     require_all,
 )
 from gradcam.cam.methods.rerun import reproduces_plain, run_again, score_rows
+from gradcam.cam.readings import check_range
 from gradcam.errors import BlindLayerError, ModelError
 from gradcam.hooks.autograd import MOST_BYTES, jacobian, no_gradient, reached
 from gradcam.hooks.hooks import Hooks, TargetLayer, can_exchange, exchange, recording_off

@@ -1,0 +1,117 @@
+"""How often an explanation waits for the device, and that what is read late is judged as if it were read at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import gradcam
+from gradcam.cam.readings import Readings
+from gradcam.errors import ModelError
+
+# What brings numbers of a device to the processor, by the names of Python's functions and of PyTorch's operations.
+FUNCTIONS = (
+    *("item", "tolist", "numpy", "cpu", "nonzero", "masked_select", "unique", "is_nonzero", "allclose"),
+    *("__bool__", "__int__", "__float__", "__index__", "__contains__", "__array__"),
+)
+OPERATIONS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "is_nonzero")
+
+
+class Waits(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[str] = Counter()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in FUNCTIONS:
+            self.found[func.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+class Operations(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket.__name__ in OPERATIONS:
+            self.found[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def count_waits(call: Callable[[], object]) -> Counter[str]:
+    with Operations() as operations, Waits() as waits:
+        call()
+    return waits.found + operations.found
+
+
+MODELS = {"resnet18": "layer4", "resnet50": "layer4", "mobilenet_v2": "features.18"}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("images", "target"), [(1, None), (1, 3), (1, [[1, 2, 3]]), (4, None)])
+def test_an_explanation_waits_once_for_the_device(name: str, images: int, target: Any) -> None:
+    torch.manual_seed(0)
+    model, pictures = torchvision.models.get_model(name, weights=None).eval(), torch.rand(images, 3, 64, 64)
+    gradcam.explain(model, pictures, MODELS[name], target=target)  # what is learnt once is known then
+    waits = count_waits(lambda: gradcam.explain(model, pictures, MODELS[name], target=target))
+    assert waits == Counter({"tolist": 1})
+
+
+def test_what_counts_waits_sees_each_kind() -> None:
+    tensor = torch.tensor([1.0, 0.0])
+    for call in (tensor.sum().item, tensor.tolist, lambda: bool(tensor.any()), tensor.nonzero):
+        assert count_waits(call)
+
+
+class Spoilt(nn.Module):
+    """A layer with NaN behind it or in it, where the picture has a negative value."""
+
+    def __init__(self, *, in_layer: bool) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Conv2d(1, 2, 1), nn.Linear(2, 2)
+        self.in_layer = in_layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        grid = self.layer(x.log() if self.in_layer else x)
+        pooled = grid.mean((2, 3))
+        return self.head(pooled if self.in_layer else pooled + x.flatten(1).log().sum(1, keepdim=True))
+
+
+@pytest.mark.parametrize(("in_layer", "what"), [(True, "activations of layer 'layer'"), (False, "scores")])
+@pytest.mark.parametrize("method", ["gradcam", "hirescam", "eigencam", "ablationcam"])
+def test_the_first_that_is_not_finite_is_named(in_layer: bool, what: str, method: str) -> None:
+    with pytest.raises(ModelError, match=f"The {what} are NaN"):
+        gradcam.explain(Spoilt(in_layer=in_layer).eval(), -torch.ones(1, 1, 4, 4), "layer", target=0, method=method)
+
+
+def test_a_method_that_fails_on_nan_is_not_the_reason() -> None:
+    @gradcam.method("refusing", summary="fails")
+    def refuse(activations: Tensor, gradients: Tensor) -> Tensor:
+        raise ValueError("NaN")
+
+    model, images = Spoilt(in_layer=True).eval(), -torch.ones(1, 1, 4, 4)
+    with pytest.raises(ModelError, match="The activations of layer 'layer' are NaN"):
+        gradcam.explain(model, images, "layer", target=0, method=refuse)
+    with pytest.raises(ValueError, match="NaN"):
+        gradcam.explain(model, images.abs(), "layer", target=0, method=refuse)
+
+
+def test_numbers_of_several_kinds_are_read_at_once_and_judged_in_order() -> None:
+    readings, found = Readings(), []
+    large = torch.tensor([2.0**40 + 1], dtype=torch.float64)  # which float32 does not hold
+    for numbers in (torch.tensor(True), torch.tensor([[1.5, -2]], dtype=torch.bfloat16), large, torch.tensor([])):
+        readings.ask(numbers, found.append)
+    waits = count_waits(readings.read)
+    assert found == [[1.0], [1.5, -2.0], [2.0**40 + 1], []]
+    assert waits == Counter({"tolist": 1})
+    readings.read()  # nothing is judged twice
+    assert len(found) == 4
