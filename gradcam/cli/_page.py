@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gradcam.batch.findings import MakePage
     from gradcam.models.classifier import Classifier
     from gradcam.models.preprocess import Prepared
+    from gradcam.options import Progress
     from gradcam.web.page import Page
 
 TOP = 50  # classes with maps, where those of all cost too much
@@ -29,7 +30,7 @@ class PageMaking:
     is_whole: bool = False
     is_checked: bool = False
 
-    def __call__(self, classifier: Classifier, picture: Prepared) -> Page:
+    def __call__(self, classifier: Classifier, picture: Prepared, progress: Progress | None = None) -> Page:
         """The page of a picture. Raises `GradcamError`."""
         from gradcam.models.pages import page
 
@@ -42,8 +43,8 @@ class PageMaking:
         if layers is None and is_class and not self.is_whole:
             layers = [classifier.layer]
         methods = [method for method in settings.methods if isinstance(method, Method)]
-        reshape = settings.options.get("reshape")
-        made = page(picture, classifier, layers=layers, methods=methods, target=target, top=self.top, reshape=reshape)
+        options = {"reshape": settings.options.get("reshape"), "progress": progress}
+        made = page(picture, classifier, layers=layers, methods=methods, target=target, top=self.top, **options)
         model = _to_model(settings.model)
         made = replace(made, words=model.to_words(), code=to_code(model, is_class=is_class))
         return self._judge(classifier, picture, made) if self.is_checked else made

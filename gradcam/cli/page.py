@@ -16,7 +16,7 @@ from gradcam.cli._commands import Command
 from gradcam.cli._job import Attempt, ask, make_folder
 from gradcam.cli._page import PageMaking
 from gradcam.cli._settings import Output, to_settings
-from gradcam.cli._terminal import to_arrow, to_name
+from gradcam.cli._terminal import shown_passes, to_arrow, to_name
 from gradcam.cli.batch import BatchChoice, Typed, explain_all
 from gradcam.errors import printable
 from gradcam.images.files import is_url, join_name
@@ -112,7 +112,8 @@ def _write_one(image: Path, making: PageMaking, told: Output, output: str | None
         if file.parent.is_symlink() or not file.parent.is_dir():
             make_folder(file.parent)
         prepared = classifier.prepare(image)
-        page = replace(making(classifier, prepared), name=image.name)
+        with shown_passes(told) as progress:
+            page = replace(making(classifier, prepared, progress), name=image.name)
         page.save(file)
     if attempt.error is not None:
         click.echo(attempt.error, err=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from pathlib import PurePath
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gradcam.cam.every_class import Products, Values, explain_every_class, recording
+from gradcam.cam.every_class import Products, Values, count_directions, explain_every_class, recording
 from gradcam.cam.explain import Plan
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import find_methods
@@ -48,9 +49,9 @@ def page(
 ) -> Page:
     """Make the page of a picture: maps of every class, in one file that needs no server.
 
-    Maps are signed where the method's are. By Grad-CAM and HiResCAM all classes are explained at once, by derivatives
-    forwards through what lies behind the layer, which takes two passes more and a part of one for each cell or channel of
-    the layer; by other methods, and where that cannot be done, the `top` most probable classes are.
+    Maps are signed where the method's are. By Grad-CAM and HiResCAM all classes are explained at once, by derivatives of
+    what lies behind the layer, which takes a pass more and a part of one for each cell or channel of the layer; by other
+    methods, and where that cannot be done, the `top` most probable classes are.
 
     Parameters
     ----------
@@ -71,7 +72,7 @@ def page(
     name : str, default None
         What the picture is called, where it is not given by its path.
     **options : Any
-        "reshape" of `explain`.
+        "reshape" and "progress" of `explain`.
 
     Returns
     -------
@@ -168,6 +169,7 @@ class _Making:
         self.first = int(places[wanted[0]]) if wanted else 0
         by_name = {method.name: method for method in methods}
         sets: dict[tuple[str, str], MapSet] = {}
+        self.told = self._count(known)
         for (layer, method), one in known.items():
             each = self._explain_all(layer, by_name.get(method), one, ranked)
             if each is not None:
@@ -180,6 +182,13 @@ class _Making:
             for key, one in self._explain_some(missing, by_name, ranked[some].tolist()).items():
                 sets[key] = to_set(one.maps[0].numpy(), one, some)
         return [sets[key] for key in known]
+
+    def _count(self, known: Mapping[tuple[str, str], Any]) -> Callable[[], None] | None:
+        """What is called after each derivative; it says how many are done, of all."""
+        progress, done = self.options["progress"], count(1)
+        given = [(self.recorded.get(layer), method) for layer, method in known]
+        total = sum(count_directions(each, method) or 0 for each, method in given if each is not None)
+        return None if progress is None else lambda: progress(next(done), total)
 
     def _find_plain(self, layer: str) -> nn.Module | None:
         """The module of that name; None for one of several tensors or runs."""
@@ -209,8 +218,10 @@ class _Making:
         if activations is None:
             return None
         images = self.classifier.batch([self.prepared])
-        given: dict[str, Any] = {"activations": activations, "known": one.maps[0], "classes": one.classes[0]}  # type: ignore[index]
-        found = explain_every_class(self.classifier.model, images, self.outlets[layer], method, **given)
+        classes: Any = one.classes
+        given: dict[str, Any] = {"activations": activations, "known": one.maps[0], "classes": classes[0]}
+        model, outlet = self.classifier.model, self.outlets[layer]
+        found = explain_every_class(model, images, outlet, method, told=self.told, **given)
         if found is None:
             return None
         kept: dict[str, Any] = {"evidence": "signed"}

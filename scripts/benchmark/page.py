@@ -61,7 +61,7 @@ def measure_page(settings: Settings) -> Iterator[Table]:
         "page, 1000 classes, 4 layers": lambda: gradcam.page(picture, classifier, layers=LAYERS),
     }
     for name, make in made.items():
-        make()  # warm-up: PyTorch loads its derivatives in forward direction
+        make()  # warm-up
         seconds = []
         for _ in range(rounds):
             start = time.perf_counter()

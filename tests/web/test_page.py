@@ -6,6 +6,8 @@ import base64
 import html
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,6 +58,71 @@ def to_maps(entry: dict[str, Any]) -> NDArray[np.float32]:
 @pytest.fixture(scope="module")
 def cat(classifier: gradcam.Classifier, photo: Callable[[str], Path]) -> Page:
     return gradcam.page(photo("cat_and_espresso.jpg"), classifier)
+
+
+class Odd(torch.nn.Module):
+    """Convolutions by groups, with gaps, over the edge; scales without weights; what is not linear between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Conv2d(3, 12, 9, stride=9)
+        self.rest = torch.nn.Sequential(
+            torch.nn.Conv2d(12, 24, 3, padding=2, dilation=2, groups=12),
+            torch.nn.BatchNorm2d(24, affine=False),
+            torch.nn.SiLU(),
+            torch.nn.Conv2d(24, 24, 3, padding="same", groups=4),
+            torch.nn.BatchNorm2d(24),
+            torch.nn.GELU(),
+            torch.nn.Conv2d(24, 16, 2, stride=2, bias=False),
+            torch.nn.LayerNorm([16, 12, 12]),
+            torch.nn.Flatten(2),
+            torch.nn.Conv1d(16, 8, 5, stride=3),
+            torch.nn.Softplus(),
+            torch.nn.Flatten(),
+            torch.nn.Linear(376, 7),
+        )
+        for scale in (self.rest[1], self.rest[4]):
+            scale.running_mean.normal_()
+            scale.running_var.uniform_(0.5, 2)
+
+    def forward(self, images: torch.Tensor) -> Any:
+        return self.rest(self.first(images))
+
+
+@pytest.mark.parametrize("method", ["gradcam", "hirescam"])
+def test_maps_through_odd_layers_are_those_of_backward_passes(
+    photo: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setattr("gradcam.cam.every_class.MOST_DIRECTIONS", 700)  # 24 x 24 cells
+    classifier = gradcam.load_classifier(Odd(), layer="first", size=224)
+    heard: list[tuple[int, int]] = []
+    page = gradcam.page(
+        photo("coffee.jpg"), classifier, methods=[method], progress=lambda done, total: heard.append((done, total))
+    )
+    (found,) = page.to_data()["maps"]
+    assert found["things"] is None, "all 7 classes have maps, from one pass"
+    assert heard == [(i + 1, len(heard)) for i in range(12 if method == "gradcam" else 576)]
+    one = classifier.explain(photo("coffee.jpg"), target=[page.things.indices], method=method, evidence="signed")
+    (each,) = page.maps
+    own = each.maps if each.maps is not None else np.tensordot(each.weights, each.channels, 1)
+    np.testing.assert_allclose(own, one.maps[0].numpy(), atol=1e-5 * float(one.maps.abs().max()))
+
+
+def test_making_a_page_loads_no_compiler(photo: Callable[[str], Path], tmp_path: Path) -> None:
+    """Seconds, and 190 MB."""
+    code = f"""
+import sys
+from gradcam.cli import main
+sys.argv = ["gradcam", "page", {str(photo("coffee.jpg"))!r}, "-o", {str(tmp_path / "coffee.html")!r}, "--layer", "layer4"]
+try:
+    main()
+except SystemExit as error:
+    print(error.code)
+print({{"torch._dynamo", "torch._inductor"}} & set(sys.modules))
+"""
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert told.splitlines()[-2:] == ["0", "set()"]
+    assert '"things":null' in (tmp_path / "coffee.html").read_text()
 
 
 @pytest.mark.slow
