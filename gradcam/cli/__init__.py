@@ -22,6 +22,10 @@ from gradcam.errors import GradcamError, describe_unexpected
     places={
         "run": ("gradcam.cli.run:run_command", "Explain pictures: write an overlay for each."),
         "page": ("gradcam.cli.page:page_command", "One picture, every class: a page that is alive without a server."),
+        "ui": (
+            "gradcam.cli.ui:ui_command",
+            "A local page: drop pictures, choose, brush over them, and see the map follow.",
+        ),
         "batch": ("gradcam.cli.batch:batch_command", "Explain a folder of any size, and go on where it was stopped."),
         "report": ("gradcam.cli.batch:report_command", "Make the gallery of a batch again."),
         "compare": ("gradcam.cli.run:compare_command", "Draw methods, layers and classes side by side."),

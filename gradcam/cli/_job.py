@@ -29,6 +29,7 @@ from gradcam.errors import (
     nearest,
     printable,
 )
+from gradcam.images.edit import Edit
 from gradcam.images.files import WRITE_SUFFIXES, OutputNames, join_name, write_whole
 from gradcam.storage.records import Record, Report
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from gradcam.batch.names import Saving
     from gradcam.images.read import Pixels
     from gradcam.models.classifier import Classifier
+    from gradcam.models.preprocess import Prepared
 
 
 Value = TypeVar("Value")
@@ -122,6 +124,14 @@ class Job:
     names: OutputNames
     ending: str
     panel: str = "panel"
+    edits: Sequence[Edit] = ()
+
+    def prepare(self, image: Path) -> Prepared:
+        """The picture as the model takes it, without what is taken away from it."""
+        from gradcam.models.preprocess import edit_reading
+
+        prepared = self.classifier.prepare(image)
+        return self.classifier.prepare(edit_reading(prepared.reading, self.edits)) if self.edits else prepared
 
 
 def work(job: Job, images: Sequence[Path], output: Output) -> int:
@@ -153,7 +163,7 @@ def explain_each(job: Job, images: Sequence[Path], output: Output) -> Iterator[A
     for attempt in map(Attempt, images):
         with attempt.going_on(), shown_passes(output) if is_shown else contextlib.nullcontext() as progress:
             asked = replace(request, options=request.options | {"progress": progress})
-            (found,) = find(job.classifier, asked, [job.classifier.prepare(attempt.image)])
+            (found,) = find(job.classifier, asked, [job.prepare(attempt.image)])
             if isinstance(found, GradcamError):
                 raise found
             attempt.found = found
@@ -221,7 +231,8 @@ def prepare(settings: Settings, images: Sequence[Path], output: Output, choose: 
     read = [*images, *settings.wanted.files]
     destination = find_destination(settings.output, read, len(images) * each, suffixes)
     ending, names = settings.model.ending, OutputNames(destination.folder, read)
-    return Job(classifier, request, saving, destination, names, ending)
+    ending = f"-edited{ending}" if settings.edits else ending
+    return Job(classifier, request, saving, destination, names, ending, edits=settings.edits)
 
 
 def ask(settings: Settings, output: Output, choose: Choose | None = None) -> tuple[Classifier, Request]:

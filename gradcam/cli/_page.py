@@ -43,7 +43,7 @@ class PageMaking:
         if layers is None and is_class and not self.is_whole:
             layers = [classifier.layer]
         methods = [method for method in settings.methods if isinstance(method, Method)]
-        options = {"reshape": settings.options.get("reshape"), "progress": progress}
+        options: Any = {"reshape": settings.options.get("reshape"), "progress": progress}
         made = page(picture, classifier, layers=layers, methods=methods, target=target, top=self.top, **options)
         model = _to_model(settings.model)
         made = replace(made, words=model.to_words(), code=to_code(model, is_class=is_class))

@@ -13,6 +13,7 @@ import click
 
 from gradcam.attributions.table import AttributionMethod
 from gradcam.cam.methods.base import Method
+from gradcam.images.edit import Edit
 from gradcam.images.files import READ_SUFFIXES, WRITE_SUFFIXES, to_plain
 from gradcam.options import DEFAULTS, ExplainOptions
 
@@ -142,6 +143,7 @@ class Settings:
     colormap: str = "turbo"
     saved: tuple[str, ...] = ("overlay",)
     wanted: TargetChoice = TargetChoice()
+    edits: tuple[Edit, ...] = ()
 
 
 @dataclass(frozen=True)

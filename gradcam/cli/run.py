@@ -29,6 +29,7 @@ SIGNED = ("gradcam", "xgradcam", "hirescam", "finercam")
 @click.command("run", cls=Command)
 @options.pictures
 @options.choices()
+@options.edits
 @options.output
 @options.save
 @options.appearance

@@ -19,6 +19,7 @@ from torch import Tensor
 from gradcam.errors import GradcamError, ImageError, ModelError, shorten, show_fields
 from gradcam.images import read
 from gradcam.images.dicom import is_dicom, read_dicom
+from gradcam.images.edit import Edit, edit_picture
 from gradcam.images.read import FULL, Given, PictureLike, Pixels, Region, show
 from gradcam.images.write import check_pixels
 
@@ -239,6 +240,12 @@ class Prepared:
     image: Tensor
 
     __repr__ = show_fields
+
+
+def edit_reading(reading: Reading, edits: Sequence[str | Edit]) -> Reading:
+    """What was read, with parts of it taken away. Raises `ImageError` where it is no RGB picture of 8 bits."""
+    edited = edit_picture(reading.values, edits)
+    return Reading(edited, edited, reading.note)
 
 
 def check_same_sizes(sizes: Sequence[tuple[int, ...]], how: str) -> None:

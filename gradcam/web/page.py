@@ -267,7 +267,7 @@ class Page:
             All of it: styles, scripts, picture and maps are in it.
         """
         data = self.to_data()
-        tables = {name: _to_table(name) for name in COLORMAPS}
+        tables = {name: to_table(name) for name in COLORMAPS}
         return render_whole(
             "page.html.j2",
             styles=STYLES,
@@ -329,7 +329,7 @@ def decode(found: Mapping[str, Any]) -> Floats:
     return whole.astype(np.float32) * np.frombuffer(base64.b64decode(found["scales"]), "<f4")[:, None]
 
 
-def _to_table(name: str) -> str:
+def to_table(name: str) -> str:
     """256 colours as bytes, RGB, in base64."""
     from gradcam.images.draw import colours_of, find_colormap
 

@@ -2,23 +2,20 @@
 // The page of one picture. What it shows follows from `state` alone; every text from outside goes in as text.
 
 const element = (id) => document.getElementById(id);
-const data = JSON.parse(element("data").textContent);
 const tables = Object.fromEntries(Object.entries(JSON.parse(element("tables").textContent)).map(([name, text]) => [name, readBytes(text)]));
-const { things, picture, region, model } = data;
-const total = things.names.length;
-const sets = data.maps.map((each) => new MapSet(each, total));
+let data, things, picture, region, model, total, sets; // of the page that is shown; see `show`
+let edits = []; // what was taken away from the picture, as gradcam run is told
 const SIDE = 256; // pixels of a smooth heatmap's longer side; the browser stretches it over the picture
 const LISTED = 8;
 const WORDS = { positive: "for", negative: "against", signed: "for and against" };
 
 const state = {
-  a: data.first, b: null, side: "a", set: 0, evidence: "positive", cells: "smooth", colours: "turbo", opacity: 0.5,
+  a: 0, b: null, side: "a", set: 0, evidence: "positive", cells: "smooth", colours: "turbo", opacity: 0.5,
   kept: null, hovered: null, beside: false, outline: true,
 };
 
 const name = (thing) => things.names[thing];
 const twin = new Map(); // names that several things have, which are then told apart by their numbers
-for (const each of things.names) twin.set(each, (twin.get(each) ?? 0) + 1);
 const label = (thing) => (twin.get(name(thing)) > 1 && things.indices[thing] !== null ? `${name(thing)} (${things.indices[thing]})` : name(thing));
 
 // ---- What is shown
@@ -35,8 +32,11 @@ function evidence() { // of what is drawn: a difference has both signs, and some
   return isPair() ? "signed" : current().evidence === "signed" ? state.evidence : "positive";
 }
 
+let live = null; // a map that is newer than the page's, while something is changed
+
 function values() { // of the cells; null where there is no map
   const set = current();
+  if (live && !isPair()) return live.map(0);
   if (!set.has(state.a) || (isPair() && !set.has(state.b))) return null;
   const found = set.map(state.a);
   if (isPair()) set.map(state.b).forEach((value, i) => { found[i] -= value; });
@@ -110,10 +110,11 @@ function refresh() {
 
 // ---- The list
 
-const options = [];
+let options = [];
 
 function makeList() {
   const list = element("things");
+  options = [];
   things.names.forEach((_, thing) => {
     const share = things.shares[thing];
     const row = makeVerdict(label(thing), share ?? 0);
@@ -122,11 +123,10 @@ function makeList() {
     if (things.indices[thing] !== null) option.title = `class ${things.indices[thing]}`;
     options.push(option);
   });
-  list.append(...options);
+  list.replaceChildren(...options);
 }
 
-const lower = things.names.map((each, i) => `${each.toLowerCase()} ${things.indices[i] ?? ""}`);
-let fitting = things.names.map((_, i) => i);
+let lower = [], fitting = [];
 
 function filter() {
   const words = element("search").value.toLowerCase().split(/\s+/).filter(Boolean);
@@ -295,7 +295,7 @@ function writeAgain() {
     return;
   }
   const isLayer = !["input", "attention"].includes(set.layer);
-  const words = ["gradcam", "run", picture.name, ...model.words];
+  const words = ["gradcam", "run", picture.name, ...model.words, ...edits.flatMap((each) => ["--edit", each])];
   const target = isClass ? ["--class", String(things.indices[state.a])] : things.words[state.a];
   words.push(...target);
   if (isPair()) words.push("--score", "contrast", "--against", String(things.indices[state.b]));
@@ -308,13 +308,15 @@ function writeAgain() {
   const wanted = isPair()
     ? `gradcam.targets.ClassTarget(${things.indices[state.a]}, score="contrast", against=[${things.indices[state.b]}])`
     : isClass ? things.indices[state.a] : things.code[state.a];
+  const source = edits.length ? "picture" : python(picture.name);
   const more = kind === "positive" ? "" : `, evidence="${kind}"`;
   const look = [kind !== "signed" && !["turbo", "grey"].includes(state.colours) ? `colormap="${state.colours}"` : "", state.opacity === 0.5 ? "" : `alpha=${state.opacity}`];
   element("python").textContent = [
     "import gradcam",
     "",
     `model = ${model.code}`,
-    `explanation = model.explain(${python(picture.name)}, ${isLayer ? `${python(set.layer)}, ` : ""}method=${python(set.method)}, target=${wanted}${more})`,
+    ...(edits.length ? [`picture = gradcam.images.edit.edit_picture(gradcam.read_image(${python(picture.name)}), ${JSON.stringify(edits)})`] : []),
+    `explanation = model.explain(${source}, ${isLayer ? `${python(set.layer)}, ` : ""}method=${python(set.method)}, target=${wanted}${more})`,
     `explanation.save(${["\"map.png\"", ...look.filter(Boolean)].join(", ")})`,
   ].join("\n");
 }
@@ -362,6 +364,7 @@ const unique = (key) => [...new Set(sets.map((set) => set[key]))];
 function makeTabs(id, key) {
   const names = unique(key);
   element(id).hidden = names.length < 2;
+  for (const each of element(id).querySelectorAll("label")) each.remove();
   for (const each of names) {
     const input = make("input", { type: "radio", name: id, value: each });
     element(id).append(make("label", {}, input, make("span", { text: each })));
@@ -515,24 +518,36 @@ function bind() {
   bindTheme(element("theme-button"));
 }
 
-function start() {
-  const ratio = picture.width / picture.height;
-  document.documentElement.style.setProperty("--ratio", ratio);
+function show(page) { // a page's data
+  data = page;
+  ({ things, picture, region, model } = data);
+  total = things.names.length;
+  sets = data.maps.map((each) => new MapSet(each, total));
+  live = null;
+  marked = [null, null];
+  twin.clear();
+  for (const each of things.names) twin.set(each, (twin.get(each) ?? 0) + 1);
+  lower = things.names.map((each, i) => `${each.toLowerCase()} ${things.indices[i] ?? ""}`);
+  Object.assign(state, { a: data.first, b: null, side: "a", set: 0, kept: null, hovered: null });
+  document.documentElement.style.setProperty("--ratio", picture.width / picture.height);
   for (const id of ["heatmap", "seen"]) place(element(id), ...region);
   const isPart = region[2] < picture.height || region[3] < picture.width;
   element("outline-row").hidden = element("seen").hidden = !isPart;
-  state.outline = isPart;
+  state.outline = isPart && element("outline").checked;
+  element("seen").hidden = !state.outline;
   makeTabs("layers", "layer");
   makeTabs("methods", "method");
   makeList();
   element("pair").hidden = total < 2;
+  element("against").checked = false;
+  element("sides").hidden = element("chosen").hidden = true;
   for (const image of document.querySelectorAll(".frame img")) image.src = picture.source; // once in the file, twice in sight
-  element("needs").remove();
-  bind();
   filter();
   showSet();
   refresh();
   reveal(state.a);
 }
 
-start();
+element("needs").remove();
+bind();
+if (element("data")) show(JSON.parse(element("data").textContent));

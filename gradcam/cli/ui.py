@@ -1,0 +1,127 @@
+"""`gradcam ui`: a local page, on which pictures are dropped and explained."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import webbrowser
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gradcam.cli import _options as options
+from gradcam.cli._commands import Command
+from gradcam.cli._job import load_model, say
+from gradcam.cli._page import to_code
+from gradcam.cli._settings import ModelChoice, Output, to_model_choice
+from gradcam.cli._terminal import import_torch
+from gradcam.errors import GradcamError, printable
+
+if TYPE_CHECKING:
+    from gradcam.ui.models import Loaded, Wanted
+
+HERE = "127.0.0.1"
+PORT = 8765
+
+
+@click.command("ui", cls=Command)
+@click.argument("places", nargs=-1, metavar="[PICTURE|FOLDER]...", type=click.Path(path_type=Path))
+@options.model
+@click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="0 takes any free one.")
+@click.option("--host", default=HERE, show_default=True, help="Another address lets other machines in, with the token.")
+@click.option("--no-browser", is_flag=True, help="Open no browser; the address is printed.")
+def ui_command(places: tuple[Path, ...], port: int, host: str, no_browser: bool, **chosen: Any) -> int:
+    """Open a local page: drop pictures on it, choose model, layer, method and class, and see the map at once.
+
+    Brush over a part, or move a window over the picture, and the scores and the map follow. Two models, or two checkpoints
+    of one, are compared. Pictures, folders, and output folders of `gradcam batch` that are named are listed on the left.
+    Everything that is done there can be copied as a command. It needs the extra `ui`: pip install "gradcam-torch[ui]"
+
+    \b
+      gradcam ui
+      gradcam ui photos/ --model timm:resnet50
+    """
+    sockets = [_bind(host, port)]
+    port = sockets[0].getsockname()[1]
+    try:
+        import uvicorn
+
+        import_torch()
+        from gradcam.models.providers import DEFAULT
+        from gradcam.models.providers.torchvision import list_names
+        from gradcam.ui.answers import Answers
+        from gradcam.ui.models import Models, Wanted
+        from gradcam.ui.pictures import Pictures, list_pictures
+        from gradcam.ui.server import Server, Start, find_hosts
+    except ImportError as error:
+        if error.name in ("uvicorn", "starlette"):
+            raise GradcamError('gradcam ui needs starlette and uvicorn: pip install "gradcam-torch[ui]"') from error
+        raise
+    pictures = Pictures(list_pictures(places))
+    usual = replace(to_model_choice(chosen), task="auto")
+    models = Models(lambda wanted: _load(usual, wanted))
+    say(models.get(Wanted()).classifier.notes, Output(as_json=False, quiet=False))
+    server = Server(
+        Answers(models, pictures, reshape=chosen["reshape"]), Start(usual.model or DEFAULT, (DEFAULT, *list_names()))
+    )
+    if host != HERE:
+        click.echo(
+            f"Warning: at {host} other machines can reach this page, and whoever has the address can use it.", err=True
+        )
+    shown = HERE if host in ("0.0.0.0", "::") else host
+    address = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}/?token={server.token}"
+    click.echo(f"{address}\nCtrl+C ends it.")
+    if not no_browser:
+        webbrowser.open(address)
+    config = uvicorn.Config(
+        server.to_application(find_hosts(host, port)), log_level="error", lifespan="off", access_log=False, ws="none"
+    )
+    with contextlib.suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=sockets)
+    server.jobs.close()
+    return 0
+
+
+def _load(usual: ModelChoice, wanted: Wanted) -> Loaded:
+    from gradcam.ui.models import Loaded
+
+    choice = usual
+    if wanted.model is not None and wanted.model != usual.model:
+        choice = ModelChoice(wanted.model, device=usual.device, precision=usual.precision, task="auto")
+    if wanted.weights is not None:
+        try:
+            choice = replace(choice, weights=options.to_weights(wanted.weights))
+        except click.UsageError as error:
+            raise GradcamError(error.format_message()) from error
+    classifier = load_model(replace(choice, prompts=wanted.texts))
+    said = replace(choice, task=None)
+    return Loaded(classifier, tuple(said.to_words()), to_code(said, is_class=classifier.task == "classification"))
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    found = socket.socket(family, socket.SOCK_STREAM)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((host, port))
+        found.listen(128)
+    except OSError as error:
+        found.close()
+        if _is_ours(host, port):
+            raise GradcamError(
+                f"gradcam ui is running at port {port} already: use the address that it printed, or give --port 0."
+            ) from error
+        raise GradcamError(f"{printable(host)}:{port} cannot be taken ({error.strerror}): give --port 0.") from error
+    return found
+
+
+def _is_ours(host: str, port: int) -> bool:
+    """Whether another `gradcam ui` answers there."""
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        connection = http.client.HTTPConnection(HERE if host in ("0.0.0.0", "::") else host, port, timeout=2)
+        connection.request("GET", "/alive", headers={"Host": f"{HERE}:{port}"})
+        return b"gradcam" in connection.getresponse().read(100)
+    return False

@@ -1,0 +1,120 @@
+"""The strip: pictures that were dropped, those of a folder, those of a finished batch."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import Any
+
+from gradcam.errors import GradcamError, ImageError, printable
+from gradcam.images.read import Pixels, read_image
+from gradcam.images.write import encode_image, fit_view
+
+SIDE = 176  # pixels of a small view
+MOST_BYTES = 512 * 10**6  # of dropped pictures that are kept; the oldest make room
+MOST_VIEWS = 2000
+MANIFEST = "manifest.jsonl"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A picture in the strip: a file, or the bytes of one that was dropped."""
+
+    name: str
+    source: Path | bytes = field(repr=False)
+
+    def read(self) -> Pixels:
+        """The pixels. Raises `ImageError`, which calls a dropped picture by its name."""
+        try:
+            return read_image(self.source)
+        except ImageError as error:
+            if isinstance(self.source, bytes):
+                reason = str(error).partition(": ")[2] or str(error)
+                raise ImageError(f"{self.name}: {reason}") from error
+            raise
+
+
+class Pictures:
+    """All of them, by their numbers."""
+
+    def __init__(self, files: Iterable[tuple[str, Path]] = ()) -> None:
+        self._entries: dict[int, Entry] = {i: Entry(name, path) for i, (name, path) in enumerate(files)}
+        self._next = len(self._entries)
+        self._views: OrderedDict[int, bytes] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def add(self, name: str, data: bytes) -> int:
+        """Keep a dropped picture. Raises `ImageError` where it is none."""
+        entry = Entry(printable(PurePath(name.replace("\\", "/")).name)[:200] or "picture", data)
+        view = _draw_small(entry.read())
+        with self._lock:
+            number, self._next = self._next, self._next + 1
+            self._entries[number], self._views[number] = entry, view
+            dropped = [(each, it.source) for each, it in self._entries.items() if isinstance(it.source, bytes)]
+            size = sum(len(source) for _, source in dropped)
+            for each, source in dropped[:-1]:
+                if size <= MOST_BYTES:
+                    break
+                size -= len(source)
+                del self._entries[each]
+        return number
+
+    def get(self, number: Any) -> Entry:
+        """The picture of this number. Raises `GradcamError` where there is none."""
+        if not isinstance(number, int) or number not in self._entries:
+            raise GradcamError("This picture is not here any more: drop it again.")
+        return self._entries[number]
+
+    def view(self, number: Any) -> bytes:
+        """A small JPEG of it. Raises `GradcamError`."""
+        entry = self.get(number)
+        if number not in self._views:
+            found = _draw_small(entry.read())
+            with self._lock:
+                self._views[number] = found
+                if len(self._views) > MOST_VIEWS:
+                    self._views.popitem(last=False)
+        return self._views[number]
+
+    def to_data(self) -> list[dict[str, Any]]:
+        """The strip, as the page is told."""
+        with self._lock:
+            return [{"id": number, "name": entry.name} for number, entry in self._entries.items()]
+
+
+def _draw_small(picture: Pixels) -> bytes:
+    return encode_image(fit_view(picture, SIDE), ".jpg", 80)
+
+
+def list_pictures(places: Iterable[Path]) -> list[tuple[str, Path]]:
+    """Names and files of pictures: of folders, of what a batch explained, of pictures themselves. Raises `GradcamError`
+    where there are none."""
+    from gradcam.sources.list import list_inputs
+
+    found: list[tuple[str, Path]] = []
+    for place in places:
+        if (place / MANIFEST).is_file():
+            found += _list_batch(place)
+        elif place.is_dir():
+            found += [(item.name, place / item.name) for item in list_inputs([place]).items]
+        elif os.path.lexists(place):
+            found.append((place.name, place))
+        else:
+            raise GradcamError(f"{place}: there is no such picture or folder.")
+    return [(printable(name), path) for name, path in found]
+
+
+def _list_batch(place: Path) -> list[tuple[str, Path]]:
+    from gradcam.report.files import Files, read_run
+
+    run = read_run(Files(place))
+    root = run.root if isinstance(run.root, Path) else None
+    paths = [(record.image, Path(record.image) if root is None else root / record.image) for record in run.records]
+    there = [(name, path) for name, path in paths if path.is_file()]
+    if not there:
+        raise GradcamError(f"{place}: the pictures of this batch are not where they were; name their folder instead.")
+    return there

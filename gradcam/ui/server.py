@@ -1,0 +1,149 @@
+"""The server of the local page."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from gradcam._version import __version__
+from gradcam.errors import GradcamError, describe_unexpected
+from gradcam.ui.answers import Answers, Question
+from gradcam.ui.guard import LARGEST, OPEN, Guard, TooLarge
+from gradcam.ui.jobs import Jobs, Stopped
+from gradcam.web.page import COLORMAPS, STYLES, to_table
+from gradcam.web.render import render_whole
+
+SCRIPTS = {"script": ("theme.js",), "own": ("common.js", "maps.js", "page.js", "ask.js", "cover.js", "ui.js")}
+
+
+@dataclass(frozen=True)
+class Start:
+    """What the page is opened with."""
+
+    model: str
+    models: tuple[str, ...] = ()  # names to offer
+    largest: int = LARGEST
+
+
+class Server:
+    """Pages, and what they ask."""
+
+    def __init__(self, answers: Answers, start: Start) -> None:
+        self.answers, self.start, self.jobs, self.token = answers, start, Jobs(), secrets.token_urlsafe(24)
+
+    def to_application(self, hosts: set[str]) -> Any:
+        """The application; `hosts`: by which names, with the port, it may be called."""
+        routes = [
+            Route("/", self.show),
+            Route(OPEN, self.tell_alive),
+            Route("/strip", self.list_strip),
+            Route("/view/{number:int}", self.view),
+            Route("/drop", self.drop, methods=["POST"]),
+            Route("/ask", self.ask, methods=["POST"]),
+            Route("/progress", self.tell_progress),
+        ]
+        handlers: Any = {
+            GradcamError: _tell_error,
+            TooLarge: _tell_large,
+            Stopped: _tell_stopped,
+            ClientDisconnect: _tell_stopped,
+        }
+        application = Starlette(routes=routes, exception_handlers=handlers)
+        return Guard(application, token=self.token, hosts=hosts, largest=self.start.largest)
+
+    async def show(self, request: Request) -> Response:
+        """The page."""
+        start = {
+            "token": self.token, "largest": self.start.largest, "model": self.start.model,
+            "models": list(self.start.models), "version": __version__,
+        }  # fmt: skip
+        tables = {name: to_table(name) for name in COLORMAPS}
+        return HTMLResponse(
+            render_whole(
+                "ui.html.j2",
+                styles=(*STYLES, "ui.css"),
+                scripts=SCRIPTS,
+                title="gradcam ui",
+                start=start,
+                tables=tables,
+            )
+        )
+
+    async def tell_alive(self, request: Request) -> Response:
+        """That this is a `gradcam ui`, and no more."""
+        return JSONResponse({"gradcam": "ui"})
+
+    async def list_strip(self, request: Request) -> Response:
+        """The pictures."""
+        return JSONResponse(self.answers.pictures.to_data())
+
+    async def view(self, request: Request) -> Response:
+        """A small picture."""
+        data = await run_in_threadpool(self.answers.pictures.view, request.path_params["number"])
+        return Response(data, media_type="image/jpeg")
+
+    async def drop(self, request: Request) -> Response:
+        """Take a picture."""
+        data = await request.body()
+        name = unquote(request.headers.get("x-name", "picture"))
+        number = await run_in_threadpool(self.answers.pictures.add, name, data)
+        return JSONResponse({"id": number, "name": self.answers.pictures.get(number).name})
+
+    async def ask(self, request: Request) -> Response:
+        """Explain a picture."""
+        try:
+            asked = json.loads(await request.body())
+            tab = str(asked["tab"])[:100]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise GradcamError("The page asked what is not understood: load it again.") from None
+        question = Question.of(asked)
+
+        def work(progress: Callable[[int, int], None]) -> dict[str, Any]:
+            try:
+                return self.answers.answer(question, progress)
+            except (GradcamError, Stopped):
+                raise
+            except (Exception, SystemExit) as error:  # of a model of the user's; the server goes on
+                raise GradcamError(f"This failed: {describe_unexpected(error)}") from error
+
+        return JSONResponse(await self.jobs.run(tab, work, request.is_disconnected))
+
+    async def tell_progress(self, request: Request) -> Response:
+        """How far a tab's question is."""
+        done, total = self.jobs.progress(request.query_params.get("tab", ""))
+        return JSONResponse({"done": done, "total": total})
+
+
+def _tell_error(request: Request, error: Exception) -> Response:
+    return JSONResponse({"error": str(error)}, 422)
+
+
+def _tell_large(request: Request, error: Exception) -> Response:
+    return JSONResponse({"error": str(error)}, 413, headers={"connection": "close"})
+
+
+def _tell_stopped(request: Request, error: Exception) -> Response:
+    return JSONResponse({"stopped": True})
+
+
+def find_hosts(host: str, port: int) -> set[str]:
+    """The names by which a server at this address is called."""
+    names = {"127.0.0.1", "localhost", f"[{host}]" if ":" in host else host}
+    if host in ("0.0.0.0", "::"):
+        own = socket.gethostname()
+        names |= {own, socket.getfqdn()}
+        with contextlib.suppress(OSError):
+            names |= {str(each[4][0]) for each in socket.getaddrinfo(own, None, socket.AF_INET)}
+    return {f"{name}:{port}" for name in names}
