@@ -16,12 +16,15 @@ function question(more = {}) {
 async function explain() { // all of it
   if (asked.picture === null) return;
   tell(null);
+  wholes++;
   try {
     const found = await ask(question());
     if (found) showAnswer(found);
   } catch (error) {
     tell(error.message);
   }
+  wholes--;
+  goOn();
 }
 
 function showAnswer(found) {
@@ -50,9 +53,16 @@ function showAnswer(found) {
 // ---- Under the brush
 
 let isAsking = false, isWaiting = false;
+let wholes = 0; // questions for all of it, which no quick one takes the place of
+
+function goOn() {
+  if (!isWaiting || isAsking || wholes) return;
+  isWaiting = false;
+  if (pending().length) explainQuickly();
+}
 
 async function explainQuickly() { // one question at a time; the newest state is what the next one asks
-  if (isAsking) {
+  if (isAsking || wholes) {
     isWaiting = true;
     return;
   }
@@ -66,10 +76,7 @@ async function explainQuickly() { // one question at a time; the newest state is
     tell(error.message);
   }
   isAsking = false;
-  if (isWaiting) {
-    isWaiting = false;
-    explainQuickly();
-  }
+  goOn();
 }
 
 function showQuick({ shares, map }) {

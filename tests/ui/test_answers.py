@@ -1,0 +1,385 @@
+"""What the server of the local page answers: the numbers are those of `explain`, and whatever cannot be is a sentence."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from starlette.testclient import TestClient
+
+import gradcam
+from gradcam.errors import GradcamError
+from gradcam.images.edit import edit_picture
+from gradcam.ui.answers import Answers
+from gradcam.ui.guard import HEADER
+from gradcam.ui.jobs import Jobs, Stopped
+from gradcam.ui.models import MOST, Loaded, Models, Wanted
+from gradcam.ui.pictures import Pictures, list_pictures
+from gradcam.ui.server import Server, Start, find_hosts
+from gradcam.web.page import decode
+from tests.cli.test_tasks import MODELS, write_colours, write_noise
+from tests.ui.serving import HOSTILE, make_bomb
+from tests.ui.serving import MODELS as WRONG_MODELS
+
+Client = Callable[..., "Talk"]
+
+
+class Talk:
+    """A server in this process, and what it is asked."""
+
+    def __init__(self, load: Callable[[Wanted], Loaded], files: Any = (), **start: Any) -> None:
+        self.server = Server(Answers(Models(load), Pictures(files)), Start("usual", **start))
+        self.web = TestClient(self.server.to_application({"testserver"}), headers={HEADER: self.server.token})
+
+    def drop(self, data: bytes, name: str = "a.jpg") -> Any:
+        return self.web.post("/drop", content=data, headers={"x-name": name}).json()
+
+    def ask(self, picture: Any = 0, **asked: Any) -> Any:
+        return self.web.post("/ask", content=json.dumps({"tab": "one", "picture": picture, **asked})).json()
+
+
+def loader(*models: gradcam.Classifier) -> Callable[[Wanted], Loaded]:
+    named = dict(zip((None, "second", "third"), models))
+    return lambda wanted: Loaded(named[wanted.model], ("--model", "it"), "gradcam.load_classifier()")
+
+
+@pytest.fixture
+def talk(classifier: gradcam.Classifier, photo: Callable[[str], Path]) -> Talk:
+    return Talk(loader(classifier), [("coffee.jpg", photo("coffee.jpg"))])
+
+
+def to_maps(entry: Any) -> Any:
+    return decode(entry["maps"]).reshape(-1, *entry["grid"])
+
+
+def test_an_answer_has_the_maps_of_explain(
+    talk: Talk, classifier: gradcam.Classifier, photo: Callable[[str], Path]
+) -> None:
+    found = talk.ask(first=505)
+    page = found["page"]
+    at = page["first"]
+    assert page["things"]["indices"][at] == 505
+    one = classifier.explain(photo("coffee.jpg"), target=505, evidence="signed")
+    np.testing.assert_allclose(
+        to_maps(page["maps"][0])[at], one.maps[0, 0].numpy(), atol=0.005 * float(one.maps.abs().max())
+    )
+    assert found["layers"] == ["layer4", "layer3", "layer2", "layer1", "stem"]
+    assert (found["task"], found["other"]) == ("classification", None)
+    assert {"gradcam", "layercam"} <= set(found["methods"])
+
+
+def test_a_layer_and_a_method_are_chosen(talk: Talk) -> None:
+    (found,) = talk.ask(layer="layer3", method="layercam")["page"]["maps"]
+    assert (found["layer"], found["method"], found["evidence"]) == ("layer3", "layercam", "positive")
+
+
+@pytest.mark.parametrize("method", [None, "layercam"])
+def test_under_the_brush_scores_and_map_are_those_of_the_edited_picture(
+    talk: Talk, classifier: gradcam.Classifier, photo: Callable[[str], Path], method: str | None
+) -> None:
+    edits = ["blur:60:300,200+340,220", "erase:0,0,200,200"]
+    found = talk.ask(edits=edits, quick=True, first=967, method=method)["quick"]
+    edited = edit_picture(gradcam.read_image(photo("coffee.jpg")), edits)
+    evidence: Any = "signed" if method is None else "positive"
+    one = classifier.explain(
+        edited, classifier.layer_for(method or "gradcam"), method=method or "gradcam", target=967, evidence=evidence
+    )
+    np.testing.assert_allclose(found["shares"], one.probabilities()[0].numpy(), rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(
+        to_maps(found["map"])[0], one.maps[0, 0].numpy(), atol=0.005 * float(one.maps.abs().max())
+    )
+    whole = talk.ask(edits=edits)["page"]["things"]
+    assert max(whole["shares"]) == pytest.approx(max(found["shares"]), rel=1e-3)
+
+
+def test_two_models_are_compared_by_the_class_of_the_first(
+    classifier: gradcam.Classifier, photo: Callable[[str], Path]
+) -> None:
+    turned = list(reversed(classifier.labels))  # the same network, whose classes are called otherwise
+    other = gradcam.load_classifier(classifier.model, layer="layer4", labels=turned, size=224)
+    talk = Talk(loader(classifier, other), [("coffee.jpg", photo("coffee.jpg"))])
+    found = talk.ask(other={"model": "second"}, first=967)
+    first, second = found["page"]["things"], found["other"]["things"]
+    assert first["names"][found["page"]["first"]] == second["names"][found["other"]["first"]] == "espresso"
+    assert second["indices"][found["other"]["first"]] == 999 - 967
+
+
+def space() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    exec(MODELS, found)
+    return found
+
+
+def test_boxes(tmp_path: Path) -> None:
+    detector = gradcam.load_model(space()["detector"](), labels=["background", "person", "dog"])
+    talk = Talk(loader(detector), [("street.png", write_noise(tmp_path / "street.png", 0))])
+    found = talk.ask()
+    things = found["page"]["things"]
+    assert found["task"] == "detection"
+    assert things["kind"] == "box"
+    assert len(things["boxes"]) > 1
+    assert things["words"][1] == ["--box", "1"]
+    one = detector.explain(
+        tmp_path / "street.png",
+        target=gradcam.targets.Box(1),
+        method=found["page"]["maps"][0]["method"],
+        evidence="signed",
+    )
+    own = to_maps(found["page"]["maps"][0])[1]
+    np.testing.assert_allclose(own, one.maps[0, 0].numpy(), atol=0.01 * float(one.maps.abs().max()))
+    assert talk.ask(edits=["erase:0,0,96,64"], quick=True)["page"]["things"]["kind"] == "box"  # the whole answer
+
+
+def test_masks(tmp_path: Path) -> None:
+    segmenter = gradcam.load_model(
+        space()["segmenter"](), labels=["red", "green", "blue"], task="segmentation", size=32
+    )
+    talk = Talk(loader(segmenter), [("flag.png", write_colours(tmp_path / "flag.png", (220, 20, 20), (20, 220, 20)))])
+    things = talk.ask()["page"]["things"]
+    assert things["kind"] == "mask"
+    assert set(things["names"]) & {"red", "green"}
+
+
+def test_sentences(tmp_path: Path) -> None:
+    matcher = gradcam.load_model(space()["towers"](), task="matching", size=(32, 64))
+    talk = Talk(loader(matcher), [("flag.png", write_colours(tmp_path / "flag.png", (220, 20, 20), (20, 220, 20)))])
+    assert "sentences" in talk.ask()["error"]
+    found = talk.ask(texts=["a red flag", " ", "green"])["page"]
+    assert found["things"]["kind"] == "text"
+    assert found["things"]["names"] == ["a red flag", "green"]
+    left, right = (it.clip(0).sum(0) for it in to_maps(found["maps"][0]))
+    half = left.shape[0] // 2
+    assert left[:half].sum() > left[half:].sum()
+    assert right[half:].sum() > right[:half].sum()
+
+
+# ---- What goes wrong
+
+
+@pytest.mark.parametrize(
+    ("data", "name", "said"),
+    [
+        (b"This is a text.", "notes.txt", "notes.txt"),
+        (b"", "empty.jpg", "empty.jpg"),
+        (make_bomb(), "huge.png", "60000 x 60000"),
+    ],
+)
+def test_what_is_no_picture_is_told_and_not_kept(talk: Talk, data: bytes, name: str, said: str) -> None:
+    error = talk.drop(data, name)["error"]
+    assert said in error
+    assert "\n" not in error
+    assert len(talk.web.get("/strip").json()) == 1
+
+
+def test_a_name_is_a_name(talk: Talk, photo: Callable[[str], Path]) -> None:
+    found = talk.drop(photo("coffee.jpg").read_bytes(), "..%2F..%2F%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E.jpg")
+    assert found["name"] == f"{HOSTILE}.jpg"
+    assert talk.ask(found["id"])["page"]["picture"]["name"] == found["name"]
+    assert talk.web.get(f"/view/{found['id']}").content[:3] == b"\xff\xd8\xff"
+
+
+def test_nan_and_a_model_that_fails_are_told(photo: Callable[[str], Path]) -> None:
+    models: dict[str, Any] = {}
+    exec(WRONG_MODELS, models)
+    wrong = [gradcam.load_classifier(models[it](), layer="layer", size=32) for it in ("nan", "small")]
+    wrong[1].model.head.register_forward_hook(lambda *_: 1 / 0)
+    talk = Talk(loader(*wrong), [("coffee.jpg", photo("coffee.jpg"))])
+    for quick in (False, True):
+        assert "NaN" in talk.ask(quick=quick, first=0)["error"]
+    assert "ZeroDivisionError" in talk.ask(model="second")["error"]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"picture": 7}, {"picture": "../etc"}, {"picture": None}, {"edits": ["smear"]}, {"edits": 3}, {"method": "magic"},
+        {"layer": "nowhere"}, {"first": "x"}, {"first": 10**6}, {"other": 3}, {"texts": 5},
+    ],
+)  # fmt: skip
+def test_strange_questions_are_told(talk: Talk, asked: dict[str, Any]) -> None:
+    assert talk.ask(**({"picture": 0} | asked))["error"]
+
+
+def test_what_is_no_question_is_told(talk: Talk) -> None:
+    for content in ("", "[]", "{}", "[" * 100_000):
+        assert "not understood" in talk.web.post("/ask", content=content).json()["error"]
+
+
+def test_too_large_uploads_are_refused_by_their_length_and_as_they_come(classifier: gradcam.Classifier) -> None:
+    talk = Talk(loader(classifier), largest=1000)
+    assert talk.web.post("/drop", content=bytes(1001)).status_code == 413
+    assert talk.web.post("/drop", content=(bytes(100) for _ in range(11))).status_code == 413
+    assert talk.web.post("/drop", content=b"", headers={"content-length": str(2 * 10**9)}).status_code == 413
+
+
+# ---- Who may ask
+
+
+@pytest.mark.parametrize("path", ["/", "/strip", "/view/0", "/progress", "/nowhere"])
+def test_nothing_is_told_without_the_token(talk: Talk, path: str) -> None:
+    for token in ("", "wrong", talk.server.token[:-1]):
+        answer = talk.web.get(path, headers={HEADER: token})
+        assert answer.status_code == 403
+        assert talk.server.token not in answer.text
+    assert talk.web.get(path, headers={HEADER: ""}, params={"token": talk.server.token}).status_code != 403
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "https://testserver", "http://testserver:80.evil.example"]
+)
+def test_other_pages_may_not_ask(talk: Talk, origin: str) -> None:
+    assert talk.web.post("/ask", content="{}", headers={"origin": origin}).status_code == 403
+    assert talk.web.post("/ask", content="{}", headers={"origin": "http://testserver"}).status_code == 422
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8765", "", "127.0.0.1:1"])
+def test_other_names_are_refused(talk: Talk, host: str) -> None:
+    assert talk.web.get("/", headers={"host": host}).status_code == 403
+
+
+def test_only_that_it_is_alive_is_told_to_anybody(talk: Talk) -> None:
+    assert talk.web.get("/alive", headers={HEADER: ""}).json() == {"gradcam": "ui"}
+
+
+def test_answers_are_not_kept_nor_framed(talk: Talk) -> None:
+    for path in ("/", "/strip", "/alive"):
+        headers = talk.web.get(path).headers
+        assert (headers["x-frame-options"], headers["cache-control"]) == ("DENY", "no-store")
+
+
+def test_the_names_of_a_server() -> None:
+    assert find_hosts("127.0.0.1", 8000) == {"127.0.0.1:8000", "localhost:8000"}
+    assert "[::1]:8000" in find_hosts("::1", 8000)
+
+
+# ---- Jobs, models, pictures
+
+
+async def never() -> bool:
+    return False
+
+
+def test_the_newest_question_of_a_tab_wins_and_others_wait() -> None:
+    ran: list[str] = []
+
+    def work(name: str) -> Callable[[Any], str]:
+        def run(progress: Any) -> str:
+            for i in range(20):
+                progress(i, 20)
+                time.sleep(0.01)
+            ran.append(name)
+            return name
+
+        return run
+
+    async def go() -> list[Any]:
+        jobs = Jobs()
+        asked = [
+            jobs.run("a", work("first"), never),
+            jobs.run("a", work("second"), never),
+            jobs.run("b", work("other"), never),
+        ]
+        asked += [jobs.run("a", work("last"), never)]
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        jobs.close()
+        return found
+
+    first, second, other, last = asyncio.run(go())
+    assert isinstance(first, Stopped)
+    assert isinstance(second, Stopped)
+    assert (other, last) == ("other", "last")
+    assert ran == ["other", "last"]
+
+
+def test_a_tab_that_goes_stops_what_it_asked_and_progress_is_told() -> None:
+    async def go() -> tuple[Any, int, list[tuple[int, int]]]:
+        jobs, heard, steps = Jobs(), [], 0
+
+        async def is_gone() -> bool:
+            heard.append(jobs.progress("a"))
+            return len(heard) > 1
+
+        def work(progress: Any) -> None:
+            nonlocal steps
+            for i in range(400):
+                progress(i + 1, 400)
+                steps += 1
+                time.sleep(0.01)
+
+        (found,) = await asyncio.gather(jobs.run("a", work, is_gone), return_exceptions=True)
+        assert jobs.progress("a") == (0, 0)
+        return found, steps, heard
+
+    found, steps, heard = asyncio.run(go())
+    assert isinstance(found, Stopped)
+    assert steps < 390
+    assert 0 < heard[0][0] < heard[1][0]
+    assert heard[0][1] == 400
+
+
+def test_models_are_loaded_once_and_let_go_where_memory_is_short(classifier: gradcam.Classifier) -> None:
+    loaded: list[str | None] = []
+
+    def load(wanted: Wanted) -> Loaded:
+        loaded.append(wanted.model)
+        return Loaded(classifier, (), "")
+
+    free = [10**12]
+    models = Models(load, lambda: free[0])
+    for name in ("a", "b", "a", "c", "a", "d"):
+        models.get(Wanted(name))
+    assert loaded == ["a", "b", "c", "d"]
+    assert len(models) == MOST
+    free[0] = 10**6
+    models.get(Wanted("e"))
+    assert len(models) == 1
+    tries = []
+
+    def work() -> str:
+        tries.append(len(models))
+        if len(tries) == 1:
+            raise torch.OutOfMemoryError
+        return "done"
+
+    free[0] = 10**12
+    models.get(Wanted("f"))
+    assert models.with_room(work) == "done"
+    assert tries == [2, 1]
+
+
+def test_the_oldest_drops_make_room(photo: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    data = photo("coffee.jpg").read_bytes()
+    monkeypatch.setattr("gradcam.ui.pictures.MOST_BYTES", 2 * len(data))
+    pictures = Pictures([("a", photo("coffee.jpg"))])
+    numbers = [pictures.add("b", data) for _ in range(4)]
+    assert [each["id"] for each in pictures.to_data()] == [0, *numbers[-2:]]
+    with pytest.raises(GradcamError, match="drop it again"):
+        pictures.get(numbers[0])
+
+
+def test_the_strip_of_a_folder_a_picture_and_a_finished_batch(photo: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for name in ("coffee.jpg", "rocket.jpg"):
+        (folder / name).write_bytes(photo(name).read_bytes())
+    assert [name for name, _ in list_pictures([folder, folder / "coffee.jpg"])] == [
+        "coffee.jpg",
+        "rocket.jpg",
+        "coffee.jpg",
+    ]
+    line = [sys.executable, "-m", "gradcam", "batch", str(folder), "-o", str(tmp_path / "done")]
+    subprocess.run(line, check=True, capture_output=True)
+    assert [(name, path.resolve()) for name, path in list_pictures([tmp_path / "done"])] == [
+        (name, (folder / name).resolve()) for name in ("coffee.jpg", "rocket.jpg")
+    ]
+    with pytest.raises(GradcamError, match="no such picture"):
+        list_pictures([tmp_path / "nowhere"])

@@ -1,0 +1,370 @@
+"""The local page in a real browser: each control, phone and desktop, dark and light, and what goes wrong."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradcam
+from tests.browser import DESKTOP, PHONE, Visit, expect, needs_browser
+from tests.ui.serving import HOSTILE, MODELS, Serving, make_bomb, serve
+from tests.web.test_page_browser import axe, choose, pixels, shown
+
+__all__ = ["axe"]  # a fixture
+pytestmark = [pytest.mark.slow, needs_browser]
+Go = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ui")
+    (folder / "mine.py").write_text(MODELS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def serving(place: Path, photo: Callable[[str], Path]) -> Iterator[Serving]:
+    strip = place / "strip"
+    strip.mkdir()
+    for name in ("cat_and_espresso.jpg", "coffee.jpg"):
+        (strip / name).write_bytes(photo(name).read_bytes())
+    with serve("strip", folder=place) as found:
+        yield found
+
+
+@pytest.fixture
+def go(browser: Any, serving: Serving) -> Iterator[Go]:
+    visits: list[Visit] = []
+
+    def start(**options: Any) -> Any:
+        visits.append(Visit(browser, **options))
+        page = visits[-1].page
+        page.goto(serving.address)
+        expect(page.locator("#shown-name")).not_to_be_empty()
+        return page
+
+    yield start
+    for each in visits:
+        assert [it for it in each.requests if not it.startswith((serving.base, "data:"))] == []
+        assert [it for it in each.wrongs if "status of 4" not in it] == []  # which the page has words for
+        each.context.close()
+
+
+def drag(page: Any, *places: tuple[float, float], release: bool = True) -> None:
+    page.locator("#stage").scroll_into_view_if_needed()
+    box = page.locator("#stage").bounding_box()
+    points = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in places]
+    page.mouse.move(*points[0])
+    page.mouse.down()
+    for point in points[1:]:
+        page.mouse.move(*point, steps=4)
+    if release:
+        page.mouse.up()
+
+
+def give(page: Any, *files: tuple[str, bytes], by: str = "drop") -> None:
+    """Drop or paste files, as a person does."""
+    page.evaluate(
+        """([files, kind]) => {
+            const carried = new DataTransfer();
+            for (const [name, text] of files) {
+                const bytes = Uint8Array.from(atob(text), (each) => each.charCodeAt(0));
+                carried.items.add(new File([bytes], name));
+            }
+            const event = kind === "drop"
+                ? new DragEvent("drop", { dataTransfer: carried, bubbles: true, cancelable: true })
+                : new ClipboardEvent("paste", { clipboardData: carried, bubbles: true, cancelable: true });
+            document.body.dispatchEvent(event);
+        }""",
+        [[[name, base64.b64encode(data).decode()] for name, data in files], by],
+    )
+
+
+def command(page: Any) -> str:
+    text: str = page.locator("#command").inner_text()
+    return text
+
+
+@pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_dropped_picture_is_explained_and_a_brush_is_followed(
+    go: Go, photo: Callable[[str], Path], tmp_path: Path, viewport: dict[str, int], scheme: str
+) -> None:
+    page = go(viewport=viewport, color_scheme=scheme)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.locator("html").get_attribute("data-theme") == scheme
+    give(page, ("koala.webp", photo("koala.webp").read_bytes()))
+    expect(page.locator("#title")).to_have_text("koala.webp")
+    expect(page.locator("#shown-name")).to_have_text("koala")
+    expect(page.locator("#strip button[aria-pressed=true]")).to_have_text("koala.webp")
+    before = pixels(page)
+    page.locator("#tools input[value='brush']").check(force=True)
+    page.locator("#kinds input[value='mean']").check(force=True)
+    page.locator("#size").fill("25")
+    drag(page, (0.35, 0.4), (0.65, 0.6), release=False)
+    expect(page.locator("#brushed")).to_contain_text("in the whole picture")
+    page.mouse.up()
+    expect(page.locator("#undo")).to_be_enabled()
+    assert not np.array_equal(pixels(page), before)
+    match = re.fullmatch(r"gradcam run koala.webp --edit (mean:[\d:.,+]+) --class (\d+) .*", command(page))
+    assert match, command(page)
+    assert f'["{match[1]}"]' in page.locator("#python").inner_text()
+    words = [*command(page).split()[1:], "-o", str(tmp_path / "edited.png"), "--json"]
+    words[1] = str(photo("koala.webp"))
+    told = subprocess.run([sys.executable, "-m", "gradcam", *words], capture_output=True, text=True, check=True).stdout
+    share = next(it["probability"] for it in json.loads(told)["predictions"])
+    top = page.locator("#things li .number").first.inner_text()
+    assert abs(float(top.split()[0].replace("<", "")) / 100 - share) < 0.01, (
+        "the copied command sees what the page shows"
+    )
+    page.locator("#undo").click()
+    expect(page.locator("#undo")).to_be_disabled()
+    assert "--edit" not in command(page)
+    assert (pixels(page) == before).all()
+
+
+def test_a_window_is_moved_and_kept_by_mouse_and_by_keys(go: Go) -> None:
+    page = go()
+    page.locator("#tools input[value='window']").check(force=True)
+    page.locator("#kinds input[value='erase']").check(force=True)
+    box = page.locator("#stage").bounding_box()
+    page.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 0.5 * box["height"], steps=3)
+    expect(page.locator("#brushed")).to_contain_text("in the whole picture")
+    assert "--edit" not in command(page)
+    page.mouse.down()
+    page.mouse.up()
+    expect(page.locator("#command")).to_contain_text(re.compile(r"--edit erase:\d+,\d+,\d+,\d+ "))
+    page.mouse.move(5, 5)
+    page.locator("#stage").focus()
+    for key in ("ArrowRight", "ArrowDown", "Enter"):
+        page.keyboard.press(key)
+    expect(page.locator("#command")).to_contain_text(re.compile("--edit erase.*--edit erase"))
+    page.locator("#restore").click()
+    expect(page.locator("#restore")).to_be_disabled()
+    page.locator("#tools input[value='look']").check(force=True)
+    page.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 0.5 * box["height"])
+    expect(page.locator("#place li").first).to_be_visible()
+
+
+def test_layer_method_class_and_the_page_s_own_controls(go: Go) -> None:
+    page = go()
+    page.locator("#layer").fill("layer3")
+    page.locator("#layer").press("Enter")
+    expect(page.locator("#shown-facts")).to_contain_text("gradcam at layer3 · 14 × 14")
+    assert page.locator("#stages option").count() == 5
+    page.select_option("#method", "layercam")
+    expect(page.locator("#shown-facts")).to_contain_text("layercam at layer3")
+    assert "--layer layer3 --method layercam" in command(page)
+    page.select_option("#method", "")
+    page.locator("#layer").fill("")
+    page.locator("#layer").press("Enter")
+    expect(page.locator("#shown-facts")).to_contain_text("gradcam at layer4")
+    page.locator("#search").fill("espresso")
+    expect(page.locator("#shown-name")).to_have_text("espresso")
+    choose(page, "evidence", "signed")
+    page.locator("#search").fill("")
+    page.locator("#strip button").nth(1).click()
+    expect(page.locator("#title")).to_have_text("coffee.jpg")
+    assert page.locator("#evidence input:checked").get_attribute("value") == "signed", "it stays chosen"
+    page.locator("#layer").fill("nowhere")
+    page.locator("#layer").press("Enter")
+    expect(page.locator("#trouble")).to_contain_text("nowhere")
+    assert shown(page)
+
+
+def test_two_checkpoints_are_compared(go: Go, place: Path, classifier: gradcam.Classifier) -> None:
+    import torch
+
+    state = {name: value.clone() for name, value in classifier.model.state_dict().items()}
+    last = next(name for name in reversed(state) if name.endswith("bias"))
+    state[last] = state[last].flip(0)
+    torch.save(state, place / "other.pth")
+    page = go()
+    page.locator("#more-asking summary").click()
+    page.locator("#other-weights").fill("other.pth")
+    page.locator("#is-compared").check()
+    expect(page.locator("#second-name")).to_have_text(shown(page))
+    assert np.any(pixels(page, "#second-map")[..., 3])
+    assert page.locator("#both tr").count() == 5
+    assert "--weights other.pth" in page.locator("#second-command").inner_text()
+    page.locator("#search").fill("espresso")
+    expect(page.locator("#second-name")).to_have_text("espresso")
+    page.locator("#is-compared").uncheck()
+    expect(page.locator("#second")).to_be_hidden()
+
+
+def test_progress_is_shown_and_a_newer_question_wins(go: Go) -> None:
+    page = go()
+    page.select_option("#method", "rise")
+    expect(page.locator("#waited")).to_contain_text(re.compile(r"\d+ of [\d,]+ passes"))
+    page.select_option("#method", "")
+    expect(page.locator("#waiting")).to_be_hidden()
+    expect(page.locator("#shown-facts")).to_contain_text("gradcam at")
+    expect(page.locator("#trouble")).to_be_hidden()
+
+
+def test_a_tab_that_is_closed_in_the_middle_stops_its_work(go: Go, serving: Serving) -> None:
+    page = go()
+    page.select_option("#method", "rise")
+    expect(page.locator("#waited")).to_contain_text("passes")
+    page.close()
+    other = go()  # which waits for no 4000 passes
+    assert shown(other)
+
+
+def test_pictures_that_are_none_are_told_and_others_are_taken(go: Go, photo: Callable[[str], Path]) -> None:
+    page = go()
+    before = page.locator("#strip li").count()
+    coffee = photo("coffee.jpg").read_bytes()
+    give(page, ("notes.txt", b"A text."), ("huge.png", make_bomb()), (f"{HOSTILE}.jpg", coffee))
+    expect(page.locator("#title")).to_have_text(f"{HOSTILE}.jpg")
+    expect(page.locator("#strip li")).to_have_count(before + 1)
+    give(page, ("notes.txt", b"A text."))
+    expect(page.locator("#trouble")).to_contain_text("notes.txt")
+    give(page, ("huge.png", make_bomb()))
+    expect(page.locator("#trouble")).to_contain_text("60000 x 60000")
+    give(page, ("pasted.jpg", coffee), by="paste")
+    expect(page.locator("#title")).to_have_text("pasted.jpg")
+    expect(page.locator("#trouble")).to_be_hidden()
+
+
+def test_a_file_of_two_gigabytes_is_refused_before_it_is_sent(go: Go) -> None:
+    page = go()
+    page.evaluate(
+        """() => {
+            const file = new File(["x"], "large.jpg");
+            Object.defineProperty(file, "size", { value: 2e9 });
+            take([file]);
+        }"""
+    )
+    expect(page.locator("#trouble")).to_contain_text("more than 200 MB")
+
+
+def test_fifty_drops_at_once(go: Go, photo: Callable[[str], Path]) -> None:
+    page = go()
+    before = page.locator("#strip li").count()
+    data = photo("rocket.jpg").read_bytes()
+    give(page, *((f"{i}.jpg", data) for i in range(50)))
+    expect(page.locator("#strip li")).to_have_count(before + 50)
+    expect(page.locator("#title")).to_have_text("0.jpg")
+    expect(page.locator("#trouble")).to_be_hidden()
+
+
+def test_labels_are_texts_and_nan_is_told(go: Go) -> None:
+    page = go()
+    page.locator("#model").fill("mine.py:small")
+    page.locator("#model").press("Enter")
+    expect(page.locator("#shown-facts")).to_contain_text("at layer")
+    page.locator("#model").fill("mine.py:nan")
+    page.locator("#model").press("Enter")
+    expect(page.locator("#trouble")).to_contain_text("NaN")
+    page.locator("#model").fill("no_such_model")
+    page.locator("#model").press("Enter")
+    expect(page.locator("#trouble")).to_contain_text("no_such_model")
+    page.locator("#model").fill("")
+    page.locator("#model").press("Enter")
+    expect(page.locator("#trouble")).to_be_hidden()
+
+
+def test_hostile_labels_of_the_model(browser: Any, place: Path, photo: Callable[[str], Path]) -> None:
+    (place / "labels.txt").write_text(f"cat\n{HOSTILE}\n</script><script>alert(2)</script>\n")
+    words = ("--model", "mine.py:small", "--labels", "labels.txt", "--size", "64", str(photo("coffee.jpg")))
+    with serve(*words, folder=place) as serving:
+        visit = Visit(browser)
+        visit.page.goto(serving.address)
+        expect(visit.page.locator("#things li")).to_have_count(3)
+        names = visit.page.locator("#things .label").all_inner_texts()
+        assert sorted(names) == sorted(["cat", HOSTILE, "</script><script>alert(2)</script>"])
+        assert visit.wrongs == []
+        visit.context.close()
+
+
+def test_boxes_are_listed_and_drawn(browser: Any, place: Path, tmp_path: Path) -> None:
+    from tests.cli.test_tasks import MODELS as TASKS
+    from tests.cli.test_tasks import write_noise
+
+    (place / "tasks.py").write_text(TASKS)
+    street = write_noise(tmp_path / "street.png", 0)
+    with serve("--model", "tasks.py:detector", str(street), folder=place) as serving:
+        visit = Visit(browser)
+        page = visit.page
+        page.goto(serving.address)
+        expect(page.locator("#box")).to_be_visible()
+        page.locator("#things li").nth(1).click()
+        assert "--box 1" in command(page)
+        page.locator("#tools input[value='window']").check(force=True)
+        drag(page, (0.5, 0.5))
+        expect(page.locator("#command")).to_contain_text("--edit blur:")
+        assert visit.wrongs == []
+        visit.context.close()
+
+
+@pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_accessibility(go: Go, axe: str, viewport: dict[str, int], scheme: str) -> None:
+    page = go(viewport=viewport, color_scheme=scheme, bypass_csp=True)
+    page.locator("#more-asking summary").click()
+    page.locator("#is-compared").check()
+    expect(page.locator("#second")).to_be_visible()
+    give(page, ("notes.txt", b"A text."))
+    expect(page.locator("#trouble")).to_be_visible()
+    page.evaluate(axe)
+    found = json.loads(page.evaluate("async () => JSON.stringify((await axe.run()).violations)"))
+    said = [
+        (each["impact"], each["id"], [node["html"][:160] for node in each["nodes"][:3]])
+        for each in found
+        if each["impact"] in ("serious", "critical", "moderate")
+    ]
+    assert said == []
+
+
+# ---- In the terminal
+
+
+def run_ui(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "gradcam", "ui", "--no-browser", *words]
+    return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False, **options)
+
+
+def test_a_second_ui_and_a_port_that_is_taken_get_one_line(serving: Serving) -> None:
+    port = serving.base.rpartition(":")[2]
+    second = run_ui("--port", port)
+    assert (second.returncode, second.stdout) == (2, "")
+    assert len(second.stderr.splitlines()) == 1
+    assert f"running at port {port} already" in second.stderr
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        other = run_ui("--port", str(taken.getsockname()[1]))
+    assert other.returncode == 2
+    assert len(other.stderr.splitlines()) == 1
+    assert "--port 0" in other.stderr
+
+
+def test_another_host_is_warned_of_and_an_interruption_ends_it_quietly(place: Path) -> None:
+    with serve("--host", "0.0.0.0", folder=place) as found:
+        assert any("Warning: at 0.0.0.0 other machines" in line for line in found.lines)
+        assert found.ask("strip").json() == []
+        found.process.send_signal(signal.SIGINT)
+        rest = found.process.stdout.read()
+        assert "Traceback" not in rest
+        status = found.process.wait(20)
+        assert status in (0, 130)
+        found.process.poll = lambda: None
+
+
+def test_what_is_no_place_is_told() -> None:
+    found = run_ui("nowhere", "--port", "0")
+    assert found.returncode == 2
+    assert found.stderr.splitlines()[-1].startswith("Error: nowhere: there is no such picture")
