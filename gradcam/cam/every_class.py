@@ -136,10 +136,10 @@ def _differentiate(
             hooks.after_forward(layer, lambda *_: start.clone())  # which what follows may change in place
             logits = ClassTarget().find_logits(model(images.clone()), 1)[0]
         share = torch.zeros_like(logits, requires_grad=True)  # of each logit; the gradient is linear in these
-        (gradient,) = torch.autograd.grad(logits, start, share, create_graph=True)
+        (gradient,) = torch.autograd.grad((logits * share).sum(), start, create_graph=True)
         slopes = torch.empty(count, len(logits), device=logits.device)
         for i in range(count):
-            (slopes[i],) = torch.autograd.grad(gradient, share, make(activations, i), retain_graph=True)
+            (slopes[i],) = torch.autograd.grad((gradient * make(activations, i)).sum(), share, retain_graph=True)
             if told is not None:
                 told()
     slopes = slopes.T.contiguous()  # (K, cells or channels)

@@ -51,7 +51,6 @@ def ui_command(places: tuple[Path, ...], port: int, host: str, no_browser: bool,
 
         import_torch()
         from gradcam.models.providers import DEFAULT
-        from gradcam.models.providers.torchvision import list_names
         from gradcam.ui.answers import Answers
         from gradcam.ui.models import Models, Wanted
         from gradcam.ui.pictures import Pictures, list_pictures
@@ -64,9 +63,9 @@ def ui_command(places: tuple[Path, ...], port: int, host: str, no_browser: bool,
     usual = replace(to_model_choice(chosen), task="auto")
     models = Models(lambda wanted: _load(usual, wanted))
     say(models.get(Wanted()).classifier.notes, Output(as_json=False, quiet=False))
-    server = Server(
-        Answers(models, pictures, reshape=chosen["reshape"]), Start(usual.model or DEFAULT, (DEFAULT, *list_names()))
-    )
+    answers = Answers(models, pictures, reshape=chosen["reshape"])
+    answers.warm_up()
+    server = Server(answers, Start(usual.model or DEFAULT))
     if host != HERE:
         click.echo(
             f"Warning: at {host} other machines can reach this page, and whoever has the address can use it.", err=True

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from gradcam.cam.methods.table import METHODS, find_method
 from gradcam.errors import GradcamError, printable
@@ -72,6 +75,13 @@ class Answers:
     def answer(self, question: Question, progress: Progress) -> dict[str, Any]:
         """What is asked. Raises `GradcamError`."""
         return self.models.with_room(lambda: self._answer(question, progress))
+
+    def warm_up(self) -> None:
+        """Explain nothing once with the usual classifier: the first time takes a second more."""
+        classifier = self.models.get(Wanted()).classifier
+        if classifier.task == "classification":
+            with contextlib.suppress(GradcamError):  # it is told when a picture is there
+                page(np.full((64, 64, 3), 128, np.uint8), classifier, layers=[classifier.layer], reshape=self.reshape)
 
     def _answer(self, question: Question, progress: Progress) -> dict[str, Any]:
         loaded = self.models.get(question.wanted)

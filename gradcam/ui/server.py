@@ -33,7 +33,6 @@ class Start:
     """What the page is opened with."""
 
     model: str
-    models: tuple[str, ...] = ()  # names to offer
     largest: int = LARGEST
 
 
@@ -66,8 +65,7 @@ class Server:
     async def show(self, request: Request) -> Response:
         """The page."""
         start = {
-            "token": self.token, "largest": self.start.largest, "model": self.start.model,
-            "models": list(self.start.models), "version": __version__,
+            "token": self.token, "largest": self.start.largest, "model": self.start.model, "version": __version__,
         }  # fmt: skip
         tables = {name: to_table(name) for name in COLORMAPS}
         return HTMLResponse(

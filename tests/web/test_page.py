@@ -118,7 +118,7 @@ try:
     main()
 except SystemExit as error:
     print(error.code)
-print({{"torch._dynamo", "torch._inductor"}} & set(sys.modules))
+print({{"torch._dynamo", "torch._inductor", "sympy"}} & set(sys.modules))
 """
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert told.splitlines()[-2:] == ["0", "set()"]

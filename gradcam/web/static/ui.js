@@ -83,8 +83,9 @@ function showQuick({ shares, map }) {
   isStale = true;
   things.shares = things.indices.map((index) => shares[index]);
   things.shares.forEach((share, thing) => {
-    const row = options[thing].firstChild;
-    row.children[1].textContent = percent(share);
+    const row = options[thing].firstChild, text = percent(share);
+    if (row.children[1].textContent === text) return; // most are next to nothing, and stay so: drawing them all takes long
+    row.children[1].textContent = text;
     row.children[2].style.setProperty("--share", share);
   });
   live = new MapSet(map, 1);

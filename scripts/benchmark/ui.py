@@ -1,0 +1,104 @@
+"""The local page: how soon a dropped picture is there, how soon scores follow a brush, what the idle server takes."""
+
+from __future__ import annotations
+
+import base64
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmark.cases import MEGABYTE, PICTURE, ROOT
+from benchmark.measuring import STATUS, Settings, report_progress
+from benchmark.page import FLAGS
+from benchmark.tables import Table
+
+TITLE = "The local page"
+SETTLED = 2  # seconds after the last answer
+# In the page, from the event to what is drawn.
+DROP = """async (text) => {
+    const bytes = Uint8Array.from(atob(text), (each) => each.charCodeAt(0)), carried = new DataTransfer();
+    carried.items.add(new File([bytes], `${Math.random()}.jpg`));
+    const start = performance.now(), before = document.getElementById("title").textContent;
+    document.body.dispatchEvent(new DragEvent("drop", { dataTransfer: carried, bubbles: true, cancelable: true }));
+    while (document.getElementById("title").textContent === before) await new Promise((next) => setTimeout(next, 1));
+    document.body.getBoundingClientRect();
+    return performance.now() - start;
+}"""
+BRUSH = """async (i) => {
+    const canvas = document.getElementById("cover"), box = canvas.getBoundingClientRect();
+    const told = document.getElementById("brushed");
+    const x = box.left + box.width * (0.2 + 0.006 * (i % 100)), y = box.top + box.height * (0.3 + 0.004 * (i % 100));
+    told.textContent = "";
+    const start = performance.now();
+    canvas.dispatchEvent(new PointerEvent("pointermove", { clientX: x, clientY: y, bubbles: true }));
+    while (!told.textContent) await new Promise((next) => setTimeout(next, 1));
+    document.body.getBoundingClientRect();
+    return performance.now() - start;
+}"""
+LOADED = "import sys, gradcam; classifier = gradcam.load_classifier(); print('here', flush=True); sys.stdin.read()"
+
+
+def measure_ui(settings: Settings) -> Iterator[Table]:
+    """With the model that comes with the package."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        chromium = None
+    if chromium is None or not STATUS.exists():
+        yield Table("ui", TITLE, notes=["Skipped: it needs Playwright, Chromium and Linux's /proc."])
+        return
+    rounds = max(settings.rounds.values())
+    report_progress(TITLE, "a model that is loaded")
+    with subprocess.Popen([sys.executable, "-c", LOADED], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()  # type: ignore[union-attr]
+        loaded = _find_memory(process.pid)
+    line = [sys.executable, "-m", "gradcam", "ui", "--no-browser", "--port", "0"]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
+        address = process.stdout.readline().strip()  # type: ignore[union-attr]
+        fresh = _find_memory(process.pid)
+        with sync_playwright() as driver:
+            browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
+            times = dict(_time(browser, address, rounds))
+            browser.close()
+        time.sleep(SETTLED)
+        used = _find_memory(process.pid)
+        process.terminate()
+    rows = [[name, *_format(np.array(each))] for name, each in times.items()]
+    sizes = {
+        "a process that has loaded the model": loaded,
+        "the server before the first picture": fresh,
+        "the server afterwards, idle": used,
+    }
+    rows += [[name, f"{size / MEGABYTE:.0f} MB", f"{size / loaded:.2f} of the first"] for name, size in sizes.items()]
+    yield Table("ui", TITLE, ["", "median", "quartiles"], rows, [], [times, sizes])
+
+
+def _time(browser: Any, address: str, rounds: int) -> Iterator[tuple[str, list[float]]]:
+    tab = browser.new_page(viewport={"width": 1280, "height": 800})
+    tab.goto(address)
+    photo = base64.b64encode((ROOT / PICTURE).read_bytes()).decode()
+    report_progress(TITLE, "drops")
+    first = tab.evaluate(DROP, photo)
+    yield "the first picture, from its drop", [first]
+    yield "another picture, from its drop", [tab.evaluate(DROP, photo) for _ in range(rounds)]
+    report_progress(TITLE, "brush")
+    tab.locator("#tools input[value='window']").check(force=True)
+    yield "brush to score", [tab.evaluate(BRUSH, i) for i in range(rounds + 3)][3:]
+
+
+def _find_memory(process: int) -> int:
+    """Resident bytes."""
+    text = Path(f"/proc/{process}/status").read_text()
+    return next(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("VmRSS:"))
+
+
+def _format(values: np.ndarray[Any, Any]) -> list[str]:
+    low, high = np.percentile(values, (25, 75))
+    return [f"{np.median(values):.0f} ms", f"{low:.0f} to {high:.0f} ms"]

@@ -1,0 +1,37 @@
+"""`gradcam run --edit`: parts of a picture are taken away before the model sees it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import gradcam
+from gradcam.images.edit import edit_picture
+from tests.cli.test_cli import Command, files, folder, gradcam_command, pixels, run
+
+__all__ = ["folder", "gradcam_command", "run"]  # fixtures
+
+
+def test_the_edited_picture_is_explained_and_drawn(
+    run: Command, folder: Path, photo: Callable[[str], Path], classifier: gradcam.Classifier
+) -> None:
+    picture = photo("coffee.jpg")
+    edits = ["erase:40:100,90+160,120", "mean:0,0,50,50"]
+    told = run(picture, *(word for each in edits for word in ("--edit", each)), "--json")
+    assert told.status == 0, told.err
+    record = json.loads(told.out)
+    edited = edit_picture(gradcam.read_image(picture), edits)
+    one = classifier.explain(edited)
+    assert record["predictions"][0]["probability"] == pytest.approx(float(one.probabilities().max()), abs=1e-4)
+    (made,) = files(folder)
+    assert made == "coffee-gradcam-edited.png"
+    assert abs(pixels(folder / made).astype(int) - one.overlay()).mean() < 1
+
+
+def test_other_words_are_wrong_usage(run: Command, photo: Callable[[str], Path]) -> None:
+    found = run(photo("coffee.jpg"), "--edit", "smear:1,2")
+    assert found.status == 2
+    assert "KIND:RADIUS:X,Y" in found.err
