@@ -20,6 +20,8 @@ FLAGS = (
     "--disable-component-update --disable-sync"
 )
 SECONDS = 20  # of patience
+if expect is not None:
+    expect.set_options(timeout=1000 * SECONDS)
 WRONG = ("error", "warning")
 DESKTOP, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
 STILL = {"viewport": DESKTOP, "reduced_motion": "reduce"}  # a screenshot shows no picture that is half faded in

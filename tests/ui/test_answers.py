@@ -162,6 +162,17 @@ def test_sentences(tmp_path: Path) -> None:
     assert right[half:].sum() > right[:half].sum()
 
 
+@pytest.mark.slow
+def test_words_of_a_caption(tmp_path: Path) -> None:
+    captioner = gradcam.load_model(space()["captioner"](), size=(32, 32), mean=(0, 0, 0), std=(1, 1, 1))
+    talk = Talk(loader(captioner), [("street.png", write_noise(tmp_path / "street.png", 0))])
+    found = talk.ask()
+    assert found["task"] == "captioning"
+    things = found["page"]["things"]
+    assert things["kind"] == "word"
+    assert things["words"][0] == ["--word", "0"]
+
+
 # ---- What goes wrong
 
 
