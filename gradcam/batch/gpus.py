@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from gradcam import errors, plugins
+from gradcam import plugins
 from gradcam.batch.compute import Tell
 from gradcam.batch.cores import count_cores
 from gradcam.batch.engine import Late, Needed, Reports, Work
-from gradcam.batch.ray.actor import Actor, Answer, Load, pack, to_blocks, to_job
+from gradcam.batch.ray.actor import Actor, Load, pack, pass_on, to_blocks, to_job
 from gradcam.batch.ray.ending import end_here
 from gradcam.batch.save import Saver
 from gradcam.errors import DeviceError
@@ -52,23 +52,9 @@ class GpuEngine:
         try:
             with _started(jobs, cores) as processes:
                 for packed in _stream(processes, blocks):
-                    yield from _unpack(pickle.loads(packed), tell, late)
+                    yield from pass_on(pickle.loads(packed), tell, late)
         finally:
             end_here(job.run)
-
-
-def _unpack(answer: Answer, tell: Tell, late: Late) -> Reports:
-    for event, details in answer.events:
-        tell(event, **details)
-    if answer.error is not None:
-        raise getattr(errors, answer.error.kind)(answer.error.text)
-    outcomes = deque(answer.outcomes)
-    try:
-        while outcomes:
-            yield outcomes.popleft()
-    finally:
-        while late is not None and outcomes:
-            late(outcomes.popleft())
 
 
 @dataclass(eq=False)

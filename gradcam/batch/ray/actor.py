@@ -12,14 +12,17 @@ import time
 import traceback
 import uuid
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from gradcam import errors
 from gradcam._version import __version__
+from gradcam.batch.compute import Tell
 from gradcam.batch.device import open_pixels
-from gradcam.batch.engine import Work
+from gradcam.batch.engine import Late, Reports, Work
 from gradcam.batch.findings import find
 from gradcam.batch.pipeline import compute_items
 from gradcam.batch.pool import Cut, cut
@@ -60,6 +63,21 @@ class Block:
 
     batches: list[Cut]
     stems: dict[str, str]
+
+
+def pass_on(answer: Answer, tell: Tell, late: Late) -> Reports:
+    """What came of a block, told and yielded as an `Engine` does. Raises the error that ended it."""
+    for event, details in answer.events:
+        tell(event, **details)
+    if answer.error is not None:
+        raise getattr(errors, answer.error.kind)(answer.error.text)
+    outcomes = deque(answer.outcomes)
+    try:
+        while outcomes:
+            yield outcomes.popleft()
+    finally:
+        while late is not None and outcomes:
+            late(outcomes.popleft())
 
 
 def pack(block: Block) -> bytes:

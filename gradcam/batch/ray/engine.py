@@ -6,15 +6,13 @@ import contextlib
 import inspect
 import pickle
 import sys
-from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
-from gradcam import errors
 from gradcam.batch.compute import Tell
 from gradcam.batch.engine import Late, Needed, Reports, Work
-from gradcam.batch.ray.actor import Actor, ActorJob, Answer, Load, pack, to_blocks, to_job
+from gradcam.batch.ray.actor import Actor, ActorJob, Answer, Load, pack, pass_on, to_blocks, to_job
 from gradcam.batch.ray.ending import end_everywhere
 from gradcam.batch.ray.session import ActorLayout, is_loud
 from gradcam.batch.save import Saver
@@ -44,19 +42,9 @@ class RayEngine:
         tell("engine", engine="ray", actors=self.layout.actors, cores=self.layout.cores, gpus=self.layout.gpus)
         with contextlib.closing(self._stream(blocks, job)) as answers:
             for answer in answers:
-                for event, details in answer.events:
-                    tell(event, **details)
-                if answer.error is not None:
-                    if is_loud():
-                        sys.stderr.write(answer.error.traceback)
-                    raise getattr(errors, answer.error.kind)(answer.error.text)
-                outcomes = deque(answer.outcomes)
-                try:
-                    while outcomes:
-                        yield outcomes.popleft()
-                finally:
-                    while late is not None and outcomes:
-                        late(outcomes.popleft())
+                if answer.error is not None and is_loud():
+                    sys.stderr.write(answer.error.traceback)
+                yield from pass_on(answer, tell, late)
 
     def _stream(self, blocks: list[bytes], job: ActorJob) -> Generator[Answer, None, None]:
         try:
