@@ -144,6 +144,7 @@ def work(job: Job, images: Sequence[Path], output: Output) -> int:
                 make_folder(job.destination.folder)
                 written = write_result(job, attempt.image, attempt.found)
                 record = attempt.found.to_record(record.image, record.model, written)
+                record = replace(record, edits=[str(it) for it in job.edits] or None)
                 grids = [result.grid for result in attempt.found.results]
         if attempt.error is not None:
             record, status = replace(record, error=attempt.error), 1

@@ -200,6 +200,16 @@ def _find_work(typed: Typed, listing: Listing, device: str | None) -> Work:
     choice, settings = typed.choice, typed.settings
     here = settings if device is None else replace(settings, model=replace(settings.model, device="cpu"))
     classifier, request = ask(here, typed.output)
+    if (
+        choice.pixels == "device"
+        and device is None
+        and settings.model.device == "auto"
+        and classifier.device.type == "cpu"
+    ):
+        raise DeviceError(
+            "--pixels device is for a GPU, and none was found here: leave it out, or say --device cpu to have PyTorch "
+            "decode, resize and draw on the processor."
+        )
     request = replace(request, make_page=choice.make_page)
     if listing.has_classes and (settings.classes or settings.top_k > 1):
         raise click.UsageError("The list says which classes to explain, and so do --class or --top-k: leave those out.")

@@ -76,7 +76,7 @@ def edit_picture(picture: Pixels, edits: Sequence[str | Edit]) -> Pixels:
     GradcamError
         For an edit of another form.
     ImageError
-        For another kind of picture.
+        For another kind of picture, and an edit that covers nothing of it.
     """
     if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
         raise ImageError(f"The picture is {picture.dtype} {picture.shape}: edits are of RGB pictures of 8 bits.")
@@ -86,6 +86,9 @@ def edit_picture(picture: Pixels, edits: Sequence[str | Edit]) -> Pixels:
         if edit.kind not in filled:
             filled[edit.kind] = _fill(picture, edit.kind)
         mask = _cover(edit, *picture.shape[:2])
+        if not mask.any():
+            height, width = picture.shape[:2]
+            raise ImageError(f"{edit} covers nothing of the picture, which is {width} pixels wide and {height} high.")
         found[mask] = filled[edit.kind][mask]
     return found
 

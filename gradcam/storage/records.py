@@ -19,7 +19,7 @@ Entry = TypeVar("Entry", "Prediction", "Explained")
 
 # Keys that are left out where they have no value
 OPTIONAL = (
-    *("heatmap", "map", "panel", "fit", "sha256", "tar", "page"),
+    *("heatmap", "map", "panel", "fit", "sha256", "tar", "page", "edits"),
     *("box", "point", "number", "edge", "missed", "mask", "text", "against", "like", "on", "word", "keypoint", "axis"),
 )
 
@@ -112,7 +112,8 @@ class Record:
     should know of how the picture is shown. `size`: its (height, width). `region`: the pixels that the network saw,
     (top, left, height, width), which maps lie on. `fit`: how it was shown these, where not by its own preprocessing:
     "whole", or "tiles:224" for windows of so many pixels. `sha256`: of what was read, where that is asked for. `tar`:
-    the one that all its files lie in, whose names then are `tar/member`. `page`: the page with all of its maps."""
+    the one that all its files lie in, whose names then are `tar/member`. `page`: the page with all of its maps. `edits`:
+    what was taken away of the picture, as `gradcam run --edit` takes it."""
 
     image: str
     model: str
@@ -126,6 +127,7 @@ class Record:
     sha256: str | None = None
     tar: str | None = None
     page: str | None = None
+    edits: Sequence[str] | None = None
 
     __repr__ = show_fields
 
@@ -175,6 +177,9 @@ class Record:
                 explained=tuple(_to_entry(Explained, it) for it in _check(found.get("explained", []), list)),
                 size=_to_list(found.get("size"), 2),
                 region=_to_list(found.get("region"), 4),
+                edits=None
+                if found.get("edits") is None
+                else tuple(_check(it, str) for it in _check(found["edits"], list)),
                 **texts,
             )
             if found.get("status", record.status) != record.status:

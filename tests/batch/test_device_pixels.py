@@ -549,3 +549,11 @@ def test_formats_that_the_processor_decodes_are_resized_on_the_device() -> None:
     names = list(compute_items(made, Request(layers=["inner.4"]), noises(5), pixels=pixels))
     assert names == [f"folder/{i:03}.png" for i in range(5)]
     assert set(seen) <= {"batch"}
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+    def test_without_a_gpu_the_device_has_to_be_named(
+        self, folder: Path, photos: Path, gradcam_command: Command
+    ) -> None:
+        outcome = gradcam_command("batch", "photos", "-o", "out", "--pixels", "device")
+        assert outcome.status != 0
+        assert "--pixels device is for a GPU, and none was found here" in outcome.err

@@ -25,6 +25,7 @@ def test_the_edited_picture_is_explained_and_drawn(
     record = json.loads(told.out)
     edited = edit_picture(gradcam.read_image(picture), edits)
     one = classifier.explain(edited)
+    assert record["edits"] == edits
     assert record["predictions"][0]["probability"] == pytest.approx(float(one.probabilities().max()), abs=1e-4)
     (made,) = files(folder)
     assert made == "coffee-gradcam-edited.png"
@@ -35,3 +36,9 @@ def test_other_words_are_wrong_usage(run: Command, photo: Callable[[str], Path])
     found = run(photo("coffee.jpg"), "--edit", "smear:1,2")
     assert found.status == 2
     assert "KIND:RADIUS:X,Y" in found.err
+
+
+def test_what_lies_beside_the_picture_is_an_error(run: Command, photo: Callable[[str], Path]) -> None:
+    found = run(photo("coffee.jpg"), "--edit", "mean:1000,0,1010,10")
+    assert found.status == 1
+    assert "mean:1000,0,1010,10 covers nothing of the picture, which is 600 pixels wide and 400 high." in found.err

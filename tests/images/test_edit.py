@@ -48,9 +48,16 @@ def test_the_order_of_edits_of_one_kind_does_not_matter_and_the_picture_is_left(
     assert (picture == before).all()
 
 
-def test_what_lies_outside_is_no_matter() -> None:
+def test_what_lies_outside_in_part_is_no_matter() -> None:
     picture = noise()
-    assert (edit_picture(picture, ["erase:5:-1e9,1e9", "erase:500,500,600,600"]) == picture).all()
+    inside = edit_picture(picture, ["erase:0,0,10,10"])
+    assert (edit_picture(picture, ["erase:-50,-1e9,10,10"]) == inside).all()
+
+
+@pytest.mark.parametrize("edit", ["erase:5:-1e9,1e9", "erase:500,500,600,600", "blur:-10,0,0,20"])
+def test_an_edit_of_nothing_is_an_error(edit: str) -> None:
+    with pytest.raises(ImageError, match=r"covers nothing of the picture, which is 60 pixels wide and 40 high"):
+        edit_picture(noise(), ["erase:0,0,10,10", edit])
 
 
 numbers = st.integers(-1000, 1000).map(float)
