@@ -42,6 +42,12 @@ TASKS = ("classification", "detection", "segmentation", "matching", "captioning"
 EDGES = ("left", "top", "right", "bottom")  # of a box
 AXES = ("x", "y")  # of a keypoint
 
+# What takes the place of a part of a picture: a strong blur, its mean colour, black; and how such an edit is written.
+EDITS = ("blur", "mean", "erase")
+EDIT_FORM = (
+    "KIND:RADIUS:X,Y+X,Y..., a brush, or KIND:LEFT,TOP,RIGHT,BOTTOM, a window, in pixels; KIND is blur, mean or erase"
+)
+
 # What of a picture the network is shown: its own preprocessing's centre, all of it, or windows over it; and by which of
 # them it is classified.
 FITS = ("crop", "whole", "tiles")

@@ -126,9 +126,9 @@ PREFIX = "_gradcam_"  # of the names of modules that are files of the user's
 
 
 def list_files() -> list[str]:
-    """The files of the user's that were imported, for `load_files` in another process."""
+    """The files of the user's that were imported, and are still there, for `load_files` in another process."""
     files = (getattr(module, "__file__", None) for name, module in sys.modules.items() if name.startswith(PREFIX))
-    return [file for file in files if file is not None]
+    return [file for file in files if file is not None and os.path.isfile(file)]
 
 
 def load_files(files: Iterable[str]) -> None:

@@ -38,7 +38,7 @@ IN_MEMORY = 2**30  # bytes for them where the device is the processor
 AT_ONCE = {"decode": 2**28, "resize": 2**26, "draw": 2**25, "encode": 2**28}
 ENCODED = (".jpg", ".jpeg")
 RESIZER = "PyTorch"
-NONE = torch.empty(0, device="cpu")  # in place of heatmaps that are drawn
+NONE = torch.empty(0, dtype=torch.float32, device="cpu")  # in place of heatmaps that are drawn
 
 
 def find_pixels(

@@ -137,7 +137,7 @@ def _differentiate(
             logits = ClassTarget().find_logits(model(images.clone()), 1)[0]
         share = torch.zeros_like(logits, requires_grad=True)  # of each logit; the gradient is linear in these
         (gradient,) = torch.autograd.grad((logits * share).sum(), start, create_graph=True)
-        slopes = torch.empty(count, len(logits), device=logits.device)
+        slopes = torch.empty(count, len(logits), dtype=logits.dtype, device=logits.device)
         for i in range(count):
             (slopes[i],) = torch.autograd.grad((gradient * make(activations, i)).sum(), share, retain_graph=True)
             if told is not None:

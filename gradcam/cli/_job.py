@@ -29,13 +29,13 @@ from gradcam.errors import (
     nearest,
     printable,
 )
-from gradcam.images.edit import Edit
 from gradcam.images.files import WRITE_SUFFIXES, OutputNames, join_name, write_whole
 from gradcam.storage.records import Record, Report
 
 if TYPE_CHECKING:
     from gradcam.batch.findings import PictureResult, Request
     from gradcam.batch.names import Saving
+    from gradcam.images.edit import Edit
     from gradcam.images.read import Pixels
     from gradcam.models.classifier import Classifier
     from gradcam.models.preprocess import Prepared

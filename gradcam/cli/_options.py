@@ -20,14 +20,13 @@ from gradcam.cli._completion import complete, list_classes, list_colormaps, list
 from gradcam.cli._settings import ALL
 from gradcam.cli._terminal import code_of_the_user, to_command
 from gradcam.errors import GradcamError, join_names, shorten
-from gradcam.images.edit import FORM as EDIT_FORM
-from gradcam.images.edit import to_edit
 from gradcam.images.files import is_url, to_path, to_plain
 from gradcam.options import (
     ACTIVATIONS,
     AUGMENTATIONS,
     AXES,
     EDGES,
+    EDIT_FORM,
     EVIDENCE,
     LAYOUTS,
     MAX_PIXELS,
@@ -282,12 +281,18 @@ def output_at(what: str, **settings: Any) -> Callable[[Command], Command]:
     return click.option("-o", "--output", metavar="PATH", help=what, **settings)
 
 
+def _to_edit(text: str) -> Any:
+    from gradcam.images.edit import to_edit
+
+    return to_edit(text)
+
+
 edits = click.option(
     "--edit",
     "edits",
     multiple=True,
     metavar="EDIT",
-    type=Parsed("edit", to_edit),
+    type=Parsed("edit", _to_edit),
     help=f"A part that is taken away before the model sees the picture: {EDIT_FORM}; repeatable.",
 )
 score = choice("--score", SCORES, "The class's number that is explained.")

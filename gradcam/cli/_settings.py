@@ -13,11 +13,11 @@ import click
 
 from gradcam.attributions.table import AttributionMethod
 from gradcam.cam.methods.base import Method
-from gradcam.images.edit import Edit
 from gradcam.images.files import READ_SUFFIXES, WRITE_SUFFIXES, to_plain
 from gradcam.options import DEFAULTS, ExplainOptions
 
 if TYPE_CHECKING:
+    from gradcam.images.edit import Edit
     from gradcam.models.classifier import Classifier
 
 ALL = "all"  # of a picture's boxes

@@ -29,9 +29,9 @@ SIGNED = ("gradcam", "xgradcam", "hirescam", "finercam")
 @click.command("run", cls=Command)
 @options.pictures
 @options.choices()
-@options.edits
 @options.output
 @options.save
+@options.edits
 @options.appearance
 @options.printing
 def run_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:

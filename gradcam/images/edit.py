@@ -12,11 +12,8 @@ from numpy.typing import NDArray
 
 from gradcam.errors import GradcamError, ImageError, shorten
 from gradcam.images.read import Pixels
+from gradcam.options import EDIT_FORM, EDITS
 
-KINDS = ("blur", "mean", "erase")  # a strong blur; the picture's mean colour; black
-FORM = (
-    "KIND:RADIUS:X,Y+X,Y..., a brush, or KIND:LEFT,TOP,RIGHT,BOTTOM, a window, in pixels; KIND is blur, mean or erase"
-)
 BLUR = 0.05  # of the longer side: the blur's standard deviation
 MOST_POINTS = 10_000
 
@@ -51,8 +48,8 @@ def to_edit(text: str) -> Edit:
             found, is_right = Edit(kind, points, float(radius)), 0 < float(radius) < math.inf
     except ValueError:
         is_right = False
-    if not is_right or kind not in KINDS or len(found.points) > MOST_POINTS or not np.isfinite(found.points).all():
-        raise GradcamError(f"{shorten(text)} is no edit: expected {FORM}.")
+    if not is_right or kind not in EDITS or len(found.points) > MOST_POINTS or not np.isfinite(found.points).all():
+        raise GradcamError(f"{shorten(text)} is no edit: expected {EDIT_FORM}.")
     return found
 
 

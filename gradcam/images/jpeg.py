@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -175,5 +176,5 @@ def _to_colours(picture: Tensor) -> Tensor:
 def _to_bytes(files: Sequence[Tensor]) -> list[bytes]:
     """All of them in one copy to the processor."""
     whole = torch.cat(list(files)).cpu().numpy()
-    ends = torch.tensor([len(file) for file in files]).cumsum(0).tolist()
+    ends = list(itertools.accumulate(map(len, files)))
     return [whole[end - len(file) : end].tobytes() for end, file in zip(ends, files)]

@@ -52,7 +52,7 @@ def check_device(device: torch.device, error: BaseException) -> None:
 
 
 def _ask(device: torch.device) -> None:
-    torch.zeros(1, device=device).cpu()
+    torch.zeros(1, dtype=torch.float32, device=device).cpu()
 
 
 def find_precision(name: str) -> torch.dtype:

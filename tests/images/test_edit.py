@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradcam.errors import GradcamError, ImageError
-from gradcam.images.edit import KINDS, Edit, edit_picture, to_edit
+from gradcam.images.edit import Edit, edit_picture, to_edit
+from gradcam.options import EDITS
 
 
 def noise(height: int = 40, width: int = 60):
@@ -24,7 +25,7 @@ def test_a_brush_covers_what_is_near_its_path() -> None:
     assert (found[distance > 7] == picture[distance > 7]).all()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EDITS)
 def test_a_window_is_filled_and_all_else_stays(kind: str) -> None:
     picture = noise()
     found = edit_picture(picture, [f"{kind}:10,5,30,25"])
@@ -63,7 +64,7 @@ def test_an_edit_of_nothing_is_an_error(edit: str) -> None:
 numbers = st.integers(-1000, 1000).map(float)
 
 
-@given(st.sampled_from(KINDS), st.lists(st.tuples(numbers, numbers), min_size=1, max_size=5), st.integers(1, 99))
+@given(st.sampled_from(EDITS), st.lists(st.tuples(numbers, numbers), min_size=1, max_size=5), st.integers(1, 99))
 def test_what_is_written_is_read(kind: str, points: list[tuple[float, float]], radius: int) -> None:
     edit = Edit(kind, tuple(points), float(radius))
     assert to_edit(str(edit)) == edit
