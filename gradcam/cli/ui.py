@@ -61,9 +61,9 @@ def ui_command(places: tuple[Path, ...], port: int, host: str, no_browser: bool,
         raise
     pictures = Pictures(list_pictures(places))
     usual = replace(to_model_choice(chosen), task="auto")
-    models = Models(lambda wanted: _load(usual, wanted))
+    models = Models(lambda wanted: _load(usual, chosen["reshape"], wanted))
     say(models.get(Wanted()).classifier.notes, Output(as_json=False, quiet=False))
-    answers = Answers(models, pictures, reshape=chosen["reshape"])
+    answers = Answers(models, pictures)
     answers.warm_up()
     server = Server(answers, Start(usual.model or DEFAULT))
     if host != HERE:
@@ -84,11 +84,14 @@ def ui_command(places: tuple[Path, ...], port: int, host: str, no_browser: bool,
     return 0
 
 
-def _load(usual: ModelChoice, wanted: Wanted) -> Loaded:
+def _load(usual: ModelChoice, reshape: Any, wanted: Wanted) -> Loaded:
+    """The model that was named with the command keeps the options that were given with it; others have none of them."""
+    from gradcam.models.providers import DEFAULT
     from gradcam.ui.models import Loaded
 
+    is_usual = wanted.model in (None, usual.model or DEFAULT)
     choice = usual
-    if wanted.model is not None and wanted.model != usual.model:
+    if not is_usual:
         choice = ModelChoice(wanted.model, device=usual.device, precision=usual.precision, task="auto")
     if wanted.weights is not None:
         try:
@@ -97,7 +100,8 @@ def _load(usual: ModelChoice, wanted: Wanted) -> Loaded:
             raise GradcamError(error.format_message()) from error
     classifier = load_model(replace(choice, prompts=wanted.texts))
     said = replace(choice, task=None)
-    return Loaded(classifier, tuple(said.to_words()), to_code(said, is_class=classifier.task == "classification"))
+    code = to_code(said, is_class=classifier.task == "classification")
+    return Loaded(classifier, tuple(said.to_words()), code, reshape if is_usual else None)
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -251,6 +251,7 @@ class _Making:
         more: dict[str, Any] = {
             "code": f"gradcam.{load}({'' if is_usual else json.dumps(model.name)})",
             "words": [] if is_usual else ["--model", model.name],
+            "reshape": None if callable(self.options["reshape"]) else self.options["reshape"],
         }
         seen = one.pictures[0], one.regions[0]
         return Page(title, *seen, model.name, self.things, sets, self.total, notes=notes, first=self.first, **more)
@@ -294,5 +295,5 @@ def _say_few(missing: Sequence[tuple[str, str]], some: int, total: int) -> str:
     where = ", ".join(f"{method} at {layer}" for layer, method in missing[:3]) + (" and more" if missing[3:] else "")
     return (
         f"Maps by {where} are there for {some} of {total} classes, since each costs a pass backwards. "
-        "--top N has more of them, and --class NAME those that you name."
+        "gradcam page --top N makes more of them, and --class NAME those that you name."
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -67,8 +68,8 @@ class Question:
 class Answers:
     """Answers, by these models of these pictures; of one thread at a time."""
 
-    def __init__(self, models: Models, pictures: Pictures, *, reshape: Any = None) -> None:
-        self.models, self.pictures, self.reshape = models, pictures, reshape
+    def __init__(self, models: Models, pictures: Pictures) -> None:
+        self.models, self.pictures = models, pictures
         self._read: dict[tuple[int, Wanted], Prepared] = {}  # the last one or two that were read
         self._stages: dict[Wanted, list[str]] = {}
 
@@ -78,16 +79,17 @@ class Answers:
 
     def warm_up(self) -> None:
         """Explain nothing once with the usual classifier: the first time takes a second more."""
-        classifier = self.models.get(Wanted()).classifier
+        loaded = self.models.get(Wanted())
+        classifier = loaded.classifier
         if classifier.task == "classification":
             with contextlib.suppress(GradcamError):  # it is told when a picture is there
-                page(np.full((64, 64, 3), 128, np.uint8), classifier, layers=[classifier.layer], reshape=self.reshape)
+                page(np.full((64, 64, 3), 128, np.uint8), classifier, layers=[classifier.layer], reshape=loaded.reshape)
 
     def _answer(self, question: Question, progress: Progress) -> dict[str, Any]:
         loaded = self.models.get(question.wanted)
         prepared = self._prepare(question.picture, question.wanted, loaded, question.edits)
         if question.quick and loaded.classifier.task == "classification":
-            return self._explain_one(loaded.classifier, prepared, question)
+            return self._explain_one(loaded, prepared, question)
         found: dict[str, Any] = {
             "page": self._make_page(loaded, prepared, question, progress),
             "task": loaded.classifier.task,
@@ -99,11 +101,15 @@ class Answers:
 
     def _make_page(self, loaded: Loaded, prepared: Prepared, question: Question, progress: Progress) -> dict[str, Any]:
         classifier, target = loaded.classifier, self._find_target(loaded.classifier, question)
+        entry = self.pictures.get(question.picture)
         made = page(
             prepared, classifier, layers=_find_layers(classifier, question), methods=_find_methods(question),
-            target=target, name=self.pictures.get(question.picture).name, progress=progress, reshape=self.reshape,
+            target=target, name=entry.name, progress=progress, reshape=loaded.reshape,
         )  # fmt: skip
-        return replace(made, words=loaded.words, code=loaded.code).to_data()
+        data = replace(made, words=loaded.words, code=loaded.code).to_data()
+        if isinstance(entry.source, Path):
+            data["picture"]["path"] = printable(str(entry.source))
+        return data
 
     def _find_target(self, classifier: Classifier, question: Question) -> Any:
         if classifier.task == "matching":
@@ -112,12 +118,13 @@ class Answers:
             return Text(list(question.wanted.texts))
         return question.first if classifier.task == "classification" else None
 
-    def _explain_one(self, classifier: Classifier, prepared: Prepared, question: Question) -> dict[str, Any]:
+    def _explain_one(self, loaded: Loaded, prepared: Prepared, question: Question) -> dict[str, Any]:
         """The map of the class that is shown, and all probabilities."""
+        classifier = loaded.classifier
         method = find_method(question.method or "gradcam")
         layer = question.layer or (classifier.layer_for(method) if method.has_layer else None)
         evidence: Any = "signed" if method.is_signed else "positive"
-        options: Any = {"evidence": evidence, "reshape": self.reshape}
+        options: Any = {"evidence": evidence, "reshape": loaded.reshape}
         one = classifier.explain(prepared, layer, method=method, target=question.first, **options).cpu()
         shares = one.probabilities()[0]
         if not shares.isfinite().all():

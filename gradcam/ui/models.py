@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gradcam.hooks.memory import is_out_of_memory
 from gradcam.models.classifier import Classifier
@@ -31,11 +31,12 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model; the options of the shell that choose it; the Python that loads it."""
+    """A model; the options of the shell that choose it; the Python that loads it; how its layer's output is reshaped."""
 
     classifier: Classifier
     words: tuple[str, ...]
     code: str
+    reshape: Any = None
 
 
 class Models:

@@ -163,6 +163,8 @@ class Page:
         The options of the shell that choose the model.
     code : str
         The Python that loads it.
+    reshape : str, sequence of int or None
+        How the layer's output was laid out, where that was told.
     notes : sequence of str
         What a person should know.
     first : int
@@ -192,6 +194,7 @@ class Page:
     total: int = 0
     words: Sequence[str] = ()
     code: str = "gradcam.load_classifier()"
+    reshape: str | Sequence[int] | None = None
     notes: Sequence[str] = ()
     first: int = 0
     verdict: Mapping[str, Any] | None = field(default=None, repr=False)
@@ -249,6 +252,7 @@ class Page:
                 "classes": self.total,
                 "words": list(self.words),
                 "code": self.code,
+                "reshape": self.reshape,
             },
             "things": listed,
             "maps": [each.to_data(len(things.names)) for each in self.maps],

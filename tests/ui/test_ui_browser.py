@@ -329,6 +329,77 @@ def test_accessibility(go: Go, axe: str, viewport: dict[str, int], scheme: str) 
     assert said == []
 
 
+def test_what_is_shown_stays_whole_where_the_next_picture_fails(
+    browser: Any, place: Path, photo: Callable[[str], Path]
+) -> None:
+    folder = place / "odd"
+    folder.mkdir()
+    for name in ("-a.jpg", f"b{'_long' * 30}.jpg"):
+        (folder / name).write_bytes(photo("coffee.jpg").read_bytes())
+    (folder / "c.jpg").write_bytes(b"A text.")
+    with serve("odd", folder=place) as serving:
+        visit = Visit(browser)
+        page = visit.page
+        page.goto(serving.address)
+        expect(page.locator("#title")).to_have_text("-a.jpg")
+        assert page.evaluate(
+            "document.querySelector('#strip').scrollWidth <= document.querySelector('#strip').clientWidth"
+        )
+        hint = page.locator("#brushed").inner_text()
+        page.locator("#tools input[value='brush']").check(force=True)
+        drag(page, (0.4, 0.4), (0.6, 0.6))
+        expect(page.locator("#undo")).to_be_enabled()
+        before, line = command(page), page.locator("#brushed").inner_text()
+        assert before.startswith("gradcam run odd/-a.jpg --edit blur:")
+        first = page.locator("#shown-facts").inner_text().split()[0]
+        assert line.startswith(f"{shown(page)}: {first}"), "the line follows the last whole answer"
+        page.locator("#strip button").nth(2).click()
+        expect(page.locator("#trouble")).to_contain_text("c.jpg")
+        assert (page.locator("#title").inner_text(), command(page)) == ("-a.jpg", before)
+        assert page.locator("#strip button[aria-pressed=true]").inner_text() == "-a.jpg"
+        drag(page, (0.2, 0.2), (0.3, 0.3))
+        expect(page.locator("#command")).to_contain_text(re.compile("odd/-a.jpg --edit blur.*--edit blur"))
+        page.locator("#restore").click()
+        expect(page.locator("#brushed")).to_have_text(hint)
+        give(page, ("-d.jpg", photo("coffee.jpg").read_bytes()), ("e.jpg", b"A text."), ("f.jpg", b"A text."))
+        expect(page.locator("#title")).to_have_text("-d.jpg")
+        assert command(page).startswith("gradcam run ./-d.jpg --class")
+        expect(page.locator("#trouble")).to_have_text(re.compile("e.jpg.*\n.*f.jpg"))
+        visit.context.close()
+
+
+def test_the_commands_of_two_models_say_all_that_is_shown(
+    browser: Any, place: Path, photo: Callable[[str], Path]
+) -> None:
+    (place / "two").mkdir()
+    (place / "two" / "coffee.jpg").write_bytes(photo("coffee.jpg").read_bytes())
+    with serve("two", "--reshape", "channels-first", folder=place) as serving:
+        visit = Visit(browser)
+        page = visit.page
+        page.goto(serving.address)
+        expect(page.locator("#shown-name")).not_to_be_empty()
+        assert "--layer layer4 --reshape channels-first --method gradcam" in command(page)
+        assert 'reshape="channels-first")' in page.locator("#python").inner_text()
+        assert 'explain("two/coffee.jpg"' in page.locator("#python").inner_text()
+        page.locator("#more-asking summary").click()
+        page.locator("#other-model").fill("mine.py:small")
+        page.locator("#is-compared").check()
+        second = page.locator("#second-command")
+        expect(second).to_contain_text("gradcam run two/coffee.jpg --model mine.py:small")
+        assert "--reshape" not in second.inner_text(), "which is for the other model"
+        choose(page, "evidence", "negative")
+        page.locator("#opacity").fill("70")
+        page.select_option("#colours", "viridis")
+        expect(second).to_contain_text("--evidence negative --colormap viridis --alpha 0.7")
+        page.evaluate("() => { sets[0].layer = second.maps[0].layer = 'input'; refresh(); }")  # as of rise, in no time
+        for each in (command(page), second.inner_text()):
+            assert "--method gradcam --evidence" in each
+            assert "--layer" not in each
+            assert "--reshape" not in each
+        assert visit.wrongs == []
+        visit.context.close()
+
+
 # ---- In the terminal
 
 

@@ -98,6 +98,8 @@ function place(mark, top, left, height, width) { // in pixels of the picture
   });
 }
 
+let follow = () => {}; // what a page with more on it shows of the same
+
 function refresh() {
   draw();
   drawLegend();
@@ -106,6 +108,7 @@ function refresh() {
   showPlace();
   writeAgain();
   mark();
+  follow();
 }
 
 // ---- The list
@@ -285,38 +288,46 @@ function sayPlace() {
 const quote = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`);
 const python = (text) => JSON.stringify(text);
 
-function writeAgain() {
-  const set = current(), kind = evidence(), isClass = things.kind === "class";
-  const has = (thing) => isClass || Boolean(things.words?.[thing]);
-  const isLinear = ["gradcam", "hirescam"].includes(set.method);
-  if (!has(state.a) || (isPair() && !(isClass && isLinear))) {
-    const why = isPair() ? "# No one map is this difference: make both." : "# What is explained here takes more than a line to name.";
-    element("command").textContent = element("python").textContent = why;
-    return;
-  }
-  const isLayer = !["input", "attention"].includes(set.layer);
-  const words = ["gradcam", "run", picture.name, ...model.words, ...edits.flatMap((each) => ["--edit", each])];
-  const target = isClass ? ["--class", String(things.indices[state.a])] : things.words[state.a];
-  words.push(...target);
-  if (isPair()) words.push("--score", "contrast", "--against", String(things.indices[state.b]));
-  if (isLayer) words.push("--layer", set.layer);
+const UNNAMED = "# What is explained here takes more than a line to name.";
+const isLayer = (set) => !["input", "attention"].includes(set.layer);
+const isNamed = (page, thing) => page.things.kind === "class" || Boolean(page.things.words?.[thing]);
+const isColoured = (kind) => kind !== "signed" && !["turbo", "grey"].includes(state.colours);
+
+function writeCommand(page, thing, set, kind, more = []) { // of this page's model, for the picture that is shown
+  if (!isNamed(page, thing)) return UNNAMED;
+  const file = picture.path ?? picture.name;
+  const words = ["gradcam", "run", file.startsWith("-") ? `./${file}` : file, ...page.model.words, ...edits.flatMap((each) => ["--edit", each])];
+  words.push(...(page.things.kind === "class" ? ["--class", String(page.things.indices[thing])] : page.things.words[thing]), ...more);
+  if (isLayer(set)) words.push("--layer", set.layer);
+  if (isLayer(set) && page.model.reshape) words.push("--reshape", [page.model.reshape].flat().join("x"));
   words.push("--method", set.method);
   if (kind !== "positive") words.push("--evidence", kind);
-  if (kind !== "signed" && !["turbo", "grey"].includes(state.colours)) words.push("--colormap", state.colours);
+  if (isColoured(kind)) words.push("--colormap", state.colours);
   if (state.opacity !== 0.5) words.push("--alpha", String(state.opacity));
-  element("command").textContent = words.map(quote).join(" ");
+  return words.map(quote).join(" ");
+}
+
+function writeAgain() {
+  const set = current(), kind = evidence(), isClass = things.kind === "class";
+  const isLinear = ["gradcam", "hirescam"].includes(set.method);
+  if (!isNamed(data, state.a) || (isPair() && !(isClass && isLinear))) {
+    element("command").textContent = element("python").textContent = isPair() ? "# No one map is this difference: make both." : UNNAMED;
+    return;
+  }
+  element("command").textContent = writeCommand(data, state.a, set, kind, isPair() ? ["--score", "contrast", "--against", String(things.indices[state.b])] : []);
   const wanted = isPair()
     ? `gradcam.targets.ClassTarget(${things.indices[state.a]}, score="contrast", against=[${things.indices[state.b]}])`
     : isClass ? things.indices[state.a] : things.code[state.a];
-  const source = edits.length ? "picture" : python(picture.name);
-  const more = kind === "positive" ? "" : `, evidence="${kind}"`;
-  const look = [kind !== "signed" && !["turbo", "grey"].includes(state.colours) ? `colormap="${state.colours}"` : "", state.opacity === 0.5 ? "" : `alpha=${state.opacity}`];
+  const file = python(picture.path ?? picture.name), reshape = isLayer(set) && model.reshape;
+  const source = edits.length ? "picture" : file;
+  const more = (kind === "positive" ? "" : `, evidence="${kind}"`) + (reshape ? `, reshape=${Array.isArray(reshape) ? `(${reshape.join(", ")})` : python(reshape)}` : "");
+  const look = [isColoured(kind) ? `colormap="${state.colours}"` : "", state.opacity === 0.5 ? "" : `alpha=${state.opacity}`];
   element("python").textContent = [
     "import gradcam",
     "",
     `model = ${model.code}`,
-    ...(edits.length ? [`picture = gradcam.images.edit.edit_picture(gradcam.read_image(${python(picture.name)}), ${JSON.stringify(edits)})`] : []),
-    `explanation = model.explain(${source}, ${isLayer ? `${python(set.layer)}, ` : ""}method=${python(set.method)}, target=${wanted}${more})`,
+    ...(edits.length ? [`picture = gradcam.images.edit.edit_picture(gradcam.read_image(${file}), ${JSON.stringify(edits)})`] : []),
+    `explanation = model.explain(${source}, ${isLayer(set) ? `${python(set.layer)}, ` : ""}method=${python(set.method)}, target=${wanted}${more})`,
     `explanation.save(${["\"map.png\"", ...look.filter(Boolean)].join(", ")})`,
   ].join("\n");
 }
@@ -504,7 +515,7 @@ function bind() {
   on("evidence", "change", (event) => { state.evidence = event.target.value; refresh(); });
   on("cells", "change", (event) => { state.cells = event.target.value; refresh(); });
   on("colours", "change", (event) => { state.colours = event.target.value; refresh(); });
-  on("opacity", "input", (event) => { state.opacity = Number(event.target.value) / 100; draw(); writeAgain(); });
+  on("opacity", "input", (event) => { state.opacity = Number(event.target.value) / 100; draw(); writeAgain(); follow(); });
   on("beside", "change", (event) => { state.beside = event.target.checked; showBeside(); });
   on("outline", "change", (event) => { state.outline = event.target.checked; element("seen").hidden = !state.outline; });
   on("against", "change", (event) => pair(event.target.checked));

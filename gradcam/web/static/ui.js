@@ -1,7 +1,10 @@
 "use strict";
 // The local page. A question is made of what is chosen; its answer is shown as a page of one picture is.
 
-const asked = { picture: null, first: null }; // first: the class that somebody chose
+// What the next question is of, and what the answer that is shown is of: the same, but while one is waited for. `edits` of
+// page.js are those that are shown. `first`: the class that somebody chose.
+let wanted = { picture: null, edits: [], first: null };
+let shown = { of: wanted, by: null, found: null };
 const strip = new Map(); // by the picture's number: its button
 let whole = new Map(); // by class: its probability in the whole picture
 let isStale = false; // a quick answer was shown, whose page is to come
@@ -10,27 +13,44 @@ function question(more = {}) {
   const value = (id) => element(id).value.trim() || null;
   const texts = element("texts").value.split("\n").filter((line) => line.trim());
   const other = element("is-compared").checked ? { model: value("other-model") ?? value("model"), weights: value("other-weights") } : null;
-  return { picture: asked.picture, model: value("model"), weights: value("weights"), layer: value("layer"), method: value("method"), texts, edits, first: asked.first, other, ...more };
+  return { model: value("model"), weights: value("weights"), layer: value("layer"), method: value("method"), texts, other, ...more };
 }
 
-async function explain() { // all of it
-  if (asked.picture === null) return;
+async function explain(changed = {}) { // all of it; what is changed stands once the answer is there
+  const of = wanted = { ...wanted, ...changed };
+  if (of.picture === null) return;
+  const all = question(of), by = JSON.stringify([all.picture, all.model, all.weights, all.texts]);
   tell(null);
   wholes++;
   try {
-    const found = await ask(question());
-    if (found) showAnswer(found);
+    const found = await ask(all);
+    if (found) showAnswer({ of, by, found });
   } catch (error) {
-    tell(error.message);
+    if (wanted === of) giveUp(error.message);
   }
   wholes--;
   goOn();
 }
 
-function showAnswer(found) {
+function giveUp(why) { // what was shown before stays, with what belongs to it
+  wanted = shown.of;
+  if (isStale && shown.found) {
+    const thing = state.a;
+    showAnswer(shown);
+    select(thing);
+  }
+  tell(why);
+}
+
+function showAnswer(answer) {
+  const { found } = answer;
   isStale = false;
+  if (answer.by !== shown.by) whole = new Map(); // of another picture or model
+  shown = answer;
+  edits = shown.of.edits;
   const had = { evidence: state.evidence, search: element("search").value };
   element("explorer").hidden = false;
+  second = null;
   show(found.page);
   if (!edits.length) whole = new Map(things.indices.map((index, thing) => [index, things.shares[thing]]));
   Object.assign(state, { evidence: had.evidence });
@@ -46,7 +66,7 @@ function showAnswer(found) {
   element("notes").textContent = notes.join(" ");
   element("notes").hidden = !notes.length;
   element("undo").disabled = element("restore").disabled = !edits.length;
-  for (const [number, button] of strip) button.setAttribute("aria-pressed", String(number === asked.picture));
+  for (const [number, button] of strip) button.setAttribute("aria-pressed", String(number === shown.of.picture));
   showSecond(found.other);
 }
 
@@ -67,10 +87,10 @@ async function explainQuickly() { // one question at a time; the newest state is
     return;
   }
   isAsking = true;
-  const shown = things.indices[state.a];
+  const before = shown, number = shown.of.picture, first = things.indices[state.a];
   try {
-    const found = await ask(question({ edits: [...edits, ...pending()], quick: true, first: shown, other: null }));
-    if (found?.quick) showQuick(found.quick);
+    const found = await ask(question({ picture: number, edits: [...edits, ...pending()], quick: true, first, other: null }));
+    if (found?.quick && shown === before) showQuick(found.quick);
     tell(null);
   } catch (error) {
     tell(error.message);
@@ -81,7 +101,7 @@ async function explainQuickly() { // one question at a time; the newest state is
 
 function showQuick({ shares, map }) {
   isStale = true;
-  things.shares = things.indices.map((index) => shares[index]);
+  things = { ...things, shares: things.indices.map((index) => shares[index]) };
   things.shares.forEach((share, thing) => {
     const row = options[thing].firstChild, text = percent(share);
     if (row.children[1].textContent === text) return; // most are next to nothing, and stay so: drawing them all takes long
@@ -91,6 +111,16 @@ function showQuick({ shares, map }) {
   live = new MapSet(map, 1);
   draw();
   say();
+  sayBrushed();
+}
+
+const HINT = element("brushed").textContent;
+
+function sayBrushed() {
+  if (!isClasses() || !(edits.length || isStale)) {
+    element("brushed").textContent = HINT;
+    return;
+  }
   const best = things.shares.indexOf(Math.max(...things.shares));
   const before = whole.get(things.indices[state.a]);
   const was = before === undefined ? "" : `, ${percent(before)} in the whole picture`;
@@ -103,17 +133,12 @@ function change() { // of what a brush or a window covers
   if (isClasses()) explainQuickly();
 }
 
-function end(made) {
-  edits = [...edits, ...made];
-  asked.first = isClasses() ? things.indices[state.a] : null;
-  explain();
+function edit(change) { // of the picture that is shown, whatever else was asked for meanwhile
+  const number = shown.of.picture, before = wanted.picture === number ? wanted.edits : edits;
+  explain({ picture: number, edits: change(before), first: isClasses() ? things.indices[state.a] : null });
 }
 
-function edit(kept) {
-  edits = kept;
-  asked.first = isClasses() ? things.indices[state.a] : null;
-  explain();
-}
+const end = (made) => edit((before) => [...before, ...made]);
 
 // ---- Two models
 
@@ -132,8 +157,8 @@ function showSecond(page) {
 
 function drawSecond() { // the map of what is shown, where the second model has it
   if (!second) return;
-  const names = second.things.names, shown = name(state.a);
-  let thing = names.indexOf(shown);
+  const names = second.things.names;
+  let thing = names.indexOf(name(state.a));
   if (thing < 0) thing = second.first;
   const set = new MapSet(second.maps[0], names.length), box = second.region;
   const kind = set.evidence === "signed" ? state.evidence : "positive", scale = SIDE / Math.max(box[2], box[3]);
@@ -144,9 +169,7 @@ function drawSecond() { // the map of what is shown, where the second model has 
   element("second-name").textContent = names[thing];
   const share = second.things.shares[thing];
   element("second-facts").textContent = [share === null ? null : percent(share), second.model.name, `${set.method} at ${set.layer}`, set.has(thing) ? null : "no map of it"].filter(Boolean).join(" · ");
-  const words = ["gradcam", "run", picture.name, ...second.model.words, ...edits.flatMap((each) => ["--edit", each])];
-  if (second.things.kind === "class") words.push("--class", String(second.things.indices[thing]), "--layer", set.layer, "--method", set.method);
-  element("second-command").textContent = words.map(quote).join(" ");
+  element("second-command").textContent = writeCommand(second, thing, set, kind);
 }
 
 // ---- Pictures
@@ -162,25 +185,24 @@ function addToStrip({ id, name: text }, isFirst = false) {
   else element("strip").append(item);
 }
 
-function openPicture(id) {
-  asked.picture = id;
-  asked.first = null;
-  edits = [];
-  return explain();
-}
+const openPicture = (id) => explain({ picture: id, edits: [], first: null });
 
 async function take(files) {
   const troubles = [];
+  const report = () => tell([...troubles.slice(0, 3), ...(troubles.length > 3 ? [`And ${troubles.length - 3} more.`] : [])].join("\n"));
   let isFirst = true;
   for (const file of files) {
     try {
       const found = await drop(file);
       addToStrip(found, true);
-      if (isFirst) await openPicture(found.id);
+      if (isFirst) {
+        await openPicture(found.id);
+        if (element("trouble").hidden) report(); // of those before, which the answer took away
+      }
       isFirst = false;
     } catch (error) {
       troubles.push(error.message);
-      tell(troubles.slice(0, 3).join(" ") + (troubles.length > 3 ? ` And ${troubles.length - 3} more.` : ""));
+      report();
     }
   }
 }
@@ -209,15 +231,13 @@ async function begin() {
   bindPictures();
   bindCover({ changed: change, ended: end, left: () => { if (isStale) explain(); } });
   element("asking").addEventListener("submit", (event) => { event.preventDefault(); explain(); });
-  for (const id of ["model", "weights"]) element(id).addEventListener("change", () => { element("layer").value = ""; asked.first = null; });
-  for (const id of ["model", "weights", "layer", "method", "texts", "is-compared", "other-model", "other-weights"]) element(id).addEventListener("change", explain);
-  element("undo").addEventListener("click", () => edit(edits.slice(0, -1)));
-  element("restore").addEventListener("click", () => edit([]));
+  for (const id of ["model", "weights"]) element(id).addEventListener("change", () => { element("layer").value = ""; wanted = { ...wanted, first: null }; });
+  for (const id of ["model", "weights", "layer", "method", "texts", "is-compared", "other-model", "other-weights"]) element(id).addEventListener("change", () => explain());
+  element("undo").addEventListener("click", () => edit((before) => before.slice(0, -1)));
+  element("restore").addEventListener("click", () => edit(() => []));
   element("copy-second").addEventListener("click", () => copy("second-command", element("copy-second")));
-  for (const id of ["things", "evidence", "colours", "opacity", "search"]) {
-    for (const kind of ["click", "input", "change"]) element(id).addEventListener(kind, drawSecond);
-  }
-  element("things").addEventListener("click", () => { if (isStale) { asked.first = things.indices[state.a]; explain(); } });
+  follow = () => { drawSecond(); if (shown.found) sayBrushed(); };
+  element("things").addEventListener("click", () => { if (isStale) explain({ first: things.indices[state.a] }); });
   try {
     for (const each of await fetchJson("strip")) addToStrip(each);
   } catch (error) {
