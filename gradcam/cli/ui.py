@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import ipaddress
+import os
 import socket
+import sys
 import webbrowser
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +20,7 @@ from gradcam.cli._commands import Command
 from gradcam.cli._job import load_model, say
 from gradcam.cli._page import to_code
 from gradcam.cli._settings import ModelChoice, Output, to_model_choice
-from gradcam.cli._terminal import import_torch
+from gradcam.cli._terminal import Terminated, import_torch
 from gradcam.errors import GradcamError, printable
 
 if TYPE_CHECKING:
@@ -66,7 +69,7 @@ def ui_command(places: tuple[Path, ...], port: int, host: str, no_browser: bool,
     answers = Answers(models, pictures)
     answers.warm_up()
     server = Server(answers, Start(usual.model or DEFAULT))
-    if host != HERE:
+    if not _is_loopback(sockets[0].getsockname()[0]):
         click.echo(
             f"Warning: at {host} other machines can reach this page, and whoever has the address can use it.", err=True
         )
@@ -76,12 +79,26 @@ def ui_command(places: tuple[Path, ...], port: int, host: str, no_browser: bool,
     if not no_browser:
         webbrowser.open(address)
     config = uvicorn.Config(
-        server.to_application(find_hosts(host, port)), log_level="error", lifespan="off", access_log=False, ws="none"
-    )
-    with contextlib.suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run(sockets=sockets)
-    server.jobs.close()
-    return 0
+        server.to_application(find_hosts(host, port)), log_level="error", lifespan="off", access_log=False, ws="none",
+        timeout_graceful_shutdown=2,
+    )  # fmt: skip
+
+    class Ending(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: Any) -> None:
+            server.jobs.stop()  # uvicorn waits for answers
+            super().handle_exit(sig, frame)
+
+    status = 0
+    try:
+        Ending(config).run(sockets=sockets)
+    except KeyboardInterrupt:
+        pass
+    except Terminated as error:
+        status = error.status
+    if not server.jobs.close():  # Python would wait for the thread, in a pass that takes long
+        sys.stdout.flush()
+        os._exit(status)
+    return status
 
 
 def _load(usual: ModelChoice, reshape: Any, wanted: Wanted) -> Loaded:
@@ -93,12 +110,12 @@ def _load(usual: ModelChoice, reshape: Any, wanted: Wanted) -> Loaded:
     choice = usual
     if not is_usual:
         choice = ModelChoice(wanted.model, device=usual.device, precision=usual.precision, task="auto")
-    if wanted.weights is not None:
-        try:
+    try:
+        if wanted.weights is not None:
             choice = replace(choice, weights=options.to_weights(wanted.weights))
-        except click.UsageError as error:
-            raise GradcamError(error.format_message()) from error
-    classifier = load_model(replace(choice, prompts=wanted.texts))
+        classifier = load_model(replace(choice, prompts=wanted.texts))
+    except click.UsageError as error:
+        raise GradcamError(error.message) from error
     said = replace(choice, task=None)
     code = to_code(said, is_class=classifier.task == "classification")
     return Loaded(classifier, tuple(said.to_words()), code, reshape if is_usual else None)
@@ -119,6 +136,10 @@ def _bind(host: str, port: int) -> socket.socket:
             ) from error
         raise GradcamError(f"{printable(host)}:{port} cannot be taken ({error.strerror}): give --port 0.") from error
     return found
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def _is_ours(host: str, port: int) -> bool:

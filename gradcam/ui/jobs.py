@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -38,6 +38,8 @@ class Jobs:
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "gradcam-ui")  # of models and pictures, one thing at a time
         self._newest: dict[str, Job] = {}
+        self._jobs: dict[Future[Any], Job] = {}  # those that are not over
+        self._is_ending = False
 
     async def run(self, tab: str, work: Callable[[Progress], Result], is_gone: Callable[[], Any]) -> Result:
         """What the work gives. Raises `Stopped`, and whatever the work does."""
@@ -49,9 +51,16 @@ class Jobs:
             job.tell(0, 0)
             return work(job.tell)
 
-        computing = asyncio.get_running_loop().run_in_executor(self._thread, start)
+        if self._is_ending:
+            raise Stopped
+        future = self._thread.submit(start)
+        self._jobs[future] = job
+        future.add_done_callback(lambda it: self._jobs.pop(it, None))
+        computing = asyncio.wrap_future(future)
         try:
             while not (await asyncio.wait([computing], timeout=0.3))[0]:
+                if self._is_ending:  # which waits for no pass that takes long
+                    raise Stopped
                 if not job.is_stopped and await is_gone():
                     job.is_stopped = True
             return computing.result()
@@ -64,8 +73,15 @@ class Jobs:
         job = self._newest.get(tab, Job())
         return job.done, job.total
 
-    def close(self) -> None:
-        """Compute no more."""
-        for job in self._newest.values():
+    def stop(self) -> None:
+        """Compute no more; whoever waits is told at once. A handler of signals may call it."""
+        self._is_ending = True
+        for job in list(self._jobs.values()):
             job.is_stopped = True
+
+    def close(self, seconds: float = 1) -> bool:
+        """Compute no more. Whether all is over, after so many seconds at most."""
+        self.stop()
+        is_over = not wait(list(self._jobs), seconds).not_done
         self._thread.shutdown(wait=False, cancel_futures=True)
+        return is_over

@@ -9,7 +9,9 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -275,6 +277,10 @@ def test_labels_are_texts_and_nan_is_told(go: Go) -> None:
     page.locator("#model").fill("")
     page.locator("#model").press("Enter")
     expect(page.locator("#trouble")).to_be_hidden()
+    page.locator("#more-asking summary").click()
+    page.locator("#weights").fill("nowhere.pth")
+    page.locator("#weights").press("Tab")
+    expect(page.locator("#trouble")).to_have_text("File 'nowhere.pth' does not exist.")
 
 
 def test_hostile_labels_of_the_model(browser: Any, place: Path, photo: Callable[[str], Path]) -> None:
@@ -403,6 +409,24 @@ def test_the_commands_of_two_models_say_all_that_is_shown(
 # ---- In the terminal
 
 
+SLOW = (
+    MODELS
+    + """
+import pathlib, time
+
+class Slow(Small):
+    def forward(self, images):
+        if pathlib.Path("serving").exists():
+            pathlib.Path("begun").touch()
+            time.sleep(60)
+        return super().forward(images)
+
+def slow():
+    return Slow(1.0)
+"""
+)
+
+
 def run_ui(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "gradcam", "ui", "--no-browser", *words]
     return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False, **options)
@@ -433,6 +457,36 @@ def test_another_host_is_warned_of_and_an_interruption_ends_it_quietly(place: Pa
         status = found.process.wait(20)
         assert status in (0, 130)
         found.process.poll = lambda: None
+
+
+@pytest.mark.parametrize(("sent", "statuses"), [(signal.SIGINT, (0, 130)), (signal.SIGTERM, (143,))])
+def test_a_signal_ends_it_while_it_computes(
+    place: Path, photo: Callable[[str], Path], sent: signal.Signals, statuses: tuple[int, ...]
+) -> None:
+    (place / "slow.py").write_text(SLOW)
+    with (
+        serve("--host", "localhost", "--model", "slow.py:slow", str(photo("coffee.jpg")), folder=place) as found,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        (place / "begun").unlink(missing_ok=True)
+        assert not any("Warning" in line for line in found.lines), "nobody else reaches it"
+        (place / "serving").touch()
+        asked = [pool.submit(found.ask, "ask", method="POST", json={"tab": tab, "picture": 0}) for tab in "ab"]
+        wait_for(place / "begun")
+        found.process.send_signal(sent)
+        assert found.process.wait(15) in statuses  # a pass takes a minute
+        rest = found.process.stdout.read()
+        assert "Traceback" not in rest, rest
+        assert [it.exception() is None and it.result().json() for it in asked] == [{"stopped": True}] * 2
+        found.process.poll = lambda: None
+    (place / "serving").unlink()
+
+
+def wait_for(path: Path) -> None:
+    end = time.monotonic() + 20
+    while not path.exists():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def test_what_is_no_place_is_told() -> None:
