@@ -47,12 +47,12 @@ class Question:
             texts = _to_texts(asked.get("texts"))
             other = asked.get("other")
             found = cls(
-                picture=asked["picture"],
+                picture=_to_number(asked["picture"]),
                 wanted=_to_wanted(asked, texts),
                 layer=_to_name(asked.get("layer")),
                 method=_to_name(asked.get("method")),
                 edits=_to_texts(asked.get("edits")),
-                first=None if asked.get("first") is None else int(asked["first"]),
+                first=None if asked.get("first") is None else _to_number(asked["first"]),
                 quick=bool(asked.get("quick")),
                 other=None if other is None else _to_wanted(other, texts),
             )
@@ -187,8 +187,17 @@ def _to_wanted(asked: Mapping[str, Any], texts: tuple[str, ...]) -> Wanted:
     return Wanted(_to_name(asked.get("model")), _to_name(asked.get("weights")), texts)
 
 
+def _to_number(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 2**63:
+        raise ValueError
+    return value
+
+
 def _to_name(value: Any) -> str | None:
-    return None if value is None else str(value).strip() or None
+    found = None if value is None else str(value).strip() or None
+    if found is not None and "\0" in found:
+        raise GradcamError(f"{found}: it has a NUL character, which no name has.")
+    return found
 
 
 def _to_texts(value: Any) -> tuple[str, ...]:

@@ -213,11 +213,16 @@ def test_nan_and_a_model_that_fails_are_told(photo: Callable[[str], Path]) -> No
     "asked",
     [
         {"picture": 7}, {"picture": "../etc"}, {"picture": None}, {"edits": ["smear"]}, {"edits": 3}, {"method": "magic"},
-        {"layer": "nowhere"}, {"first": "x"}, {"first": 10**6}, {"other": 3}, {"texts": 5},
+        {"layer": "nowhere"}, {"first": "x"}, {"first": 10**6}, {"other": 3}, {"texts": 5}, {"picture": [0]},
+        {"picture": True}, {"first": float("inf")}, {"first": float("nan")}, {"first": 10**30},
+        {"weights": "a\0b"}, {"other": {"model": "\0a"}},
     ],
 )  # fmt: skip
 def test_strange_questions_are_told(talk: Talk, asked: dict[str, Any]) -> None:
-    assert talk.ask(**({"picture": 0} | asked))["error"]
+    answer = talk.web.post("/ask", content=json.dumps({"tab": "one", "picture": 0} | asked))
+    assert answer.status_code == 422
+    assert "\n" not in answer.json()["error"]
+    assert "Error" not in answer.json()["error"]
 
 
 def test_what_is_no_question_is_told(talk: Talk) -> None:
