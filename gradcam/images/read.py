@@ -292,8 +292,10 @@ def check_memory(width: int, height: int, each: float, more: int = 0) -> None:
     given = os.environ.get(MAX_PIXELS) or None
     size = f"has {width} x {height} pixels, and" if pixels else "is so large that it"
     if given is None and needed > BUDGET:
-        much = f"{size} takes {needed / 2**30:.3g} GiB to read, of {BUDGET / 2**30:.3g} that are allowed: to read it all the"
-        raise ImageError(f"{much} same, give --max-pixels {pixels or 'N'}, or set {MAX_PIXELS} in the environment")
+        much = f"{size} takes {needed / 2**30:.3g} GiB to read, of the {BUDGET / 2**30:.3g} GiB that are allowed: to"
+        raise ImageError(
+            f"{much} read it all the same, give --max-pixels {pixels or 'N'}, or set {MAX_PIXELS} in the environment"
+        )
     if given is not None and not given.isdecimal():
         raise ImageError(f"cannot be read, as {MAX_PIXELS} is {shorten(given)}, expected how many pixels it may have")
     if given is not None and pixels > int(given):

@@ -573,14 +573,14 @@ def test_what_is_no_picture_is_refused(tmp_path: Path, name: str, data: bytes) -
 
 def test_a_png_that_claims_too_many_pixels_is_refused_before_memory_is_taken(tmp_path: Path) -> None:
     (tmp_path / "bomb.png").write_bytes(png(60000, 60000, 8, 2, b"\0" * 100))
-    refuse(tmp_path / "bomb.png", "has 60000 x 60000 pixels, and takes 23.5 GiB to read, of 1 that are allowed")
+    refuse(tmp_path / "bomb.png", "has 60000 x 60000 pixels, and takes 23.5 GiB to read, of the 1 GiB that are allowed")
 
 
 def test_a_bmp_that_claims_too_many_pixels_is_refused_before_memory_is_taken(tmp_path: Path) -> None:
     data = bytearray(save(tmp_path / "bomb.bmp", PIXELS).read_bytes())
     data[18:26] = struct.pack("<ii", 60000, 60000)
     (tmp_path / "bomb.bmp").write_bytes(data)
-    refuse(tmp_path / "bomb.bmp", "has 60000 x 60000 pixels, and takes 23.5 GiB to read, of 1 that are allowed")
+    refuse(tmp_path / "bomb.bmp", "has 60000 x 60000 pixels, and takes 23.5 GiB to read, of the 1 GiB that are allowed")
 
 
 MEASURE = """
@@ -632,7 +632,8 @@ def test_the_picture_of_350_kilobytes_that_took_5_gigabytes_is_refused_by_its_he
     data = png(13370, 13370, 16, 2, b"\0" * 1000)  # there is nothing to decode
     (tmp_path / "bomb.png").write_bytes(data)
     refuse(
-        tmp_path / "bomb.png", "has 13370 x 13370 pixels, and takes 2.83 GiB to read, of 1 that are allowed: to read it"
+        tmp_path / "bomb.png",
+        "has 13370 x 13370 pixels, and takes 2.83 GiB to read, of the 1 GiB that are allowed: to read it",
     )
     refuse(tmp_path / "bomb.png", "give --max-pixels 178756900, or set GRADCAM_MAX_PIXELS in the environment")
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
@@ -666,7 +667,7 @@ def test_a_tile_that_is_larger_than_its_picture_is_refused(tmp_path: Path) -> No
     tags = {256: 16, 257: 16, 258: 8, 259: 5, 262: 1, 277: 1, 322: 2**16, 323: 2**16, 324: 8, 325: 100}
     entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
     (tmp_path / "a.tiff").write_bytes(struct.pack("<2sHIH", b"II", 42, 8, len(tags)) + entries + bytes(4))
-    refuse(tmp_path / "a.tiff", "16 GiB to read, of 1 that are allowed")
+    refuse(tmp_path / "a.tiff", "16 GiB to read, of the 1 GiB that are allowed")
 
 
 def test_a_tiff_of_many_pages_is_read_by_its_first(tmp_path: Path) -> None:

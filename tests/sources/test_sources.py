@@ -581,5 +581,5 @@ def test_a_file_that_would_fill_the_memory_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "a.png").open("wb") as file:
         file.truncate(2**31)  # of which the disk holds nothing
     (item,) = list_inputs(tmp_path).items
-    with pytest.raises(ImageError, match="is so large that it takes 2 GiB to read, of 1 that are allowed"):
+    with pytest.raises(ImageError, match="is so large that it takes 2 GiB to read, of the 1 GiB that are allowed"):
         item.content.read()
