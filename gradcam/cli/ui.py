@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 import webbrowser
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,9 @@ from gradcam.cli._terminal import Terminated, import_torch
 from gradcam.errors import GradcamError, printable
 
 if TYPE_CHECKING:
+    from gradcam.images.read import Pixels
+    from gradcam.models.classifier import Classifier
+    from gradcam.ui.jobs import Jobs
     from gradcam.ui.models import Loaded, Wanted
 
 HERE = "127.0.0.1"
@@ -50,7 +54,7 @@ def ui_command(places: tuple[Path, ...], port: int, host: str, no_browser: bool,
     sockets = [_bind(host, port)]
     port = sockets[0].getsockname()[1]
     try:
-        import uvicorn
+        import uvicorn  # noqa: F401  (whether it is there)
 
         import_torch()
         from gradcam.models.providers import DEFAULT
@@ -62,11 +66,11 @@ def ui_command(places: tuple[Path, ...], port: int, host: str, no_browser: bool,
         if error.name in ("uvicorn", "starlette"):
             raise GradcamError('gradcam ui needs starlette and uvicorn: pip install "gradcam-torch[ui]"') from error
         raise
-    pictures = Pictures(list_pictures(places))
+    files = list_pictures(places)
     usual = replace(to_model_choice(chosen), task="auto")
     models = Models(lambda wanted: _load(usual, chosen["reshape"], wanted))
     say(models.get(Wanted()).classifier.notes, Output(as_json=False, quiet=False))
-    answers = Answers(models, pictures)
+    answers = Answers(models, Pictures(files, _to_read(models.get(Wanted()).classifier)))
     answers.warm_up()
     server = Server(answers, Start(usual.model or DEFAULT))
     if not _is_loopback(sockets[0].getsockname()[0]):
@@ -78,14 +82,21 @@ def ui_command(places: tuple[Path, ...], port: int, host: str, no_browser: bool,
     click.echo(f"{address}\nCtrl+C ends it.")
     if not no_browser:
         webbrowser.open(address)
+    return _serve(server.to_application(find_hosts(host, port)), sockets, server.jobs)
+
+
+def _serve(application: Any, sockets: list[socket.socket], jobs: Jobs) -> int:
+    """Answer until a signal comes, which no job outlives; the status."""
+    import uvicorn
+
     config = uvicorn.Config(
-        server.to_application(find_hosts(host, port)), log_level="error", lifespan="off", access_log=False, ws="none",
+        application, log_level="error", lifespan="off", access_log=False, ws="none",
         timeout_graceful_shutdown=2,
     )  # fmt: skip
 
     class Ending(uvicorn.Server):
         def handle_exit(self, sig: int, frame: Any) -> None:
-            server.jobs.stop()  # uvicorn waits for answers
+            jobs.stop()  # uvicorn waits for answers
             super().handle_exit(sig, frame)
 
     status = 0
@@ -95,10 +106,18 @@ def ui_command(places: tuple[Path, ...], port: int, host: str, no_browser: bool,
         pass
     except Terminated as error:
         status = error.status
-    if not server.jobs.close():  # Python would wait for the thread, in a pass that takes long
+    if not jobs.close():  # Python would wait for the thread, in a pass that takes long
         sys.stdout.flush()
         os._exit(status)
     return status
+
+
+def _to_read(classifier: Classifier) -> Callable[[Any], Pixels]:
+    """How pictures are read to be shown: as the model that was named reads them."""
+    from gradcam.models.preprocess import to_reading
+
+    reader = classifier.reader
+    return lambda given: to_reading(given, reader).picture
 
 
 def _load(usual: ModelChoice, reshape: Any, wanted: Wanted) -> Loaded:

@@ -136,7 +136,7 @@ class Answers:
         key = picture, wanted
         if key not in self._read:
             entry = self.pictures.get(picture)
-            found = loaded.classifier.prepare(entry.source)
+            found = loaded.classifier.prepare(entry.open())
             self._read = {**dict(list(self._read.items())[-1:]), key: found}
         found = self._read[key]
         return loaded.classifier.prepare(edit_reading(found.reading, edits)) if edits else found

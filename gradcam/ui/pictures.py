@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
-from gradcam.errors import GradcamError, ImageError, printable
+from gradcam.errors import GradcamError, printable
 from gradcam.images.read import Pixels, read_image
 from gradcam.images.write import encode_image, fit_view
 
@@ -27,21 +28,22 @@ class Entry:
     name: str
     source: Path | bytes = field(repr=False)
 
-    def read(self) -> Pixels:
-        """The pixels. Raises `ImageError`, which calls a dropped picture by its name."""
-        try:
-            return read_image(self.source)
-        except ImageError as error:
-            if isinstance(self.source, bytes):
-                reason = str(error).partition(": ")[2] or str(error)
-                raise ImageError(f"{self.name}: {reason}") from error
-            raise
+    def open(self) -> Path | io.BytesIO:
+        """What is read; a dropped picture by its name."""
+        if isinstance(self.source, Path):
+            return self.source
+        file = io.BytesIO(self.source)
+        file.name = self.name
+        return file
 
 
 class Pictures:
-    """All of them, by their numbers."""
+    """All of them, by their numbers. `read`: the pixels of what `Entry.open` gives."""
 
-    def __init__(self, files: Iterable[tuple[str, Path]] = ()) -> None:
+    def __init__(
+        self, files: Iterable[tuple[str, Path]] = (), read: Callable[[Path | io.BytesIO], Pixels] = read_image
+    ) -> None:
+        self._read = read
         self._entries: dict[int, Entry] = {i: Entry(name, path) for i, (name, path) in enumerate(files)}
         self._next = len(self._entries)
         self._views: OrderedDict[int, bytes] = OrderedDict()
@@ -50,7 +52,7 @@ class Pictures:
     def add(self, name: str, data: bytes) -> int:
         """Keep a dropped picture. Raises `ImageError` where it is none."""
         entry = Entry(printable(PurePath(name.replace("\\", "/")).name)[:200] or "picture", data)
-        view = _draw_small(entry.read())
+        view = self._draw_small(entry)
         with self._lock:
             number, self._next = self._next, self._next + 1
             self._entries[number], self._views[number] = entry, view
@@ -73,7 +75,7 @@ class Pictures:
         """A small JPEG of it. Raises `GradcamError`."""
         entry = self.get(number)
         if number not in self._views:
-            found = _draw_small(entry.read())
+            found = self._draw_small(entry)
             with self._lock:
                 self._views[number] = found
                 if len(self._views) > MOST_VIEWS:
@@ -85,9 +87,8 @@ class Pictures:
         with self._lock:
             return [{"id": number, "name": entry.name} for number, entry in self._entries.items()]
 
-
-def _draw_small(picture: Pixels) -> bytes:
-    return encode_image(fit_view(picture, SIDE), ".jpg", 80)
+    def _draw_small(self, entry: Entry) -> bytes:
+        return encode_image(fit_view(self._read(entry.open()), SIDE), ".jpg", 80)
 
 
 def list_pictures(places: Iterable[Path]) -> list[tuple[str, Path]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import re
 import subprocess
 import sys
 import time
@@ -14,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from starlette.testclient import TestClient
 
 import gradcam
@@ -27,7 +30,7 @@ from gradcam.ui.pictures import Pictures, list_pictures
 from gradcam.ui.server import Server, Start, find_hosts
 from gradcam.web.page import decode
 from tests.cli.test_tasks import MODELS, write_colours, write_noise
-from tests.ui.serving import HOSTILE, make_bomb
+from tests.ui.serving import HOSTILE, make_bomb, serve
 from tests.ui.serving import MODELS as WRONG_MODELS
 
 Client = Callable[..., "Talk"]
@@ -171,6 +174,38 @@ def test_words_of_a_caption(tmp_path: Path) -> None:
     things = found["page"]["things"]
     assert things["kind"] == "word"
     assert things["words"][0] == ["--word", "0"]
+
+
+READER = """
+import numpy as np
+
+def read(path):
+    assert str(path).endswith(".npy")
+    return np.load(path), np.full((64, 64, 3), (0, 0, 200), np.uint8)
+"""
+
+
+def test_the_model_that_was_named_keeps_its_options_and_its_reader_reads_what_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "rd.py").write_text(READER)
+    (tmp_path / "mine.py").write_text(WRONG_MODELS)
+    np.save(tmp_path / "scan.npy", np.zeros((64, 64, 3), np.uint8))
+    own = ("--size", "128", "--reshape", "channels-first")
+    with serve(*own, "--reader", "rd.py:read", "scan.npy", folder=tmp_path) as found:
+        dropped = found.drop("b.npy", (tmp_path / "scan.npy").read_bytes()).json()
+        assert dropped == {"id": 1, "name": "b.npy"}
+        assert "c.txt" in found.drop("c.txt", b"A text.").json()["error"]
+        for number in (0, 1):
+            with Image.open(io.BytesIO(found.ask(f"view/{number}").content)) as view:
+                assert view.getpixel((5, 5))[2] > 150
+        usual = re.search(r'"model": ?"([^"]+)"', found.ask("").text)
+        assert usual
+        for asked in ({}, {"model": usual[1]}):
+            page = found.explain(1, **asked)["page"]
+            assert page["model"]["words"] == ["--size", "128", "--reader", "rd.py:read"]
+            assert page["model"]["reshape"] == "channels-first"
+            assert "path" not in page["picture"]
+        assert found.explain(0)["page"]["picture"]["path"] == "scan.npy"
+        assert "scan.npy" in found.explain(0, model="mine.py:small")["error"], "which has no such reader"
 
 
 # ---- What goes wrong
