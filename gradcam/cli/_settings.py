@@ -307,9 +307,9 @@ def check_task(settings: Settings, model: Classifier) -> None:
         tasks += ["detectors that are told what to look for"] if unfit[0] == "--text" else []
         taken = {name for option in click.get_current_context().command.params for name in option.opts}
         takes = [name for name in (*known, "--target") if name in taken]
+        listed = " and ".join(filter(None, [", ".join(takes[:-1]), takes[-1]]))
         raise click.UsageError(
-            f"{unfit[0]} is for {' and '.join(tasks)}, and {model.name} is for {model.task}: it takes "
-            f"{', '.join(takes[:-1])} and {takes[-1]}."
+            f"{unfit[0]} is for {' and '.join(tasks)}, and {model.name} is for {model.task}: it takes {listed}."
         )
 
 

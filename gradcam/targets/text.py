@@ -93,7 +93,7 @@ class Text(Target):
             return given.reshape(-1, given.shape[-1])
         if not isinstance(family, TwoTowers):
             raise TargetError(
-                f"A {type(model).__name__} has no tower of sentences, so that it cannot be asked for one: take a model of "
+                f"{type(model).__name__} has no tower of sentences, so that it cannot be asked for one: take a model of "
                 "pictures and text, such as CLIP or SigLIP; a classifier has classes (target=281, --class), and pictures "
                 "are compared with targets.Like (--like)."
             )
