@@ -67,6 +67,7 @@ class Odd(torch.nn.Module):
         super().__init__()
         self.first = torch.nn.Conv2d(3, 12, 9, stride=9)
         self.rest = torch.nn.Sequential(
+            torch.nn.LeakyReLU(0.3, inplace=True),  # which changes what the layer gave
             torch.nn.Conv2d(12, 24, 3, padding=2, dilation=2, groups=12),
             torch.nn.BatchNorm2d(24, affine=False),
             torch.nn.SiLU(),
@@ -81,7 +82,7 @@ class Odd(torch.nn.Module):
             torch.nn.Flatten(),
             torch.nn.Linear(376, 7),
         )
-        for scale in (self.rest[1], self.rest[4]):
+        for scale in (self.rest[2], self.rest[5]):
             scale.running_mean.normal_()
             scale.running_var.uniform_(0.5, 2)
 
