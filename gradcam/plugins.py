@@ -10,6 +10,7 @@ import contextlib
 import functools
 import hashlib
 import importlib
+import importlib.machinery
 import importlib.util
 import inspect
 import os
@@ -19,7 +20,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, Literal
 
 from gradcam.errors import GradcamError, ModelError, describe_unexpected, join_names, nearest, shorten
@@ -176,14 +177,21 @@ def _import_file(path: Path) -> ModuleType:
         raise ModelError(f"{path}: {'is a folder' if path.is_dir() else 'does not exist'}, expected a Python file.")
     mark = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:8]
     name = f"{PREFIX}{path.stem}_{mark}"  # not its own: that may be an installed module's, or another folder's
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ModelError(f"{path}: Python cannot import it.")
+    loader = _AsWritten(name, str(path))
+    spec = importlib.machinery.ModuleSpec(name, loader, origin=str(path))
+    spec.has_location = True  # the module has its `__file__`
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up
     with _folder_of(str(path)), _reported(f"{path} cannot be imported:"):
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     return module
+
+
+class _AsWritten(importlib.machinery.SourceFileLoader):
+    """Compile what the file says now: `__pycache__` is also that of a file as long, written in the same second."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
 
 
 @contextlib.contextmanager

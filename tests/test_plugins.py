@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import gradcam
+from gradcam import plugins
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^`([\w.]+)`:\n+```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -88,3 +90,16 @@ def test_one_that_is_broken_stops_no_other(python: Path, tmp_path: Path) -> None
     assert "wrote" not in said
     run(python, tmp_path, "run", ROOT / "assets" / "coffee.jpg")
     run(python, tmp_path, "methods")
+
+
+def test_a_file_is_what_it_says_now_though_its_size_and_its_second_are_those_of_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    file, found = tmp_path / "mine.py", []
+    for number in (1, 2):
+        file.write_text(f"def number():\n    return {number}\n")
+        os.utime(file, (1e9, 1e9))
+        found.append(plugins.load("targets", f"{file}:number")())
+    assert found == [1, 2]
+    assert not (tmp_path / "__pycache__").exists()  # nothing is left beside what is the user's
