@@ -44,6 +44,14 @@ def is_own(name: object) -> bool:
     return isinstance(name, str) and ":" in name
 
 
+_loaded = set[str]()  # by name, of what users bring
+
+
+def has_loaded() -> bool:
+    """Whether code of a user's own, or of a package that adds to gradcam, has run in this process."""
+    return bool(_loaded)
+
+
 def load(kind: Kind, name: str) -> Any:
     """The object of that name: of a file, of a module, or of an installed package.
 
@@ -68,6 +76,7 @@ def load(kind: Kind, name: str) -> Any:
     if len(owners) > 1:
         packages = f"the {kind} of several packages, {join_names(owners)}"
         raise GradcamError(f"{name} is in {packages}: keep one of them installed.")
+    _loaded.add(name)
     try:
         return entry.load()
     except (Exception, SystemExit) as error:  # whatever somebody's package does when it is imported
@@ -110,6 +119,7 @@ def find_function(name: str) -> Any:
     """What is called so in a module or a file; the file's folder can be imported from meanwhile. Raises `ModelError`
     for a module or file that is not there or cannot be imported, and for a name that is not in it."""
     place, attribute = _split(name)
+    _loaded.add(name)
     module = _import_file(_to_path(place)) if place.endswith(".py") else _import_module(place)
     found: Any = module
     for part in attribute.split("."):
@@ -135,6 +145,7 @@ def list_files() -> list[str]:
 def load_files(files: Iterable[str]) -> None:
     """Import them under the names that they have here, by which what is in them can be sent. Raises `ModelError`."""
     for file in files:
+        _loaded.add(file)
         _import_file(Path(file))
 
 

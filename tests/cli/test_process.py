@@ -7,7 +7,8 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -77,3 +78,52 @@ def test_what_the_environment_says_of_memory_stands(variable: str) -> None:
 )
 def test_what_the_environment_says_of_waiting_stands(said: Mapping[str, str], spins: str | None) -> None:
     assert look(COMMAND, said)[1] == spins
+
+
+END = """
+import sys
+from gradcam.__main__ import start
+
+class Held:
+    def __del__(self) -> None:
+        print("taken apart")
+
+held = Held()
+sys.argv = ["gradcam", *sys.argv[1:]]
+%s
+start()
+"""
+
+
+# As libraries leave something for the end, while the command runs; in a module of its own, which outlives the other.
+LATE = """
+import atexit
+from click import Group
+make_context = Group.make_context
+def make_later(*given, **more):
+    atexit.register(print, "left for the end")
+    return make_context(*given, **more)
+Group.make_context = make_later
+"""
+
+
+def end(*words: str, first: str = "") -> subprocess.CompletedProcess[str]:
+    code = [sys.executable, "-c", END % first, *words]
+    return subprocess.run(code, capture_output=True, text=True, env={**os.environ, "GRADCAM_TRACEBACK": ""})
+
+
+@pytest.mark.parametrize(("words", "status"), [(["--version"], 0), (["--none-such"], 2)])
+def test_it_ends_once_all_is_done_and_takes_nothing_apart(words: Sequence[str], status: int) -> None:
+    done = end(*words, first=f"exec({LATE!r}, {{}})")
+    assert done.returncode == status
+    assert ("gradcam" in done.stdout) == (status == 0)
+    assert "left for the end" in done.stdout
+    assert "taken apart" not in done.stdout
+
+
+def test_where_code_of_a_users_own_ran_python_ends_as_it_does(tmp_path: Path) -> None:
+    log, mine = tmp_path / "log.txt", tmp_path / "mine.py"
+    mine.write_text(f"log = open({str(log)!r}, 'w')\nlog.write('left open')\ndef make(): return 1\n")
+    done = end("run", "no.jpg", "--model", f"{mine}:make")
+    assert done.returncode == 2, done.stderr
+    assert log.read_text() == "left open"
