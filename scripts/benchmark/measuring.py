@@ -31,13 +31,14 @@ MMAP_MAX = -4
 @dataclass(frozen=True)
 class Settings:
     """What the options chose. `rounds`: by batch size. `missing`: the contenders whose package is not there.
-    `pictures`: of a folder for a GPU, None for the usual number."""
+    `pictures`: of a folder for a GPU, None for the usual number. `against`: an earlier checkout, for the process."""
 
     rounds: dict[int, int]
     devices: tuple[str, ...]
     threads: int
     missing: frozenset[str]
     pictures: int | None = None
+    against: Path | None = None
 
     @property
     def present(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the command settles for its own process: freed memory that is kept, and threads that spin for a moment only."""
+"""What the command's own process costs: beside an earlier checkout's, or beside the same with settings left alone."""
 
 from __future__ import annotations
 
@@ -13,78 +13,94 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import torch
+from torchvision.models import resnet50
 
 from benchmark.measuring import Settings, report_progress
 from benchmark.pictures import make_pictures
 from benchmark.tables import Table, format_spread
 
-PICTURES, FEW = 16, 2  # that are timed, and that warm up
+PICTURES, FEW = 16, 2  # of a batch: those that are timed, and those that warm up
 SIZE = (1024, 768)
-# As it was: any variable of the allocator's has the command leave it alone, and so many turns are GNU OpenMP's own.
+ROOT = Path(__file__).parents[2]
+# Any variable of the allocator's has the command leave it alone, and so many turns are GNU OpenMP's own.
 LEFT_ALONE = {"MALLOC_PERTURB_": "0", "GOMP_SPINCOUNT": "300000"}
-NETWORK = """
-import torch, torchvision
-
-def network():
-    torch.manual_seed(0)
-    return torchvision.models.resnet50(weights=None).eval()
-"""
-# A command on a few pictures, then on all: seconds, seconds of the processor, page faults, and the peak of the process.
-CHILD = """
-import json, os, resource, sys, time
+# A batch of a few pictures, then of all, which alone is counted: most of a long batch is neither start nor end.
+BATCH = """
+import json, resource, sys, time
 from gradcam.cli import main
 
 def run():
-    sys.argv = ["gradcam", *json.loads(sys.stdin.readline()), "-q"]
+    sys.argv = ["gradcam", *json.loads(sys.stdin.readline())]
     before, start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
     try:
         main()
     except SystemExit as end:
         assert not end.code, end.code
     after = resource.getrusage(resource.RUSAGE_SELF)
-    spent = [sum(getattr(it, name) for name in ("ru_utime", "ru_stime")) for it in (before, after)]
-    return [time.perf_counter() - start, spent[1] - spent[0], after.ru_minflt - before.ru_minflt]
+    seconds = [sum(getattr(it, name) for name in ("ru_utime", "ru_stime")) for it in (before, after)]
+    faults = after.ru_minflt - before.ru_minflt
+    return [time.perf_counter() - start, seconds[1] - seconds[0], after.ru_maxrss * 1024, faults]
 
 run()
-found = run()
-peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM:"))
-print(json.dumps([*found, int(peak.split()[1]) * 1024]))
+print(json.dumps(run()))
+"""
+# One picture: the whole process, from its start to its end.
+RUN = """
+import json, os, resource, subprocess, sys, time
+start = time.perf_counter()
+done = subprocess.run([sys.executable, "-m", "gradcam", *json.loads(sys.stdin.readline())], stdout=subprocess.DEVNULL)
+assert not done.returncode, done.returncode
+spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+seconds = spent.ru_utime + spent.ru_stime
+print(json.dumps([time.perf_counter() - start, seconds, spent.ru_maxrss * 1024, spent.ru_minflt]))
 """
 BUSY = "while True: sum(range(100000))"
-MODELS = {"ResNet-50": ["--model", "network.py:network", "--layer", "layer4"], "the one that comes along": []}
+MODELS = {
+    "ResNet-50": ["--model", "resnet50", "--weights", "weights.pt", "--layer", "layer4"],
+    "the one that comes along": [],
+}
 
 
 def compare_process(settings: Settings) -> Iterator[Table]:
     """`gradcam batch` and `gradcam run`, alone and beside a busy process: as they are over what they were."""
     rounds, rows, raw = max(settings.rounds.values()), [], []
+    mine, other = {"PYTHONPATH": str(ROOT)}, {"PYTHONPATH": str(settings.against or ROOT)}
+    ways = (mine, other if settings.against else other | LEFT_ALONE)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        (folder / "network.py").write_text(NETWORK)
+        torch.manual_seed(0)
+        torch.save(resnet50(weights=None).state_dict(), folder / "weights.pt")
         for name, count in (("pictures", PICTURES), ("few", FEW)):
             make_pictures(folder / name, count, SIZE)
         for command, model, is_busy in itertools.product(("batch", "run"), MODELS, (False, True)):
             report_progress("process", command, model, "busy" if is_busy else "alone")
-            pairs = []
             with busy_process() if is_busy else contextlib.nullcontext():
+                for way in ways:  # the first compiles what it imports, and fills the machine's cache of files
+                    measure(folder, command, model, way)
+                pairs = []
                 for number in range(rounds):
-                    order = (LEFT_ALONE, {}) if number % 2 else ({}, LEFT_ALONE)  # each first in every other pair
-                    found = {len(each): measure(folder, command, model, each) for each in order}
-                    pairs.append((found[0], found[len(LEFT_ALONE)]))
-            own, other = (np.array(each) for each in zip(*pairs))
-            ratios = own / np.maximum(other, 1)
-            cells = [format_spread(other[:, 0] / own[:, 0]), *(format_spread(ratios[:, i]) for i in (1, 3))]
-            faults = [f"{np.median(each[:, 2]) / PICTURES:.0f}" for each in (other, own)]
-            rows.append(
-                [f"`gradcam {command}`", model, "a busy process" if is_busy else "", *cells, " to ".join(faults)]
-            )
+                    order = (1, 0) if number % 2 else (0, 1)  # each first in every other pair
+                    found = {which: measure(folder, command, model, ways[which]) for which in order}
+                    pairs.append((found[0], found[1]))
+            own, before = (np.array(each) for each in zip(*pairs))
+            ratios = own / np.maximum(before, 1e-9)
+            cells = [format_spread(1 / ratios[:, 0]), *(format_spread(ratios[:, column]) for column in (1, 2))]
+            faults = " to ".join(f"{np.median(each[:, 3]) / 1000:.0f}" for each in (before, own))
+            rows.append([f"`gradcam {command}`", model, "a busy process" if is_busy else "", *cells, faults])
             raw.append({"command": command, "model": model, "busy": is_busy, "pairs": pairs})
+    was = (
+        "an earlier state of this package"
+        if settings.against
+        else "the same with the allocator's and OpenMP's settings"
+    )
     notes = [
-        f"{PICTURES} JPEG files of {SIZE[0]} x {SIZE[1]} from files to overlays, in a process that has run the command "
-        f"before, on {FEW}. Medians (with quartiles) of {rounds} pairs; what it was is the same command with the "
-        f"allocator's and OpenMP's own settings. Load of the machine at the end: {os.getloadavg()[1]:.1f}.",
+        f"JPEG files of {SIZE[0]} x {SIZE[1]}, from files to overlays: a batch of {PICTURES} in a process that has done "
+        f"{FEW} before, and the whole process of a run of one, torch's import included. Medians (with quartiles) of "
+        f"{rounds} pairs, beside {was}. Load of the machine at the end: {os.getloadavg()[1]:.1f}."
     ]
-    header = ["command", "model", "beside", "times as fast", "processor time", "peak memory", "page faults a picture"]
-    yield Table("process", "Memory and waiting (cpu)", header, rows, notes, raw)
+    header = ["command", "model", "beside", "times as fast", "processor time", "peak memory", "thousand page faults"]
+    yield Table("process", "Memory, waiting and ending (cpu)", header, rows, notes, raw)
 
 
 @contextlib.contextmanager
@@ -98,16 +114,15 @@ def busy_process() -> Iterator[None]:
 
 
 def measure(folder: Path, command: str, model: str, more: dict[str, str]) -> list[float]:
-    """What one process took, with these variables in its environment."""
-    own = ("MALLOC_", "GLIBC_TUNABLES", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    """What one process took, with these variables in its environment: seconds, the processor's, bytes, page faults."""
+    own = ("MALLOC_", "GLIBC_TUNABLES", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "PYTHONDONTWRITEBYTECODE")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(own)}
     with tempfile.TemporaryDirectory(dir=folder) as output:
-        lines = [
-            [command, name, *MODELS[model], "--device", "cpu", "-o", f"{output}/{name}/"]
-            for name in ("few", "pictures")
-        ]
+        names = ("few", "pictures") if command == "batch" else (str(next((folder / "few").iterdir())),)
+        rest = [*MODELS[model], "--device", "cpu", "-q", "-o"]
+        lines = [[command, name, *rest, f"{output}/{number}/"] for number, name in enumerate(names)]
         done = subprocess.run(
-            [sys.executable, "-c", CHILD],
+            [sys.executable, "-c", BATCH if command == "batch" else RUN],
             cwd=folder,
             env=environment | more,
             input="".join(f"{json.dumps(line)}\n" for line in lines),
