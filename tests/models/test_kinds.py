@@ -205,6 +205,18 @@ class TestLoading:
         assert segmenter.inputs["task_inputs"].tolist() == [[1, 2, 3, 4, 5, 5, 5]]
         assert segmenter.explain([two_squares()] * 2).maps.any()
 
+    @pytest.mark.parametrize("has_auxiliary", [True, False])
+    def test_torchvision_s_with_and_without_the_head_of_training(self, tmp_path: Path, has_auxiliary: bool) -> None:
+        import torchvision
+
+        name = "deeplabv3_mobilenet_v3_large"
+        options = {"weights": None, "weights_backbone": None, "num_classes": 3, "aux_loss": has_auxiliary}
+        model: Any = torchvision.models.get_model(name, **options).eval()
+        torch.save(model.state_dict(), tmp_path / "own.pth")
+        found = gradcam.load_segmenter(name, weights=tmp_path / "own.pth")
+        images = torch.rand(1, 3, 64, 96, generator=torch.Generator().manual_seed(1))
+        assert torch.equal(found.model(images)["out"], model(images)["out"])
+
     def test_segmentation_models_pytorch(self, tmp_path: Path) -> None:
         library = pytest.importorskip("segmentation_models_pytorch")
         model = library.Unet("resnet18", encoder_weights=None, encoder_depth=3, decoder_channels=(16, 8, 8), classes=2)

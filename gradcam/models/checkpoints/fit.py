@@ -22,7 +22,7 @@ COUNTER = "num_batches_tracked"  # of batch norms, for training alone
 COMPUTED = (
     COUNTER, "relative_position_index", "relative_coords_table", "attn_mask", "position_ids", "total_ops", "total_params",
 )  # fmt: skip
-TRAINING_ONLY = re.compile(r"(AuxLogits|aux1|aux2)\.")  # heads of Inception and GoogLeNet
+TRAINING_ONLY = re.compile(r"(AuxLogits|aux1|aux2|aux_classifier)\.")  # heads of Inception, GoogLeNet and segmenters
 # Usual first parts of names, the preferred ones first: averages, as `find_state_dicts` has it.
 USUAL = ("ema_model", "model_ema", "ema", "module", "model", "net", "backbone", "network", "_forward_module")
 # What wrappers of modules put into names, at any depth.

@@ -98,10 +98,8 @@ def _count_outputs(name: str, checkpoint: Checkpoint) -> int | None:
 
 
 def _build_places(name: str, classes: int) -> nn.Module:
-    options: dict[str, Any] = {"weights_backbone": None, "num_classes": classes}
-    if find_task_of(name) == "segmentation" and not name.startswith("lraspp"):
-        options["aux_loss"] = True  # which the published weights have
-    return models.get_model(name, weights=None, **options)
+    """Without the auxiliary head of some segmenters, which only training reads, and not every checkpoint has."""
+    return models.get_model(name, weights=None, weights_backbone=None, num_classes=classes)
 
 
 def find_task_of(name: str) -> str:
