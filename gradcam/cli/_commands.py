@@ -36,7 +36,7 @@ SECTIONS = {
         *("--reader", "--max-pixels"),
     ),
     "Where it runs": (
-        *("--device", "--precision", "--batch-size", "--workers", "--pixels", "--shard"),
+        *("--device", "--precision", "--batch-size", "--workers", "--processes", "--pixels", "--shard"),
         *("--engine", "--ray-address", "--actors-per-gpu"),
     ),
     "What is printed": ("--json", "--quiet", "--help"),

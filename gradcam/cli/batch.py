@@ -100,6 +100,7 @@ class BatchChoice:
     output_format: Format
     batch_size: int | None
     workers: int | None
+    processes: int
     pixels: str
     resume: bool
     overwrite: bool
@@ -165,14 +166,15 @@ def _start_engine(choice: BatchChoice, settings: Settings, stack: contextlib.Exi
     load = partial(load_on, model, layers[0] if layers else None)
     if choice.engine == "local":
         from gradcam.batch.engine import explain_here
+        from gradcam.models.device import find_device, list_gpus
 
-        if model.device != "cuda":
+        gpus = list_gpus() if model.device == "cuda" else []
+        if len(gpus) < 2 and choice.processes == 1:
             return explain_here, None
-        from gradcam.batch.gpus import GpuEngine
-        from gradcam.models.device import list_gpus
+        from gradcam.batch.processes import ProcessEngine
 
-        gpus = list_gpus()
-        return (GpuEngine(load, gpus, choice.workers), "cuda") if len(gpus) > 1 else (explain_here, None)
+        device = "cuda" if gpus else str(find_device(model.device))
+        return ProcessEngine(load, (gpus or [device]) * choice.processes, choice.workers), device.partition(":")[0]
     from gradcam.batch.ray.ending import last_words
     from gradcam.batch.ray.engine import RayEngine
     from gradcam.batch.ray.session import find_address, find_layout, joined
@@ -202,7 +204,7 @@ def _find_work(typed: Typed, listing: Listing, device: str | None) -> Work:
     classifier, request = ask(here, typed.output)
     if (
         choice.pixels == "device"
-        and device is None
+        and device in (None, "cpu")
         and settings.model.device == "auto"
         and classifier.device.type == "cpu"
     ):
@@ -343,6 +345,9 @@ class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gener
 )
 @options.number("--batch-size", "Pictures in one pass of the model; halved where memory is short.")
 @options.number("--workers", "Threads that read, draw and write.  [default: one for each core]")
+@options.number(
+    "--processes", "Processes on the device, or on each of several GPUs, each with a model of its own.", 1, most=100
+)
 @options.choice(
     "--pixels",
     PIXELS,
@@ -396,6 +401,8 @@ def batch_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen:
         raise click.UsageError("--ray-address is for --engine ray: give that as well, or leave it out.")
     if choice.actors_per_gpu > 1 and choice.engine != "ray":
         raise click.UsageError("--actors-per-gpu is for --engine ray: give that as well, or leave it out.")
+    if choice.processes > 1 and choice.engine == "ray":
+        raise click.UsageError("--processes is for --engine local: Ray has --actors-per-gpu.")
     if choice.pixels == "device" and choice.engine == "ray":
         raise click.UsageError("--pixels device is for --engine local, and Ray's actors have pixels on the processor.")
     if choice.pages and not choice.output_format.has_files:

@@ -72,6 +72,7 @@ def page_command(
         output_format=FORMATS["files"],
         batch_size=None,
         workers=None,
+        processes=1,
         pixels="cpu",
         resume=chosen["resume"],
         overwrite=chosen["overwrite"],

@@ -1,4 +1,6 @@
-"""The engine on several GPUs of this machine: a process for each, and one manifest, which this process keeps."""
+"""The engine in several processes of this machine, on one device or on several; this one keeps the manifest of all.
+
+On a processor they do not wait for one another at each layer, as threads do; on a GPU, not for Python's lock."""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import queue
 import signal
 import threading
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -19,7 +21,7 @@ from gradcam import plugins
 from gradcam.batch.compute import Tell
 from gradcam.batch.cores import count_cores
 from gradcam.batch.engine import Late, Needed, Reports, Work
-from gradcam.batch.ray.actor import Actor, Load, pack, pass_on, to_blocks, to_job
+from gradcam.batch.ray.actor import Actor, ActorJob, Load, pack, pass_on, to_blocks, to_job
 from gradcam.batch.ray.ending import end_here
 from gradcam.batch.save import Saver
 from gradcam.errors import DeviceError
@@ -31,10 +33,10 @@ END = b""  # of a block, among its answers
 
 
 @dataclass(frozen=True)
-class GpuEngine:
-    """An `Engine` of one process for each of these devices, whose answers come back in order. `load`: the model, on the
-    device of a name. `workers`: threads beside each model; None for the cores in equal shares. Raises `DeviceError`
-    where one of the processes ends."""
+class ProcessEngine:
+    """An `Engine` of one process for each of these devices, of which one may be there more than once; their answers come
+    back in order. `load`: the model, on the device of a name. `workers`: threads beside each model; None for the cores in
+    equal shares. Raises `DeviceError` where one of the processes ends."""
 
     load: Load
     devices: Sequence[str]
@@ -46,9 +48,9 @@ class GpuEngine:
         if not blocks:
             return
         job = to_job(self.load, work, saver, self.devices[0], self.workers)
-        tell("engine", engine="gpus", devices=list(self.devices))
+        tell("engine", engine="processes", devices=list(self.devices))
         cores = max(1, count_cores() // len(self.devices))
-        jobs = {device: pickle.dumps(replace(job, device=device)) for device in self.devices[: len(blocks)]}
+        jobs = [replace(job, device=device) for device in self.devices[: len(blocks)]]
         try:
             with _started(jobs, cores) as processes:
                 for packed in _stream(processes, blocks):
@@ -73,25 +75,25 @@ class _Process:
             self.process.join(SECONDS)
             code = self.process.exitcode
             how = f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"
+            lost = "the GPU is gone, " if self.device.startswith("cuda") else ""
             raise DeviceError(
-                f"{self.device}: the process that works there has ended ({how}): the GPU is gone, there is too little "
-                "memory, or a picture ends it. Go on with --resume."
+                f"{self.device}: a process that worked there has ended ({how}): {lost}there is too little memory, or a "
+                "picture ends it. Go on with --resume."
             ) from None
 
 
 @contextlib.contextmanager
-def _started(jobs: Mapping[str, bytes], cores: int) -> Iterator[list[_Process]]:
+def _started(jobs: Sequence[ActorJob], cores: int) -> Iterator[list[_Process]]:
     context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
     processes: list[_Process] = []
     try:
-        for device, job in jobs.items():
+        for job in jobs:
             ours, theirs = context.Pipe()
-            process = context.Process(
-                target=_serve, args=(theirs, job, device, cores, plugins.list_files()), daemon=True
-            )
+            given = (theirs, pickle.dumps(job), job.device, cores, plugins.list_files())
+            process = context.Process(target=_serve, args=given, daemon=True)
             process.start()
             theirs.close()  # or its end would not be noticed
-            processes.append(_Process(device, process, ours))
+            processes.append(_Process(job.device, process, ours))
         yield processes
     finally:
         for each in processes:
@@ -133,7 +135,7 @@ def _serve(connection: Connection, job: bytes, device: str, cores: int, files: S
     blocks: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(connection, blocks), daemon=True).start()
     plugins.load_files(files)
-    if device.startswith("cuda"):
+    if device.startswith("cuda:"):
         import torch
 
         torch.cuda.set_device(device)

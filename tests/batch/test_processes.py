@@ -1,12 +1,13 @@
-"""Several GPUs, which two processes on the processor stand in for."""
+"""Several processes, also of several GPUs, for which those on the processor stand in."""
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,11 @@ import pytest
 
 import gradcam
 from gradcam import plugins
-from gradcam.batch import gpus
+from gradcam.batch import processes
 from gradcam.batch.engine import Work, explain_here
 from gradcam.batch.findings import Request
-from gradcam.batch.gpus import GpuEngine
 from gradcam.batch.names import Saving
+from gradcam.batch.processes import ProcessEngine
 from gradcam.batch.ray.ending import _folder, end_here
 from gradcam.batch.save import Saver
 from gradcam.errors import DeviceError
@@ -81,14 +82,14 @@ def test_two_processes_give_what_one_gives_in_its_order(
         runs.append(run)
         end_here(run)
 
-    monkeypatch.setattr(gpus, "end_here", end)
+    monkeypatch.setattr(processes, "end_here", end)
     wanted = [item for i, item in enumerate(work.items) if i not in (2, 3, 8)]
-    found = list(GpuEngine(load, TWO, 1)(work, to_saver(work), is_needed=wanted.__contains__, tell=tell))
+    found = list(ProcessEngine(load, TWO, 1)(work, to_saver(work), is_needed=wanted.__contains__, tell=tell))
     expected = list(explain_here(work, to_saver(work), is_needed=wanted.__contains__, tell=ALL["tell"]))
     assert [report.record.image for report in found] == [item.name for item in wanted]
     assert [report.record for report in found] == [report.record for report in expected]
     assert [report.files for report in found] == [report.files for report in expected]
-    assert told[0] == ("engine", {"engine": "gpus", "devices": TWO})
+    assert told[0] == ("engine", {"engine": "processes", "devices": TWO})
     batches = [details for event, details in told if event == "batch"]
     assert [details["start"] for details in batches] == [0, 4, 6, 8, 10, 12]
     assert len({details["actor"] for details in batches}) == 2
@@ -99,7 +100,7 @@ def test_two_processes_give_what_one_gives_in_its_order(
 
 def test_closing_early_ends_the_processes(classifier: gradcam.Classifier, photos: Path, tmp_path: Path) -> None:
     work = to_work(classifier, photos)
-    reports = GpuEngine(load, TWO)(work, to_saver(work), **ALL)
+    reports = ProcessEngine(load, TWO)(work, to_saver(work), **ALL)
     next(reports)
     assert len(multiprocessing.active_children()) == 2
     reports.close()
@@ -110,8 +111,8 @@ def test_closing_early_ends_the_processes(classifier: gradcam.Classifier, photos
 def test_a_process_that_ends_is_named_and_none_is_blamed(classifier: gradcam.Classifier, photos: Path) -> None:
     work = to_work(classifier, photos)
     reports, late = [], []  # type: ignore[var-annotated]
-    engine = GpuEngine(partial(load_or_die, folder=photos), TWO)
-    with pytest.raises(DeviceError, match=r"^cpu:0: the process that works there has ended \(signal 9\): .*--resume"):
+    engine = ProcessEngine(partial(load_or_die, folder=photos), TWO)
+    with pytest.raises(DeviceError, match=r"^cpu:0: a process that worked there has ended \(signal 9\): .*--resume"):
         reports.extend(engine(work, to_saver(work), late=late.append, **ALL))
     assert all("broken" in it.record.image for it in [*reports, *late] if it.record.error)
     assert multiprocessing.active_children() == []
@@ -124,7 +125,7 @@ def fail(device: str) -> gradcam.Classifier:
 def test_an_error_of_a_process_is_what_is_raised_here(classifier: gradcam.Classifier, photos: Path) -> None:
     work = to_work(classifier, photos)
     with pytest.raises(DeviceError, match=r"^cpu(:0)? was lost \(here\)$"):
-        list(GpuEngine(fail, TWO)(work, to_saver(work), **ALL))
+        list(ProcessEngine(fail, TWO)(work, to_saver(work), **ALL))
 
 
 @pytest.fixture
@@ -132,21 +133,30 @@ def two(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return lambda: monkeypatch.setattr(device, "list_gpus", lambda: TWO)
 
 
-def test_cuda_is_all_that_are_visible(
-    folder: Path, photos: Path, gradcam_command: Command, two: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("asked", [["--device", "cuda"], ["--device", "cpu", "--processes", 2]])
+def test_cuda_is_all_that_are_visible_and_processes_may_share_a_device(
+    folder: Path, photos: Path, gradcam_command: Command, two: Any, asked: Sequence[str]
 ) -> None:
     (photos / "05-broken.jpg").unlink()
     options = ("batch", "photos", "--batch-size", 2)
     assert gradcam_command(*options, "--device", "cpu", "-o", "one").status == 0
     two()
-    outcome = gradcam_command(*options, "--device", "cuda", "--pixels", "cpu", "-o", "out")
+    outcome = gradcam_command(*options, *asked, "--pixels", "cpu", "-o", "out")
     assert (outcome.status, outcome.err) == (0, "")
     assert "12 pictures explained" in outcome.out
     for path in (folder / "one").iterdir():
         if path.name not in ("log.jsonl", "run.json", ".gradcam.lock"):
             assert (folder / "out" / path.name).read_bytes() == path.read_bytes()
-    assert '"device": "cuda"' in (folder / "out" / "run.json").read_text()
-    assert '"event": "engine", "engine": "gpus"' in (folder / "out" / "log.jsonl").read_text()
+    assert f'"device": "{asked[1]}"' in (folder / "out" / "run.json").read_text()
+    log = [json.loads(line) for line in (folder / "out" / "log.jsonl").read_text().splitlines()]
+    assert [line["devices"] for line in log if line["event"] == "engine"] == [TWO if "cuda" in asked else ["cpu"] * 2]
+    assert len({line["actor"] for line in log if line["event"] == "batch"}) == 2
     (folder / "out" / "03-koala-gradcam.jpg").unlink()
-    assert gradcam_command(*options, "--device", "cuda", "--pixels", "cpu", "-o", "out", "--resume").status == 0
+    assert gradcam_command(*options, *asked, "--pixels", "cpu", "-o", "out", "--resume").status == 0
     assert (folder / "out" / "03-koala-gradcam.jpg").exists()
+
+
+def test_processes_are_not_for_ray(photos: Path, gradcam_command: Command) -> None:
+    outcome = gradcam_command("batch", "photos", "-o", "out", "--engine", "ray", "--processes", 2)
+    assert outcome.status == 2
+    assert "--processes is for --engine local: Ray has --actors-per-gpu." in outcome.err
