@@ -181,6 +181,7 @@ class DevicePixels:
         self._device = classifier.device
         self._preprocess = cast(Preprocessing, classifier.preprocess)
         self._streams = {name: self._make_stream() for name in ("prepare", "model", "draw")}
+        self._locks = {name: threading.Lock() for name in self._streams}
         self._stages = {name: Stage(name, self._device, tell) for name in ("decode", "resize", "draw", "encode")}
         self.gate = Gate(_find_budget(self._device) if budget is None else budget)
 
@@ -189,15 +190,14 @@ class DevicePixels:
 
     @contextlib.contextmanager
     def on(self, name: str) -> Iterator[None]:
-        """What is computed within is on that stream, and done at the end: only the calling thread waits."""
+        """What is computed within is on that stream, alone, and done at the end: decoders and encoders write, from streams
+        of their own, to memory that another thread's work on this one could still be using."""
         stream = self._streams[name]
-        if stream is None:
-            yield
-            return
-        with torch.cuda.stream(stream):
+        with self._locks[name], torch.cuda.stream(stream):  # nothing is changed by None
             yield
             try:
-                stream.synchronize()
+                if stream is not None:
+                    stream.synchronize()
             except RuntimeError as error:  # of whatever was computed there
                 check_device(self._device, error)
                 raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from gradcam.images.read import ORIENTATION
 
 START, END = b"\xff\xd8", b"\xff\xd9"
 SCAN, EXIF, ADOBE = 0xDA, 0xE1, 0xEE  # markers
+XMP, XMP_TURN = b"http://ns.adobe.com/xap/1.0/\0", re.compile(rb'tiff:Orientation(?:="|>)[02-9]')
 SEQUENTIAL = (0xC0, 0xC1)  # frames that are coded by Huffman, and not progressively
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 # Of the first channel, (across, down), where each other has one sample.
@@ -35,7 +37,8 @@ class Header:
 
 def read_header(data: bytes) -> Header | None:
     """The header of a JPEG that a device can decode: of 8 bits, grey or YCbCr, sequential, and with an end. None for
-    all else (progressive, arithmetic-coded, of 12 bits, CMYK, RGB, cut off, another format), which the processor reads."""
+    all else (progressive, arithmetic-coded, of 12 bits, CMYK, RGB, cut off, another format, turned by XMP, or by EXIF data
+    in several pieces), which the processor reads."""
     try:
         return _read_header(data)
     except IndexError:  # it ends within its header
@@ -45,7 +48,7 @@ def read_header(data: bytes) -> Header | None:
 def _read_header(data: bytes) -> Header | None:
     if data[:2] != START:
         return None
-    place, frame, turn, is_converted = 2, b"", 1, True
+    place, frame, turn, is_usual = 2, b"", 0, True
     while True:
         if data[place] != 0xFF:
             return None
@@ -60,15 +63,19 @@ def _read_header(data: bytes) -> Header | None:
         if marker == SCAN:
             # Within what is coded, 0xFF is followed by a zero or a restart: the first end is that of the picture.
             is_whole = bool(frame) and segment[0] == frame[5] and data.find(END, place + 2 + length) >= 0
-            return _to_header(frame, turn) if is_whole and is_converted else None
+            return _to_header(frame, turn or 1) if is_whole and is_usual else None
         if marker in FRAMES:
             if marker not in SEQUENTIAL or frame:
                 return None
             frame = segment
         elif marker == EXIF and segment.startswith(b"Exif\0\0"):
-            turn = _find_turn(segment)
+            is_usual, turn = is_usual and not turn, _find_turn(segment)
+        elif marker == EXIF and segment.startswith(XMP):
+            is_usual = is_usual and XMP_TURN.search(segment) is None
         elif marker == ADOBE and segment.startswith(b"Adobe"):
-            is_converted = segment[11] == 1  # to YCbCr; of one channel that says nothing, and it is rare
+            is_usual = (
+                is_usual and segment[11] == 1
+            )  # converted to YCbCr; of one channel that says nothing, and it is rare
         place += 2 + length
 
 
@@ -98,7 +105,8 @@ def _find_turn(segment: bytes) -> int:
 class Codec:
     """A library that decodes and encodes JPEG on a device. `decode(files, is_grey)`: files of one kind, uint8 on the
     processor, to RGB, uint8 (3,H,W) there; `turns`: whether it heeds their EXIF data. `encode(pictures, quality)`: such
-    pictures to files. Work that was begun on the current stream is waited for, and what they give is whole."""
+    pictures to files. Work that was begun on the current stream is waited for, and what they give is whole; nothing else
+    may begin there meanwhile."""
 
     name: str
     turns: bool
@@ -135,6 +143,7 @@ def _make_torchcodec(name: str, device: torch.device) -> Codec:
     from torchcodec.encoders import JpegEncoder
 
     def decode(files: Sequence[Tensor], is_grey: bool) -> list[Tensor]:
+        _wait_for_current(device)  # which versions before 0.17 do not (meta-pytorch/torchcodec 1634)
         found = decode_jpeg(list(files), mode="GRAY" if is_grey else "RGB", device=device)
         return [_to_colours(one) for one in found]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from io import BytesIO
@@ -277,6 +279,31 @@ def test_one_that_is_refused_in_the_middle(photo: Photo, classifier: gradcam.Cla
     found = explain(classifier, photographs(photo), batch_size=7, told=told)
     assert_alike(found, expected)
     assert [details for event, details in told if event != "batch"] == [{"stage": "decode", "why": "refused"}]
+
+
+def test_nothing_else_begins_on_a_stream_while_its_codec_is_at_work(photo: Photo, monkeypatch: Any) -> None:
+    """It writes, from a stream of its own, to memory that was free when it was asked: another thread may not use that."""
+    inside: Counter[str] = Counter()
+    overlaps: set[str] = set()
+
+    def alone(stream: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*given: Any, **options: Any) -> Any:
+            inside[stream] += 1
+            time.sleep(0.02)
+            if inside[stream] > 1:
+                overlaps.add(stream)
+            found = work(*given, **options)
+            inside[stream] -= 1
+            return found
+
+        return watched
+
+    codec = replace(CODEC, decode=alone("prepare", CODEC.decode), encode=alone("draw", CODEC.encode))
+    monkeypatch.setattr(device, "find_codec", lambda place: codec)
+    monkeypatch.setattr(device.on_device, "resize", alone("prepare", device.on_device.resize))
+    monkeypatch.setattr(device.on_device, "overlay", alone("draw", device.on_device.overlay))
+    assert len(explain(tiny(), copies(photo, 12), batch_size=2)) == 12
+    assert overlaps == set()
 
 
 class TestInFlight:

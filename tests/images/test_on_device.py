@@ -167,6 +167,9 @@ def set_byte(offset: int, value: int) -> Callable[[bytearray, int], None]:
 GREY, PLAIN = jpeg(NOISE[..., 0]), jpeg(NOISE)
 TURNED = Image.Exif()
 TURNED[0x0112] = 6
+XMP = """<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">
+<rdf:Description xmlns:tiff="http://ns.adobe.com/tiff/1.0/" %s</rdf:RDF></x:xmpmeta>"""
+EXIF = b"\xff\xe1" + (len(TURNED.tobytes()) + 2).to_bytes(2, "big") + TURNED.tobytes()
 CMYK = io.BytesIO()
 Image.fromarray(NOISE).convert("CMYK").save(CMYK, "jpeg")
 
@@ -181,6 +184,10 @@ Image.fromarray(NOISE).convert("CMYK").save(CMYK, "jpeg")
         (jpeg(NOISE, subsampling=1), Header(24, 40, False, 1)),
         (PLAIN + b"what a camera adds", Header(24, 40, False, 1)),
         (jpeg(NOISE, exif=b"Exif\0\0" + b"broken" * 9), Header(24, 40, False, 1)),
+        (jpeg(NOISE, xmp=(XMP % 'tiff:Orientation="1"/>').encode()), Header(24, 40, False, 1)),
+        (jpeg(NOISE, xmp=(XMP % 'tiff:Orientation="6"/>').encode()), None),
+        (jpeg(NOISE, xmp=(XMP % "><tiff:Orientation>8</tiff:Orientation></rdf:Description>").encode()), None),
+        (PLAIN[:2] + EXIF + EXIF + PLAIN[2:], None),
         (jpeg(NOISE, progressive=True), None),
         (jpeg(NOISE, keep_rgb=True), None),
         (CMYK.getvalue(), None),
@@ -196,6 +203,9 @@ Image.fromarray(NOISE).convert("CMYK").save(CMYK, "jpeg")
 )
 def test_which_files_a_device_is_given(data: bytes, expected: Header | None) -> None:
     assert read_header(data) == expected
+    if expected is not None:
+        upright = (expected.height, expected.width)[:: -1 if expected.turn >= 5 else 1]
+        assert gradcam.read_image(data).shape[:2] == upright, "as the processor reads it"
 
 
 @given(st.integers(0, len(PLAIN) - 1), st.binary(min_size=1, max_size=4))
