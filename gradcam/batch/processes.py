@@ -17,6 +17,8 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+import cloudpickle
+
 from gradcam import plugins
 from gradcam.batch.compute import Tell
 from gradcam.batch.cores import count_cores
@@ -29,6 +31,7 @@ from gradcam.errors import DeviceError
 AT_ONCE = 2  # blocks that a process has, so that it need not wait for the next
 AHEAD = 8  # blocks for each process that may be done before their turn, as another one is slow
 SECONDS = 10  # for a process to end that was told to
+INTERRUPTS = {signal.SIGINT}
 END = b""  # of a block, among its answers
 
 
@@ -89,9 +92,10 @@ def _started(jobs: Sequence[ActorJob], cores: int) -> Iterator[list[_Process]]:
     try:
         for job in jobs:
             ours, theirs = context.Pipe()
-            given = (theirs, pickle.dumps(job), job.device, cores, plugins.list_files())
+            given = (theirs, cloudpickle.dumps(job), job.device, cores, plugins.list_files())
             process = context.Process(target=_serve, args=given, daemon=True)
-            process.start()
+            with _without_interrupts():
+                process.start()
             theirs.close()  # or its end would not be noticed
             processes.append(_Process(job.device, process, ours))
         yield processes
@@ -102,6 +106,22 @@ def _started(jobs: Sequence[ActorJob], cores: int) -> Iterator[list[_Process]]:
             each.process.join(SECONDS)
             each.process.kill()
             each.process.join()
+
+
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Who is started within hears no Ctrl+C, until it says that it ignores it: importing torch takes seconds."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()  # which lets them through, when it starts
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _stream(processes: Sequence[_Process], blocks: Sequence[bytes]) -> Generator[bytes, None, None]:
@@ -132,6 +152,8 @@ def _stream(processes: Sequence[_Process], blocks: Sequence[bytes]) -> Generator
 def _serve(connection: Connection, job: bytes, device: str, cores: int, files: Sequence[str]) -> None:
     """What runs in a process: the answers to each block, until there is nobody to tell."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started this hears of it too, and ends this
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)
     blocks: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(connection, blocks), daemon=True).start()
     plugins.load_files(files)

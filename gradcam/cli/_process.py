@@ -9,6 +9,7 @@ import importlib
 import os
 import platform
 import sys
+import threading
 from collections.abc import Callable
 
 from gradcam.plugins import has_loaded
@@ -64,26 +65,26 @@ def load_torch() -> None:
 
 def end_with(command: Callable[[], object]) -> None:
     """Run it, and end the process with the status that it exits with, once all is done that was left for the end. Taking
-    every object of PyTorch apart before, as Python does, takes a tenth of the time that a picture takes, and its libraries
-    read a hundred megabytes that nothing had needed."""
-    statuses: list[object] = []
-    atexit.register(_end_at_once, statuses)  # before all others, and so it is called after them
+    every object of PyTorch apart after that, as Python does, takes a tenth of the time that a picture takes, and its
+    libraries read a hundred megabytes that nothing had needed."""
     try:
         command()
     except SystemExit as end:
-        statuses.append(end.code)
-        raise
+        if not isinstance(end.code, int) or not _may_end_at_once():
+            raise
+        threading._shutdown()  # type: ignore[attr-defined]  # as Python's own `multiprocessing` ends a process
+        atexit._run_exitfuncs()
+        try:
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+        except (OSError, ValueError):  # of which Python tells in its own way
+            raise end from None
+        os._exit(end.code)
 
 
-def _end_at_once(statuses: list[object]) -> None:
-    """But not where code of a user's own ran, which may have left files open, nor under a tracer, which has yet to write."""
-    if has_loaded() or sys.gettrace() is not None or sys.getprofile() is not None:
-        return
-    for status in statuses:
-        if isinstance(status, int):
-            try:
-                for stream in (sys.stdout, sys.stderr):
-                    stream.flush()
-            except (OSError, ValueError):  # of which Python tells in its own way
-                return
-            os._exit(status)
+def _may_end_at_once() -> bool:
+    """Not where code of a user's own ran, which may have left files open, nor where somebody watches who has yet to tell."""
+    monitoring = getattr(sys, "monitoring", None)
+    tools = () if monitoring is None else map(monitoring.get_tool, range(6))
+    is_watched = sys.gettrace() is not None or sys.getprofile() is not None or any(tools)
+    return not (has_loaded() or is_watched or sys.flags.interactive or sys.flags.inspect)

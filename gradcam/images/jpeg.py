@@ -73,9 +73,8 @@ def _read_header(data: bytes) -> Header | None:
         elif marker == EXIF and segment.startswith(XMP):
             is_usual = is_usual and XMP_TURN.search(segment) is None
         elif marker == ADOBE and segment.startswith(b"Adobe"):
-            is_usual = (
-                is_usual and segment[11] == 1
-            )  # converted to YCbCr; of one channel that says nothing, and it is rare
+            # Converted to YCbCr; of one channel that says nothing, and it is rare.
+            is_usual = is_usual and segment[11] == 1
         place += 2 + length
 
 

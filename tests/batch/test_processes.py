@@ -7,6 +7,9 @@ import multiprocessing
 import os
 import shutil
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -133,12 +136,23 @@ def two(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return lambda: monkeypatch.setattr(device, "list_gpus", lambda: TWO)
 
 
+# As docs/extend/method.md says: its name is that of the method, and no longer that of the function.
+MINE = """
+import gradcam
+
+@gradcam.method("mycam", summary="activations times positive gradients")
+def mycam(activations, gradients):
+    return (activations[:, None] * gradients.clamp(min=0)).sum(2)
+"""
+
+
 @pytest.mark.parametrize("asked", [["--device", "cuda"], ["--device", "cpu", "--processes", 2]])
 def test_cuda_is_all_that_are_visible_and_processes_may_share_a_device(
     folder: Path, photos: Path, gradcam_command: Command, two: Any, asked: Sequence[str]
 ) -> None:
     (photos / "05-broken.jpg").unlink()
-    options = ("batch", "photos", "--batch-size", 2)
+    (folder / "mine.py").write_text(MINE)
+    options = ("batch", "photos", "--batch-size", 2, "--method", "gradcam,mine.py:mycam")
     assert gradcam_command(*options, "--device", "cpu", "-o", "one").status == 0
     two()
     outcome = gradcam_command(*options, *asked, "--pixels", "cpu", "-o", "out")
@@ -151,9 +165,26 @@ def test_cuda_is_all_that_are_visible_and_processes_may_share_a_device(
     log = [json.loads(line) for line in (folder / "out" / "log.jsonl").read_text().splitlines()]
     assert [line["devices"] for line in log if line["event"] == "engine"] == [TWO if "cuda" in asked else ["cpu"] * 2]
     assert len({line["actor"] for line in log if line["event"] == "batch"}) == 2
-    (folder / "out" / "03-koala-gradcam.jpg").unlink()
+    (folder / "out" / "03-koala-mycam.jpg").unlink()
     assert gradcam_command(*options, *asked, "--pixels", "cpu", "-o", "out", "--resume").status == 0
-    assert (folder / "out" / "03-koala-gradcam.jpg").exists()
+    assert (folder / "out" / "03-koala-mycam.jpg").exists()
+
+
+@POSIX
+@pytest.mark.parametrize("seconds", [0.2, 1.0])
+def test_ctrl_c_while_they_start_has_one_line(photos: Path, folder: Path, seconds: float) -> None:
+    """To all of them at once, as a terminal sends it."""
+    command = [sys.executable, "-m", "gradcam", "batch", "photos", "-o", "out", "--device", "cpu", "--processes", "2"]
+    with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        log = folder / "out" / "log.jsonl"
+        while not (log.exists() and '"engine"' in log.read_text()) and process.poll() is None:
+            time.sleep(0.02)
+        time.sleep(seconds)
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert err.startswith("Stopped.\n0 of 13 pictures are finished. To go on:\n  gradcam batch ")
+    assert "Traceback" not in err
 
 
 def test_processes_are_not_for_ray(photos: Path, gradcam_command: Command) -> None:

@@ -112,12 +112,21 @@ def end(*words: str, first: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(code, capture_output=True, text=True, env={**os.environ, "GRADCAM_TRACEBACK": ""})
 
 
+# One that was there before anything of ours, and what a thread does last.
+EARLY = """
+import atexit, threading, time
+atexit.register(print, "left from before")
+threading.Thread(target=lambda: time.sleep(0.5) or print("a thread")).start()
+"""
+
+
 @pytest.mark.parametrize(("words", "status"), [(["--version"], 0), (["--none-such"], 2)])
 def test_it_ends_once_all_is_done_and_takes_nothing_apart(words: Sequence[str], status: int) -> None:
-    done = end(*words, first=f"exec({LATE!r}, {{}})")
+    done = end(*words, first=f"exec({EARLY!r}, {{}})\nexec({LATE!r}, {{}})")
     assert done.returncode == status
     assert ("gradcam" in done.stdout) == (status == 0)
-    assert "left for the end" in done.stdout
+    told = [done.stdout.count(what) for what in ("a thread", "left for the end", "left from before")]
+    assert told == [1, 1, 1]
     assert "taken apart" not in done.stdout
 
 
@@ -127,3 +136,10 @@ def test_where_code_of_a_users_own_ran_python_ends_as_it_does(tmp_path: Path) ->
     done = end("run", "no.jpg", "--model", f"{mine}:make")
     assert done.returncode == 2, done.stderr
     assert log.read_text() == "left open"
+
+
+@pytest.mark.parametrize("watch", ["settrace", "setprofile"])
+def test_who_watches_has_yet_to_tell(watch: str) -> None:
+    done = end("--version", first=f"exec('import sys; sys.{watch}(lambda *_: None)', {{}})")
+    assert done.returncode == 0
+    assert "taken apart" in done.stdout
