@@ -7,9 +7,7 @@ import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
-import sys
-import time
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -171,20 +169,26 @@ def test_cuda_is_all_that_are_visible_and_processes_may_share_a_device(
 
 
 @POSIX
-@pytest.mark.parametrize("seconds", [0.2, 1.0])
-def test_ctrl_c_while_they_start_has_one_line(photos: Path, folder: Path, seconds: float) -> None:
-    """To all of them at once, as a terminal sends it."""
-    command = [sys.executable, "-m", "gradcam", "batch", "photos", "-o", "out", "--device", "cpu", "--processes", "2"]
-    with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
-        log = folder / "out" / "log.jsonl"
-        while not (log.exists() and '"engine"' in log.read_text()) and process.poll() is None:
-            time.sleep(0.02)
-        time.sleep(seconds)
-        os.killpg(process.pid, signal.SIGINT)
-        _, err = process.communicate(timeout=120)
-    assert process.returncode == 130
-    assert err.startswith("Stopped.\n0 of 13 pictures are finished. To go on:\n  gradcam batch ")
-    assert "Traceback" not in err
+def test_they_hear_no_ctrl_c_from_their_first_moment_on(
+    classifier: gradcam.Classifier, photos: Path, capfd: Any
+) -> None:
+    """A terminal sends it to all of them; the one that started them ends them."""
+    over = threading.Event()
+
+    def interrupt() -> None:
+        while not over.wait(0.02):
+            for each in multiprocessing.active_children():
+                os.kill(each.pid, signal.SIGINT)  # type: ignore[arg-type]
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        work = to_work(classifier, photos)
+        assert len(list(ProcessEngine(load, TWO, 1)(work, to_saver(work), **ALL))) == 13
+    finally:
+        over.set()
+        thread.join()
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_processes_are_not_for_ray(photos: Path, gradcam_command: Command) -> None:
