@@ -61,7 +61,7 @@ def ui_command(places: tuple[Path, ...], port: int, host: str, no_browser: bool,
         from gradcam.ui.answers import Answers
         from gradcam.ui.models import Models, Wanted
         from gradcam.ui.pictures import Pictures, list_pictures
-        from gradcam.ui.server import Server, Start, find_hosts
+        from gradcam.ui.server import EVERYWHERE, Server, Start, find_address, find_hosts
     except ImportError as error:
         if error.name in ("uvicorn", "starlette"):
             raise GradcamError('gradcam ui needs starlette and uvicorn: pip install "gradcam-torch[ui]"') from error
@@ -77,12 +77,23 @@ def ui_command(places: tuple[Path, ...], port: int, host: str, no_browser: bool,
         click.echo(
             f"Warning: at {host} other machines can reach this page, and whoever has the address can use it.", err=True
         )
-    shown = HERE if host in ("0.0.0.0", "::") else host
-    address = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}/?token={server.token}"
-    click.echo(f"{address}\nCtrl+C ends it.")
-    if not no_browser:
-        webbrowser.open(address)
-    return _serve(server.to_application(find_hosts(host, port)), sockets, server.jobs)
+    is_everywhere = host in EVERYWHERE
+    page = f"http://{_to_name(HERE if is_everywhere else host)}:{port}/"
+    elsewhere = find_address() if is_everywhere else None
+    click.echo(f"{page}?token={server.token}")
+    if elsewhere is not None:
+        click.echo(f"From other machines: http://{elsewhere}:{port}/?token={server.token}")
+    click.echo("Ctrl+C ends it.")
+    if (
+        not no_browser
+    ):  # a command line can be read by whoever uses this machine: what is on it is worth nothing, once used
+        webbrowser.open(f"{page}?once={server.once}")
+    application = server.to_application(find_hosts(host, port), takes_addresses=is_everywhere)
+    return _serve(application, sockets, server.jobs)
+
+
+def _to_name(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def _serve(application: Any, sockets: list[socket.socket], jobs: Jobs) -> int:

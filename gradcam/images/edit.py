@@ -16,6 +16,7 @@ from gradcam.options import EDIT_FORM, EDITS
 
 BLUR = 0.05  # of the longer side: the blur's standard deviation
 MOST_POINTS = 10_000
+THICKEST = 32_767  # pixels of a line, for OpenCV
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,13 @@ def _cover(edit: Edit, height: int, width: int) -> NDArray[np.bool_]:
     radius = round(min(edit.radius, most))
     whole = np.rint(points).astype(np.int32)
     for start, end in itertools.pairwise(whole):
-        cv2.line(mask, start.tolist(), end.tolist(), 1, max(1, 2 * radius))
+        if 2 * radius <= THICKEST:
+            cv2.line(mask, start.tolist(), end.tolist(), 1, max(1, 2 * radius))
+        elif (start != end).any():
+            along = (end - start) / np.hypot(*(end - start).astype(float))
+            aside = radius * along[::-1] * (1, -1)
+            corners = np.rint([start + aside, end + aside, end - aside, start - aside])
+            cv2.fillConvexPoly(mask, corners.astype(np.int32), 1)
     for point in whole:
         cv2.circle(mask, point.tolist(), radius, 1, -1)
     return mask.astype(bool)

@@ -166,6 +166,8 @@ def _find_same(classifier: Classifier, name: str, index: int) -> int | None:
     labels = classifier.labels
     if labels is not None:
         names = [name_class(i, label) for i, label in enumerate(labels)]
+        if names[index : index + 1] == [name]:  # of several of that name, such as two kinds of cranes, the same one
+            return index
         return names.index(name) if name in names else None
     return index if index < classifier.classes else None
 

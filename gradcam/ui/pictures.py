@@ -63,6 +63,7 @@ class Pictures:
                     break
                 size -= len(source)
                 del self._entries[each]
+                self._views.pop(each, None)
         return number
 
     def get(self, number: Any) -> Entry:

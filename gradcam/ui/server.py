@@ -40,10 +40,11 @@ class Server:
     """Pages, and what they ask."""
 
     def __init__(self, answers: Answers, start: Start) -> None:
-        self.answers, self.start, self.jobs, self.token = answers, start, Jobs(), secrets.token_urlsafe(24)
+        self.answers, self.start, self.jobs = answers, start, Jobs()
+        self.token, self.once = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
 
-    def to_application(self, hosts: set[str]) -> Any:
-        """The application; `hosts`: by which names, with the port, it may be called."""
+    def to_application(self, hosts: set[str], *, takes_addresses: bool = False) -> Any:
+        """The application; `hosts` and `takes_addresses`: by which names it may be called, as in `Guard`."""
         routes = [
             Route("/", self.show),
             Route(OPEN, self.tell_alive),
@@ -60,7 +61,8 @@ class Server:
             ClientDisconnect: _tell_stopped,
         }
         application = Starlette(routes=routes, exception_handlers=handlers)
-        return Guard(application, token=self.token, hosts=hosts, largest=self.start.largest)
+        given: Any = {"token": self.token, "once": self.once, "largest": self.start.largest}
+        return Guard(application, hosts=hosts, takes_addresses=takes_addresses, **given)
 
     async def show(self, request: Request) -> Response:
         """The page."""
@@ -136,12 +138,20 @@ def _tell_stopped(request: Request, error: Exception) -> Response:
     return JSONResponse({"stopped": True})
 
 
+EVERYWHERE = ("0.0.0.0", "::")  # where a server listens at all addresses of its machine
+
+
 def find_hosts(host: str, port: int) -> set[str]:
     """The names by which a server at this address is called."""
     names = {"127.0.0.1", "localhost", f"[{host}]" if ":" in host else host}
-    if host in ("0.0.0.0", "::"):
-        own = socket.gethostname()
-        names |= {own, socket.getfqdn()}
-        with contextlib.suppress(OSError):
-            names |= {str(each[4][0]) for each in socket.getaddrinfo(own, None, socket.AF_INET)}
-    return {f"{name}:{port}" for name in names}
+    if host in EVERYWHERE:
+        names |= {socket.gethostname(), socket.getfqdn()}
+    return {f"{name}:{port}" for name in names} | (names if port == 80 else set())  # which browsers leave out
+
+
+def find_address() -> str | None:
+    """The address by which other machines reach this one; None without a network."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # which sends nothing: it finds the way there
+        return str(probe.getsockname()[0])
+    return None

@@ -49,6 +49,14 @@ def test_the_order_of_edits_of_one_kind_does_not_matter_and_the_picture_is_left(
     assert (picture == before).all()
 
 
+def test_a_brush_wider_than_any_line_covers_what_is_near_its_path() -> None:
+    """Far to the left of a long picture: all that is within its radius, of whatever end or middle."""
+    picture = noise(8, 9000)
+    found = edit_picture(picture, ["erase:20500:-20000,-3000+-20000,3000"])
+    assert not found[:, :495].any()
+    assert np.array_equal(found[:, 505:], picture[:, 505:])
+
+
 def test_what_lies_outside_in_part_is_no_matter() -> None:
     picture = noise()
     inside = edit_picture(picture, ["erase:0,0,10,10"])

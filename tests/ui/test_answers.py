@@ -116,6 +116,17 @@ def test_two_models_are_compared_by_the_class_of_the_first(
     assert second["indices"][found["other"]["first"]] == 999 - 967
 
 
+def test_of_two_classes_of_one_name_the_other_model_has_the_same(
+    classifier: gradcam.Classifier, photo: Callable[[str], Path]
+) -> None:
+    labels = ["crane" if index in (134, 517) else str(index) for index in range(1000)]
+    twice = gradcam.load_classifier(classifier.model, layer="layer4", labels=labels, size=224)
+    talk = Talk(loader(twice, twice), [("coffee.jpg", photo("coffee.jpg"))])
+    for index in (134, 517):
+        found = talk.ask(other={"model": "second"}, first=index)
+        assert found["other"]["things"]["indices"][found["other"]["first"]] == index
+
+
 def space() -> dict[str, Any]:
     found: dict[str, Any] = {}
     exec(MODELS, found)
@@ -310,6 +321,38 @@ def test_answers_are_not_kept_nor_framed(talk: Talk) -> None:
 def test_the_names_of_a_server() -> None:
     assert find_hosts("127.0.0.1", 8000) == {"127.0.0.1:8000", "localhost:8000"}
     assert "[::1]:8000" in find_hosts("::1", 8000)
+    assert {"127.0.0.1", "127.0.0.1:80"} <= find_hosts("127.0.0.1", 80)  # browsers leave this port out
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_addresses_in_numbers_are_no_names_that_were_made_to_lead_here(
+    classifier: gradcam.Classifier, is_open: bool
+) -> None:
+    server = Server(Answers(Models(loader(classifier)), Pictures()), Start("usual"))
+    web = TestClient(server.to_application({"My-Machine:8765"}, takes_addresses=is_open))
+    found = {
+        host: web.get("/alive", headers={"host": host}).status_code
+        for host in (
+            "192.0.2.2:8765",
+            "[2001:db8::1]:8765",
+            "my-machine:8765",
+            "evil.example:8765",
+            "1.evil.example",
+            "",
+        )
+    }
+    assert list(found.values()) == [200 if is_open else 403] * 2 + [200] + [403] * 3
+
+
+def test_what_a_browser_is_started_with_leads_to_the_token_once(talk: Talk) -> None:
+    def go(once: str) -> Any:
+        return talk.web.get("/", params={"once": once}, headers={HEADER: ""}, follow_redirects=False)
+
+    assert go("wrong").status_code == go("").status_code == 403
+    first, second = go(talk.server.once), go(talk.server.once)
+    assert (first.status_code, first.headers["location"]) == (303, f"/?token={talk.server.token}")
+    assert second.status_code == 403
+    assert talk.server.token not in second.text
 
 
 # ---- Jobs, models, pictures

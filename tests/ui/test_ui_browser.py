@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import signal
 import socket
@@ -15,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -445,6 +447,28 @@ def test_a_second_ui_and_a_port_that_is_taken_get_one_line(serving: Serving) -> 
     assert other.returncode == 2
     assert len(other.stderr.splitlines()) == 1
     assert "--port 0" in other.stderr
+
+
+def test_the_browser_s_command_line_has_no_token(tmp_path: Path) -> None:
+    """Other users of the machine can read it."""
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {tmp_path}/given\n')
+    browser.chmod(0o755)
+    with subprocess.Popen(
+        [sys.executable, "-m", "gradcam", "ui", "--port", "0"],
+        env=os.environ | {"BROWSER": f"{browser} %s"}, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        try:
+            printed = process.stdout.readline().strip()  # type: ignore[union-attr]
+            while not (tmp_path / "given").exists() or not (given := (tmp_path / "given").read_text().strip()):
+                time.sleep(0.05)
+            token = printed.partition("token=")[2]
+            assert token
+            assert token not in given
+            found = httpx.get(given, trust_env=False)
+            assert found.headers["location"] == f"/?token={token}"
+        finally:
+            process.terminate()
 
 
 def test_another_host_is_warned_of_and_an_interruption_ends_it_quietly(place: Path) -> None:

@@ -157,8 +157,8 @@ function showSecond(page) {
 
 function drawSecond() { // the map of what is shown, where the second model has it
   if (!second) return;
-  const names = second.things.names;
-  let thing = names.indexOf(name(state.a));
+  const names = second.things.names, same = second.things.indices.indexOf(things.indices[state.a]);
+  let thing = names[same] === name(state.a) ? same : names.indexOf(name(state.a)); // several classes may have one name
   if (thing < 0) thing = second.first;
   const set = new MapSet(second.maps[0], names.length), box = second.region;
   const kind = set.evidence === "signed" ? state.evidence : "positive", scale = SIDE / Math.max(box[2], box[3]);
