@@ -1,6 +1,7 @@
 """The engine in several processes of this machine, on one device or on several; this one keeps the manifest of all.
 
-On a processor they do not wait for one another at each layer, as threads do; on a GPU, not for Python's lock."""
+On a GPU that has its pixels from the processor, threads of one process wait for Python's lock, and these do not. On a
+processor it is one process that is faster: its cores work on one layer, and on another batch's pictures."""
 
 from __future__ import annotations
 

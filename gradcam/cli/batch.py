@@ -346,7 +346,7 @@ class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gener
 @options.number("--batch-size", "Pictures in one pass of the model; halved where memory is short.")
 @options.number("--workers", "Threads that read, draw and write.  [default: one for each core]")
 @options.number(
-    "--processes", "Processes on the device, or on each of several GPUs, each with a model of its own.", 1, most=100
+    "--processes", "Processes on the GPU, or on each of several, each with a model of its own.", 1, most=100
 )
 @options.choice(
     "--pixels",
