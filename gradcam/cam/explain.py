@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from typing_extensions import Self, Unpack
 
 from gradcam.cam.forward import Recorded, recorded_pass
 from gradcam.cam.grid import JOINS, BlindPatchesError, find_grid, warn_of_places
+from gradcam.cam.kept import ChangedError, Kept, describe, forget, keep, recall
 from gradcam.cam.maps import compute_maps
 from gradcam.cam.methods.attention_capture import AttentionLog
 from gradcam.cam.methods.base import Method
@@ -407,7 +408,13 @@ def carry_out(
 
 
 def _explain_at(
-    model: nn.Module, bound: Bound, layers: Sequence[str | nn.Module], plan: Plan, *, are_named: bool = False
+    model: nn.Module,
+    bound: Bound,
+    layers: Sequence[str | nn.Module],
+    plan: Plan,
+    *,
+    are_named: bool = False,
+    look: Callable[[Recorded], None] | None = None,
 ) -> dict[tuple[str, str], Explanation]:
     batch, options = bound.batch, plan.options
     chosen = find_layers(model, layers) if layers or plan.needs_layers else []
@@ -422,6 +429,8 @@ def _explain_at(
     if any(method.place == "attention" for method in plan.methods):
         how["around"].append(log.taken(model))
     with recorded_pass(bound.model, shown, chosen, views.target, **how) as recorded:
+        if look is not None:
+            look(recorded)
         maps = compute_maps(recorded, plan.methods, budget, log, reshape=options["reshape"], join=options["join"])
         if are_named and recorded.frame is None:
             warn_of_places(recorded, options["reshape"])
@@ -487,6 +496,15 @@ def _without_padding(scores: Tensor, scored: Scored) -> Tensor:
 def _explain_last_layer(model: nn.Module, bound: Bound, plan: Plan) -> dict[tuple[str, str], Explanation]:
     if callable(plan.options["reshape"]):
         raise LayerError("reshape is a function, which takes the tensor of one layer: name that layer.")
+    is_positive = all(method.assumes_positive for method in plan.methods)
+    asked = (bound.batch, bound.target, is_positive, plan.options["reshape"])
+    mark = describe(model, *asked) if bound.model is model else None
+    kept = recall(model, mark)
+    if kept is not None:
+        try:
+            return _explain_kept(model, bound, plan, kept)
+        except (ChangedError, LayerError):  # or it does not run any more, say
+            forget(model, kept)
     copied = _copy(bound)
     found = find_suggestion(copied.model, copied.batch, copied.target, plan.options["reshape"])
     names = [_own_name(model, bound.model, name) for name in (*found.layers, found.behind_activation)]
@@ -494,17 +512,23 @@ def _explain_last_layer(model: nn.Module, bound: Bound, plan: Plan) -> dict[tupl
     if not own:
         raise LayerError(f"No layer of {type(model).__name__} has a spatial grid: name the layer to explain.")
     found = replace(found, layers=own, behind_activation=names[-1] or own[0])
-    is_positive = all(method.assumes_positive for method in plan.methods)
     last, *others = dict.fromkeys([found.behind_activation, *found.layers] if is_positive else found.layers)
+    kept = Kept(mark, last, found.note if last == found.layers[0] else None)
     try:
-        explained = _explain_at(model, _copy(bound), [last], plan)
+        explained = _explain_kept(model, bound, plan, kept)
     except BlindLayerError:  # a dead end, such as the last block of a network that reads its class token only
         layer = _find_last_with_gradient(model, _copy(bound), others, plan) if others else None
         if layer is None:
             raise LayerError(_BLIND) from None
         return _explain_at(model, bound, [layer], plan)
-    if found.note is not None and last == found.layers[0]:
-        warn(found.note)
+    keep(model, kept)
+    return explained
+
+
+def _explain_kept(model: nn.Module, bound: Bound, plan: Plan, kept: Kept) -> dict[tuple[str, str], Explanation]:
+    explained = _explain_at(model, _copy(bound), [kept.layer], plan, look=kept.look)
+    if kept.note is not None:
+        warn(kept.note)
     return explained
 
 

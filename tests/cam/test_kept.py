@@ -1,0 +1,174 @@
+"""The layer that was found where none was named: kept for the next pictures, and never for a model that has changed."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradcam
+from gradcam.errors import GradcamWarning
+from gradcam.targets import ClassTarget
+
+PASSES: list[int] = []  # how many images each had
+HIDDEN = {"deep": True}  # of which nothing in the model tells
+
+
+class Net(nn.Module):
+    """Its last layer with a grid is `b` where it is deep, and `a` where it is not."""
+
+    def __init__(self, is_deep: Callable[[Any, Tensor], bool] = lambda self, images: self.deep) -> None:
+        super().__init__()
+        self.stem, self.a, self.b = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 6, 3), nn.Conv2d(6, 6, 3)
+        self.head = nn.Linear(6, 5)
+        self.deep, self.config, self._is_deep = True, SimpleNamespace(deep=True), is_deep
+
+    def forward(self, images: Tensor) -> Tensor:
+        PASSES.append(len(images))
+        found = self.a(self.stem(images).relu()).relu()
+        if self._is_deep(self, images):
+            found = self.b(found).relu()
+        return self.head(found.mean((2, 3)))
+
+
+def images(side: int = 16, value: float = 0.0) -> Tensor:
+    return torch.rand(2, 3, side, side, generator=torch.Generator().manual_seed(1)) + value
+
+
+def make(is_deep: Callable[[Any, Tensor], bool] = lambda self, images: self.deep) -> Net:
+    torch.manual_seed(0)
+    return Net(is_deep).eval()
+
+
+def test_the_search_is_paid_for_once_for_each_form_of_pictures() -> None:
+    model, passes = make(), []
+    for given, target in ((images(), None), (images(), 3), (images(20), 3), (images(20), [1, 2]), (images(), 3)):
+        PASSES.clear()
+        found = gradcam.explain(model, given, target=target)
+        passes.append(list(PASSES))
+        named = gradcam.explain(model, given, "b", target=target)
+        assert found.layer == "b"
+        assert torch.equal(found.maps, named.maps)
+        assert torch.equal(found.scores, named.scores)
+    assert passes == [[1, 2], [2], [1, 2], [2], [2]]  # to search, one image is enough
+
+
+def skip(model: Net) -> None:
+    model.deep = False
+
+
+def skip_by_configuration(model: Net) -> None:
+    model.config.deep = False
+
+
+def skip_by_another_forward(model: Net) -> None:
+    model.forward = lambda images: model.head(model.a(model.stem(images).relu()).mean((2, 3)))  # type: ignore[method-assign]
+
+
+def skip_by_another_module(model: Net) -> None:
+    model.b = nn.Flatten(2).eval()  # type: ignore[assignment]
+    model._is_deep = lambda self, images: False
+
+
+def skip_by_hidden_state(model: Net) -> None:
+    HIDDEN["deep"] = False
+
+
+def skip_by_a_hook(model: Net) -> None:
+    model.b.register_forward_hook(lambda module, args, output: args[0])
+
+
+CHANGES: list[tuple[Callable[[Any, Tensor], bool], Callable[[Net], None]]] = [
+    (lambda self, images: self.deep, skip),
+    (lambda self, images: self.config.deep, skip_by_configuration),
+    (lambda self, images: self.deep, skip_by_another_forward),
+    (lambda self, images: self.deep, skip_by_another_module),
+    (lambda self, images: HIDDEN["deep"], skip_by_hidden_state),
+    (lambda self, images: self.deep, skip_by_a_hook),
+]
+
+
+@pytest.mark.parametrize(("is_deep", "change"), CHANGES)
+def test_a_changed_model_never_gets_what_was_found_before(
+    is_deep: Callable[[Any, Tensor], bool], change: Callable[[Net], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(HIDDEN, "deep", True)
+    model = make(is_deep)
+    before = gradcam.explain(model, images(), target=3)
+    assert before.layer == "b"
+    change(model)
+    fresh = make(is_deep)
+    change(fresh)
+    expected = gradcam.explain(fresh, images(), target=3)
+    for _ in range(2):
+        found = gradcam.explain(model, images(), target=3)
+        assert found.layer == expected.layer
+        assert torch.equal(found.maps, expected.maps)
+
+
+def test_a_class_that_is_patched_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make()
+    assert gradcam.explain(model, images(), target=3).layer == "b"
+    monkeypatch.setattr(Net, "forward", lambda self, images: self.head(self.a(self.stem(images).relu()).mean((2, 3))))
+    assert gradcam.explain(model, images(), target=3).layer == "a"
+
+
+def test_a_picture_that_takes_another_way_is_seen() -> None:
+    model = make(lambda self, images: bool(images.mean() < 1))
+    found = [gradcam.explain(model, images(value=value), target=3) for value in (0, 2, 0, 2)]
+    assert [each.layer for each in found] == ["b", "a", "b", "a"]
+
+
+@pytest.mark.parametrize("other", [ClassTarget(3, output=1), lambda output: output[1][:, 3]])
+def test_another_output_is_another_question(other: Any) -> None:
+    class Two(Net):
+        def forward(self, images: Tensor) -> Any:
+            found = self.a(self.stem(images).relu()).relu()
+            return self.head(self.b(found).relu().mean((2, 3))), self.head(found.mean((2, 3)))
+
+    torch.manual_seed(0)
+    model = Two().eval()
+    first = ClassTarget(3, output=0)
+    layers = [gradcam.explain(model, images(), target=it).layer for it in (first, other, first, other)]
+    assert layers == ["b", "a", "b", "a"]
+
+
+def test_a_model_is_not_kept_alive() -> None:
+    model = make()
+    gradcam.explain(model, images())
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+def test_what_is_to_be_known_of_the_layer_is_said_each_time() -> None:
+    class Forks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right, self.head = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3), nn.Linear(4, 5)
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.head((self.left(images) + self.right(images)).relu().mean((2, 3)))
+
+    torch.manual_seed(0)
+    model = Forks().eval()
+    for _ in range(3):
+        with pytest.warns(GradcamWarning, match="Only a part of what the score sees .* passes 'right', a branch"):
+            gradcam.explain(model, images(), target=1)
+
+
+def test_a_copy_of_a_model_has_its_own() -> None:
+    model = make()
+    assert gradcam.explain(model, images()).layer == "b"
+    other = copy.deepcopy(model)
+    other.deep = False
+    assert gradcam.explain(other, images()).layer == "a"
+    assert gradcam.explain(model, images()).layer == "b"
