@@ -172,3 +172,31 @@ def test_a_copy_of_a_model_has_its_own() -> None:
     other.deep = False
     assert gradcam.explain(other, images()).layer == "a"
     assert gradcam.explain(model, images()).layer == "b"
+
+
+class Pooled(Net):
+    """Behind its pool there is a grid, or none, by the pool's size: the operations are the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool, self.last = nn.MaxPool2d(10), nn.Conv2d(6, 5, 1)
+
+    def forward(self, images: Tensor, size: int | None = None) -> Tensor:
+        found = self.b(self.a(self.stem(images).relu()).relu()).relu()
+        return self.last(self.pool(found) if size is None else nn.functional.max_pool2d(found, size)).mean((2, 3))
+
+
+def test_settings_of_modules_decide_where_the_last_grid_is() -> None:
+    torch.manual_seed(0)
+    model, found = Pooled().eval(), []
+    for size in (10, 2, 10):
+        model.pool.kernel_size = model.pool.stride = size
+        found.append(gradcam.explain(model, images(), target=3).layer)
+    assert found == ["b", "last", "b"]
+
+
+def test_so_does_what_the_model_is_given_beside_the_pictures() -> None:
+    torch.manual_seed(0)
+    model = Pooled().eval()
+    given = [{"images": images(), "size": size} for size in (10, 2, 10)]
+    assert [gradcam.explain(model, each, target=3).layer for each in given] == ["b", "last", "b"]
