@@ -186,8 +186,9 @@ def explain(
         and none is named, the first that has a grid and that the score depends on is taken; of a pyramid, the sum of
         its levels. None takes the last layer that has a grid and through which all of the picture reaches the score
         (behind an activation such as ReLU, for methods that assume activations that are not negative; the last of the
-        coarsest grid, for dense outputs). To find it costs one more forward pass of one image, or two: name the layer
-        in loops.
+        coarsest grid, for dense outputs). To find it costs one more forward pass of one image, or two, the first time:
+        it is kept while the model and the pictures' form stay as they are. For a target that is a function, or an
+        object of `gradcam.targets` but `ClassTarget`, it is looked for each time: name the layer in loops.
     method : str or Method, default None
         A key of `gradcam.METHODS`, or one of its values. Rollout, gradient-rollout and legrad follow a transformer's
         attention; they and RISE look at no layer. None is "gradcam", but for targets that have a method of their own,
