@@ -60,6 +60,15 @@ def test_the_search_is_paid_for_once_for_each_form_of_pictures() -> None:
     assert passes == [[1, 2], [2], [1, 2], [2], [2]]  # to search, one image is enough
 
 
+def test_only_the_forms_of_late_are_kept() -> None:
+    model, passes = make(), []
+    for side in (*range(16, 25), 24, 16):
+        PASSES.clear()
+        gradcam.explain(model, images(side), target=3)
+        passes.append(len(PASSES))
+    assert passes == [2] * 9 + [1, 2]
+
+
 def skip(model: Net) -> None:
     model.deep = False
 
@@ -122,8 +131,13 @@ def test_a_class_that_is_patched_is_another_one(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_picture_that_takes_another_way_is_seen() -> None:
     model = make(lambda self, images: bool(images.mean() < 1))
-    found = [gradcam.explain(model, images(value=value), target=3) for value in (0, 2, 0, 2)]
-    assert [each.layer for each in found] == ["b", "a", "b", "a"]
+    layers, passes = [], []
+    for value in (0, 2, 2, 0, 0):
+        PASSES.clear()
+        layers.append(gradcam.explain(model, images(value=value), target=3).layer)
+        passes.append(len(PASSES))
+    assert layers == ["b", "a", "a", "b", "b"]
+    assert passes[2] == passes[4] == 1, "what was found last is kept in place of what does not fit"
 
 
 @pytest.mark.parametrize("other", [ClassTarget(3, output=1), lambda output: output[1][:, 3]])
