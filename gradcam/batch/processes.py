@@ -138,7 +138,7 @@ def _stream(processes: Sequence[_Process], blocks: Sequence[bytes]) -> Generator
                 sent += 1
         busy = {each.connection: each for each in processes if each.blocks}
         for connection in wait(list(busy)):
-            each = busy[connection]  # type: ignore[index]
+            each = busy[connection]  # type: ignore[index]  # it is one of those that were given
             answers[each.blocks[0]].append(each.receive())
             if answers[each.blocks[0]][-1] == END:
                 each.blocks.popleft()

@@ -84,9 +84,8 @@ def ui_command(places: tuple[Path, ...], port: int, host: str, no_browser: bool,
     if elsewhere is not None:
         click.echo(f"From other machines: http://{elsewhere}:{port}/?token={server.token}")
     click.echo("Ctrl+C ends it.")
-    if (
-        not no_browser
-    ):  # a command line can be read by whoever uses this machine: what is on it is worth nothing, once used
+    if not no_browser:
+        # A command line can be read by whoever uses this machine: what is on this one is worth nothing, once used.
         webbrowser.open(f"{page}?once={server.once}")
     application = server.to_application(find_hosts(host, port), takes_addresses=is_everywhere)
     return _serve(application, sockets, server.jobs)

@@ -55,6 +55,19 @@ spent = resource.getrusage(resource.RUSAGE_CHILDREN)
 seconds = spent.ru_utime + spent.ru_stime
 print(json.dumps([time.perf_counter() - start, seconds, spent.ru_maxrss * 1024, spent.ru_minflt]))
 """
+# One overlay after another, in one thread: the median of their seconds.
+DRAW = """
+import statistics, time
+import gradcam, numpy as np
+random, seconds = np.random.default_rng(0), []
+picture = random.integers(0, 256, (768, 1024, 3), dtype=np.uint8)
+heatmap = random.random((224, 224), dtype=np.float32)
+for _ in range(60):
+    start = time.perf_counter()
+    gradcam.overlay(picture, heatmap)
+    seconds.append(time.perf_counter() - start)
+print(statistics.median(seconds[10:]))
+"""
 BUSY = "while True: sum(range(100000))"
 MODELS = {
     "ResNet-50": ["--model", "resnet50", "--weights", "weights.pt", "--layer", "layer4"],
@@ -101,6 +114,35 @@ def compare_process(settings: Settings) -> Iterator[Table]:
     ]
     header = ["command", "model", "beside", "times as fast", "processor time", "peak memory", "thousand page faults"]
     yield Table("process", "Memory, waiting and ending (cpu)", header, rows, notes, raw)
+
+
+def compare_drawing(settings: Settings) -> Iterator[Table]:
+    """An overlay, beside an earlier checkout's; nothing without one."""
+    if settings.against is None:
+        return
+    rounds, times = max(settings.rounds.values()), []
+    for number in range(rounds + 1):  # the first compiles what it imports
+        trees = (ROOT, settings.against)[:: -1 if number % 2 else 1]
+        times.append({tree: draw(tree) for tree in trees})
+    own, before = (np.array([each[tree] for each in times[1:]]) * 1000 for tree in (ROOT, settings.against))
+    notes = [
+        f"A picture of {SIZE[0]} x {SIZE[1]}, one thread; medians (with quartiles) of {rounds} pairs of processes."
+    ]
+    row = ["`gradcam.overlay`", *(format_spread(each) for each in (before, own, before / own))]
+    yield Table(
+        "drawing",
+        "Drawing (cpu)",
+        ["", "before, ms", "now, ms", "times as fast"],
+        [row],
+        notes,
+        [list(each.values()) for each in times],
+    )
+
+
+def draw(tree: Path) -> float:
+    environment = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", DRAW], env=environment, capture_output=True, text=True, check=True)
+    return float(done.stdout)
 
 
 @contextlib.contextmanager
