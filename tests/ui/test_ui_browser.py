@@ -234,6 +234,7 @@ def test_pictures_that_are_none_are_told_and_others_are_taken(go: Go, photo: Cal
     give(page, ("notes.txt", b"A text."), ("huge.png", make_bomb()), (f"{HOSTILE}.jpg", coffee))
     expect(page.locator("#title")).to_have_text(f"{HOSTILE}.jpg")
     expect(page.locator("#strip li")).to_have_count(before + 1)
+    expect(page.locator("#shown-name")).to_contain_text("espresso")  # an answer takes away what was told before it
     give(page, ("notes.txt", b"A text."))
     expect(page.locator("#trouble")).to_contain_text("notes.txt")
     give(page, ("huge.png", make_bomb()))
