@@ -16,9 +16,14 @@ async function fetchJson(path, settings = {}) {
   return found;
 }
 
-function tell(trouble) {
-  element("trouble").textContent = trouble ?? "";
-  element("trouble").hidden = !trouble;
+const troubles = { files: [], answer: null }; // what was not taken, and why the newest question has no answer
+
+function tell(changed) {
+  Object.assign(troubles, changed);
+  const { files, answer } = troubles;
+  const lines = [...files.slice(0, 3), files.length > 3 ? `And ${files.length - 3} more.` : null, answer].filter(Boolean);
+  element("trouble").textContent = lines.join("\n");
+  element("trouble").hidden = !lines.length;
 }
 
 let waits = 0;

@@ -20,7 +20,7 @@ async function explain(changed = {}) { // all of it; what is changed stands once
   const of = wanted = { ...wanted, ...changed };
   if (of.picture === null) return;
   const all = question(of), by = JSON.stringify([all.picture, all.model, all.weights, all.texts]);
-  tell(null);
+  tell(takings ? { answer: null } : { files: [], answer: null });
   wholes++;
   try {
     const found = await ask(all);
@@ -39,7 +39,7 @@ function giveUp(why) { // what was shown before stays, with what belongs to it
     showAnswer(shown);
     select(thing);
   }
-  tell(why);
+  tell({ answer: why });
 }
 
 function showAnswer(answer) {
@@ -91,9 +91,9 @@ async function explainQuickly() { // one question at a time; the newest state is
   try {
     const found = await ask(question({ picture: number, edits: [...edits, ...pending()], quick: true, first, other: null }));
     if (found?.quick && shown === before) showQuick(found.quick);
-    tell(null);
+    tell({ answer: null });
   } catch (error) {
-    tell(error.message);
+    tell({ answer: error.message });
   }
   isAsking = false;
   goOn();
@@ -187,24 +187,22 @@ function addToStrip({ id, name: text }, isFirst = false) {
 
 const openPicture = (id) => explain({ picture: id, edits: [], first: null });
 
+let takings = 0; // drops whose files are being taken: what they tell stays until the next drop or question after them
+
 async function take(files) {
-  const troubles = [];
-  const report = () => tell([...troubles.slice(0, 3), ...(troubles.length > 3 ? [`And ${troubles.length - 3} more.`] : [])].join("\n"));
+  if (!takings++) tell({ files: [] });
   let isFirst = true;
   for (const file of files) {
     try {
       const found = await drop(file);
       addToStrip(found, true);
-      if (isFirst) {
-        await openPicture(found.id);
-        if (element("trouble").hidden) report(); // of those before, which the answer took away
-      }
+      if (isFirst) await openPicture(found.id);
       isFirst = false;
     } catch (error) {
-      troubles.push(error.message);
-      report();
+      tell({ files: [...troubles.files, error.message] });
     }
   }
+  takings--;
 }
 
 function bindPictures() {
@@ -241,7 +239,7 @@ async function begin() {
   try {
     for (const each of await fetchJson("strip")) addToStrip(each);
   } catch (error) {
-    tell(error.message);
+    tell({ answer: error.message });
   }
   if (strip.size) openPicture(strip.keys().next().value);
 }
