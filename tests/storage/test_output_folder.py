@@ -293,6 +293,21 @@ def test_each_difference_that_counts_is_said(tmp_path: Path, changes: dict[str, 
         OutputFolder.open(tmp_path, replace(RUN, **changes), mode="resume")
 
 
+@pytest.mark.parametrize("of", ["tensors", "file"])
+def test_rounded_weights_are_no_other_weights(tmp_path: Path, of: str) -> None:
+    run = replace(RUN, weights={"file": None, "sha256": "ab" * 32, "of": of}, settings={"precision": "fp32"})
+    work(tmp_path, ORDER[:2], run=run)
+    rounded = replace(run, weights={**run.weights, "sha256": "cd" * 32}, settings={"precision": "bf16"})
+    said = {
+        "tensors": "precision: fp32 → bf16. G",
+        "file": f"weights: {'ab' * 32} → {'cd' * 32}; precision: fp32 → bf16",
+    }
+    with pytest.raises(OutputError, match=f"other settings: {said[of]}"):
+        OutputFolder.open(tmp_path, rounded, mode="resume")
+    with pytest.raises(OutputError, match="other settings: weights: ab"):
+        OutputFolder.open(tmp_path, replace(rounded, settings=run.settings), mode="resume")
+
+
 @pytest.mark.parametrize(
     "changes",
     [
