@@ -15,8 +15,9 @@ import torch
 from gradcam.batch.findings import MapResult, PictureResult, Request
 from gradcam.batch.names import Saving, list_endings, name_kinds, name_page, name_result, panel_ending
 from gradcam.errors import GradcamError, OutputError, StoreError, describe_failure
-from gradcam.images.files import OutputNames, hash_file
+from gradcam.images.files import OutputNames
 from gradcam.images.write import encode_image
+from gradcam.models.checkpoints.read import hash_weights
 from gradcam.models.classifier import Classifier
 from gradcam.models.panels import panel
 from gradcam.models.results import PictureExplanation
@@ -104,7 +105,7 @@ def describe_weights(classifier: Classifier, file: Path | None = None) -> dict[s
     tensors, with their names, types and shapes, in the order of the state dict. Raises `OSError`."""
     name = None if file is None else file.name
     if file is not None and file.is_file():
-        return {"file": name, "sha256": hash_file(file), "of": "file"}
+        return {"file": name, "sha256": hash_weights(file), "of": "file"}
     digest = hashlib.sha256()
     for key, value in classifier.model.state_dict().items():
         for part in _to_parts(key, value):

@@ -23,6 +23,7 @@ from torchvision import models
 
 import gradcam
 from gradcam.errors import ModelError
+from gradcam.models.checkpoints.read import read_checkpoint
 from gradcam.models.preprocess import Preprocessing
 from gradcam.models.providers import base as network
 from gradcam.models.providers import load_parts
@@ -103,6 +104,57 @@ def check_alike(photo: Photo, ours: Preprocessing, theirs: Any) -> None:
 
 
 WEIGHTS = {"resnet50": "IMAGENET1K_V2", "vit_b_16": "IMAGENET1K_SWAG_E2E_V1"}
+
+
+class Odd(nn.Module):
+    """A buffer that is in no checkpoint, made of empty memory; and a number that is read while it is built."""
+
+    def __init__(self, classes: int, is_read: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, classes)
+        self.register_buffer("factor", torch.empty(2).fill_(3.0), persistent=False)
+        self.norm = self.layer.weight.detach().norm().item() if is_read else 0.0
+
+
+BUILT: dict[str, network.Build] = {
+    "mobilenet_v3_small": lambda classes: models.mobilenet_v3_small(num_classes=classes),
+    "regnet_y_400mf": lambda classes: models.regnet_y_400mf(num_classes=classes),
+    "swin_t": lambda classes: models.swin_t(num_classes=classes),
+    "timm's ViT": lambda classes: timm.create_model("vit_tiny_patch16_224", num_classes=classes),
+    "timm's MaxViT": lambda classes: timm.create_model("maxvit_rmlp_pico_rw_256", num_classes=classes),
+    "a buffer of its own": lambda classes: Odd(classes, is_read=False),
+    "a value that is read": lambda classes: Odd(classes, is_read=True),
+}
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_a_model_with_a_checkpoint_is_what_it_is_when_its_weights_are_drawn_first(tmp_path: Path, name: str) -> None:
+    model = BUILT[name](7)
+    torch.save(model.state_dict(), tmp_path / "mine.pth")
+    before = torch.get_rng_state()
+    found, count, _ = network.build_for(read_checkpoint(tmp_path / "mine.pth"), BUILT[name], 1000)
+    assert count == 7
+    for own, theirs in [
+        (found.named_parameters(), model.named_parameters()),
+        (found.named_buffers(), model.named_buffers()),
+    ]:
+        tensors = dict(own)
+        for key, tensor in theirs:
+            assert torch.equal(tensors.pop(key), tensor), key
+        assert not tensors
+    if name in ("mobilenet_v3_small", "regnet_y_400mf"):
+        assert torch.equal(before, torch.get_rng_state()), "nothing is drawn for what the checkpoint has"
+
+
+def test_what_a_detector_works_out_by_itself_has_values(tmp_path: Path) -> None:
+    model = models.get_model("ssdlite320_mobilenet_v3_large", weights=None, weights_backbone=None).eval()
+    torch.save(model.state_dict(), tmp_path / "mine.pth")
+    found = gradcam.load_detector("ssdlite320_mobilenet_v3_large", weights=tmp_path / "mine.pth", device="cpu")
+    assert isinstance(found.model, type(model))
+    image = torch.rand(3, 320, 320)
+    (own,), (theirs,) = found.model([image]), model([image])
+    assert torch.equal(own["boxes"], theirs["boxes"])
+    assert torch.equal(own["scores"], theirs["scores"])
 
 
 @pytest.mark.parametrize("model", ["mobilenet_v2", "efficientnet_b1", "inception_v3", "swin_v2_t", *WEIGHTS])

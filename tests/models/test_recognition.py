@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from PIL import Image
 import gradcam
 from gradcam.batch.save import describe_weights
 from gradcam.cli import cli
+from gradcam.models.checkpoints.read import hash_weights
 from gradcam.models.providers import torchvision as provider
 from gradcam.models.providers.base import Recognised, recognise
 
@@ -88,6 +90,19 @@ def test_the_content_counts_more_than_the_name(tmp_path: Path) -> None:
     assert recognise(file, names[:1]) == Recognised(names[0], False)
     assert recognise(file, ["other-22222222.pth", "plain.pth"]) is None
     assert recognise(tmp_path / "plain.safetensors", ["plain.pth"]) == Recognised("plain.pth", False)
+
+
+def test_a_file_of_weights_is_hashed_anew_when_it_is_written_anew(tmp_path: Path) -> None:
+    file, other = tmp_path / "net.pth", tmp_path / "other"
+    for number, content in enumerate([b"weights", b"Weights", b"weights and more"]):
+        other.write_bytes(content)
+        os.utime(other, ns=(number, number))
+        os.replace(other, file)
+        for _ in range(2):
+            assert hash_weights(file) == hashlib.sha256(content).hexdigest()
+    file.unlink()
+    with pytest.raises(FileNotFoundError):
+        hash_weights(file)
 
 
 def test_torchvisions_names_have_the_hashes() -> None:

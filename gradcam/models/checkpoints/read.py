@@ -15,6 +15,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
 from typing import IO, Any, ClassVar
@@ -24,7 +25,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from gradcam.errors import ModelError, join_names, shorten
-from gradcam.images.files import open_file
+from gradcam.images.files import hash_file, open_file
 
 # Averages of the weights over the training come first, as timm takes them: they are what such a training is judged by.
 AVERAGES = ("state_dict_ema", "model_ema", "ema_state_dict", "model_ema_state_dict", "ema", "ema_model")
@@ -123,6 +124,17 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
             raise explain_refusal(path) from None
         raise ModelError(f"{path}: is damaged or cut off ({reason})") from error
     return _choose(path, content)
+
+
+def hash_weights(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal digits: read once for as long as the file stays as it is. Raises `OSError`."""
+    found = path.stat()
+    return _hash(path.resolve(), found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+@lru_cache(maxsize=4)
+def _hash(path: Path, *state: int) -> str:
+    return hash_file(path)
 
 
 def _choose(path: Path, content: object) -> Checkpoint:

@@ -12,17 +12,18 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from gradcam.errors import ModelError
-from gradcam.images.files import hash_file
 from gradcam.models.checkpoints.fit import count_classes, load_weights
-from gradcam.models.checkpoints.read import Checkpoint
+from gradcam.models.checkpoints.read import Checkpoint, hash_weights
 from gradcam.models.preprocess import Preprocess, Preprocessing
 
 USUAL_SIZE = (224, 224)
@@ -84,13 +85,41 @@ def pytorchs_own_defaults() -> Iterator[None]:
             torch.set_default_dtype(before)
 
 
+class Unfilled(TorchFunctionMode):
+    """Memory that is to be filled with random values, as layers' parameters are, is not even taken: it lies on the meta
+    device, where drawing does nothing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.empty and kwargs.get("device") is None:
+            kwargs = {**kwargs, "device": "meta"}
+        return func(*args, **kwargs)
+
+
+def fill(checkpoint: Checkpoint, build: Callable[[], nn.Module]) -> tuple[nn.Module, Sequence[str]]:
+    """The model with the checkpoint's weights, and notes: built without values, since to draw random ones takes longer
+    than to read a file, or with them where it needs some that are not in the checkpoint."""
+    with contextlib.suppress(Exception):  # of a model that reads its values while it is built; others come again below
+        with Unfilled():
+            model = build()
+        notes = load_weights(model, checkpoint)
+        own = (it for module in model.modules() for it in vars(module).values() if isinstance(it, Tensor))
+        if not any(tensor.is_meta for tensor in chain(model.parameters(), model.buffers(), own)):
+            return model, notes
+    model = build()
+    return model, load_weights(model, checkpoint)
+
+
 def build_for(checkpoint: Checkpoint, build: Build, classes: int) -> tuple[nn.Module, int | None, Sequence[str]]:
     """The model with the checkpoint's weights, of as many classes as these have; how many, if that is known; and notes."""
-    model = build(classes)
-    count = count_classes(checkpoint, model)
-    if count is not None and count != classes:
-        model = build(count)
-    return model, count, load_weights(model, checkpoint)
+
+    def build_fitting() -> nn.Module:
+        model = build(classes)
+        count = count_classes(checkpoint, model)
+        return model if count in (None, classes) else build(count)
+
+    model, notes = fill(checkpoint, build_fitting)
+    return model, count_classes(checkpoint, model), notes
 
 
 def import_extra(package: str, extra: str) -> ModuleType:
@@ -148,7 +177,7 @@ def recognise(path: Path, names: Iterable[str]) -> Recognised | None:
     """Which of the library's files, such as mobilenet_v2-b0353104.pth, this is: by its content, or else by its name."""
     stems = {name.rpartition(".")[0]: name for name in names}
     hashes = {found.group(1): name for stem, name in stems.items() if (found := HASH.search(stem))}
-    digest = hash_file(path) if hashes and path.is_file() else ""
+    digest = hash_weights(path) if hashes and path.is_file() else ""
     certain = [Recognised(name, True) for prefix, name in hashes.items() if digest.startswith(prefix)]
     # Saved in another form, or tuned further: mobilenet_v2-b0353104.safetensors.
     alike = [Recognised(name, False) for stem, name in stems.items() if path.name.startswith(stem)]

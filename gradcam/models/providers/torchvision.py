@@ -16,7 +16,6 @@ from torchvision import models
 
 from gradcam import plugins
 from gradcam.errors import ModelError, join_names, nearest, shorten
-from gradcam.models.checkpoints.fit import load_weights
 from gradcam.models.checkpoints.read import Checkpoint, describe_other_model, read_checkpoint
 from gradcam.models.preprocess import Preprocessing, WholePicture
 from gradcam.models.providers import DEFAULT, PROVIDERS
@@ -29,6 +28,7 @@ from gradcam.models.providers.base import (
     build_for,
     describe_preprocessing,
     fetch,
+    fill,
     recognise,
 )
 
@@ -73,8 +73,7 @@ def _load_places(name: str, enum: Any, weights: Path) -> Parts:
     """A detector or a segmenter, which is shown all of a picture; the number of classes is the checkpoint's."""
     checkpoint, labels = read_checkpoint(weights), _categories(enum)
     classes = _count_outputs(name, checkpoint) or len(labels)
-    model = _build_places(name, classes)
-    notes = load_weights(model, checkpoint)
+    model, notes = fill(checkpoint, partial(_build_places, name, classes))
     if classes != len(labels):
         labels = [f"class {index}" for index in range(classes)]
     if find_task_of(name) == "detection":
