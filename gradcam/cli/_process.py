@@ -11,6 +11,8 @@ import platform
 import sys
 import threading
 from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
 from gradcam.plugins import has_loaded
 
@@ -25,6 +27,7 @@ OLDER_LARGEST = 32 * MEGABYTE  # which is all that versions before 2.35 take
 # nobody says how long. On a machine that is busy, or has pictures to read, that takes the core from whoever is waited for.
 # These turns last some fifty microseconds, in which most waits end where all cores are free.
 SPINS = "5000"
+COMPILER = "torch._dynamo.utils"
 
 
 def settle_process() -> None:
@@ -49,14 +52,37 @@ def set_allocator(parameters: dict[int, int]) -> bool:
     return all(library.mallopt(parameter, value) == 1 for parameter, value in parameters.items())
 
 
+class _Later(ModuleType):
+    """A module that is imported as soon as anything else is asked of it than to `answer` a question, or that is called."""
+
+    def __init__(self, name: str, answer: str) -> None:
+        super().__init__(name)
+        self._answer = answer
+
+    def _load(self) -> ModuleType:
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return importlib.import_module(self.__name__)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # which Python asks of all modules
+            raise AttributeError(name)
+        return self._ask if name == self._answer else getattr(self._load(), name)
+
+    def _ask(self, *args: Any) -> Any:
+        return getattr(self._load(), self._answer)(*args)
+
+
 def load_torch() -> None:
-    """Import torch, without looking for garbage among the objects that it makes: they are many, and stay."""
+    """Import torch, without looking for garbage among the objects that it makes: they are many, and stay. Its compiler
+    is left for later: torchvision asks whether that may be used, and it takes as long to import as torch itself."""
     if "torch" in sys.modules:
         return
     is_enabled = gc.isenabled()
     gc.disable()
     try:
         importlib.import_module("torch")
+        sys.modules.setdefault(COMPILER, _Later(COMPILER, "is_compile_supported"))
         gc.freeze()
     finally:
         if is_enabled:

@@ -7,10 +7,12 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+import torch
+import torchvision
 
 GLIBC = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 LOOK = """
@@ -143,3 +145,47 @@ def test_who_watches_has_yet_to_tell(watch: str) -> None:
     done = end("--version", first=f"exec('import sys; sys.{watch}(lambda *_: None)', {{}})")
     assert done.returncode == 0
     assert "taken apart" in done.stdout
+
+
+COMPILER = """
+import torch, torchvision
+assert "torch._dynamo" not in sys.modules
+box = torch.tensor([[0.0, 0.0, 4.0, 4.0]])
+assert torchvision.ops.roi_align(torch.ones(1, 3, 8, 8), [box], 2).eq(1).all()
+%s
+assert type(sys.modules["torch._dynamo.utils"]).__name__ == "module"
+"""
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "torch.compile(torch.nn.Linear(3, 3), backend='eager')(torch.ones(2, 3))",
+        "import torch._dynamo.utils as found; assert found.counters is torch._dynamo.utils.counters",
+        "from torchvision.ops.roi_align import is_compile_supported as ask; assert isinstance(ask('cpu'), bool)",
+    ],
+)
+def test_torchs_compiler_is_imported_when_it_is_used(use: str) -> None:
+    load = "from gradcam.cli._process import load_torch; import sys; load_torch()"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", load + COMPILER % use], check=True)
+
+
+def test_a_run_with_a_model_of_torchvisions_does_without_the_compiler(
+    tmp_path: Path, photo: Callable[[str], Path]
+) -> None:
+    weights, names = tmp_path / "mine.pth", ["run", str(photo("coffee.jpg")), "-o", str(tmp_path / "map.png"), "-q"]
+    state = torchvision.models.resnet18(num_classes=4).state_dict()
+    torch.save(state, weights)
+    words = [*names, "--model", "resnet18", "--weights", str(weights), "--device", "cpu"]
+    code = f"""
+import sys
+from gradcam.cli import main
+sys.argv = ["gradcam", *{words!r}]
+try:
+    main()
+except SystemExit as end:
+    assert end.code == 0
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert (tmp_path / "map.png").exists()

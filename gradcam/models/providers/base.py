@@ -87,10 +87,13 @@ def pytorchs_own_defaults() -> Iterator[None]:
 
 class Unfilled(TorchFunctionMode):
     """Memory that is to be filled with random values, as layers' parameters are, is not even taken: it lies on the meta
-    device, where drawing does nothing."""
+    device, where drawing does nothing; but PyTorch would load its compiler for that of a normal distribution."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        tensor = args[0] if args else kwargs.get("tensor")
+        if isinstance(tensor, Tensor) and tensor.is_meta and getattr(func, "__name__", "").endswith("normal_"):
+            return tensor
         if func is torch.empty and kwargs.get("device") is None:
             kwargs = {**kwargs, "device": "meta"}
         return func(*args, **kwargs)
