@@ -31,11 +31,14 @@ COMPILER = "torch._dynamo.utils"
 
 
 def settle_process() -> None:
-    """Keep freed memory, and spin for a moment only; what the environment says of either stands."""
+    """Keep freed memory, and spin for a moment only; what the environment says of either stands. And leave PyTorch's
+    compiler for later: torchvision asks whether it may be used, and it takes as long to import as torch itself."""
     if not any(name.startswith("MALLOC_") for name in os.environ) and "GLIBC_TUNABLES" not in os.environ:
         keep_freed_memory()
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
+    if "torch" not in sys.modules:
+        sys.modules[COMPILER] = _Later(COMPILER, "is_compile_supported")
 
 
 def keep_freed_memory() -> None:
@@ -74,15 +77,13 @@ class _Later(ModuleType):
 
 
 def load_torch() -> None:
-    """Import torch, without looking for garbage among the objects that it makes: they are many, and stay. Its compiler
-    is left for later: torchvision asks whether that may be used, and it takes as long to import as torch itself."""
+    """Import torch, without looking for garbage among the objects that it makes: they are many, and stay."""
     if "torch" in sys.modules:
         return
     is_enabled = gc.isenabled()
     gc.disable()
     try:
         importlib.import_module("torch")
-        sys.modules.setdefault(COMPILER, _Later(COMPILER, "is_compile_supported"))
         gc.freeze()
     finally:
         if is_enabled:

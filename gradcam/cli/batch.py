@@ -18,7 +18,15 @@ from gradcam.cli._commands import Command
 from gradcam.cli._job import ask, load_model, say
 from gradcam.cli._page import to_making
 from gradcam.cli._settings import ModelChoice, Output, Settings, to_settings
-from gradcam.cli._terminal import Display, Terminated, code_of_the_user, how_to_go_on, telling_waits, to_arrow
+from gradcam.cli._terminal import (
+    Display,
+    Terminated,
+    code_of_the_user,
+    how_to_go_on,
+    import_torch,
+    telling_waits,
+    to_arrow,
+)
 from gradcam.errors import ClusterError, DeviceError, GradcamError, OutputError, StoreError, printable
 from gradcam.options import FORMATS as PICTURE_FORMATS
 from gradcam.options import PIXELS
@@ -141,6 +149,7 @@ def explain_all(typed: Typed) -> int:
         # Before torch is imported, and a model loaded.
         choice.output_format.check_place(choice.destination)
         listing = list_inputs(typed.inputs, exclude=choice.folder)
+        import_torch()
         engine, device = _start_engine(choice, settings, stack)
         work = _find_work(typed, listing, device)
         if choice.resume:

@@ -166,7 +166,7 @@ assert type(sys.modules["torch._dynamo.utils"]).__name__ == "module"
     ],
 )
 def test_torchs_compiler_is_imported_when_it_is_used(use: str) -> None:
-    load = "from gradcam.cli._process import load_torch; import sys; load_torch()"
+    load = "from gradcam.cli._process import settle_process; import sys; settle_process()"
     subprocess.run([sys.executable, "-W", "ignore", "-c", load + COMPILER % use], check=True)
 
 
