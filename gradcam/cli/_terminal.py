@@ -44,10 +44,14 @@ class Terminated(BaseException):
 @contextlib.contextmanager
 def heeding_signals() -> Iterator[None]:
     """Have the main thread raise `Terminated` when SIGTERM comes, or SIGHUP, also where a library makes an error of it.
-    SIGINT is a KeyboardInterrupt. One that is ignored stays so: `nohup` asks for that."""
+    SIGINT is a KeyboardInterrupt. One that is ignored stays so: `nohup` asks for that. What comes when this has ended
+    ends the process at once."""
     came: list[int] = []
+    is_over = False
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
+        if is_over:
+            os._exit(128 + number)
         came.append(number)
         if number == signal.SIGINT:
             raise KeyboardInterrupt
@@ -68,13 +72,21 @@ def heeding_signals() -> Iterator[None]:
         if came:
             raise Terminated(came[0]) from error
         raise
+    finally:
+        is_over = True
 
 
 def heed_nothing() -> None:
-    """From now on a signal ends the process at once: while Python shuts down, an exception would only print a traceback."""
-    for number in (signal.SIGINT, *ENDING):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
+    """From now on a signal ends the process at once: while Python shuts down, an exception would only print a traceback.
+    Those that come meanwhile wait: Python tells of one whose handler is taken away before it ran."""
+    numbers = [number for number in (signal.SIGINT, *ENDING) if signal.getsignal(number) is not signal.SIG_IGN]
+    can_wait = hasattr(signal, "pthread_sigmask")  # on Windows they cannot
+    if can_wait:
+        signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    for number in numbers:
+        signal.signal(number, signal.SIG_DFL)
+    if can_wait:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
 
 def make_streams_safe() -> None:

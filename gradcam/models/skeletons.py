@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from gradcam.cam.listing import LayerRow, list_layers
 from gradcam.errors import GradcamError, ModelError, shorten
@@ -19,7 +16,7 @@ from gradcam.families import find_main
 from gradcam.layers.layout import USUAL_DEPTH, takes_volumes
 from gradcam.models.device import find_input_dtype, first_channels
 from gradcam.models.providers import DEFAULT, find_blueprint
-from gradcam.models.providers.base import Blueprint, pytorchs_own_defaults
+from gradcam.models.providers.base import Blueprint, Unfilled, pytorchs_own_defaults
 
 OF_VOLUMES = (
     ". Say --size DxHxW, or give a module whose forward(clip) returns model([clip[:, :, ::4], clip]) (SlowFast), "
@@ -159,7 +156,7 @@ def _to_skeleton(
 def _build_empty(name: str, blueprint: Blueprint) -> nn.Module:
     """Numbers that a model computes while it is built, such as widths, are real: `torch.device("meta")` has none."""
     # Where that fails, it looks at its own weights while it is built, or cannot be built at all.
-    with contextlib.suppress(ModelError), _empty_parameters(), warnings.catch_warnings():
+    with contextlib.suppress(ModelError), Unfilled(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about weights that are read into nothing
         return _build(name, blueprint).to("meta")
     return _build(name, blueprint).to("meta")
@@ -178,20 +175,3 @@ def _build(name: str, blueprint: Blueprint) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise ModelError(f"{name}: gave {shorten(model)}, expected a torch.nn.Module.")
     return model
-
-
-@contextlib.contextmanager
-def _empty_parameters() -> Iterator[None]:
-    """Parameters that modules get in this thread have a shape and no values: nothing is drawn at random for them."""
-    thread = threading.get_ident()
-
-    def empty(module: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parameter | None:
-        if threading.get_ident() != thread or parameter.is_meta or type(parameter) is not nn.Parameter:
-            return None  # one that is shared stays shared
-        return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
-
-    handle = register_module_parameter_registration_hook(cast("Callable[..., None]", empty))  # what its type leaves out
-    try:
-        yield
-    finally:
-        handle.remove()

@@ -297,7 +297,6 @@ def served(handler: type[socketserver.BaseRequestHandler]) -> Iterator[str]:
 
 
 def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(addresses, "SECONDS", 0.2)
     check_address("auto")
     with served(Grpc) as address:
         check_address(address)
@@ -307,6 +306,7 @@ def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
         ClusterError, match=f"^{address}: nothing answers there \\(connection refused\\): is the head up"
     ):
         check_address(address)
+    monkeypatch.setattr(addresses, "SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(ClusterError, match=f"^{address}: nothing answers there \\(timed out\\)"):
@@ -557,7 +557,8 @@ def test_last_words(kind: str, head: str, end: str, *, speaks: bool) -> None:
         ) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "watched\n"
-            time.sleep(0.3)  # for the witness to begin
+            server.settimeout(30)
+            server.accept()[0].close()  # of the witness, which has begun when it asks whether the head is there
             if head == "gone":
                 server.shutdown(socket.SHUT_RDWR)
                 server.close()

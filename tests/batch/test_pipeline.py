@@ -657,7 +657,7 @@ class TestEndings:
         stream = explain_items(tiny(), INNER, noises(40), finish=finish, batch_size=4, workers=1)
         assert next(stream) == "folder/000.png"
         assert len(pixel_threads()) == 1
-        timer = threading.Timer(0.3, gate.set)
+        timer = threading.Timer(2, gate.set)
         timer.start()
         within(30, stream.close)
         timer.join()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -178,7 +179,8 @@ def test_they_hear_no_ctrl_c_from_their_first_moment_on(
     def interrupt() -> None:
         while not over.wait(0.02):
             for each in multiprocessing.active_children():
-                os.kill(each.pid, signal.SIGINT)  # type: ignore[arg-type]
+                with contextlib.suppress(ProcessLookupError):  # it may have ended just now
+                    os.kill(each.pid, signal.SIGINT)  # type: ignore[arg-type]
 
     thread = threading.Thread(target=interrupt)
     thread.start()

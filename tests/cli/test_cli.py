@@ -882,7 +882,7 @@ def test_a_terminal_without_unicode_causes_no_traceback(
 
 @POSIX
 def test_a_reader_that_has_seen_enough_causes_no_traceback(small: Photo, folder: Path) -> None:
-    process = start("run", *[small("coffee.jpg")] * 3, "--device", "cpu")
+    process = start("run", *[small("coffee.jpg")] * 30, "--device", "cpu")
     assert process.stdout.readline().startswith("coffee.png ")
     process.stdout.close()
     err = process.stderr.read()

@@ -289,7 +289,7 @@ class Sleeps(nn.Module):
 
 def test_times_hold_those_of_parts() -> None:
     model = nn.Sequential(nn.Sequential(Sleeps(0.02), Sleeps(0.03)), Sleeps(0.01))
-    found = trace(model, X)
+    found = trace(model, X, rounds=1)  # medians of several do not add up
     seconds = {call.name: call.seconds or 0 for call in found.calls}
     least = {"": 0.06, "0": 0.05, "0.0": 0.02, "0.1": 0.03, "1": 0.01}
     for name, expected in least.items():

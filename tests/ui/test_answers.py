@@ -367,8 +367,8 @@ def test_the_newest_question_of_a_tab_wins_and_others_wait() -> None:
 
     def work(name: str) -> Callable[[Any], str]:
         def run(progress: Any) -> str:
-            for i in range(20):
-                progress(i, 20)
+            for i in range(2000 if name == "first" else 20):
+                progress(i, 2000)
                 time.sleep(0.01)
             ran.append(name)
             return name

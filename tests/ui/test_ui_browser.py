@@ -293,7 +293,7 @@ def test_labels_are_texts_and_nan_is_told(go: Go) -> None:
     page = go()
     page.locator("#model").fill("mine.py:small")
     page.locator("#model").press("Enter")
-    expect(page.locator("#shown-facts")).to_contain_text("at layer")
+    expect(page.locator("#shown-facts")).to_contain_text("at layer ·")
     page.locator("#model").fill("mine.py:nan")
     page.locator("#model").press("Enter")
     expect(page.locator("#trouble")).to_contain_text("NaN")
@@ -525,7 +525,10 @@ def test_a_signal_ends_it_while_it_computes(
         assert found.process.wait(15) in statuses  # a pass takes a minute
         rest = found.process.stdout.read()
         assert "Traceback" not in rest, rest
-        assert [it.exception() is None and it.result().json() for it in asked] == [{"stopped": True}] * 2
+        # The second may come too late to be heard at all.
+        ends = [it.exception() or it.result().json() for it in asked]
+        assert {"stopped": True} in ends
+        assert all(it == {"stopped": True} or isinstance(it, httpx.ConnectError) for it in ends), ends
         found.process.poll = lambda: None
     (place / "serving").unlink()
 
