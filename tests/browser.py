@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,3 +59,14 @@ def wait_until(page: Any, script: str, given: Any = None) -> None:
     while not page.evaluate(script, given):
         assert time.monotonic() < deadline, f"this did not become true: {script}"
         page.wait_for_timeout(20)
+
+
+def is_remembered(page: Any, holds: Callable[[], bool]) -> bool:
+    """Whether it holds when the page is loaded anew: Chromium keeps what a page stores in a process of its own, from which
+    the next page may ask it before it has come there."""
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
+        page.reload()
+        if holds():
+            return True
+    return False

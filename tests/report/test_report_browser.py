@@ -20,7 +20,7 @@ from gradcam.images.write import write_image
 from gradcam.report.pages import write_report
 from gradcam.report.views import find_stem
 from gradcam.storage.records import Explained, Prediction, Record
-from tests.browser import PHONE, Visit, expect, needs_browser, wait_until
+from tests.browser import PHONE, Visit, expect, is_remembered, needs_browser, wait_until
 from tests.report.test_report import HOSTILE, done, result, write_run
 from tests.views import write_views
 
@@ -538,8 +538,7 @@ def test_dark_and_light(visit: Callable[..., Visit], zoo: Path) -> None:
     assert ground(page) < 40
     page.get_by_role("button", name="Switch to light").click()
     assert ground(page) > 230
-    page.reload()
-    assert ground(page) > 230  # remembered
+    assert is_remembered(page, lambda: ground(page) > 230)
     page.get_by_role("button", name="Switch to dark").click()
     assert ground(page) < 40
     page = visit(color_scheme="light").open(zoo)

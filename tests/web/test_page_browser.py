@@ -16,7 +16,7 @@ import pytest
 import gradcam
 from gradcam.targets import ClassTarget
 from gradcam.web.page import MapSet, Page, Things
-from tests.browser import DESKTOP, PHONE, Visit, expect, needs_browser
+from tests.browser import DESKTOP, PHONE, Visit, expect, is_remembered, needs_browser
 
 pytestmark = [pytest.mark.slow, needs_browser]
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script> & 'quoted'"
@@ -341,16 +341,17 @@ def test_the_picture_is_downloaded(go: Callable[..., Any], cat: Page, tmp_path: 
     assert np.abs(found[100:500, 150:350] - cat.picture[100:500, 150:350]).mean() > 15
 
 
-def test_dark_and_light(go: Callable[..., Any]) -> None:
-    for scheme in ("light", "dark"):
-        page = go(color_scheme=scheme)
-        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        assert (sum(map(int, ground[4:-1].split(","))) < 200) == (scheme == "dark")
-        page.locator("#theme-button").click()
-        other = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        assert other != ground
-        page.reload()
-        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == other
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_dark_and_light(go: Callable[..., Any], scheme: str) -> None:
+    def is_dark() -> bool:
+        ground: str = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        return sum(map(int, ground[4:-1].split(","))) < 200
+
+    page = go(color_scheme=scheme)
+    assert is_dark() == (scheme == "dark")
+    page.locator("#theme-button").click()
+    assert is_dark() == (scheme == "light")
+    assert is_remembered(page, lambda: is_dark() == (scheme == "light"))
 
 
 def test_keys_and_the_verdict(go: Callable[..., Any]) -> None:
