@@ -235,10 +235,14 @@ class _Look:
         return find_layout(shape, self._batch.size, None, self._batch.images, patches=self._patches)
 
     def find_guesses(self, layers: Mapping[str, nn.Module]) -> dict[str, Laid]:
-        """Of these layers those where it is a guess how they lie on the pictures, and how that is."""
+        """Of these layers those where it is a guess how they lie on the pictures, and how that is; it is none for what
+        another layer gives too, that knows."""
         found = {name: self._outputs[module] for name, module in layers.items()}
         laid = {name: Laid(layers[name], it.shape, it.layout) for name, it in found.items() if it.layout}
-        return {name: each for name, each in laid.items() if each.is_doubtful(self._batch)}
+        doubtful = {name: each for name, each in laid.items() if each.is_doubtful(self._batch)}
+        known = {found[name].place.edge: each.layout for name, each in laid.items() if name not in doubtful}
+        known.pop(None, None)
+        return {name: each for name, each in doubtful.items() if known.get(found[name].place.edge) != each.layout}
 
     def why_not(self, module: nn.Module, depends: Mapping[Edge, bool], *, run: bool = False) -> str | None:
         """Why no class activation map can be taken at this layer, or at its last `run`; None where it can."""

@@ -240,3 +240,26 @@ def test_a_verdict_fails_where_the_cells_lie_elsewhere() -> None:
         if doubts:
             assert verdict.outcome == "failed"
             assert verdict.summary.startswith("The map at layer 'norm' may lie in wrong places: of 6")
+
+
+class HandsOn(nn.Module):
+    """Gives maps as they came, or with their rows for columns."""
+
+    def __init__(self, is_turned: bool) -> None:
+        super().__init__()
+        self.is_turned = is_turned
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mT if self.is_turned else x
+
+
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_what_hands_on_maps_of_a_convolution_is_no_guess(is_turned: bool) -> None:
+    passes = []
+    strided = (nn.Upsample(72), nn.Conv2d(3, 4, 3, 2, 1))  # by a number of pixels that is not whole
+    model = nn.Sequential(*strided, HandsOn(is_turned), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model.register_forward_hook(lambda *_: passes.append(1))
+    rows = {row.name: row for row in list_layers(model.eval(), 64)}
+    assert rows["2"].cam
+    assert rows["2"].guessed == is_turned
+    assert len(passes) == (8 if is_turned else 1)
