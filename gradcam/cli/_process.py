@@ -60,11 +60,12 @@ class _Later(ModuleType):
 
     def __init__(self, name: str, answer: str) -> None:
         super().__init__(name)
-        self._answer = answer
+        self._answer, self._lock = answer, threading.Lock()
 
     def _load(self) -> ModuleType:
-        if sys.modules.get(self.__name__) is self:
-            del sys.modules[self.__name__]
+        with self._lock:
+            if sys.modules.get(self.__name__) is self:
+                del sys.modules[self.__name__]
         return importlib.import_module(self.__name__)
 
     def __getattr__(self, name: str) -> Any:

@@ -56,12 +56,9 @@ def look(parts: Parts, preprocess: Preprocess, wanted: str | None) -> tuple[Find
         found = find_suggestion(unwrap(parts.model), to_batch(images))
         layer, positive = found.layers[0], found.behind_activation
         positive = None if positive == layer else positive
-        # That of `gradcam.explain`, which looks for another one where no gradient reaches the first, and which says so
-        # where that is a branch; but for a head that is all zeros, say: what is explained later may be something else.
-        for each in (layer, None) if found.note is None else (None,):
-            with contextlib.suppress(Exception):
-                layer = explain(parts.model, images, layer=each).layer
-                break
+        # That of `gradcam.explain`, but for a head that is all zeros, say: what is explained later may be something else.
+        with contextlib.suppress(Exception):
+            layer = explain(parts.model, images).layer
     return findings, str(layer), positive
 
 

@@ -16,7 +16,7 @@ from gradcam.families import find_main
 from gradcam.layers.layout import USUAL_DEPTH, takes_volumes
 from gradcam.models.device import find_input_dtype, first_channels
 from gradcam.models.providers import DEFAULT, find_blueprint
-from gradcam.models.providers.base import Blueprint, Unfilled, pytorchs_own_defaults
+from gradcam.models.providers.base import Blueprint, empty_parameters, pytorchs_own_defaults
 
 OF_VOLUMES = (
     ". Say --size DxHxW, or give a module whose forward(clip) returns model([clip[:, :, ::4], clip]) (SlowFast), "
@@ -154,9 +154,8 @@ def _to_skeleton(
 
 
 def _build_empty(name: str, blueprint: Blueprint) -> nn.Module:
-    """Numbers that a model computes while it is built, such as widths, are real: `torch.device("meta")` has none."""
     # Where that fails, it looks at its own weights while it is built, or cannot be built at all.
-    with contextlib.suppress(ModelError), Unfilled(), warnings.catch_warnings():
+    with contextlib.suppress(ModelError), empty_parameters(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about weights that are read into nothing
         return _build(name, blueprint).to("meta")
     return _build(name, blueprint).to("meta")

@@ -191,6 +191,34 @@ def test_sizes_are_those_of_the_weights() -> None:
     }
 
 
+KEPT = """
+import functools
+import torch
+from torch import nn
+
+@functools.lru_cache
+def table(count):  # which outlives the model that asked for it first
+    return torch.empty(1, count, 1, 1).fill_(2.0)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head, self.table = nn.Conv2d(3, 8, 3, 4), nn.Linear(8, 5), table(8)
+
+    def forward(self, x):
+        x = x / x.std().item()
+        return self.head((torch.relu(self.conv(x)) * self.table).mean((2, 3)))
+"""
+
+
+def test_what_a_users_code_keeps_has_values(layers: Command, tmp_path: Path) -> None:
+    (tmp_path / "kept.py").write_text(KEPT)
+    outcome = layers("kept.py:Net")
+    assert (outcome.status, outcome.err) == (0, "")
+    assert "run with random weights" in outcome.out
+    assert gradcam.load_classifier("kept.py:Net", device="cpu").classes == 5
+
+
 def test_a_skeleton_has_the_parts_of_the_model_and_no_values() -> None:
     model = build_skeleton("mobilenet_v3_small").model
     real = models.mobilenet_v3_small(weights=None)

@@ -6,6 +6,7 @@ import re
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,8 +59,8 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> Sequence[str]:
         tensor, wanted = fitted.tensors[name], expected[name]
         if tensor.is_complex() or tensor.is_floating_point() != wanted.is_floating_point():  # such as quantised weights
             raise ModelError(f"{checkpoint.path}: '{name}' is {tensor.dtype}, expected {wanted.dtype}.")
-    is_empty = any(tensor.is_meta for tensor in expected.values())
-    state = OrderedDict((name, fitted.tensors[name].to(expected[name].dtype, copy=is_empty)) for name in fitting)
+    plain: dict[str, Any] = {"copy": True, "memory_format": torch.contiguous_format}  # as the model's own would lie
+    state = OrderedDict((name, fitted.tensors[name].to(expected[name].dtype, **plain)) for name in fitting)
     _check_finite(checkpoint, state)
     # compare() allows nothing but counters to be missing where the model has no values of its own.
     counters = {name: wanted for name, wanted in expected.items() if wanted.is_meta and name not in state}
@@ -67,7 +68,7 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> Sequence[str]:
     # The names and shapes are today's: without a version, modules would take them for those of their oldest one.
     state._metadata = expected._metadata  # type: ignore[attr-defined]  # PyTorch keeps versions there
     try:
-        model.load_state_dict(state, strict=False, assign=is_empty)
+        model.load_state_dict(state, strict=False, assign=any(tensor.is_meta for tensor in expected.values()))
     except RuntimeError as error:
         raise ModelError(f"{checkpoint.path}: {' '.join(str(error).split())}") from error
     return [*checkpoint.notes, *fitted.notes, *difference.notes()]

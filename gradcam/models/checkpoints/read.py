@@ -129,7 +129,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 def hash_weights(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal digits: read once for as long as the file stays as it is. Raises `OSError`."""
     found = path.stat()
-    return _hash(path.resolve(), found.st_ino, found.st_size, found.st_mtime_ns)
+    return _hash(path, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 @lru_cache(maxsize=4)

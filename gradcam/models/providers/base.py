@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
 import importlib
 import os
 import re
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
 from gradcam.errors import ModelError
+from gradcam.hooks.nested import tensors
 from gradcam.models.checkpoints.fit import count_classes, load_weights
 from gradcam.models.checkpoints.read import Checkpoint, hash_weights
 from gradcam.models.preprocess import Preprocess, Preprocessing
@@ -85,30 +88,55 @@ def pytorchs_own_defaults() -> Iterator[None]:
             torch.set_default_dtype(before)
 
 
-class Unfilled(TorchFunctionMode):
-    """Memory that is to be filled with random values, as layers' parameters are, is not even taken: it lies on the meta
-    device, where drawing does nothing; but PyTorch would load its compiler for that of a normal distribution."""
+_building = threading.local()  # `is_empty`: whether this thread builds a model without values
+
+
+def _set_aside(module: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parameter | None:
+    if not getattr(_building, "is_empty", False) or parameter.is_meta or type(parameter) is not nn.Parameter:
+        return None  # one that is shared stays shared
+    return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+
+
+class _Undrawn(TorchFunctionMode):
+    """To draw from a normal distribution for what has no values does nothing, for which PyTorch loads its compiler."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         tensor = args[0] if args else kwargs.get("tensor")
-        if isinstance(tensor, Tensor) and tensor.is_meta and getattr(func, "__name__", "").endswith("normal_"):
-            return tensor
-        if func is torch.empty and kwargs.get("device") is None:
-            kwargs = {**kwargs, "device": "meta"}
-        return func(*args, **kwargs)
+        is_idle = isinstance(tensor, Tensor) and tensor.is_meta and getattr(func, "__name__", "").endswith("normal_")
+        return tensor if is_idle else func(*args, **kwargs)
+
+
+@functools.cache
+def _watch_parameters() -> None:
+    """For as long as the process lives: to take a hook away would be in the way of threads that build models meanwhile."""
+    register_module_parameter_registration_hook(cast("Callable[..., None]", _set_aside))  # what its type leaves out
+
+
+@contextlib.contextmanager
+def empty_parameters() -> Iterator[None]:
+    """Parameters that modules get in this thread have a shape and no values: nothing is drawn at random for them. Numbers
+    that a model computes while it is built, such as widths, are real: `torch.device("meta")` has none."""
+    _watch_parameters()
+    before, _building.is_empty = getattr(_building, "is_empty", False), True
+    try:
+        with _Undrawn():
+            yield
+    finally:
+        _building.is_empty = before
 
 
 def fill(checkpoint: Checkpoint, build: Callable[[], nn.Module]) -> tuple[nn.Module, Sequence[str]]:
     """The model with the checkpoint's weights, and notes: built without values, since to draw random ones takes longer
     than to read a file, or with them where it needs some that are not in the checkpoint."""
     with contextlib.suppress(Exception):  # of a model that reads its values while it is built; others come again below
-        with Unfilled():
+        with empty_parameters():
             model = build()
-        notes = load_weights(model, checkpoint)
-        own = (it for module in model.modules() for it in vars(module).values() if isinstance(it, Tensor))
-        if not any(tensor.is_meta for tensor in chain(model.parameters(), model.buffers(), own)):
-            return model, notes
+        named = [parameter for _, parameter in model.named_parameters(remove_duplicate=False)]
+        if len(set(map(id, named))) == len(named):  # what is shared would not be any more
+            notes = load_weights(model, checkpoint)
+            if not any(it.is_meta for module in model.modules() for it in tensors(vars(module))):
+                return model, notes
     model = build()
     return model, load_weights(model, checkpoint)
 
