@@ -100,8 +100,7 @@ def command(page: Any) -> str:
     return text
 
 
-@pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("viewport", "scheme"), [(DESKTOP, "light"), (PHONE, "dark")], ids=["desktop", "phone"])
 def test_a_dropped_picture_is_explained_and_a_brush_is_followed(
     go: Go, photo: Callable[[str], Path], tmp_path: Path, viewport: dict[str, int], scheme: str
 ) -> None:
