@@ -56,7 +56,7 @@ def set_allocator(parameters: dict[int, int]) -> bool:
 
 
 class _Later(ModuleType):
-    """A module that is imported as soon as anything else is asked of it than to `answer` a question, or that is called."""
+    """A module that is imported when it is used: when its function `answer` is called, or anything else is asked for."""
 
     def __init__(self, name: str, answer: str) -> None:
         super().__init__(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -189,3 +190,18 @@ assert "torch._dynamo" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)
     assert (tmp_path / "map.png").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="it has no such signals")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_between_the_commands_end_and_pythons_prints_nothing(number: int) -> None:
+    code = """
+import os, signal, sys
+from gradcam.cli._terminal import heeding_signals
+with heeding_signals():
+    pass
+os.kill(os.getpid(), int(sys.argv[1]))
+print("it goes on")
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(int(number))], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", "")
