@@ -7,19 +7,20 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Self, Unpack
 
-from gradcam.cam.forward import Recorded, recorded_pass
-from gradcam.cam.grid import JOINS, BlindPatchesError, find_grid, warn_of_places
-from gradcam.cam.kept import ChangedError, Kept, describe, forget, keep, recall
+from gradcam.cam.default_layer import MAX_CANDIDATES, DefaultLayer, OtherRouteError, list_others, name_question
+from gradcam.cam.forward import Recorded, caller_autocast, recorded_pass
+from gradcam.cam.grid import JOINS, BlindPatchesError, find_grid, find_placed_layer, verify_places, warn_of_mixed_images
 from gradcam.cam.maps import compute_maps
 from gradcam.cam.methods.attention_capture import AttentionLog
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import METHODS, check_evidence, find_method, find_methods, smooth
+from gradcam.cam.places import MisplacedError
 from gradcam.cam.postprocess import make_views, take_windows, to_heatmaps
 from gradcam.cam.rounding import warn_of_rounding
 from gradcam.cam.suggest import find_suggestion
@@ -33,6 +34,7 @@ from gradcam.errors import (
     warn,
 )
 from gradcam.hooks.autograd import jacobian
+from gradcam.hooks.facts import Facts
 from gradcam.hooks.memory import RerunBudget
 from gradcam.hooks.nested import Batch, to_batch
 from gradcam.images.write import SUFFIXES, check_suffix, write_arrays
@@ -383,13 +385,13 @@ def carry_out(
     """As `compare`, with a plan that is checked; without layers at the one that is best for the target."""
     model, batch = unwrap(model), to_batch(images)
     refuse_features(model, plan.target)
-    bound = bind(plan.target, model, batch)
+    bound, facts = bind(plan.target, model, batch), Facts(model)
     # Who names a layer means to look at it, which methods that follow attention do not.
     plan = plan.complete("gradcam" if layers and METHODS[bound.method].place == "attention" else bound.method)
     if bound.has_places and plan.options["augmentation"] != "none":
         raise TargetError("A place in the picture is elsewhere in other views of it: leave the augmentation out.")
     if plan.needs_layers and not layers and bound.layer is None:
-        return _explain_last_layer(model, bound, plan)
+        return _explain_default_layer(model, bound, plan, facts)
     are_named = bool(layers)
     layers = layers or bound.layers or ([] if bound.layer is None else [bound.layer])
     if not are_named and len(layers) > 1:
@@ -397,13 +399,13 @@ def carry_out(
     if plan.options["reshape"] is None:
         plan = replace(plan, options=plan.options | {"reshape": bound.reshape})
     try:
-        return _explain_at(model, bound, layers, plan, are_named=are_named)
+        return _explain_at(model, bound, layers, plan, facts, verify="guesses" if are_named else "all")
     except BlindPatchesError as error:
         said = _BLIND
         with contextlib.suppress(Exception):  # whatever a model raises when it runs once more
             other = replace(plan, options=plan.options | {"reshape": None})  # which is of this layer
             found = find_suggestion(bound.model, bound.batch, bound.target)
-            layer = _find_last_with_gradient(model, bound, found.layers, other)
+            layer = _find_last_with_gradient(model, bound, found.layers, other, facts)
             said = said if layer is None else f"{error} Choose '{layer}', whose patches do."
         raise type(error)(said) from None
 
@@ -413,10 +415,13 @@ def _explain_at(
     bound: Bound,
     layers: Sequence[str | nn.Module],
     plan: Plan,
+    facts: Facts,
     *,
-    are_named: bool = False,
+    verify: Literal["nothing", "guesses", "all", "strictly"] = "nothing",
     look: Callable[[Recorded], None] | None = None,
 ) -> dict[tuple[str, str], Explanation]:
+    """Explain at some layers. `verify`: whose cells are measured; "strictly" raises `MisplacedError` where others warn.
+    `look` sees the recorded pass, which then is recorded from the images on."""
     batch, options = bound.batch, plan.options
     chosen = find_layers(model, layers) if layers or plan.needs_layers else []
     views = make_views(batch, options["augmentation"], bound.target)
@@ -424,6 +429,8 @@ def _explain_at(
     shown = views.batch.copy() if plan.runs_again else views.batch
     how: dict[str, Any] = {
         "differentiable": plan.differentiable,
+        "facts": facts,
+        "from_images": look is not None,
         # What methods that run the model again, or follow attention, have to know of the plain pass.
         "around": [budget.measured({outlet.module for outlet in chosen})] if plan.runs_again and chosen else [],
     }
@@ -432,9 +439,14 @@ def _explain_at(
     with recorded_pass(bound.model, shown, chosen, views.target, **how) as recorded:
         if look is not None:
             look(recorded)
+        if verify != "nothing" and chosen and recorded.frame is None:
+            problem = verify_places(recorded, options["reshape"], includes_certain=verify != "guesses")
+            if problem is not None and verify == "strictly":
+                raise MisplacedError(problem)
+            if problem is not None:
+                warn(problem)
+        warn_of_mixed_images(recorded)
         maps = compute_maps(recorded, plan.methods, budget, log, reshape=options["reshape"], join=options["join"])
-        if are_named and recorded.frame is None:
-            warn_of_places(recorded, options["reshape"])
         scored, evidence, found = recorded.scored, options["evidence"], {}
         shared = {"output": views.first_of(bound.own_output(recorded.output)), "evidence": evidence}
         shared["classes"] = None if scored.classes is None else views.first(scored.classes).to(batch.device)
@@ -494,42 +506,77 @@ def _without_padding(scores: Tensor, scored: Scored) -> Tensor:
     return scores
 
 
-def _explain_last_layer(model: nn.Module, bound: Bound, plan: Plan) -> dict[tuple[str, str], Explanation]:
-    if callable(plan.options["reshape"]):
+def _explain_default_layer(
+    model: nn.Module, bound: Bound, plan: Plan, facts: Facts
+) -> dict[tuple[str, str], Explanation]:
+    reshape = plan.options["reshape"]
+    if callable(reshape):
         raise LayerError("reshape is a function, which takes the tensor of one layer: name that layer.")
     is_positive = all(method.assumes_positive for method in plan.methods)
-    asked = (bound.batch, bound.target, is_positive, plan.options["reshape"])
-    mark = describe(model, *asked) if bound.model is model else None
-    kept = recall(model, mark)
-    if kept is not None:
+    question = name_question(bound.batch, bound.target, is_positive, reshape) if bound.model is model else None
+    default = None if question is None else facts.get(question)
+    if default is not None:
         try:
-            return _explain_kept(model, bound, plan, kept)
-        except (ChangedError, LayerError):  # or it does not run any more, say
-            forget(model, kept)
-    copied = _copy(bound)
-    found = find_suggestion(copied.model, copied.batch, copied.target, plan.options["reshape"])
-    names = [_own_name(model, bound.model, name) for name in (*found.layers, found.behind_activation)]
-    own = [name for name in names[:-1] if name]  # the model itself has none
-    if not own:
-        raise LayerError(f"No layer of {type(model).__name__} has a spatial grid: name the layer to explain.")
-    found = replace(found, layers=own, behind_activation=names[-1] or own[0])
-    last, *others = dict.fromkeys([found.behind_activation, *found.layers] if is_positive else found.layers)
-    kept = Kept(mark, last, found.note if last == found.layers[0] else None)
+            return _try_layer(model, bound, plan, facts, default)
+        except (OtherRouteError, MisplacedError, LayerError):  # or it does not run any more, say
+            facts.set(question, None)
     try:
-        explained = _explain_kept(model, bound, plan, kept)
-    except BlindLayerError:  # a dead end, such as the last block of a network that reads its class token only
-        layer = _find_last_with_gradient(model, _copy(bound), others, plan) if others else None
-        if layer is None:
-            raise LayerError(_BLIND) from None
-        return _explain_at(model, bound, [layer], plan)
-    keep(model, kept)
+        default, explained = _search_layer(model, bound, plan, facts, is_positive=is_positive)
+    except OtherRouteError:  # the image that was looked at takes another route than the whole batch
+        default, explained = _search_layer(model, bound, plan, facts, is_positive=is_positive, whole_batch=True)
+    if question is not None:
+        facts.set(question, default)
     return explained
 
 
-def _explain_kept(model: nn.Module, bound: Bound, plan: Plan, kept: Kept) -> dict[tuple[str, str], Explanation]:
-    explained = _explain_at(model, _copy(bound), [kept.layer], plan, look=kept.look)
-    if kept.note is not None:
-        warn(kept.note)
+def _search_layer(
+    model: nn.Module, bound: Bound, plan: Plan, facts: Facts, *, is_positive: bool, whole_batch: bool = False
+) -> tuple[DefaultLayer, dict[tuple[str, str], Explanation]]:
+    """Choose the first layer on all of the images' way to the score that responds in place and has a gradient."""
+    copied, reshape = _copy(bound), plan.options["reshape"]
+    found = find_suggestion(copied.model, copied.batch, copied.target, reshape, whole_batch=whole_batch)
+    best = found.behind_activation if is_positive else found.layers[0]
+    names = [best, *found.layers]
+    own_names = {
+        name: own for name in names if (own := _own_name(model, bound.model, name))
+    }  # the model itself has none
+    names = list(dict.fromkeys(own_names.values()))
+    if not names:
+        raise LayerError(f"No layer of {type(model).__name__} has a spatial grid: name the layer to explain.")
+    default = DefaultLayer(names[0], found.note if best == found.layers[0] else None)
+    default.is_bypassed = None if whole_batch else found.bypassed.get(best)
+    problems: dict[str, str] = {}
+    for _ in range(MAX_CANDIDATES):
+        try:
+            return default, _try_layer(model, bound, plan, facts, default)
+        except MisplacedError as error:
+            problems[default.layer] = str(error)
+            names = list_others(names, default.layer)
+            batch, autocast = bound.batch, caller_autocast(bound.batch.device.type)
+            layer = find_placed_layer(bound.model, batch, names[:MAX_CANDIDATES], facts, autocast) if names else None
+        except BlindLayerError:  # a dead end, such as the last block of a network that reads its class token only
+            names = list_others(names, default.layer)
+            layer = _find_last_with_gradient(model, _copy(bound), names, plan, facts) if names else None
+            if layer is None:
+                raise LayerError(_BLIND) from None
+        if layer is None:
+            break
+        names = names[names.index(layer) :]
+        default = DefaultLayer(layer)
+    misplaced = next(iter(problems))
+    if all("does not depend" in problem for problem in problems.values()):
+        raise LayerError(f"{problems[misplaced]} No other layer that was tried responds in place.")
+    default = DefaultLayer(misplaced, is_misplaced=True)
+    return default, _try_layer(model, bound, plan, facts, default)
+
+
+def _try_layer(
+    model: nn.Module, bound: Bound, plan: Plan, facts: Facts, default: DefaultLayer
+) -> dict[tuple[str, str], Explanation]:
+    verify: Any = "all" if default.is_misplaced else "strictly" if plan.options["reshape"] is None else "guesses"
+    explained = _explain_at(model, _copy(bound), [default.layer], plan, facts, verify=verify, look=default.compare)
+    if default.note is not None:
+        warn(default.note)
     return explained
 
 
@@ -547,8 +594,10 @@ def _copy(bound: Bound) -> Bound:
     return replace(bound, batch=bound.batch.copy())
 
 
-def _find_last_with_gradient(model: nn.Module, bound: Bound, names: Sequence[str], plan: Plan) -> str | None:
-    with recorded_pass(bound.model, bound.batch, find_layers(model, names), bound.target) as recorded:
+def _find_last_with_gradient(
+    model: nn.Module, bound: Bound, names: Sequence[str], plan: Plan, facts: Facts
+) -> str | None:
+    with recorded_pass(bound.model, bound.batch, find_layers(model, names), bound.target, facts=facts) as recorded:
         with torch.enable_grad():
             total = recorded.scored.values.sum(1, keepdim=True)
         (gradients,) = jacobian(total, list(recorded.activations.values()), scaled=recorded.has_float16)

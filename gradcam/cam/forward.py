@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,31 +20,29 @@ from gradcam.cam.readings import Readings
 from gradcam.errors import ImageError, LayerError, ModelError, warn
 from gradcam.hooks.autograd import (
     BEHIND_A_LAYER,
-    graph_of,
+    Edge,
+    Tail,
+    edge_of,
     known_failures,
     may_cast,
     no_gradient,
+    read_tail,
     recording_is_off,
 )
+from gradcam.hooks.facts import Facts
 from gradcam.hooks.hooks import Hooks, TargetLayer, recording_off
-from gradcam.hooks.nested import IN_FLOATS, Batch, caller_keeps, first_floating, is_in_8_bits, tensors
+from gradcam.hooks.nested import IN_FLOATS, Batch, caller_keeps, floating_by_keys, is_in_8_bits, tensors, version_of
 from gradcam.hooks.preserve import plain_attention, preserve_state
-from gradcam.layers.find import Outlet, layers_with_grid
+from gradcam.layers.find import Outlet, find_layer, layers_with_grid
 from gradcam.layers.frames import Frame, find_frame, watch_frames
 from gradcam.layers.layout import Axes, IndexLayout, Layout, find_patches, one_image
 from gradcam.targets.base import Scored
 from gradcam.targets.classes import compute_scores
 
-Placed = tuple[str, Tensor, Callable[[Tensor], Tensor]]  # a layer, what was recorded, and what brings that to (N,...)
-
-ROUNDING = 256  # units of the last place, by which another image's gradient may differ from zero
 DEPENDENT = (
     "The images of this batch depend on one another in the model (such as a batch norm without running statistics): "
     "a map here is not the one of its image alone. Explain them one by one for that."
 )
-
-# By model, what was found to keep images apart: the operations behind the layers, and the layers.
-_apart: weakref.WeakKeyDictionary[nn.Module, set[int]] = weakref.WeakKeyDictionary()
 
 
 def warn_of_shared_statistics(modules: Iterable[nn.Module], images: int) -> None:
@@ -57,31 +55,10 @@ def _share_statistics(modules: Iterable[nn.Module]) -> bool:
     return any(isinstance(module, _BatchNorm) and module.running_mean is None for module in modules)
 
 
-def depend_on_one_another(model: nn.Module, scores: Tensor, layers: Sequence[Placed]) -> bool:
-    """Whether the first or the last image's scores, of scores (N,K), have a gradient at another image's activations.
-    That takes two more backward passes, once for a model, layers and a graph behind them. One image depends on no other."""
-    nodes = graph_of(scores)  # of an operation, these are what its name does not tell
-    graph = [(it.name(), getattr(it, "_saved_training", None), getattr(it, "_saved_dim", None)) for it in nodes]
-    key = hash((*map(str, graph), *(name for name, _, _ in layers)))
-    if key in _apart.setdefault(model, set()):
-        return False
-    tensors = [tensor for _, tensor, _ in layers]
-    for image in (0, len(scores) - 1):
-        with torch.enable_grad():
-            own = scores[image].sum()
-        found: Sequence[Tensor | None] = torch.autograd.grad(own, tensors, retain_graph=True, allow_unused=True)
-        for (_, _, to_grid), gradient in zip(layers, found):
-            if gradient is None:
-                continue
-            largest = to_grid(gradient).nan_to_num(0, 0, 0).flatten(1).abs().amax(1)
-            # Where a softmax takes off the largest value of the whole batch, rounding is left of its gradient.
-            reaches = largest > ROUNDING * torch.finfo(gradient.dtype).eps * largest[image]
-            if reaches[:image].any() or reaches[image + 1 :].any():
-                if not _share_statistics(model.modules()):  # of which is warned already
-                    warn(DEPENDENT)
-                return True
-    _apart[model].add(key)
-    return False
+def warn_of_dependence(modules: Iterable[nn.Module]) -> None:
+    """Warn that images depend on one another, unless shared statistics were warned of already."""
+    if not _share_statistics(modules):
+        warn(DEPENDENT)
 
 
 @dataclass(frozen=True)
@@ -91,7 +68,8 @@ class Recorded:
     holds several tensors. `scored`: what is there to be differentiated. `modules`: all of the model's. `autocast`: the
     caller's, None without. `frame`: what the model made of the pictures' sizes, if anything; the size of `batch` then is
     that of the canvas, on which layers lie. `layouts`: how the activations lie on the picture, by name, of those where it
-    was asked for. `readings`: what of all this is still to be checked."""
+    was asked for. `readings`: what of all this is still to be checked. `facts`: what is remembered about the model.
+    `image_edge`: where in the graph the images come from, if they were recorded."""
 
     activations: dict[str, Tensor]
     outlets: dict[str, Outlet]
@@ -105,6 +83,13 @@ class Recorded:
     frame: Frame | None = None
     layouts: dict[str, Layout | IndexLayout] = field(default_factory=dict)
     readings: Readings = field(default_factory=Readings)
+    facts: Facts = field(kw_only=True)
+    image_edge: Edge | None = None
+
+    @cached_property
+    def tail(self) -> Tail:
+        """The graph between the recorded activations and the scores."""
+        return read_tail([edge_of(self.scored.values)], map(edge_of, self.activations.values()), self.image_edge)
 
     @property
     def has_float16(self) -> bool:
@@ -112,7 +97,7 @@ class Recorded:
         if torch.float16 in (self.autocast, *self._kinds):
             return True
         # Parameters are many, and the tail is short: between float32 ends none of them is float16 without a cast.
-        return may_cast(self.scored.values) and has_float16((), self.modules)
+        return may_cast(self.tail.nodes) and has_float16((), self.modules)
 
     @property
     def slack(self) -> float:
@@ -158,10 +143,13 @@ def recorded_pass(
     *,
     differentiable: int = 1,
     around: Sequence[AbstractContextManager[object]] = (),
+    facts: Facts | None = None,
+    from_images: bool = False,
 ) -> Iterator[Recorded]:
     """One forward pass, recorded behind the chosen layers; the model is held as it is until the context ends.
     `differentiable`: how many times, 0 for activations alone; fused attention is so only once, and is left out for
-    more. `around`: contexts for the model's run and nothing else."""
+    more. `around`: contexts for the model's run and nothing else. `from_images`: the graph is recorded from the images
+    on, which shows what passes the layers by; before the layers nothing is saved for it."""
     with preserve_state(model) as modules, known_failures(BEHIND_A_LAYER), contextlib.ExitStack() as stack:
         _refuse_frames(batch, modules)
         warn_of_shared_statistics(modules, batch.images)
@@ -172,9 +160,12 @@ def recorded_pass(
                 it.name: hooks.enter_context(TargetLayer(it.module, name=it.name, keys=it.keys, run=it.run))
                 for it in chosen
             }
-            if differentiable == 0:
+            own, image_edge = batch.copy(caller_keeps), None
+            if from_images:
+                until = {it.module for it in chosen} if differentiable else set()
+                own, image_edge = hooks.enter_context(_recorded_from_images(own, until))
+            elif differentiable == 0:
                 hooks.enter_context(_switched_off_again({it.module: recorders[it.name] for it in chosen}))
-            own = batch.copy(caller_keeps)
             frames = watch_frames(modules, hooks.enter_context(Hooks()))
             with contextlib.ExitStack() as watching:
                 for each in around:
@@ -196,7 +187,10 @@ def recorded_pass(
         with torch.no_grad(), torch.autocast(device, enabled=False):
             frame = find_frame(batch, frames)
             batch = batch if frame is None else replace(batch, size=frame.canvas)
-            yield Recorded(activations, outlets, parts, output, scored, model, modules, batch, autocast, frame)
+            yield Recorded(
+                activations, outlets, parts, output, scored, model, modules, batch, autocast, frame,
+                facts=facts or Facts(model), image_edge=image_edge,
+            )  # fmt: skip
 
 
 def _divide(
@@ -224,6 +218,35 @@ def _refuse_frames(batch: Batch, modules: Sequence[nn.Module]) -> None:
             f"The images are {tuple(batch.pictures.shape)}, frames before channels: pass frames.transpose(1, 2), and the "
             "model inside a module whose forward(clips) returns model(clips.transpose(1, 2))."
         )
+
+
+@contextlib.contextmanager
+def _recorded_from_images(batch: Batch, until: Collection[nn.Module]) -> Iterator[tuple[Batch, Edge | None]]:
+    """Record from the images on; give the batch to run, and where its images come from.
+
+    Values are saved for the graph once one of the modules `until` has run. Without any, only the graph itself is kept.
+    """
+    saves = False
+
+    def pack(tensor: Tensor) -> tuple[Tensor, int] | None:
+        return (tensor, version_of(tensor)) if saves else None
+
+    def unpack(packed: tuple[Tensor, int]) -> Tensor:
+        tensor, version = packed
+        if version_of(tensor) != version:  # which PyTorch itself finds only where there are no hooks
+            raise RuntimeError("a saved tensor has been modified by an inplace operation")
+        return tensor
+
+    def begin_to_save(*_: object) -> None:
+        nonlocal saves
+        saves = True
+
+    with Hooks() as hooks, torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        for module in until:
+            hooks.after_forward(module, begin_to_save)
+        torch.set_grad_enabled(True)  # until the target layers' contexts end
+        images = batch.pictures.requires_grad_().clone()  # which the model may change in place
+        yield batch.copy(lambda tensor: tensor, pictures=images), edge_of(images)
 
 
 @contextlib.contextmanager
@@ -269,21 +292,26 @@ def look_for_layers(model: nn.Module, batch: Batch, reshape: str | tuple[int, ..
     axes = Axes(model, batch, find_patches(model.modules()))
     if reshape is not None or not axes.text_lengths:
         return names
-    shapes, layers = axes.plain, dict(model.named_modules())
-    return [name for name in names if not axes.holds_text(shapes.get(layers[name], [()])[0], layers[name])]
+    shapes, modules = axes.plain, {name: find_layer(model, name).module for name in names}
+    return [name for name in names if not axes.holds_text(shapes.get(modules[name], [()])[0], modules[name])]
 
 
-def record_outputs(model: nn.Module, batch: Batch, modules: Collection[nn.Module]) -> dict[nn.Module, Tensor]:
-    """What these modules give for a batch, of several tensors the first floating one, of several runs the last."""
-    found: dict[nn.Module, Tensor] = {}
+def record_outlets(model: nn.Module, batch: Batch, outlets: Sequence[Outlet]) -> dict[str, Tensor]:
+    """Return what these layers give for a batch, by name; of several tensors the first floating one."""
+    outputs: dict[str, Tensor] = {}
+    runs: Counter[nn.Module] = Counter()
 
     def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        tensor = first_floating(output)
-        if tensor is not None:
-            found[module] = tensor.clone()  # which the next layer may change in place
+        for outlet in outlets:
+            if outlet.module is module and outlet.run in (None, runs[module]):
+                given = floating_by_keys(output)
+                keys = next((keys for keys in given if keys[: len(outlet.keys)] == outlet.keys), None)
+                if keys is not None:
+                    outputs[outlet.name] = given[keys].clone()  # which the next layer may change in place
+        runs[module] += 1
 
     with preserve_state(model), recording_off(), Hooks() as hooks:
-        for module in modules:
+        for module in {outlet.module for outlet in outlets}:
             hooks.after_forward(module, keep)
         batch.copy(caller_keeps).run(model)
-    return found
+    return outputs

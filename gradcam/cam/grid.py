@@ -1,28 +1,24 @@
-"""Where a layer's activations lie on the picture, whether they do lie there, and what may be wrong with them.
-
-The number of tokens, or the sides of a map, say how many cells there are, and nothing of their order. So places of the
-picture are changed, and it is seen which cells answer. Where the layout is right, the cell on a changed place is among
-those that change most; in another order that is so by chance.
-"""
+"""How a layer's activations lie on the image, as a grid, and what may be wrong with them."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import math
-import weakref
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gradcam.cam.forward import Recorded, record_outputs
+from gradcam.cam.forward import Recorded, record_outlets, warn_of_dependence
+from gradcam.cam.places import MIN_ANSWERS, MisplacedError, PlacedLayer, Probe, count_answers, run_changed
 from gradcam.cam.readings import Readings
 from gradcam.errors import BlindLayerError, LayerError, warn
 from gradcam.hooks.autograd import no_dependence, reached
-from gradcam.hooks.nested import Batch, tensors, to_batch
+from gradcam.hooks.facts import Facts
+from gradcam.hooks.nested import Batch, to_batch
+from gradcam.layers.find import Outlet, find_layer
 from gradcam.layers.layout import (
     MOST_NAMED_PREFIX,
     Axes,
@@ -33,135 +29,9 @@ from gradcam.layers.layout import (
     find_patches,
     find_rivals,
     is_guess,
+    one_image,
     pick,
 )
-
-# Shares of the depth, the height and the width; in no symmetry, so that a mirrored grid is seen, too.
-PLACES = (
-    (0.33, 0.14, 0.21), (0.71, 0.23, 0.67), (0.12, 0.42, 0.38), (0.88, 0.55, 0.88), (0.47, 0.79, 0.13),
-    (0.60, 0.86, 0.59),
-)  # fmt: skip
-ENOUGH = 4  # answered places, from which on cells are taken to lie where they should
-FEWEST_CELLS = 25  # of a grid: in fewer, too much answers by chance, and a convolution reaches over all of them
-MOST_CHANGED = 0.15  # the share of the cells that one on a changed place has to be among
-OFFSET, SIDE = 3 / 8, 3 / 4  # of the coarsest grid's cell: such a place lies well inside it, and inside finer ones
-
-# By module: how many places it answered, by its output's shape, the pictures' size and the layout.
-_known: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, int | None]] = weakref.WeakKeyDictionary()
-
-
-@dataclass(frozen=True)
-class Laid:
-    """A layer, the shape of what it gives for a batch, and how that is taken to lie on the pictures."""
-
-    module: nn.Module
-    shape: tuple[int, ...]
-    layout: Layout | IndexLayout
-
-    @property
-    def grid(self) -> tuple[int, ...]:
-        return self.layout.grid if isinstance(self.layout, Layout) else tuple(self.layout.indices.shape[2:])
-
-    def is_doubtful(self, batch: Batch) -> bool:
-        """Whether it has to be tried out where its cells lie, and can be."""
-        is_finer_than_pixels = all(cells > length for cells, length in zip(self.grid, batch.size))
-        if is_finer_than_pixels or math.prod(self.grid) < FEWEST_CELLS:
-            return False
-        return not isinstance(self.layout, Layout) or is_guess(self.layout, self.module, self.shape, batch.size)
-
-    def key(self, batch: Batch) -> Hashable:
-        if isinstance(self.layout, Layout):
-            return (self.shape[1 - self.layout.image_axis :], batch.size, self.layout)
-        return (self.shape, batch.size, hash(self.layout.indices.cpu().numpy().tobytes()))
-
-
-def tell_doubt(
-    layer: str, laid: Laid, batch: Batch, model: nn.Module, autocast: torch.dtype | None = None
-) -> str | None:
-    """What there is to say of a map at a layer whose cells answer at too few places; None where nothing is."""
-    answers = remember_answers(model, batch, laid, autocast=autocast)[0] if laid.is_doubtful(batch) else None
-    if answers is None or answers >= ENOUGH:
-        return None
-    return (
-        f"The map at layer '{layer}' may lie in wrong places: of {len(PLACES)} changed in the picture, its cells answered "
-        f"at {answers}, expected {ENOUGH} or more. Choose another layer, or say with reshape= how it lies."
-    )
-
-
-def remember_answers(
-    model: nn.Module, batch: Batch, *layers: Laid, autocast: torch.dtype | None = None
-) -> list[int | None]:
-    """As `count_answers` of some layers, for which the model is run the first time alone."""
-    keys = [each.key(batch) for each in layers]
-    new = {str(i): each for i, each in enumerate(layers) if keys[i] not in _known.setdefault(each.module, {})}
-    for i, answers in (count_answers(model, batch, new, autocast) if new else {}).items():
-        _known[layers[int(i)].module][keys[int(i)]] = answers
-    return [_known[each.module][key] for each, key in zip(layers, keys)]
-
-
-def count_answers(
-    model: nn.Module, batch: Batch, layers: Mapping[str, Laid], autocast: torch.dtype | None = None
-) -> dict[str, int | None]:
-    """At how many of the six places the right cell answers, for each layer; None where that cannot be seen. Each place
-    is changed in a picture of its own: it takes a pass of the batch as it is, and as many as it takes to show six
-    pictures. None is for a layer that is the same everywhere, for one that only other pictures beside these reach, and
-    for all of them if the model fails."""
-    modules = {each.module for each in layers.values()}
-    coarsest = min((each.grid for each in layers.values()), key=math.prod)
-    # Points that lie well inside of a cell, as shares of the picture's sides.
-    points = [
-        tuple((int(share * cells) + OFFSET) / cells for share, cells in zip(place[-len(batch.size) :], coarsest))
-        for place in PLACES
-    ]
-
-    def run(pictures: Tensor) -> dict[str, Tensor]:
-        found = record_outputs(model, batch.copy(pictures=pictures.clone()), modules)
-        return {key: each.layout.to_grid(found[each.module]) for key, each in layers.items()}
-
-    counts = dict.fromkeys(layers, 0)
-    shape, given = batch.pictures.shape, tensors((batch.args, batch.kwargs))
-    unseen = set(layers) if sum(it.ndim == len(shape) and it.shape[:2] == shape[:2] for it in given) > 1 else set()
-    try:
-        with torch.autocast(batch.device.type, dtype=autocast, enabled=autocast is not None):
-            pictures = batch.pictures
-            if not bool(pictures.amax() > pictures.amin()):  # of one colour, all cells are alike: noise instead
-                generator = torch.Generator("cpu").manual_seed(1)
-                pictures = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").to(pictures)
-            plain = run(pictures)
-            for first in range(0, len(points), batch.images):
-                shown = points[first : first + batch.images]
-                for key, grid in run(_change(pictures, shown, coarsest)).items():
-                    changes = (grid - plain[key]).float().norm(dim=1)
-                    counts[key] += sum(map(_answers, changes, shown))
-                    if changes.any():
-                        unseen.discard(key)  # else it is of other pictures, as the second pathway of a SlowFast
-    except Exception:  # whatever a model raises when it runs once more
-        return dict.fromkeys(layers)
-    cells = {key: grid.flatten(2) for key, grid in plain.items()}
-    unseen |= {key for key, each in cells.items() if bool((each == each[..., :1]).all())}  # the same everywhere
-    return {key: None if key in unseen else count for key, count in counts.items()}
-
-
-def _change(pictures: Tensor, points: Sequence[tuple[float, ...]], grid: Sequence[int]) -> Tensor:
-    """The pictures, each with noise around a point, of the picture's own range."""
-    generator = torch.Generator("cpu").manual_seed(0)
-    changed = pictures.clone()
-    for picture, point in zip(changed, points):
-        low, high = picture.amin().item(), picture.amax().item()
-        window: list[Any] = [slice(None)]
-        for share, cells, length in zip(point, grid, picture.shape[1:]):
-            side = max(1, round(SIDE * length / cells))
-            start = min(max(0, round(share * length - side / 2)), length - side)
-            window.append(slice(start, start + side))
-        part = picture[tuple(window)]
-        part.copy_(low + (high - low) * torch.rand(part.shape, generator=generator, dtype=torch.float32, device="cpu"))
-    return changed
-
-
-def _answers(changes: Tensor, point: Sequence[float]) -> bool:
-    own = changes[tuple(int(share * cells) for share, cells in zip(point, changes.shape))]
-    return bool(own > 0) and int((changes >= own).sum()) <= math.ceil(MOST_CHANGED * changes.numel())
-
 
 TEXT = (
     "of text, or of text and picture in one row: its length is the text's, so that its rows are no places. Choose a layer "
@@ -209,27 +79,50 @@ def find_activations(layer: str, recorded: Recorded, reshape: Reshape = None) ->
 
 
 def find_grid(layer: str, activations: Tensor, recorded: Recorded, reshape: Reshape = None) -> Layout | IndexLayout:
-    """How a recorded layer's activations lie on the picture. Raises as `place` does."""
+    """Return how a recorded layer's activations lie on the image. Raises as `place` does."""
     if layer not in recorded.layouts:
-        module = recorded.outlets[layer].module
-        recorded.layouts[layer] = place(
-            layer, activations, module, recorded.batch, model=recorded.model, reshape=reshape
+        layout = place(
+            recorded.outlets[layer],
+            activations,
+            recorded.batch,
+            model=recorded.model,
+            reshape=reshape,
+            facts=recorded.facts,
+            find_route=lambda: recorded.tail.route,
         )
+        is_row = reshape is None and isinstance(layout, Layout) and layout.kind.startswith("tokens")
+        measured = recorded.facts.get(_order_of(layout, activations, recorded)) if is_row else None
+        recorded.layouts[layer] = measured or layout
     return recorded.layouts[layer]
 
 
+def _order_of(layout: Layout | IndexLayout, activations: Tensor, recorded: Recorded) -> Hashable:
+    """Return the key of the order that was measured for tokens of this number at another layer."""
+    return ("order", tuple(activations.shape[:2]), recorded.batch.size, layout)
+
+
 def place(
-    layer: str, activations: Tensor, module: nn.Module, batch: Batch, *, model: nn.Module, reshape: Reshape = None
+    outlet: Outlet,
+    activations: Tensor,
+    batch: Batch,
+    *,
+    model: nn.Module,
+    reshape: Reshape = None,
+    facts: Facts | None = None,
+    find_route: Callable[[], Hashable] = lambda: None,
 ) -> Layout | IndexLayout:
-    """How what a layer of the model gave lies on the picture. The model is run again where its shape alone does not
-    tell. Raises `LayerError` where it does not, or nobody can tell."""
+    """Return how what a layer of the model gave lies on the image. The model is run again where its shape alone does not
+    tell. Raises `LayerError` where it does not, or nobody can tell. `find_route`: of what leads to the score in this
+    pass, with which remembered answers have to agree."""
+    layer, module, facts = outlet.name, outlet.module, facts or Facts(model)
     if callable(reshape):
         return pick(reshape, layer, activations.detach(), batch.images, len(batch.size))
     shape = tuple(activations.shape)
-    axes = Axes(model, batch, find_patches(model.modules()) if len(shape) == 3 else ())
+    axes = Axes(model, batch, find_patches(model.modules()) if len(shape) == 3 else (), facts)
     layout = axes.find_layout(shape, module, reshape)
     if layout is None and reshape is None:
-        layout = try_all(shape, module, batch, model)
+        question = ("layout", layer, shape, batch.size, find_route())
+        layout = facts.remember(question, lambda: (try_all(shape, outlet, batch, model),))[0]
     if layout is None:
         is_text = reshape is None and axes.holds_text(shape, module)
         is_folded = reshape is None and not axes.image_axes(shape, module)
@@ -249,36 +142,128 @@ def are_shares(activations: Tensor) -> bool:
     return bool((rows >= 0).all() and ((rows.sum(-1) - 1).abs() < tolerance).all())
 
 
-def try_all(shape: tuple[int, ...], module: nn.Module, batch: Batch, model: nn.Module) -> Layout | None:
+def try_all(shape: tuple[int, ...], outlet: Outlet, batch: Batch, model: nn.Module) -> Layout | None:
     """Of several layouts that an output may have the one whose cells answer in their places; None where no one does best."""
     if shape[0] != batch.images or batch.pictures.is_meta:
         return None
     patches = find_patches(model.modules()) if len(shape) == 3 else ()
-    layouts = find_rivals(shape, module, batch.size, patches)
-    answers = remember_answers(model, batch, *(Laid(module, shape, layout) for layout in layouts)) if layouts else []
-    counts = [count or 0 for count in answers]
-    best = [layout for layout, count in zip(layouts, counts) if count >= ENOUGH and count == max(counts)]
+    layouts = find_rivals(shape, outlet.module, batch.size, patches)
+    placed = {str(number): PlacedLayer(outlet, shape, layout) for number, layout in enumerate(layouts)}
+    counts = [count or 0 for count in (count_answers(model, batch, placed).values() if placed else ())]
+    best = [layout for layout, count in zip(layouts, counts) if count >= MIN_ANSWERS and count == max(counts)]
     return best[0] if len(best) == 1 else None
 
 
-def warn_of_places(recorded: Recorded, reshape: Reshape = None) -> None:
-    """Warn of recorded layers whose cells do not answer in their places, where it is a guess which these are."""
-    for layer, (part, *others) in recorded.parts.items():
-        if others:
-            continue  # of which not all need have a grid
-        activations = recorded.activations[part]
-        layout = find_grid(part, activations, recorded, reshape)
-        laid = Laid(recorded.outlets[part].module, tuple(activations.shape), layout)
-        if doubt := tell_doubt(layer, laid, recorded.batch, recorded.model, recorded.autocast):
-            warn(doubt)
+def verify_places(recorded: Recorded, reshape: Reshape = None, *, includes_certain: bool = False) -> str | None:
+    """Measure whether the cells of the recorded layers lie where their layouts say, and correct the layouts.
+
+    Return what is wrong with a layer for which no layout fits. Each layer is measured once, and only if its layout is a
+    guess, or `includes_certain`.
+    """
+    for layer, parts in recorded.parts.items():
+        for part in parts if len(parts) == 1 or includes_certain else ():  # not all of several parts need have a grid
+            activations = recorded.activations[part]
+            try:
+                layout = find_grid(part, activations, recorded, reshape)
+            except LayerError:
+                if len(parts) == 1:
+                    raise
+                continue
+            placed = PlacedLayer(recorded.outlets[part], tuple(activations.shape), layout, reshape is not None)
+            is_open = includes_certain or placed.is_guess(recorded.batch)
+            measured = _recall_layout(placed, activations, recorded) if is_open else layout
+            if isinstance(measured, str):
+                return tell_misplaced(layer, measured)
+            if measured != layout:
+                recorded.layouts[part] = measured
+                recorded.facts.set(_order_of(layout, activations, recorded), measured)
+    return None
+
+
+def warn_of_mixed_images(recorded: Recorded) -> None:
+    """Warn if what the layers give for an image depends on the other images, which a backward pass does not show.
+
+    Each image is run alone, once for a model, layers and number of images.
+    """
+    if recorded.batch.images == 1 or recorded.frame is not None or recorded.batch.pictures.is_meta:
+        return
+    question = ("mixed", tuple(recorded.outlets), recorded.batch.images, recorded.batch.size)
+    if recorded.facts.remember(question, lambda: _are_mixed(recorded)):
+        warn_of_dependence(recorded.modules)
+
+
+def _are_mixed(recorded: Recorded) -> bool:
+    batch, slack = recorded.batch, 8 * recorded.slack
+    for image in range(batch.images):
+        alone = run_changed(recorded.model, one_image(batch, image), list(recorded.outlets.values()), recorded.autocast)
+        for name, activations in alone.items():
+            together = recorded.activations[name].detach()
+            axis = next((axis for axis in (0, 1) if together.shape[axis : axis + 1] == (batch.images,)), None)
+            if axis is None or together.shape[:axis] + together.shape[axis + 1 :] != (
+                activations.shape[:axis] + activations.shape[axis + 1 :]
+            ):
+                continue  # its rows are not the images
+            difference = (together.select(axis, image) - activations.select(axis, 0)).abs().amax()
+            if difference > slack * activations.abs().amax():
+                return True
+    return False
+
+
+def _recall_layout(placed: PlacedLayer, activations: Tensor, recorded: Recorded) -> Layout | IndexLayout | str:
+    """Return the measured layout, or what is wrong with the assumed one."""
+    if not placed.is_measurable(recorded.batch):
+        return placed.layout
+
+    def measure() -> Layout | IndexLayout | str:
+        try:
+            return Probe(placed, activations, recorded.batch, recorded.model, recorded.autocast).measure_layout()
+        except MisplacedError as error:
+            return str(error)
+
+    return recorded.facts.remember(placed.question(recorded.batch, recorded.tail.route), measure)
+
+
+def find_placed_layer(
+    model: nn.Module, batch: Batch, names: Sequence[str], facts: Facts, autocast: torch.dtype | None
+) -> str | None:
+    """Return the first of these layers whose cells respond where the image changes; None if there is none."""
+    outlets = [find_layer(model, name) for name in names]
+    outputs = run_changed(model, batch.copy(), outlets, autocast)
+    for outlet in outlets:
+        with contextlib.suppress(LayerError, MisplacedError, KeyError):
+            activations = outputs[outlet.name]
+            layout = place(outlet, activations, batch, model=model, facts=facts)
+            placed = PlacedLayer(outlet, tuple(activations.shape), layout)
+            if placed.is_measurable(batch):
+                Probe(placed, activations, batch, model, autocast).measure_layout()
+                return outlet.name
+    return None
+
+
+def tell_misplaced(layer: str, problem: str) -> str:
+    """Return what there is to say of a map whose cells do not respond in their places."""
+    return (
+        f"The map at layer '{layer}' may lie in wrong places: {problem}. Choose another layer, or say with reshape= how it "
+        "lies."
+    )
 
 
 def find_doubt(model: nn.Module, images: Tensor, layer: str, reshape: Reshape = None) -> str | None:
-    """What `warn_of_places` says of a layer, for images (N,C,H,W). Raises as `place` does."""
-    batch, module = to_batch(images), model.get_submodule(layer)
-    activations = record_outputs(model, batch, [module])[module]
-    layout = place(layer, activations, module, batch, model=model, reshape=reshape)
-    return tell_doubt(layer, Laid(module, tuple(activations.shape), layout), batch, model)
+    """Return what there is to say of a layer whose cells do not respond in their places, for images (N,C,H,W), or None.
+
+    Raises as `place` does.
+    """
+    batch, outlet = to_batch(images), find_layer(model, layer)
+    activations = record_outlets(model, batch, [outlet])[outlet.name]
+    layout = place(outlet, activations, batch, model=model, reshape=reshape)
+    placed = PlacedLayer(outlet, tuple(activations.shape), layout)
+    if not placed.is_measurable(batch) or not placed.is_guess(batch):
+        return None
+    try:
+        Probe(placed, activations, batch, model).measure_layout()
+    except MisplacedError as error:
+        return tell_misplaced(layer, str(error))
+    return None
 
 
 def _why_not(shape: tuple[int, ...], batch: Batch, reshape: str | tuple[int, ...] | None) -> str:

@@ -11,14 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradcam.cam.grid import ENOUGH, Laid, are_shares, count_answers, try_all
+from gradcam.cam.grid import are_shares, try_all
+from gradcam.cam.places import MIN_ANSWERS, PlacedLayer, count_answers
 from gradcam.cam.suggest import Place, no_graph_kept, read_scores, suggest, to_place
 from gradcam.errors import ImageError, shorten, show_fields
-from gradcam.hooks.autograd import nodes_behind
+from gradcam.hooks.autograd import Edge, edge_of, nodes_behind
 from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.nested import Batch, caller_keeps, floating_by_keys, map_tensors, tensors, to_batch
 from gradcam.hooks.preserve import preserve_state
-from gradcam.layers.find import Edge, Ways, edge_of, is_activated, is_softmax, layers_with_grid, unwrap
+from gradcam.layers.find import Outlet, Ways, is_activated, is_softmax, layers_with_grid, unwrap
 from gradcam.layers.layout import USUAL_DEPTH, Axes, Layout, find_layout, find_patches, is_guess, takes_volumes
 
 
@@ -53,7 +54,7 @@ class LayerRow:
     @property
     def is_out_of_place(self) -> bool:
         """Whether its cells were seen to lie elsewhere than they are drawn."""
-        return self.places is not None and self.places < ENOUGH
+        return self.places is not None and self.places < MIN_ANSWERS
 
 
 def list_layers(model: nn.Module, images: Any = 224) -> tuple[LayerRow, ...]:
@@ -218,7 +219,7 @@ class _Look:
         """Ask of what may have its channels first or last, once the model has run."""
         for module, output in self._outputs.items():
             if output.layout is None and output.why_none is None and output.shape:
-                layout = try_all(output.shape, module, self._batch, self._model)
+                layout = try_all(output.shape, Outlet(type(module).__name__, module), self._batch, self._model)
                 if layout is not None:
                     place = replace(output.place, places=math.prod(layout.grid))
                     self._outputs[module] = replace(output, layout=layout, place=place)
@@ -234,12 +235,20 @@ class _Look:
         """How an output of this shape lies on the pictures, whatever gave it."""
         return find_layout(shape, self._batch.size, None, self._batch.images, patches=self._patches)
 
-    def find_guesses(self, layers: Mapping[str, nn.Module]) -> dict[str, Laid]:
+    def find_guesses(self, layers: Mapping[str, nn.Module]) -> dict[str, PlacedLayer]:
         """Of these layers those where it is a guess how they lie on the pictures, and how that is; it is none for what
         another layer gives too, that knows."""
         found = {name: self._outputs[module] for name, module in layers.items()}
-        laid = {name: Laid(layers[name], it.shape, it.layout) for name, it in found.items() if it.layout}
-        doubtful = {name: each for name, each in laid.items() if each.is_doubtful(self._batch)}
+        laid = {
+            name: PlacedLayer(Outlet(name, layers[name]), it.shape, it.layout)
+            for name, it in found.items()
+            if it.layout
+        }
+        doubtful = {
+            name: placed
+            for name, placed in laid.items()
+            if placed.is_guess(self._batch) and placed.is_measurable(self._batch)
+        }
         known = {found[name].place.edge: each.layout for name, each in laid.items() if name not in doubtful}
         known.pop(None, None)
         return {name: each for name, each in doubtful.items() if known.get(found[name].place.edge) != each.layout}

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from gradcam.cam.forward import Recorded, depend_on_one_another
+from gradcam.cam.forward import Recorded, warn_of_dependence
 from gradcam.cam.grid import (
     GridActivations,
     at_least_float32,
@@ -35,6 +35,7 @@ from gradcam.targets.classes import FINER_SHARE, RepeatedTarget, difference, fin
 Kind = TypeVar("Kind", bound=Method)
 Key = tuple[str, str]  # of a site and a method, or of a layer and one
 
+MOST_OTHERS = 64  # times as much rounding is allowed of a map's own gradient as of those of other images
 SMALL = 0.2  # of the positive values' energy: SiLU and GELU, which dip below zero, leave less to negative ones
 
 
@@ -102,10 +103,18 @@ def compute_maps(
     """Maps by layer and method, the methods in their order; those of no layer have their `place` for one. `log`: of
     the attentions in the recorded pass, for methods that follow them. `join`: all layers are levels of one."""
     try:
-        return _compute_maps(recorded, methods, budget, log, reshape=reshape, join=join)
+        try:
+            return _compute_maps(recorded, methods, budget, log, reshape=reshape, join=join)
+        except _DependentImagesError:
+            warn_of_dependence(recorded.modules)
+            return _compute_maps(recorded, methods, budget, log, reshape=reshape, join=join, one_by_one=True)
     except Exception:
         recorded.readings.read()  # NaN further up is the reason, where there is any
         raise
+
+
+class _DependentImagesError(Exception):
+    """The score of one image depends on another's activations."""
 
 
 def _compute_maps(
@@ -116,6 +125,7 @@ def _compute_maps(
     *,
     reshape: Reshape,
     join: str | None,
+    one_by_one: bool = False,
 ) -> dict[Key, Maps]:
     chosen = choose_activations(recorded, reshape, join=join)
     # The scores (N,K) that were asked for, and those that methods choose themselves, by their key.
@@ -128,17 +138,17 @@ def _compute_maps(
     warn_of_signs({site.layer: site.grid for site in sites}, methods)
     first, second = _of(OfGradients, methods), _of(OfCurvatures, methods)
     shorter = None if second or len(scores) > 1 else _differentiate_locally(recorded, sites, first)
-    asks = (first or second) and len(scores[None]) > 1 and shorter is None
-    placed = [(it.layer, it.recorded, it.layout.to_grid) for it in sites if asks]
-    apart = not placed or not depend_on_one_another(recorded.model, scores[None], placed)
+    checked = len(scores[None]) > 1 and not one_by_one
     for of_activations, site in product(_of(OfActivations, methods), sites):
         found_maps = _checked(of_activations, site.grid)[:, None].repeat_interleave(recorded.scored.values.shape[1], 1)
         values.add(site.layer, of_activations, [undoubted(found_maps)])
     if shorter is None:
-        _use_gradients(recorded, sites, first, scores, values, one_by_one=not apart)
+        _use_gradients(recorded, sites, first, scores, values, one_by_one=one_by_one, checked=checked)
     else:
         _use_local_gradients(recorded, list(zip(sites, shorter)), first, values)
-    _use_curvatures(recorded, sites, second, values, one_by_one=not apart)
+    if second and checked and not first:
+        _check_all(recorded, sites, scores[None])
+    _use_curvatures(recorded, sites, second, values, one_by_one=one_by_one)
     if any(not isinstance(method, (OfActivations, OfGradients, OfCurvatures)) for method in methods):
         recorded.readings.read()  # before what takes long
     _run_again(recorded, sites, _of(OfReruns, methods), values, budget)
@@ -158,6 +168,40 @@ def _compute_maps(
             was = [each for each in was_rounding if each is not None]
             found[layer, method.name] = Maps([*levels], explained, torch.stack(was).any(0) if was else None)
     return {key: found[key] for layer in (*chosen, "input", "attention") for key in found if key[0] == layer}
+
+
+def _check_independence(
+    recorded: Recorded, sites: Sequence[GridActivations], scores: Tensor, plain: Sequence[Tensor | None]
+) -> None:
+    """Check, once the readings are read, that no image's score depends on another's activations.
+
+    `plain` are the gradients (N,...) of the sum of scores (N,1). If images are independent, a random weight for each
+    image scales its gradient. This takes one backward pass. The check raises `_DependentImagesError`.
+    """
+    weights = _random_weights(len(scores), scores)
+    with torch.enable_grad():
+        weighted = scores * weights[:, None]
+    inputs = [site.recorded for site in sites]
+    for site, before, after in zip(sites, plain, next(jacobian(weighted, inputs, scaled=recorded.has_float16))):
+        if before is None or after is None:
+            continue
+        gradients, others = (site.layout.to_grid(tensor).flatten(1) for tensor in (before, after[0]))
+        errors = (others - gradients * weights.to(gradients)[:, None]).abs().amax(1)
+        largest = gradients.abs().amax(1)
+        # Where a softmax subtracts the largest value of a whole batch, rounding is left of the other images' gradients.
+        limits = recorded.slack * (largest + largest.amax() / MOST_OTHERS)
+        recorded.readings.ask((errors > limits).any(), _require_independence)
+
+
+def _require_independence(is_dependent: list[float]) -> None:
+    if any(is_dependent):
+        raise _DependentImagesError
+
+
+def _random_weights(count: int, like: Tensor) -> Tensor:
+    """Return real numbers from 0.5 to 1.5: signs would miss half of the dependent pairs, since equal ones cancel."""
+    generator = torch.Generator("cpu").manual_seed(0)
+    return torch.rand(count, generator=generator, dtype=torch.float32, device="cpu").to(like) + 0.5
 
 
 def _put_together(values: _Values, readings: Readings) -> dict[Key, tuple[Tensor, Tensor | None]]:
@@ -234,6 +278,7 @@ def _use_gradients(
     values: _Values,
     *,
     one_by_one: bool,
+    checked: bool,
 ) -> None:
     """One backward pass for all kinds of scores, their classes one after another."""
     if not methods:
@@ -241,11 +286,13 @@ def _use_gradients(
     kinds = list(dict.fromkeys(method.score for method in methods))
     with torch.enable_grad():
         joined = torch.cat([scores[kind] for kind in kinds], 1)
-    classes, slack, scaled = recorded.scored.values.shape[1], recorded.slack, recorded.has_float16
+    classes, slack = recorded.scored.values.shape[1], recorded.slack
     first = 0
     takes_means = not one_by_one and all(method.takes_means for method in methods)
     means = _means(sites, joined, recorded.readings) if takes_means else None
-    all_pieces = _gradients(sites, joined, recorded.readings, scaled=scaled, one_by_one=one_by_one)
+    if means is not None and checked:
+        _check_all(recorded, sites, joined)
+    all_pieces = _gradients(recorded, sites, joined, one_by_one=one_by_one, checked=checked)
     for pieces in all_pieces if means is None else [means]:
         for site, (on_grid, is_zero) in zip(sites, pieces):
             for kind in kinds:
@@ -304,15 +351,28 @@ def _size(gradient: LocalGradient) -> tuple[int, ...]:
     return tuple(gradient.values.shape[1:])
 
 
+def _check_all(recorded: Recorded, sites: Sequence[GridActivations], scores: Tensor) -> None:
+    """As `_check_independence`, of scores (N,K) whose gradients are not there."""
+    with torch.enable_grad():
+        total = scores @ _random_weights(scores.shape[1], scores)[:, None]
+    plain = next(jacobian(total, [site.recorded for site in sites], scaled=recorded.has_float16))
+    _check_independence(recorded, sites, total, [None if gradient is None else gradient[0] for gradient in plain])
+
+
 def _gradients(
-    sites: Sequence[GridActivations], scores: Tensor, readings: Readings, *, scaled: bool, one_by_one: bool
+    recorded: Recorded, sites: Sequence[GridActivations], scores: Tensor, *, one_by_one: bool, checked: bool
 ) -> Iterator[list[tuple[Tensor, list[bool]]]]:
     """For a few classes at a time, at each site the gradients (N,k,C,...), and which images' are zero. Where images
-    depend on one another, each has the gradient of its own scores, of all classes at a time."""
-    inputs = [site.recorded for site in sites]
+    depend on one another, each has the gradient of its own scores, of all classes at a time. `checked`: whether it is
+    to be checked that they do not."""
+    inputs, readings, scaled = [site.recorded for site in sites], recorded.readings, recorded.has_float16
     if not one_by_one:
         for chunk in jacobian(scores, inputs, scaled=scaled):
             yield _to_grids(sites, _with_zeros(chunk, inputs), readings)
+        if checked and scores.shape[1] == 1:
+            _check_independence(recorded, sites, scores, [None if it is None else it[0] for it in chunk])
+        elif checked:
+            _check_all(recorded, sites, scores)
         return
     rows: list[list[Tensor]] = [[] for _ in sites]
     for image in range(len(scores)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from gradcam.cam.forward import find_layers_with_grid, look_for_layers
 from gradcam.cam.grid import try_all
-from gradcam.hooks.autograd import graph_of, leaves
+from gradcam.hooks.autograd import Edge, edge_of, graph_of, leaves, read_tail
 from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.nested import Batch, caller_keeps, first_floating, map_tensors, tensors
-from gradcam.layers.find import Edge, Ways, edge_of, is_activated
+from gradcam.layers.find import Outlet, Ways, is_activated
 from gradcam.layers.layout import Layout, find_layout, find_patches, find_rivals, one_image
 from gradcam.targets.base import Reader
 from gradcam.targets.classes import is_function, to_class_target
@@ -42,19 +42,26 @@ class Place:
 @dataclass(frozen=True)
 class Suggestion:
     """`layers`: those with a grid, the best first. `behind_activation`: the best for methods that want no negative
-    values. `note`: what a person should know of the first."""
+    values. `note`: what a person should know of the first. `bypassed`: whether the images reach the score past the best
+    layers, by name."""
 
     layers: Sequence[str]
     behind_activation: str
     note: str | None = None
+    bypassed: Mapping[str, bool] = field(default_factory=dict)
 
 
 def find_suggestion(
-    model: nn.Module, batch: Batch, target: Any = None, reshape: str | tuple[int, ...] | None = None
+    model: nn.Module,
+    batch: Batch,
+    target: Any = None,
+    reshape: str | tuple[int, ...] | None = None,
+    *,
+    whole_batch: bool = False,
 ) -> Suggestion:
-    """The layers to explain `target` at; found by one forward pass, of one image if the model takes that. Raises
-    `LayerError` where no layer has a grid."""
-    for each in (one_image(batch), batch) if batch.images > 1 else (batch,):
+    """The layers to explain `target` at; found by one forward pass, of one image if the model takes that, unless of the
+    `whole_batch`. Raises `LayerError` where no layer has a grid."""
+    for each in (one_image(batch), batch) if batch.images > 1 and not whole_batch else (batch,):
         with contextlib.suppress(Exception):  # what cannot be recorded may well run unrecorded
             return _look(model, each, target, reshape)
     names = find_layers_with_grid(model, batch, reshape)
@@ -235,7 +242,11 @@ def _look(model: nn.Module, batch: Batch, target: Any, reshape: str | tuple[int,
         watch.watch(model, hooks)
         names = look_for_layers(model, batch, reshape)
     # The model has run to its end, so that the ways are there.
-    found = suggest(names, watch.places, watch.ways, watch.output)  # type: ignore[arg-type]  # it has one by now
+    ways, places = watch.ways, watch.places
+    found = suggest(names, places, ways, watch.output)  # type: ignore[arg-type]  # it has one by now
+    edges = {name: places[name].edge for name in (found.layers[0], found.behind_activation) if name in places}
+    tails = {name: read_tail(ways.scores, [edge], watch.pictures) for name, edge in edges.items()}
+    found = replace(found, bypassed={name: tail.is_bypassed for name, tail in tails.items()})
     if reshape is not None or not watch.is_open_behind(found.layers[0]):
         return found
     return _ask_for_grid(model, batch, target, watch.open) or found
@@ -250,7 +261,7 @@ def _ask_for_grid(
         for rival in find_rivals(shapes[name], modules[name], batch.size, patches):
             found = _look(model, batch, target, rival.grid)
             layer = found.layers[0]
-            layout = try_all(shapes[layer], modules[layer], batch, model) if layer in shapes else None
+            layout = try_all(shapes[layer], Outlet(layer, modules[layer]), batch, model) if layer in shapes else None
             if layout is None:
                 return None
             return found if layout.grid == rival.grid else _look(model, batch, target, layout.grid)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,10 +16,12 @@ from torch.utils.hooks import unserializable_hook
 
 from gradcam.errors import BlindLayerError, LayerError, ModelError, join_names
 
+Edge = tuple[Node, int]  # an operation, and which of its outputs
 GradientHook = Callable[[Tensor], Tensor | None]  # what it returns replaces the gradient, None leaves it
 
 # Powers of two, so that scaling rounds nothing. The first whose gradients are finite is the one that loses least.
 HALF_PRECISION_SCALES = tuple(2.0**exponent for exponent in (15, 10, 5, 0, -5, -10, -15))
+ROUTE_DETAILS = ("_saved_training", "_saved_dim")  # of an operation, which its name does not tell
 MOST_BYTES = 2**28  # of one layer's gradients, for the classes that share a backward pass
 
 CHANGED_VALUE = (
@@ -179,9 +183,9 @@ def _second_order(value: Tensor, activations: Tensor, scale: float) -> tuple[Ten
     return gradient.detach(), product
 
 
-def may_cast(scores: Tensor) -> bool:
-    """Whether there may be other kinds of numbers behind the layers than at both ends: a cast, or a function in Python."""
-    return any("Copy" in node.name() or _is_python(node) for node in graph_of(scores))
+def may_cast(nodes: Iterable[Node]) -> bool:
+    """Return whether among these operations there may be a cast, or a function written in Python."""
+    return any("Copy" in node.name() or _is_python(node) for node in nodes)
 
 
 def _is_python(node: Node) -> bool:
@@ -204,6 +208,40 @@ def nodes_behind(node: Node) -> list[Node]:
                 seen.add(other)
                 found.append(other)
     return found[1:]
+
+
+def edge_of(tensor: Tensor) -> Edge | None:
+    """Return where in the graph a tensor comes from; None outside of it."""
+    return None if tensor.grad_fn is None else (tensor.grad_fn, tensor.output_nr)
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The graph between recorded activations and scores. `is_bypassed`: the images reach the scores past the activations
+    as well, as far as that was recorded."""
+
+    nodes: Sequence[Node]
+    is_bypassed: bool
+
+    @functools.cached_property
+    def route(self) -> Hashable:
+        """What decides how activations lie in memory and which of them reach the scores, to be compared."""
+        return tuple((node.name(), *(getattr(node, name, None) for name in ROUTE_DETAILS)) for node in self.nodes)
+
+
+def read_tail(scores: Iterable[Edge | None], activations: Iterable[Edge | None], images: Edge | None) -> Tail:
+    """Return the graph that leads to these scores, up to these activations."""
+    ends = set(activations)
+    waiting = [edge for edge in dict.fromkeys(scores) if edge is not None and edge not in ends]
+    edges, nodes, is_bypassed = set(waiting), dict[Node, None](), False
+    for edge in waiting:  # which grows on the way
+        nodes[edge[0]] = None
+        is_bypassed = is_bypassed or edge == images
+        for given in edge[0].next_functions:
+            if given[0] is not None and given not in edges and given not in ends:
+                edges.add(given)
+                waiting.append(given)
+    return Tail(list(nodes), is_bypassed)
 
 
 def leaves(scores: Tensor) -> list[Tensor]:

@@ -173,12 +173,11 @@ class Batch:
             return [window[2:] for window in self.windows]
         return [self.size] * self.images if self.listed is None else list(self.listed)
 
-    def take(self, images: int) -> Batch:
-        """The same said of the first of its images alone, once their tensors have as many rows."""
-        listed = None if self.listed is None else self.listed[:images]
-        return replace(
-            self, images=images, listed=listed, windows=None if self.windows is None else self.windows[:images]
-        )
+    def take(self, images: int, first: int = 0) -> Batch:
+        """The same said of some of its images alone, once their tensors have as many rows."""
+        rows = slice(first, first + images)
+        listed = None if self.listed is None else self.listed[rows]
+        return replace(self, images=images, listed=listed, windows=None if self.windows is None else self.windows[rows])
 
     def repeat(self, times: int) -> Batch:
         """The same said of so many blocks of its images."""

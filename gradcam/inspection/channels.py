@@ -13,7 +13,7 @@ from gradcam.errors import ImageError, LayerError, shorten
 from gradcam.hooks.nested import to_batch
 from gradcam.inspection.extraction import features
 from gradcam.inspection.selection import Layers, list_wanted, select_layers
-from gradcam.layers.find import unwrap
+from gradcam.layers.find import Outlet, unwrap
 from gradcam.layers.layout import to_reshape
 
 
@@ -63,7 +63,7 @@ def activations(model: nn.Module, images: Any, layers: Layers, *, reshape: Any =
 
     def lay_out(name: str, module: nn.Module) -> LayerError | None:
         try:
-            layout = place(name, found[name], module, batch, model=model, reshape=reshape)
+            layout = place(Outlet(name, module), found[name], batch, model=model, reshape=reshape)
             grids[name] = layout.to_grid(found[name])
         except LayerError as error:
             return error

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from gradcam.errors import LayerError, ModelError, join_names, nearest, shorten
+from gradcam.hooks.autograd import Edge, edge_of
 from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.nested import Batch, tensors
 from gradcam.layers.layout import Layout, find_layout, find_patches
 
 FindLayout = Callable[[Sequence[int]], Layout | None]  # how a tensor of this shape lies on the picture
-Edge = tuple[Node, int]  # an operation, and which of its outputs
 # Tokens with tokens.
 MIXING = ("bmm", "attention", "dotproduct", "convolution", "roll", "flip", "fft", "gather", "index")
 # Channels with channels, by weights; a convolution of groups does so within each of them only.
@@ -151,7 +151,8 @@ def without_wrappers(name: str) -> str:
 
 
 def layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[int, ...] | None = None) -> list[str]:
-    """The names of the layers that ran once and gave a grid, the last to finish first; found by one forward pass. Where
+    """The names of the layers that gave a grid, the last to finish first, those that ran once before last runs and earlier
+    runs of others; found by one forward pass. Where
     a block and its last part give the same output, the block comes first. Those that give several tensors come behind
     all that give one. Left out is what gives its input back as it came, adaptive pooling, whose grid is a coarser copy
     of the one before it, and auxiliary heads beside the score."""
@@ -180,12 +181,15 @@ def layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[int, .
             if not isinstance(module, torch.jit.ScriptModule):
                 hooks.after_forward(module, look)
         batch.run(model)
-    ended = [(name, run) for several in (False, True) for name, run in reversed(finished[several]) if run == runs[name]]
-    return [name for name, run in ended if run == 1] + [f"{name}#{run - 1}" for name, run in ended if run > 1]
+    ended = [(name, run) for several in (False, True) for name, run in reversed(finished[several])]
+    once = [name for name, _ in ended if runs[name] == 1]
+    last_runs = [f"{name}#{run - 1}" for name, run in ended if runs[name] == run > 1]
+    return once + last_runs + [f"{name}#{run - 1}" for name, run in ended if run < runs[name]]
 
 
 def _modules_outside_attention(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Those with their names; inside attention values are not yet mixed, or lie in windows."""
+    """Those with their names; inside attention values are not yet mixed, or lie in windows. A norm that comes first in
+    attention is none of its parts: some blocks have it there."""
     yield name, module
     title = type(module).__name__.lower()
     is_named = "block" not in title and any(it in title for it in ("attention", "attn", "mhsa", "msa", "multihead"))
@@ -195,16 +199,15 @@ def _modules_outside_attention(module: nn.Module, name: str = "") -> Iterator[tu
     ):
         for child_name, child in module.named_children():
             yield from _modules_outside_attention(child, f"{name}.{child_name}".lstrip("."))
+    else:
+        first_name, first = next(module.named_children(), ("", None))
+        if isinstance(first, (nn.LayerNorm, nn.RMSNorm)) or "Norm" in type(first).__name__:
+            yield f"{name}.{first_name}", first
 
 
 def gives_back(module: nn.Module, args: tuple[Any, ...], tensor: Tensor) -> bool:
     """Whether a module did nothing, as Identity and Dropout in evaluation mode do; an operation in place did something."""
     return any(tensor is given for given in args) and not getattr(module, "inplace", False)
-
-
-def edge_of(tensor: Tensor) -> Edge | None:
-    """Where in the graph a tensor comes from, None outside of it."""
-    return None if tensor.grad_fn is None else (tensor.grad_fn, tensor.output_nr)
 
 
 class Ways:
@@ -216,11 +219,11 @@ class Ways:
 
     def __init__(self, scores: Iterable[Tensor], pictures: Edge | None, find_layout: FindLayout) -> None:
         self._find_layout = find_layout
-        self._scores = [edge for edge in map(edge_of, scores) if edge is not None]
-        self._order = _sort(self._scores)
+        self.scores = [edge for edge in map(edge_of, scores) if edge is not None]
+        self._order = _sort(self.scores)
         self.depends = self._find_dependence()
         self.whole = frozenset[Edge]() if pictures is None else self._find_whole(pictures)
-        self.weights = dict.fromkeys(self._scores, 0)
+        self.weights = dict.fromkeys(self.scores, 0)
         for edge in self._order:
             name = edge[0].name().lower()  # upsampling is bilinear, and without weights
             has_weights = any(word in name for word in WEIGHING) and not name.startswith("upsample")
@@ -240,7 +243,7 @@ class Ways:
         # Where a model reads `x[:, 0]` of its tokens, the gradient is zero on every patch, up to the last attention: from
         # there, that is, up to the last operation that mixes tokens.
         found: dict[Edge, bool] = {}
-        waiting = [(edge, True) for edge in self._scores]
+        waiting = [(edge, True) for edge in self.scores]
         while waiting:
             edge, with_patches = waiting.pop()
             if edge in found and found[edge] >= with_patches:
@@ -253,7 +256,7 @@ class Ways:
     def _find_whole(self, pictures: Edge) -> frozenset[Edge]:
         """What is on as many ways as there are: those from the pictures to it times those from it to the end. The end
         are the scores; where these read a class token only, it is the last operation that mixes tokens into it."""
-        ends, order = self._scores, _sort(self._scores, stop=self._reads_prefix)
+        ends, order = self.scores, _sort(self.scores, stop=self._reads_prefix)
         if pictures not in order:
             reading = set(order)
             ends = [next((it for it in self._order if it not in reading and _mixes_tokens(it[0])), self._order[0])]

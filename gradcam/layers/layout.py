@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import math
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -23,6 +23,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.pooling import _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd, _AvgPoolNd, _MaxPoolNd
 
 from gradcam.errors import LayerError, join_names, shorten
+from gradcam.hooks.facts import Facts
 from gradcam.hooks.hooks import Hooks, recording_off
 from gradcam.hooks.nested import Batch, tensors
 from gradcam.hooks.preserve import preserve_state
@@ -105,15 +106,29 @@ def may_be_merged(grid: Grid, size: Lengths, patches: Sequence[Patch]) -> bool:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a layer's output lies on the picture: where its grid is, and how many tokens come before it."""
+    """How a layer's output lies on the image: its grid, and which tokens are the grid's cells.
+
+    `kind` is one of `options.LAYOUTS`; "tokens" are (N,T,D), "tokens first" (T,N,D). `prefix` tokens come before the
+    cells, and what is left over comes after them. `order` lists the tokens of the cells, row by row, where they are in
+    another order.
+    """
 
     grid: Grid
-    kind: str  # one of `options.LAYOUTS`: "tokens" are (N,T,D), "tokens first" (T,N,D)
+    kind: str
     prefix: int = 0
+    order: tuple[int, ...] | None = None
 
     @property
     def image_axis(self) -> int:
         return 1 if self.kind == "tokens first" else 0
+
+    @property
+    def name(self) -> str:
+        """The layout in words, for records."""
+        if self.order is not None:
+            cells = hashlib.sha256(str(self.order).encode()).hexdigest()[:8]
+            return f"{self.kind}, grid {self.grid}, cells in measured order {cells}"
+        return f"{self.kind}, grid {self.grid}, {self.prefix} before" if "tokens" in self.kind else self.kind
 
     def to_grid(self, tensor: Tensor) -> Tensor:
         """Activations, or a gradient with respect to them, as (N,C,*grid); a view where possible."""
@@ -132,19 +147,26 @@ class Layout:
     def from_rows(self, rows: Tensor) -> Tensor:
         return rows.movedim(0, self.image_axis)
 
+    def list_cells(self) -> slice | list[int]:
+        """Return the tokens of the cells, as an index."""
+        return slice(self.prefix, self.prefix + math.prod(self.grid)) if self.order is None else list(self.order)
+
     def change_grid(self, rows: Tensor, change: Change) -> None:
         """Change what lies on the grid, as (n,C,*grid), in rows (n,...)."""
-        change(self._rows_to_grid(rows))
+        grid = self._rows_to_grid(rows)
+        change(grid)
+        if self.order is not None:
+            rows[:, self.list_cells()] = grid.flatten(2).movedim(1, -1)
 
     def change_channels(self, rows: Tensor, change: Change) -> None:
-        """Change the channels, as (n,C,...), in rows (n,...): those of the tokens before the grid, too."""
+        """Change the channels, as (n,C,...), in rows (n,...): those of the tokens beside the grid, too."""
         change(rows.movedim(1 if self.kind == "channels first" else -1, 1))
 
     def _rows_to_grid(self, rows: Tensor) -> Tensor:
         if self.kind == "channels first":
             return rows
         if self.kind != "channels last":
-            rows = rows[:, self.prefix :].unflatten(1, self.grid)
+            rows = rows[:, self.list_cells()].unflatten(1, self.grid)
         return rows.movedim(-1, 1)
 
 
@@ -327,21 +349,24 @@ def candidates(tokens: int, grids: Iterable[Grid]) -> list[Layout]:
 
 Shapes = dict[nn.Module, list[tuple[int, ...]]]  # of each tensor that a module gives
 
-# By module: what was asked once, by what was asked, the shape that the module gave, and the batch.
-_known: weakref.WeakKeyDictionary[nn.Module, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
+def one_image(batch: Batch, index: int = 0) -> Batch:
+    """Return one image alone, and what belongs to it."""
 
-def one_image(batch: Batch) -> Batch:
-    """The first image alone, and what belongs to it."""
-    first = batch.copy(lambda tensor: (tensor[:1] if _is_of_images(tensor, batch) else tensor).clone())
-    return first.take(1)
+    def take(tensor: Tensor) -> Tensor:
+        return (tensor[index : index + 1] if _is_of_images(tensor, batch) else tensor).clone()
+
+    return batch.copy(take).take(1, index)
 
 
 class Axes:
     """What the axes of a model's layers' outputs are, for a batch; asked only where that is not certain, and once."""
 
-    def __init__(self, model: nn.Module, batch: Batch, patches: Sequence[Patch] = ()) -> None:
+    def __init__(
+        self, model: nn.Module, batch: Batch, patches: Sequence[Patch] = (), facts: Facts | None = None
+    ) -> None:
         self._model, self._batch, self._patches = model, batch, patches
+        self._facts = facts or Facts(model)
 
     @functools.cached_property
     def text_lengths(self) -> list[int]:
@@ -443,11 +468,7 @@ class Axes:
         return found
 
     def _remember(self, module: nn.Module, question: Any, ask: Callable[[], Any]) -> Any:
-        answers = _known.setdefault(module, {})
-        question = (*question, self._batch.images, self._batch.size)
-        if question not in answers:
-            answers[question] = ask()
-        return answers[question]
+        return self._facts.remember((*question, id(module), self._batch.images, self._batch.size), ask)
 
 
 def _is_of_images(tensor: Tensor, batch: Batch) -> bool:

@@ -308,7 +308,7 @@ def grad_eclip(recorded: Recorded, log: AttentionLog, budget: RerunBudget) -> Te
         log, found, scores = _attend_again(recorded, budget, number)
     budget.report(1, 1)
     looseness = loosen(_by_head(found.query, recorded), _by_head(found.key, recorded), layout)
-    values = _by_head(found.value, recorded)[..., layout.prefix :, :]
+    values = _by_head(found.value, recorded)[..., layout.list_cells(), :]
     parts, shares, is_felt = [], [], False
     # A checkpoint repeats in the backward pass what is behind the attention, and has to find it as it was.
     repeated = AttentionLog().taken(found.around[-1].module if found.around else recorded.model)
@@ -333,7 +333,7 @@ def loosen(query: Tensor, key: Tensor, layout: Layout) -> Tensor:
     """Cosines (N,Q,P) of queries (N,heads,Q,d) and the keys of patches among (N,heads,T,d), over all heads: for each query
     from 0, where they are least, to 1; 1 where all are the same."""
     queries = torch.nn.functional.normalize(_join_heads(query), dim=-1)
-    keys = torch.nn.functional.normalize(_join_heads(key)[:, layout.prefix :], dim=-1)
+    keys = torch.nn.functional.normalize(_join_heads(key)[:, layout.list_cells()], dim=-1)
     cosines = queries @ keys.transpose(-2, -1)
     least, most = cosines.aminmax(dim=-1, keepdim=True)
     return torch.where(most > least, (cosines - least) / (most - least), torch.ones_like(cosines))

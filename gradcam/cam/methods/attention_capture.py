@@ -258,7 +258,7 @@ class Blocks:
 
     def to_grid(self, values: Tensor) -> Tensor:
         """Values of tokens (...,T) at their places in the picture (...,h,w), without those of other tokens."""
-        return values[..., self.layout.prefix :].unflatten(-1, self.layout.grid)
+        return values[..., self.layout.list_cells()].unflatten(-1, self.layout.grid)
 
 
 def find_blocks(log: AttentionLog, recorded: Recorded) -> Blocks:

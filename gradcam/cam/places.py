@@ -1,0 +1,337 @@
+"""Measure where the cells of a layer lie: change the image in places, and see which cells respond.
+
+A count of tokens, or the sides of a map, tell how many cells there are, and nothing of their order. `measure_layout`
+takes one more pass as a rule, in which all images are changed at once. Tokens respond locally, so cells chosen at random
+are changed, and the responses are correlated with them for each layout that is possible. Maps of convolutions respond
+widely, so a quadrant is changed, and the centre of the response has to move there. Where that does not decide, six
+places are changed one by one, and the cell at the changed place has to be among those that respond most.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gradcam.cam.forward import record_outlets
+from gradcam.hooks.nested import Batch, tensors
+from gradcam.layers.find import Outlet
+from gradcam.layers.layout import IndexLayout, Layout, is_guess, pick
+
+AnyLayout = Layout | IndexLayout
+
+# Shares of the depth, the height and the width; in no symmetry, so that a mirrored grid is seen, too.
+PLACES = (
+    (0.33, 0.14, 0.21), (0.71, 0.23, 0.67), (0.12, 0.42, 0.38), (0.88, 0.55, 0.88), (0.47, 0.79, 0.13),
+    (0.60, 0.86, 0.59),
+)  # fmt: skip
+MIN_ANSWERS = 4  # of six places
+MIN_TOKENS, MIN_CELLS = 6, 9  # of a grid of tokens, and of a map: in fewer, too much responds by chance
+MAX_RESPONDING = 0.15  # the share of the cells that one on a changed place has to be among
+CELL_OFFSET, PATCH_SIDE = 3 / 8, 3 / 4  # of the coarsest grid's cell: such a patch lies well inside it
+CHANGED_SHARE = 0.4  # of the cells of tokens
+MIN_CORRELATION = 0.55  # of responses with changed cells
+MIN_DEVIATIONS = 2.5  # of that correlation from zero, in units of its scatter by chance
+MIN_MARGIN = 0.1  # by which the correlation of another layout has to be larger
+QUADRANTS = ((0, 1), (1, 0), (0, 0), (1, 1))  # on the last two axes; the first two differ in each reflection
+QUADRANT_START, QUADRANT_SIDE = (0.08, 0.52), 0.4  # shares of the image's sides
+MIN_OFFSET = 0.02  # of the responses' centre from the grid's, as a share of its sides
+MAX_SEARCHED_CELLS = 400  # of a grid, for tokens beside it that may lie at any index
+MAX_COMPARED_IMAGES = 8
+
+
+class MisplacedError(Exception):
+    """The cells of a layer do not respond where the image was changed; the text says how."""
+
+
+@dataclass(frozen=True)
+class PlacedLayer:
+    """A layer's output, its shape for a batch, and the layout that is assumed for it."""
+
+    outlet: Outlet
+    shape: tuple[int, ...]
+    layout: AnyLayout
+    is_fixed: bool = False  # by the user
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        return self.layout.grid if isinstance(self.layout, Layout) else tuple(self.layout.indices.shape[2:])
+
+    def is_measurable(self, batch: Batch) -> bool:
+        """Return whether the grid has enough cells, and no more than the image has pixels."""
+        is_finer_than_pixels = all(cells > length for cells, length in zip(self.grid, batch.size))
+        least = MIN_TOKENS if self.layout.kind.startswith("tokens") else MIN_CELLS
+        return not is_finer_than_pixels and math.prod(self.grid) >= least and not batch.pictures.is_meta
+
+    def is_guess(self, batch: Batch) -> bool:
+        """Return whether a count or an aspect alone says how the output lies on the image."""
+        return not isinstance(self.layout, Layout) or is_guess(self.layout, self.outlet.module, self.shape, batch.size)
+
+    def question(self, batch: Batch, route: Hashable) -> Hashable:
+        """Return the key of what is measured here. `route`: what leads from the layer to the score in this pass."""
+        layout: Any = self.layout
+        if isinstance(layout, IndexLayout):
+            layout = hash(layout.indices.cpu().numpy().tobytes())
+        return (self.outlet.name, self.shape, batch.size, layout, route)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A layer that is looked at while the image changes, and what it gave for the unchanged one."""
+
+    placed: PlacedLayer
+    activations: Tensor
+    batch: Batch
+    model: nn.Module
+    autocast: torch.dtype | None = None
+
+    def measure_layout(self) -> AnyLayout:
+        """Return the layout by which the cells respond where the image was changed; the assumed one if nothing is seen.
+
+        Raises `MisplacedError` if no layout fits.
+        """
+        is_guess = self.placed.is_guess(self.batch)
+        return self._measure_tokens() if is_guess else self._measure_orientation()
+
+    def _measure_tokens(self) -> AnyLayout:
+        assumed, grid = self.placed.layout, self.placed.grid
+        codes = _sample_cells(grid, self.batch.images)
+        changes = self._respond(F.interpolate(codes[:, None], self.batch.size, mode="nearest"))
+        if changes is None:
+            return assumed
+        usual, unusual = ([], []) if self.placed.is_fixed else list_layouts(assumed, self.placed.shape)
+        layouts = [assumed, *usual, *unusual]
+        responses = changes.float().norm(dim=-1, keepdim=True) if assumed.kind.startswith("tokens") else changes
+        scores = [_correlate(layout.to_grid(responses), codes) for layout in layouts]
+        scores[1 + len(usual) :] = [score - MIN_MARGIN / 2 for score in scores[1 + len(usual) :]]
+        best = max(range(len(layouts)), key=scores.__getitem__)
+        enough = max(MIN_CORRELATION, MIN_DEVIATIONS / math.sqrt(codes.numel()))
+        is_better = scores[best] - scores[0] >= MIN_MARGIN
+        if scores[0] >= enough and not is_better:
+            return assumed
+        counts = [self._count_answers(layout) for layout in (assumed, layouts[best])[: 1 + is_better]]
+        if counts[0] is None or counts[-1] is None or counts[0] >= MIN_ANSWERS > counts[-1]:
+            return assumed
+        if max(counts) < MIN_ANSWERS:  # type: ignore[type-var]  # no None any more
+            raise MisplacedError(
+                f"of {len(PLACES)} changed in the image, its cells answered at {counts[0]}, expected {MIN_ANSWERS} or more"
+            )
+        return layouts[best] if is_better and (scores[best] >= enough or counts[-1] > counts[0]) else assumed
+
+    def _measure_orientation(self) -> AnyLayout:
+        """The same for maps of convolutions, which can be mirrored or transposed at most."""
+        assumed, images = self.placed.layout, self.batch.images
+        offsets, transposed = [], []
+        for turn in range(len(QUADRANTS)):
+            quadrants = [QUADRANTS[(image + turn) % len(QUADRANTS)] for image in range(images)]
+            changes = self._respond(_cut_quadrants(quadrants, self.batch.size))
+            if changes is None:
+                return assumed
+            responses = assumed.to_grid(changes).float().norm(dim=1)
+            offsets.append(_find_offsets(responses, quadrants))
+            transposed.append(_find_offsets(responses.mT, quadrants))
+            if turn == 0 and min(offsets[0]) > MIN_OFFSET:
+                return assumed
+        offset, other = (min(map(sum, zip(*rows))) / len(QUADRANTS) for rows in (offsets, transposed))
+        if offset > -MIN_OFFSET:
+            return assumed  # at worst all cells respond alike
+        if other > MIN_OFFSET and len(self.batch.size) == 2 and not self.placed.is_fixed:
+            name, rows = self.placed.outlet.name, torch.zeros_like(self.activations, dtype=torch.float32)
+            return pick(lambda rows: assumed.to_grid(rows).mT, name, rows, images, 2)
+        raise MisplacedError("it responds on another side than that on which the image was changed")
+
+    def _respond(self, mask: Tensor) -> Tensor | None:
+        """Return the changes of the layer's output where `mask` (N,1,...) of the images is noise; None if nothing is seen.
+
+        Raises `MisplacedError` if the output does not depend on the images.
+        """
+        images = _put_noise(self.batch.pictures, mask)
+        name = self.placed.outlet.name
+        changed = run_changed(self.model, self.batch.copy(pictures=images), [self.placed.outlet], self.autocast).get(
+            name
+        )
+        if changed is None or changed.shape != self.activations.shape:
+            return None
+        changes = changed.detach() - self.activations.detach()
+        if bool(changes.any()):
+            return changes
+        cells = self.placed.layout.to_grid(changed).flatten(2)
+        if has_other_images(self.batch) or bool((cells == cells[..., :1]).all()):
+            return None
+        raise MisplacedError("it does not depend on the image")
+
+    def _count_answers(self, layout: AnyLayout) -> int | None:
+        placed = {"": replace(self.placed, layout=layout)}
+        return count_answers(self.model, self.batch, placed, self.autocast)[""]
+
+
+def run_changed(
+    model: nn.Module, batch: Batch, outlets: Sequence[Outlet], autocast: torch.dtype | None
+) -> Mapping[str, Tensor]:
+    """Return what these layers give for a batch, by name; nothing if the model does not run again."""
+    try:
+        with torch.autocast(batch.device.type, dtype=autocast, enabled=autocast is not None):
+            return record_outlets(model, batch, outlets)
+    except Exception:  # whatever a model raises when it runs once more
+        return {}
+
+
+def has_other_images(batch: Batch) -> bool:
+    """Return whether there are images beside those that are changed, as for the second pathway of a SlowFast."""
+    shape = batch.pictures.shape
+    inputs = tensors((batch.args, batch.kwargs))
+    return sum(tensor.ndim == len(shape) and tensor.shape[:2] == shape[:2] for tensor in inputs) > 1
+
+
+def list_layouts(assumed: AnyLayout, shape: Sequence[int]) -> list[list[AnyLayout]]:
+    """Return other layouts of an output than the assumed one, the usual ones apart from the others.
+
+    Tokens beside the cells may come first, last, some of them first and some last, or in the middle; unusual is any other
+    place. The cells may be counted along the grid's axes in any order.
+    """
+    if not isinstance(assumed, Layout) or not assumed.kind.startswith("tokens"):
+        return [[], []]
+    tokens, cells = shape[1 - assumed.image_axis], math.prod(assumed.grid)
+    numbers, others = list(range(tokens)), tokens - cells
+    usual = [numbers[before : before + cells] for before in range(others + 1)]
+    middle = cells // 2
+    usual += [numbers[:middle] + numbers[middle + others :]] if others else []
+    gaps = range(1, cells) if others and cells <= MAX_SEARCHED_CELLS else ()
+    unusual = [numbers[:start] + numbers[start + others :] for start in gaps if start != middle]
+    orders = [
+        torch.arange(cells).reshape([assumed.grid[axis] for axis in axes]).permute([axes.index(i) for i in range(len(axes))])
+        for axes in itertools.permutations(range(len(assumed.grid)))
+    ]
+    known = [_order_of(assumed, tokens)]
+    return [
+        [
+            replace(assumed, order=order)
+            for cells_in_row in rows
+            for numbers_of_cells in orders
+            if (order := tuple(cells_in_row[number] for number in numbers_of_cells.flatten().tolist())) not in known
+        ]
+        for rows in (usual, unusual)
+    ]
+
+
+def _order_of(layout: Layout, tokens: int) -> tuple[int, ...]:
+    cells = layout.list_cells()
+    return tuple(range(tokens)[cells]) if isinstance(cells, slice) else tuple(cells)
+
+
+def count_answers(
+    model: nn.Module, batch: Batch, layers: Mapping[str, PlacedLayer], autocast: torch.dtype | None = None
+) -> dict[str, int | None]:
+    """Count at how many of the six places the right cell of each layer responds; None where that cannot be seen.
+
+    Each place is changed in an image of its own: it takes a pass of the batch as it is, and as many as it takes to show
+    six images. None is for a layer that is the same everywhere, for one that only other images beside these reach, and
+    for all of them if the model fails.
+    """
+    outlets = list({layer.outlet.name: layer.outlet for layer in layers.values()}.values())
+    coarsest = min((layer.grid for layer in layers.values()), key=math.prod)
+    # Points that lie well inside of a cell, as shares of the image's sides.
+    points = [
+        tuple((int(share * cells) + CELL_OFFSET) / cells for share, cells in zip(place[-len(batch.size) :], coarsest))
+        for place in PLACES
+    ]
+
+    def run(images: Tensor) -> dict[str, Tensor]:
+        outputs = run_changed(model, batch.copy(pictures=images.clone()), outlets, autocast)
+        return {key: layer.layout.to_grid(outputs[layer.outlet.name]) for key, layer in layers.items()}
+
+    counts, unseen = dict.fromkeys(layers, 0), set(layers) if has_other_images(batch) else set()
+    try:
+        images = batch.pictures
+        if not bool(images.amax() > images.amin()):  # of one colour, all cells are alike: noise instead
+            generator = torch.Generator("cpu").manual_seed(1)
+            images = torch.randn(images.shape, generator=generator, dtype=torch.float32, device="cpu").to(images)
+        plain = run(images)
+        for first in range(0, len(points), batch.images):
+            changed_points = points[first : first + batch.images]
+            for key, grid in run(_change_patches(images, changed_points, coarsest)).items():
+                changes = (grid - plain[key]).float().norm(dim=1)
+                counts[key] += sum(map(_answers, changes, changed_points))
+                if changes.any():
+                    unseen.discard(key)
+    except Exception:  # whatever a model raises when it runs once more
+        return dict.fromkeys(layers)
+    cells = {key: grid.flatten(2) for key, grid in plain.items()}
+    unseen |= {key for key, values in cells.items() if bool((values == values[..., :1]).all())}  # the same everywhere
+    return {key: None if key in unseen else count for key, count in counts.items()}
+
+
+def _put_noise(images: Tensor, mask: Tensor) -> Tensor:
+    """Return the images with noise of each one's range where the mask (N,1,...) is set."""
+    generator = torch.Generator("cpu").manual_seed(0)
+    noise = torch.rand(images.shape, generator=generator, dtype=torch.float32, device="cpu").to(images)
+    axes = tuple(range(1, images.ndim))
+    low, high = images.amin(axes, keepdim=True), images.amax(axes, keepdim=True)
+    high = torch.where(high > low, high, low + 1)
+    return torch.where(mask.to(images.device) > 0, low + (high - low) * noise, images)
+
+
+def _change_patches(images: Tensor, points: Sequence[tuple[float, ...]], grid: Sequence[int]) -> Tensor:
+    """Return the images, each with noise around a point."""
+    mask = images.new_zeros((len(images), 1, *images.shape[2:]))
+    for row, point in zip(mask, points):
+        window: list[Any] = [slice(None)]
+        for share, cells, length in zip(point, grid, images.shape[2:]):
+            side = max(1, round(PATCH_SIDE * length / cells))
+            start = min(max(0, round(share * length - side / 2)), length - side)
+            window.append(slice(start, start + side))
+        row[tuple(window)] = 1
+    return _put_noise(images, mask)
+
+
+def _answers(changes: Tensor, point: Sequence[float]) -> bool:
+    response = changes[tuple(int(share * cells) for share, cells in zip(point, changes.shape))]
+    return bool(response > 0) and int((changes >= response).sum()) <= math.ceil(MAX_RESPONDING * changes.numel())
+
+
+@functools.lru_cache(maxsize=16)
+def _sample_cells(grid: tuple[int, ...], images: int) -> Tensor:
+    """Return for each image which cells are changed, 1 or 0 (N,*grid)."""
+    generator = torch.Generator("cpu").manual_seed(0)
+    ranks = torch.rand(images, math.prod(grid), generator=generator, device="cpu").argsort(1).argsort(1)
+    return (ranks < CHANGED_SHARE * ranks.shape[1]).float().unflatten(1, grid)
+
+
+def _cut_quadrants(quadrants: Sequence[Sequence[int]], size: Sequence[int]) -> Tensor:
+    mask = torch.zeros(len(quadrants), 1, *size, device="cpu")
+    for row, quadrant in zip(mask, quadrants):
+        window: list[Any] = [...]
+        for side, length in zip(quadrant, size[-2:]):
+            start = int(QUADRANT_START[side] * length)
+            window.append(slice(start, start + max(1, int(QUADRANT_SIDE * length))))
+        row[tuple(window)] = 1
+    return mask
+
+
+def _correlate(changes: Tensor, codes: Tensor) -> float:
+    """Return the mean correlation of the ranks of cells by their responses (N,C,*grid) with the changed cells."""
+    responses = changes[:MAX_COMPARED_IMAGES].float().norm(dim=1).flatten(1).cpu()
+    ranks = responses.argsort(1).argsort(1).float()
+    codes = codes[:MAX_COMPARED_IMAGES].flatten(1)
+    ranks, codes = ranks - ranks.mean(1, keepdim=True), codes - codes.mean(1, keepdim=True)
+    return float(F.cosine_similarity(ranks, codes).mean())
+
+
+def _find_offsets(responses: Tensor, quadrants: Sequence[Sequence[int]]) -> list[float]:
+    """Return how far the centre of the responses (N,*grid) lies towards the changed quadrant, along the last two axes."""
+    values = responses.flatten(1, -3).sum(1) if responses.ndim > 3 else responses
+    values = values / values.sum((1, 2), keepdim=True).clamp(min=1e-30)
+    offsets = []
+    for axis in (1, 2):
+        places = (torch.arange(values.shape[axis], device=values.device) + 0.5) / values.shape[axis] - 0.5
+        centres = values.sum(3 - axis) @ places
+        signs = centres.new_tensor([2 * quadrant[axis - 1] - 1 for quadrant in quadrants])
+        offsets.append(float((centres * signs).mean()))
+    return offsets
