@@ -24,13 +24,14 @@ class OtherRouteError(Exception):
 @dataclass
 class DefaultLayer:
     """A layer that was chosen for a question. `note`: what to say of it. `route`, `is_bypassed`: what leads from it to
-    the score, and whether the images reach the score past it; None until a pass has shown that. `is_misplaced`: no
-    layout fits, nor any other layer, which is said each time."""
+    the score, and whether the images reach the score past it; None until a pass has shown that. `is_recorded`: a pass
+    can be recorded from the images on. `is_misplaced`: no layout fits, nor any other layer, which is said each time."""
 
     layer: str
     note: str | None = None
     route: Hashable | None = None
     is_bypassed: bool | None = None
+    is_recorded: bool = True
     is_misplaced: bool = False
 
     def compare(self, recorded: Recorded) -> None:

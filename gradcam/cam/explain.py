@@ -439,7 +439,7 @@ def _explain_at(
     with recorded_pass(bound.model, shown, chosen, views.target, **how) as recorded:
         if look is not None:
             look(recorded)
-        if verify != "nothing" and chosen and recorded.frame is None:
+        if verify != "nothing" and chosen and recorded.frame is None and not recorded.images_changed:
             problem = verify_places(recorded, options["reshape"], includes_certain=verify != "guesses")
             if problem is not None and verify == "strictly":
                 raise MisplacedError(problem)
@@ -524,7 +524,7 @@ def _explain_default_layer(
         default, explained = _search_layer(model, bound, plan, facts, is_positive=is_positive)
     except OtherRouteError:  # the image that was looked at takes another route than the whole batch
         default, explained = _search_layer(model, bound, plan, facts, is_positive=is_positive, whole_batch=True)
-    if question is not None:
+    if question is not None and default.is_recorded:
         facts.set(question, default)
     return explained
 
@@ -545,6 +545,7 @@ def _search_layer(
         raise LayerError(f"No layer of {type(model).__name__} has a spatial grid: name the layer to explain.")
     default = DefaultLayer(names[0], found.note if best == found.layers[0] else None)
     default.is_bypassed = None if whole_batch else found.bypassed.get(best)
+    default.is_recorded = found.is_recorded
     problems: dict[str, str] = {}
     for _ in range(MAX_CANDIDATES):
         try:
@@ -562,11 +563,11 @@ def _search_layer(
         if layer is None:
             break
         names = names[names.index(layer) :]
-        default = DefaultLayer(layer)
+        default = DefaultLayer(layer, is_recorded=default.is_recorded)
     misplaced = next(iter(problems))
     if all("does not depend" in problem for problem in problems.values()):
         raise LayerError(f"{problems[misplaced]} No other layer that was tried responds in place.")
-    default = DefaultLayer(misplaced, is_misplaced=True)
+    default = DefaultLayer(misplaced, is_recorded=default.is_recorded, is_misplaced=True)
     return default, _try_layer(model, bound, plan, facts, default)
 
 
@@ -574,7 +575,8 @@ def _try_layer(
     model: nn.Module, bound: Bound, plan: Plan, facts: Facts, default: DefaultLayer
 ) -> dict[tuple[str, str], Explanation]:
     verify: Any = "all" if default.is_misplaced else "strictly" if plan.options["reshape"] is None else "guesses"
-    explained = _explain_at(model, _copy(bound), [default.layer], plan, facts, verify=verify, look=default.compare)
+    look = default.compare if default.is_recorded else None
+    explained = _explain_at(model, _copy(bound), [default.layer], plan, facts, verify=verify, look=look)
     if default.note is not None:
         warn(default.note)
     return explained

@@ -69,7 +69,7 @@ class Recorded:
     caller's, None without. `frame`: what the model made of the pictures' sizes, if anything; the size of `batch` then is
     that of the canvas, on which layers lie. `layouts`: how the activations lie on the picture, by name, of those where it
     was asked for. `readings`: what of all this is still to be checked. `facts`: what is remembered about the model.
-    `image_edge`: where in the graph the images come from, if they were recorded."""
+    `image_edge`: where in the graph the images come from, if they were recorded. `images_changed`: by the model."""
 
     activations: dict[str, Tensor]
     outlets: dict[str, Outlet]
@@ -85,6 +85,7 @@ class Recorded:
     readings: Readings = field(default_factory=Readings)
     facts: Facts = field(kw_only=True)
     image_edge: Edge | None = None
+    images_changed: bool = False
 
     @cached_property
     def tail(self) -> Tail:
@@ -166,6 +167,7 @@ def recorded_pass(
                 own, image_edge = hooks.enter_context(_recorded_from_images(own, until))
             elif differentiable == 0:
                 hooks.enter_context(_switched_off_again({it.module: recorders[it.name] for it in chosen}))
+            version = version_of(batch.pictures)
             frames = watch_frames(modules, hooks.enter_context(Hooks()))
             with contextlib.ExitStack() as watching:
                 for each in around:
@@ -186,10 +188,10 @@ def recorded_pass(
         autocast = caller_autocast(device)  # without which maps are computed: it would make products half as precise
         with torch.no_grad(), torch.autocast(device, enabled=False):
             frame = find_frame(batch, frames)
-            batch = batch if frame is None else replace(batch, size=frame.canvas)
+            given, batch = batch, batch if frame is None else replace(batch, size=frame.canvas)
             yield Recorded(
                 activations, outlets, parts, output, scored, model, modules, batch, autocast, frame,
-                facts=facts or Facts(model), image_edge=image_edge,
+                facts=facts or Facts(model), image_edge=image_edge, images_changed=version_of(given.pictures) != version,
             )  # fmt: skip
 
 

@@ -185,9 +185,10 @@ def warn_of_mixed_images(recorded: Recorded) -> None:
 
     Each image is run alone, once for a model, layers and number of images.
     """
-    if recorded.batch.images == 1 or recorded.frame is not None or recorded.batch.pictures.is_meta:
+    batch = recorded.batch
+    if batch.images == 1 or not recorded.outlets or recorded.frame is not None or recorded.images_changed:
         return
-    question = ("mixed", tuple(recorded.outlets), recorded.batch.images, recorded.batch.size)
+    question = ("mixed", tuple(recorded.outlets), batch.images, batch.size)
     if recorded.facts.remember(question, lambda: _are_mixed(recorded)):
         warn_of_dependence(recorded.modules)
 

@@ -39,6 +39,7 @@ CELL_OFFSET, PATCH_SIDE = 3 / 8, 3 / 4  # of the coarsest grid's cell: such a pa
 CHANGED_SHARE = 0.4  # of the cells of tokens
 MIN_CORRELATION = 0.55  # of responses with changed cells
 MIN_DEVIATIONS = 2.5  # of that correlation from zero, in units of its scatter by chance
+LIKELY_CORRELATION, LIKELY_DEVIATIONS = 0.35, 1.5  # the same, beside all but enough answers
 MIN_MARGIN = 0.1  # by which the correlation of another layout has to be larger
 QUADRANTS = ((0, 1), (1, 0), (0, 0), (1, 1))  # on the last two axes; the first two differ in each reflection
 QUADRANT_START, QUADRANT_SIDE = (0.08, 0.52), 0.4  # shares of the image's sides
@@ -118,6 +119,9 @@ class Probe:
             return assumed
         counts = [self._count_answers(layout) for layout in (assumed, layouts[best])[: 1 + is_better]]
         if counts[0] is None or counts[-1] is None or counts[0] >= MIN_ANSWERS > counts[-1]:
+            return assumed
+        is_likely = scores[0] >= max(LIKELY_CORRELATION, LIKELY_DEVIATIONS / math.sqrt(codes.numel()))
+        if counts == [MIN_ANSWERS - 1] and is_likely:
             return assumed
         if max(counts) < MIN_ANSWERS:  # type: ignore[type-var]  # no None any more
             raise MisplacedError(
@@ -206,7 +210,9 @@ def list_layouts(assumed: AnyLayout, shape: Sequence[int]) -> list[list[AnyLayou
     gaps = range(1, cells) if others and cells <= MAX_SEARCHED_CELLS else ()
     unusual = [numbers[:start] + numbers[start + others :] for start in gaps if start != middle]
     orders = [
-        torch.arange(cells).reshape([assumed.grid[axis] for axis in axes]).permute([axes.index(i) for i in range(len(axes))])
+        torch.arange(cells)
+        .reshape([assumed.grid[axis] for axis in axes])
+        .permute([axes.index(i) for i in range(len(axes))])
         for axes in itertools.permutations(range(len(assumed.grid)))
     ]
     known = [_order_of(assumed, tokens)]

@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 from gradcam.cam.forward import find_layers_with_grid, look_for_layers
 from gradcam.cam.grid import try_all
 from gradcam.hooks.autograd import Edge, edge_of, graph_of, leaves, read_tail
 from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.nested import Batch, caller_keeps, first_floating, map_tensors, tensors
-from gradcam.layers.find import Outlet, Ways, is_activated
+from gradcam.layers.find import ATTENDING, WEIGHING, Outlet, Ways, is_activated
 from gradcam.layers.layout import Layout, find_layout, find_patches, find_rivals, one_image
 from gradcam.targets.base import Reader
 from gradcam.targets.classes import is_function, to_class_target
@@ -27,6 +28,11 @@ PART = (
     "Only a part of what the score sees of the picture passes '{}', a branch: what all passes has no grid, runs several "
     "times or is no module. Name a layer, or fuse the maps of several."
 )
+EARLY = (
+    "Layer '{}' comes before all attention, and no later layer has a grid whose cells reach the score. A map there shows little "
+    "of what the model makes of the image. Name a later layer, with reshape= if its output has no certain grid."
+)
+EARLY_SHARE = 0.25  # of a model's weights, up to which a layer in front of all attention is a patch embedding
 LAST = 4  # layers of the same grid, counted from the end, among which one behind an activation is looked for
 
 
@@ -43,12 +49,13 @@ class Place:
 class Suggestion:
     """`layers`: those with a grid, the best first. `behind_activation`: the best for methods that want no negative
     values. `note`: what a person should know of the first. `bypassed`: whether the images reach the score past the best
-    layers, by name."""
+    layers, by name. `is_recorded`: the graph from the images on was recorded, which not every model allows."""
 
     layers: Sequence[str]
     behind_activation: str
     note: str | None = None
     bypassed: Mapping[str, bool] = field(default_factory=dict)
+    is_recorded: bool = True
 
 
 def find_suggestion(
@@ -65,7 +72,7 @@ def find_suggestion(
         with contextlib.suppress(Exception):  # what cannot be recorded may well run unrecorded
             return _look(model, each, target, reshape)
     names = find_layers_with_grid(model, batch, reshape)
-    return Suggestion(names, names[0])
+    return Suggestion(names, names[0], is_recorded=False)
 
 
 def suggest(names: Sequence[str], places: Mapping[str, Place], ways: Ways, output: Any) -> Suggestion:
@@ -83,9 +90,12 @@ def suggest(names: Sequence[str], places: Mapping[str, Place], ways: Ways, outpu
     else:
         most = STAGE * places[depending[0]].places
         best = [name for name in depending if places[name].edge in ways.whole and places[name].places <= most]
+    is_early = not inner and _is_early(places[(best or depending)[0]].edge, ways)
+    if is_early:
+        best = [name for name in depending if not _is_early(places[name].edge, ways)][:1]
     ordered = list(dict.fromkeys([*best, *depending, *names]))
     is_part = not inner and ways.whole and places[ordered[0]].edge not in ways.whole
-    note = PART.format(ordered[0]) if is_part else None
+    note = EARLY.format(ordered[0]) if is_early and not best else PART.format(ordered[0]) if is_part else None
     # The first of the best behind an activation; the very first where there is none among the last few of its grid.
     best = best or ordered[:1]
     alike = [name for name in best if places[name].places == places[best[0]].places]
@@ -93,6 +103,22 @@ def suggest(names: Sequence[str], places: Mapping[str, Place], ways: Ways, outpu
     edges = {name: places[name].edge for name in alike if places[name].edge in last}
     activated = next((name for name, edge in edges.items() if edge is not None and is_activated(edge)), best[0])
     return Suggestion(ordered, activated, note)
+
+
+def _is_early(edge: Edge | None, ways: Ways) -> bool:
+    """Return whether a layer is a patch embedding: no attention and few weights come before it, and blocks after it."""
+    if edge is None:
+        return False
+    before, all_nodes = (read_tail(ends, [], None).nodes for ends in ([edge], ways.scores))
+    attention, has_weights = _count_kinds(before)
+    all_attention, all_weights = _count_kinds(all_nodes)
+    return not attention and all_attention > 1 and has_weights <= EARLY_SHARE * all_weights
+
+
+def _count_kinds(nodes: Iterable[Node]) -> tuple[int, int]:
+    """Count the operations of attention, and those with weights."""
+    names = [node.name().lower() for node in nodes]
+    return tuple(sum(any(word in name for word in words) for name in names) for words in (ATTENDING, WEIGHING))  # type: ignore[return-value]
 
 
 def read_scores(target: Any, output: Any, images: int) -> list[Tensor]:

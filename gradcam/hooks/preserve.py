@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import random
 import sys
 import threading
 import weakref
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -199,19 +201,25 @@ def plain_attention() -> AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _random_state(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """The random states that the modules can draw from, put back only if they changed: other threads draw from them too."""
+    """Put back the random states of PyTorch, NumPy and Python, each only if it changed: other threads draw from them."""
     # Module by module: model.parameters() takes as long as a dozen layers' launches, which a GPU would wait for.
     owners = modules if torch.cuda.is_initialized() else ()
     parameters = [it for module in owners for it in module._parameters.values() if it is not None]
     indices = {parameter.device.index for parameter in parameters if parameter.is_cuda}
     generators = [torch.default_generator, *(torch.cuda.default_generators[index] for index in indices)]
     before = [generator.get_state() for generator in generators]
+    of_python, (kind, words, *position) = random.getstate(), np.random.get_state()
     try:
         yield
     finally:
         for generator, state in zip(generators, before):
             if not torch.equal(generator.get_state(), state):
                 generator.set_state(state)
+        if random.getstate() != of_python:
+            random.setstate(of_python)
+        _, words_now, *position_now = np.random.get_state()
+        if position_now != position or not np.array_equal(words_now, words):
+            np.random.set_state((kind, words, *position))
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from gradcam.layers.layout import Layout, find_layout, find_patches
 FindLayout = Callable[[Sequence[int]], Layout | None]  # how a tensor of this shape lies on the picture
 # Tokens with tokens.
 MIXING = ("bmm", "attention", "dotproduct", "convolution", "roll", "flip", "fft", "gather", "index")
+ATTENDING = ("softmax", "attention", "dotproduct")
 # Channels with channels, by weights; a convolution of groups does so within each of them only.
 WEIGHING = ("convolution", "mm", "mv", "attention", "dotproduct", "linear", "bilinear")
 # Functions whose values are not negative, but for a dip below zero that is small beside what they let through.
