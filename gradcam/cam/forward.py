@@ -231,6 +231,8 @@ def _recorded_from_images(batch: Batch, until: Collection[nn.Module]) -> Iterato
     saves = False
 
     def pack(tensor: Tensor) -> tuple[Tensor, int] | None:
+        if saves and tensor.is_inference():
+            raise RuntimeError("Inference tensors cannot be saved for backward.")  # as PyTorch says without hooks
         return (tensor, version_of(tensor)) if saves else None
 
     def unpack(packed: tuple[Tensor, int]) -> Tensor:

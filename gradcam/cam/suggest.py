@@ -29,8 +29,8 @@ PART = (
     "times or is no module. Name a layer, or fuse the maps of several."
 )
 EARLY = (
-    "Layer '{}' comes before all attention, and no later layer has a grid whose cells reach the score. A map there shows little "
-    "of what the model makes of the image. Name a later layer, with reshape= if its output has no certain grid."
+    "Layer '{}' comes before all attention, and no later layer has a grid whose cells reach the score. A map there shows "
+    "little of what the model makes of the image. Name a later layer, with reshape= if its output has no certain grid."
 )
 EARLY_SHARE = 0.25  # of a model's weights, up to which a layer in front of all attention is a patch embedding
 LAST = 4  # layers of the same grid, counted from the end, among which one behind an activation is looked for
@@ -75,11 +75,13 @@ def find_suggestion(
     return Suggestion(names, names[0], is_recorded=False)
 
 
-def suggest(names: Sequence[str], places: Mapping[str, Place], ways: Ways, output: Any) -> Suggestion:
+def suggest(
+    names: Sequence[str], places: Mapping[str, Place], ways: Ways, output: Any, *, are_all: bool = True
+) -> Suggestion:
     """The best of these layers with a grid, which come in the order of their ends, the last first. That is the last one
     through which all of the picture reaches the score: a branch beside others shows a part of it. Where the score is of
     places in the output, as in segmentation, maps near the output would be the output again. There it is the last one
-    of the coarsest grid, the encoder's end."""
+    of the coarsest grid, the encoder's end. `are_all`: no layers were left out for a layout that the user named."""
     places = {name: places[name.rpartition("#")[0] if name not in places else name] for name in names}
     depending = [name for name in names if places[name].edge in ways]
     if not depending:
@@ -90,7 +92,7 @@ def suggest(names: Sequence[str], places: Mapping[str, Place], ways: Ways, outpu
     else:
         most = STAGE * places[depending[0]].places
         best = [name for name in depending if places[name].edge in ways.whole and places[name].places <= most]
-    is_early = not inner and _is_early(places[(best or depending)[0]].edge, ways)
+    is_early = are_all and not inner and _is_early(places[(best or depending)[0]].edge, ways)
     if is_early:
         best = [name for name in depending if not _is_early(places[name].edge, ways)][:1]
     ordered = list(dict.fromkeys([*best, *depending, *names]))
@@ -269,7 +271,7 @@ def _look(model: nn.Module, batch: Batch, target: Any, reshape: str | tuple[int,
         names = look_for_layers(model, batch, reshape)
     # The model has run to its end, so that the ways are there.
     ways, places = watch.ways, watch.places
-    found = suggest(names, places, ways, watch.output)  # type: ignore[arg-type]  # it has one by now
+    found = suggest(names, places, ways, watch.output, are_all=reshape is None)  # type: ignore[arg-type]  # it has ways
     edges = {name: places[name].edge for name in (found.layers[0], found.behind_activation) if name in places}
     tails = {name: read_tail(ways.scores, [edge], watch.pictures) for name, edge in edges.items()}
     found = replace(found, bypassed={name: tail.is_bypassed for name, tail in tails.items()})

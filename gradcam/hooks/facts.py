@@ -108,7 +108,7 @@ class ModelState:
             if name not in OWN_ATTRIBUTES:
                 settings.append(value if type(value) in PLAIN else self._describe(value))
 
-    def _describe(self, value: Any, depth: int = 0) -> Any:
+    def _describe(self, value: Any, depth: int = 0) -> Any:  # noqa: PLR0911  # one for each kind of value
         """Return something that compares equal while the value does, and holds none of it alive."""
         kind = type(value)
         if kind in PLAIN:
