@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from gradcam.models.checkpoints.fit import load_weights
 from gradcam.models.checkpoints.read import read_checkpoint
 from gradcam.models.preprocess import Preprocessing
 from gradcam.models.providers.base import Blueprint, Parts, build_for
@@ -28,6 +29,7 @@ PREPROCESSING = Preprocessing(size=(224, 224), resize=256, mean=(0.5, 0.5, 0.5),
 # Of the candidates, where all methods together localise best: scripts/choose_defaults.md. `layer4` is a linear bottleneck:
 # behind the next activation, methods that assume positive activations localise 2 to 5 times as well: docs/benchmarks.md.
 LAYERS: dict[str, Any] = {"layer": "layer4", "layer_for_positive": "head.0"}
+TASK = "classification"
 CLASSES = 1000
 NOTE = "Its 1000 classes are taken for ImageNet's: give labels if they are others."
 TENSORFLOW_EPSILON = 1e-3
@@ -52,13 +54,14 @@ def name_classes(parts: Parts) -> Parts:
 
 
 def load(name: str, weights: Path | None) -> Parts:
-    """Its parts, with a checkpoint in place of its weights or not; `name` is the only one that there is."""
+    """Load the network with its own weights, or with those of a checkpoint. Its name tells nothing: it is the only one."""
     if weights is not None:
         model, classes, notes = build_for(read_checkpoint(weights), build, CLASSES)
-        return name_classes(Parts(model, PREPROCESSING, classes=classes, notes=notes, **LAYERS))
+        return name_classes(Parts(model, PREPROCESSING, classes=classes, notes=notes, task=TASK, **LAYERS))
+    model, labels = build(CLASSES), read_labels()
     with resources.as_file(HERE / WEIGHTS) as path:
-        model, _, _ = build_for(read_checkpoint(path), build, CLASSES)
-    return Parts(model, PREPROCESSING, labels=read_labels(), classes=CLASSES, activation="softmax", **LAYERS)
+        load_weights(model, read_checkpoint(path))
+    return Parts(model, PREPROCESSING, labels=labels, classes=CLASSES, activation="softmax", task=TASK, **LAYERS)
 
 
 def plan(name: str) -> Blueprint:
