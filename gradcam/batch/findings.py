@@ -297,7 +297,7 @@ def _predict_all(
     probabilities = first.scores.cpu()
     with contextlib.suppress(*() if isinstance(target, ClassTarget) else (TargetError,)):
         # What a function of the user's makes a score of need not be classes.
-        return _predict(classifier, classifier.probabilities(first.output, pictures).cpu())
+        return _predict(classifier, first.probabilities().cpu())
     return [[] if own.isfinite().all() else None for own in probabilities]
 
 

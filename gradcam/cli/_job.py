@@ -226,7 +226,8 @@ def prepare(settings: Settings, images: Sequence[Path], output: Output, choose: 
 
     saving = Saving(settings.saved, "png", alpha=settings.alpha, colormap=settings.colormap)
     classifier, request = ask(settings, output, choose)
-    check_panel(saving, request)
+    if "panel" in saving.kinds:
+        check_panel(saving, request)
     each = request.count_results() * len({*saving.kinds} - {"panel"}) + ("panel" in saving.kinds)
     suffixes = frozenset([MAP_SUFFIX]) if saving.kinds == ("map",) else WRITE_SUFFIXES
     read = [*images, *settings.wanted.files]
@@ -248,9 +249,11 @@ def ask(settings: Settings, output: Output, choose: Choose | None = None) -> tup
     request = Request.of(methods, None, settings.options, "ask", attributions=attributions)
     classifier = load_model(settings.model, layer=settings.layers[0] if settings.layers else None)
     check_task(settings, classifier)
-    if not settings.methods and (choose is not None or classifier.task == "classification"):
-        chosen = find_methods([classifier.default_method]) if choose is None else choose(classifier)
-        request = Request.of(chosen, None, settings.options, "ask")
+    if not settings.methods and choose is not None:
+        request = Request.of(choose(classifier), None, settings.options, "ask")
+    elif not settings.methods and classifier.task == "classification":
+        plan = request.complete(classifier.default_method)
+        request = replace(request, methods=plan.methods, options=plan.options)
     layers = [classifier.layer for _ in settings.layers[:1]]  # found already
     layers = _once_each([*layers, *(find_layer(classifier.model, layer).name for layer in settings.layers[1:])])
     find_target = _to_classes if classifier.task == "classification" else to_target

@@ -140,11 +140,14 @@ def format_report(report: Report) -> str:
 
 
 def _make_printable(record: Record) -> Record:
+    """Return the record with the control characters in its texts escaped."""
     parts: list[Any] = [record, *record.predictions, *record.explained]
     texts = {text for part in parts for text in vars(part).values() if isinstance(text, str)}
-    shown = dict(zip(texts, map(printable, texts)))
+    escaped = {text: printable(text) for text in texts if not text.isprintable()}
+    if not escaped:
+        return record
     first, *others = [
-        replace(part, **{name: shown[text] for name, text in vars(part).items() if isinstance(text, str)})
+        replace(part, **{name: escaped.get(text, text) for name, text in vars(part).items() if isinstance(text, str)})
         for part in parts
     ]
     count = len(record.predictions)
@@ -409,9 +412,10 @@ def to_name(image: str) -> str:
 
 def import_torch() -> None:
     """Import torch, which takes seconds; a terminal says so meanwhile, unless `--quiet` was typed."""
+    if "torch" in sys.modules:
+        return
     context = click.get_current_context(silent=True)
-    is_told = context is not None and not context.params.get("quiet") and sys.stderr.isatty()
-    if "torch" in sys.modules or not is_told:
+    if context is None or context.params.get("quiet") or not sys.stderr.isatty():
         load_torch()
         return
     try:

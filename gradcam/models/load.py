@@ -502,7 +502,8 @@ def _to_whole(parts: Parts, family: Family | None, task: str, choice: _Choice) -
 
 
 def _check(weights: Any, activation: Any, device: str, precision: str, fit: str) -> None:
-    placing.find_precision(precision)
+    if precision != "fp32":
+        placing.find_precision(precision)
     if fit != "crop":
         to_fit(fit)
     if device != "auto":  # what lies on several devices needs none
@@ -516,7 +517,8 @@ def _check(weights: Any, activation: Any, device: str, precision: str, fit: str)
 def _find_parts(name: str | nn.Module, choice: _Choice, task: str | None, prompts: Sequence[str]) -> Parts:
     weights = None if choice.weights is None else Path(choice.weights)
     device, precision = choice.device, choice.precision
-    refuse_other_kinds(name)
+    if not isinstance(name, str):
+        refuse_other_kinds(name)
     if not isinstance(name, nn.Module):
         parts = load_parts(name, weights, task, prompts)
         unwrap(parts.model)

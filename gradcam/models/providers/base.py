@@ -73,22 +73,6 @@ class Parts:
     inputs: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-@contextlib.contextmanager
-def pytorchs_own_defaults() -> Iterator[None]:
-    """PyTorch's default dtype and device as they are when nobody has changed them. Weights that are loaded into a model
-    of bfloat16 stay rounded, and what a model computes while it is built has no values on the meta device. Where the
-    code that builds the model chooses other defaults itself, those stay."""
-    before = torch.get_default_dtype()
-    is_usual = torch.get_default_device() == torch.device("cpu")
-    torch.set_default_dtype(torch.float32)
-    try:
-        with contextlib.nullcontext() if is_usual else torch.device("cpu"):
-            yield
-    finally:
-        if torch.get_default_dtype() == torch.float32:
-            torch.set_default_dtype(before)
-
-
 _building = threading.local()  # `is_empty`: whether this thread builds a model without values
 
 
@@ -133,7 +117,9 @@ def fill(checkpoint: Checkpoint, build: Callable[[], nn.Module]) -> tuple[nn.Mod
     The model is built without values, because sampling random ones takes longer than reading a file. It is built with
     values if it reads them while it is built, or needs some that are not in the checkpoint.
     """
-    with contextlib.suppress(Exception):  # A model that reads its values fails here. Any other error is raised again below.
+    with contextlib.suppress(
+        Exception
+    ):  # A model that reads its values fails here. Any other error is raised again below.
         with empty_parameters():
             model = build()
         parameters = [parameter for _, parameter in model.named_parameters(remove_duplicate=False)]
