@@ -278,20 +278,19 @@ def _to_classes(settings: Settings, classifier: Classifier) -> Any:
 
 
 def load_model(choice: ModelChoice, *, layer: str | None = None) -> Classifier:
-    """The model of that choice; its code may be imported from the current folder, and prints to standard error."""
+    """Load the chosen model. Its code may be imported from the current folder, and prints to standard error."""
     check_model_name(choice.model)
-    others = {name: value for name, value in vars(choice).items() if name not in ("model", *OF_TASKS)}
+    options = {name: value for name, value in vars(choice).items() if choice.task is not None or name not in OF_TASKS}
+    name = options.pop("model")
+    if not str(name).startswith("hf:"):  # No other model takes text prompts, as `check_task` reports.
+        options.pop("prompts", None)
     import_torch()
     from gradcam.models import load
     from gradcam.models.providers import DEFAULT
 
-    with code_of_the_user(choice.model, choice.reader):
-        if choice.task is None:
-            return load.load_classifier(choice.model or DEFAULT, layer=layer, **others)
-        others |= {name: getattr(choice, name) for name in OF_TASKS}
-        if not str(choice.model).startswith("hf:"):  # no other is told by words what to look for, as `check_task` says
-            others["prompts"] = ()
-        return load.load_model(choice.model or DEFAULT, layer=layer, **others)
+    load_kind = load.load_classifier if choice.task is None else load.load_model
+    with code_of_the_user(name, choice.reader):
+        return load_kind(name or DEFAULT, layer=layer, **options)
 
 
 OF_TASKS = ("task", "threshold", "prompts")  # what only models of several tasks are loaded with

@@ -186,8 +186,9 @@ def _things(predictions: Sequence[Prediction], task: str) -> list[str]:
 
 
 def _explained(record: Record, grids: Sequence[tuple[int, ...]]) -> list[str]:
-    entries, names = record.explained, [each.title for each in record.explained]
-    if entries[0].kind in COSINES:
+    entries = record.explained
+    is_cosine, names = entries[0].kind in COSINES, [entry.title for entry in entries]
+    if is_cosine:
         width = max(map(len, names))
         what = "contrast" if entries[0].against else "cosine"
         names = [f"{name:<{width}}   {what} {entry.score:.3f}" for name, entry in zip(names, entries)]

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gradcam.models.checkpoints.fit import load_weights
 from gradcam.models.checkpoints.read import read_checkpoint
 from gradcam.models.preprocess import Preprocessing
 from gradcam.models.providers.base import Blueprint, Parts, build_for
@@ -58,10 +57,10 @@ def load(name: str, weights: Path | None) -> Parts:
     if weights is not None:
         model, classes, notes = build_for(read_checkpoint(weights), build, CLASSES)
         return name_classes(Parts(model, PREPROCESSING, classes=classes, notes=notes, task=TASK, **LAYERS))
-    model, labels = build(CLASSES), read_labels()
+    model = build(CLASSES).to_empty(device="cpu")
     with resources.as_file(HERE / WEIGHTS) as path:
-        load_weights(model, read_checkpoint(path))
-    return Parts(model, PREPROCESSING, labels=labels, classes=CLASSES, activation="softmax", task=TASK, **LAYERS)
+        model.load_state_dict(read_checkpoint(path).tensors)
+    return Parts(model, PREPROCESSING, labels=read_labels(), classes=CLASSES, activation="softmax", task=TASK, **LAYERS)
 
 
 def plan(name: str) -> Blueprint:
