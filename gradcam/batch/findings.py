@@ -223,8 +223,11 @@ def find(
         if said is None:
             results.append(GradcamError("The model's output is NaN or infinite in places: look at its weights."))
             continue
-        own_maps = {key: each.one(i) for key, each in maps.items()}
-        found = PictureResult(own_maps, [each.one(i) for each in attributions], said, request.target)
+        if len(pictures) > 1:
+            own_maps = {key: explanation.one(i) for key, explanation in maps.items()}
+            found = PictureResult(own_maps, [each.one(i) for each in attributions], said, request.target)
+        else:
+            found = PictureResult(maps, attributions, said, request.target)
         is_empty = not found.results and len(pictures) > 1
         results.append(_tell_why(classifier, request, pictures[i], classes) if is_empty else found)
         if request.make_page is not None and isinstance(results[i], PictureResult):

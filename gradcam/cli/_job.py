@@ -222,44 +222,51 @@ def make_folder(folder: Path) -> None:
 def prepare(settings: Settings, images: Sequence[Path], output: Output, choose: Choose | None = None) -> Job:
     """Load the model and check all that was typed before the first picture is touched. `choose`: the methods, where
     nobody named any; None for the usual one."""
+    classifier, request = ask(settings, output, choose)
     from gradcam.batch.names import MAP_SUFFIX, Saving, check_panel
 
     saving = Saving(settings.saved, "png", alpha=settings.alpha, colormap=settings.colormap)
-    classifier, request = ask(settings, output, choose)
     if "panel" in saving.kinds:
         check_panel(saving, request)
-    each = request.count_results() * len({*saving.kinds} - {"panel"}) + ("panel" in saving.kinds)
+    results = request.count_results() * len({*saving.kinds} - {"panel"}) + ("panel" in saving.kinds)
     suffixes = frozenset([MAP_SUFFIX]) if saving.kinds == ("map",) else WRITE_SUFFIXES
-    read = [*images, *settings.wanted.files]
-    destination = find_destination(settings.output, read, len(images) * each, suffixes)
-    ending, names = settings.model.ending, OutputNames(destination.folder, read)
+    inputs = [*images, *settings.wanted.files]
+    destination = find_destination(settings.output, inputs, len(images) * results, suffixes)
+    ending, names = settings.model.ending, OutputNames(destination.folder, inputs)
     ending = f"-edited{ending}" if settings.edits else ending
     return Job(classifier, request, saving, destination, names, ending, edits=settings.edits)
 
 
 def ask(settings: Settings, output: Output, choose: Choose | None = None) -> tuple[Classifier, Request]:
     """The model, loaded, of which it is said what was assumed, and what is asked of it about each picture, checked."""
-    import_torch()
-    from gradcam.batch.findings import Request
-    from gradcam.layers.find import find_layer
-
-    methods = [each for each in settings.methods if isinstance(each, Method)]
-    attributions = [each for each in settings.methods if isinstance(each, AttributionMethod)]
-    methods = find_methods(methods) if methods else []
-    request = Request.of(methods, None, settings.options, "ask", attributions=attributions)
+    request = None
+    if settings.methods:  # Options that do not suit them are refused before the model is loaded.
+        import_torch()
+        request = _to_request(settings, settings.methods)
     classifier = load_model(settings.model, layer=settings.layers[0] if settings.layers else None)
     check_task(settings, classifier)
-    if not settings.methods and choose is not None:
-        request = Request.of(choose(classifier), None, settings.options, "ask")
-    elif not settings.methods and classifier.task == "classification":
-        plan = request.complete(classifier.default_method)
-        request = replace(request, methods=plan.methods, options=plan.options)
+    if request is None:
+        usual = [classifier.default_method] if classifier.task == "classification" else []
+        request = _to_request(settings, usual if choose is None else choose(classifier))
     layers = [classifier.layer for _ in settings.layers[:1]]  # found already
-    layers = _once_each([*layers, *(find_layer(classifier.model, layer).name for layer in settings.layers[1:])])
+    if len(settings.layers) > 1:
+        from gradcam.layers.find import find_layer
+
+        layers = _once_each([*layers, *(find_layer(classifier.model, layer).name for layer in settings.layers[1:])])
     find_target = _to_classes if classifier.task == "classification" else to_target
     target = find_target(settings, classifier)
     say(classifier.notes, output)
     return classifier, replace(request, layers=layers, target=target)
+
+
+def _to_request(settings: Settings, methods: Sequence[str | Method | AttributionMethod]) -> Request:
+    """Return the request for these methods. Raises `GradcamError` for options that do not suit them."""
+    from gradcam.batch.findings import Request
+
+    attributions = [method for method in methods if isinstance(method, AttributionMethod)]
+    others = [method for method in methods if not isinstance(method, AttributionMethod)]
+    map_methods = find_methods(others) if others else []
+    return Request.of(map_methods, None, settings.options, "ask", attributions=attributions)
 
 
 def _to_classes(settings: Settings, classifier: Classifier) -> Any:

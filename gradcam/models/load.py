@@ -388,7 +388,7 @@ def name_model(name: str | nn.Module) -> str:
 
 
 def _make_classifier(name: str | nn.Module, choice: _Choice, parts: Parts) -> Classifier:
-    wish, layer = choice.wish, choice.layer
+    title, wish, layer = name_model(name), choice.wish, choice.layer
     is_complete = wish is UNADJUSTED and not parts.is_assumed
     preprocess, assumed = (parts.preprocess, ()) if is_complete else adjust(parts, wish)
     try:
@@ -402,7 +402,7 @@ def _make_classifier(name: str | nn.Module, choice: _Choice, parts: Parts) -> Cl
     known = choice.names or parts.labels
     known = None if known is None else fit_labels(known, findings.logits, classes)
     classifier = Classifier(
-        name_model(name),
+        title,
         parts.model,
         preprocess,
         classes,

@@ -57,10 +57,10 @@ def load(name: str, weights: Path | None) -> Parts:
     if weights is not None:
         model, classes, notes = build_for(read_checkpoint(weights), build, CLASSES)
         return name_classes(Parts(model, PREPROCESSING, classes=classes, notes=notes, task=TASK, **LAYERS))
-    model = build(CLASSES).to_empty(device="cpu")
+    model, labels = build(CLASSES).to_empty(device="cpu"), read_labels()
     with resources.as_file(HERE / WEIGHTS) as path:
         model.load_state_dict(read_checkpoint(path).tensors)
-    return Parts(model, PREPROCESSING, labels=read_labels(), classes=CLASSES, activation="softmax", task=TASK, **LAYERS)
+    return Parts(model, PREPROCESSING, labels=labels, classes=CLASSES, activation="softmax", task=TASK, **LAYERS)
 
 
 def plan(name: str) -> Blueprint:
