@@ -57,9 +57,12 @@ def load(name: str, weights: Path | None) -> Parts:
     if weights is not None:
         model, classes, notes = build_for(read_checkpoint(weights), build, CLASSES)
         return name_classes(Parts(model, PREPROCESSING, classes=classes, notes=notes, task=TASK, **LAYERS))
-    model, labels = build(CLASSES).to_empty(device="cpu"), read_labels()
+    model, labels = build(CLASSES), read_labels()
     with resources.as_file(HERE / WEIGHTS) as path:
-        model.load_state_dict(read_checkpoint(path).tensors)
+        stored = read_checkpoint(path).tensors
+        # The file has half precision. A copy stays valid if the file is replaced while it is mapped into memory.
+        state = {name: value.float() if value.is_floating_point() else value.clone() for name, value in stored.items()}
+    model.load_state_dict(state, assign=True)  # Without `to_empty`, for which PyTorch imports SymPy.
     return Parts(model, PREPROCESSING, labels=labels, classes=CLASSES, activation="softmax", task=TASK, **LAYERS)
 
 
