@@ -223,11 +223,10 @@ def find(
         if said is None:
             results.append(GradcamError("The model's output is NaN or infinite in places: look at its weights."))
             continue
+        found = PictureResult(maps, attributions, said, request.target)
         if len(pictures) > 1:
             own_maps = {key: explanation.one(i) for key, explanation in maps.items()}
-            found = PictureResult(own_maps, [each.one(i) for each in attributions], said, request.target)
-        else:
-            found = PictureResult(maps, attributions, said, request.target)
+            found = replace(found, maps=own_maps, attributions=[each.one(i) for each in attributions])
         is_empty = not found.results and len(pictures) > 1
         results.append(_tell_why(classifier, request, pictures[i], classes) if is_empty else found)
         if request.make_page is not None and isinstance(results[i], PictureResult):

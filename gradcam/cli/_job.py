@@ -222,10 +222,10 @@ def make_folder(folder: Path) -> None:
 def prepare(settings: Settings, images: Sequence[Path], output: Output, choose: Choose | None = None) -> Job:
     """Load the model and check all that was typed before the first picture is touched. `choose`: the methods, where
     nobody named any; None for the usual one."""
-    classifier, request = ask(settings, output, choose)
     from gradcam.batch.names import MAP_SUFFIX, Saving, check_panel
 
     saving = Saving(settings.saved, "png", alpha=settings.alpha, colormap=settings.colormap)
+    classifier, request = ask(settings, output, choose)
     if "panel" in saving.kinds:
         check_panel(saving, request)
     results = request.count_results() * len({*saving.kinds} - {"panel"}) + ("panel" in saving.kinds)
@@ -245,14 +245,13 @@ def ask(settings: Settings, output: Output, choose: Choose | None = None) -> tup
         request = _to_request(settings, settings.methods)
     classifier = load_model(settings.model, layer=settings.layers[0] if settings.layers else None)
     check_task(settings, classifier)
+    from gradcam.layers.find import find_layer
+
     if request is None:
         usual = [classifier.default_method] if classifier.task == "classification" else []
         request = _to_request(settings, usual if choose is None else choose(classifier))
     layers = [classifier.layer for _ in settings.layers[:1]]  # found already
-    if len(settings.layers) > 1:
-        from gradcam.layers.find import find_layer
-
-        layers = _once_each([*layers, *(find_layer(classifier.model, layer).name for layer in settings.layers[1:])])
+    layers = _once_each([*layers, *(find_layer(classifier.model, layer).name for layer in settings.layers[1:])])
     find_target = _to_classes if classifier.task == "classification" else to_target
     target = find_target(settings, classifier)
     say(classifier.notes, output)
