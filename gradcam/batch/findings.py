@@ -223,8 +223,10 @@ def find(
         if said is None:
             results.append(GradcamError("The model's output is NaN or infinite in places: look at its weights."))
             continue
-        own_maps = {key: each.one(i) for key, each in maps.items()}
-        found = PictureResult(own_maps, [each.one(i) for each in attributions], said, request.target)
+        found = PictureResult(maps, attributions, said, request.target)
+        if len(pictures) > 1:
+            own_maps = {key: explanation.one(i) for key, explanation in maps.items()}
+            found = replace(found, maps=own_maps, attributions=[each.one(i) for each in attributions])
         is_empty = not found.results and len(pictures) > 1
         results.append(_tell_why(classifier, request, pictures[i], classes) if is_empty else found)
         if request.make_page is not None and isinstance(results[i], PictureResult):
@@ -297,7 +299,7 @@ def _predict_all(
     probabilities = first.scores.cpu()
     with contextlib.suppress(*() if isinstance(target, ClassTarget) else (TargetError,)):
         # What a function of the user's makes a score of need not be classes.
-        return _predict(classifier, classifier.probabilities(first.output, pictures).cpu())
+        return _predict(classifier, first.probabilities().cpu())
     return [[] if own.isfinite().all() else None for own in probabilities]
 
 

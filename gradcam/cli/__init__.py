@@ -89,12 +89,13 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """Run the command and exit: 0 all done, 1 something could not be done, 2 wrong usage, 128 and the number of a signal."""
+    color = _colour()
     try:
         with heeding_signals():
             make_streams_safe()
             settle_warnings()
             settle_process()
-            status = cli.main(prog_name="gradcam", standalone_mode=False, color=_colour()) or 0
+            status = cli.main(prog_name="gradcam", standalone_mode=False, color=color) or 0
     except click.UsageError as error:
         show_usage_error(error)
         sys.exit(error.exit_code)

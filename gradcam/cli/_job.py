@@ -226,37 +226,46 @@ def prepare(settings: Settings, images: Sequence[Path], output: Output, choose: 
 
     saving = Saving(settings.saved, "png", alpha=settings.alpha, colormap=settings.colormap)
     classifier, request = ask(settings, output, choose)
-    check_panel(saving, request)
-    each = request.count_results() * len({*saving.kinds} - {"panel"}) + ("panel" in saving.kinds)
+    if "panel" in saving.kinds:
+        check_panel(saving, request)
+    results = request.count_results() * len({*saving.kinds} - {"panel"}) + ("panel" in saving.kinds)
     suffixes = frozenset([MAP_SUFFIX]) if saving.kinds == ("map",) else WRITE_SUFFIXES
-    read = [*images, *settings.wanted.files]
-    destination = find_destination(settings.output, read, len(images) * each, suffixes)
-    ending, names = settings.model.ending, OutputNames(destination.folder, read)
+    inputs = [*images, *settings.wanted.files]
+    destination = find_destination(settings.output, inputs, len(images) * results, suffixes)
+    ending, names = settings.model.ending, OutputNames(destination.folder, inputs)
     ending = f"-edited{ending}" if settings.edits else ending
     return Job(classifier, request, saving, destination, names, ending, edits=settings.edits)
 
 
 def ask(settings: Settings, output: Output, choose: Choose | None = None) -> tuple[Classifier, Request]:
     """The model, loaded, of which it is said what was assumed, and what is asked of it about each picture, checked."""
-    import_torch()
-    from gradcam.batch.findings import Request
-    from gradcam.layers.find import find_layer
-
-    methods = [each for each in settings.methods if isinstance(each, Method)]
-    attributions = [each for each in settings.methods if isinstance(each, AttributionMethod)]
-    methods = find_methods(methods) if methods else []
-    request = Request.of(methods, None, settings.options, "ask", attributions=attributions)
+    request = None
+    if settings.methods:  # Options that do not suit them are refused before the model is loaded.
+        import_torch()
+        request = _to_request(settings, settings.methods)
     classifier = load_model(settings.model, layer=settings.layers[0] if settings.layers else None)
     check_task(settings, classifier)
-    if not settings.methods and (choose is not None or classifier.task == "classification"):
-        chosen = find_methods([classifier.default_method]) if choose is None else choose(classifier)
-        request = Request.of(chosen, None, settings.options, "ask")
+    from gradcam.layers.find import find_layer
+
+    if request is None:
+        usual = [classifier.default_method] if classifier.task == "classification" else []
+        request = _to_request(settings, usual if choose is None else choose(classifier))
     layers = [classifier.layer for _ in settings.layers[:1]]  # found already
     layers = _once_each([*layers, *(find_layer(classifier.model, layer).name for layer in settings.layers[1:])])
     find_target = _to_classes if classifier.task == "classification" else to_target
     target = find_target(settings, classifier)
     say(classifier.notes, output)
     return classifier, replace(request, layers=layers, target=target)
+
+
+def _to_request(settings: Settings, methods: Sequence[str | Method | AttributionMethod]) -> Request:
+    """Return the request for these methods. Raises `GradcamError` for options that do not suit them."""
+    from gradcam.batch.findings import Request
+
+    attributions = [method for method in methods if isinstance(method, AttributionMethod)]
+    others = [method for method in methods if not isinstance(method, AttributionMethod)]
+    map_methods = find_methods(others) if others else []
+    return Request.of(map_methods, None, settings.options, "ask", attributions=attributions)
 
 
 def _to_classes(settings: Settings, classifier: Classifier) -> Any:
@@ -275,20 +284,19 @@ def _to_classes(settings: Settings, classifier: Classifier) -> Any:
 
 
 def load_model(choice: ModelChoice, *, layer: str | None = None) -> Classifier:
-    """The model of that choice; its code may be imported from the current folder, and prints to standard error."""
+    """Load the chosen model. Its code may be imported from the current folder, and prints to standard error."""
     check_model_name(choice.model)
-    others = {name: value for name, value in vars(choice).items() if name not in ("model", *OF_TASKS)}
+    options = {name: value for name, value in vars(choice).items() if choice.task is not None or name not in OF_TASKS}
+    name = options.pop("model")
+    if not str(name).startswith("hf:"):  # No other model takes text prompts, as `check_task` reports.
+        options.pop("prompts", None)
     import_torch()
     from gradcam.models import load
     from gradcam.models.providers import DEFAULT
 
-    with code_of_the_user(choice.model, choice.reader):
-        if choice.task is None:
-            return load.load_classifier(choice.model or DEFAULT, layer=layer, **others)
-        others |= {name: getattr(choice, name) for name in OF_TASKS}
-        if not str(choice.model).startswith("hf:"):  # no other is told by words what to look for, as `check_task` says
-            others["prompts"] = ()
-        return load.load_model(choice.model or DEFAULT, layer=layer, **others)
+    load_kind = load.load_classifier if choice.task is None else load.load_model
+    with code_of_the_user(name, choice.reader):
+        return load_kind(name or DEFAULT, layer=layer, **options)
 
 
 OF_TASKS = ("task", "threshold", "prompts")  # what only models of several tasks are loaded with

@@ -162,7 +162,7 @@ def find_pictures(context: click.Context, parameter: click.Parameter, named: Seq
             raise click.UsageError(
                 f"{text} is a URL, and {context.command_path} reads files. Download it, or type: {line}"
             )
-        path = Path(to_path(text))
+        path = Path(to_path(text) if "://" in text else text)
         found += _list_folder(path, context) if os.path.isdir(path) else [path]
     return tuple(found)
 

@@ -140,11 +140,14 @@ def format_report(report: Report) -> str:
 
 
 def _make_printable(record: Record) -> Record:
+    """Return the record with the control characters in its texts escaped."""
     parts: list[Any] = [record, *record.predictions, *record.explained]
     texts = {text for part in parts for text in vars(part).values() if isinstance(text, str)}
-    shown = dict(zip(texts, map(printable, texts)))
+    escaped = {text: printable(text) for text in texts if not text.isprintable()}
+    if not escaped:
+        return record
     first, *others = [
-        replace(part, **{name: shown[text] for name, text in vars(part).items() if isinstance(text, str)})
+        replace(part, **{name: escaped.get(text, text) for name, text in vars(part).items() if isinstance(text, str)})
         for part in parts
     ]
     count = len(record.predictions)
@@ -183,8 +186,9 @@ def _things(predictions: Sequence[Prediction], task: str) -> list[str]:
 
 
 def _explained(record: Record, grids: Sequence[tuple[int, ...]]) -> list[str]:
-    entries, names = record.explained, [each.title for each in record.explained]
-    if entries[0].kind in COSINES:
+    entries = record.explained
+    is_cosine, names = entries[0].kind in COSINES, [entry.title for entry in entries]
+    if is_cosine:
         width = max(map(len, names))
         what = "contrast" if entries[0].against else "cosine"
         names = [f"{name:<{width}}   {what} {entry.score:.3f}" for name, entry in zip(names, entries)]
@@ -409,9 +413,10 @@ def to_name(image: str) -> str:
 
 def import_torch() -> None:
     """Import torch, which takes seconds; a terminal says so meanwhile, unless `--quiet` was typed."""
+    if "torch" in sys.modules:
+        return
     context = click.get_current_context(silent=True)
-    is_told = context is not None and not context.params.get("quiet") and sys.stderr.isatty()
-    if "torch" in sys.modules or not is_told:
+    if context is None or context.params.get("quiet") or not sys.stderr.isatty():
         load_torch()
         return
     try:

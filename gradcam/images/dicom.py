@@ -11,28 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradcam.errors import ImageError, shorten
-from gradcam.images.read import BUDGET, blaming, check_memory, find_size, in_strips, open_content, to_path
+from gradcam.images.read import BUDGET, DICOM_MAGIC, blaming, check_memory, find_size, in_strips, open_content, to_path
 
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-SUFFIXES = (".dcm", ".dicom")
-MAGIC = b"DICM"  # after 128 bytes of anything
 PIXELS = ("PixelData", "FloatPixelData", "DoubleFloatPixelData")
 
 Floats = NDArray[np.float64]
-
-
-def is_dicom(path: str | os.PathLike[str], data: bytes | None = None) -> bool:
-    """Whether it is to be read as DICOM: by its suffix, or by what it, or `data`, begins with."""
-    path = to_path(path)
-    if path.suffix.lower() in SUFFIXES:
-        return True
-    try:
-        with open_content(path, data) as file:
-            return file.read(132)[128:] == MAGIC
-    except (OSError, ImageError):  # whoever reads it says why
-        return False
 
 
 def read_dicom(path: str | os.PathLike[str], data: bytes | None = None) -> tuple[NDArray[Any], str | None]:
@@ -67,7 +53,7 @@ def _open(file: BinaryIO) -> Dataset:
         _check_packed(file)
         dataset = dcmread(file)
     except InvalidDicomError:
-        raise ImageError(f"is not a DICOM file: there is no '{MAGIC.decode()}' at byte 128") from None
+        raise ImageError(f"is not a DICOM file: there is no '{DICOM_MAGIC.decode()}' at byte 128") from None
     if not any(name in dataset for name in PIXELS):
         raise ImageError("has no picture in it, or is cut off: there is no Pixel Data")
     return dataset

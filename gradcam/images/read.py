@@ -45,6 +45,8 @@ ORIENTATION = 0x0112  # of EXIF
 BUDGET = 2**30  # bytes that reading one picture may take: 150 million pixels of 8 bits in RGB, 60 million of 16
 DEEP, GREY = 13, 7  # bytes of each pixel in our arrays, where there are 16 bits a channel; and of deep grey values
 DECODERS = {"WEBP": 12, "JPEG2000": 16, "AVIF": 12, "TIFF": 4}  # bytes of each pixel that they hold beside Pillow's own
+DICOM_SUFFIXES = (".dcm", ".dicom")
+DICOM_MAGIC = b"DICM"  # after a preamble of 128 bytes, which may hold anything
 FULL = {"uint8": 255, "uint16": 65535}  # integers with a scale of their own; 32 bits and signed ones have none
 STRIP = 2**18  # pixels that are worked on at once, so that what is computed of them takes no memory to speak of
 
@@ -248,6 +250,18 @@ def to_path(path: Any) -> Path:
     if not isinstance(path, (str, os.PathLike)):
         raise ImageError(f"The picture's path is {shorten(path)}, expected a string or a pathlib.Path.")
     return Path(os.fsdecode(path))
+
+
+def is_dicom(path: str | os.PathLike[str], data: bytes | None = None) -> bool:
+    """Return True if the file, or its content `data`, is DICOM: by its suffix, or by its first bytes."""
+    path = to_path(path)
+    if path.suffix.lower() in DICOM_SUFFIXES:
+        return True
+    try:
+        with open_content(path, data) as file:
+            return file.read(132)[128:] == DICOM_MAGIC
+    except (OSError, ImageError):  # The function that reads the file reports the reason.
+        return False
 
 
 def open_content(path: Path, data: bytes | None) -> BinaryIO:

@@ -31,6 +31,9 @@ class Adjustment:
         return any(value is not None for value in vars(self).values())
 
 
+UNADJUSTED = Adjustment(None, None, None, None)
+
+
 def to_adjustment(mean: Any, std: Any, size: Any, crop: Any) -> Adjustment:
     """The same, checked. Raises `ModelError` for what is not a number, or not one that there can be."""
     if crop is not None and not (_is_number(crop) and 0 < crop <= 1):

@@ -193,7 +193,8 @@ class Classifier:
         return self._stack([self.prepare(picture).image for picture in pictures])
 
     def _stack(self, images: list[Tensor]) -> Tensor:
-        check_same_sizes([tuple(image.shape[1:]) for image in images], "once preprocessed")
+        if len(images) > 1:
+            check_same_sizes([tuple(image.shape[1:]) for image in images], "once preprocessed")
         return self._place(torch.stack(images))
 
     def _place(self, images: Tensor) -> Tensor:

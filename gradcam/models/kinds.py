@@ -409,11 +409,6 @@ class PoseFinder(TaskModel):
 KINDS: dict[str, type[TaskModel]] = {kind.task: kind for kind in (Detector, Segmenter, Matcher, Captioner, PoseFinder)}
 
 
-def name_model(name: str | nn.Module) -> str:
-    """What a model is called: as it was named, or by its class."""
-    return name if isinstance(name, str) else type(name).__name__
-
-
 def require_family(model: nn.Module, task: str) -> Family | None:
     """What reads a model for a task. Raises `ModelError` for a detector or a captioner of no known family."""
     kinds = (families.Detector, families.Segmenter, families.Embedder, families.Captioner, families.PoseFinder)

@@ -17,7 +17,7 @@ from gradcam.families import Family, find_main, name_classes
 from gradcam.hooks.nested import first_floating
 from gradcam.layers.find import find_layer, refuse_other_kinds, unwrap
 from gradcam.models import device as placing
-from gradcam.models.adjust import Adjustment, adjust, to_adjustment
+from gradcam.models.adjust import UNADJUSTED, Adjustment, adjust, to_adjustment
 from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_device, first_channels
 from gradcam.models.fits import check_sizes, find_step, get_steps
@@ -27,7 +27,6 @@ from gradcam.models.kinds import (
     Matcher,
     Segmenter,
     TaskModel,
-    name_model,
     require_family,
 )
 from gradcam.models.labels import check_labels, fit_labels
@@ -374,7 +373,7 @@ class _Choice:
 
     @cached_property
     def wish(self) -> Adjustment:
-        return to_adjustment(*self.sizes)
+        return to_adjustment(*self.sizes) if any(size is not None for size in self.sizes) else UNADJUSTED
 
     @cached_property
     def read(self) -> Reader:
@@ -383,9 +382,15 @@ class _Choice:
         return to_reader(find_function(self.reader) if isinstance(self.reader, str) else self.reader)
 
 
+def name_model(name: str | nn.Module) -> str:
+    """Return the name of a model: the one that was typed, or that of its class."""
+    return name if isinstance(name, str) else type(name).__name__
+
+
 def _make_classifier(name: str | nn.Module, choice: _Choice, parts: Parts) -> Classifier:
-    wish, layer = choice.wish, choice.layer
-    preprocess, assumed = adjust(parts, wish)
+    title, wish, layer = name_model(name), choice.wish, choice.layer
+    is_complete = wish is UNADJUSTED and not parts.is_assumed
+    preprocess, assumed = (parts.preprocess, ()) if is_complete else adjust(parts, wish)
     try:
         findings, at, at_for_positive = look(parts, preprocess, layer)
     except ModelError:
@@ -397,7 +402,7 @@ def _make_classifier(name: str | nn.Module, choice: _Choice, parts: Parts) -> Cl
     known = choice.names or parts.labels
     known = None if known is None else fit_labels(known, findings.logits, classes)
     classifier = Classifier(
-        name_model(name),
+        title,
         parts.model,
         preprocess,
         classes,
@@ -502,7 +507,8 @@ def _to_whole(parts: Parts, family: Family | None, task: str, choice: _Choice) -
 
 
 def _check(weights: Any, activation: Any, device: str, precision: str, fit: str) -> None:
-    placing.find_precision(precision)
+    if precision != "fp32":
+        placing.find_precision(precision)
     if fit != "crop":
         to_fit(fit)
     if device != "auto":  # what lies on several devices needs none
@@ -516,7 +522,8 @@ def _check(weights: Any, activation: Any, device: str, precision: str, fit: str)
 def _find_parts(name: str | nn.Module, choice: _Choice, task: str | None, prompts: Sequence[str]) -> Parts:
     weights = None if choice.weights is None else Path(choice.weights)
     device, precision = choice.device, choice.precision
-    refuse_other_kinds(name)
+    if not isinstance(name, str):
+        refuse_other_kinds(name)
     if not isinstance(name, nn.Module):
         parts = load_parts(name, weights, task, prompts)
         unwrap(parts.model)

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from gradcam.errors import GradcamError, ImageError, ModelError, shorten, show_fields
 from gradcam.images import read
-from gradcam.images.dicom import is_dicom, read_dicom
 from gradcam.images.edit import Edit, edit_picture
 from gradcam.images.read import FULL, Given, PictureLike, Pixels, Region, show
 from gradcam.images.write import check_pixels
@@ -265,7 +264,9 @@ def read_picture(path: Path, data: Given | None = None) -> Reading:
     files come through their window, float32 in [0,1] or RGB. Values without a full range of their own, floats and long
     or signed integers, go to the model as they are; those that are NaN or infinite become the least or the largest of
     the others. Raises `ImageError` as `gradcam.read_image` does."""
-    if not isinstance(data, Image.Image) and is_dicom(path, data):
+    if not isinstance(data, Image.Image) and read.is_dicom(path, data):
+        from gradcam.images.dicom import read_dicom
+
         values, note = read_dicom(path, data)
         return Reading(values, read.to_8_bits(values), note)
     values = read.read_values(path, data)

@@ -15,8 +15,8 @@ from gradcam.errors import GradcamError, ModelError, shorten
 from gradcam.families import find_main
 from gradcam.layers.layout import USUAL_DEPTH, takes_volumes
 from gradcam.models.device import find_input_dtype, first_channels
-from gradcam.models.providers import DEFAULT, find_blueprint
-from gradcam.models.providers.base import Blueprint, empty_parameters, pytorchs_own_defaults
+from gradcam.models.providers import DEFAULT, find_blueprint, pytorch_defaults
+from gradcam.models.providers.base import Blueprint, empty_parameters
 
 OF_VOLUMES = (
     ". Say --size DxHxW, or give a module whose forward(clip) returns model([clip[:, :, ::4], clip]) (SlowFast), "
@@ -164,7 +164,7 @@ def _build_empty(name: str, blueprint: Blueprint) -> nn.Module:
 def _build(name: str, blueprint: Blueprint) -> nn.Module:
     """The model, with random weights. Raises `ModelError` where that fails, or gives something else."""
     try:
-        with pytorchs_own_defaults():
+        with pytorch_defaults():
             model = blueprint.build()
     except ModelError:
         raise

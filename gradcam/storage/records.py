@@ -87,10 +87,11 @@ class Explained:
     @property
     def title(self) -> str:
         """What people call it: "espresso", "box 3, person", "mask of dog", a sentence."""
-        name = name_class(self.index, self.label)
+        kind, name = self.kind, name_class(self.index, self.label)
+        if kind == "class":
+            return name
         at = ",".join(f"{side:.0f}" for side in self.box or ())
         titles = {
-            "class": name,
             "box": f"{_of(self.edge and f'{self.edge} edge')}box {self.number}, {name}",
             "missed": f"missed {name}{f' at {at}' if at else ''}",
             "mask": f"mask of {name}{'' if self.mask == 'predicted' else f' at {self.mask}'}",
@@ -99,7 +100,7 @@ class Explained:
             "word": f"word {self.word}, {name}",
             "keypoint": f"{_of(self.axis)}keypoint {self.keypoint}{'' if name.startswith('keypoint ') else f', {name}'}",
         }
-        return titles[self.kind]
+        return titles[kind]
 
 
 def _of(part: str | None) -> str:

@@ -31,7 +31,8 @@ from pydicom.uid import (
 )
 
 from gradcam.errors import ImageError
-from gradcam.images.dicom import apply_window, is_dicom, read_dicom
+from gradcam.images.dicom import apply_window, read_dicom
+from gradcam.images.read import is_dicom
 from gradcam.models.preprocess import read_picture
 
 VALUES = np.array([[-200, -160, 0], [39, 40, 240]], np.int16)

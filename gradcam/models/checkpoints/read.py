@@ -104,7 +104,8 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         if what := describe_stranger(head, path):
             raise ModelError(f"{path}: {what}.")
         if is_safetensors(head):
-            return _choose(path, load_file(path))
+            tensors = load_file(path)  # Named tensors and nothing else: there is no state dict to search for.
+            return Checkpoint(path, tensors) if tensors else _choose(path, tensors)
         check_pickles(path)
         with path.open("rb") as file, warnings.catch_warnings():  # a file: of a path, torch.load goes by the suffix
             warnings.simplefilter("ignore")  # of storages as they were saved years ago

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,13 +55,31 @@ PROVIDERS = (
 def load_parts(name: str, weights: Path | None, task: str | None = None, prompts: Sequence[str] = ()) -> Parts:
     """The model of that name, from whichever provider knows it, for a task where one is named. `prompts`: what a model
     that is told by words looks for. Raises `ModelError` where there is none."""
-    from gradcam.models.providers.base import pytorchs_own_defaults
-
     module, rest = _find_provider(name)
     takes = inspect.signature(module.load).parameters
     options = {key: it for key, it in (("task", task), ("prompts", prompts)) if key in takes}
-    with pytorchs_own_defaults():
+    with pytorch_defaults():
         return module.load(rest, weights, **options)
+
+
+@contextlib.contextmanager
+def pytorch_defaults() -> Iterator[None]:
+    """Use PyTorch's initial default dtype and device, float32 and the CPU, while a model is built.
+
+    Weights loaded into a model of bfloat16 would stay rounded, and on the meta device a model could not compute values
+    while it is built. If the code that builds the model sets another default dtype, that one stays.
+    """
+    import torch
+
+    caller_dtype = torch.get_default_dtype()
+    is_on_cpu = torch.get_default_device() == torch.device("cpu")
+    torch.set_default_dtype(torch.float32)
+    try:
+        with contextlib.nullcontext() if is_on_cpu else torch.device("cpu"):
+            yield
+    finally:
+        if torch.get_default_dtype() == torch.float32:
+            torch.set_default_dtype(caller_dtype)
 
 
 def find_blueprint(name: str) -> Blueprint:

@@ -33,6 +33,7 @@ USUAL_SIZE = (224, 224)
 PATIENCE = 5.0  # seconds
 WITHOUT = "The model 'efficientnet_lite0' needs none of this."
 HASH = re.compile(r"-([0-9a-f]{8,})$")  # the first digits of the file's SHA-256, at the end of the name of each
+MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))  # what every module has: its tensors, submodules and hooks
 
 Build = Callable[[int], nn.Module]  # from a number of classes
 
@@ -70,22 +71,6 @@ class Parts:
     notes: Sequence[str] = ()
     task: str | None = None
     inputs: Mapping[str, Tensor] = field(default_factory=dict)
-
-
-@contextlib.contextmanager
-def pytorchs_own_defaults() -> Iterator[None]:
-    """PyTorch's default dtype and device as they are when nobody has changed them. Weights that are loaded into a model
-    of bfloat16 stay rounded, and what a model computes while it is built has no values on the meta device. Where the
-    code that builds the model chooses other defaults itself, those stay."""
-    before = torch.get_default_dtype()
-    is_usual = torch.get_default_device() == torch.device("cpu")
-    torch.set_default_dtype(torch.float32)
-    try:
-        with contextlib.nullcontext() if is_usual else torch.device("cpu"):
-            yield
-    finally:
-        if torch.get_default_dtype() == torch.float32:
-            torch.set_default_dtype(before)
 
 
 _building = threading.local()  # `is_empty`: whether this thread builds a model without values
@@ -127,18 +112,31 @@ def empty_parameters() -> Iterator[None]:
 
 
 def fill(checkpoint: Checkpoint, build: Callable[[], nn.Module]) -> tuple[nn.Module, Sequence[str]]:
-    """The model with the checkpoint's weights, and notes: built without values, since to draw random ones takes longer
-    than to read a file, or with them where it needs some that are not in the checkpoint."""
-    with contextlib.suppress(Exception):  # of a model that reads its values while it is built; others come again below
+    """Return the model with the checkpoint's weights, and notes.
+
+    The model is built without values, because sampling random ones takes longer than reading a file. It is built with
+    values if it reads them while it is built, or needs some that are not in the checkpoint.
+    """
+    with contextlib.suppress(
+        Exception
+    ):  # A model that reads its values fails here. Any other error is raised again below.
         with empty_parameters():
             model = build()
-        named = [parameter for _, parameter in model.named_parameters(remove_duplicate=False)]
-        if len(set(map(id, named))) == len(named):  # what is shared would not be any more
+        parameters = [parameter for _, parameter in model.named_parameters(remove_duplicate=False)]
+        if len(set(map(id, parameters))) == len(parameters):  # Loading would separate shared parameters.
             notes = load_weights(model, checkpoint)
-            if not any(it.is_meta for module in model.modules() for it in tensors(vars(module))):
+            if not _lacks_values(model):
                 return model, notes
     model = build()
     return model, load_weights(model, checkpoint)
+
+
+def _lacks_values(model: nn.Module) -> bool:
+    """Return True if a parameter, a buffer or an attribute of a module holds a tensor without values."""
+    attributes = [
+        value for module in model.modules() for name, value in vars(module).items() if name not in MODULE_ATTRIBUTES
+    ]
+    return any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers(), *tensors(attributes)))
 
 
 def build_for(checkpoint: Checkpoint, build: Build, classes: int) -> tuple[nn.Module, int | None, Sequence[str]]:

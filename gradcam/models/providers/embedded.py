@@ -28,6 +28,7 @@ PREPROCESSING = Preprocessing(size=(224, 224), resize=256, mean=(0.5, 0.5, 0.5),
 # Of the candidates, where all methods together localise best: scripts/choose_defaults.md. `layer4` is a linear bottleneck:
 # behind the next activation, methods that assume positive activations localise 2 to 5 times as well: docs/benchmarks.md.
 LAYERS: dict[str, Any] = {"layer": "layer4", "layer_for_positive": "head.0"}
+TASK = "classification"
 CLASSES = 1000
 NOTE = "Its 1000 classes are taken for ImageNet's: give labels if they are others."
 TENSORFLOW_EPSILON = 1e-3
@@ -52,13 +53,17 @@ def name_classes(parts: Parts) -> Parts:
 
 
 def load(name: str, weights: Path | None) -> Parts:
-    """Its parts, with a checkpoint in place of its weights or not; `name` is the only one that there is."""
+    """Load the network with its own weights, or with those of a checkpoint. Its name tells nothing: it is the only one."""
     if weights is not None:
         model, classes, notes = build_for(read_checkpoint(weights), build, CLASSES)
-        return name_classes(Parts(model, PREPROCESSING, classes=classes, notes=notes, **LAYERS))
+        return name_classes(Parts(model, PREPROCESSING, classes=classes, notes=notes, task=TASK, **LAYERS))
+    model, labels = build(CLASSES), read_labels()
     with resources.as_file(HERE / WEIGHTS) as path:
-        model, _, _ = build_for(read_checkpoint(path), build, CLASSES)
-    return Parts(model, PREPROCESSING, labels=read_labels(), classes=CLASSES, activation="softmax", **LAYERS)
+        stored = read_checkpoint(path).tensors
+        # The file has half precision. A copy stays valid if the file is replaced while it is mapped into memory.
+        state = {name: value.float() if value.is_floating_point() else value.clone() for name, value in stored.items()}
+    model.load_state_dict(state, assign=True)  # Without `to_empty`, for which PyTorch imports SymPy.
+    return Parts(model, PREPROCESSING, labels=labels, classes=CLASSES, activation="softmax", task=TASK, **LAYERS)
 
 
 def plan(name: str) -> Blueprint:
