@@ -251,12 +251,12 @@ def _find_codec(choice: BatchChoice, model: Classifier, request: Request, device
 
 
 def _resolve(work: Work, typed: Typed) -> Work:
-    """Return the work with what it resolves. A resumed run keeps its layers, unless `--layer` names some."""
+    """Return the work with what it resolves; a resumed run keeps the layers that it began with."""
     from gradcam.batch.findings import resolve
     from gradcam.storage.clear import list_earlier_layers
 
     where, classifier = typed.choice.destination, work.classifier
-    layers = [] if typed.settings.layers else list_earlier_layers(where.place, where.part, where.mode)
+    layers = list_earlier_layers(where.place, where.part, where.mode)
     with contextlib.redirect_stdout(sys.stderr):  # What a user's model prints.
         resolved = resolve(classifier, work.request)
         if layers and layers != resolved.get("layers", layers):

@@ -202,20 +202,19 @@ def test_a_damaged_run_json_is_refused_in_one_line(batch: Batch, folder: Path, l
 
 
 @pytest.mark.parametrize("change", [lambda run: None, forget_resolved])
-def test_a_resumed_segmentation_keeps_the_layer_of_its_records(
-    batch: Batch, folder: Path, change: Any, monkeypatch: Patch
-) -> None:
+def test_a_resumed_segmentation_keeps_the_layer_of_its_records(batch: Batch, folder: Path, change: Any) -> None:
     options = ("--model", "../mine.py:segmenter", "--task", "segmentation")
     assert batch(*options).status == 0
     assert read_run(folder / "out")["resolved"]["methods"] == ["hirescam"]
-    assert batch(*options, "--layer", EARLIER_LAYER, output="expected").status == 0
+    assert list_results(folder / "out") == [("hirescam at 1",)]
+    assert batch(*options, "--layer", "3", output="expected").status == 0
     for name in NAMES[:2]:  # as if an earlier version had begun it
         overlay = Path("expected") / name.replace(".png", "-hirescam.jpg")
         (folder / "out" / overlay.name).write_bytes(overlay.read_bytes())
     (folder / "out" / "manifest.jsonl").write_text((folder / "expected" / "manifest.jsonl").read_text())
     cut_manifest(folder / "out")
-    change_run(folder / "out", lambda run: run["resolved"].update(layers=[EARLIER_LAYER]))
-    change_run(folder / "out", lambda run: run["resolved"].update(layouts={EARLIER_LAYER: "channels first"}))
+    change_run(folder / "out", lambda run: run["resolved"].update(layers=["3"]))
+    change_run(folder / "out", lambda run: run["resolved"].update(layouts={"3": "channels first"}))
     change_run(folder / "out", change)
     assert batch(*options, "--resume").status == 0
-    assert list_results(folder / "out") == [("hirescam at 1",)]
+    assert list_results(folder / "out") == [("hirescam at 3",)]
