@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from gradcam.batch.compute import Tell
 from gradcam.batch.device import open_pixels
@@ -24,7 +24,8 @@ from gradcam.storage.records import Record, Report
 @dataclass(frozen=True)
 class Work:
     """What a run is about: pictures, in the order of the manifest, and how they are explained. `workers`: threads
-    beside each model. `device`: of models, where that is not `classifier`'s. `pixels`: one of `options.PIXELS`."""
+    beside each model. `device`: of models, where that is not `classifier`'s. `pixels`: one of `options.PIXELS`.
+    `resolved`: as in `Run`. `resumed_layers`: the layer fields of `classifier` that an earlier version chose."""
 
     classifier: Classifier
     request: Request
@@ -34,6 +35,8 @@ class Work:
     audit: bool = False
     device: str | None = None
     pixels: str = "cpu"
+    resolved: Mapping[str, Any] = field(default_factory=dict)
+    resumed_layers: Mapping[str, Any] = field(default_factory=dict)
 
 
 Needed = Callable[[Item], bool]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,19 +18,23 @@ from torch import Tensor
 from gradcam.attributions.table import AttributionMethod
 from gradcam.cam.explain import Plan
 from gradcam.cam.methods.base import Method
+from gradcam.cam.methods.table import METHODS
 from gradcam.errors import GradcamError, TargetError, show_fields
 from gradcam.images.draw import overlay as draw_overlay
 from gradcam.images.read import Pixels, Region
+from gradcam.layers.find import find_layer
 from gradcam.models.classifier import Classifier
 from gradcam.models.preprocess import Prepared
 from gradcam.models.results import PictureAttribution, PictureExplanation
 from gradcam.storage.records import Explained, Prediction, Record
+from gradcam.storage.run_file import list_places
 from gradcam.targets import Box, Keypoint, Like, Mask, MissedBox, Text, Token
 from gradcam.targets.base import Instance, Target
 from gradcam.targets.classes import ClassTarget
 from gradcam.web.page import Page
 
 LISTED = 5  # predictions
+NOISE_SIZE = (224, 224)  # pixels
 MakePage = Callable[[Classifier, Prepared], Page]
 Drawn = Pixels | bytes  # a picture, or one as the bytes of its file
 FOUND = ("box", "word", "keypoint")  # kinds of instances that are found by the model, whoever asks
@@ -65,6 +70,16 @@ class Request(Plan):
         own = [classifier.layer_for(method) for method in self.methods]
         named = list(self.layers) or [*own, *([classifier.layer] if self.attributions or not own else [])]
         return list(dict.fromkeys(filter(None, named)))
+
+    def to_layer_fields(self, classifier: Classifier, layers: Sequence[str]) -> dict[str, Any]:
+        """Return the fields of a classifier for which `list_layers` gives these layers; none for joined ones. Raises
+        `LayerError` for a layer that the model does not have."""
+        names = [find_layer(classifier.model, layer).name for layer in layers if " + " not in layer]
+        if classifier.task != "classification":
+            return {"layer": names[0], "is_chosen": True} if len(names) == 1 else {}
+        if self.methods and self.methods[0].assumes_positive:
+            names.reverse()
+        return {"layer": names[0], "layer_for_positive": names[-1]} if names else {}
 
 
 def count_things(target: Any) -> int | None:
@@ -189,6 +204,28 @@ class PictureResult:
     @property
     def _sources(self) -> list[PictureExplanation | PictureAttribution]:
         return [*self.maps.values(), *self.attributions]
+
+
+def resolve(classifier: Classifier, request: Request) -> dict[str, Any]:
+    """Return the layers, methods, layouts and output of a run, as far as an explanation of noise tells them.
+
+    The noise is always the same, so that two runs differ here only where the rules of their versions do.
+    """
+    layers, methods, resolved = request.layers or None, request.methods, {}
+    if classifier.task == "classification":
+        layers, methods = request.list_layers(classifier), [METHODS["gradcam"]]
+        resolved = {"layers": layers, "methods": [method.name for method in request.all_methods]}
+    elif request.attributions or request.runs_again:
+        return {}
+    noise = np.random.default_rng(0).integers(0, 256, (*NOISE_SIZE, 3), dtype=np.uint8)
+    with contextlib.suppress(Exception, SystemExit), warnings.catch_warnings():  # A detector finds nothing in noise.
+        warnings.simplefilter("ignore")
+        plan = replace(request, methods=methods, target=_to_target(request.target, None, 1))
+        results = classifier.carry_out(noise, layers, plan)
+        layouts = {layer: result.layout for (layer, _), result in results.items() if result.layout is not None}
+        output = next(iter(results.values())).output_name
+        return {**(resolved or list_places(results)), "layouts": layouts, "output": output}
+    return resolved
 
 
 def name_target(target: Any) -> str:

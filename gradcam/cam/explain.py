@@ -85,6 +85,11 @@ class Explanation:
         All that the model found in each image, such as its boxes.
     reference : Explanation or None
         Of a likeness to another picture, the maps on that one.
+    layout : str or None
+        How the layer's output lies on the image, such as "channels first" or "tokens"; None where no layer is explained.
+    output_name : str or None
+        The part of the model's output that has the scores, such as "logits" or "0"; None where the output is one tensor,
+        or the target is a function.
 
     Examples
     --------
@@ -107,6 +112,8 @@ class Explanation:
     instances: Sequence[Sequence[Instance]] | None = field(default=None, repr=False, kw_only=True)
     found: Sequence[Sequence[Instance]] | None = field(default=None, repr=False, kw_only=True)
     reference: Explanation | None = field(default=None, repr=False, kw_only=True)
+    layout: str | None = field(default=None, repr=False, kw_only=True)
+    output_name: str | None = field(default=None, repr=False, kw_only=True)
 
     def __repr__(self) -> str:
         images, classes = self.maps.shape[:2]
@@ -460,13 +467,21 @@ def _explain_at(
                 warn_of_rounding(values, each.was_rounding, evidence, f"{method} at layer '{layer}'")
             heatmaps = _to_heatmaps(values, batch.sizes, signed=evidence == "signed", device=batch.device)
             scores = _without_padding(views.first(each.scores).to(batch.device), scored)
-            own = {"maps": values.to(batch.device), "heatmaps": heatmaps, "scores": scores}
+            own: dict[str, Any] = {"maps": values.to(batch.device), "heatmaps": heatmaps, "scores": scores}
+            own["layout"] = _name_layout(recorded, layer)
             found[layer, method] = Explanation(layer=layer, method=method, **own, **shared)
         other = None if bound.mirror is None else bound.mirror(scored)
     if other is not None:  # the same on the picture that these are likened to
         there = carry_out(model, other[0], layers, replace(plan, target=other[1]))
         found = {key: replace(each, reference=there.get(key)) for key, each in found.items()}
     return found
+
+
+def _name_layout(recorded: Recorded, layer: str) -> str | None:
+    """Return the layout of a layer's output on the image; None for methods that explain no layer."""
+    parts = [part for name in layer.split(" + ") for part in recorded.parts.get(name, ())]
+    kinds = [recorded.layouts[part].kind for part in parts if part in recorded.layouts]
+    return ", ".join(dict.fromkeys(kinds)) or None
 
 
 def _lay_on_pictures(levels: Sequence[Tensor], recorded: Recorded, layer: str) -> Sequence[Tensor]:

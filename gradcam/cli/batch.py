@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import partial
@@ -151,7 +152,7 @@ def explain_all(typed: Typed) -> int:
         listing = list_inputs(typed.inputs, exclude=choice.folder)
         import_torch()
         engine, device = _start_engine(choice, settings, stack)
-        work = _find_work(typed, listing, device)
+        work = _resolve(_find_work(typed, listing, device), typed)
         if choice.resume:
             from gradcam.batch.formats.records import check_classes
 
@@ -249,6 +250,23 @@ def _find_codec(choice: BatchChoice, model: Classifier, request: Request, device
     return find_pixels("cpu" if choice.engine == "ray" else choice.pixels, model, request, device)
 
 
+def _resolve(work: Work, typed: Typed) -> Work:
+    """Return the work with what it resolves; a resumed run keeps the layers that it began with."""
+    from gradcam.batch.findings import resolve
+    from gradcam.storage.clear import list_earlier_layers
+
+    where, classifier = typed.choice.destination, work.classifier
+    layers = list_earlier_layers(where.place, where.part, where.mode)
+    with contextlib.redirect_stdout(sys.stderr):  # What a user's model prints.
+        resolved = resolve(classifier, work.request)
+        if layers and layers != resolved.get("layers", layers):
+            fields = work.request.to_layer_fields(classifier, layers)
+            classifier = replace(classifier, **fields)
+            work = replace(work, classifier=classifier, resumed_layers=fields)
+            resolved = resolve(classifier, work.request)
+    return replace(work, resolved=resolved)
+
+
 def _open_results(typed: Typed, listing: Listing, work: Work, saving: Saving, stems: dict[str, str]) -> OpenRun:
     from gradcam.batch.device import describe_pixels
     from gradcam.batch.formats.records import open_results
@@ -273,6 +291,7 @@ def _open_results(typed: Typed, listing: Listing, work: Work, saving: Saving, st
         root=describe_root(listing.root, choice.folder),
         pictures=len(work.items),
         left_out=listing.left_out,
+        resolved=work.resolved,
     )
     return open_results(choice.output_format, choice.destination, run, listing, stems)
 

@@ -6,15 +6,18 @@ import contextlib
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
 from gradcam.errors import GradcamError, OutputError
 from gradcam.storage import run_file
 from gradcam.storage.disk import remove_empty
-from gradcam.storage.output import ResultWriter, RunReader, to_reader
+from gradcam.storage.manifest import pair_lines
+from gradcam.storage.output import ResultWriter, RunReader, blaming, to_reader
 from gradcam.storage.records import Record
 from gradcam.storage.run_file import ShardFiles, find_shard_files, list_manifests
+from gradcam.storage.store import Store
 
 Mode = Literal["new", "resume", "overwrite"]  # what is done about an earlier run
 
@@ -71,7 +74,7 @@ def _check_alike(reader: RunReader, names: Collection[str], part: ShardFiles, no
             f"{reader.show()}: holds {list_manifests(names, part)[0]}, but no {part.run} that says how it was made; start "
             "anew with --overwrite"
         )
-    earlier = run_file.decode_run(reader.read(part.run), reader.show(part.run))
+    earlier = _read_run(reader, names, part)
     differences = run_file.list_differences(earlier, now)
     if differences:
         where = f" (of {part})" if part.of else ""
@@ -80,6 +83,27 @@ def _check_alike(reader: RunReader, names: Collection[str], part: ShardFiles, no
             "start anew with --overwrite, or choose another --output"
         )
     return run_file.list_notes(earlier, now)
+
+
+def _read_run(reader: RunReader, names: Collection[str], part: ShardFiles) -> dict[str, Any]:
+    """Return that part's run.json; of an earlier version, with the layers and methods of the first record's results."""
+    fields = run_file.decode_run(reader.read(part.run), reader.show(part.run))
+    if not fields["resolved"] and "task" in fields["settings"]:  # The settings of classifiers name both.
+        pairs = (pair_lines(reader.read_lines(name), reader.show(name)) for name in list_manifests(names, part))
+        results = next((record.explained for _, record in chain.from_iterable(pairs) if record.explained), ())
+        fields["resolved"] = run_file.list_places((it.layer, it.method) for it in results) if results else {}
+    return fields
+
+
+def list_earlier_layers(place: Path | Store, part: ShardFiles, mode: Mode) -> list[str]:
+    """Return the layers of the run that is resumed, or of another shard of it; none where there is neither."""
+    reader = to_reader(place)
+    with blaming(place):
+        names = reader.list_names() if isinstance(place, Store) or place.is_dir() else []
+        parts = [it for it in find_shard_files(names) if it.of == part.of and (it != part or mode == "resume")]
+        fields = next((_read_run(reader, names, other) for other in parts if other.run in names), {})
+    layers = {**fields.get("settings", {}), **fields.get("resolved", {})}.get("layers")
+    return [layer for layer in layers if isinstance(layer, str)] if isinstance(layers, list) else []
 
 
 def _count(reader: RunReader, names: Collection[str], parts: Iterable[ShardFiles]) -> str:

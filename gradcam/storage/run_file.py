@@ -7,8 +7,8 @@ import json
 import os
 import platform
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from gradcam.storage.store import Store
 
 SCHEMA = 1
 DEEPEST = 20  # level
+NO_LAYERS = ("input", "attention")
 NAMED, LONGEST = 5, 160  # differences in a sentence, and characters of a value in it
 WAY_OUT = "put back what the run wrote, or start anew with --overwrite"
 SHARD = r"(?:-([1-9]\d*)-of-([1-9]\d*))?"
@@ -95,7 +96,8 @@ def _number_pieces(names: Iterable[str], folder: str) -> list[tuple[int, str]]:
 @dataclass(frozen=True)
 class Run:
     """What a run does. There are no times in it: the same run gives the same file. `settings`: whatever changes the
-    results or their names, as values that JSON has. `pictures`: how many there are to do."""
+    results or their names, as values that JSON has. `pictures`: how many there are to do. `resolved`: the layers,
+    methods, layouts and output that the package chose, as far as they are known."""
 
     device: str
     model: str
@@ -105,6 +107,7 @@ class Run:
     root: str | None
     pictures: int
     left_out: int
+    resolved: Mapping[str, Any] = field(default_factory=dict)
 
     def to_fields(self) -> dict[str, Any]:
         made = {"schema": SCHEMA, "gradcam": __version__, "versions": describe_versions(), "device": self.device}
@@ -141,6 +144,7 @@ def decode_run(data: bytes, where: str) -> dict[str, Any]:
             f"{where}: its schema is {shorten(found['schema'])}, and this version of gradcam knows {SCHEMA}: go on with the "
             "one that wrote it, or start anew with --overwrite"
         )
+    found.setdefault("resolved", {})  # Earlier versions wrote none.
     fault = find_fault(found, FIELDS)
     if fault is not None:
         raise OutputError(f"{where}: was changed, {fault}: {WAY_OUT}")
@@ -186,17 +190,27 @@ FIELDS: Mapping[str, Callable[[Any], bool]] = {
     "root": lambda value: value is None or isinstance(value, str),
     "pictures": _is_count,
     "left_out": _is_count,
+    "resolved": lambda value: isinstance(value, dict),
 }
 
 
 def keep_beginning(fields: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
-    """What run.json says of a run that goes on: the versions that it began with are kept."""
-    return {**fields, **{name: earlier.get(name) for name in ("gradcam", "versions", "device")}}
+    """Return run.json of a resumed run: the versions that it began with are kept, and all that was resolved."""
+    resolved = {**earlier["resolved"], **fields["resolved"]}
+    return {**fields, **{name: earlier.get(name) for name in ("gradcam", "versions", "device")}, "resolved": resolved}
+
+
+def list_places(places: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Return the layers and the methods of results, by (layer, method); some methods explain no layer."""
+    layers, methods = map(dict.fromkeys, zip(*places))
+    return {"layers": [layer for layer in layers if layer not in NO_LAYERS], "methods": list(methods)}
 
 
 def list_differences(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Where two runs would not give the same results: "name: earlier → now" for each difference."""
-    before, after = _to_compare(earlier), _to_compare(now)
+    # An earlier version resolved less than this one, and so does a detector that finds nothing in noise.
+    resolved = _dict(earlier.get("resolved")).keys() & _dict(now.get("resolved")).keys()
+    before, after = _to_compare(earlier, resolved), _to_compare(now, resolved)
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     if "precision" in names and not any(_is_of_file(fields) for fields in (earlier, now)):
         names = [name for name in names if name != "weights"]  # the same ones give another hash when they are rounded
@@ -232,14 +246,15 @@ def list_notes(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return notes
 
 
-def _to_compare(fields: Mapping[str, Any]) -> dict[str, str]:
+def _to_compare(fields: Mapping[str, Any], resolved: Collection[str]) -> dict[str, str]:
     model = _dict(fields.get("model"))
+    settings = {**_dict(fields.get("settings")), **{name: fields["resolved"][name] for name in resolved}}
     counted = {
         "model": model.get("name"),
         "weights": _dict(model.get("weights")).get("sha256"),
         "device": str(fields.get("device")).partition(":")[0],  # one of several alike gives the same
         "output_format": "files",  # of runs from before there was another one
-        **dict(_flatten(_dict(fields.get("settings")))),
+        **dict(_flatten(settings)),
         # Where the pictures are counts, not how that was said; what has no root has nothing else to tell it by.
         "input": fields.get("root") or fields.get("inputs"),
     }

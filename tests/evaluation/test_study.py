@@ -528,6 +528,23 @@ def test_a_journal_of_other_weights_is_refused(colours: Classifier, pictures: Pa
         judge(other, pictures / "0-red.png", metrics=["complexity"], journal=path)
 
 
+def test_a_journal_of_another_layout_is_refused_and_an_earlier_one_has_none(
+    colours: Classifier, pictures: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "journal.jsonl"
+    judge(colours, pictures / "0-red.png", metrics=["complexity"], journal=path)
+    first, *entries = path.read_text().splitlines(keepends=True)
+    run = json.loads(first)
+    assert run["resolved"] == {"layouts": {"relu": "channels first"}, "output": None}
+    for resolved in ({"layouts": {"relu": "channels last"}}, {"output": "logits"}):
+        path.write_text("".join([json.dumps(run | {"resolved": resolved}) + "\n", *entries]))
+        with pytest.raises(OutputError, match=r"(channels last → channels first|logits → null)\. Give the same ones"):
+            judge(colours, pictures / "0-red.png", metrics=["complexity"], journal=path)
+    del run["resolved"]
+    path.write_text("".join([json.dumps(run) + "\n", *entries]))
+    judge(colours, pictures / "0-red.png", metrics=["complexity"], journal=path)
+
+
 def test_a_journal_that_is_none_or_in_use_or_in_the_way(colours: Classifier, pictures: Path, tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     run = judge(colours, pictures / "0-red.png", metrics=["complexity"]).conditions.to_run(1)

@@ -135,6 +135,7 @@ def test_run_json_says_what_made_the_results_and_has_no_times(tmp_path: Path) ->
         "root": "../photos",
         "pictures": 4,
         "left_out": 1,
+        "resolved": {},
     }
 
 

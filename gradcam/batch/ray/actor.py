@@ -213,7 +213,7 @@ class Actor:
         import torch
 
         torch.set_num_threads(min(self._cores, torch.get_num_threads()))  # OMP_NUM_THREADS may say less
-        classifier = self._job.load(self._job.device)
+        classifier = replace(self._job.load(self._job.device), **self._job.work.resumed_layers)
         if describe_weights(classifier)["sha256"] != self._job.weights:
             raise ClusterError(
                 f"The model's weights on {self._where['node']} are not those where the run was started: give a file of them "

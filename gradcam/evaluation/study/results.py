@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gradcam._version import __version__
+from gradcam.batch.findings import Request, resolve
 from gradcam.batch.save import describe_weights
+from gradcam.cam.methods.base import Method
 from gradcam.errors import GradcamError, shorten, show_fields
 from gradcam.evaluation.intervals import ENOUGH, FEWEST, Interval, find_told_apart, mean_interval, paired_difference
 from gradcam.evaluation.study.plan import Agenda, StudyOptions
@@ -19,6 +21,7 @@ from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_dtype
 from gradcam.models.preprocess import Preprocessing, WholePicture
 from gradcam.storage.run_file import SCHEMA, describe_versions
+from gradcam.targets.classes import ClassTarget
 
 JOINED = " + "  # between the names of a mosaic's pictures
 ROUNDING = 1e-6  # differences below that are of the order in which float32 numbers were added up
@@ -32,7 +35,8 @@ Curves = Mapping[str, Mapping[str, Sequence[float]]]  # by method and metric, pr
 class Conditions:
     """Of one study. `weights`, `annotations`: SHA-256s, of the model's tensors and of what says where objects are.
     `target`: which class of each picture is explained; `resizing`: from a picture to what the network takes, both in
-    words. `versions`: of whatever has a part in the numbers. `settings`: the rest of what they depend on."""
+    words. `versions`: of whatever has a part in the numbers. `settings`: the rest of what they depend on. `resolved`: the
+    layouts and the output that the package chose."""
 
     model: str
     weights: str
@@ -46,11 +50,12 @@ class Conditions:
     annotations: str | None
     versions: Mapping[str, str]
     settings: Mapping[str, Any] = field(repr=False)
+    resolved: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     __repr__ = show_fields
 
     def to_fields(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name != "settings"}
+        return {name: value for name, value in asdict(self).items() if name not in ("settings", "resolved")}
 
     def to_run(self, pictures: int) -> dict[str, Any]:
         """What a journal begins with, of the form of a batch's run.json: where all of it is alike, the numbers are."""
@@ -63,6 +68,7 @@ class Conditions:
             "model": {"name": self.model, "weights": {"sha256": self.weights}},
             "settings": {name: getattr(self, name) for name in names} | dict(self.settings),
             "pictures": pictures,
+            "resolved": self.resolved,
         }
         return json.loads(json.dumps(counted))
 
@@ -72,6 +78,10 @@ def list_conditions(classifier: Classifier, plan: Agenda, options: StudyOptions,
     reshape, annotations = options.reshape, options.annotations
     preprocess: Any = classifier.preprocess
     is_ours = is_dataclass(preprocess) and not isinstance(preprocess, type)
+    methods = [method for method in map(plan.explained, plan.methods) if isinstance(method, Method)]
+    layers = [] if options.layer is None else [options.layer]
+    request = Request.of(methods, ClassTarget(), {"reshape": reshape}, "evaluate", layers=layers)
+    resolved = resolve(classifier, request)
     return Conditions(
         model=classifier.name,
         weights=describe_weights(classifier)["sha256"],
@@ -93,6 +103,7 @@ def list_conditions(classifier: Classifier, plan: Agenda, options: StudyOptions,
             "metrics": list(plan.metrics),
             **plan.describe_own(),
         },
+        resolved={name: resolved[name] for name in ("layouts", "output") if name in resolved},
     )
 
 

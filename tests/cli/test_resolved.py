@@ -1,0 +1,220 @@
+"""What a run resolved is recorded in run.json, and a resumed run keeps it, whatever this version would choose."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradcam.models import probe
+from gradcam.storage.store import Store
+from tests.cli.test_cli import Command, Outcome, folder, gradcam_command
+from tests.cli.test_tasks import write_noise
+from tests.stores import ObjectStore, objects
+
+__all__ = ["folder", "gradcam_command"]  # fixtures
+
+MODELS = """
+import torch
+from torch import nn
+
+
+def classes():
+    torch.manual_seed(0)
+    convolutions = nn.Conv2d(3, 8, 3, 4), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU()
+    return nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
+
+
+def segmenter():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3, 1, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 1, 1), nn.ReLU(), nn.Conv2d(8, 3, 1))
+"""
+NAMES = ["a.png", "b.png", "c.png", "d.png"]
+EARLIER_LAYER, LAYER = "1", "3"  # the defaults of an earlier version, in these tests, and of this one
+
+Batch = Callable[..., Outcome]
+Patch = pytest.MonkeyPatch
+
+
+@pytest.fixture
+def batch(gradcam_command: Command, folder: Path) -> Batch:
+    """`gradcam batch` of four images by a small classifier."""
+    for seed, name in enumerate(NAMES):
+        write_noise(folder / "images" / name, seed)
+    (folder.parent / "mine.py").write_text(MODELS)
+    options = ("images", "--model", "../mine.py:classes", "--size", 64, "--device", "cpu", "--batch-size", 1, "--quiet")
+    return lambda *arguments, output="out": gradcam_command("batch", *options, "-o", output, *arguments)
+
+
+@pytest.fixture
+def earlier(monkeypatch: Patch) -> Iterator[Patch]:
+    """Let the package choose the layers of an earlier version, until `undo` is called."""
+    look = probe.look
+
+    def look_earlier(parts: Any, preprocess: Any, layer: str | None) -> Any:
+        findings, *layers = look(parts, preprocess, layer)
+        return findings, *(layers if layer is not None else (EARLIER_LAYER, "2"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gradcam.models.load.look", look_earlier)
+        yield patch
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    run: dict[str, Any] = json.loads((folder / "run.json").read_text())
+    return run
+
+
+def change_run(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    run = read_run(folder)
+    change(run)
+    (folder / "run.json").write_text(json.dumps(run))
+
+
+def cut_manifest(folder: Path) -> None:
+    """Stop the run after the second image."""
+    lines = (folder / "manifest.jsonl").read_text().splitlines(keepends=True)
+    (folder / "manifest.jsonl").write_text("".join(lines[:2]))
+
+
+def list_results(folder: Path) -> list[tuple[str, ...]]:
+    """List the distinct results of the images, each as (layer, method) pairs."""
+    records = [json.loads(line) for line in (folder / "manifest.jsonl").read_text().splitlines()]
+    assert [record["image"] for record in records] == NAMES
+    results = (tuple(f"{it['method']} at {it['layer']}" for it in record["explained"]) for record in records)
+    return list(dict.fromkeys(results))
+
+
+def forget_resolved(run: dict[str, Any]) -> None:
+    """Make a run.json of an earlier version."""
+    del run["resolved"]
+
+
+def test_run_json_records_layers_methods_layouts_and_output(batch: Batch, folder: Path) -> None:
+    assert batch("--method", "gradcam,rise").status == 0
+    assert read_run(folder / "out")["resolved"] == {
+        "layers": [LAYER],
+        "methods": ["gradcam", "rise"],
+        "layouts": {LAYER: "channels first"},
+        "output": None,
+    }
+
+
+@pytest.mark.parametrize("change", [lambda run: None, forget_resolved])
+@pytest.mark.parametrize(
+    "results",
+    [("gradcam at 1",), ("xgradcam at 2", "gradcam at 1"), ("gradcam at 1", "guided-gradcam at 1")],
+)
+def test_a_resumed_run_keeps_the_layers_that_it_began_with(
+    batch: Batch, folder: Path, earlier: Patch, change: Any, results: tuple[str, ...]
+) -> None:
+    options = ("--method", ",".join(result.partition(" ")[0] for result in results))
+    assert batch(*options).status == 0
+    expected = {path.name: path.read_bytes() for path in (folder / "out").glob("*.jpg")}
+    earlier.undo()
+    cut_manifest(folder / "out")
+    change_run(folder / "out", change)
+    assert (batch(*options, "--resume").status, list_results(folder / "out")) == (0, [results])
+    assert {path.name: path.read_bytes() for path in (folder / "out").glob("*.jpg")} == expected
+    assert read_run(folder / "out")["resolved"]["layers"] == read_run(folder / "out")["settings"]["layers"]
+    assert batch(*options, "--overwrite").status == 0
+    assert LAYER in read_run(folder / "out")["resolved"]["layers"]
+
+
+def test_other_processes_keep_the_layers_too(batch: Batch, folder: Path, earlier: Patch) -> None:
+    assert batch().status == 0
+    earlier.undo()
+    cut_manifest(folder / "out")
+    assert batch("--processes", 2, "--resume").status == 0
+    assert list_results(folder / "out") == [("gradcam at 1",)]
+
+
+def test_another_shard_keeps_the_layers_of_the_first(batch: Batch, folder: Path, earlier: Patch) -> None:
+    assert batch("--shard", "1/2").status == 0
+    earlier.undo()
+    assert batch("--shard", "2/2").status == 0
+    runs = [json.loads(path.read_text()) for path in (folder / "out").glob("run-*.json")]
+    assert [run["resolved"]["layers"] for run in runs] == [[EARLIER_LAYER]] * 2
+    assert batch("--overwrite").status == 0
+    assert list_results(folder / "out") == [("gradcam at 3",)]
+
+
+@pytest.mark.parametrize("output_format", ["files", "webdataset"])
+def test_a_run_in_a_store_keeps_its_layers(batch: Batch, earlier: Patch, output_format: str) -> None:
+    url = "objects://bucket/out"
+    with objects() as fs:
+        assert isinstance(fs, type(ObjectStore))
+        assert batch("--output-format", output_format, output=url).status == 0
+        earlier.undo()
+        store = Store(url)
+        store.write("run.json", store.read("run.json").replace(b'"channels first"', b'"tokens"'))
+        refused = batch("--output-format", output_format, "--resume", output=url)
+        assert refused.status == 2
+        assert "layouts.1: tokens → channels first" in refused.err
+        store.write("run.json", store.read("run.json").replace(b'"tokens"', b'"channels first"'))
+        assert batch("--output-format", output_format, "--resume", output=url).status == 0
+        assert json.loads(store.read("run.json"))["resolved"]["layers"] == [EARLIER_LAYER]
+
+
+@pytest.mark.parametrize(
+    ("resolved", "difference"),
+    [
+        ({"layouts": {LAYER: "channels last"}}, "layouts.3: channels last → channels first"),
+        ({"output": "logits"}, "output: logits → null"),
+        ({"methods": ["hirescam"]}, r'methods: ["hirescam"] → ["gradcam"]'),
+    ],
+)
+def test_another_layout_output_or_method_is_refused(
+    batch: Batch, folder: Path, resolved: dict[str, Any], difference: str
+) -> None:
+    assert batch().status == 0
+    cut_manifest(folder / "out")
+    change_run(folder / "out", lambda run: run["resolved"].update(resolved))
+    before = {path: path.read_bytes() for path in (folder / "out").iterdir()}
+    outcome = batch("--resume")
+    assert (outcome.status, outcome.err.count("\n")) == (2, 1)
+    assert f"out/: the earlier run had other settings: {difference}. Give the same ones, start anew" in outcome.err
+    assert "--overwrite, or choose another --output" in outcome.err
+    assert {path: path.read_bytes() for path in (folder / "out").iterdir()} == before
+    assert batch("--overwrite").status == 0
+    assert list_results(folder / "out") == [("gradcam at 3",)]
+
+
+def test_a_named_layer_is_compared_with_the_recorded_one(batch: Batch, folder: Path, earlier: Patch) -> None:
+    assert batch().status == 0
+    earlier.undo()
+    refused = batch("--resume", "--layer", LAYER)
+    assert refused.status == 2
+    assert 'layers: ["1"] → ["3"]' in refused.err
+    assert batch("--resume", "--layer", EARLIER_LAYER).status == 0
+
+
+@pytest.mark.parametrize("layers", [5, [], [5], ["missing"], ["1 + 2"], [None, "1"]])
+def test_a_damaged_run_json_is_refused_in_one_line(batch: Batch, folder: Path, layers: Any) -> None:
+    assert batch().status == 0
+    for change in (lambda run: run["resolved"].update(layers=layers), lambda run: run.update(resolved=layers)):
+        change_run(folder / "out", change)
+        outcome = batch("--resume")
+        assert (outcome.status, outcome.err.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize("change", [lambda run: None, forget_resolved])
+def test_a_resumed_segmentation_keeps_the_layer_of_its_records(batch: Batch, folder: Path, change: Any) -> None:
+    options = ("--model", "../mine.py:segmenter", "--task", "segmentation")
+    assert batch(*options).status == 0
+    assert read_run(folder / "out")["resolved"]["methods"] == ["hirescam"]
+    assert list_results(folder / "out") == [("hirescam at 1",)]
+    assert batch(*options, "--layer", "3", output="expected").status == 0
+    for name in NAMES[:2]:  # as if an earlier version had begun it
+        overlay = Path("expected") / name.replace(".png", "-hirescam.jpg")
+        (folder / "out" / overlay.name).write_bytes(overlay.read_bytes())
+    (folder / "out" / "manifest.jsonl").write_text((folder / "expected" / "manifest.jsonl").read_text())
+    cut_manifest(folder / "out")
+    change_run(folder / "out", lambda run: run["resolved"].update(layers=["3"]))
+    change_run(folder / "out", lambda run: run["resolved"].update(layouts={"3": "channels first"}))
+    change_run(folder / "out", change)
+    assert batch(*options, "--resume").status == 0
+    assert list_results(folder / "out") == [("hirescam at 3",)]
