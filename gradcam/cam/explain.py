@@ -574,6 +574,8 @@ def _search_layer(
             names = list_others(names, default.layer)
             layer = _find_last_with_gradient(model, _copy(bound), names, plan, facts) if names else None
             if layer is None:
+                with contextlib.suppress(BlindLayerError):  # PyTorch may say more where less is recorded
+                    _explain_at(model, _copy(bound), [default.layer], plan, facts)
                 raise LayerError(_BLIND) from None
         if layer is None:
             break
