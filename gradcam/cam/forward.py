@@ -158,7 +158,9 @@ def recorded_pass(
             stack.enter_context(plain_attention())
         with contextlib.ExitStack() as hooks:
             recorders = {
-                it.name: hooks.enter_context(TargetLayer(it.module, name=it.name, keys=it.keys, run=it.run))
+                it.name: hooks.enter_context(
+                    TargetLayer(it.module, name=it.name, keys=it.keys, run=it.run, has_backward_hook=False)
+                )
                 for it in chosen
             }
             own, image_edge = batch.copy(caller_keeps), None

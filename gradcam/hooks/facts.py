@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
+from gradcam.hooks.nested import list_modules
+
 Answer = TypeVar("Answer")
 
 MAX_ANSWERS = 1024  # per model; the oldest go first
@@ -73,7 +75,7 @@ class ModelState:
         self._tensors: list[Tensor] = []
         self._objects: dict[int, Any] = {}  # configurations, which many modules share
         settings: list[Any] = [tuple(torch_module._global_forward_hooks), tuple(torch_module._global_forward_pre_hooks)]
-        for module in model.modules():
+        for module in list_modules(model):
             self._read_module(module, settings)
         self._settings = settings
         self._memory = [_describe_memory(tensor) for tensor in self._tensors]

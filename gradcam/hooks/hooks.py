@@ -24,6 +24,7 @@ from gradcam.hooks.nested import (
     LayerInput,
     floating_by_keys,
     is_in_8_bits,
+    list_modules,
     replace_tensor,
     take_inputs,
 )
@@ -153,7 +154,9 @@ def find_tap(tensor: Tensor) -> tuple[gradients.GradientTap, Tensor]:
 
 def is_owned(tensor: Tensor, module: nn.Module) -> bool:
     """Whether it is a parameter or a buffer of the module, which has to stay what it is."""
-    return isinstance(tensor, nn.Parameter) or any(tensor is buffer for buffer in module.buffers())
+    if isinstance(tensor, nn.Parameter):
+        return True
+    return any(tensor is buffer for part in list_modules(module) for buffer in part._buffers.values())
 
 
 class Given:
@@ -279,6 +282,8 @@ class TargetLayer:
         The keys and indices that lead to one of several tensors that the layer gives.
     run : int, default None
         Which run of a layer that runs several times, counted from 0.
+    has_backward_hook : bool, default True
+        Whether `gradients` follows a plain `score.backward()`; without, only `backward` gives gradients.
 
     Raises
     ------
@@ -304,7 +309,13 @@ class TargetLayer:
     # module, which carries the full backward hook; a clone of that is what the rest of the model sees.
 
     def __init__(
-        self, module: nn.Module, *, name: str | None = None, keys: Sequence[str] = (), run: int | None = None
+        self,
+        module: nn.Module,
+        *,
+        name: str | None = None,
+        keys: Sequence[str] = (),
+        run: int | None = None,
+        has_backward_hook: bool = True,
     ) -> None:
         if not isinstance(module, nn.Module):
             raise LayerError(f"The layer is {shorten(module)}, expected a torch.nn.Module, such as model.layer4.")
@@ -315,7 +326,7 @@ class TargetLayer:
             )
         self.name = name or type(module).__name__
         self._module, self._keys, self._run = module, tuple(keys), run
-        self._passage = nn.Identity()
+        self._passage = nn.Identity() if has_backward_hook else None
         self._context: contextlib.ExitStack | None = None
         self.ran_unrecorded = False  # so does the first layer to run; the next does if the model switched recording off
         self._runs = 0
@@ -349,7 +360,8 @@ class TargetLayer:
             self._is_others_run = is_inner_look()
             hooks.before_forward(self._module, self._keep_inputs)
             hooks.after_forward(self._module, self._keep_activations)
-            hooks.after_backward(self._passage, self._keep_gradients)
+            if self._passage is not None:
+                hooks.after_backward(self._passage, self._keep_gradients)
             self._context = context.pop_all()
         return self
 
@@ -505,7 +517,8 @@ class TargetLayer:
             self._close_other_ways()
             self._given_on.clear()
             self.ran_unrecorded = not torch.is_grad_enabled()
-            given, self._is_in_8_bits = floating_by_keys(output), is_in_8_bits(output)
+            given = floating_by_keys(output)
+            self._is_in_8_bits = not given and is_in_8_bits(output)
             self._given = list(given)
             found = given
             if self._keys:
@@ -535,7 +548,8 @@ class TargetLayer:
             start = tensor.clone() if is_shared else tensor
         else:
             start = (tensor.detach() if is_free and not is_shared else tensor.detach().clone()).requires_grad_()
-        handed_on = self._passage(start).clone(memory_format=_format_of(start))
+        # Without a name for what comes in between: `exchange` counts who holds it.
+        handed_on = (start if self._passage is None else self._passage(start)).clone(memory_format=_format_of(start))
         if is_free:
             memory = tensor._base if is_view and not (is_shared or tensor.requires_grad) else None
             self._given_on.append(exchange(tensor, handed_on))

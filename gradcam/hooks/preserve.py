@@ -9,6 +9,7 @@ in an explanation may be drawn again.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import operator
 import random
 import sys
@@ -25,18 +26,13 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _NormBase
 
 from gradcam.hooks.hooks import Holder, Hooks, here
+from gradcam.hooks.nested import list_modules
 
 
 @contextlib.contextmanager
 def preserve_state(model: nn.Module) -> Iterator[list[nn.Module]]:
     """`model` in evaluation mode, run eagerly, outside inference mode, differentiable; gives its modules, each once."""
-    # As `model.modules()`, in another order and a quarter of the time: on a small network that takes as long as a layer.
-    modules, seen = [model], {model}
-    for module in modules:  # which grows on the way
-        for child in module._modules.values():
-            if child is not None and child not in seen:
-                seen.add(child)
-                modules.append(child)
+    modules = list_modules(model)
     holder, holders = Holder(), here.holders  # of this thread, whichever one collects an abandoned context
     with contextlib.ExitStack() as stack:
         stack.callback(holders.discard, holder)
@@ -46,6 +42,9 @@ def preserve_state(model: nn.Module) -> Iterator[list[nn.Module]]:
             stack.enter_context(context(modules))
         yield modules
 
+
+MT19937_BYTES = 4 * 625  # 624 words, and the position among them
+_last_numpy_state: tuple[bytes | None, Any] = (None, None)
 
 _lock = threading.RLock()  # an abandoned context may be collected, and end, while the same thread holds it
 
@@ -208,7 +207,7 @@ def _random_state(modules: Sequence[nn.Module]) -> Iterator[None]:
     indices = {parameter.device.index for parameter in parameters if parameter.is_cuda}
     generators = [torch.default_generator, *(torch.cuda.default_generators[index] for index in indices)]
     before = [generator.get_state() for generator in generators]
-    of_python, (kind, words, *position) = random.getstate(), np.random.get_state()
+    of_python, of_numpy, words = random.getstate(), *_read_numpy_state()
     try:
         yield
     finally:
@@ -217,9 +216,26 @@ def _random_state(modules: Sequence[nn.Module]) -> Iterator[None]:
                 generator.set_state(state)
         if random.getstate() != of_python:
             random.setstate(of_python)
-        _, words_now, *position_now = np.random.get_state()
-        if position_now != position or not np.array_equal(words_now, words):
-            np.random.set_state((kind, words, *position))
+        if words is None or _read_numpy_words() != words:
+            np.random.set_state(of_numpy)
+
+
+def _read_numpy_words() -> bytes | None:
+    """Return the words of NumPy's global generator as they lie in memory; None if it is not the usual one."""
+    generator = np.random.get_bit_generator()
+    if not isinstance(generator, np.random.MT19937):
+        return None
+    return ctypes.string_at(generator.ctypes.state_address, MT19937_BYTES)
+
+
+def _read_numpy_state() -> tuple[Any, bytes | None]:
+    """Return the state of NumPy's global generator, and its words. Asking NumPy takes as long as a layer of a small
+    network, so the last answer is taken while the words are the same."""
+    global _last_numpy_state  # noqa: PLW0603  # one for the process, as NumPy's generator is
+    words, last = _read_numpy_words(), _last_numpy_state
+    if words is None or last[0] != words:
+        last = _last_numpy_state = words, np.random.get_state()
+    return last[1], words
 
 
 @contextlib.contextmanager
@@ -228,7 +244,8 @@ def straight_through(modules: Sequence[nn.Module]) -> Iterator[None]:
     Rounding has a derivative of zero wherever it has one, and PyTorch's quantised kernels give none; the
     straight-through estimate (Bengio et al., 2013, arXiv 1308.3432) takes the unrounded layer's instead."""
     quantised = sys.modules.get("torch.ao.nn.quantized.dynamic")  # not imported: then nothing is made of it either
-    kinds = {kind for kind in set(map(type, modules)) if quantised is not None and issubclass(kind, quantised.Linear)}
+    all_kinds = set() if quantised is None else set(map(type, modules))
+    kinds = {kind for kind in all_kinds if issubclass(kind, quantised.Linear)}  # type: ignore[union-attr]
 
     def attach(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
         (inputs,) = (*args, *kwargs.values())
