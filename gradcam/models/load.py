@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,11 +11,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gradcam.errors import ModelError, shorten
-from gradcam.families import Family, find_main, name_classes
-from gradcam.hooks.nested import first_floating
+from gradcam.families import Family, find_main, find_other_task, name_classes
+from gradcam.families.segmentation import find_logits as find_maps
+from gradcam.hooks.nested import tensors
 from gradcam.layers.find import find_layer, refuse_other_kinds, unwrap
 from gradcam.models import device as placing
 from gradcam.models.adjust import Adjustment, adjust, to_adjustment
@@ -48,6 +50,8 @@ from gradcam.options import ACTIVATIONS, TASKS, check_choice, check_number, to_f
 from gradcam.plugins import find_function
 
 TOWERS = ("encode_image", "encode_text")  # of whoever follows CLIP's own code
+USE_A_FUNCTION = "gradcam.explain(model, images, target=...) takes a function from the output to one score per image."
+KEYPOINT_COUNTS = (16, 17, 68, 98, 133)  # of MPII, COCO, 300-W, WFLW and COCO-WholeBody
 SHORTER = 520  # pixels of a picture's shorter side, as torchvision's segmenters have it
 
 
@@ -157,8 +161,10 @@ def load_classifier(
         weights, labels, (mean, std, size, crop), activation, reader, layer, device, precision, fit, predictions
     )
     parts = chosen.load(name, task="classification")
-    if (found := _find_known_task(parts)) not in (None, "classification"):
-        raise ModelError(f"{name_model(name)} is for {found}, and no classifier: gradcam.load_model() loads it.")
+    task = _find_known_task(parts)
+    if task not in (None, "classification"):
+        raise ModelError(f"{name_model(name)} is for {task}, and no classifier: gradcam.load_model() loads it.")
+    _refuse_other_tasks(parts.model)
     return _make_classifier(name, chosen, parts)
 
 
@@ -429,18 +435,41 @@ def _find_task(parts: Parts, choice: _Choice) -> str:
     """What a model does: what is known of it, or what it gives for one picture. Raises `ModelError` where neither says."""
     if (known := _find_known_task(parts)) is not None:
         return known
+    _refuse_other_tasks(parts.model)
     if parts.classes is not None or parts.labels is not None:
         return "classification"
     preprocess, _ = adjust(parts, choice.wish)
+    images = make_noise(preprocess, parts.model)
     try:
-        tensor = first_floating(run(parts.model, make_noise(preprocess, parts.model)))
+        output = run(parts.model, images)
     except ModelError:
         if (grey := _to_grey(parts, choice)) is None:
             raise
         return _find_task(grey, choice)
-    if tensor is not None and tensor.ndim == 4 and max(tensor.shape[2:]) > 1:
-        return "segmentation"
-    return "classification"
+    tensor = find_maps(output)
+    if not isinstance(tensor, Tensor) or tensor.ndim != 4 or max(tensor.shape[2:]) == 1:
+        return "classification"
+    grids = {tuple(it.shape[2:]) for it in tensors(output) if it.ndim == 4}
+    is_heatmap = tensor.shape[1] in KEYPOINT_COUNTS and tensor.shape[2] < images.shape[2]
+    if len(grids) > 1 or is_heatmap or _mentions_other_output(unwrap(parts.model)):
+        raise ModelError(
+            f"{type(parts.model).__name__} gives {len(grids)} grid(s), the first {tuple(tensor.shape)}, which may be "
+            "keypoint heatmaps, depth or features. Say what they are: --task segmentation or --task pose (task= in "
+            f"Python). For anything else, {USE_A_FUNCTION}"
+        )
+    return "segmentation"
+
+
+def _mentions_other_output(model: nn.Module) -> bool:
+    """Return whether a model's class, or a part of it, is named for keypoints or depth."""
+    names = [type(model).__name__, *model._modules, *(type(child).__name__ for child in model.children())]
+    return any(re.search("pose|keypoint|heatmap|landmark|depth(?!wise)", name.lower()) for name in names)
+
+
+def _refuse_other_tasks(model: nn.Module) -> None:
+    """Raise `ModelError` for a model that is made for a task which no `--task` covers, by its class."""
+    if (purpose := find_other_task(unwrap(model))) is not None:
+        raise ModelError(f"{type(model).__name__} is for {purpose}, which is no task here. In Python, {USE_A_FUNCTION}")
 
 
 def _to_grey(parts: Parts, choice: _Choice) -> Parts | None:
