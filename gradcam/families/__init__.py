@@ -31,9 +31,6 @@ DETECTORS = (
 )
 TOWERS = "CLIP|Siglip2?|AltCLIP|ChineseCLIP|MetaClip2|Align|VisionTextDualEncoder"
 BACKBONES = rf"{MODELING}(?!\w*PreTrained|VisionEncoderDecoder)\w*(Model|ModelWithProjection|Backbone)"
-# Image towers, which give no sign of their own that their last matrix is a projection.
-IMAGE_TOWERS = r"open_clip\.(transformer|modified_resnet|timm_model)\.\w+|clip\.model\.(VisionTransformer|ModifiedResNet)"
-OTHER_TASKS = rf"{MODELING}\w+?For(?!\w*Classification)(\w+)"
 
 # In the order in which they are tried; a class of a user's own that extends one of these is read as that.
 FAMILIES = (
@@ -82,18 +79,6 @@ def find_main(model: nn.Module) -> Family | None:
     return next(found, None)
 
 
-def gives_embedding(model: nn.Module) -> bool:
-    """Return whether the model's class is one of those that give a vector for each image, and no text to compare it with."""
-    is_known = re.fullmatch(f"{BACKBONES}|{IMAGE_TOWERS}", _name_class(type(model))) is not None
-    return is_known and not hasattr(getattr(model, "config", None), "text_config")
-
-
-def find_other_task(model: nn.Module) -> str | None:
-    """Return what a model of Hugging Face is for, by its class, where that is no classification: "keypoint detection"."""
-    match = re.fullmatch(OTHER_TASKS, _name_class(type(model)))
-    return None if match is None else re.sub(r"(?<!^)(?=[A-Z])", " ", match[1]).lower()
-
-
 def list_families(model: nn.Module) -> Iterator[Family]:
     """All that reads a model, or models up to `DEEPEST` levels inside it, the outermost first."""
     inside = [(name, each) for name, each in model.named_modules() if name.count(".") < DEEPEST]
@@ -104,19 +89,17 @@ def list_families(model: nn.Module) -> Iterator[Family]:
 
 def find_readers(kind: type) -> Iterator[type[Family]]:
     """What reads models of this class, or of one that it extends."""
-    names = [_name_class(base) for base in kind.__mro__]
+    names = [f"{each.__module__}.{each.__qualname__}" for each in kind.__mro__]
     for row in FAMILIES:
         if any(re.fullmatch(row.pattern, name) for name in names):
             place, _, reader = row.reader.partition(":")
             yield getattr(importlib.import_module(f"{__name__}.{place}"), reader)
 
 
-def _name_class(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
 __all__ = [
+    "BACKBONES",
     "FAMILIES",
+    "MODELING",
     "Captioner",
     "Detector",
     "Embedder",
@@ -125,8 +108,6 @@ __all__ = [
     "Segmenter",
     "find_family",
     "find_main",
-    "find_other_task",
-    "gives_embedding",
     "list_families",
     "name_classes",
 ]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.errors import ModelError, shorten
-from gradcam.families import Family, find_main, find_other_task, name_classes
+from gradcam.families import MODELING, Family, find_main, name_classes
 from gradcam.families.segmentation import find_logits as find_maps
 from gradcam.hooks.nested import tensors
 from gradcam.layers.find import find_layer, refuse_other_kinds, unwrap
@@ -48,9 +48,12 @@ from gradcam.models.providers.base import Parts
 from gradcam.models.providers.own import to_parts
 from gradcam.options import ACTIVATIONS, TASKS, check_choice, check_number, to_fit
 from gradcam.plugins import find_function
+from gradcam.targets.heads import ends_in_features, find_end
 
 TOWERS = ("encode_image", "encode_text")  # of whoever follows CLIP's own code
 USE_A_FUNCTION = "gradcam.explain(model, images, target=...) takes a function from the output to one score per image."
+OTHER_TASK = rf"{MODELING}\w+?For(?!\w*Classification)(\w+)"  # classes of Hugging Face that do not classify
+OTHER_MAPS = re.compile("pose|keypoint|heatmap|landmark|depth(?!wise)")  # in names of models that do not segment
 KEYPOINT_COUNTS = (16, 17, 68, 98, 133)  # of MPII, COCO, 300-W, WFLW and COCO-WholeBody
 SHORTER = 520  # pixels of a picture's shorter side, as torchvision's segmenters have it
 
@@ -161,10 +164,9 @@ def load_classifier(
         weights, labels, (mean, std, size, crop), activation, reader, layer, device, precision, fit, predictions
     )
     parts = chosen.load(name, task="classification")
-    task = _find_known_task(parts)
-    if task not in (None, "classification"):
-        raise ModelError(f"{name_model(name)} is for {task}, and no classifier: gradcam.load_model() loads it.")
-    _refuse_other_tasks(parts.model)
+    if (task := _find_known_task(parts)) not in (None, "classification"):
+        advice = "gradcam.load_model() loads it." if task in TASKS else USE_A_FUNCTION
+        raise ModelError(f"{name_model(name)} is for {task}, and no classifier: {advice}")
     return _make_classifier(name, chosen, parts)
 
 
@@ -256,6 +258,8 @@ def load_model(
         raise ModelError(
             f"{name_model(name)} is not told by words what to look for, and is for {found}: leave them out."
         )
+    if found not in TASKS:
+        raise ModelError(f"{name_model(name)} is for {found}, which is no task here: {USE_A_FUNCTION}")
     if found == "classification":
         return _make_classifier(name, chosen, parts)
     return _make_task_model(name, chosen, parts, found, threshold)
@@ -428,6 +432,8 @@ def _find_known_task(parts: Parts) -> str | None:
     model = unwrap(parts.model)
     if (family := find_main(model)) is not None:
         return family.task
+    if match := re.fullmatch(OTHER_TASK, f"{type(model).__module__}.{type(model).__name__}"):
+        return re.sub("(?<!^)(?=[A-Z])", " ", match[1]).lower()
     return "matching" if all(callable(getattr(model, name, None)) for name in TOWERS) else None
 
 
@@ -435,41 +441,29 @@ def _find_task(parts: Parts, choice: _Choice) -> str:
     """What a model does: what is known of it, or what it gives for one picture. Raises `ModelError` where neither says."""
     if (known := _find_known_task(parts)) is not None:
         return known
-    _refuse_other_tasks(parts.model)
     if parts.classes is not None or parts.labels is not None:
         return "classification"
     preprocess, _ = adjust(parts, choice.wish)
-    images = make_noise(preprocess, parts.model)
+    model, images = unwrap(parts.model), make_noise(preprocess, parts.model)
     try:
         output = run(parts.model, images)
     except ModelError:
         if (grey := _to_grey(parts, choice)) is None:
             raise
         return _find_task(grey, choice)
-    tensor = find_maps(output)
-    if not isinstance(tensor, Tensor) or tensor.ndim != 4 or max(tensor.shape[2:]) == 1:
+    maps = find_maps(output)
+    if not isinstance(maps, Tensor) or maps.ndim != 4 or max(maps.shape[2:]) == 1:
         return "classification"
-    grids = {tuple(it.shape[2:]) for it in tensors(output) if it.ndim == 4}
-    is_heatmap = tensor.shape[1] in KEYPOINT_COUNTS and tensor.shape[2] < images.shape[2]
-    if len(grids) > 1 or is_heatmap or _mentions_other_output(unwrap(parts.model)):
+    names = [type(model).__name__, *(name for name, _ in model.named_children())]
+    is_heatmap = maps.shape[1] in KEYPOINT_COUNTS and maps.shape[2] < images.shape[2]
+    is_pyramid = isinstance(output, list) and len({it.shape[1:2] for it in tensors(output)}) > 1
+    is_features = (end := find_end(model)) is not model and ends_in_features(end)
+    if is_heatmap or is_pyramid or is_features or any(OTHER_MAPS.search(name.lower()) for name in names):
         raise ModelError(
-            f"{type(parts.model).__name__} gives {len(grids)} grid(s), the first {tuple(tensor.shape)}, which may be "
-            "keypoint heatmaps, depth or features. Say what they are: --task segmentation or --task pose (task= in "
-            f"Python). For anything else, {USE_A_FUNCTION}"
+            f"{type(model).__name__} gives {tuple(maps.shape)}, which may be keypoint heatmaps, depth or features. Say what "
+            f"it is: --task segmentation or --task pose (task= in Python). For anything else, {USE_A_FUNCTION}"
         )
     return "segmentation"
-
-
-def _mentions_other_output(model: nn.Module) -> bool:
-    """Return whether a model's class, or a part of it, is named for keypoints or depth."""
-    names = [type(model).__name__, *model._modules, *(type(child).__name__ for child in model.children())]
-    return any(re.search("pose|keypoint|heatmap|landmark|depth(?!wise)", name.lower()) for name in names)
-
-
-def _refuse_other_tasks(model: nn.Module) -> None:
-    """Raise `ModelError` for a model that is made for a task which no `--task` covers, by its class."""
-    if (purpose := find_other_task(unwrap(model))) is not None:
-        raise ModelError(f"{type(model).__name__} is for {purpose}, which is no task here. In Python, {USE_A_FUNCTION}")
 
 
 def _to_grey(parts: Parts, choice: _Choice) -> Parts | None:

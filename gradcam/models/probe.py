@@ -21,14 +21,19 @@ from gradcam.layers.layout import takes_volumes
 from gradcam.models.device import find_input_device, find_input_dtype
 from gradcam.models.preprocess import Preprocess, Preprocessing
 from gradcam.models.providers.base import Parts
-from gradcam.targets.classes import find_activation, find_last_operation, find_logits, refuse_features
+from gradcam.targets.classes import (
+    are_probabilities,
+    find_activation,
+    find_last_operation,
+    find_logits,
+    refuse_features,
+)
 
 VOLUMES = (
     "The model takes volumes or clips (N,C,D,H,W), which a picture is not, nor what a reader gives: explain one in "
     "Python, gradcam.explain(model, volume). `gradcam layers` and `gradcam inspect trace` take it as it is."
 )
 SIDE = 224  # of the picture, for preprocessing that says nothing of sizes
-TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 2e-2}
 # The activation still to be applied, by the last operation of a model.
 REMAINING = {"Softmax": "none", "Sigmoid": "none", "LogSoftmax": "softmax"}
 PROBABILITIES = (
@@ -112,9 +117,8 @@ def _probe(model: nn.Module, images: Tensor) -> Findings:
     # A model that returns its probabilities as well tells how they are made.
     related = {find_activation(values, logits) for values in tensors(output) if values.is_floating_point()}
     activation = activation or next((name for name in ("softmax", "sigmoid") if name in related), None)
-    if activation is None and in_unit_interval and logits.shape[1] > 1:
-        tolerance = TOLERANCE.get(images.dtype, 1e-3)
-        activation = "none" if abs(logits.sum().item() - 1) < tolerance else None
+    if activation is None and are_probabilities(logits):
+        activation = "none"
     return Findings(logits.shape[1], activation, in_unit_interval)
 
 

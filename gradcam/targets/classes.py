@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -16,7 +17,7 @@ from gradcam.errors import TargetError, shorten, show_fields, warn
 from gradcam.hooks.nested import first_floating, has_rows, take_rows
 from gradcam.options import ACTIVATIONS, SCORES
 from gradcam.targets.base import Reader, Scored, Target
-from gradcam.targets.heads import ends_in_features, find_end, is_headless, is_sequence
+from gradcam.targets.heads import ends_in_features, find_end, is_headless
 
 RIGHT_FORMS = (
     "an int for all images, one int per image, a nested (N,K) sequence for K classes of each, "
@@ -30,9 +31,10 @@ FEWEST_HALVES = 64  # numbers of half precision, whose length says something
 LINEAR = ("Addmm", "Mm", "Linear", "Convolution")  # operations with weights, after which values are logits
 RESHAPING = ("View", "Reshape", "UnsafeView", "Squeeze", "Unsqueeze", "Clone", "ToCopy", "Alias", "Select", "Slice")
 ACTIVATED = {"Softmax": "probabilities", "Sigmoid": "probabilities", "LogSoftmax": "log-probabilities"}
-EMBEDDING_NAMES = ("embed", "pool", "feature", "hidden", "flatten", "latent", "descriptor")
-OBJECT_NAMES = ("keypoint", "boxes", "descriptor", "matches")  # their scores are of objects in an image, not of classes
-MAX_PROBABILITY_ERROR = 1e-2  # half precision rounds that much off the sum of a thousand classes
+LOGIT_NAMES = ("logits", "logits_per_image")
+EMBEDDING_NAME = re.compile("embed|pool|feature|hidden|flatten|latent|descriptor", re.IGNORECASE)
+OBJECT_NAME = re.compile("keypoint|boxes|descriptor|matches", re.IGNORECASE)  # beside it, scores are of objects
+MAX_SUM_ERROR = 1e-2  # half precision rounds that much off the sum of a thousand probabilities
 RIVALS = 5
 FINER_RIVALS = 3
 FINER_SHARE = 0.6
@@ -355,13 +357,16 @@ def find_logits(output: Any, images: int, *, head: str | int | None = None) -> T
     shape, for several heads of which none was chosen, and for an embedding.
     """
     heads = _list_heads(output)
+    if isinstance(head, int) and isinstance(output, tuple) and head < len(output):
+        head = list(heads)[head]  # a named tuple's fields have indices, too
     if head is not None and head not in heads:
         named = ", ".join(map(shorten, list(heads)[:6])) + (", ..." if len(heads) > 6 else "")
         what = f"it has {named}" if heads else "it is a single tensor, or of a kind without keys"
         raise TargetError(f"The output has no {shorten(head)}: {what}.")
     logits: Any
-    if head is not None or "logits" in heads:
-        logits = heads["logits" if head is None else head]
+    head = next(filter(heads.__contains__, LOGIT_NAMES), None) if head is None else head
+    if head is not None:
+        logits = heads[head]
     elif heads:
         logits = _choose_head(heads, images)
     else:
@@ -383,54 +388,62 @@ def find_logits(output: Any, images: int, *, head: str | int | None = None) -> T
 
 def refuse_features(model: nn.Module, target: Any) -> None:
     """Raise `TargetError` where a class is requested of a model without a head; warn where a head is doubtful."""
-    if is_function(target):
-        return
-    end = find_end(model)
-    if is_headless(end):
-        raise TargetError(f"{type(end).__name__} has no classification head: its output is an embedding, and {NO_CLASSES}")
-    if is_sequence(model) and ends_in_features(end):
+    end = model if is_function(target) else find_end(model)
+    if not is_function(target) and is_headless(end):
+        raise TargetError(
+            f"{type(end).__name__} has no classification head, or its num_classes is 0, so that its output is an embedding: "
+            f"{NO_CLASSES}"
+        )
+    if end is not model and ends_in_features(end):
         warn(
             f"The model ends in {type(end).__name__} without a linear layer, so its output may be an embedding. If it is, "
-            "the classes mean nothing: pass target=, a function from the output to one score per image."
+            "the classes mean nothing: pass target=, a function from the model's output to one score per image."
         )
 
 
 def find_last_operation(tensor: Tensor) -> str:
     """Return the name that autograd has for the operation that computed the values, "" without a graph."""
     node: Any = tensor.grad_fn
-    while node is not None:
-        name: str = node.name().partition("Backward")[0].lstrip("_")
-        if not name.startswith(RESHAPING):
-            return name
+    while node is not None and node.name().lstrip("_").startswith(RESHAPING):
         node = node.next_functions[0][0]
-    return ""
+    return "" if node is None else node.name().partition("Backward")[0].lstrip("_")
 
 
 def find_activation(values: Tensor, logits: Tensor) -> str | None:
-    """Return the function that maps these logits to these values: "softmax", "sigmoid", "log_softmax", or None."""
-    if values.shape != logits.shape:
+    """Return which of "softmax", "log_softmax" and "sigmoid" maps these logits to these values; None for another tensor."""
+    if values is logits or values.shape != logits.shape or not values.is_floating_point():
         return None
-    tolerance = 1e-5 if values.dtype.itemsize > 2 else MAX_PROBABILITY_ERROR
+    if are_probabilities(values) and not are_probabilities(logits):
+        return "softmax"  # whatever its temperature is
+    tolerance = 1e-5 if min(values.dtype.itemsize, logits.dtype.itemsize) > 2 else MAX_SUM_ERROR
     values, logits = values.detach().float(), logits.detach().float()
-    names = ("softmax", "log_softmax", "sigmoid") if logits.ndim == 2 and logits.shape[1] > 1 else ("sigmoid",)
-    results = {name: getattr(logits, name)(*() if name == "sigmoid" else (1,)) for name in names}
+    results = {"softmax": logits.softmax(-1), "log_softmax": logits.log_softmax(-1), "sigmoid": logits.sigmoid()}
     return next((name for name, result in results.items() if torch.allclose(values, result, 0, tolerance)), None)
+
+
+def are_probabilities(values: Tensor) -> bool:
+    """Return whether the values (N,C) are not negative, and each row sums to 1."""
+    if values.ndim < 2 or values.shape[1] < 2:
+        return False
+    values = values.detach().float()
+    return bool((values.amin() >= 0) & ((values.sum(1) - 1).abs().amax() < MAX_SUM_ERROR))
 
 
 def _warn_of_output(target: ClassTarget, output: Any, logits: Tensor, images: int) -> None:
     """Warn where the scores are probabilities, or where the first of several tensors was taken for the logits."""
     heads = {} if isinstance(output, Tensor) or target.output is not None else _list_heads(output)
-    others = [] if not heads or "logits" in heads else _find_class_scores(heads, images)[1:]
+    others = [] if not heads or any(name in heads for name in LOGIT_NAMES) else _find_class_scores(heads, images)[1:]
+    operation = find_last_operation(logits)
+    if operation.startswith(LINEAR):  # Features often come second, and they do not end in weights.
+        others = [name for name in others if find_last_operation(heads[name]).startswith(LINEAR)]
     if others:
         warn(
             f"The output has several tensors ({images}, C), and the first one is explained. Choose one with "
             f"targets.ClassTarget(..., output={others[0]!r}), or confirm the first with its index."
         )
-    if target.activation == "none":
+    if target.activation == "none" or operation.startswith(LINEAR):
         return
-    operation = find_last_operation(logits)
-    is_checked = operation.startswith(LINEAR) or operation in ACTIVATED or logits.shape[1] == 1
-    kind = ACTIVATED.get(operation) or (None if is_checked or not _are_probabilities(logits) else "probabilities")
+    kind = ACTIVATED.get(operation) or ("probabilities" if are_probabilities(logits) else None)
     if kind is not None:
         warn(
             f"The model's output is {kind}, which the map explains in place of logits. Their gradient vanishes for "
@@ -440,85 +453,53 @@ def _warn_of_output(target: ClassTarget, output: Any, logits: Tensor, images: in
 
 
 def _list_heads(output: Any) -> dict[str | int, Any]:
-    """List the parts of an output by key or by index; none for a tensor."""
-    if isinstance(output, Mapping):
-        return dict(output)
-    if isinstance(output, (tuple, list)):
-        return {**dict(enumerate(output)), **{name: getattr(output, name) for name in getattr(output, "_fields", ())}}
-    if dataclasses.is_dataclass(output):
+    """List the parts of an output by key, or by index where they have none; nothing for a tensor."""
+    if dataclasses.is_dataclass(output) and not isinstance(output, Mapping):
         return {field.name: getattr(output, field.name) for field in dataclasses.fields(output)}
-    return {}
+    if isinstance(output, (tuple, list)):
+        return dict(zip(getattr(output, "_fields", range(len(output))), output))
+    return dict(output) if isinstance(output, Mapping) else {}
 
 
 def _choose_head(heads: Mapping[str | int, Any], images: int) -> Tensor | None:
     """Return the class scores, or else the first floating tensor. Raises `TargetError` where they may be another thing."""
-    names = _find_class_scores(heads, images)
     first = next(iter(heads.values()), None)
-    if not names and isinstance(first, (tuple, list)):
+    if isinstance(first, (tuple, list)) and _find_class_scores(_list_heads(first), images):
         return _choose_head(_list_heads(first), images)
-    logits = heads[names[0]] if names else first_floating(list(heads.values()))
-    has_names = any(isinstance(name, str) for name in heads)
-    if has_names and len(names) > 1:
-        raise _ambiguous(names, f"{len(names)} tensors ({images}, C)")
-    if logits is not None and logits.numel() == images:
-        # One number per image beside others may as well be the value of an action, or its log-probability.
-        rows = {
-            name: value
-            for name, value in _name_tensors(heads).items()
-            if value.shape[:1] == (images,) and value.ndim < 3 and not _is_made_of(value, logits)
-        }
-        if len(rows) > 1 and (has_names or next(iter(rows.values())) is not logits):
-            raise _ambiguous(list(rows), f"{len(rows)} tensors of {images} row(s), and none has several classes")
+    names = _find_class_scores(heads, images)
+    if not names:
+        return first_floating(list(heads.values()))
+    logits, form = heads[names[0]], "C"
+    rivals = names if isinstance(names[0], str) else names[:1]
+    if logits.numel() == images:  # A number beside others may as well be the value of an action.
+        rows = [name for name, it in _list_rows(heads, images).items() if find_activation(it, logits) is None]
+        if isinstance(names[0], str) or rows[0] != names[0]:
+            rivals, form = rows, "..."
+    if len(rivals) > 1:
+        raise TargetError(
+            f"The output has {len(rivals)} tensors ({images}, {form}): {', '.join(map(shorten, rivals))}. Say which has the "
+            f"classes, with targets.ClassTarget(..., output={names[0]!r}), or pass a function as target=."
+        )
     return logits
-
-
-def _ambiguous(names: Sequence[str | int], count: str) -> TargetError:
-    return TargetError(
-        f"The output has {count}: {', '.join(map(shorten, names))}. Say which has the classes, with "
-        f"targets.ClassTarget(..., output={names[0]!r}), or pass a function as target=."
-    )
 
 
 def _find_class_scores(heads: Mapping[str | int, Any], images: int) -> list[str | int]:
     """List the names of tensors (N,C) that may be logits. Raises `TargetError` for embeddings and scores of objects."""
-    tensors = _name_tensors(heads)
-    rows = {name: it for name, it in tensors.items() if it.is_floating_point() and it.ndim == 2 and len(it) == images}
-    scores = {name: it for name, it in rows.items() if not _mentions(name, EMBEDDING_NAMES)}
+    rows = {name: it for name, it in _list_rows(heads, images).items() if it.is_floating_point()}
+    rows = {name: it for name, it in rows.items() if it.ndim == 2} or rows
+    scores = {name: it for name, it in rows.items() if not EMBEDDING_NAME.search(str(name))}
     if rows and not scores:
-        raise TargetError(f"The output's {shorten(next(iter(rows)))} is an embedding: {NO_CLASSES}")
-    if scores and (objects := [name for name in heads if _mentions(name, OBJECT_NAMES)]):
-        raise TargetError(
-            f"The output has {shorten(objects[0])}, so its scores are of objects in the image, not of classes. Pass "
-            "target=, a function from the model's output to one score per image."
-        )
-    logits = [name for name, it in scores.items() if not any(_is_made_of(it, other) for other in scores.values())]
+        raise TargetError(f"The output's {next(iter(rows))!r} is an embedding: {NO_CLASSES}")
+    if rows and (objects := [name for name in heads if OBJECT_NAME.search(str(name))]):
+        raise TargetError(f"The output has {objects[0]!r}, so that its scores are of objects: {NO_CLASSES}")
+    logits = [name for name, it in scores.items() if not any(find_activation(it, other) for other in scores.values())]
     return logits or list(scores)[:1]
 
 
-def _name_tensors(heads: Mapping[str | int, Any]) -> dict[str | int, Tensor]:
-    """List the tensors of an output by name, or by index where they have none."""
-    names = {id(value): name for name, value in heads.items() if isinstance(value, Tensor)}
-    return {name: heads[name] for name in names.values()}
-
-
-def _mentions(name: str | int, words: Sequence[str]) -> bool:
-    return isinstance(name, str) and any(word in name.lower() for word in words)
-
-
-def _is_made_of(values: Tensor, logits: Tensor) -> bool:
-    """Return whether values are the probabilities of other logits, or their logarithms."""
-    if values is logits or values.shape != logits.shape:
-        return False
-    is_softmax = _are_probabilities(values) and not _are_probabilities(logits)
-    return is_softmax or find_activation(values, logits) is not None
-
-
-def _are_probabilities(values: Tensor) -> bool:
-    """Return whether the values are not negative, and each row sums to 1."""
-    if values.ndim < 2 or values.shape[1] < 2 or not values.is_floating_point():
-        return False
-    values = values.detach().float()
-    return bool((values.amin() >= 0) & ((values.sum(1) - 1).abs().amax() < MAX_PROBABILITY_ERROR))
+def _list_rows(heads: Mapping[str | int, Any], images: int) -> dict[str | int, Tensor]:
+    """List the tensors (N,) and (N,C) of an output."""
+    tensors = {name: it for name, it in heads.items() if isinstance(it, Tensor)}
+    return {name: it for name, it in tensors.items() if it.ndim in (1, 2) and len(it) == images}
 
 
 def _is_normalised(logits: Tensor) -> bool:
