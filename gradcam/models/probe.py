@@ -22,6 +22,7 @@ from gradcam.models.device import find_input_device, find_input_dtype
 from gradcam.models.preprocess import Preprocess, Preprocessing
 from gradcam.models.providers.base import Parts
 from gradcam.targets.classes import (
+    PROBABILITIES,
     are_probabilities,
     find_activation,
     find_last_operation,
@@ -36,10 +37,6 @@ VOLUMES = (
 SIDE = 224  # of the picture, for preprocessing that says nothing of sizes
 # The activation still to be applied, by the last operation of a model.
 REMAINING = {"Softmax": "none", "Sigmoid": "none", "LogSoftmax": "softmax"}
-PROBABILITIES = (
-    "The model's output is probabilities, so maps explain these in place of logits. Their gradient vanishes for confident "
-    'predictions: explain the model without its last activation, or confirm with --activation none (activation="none").'
-)
 
 
 @dataclass(frozen=True)
@@ -77,7 +74,7 @@ def choose_activation(asked: str, known: str | None, findings: Findings) -> tupl
         return asked, ()
     single = "sigmoid" if findings.logits == 1 and known != "none" else None  # which a regression has
     if certain := findings.activation or single or known:
-        return certain, (PROBABILITIES,) if findings.activation == "none" else ()
+        return certain, (PROBABILITIES.format("probabilities"),) if findings.activation == "none" else ()
     hint = " Its output lies between 0 and 1: say none if it is probabilities." if findings.in_unit_interval else ""
     return "softmax", (
         "Assumed that probabilities are the softmax of its output: where each class stands for itself, say --activation "

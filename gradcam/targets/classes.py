@@ -27,6 +27,11 @@ NO_CLASSES = (
     "it has no classes. Pass target=, a function from the model's output to one score per image. To compare images, load "
     'the model with --task matching (task="matching" in Python).'
 )
+PROBABILITIES = (
+    "The model's output is {}, which the map explains in place of logits. Their gradient vanishes for confident "
+    "predictions. Explain the model without its last activation, or confirm with "
+    'targets.ClassTarget(..., activation="none") (--activation none).'
+)
 FEWEST_HALVES = 64  # numbers of half precision, whose length says something
 LINEAR = ("Addmm", "Mm", "Linear", "Convolution")  # operations with weights, after which values are logits
 RESHAPING = ("View", "Reshape", "UnsafeView", "Squeeze", "Unsqueeze", "Clone", "ToCopy", "Alias", "Select", "Slice")
@@ -445,11 +450,7 @@ def _warn_of_output(target: ClassTarget, output: Any, logits: Tensor, images: in
         return
     kind = ACTIVATED.get(operation) or ("probabilities" if are_probabilities(logits) else None)
     if kind is not None:
-        warn(
-            f"The model's output is {kind}, which the map explains in place of logits. Their gradient vanishes for "
-            "confident predictions. Explain the model without its last activation, or pass "
-            'targets.ClassTarget(..., activation="none").'
-        )
+        warn(PROBABILITIES.format(kind))
 
 
 def _list_heads(output: Any) -> dict[str | int, Any]:
@@ -472,7 +473,8 @@ def _choose_head(heads: Mapping[str | int, Any], images: int) -> Tensor | None:
     logits, form = heads[names[0]], "C"
     rivals = names if isinstance(names[0], str) else names[:1]
     if logits.numel() == images:  # A number beside others may as well be the value of an action.
-        rows = [name for name, it in _list_rows(heads, images).items() if find_activation(it, logits) is None]
+        rows = [name for name in _list_rows(heads, images) if not EMBEDDING_NAME.search(str(name))]
+        rows = [name for name in rows if find_activation(heads[name], logits) is None]
         if isinstance(names[0], str) or rows[0] != names[0]:
             rivals, form = rows, "..."
     if len(rivals) > 1:

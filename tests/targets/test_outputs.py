@@ -75,6 +75,11 @@ def test_logits_are_explained_in_place_of_their_probabilities(finish: Callable[.
     torch.testing.assert_close(explanation.heatmaps, expected.heatmaps)
 
 
+def test_a_single_score_beside_features() -> None:
+    z = torch.tensor([[-1.0], [2.0]])
+    assert torch.equal(find_logits({"features": torch.rand(2, 8), "score": z, "share": z.sigmoid()}, 2), z)
+
+
 @pytest.mark.parametrize("shape", [lambda z: z[:, :1], lambda z: z[:, 0]])
 def test_a_single_logit_beside_its_probability(shape: Callable[[Tensor], Tensor]) -> None:
     z = torch.tensor([[-1.0], [2.0]])
