@@ -219,12 +219,25 @@ def _put_together(values: _Values, readings: Readings) -> dict[Key, tuple[Tensor
 
 def _join(key: Key, pieces: Sequence[Settled], readings: Readings) -> tuple[Tensor, Tensor, list[float]]:
     """Maps, where there was rounding, and a list that has something in it, once it is read, if there was any."""
-    maps = torch.cat([it.maps.float() for it in pieces], 1)
+    values = torch.cat([piece.maps for piece in pieces], 1)
+    maps = values.float()
     was_rounding, any_was = torch.cat([it.was_rounding for it in pieces], 1), list[float]()
     site, name = key
     readings.ask_range(maps, f"The {name} maps at layer '{site}', in float32, are")
     readings.ask(was_rounding.any(), lambda found: any_was.extend(filter(None, found)))
+    if values.dtype == torch.float64:
+        peaks = values.flatten(2).abs().amax(2)
+        is_lost = (peaks > 0) & (peaks < torch.finfo(torch.float32).tiny)
+        readings.ask(is_lost.sum(), partial(_warn_of_underflow, f"{name} maps at layer '{site}'"))
     return maps, was_rounding, any_was
+
+
+def _warn_of_underflow(subject: str, counts: list[float]) -> None:
+    if counts[0]:
+        warn(
+            f"{counts[0]:.0f} of the {subject} are too small for float32: they lose digits, or are blank. Explain a "
+            "multiple of the score, with a function for target=."
+        )
 
 
 def _judge_blindness(chosen: Mapping[str, Sequence[GridActivations]], values: _Values, recorded: Recorded) -> None:

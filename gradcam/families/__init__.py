@@ -30,6 +30,7 @@ DETECTORS = (
     "OwlViT|Owlv2|GroundingDino|MMGroundingDino"
 )
 TOWERS = "CLIP|Siglip2?|AltCLIP|ChineseCLIP|MetaClip2|Align|VisionTextDualEncoder"
+BACKBONES = rf"{MODELING}(?!\w*PreTrained|VisionEncoderDecoder)\w*(Model|ModelWithProjection|Backbone)"
 
 # In the order in which they are tried; a class of a user's own that extends one of these is read as that.
 FAMILIES = (
@@ -62,10 +63,7 @@ FAMILIES = (
     Row(rf"{MODELING}VitPoseForPoseEstimation", "pose:VitPose"),
     Row(rf"{MODELING}({TOWERS})Model", "embedding:HuggingFaceTowers"),
     Row(r"open_clip\.(model|coca_model)\.(CLIP|CustomTextCLIP|CoCa)", "embedding:OpenClipTowers"),
-    Row(
-        rf"{MODELING}(?!\w*PreTrained|VisionEncoderDecoder)\w*(Model|ModelWithProjection|Backbone)",
-        "embedding:Backbone",
-    ),
+    Row(BACKBONES, "embedding:Backbone"),
 )
 
 
@@ -99,7 +97,9 @@ def find_readers(kind: type) -> Iterator[type[Family]]:
 
 
 __all__ = [
+    "BACKBONES",
     "FAMILIES",
+    "MODELING",
     "Captioner",
     "Detector",
     "Embedder",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,11 +11,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gradcam.errors import ModelError, shorten
-from gradcam.families import Family, find_main, name_classes
-from gradcam.hooks.nested import first_floating
+from gradcam.families import MODELING, Family, find_main, name_classes
+from gradcam.families.segmentation import find_logits as find_maps
+from gradcam.hooks.nested import tensors
 from gradcam.layers.find import find_layer, refuse_other_kinds, unwrap
 from gradcam.models import device as placing
 from gradcam.models.adjust import UNADJUSTED, Adjustment, adjust, to_adjustment
@@ -45,8 +47,13 @@ from gradcam.models.providers.base import Parts
 from gradcam.models.providers.own import to_parts
 from gradcam.options import ACTIVATIONS, TASKS, check_choice, check_number, to_fit
 from gradcam.plugins import find_function
+from gradcam.targets.heads import ends_in_features, find_end
 
 TOWERS = ("encode_image", "encode_text")  # of whoever follows CLIP's own code
+USE_A_FUNCTION = "gradcam.explain(model, images, target=...) takes a function from the output to one score per image."
+OTHER_TASK = rf"{MODELING}\w+?For(?!\w*Classification)(\w+)"  # classes of Hugging Face that do not classify
+OTHER_MAPS = re.compile("pose|keypoint|heatmap|landmark|depth(?!wise)")  # in names of models that do not segment
+KEYPOINT_COUNTS = (16, 17, 68, 98, 133)  # of MPII, COCO, 300-W, WFLW and COCO-WholeBody
 SHORTER = 520  # pixels of a picture's shorter side, as torchvision's segmenters have it
 
 
@@ -156,8 +163,9 @@ def load_classifier(
         weights, labels, (mean, std, size, crop), activation, reader, layer, device, precision, fit, predictions
     )
     parts = chosen.load(name, task="classification")
-    if (found := _find_known_task(parts)) not in (None, "classification"):
-        raise ModelError(f"{name_model(name)} is for {found}, and no classifier: gradcam.load_model() loads it.")
+    if (task := _find_known_task(parts)) not in (None, "classification"):
+        advice = "gradcam.load_model() loads it." if task in TASKS else USE_A_FUNCTION
+        raise ModelError(f"{name_model(name)} is for {task}, and no classifier: {advice}")
     return _make_classifier(name, chosen, parts)
 
 
@@ -249,6 +257,8 @@ def load_model(
         raise ModelError(
             f"{name_model(name)} is not told by words what to look for, and is for {found}: leave them out."
         )
+    if found not in TASKS:
+        raise ModelError(f"{name_model(name)} is for {found}, which is no task here: {USE_A_FUNCTION}")
     if found == "classification":
         return _make_classifier(name, chosen, parts)
     return _make_task_model(name, chosen, parts, found, threshold)
@@ -427,6 +437,8 @@ def _find_known_task(parts: Parts) -> str | None:
     model = unwrap(parts.model)
     if (family := find_main(model)) is not None:
         return family.task
+    if match := re.fullmatch(OTHER_TASK, f"{type(model).__module__}.{type(model).__name__}"):
+        return re.sub("(?<!^)(?=[A-Z])", " ", match[1]).lower()
     return "matching" if all(callable(getattr(model, name, None)) for name in TOWERS) else None
 
 
@@ -437,15 +449,26 @@ def _find_task(parts: Parts, choice: _Choice) -> str:
     if parts.classes is not None or parts.labels is not None:
         return "classification"
     preprocess, _ = adjust(parts, choice.wish)
+    model, images = unwrap(parts.model), make_noise(preprocess, parts.model)
     try:
-        tensor = first_floating(run(parts.model, make_noise(preprocess, parts.model)))
+        output = run(parts.model, images)
     except ModelError:
         if (grey := _to_grey(parts, choice)) is None:
             raise
         return _find_task(grey, choice)
-    if tensor is not None and tensor.ndim == 4 and max(tensor.shape[2:]) > 1:
-        return "segmentation"
-    return "classification"
+    maps = find_maps(output)
+    if not isinstance(maps, Tensor) or maps.ndim != 4 or max(maps.shape[2:]) == 1:
+        return "classification"
+    names = [type(model).__name__, *(name for name, _ in model.named_children())]
+    is_heatmap = maps.shape[1] in KEYPOINT_COUNTS and maps.shape[2] < images.shape[2]
+    is_pyramid = isinstance(output, list) and len({it.shape[1:2] for it in tensors(output)}) > 1
+    is_features = (end := find_end(model)) is not model and ends_in_features(end)
+    if is_heatmap or is_pyramid or is_features or any(OTHER_MAPS.search(name.lower()) for name in names):
+        raise ModelError(
+            f"{type(model).__name__} gives {tuple(maps.shape)}, which may be keypoint heatmaps, depth or features. Say what "
+            f"it is: --task segmentation or --task pose (task= in Python). For anything else, {USE_A_FUNCTION}"
+        )
+    return "segmentation"
 
 
 def _to_grey(parts: Parts, choice: _Choice) -> Parts | None:

@@ -14,25 +14,29 @@ from torch import Tensor, nn
 from gradcam.cam.explain import explain
 from gradcam.cam.suggest import find_suggestion
 from gradcam.errors import ModelError, TargetError
-from gradcam.hooks.nested import first_floating, to_batch
+from gradcam.hooks.nested import first_floating, tensors, to_batch
 from gradcam.hooks.preserve import preserve_state
 from gradcam.layers.find import find_layer, unwrap
 from gradcam.layers.layout import takes_volumes
 from gradcam.models.device import find_input_device, find_input_dtype
 from gradcam.models.preprocess import Preprocess, Preprocessing
 from gradcam.models.providers.base import Parts
-from gradcam.targets.classes import find_logits
+from gradcam.targets.classes import (
+    PROBABILITIES,
+    are_probabilities,
+    find_activation,
+    find_last_operation,
+    find_logits,
+    refuse_features,
+)
 
 VOLUMES = (
     "The model takes volumes or clips (N,C,D,H,W), which a picture is not, nor what a reader gives: explain one in "
     "Python, gradcam.explain(model, volume). `gradcam layers` and `gradcam inspect trace` take it as it is."
 )
 SIDE = 224  # of the picture, for preprocessing that says nothing of sizes
-TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 2e-2}
-# What the last operation of a model says of its output, by the name that autograd has for it.
-LAST = {"Softmax": "none", "Sigmoid": "none", "LogSoftmax": "softmax"}
-# Operations that leave values as they are.
-RESHAPING = ("View", "Reshape", "UnsafeView", "Squeeze", "Unsqueeze", "Clone", "ToCopy", "Alias", "Select", "Slice")
+# The activation still to be applied, by the last operation of a model.
+REMAINING = {"Softmax": "none", "Sigmoid": "none", "LogSoftmax": "softmax"}
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ def choose_activation(asked: str, known: str | None, findings: Findings) -> tupl
         return asked, ()
     single = "sigmoid" if findings.logits == 1 and known != "none" else None  # which a regression has
     if certain := findings.activation or single or known:
-        return certain, ()
+        return certain, (PROBABILITIES.format("probabilities"),) if findings.activation == "none" else ()
     hint = " Its output lies between 0 and 1: say none if it is probabilities." if findings.in_unit_interval else ""
     return "softmax", (
         "Assumed that probabilities are the softmax of its output: where each class stands for itself, say --activation "
@@ -92,26 +96,26 @@ def _probe(model: nn.Module, images: Tensor) -> Findings:
     """Raises `ModelError` where it does not take a picture of this size, and where its output is not one of classes."""
     output = run(model, images)
     try:
-        logits = find_logits(output, 1).detach()
-    except TargetError:
+        refuse_features(unwrap(model), None)
+        logits = find_logits(output, 1)
+    except TargetError as error:
         if takes_volumes(unwrap(model)):
             raise ModelError(VOLUMES) from None
         tensor = first_floating(getattr(output, "logits", output))
         what = type(output).__name__ if tensor is None else f"a tensor {tuple(tensor.shape)}"
+        if tensor is not None and tensor.ndim <= 2 and len(tensor) == 1:  # The shape is not the reason.
+            raise ModelError(str(error)) from None
         raise ModelError(
             f"The model gives {what} for one picture, expected one of (1, classes): it is no classifier. gradcam.explain() "
             "explains any model, with a function for target=."
         ) from None
     in_unit_interval = bool(((logits >= 0) & (logits <= 1)).all())
-    tensor, activation = first_floating(getattr(output, "logits", output)), None
-    node: Any = None if tensor is None else tensor.grad_fn
-    while node is not None:  # what the operation that made the logits says of them, if it is a known one
-        name = node.name().partition("Backward")[0].lstrip("_")
-        activation, known = LAST.get(name), not name.startswith(RESHAPING)
-        node = None if known else node.next_functions[0][0]
-    if activation is None and in_unit_interval and logits.shape[1] > 1:
-        tolerance = TOLERANCE.get(images.dtype, 1e-3)
-        activation = "none" if abs(logits.sum().item() - 1) < tolerance else None
+    activation = REMAINING.get(find_last_operation(logits))
+    # A model that returns its probabilities as well tells how they are made.
+    related = {find_activation(values, logits) for values in tensors(output) if values.is_floating_point()}
+    activation = activation or next((name for name in ("softmax", "sigmoid") if name in related), None)
+    if activation is None and are_probabilities(logits):
+        activation = "none"
     return Findings(logits.shape[1], activation, in_unit_interval)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -12,22 +13,33 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gradcam.errors import TargetError, shorten, show_fields
+from gradcam.errors import TargetError, shorten, show_fields, warn
 from gradcam.hooks.nested import first_floating, has_rows, take_rows
 from gradcam.options import ACTIVATIONS, SCORES
 from gradcam.targets.base import Reader, Scored, Target
+from gradcam.targets.heads import ends_in_features, find_end, is_headless
 
 RIGHT_FORMS = (
     "an int for all images, one int per image, a nested (N,K) sequence for K classes of each, "
     "or a function of the output"
 )
 NO_CLASSES = (
-    "it has no classes. Pass target=, a function from the model's output to one score per image, such as the similarity to "
-    "another embedding."
+    "it has no classes. Pass target=, a function from the model's output to one score per image. To compare images, load "
+    'the model with --task matching (task="matching" in Python).'
+)
+PROBABILITIES = (
+    "The model's output is {}, which the map explains in place of logits. Their gradient vanishes for confident "
+    "predictions. Explain the model without its last activation, or confirm with "
+    'targets.ClassTarget(..., activation="none") (--activation none).'
 )
 FEWEST_HALVES = 64  # numbers of half precision, whose length says something
-LINEAR = ("AddmmBackward", "MmBackward", "LinearBackward")  # of a linear layer, whose outputs have any length
-EMBEDDINGS = ("embed", "pooler", "feature", "hidden")  # in names of what are no logits
+LINEAR = ("Addmm", "Mm", "Linear", "Convolution")  # operations with weights, after which values are logits
+RESHAPING = ("View", "Reshape", "UnsafeView", "Squeeze", "Unsqueeze", "Clone", "ToCopy", "Alias", "Select", "Slice")
+ACTIVATED = {"Softmax": "probabilities", "Sigmoid": "probabilities", "LogSoftmax": "log-probabilities"}
+LOGIT_NAMES = ("logits", "logits_per_image")
+EMBEDDING_NAME = re.compile("embed|pool|feature|hidden|flatten|latent|descriptor", re.IGNORECASE)
+OBJECT_NAME = re.compile("keypoint|boxes|descriptor|matches", re.IGNORECASE)  # beside it, scores are of objects
+MAX_SUM_ERROR = 1e-2  # half precision rounds that much off the sum of a thousand probabilities
 RIVALS = 5
 FINER_RIVALS = 3
 FINER_SHARE = 0.6
@@ -327,6 +339,7 @@ def compute_scores(target: Any, output: Any, images: int) -> Scored:
         return Scored(scores.to(torch.promote_types(scores.dtype, torch.float32)), None, None, target)
     target = to_class_target(target)
     logits = target.find_logits(output, images)
+    _warn_of_output(target, output, logits, images)
     target = target.resolve(logits, images)
     return Scored(target.compute(logits), target.classes, logits, target)
 
@@ -342,29 +355,28 @@ def to_class_target(target: Any) -> ClassTarget:
 
 
 def find_logits(output: Any, images: int, *, head: str | int | None = None) -> Tensor:
-    """The logits (N,C), at least float32, in a model's output: itself, its `logits`, or its only tensor of that form.
+    """Return the logits (N,C), at least float32, in a model's output: itself, its `logits`, or its tensor of that form.
 
-    Of a tuple without names it is the first one: features often come second.
+    Of logits and their probabilities it takes the logits, and of several other tensors without names the first one.
     `head`: the key or the index of another one. A single logit may be (N,) as well. Raises `TargetError` for any other
     shape, for several heads of which none was chosen, and for an embedding.
     """
-    heads: dict[str | int, Any] = {}  # what lies in the output, by key or by index; nothing in a tensor
-    if isinstance(output, Mapping):
-        heads = dict(output)
-    elif isinstance(output, (tuple, list)):
-        heads = {**dict(enumerate(output)), **{it: getattr(output, it) for it in getattr(output, "_fields", ())}}
-    elif dataclasses.is_dataclass(output):
-        heads = {field.name: getattr(output, field.name) for field in dataclasses.fields(output)}
+    heads = _list_heads(output)
+    if isinstance(head, int) and isinstance(output, tuple) and head < len(output):
+        head = list(heads)[head]  # a named tuple's fields have indices, too
     if head is not None and head not in heads:
         named = ", ".join(map(shorten, list(heads)[:6])) + (", ..." if len(heads) > 6 else "")
         what = f"it has {named}" if heads else "it is a single tensor, or of a kind without keys"
         raise TargetError(f"The output has no {shorten(head)}: {what}.")
     logits: Any
-    if head is not None or "logits" in heads:
-        logits = heads["logits" if head is None else head]
+    head = next(filter(heads.__contains__, LOGIT_NAMES), None) if head is None else head
+    if head is not None:
+        logits = heads[head]
+    elif heads:
+        logits = _choose_head(heads, images)
     else:
-        found = getattr(output, "logits", output)
-        logits = _find_only(heads, images) if heads else found if isinstance(found, Tensor) else first_floating(found)
+        logits = getattr(output, "logits", output)
+        logits = logits if isinstance(logits, Tensor) else first_floating(logits)
     if isinstance(logits, Tensor) and logits.shape == (images,):
         logits = logits[:, None]
     is_usable = isinstance(logits, Tensor) and _is_plain(logits) and logits.ndim == 2
@@ -380,43 +392,122 @@ def find_logits(output: Any, images: int, *, head: str | int | None = None) -> T
 
 
 def refuse_features(model: nn.Module, target: Any) -> None:
-    """Raises `TargetError` where classes are to be explained of a timm model that was made without a head."""
-    get_head = getattr(model, "get_classifier", None)
-    has_none = getattr(model, "num_classes", None) == 0
-    if has_none and callable(get_head) and isinstance(get_head(), nn.Identity) and not is_function(target):
-        raise TargetError(f"The model's num_classes is 0, so that its output is an embedding: {NO_CLASSES}")
-
-
-def _find_only(heads: Mapping[str | int, Any], images: int) -> Tensor | None:
-    """The only tensor (N,C), or else the first one of any form. Raises `TargetError` for several, and for an embedding."""
-    found = {
-        name: value
-        for name, value in heads.items()
-        if isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 2 and len(value) == images
-    }
-    different = {id(value): name for name, value in reversed(found.items())}  # a field of a tuple has an index, too
-    classes = [
-        value
-        for name, value in found.items()
-        if not isinstance(name, str) or not any(word in name.lower() for word in EMBEDDINGS)
-    ]
-    if any(isinstance(name, str) for name in heads) and len(different) > 1 and len(classes) == len(found):
-        names = ", ".join(shorten(name) for name in reversed(different.values()))
+    """Raise `TargetError` where a class is requested of a model without a head; warn where a head is doubtful."""
+    end = model if is_function(target) else find_end(model)
+    if not is_function(target) and is_headless(end):
         raise TargetError(
-            f"The output has {len(different)} tensors ({images}, C): {names}. Say which has the classes, with "
-            f"targets.ClassTarget(..., output={next(iter(found))!r}), or pass a function as target=."
+            f"{type(end).__name__} has no classification head, or its num_classes is 0, so that its output is an embedding: "
+            f"{NO_CLASSES}"
         )
-    if found and not classes:
-        raise TargetError(f"The output's {shorten(next(iter(found)))} is an embedding: {NO_CLASSES}")
-    return classes[0] if classes else first_floating(list(heads.values()))
+    if end is not model and ends_in_features(end):
+        warn(
+            f"The model ends in {type(end).__name__} without a linear layer, so its output may be an embedding. If it is, "
+            "the classes mean nothing: pass target=, a function from the model's output to one score per image."
+        )
+
+
+def find_last_operation(tensor: Tensor) -> str:
+    """Return the name that autograd has for the operation that computed the values, "" without a graph."""
+    node: Any = tensor.grad_fn
+    while node is not None and node.name().lstrip("_").startswith(RESHAPING):
+        node = node.next_functions[0][0]
+    return "" if node is None else node.name().partition("Backward")[0].lstrip("_")
+
+
+def find_activation(values: Tensor, logits: Tensor) -> str | None:
+    """Return which of "softmax", "log_softmax" and "sigmoid" maps these logits to these values; None for another tensor."""
+    if values is logits or values.shape != logits.shape or not values.is_floating_point():
+        return None
+    if are_probabilities(values) and not are_probabilities(logits):
+        return "softmax"  # whatever its temperature is
+    tolerance = 1e-5 if min(values.dtype.itemsize, logits.dtype.itemsize) > 2 else MAX_SUM_ERROR
+    values, logits = values.detach().float(), logits.detach().float()
+    results = {"softmax": logits.softmax(-1), "log_softmax": logits.log_softmax(-1), "sigmoid": logits.sigmoid()}
+    return next((name for name, result in results.items() if torch.allclose(values, result, 0, tolerance)), None)
+
+
+def are_probabilities(values: Tensor) -> bool:
+    """Return whether the values (N,C) are not negative, and each row sums to 1."""
+    if values.ndim < 2 or values.shape[1] < 2:
+        return False
+    values = values.detach().float()
+    return bool((values.amin() >= 0) & ((values.sum(1) - 1).abs().amax() < MAX_SUM_ERROR))
+
+
+def _warn_of_output(target: ClassTarget, output: Any, logits: Tensor, images: int) -> None:
+    """Warn where the scores are probabilities, or where the first of several tensors was taken for the logits."""
+    heads = {} if isinstance(output, Tensor) or target.output is not None else _list_heads(output)
+    others = [] if not heads or any(name in heads for name in LOGIT_NAMES) else _find_class_scores(heads, images)[1:]
+    operation = find_last_operation(logits)
+    if operation.startswith(LINEAR):  # Features often come second, and they do not end in weights.
+        others = [name for name in others if find_last_operation(heads[name]).startswith(LINEAR)]
+    if others:
+        warn(
+            f"The output has several tensors ({images}, C), and the first one is explained. Choose one with "
+            f"targets.ClassTarget(..., output={others[0]!r}), or confirm the first with its index."
+        )
+    if target.activation == "none" or operation.startswith(LINEAR):
+        return
+    kind = ACTIVATED.get(operation) or ("probabilities" if are_probabilities(logits) else None)
+    if kind is not None:
+        warn(PROBABILITIES.format(kind))
+
+
+def _list_heads(output: Any) -> dict[str | int, Any]:
+    """List the parts of an output by key, or by index where they have none; nothing for a tensor."""
+    if dataclasses.is_dataclass(output) and not isinstance(output, Mapping):
+        return {field.name: getattr(output, field.name) for field in dataclasses.fields(output)}
+    if isinstance(output, (tuple, list)):
+        return dict(zip(getattr(output, "_fields", range(len(output))), output))
+    return dict(output) if isinstance(output, Mapping) else {}
+
+
+def _choose_head(heads: Mapping[str | int, Any], images: int) -> Tensor | None:
+    """Return the class scores, or else the first floating tensor. Raises `TargetError` where they may be another thing."""
+    first = next(iter(heads.values()), None)
+    if isinstance(first, (tuple, list)) and _find_class_scores(_list_heads(first), images):
+        return _choose_head(_list_heads(first), images)
+    names = _find_class_scores(heads, images)
+    if not names:
+        return first_floating(list(heads.values()))
+    logits, form = heads[names[0]], "C"
+    rivals = names if isinstance(names[0], str) else names[:1]
+    if logits.numel() == images:  # A number beside others may as well be the value of an action.
+        rows = [name for name in _list_rows(heads, images) if not EMBEDDING_NAME.search(str(name))]
+        rows = [name for name in rows if find_activation(heads[name], logits) is None]
+        if isinstance(names[0], str) or rows[0] != names[0]:
+            rivals, form = rows, "..."
+    if len(rivals) > 1:
+        raise TargetError(
+            f"The output has {len(rivals)} tensors ({images}, {form}): {', '.join(map(shorten, rivals))}. Say which has the "
+            f"classes, with targets.ClassTarget(..., output={names[0]!r}), or pass a function as target=."
+        )
+    return logits
+
+
+def _find_class_scores(heads: Mapping[str | int, Any], images: int) -> list[str | int]:
+    """List the names of tensors (N,C) that may be logits. Raises `TargetError` for embeddings and scores of objects."""
+    rows = {name: it for name, it in _list_rows(heads, images).items() if it.is_floating_point()}
+    rows = {name: it for name, it in rows.items() if it.ndim == 2} or rows
+    scores = {name: it for name, it in rows.items() if not EMBEDDING_NAME.search(str(name))}
+    if rows and not scores:
+        raise TargetError(f"The output's {next(iter(rows))!r} is an embedding: {NO_CLASSES}")
+    if rows and (objects := [name for name in heads if OBJECT_NAME.search(str(name))]):
+        raise TargetError(f"The output has {objects[0]!r}, so that its scores are of objects: {NO_CLASSES}")
+    logits = [name for name, it in scores.items() if not any(find_activation(it, other) for other in scores.values())]
+    return logits or list(scores)[:1]
+
+
+def _list_rows(heads: Mapping[str | int, Any], images: int) -> dict[str | int, Tensor]:
+    """List the tensors (N,) and (N,C) of an output."""
+    tensors = {name: it for name, it in heads.items() if isinstance(it, Tensor)}
+    return {name: it for name, it in tensors.items() if it.ndim in (1, 2) and len(it) == images}
 
 
 def _is_normalised(logits: Tensor) -> bool:
     """Whether all rows have length 1; one-hot probabilities have, too, and a few numbers of half precision by chance."""
     values, itemsize = logits.detach(), logits.dtype.itemsize
-    is_linear = logits.grad_fn is not None and logits.grad_fn.name().startswith(
-        LINEAR
-    )  # the layer itself has no such rows
+    is_linear = find_last_operation(logits).startswith(LINEAR)  # the layer itself has no such rows
     if is_linear or logits.shape[1] < (FEWEST_HALVES if itemsize < 4 else 2):
         return False
     tolerance = torch.finfo(logits.dtype).eps * (4 if itemsize > 2 else 1)

@@ -330,7 +330,11 @@ def test_probabilities_that_are_sure_are_no_embedding() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Softmax(1))
     with torch.no_grad():
         model[0].bias[2] = 200.0
-    with pytest.raises(gradcam.GradcamError, match="exactly zero"):  # which is right, and nothing is said of embeddings
+    # Nothing is said of embeddings, and the warning of probabilities comes before the gradient that vanishes.
+    with (
+        pytest.raises(gradcam.GradcamError, match="exactly zero"),
+        pytest.warns(gradcam.errors.GradcamWarning, match="output is probabilities"),
+    ):
         gradcam.explain(model, torch.randn(1, 3, 8, 8))
 
 

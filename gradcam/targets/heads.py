@@ -1,0 +1,64 @@
+"""Whether a model has a classification head, as far as its modules tell."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradcam.families import BACKBONES
+
+HEAD_NAMES = ("fc", "classifier", "head", "heads", "last_linear", "linear")
+# The last matrix of an image tower looks like a classifier's, but it is a projection.
+IMAGE_TOWERS = (
+    r"open_clip\.(transformer|modified_resnet|timm_model)\.\w+|clip\.model\.(VisionTransformer|ModifiedResNet)"
+)
+EMBEDDER = re.compile(f"{BACKBONES}|{IMAGE_TOWERS}")
+PASSIVE_MODULES = tuple(f"torch.nn.modules.{name}" for name in ("activation", "dropout", "flatten", "pooling"))
+
+
+def find_end(model: nn.Module) -> nn.Module:
+    """Return the module that makes the output: the last one of a sequence, or the only one in a wrapper."""
+    while not isinstance(model, torch.jit.ScriptModule):
+        children = [child for child in model.children() if type(child).__module__ not in PASSIVE_MODULES]
+        # A wrapper with tensors may compare an embedding with these, which makes scores of it.
+        has_tensors = model._parameters or model._buffers or any(isinstance(it, Tensor) for it in vars(model).values())
+        is_sequence = type(model).forward is nn.Sequential.forward
+        if not children or (not is_sequence and (has_tensors or len(children) > 1)):
+            break
+        model = children[-1]
+    return model
+
+
+def is_headless(model: nn.Module) -> bool:
+    """Return whether the output is an embedding: by the model's class, or because nothing is left of its head."""
+    if isinstance(model, torch.jit.ScriptModule):  # which does not tell its modules' classes
+        return False
+    if EMBEDDER.fullmatch(f"{type(model).__module__}.{type(model).__qualname__}"):
+        return not hasattr(getattr(model, "config", None), "text_config")  # which gives similarities to texts
+    heads: list[Any] = [head for name in HEAD_NAMES if (head := model._modules.get(name)) is not None]
+    if hasattr(type(model), "get_classifier"):  # timm's interface, which fails for a few of its models without a head
+        if getattr(model, "num_classes", None) == 0:
+            return True
+        with contextlib.suppress(AttributeError, TypeError):
+            heads = [head for head in [model.get_classifier()] if isinstance(head, nn.Module)]  # type: ignore[operator]
+    has_matrix = any(it is not None and it.ndim == 2 and len(it) > 1 for it in model._parameters.values())
+    is_empty = all(isinstance(part, (nn.Identity, nn.Sequential)) for head in heads for part in head.modules())
+    return bool(heads) and is_empty and not has_matrix
+
+
+def ends_in_features(end: nn.Module) -> bool:
+    """Return whether the last weights of a module are those of a batch norm over a grid, without a linear layer."""
+    weighted = _list_weighted(end)
+    return isinstance(next(weighted, None), nn.BatchNorm2d) and not any(isinstance(it, nn.Linear) for it in weighted)
+
+
+def _list_weighted(module: nn.Module) -> Iterator[nn.Module]:
+    for child in reversed(list(module.children())):
+        yield from _list_weighted(child)
+    if module._parameters:
+        yield module
