@@ -1,0 +1,254 @@
+"""Measure whether the cells of a map answer to changes of the image in the places where the map draws them.
+
+One cell-sized part of the image at a time is replaced by noise. The cells whose activations change are compared with the
+cell that is drawn there. Nothing of the package's own checks is used: activations are read through a user-defined method,
+which receives them on the grid on which the map is drawn.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import gradcam
+
+MAX_PLACES = 20  # changed parts of the image
+DRAWS = 2  # changes of each place, each with noise of its own
+MAX_SHIFT = 12  # tokens by which a row of them may be off
+MIN_CORRELATION = 0.4  # of the response's centre with the changed place, along each axis
+MIN_AGREEMENT = 0.5  # correlation of the responses to two draws of noise at one place; below, they are noise
+SURE_AGREEMENT, MIN_SURE_PLACES = 0.8, 9  # from which on cells that follow no place are taken to lie elsewhere
+MIN_STEADY_SHARE = 0.5  # of the places where the strongest cell is the same for both draws
+MAX_DEAD_SHARE = 0.2  # of the places that change no cell at all
+MIN_EXACT_SHARE = 0.5  # of the places whose own cell responds most
+STRANGE_SHARE = 0.3  # of the strongest response, below which the own cell does not take part in it
+MAX_STRANGE_PLACES = 0.25  # share of the places whose own cell, of maps also its neighbours, takes no part
+SHIFT_MARGIN = 0.1  # by which another order has to explain the responses better
+
+Grid = Tensor  # activations (C,*cells) of one image
+ReadGrids = Callable[[Any], list[Grid]]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Verdict on one grid: "follows", "misplaced", "independent" or "global", and the figures that it rests on."""
+
+    verdict: str
+    grid: tuple[int, ...]
+    detail: str
+
+
+class GridReader:
+    """Reads the activations of a layer on the grid on which they are drawn, by a method that records its argument."""
+
+    def __init__(self) -> None:
+        self.grids: list[Tensor] = []
+
+        @gradcam.method("sweep-probe", summary="energy of the activations, which are recorded")
+        def record(activations: Tensor, gradients: Tensor) -> Tensor:
+            self.grids.append(activations.detach().clone())
+            energy = activations.square().sum(1)[:, None]
+            return energy.expand(*gradients.shape[:2], *energy.shape[2:]).clone()
+
+        self.method = record
+
+    def read(self, model: nn.Module, images: Any, layer: str | None, **options: Any) -> tuple[list[Grid], Any]:
+        """Return the grids of the first image, one for each size, and the explanation."""
+        self.grids.clear()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            explanation = gradcam.explain(model, images, layer, method=self.method, **options)
+        grids: dict[tuple[int, ...], Tensor] = {}
+        for activations in self.grids:  # The package may call a method again with rounded numbers, after the plain ones.
+            grids.setdefault(tuple(activations.shape[2:]), activations[0])
+        if len(grids) == 1 and tuple(explanation.maps.shape[2:]) not in grids:  # The map shows a part of the grid.
+            return [explanation.maps[0, :1]], explanation
+        return list(grids.values()), explanation
+
+
+def find_pixels(images: Any, size: Sequence[int]) -> Tensor:
+    """Return the tensor of the images in what a model takes."""
+    values = images.values() if isinstance(images, Mapping) else images if isinstance(images, tuple) else [images]
+    return next(
+        value for value in values
+        if isinstance(value, Tensor) and value.is_floating_point() and tuple(value.shape[2:]) == tuple(size)
+    )  # fmt: skip
+
+
+def replace_pixels(images: Any, pixels: Tensor, changed: Tensor) -> Any:
+    """Return what the model takes, with other images."""
+    if isinstance(images, Mapping):
+        return {name: changed if value is pixels else value for name, value in images.items()}
+    if isinstance(images, tuple):
+        return tuple(changed if value is pixels else value for value in images)
+    return changed
+
+
+def place_maps(read_grids: ReadGrids, images: Any, size: Sequence[int], *, are_tokens: bool) -> list[Placement]:
+    """Return the verdict on each grid that `read_grids` gives for the images."""
+    plain = read_grids(images)
+    return [
+        place_grid(lambda changed, i=i: read_grids(changed)[i], grid, images, size, are_tokens=are_tokens)
+        for i, grid in enumerate(plain)
+    ]
+
+
+def place_grid(
+    read_grid: Callable[[Any], Grid], plain: Grid, images: Any, size: Sequence[int], *, are_tokens: bool
+) -> Placement:
+    """Return the verdict on one grid."""
+    cells = tuple(plain.shape[1:])
+    places = choose_places(cells)
+    pixels = find_pixels(images, size)
+    draws: list[Tensor] = []
+    for seed in range(DRAWS):
+        generator = torch.Generator().manual_seed(100 + seed)
+        rows = []
+        for place in places:
+            changed = change_cell(pixels, place, cells, generator)
+            grid = read_grid(replace_pixels(images, pixels, changed))
+            rows.append((grid - plain).float().norm(dim=0).flatten())
+        draws.append(torch.stack(rows))
+    return evaluate_responses(draws, places, cells, are_tokens=are_tokens)
+
+
+def choose_places(cells: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return all cells of a small grid, or some of a large one, in no symmetry."""
+    everywhere = list(itertools.product(*map(range, cells)))
+    order = torch.randperm(len(everywhere), generator=torch.Generator().manual_seed(7)).tolist()
+    return [everywhere[i] for i in sorted(order[:MAX_PLACES])]
+
+
+def change_cell(pixels: Tensor, place: Sequence[int], cells: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Return the images with noise in the pixels of one cell of the map."""
+    changed = pixels.clone()
+    window: list[Any] = [slice(None), slice(None)]
+    for index, count, length in zip(place, cells, pixels.shape[2:]):
+        start = math.floor(index * length / count)
+        window.append(slice(start, max(start + 1, math.ceil((index + 1) * length / count))))
+    part = changed[tuple(window)]
+    part.copy_(torch.randn(part.shape, generator=generator))
+    return changed
+
+
+def evaluate_responses(
+    draws: Sequence[Tensor], places: Sequence[tuple[int, ...]], cells: tuple[int, ...], *, are_tokens: bool
+) -> Placement:
+    """Return the verdict on responses (places, cells), one tensor for each draw of noise."""
+    responses = torch.stack(list(draws)).mean(0)
+    if not bool(responses.any()):
+        return Placement("independent", cells, "no cell changes")
+    if responses.shape[1] == 1:
+        return Placement("global", cells, "one cell")
+    dead = (responses.amax(1) == 0).float().mean().item()
+    scores = standardise(responses)
+    agreement = measure_agreement([standardise(draw) for draw in draws])
+    own = torch.tensor([flatten_index(place, cells) for place in places])
+    peaks = scores.argmax(1)
+    corners = torch.stack(torch.unravel_index(peaks, cells), 1)
+    near = ((corners - torch.tensor(places)).abs().amax(1) <= 1).float().mean().item()
+    exact = (peaks == own).float().mean().item()
+    steady = torch.stack([standardise(draw).argmax(1) for draw in draws]).eq(peaks).all(0)
+    answers = scores if are_tokens else spread_to_neighbours(scores, cells)
+    strange = steady & (answers.gather(1, own[:, None])[:, 0] < STRANGE_SHARE * scores.amax(1))
+    strangers = strange.float().mean().item()
+    correlations = correlate_centres(scores, places, cells)
+    peak = scores.amax(1).mean().item()
+    fits = {name: fit_order(scores, order[own]) / peak for name, order in list_orders(cells, are_tokens=are_tokens)}
+    plain_fit = fits.pop("plain")
+    rival = max(fits, key=lambda name: fits[name], default="")
+    detail = (
+        f"exact {exact:.2f}, near {near:.2f}, elsewhere {strangers:.2f}, "
+        f"correlation {' '.join(f'{value:.2f}' for value in correlations)}, fit {plain_fit:.2f}, agreement {agreement:.2f}"
+    )
+    is_local = agreement >= MIN_AGREEMENT and steady.float().mean().item() >= MIN_STEADY_SHARE
+    if dead > MAX_DEAD_SHARE:
+        return Placement("misplaced", cells, f"{dead:.0%} of the places change no cell, {detail}")
+    if is_local and rival and fits[rival] > plain_fit + SHIFT_MARGIN:
+        return Placement("misplaced", cells, f"{rival} (fit {fits[rival]:.2f}), {detail}")
+    if is_local and strangers > MAX_STRANGE_PLACES:
+        return Placement("misplaced", cells, f"no known order, {detail}")
+    if min(correlations, default=0.0) >= MIN_CORRELATION or (is_local and exact >= MIN_EXACT_SHARE):
+        return Placement("follows", cells, detail)
+    if is_local and agreement >= SURE_AGREEMENT and len(own) >= MIN_SURE_PLACES:
+        return Placement("misplaced", cells, f"spread over the map, {detail}")
+    return Placement("global", cells, detail)
+
+
+def spread_to_neighbours(scores: Tensor, cells: Sequence[int]) -> Tensor:
+    """Return the largest score of each cell and its neighbours."""
+    maps = scores.unflatten(1, tuple(cells))
+    for axis in range(1, maps.ndim):
+        padded = torch.cat([maps.narrow(axis, 0, 1), maps, maps.narrow(axis, maps.shape[axis] - 1, 1)], axis)
+        maps = padded.unfold(axis, 3, 1).amax(-1)
+    return maps.flatten(1)
+
+
+def standardise(responses: Tensor) -> Tensor:
+    """Return each place's responses in standard deviations. Cells that respond to every place count less."""
+    usual = responses.mean(0)
+    relative = responses / (usual + 0.5 * usual.mean() + 1e-30)
+    centred = relative - relative.mean(1, keepdim=True)
+    return centred / (centred.std(1, keepdim=True, correction=0) + 1e-12)
+
+
+def measure_agreement(draws: Sequence[Tensor]) -> float:
+    """Return the mean correlation of the scores of two draws of noise."""
+    return (draws[0] * draws[1]).mean(1).mean().item()
+
+
+def correlate_centres(scores: Tensor, places: Sequence[tuple[int, ...]], cells: Sequence[int]) -> list[float]:
+    """Return the correlation of the centre of the responses with the place, along each axis of several cells."""
+    weights = scores.clamp(min=0).square()
+    weights = weights / (weights.sum(1, keepdim=True) + 1e-12)
+    correlations = []
+    for axis, count in enumerate(cells):
+        true = torch.tensor([place[axis] for place in places], dtype=torch.float32)
+        if count == 1 or true.min() == true.max():
+            continue
+        positions = torch.arange(count, dtype=torch.float32)
+        shape = [1] * len(cells)
+        shape[axis] = -1
+        centres = (weights * positions.reshape(shape).expand(*cells).reshape(-1)).sum(1)
+        pair = torch.stack([true, centres])
+        correlations.append(torch.corrcoef(pair)[0, 1].nan_to_num(0.0).item())
+    return correlations
+
+
+def fit_order(scores: Tensor, cells: Tensor) -> float:
+    """Return the mean score of one cell for each place."""
+    return scores.gather(1, cells[:, None]).mean().item()
+
+
+def list_orders(cells: Sequence[int], *, are_tokens: bool) -> Iterator[tuple[str, Tensor]]:
+    """Yield orders of cells: for each cell of the image the one that would respond."""
+    count = math.prod(cells)
+    plain = torch.arange(count).reshape(*cells)
+    yield "plain", plain.flatten()
+    axes = [axis for axis, length in enumerate(cells) if length > 1]
+    for size in range(1, len(axes) + 1):
+        for mirrored in itertools.combinations(axes, size):
+            yield f"mirrored along axes {mirrored}", plain.flip(mirrored).flatten()
+    for order in itertools.permutations(range(len(cells))):
+        if list(order) != sorted(order):
+            # Cells that were put in a row with their axes in another order, and are drawn as if in this one.
+            rows = torch.arange(count).reshape([cells[axis] for axis in order])
+            yield f"axes in the order {order}", rows.permute([order.index(axis) for axis in range(len(cells))]).flatten()
+    if are_tokens:
+        for shift in (shift for shift in range(-MAX_SHIFT, MAX_SHIFT + 1) if shift and abs(shift) < count):
+            yield f"shifted by {shift} tokens", plain.flatten().roll(-shift)
+
+
+def flatten_index(place: Sequence[int], cells: Sequence[int]) -> int:
+    """Return the number of a cell, row by row."""
+    number = 0
+    for index, length in zip(place, cells):
+        number = number * length + index
+    return number
