@@ -184,7 +184,9 @@ class ChannelsLast(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.patches = nn.Linear(3 * PATCH * PATCH, WIDTH)
-        self.layers = nn.Sequential(*(nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in "12"))
+        self.layers = nn.Sequential(
+            *(nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in "12")
+        )
         self.head = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -252,11 +254,11 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, int]]] = {
     "registers-first": (lambda: TokenNet(before=5, reads=0), SIZE),
     "registers-last": (lambda: TokenNet(before=1, after=4, reads=0), SIZE),
     "registers-last-mean": (lambda: TokenNet(after=4), SIZE),
-    "no-extra-token": (lambda: TokenNet(), SIZE),
+    "no-extra-token": (TokenNet, SIZE),
     **{f"order-{name}": (lambda order=order: TokenNet(order(*CELLS)), SIZE) for name, order in ORDERS.items()},
     "order-columns-square": (lambda: TokenNet(order_columns(8, 8), size=(32, 32)), (32, 32)),
     "order-units-class-token": (lambda: TokenNet(order_units(*CELLS), before=1, reads=0), SIZE),
-    "tokens-first": (lambda: TokensFirst(), SIZE),
+    "tokens-first": (TokensFirst, SIZE),
     "tokens-first-registers-last": (lambda: TokensFirst(after=3), SIZE),
     "latents-as-many-as-patches": (lambda: Latents(COUNT), SIZE),
     "latents-of-a-coarser-grid": (lambda: Latents(COUNT // 4), SIZE),
@@ -323,7 +325,9 @@ def list_controls() -> Iterator[Control]:
     layer = "blocks.1.norm1"
     for length in (1, 2, 4, 8):
         build = lambda length=length: TokenNet(before=1, after=length, reads=0)  # noqa: E731
-        yield Control(f"{length} registers last, as registers first", build, layer, pick_tokens(1 + length), "misplaced")
+        yield Control(
+            f"{length} registers last, as registers first", build, layer, pick_tokens(1 + length), "misplaced"
+        )
         yield Control(f"{length} registers last", build, layer, pick_tokens(1), "follows")
     last, middle = MODELS["class-token-last"][0], MODELS["class-token-in-the-middle"][0]
     yield Control("class token last, as first", last, layer, pick_tokens(1), "misplaced")

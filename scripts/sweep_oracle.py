@@ -19,18 +19,20 @@ from torch import Tensor, nn
 
 import gradcam
 
-MAX_PLACES = 20  # changed parts of the image
-DRAWS = 2  # changes of each place, each with noise of its own
+MAX_PLACES = 16  # changed parts of the image
+MAX_PARTS = 4  # of a long cell
+DRAWS = (2, 6)  # changes of each place, each with noise of its own; the second where the first say nothing
 MAX_SHIFT = 12  # tokens by which a row of them may be off
 MIN_CORRELATION = 0.4  # of the response's centre with the changed place, along each axis
 MIN_AGREEMENT = 0.5  # correlation of the responses to two draws of noise at one place; below, they are noise
-SURE_AGREEMENT, MIN_SURE_PLACES = 0.8, 9  # from which on cells that follow no place are taken to lie elsewhere
+MIN_CONTRAST = 1.4  # of a place's largest response and its mean one; below, all cells change alike
+SURE_AGREEMENT, SURE_CONTRAST = 0.8, 2.5  # from which on cells that follow no place are taken to lie elsewhere
 MIN_STEADY_SHARE = 0.5  # of the places where the strongest cell is the same for both draws
 MAX_DEAD_SHARE = 0.2  # of the places that change no cell at all
 MIN_EXACT_SHARE = 0.5  # of the places whose own cell responds most
 STRANGE_SHARE = 0.3  # of the strongest response, below which the own cell does not take part in it
 MAX_STRANGE_PLACES = 0.25  # share of the places whose own cell, of maps also its neighbours, takes no part
-SHIFT_MARGIN = 0.1  # by which another order has to explain the responses better
+MIN_RIVAL_FIT, RIVAL_MARGIN = 0.5, 0.1  # how well another order has to explain the responses, and how much better
 
 Grid = Tensor  # activations (C,*cells) of one image
 ReadGrids = Callable[[Any], list[Grid]]
@@ -66,7 +68,8 @@ class GridReader:
             warnings.simplefilter("ignore")
             explanation = gradcam.explain(model, images, layer, method=self.method, **options)
         grids: dict[tuple[int, ...], Tensor] = {}
-        for activations in self.grids:  # The package may call a method again with rounded numbers, after the plain ones.
+        # The package may call a method again with rounded numbers, after the plain ones.
+        for activations in self.grids:
             grids.setdefault(tuple(activations.shape[2:]), activations[0])
         if len(grids) == 1 and tuple(explanation.maps.shape[2:]) not in grids:  # The map shows a part of the grid.
             return [explanation.maps[0, :1]], explanation
@@ -103,34 +106,50 @@ def place_maps(read_grids: ReadGrids, images: Any, size: Sequence[int], *, are_t
 def place_grid(
     read_grid: Callable[[Any], Grid], plain: Grid, images: Any, size: Sequence[int], *, are_tokens: bool
 ) -> Placement:
-    """Return the verdict on one grid."""
+    """Return the verdict on one grid. Where nothing can be said of a few draws of noise, more are taken."""
     cells = tuple(plain.shape[1:])
-    places = choose_places(cells)
-    pixels = find_pixels(images, size)
+    parts = divide_cells(cells, size)
+    places = choose_places([count * split for count, split in zip(cells, parts)])
+    owners = [tuple(index // split for index, split in zip(place, parts)) for place in places]
+    pixels, generator = find_pixels(images, size), torch.Generator().manual_seed(100)
     draws: list[Tensor] = []
-    for seed in range(DRAWS):
-        generator = torch.Generator().manual_seed(100 + seed)
-        rows = []
-        for place in places:
-            changed = change_cell(pixels, place, cells, generator)
-            grid = read_grid(replace_pixels(images, pixels, changed))
-            rows.append((grid - plain).float().norm(dim=0).flatten())
-        draws.append(torch.stack(rows))
-    return evaluate_responses(draws, places, cells, are_tokens=are_tokens)
+    for count in DRAWS:
+        while len(draws) < count:
+            rows = []
+            for place in places:
+                changed = change_part(pixels, place, [count * split for count, split in zip(cells, parts)], generator)
+                grid = read_grid(replace_pixels(images, pixels, changed))
+                rows.append((grid - plain).float().square().sum(0).flatten())
+            draws.append(torch.stack(rows))
+        halves = [torch.stack(draws[start::2]).mean(0).sqrt() for start in (0, 1)]
+        placement = evaluate_responses(halves, owners, cells, are_tokens=are_tokens)
+        if placement.verdict != "global":
+            break
+    return placement
 
 
-def choose_places(cells: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return all cells of a small grid, or some of a large one, in no symmetry."""
-    everywhere = list(itertools.product(*map(range, cells)))
+def divide_cells(cells: Sequence[int], size: Sequence[int]) -> list[int]:
+    """Return into how many parts along each axis cells are divided that are much longer than wide, such as whole rows.
+
+    Each part has to change its cell. In an axis of one cell nothing else could tell a row from a column.
+    """
+    sides = [length / count for count, length in zip(cells, size)][-2:]
+    parts = [min(MAX_PARTS, round(side / min(sides))) for side in sides]
+    return [*[1] * (len(cells) - 2), *parts]
+
+
+def choose_places(counts: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return all parts of a coarse division of the image, or some of a fine one, in no symmetry."""
+    everywhere = list(itertools.product(*map(range, counts)))
     order = torch.randperm(len(everywhere), generator=torch.Generator().manual_seed(7)).tolist()
     return [everywhere[i] for i in sorted(order[:MAX_PLACES])]
 
 
-def change_cell(pixels: Tensor, place: Sequence[int], cells: Sequence[int], generator: torch.Generator) -> Tensor:
-    """Return the images with noise in the pixels of one cell of the map."""
+def change_part(pixels: Tensor, place: Sequence[int], counts: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Return the images with noise in one part of a division into so many parts along each axis."""
     changed = pixels.clone()
     window: list[Any] = [slice(None), slice(None)]
-    for index, count, length in zip(place, cells, pixels.shape[2:]):
+    for index, count, length in zip(place, counts, pixels.shape[2:]):
         start = math.floor(index * length / count)
         window.append(slice(start, max(start + 1, math.ceil((index + 1) * length / count))))
     part = changed[tuple(window)]
@@ -141,45 +160,112 @@ def change_cell(pixels: Tensor, place: Sequence[int], cells: Sequence[int], gene
 def evaluate_responses(
     draws: Sequence[Tensor], places: Sequence[tuple[int, ...]], cells: tuple[int, ...], *, are_tokens: bool
 ) -> Placement:
-    """Return the verdict on responses (places, cells), one tensor for each draw of noise."""
+    """Return the verdict on responses (places, cells), measured twice."""
     responses = torch.stack(list(draws)).mean(0)
     if not bool(responses.any()):
         return Placement("independent", cells, "no cell changes")
     if responses.shape[1] == 1:
         return Placement("global", cells, "one cell")
-    dead = (responses.amax(1) == 0).float().mean().item()
-    scores = standardise(responses)
-    agreement = measure_agreement([standardise(draw) for draw in draws])
-    own = torch.tensor([flatten_index(place, cells) for place in places])
+    figures = measure_responses(responses, draws, places, cells, are_tokens=are_tokens)
+    fault = figures.find_fault()
+    if fault is not None:
+        return Placement("misplaced", cells, f"{fault}, {figures}")
+    return Placement("follows" if figures.follows else "global", cells, str(figures))
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a verdict rests on.
+
+    `dead`: share of the places that change no cell. `exact`, `near`: share of those whose strongest cell is the right
+    one, or next to it. `elsewhere`: share of those in whose response the right cell takes no part. `steady`: share of
+    those with the same strongest cell in both draws. `fit`, `rival_fit`: how well the drawn order, and the best of
+    `list_orders`, explains the responses.
+    """
+
+    dead: float
+    exact: float
+    near: float
+    elsewhere: float
+    steady: float
+    correlations: Sequence[float]
+    fit: float
+    rival: str
+    rival_fit: float
+    agreement: float
+    contrast: float
+
+    @property
+    def is_local(self) -> bool:
+        """Whether places change different cells, and the noise does not decide which."""
+        is_clear = self.agreement >= MIN_AGREEMENT and self.contrast >= MIN_CONTRAST
+        return is_clear and self.steady >= MIN_STEADY_SHARE
+
+    @property
+    def follows(self) -> bool:
+        """Whether the response moves with the changed place."""
+        is_correlated = min(self.correlations, default=0.0) >= MIN_CORRELATION
+        return is_correlated or (self.is_local and self.exact >= MIN_EXACT_SHARE)
+
+    def find_fault(self) -> str | None:
+        """Return what is wrong with the placement, None if nothing is."""
+        if self.dead > MAX_DEAD_SHARE:
+            return f"{self.dead:.0%} of the places change no cell"
+        if self.is_local and self.rival_fit > max(MIN_RIVAL_FIT, self.fit + RIVAL_MARGIN):
+            return f"{self.rival} (fit {self.rival_fit:.2f})"
+        if self.is_local and self.elsewhere > MAX_STRANGE_PLACES:
+            return "no known order"
+        if not self.follows and self.agreement >= SURE_AGREEMENT and self.contrast >= SURE_CONTRAST:
+            return "spread over the map"
+        return None
+
+    def __str__(self) -> str:
+        correlations = " ".join(f"{value:.2f}" for value in self.correlations)
+        return (
+            f"exact {self.exact:.2f}, near {self.near:.2f}, elsewhere {self.elsewhere:.2f}, correlation {correlations}, "
+            f"fit {self.fit:.2f}, agreement {self.agreement:.2f}, contrast {self.contrast:.1f}"
+        )
+
+
+def measure_responses(
+    responses: Tensor,
+    draws: Sequence[Tensor],
+    places: Sequence[tuple[int, ...]],
+    cells: tuple[int, ...],
+    *,
+    are_tokens: bool,
+) -> Figures:
+    """Compare the cells that respond to each place with the cell that is drawn there."""
+    scores, relative = standardise(responses), relate(responses)
+    targets = torch.tensor([flatten_index(place, cells) for place in places])
     peaks = scores.argmax(1)
     corners = torch.stack(torch.unravel_index(peaks, cells), 1)
-    near = ((corners - torch.tensor(places)).abs().amax(1) <= 1).float().mean().item()
-    exact = (peaks == own).float().mean().item()
     steady = torch.stack([standardise(draw).argmax(1) for draw in draws]).eq(peaks).all(0)
     answers = scores if are_tokens else spread_to_neighbours(scores, cells)
-    strange = steady & (answers.gather(1, own[:, None])[:, 0] < STRANGE_SHARE * scores.amax(1))
-    strangers = strange.float().mean().item()
-    correlations = correlate_centres(scores, places, cells)
+    strange = steady & (answers.gather(1, targets[:, None])[:, 0] < STRANGE_SHARE * scores.amax(1))
     peak = scores.amax(1).mean().item()
-    fits = {name: fit_order(scores, order[own]) / peak for name, order in list_orders(cells, are_tokens=are_tokens)}
-    plain_fit = fits.pop("plain")
-    rival = max(fits, key=lambda name: fits[name], default="")
-    detail = (
-        f"exact {exact:.2f}, near {near:.2f}, elsewhere {strangers:.2f}, "
-        f"correlation {' '.join(f'{value:.2f}' for value in correlations)}, fit {plain_fit:.2f}, agreement {agreement:.2f}"
+    orders = list_orders(cells, are_tokens=are_tokens)
+    fits = {name: fit_order(scores, order[targets]) / peak for name, order in orders}
+    fit = fits.pop("plain")
+    rival = max(fits, key=lambda name: fits[name])
+    return Figures(
+        dead=measure_share(responses.amax(1) == 0),
+        exact=measure_share(peaks == targets),
+        near=measure_share((corners - torch.tensor(places)).abs().amax(1) <= 1),
+        elsewhere=measure_share(strange),
+        steady=measure_share(steady),
+        correlations=correlate_centres(scores, places, cells),
+        fit=fit,
+        rival=rival,
+        rival_fit=fits[rival],
+        agreement=measure_agreement([standardise(draw) for draw in draws]),
+        contrast=(relative.amax(1) / (relative.mean(1) + 1e-30)).mean().item(),
     )
-    is_local = agreement >= MIN_AGREEMENT and steady.float().mean().item() >= MIN_STEADY_SHARE
-    if dead > MAX_DEAD_SHARE:
-        return Placement("misplaced", cells, f"{dead:.0%} of the places change no cell, {detail}")
-    if is_local and rival and fits[rival] > plain_fit + SHIFT_MARGIN:
-        return Placement("misplaced", cells, f"{rival} (fit {fits[rival]:.2f}), {detail}")
-    if is_local and strangers > MAX_STRANGE_PLACES:
-        return Placement("misplaced", cells, f"no known order, {detail}")
-    if min(correlations, default=0.0) >= MIN_CORRELATION or (is_local and exact >= MIN_EXACT_SHARE):
-        return Placement("follows", cells, detail)
-    if is_local and agreement >= SURE_AGREEMENT and len(own) >= MIN_SURE_PLACES:
-        return Placement("misplaced", cells, f"spread over the map, {detail}")
-    return Placement("global", cells, detail)
+
+
+def measure_share(mask: Tensor) -> float:
+    """Return the share of places for which this is true."""
+    return mask.float().mean().item()
 
 
 def spread_to_neighbours(scores: Tensor, cells: Sequence[int]) -> Tensor:
@@ -191,10 +277,15 @@ def spread_to_neighbours(scores: Tensor, cells: Sequence[int]) -> Tensor:
     return maps.flatten(1)
 
 
+def relate(responses: Tensor) -> Tensor:
+    """Return the responses of each cell relative to its usual one."""
+    usual = responses.mean(0)
+    return responses / (usual + 0.5 * usual.mean() + 1e-30)
+
+
 def standardise(responses: Tensor) -> Tensor:
     """Return each place's responses in standard deviations. Cells that respond to every place count less."""
-    usual = responses.mean(0)
-    relative = responses / (usual + 0.5 * usual.mean() + 1e-30)
+    relative = relate(responses)
     centred = relative - relative.mean(1, keepdim=True)
     return centred / (centred.std(1, keepdim=True, correction=0) + 1e-12)
 
@@ -233,14 +324,13 @@ def list_orders(cells: Sequence[int], *, are_tokens: bool) -> Iterator[tuple[str
     plain = torch.arange(count).reshape(*cells)
     yield "plain", plain.flatten()
     axes = [axis for axis, length in enumerate(cells) if length > 1]
-    for size in range(1, len(axes) + 1):
-        for mirrored in itertools.combinations(axes, size):
-            yield f"mirrored along axes {mirrored}", plain.flip(mirrored).flatten()
     for order in itertools.permutations(range(len(cells))):
-        if list(order) != sorted(order):
-            # Cells that were put in a row with their axes in another order, and are drawn as if in this one.
-            rows = torch.arange(count).reshape([cells[axis] for axis in order])
-            yield f"axes in the order {order}", rows.permute([order.index(axis) for axis in range(len(cells))]).flatten()
+        # Cells that were put in a row with their axes in another order, and are drawn as if in this one.
+        rows = torch.arange(count).reshape([cells[axis] for axis in order])
+        turned = rows.permute([order.index(axis) for axis in range(len(cells))])
+        for mirrored in itertools.chain.from_iterable(itertools.combinations(axes, k) for k in range(len(axes) + 1)):
+            if mirrored or list(order) != sorted(order):
+                yield f"axes {order}, mirrored {mirrored}", turned.flip(mirrored).flatten()
     if are_tokens:
         for shift in (shift for shift in range(-MAX_SHIFT, MAX_SHIFT + 1) if shift and abs(shift) < count):
             yield f"shifted by {shift} tokens", plain.flatten().roll(-shift)

@@ -13,7 +13,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "UnetPlusPlus": {"decoder_channels": (32, 16, 16, 8, 8)},
     "MAnet": {"decoder_channels": (32, 16, 16, 8, 8)},
     "Linknet": {},
-    "FPN": {"decoder_pyramid_channels": 32, "decoder_segmentation_channels": 16},
+    "FPN": {"decoder_pyramid_channels": 32, "decoder_segmentation_channels": 32},
     "PSPNet": {"psp_out_channels": 32},
     "PAN": {"decoder_channels": 16},
     "DeepLabV3": {"decoder_channels": 16},
@@ -30,7 +30,8 @@ def make_case(title: str, name: str, encoder: str, options: dict[str, Any]) -> C
     def build() -> nn.Module:
         return getattr(smp, name)(encoder, encoder_weights=None, classes=CLASSES, **options)
 
-    return Case("smp", title, build, make_noise(96, 96), score_places)
+    side = 128 if name == "PAN" else 96  # PAN pools too often for less
+    return Case("smp", title, build, make_noise(side, side), score_places)
 
 
 def build_dpt() -> nn.Module:

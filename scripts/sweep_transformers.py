@@ -23,7 +23,7 @@ HGNET = {
     "hidden_sizes": [16, 16, 24, 32], "depths": [1, 1, 1, 1], "embedding_size": 8,
 }  # fmt: skip
 EFFICIENT = {
-    "image_size": 96, "width_coefficient": 0.5, "depth_coefficient": 0.2, "hidden_dim": 64, "in_channels": [16, 16, 24],
+    "image_size": 96, "width_coefficient": 0.5, "depth_coefficient": 0.2, "hidden_dim": 64, "in_channels": [32, 16, 24],
     "out_channels": [16, 24, 32], "kernel_sizes": [3, 3, 3], "strides": [1, 2, 2], "num_block_repeats": [1, 1, 1],
     "expand_ratios": [1, 2, 2],
 }  # fmt: skip
@@ -52,7 +52,8 @@ CLASSIFIERS: list[tuple[str, dict[str, Any], tuple[int, int]]] = [
     ("Bit", {"hidden_sizes": [32, 32, 64, 64], "depths": [1, 1, 1, 1], "embedding_size": 32, "num_groups": 8}, (64, 96)),
     ("MobileNetV1", {"image_size": 96, "depth_multiplier": 0.25}, (96, 96)),
     ("MobileNetV2", {"image_size": 96, "depth_multiplier": 0.25}, (96, 96)),
-    ("MobileViT", {"image_size": 96, "hidden_sizes": [16, 24, 32], "neck_hidden_sizes": [8, 8, 16, 16, 24, 32, 64]}, (96, 96)),
+    ("MobileViT", {"image_size": 96, "hidden_sizes": [16, 24, 32], "neck_hidden_sizes": [8, 8, 16, 16, 24, 32, 64]},
+     (96, 96)),
     ("MobileViTV2", {"image_size": 96, "width_multiplier": 0.25, "base_attn_unit_dims": [64, 64, 64],
       "n_attn_blocks": [1, 1, 1]}, (96, 96)),
     ("PoolFormer", PYRAMID, (64, 96)),
@@ -61,7 +62,7 @@ CLASSIFIERS: list[tuple[str, dict[str, Any], tuple[int, int]]] = [
     ("Segformer", MIXED, (64, 96)),
     ("Levit", {"image_size": 96, "hidden_sizes": [16, 16, 16], "num_attention_heads": [2, 2, 2], "depths": [1, 1, 1],
       "key_dim": [4, 4, 4], "down_ops": [["Subsample", 4, 4, 2, 2, 2], ["Subsample", 4, 4, 2, 2, 2]]}, (96, 96)),
-    ("Cvt", {"embed_dim": [8, 16, 24], "num_heads": [1, 1, 2], "depth": [1, 1, 2]}, (64, 96)),
+    ("Cvt", {"embed_dim": [8, 16, 24], "num_heads": [1, 1, 2], "depth": [1, 2, 3]}, (64, 96)),
     ("FocalNet", {"image_size": 64, "embed_dim": 8, "hidden_sizes": [8, 16, 24], "depths": [1, 1, 1],
       "focal_levels": [2, 2, 2], "focal_windows": [3, 3, 3]}, (64, 64)),
     ("EfficientNet", EFFICIENT, (96, 96)),
@@ -170,7 +171,6 @@ def make_vilt_inputs() -> dict[str, Tensor]:
     return {"input_ids": words, "pixel_values": make_noise(64, 64)(), **masks}
 
 
-
 def build_blip2_vision() -> nn.Module:
     return Probe(transformers.Blip2VisionModel(transformers.Blip2VisionConfig(**SQUARE)), 24)
 
@@ -215,7 +215,13 @@ def build_sam() -> nn.Module:
 
 def build_pixio() -> nn.Module:
     config = transformers.PixioConfig(
-        hidden_size=24, num_hidden_layers=2, num_attention_heads=2, mlp_ratio=2, image_size=64, patch_size=8, n_cls_tokens=8
+        hidden_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        mlp_ratio=2,
+        image_size=64,
+        patch_size=8,
+        n_cls_tokens=8,
     )
     return Probe(transformers.PixioModel(config), 24)
 
@@ -249,8 +255,8 @@ STAGES = ["stage1", "stage2", "stage3", "stage4"]
 
 def build_dpt(kind: str) -> nn.Module:
     config = transformers.DPTConfig(
-        **{**SQUARE, "num_hidden_layers": 4}, **STEPS, backbone_out_indices=[0, 1, 2, 3], num_labels=CLASSES, is_hybrid=False,
-        use_auxiliary_head=False,
+        **{**SQUARE, "num_hidden_layers": 4}, **STEPS, backbone_out_indices=[0, 1, 2, 3], num_labels=CLASSES,
+        is_hybrid=False, use_auxiliary_head=False,
     )  # fmt: skip
     return getattr(transformers, f"DPTFor{kind}")(config)
 
@@ -289,14 +295,16 @@ def make_segmenter(name: str, options: dict[str, Any], size: tuple[int, int]) ->
 
 
 def make_other(
-    name: str, build: Callable[[], nn.Module], images: Callable[[], Any] = make_noise(64, 64), target: Any = 1
+    name: str, build: Callable[[], nn.Module], images: Callable[[], Any] | None = None, target: Any = 1
 ) -> Case:
     """Return the case of another model."""
-    return Case("transformers", name, build, images, target)
+    return Case("transformers", name, build, images or make_noise(64, 64), target)
 
 
-BEIT = {**SQUARE, "num_hidden_layers": 4, "use_relative_position_bias": True, "out_indices": [1, 2, 3, 4], "pool_scales": [1, 2],
-        "use_auxiliary_head": False}  # fmt: skip
+BEIT = {
+    **SQUARE, "num_hidden_layers": 4, "use_relative_position_bias": True, "out_indices": [1, 2, 3, 4], "pool_scales": [1, 2],
+    "use_auxiliary_head": False,
+}  # fmt: skip
 VIT_OPTIONS = dict(options[:2] for options in CLASSIFIERS)
 
 CASES = [
@@ -313,7 +321,6 @@ CASES = [
     make_other("Blip2QFormer-16", build_blip2_qformer),
     make_other("Vilt", build_vilt, make_vilt_inputs),
     make_other("PerceiverConvProcessing-16", lambda: build_perceiver("ConvProcessing", 16), make_noise(32, 32)),
-    make_other("PerceiverFourier-16", lambda: build_perceiver("Fourier", 16), make_noise(224, 224)),
     make_other("PerceiverLearned-16", lambda: build_perceiver("Learned", 16), make_noise(32, 32)),
     make_other("PerceiverLearned-20", lambda: build_perceiver("Learned", 20), make_noise(32, 32)),
     make_other("AST", build_ast, make_noise(64, 32, channels=1)),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-import vit_pytorch
 from sweep_cases import CLASSES, Case, make_noise
 from torch import Tensor, nn
 
@@ -15,7 +14,16 @@ CLIP = {
     "image_size": 32, "image_patch_size": 8, "frames": 8, "frame_patch_size": 2, "dim": 32, "depth": 2, "heads": 2,
     "mlp_dim": 64, "dim_head": 16,
 }  # fmt: skip
-CUBE = {"ndim": 2, "input_shape": (48, 64), "patch_size": 8, "dim": 32, "depth": 2, "heads": 2, "mlp_dim": 64, "dim_head": 16}
+FLAT = {
+    "ndim": 2,
+    "input_shape": (48, 64),
+    "patch_size": 8,
+    "dim": 32,
+    "depth": 2,
+    "heads": 2,
+    "mlp_dim": 64,
+    "dim_head": 16,
+}
 VIDEO = {**{name: value for name, value in CLIP.items() if name != "depth"}, "spatial_depth": 1, "temporal_depth": 1}
 
 # Module, class, options, size of the image.
@@ -35,17 +43,14 @@ MODELS: list[tuple[str, str, dict[str, Any], tuple[int, ...]]] = [
     ("simple_vit_attn_residual", "SimpleViTAttnResidual", PLAIN, (SIDE, SIDE)),
     ("simple_vit_orthog_residual_update", "SimpleViT", PLAIN, (SIDE, SIDE)),
     ("attn_residual_with_dca_simple_vit", "SimpleViT", PLAIN, (SIDE, SIDE)),
-    ("simple_flash_attn_vit", "SimpleViT", {**PLAIN, "use_flash": False}, (SIDE, SIDE)),
     ("simple_uvit", "SimpleUViT", PLAIN, (SIDE, SIDE)),
     ("simple_vit_3d", "SimpleViT", CLIP, (8, 32, 32)),
-    ("simple_flash_attn_vit_3d", "SimpleViT", {**CLIP, "use_flash_attn": False}, (8, 32, 32)),
     ("vit_3d", "ViT", CLIP, (8, 32, 32)),
     ("vivit", "ViViT", {**VIDEO, "use_flash_attn": False}, (8, 32, 32)),
     ("vivit", "ViViT", {**VIDEO, "use_flash_attn": False, "variant": "factorized_self_attention"}, (8, 32, 32)),
     ("vivit_with_moss", "ViViT", {**VIDEO, "use_flash_attn": False}, (8, 32, 32)),
-    ("vit_nd", "ViTND", CUBE, (48, 64)),
-    ("vit_nd_rotary", "ViTND", CUBE, (48, 64)),
-    ("vit_nd_pope", "ViTND", CUBE, (48, 64)),
+    ("vit_nd_rotary", "ViTND", FLAT, (48, 64)),
+    ("vit_nd_pope", "ViTND", FLAT, (48, 64)),
     ("vit_with_patch_merger", "ViT", {**PLAIN, "patch_merge_layer": 1, "patch_merge_num_tokens": 8}, (SIDE, SIDE)),
     ("vit_with_patch_merger", "ViT", {**PLAIN, "patch_merge_layer": 1, "patch_merge_num_tokens": 16}, (SIDE, SIDE)),
     ("vit_with_patch_dropout", "ViT", PLAIN, (SIDE, SIDE)),
@@ -55,20 +60,17 @@ MODELS: list[tuple[str, str, dict[str, Any], tuple[int, ...]]] = [
     ("vit_detpool", "ViTDetPool", PLAIN, (SIDE, SIDE)),
     ("vit_for_small_dataset", "ViT", PLAIN, (SIDE, SIDE)),
     ("vat", "ViT", {**PLAIN, "num_register_tokens": 4}, (SIDE, SIDE)),
-    ("vaat", "ViT", {**PLAIN, "num_register_tokens": 4}, (SIDE, SIDE)),
     ("deepvit", "DeepViT", PLAIN, (SIDE, SIDE)),
     ("parallel_vit", "ViT", PLAIN, (SIDE, SIDE)),
     ("learnable_memory_vit", "ViT", PLAIN, (SIDE, SIDE)),
     ("ats_vit", "ViT", {**PLAIN, "max_tokens_per_depth": (32, 16)}, (SIDE, SIDE)),
     ("jumbo_vit", "JumboViT", PLAIN, (SIDE, SIDE)),
     ("jet_vit", "JetViT", {**PLAIN, "window_size": 4}, (SIDE, SIDE)),
-    ("local_vit", "LocalViT", PLAIN, (SIDE, SIDE)),
     ("rvt", "RvT", PLAIN, (SIDE, SIDE)),
     ("mp3", "ViT", PLAIN, (SIDE, SIDE)),
     ("normalized_vit", "nViT", PLAIN, (SIDE, SIDE)),
-    ("na_vit_nested_tensor", "NaViT", PLAIN, (SIDE, SIDE)),
-    ("looped_vit", "LoopedViT", {"image_size": SIDE, "patch_size": 8, "dim": 32, "heads": 2, "mlp_dim": 64, "pre_loop_depth": 1,
-     "num_looped_blocks": 1, "post_loop_depth": 1, "loop_depth": 2, "dim_head": 16}, (SIDE, SIDE)),
+    ("looped_vit", "LoopedViT", {"image_size": SIDE, "patch_size": 8, "dim": 32, "heads": 2, "mlp_dim": 64,
+     "pre_loop_depth": 1, "num_looped_blocks": 1, "post_loop_depth": 1, "loop_depth": 2, "dim_head": 16}, (SIDE, SIDE)),
     ("wwt", "WWT", {"image_size": SIDE, "patch_size": 8, "dim": 32, "depth": 2, "num_slots": 4, "heads": 2, "dim_head": 16},
      (SIDE, SIDE)),
     ("cait", "CaiT", {**PLAIN, "cls_depth": 1}, (SIDE, SIDE)),
@@ -83,8 +85,7 @@ MODELS: list[tuple[str, str, dict[str, Any], tuple[int, ...]]] = [
      "sm_enc_mlp_dim": 32, "sm_enc_dim_head": 8, "lg_patch_size": 16, "lg_enc_depth": 1, "lg_enc_heads": 2,
      "lg_enc_mlp_dim": 32, "lg_enc_dim_head": 8, "cross_attn_depth": 1, "cross_attn_heads": 2,
      "cross_attn_dim_head": 8, "depth": 1}, (SIDE, SIDE)),
-    ("pit", "PiT", {"image_size": SIDE, "patch_size": 8, "dim": 32, "depth": (1, 1), "heads": 2, "mlp_dim": 64, "dim_head": 16},
-     (SIDE, SIDE)),
+    ("pit", "PiT", {**PLAIN, "depth": (1, 1)}, (SIDE, SIDE)),
     ("levit", "LeViT", {"image_size": 64, "dim": (32, 48), "depth": 1, "heads": (2, 2), "mlp_mult": 2, "stages": 2,
      "dim_key": 8, "dim_value": 16}, (SIDE, SIDE)),
     ("cvt", "CvT", {"s1_emb_dim": 16, "s1_heads": 1, "s1_depth": 1, "s2_emb_dim": 24, "s2_heads": 1, "s2_depth": 1,
@@ -101,12 +102,12 @@ MODELS: list[tuple[str, str, dict[str, Any], tuple[int, ...]]] = [
     ("mobile_vit", "MobileViT", {"image_size": (SIDE, SIDE), "dims": [16, 24, 32], "channels": [8, 8, 16, 16, 16, 16, 16,
      16, 24, 24, 32], "depths": (1, 1, 1)}, (SIDE, SIDE)),
     ("regionvit", "RegionViT", {"dim": (16, 16, 32, 32), "depth": (1, 1, 1, 1), "window_size": 2}, (SIDE, SIDE)),
-    ("crossformer", "CrossFormer", {"dim": (16, 16, 32, 32), "depth": (1, 1, 1, 1), "global_window_size": (4, 2, 2, 1),
-     "local_window_size": 2}, (SIDE, SIDE)),
-    ("scalable_vit", "ScalableViT", {"dim": 16, "depth": (1, 1, 1, 1), "heads": (1, 1, 2, 2), "reduction_factor": (4, 2, 1, 1),
-     "window_size": (4, 4, None, None), "iwsa_dim_key": 8, "iwsa_dim_value": 8, "ssa_dim_key": 8, "ssa_dim_value": 8},
-     (SIDE, SIDE)),
-    ("sep_vit", "SepViT", {"dim": 16, "depth": (1, 1), "heads": (1, 2), "window_size": 4, "dim_head": 8}, (SIDE, SIDE)),
+    ("crossformer", "CrossFormer", {"dim": (32, 32, 64, 64), "depth": (1, 1, 1, 1),
+     "global_window_size": (4, 2, 2, 1), "local_window_size": 2}, (SIDE, SIDE)),
+    ("scalable_vit", "ScalableViT", {"dim": 16, "depth": (1, 1, 1, 1), "heads": (1, 1, 2, 2),
+     "reduction_factor": (4, 2, 1, 1), "window_size": (4, 4, None, None), "iwsa_dim_key": 8, "iwsa_dim_value": 8,
+     "ssa_dim_key": 8, "ssa_dim_value": 8}, (SIDE, SIDE)),
+    ("sep_vit", "SepViT", {"dim": 16, "depth": (1, 1), "heads": (1, 2), "dim_head": 8}, (112, 112)),
     ("look_vit", "LookViT", {"dim": 32, "image_size": SIDE, "depth": 2, "patch_size": 16, "heads": 2, "dim_head": 16,
      "highres_patch_size": 8, "cross_attn_heads": 2, "cross_attn_dim_head": 16}, (SIDE, SIDE)),
 ]  # fmt: skip
@@ -115,37 +116,35 @@ MODELS: list[tuple[str, str, dict[str, Any], tuple[int, ...]]] = [
 class Listed(nn.Module):
     """Passes images as a list of lists, as NaViT takes them."""
 
-    def __init__(self, model: nn.Module, *, nested: bool) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model, self.nested = model, nested
+        self.model = model
 
     def forward(self, images: Tensor) -> Tensor:
-        listed: Any = list(images)
-        return self.model([listed] if self.nested else listed)
+        return self.model([list(images)])
 
 
 def make_case(number: int, module: str, name: str, options: dict[str, Any], size: tuple[int, ...]) -> Case:
     """Return the case of one model."""
 
     def build() -> nn.Module:
-        model = getattr(importlib.import_module(f"vit_pytorch.{module}"), name)(num_classes=CLASSES, **options)
-        return Listed(model, nested=False) if module == "na_vit_nested_tensor" else model
+        return getattr(importlib.import_module(f"vit_pytorch.{module}"), name)(num_classes=CLASSES, **options)
 
     again = sum(earlier[0] == module for earlier in MODELS[:number])
     return Case("vit_pytorch", f"{module}{f'-{again + 1}' if again else ''}", build, make_noise(*size))
 
 
 def build_efficient() -> nn.Module:
+    from vit_pytorch.efficient import ViT
+
     transformer = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 2, 64, batch_first=True), 2)
-    return vit_pytorch.efficient.ViT(
-        image_size=SIDE, patch_size=8, num_classes=CLASSES, dim=32, transformer=transformer, pool="mean"
-    )
+    return ViT(image_size=SIDE, patch_size=8, num_classes=CLASSES, dim=32, transformer=transformer, pool="mean")
 
 
 def build_navit() -> nn.Module:
     from vit_pytorch.na_vit import NaViT
 
-    return Listed(NaViT(num_classes=CLASSES, **PLAIN), nested=True)
+    return Listed(NaViT(num_classes=CLASSES, **PLAIN))
 
 
 CASES = [
