@@ -25,7 +25,8 @@ DRAWS = (2, 6)  # changes of each place, each with noise of its own; the second 
 MAX_SHIFT = 12  # tokens by which a row of them may be off
 MIN_CORRELATION = 0.4  # of the response's centre with the changed place, along each axis
 MIN_AGREEMENT = 0.5  # correlation of the responses to two draws of noise at one place; below, they are noise
-MIN_CONTRAST = 1.4  # of a place's largest response and its mean one; below, all cells change alike
+MIN_MANY_PLACES = 9
+MIN_CONTRAST = 1.25  # of a place's largest response and its mean one; below, all cells change alike
 SURE_AGREEMENT, SURE_CONTRAST = 0.8, 2.5  # from which on cells that follow no place are taken to lie elsewhere
 MIN_STEADY_SHARE = 0.5  # of the places where the strongest cell is the same for both draws
 MAX_DEAD_SHARE = 0.2  # of the places that change no cell at all
@@ -110,19 +111,24 @@ def place_grid(
     cells = tuple(plain.shape[1:])
     parts = divide_cells(cells, size)
     places = choose_places([count * split for count, split in zip(cells, parts)])
+    fine = [count * split for count, split in zip(cells, parts)]
     owners = [tuple(index // split for index, split in zip(place, parts)) for place in places]
+    folds = {
+        f"cells of a grid {fold}": torch.tensor([find_cell(place, fine, fold) for place in places])
+        for fold in list_folds(cells)
+    }
     pixels, generator = find_pixels(images, size), torch.Generator().manual_seed(100)
     draws: list[Tensor] = []
     for count in DRAWS:
         while len(draws) < count:
             rows = []
             for place in places:
-                changed = change_part(pixels, place, [count * split for count, split in zip(cells, parts)], generator)
+                changed = change_part(pixels, place, fine, generator)
                 grid = read_grid(replace_pixels(images, pixels, changed))
                 rows.append((grid - plain).float().square().sum(0).flatten())
             draws.append(torch.stack(rows))
         halves = [torch.stack(draws[start::2]).mean(0).sqrt() for start in (0, 1)]
-        placement = evaluate_responses(halves, owners, cells, are_tokens=are_tokens)
+        placement = evaluate_responses(halves, owners, cells, folds, are_tokens=are_tokens)
         if placement.verdict != "global":
             break
     return placement
@@ -157,16 +163,34 @@ def change_part(pixels: Tensor, place: Sequence[int], counts: Sequence[int], gen
     return changed
 
 
+def list_folds(cells: Sequence[int]) -> list[tuple[int, int]]:
+    """Return other grids of as many cells as an image's grid has, of which this one may be the row of cells."""
+    count = math.prod(cells)
+    pairs = [(height, count // height) for height in range(1, count + 1) if count % height == 0]
+    return [pair for pair in pairs if len(cells) == 2 and pair != tuple(cells)]
+
+
+def find_cell(place: Sequence[int], counts: Sequence[int], fold: Sequence[int]) -> int:
+    """Return the number of the cell of another grid that a part of the image lies in."""
+    corner = [int((index + 0.5) / count * length) for index, count, length in zip(place, counts, fold)]
+    return flatten_index(corner, fold)
+
+
 def evaluate_responses(
-    draws: Sequence[Tensor], places: Sequence[tuple[int, ...]], cells: tuple[int, ...], *, are_tokens: bool
+    draws: Sequence[Tensor],
+    places: Sequence[tuple[int, ...]],
+    cells: tuple[int, ...],
+    folds: Mapping[str, Tensor],
+    *,
+    are_tokens: bool,
 ) -> Placement:
-    """Return the verdict on responses (places, cells), measured twice."""
+    """Return the verdict on responses (places, cells), measured twice. `folds`: by other grids, the cells that respond."""
     responses = torch.stack(list(draws)).mean(0)
     if not bool(responses.any()):
         return Placement("independent", cells, "no cell changes")
     if responses.shape[1] == 1:
         return Placement("global", cells, "one cell")
-    figures = measure_responses(responses, draws, places, cells, are_tokens=are_tokens)
+    figures = measure_responses(responses, draws, places, cells, folds, are_tokens=are_tokens)
     fault = figures.find_fault()
     if fault is not None:
         return Placement("misplaced", cells, f"{fault}, {figures}")
@@ -177,12 +201,13 @@ def evaluate_responses(
 class Figures:
     """What a verdict rests on.
 
-    `dead`: share of the places that change no cell. `exact`, `near`: share of those whose strongest cell is the right
+    `places`: how many are changed. `dead`: share of those that change no cell. `exact`, `near`: share of those whose strongest cell is the right
     one, or next to it. `elsewhere`: share of those in whose response the right cell takes no part. `steady`: share of
     those with the same strongest cell in both draws. `fit`, `rival_fit`: how well the drawn order, and the best of
     `list_orders`, explains the responses.
     """
 
+    places: int
     dead: float
     exact: float
     near: float
@@ -198,7 +223,8 @@ class Figures:
     @property
     def is_local(self) -> bool:
         """Whether places change different cells, and the noise does not decide which."""
-        is_clear = self.agreement >= MIN_AGREEMENT and self.contrast >= MIN_CONTRAST
+        least = MIN_AGREEMENT if self.places >= MIN_MANY_PLACES else SURE_AGREEMENT  # orders of few cells fit by chance
+        is_clear = self.agreement >= least and self.contrast >= MIN_CONTRAST
         return is_clear and self.steady >= MIN_STEADY_SHARE
 
     @property
@@ -232,6 +258,7 @@ def measure_responses(
     draws: Sequence[Tensor],
     places: Sequence[tuple[int, ...]],
     cells: tuple[int, ...],
+    folds: Mapping[str, Tensor],
     *,
     are_tokens: bool,
 ) -> Figures:
@@ -244,11 +271,12 @@ def measure_responses(
     answers = scores if are_tokens else spread_to_neighbours(scores, cells)
     strange = steady & (answers.gather(1, targets[:, None])[:, 0] < STRANGE_SHARE * scores.amax(1))
     peak = scores.amax(1).mean().item()
-    orders = list_orders(cells, are_tokens=are_tokens)
-    fits = {name: fit_order(scores, order[targets]) / peak for name, order in orders}
+    orders = {name: order[targets] for name, order in list_orders(cells, are_tokens=are_tokens)} | folds
+    fits = {name: fit_order(scores, order) / peak for name, order in orders.items()}
     fit = fits.pop("plain")
     rival = max(fits, key=lambda name: fits[name])
     return Figures(
+        places=len(places),
         dead=measure_share(responses.amax(1) == 0),
         exact=measure_share(peaks == targets),
         near=measure_share((corners - torch.tensor(places)).abs().amax(1) <= 1),

@@ -180,13 +180,14 @@ def build_caformer() -> nn.Module:
     return build_former([metaformer.SepConv] * 2 + [metaformer.Attention] * 2, norm_layers=norms)
 
 
-def build_mixer(block: Any, perceptron: Any = mlp_mixer.Mlp) -> nn.Module:
+def build_mixer(block: Any, ratio: Any, perceptron: Any = mlp_mixer.Mlp) -> nn.Module:
     return mlp_mixer.MlpMixer(
         num_classes=CLASSES,
         img_size=SIDE,
         patch_size=8,
         num_blocks=2,
         embed_dim=32,
+        mlp_ratio=ratio,
         block_layer=block,
         mlp_layer=perceptron,
     )
@@ -223,9 +224,9 @@ BUILDERS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "focalnet": (lambda: focalnet.FocalNet(num_classes=CLASSES, embed_dim=16, depths=(1, 1, 1, 1)), 96),
     "poolformer": (lambda: build_former(metaformer.Pooling), 96),
     "caformer": (build_caformer, 96),
-    "mixer": (lambda: build_mixer(mlp_mixer.MixerBlock), SIDE),
-    "gmlp": (lambda: build_mixer(mlp_mixer.SpatialGatingBlock, mlp_mixer.GatedMlp), SIDE),
-    "resmlp": (lambda: build_mixer(mlp_mixer.ResBlock), SIDE),
+    "mixer": (lambda: build_mixer(mlp_mixer.MixerBlock, (0.5, 4.0)), SIDE),
+    "gmlp": (lambda: build_mixer(mlp_mixer.SpatialGatingBlock, 6, mlp_mixer.GatedMlp), SIDE),
+    "resmlp": (lambda: build_mixer(mlp_mixer.ResBlock, 4), SIDE),
     "mvitv2": (lambda: build_mvit(class_token=False), SIDE),
     "mvitv2_class_token": (lambda: build_mvit(class_token=True), SIDE),
     "nest": (build_nest, SIDE),

@@ -23,7 +23,7 @@ HGNET = {
     "hidden_sizes": [16, 16, 24, 32], "depths": [1, 1, 1, 1], "embedding_size": 8,
 }  # fmt: skip
 EFFICIENT = {
-    "image_size": 96, "width_coefficient": 0.5, "depth_coefficient": 0.2, "hidden_dim": 64, "in_channels": [32, 16, 24],
+    "image_size": 96, "width_coefficient": 0.5, "depth_coefficient": 0.2, "hidden_dim": 640, "in_channels": [32, 16, 24],
     "out_channels": [16, 24, 32], "kernel_sizes": [3, 3, 3], "strides": [1, 2, 2], "num_block_repeats": [1, 1, 1],
     "expand_ratios": [1, 2, 2],
 }  # fmt: skip
@@ -202,7 +202,7 @@ class Queries(nn.Module):
 
 
 def build_align() -> nn.Module:
-    return Probe(transformers.AlignVisionModel(transformers.AlignVisionConfig(**EFFICIENT)), 32)
+    return Probe(transformers.AlignVisionModel(transformers.AlignVisionConfig(**EFFICIENT)), 16)
 
 
 def build_sam() -> nn.Module:
