@@ -167,7 +167,7 @@ class FlippedViews(nn.Module):
 
 
 class FoldedViews(nn.Module):
-    """The same with both views in one batch."""
+    """The mean of both scores, with both views in one batch."""
 
     def __init__(self) -> None:
         super().__init__()

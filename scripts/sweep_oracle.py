@@ -24,9 +24,10 @@ MAX_PARTS = 4  # of a long cell
 DRAWS = (2, 6)  # changes of each place, each with noise of its own; the second where the first say nothing
 MAX_SHIFT = 12  # tokens by which a row of them may be off
 MIN_CORRELATION = 0.4  # of the response's centre with the changed place, along each axis
-MIN_AGREEMENT = 0.5  # correlation of the responses to two draws of noise at one place; below, they are noise
+# The correlation of the responses to two draws of noise, and the largest response of a place by its mean one. Below, the
+# noise decides which cell responds most, or all cells change alike.
+MANY_CELLS, FEW_CELLS = (0.5, 1.25), (0.8, 2.0)
 MIN_MANY_PLACES = 9
-MIN_CONTRAST = 1.25  # of a place's largest response and its mean one; below, all cells change alike
 SURE_AGREEMENT, SURE_CONTRAST = 0.8, 2.5  # from which on cells that follow no place are taken to lie elsewhere
 MIN_STEADY_SHARE = 0.5  # of the places where the strongest cell is the same for both draws
 MAX_DEAD_SHARE = 0.2  # of the places that change no cell at all
@@ -199,12 +200,13 @@ def evaluate_responses(
 
 @dataclass(frozen=True)
 class Figures:
-    """What a verdict rests on.
+    """The figures that a verdict rests on.
 
-    `places`: how many are changed. `dead`: share of those that change no cell. `exact`, `near`: share of those whose strongest cell is the right
-    one, or next to it. `elsewhere`: share of those in whose response the right cell takes no part. `steady`: share of
-    those with the same strongest cell in both draws. `fit`, `rival_fit`: how well the drawn order, and the best of
-    `list_orders`, explains the responses.
+    `places`: how many are changed. `dead`: share of those that change no cell. `exact`, `near`: share of those whose
+    strongest cell is the right one, or next to it. `elsewhere`: share of those in whose response the right cell takes no
+    part. `steady`: share of those with the same strongest cell in both draws. `fit`, `rival_fit`: how well the drawn
+    order, and the best of `list_orders`, explains the responses. `agreement`: correlation of two draws. `contrast`: a
+    place's largest response by its mean one.
     """
 
     places: int
@@ -222,14 +224,15 @@ class Figures:
 
     @property
     def is_local(self) -> bool:
-        """Whether places change different cells, and the noise does not decide which."""
-        least = MIN_AGREEMENT if self.places >= MIN_MANY_PLACES else SURE_AGREEMENT  # orders of few cells fit by chance
-        is_clear = self.agreement >= least and self.contrast >= MIN_CONTRAST
+        """Return True if places change different cells, and the noise does not decide which."""
+        # With few cells, some order fits the mixing by random weights by chance.
+        agreement, contrast = MANY_CELLS if self.places >= MIN_MANY_PLACES else FEW_CELLS
+        is_clear = self.agreement >= agreement and self.contrast >= contrast
         return is_clear and self.steady >= MIN_STEADY_SHARE
 
     @property
     def follows(self) -> bool:
-        """Whether the response moves with the changed place."""
+        """Return True if the response moves with the changed place."""
         is_correlated = min(self.correlations, default=0.0) >= MIN_CORRELATION
         return is_correlated or (self.is_local and self.exact >= MIN_EXACT_SHARE)
 
