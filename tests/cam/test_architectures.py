@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import gradcam
+from gradcam.errors import GradcamWarning
 
 FIRST, LAST = "channels first", "channels last"  # otherwise the number of tokens before the grid
 
@@ -43,6 +45,8 @@ TIMM: list[tuple[str, dict[str, Any], tuple[int, int], str, str | int]] = [
     ("efficientformer_l1", {}, (224, 224), "norm", 0),
     ("mixer_s32_224", {}, (64, 64), "norm", 0),
 ]
+# Whose cells all respond alike with random weights, of which a warning is right.
+RESPOND_ALIKE = ("levit_128s",)
 SIZED = ("vit", "deit", "beit", "eva", "swin", "maxvit", "cait", "coat", "volo", "xcit", "hiera", "mixer")
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -150,7 +154,10 @@ def check(model: nn.Module, size: tuple[int, int], layer: str, layout: str | int
 def test_timm(name: str, options: dict[str, Any], size: tuple[int, int], layer: str, layout: str | int) -> None:
     timm = pytest.importorskip("timm")
     sized = {"img_size": size} if name.startswith(SIZED) else {}
-    check(randomised(timm.create_model(name, num_classes=7, **sized, **options)), size, layer, layout)
+    with warnings.catch_warnings():
+        if name in RESPOND_ALIKE:
+            warnings.filterwarnings("ignore", "The map at layer .* may lie in wrong places", GradcamWarning)
+        check(randomised(timm.create_model(name, num_classes=7, **sized, **options)), size, layer, layout)
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,14 @@ class Model(nn.Module):
         return self.head(features.mean((2, 3)).sinh())
 
 
+def whole_batches(model: Model) -> list[tuple[int, int]]:
+    """Return the passes of more than one image.
+
+    The passes of one image check, the first time, whether the images of a batch depend on one another.
+    """
+    return [rows for rows in model.batches if rows != (1, 1)]
+
+
 def only_of_three(before: Tensor, after: Tensor) -> Tensor:
     if len(after) != 3:
         raise ValueError("made for three")
@@ -82,10 +90,10 @@ def test_every_tail_gives_what_the_loop_gives_by_the_cheapest_way(name: str) -> 
     torch.testing.assert_close(found.maps.double(), expected, rtol=1e-5, atol=1e-6 * expected.max().item())
     together = 3 * (5 + 4)
     if way == "tail":
-        assert model.batches == [(3, 3), (3, together)]
+        assert whole_batches(model) == [(3, 3), (3, together)]
     elif way == "all":
         assert model.batches[-1] == (together, together)
-        assert len(model.batches) <= 4
+        assert len(whole_batches(model)) <= 4
     else:
         assert model.batches[-5:] == [(3, 3)] * 5
 
@@ -144,7 +152,7 @@ def test_an_output_with_more_than_rows_of_images_is_computed_one_variant_at_a_ti
     assert model.batches[-5:] == [(3, 3)] * 5
     model.batches.clear()
     gradcam.explain(model, IMAGES, "layer", method="ablationcam", target=1)  # a class needs the logits only
-    assert model.batches == [(3, 3), (3, 27)]
+    assert whole_batches(model) == [(3, 3), (3, 27)]
 
 
 @pytest.mark.filterwarnings("ignore")  # PyTorch's own, of its quantisation
@@ -382,11 +390,12 @@ def test_reruns_are_computed_in_the_autocast_of_the_caller() -> None:
     kinds = []
     model = tiny_model().eval()
     model[8].register_forward_hook(lambda module, args, output: kinds.append(output.dtype))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = gradcam.explain(model, TINY, "4", method="ablationcam", target=1)
-    assert kinds == [torch.bfloat16] * len(kinds)
-    assert len(kinds) == 2
-    assert found.maps.dtype == torch.float32
+    for passes in (2 + len(TINY), 2):  # the first time, each image is run alone, too
+        kinds.clear()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = gradcam.explain(model, TINY, "4", method="ablationcam", target=1)
+        assert kinds == [torch.bfloat16] * passes
+        assert found.maps.dtype == torch.float32
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -395,7 +404,7 @@ def test_a_model_in_half_precision_keeps_to_the_tail(dtype: torch.dtype) -> None
     expected = gradcam.explain(model, IMAGES, "layer", method="reciprocam", target=1).heatmaps
     model = Model().to(dtype)
     found = gradcam.explain(model, IMAGES.to(dtype), "layer", method="reciprocam", target=1)
-    assert model.batches == [(3, 3), (3, 3 * (6 * 8 + 5))]
+    assert whole_batches(model) == [(3, 3), (3, 3 * (6 * 8 + 5))]
     assert (found.heatmaps - expected).abs().mean() < 0.1
 
 
