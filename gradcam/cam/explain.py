@@ -43,7 +43,7 @@ from gradcam.layers.frames import find_frame
 from gradcam.layers.layout import to_reshape
 from gradcam.options import DEFAULTS, ExplainOptions, fill_options
 from gradcam.targets.base import Bound, Instance, Scored, bind
-from gradcam.targets.classes import refuse_features
+from gradcam.targets.classes import name_output, refuse_features
 
 _BLIND = (
     "The gradient is exactly zero at every layer that has a grid: nothing there can change the score (weights of zero in "
@@ -457,6 +457,7 @@ def _explain_at(
         scored, evidence, found = recorded.scored, options["evidence"], {}
         shared = {"output": views.first_of(bound.own_output(recorded.output)), "evidence": evidence}
         shared["classes"] = None if scored.classes is None else views.first(scored.classes).to(batch.device)
+        shared["output_name"] = None if scored.logits is None else name_output(recorded.output, scored.logits)
         listed = None if bound.list_found is None else bound.list_found(recorded.output)
         shared["found"], shared["instances"] = (_lay_instances(rows, batch) for rows in (listed, scored.instances))
         of_gradients = {method.name for method in plan.methods if "gradients" in method.needs}
@@ -480,8 +481,8 @@ def _explain_at(
 def _name_layout(recorded: Recorded, layer: str) -> str | None:
     """Return the layout of a layer's output on the image; None for methods that explain no layer."""
     parts = [part for name in layer.split(" + ") for part in recorded.parts.get(name, ())]
-    kinds = [recorded.layouts[part].kind for part in parts if part in recorded.layouts]
-    return ", ".join(dict.fromkeys(kinds)) or None
+    names = [recorded.layouts[part].name for part in parts if part in recorded.layouts]
+    return ", ".join(dict.fromkeys(names)) or None
 
 
 def _lay_on_pictures(levels: Sequence[Tensor], recorded: Recorded, layer: str) -> Sequence[Tensor]:

@@ -298,8 +298,8 @@ def look_for_layers(model: nn.Module, batch: Batch, reshape: str | tuple[int, ..
     axes = Axes(model, batch, find_patches(model.modules()))
     if reshape is not None or not axes.text_lengths:
         return names
-    shapes, modules = axes.plain, {name: find_layer(model, name).module for name in names}
-    return [name for name in names if not axes.holds_text(shapes.get(modules[name], [()])[0], modules[name])]
+    shapes, layers = axes.plain, {name: find_layer(model, name).module for name in names}
+    return [name for name in names if not axes.holds_text(shapes.get(layers[name], [()])[0], layers[name])]
 
 
 def record_outlets(model: nn.Module, batch: Batch, outlets: Sequence[Outlet]) -> dict[str, Tensor]:

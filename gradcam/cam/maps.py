@@ -302,7 +302,7 @@ def _use_gradients(
     classes, slack = recorded.scored.values.shape[1], recorded.slack
     first = 0
     takes_means = not one_by_one and all(method.takes_means for method in methods)
-    means = _means(sites, joined, recorded.readings) if takes_means else None
+    means = _means(recorded, sites, joined) if takes_means else None
     if means is not None and checked:
         _check_all(recorded, sites, joined)
     all_pieces = _gradients(recorded, sites, joined, one_by_one=one_by_one, checked=checked)
@@ -400,16 +400,16 @@ def _gradients(
 
 
 def _means(
-    sites: Sequence[GridActivations], scores: Tensor, readings: Readings
+    recorded: Recorded, sites: Sequence[GridActivations], scores: Tensor
 ) -> list[tuple[Tensor, list[bool]]] | None:
     """As `_gradients` at the one site that there is, of all classes, each channel's mean for all of its places; None where
     there is no shorter way to it."""
     (site, *others) = sites
     is_plain = isinstance(site.layout, Layout) and site.layout.kind == "channels first" and site.recorded.ndim == 4
-    found = mean_gradients(scores, site.recorded) if is_plain and not others else None
+    found = mean_gradients(scores, site.recorded, recorded.tail.nodes) if is_plain and not others else None
     if found is None:
         return None
-    is_zero = readings.ask_zeros(found, f"The gradients at layer '{site.layer}' are")
+    is_zero = recorded.readings.ask_zeros(found, f"The gradients at layer '{site.layer}' are")
     return [(at_least_float32(found)[..., None, None], is_zero)]
 
 

@@ -118,16 +118,17 @@ class Probe:
         if scores[0] >= enough and not is_better:
             return assumed
         counts = [self._count_answers(layout) for layout in (assumed, layouts[best])[: 1 + is_better]]
-        if counts[0] is None or counts[-1] is None or counts[0] >= MIN_ANSWERS > counts[-1]:
+        answers, other = counts[0], counts[-1]
+        if answers is None or other is None:
             return assumed
         is_likely = scores[0] >= max(LIKELY_CORRELATION, LIKELY_DEVIATIONS / math.sqrt(codes.numel()))
-        if counts == [MIN_ANSWERS - 1] and is_likely:
-            return assumed
-        if max(counts) < MIN_ANSWERS:  # type: ignore[type-var]  # no None any more
+        if is_better and other >= MIN_ANSWERS and (scores[best] >= enough or other > answers):
+            return layouts[best]
+        if answers < MIN_ANSWERS - (is_likely and not is_better):
             raise MisplacedError(
-                f"of {len(PLACES)} changed in the image, its cells answered at {counts[0]}, expected {MIN_ANSWERS} or more"
+                f"of {len(PLACES)} changed in the image, its cells answered at {answers}, expected {MIN_ANSWERS} or more"
             )
-        return layouts[best] if is_better and (scores[best] >= enough or counts[-1] > counts[0]) else assumed
+        return assumed
 
     def _measure_orientation(self) -> AnyLayout:
         """The same for maps of convolutions, which can be mirrored or transposed at most."""

@@ -6,7 +6,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -270,8 +270,8 @@ def _look(model: nn.Module, batch: Batch, target: Any, reshape: str | tuple[int,
         watch.watch(model, hooks)
         names = look_for_layers(model, batch, reshape)
     # The model has run to its end, so that the ways are there.
-    ways, places = watch.ways, watch.places
-    found = suggest(names, places, ways, watch.output, are_all=reshape is None)  # type: ignore[arg-type]  # it has ways
+    ways, places = cast("Ways", watch.ways), watch.places
+    found = suggest(names, places, ways, watch.output, are_all=reshape is None)
     edges = {name: places[name].edge for name in (found.layers[0], found.behind_activation) if name in places}
     tails = {name: read_tail(ways.scores, [edge], watch.pictures) for name, edge in edges.items()}
     found = replace(found, bypassed={name: tail.is_bypassed for name, tail in tails.items()})

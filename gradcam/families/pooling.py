@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
-from gradcam.hooks.autograd import graph_of
+from gradcam.hooks.autograd import Edge, edge_of
 
 PARTS = ("q_proj", "k_proj", "v_proj", "c_proj")  # as CLIP's own pool has them, and whoever took it over from there
 CLOSE = 1e-3  # by the length of the vectors: what is no other pool than this one
-PASSAGE = ["BackwardHookFunction", "BackwardHookFunction", "Clone"]  # from what a `TargetLayer` kept to what goes on
+PASSAGE = ["Clone"]  # from what a `TargetLayer` kept to what goes on
 
 # By pool, the function that was found to compute the same.
 _known: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
@@ -101,11 +102,12 @@ def _go_back(pool: Any, looked: Looked, gradient: Tensor) -> Tensor:
     return at_cells + torch.mm(at_query, pool.q_proj.weight) / count
 
 
-def mean_gradients(scores: Tensor, grid: Tensor) -> Tensor | None:
+def mean_gradients(scores: Tensor, grid: Tensor, nodes: Sequence[Node]) -> Tensor | None:
     """The means over the cells of the gradients of scores (N,K) at what a `TargetLayer` kept (N,C,h,w): (N,K,C), where
-    nothing but `Pooled` looks at it; None otherwise. A head's shares add up to one, and the slopes of its softmax to
-    zero: so the mean has the values' part whole, and nothing comes by the keys."""
-    node = _find_pooled(scores, grid)
+    nothing but `Pooled` looks at it; None otherwise. `nodes`: what leads from there to the scores. A head's shares add up
+    to one, and the slopes of its softmax to zero: so the mean has the values' part whole, and nothing comes by the
+    keys."""
+    node = _find_pooled(grid, nodes)
     if node is None:
         return None
     with torch.enable_grad():
@@ -121,20 +123,22 @@ def mean_gradients(scores: Tensor, grid: Tensor) -> Tensor | None:
     return torch.stack(rows)
 
 
-def _find_pooled(scores: Tensor, grid: Tensor) -> Any | None:
+def _find_pooled(grid: Tensor, nodes: Sequence[Node]) -> Any | None:
     """The node of the one `Pooled` that looks at what was kept, behind nothing but a `TargetLayer`'s own operations."""
-    users: dict[Any, list[Any]] = {}
-    node: Any = None
-    for each in graph_of(scores):
-        node = each if getattr(each, "variable", None) is grid else node
-        for behind, _ in each.next_functions:
-            users.setdefault(behind, []).append(each)
+    users: dict[Edge, list[Any]] = {}
+    if not any(getattr(node, "_forward_cls", None) is Pooled for node in nodes):
+        return None
+    for node in nodes:
+        for edge in node.next_functions:
+            users.setdefault(edge, []).append(node)  # type: ignore[arg-type]  # edges to no node are not looked up
+    start = edge_of(grid) or next((edge for edge in users if getattr(edge[0], "variable", None) is grid), None)
     passage: list[str] = []
-    while node is not None and len(users.get(node, [])) == 1:
-        (node,) = users[node]
+    while start is not None and len(users.get(start, [])) == 1:
+        (node,) = users[start]
         if getattr(node, "_forward_cls", None) is Pooled:
             return node if passage == PASSAGE else None
         passage.append(node.name().rstrip("0123456789").removesuffix("Backward"))
+        start = node, 0
     return None
 
 

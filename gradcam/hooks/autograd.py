@@ -237,10 +237,10 @@ def read_tail(scores: Iterable[Edge | None], activations: Iterable[Edge | None],
     for edge in waiting:  # which grows on the way
         nodes[edge[0]] = None
         is_bypassed = is_bypassed or edge == images
-        for given in edge[0].next_functions:
-            if given[0] is not None and given not in edges and given not in ends:
-                edges.add(given)
-                waiting.append(given)
+        for node, index in edge[0].next_functions:
+            if node is not None and (node, index) not in edges and (node, index) not in ends:
+                edges.add((node, index))
+                waiting.append((node, index))
     return Tail(list(nodes), is_bypassed)
 
 

@@ -27,9 +27,8 @@ MAX_ANSWERS = 1024  # per model; the oldest go first
 MAX_DEPTH, MAX_ITEMS = 3, 64  # of settings that hold others
 MAX_VALUES = 64  # compared per tensor: all values of a smaller one, as many evenly spaced ones of a larger one
 PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size))
-OWN_ATTRIBUTES = frozenset(vars(nn.Module()))  # what every module has
+OWN_ATTRIBUTES = tuple(vars(nn.Module()))  # what every module has
 OWN_HOOKS = "gradcam.hooks.hooks"  # the module whose hooks another thread may have put on the model
-HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 class Facts:
@@ -74,13 +73,14 @@ class ModelState:
     def __init__(self, model: nn.Module) -> None:
         self._tensors: list[Tensor] = []
         self._objects: dict[int, Any] = {}  # configurations, which many modules share
+        self._forwards: dict[type, Any] = {}
         settings: list[Any] = [tuple(torch_module._global_forward_hooks), tuple(torch_module._global_forward_pre_hooks)]
         for module in list_modules(model):
             self._read_module(module, settings)
-        self._settings = settings
+        self._settings = [*settings, *self._forwards.values()]
         self._memory = [_describe_memory(tensor) for tensor in self._tensors]
         self._values = _sample_values(self._tensors)
-        self._tensors, self._objects = [], {}
+        self._tensors, self._objects, self._forwards = [], {}, {}
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -94,21 +94,28 @@ class ModelState:
     __hash__ = None  # type: ignore[assignment]
 
     def _read_module(self, module: nn.Module, settings: list[Any]) -> None:
-        attributes = vars(module)
-        kind = type(module)
-        settings += (weakref.ref(module), kind, _refer(kind.forward), tuple(attributes), tuple(module._modules))
-        for name in HOOKS:
-            if attributes[name]:
-                settings.append(
-                    [key for key, hook in attributes[name].items() if getattr(hook, "__module__", "") != OWN_HOOKS]
-                )
-        for name in ("_parameters", "_buffers"):
-            if attributes[name]:
-                settings.append([(key, tensor is None) for key, tensor in attributes[name].items()])
-                self._tensors += [tensor for tensor in attributes[name].values() if tensor is not None]
-        for name, value in attributes.items():
-            if name not in OWN_ATTRIBUTES:
-                settings.append(value if type(value) in PLAIN else self._describe(value))
+        attributes, kind = module.__dict__, type(module)
+        names, count = tuple(attributes), len(OWN_ATTRIBUTES)
+        settings += (weakref.ref(module), kind, names, tuple(module._modules))
+        if kind not in self._forwards:
+            self._forwards[kind] = _refer(kind.forward)
+        for hooks in (module._forward_hooks, module._forward_pre_hooks):
+            if hooks:
+                own = [key for key, hook in hooks.items() if getattr(hook, "__module__", "") != OWN_HOOKS]
+                settings.append(own)
+        for tensors in (module._parameters, module._buffers):
+            if tensors:
+                settings.append([(name, tensor is None) for name, tensor in tensors.items()])
+                self._tensors += [tensor for tensor in tensors.values() if tensor is not None]
+        # Modules set their own attributes first: as a rule, the rest are settings.
+        is_usual = names[:count] == OWN_ATTRIBUTES
+        values = list(attributes.values())[count:] if is_usual else [
+            value for name, value in attributes.items() if name not in OWN_ATTRIBUTES
+        ]  # fmt: skip
+        for value in values:
+            value_kind = type(value)
+            is_plain = value_kind in PLAIN or (value_kind is tuple and PLAIN.issuperset(map(type, value)))
+            settings.append(value if is_plain else self._describe(value))
 
     def _describe(self, value: Any, depth: int = 0) -> Any:  # noqa: PLR0911  # one for each kind of value
         """Return something that compares equal while the value does, and holds none of it alive."""

@@ -222,7 +222,7 @@ def _random_state(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 def _read_numpy_words() -> bytes | None:
     """Return the words of NumPy's global generator as they lie in memory; None if it is not the usual one."""
-    generator = np.random.get_bit_generator()
+    generator = np.random.get_bit_generator()  # type: ignore[attr-defined]  # NumPy exports it to people alone
     if not isinstance(generator, np.random.MT19937):
         return None
     return ctypes.string_at(generator.ctypes.state_address, MT19937_BYTES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -201,9 +202,9 @@ def _modules_outside_attention(module: nn.Module, name: str = "") -> Iterator[tu
         for child_name, child in module.named_children():
             yield from _modules_outside_attention(child, f"{name}.{child_name}".lstrip("."))
     else:
-        first_name, first = next(module.named_children(), ("", None))
-        if isinstance(first, (nn.LayerNorm, nn.RMSNorm)) or "Norm" in type(first).__name__:
-            yield f"{name}.{first_name}", first
+        for first_name, first in itertools.islice(module.named_children(), 1):
+            if "Norm" in type(first).__name__:
+                yield f"{name}.{first_name}", first
 
 
 def gives_back(module: nn.Module, args: tuple[Any, ...], tensor: Tensor) -> bool:

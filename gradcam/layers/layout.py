@@ -126,9 +126,8 @@ class Layout:
     def name(self) -> str:
         """The layout in words, for records."""
         if self.order is not None:
-            cells = hashlib.sha256(str(self.order).encode()).hexdigest()[:8]
-            return f"{self.kind}, grid {self.grid}, cells in measured order {cells}"
-        return f"{self.kind}, grid {self.grid}, {self.prefix} before" if "tokens" in self.kind else self.kind
+            return f"{self.kind} in measured order {hashlib.sha256(str(self.order).encode()).hexdigest()[:8]}"
+        return f"{self.kind}, {self.prefix} before the grid" if self.prefix else self.kind
 
     def to_grid(self, tensor: Tensor) -> Tensor:
         """Activations, or a gradient with respect to them, as (N,C,*grid); a view where possible."""
@@ -489,6 +488,11 @@ class IndexLayout:
     image_axis: int
     folds: int
     kind: str = "picked"
+
+    @property
+    def name(self) -> str:
+        """The layout in words, for records."""
+        return self.kind
 
     def to_grid(self, tensor: Tensor) -> Tensor:
         return self.to_rows(tensor).flatten()[self.indices]

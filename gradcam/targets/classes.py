@@ -391,6 +391,15 @@ def find_logits(output: Any, images: int, *, head: str | int | None = None) -> T
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
+def name_output(output: Any, logits: Tensor) -> str | None:
+    """Return the key or index of the tensor that the logits were taken from; None if the output is one tensor."""
+    for name, value in _list_heads(output).items():
+        is_like = isinstance(value, Tensor) and value.is_floating_point() and value.numel() == logits.numel()
+        if is_like and torch.equal(value.detach().reshape(logits.shape).to(logits), logits.detach()):
+            return str(name)
+    return None
+
+
 def refuse_features(model: nn.Module, target: Any) -> None:
     """Raise `TargetError` where a class is requested of a model without a head; warn where a head is doubtful."""
     end = model if is_function(target) else find_end(model)
