@@ -15,7 +15,15 @@ from typing_extensions import Self, Unpack
 
 from gradcam.cam.default_layer import MAX_CANDIDATES, DefaultLayer, OtherRouteError, list_others, name_question
 from gradcam.cam.forward import Recorded, caller_autocast, recorded_pass
-from gradcam.cam.grid import JOINS, BlindPatchesError, find_grid, find_placed_layer, verify_places, warn_of_mixed_images
+from gradcam.cam.grid import (
+    JOINS,
+    ORDERED,
+    BlindPatchesError,
+    find_grid,
+    find_placed_layer,
+    verify_places,
+    warn_of_mixed_images,
+)
 from gradcam.cam.maps import compute_maps
 from gradcam.cam.methods.attention_capture import AttentionLog
 from gradcam.cam.methods.base import Method
@@ -550,7 +558,10 @@ def _search_layer(
 ) -> tuple[DefaultLayer, dict[tuple[str, str], Explanation]]:
     """Choose the first layer on all of the images' way to the score that responds in place and has a gradient."""
     copied, reshape = _copy(bound), plan.options["reshape"]
-    found = find_suggestion(copied.model, copied.batch, copied.target, reshape, whole_batch=whole_batch)
+    is_ordered = facts.get(ORDERED)
+    found = find_suggestion(
+        copied.model, copied.batch, copied.target, reshape, whole_batch=whole_batch, facts=facts if is_ordered else None
+    )
     best = found.behind_activation if is_positive else found.layers[0]
     names = [best, *found.layers]
     own_names = {
@@ -572,6 +583,8 @@ def _search_layer(
             batch, autocast = bound.batch, caller_autocast(bound.batch.device.type)
             layer = find_placed_layer(bound.model, batch, names[:MAX_CANDIDATES], facts, autocast) if names else None
         except BlindLayerError:  # a dead end, such as the last block of a network that reads its class token only
+            if facts.get(ORDERED) and not is_ordered:  # now it is known which tokens the score reads
+                return _search_layer(model, bound, plan, facts, is_positive=is_positive, whole_batch=whole_batch)
             names = list_others(names, default.layer)
             layer = _find_last_with_gradient(model, _copy(bound), names, plan, facts) if names else None
             if layer is None:

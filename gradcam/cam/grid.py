@@ -30,6 +30,7 @@ from gradcam.layers.layout import (
     find_rivals,
     is_guess,
     one_image,
+    order_question,
     pick,
 )
 
@@ -38,6 +39,7 @@ TEXT = (
     "of the part that sees the picture alone."
 )
 JOINS = ("sum",)
+ORDERED = "a token order was measured"  # the key of that fact
 SHARES = (
     "whose rows add up to 1: shares of attention between tokens, which are no picture. Choose the block around it, or a "
     "method that follows attention, such as 'rollout'."
@@ -91,14 +93,11 @@ def find_grid(layer: str, activations: Tensor, recorded: Recorded, reshape: Resh
             find_route=lambda: recorded.tail.route,
         )
         is_row = reshape is None and isinstance(layout, Layout) and layout.kind.startswith("tokens")
-        measured = recorded.facts.get(_order_of(layout, activations, recorded)) if is_row else None
+        measured = (
+            recorded.facts.get(order_question(layout, activations.shape, recorded.batch.size)) if is_row else None
+        )
         recorded.layouts[layer] = measured or layout
     return recorded.layouts[layer]
-
-
-def _order_of(layout: Layout | IndexLayout, activations: Tensor, recorded: Recorded) -> Hashable:
-    """Return the key of the order that was measured for tokens of this number at another layer."""
-    return ("order", tuple(activations.shape[:2]), recorded.batch.size, layout)
 
 
 def place(
@@ -176,7 +175,8 @@ def verify_places(recorded: Recorded, reshape: Reshape = None, *, includes_certa
                 return tell_misplaced(layer, measured)
             if measured != layout:
                 recorded.layouts[part] = measured
-                recorded.facts.set(_order_of(layout, activations, recorded), measured)
+                recorded.facts.set(order_question(layout, activations.shape, recorded.batch.size), measured)
+                recorded.facts.set(ORDERED, True)
     return None
 
 

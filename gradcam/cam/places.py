@@ -145,7 +145,7 @@ class Probe:
             if turn == 0 and min(offsets[0]) > MIN_OFFSET:
                 return assumed
         offset, other = (min(map(sum, zip(*rows))) / len(QUADRANTS) for rows in (offsets, transposed))
-        if offset > -MIN_OFFSET:
+        if offset > -MIN_OFFSET and other <= max(offset, MIN_OFFSET):
             return assumed  # at worst all cells respond alike
         if other > MIN_OFFSET and len(self.batch.size) == 2 and not self.placed.is_fixed:
             name, rows = self.placed.outlet.name, torch.zeros_like(self.activations, dtype=torch.float32)

@@ -15,10 +15,11 @@ from torch.autograd.graph import Node
 from gradcam.cam.forward import find_layers_with_grid, look_for_layers
 from gradcam.cam.grid import try_all
 from gradcam.hooks.autograd import Edge, edge_of, graph_of, leaves, read_tail
+from gradcam.hooks.facts import Facts
 from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.nested import Batch, caller_keeps, first_floating, map_tensors, tensors
 from gradcam.layers.find import ATTENDING, WEIGHING, Outlet, Ways, is_activated
-from gradcam.layers.layout import Layout, find_layout, find_patches, find_rivals, one_image
+from gradcam.layers.layout import Layout, find_layout, find_patches, find_rivals, one_image, order_question
 from gradcam.targets.base import Reader
 from gradcam.targets.classes import is_function, to_class_target
 
@@ -65,12 +66,13 @@ def find_suggestion(
     reshape: str | tuple[int, ...] | None = None,
     *,
     whole_batch: bool = False,
+    facts: Facts | None = None,
 ) -> Suggestion:
     """The layers to explain `target` at; found by one forward pass, of one image if the model takes that, unless of the
     `whole_batch`. Raises `LayerError` where no layer has a grid."""
     for each in (one_image(batch), batch) if batch.images > 1 and not whole_batch else (batch,):
         with contextlib.suppress(Exception):  # what cannot be recorded may well run unrecorded
-            return _look(model, each, target, reshape)
+            return _look(model, each, target, reshape, facts)
     names = find_layers_with_grid(model, batch, reshape)
     return Suggestion(names, names[0], is_recorded=False)
 
@@ -197,7 +199,10 @@ def _let_go(holder: Any, is_ours: Callable[[Tensor], bool], depth: int = 3) -> N
 class _Watch:
     """What is seen of a model's layers while it runs, recorded."""
 
-    def __init__(self, model: nn.Module, batch: Batch, target: Any, reshape: str | tuple[int, ...] | None) -> None:
+    def __init__(
+        self, model: nn.Module, batch: Batch, target: Any, reshape: str | tuple[int, ...] | None, facts: Facts | None
+    ) -> None:
+        self._facts = facts
         self._modules = {name: module for name, module in model.named_modules(remove_duplicate=False) if name}
         self._batch, self._target, self._reshape = batch, target, reshape
         self._patches = find_patches(model.modules())
@@ -257,11 +262,16 @@ class _Watch:
 
     def _find_layout(self, shape: Sequence[int], module: nn.Module | None = None) -> Layout | None:
         batch = self._batch
-        return find_layout(shape, batch.size, module, batch.images, patches=self._patches, reshape=self._reshape)
+        layout = find_layout(shape, batch.size, module, batch.images, patches=self._patches, reshape=self._reshape)
+        if layout is None or self._facts is None or "tokens" not in layout.kind:
+            return layout
+        return self._facts.get(order_question(layout, shape, batch.size)) or layout
 
 
-def _look(model: nn.Module, batch: Batch, target: Any, reshape: str | tuple[int, ...] | None) -> Suggestion:
-    watch = _Watch(model, batch, target, reshape)
+def _look(
+    model: nn.Module, batch: Batch, target: Any, reshape: str | tuple[int, ...] | None, facts: Facts | None = None
+) -> Suggestion:
+    watch = _Watch(model, batch, target, reshape, facts)
     with contextlib.ExitStack() as stack:
         stack.enter_context(no_graph_kept(model, lambda: watch.pictures))
         forget: Any = lambda _: None  # noqa: E731  # the graph alone takes no memory

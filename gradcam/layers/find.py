@@ -275,15 +275,23 @@ class Ways:
         return frozenset(edge for edge in order if total and before[edge] * behind[edge] == total)
 
     def _reads_prefix(self, node: Node) -> bool:
-        """Whether the operation takes some of the tokens that come before the patches, and nothing else."""
+        """Return whether the operation takes some of the tokens beside the patches, and nothing else."""
         if node.name() not in ("SelectBackward0", "SliceBackward0"):
             return False
-        shape, axis = node._saved_self_sym_sizes, node._saved_dim  # type: ignore[attr-defined]
-        end = node._saved_index + 1 if node.name() == "SelectBackward0" else node._saved_end  # type: ignore[attr-defined]
+        node_of_any: Any = node
+        shape, axis = node_of_any._saved_self_sym_sizes, node_of_any._saved_dim
         layout = self._find_layout(shape)
-        if layout is None or not layout.prefix:
+        if layout is None or "tokens" not in layout.kind or axis != 1 - layout.image_axis:
             return False
-        return axis == 1 - layout.image_axis and 0 < end <= layout.prefix
+        if node.name() == "SelectBackward0":
+            index = node_of_any._saved_index
+            read = range(shape[axis])[index - 2**64 if index >= 2**63 else index :][:1]
+        else:
+            read = range(shape[axis])[node_of_any._saved_start : node_of_any._saved_end]
+        cells = layout.list_cells()
+        return len(read) > 0 and not set(read).intersection(
+            range(shape[axis])[cells] if isinstance(cells, slice) else cells
+        )
 
 
 def is_activated(edge: Edge) -> bool:

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, NamedTuple
@@ -167,6 +167,11 @@ class Layout:
         if self.kind != "channels last":
             rows = rows[:, self.list_cells()].unflatten(1, self.grid)
         return rows.movedim(-1, 1)
+
+
+def order_question(layout: Layout | IndexLayout, shape: Lengths, size: Lengths) -> Hashable:
+    """Return the key under which the order that was measured for so many tokens is remembered."""
+    return ("order", shape[1 - layout.image_axis], tuple(size), layout)
 
 
 def find_layout(

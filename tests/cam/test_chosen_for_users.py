@@ -1,0 +1,480 @@
+"""What is chosen for users is verified: the default layer, the order of its tokens, and what is remembered of a model."""
+
+from __future__ import annotations
+
+import copy
+import random
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+
+import gradcam
+from gradcam.errors import GradcamWarning, LayerError
+
+SIDE, PATCH, WIDTH = 64, 8, 32
+CELLS = (SIDE // PATCH) ** 2
+
+
+def make_block() -> nn.Module:
+    return nn.TransformerEncoderLayer(WIDTH, 4, 64, batch_first=True, norm_first=True)
+
+
+class Tokens(nn.Module):
+    """Patches in rows, with tokens beside them wherever `arrange` puts these; the head reads what `read` gives."""
+
+    def __init__(
+        self, arrange: Callable[[Tensor, Tensor], Tensor], read: Callable[[Tensor], Tensor], others: int = 1
+    ) -> None:
+        super().__init__()
+        self.patches, self.others = nn.Conv2d(3, WIDTH, PATCH, PATCH), nn.Parameter(torch.randn(1, others, WIDTH))
+        self.blocks, self.norm = nn.Sequential(make_block(), make_block()), nn.LayerNorm(WIDTH)
+        self.head, self.arrange, self.read = nn.Linear(WIDTH, 5), arrange, read
+
+    def forward(self, images: Tensor) -> Tensor:
+        patches = self.patches(images).flatten(2).transpose(1, 2)
+        tokens = self.arrange(patches, self.others.expand(len(images), -1, -1))
+        return self.head(self.read(self.norm(self.blocks(tokens))))
+
+
+def put_last(patches: Tensor, others: Tensor) -> Tensor:
+    return torch.cat([patches, others], 1)
+
+
+def put_in_the_middle(patches: Tensor, others: Tensor) -> Tensor:
+    half = patches.shape[1] // 2
+    return torch.cat([patches[:, :half], others, patches[:, half:]], 1)
+
+
+def put_at_both_ends(patches: Tensor, others: Tensor) -> Tensor:
+    return torch.cat([others[:, :1], patches, others[:, 1:]], 1)
+
+
+def count_columns_first(patches: Tensor, others: Tensor) -> Tensor:
+    side = SIDE // PATCH
+    return torch.cat([others, patches.unflatten(1, (side, side)).transpose(1, 2).flatten(1, 2)], 1)
+
+
+ARRANGED: dict[str, tuple[Any, Callable[[Tensor], Tensor], int, list[int]]] = {
+    "registers at the end": (put_last, lambda x: x.mean(1), 4, list(range(CELLS))),
+    "class token at the end": (put_last, lambda x: x[:, -1], 1, list(range(CELLS))),
+    "class token in the middle": (
+        put_in_the_middle, lambda x: x[:, CELLS // 2], 1, [i for i in range(CELLS + 1) if i != CELLS // 2],
+    ),
+    "class token first, registers at the end": (put_at_both_ends, lambda x: x[:, 0], 5, list(range(1, CELLS + 1))),
+    "columns first": (
+        count_columns_first, lambda x: x.mean(1), 1,
+        (1 + torch.arange(CELLS).unflatten(0, (SIDE // PATCH,) * 2).T.flatten()).tolist(),
+    ),
+}  # fmt: skip
+
+
+def record(model: nn.Module, layer: str, images: Tensor, target: int = 1) -> tuple[Tensor, Tensor]:
+    """The activations of a layer, or of one of its runs, and their gradient, by plain autograd."""
+    name, _, run = layer.partition("#")
+    outputs: list[Tensor] = []
+    handle = model.get_submodule(name).register_forward_hook(lambda module, args, output: outputs.append(output))
+    score = model(images)[:, target].sum()
+    handle.remove()
+    activations = outputs[int(run or 0)]
+    (gradient,) = torch.autograd.grad(score, activations)
+    return activations.detach(), gradient
+
+
+@pytest.mark.parametrize("kind", ARRANGED)
+@pytest.mark.parametrize("layer", [None, "blocks.0"])
+def test_each_cell_is_drawn_at_its_patch_wherever_other_tokens_lie(kind: str, layer: str | None) -> None:
+    arrange, read, others, cells = ARRANGED[kind]
+    torch.manual_seed(0)
+    model, images = Tokens(arrange, read, others).eval(), torch.randn(1, 3, SIDE, SIDE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        explanation = gradcam.explain(model, images, layer, target=1, evidence="signed")
+    assert explanation.layer != "patches"
+    activations, gradient = record(model, explanation.layer, images)
+    if activations.shape[1] == CELLS + others:
+        activations, gradient = activations[:, cells], gradient[:, cells]
+    expected = torch.einsum("ntc,nc->nt", activations, gradient.mean(1)).unflatten(1, (SIDE // PATCH,) * 2)
+    assert gradient.any()
+    torch.testing.assert_close(explanation.maps[:, 0], expected, rtol=1e-3, atol=1e-5 * float(expected.abs().max()))
+
+
+class Resampler(nn.Module):
+    """As many learned queries as a coarse grid has cells read the patches, and only they go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.queries = nn.Conv2d(3, WIDTH, PATCH, PATCH), nn.Parameter(torch.randn(1, 16, WIDTH))
+        self.block, self.read = make_block(), nn.MultiheadAttention(WIDTH, 4, batch_first=True)
+        self.norm, self.last, self.head = nn.LayerNorm(WIDTH), make_block(), nn.Linear(WIDTH, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.block(self.patches(images).flatten(2).transpose(1, 2))
+        queries = self.queries.expand(len(images), -1, -1)
+        return self.head(self.last(self.norm(queries + self.read(queries, tokens, tokens)[0])).mean(1))
+
+
+def test_learned_queries_are_no_cells() -> None:
+    torch.manual_seed(0)
+    explanation = gradcam.explain(Resampler().eval(), torch.rand(1, 3, SIDE, SIDE), target=1)
+    assert (explanation.layer, explanation.maps.shape[2:]) == ("block", (8, 8))
+
+
+class PreNormAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.to_qkv, self.to_out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.to_qkv(self.norm(x)).chunk(3, -1)
+        return self.to_out((query @ key.transpose(1, 2) / WIDTH**0.5).softmax(-1) @ value)
+
+
+class PreNorm(nn.Module):
+    """As the ViT of vit-pytorch: norms inside the attention modules, residual additions outside of any."""
+
+    def __init__(self, blocks: int = 4) -> None:
+        super().__init__()
+        self.patches, self.cls = nn.Conv2d(3, WIDTH, PATCH, PATCH), nn.Parameter(torch.randn(1, 1, WIDTH))
+        self.attentions = nn.ModuleList(PreNormAttention() for _ in range(blocks))
+        self.head = nn.Linear(WIDTH, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        patches = self.patches(images).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.cls.expand(len(images), -1, -1), patches], 1)
+        for attention in self.attentions:
+            tokens = tokens + attention(tokens)
+        return self.head(tokens[:, 0])
+
+
+def test_the_norm_before_the_last_attention_comes_before_the_patch_embedding() -> None:
+    torch.manual_seed(0)
+    explanation = gradcam.explain(PreNorm().eval(), torch.randn(1, 3, SIDE, SIDE), target=1)
+    assert explanation.layer == "attentions.3.norm"
+
+
+def test_a_patch_embedding_in_front_of_all_blocks_is_told_of() -> None:
+    class Functional(PreNorm):
+        def forward(self, images: Tensor) -> Tensor:
+            tokens = self.patches(images).flatten(2).transpose(1, 2)
+            for part in self.attentions:  # called piece by piece, so that no later module gives all tokens
+                query, key, value = nn.functional.linear(tokens, part.to_qkv.weight).chunk(3, -1)
+                tokens = tokens + (query @ key.transpose(1, 2)).softmax(-1) @ value @ part.to_out.weight.T
+            return self.head(tokens.mean(1))
+
+    torch.manual_seed(0)
+    with pytest.warns(GradcamWarning, match="'patches' comes before all attention"):
+        gradcam.explain(Functional().eval(), torch.randn(1, 3, SIDE, SIDE), target=1)
+
+
+class FlipAveraged(nn.Module):
+    def __init__(self, flip: Callable[[Tensor], Tensor], *, is_last: bool) -> None:
+        super().__init__()
+        self.net, self.flip, self.is_last = torchvision.models.resnet18(weights=None, num_classes=5), flip, is_last
+
+    def forward(self, images: Tensor) -> Tensor:
+        views = [images, self.flip(images)] if self.is_last else [self.flip(images), images]
+        return sum(self.net(view) for view in views)
+
+
+@pytest.mark.parametrize("flip", [lambda x: x.flip(-1), lambda x: x.flip(-2), lambda x: x.mT])
+@pytest.mark.parametrize("is_last", [False, True])
+@pytest.mark.filterwarnings("ignore:Only a part")
+def test_of_several_runs_the_one_that_responds_in_place_is_explained(flip: Any, *, is_last: bool) -> None:
+    torch.manual_seed(0)
+    model, images = FlipAveraged(flip, is_last=is_last).eval(), torch.zeros(1, 3, 160, 160)
+    images[:, :, 20:60, 100:140] = 3 * torch.randn(1, 3, 40, 40)
+    explanation = gradcam.explain(model, images, target=1, method="layercam")
+    if flip(torch.arange(4.0).reshape(2, 2))[0, 0] > 0:  # what is transposed can be drawn upright
+        assert explanation.layer == ("net.layer4#0" if is_last else "net.layer4#1")
+    heatmap = explanation.heatmaps[0, 0]
+    assert heatmap[:80, 80:].sum() > 0.4 * heatmap.sum()
+
+
+def test_a_network_that_sees_the_image_transposed_is_drawn_upright() -> None:
+    class Transposed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.ReLU(), nn.Conv2d(8, 8, 3, 1, 1), nn.ReLU())
+            self.head = nn.Linear(8, 5)
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.head(self.net(images.mT).mean((2, 3)))
+
+    torch.manual_seed(0)
+    model, images = Transposed().eval(), torch.randn(2, 3, SIDE, SIDE)
+    explanation = gradcam.explain(model, images, target=1, method="hirescam", evidence="signed")
+    activations, gradient = record(model, explanation.layer, images)
+    torch.testing.assert_close(explanation.maps[:, 0], (activations * gradient).sum(1).mT, rtol=1e-4, atol=1e-7)
+
+
+def test_a_layer_that_does_not_depend_on_the_image_is_never_explained() -> None:
+    class Positions(nn.Module):
+        """The image is read by a function, the positions by a module."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.positions = nn.Parameter(torch.randn(8, 3, PATCH, PATCH)), nn.Embedding(CELLS, 8)
+            self.head = nn.Linear(8, 5)
+
+        def forward(self, images: Tensor) -> Tensor:
+            tokens = nn.functional.conv2d(images, self.weight, stride=PATCH).flatten(2).transpose(1, 2)
+            return self.head((tokens * self.positions(torch.arange(CELLS)[None])).relu().mean(1))
+
+    torch.manual_seed(0)
+    with pytest.raises(LayerError, match="'positions'.*does not depend on the image"):
+        gradcam.explain(Positions().eval(), torch.randn(1, 3, SIDE, SIDE), target=1)
+
+
+class Gated(nn.Module):
+    """Images of a batch are mixed behind a gate, and another gate lets a bypass join; both are closed at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features, self.head = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU()), nn.Linear(8, 5)
+        self.gate = nn.Parameter(torch.zeros(1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        means = self.features(images).mean((2, 3))
+        return self.head(means + self.gate * ((means @ means.T).softmax(-1) @ means))
+
+
+def opened(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()} | {"gate": torch.full((1,), 2.0)}
+
+
+def swap_averages(model: nn.Module) -> None:
+    with torch.no_grad():
+        for parameter, value in zip(model.parameters(), [opened(model)[name] for name, _ in model.named_parameters()]):
+            parameter.copy_(value)
+
+
+def replace_in_inference_mode(model: Any) -> None:
+    with torch.inference_mode():
+        model.gate = nn.Parameter(torch.full((1,), 2.0), requires_grad=False)
+
+
+WRITES: dict[str, Callable[[Any], Any]] = {
+    "load_state_dict": lambda model: model.load_state_dict(opened(model)),
+    "load_state_dict, assign": lambda model: model.load_state_dict(opened(model), assign=True),
+    "data copied": lambda model: model.gate.data.copy_(torch.full((1,), 2.0)),
+    "data swapped": lambda model: setattr(model.gate, "data", torch.full((1,), 2.0)),
+    "NumPy": lambda model: model.gate.detach().numpy().fill(2.0),
+    "moving averages": swap_averages,
+    "another parameter": lambda model: setattr(model, "gate", nn.Parameter(torch.full((1,), 2.0))),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_new_weights_are_explained_as_by_a_new_model(write: str) -> None:
+    torch.manual_seed(0)
+    model, images = Gated().eval(), torch.randn(4, 3, 32, 32)
+    for _ in range(2):
+        gradcam.explain(model, images, target=1, method="hirescam")
+    WRITES[write](model)
+    new = Gated().eval()
+    new.load_state_dict(opened(model))
+    with pytest.warns(GradcamWarning, match="depend on one another"):
+        expected = gradcam.explain(new, images, target=1, method="hirescam").maps
+    with pytest.warns(GradcamWarning, match="depend on one another"):
+        torch.testing.assert_close(gradcam.explain(model, images, target=1, method="hirescam").maps, expected)
+
+
+class Mixing(nn.Module):
+    """One image takes a part of another's activations, behind the layer or in front of it."""
+
+    def __init__(self, pair: tuple[int, int], *, in_front: bool) -> None:
+        super().__init__()
+        self.stem, self.layer = nn.Conv2d(3, 6, 3, 2), nn.Sequential(nn.Conv2d(6, 6, 3), nn.ReLU())
+        self.head, self.pair, self.in_front = nn.Linear(6, 5), pair, in_front
+
+    def mix(self, x: Tensor) -> Tensor:
+        if len(x) <= max(self.pair):
+            return x
+        rows = list(x)
+        rows[self.pair[0]] = rows[self.pair[0]] + rows[self.pair[1]] * rows[self.pair[0]].mean()
+        return torch.stack(rows)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.stem(images)
+        x = self.layer(self.mix(x) if self.in_front else x)
+        return self.head((x if self.in_front else self.mix(x)).mean((2, 3)))
+
+
+@pytest.mark.parametrize("in_front", [False, True])
+@pytest.mark.parametrize("pair", [(2, 3), (0, 1), (5, 0)])
+@pytest.mark.parametrize("target", [1, [[1, 2]] * 6])
+def test_a_dependent_pair_anywhere_in_the_batch_is_seen(pair: tuple[int, int], target: Any, *, in_front: bool) -> None:
+    torch.manual_seed(0)
+    model, images = Mixing(pair, in_front=in_front).eval(), torch.randn(6, 3, 16, 16)
+    for _ in range(2):
+        with pytest.warns(GradcamWarning, match="depend on one another"):
+            gradcam.explain(model, images, "layer", target=target, method="hirescam")
+
+
+def test_a_gate_that_the_images_open_is_seen() -> None:
+    class InputGated(Gated):
+        def forward(self, images: Tensor) -> Tensor:
+            means = self.features(images).mean((2, 3))
+            gate = images.mean().relu()
+            return self.head(means + gate * ((means @ means.T).softmax(-1) @ means))
+
+    torch.manual_seed(0)
+    model, images = InputGated().eval(), torch.rand(4, 3, 32, 32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gradcam.explain(model, -images, "features", target=1)
+    with pytest.warns(GradcamWarning, match="depend on one another"):
+        gradcam.explain(model, images, "features", target=1)
+
+
+class Skip(nn.Module):
+    """A bypass joins by the same operation, whatever it is worth: for bright images the stem, else zeros."""
+
+    def __init__(self, decide: Callable[[Any, Tensor], bool]) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU())
+        self.stage, self.head = nn.Sequential(nn.Conv2d(8, 8, 3, 1, 1), nn.ReLU()), nn.Linear(8, 5)
+        self.decide, self.is_open = decide, False
+
+    def forward(self, images: Tensor) -> Tensor:
+        low = self.stem(images)
+        joined = low if self.decide(self, images) else torch.zeros_like(low)
+        return self.head((self.stage(low) + joined).mean((2, 3)))
+
+
+@pytest.mark.parametrize("method", ["gradcam", "eigencam", "scorecam"])
+def test_a_bypass_that_the_images_open_is_seen(method: str) -> None:
+    torch.manual_seed(0)
+    model = Skip(lambda self, images: bool(images.mean() > 0)).eval()
+    dark, bright = -torch.rand(2, 3, 16, 16), torch.rand(2, 3, 16, 16)
+    layers = [gradcam.explain(model, images, target=1, method=method).layer for images in (dark, bright, dark, bright)]
+    assert layers == ["stage", "stem", "stage", "stem"]
+
+
+def test_the_first_image_does_not_decide_for_the_batch() -> None:
+    torch.manual_seed(0)
+    model = Skip(lambda self, images: bool(images[-1].mean() > 0)).eval()
+    images = torch.cat([-torch.rand(1, 3, 16, 16), torch.rand(1, 3, 16, 16)])
+    assert gradcam.explain(model, images, target=1).layer == "stem"
+
+
+SWITCHES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "attribute": (lambda model: model.is_open, lambda model: setattr(model, "is_open", True)),
+    "configuration": (lambda model: model.config["open"][0], lambda model: model.config["open"].__setitem__(0, True)),
+    "tensor": (lambda model: bool(model.switch[0] > 0), lambda model: model.switch.add_(1)),
+    "array": (lambda model: bool(model.array[0] > 0), lambda model: model.array.__setitem__(0, 1)),
+}
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_settings_of_any_kind_are_part_of_a_models_state(switch: str) -> None:
+    read, change = SWITCHES[switch]
+    torch.manual_seed(0)
+    model: Any = Skip(lambda self, images: read(self)).eval()
+    model.config, model.switch, model.array = {"open": [False]}, torch.zeros(1), np.zeros(1)
+    images = torch.rand(1, 3, 16, 16)
+    assert gradcam.explain(model, images, target=1).layer == "stage"
+    change(model)
+    assert gradcam.explain(model, images, target=1).layer == "stem"
+
+
+class Layouts(nn.Module):
+    """As many channels as rows and columns, first or last, or tokens in another order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.act, self.head = nn.Conv2d(3, 16, 2, 2), nn.Hardtanh(), nn.Linear(16, 5)
+        self.channels_last = False
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.conv(images)
+        x = self.act(x.permute(0, 2, 3, 1) if self.channels_last else x)
+        return self.head((x * x.sigmoid()).mean((1, 2) if self.channels_last else (2, 3)))
+
+
+def test_channels_that_move_are_followed() -> None:
+    torch.manual_seed(0)
+    model, images = Layouts().eval(), torch.randn(2, 3, 32, 32)
+    first = gradcam.explain(model, images, "act", target=1).maps
+    model.channels_last = True
+    torch.testing.assert_close(gradcam.explain(model, images, "act", target=1).maps, first)
+    model.channels_last = False
+    torch.testing.assert_close(gradcam.explain(model, images, "act", target=1).maps, first)
+
+
+def test_channels_that_the_images_move_are_followed() -> None:
+    class Moving(Layouts):
+        def forward(self, images: Tensor) -> Tensor:
+            self.__dict__["channels_last"] = bool(images.mean() > 0)
+            return super().forward(images)
+
+    torch.manual_seed(0)
+    model, images = Moving().eval(), torch.rand(2, 3, 32, 32)
+    for given in (images, -images, images):
+        last = gradcam.explain(
+            model, given, "act", target=1, reshape="channels last" if given.mean() > 0 else "channels first"
+        )
+        torch.testing.assert_close(gradcam.explain(model, given, "act", target=1).maps, last.maps)
+
+
+def test_what_zero_weights_showed_is_forgotten() -> None:
+    torch.manual_seed(0)
+    arrange, read, others, _ = ARRANGED["registers at the end"]
+    model, images = Tokens(arrange, read, others).eval(), torch.randn(1, 3, SIDE, SIDE)
+    trained = copy.deepcopy(model.state_dict())
+    expected = gradcam.explain(Tokens(arrange, read, others).eval(), images, target=1)
+    model.load_state_dict({name: torch.zeros_like(value) for name, value in trained.items()})
+    with pytest.raises(gradcam.GradcamError):
+        gradcam.explain(model, images, target=1)
+    model.load_state_dict(trained)
+    explanation = gradcam.explain(model, images, target=1)
+    assert explanation.layer == expected.layer
+    assert explanation.maps.any()
+
+
+def test_weights_made_in_inference_mode_are_explained_without_a_memory() -> None:
+    torch.manual_seed(0)
+    model, images = Gated().eval(), torch.randn(4, 3, 32, 32)
+    gradcam.explain(model, images, "features", target=1)
+    replace_in_inference_mode(model)
+    for _ in range(2):
+        with pytest.raises(
+            gradcam.GradcamError, match="inference_mode"
+        ):  # autograd cannot use the gate behind the layer
+            gradcam.explain(model, images, "features", target=1)
+
+
+def test_random_states_of_python_and_numpy_are_left_alone() -> None:
+    class Draws(nn.Sequential):
+        def forward(self, images: Tensor) -> Tensor:
+            shift = random.random() + np.random.rand() + np.random.randn() + torch.rand(1)  # the global ones
+            return super().forward(images + shift)
+
+    model = Draws(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)).eval()
+    for _ in range(2):
+        random.seed(1), np.random.seed(1), np.random.randn(1), torch.manual_seed(1)
+        expected = random.random(), np.random.randn(2).tolist(), torch.rand(2).tolist()
+        random.seed(1), np.random.seed(1), np.random.randn(1), torch.manual_seed(1)
+        gradcam.explain(model, torch.ones(1, 3, 16, 16), "0", target=1)
+        assert (random.random(), np.random.randn(2).tolist(), torch.rand(2).tolist()) == expected
+
+
+def test_vilt_whose_token_types_are_embedded_twice_is_explained() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ViltConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, image_size=64, patch_size=16,
+        vocab_size=100, num_labels=5, max_image_length=-1,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model, ids = transformers.ViltForQuestionAnswering(config).eval(), torch.tensor([[1, 5, 6, 7]])
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}
+    inputs |= {"pixel_values": torch.randn(1, 3, 64, 96), "pixel_mask": torch.ones(1, 64, 96, dtype=torch.long)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert gradcam.explain(model, inputs, target=1).maps.shape[2:] == (4, 6)
