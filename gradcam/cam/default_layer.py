@@ -24,22 +24,28 @@ class OtherRouteError(Exception):
 @dataclass
 class DefaultLayer:
     """A layer that was chosen for a question. `note`: what to say of it. `route`, `is_bypassed`: what leads from it to
-    the score, and whether the images reach the score past it; None until a pass has shown that. `is_recorded`: a pass
-    can be recorded from the images on. `is_misplaced`: no layout fits, nor any other layer, which is said each time."""
+    the score, and whether the images reach the score past it; None until a pass has shown that. `is_joined`: what is not
+    recorded may join after the layer, so that a pass is recorded from the images on. `is_recorded`: it can be.
+    `is_misplaced`: no layout fits, nor any other layer, which is said each time."""
 
     layer: str
     note: str | None = None
     route: Hashable | None = None
     is_bypassed: bool | None = None
+    is_joined: bool = True
     is_recorded: bool = True
     is_misplaced: bool = False
 
     def compare(self, recorded: Recorded) -> None:
         """Note the route of a pass. Raises `OtherRouteError` where it is another one than before."""
         tail = recorded.tail
-        if self.is_bypassed not in (None, tail.is_bypassed) or self.route not in (None, tail.route):
+        is_seen = recorded.image_edge is not None  # else nothing may join that is not recorded
+        if is_seen and self.is_bypassed not in (None, tail.is_bypassed):
             raise OtherRouteError
-        self.route, self.is_bypassed = tail.route, tail.is_bypassed
+        if self.route is not None and (self.route, self.is_joined) != (tail.route, tail.is_joined):
+            raise OtherRouteError
+        self.route, self.is_joined = tail.route, tail.is_joined
+        self.is_bypassed = tail.is_bypassed if is_seen else self.is_bypassed
 
 
 def name_question(batch: Batch, target: Any, *settings: Any) -> Hashable | None:

@@ -434,9 +434,10 @@ def _explain_at(
     *,
     verify: Literal["nothing", "guesses", "all", "strictly"] = "nothing",
     look: Callable[[Recorded], None] | None = None,
+    from_images: bool = False,
 ) -> dict[tuple[str, str], Explanation]:
     """Explain at some layers. `verify`: whose cells are measured; "strictly" raises `MisplacedError` where others warn.
-    `look` sees the recorded pass, which then is recorded from the images on."""
+    `look` sees the recorded pass. `from_images`: as in `recorded_pass`."""
     batch, options = bound.batch, plan.options
     chosen = find_layers(model, layers) if layers or plan.needs_layers else []
     views = make_views(batch, options["augmentation"], bound.target)
@@ -445,7 +446,7 @@ def _explain_at(
     how: dict[str, Any] = {
         "differentiable": plan.differentiable,
         "facts": facts,
-        "from_images": look is not None,
+        "from_images": from_images,
         # What methods that run the model again, or follow attention, have to know of the plain pass.
         "around": [budget.measured({outlet.module for outlet in chosen})] if plan.runs_again and chosen else [],
     }
@@ -606,8 +607,16 @@ def _try_layer(
     model: nn.Module, bound: Bound, plan: Plan, facts: Facts, default: DefaultLayer
 ) -> dict[tuple[str, str], Explanation]:
     verify: Any = "all" if default.is_misplaced else "strictly" if plan.options["reshape"] is None else "guesses"
-    look = default.compare if default.is_recorded else None
-    explained = _explain_at(model, _copy(bound), [default.layer], plan, facts, verify=verify, look=look)
+    explained = _explain_at(
+        model,
+        _copy(bound),
+        [default.layer],
+        plan,
+        facts,
+        verify=verify,
+        look=default.compare if default.is_recorded else None,
+        from_images=default.is_recorded and default.is_joined,
+    )
     if default.note is not None:
         warn(default.note)
     return explained

@@ -28,6 +28,7 @@ from gradcam.hooks.autograd import (
     no_gradient,
     read_tail,
     recording_is_off,
+    start_of,
 )
 from gradcam.hooks.facts import Facts
 from gradcam.hooks.hooks import Hooks, TargetLayer, recording_off
@@ -90,7 +91,7 @@ class Recorded:
     @cached_property
     def tail(self) -> Tail:
         """The graph between the recorded activations and the scores."""
-        return read_tail([edge_of(self.scored.values)], map(edge_of, self.activations.values()), self.image_edge)
+        return read_tail([edge_of(self.scored.values)], map(start_of, self.activations.values()), self.image_edge)
 
     @property
     def has_float16(self) -> bool:

@@ -21,6 +21,7 @@ GradientHook = Callable[[Tensor], Tensor | None]  # what it returns replaces the
 
 # Powers of two, so that scaling rounds nothing. The first whose gradients are finite is the one that loses least.
 HALF_PRECISION_SCALES = tuple(2.0**exponent for exponent in (15, 10, 5, 0, -5, -10, -15))
+TAKING_WEIGHTS = ("Convolution", "Addmm", "Linear", "Mm", "NativeBatchNorm", "NativeLayerNorm", "NativeGroupNorm")
 ROUTE_DETAILS = ("_saved_training", "_saved_dim")  # of an operation, which its name does not tell
 MOST_BYTES = 2**28  # of one layer's gradients, for the classes that share a backward pass
 
@@ -227,6 +228,25 @@ class Tail:
     def route(self) -> Hashable:
         """What decides how activations lie in memory and which of them reach the scores, to be compared."""
         return tuple((node.name(), *(getattr(node, name, None) for name in ROUTE_DETAILS)) for node in self.nodes)
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether something that was not recorded may join: an operation has an input without a graph, and that is no
+        weight."""
+        return any(
+            given is None
+            for node in self.nodes
+            if not node.name().startswith(TAKING_WEIGHTS)
+            for given, _ in node.next_functions
+        )
+
+
+def start_of(tensor: Tensor) -> Edge | None:
+    """Return where in the graph a tensor comes from, of a leaf where its gradient is accumulated."""
+    if not tensor.requires_grad:
+        return None
+    node, index, *_ = torch.autograd.graph.get_gradient_edge(tensor)
+    return node, index
 
 
 def read_tail(scores: Iterable[Edge | None], activations: Iterable[Edge | None], images: Edge | None) -> Tail:

@@ -8,11 +8,12 @@ not remembered: whoever uses an answer compares it with the graph of its own pas
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
 import weakref
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -57,65 +58,91 @@ class Facts:
 
     @functools.cached_property
     def _answers(self) -> dict[Hashable, Any]:
-        try:
-            state = ModelState(self._model)
-        except Exception:  # whatever attributes, or tensors of other kinds, raise: nothing is remembered then
-            return {}
-        known, answers = _remembered.get(self._model, (None, {}))
-        if known != state:
-            known, answers = _remembered[self._model] = state, {}
+        state, answers = _remembered.get(self._model, (None, {}))
+        with contextlib.suppress(Exception):  # whatever attributes, or tensors of other kinds, raise
+            if state is not None and state.holds(self._model):
+                return answers
+        _remembered.pop(self._model, None)
+        answers = {}
+        with contextlib.suppress(Exception):
+            _remembered[self._model] = ModelState(self._model), answers
         return answers
 
 
+class ModuleState(NamedTuple):
+    """One module: itself, its class, the number of its attributes, its settings, and hooks that are not of this package."""
+
+    module: weakref.ref[nn.Module]
+    kind: Any
+    size: int
+    values: tuple[Any, ...] | None  # the settings, if all of them are plain
+    described: list[Any] | None
+    hooks: list[int]
+
+
 class ModelState:
-    """All of a model that decides what it computes, compared by value. It keeps no part of the model alive."""
+    """All of a model that decides what it computes, to be compared later. It keeps no part of the model alive."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._tensors: list[Tensor] = []
+        self._tensors: list[Tensor | None] = []
         self._objects: dict[int, Any] = {}  # configurations, which many modules share
-        self._forwards: dict[type, Any] = {}
-        settings: list[Any] = [tuple(torch_module._global_forward_hooks), tuple(torch_module._global_forward_pre_hooks)]
-        for module in list_modules(model):
-            self._read_module(module, settings)
-        self._settings = [*settings, *self._forwards.values()]
+        self._hooks = _list_global_hooks()
+        self._modules = [self._read_module(module) for module in list_modules(model)]
+        self._forwards = {state.kind: _refer(state.kind.forward) for state in self._modules}
         self._memory = [_describe_memory(tensor) for tensor in self._tensors]
-        self._values = _sample_values(self._tensors)
-        self._tensors, self._objects, self._forwards = [], {}, {}
+        self._samples = [_choose_sample(tensor) for tensor in self._tensors]
+        self._values = self._sample_values()
+        self._forget()
 
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, ModelState)
-            and self._memory == other._memory
-            and self._settings == other._settings
-            and self._values.keys() == other._values.keys()
-            and all(torch.equal(values, other._values[kind]) for kind, values in self._values.items())
-        )
+    def holds(self, model: nn.Module) -> bool:
+        """Return whether the model is still in this state."""
+        modules = list_modules(model)
+        try:
+            return (
+                len(modules) == len(self._modules)
+                and all(map(self._is_same, modules, self._modules))
+                and self._hooks == _list_global_hooks()
+                and all(_refer(kind.forward) == forward for kind, forward in self._forwards.items())
+                and [_describe_memory(tensor) for tensor in self._tensors] == self._memory
+                and all(torch.equal(values, self._values[kind]) for kind, values in self._sample_values().items())
+            )
+        finally:
+            self._forget()
 
-    __hash__ = None  # type: ignore[assignment]
+    def _forget(self) -> None:
+        self._tensors, self._objects = [], {}
 
-    def _read_module(self, module: nn.Module, settings: list[Any]) -> None:
-        attributes, kind = module.__dict__, type(module)
-        names, count = tuple(attributes), len(OWN_ATTRIBUTES)
-        settings += (weakref.ref(module), kind, names, tuple(module._modules))
-        if kind not in self._forwards:
-            self._forwards[kind] = _refer(kind.forward)
-        for hooks in (module._forward_hooks, module._forward_pre_hooks):
-            if hooks:
-                own = [key for key, hook in hooks.items() if getattr(hook, "__module__", "") != OWN_HOOKS]
-                settings.append(own)
-        for tensors in (module._parameters, module._buffers):
-            if tensors:
-                settings.append([(name, tensor is None) for name, tensor in tensors.items()])
-                self._tensors += [tensor for tensor in tensors.values() if tensor is not None]
-        # Modules set their own attributes first: as a rule, the rest are settings.
-        is_usual = names[:count] == OWN_ATTRIBUTES
-        values = list(attributes.values())[count:] if is_usual else [
-            value for name, value in attributes.items() if name not in OWN_ATTRIBUTES
-        ]  # fmt: skip
-        for value in values:
-            value_kind = type(value)
-            is_plain = value_kind in PLAIN or (value_kind is tuple and PLAIN.issuperset(map(type, value)))
-            settings.append(value if is_plain else self._describe(value))
+    def _is_same(self, module: nn.Module, state: ModuleState) -> bool:
+        attributes = module.__dict__
+        if state.module() is not module or type(module) is not state.kind or len(attributes) != state.size:
+            return False
+        self._tensors += module._parameters.values()
+        self._tensors += module._buffers.values()
+        if (module._forward_hooks or module._forward_pre_hooks or state.hooks) and _list_hooks(module) != state.hooks:
+            return False
+        values = _list_settings(attributes)
+        return values == state.values if state.values is not None else self._describe_all(values) == state.described
+
+    def _read_module(self, module: nn.Module) -> ModuleState:
+        self._tensors += module._parameters.values()
+        self._tensors += module._buffers.values()
+        values = _list_settings(module.__dict__)
+        is_plain = all(_is_plain(value) for value in values)
+        described = None if is_plain else self._describe_all(values)
+        count, hooks = len(module.__dict__), _list_hooks(module)
+        return ModuleState(weakref.ref(module), type(module), count, values if is_plain else None, described, hooks)
+
+    def _describe_all(self, values: tuple[Any, ...]) -> list[Any]:
+        return [self._describe(value) for value in values]
+
+    @torch.no_grad()
+    def _sample_values(self) -> dict[Any, Tensor]:
+        """Return some values of all tensors, as bytes so that NaN equals NaN, by device and dtype."""
+        groups: dict[Any, list[Tensor]] = {}
+        for tensor, sample in zip(self._tensors, self._samples):
+            if tensor is not None and sample is not None:
+                groups.setdefault((tensor.device, tensor.dtype), []).append(tensor.as_strided(*sample))
+        return {kind: torch.cat(values).view(torch.uint8) for kind, values in groups.items()}
 
     def _describe(self, value: Any, depth: int = 0) -> Any:  # noqa: PLR0911  # one for each kind of value
         """Return something that compares equal while the value does, and holds none of it alive."""
@@ -155,25 +182,41 @@ def _refer(value: Any) -> Any:
         return type(value)
 
 
-def _describe_memory(tensor: Tensor) -> tuple[Any, ...]:
+def _describe_memory(tensor: Tensor | None) -> tuple[Any, ...] | None:
     """Raise `TypeError` for tensors that do not count their writes or have no memory of their own."""
+    if tensor is None:
+        return None
     if tensor.is_inference() or type(tensor) not in (Tensor, nn.Parameter):
         raise TypeError
     return id(tensor), tensor.data_ptr(), tensor._version, tensor.shape, tensor.stride(), tensor.dtype
 
 
-@torch.no_grad()
-def _sample_values(tensors: list[Tensor]) -> dict[Any, Tensor]:
-    """Return some values of all tensors, as bytes so that NaN equals NaN, by device and dtype."""
-    groups: dict[Any, list[Tensor]] = {}
-    for tensor in tensors:
-        extent = tensor.numel()
-        if not tensor.is_contiguous() and extent:  # by place in memory, so that every layout is read alike
-            extent = 1 + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride()))
-        values = tensor.as_strided((min(extent, MAX_VALUES),), (max(1, extent // MAX_VALUES),))
-        if not tensor.is_meta:
-            groups.setdefault((tensor.device, tensor.dtype), []).append(values)
-    return {kind: torch.cat(values).view(torch.uint8) for kind, values in groups.items()}
+def _choose_sample(tensor: Tensor | None) -> tuple[tuple[int], tuple[int]] | None:
+    """Return the size and the stride of the values to compare, by place in memory, so that every layout is read alike."""
+    if tensor is None or tensor.is_meta or not tensor.numel():
+        return None
+    extent = 1 + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride()))
+    return (min(extent, MAX_VALUES),), (max(1, extent // MAX_VALUES),)
+
+
+def _list_global_hooks() -> list[tuple[int, ...]]:
+    return [tuple(torch_module._global_forward_hooks), tuple(torch_module._global_forward_pre_hooks)]
+
+
+def _list_hooks(module: nn.Module) -> list[int]:
+    hooks = (*module._forward_hooks.items(), *module._forward_pre_hooks.items())
+    return [key for key, hook in hooks if getattr(hook, "__module__", "") != OWN_HOOKS]
+
+
+def _list_settings(attributes: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the values of all attributes but those that every module has, which come first as a rule."""
+    if tuple(attributes)[: len(OWN_ATTRIBUTES)] == OWN_ATTRIBUTES:
+        return tuple(attributes.values())[len(OWN_ATTRIBUTES) :]
+    return tuple(value for name, value in attributes.items() if name not in OWN_ATTRIBUTES)
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in PLAIN or (type(value) is tuple and PLAIN.issuperset(map(type, value)))
 
 
 # The answers for the last state of each model.
