@@ -584,6 +584,11 @@ def test_passes_are_shared() -> None:
 
     assert count(input_gradients) == [True]
     assert count(guided_backpropagation) == [True]
+    assert count(guided_gradcam, layer="3") == [
+        True,
+        True,
+        *[False] * 3,
+    ]  # the first time, each image is run alone, too
     assert count(guided_gradcam, layer="3") == [True, True]
     assert count(smoothgrad, samples=2) == [False, True, True]
     assert count(integrated_gradients, steps=2) == [False, False, True, True]
