@@ -584,6 +584,8 @@ def test_passes_are_shared() -> None:
 
     assert count(input_gradients) == [True]
     assert count(guided_backpropagation) == [True]
+    each_alone = [False] * 3  # the first time alone
+    assert count(guided_gradcam, layer="3") == [True, True, *each_alone]
     assert count(guided_gradcam, layer="3") == [True, True]
     assert count(smoothgrad, samples=2) == [False, True, True]
     assert count(integrated_gradients, steps=2) == [False, False, True, True]

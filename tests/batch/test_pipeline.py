@@ -220,12 +220,12 @@ class TestNumbers:
             def region(self, height: int, width: int) -> tuple[int, int, int, int]:
                 return 0, 0, height, width
 
-        batches: list[tuple[int, ...]] = []
+        batches: list[tuple[int, ...]] = []  # and each image alone, the first time
         made = replace(tiny(lambda images: batches.append(tuple(images.shape))), preprocess=AsItIs())
         sizes = [(16, 20), (18, 12), (16, 20), (18, 12), (16, 20)]
         items = [Item(f"{i}.png", Content(noise(i, *size))) for i, size in enumerate(sizes)]
         found = run(made, items, INNER, batch_size=5)
-        assert batches == [(3, 3, 16, 20), (2, 3, 18, 12)]
+        assert [shape for shape in batches if shape[0] > 1] == [(3, 3, 16, 20), (2, 3, 18, 12)]
         for i, (each, size) in enumerate(zip(found, sizes)):
             assert map_of(each).heatmaps.shape == (1, 1, *size)
             pixels = np.array(Image.open(BytesIO(noise(i, *size))))
@@ -249,7 +249,7 @@ class TestWanted:
         sizes: list[int] = []
         items = [replace(item, wanted=wanted) for item, wanted in zip(noises(5), ("1", None, "3", None, "1"))]
         found = run(tiny(lambda images: sizes.append(len(images))), items, INNER, batch_size=5)
-        assert sizes == [3, 2]
+        assert [size for size in sizes if size > 1] == [3, 2]  # and each image alone, the first time
         assert [map_of(found[i]).classes.item() for i in (0, 2, 4)] == [1, 3, 1]
 
     def test_an_unknown_class_is_that_pictures_failure(self, classifier: gradcam.Classifier, photo: Any) -> None:
@@ -577,7 +577,7 @@ class TestMemory:
         found = run(
             tiny(listen), noises(20), INNER, batch_size=8, tell=lambda event, **details: told.append((event, details))
         )
-        assert sizes == [8, 4, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2]  # and it stays small
+        assert sizes == [8, 4, 2, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 2]  # and it stays small; once, each image is run alone
         assert [details for event, details in told if event == "out of memory"] == [
             {"pictures": 8, "from_now_on": 4},
             {"pictures": 4, "from_now_on": 2},
@@ -745,7 +745,8 @@ class TestThreads:
     def test_the_model_runs_in_the_callers(self) -> None:
         seen: list[threading.Thread] = []
         run(tiny(lambda images: seen.append(threading.current_thread())), noises(9), INNER)
-        assert seen == [threading.current_thread()] * 3
+        assert set(seen) == {threading.current_thread()}
+        assert len(seen) >= 3
 
     def test_pixels_have_threads_of_their_own_that_give_way(self) -> None:
         seen: list[tuple[int, int, int]] = []
@@ -775,7 +776,7 @@ class TestThreads:
                 assert within(10, torch.get_num_threads) == 2  # in threads of others, from now on
                 patch.setattr(computing, "count_cores", lambda: 1)
                 list(explain_items(made, INNER, items, finish=finish, batch_size=3, workers=2))
-            assert in_model == [2, 2, 1, 1]
+            assert in_model == [2] * (2 + 3) + [1] * 2  # the first time, each of three images is run alone, too
             assert torch.get_num_threads() == 2
         finally:
             torch.set_num_threads(before)
