@@ -203,9 +203,10 @@ def explain(
         and none is named, the first that has a grid and that the score depends on is taken; of a pyramid, the sum of
         its levels. None takes the last layer that has a grid and through which all of the picture reaches the score
         (behind an activation such as ReLU, for methods that assume activations that are not negative; the last of the
-        coarsest grid, for dense outputs). To find it costs one more forward pass of one image, or two, the first time:
-        it is kept while the model and the pictures' form stay as they are. For a target that is a function, or an
-        object of `gradcam.targets` but `ClassTarget`, it is looked for each time: name the layer in loops.
+        coarsest grid, for dense outputs), and whose cells respond where the image changes. To find it costs two more
+        forward passes the first time, one of them of one image: it is remembered while the model and the form of the
+        images stay the same. For a target that is a function, or an object of `gradcam.targets` but `ClassTarget`, it
+        is looked for each time: name the layer in loops.
     method : str or Method, default None
         A key of `gradcam.METHODS`, or one of its values. Rollout, gradient-rollout and legrad follow a transformer's
         attention; they and RISE look at no layer. None is "gradcam", but for targets that have a method of their own,
@@ -259,8 +260,9 @@ def explain(
     Warns
     -----
     GradcamWarning
-        Where it is a guess how a layer lies on the picture and its cells do not answer to changes there (tried out once
-        for a layer and a size, in up to seven passes); where a map holds nothing but rounding.
+        If the cells of a layer do not respond where the image changes, measured once for a default layer, and for a
+        named one whose layout is a guess; if images of the batch depend on one another; if only probabilities are
+        there to explain; if a map holds nothing but rounding.
 
     Examples
     --------

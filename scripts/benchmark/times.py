@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from statistics import median
 
-from benchmark.cases import NETWORKS, TRANSFORMERS, build_model, make_case
+import torch
+import torchvision
+
+import gradcam
+from benchmark.cases import NETWORKS, SEED, TRANSFORMERS, Case, build_model, make_case
 from benchmark.contenders import BARE, CONTENDERS
 from benchmark.measuring import Settings, keep_freed_memory, report_progress, time_rounds
 from benchmark.tables import Table, describe_contenders, format_ratios
@@ -47,6 +54,64 @@ def compare_transformers(settings: Settings) -> Iterator[Table]:
             title="Grad-CAM on transformers, one class",
             among=among,
         )
+
+
+FIXED = ("resnet18", "mobilenet_v2", "efficientnet_b0")
+FIXED_SIDE = 64  # pixels, at which the bare pass does not drown the difference
+
+
+def compare_fixed(settings: Settings) -> Iterator[Table]:
+    """What a call costs beside the bare forward pass, at batch 1: processor time, on one thread."""
+    names = ("by hand", "gradcam", "gradcam, default layer", "torchcam", "captum")
+    names = tuple(name for name in names if name.partition(",")[0] not in settings.missing)
+    rows, raw = [], []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for name in FIXED:
+            case = make_fixed_case(name)
+            bare = partial(call_once, BARE, case)
+            calls = {each: partial(call_once, each, case) for each in names}
+            for call in (bare, *calls.values()):
+                call(), call()
+            over: dict[str, list[float]] = {each: [] for each in names}
+            for number in range(settings.rounds[1]):
+                report_progress(f"fixed, {name}, {number + 1} of {settings.rounds[1]}")
+                for each, call in calls.items():
+                    over[each].append(call() - bare())
+            medians = {each: median(seconds) for each, seconds in over.items()}
+            ratios = {each: seconds / medians["by hand"] for each, seconds in medians.items()}
+            rows.append([name, *(f"{1e3 * medians[each]:.2f} ms ({ratios[each]:.2f})" for each in names)])
+            raw.append({"network": name, "over the bare pass": over})
+    finally:
+        torch.set_num_threads(threads)
+    notes = [
+        f"Median of {settings.rounds[1]} pairs with the bare forward pass, one image of {FIXED_SIDE} x {FIXED_SIDE}. Processor "
+        "time over the bare pass, and as a multiple of Grad-CAM written by hand. The first call with a default layer takes two "
+        "more passes.",
+    ]
+    yield Table("fixed cpu", "The fixed cost of a call (cpu)", ["network", *names], rows, notes, raw)
+
+
+def make_fixed_case(name: str) -> Case:
+    """Return a small image and a network of torchvision, with its last layer that has a grid."""
+    model = torchvision.models.get_model(name, weights=None).eval()
+    images = torch.rand(1, 3, FIXED_SIDE, FIXED_SIDE, generator=torch.Generator().manual_seed(SEED))
+    layer = "layer4" if name == "resnet18" else "features"
+    return Case(model, layer, images, [[1]])
+
+
+def call_once(contender: str, case: Case) -> float:
+    """Return the processor time of one call."""
+    name, _, is_default = contender.partition(", ")
+    if is_default:
+        start = time.process_time()
+        gradcam.explain(case.model, case.images, target=case.classes)
+        return time.process_time() - start
+    with CONTENDERS[name].attach(case) as call:
+        start = time.process_time()
+        call()
+        return time.process_time() - start
 
 
 def tabulate_times(
