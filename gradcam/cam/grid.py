@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -194,9 +194,9 @@ def warn_of_mixed_images(recorded: Recorded) -> None:
 
 
 def _are_mixed(recorded: Recorded) -> bool:
-    batch, slack = recorded.batch, 8 * recorded.slack
+    batch, slack, outlets = recorded.batch, 8 * recorded.slack, list(recorded.outlets.values())
     for image in range(batch.images):
-        alone = run_changed(recorded.model, one_image(batch, image), list(recorded.outlets.values()), recorded.autocast)
+        alone = run_changed(recorded.model, one_image(batch, image), outlets, recorded.autocast)
         for name, activations in alone.items():
             together = recorded.activations[name].detach()
             axis = next((axis for axis in (0, 1) if together.shape[axis : axis + 1] == (batch.images,)), None)
@@ -206,8 +206,16 @@ def _are_mixed(recorded: Recorded) -> bool:
                 continue  # its rows are not the images
             difference = (together.select(axis, image) - activations.select(axis, 0)).abs().amax()
             if difference > slack * activations.abs().amax():
-                return True
+                return not _is_random(recorded, one_image(batch, image), outlets, alone)
     return False
+
+
+def _is_random(recorded: Recorded, batch: Batch, outlets: list[Outlet], outputs: Mapping[str, Tensor]) -> bool:
+    """Return whether the outputs are others with other random numbers, so that an image alone gets other ones."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        again = run_changed(recorded.model, batch, outlets, recorded.autocast)
+    return any(name in again and not torch.equal(tensor, again[name]) for name, tensor in outputs.items())
 
 
 def _recall_layout(placed: PlacedLayer, activations: Tensor, recorded: Recorded) -> Layout | IndexLayout | str:

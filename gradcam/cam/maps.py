@@ -35,6 +35,7 @@ from gradcam.targets.classes import FINER_SHARE, RepeatedTarget, difference, fin
 Kind = TypeVar("Kind", bound=Method)
 Key = tuple[str, str]  # of a site and a method, or of a layer and one
 
+ROUNDING = 256  # units of the last place, by which another image's gradient may differ from zero
 MOST_OTHERS = 64  # times as much rounding is allowed of a map's own gradient as of those of other images
 SMALL = 0.2  # of the positive values' energy: SiLU and GELU, which dip below zero, leave less to negative ones
 
@@ -106,8 +107,12 @@ def compute_maps(
         try:
             return _compute_maps(recorded, methods, budget, log, reshape=reshape, join=join)
         except _DependentImagesError:
-            warn_of_dependence(recorded.modules)
-            return _compute_maps(recorded, methods, budget, log, reshape=reshape, join=join, one_by_one=True)
+            is_dependent = _confirm_dependence(recorded)
+            if is_dependent:
+                warn_of_dependence(recorded.modules)
+            return _compute_maps(
+                recorded, methods, budget, log, reshape=reshape, join=join, one_by_one=is_dependent, checked=False
+            )
     except Exception:
         recorded.readings.read()  # NaN further up is the reason, where there is any
         raise
@@ -126,6 +131,7 @@ def _compute_maps(
     reshape: Reshape,
     join: str | None,
     one_by_one: bool = False,
+    checked: bool = True,
 ) -> dict[Key, Maps]:
     chosen = choose_activations(recorded, reshape, join=join)
     # The scores (N,K) that were asked for, and those that methods choose themselves, by their key.
@@ -138,7 +144,7 @@ def _compute_maps(
     warn_of_signs({site.layer: site.grid for site in sites}, methods)
     first, second = _of(OfGradients, methods), _of(OfCurvatures, methods)
     shorter = None if second or len(scores) > 1 else _differentiate_locally(recorded, sites, first)
-    checked = len(scores[None]) > 1 and not one_by_one
+    checked = checked and len(scores[None]) > 1
     for of_activations, site in product(_of(OfActivations, methods), sites):
         found_maps = _checked(of_activations, site.grid)[:, None].repeat_interleave(recorded.scored.values.shape[1], 1)
         values.add(site.layer, of_activations, [undoubted(found_maps)])
@@ -191,6 +197,29 @@ def _check_independence(
         # Where a softmax subtracts the largest value of a whole batch, rounding is left of the other images' gradients.
         limits = recorded.slack * (largest + largest.amax() / MOST_OTHERS)
         recorded.readings.ask((errors > limits).any(), _require_independence)
+
+
+def _confirm_dependence(recorded: Recorded) -> bool:
+    """Return whether an image's scores have a gradient at another image's activations, beyond rounding.
+
+    It takes a backward pass for each image, and is asked only where `_check_independence` failed: terms that cancel, or
+    a part of the model in less precision, round more than it allows.
+    """
+    layouts = recorded.layouts
+    placed = [(layouts[name], tensor) for name, tensor in recorded.activations.items() if name in layouts]
+    for image in range(len(recorded.scored.values)):
+        with torch.enable_grad():
+            own = recorded.scored.values[image : image + 1].sum(1, keepdim=True)
+        for (layout, _), gradient in zip(
+            placed, next(jacobian(own, [it for _, it in placed], scaled=recorded.has_float16))
+        ):
+            if gradient is not None:
+                largest = layout.to_grid(gradient[0]).nan_to_num(0, 0, 0).flatten(1).abs().amax(1)
+                is_reached = largest > ROUNDING * torch.finfo(gradient.dtype).eps * largest[image]
+                is_reached[image] = False
+                if bool(is_reached.any()):
+                    return True
+    return False
 
 
 def _require_independence(is_dependent: list[float]) -> None:

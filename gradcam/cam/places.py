@@ -211,7 +211,7 @@ def list_layouts(assumed: AnyLayout, shape: Sequence[int]) -> list[list[AnyLayou
     gaps = range(1, cells) if others and cells <= MAX_SEARCHED_CELLS else ()
     unusual = [numbers[:start] + numbers[start + others :] for start in gaps if start != middle]
     orders = [
-        torch.arange(cells)
+        torch.arange(cells, dtype=torch.int64, device="cpu")
         .reshape([assumed.grid[axis] for axis in axes])
         .permute([axes.index(i) for i in range(len(axes))])
         for axes in itertools.permutations(range(len(assumed.grid)))
@@ -307,12 +307,13 @@ def _answers(changes: Tensor, point: Sequence[float]) -> bool:
 def _sample_cells(grid: tuple[int, ...], images: int) -> Tensor:
     """Return for each image which cells are changed, 1 or 0 (N,*grid)."""
     generator = torch.Generator("cpu").manual_seed(0)
-    ranks = torch.rand(images, math.prod(grid), generator=generator, device="cpu").argsort(1).argsort(1)
+    numbers = torch.rand(images, math.prod(grid), generator=generator, dtype=torch.float32, device="cpu")
+    ranks = numbers.argsort(1).argsort(1)
     return (ranks < CHANGED_SHARE * ranks.shape[1]).float().unflatten(1, grid)
 
 
 def _cut_quadrants(quadrants: Sequence[Sequence[int]], size: Sequence[int]) -> Tensor:
-    mask = torch.zeros(len(quadrants), 1, *size, device="cpu")
+    mask = torch.zeros(len(quadrants), 1, *size, dtype=torch.float32, device="cpu")
     for row, quadrant in zip(mask, quadrants):
         window: list[Any] = [...]
         for side, length in zip(quadrant, size[-2:]):
@@ -337,7 +338,8 @@ def _find_offsets(responses: Tensor, quadrants: Sequence[Sequence[int]]) -> list
     values = values / values.sum((1, 2), keepdim=True).clamp(min=1e-30)
     offsets = []
     for axis in (1, 2):
-        places = (torch.arange(values.shape[axis], device=values.device) + 0.5) / values.shape[axis] - 0.5
+        numbers = torch.arange(values.shape[axis], dtype=values.dtype, device=values.device)
+        places = (numbers + 0.5) / values.shape[axis] - 0.5
         centres = values.sum(3 - axis) @ places
         signs = centres.new_tensor([2 * quadrant[axis - 1] - 1 for quadrant in quadrants])
         offsets.append(float((centres * signs).mean()))

@@ -132,7 +132,7 @@ def test_a_function_target_sees_each_variant_as_a_plain_output() -> None:
     model = Wrapped().double()
     found = gradcam.explain(model, IMAGES.double(), "layer", method="ablationcam", target=target)
     assert set(shapes) == {(3, 4)}
-    assert model.batches == [(3, 3), (3, 27)]
+    assert whole_batches(model) == [(3, 3), (3, 27)]
     plain = Model().double()
     score = lambda output: target({"scores": output})  # noqa: E731
     weights, activations = slow.ablationcam(plain, IMAGES.double(), "layer", score)
