@@ -40,6 +40,7 @@ class Behind(nn.Module):
         return self.mix(self.head(self.body(x).relu().mean((2, 3))))
 
 
+@pytest.mark.filterwarnings("ignore:The model's output is probabilities")  # of a softmax over the images
 @pytest.mark.parametrize(
     "mix",
     [
@@ -62,7 +63,7 @@ def test_images_are_mixed_in_whatever_way(mix: Callable[[Tensor], Tensor]) -> No
     for _ in range(2):
         with pytest.warns(GradcamWarning, match="depend on one another") as caught:
             found = gradcam.explain(model, IMAGES, "body", target=classes, evidence="signed")
-        assert len(caught) == 1
+        assert sum("depend on one another" in str(it.message) for it in caught) == 1
         for image, index in enumerate(classes):
             activations = start.clone().requires_grad_()
             score = mix(model.head(activations.relu().mean((2, 3))))[image, index]
