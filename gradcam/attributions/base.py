@@ -134,7 +134,7 @@ class Opened:
     batch: Batch
     pictures: Tensor
     target: Any
-    own_output: Callable[[Any], Any]
+    own_output: Callable[[Any], Any] | None
 
     def run(self, pictures: Tensor, target: Any) -> Recording:
         """A forward pass with these pictures in place of the caller's, or with several sets of them, one behind
@@ -183,7 +183,9 @@ class Opened:
             values=values.detach().float().contiguous().to(device),
             classes=None if run.classes is None else run.classes.to(device),
             scores=run.scores.detach().float().to(device),
-            output=map_tensors(self.own_output(run.output), torch.Tensor.detach),
+            output=map_tensors(
+                run.output if self.own_output is None else self.own_output(run.output), torch.Tensor.detach
+            ),
             method=method,
             layer=layer,
             gaps=None if gaps is None else gaps.detach().float().to(device),

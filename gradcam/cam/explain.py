@@ -50,7 +50,7 @@ from gradcam.layers.find import check_layers, find_layers, unwrap
 from gradcam.layers.frames import find_frame
 from gradcam.layers.layout import to_reshape
 from gradcam.options import DEFAULTS, ExplainOptions, fill_options
-from gradcam.targets.base import Bound, Instance, Scored, bind
+from gradcam.targets.base import Bound, Instance, Scored, Target, bind
 from gradcam.targets.classes import name_output, refuse_features
 
 _BLIND = (
@@ -402,7 +402,8 @@ def carry_out(
     """As `compare`, with a plan that is checked; without layers at the one that is best for the target."""
     model, batch = unwrap(model), to_batch(images)
     refuse_features(model, plan.target)
-    bound, facts = bind(plan.target, model, batch), Facts(model)
+    is_plain = not isinstance(plan.target, Target)
+    bound, facts = Bound(model, batch, plan.target) if is_plain else bind(plan.target, model, batch), Facts(model)
     # Who names a layer means to look at it, which methods that follow attention do not.
     plan = plan.complete("gradcam" if layers and METHODS[bound.method].place == "attention" else bound.method)
     if bound.has_places and plan.options["augmentation"] != "none":
@@ -466,9 +467,16 @@ def _explain_at(
         warn_of_mixed_images(recorded)
         maps = compute_maps(recorded, plan.methods, budget, log, reshape=options["reshape"], join=options["join"])
         scored, evidence, found = recorded.scored, options["evidence"], {}
-        shared = {"output": views.first_of(bound.own_output(recorded.output)), "evidence": evidence}
+        shared = {
+            "output": views.first_of(
+                recorded.output if bound.own_output is None else bound.own_output(recorded.output)
+            ),
+            "evidence": evidence,
+        }
         shared["classes"] = None if scored.classes is None else views.first(scored.classes).to(batch.device)
-        shared["output_name"] = None if scored.logits is None else name_output(recorded.output, scored.logits)
+        is_single = isinstance(recorded.output, Tensor)
+        logits = None if is_single else scored.logits
+        shared["output_name"] = None if logits is None else name_output(recorded.output, logits)
         listed = None if bound.list_found is None else bound.list_found(recorded.output)
         shared["found"], shared["instances"] = (_lay_instances(rows, batch) for rows in (listed, scored.instances))
         of_gradients = {method.name for method in plan.methods if "gradients" in method.needs}

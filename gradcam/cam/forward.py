@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -35,7 +36,7 @@ from gradcam.hooks.hooks import Hooks, TargetLayer, recording_off
 from gradcam.hooks.nested import IN_FLOATS, Batch, caller_keeps, floating_by_keys, is_in_8_bits, tensors, version_of
 from gradcam.hooks.preserve import plain_attention, preserve_state
 from gradcam.layers.find import Outlet, find_layer, layers_with_grid
-from gradcam.layers.frames import Frame, find_frame, watch_frames
+from gradcam.layers.frames import TRANSFORM, Frame, find_frame, watch_frames
 from gradcam.layers.layout import Axes, IndexLayout, Layout, find_patches, one_image
 from gradcam.targets.base import Scored
 from gradcam.targets.classes import compute_scores
@@ -171,7 +172,9 @@ def recorded_pass(
             elif differentiable == 0:
                 hooks.enter_context(_switched_off_again({it.module: recorders[it.name] for it in chosen}))
             version = version_of(batch.pictures)
-            frames = watch_frames(modules, hooks.enter_context(Hooks()))
+            resizing = getattr(sys.modules.get(TRANSFORM), "GeneralizedRCNNTransform", ())
+            has_frames = any(isinstance(module, resizing) for module in modules)
+            frames = watch_frames(modules, hooks.enter_context(Hooks())) if has_frames else []
             with contextlib.ExitStack() as watching:
                 for each in around:
                     watching.enter_context(each)
@@ -190,7 +193,8 @@ def recorded_pass(
         device = scored.values.device.type
         autocast = caller_autocast(device)  # without which maps are computed: it would make products half as precise
         with torch.no_grad(), torch.autocast(device, enabled=False):
-            frame = find_frame(batch, frames)
+            is_whole = not frames and batch.windows is None and batch.listed is None
+            frame = None if is_whole else find_frame(batch, frames)
             given, batch = batch, batch if frame is None else replace(batch, size=frame.canvas)
             yield Recorded(
                 activations, outlets, parts, output, scored, model, modules, batch, autocast, frame,

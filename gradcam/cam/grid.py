@@ -168,9 +168,11 @@ def verify_places(recorded: Recorded, reshape: Reshape = None, *, includes_certa
                 if len(parts) == 1:
                     raise
                 continue
-            placed = PlacedLayer(recorded.outlets[part], tuple(activations.shape), layout, reshape is not None)
-            is_open = includes_certain or placed.is_guess(recorded.batch)
-            measured = _recall_layout(placed, activations, recorded) if is_open else layout
+            outlet, shape = recorded.outlets[part], tuple(activations.shape)
+            is_certain = isinstance(layout, Layout) and not is_guess(layout, outlet.module, shape, recorded.batch.size)
+            if is_certain and not includes_certain:
+                continue
+            measured = _recall_layout(PlacedLayer(outlet, shape, layout, reshape is not None), activations, recorded)
             if isinstance(measured, str):
                 return tell_misplaced(layer, measured)
             if measured != layout:

@@ -434,6 +434,8 @@ def _means(
     """As `_gradients` at the one site that there is, of all classes, each channel's mean for all of its places; None where
     there is no shorter way to it."""
     (site, *others) = sites
+    if not any(hasattr(node, "_forward_cls") for node in recorded.tail.nodes):
+        return None
     is_plain = isinstance(site.layout, Layout) and site.layout.kind == "channels first" and site.recorded.ndim == 4
     found = mean_gradients(scores, site.recorded, recorded.tail.nodes) if is_plain and not others else None
     if found is None:

@@ -22,6 +22,7 @@ GradientHook = Callable[[Tensor], Tensor | None]  # what it returns replaces the
 # Powers of two, so that scaling rounds nothing. The first whose gradients are finite is the one that loses least.
 HALF_PRECISION_SCALES = tuple(2.0**exponent for exponent in (15, 10, 5, 0, -5, -10, -15))
 TAKING_WEIGHTS = ("Convolution", "Addmm", "Linear", "Mm", "NativeBatchNorm", "NativeLayerNorm", "NativeGroupNorm")
+COPYING = ("CopyBackwards", "CloneBackward0")  # which recording itself adds
 ROUTE_DETAILS = ("_saved_training", "_saved_dim")  # of an operation, which its name does not tell
 MOST_BYTES = 2**28  # of one layer's gradients, for the classes that share a backward pass
 
@@ -227,7 +228,8 @@ class Tail:
     @functools.cached_property
     def route(self) -> Hashable:
         """What decides how activations lie in memory and which of them reach the scores, to be compared."""
-        return tuple((node.name(), *(getattr(node, name, None) for name in ROUTE_DETAILS)) for node in self.nodes)
+        nodes = [node for node in self.nodes if not node.name().endswith(COPYING)]
+        return tuple((node.name(), *(getattr(node, name, None) for name in ROUTE_DETAILS)) for node in nodes)
 
     @property
     def is_joined(self) -> bool:
@@ -243,10 +245,10 @@ class Tail:
 
 def start_of(tensor: Tensor) -> Edge | None:
     """Return where in the graph a tensor comes from, of a leaf where its gradient is accumulated."""
-    if not tensor.requires_grad:
-        return None
-    node, index, *_ = torch.autograd.graph.get_gradient_edge(tensor)
-    return node, index
+    if tensor.requires_grad and tensor.is_leaf and not tensor.is_inference():
+        node, index, *_ = torch.autograd.graph.get_gradient_edge(tensor)
+        return node, index
+    return edge_of(tensor)
 
 
 def read_tail(scores: Iterable[Edge | None], activations: Iterable[Edge | None], images: Edge | None) -> Tail:
@@ -257,7 +259,9 @@ def read_tail(scores: Iterable[Edge | None], activations: Iterable[Edge | None],
     for edge in waiting:  # which grows on the way
         nodes[edge[0]] = None
         is_bypassed = is_bypassed or edge == images
-        for node, index in edge[0].next_functions:
+        # A copy overwrites all of what was there before, its first input.
+        is_copy = edge[0].name().endswith("CopyBackwards")
+        for node, index in edge[0].next_functions[is_copy:]:
             if node is not None and (node, index) not in edges and (node, index) not in ends:
                 edges.add((node, index))
                 waiting.append((node, index))

@@ -13,6 +13,7 @@ import functools
 import types
 import weakref
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -32,11 +33,11 @@ OWN_ATTRIBUTES = tuple(vars(nn.Module()))  # what every module has
 OWN_HOOKS = "gradcam.hooks.hooks"  # the module whose hooks another thread may have put on the model
 
 
+@dataclass
 class Facts:
     """What is remembered about a model in its present state, which is read at the first question."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+    model: nn.Module
 
     def remember(self, question: Hashable, find_answer: Callable[[], Answer]) -> Answer:
         """Return the remembered answer, or find it and remember it."""
@@ -58,14 +59,14 @@ class Facts:
 
     @functools.cached_property
     def _answers(self) -> dict[Hashable, Any]:
-        state, answers = _remembered.get(self._model, (None, {}))
+        state, answers = _remembered.get(self.model, (None, {}))
         with contextlib.suppress(Exception):  # whatever attributes, or tensors of other kinds, raise
-            if state is not None and state.holds(self._model):
+            if state is not None and state.holds(self.model):
                 return answers
-        _remembered.pop(self._model, None)
+        _remembered.pop(self.model, None)
         answers = {}
         with contextlib.suppress(Exception):
-            _remembered[self._model] = ModelState(self._model), answers
+            _remembered[self.model] = ModelState(self.model), answers
         return answers
 
 

@@ -375,6 +375,8 @@ class Axes:
     @functools.cached_property
     def text_lengths(self) -> list[int]:
         """The lengths of the texts in the batch: numbers in a row, or vectors in a row where they are embedded already."""
+        if len(self._batch.args) == 1 and not self._batch.kwargs:  # the images alone
+            return []
         given = tensors((self._batch.args, self._batch.kwargs))
         found = [tensor for tensor in given if _is_of_images(tensor, self._batch)]
         words = [it for it in found if it.ndim == 2 and not it.is_floating_point() and it.dtype != torch.bool]

@@ -107,25 +107,21 @@ class Reader(ABC):
         """The scores of so many images. Raises `TargetError` where what is to be explained is not there."""
 
 
-def _same(output: Any) -> Any:
-    return output
-
-
 @dataclass(frozen=True)
 class Bound:
     """A target that knows the model. `model`: what is run, with `batch`. `target`: what `compute_scores` takes. `layer`,
     `method`: what is taken where nothing is said; `layer` None for the last one with a grid. `own_output`: the model's own
-    output in what is run for it. `list_found`: all that the model found in each image, in that. `has_places`: whether it
-    names a place in the picture, which other views of it would have elsewhere. `mirror`: of a likeness, the other picture,
-    and what is explained there: (images, target). `layers`: several in place of `layer`, to be added up. `reshape`: how
-    tokens lie on the pictures, where nothing is said and counting does not tell."""
+    output in what is run for it, None for the output itself. `list_found`: all that the model found in each image, in
+    that. `has_places`: whether it names a place in the picture, which other views of it would have elsewhere. `mirror`: of
+    a likeness, the other picture, and what is explained there: (images, target). `layers`: several in place of `layer`, to
+    be added up. `reshape`: how tokens lie on the pictures, where nothing is said and counting does not tell."""
 
     model: nn.Module
     batch: Batch
     target: Any
     layer: str | None = None
     method: str = "gradcam"
-    own_output: Callable[[Any], Any] = _same
+    own_output: Callable[[Any], Any] | None = None
     list_found: Callable[[Any], Sequence[Sequence[Instance]]] | None = None
     has_places: bool = False
     mirror: Callable[[Scored], tuple[Any, Any]] | None = None

@@ -86,9 +86,9 @@ def compare_fixed(settings: Settings) -> Iterator[Table]:
     finally:
         torch.set_num_threads(threads)
     notes = [
-        f"Median of {settings.rounds[1]} pairs with the bare forward pass, one image of {FIXED_SIDE} x {FIXED_SIDE}. Processor "
-        "time over the bare pass, and as a multiple of Grad-CAM written by hand. The first call with a default layer takes two "
-        "more passes.",
+        f"Median of {settings.rounds[1]} pairs with the bare forward pass, one image of {FIXED_SIDE} x {FIXED_SIDE}, one "
+        "thread. Processor time over the bare pass, and as a multiple of Grad-CAM written by hand. The first call with a "
+        "default layer takes two more passes.",
     ]
     yield Table("fixed cpu", "The fixed cost of a call (cpu)", ["network", *names], rows, notes, raw)
 
