@@ -42,7 +42,7 @@ from gradcam.errors import (
     warn,
 )
 from gradcam.hooks.autograd import jacobian
-from gradcam.hooks.facts import Facts
+from gradcam.hooks.facts import Facts, changing_models
 from gradcam.hooks.memory import RerunBudget
 from gradcam.hooks.nested import Batch, to_batch
 from gradcam.images.write import SUFFIXES, check_suffix, write_arrays
@@ -404,6 +404,8 @@ def carry_out(
     refuse_features(model, plan.target)
     is_plain = not isinstance(plan.target, Target)
     bound, facts = Bound(model, batch, plan.target) if is_plain else bind(plan.target, model, batch), Facts(model)
+    if model in changing_models:
+        facts.read()
     # Who names a layer means to look at it, which methods that follow attention do not.
     plan = plan.complete("gradcam" if layers and METHODS[bound.method].place == "attention" else bound.method)
     if bound.has_places and plan.options["augmentation"] != "none":
@@ -491,6 +493,8 @@ def _explain_at(
             own["layout"] = _name_layout(recorded, layer)
             found[layer, method] = Explanation(layer=layer, method=method, **own, **shared)
         other = None if bound.mirror is None else bound.mirror(scored)
+    if "_answers" in vars(facts):  # something was asked
+        facts.take_over()
     if other is not None:  # the same on the picture that these are likened to
         there = carry_out(model, other[0], layers, replace(plan, target=other[1]))
         found = {key: replace(each, reference=there.get(key)) for key, each in found.items()}

@@ -38,6 +38,7 @@ class Facts:
     """What is remembered about a model in its present state, which is read at the first question."""
 
     model: nn.Module
+    is_new: bool = False  # nothing was remembered of this state
 
     def remember(self, question: Hashable, find_answer: Callable[[], Answer]) -> Answer:
         """Return the remembered answer, or find it and remember it."""
@@ -57,14 +58,28 @@ class Facts:
         while len(self._answers) > MAX_ANSWERS:
             self._answers.pop(next(iter(self._answers)), None)
 
+    def read(self) -> None:
+        """Read the state of the model now, before a pass changes it."""
+        _ = self._answers
+
+    def take_over(self) -> None:
+        """Remember the answers for what the explanation itself made of the model: a counter, an output that it stores."""
+        state, answers = _remembered.get(self.model, (None, {}))
+        if state is None or answers is not self._answers or not (self.is_new or self.model in changing_models):
+            return
+        with contextlib.suppress(Exception):  # whatever attributes, or tensors of other kinds, raise
+            if not state.holds(self.model):
+                changing_models.add(self.model)
+                _remembered[self.model] = ModelState(self.model), answers
+
     @functools.cached_property
     def _answers(self) -> dict[Hashable, Any]:
         state, answers = _remembered.get(self.model, (None, {}))
-        with contextlib.suppress(Exception):  # whatever attributes, or tensors of other kinds, raise
+        with contextlib.suppress(Exception):
             if state is not None and state.holds(self.model):
                 return answers
         _remembered.pop(self.model, None)
-        answers = {}
+        answers, self.is_new = {}, True
         with contextlib.suppress(Exception):
             _remembered[self.model] = ModelState(self.model), answers
         return answers
@@ -222,3 +237,5 @@ def _is_plain(value: Any) -> bool:
 
 # The answers for the last state of each model.
 _remembered: weakref.WeakKeyDictionary[nn.Module, tuple[ModelState, dict[Hashable, Any]]] = weakref.WeakKeyDictionary()
+# Models that each pass changes: their state is read before it.
+changing_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()

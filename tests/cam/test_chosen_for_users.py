@@ -478,3 +478,22 @@ def test_vilt_whose_token_types_are_embedded_twice_is_explained() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert gradcam.explain(model, inputs, target=1).maps.shape[2:] == (4, 6)
+
+
+def test_a_model_that_stores_its_last_output_is_remembered_all_the_same() -> None:
+    class Stores(Gated):
+        def forward(self, images: Tensor) -> Tensor:
+            passes.append(len(images))
+            scores = super().forward(images)
+            self.last = scores.detach()
+            return scores
+
+    torch.manual_seed(0)
+    passes: list[int] = []
+    model, images = Stores().eval(), torch.randn(3, 3, 16, 16)
+    for layer, expected in ((None, [3]), ("features", [3])):
+        for _ in range(2):
+            gradcam.explain(model, images, layer, target=1)
+        passes.clear()
+        gradcam.explain(model, images, layer, target=1)
+        assert passes == expected
