@@ -185,14 +185,18 @@ def verify_places(recorded: Recorded, reshape: Reshape = None, *, includes_certa
 def warn_of_mixed_images(recorded: Recorded) -> None:
     """Warn if what the layers give for an image depends on the other images, which a backward pass does not show.
 
-    Each image is run alone, once for a model, layers and number of images.
+    Each image is run alone, once for a model and layers, and again for more images.
     """
     batch = recorded.batch
     if batch.images == 1 or not recorded.outlets or recorded.frame is not None or recorded.images_changed:
         return
-    question = ("mixed", tuple(recorded.outlets), batch.images, batch.size)
-    if recorded.facts.remember(question, lambda: _are_mixed(recorded)):
+    question = ("mixed", tuple(recorded.outlets), batch.size)
+    if batch.images <= (recorded.facts.get(question) or 1):  # images among which none depended on another
+        return
+    if recorded.facts.remember((*question, batch.images), lambda: _are_mixed(recorded)):
         warn_of_dependence(recorded.modules)
+    else:
+        recorded.facts.set(question, batch.images)
 
 
 def _are_mixed(recorded: Recorded) -> bool:
