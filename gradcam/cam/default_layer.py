@@ -1,19 +1,35 @@
-"""The remembered default layer: under which question it is remembered, and when a pass shows that it does not hold."""
+"""The layer that is explained where none is named: chosen, verified, remembered, and compared with each later pass."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, is_dataclass
-from typing import Any
+import contextlib
+import re
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass, replace
+from typing import Any, TypeVar
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from gradcam.cam.forward import Recorded
-from gradcam.hooks.facts import PLAIN
+from gradcam.cam.forward import Recorded, caller_autocast, recorded_pass
+from gradcam.cam.grid import ORDERED, find_grid, find_placed_layer
+from gradcam.cam.places import MisplacedError
+from gradcam.cam.suggest import find_suggestion
+from gradcam.errors import BlindLayerError, LayerError, warn
+from gradcam.hooks.autograd import jacobian
+from gradcam.hooks.facts import PLAIN, Facts
 from gradcam.hooks.nested import Batch
-from gradcam.targets.base import Reader, Target
+from gradcam.layers.find import find_layers
+from gradcam.layers.layout import Reshape
+from gradcam.targets.base import Bound, Reader, Target
 from gradcam.targets.classes import is_function
 
+Result = TypeVar("Result")
+
+BLIND = (
+    "The gradient is exactly zero at every layer that has a grid: nothing there can change the score (weights of zero in "
+    "the head, a probability that is exactly 0 or 1). Choose another score or class."
+)
 MAX_CANDIDATES = 24  # layers of which it is measured whether they respond in place, after the first did not
 
 
@@ -77,3 +93,135 @@ def list_others(names: list[str], layer: str) -> list[str]:
     module = layer.rpartition("#")[0]
     same = [name for name in names if module and name.rpartition("#")[0] == module]
     return list(dict.fromkeys(name for name in (*same, *names) if name != layer))
+
+
+@dataclass(frozen=True)
+class DefaultLayerSearch:
+    """A search for the layer to explain a bound target at. `is_positive`: all methods want values that are not negative."""
+
+    model: nn.Module
+    bound: Bound
+    facts: Facts
+    reshape: Any  # no function, which takes the tensor of one layer
+    is_positive: bool
+
+    def explain(self, explain_at: Callable[[Bound, str, dict[str, Any]], Result]) -> Result:
+        """Explain at the remembered layer, or at the one that is found. `explain_at` takes how its pass is recorded."""
+        def try_layer(default: DefaultLayer) -> Result:
+            verify = "all" if default.is_misplaced else "strictly" if self.reshape is None else "guesses"
+            how: dict[str, Any] = {"verify": verify}
+            if default.is_recorded:
+                how |= {"look": default.compare, "from_images": default.is_joined}
+            explained = explain_at(_copy(self.bound), default.layer, how)
+            if default.note is not None:
+                warn(default.note)
+            return explained
+
+        question = None
+        if self.bound.model is self.model:
+            question = name_question(self.bound.batch, self.bound.target, self.is_positive, self.reshape)
+        default = None if question is None else self.facts.get(question)
+        if default is not None:
+            try:
+                return try_layer(default)
+            except (OtherRouteError, MisplacedError, LayerError):  # or it does not run any more, say
+                self.facts.set(question, None)
+        try:
+            default, explained = self._search(try_layer)
+        except OtherRouteError:  # the image that was looked at takes another route than the whole batch
+            default, explained = self._search(try_layer, whole_batch=True)
+        except BlindLayerError:
+            with contextlib.suppress(BlindLayerError):  # PyTorch may say more where less is recorded
+                explain_at(_copy(self.bound), self._list_layers(whole_batch=False)[0].layer, {})
+            raise LayerError(BLIND) from None
+        if question is not None and default.is_recorded:
+            self.facts.set(question, default)
+        return explained
+
+    def _list_layers(self, *, whole_batch: bool) -> tuple[DefaultLayer, list[str]]:
+        """Return the best layer and all in their order, by their names in the model."""
+        copied = _copy(self.bound)
+        facts = self.facts if self.facts.get(ORDERED) else None
+        suggestion = find_suggestion(
+            copied.model, copied.batch, copied.target, self.reshape, whole_batch=whole_batch, facts=facts
+        )
+        best = suggestion.behind_activation if self.is_positive else suggestion.layers[0]
+        names = [name_in_model(self.model, self.bound.model, name) for name in (best, *suggestion.layers)]
+        names = list(dict.fromkeys(filter(None, names)))  # the model itself has no name
+        if not names:
+            raise LayerError(f"No layer of {type(self.model).__name__} has a spatial grid: name the layer to explain.")
+        note = suggestion.note if best == suggestion.layers[0] else None
+        is_bypassed = None if whole_batch else suggestion.bypassed.get(best)
+        return DefaultLayer(names[0], note, is_bypassed=is_bypassed, is_recorded=suggestion.is_recorded), names
+
+    def _search(
+        self, try_layer: Callable[[DefaultLayer], Result], *, whole_batch: bool = False
+    ) -> tuple[DefaultLayer, Result]:
+        """Choose the first layer on all of the images' way to the score that responds in place and has a gradient.
+
+        Raises `BlindLayerError` if none has a gradient.
+        """
+        was_ordered, batch = self.facts.get(ORDERED), self.bound.batch
+        default, names = self._list_layers(whole_batch=whole_batch)
+        problems: dict[str, str] = {}
+        for _ in range(MAX_CANDIDATES):
+            try:
+                return default, try_layer(default)
+            except MisplacedError as error:
+                problems[default.layer] = str(error)
+                names = list_others(names, default.layer)
+                autocast, tried = caller_autocast(batch.device.type), names[:MAX_CANDIDATES]
+                layer = find_placed_layer(self.bound.model, batch, tried, self.facts, autocast) if tried else None
+            except BlindLayerError:  # a dead end, such as the last block of a network that reads its class token only
+                if self.facts.get(ORDERED) and not was_ordered:  # now it is known which tokens the score reads
+                    return self._search(try_layer, whole_batch=whole_batch)
+                names = list_others(names, default.layer)
+                bound = _copy(self.bound)
+                layer = find_last_with_gradient(self.model, bound, names, self.facts, self.reshape) if names else None
+                if layer is None:
+                    raise
+            if layer is None:
+                break
+            names = names[names.index(layer) :]
+            default = DefaultLayer(layer, is_recorded=default.is_recorded)
+        if not problems:
+            raise BlindLayerError(BLIND)
+        misplaced = next(iter(problems))
+        if all("does not depend" in problem for problem in problems.values()):
+            raise LayerError(f"{problems[misplaced]} No other layer that was tried responds in place.")
+        default = DefaultLayer(misplaced, is_recorded=default.is_recorded, is_misplaced=True)
+        return default, try_layer(default)
+
+
+def name_in_model(model: nn.Module, run: nn.Module, name: str) -> str:
+    """Return a layer's name in the model, of what is run in its place."""
+    if run is model:
+        return name
+    plain, run_number = re.fullmatch(r"(.*?)(#\d+)?", name, re.DOTALL).groups("")  # type: ignore[union-attr]  # it always fits
+    module = run.get_submodule(plain)
+    return next((own for own, part in model.named_modules() if part is module), plain) + run_number
+
+
+def _copy(bound: Bound) -> Bound:
+    """Copy the inputs for one of several passes: a model may change them in place."""
+    return replace(bound, batch=bound.batch.copy())
+
+
+def find_last_with_gradient(
+    model: nn.Module, bound: Bound, names: Sequence[str], facts: Facts, reshape: Reshape = None
+) -> str | None:
+    """Return the first of these layers whose cells have a gradient; None if there is none."""
+    with recorded_pass(bound.model, bound.batch, find_layers(model, names), bound.target, facts=facts) as recorded:
+        with torch.enable_grad():
+            total = recorded.scored.values.sum(1, keepdim=True)
+        (gradients,) = jacobian(total, list(recorded.activations.values()), scaled=recorded.has_float16)
+        by_part = dict(zip(recorded.activations, gradients))
+        for name in names:
+            for part in recorded.parts[name]:
+                gradient = by_part[part]
+                if gradient is not None:
+                    with contextlib.suppress(LayerError):  # of several tensors of a layer not all have a grid
+                        layout = find_grid(part, gradient[0], recorded, reshape)
+                        if layout.to_grid(gradient[0]).any():
+                            return name
+    return None

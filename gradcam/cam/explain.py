@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -13,14 +12,11 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, Unpack
 
-from gradcam.cam.default_layer import MAX_CANDIDATES, DefaultLayer, OtherRouteError, list_others, name_question
-from gradcam.cam.forward import Recorded, caller_autocast, recorded_pass
+from gradcam.cam.default_layer import BLIND, DefaultLayerSearch, find_last_with_gradient
+from gradcam.cam.forward import Recorded, recorded_pass
 from gradcam.cam.grid import (
     JOINS,
-    ORDERED,
     BlindPatchesError,
-    find_grid,
-    find_placed_layer,
     verify_places,
     warn_of_mixed_images,
 )
@@ -33,7 +29,6 @@ from gradcam.cam.postprocess import make_views, take_windows, to_heatmaps
 from gradcam.cam.rounding import warn_of_rounding
 from gradcam.cam.suggest import find_suggestion
 from gradcam.errors import (
-    BlindLayerError,
     ImageError,
     LayerError,
     TargetError,
@@ -41,7 +36,6 @@ from gradcam.errors import (
     shorten,
     warn,
 )
-from gradcam.hooks.autograd import jacobian
 from gradcam.hooks.facts import Facts, changing_models
 from gradcam.hooks.memory import RerunBudget
 from gradcam.hooks.nested import Batch, to_batch
@@ -52,11 +46,6 @@ from gradcam.layers.layout import to_reshape
 from gradcam.options import DEFAULTS, ExplainOptions, fill_options
 from gradcam.targets.base import Bound, Instance, Scored, Target, bind
 from gradcam.targets.classes import name_output, refuse_features
-
-_BLIND = (
-    "The gradient is exactly zero at every layer that has a grid: nothing there can change the score (weights of zero in "
-    "the head, a probability that is exactly 0 or 1). Choose another score or class."
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -411,7 +400,11 @@ def carry_out(
     if bound.has_places and plan.options["augmentation"] != "none":
         raise TargetError("A place in the picture is elsewhere in other views of it: leave the augmentation out.")
     if plan.needs_layers and not layers and bound.layer is None:
-        return _explain_default_layer(model, bound, plan, facts)
+        positive, reshape = all(method.assumes_positive for method in plan.methods), plan.options["reshape"]
+        if callable(reshape):
+            raise LayerError("reshape is a function, which takes the tensor of one layer: name that layer.")
+        search = DefaultLayerSearch(model, bound, facts, reshape, positive)
+        return search.explain(lambda given, layer, how: _explain_at(model, given, [layer], plan, facts, **how))
     are_named = bool(layers)
     layers = layers or bound.layers or ([] if bound.layer is None else [bound.layer])
     if not are_named and len(layers) > 1:
@@ -421,11 +414,10 @@ def carry_out(
     try:
         return _explain_at(model, bound, layers, plan, facts, verify="guesses" if are_named else "all")
     except BlindPatchesError as error:
-        said = _BLIND
+        said = BLIND
         with contextlib.suppress(Exception):  # whatever a model raises when it runs once more
-            other = replace(plan, options=plan.options | {"reshape": None})  # which is of this layer
             found = find_suggestion(bound.model, bound.batch, bound.target)
-            layer = _find_last_with_gradient(model, bound, found.layers, other, facts)
+            layer = find_last_with_gradient(model, bound, found.layers, facts)
             said = said if layer is None else f"{error} Choose '{layer}', whose patches do."
         raise type(error)(said) from None
 
@@ -543,127 +535,3 @@ def _without_padding(scores: Tensor, scored: Scored) -> Tensor:
     for row, instances in zip(scores, scored.instances or ()):
         row[len(instances) :] = torch.nan
     return scores
-
-
-def _explain_default_layer(
-    model: nn.Module, bound: Bound, plan: Plan, facts: Facts
-) -> dict[tuple[str, str], Explanation]:
-    reshape = plan.options["reshape"]
-    if callable(reshape):
-        raise LayerError("reshape is a function, which takes the tensor of one layer: name that layer.")
-    is_positive = all(method.assumes_positive for method in plan.methods)
-    question = name_question(bound.batch, bound.target, is_positive, reshape) if bound.model is model else None
-    default = None if question is None else facts.get(question)
-    if default is not None:
-        try:
-            return _try_layer(model, bound, plan, facts, default)
-        except (OtherRouteError, MisplacedError, LayerError):  # or it does not run any more, say
-            facts.set(question, None)
-    try:
-        default, explained = _search_layer(model, bound, plan, facts, is_positive=is_positive)
-    except OtherRouteError:  # the image that was looked at takes another route than the whole batch
-        default, explained = _search_layer(model, bound, plan, facts, is_positive=is_positive, whole_batch=True)
-    if question is not None and default.is_recorded:
-        facts.set(question, default)
-    return explained
-
-
-def _search_layer(
-    model: nn.Module, bound: Bound, plan: Plan, facts: Facts, *, is_positive: bool, whole_batch: bool = False
-) -> tuple[DefaultLayer, dict[tuple[str, str], Explanation]]:
-    """Choose the first layer on all of the images' way to the score that responds in place and has a gradient."""
-    copied, reshape = _copy(bound), plan.options["reshape"]
-    is_ordered = facts.get(ORDERED)
-    found = find_suggestion(
-        copied.model, copied.batch, copied.target, reshape, whole_batch=whole_batch, facts=facts if is_ordered else None
-    )
-    best = found.behind_activation if is_positive else found.layers[0]
-    names = [best, *found.layers]
-    own_names = {
-        name: own for name in names if (own := _own_name(model, bound.model, name))
-    }  # the model itself has none
-    names = list(dict.fromkeys(own_names.values()))
-    if not names:
-        raise LayerError(f"No layer of {type(model).__name__} has a spatial grid: name the layer to explain.")
-    default = DefaultLayer(names[0], found.note if best == found.layers[0] else None)
-    default.is_bypassed = None if whole_batch else found.bypassed.get(best)
-    default.is_recorded = found.is_recorded
-    problems: dict[str, str] = {}
-    for _ in range(MAX_CANDIDATES):
-        try:
-            return default, _try_layer(model, bound, plan, facts, default)
-        except MisplacedError as error:
-            problems[default.layer] = str(error)
-            names = list_others(names, default.layer)
-            batch, autocast = bound.batch, caller_autocast(bound.batch.device.type)
-            layer = find_placed_layer(bound.model, batch, names[:MAX_CANDIDATES], facts, autocast) if names else None
-        except BlindLayerError:  # a dead end, such as the last block of a network that reads its class token only
-            if facts.get(ORDERED) and not is_ordered:  # now it is known which tokens the score reads
-                return _search_layer(model, bound, plan, facts, is_positive=is_positive, whole_batch=whole_batch)
-            names = list_others(names, default.layer)
-            layer = _find_last_with_gradient(model, _copy(bound), names, plan, facts) if names else None
-            if layer is None:
-                with contextlib.suppress(BlindLayerError):  # PyTorch may say more where less is recorded
-                    _explain_at(model, _copy(bound), [default.layer], plan, facts)
-                raise LayerError(_BLIND) from None
-        if layer is None:
-            break
-        names = names[names.index(layer) :]
-        default = DefaultLayer(layer, is_recorded=default.is_recorded)
-    misplaced = next(iter(problems))
-    if all("does not depend" in problem for problem in problems.values()):
-        raise LayerError(f"{problems[misplaced]} No other layer that was tried responds in place.")
-    default = DefaultLayer(misplaced, is_recorded=default.is_recorded, is_misplaced=True)
-    return default, _try_layer(model, bound, plan, facts, default)
-
-
-def _try_layer(
-    model: nn.Module, bound: Bound, plan: Plan, facts: Facts, default: DefaultLayer
-) -> dict[tuple[str, str], Explanation]:
-    verify: Any = "all" if default.is_misplaced else "strictly" if plan.options["reshape"] is None else "guesses"
-    explained = _explain_at(
-        model,
-        _copy(bound),
-        [default.layer],
-        plan,
-        facts,
-        verify=verify,
-        look=default.compare if default.is_recorded else None,
-        from_images=default.is_recorded and default.is_joined,
-    )
-    if default.note is not None:
-        warn(default.note)
-    return explained
-
-
-def _own_name(model: nn.Module, run: nn.Module, name: str) -> str:
-    """A layer's name in the model, of what is run in its place."""
-    if run is model:
-        return name
-    plain, run_number = re.fullmatch(r"(.*?)(#\d+)?", name, re.DOTALL).groups("")  # type: ignore[union-attr]  # it always fits
-    module = run.get_submodule(plain)
-    return next((own for own, each in model.named_modules() if each is module), plain) + run_number
-
-
-def _copy(bound: Bound) -> Bound:
-    """For one of several passes: a model may change its input in place."""
-    return replace(bound, batch=bound.batch.copy())
-
-
-def _find_last_with_gradient(
-    model: nn.Module, bound: Bound, names: Sequence[str], plan: Plan, facts: Facts
-) -> str | None:
-    with recorded_pass(bound.model, bound.batch, find_layers(model, names), bound.target, facts=facts) as recorded:
-        with torch.enable_grad():
-            total = recorded.scored.values.sum(1, keepdim=True)
-        (gradients,) = jacobian(total, list(recorded.activations.values()), scaled=recorded.has_float16)
-        found = dict(zip(recorded.activations, gradients))
-        for name in names:
-            for part in recorded.parts[name]:
-                gradient = found[part]
-                if gradient is not None:
-                    with contextlib.suppress(LayerError):  # of several tensors of a layer not all have a grid
-                        layout = find_grid(part, gradient[0], recorded, plan.options["reshape"])
-                        if layout.to_grid(gradient[0]).any():
-                            return name
-    return None
