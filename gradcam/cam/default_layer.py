@@ -107,6 +107,7 @@ class DefaultLayerSearch:
 
     def explain(self, explain_at: Callable[[Bound, str, dict[str, Any]], Result]) -> Result:
         """Explain at the remembered layer, or at the one that is found. `explain_at` takes how its pass is recorded."""
+
         def try_layer(default: DefaultLayer) -> Result:
             verify = "all" if default.is_misplaced else "strictly" if self.reshape is None else "guesses"
             how: dict[str, Any] = {"verify": verify}

@@ -175,7 +175,7 @@ def verify_places(recorded: Recorded, reshape: Reshape = None, *, includes_certa
             measured = _recall_layout(PlacedLayer(outlet, shape, layout, reshape is not None), activations, recorded)
             if isinstance(measured, str):
                 return tell_misplaced(layer, measured)
-            if measured != layout:
+            if measured is not layout:
                 recorded.layouts[part] = measured
                 recorded.facts.set(order_question(layout, activations.shape, recorded.batch.size), measured)
                 recorded.facts.set(ORDERED, True)
@@ -229,13 +229,16 @@ def _recall_layout(placed: PlacedLayer, activations: Tensor, recorded: Recorded)
     if not placed.is_measurable(recorded.batch):
         return placed.layout
 
-    def measure() -> Layout | IndexLayout | str:
+    def measure() -> Layout | IndexLayout | str | None:
         try:
-            return Probe(placed, activations, recorded.batch, recorded.model, recorded.autocast).measure_layout()
+            probe = Probe(placed, activations, recorded.batch, recorded.model, recorded.autocast)
+            layout = probe.measure_layout()
         except MisplacedError as error:
             return str(error)
+        return None if layout is placed.layout else layout
 
-    return recorded.facts.remember(placed.question(recorded.batch, recorded.tail.route), measure)
+    question = placed.question(recorded.batch, recorded.tail.route)
+    return recorded.facts.remember(question, lambda: (measure(),))[0] or placed.layout
 
 
 def find_placed_layer(

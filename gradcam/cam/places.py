@@ -79,7 +79,7 @@ class PlacedLayer:
         """Return the key of what is measured here. `route`: what leads from the layer to the score in this pass."""
         layout: Any = self.layout
         if isinstance(layout, IndexLayout):
-            layout = hash(layout.indices.cpu().numpy().tobytes())
+            layout = (layout.indices.device, hash(layout.indices.cpu().numpy().tobytes()))
         return (self.outlet.name, self.shape, batch.size, layout, route)
 
 

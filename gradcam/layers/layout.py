@@ -485,7 +485,7 @@ Function = Callable[[Tensor], Tensor]
 Reshape = str | tuple[int, ...] | Function | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class IndexLayout:
     """What a function gives in place of a `Layout`: for each cell, where in the layer's output its value comes from.
     `indices`: (N,C,*grid), into the output with the images first, flattened. `folds`: rows of the output for each

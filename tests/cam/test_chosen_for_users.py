@@ -211,6 +211,16 @@ def test_a_network_that_sees_the_image_transposed_is_drawn_upright() -> None:
     explanation = gradcam.explain(model, images, target=1, method="hirescam", evidence="signed")
     activations, gradient = record(model, explanation.layer, images)
     torch.testing.assert_close(explanation.maps[:, 0], (activations * gradient).sum(1).mT, rtol=1e-4, atol=1e-7)
+    again = gradcam.explain(model, images, target=1, method="hirescam", evidence="signed")
+    assert torch.equal(again.maps, explanation.maps)
+    named = [
+        gradcam.explain(
+            model, images, "net", target=1, method="hirescam", evidence="signed", reshape=lambda x: x.mT
+        ).maps
+        for _ in range(2)
+    ]
+    assert torch.equal(named[0], named[1])
+    torch.testing.assert_close(named[0], explanation.maps)
 
 
 def test_a_layer_that_does_not_depend_on_the_image_is_never_explained() -> None:
