@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -39,6 +40,8 @@ TEXT = (
     "of the part that sees the picture alone."
 )
 JOINS = ("sum",)
+# Models of which a layout was corrected: of these, named layers are measured like default ones.
+_corrected_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 ORDERED = "a token order was measured"  # the key of that fact
 SHARES = (
     "whose rows add up to 1: shares of attention between tokens, which are no picture. Choose the block around it, or a "
@@ -159,6 +162,7 @@ def verify_places(recorded: Recorded, reshape: Reshape = None, *, includes_certa
     Return what is wrong with a layer for which no layout fits. Each layer is measured once, and only if its layout is a
     guess, or `includes_certain`.
     """
+    includes_certain = includes_certain or recorded.facts.model in _corrected_models
     for layer, parts in recorded.parts.items():
         for part in parts if len(parts) == 1 or includes_certain else ():  # not all of several parts need have a grid
             activations = recorded.activations[part]
@@ -176,6 +180,7 @@ def verify_places(recorded: Recorded, reshape: Reshape = None, *, includes_certa
             if isinstance(measured, str):
                 return tell_misplaced(layer, measured)
             if measured is not layout:
+                _corrected_models.add(recorded.facts.model)
                 recorded.layouts[part] = measured
                 recorded.facts.set(order_question(layout, activations.shape, recorded.batch.size), measured)
                 recorded.facts.set(ORDERED, True)

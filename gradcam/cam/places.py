@@ -44,6 +44,7 @@ MIN_MARGIN = 0.1  # by which the correlation of another layout has to be larger
 QUADRANTS = ((0, 1), (1, 0), (0, 0), (1, 1))  # on the last two axes; the first two differ in each reflection
 QUADRANT_START, QUADRANT_SIDE = (0.08, 0.52), 0.4  # shares of the image's sides
 MIN_OFFSET = 0.02  # of the responses' centre from the grid's, as a share of its sides
+MIN_ALIGNMENT = 0.3  # of signed offsets, as a share of their size
 MAX_SEARCHED_CELLS = 400  # of a grid, for tokens beside it that may lie at any index
 MAX_COMPARED_IMAGES = 8
 
@@ -144,10 +145,9 @@ class Probe:
             transposed.append(_find_offsets(responses.mT, quadrants))
             if turn == 0 and min(offsets[0]) > MIN_OFFSET:
                 return assumed
-        offset, other = (min(map(sum, zip(*rows))) / len(QUADRANTS) for rows in (offsets, transposed))
-        if offset > -MIN_OFFSET and other <= max(offset, MIN_OFFSET):
-            return assumed  # at worst all cells respond alike
-        if other > MIN_OFFSET and len(self.batch.size) == 2 and not self.placed.is_fixed:
+        if _follows(offsets):
+            return assumed
+        if len(self.batch.size) == 2 and not self.placed.is_fixed and _follows(transposed):
             name, rows = self.placed.outlet.name, torch.zeros_like(self.activations, dtype=torch.float32)
             return pick(lambda rows: assumed.to_grid(rows).mT, name, rows, images, 2)
         raise MisplacedError("it responds on another side than that on which the image was changed")
@@ -330,6 +330,14 @@ def _correlate(changes: Tensor, codes: Tensor) -> float:
     codes = codes[:MAX_COMPARED_IMAGES].flatten(1)
     ranks, codes = ranks - ranks.mean(1, keepdim=True), codes - codes.mean(1, keepdim=True)
     return float(F.cosine_similarity(ranks, codes).mean())
+
+
+def _follows(offsets: Sequence[Sequence[float]]) -> bool:
+    """Return whether the centre of the responses moves to the changed quadrants on both axes, or moves on none."""
+    return all(
+        sum(map(abs, axis)) / len(axis) <= MIN_OFFSET or sum(axis) >= MIN_ALIGNMENT * sum(map(abs, axis))
+        for axis in zip(*offsets)
+    )
 
 
 def _find_offsets(responses: Tensor, quadrants: Sequence[Sequence[int]]) -> list[float]:

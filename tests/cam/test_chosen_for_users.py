@@ -221,6 +221,26 @@ def test_a_network_that_sees_the_image_transposed_is_drawn_upright() -> None:
     ]
     assert torch.equal(named[0], named[1])
     torch.testing.assert_close(named[0], explanation.maps)
+    classifier = gradcam.load_classifier(model, size=SIDE, mean=(0.0,) * 3, std=(1.0,) * 3)
+    found = classifier.explain(np.full((SIDE, SIDE, 3), 128, np.uint8), target=1)
+    assert found.layout == "picked"
+
+
+def test_a_network_that_sees_the_image_rotated_is_told_of() -> None:
+    class Rotated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.ReLU(), nn.Conv2d(8, 8, 3, 1, 1), nn.ReLU())
+            self.head = nn.Linear(8, 5)
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.head(self.net(images.rot90(1, (2, 3))).mean((2, 3)))
+
+    torch.manual_seed(0)
+    model, images = Rotated().eval(), torch.randn(1, 3, SIDE, SIDE)
+    for _ in range(2):
+        with pytest.warns(GradcamWarning, match="may lie in wrong places: it responds on another side"):
+            gradcam.explain(model, images, target=1)
 
 
 def test_a_layer_that_does_not_depend_on_the_image_is_never_explained() -> None:
