@@ -70,7 +70,7 @@ class PlacedLayer:
         """Return whether the grid has enough cells, and no more than the image has pixels."""
         is_finer_than_pixels = all(cells > length for cells, length in zip(self.grid, batch.size))
         least = MIN_TOKENS if self.layout.kind.startswith("tokens") else MIN_CELLS
-        return not is_finer_than_pixels and math.prod(self.grid) >= least and not batch.pictures.is_meta
+        return not is_finer_than_pixels and math.prod(self.grid) >= least
 
     def is_guess(self, batch: Batch) -> bool:
         """Return whether a count or an aspect alone says how the output lies on the image."""
