@@ -44,6 +44,7 @@ MIN_MARGIN = 0.1  # by which the correlation of another layout has to be larger
 QUADRANTS = ((0, 1), (1, 0), (0, 0), (1, 1))  # on the last two axes; the first two differ in each reflection
 QUADRANT_START, QUADRANT_SIDE = (0.08, 0.52), 0.4  # shares of the image's sides
 MIN_OFFSET = 0.02  # of the responses' centre from the grid's, as a share of its sides
+MIN_MOVEMENT = 0.1  # of the centre, from which on it has to follow
 MIN_ALIGNMENT = 0.3  # of signed offsets, as a share of their size
 MAX_SEARCHED_CELLS = 400  # of a grid, for tokens beside it that may lie at any index
 MAX_COMPARED_IMAGES = 8
@@ -335,7 +336,8 @@ def _correlate(changes: Tensor, codes: Tensor) -> float:
 def _follows(offsets: Sequence[Sequence[float]]) -> bool:
     """Return whether the centre of the responses moves to the changed quadrants on both axes, or moves on none."""
     return all(
-        sum(map(abs, axis)) / len(axis) <= MIN_OFFSET or sum(axis) >= MIN_ALIGNMENT * sum(map(abs, axis))
+        sum(axis) >= MIN_ALIGNMENT * sum(map(abs, axis))
+        or (sum(map(abs, axis)) < MIN_MOVEMENT * len(axis) and sum(axis) > -MIN_OFFSET * len(axis))
         for axis in zip(*offsets)
     )
 
