@@ -146,9 +146,10 @@ class Probe:
             transposed.append(_find_offsets(responses.mT, quadrants))
             if turn == 0 and min(offsets[0]) > MIN_OFFSET:
                 return assumed
-        if _follows(offsets):
+        is_flat = len(self.batch.size) == 2 and not self.placed.is_fixed
+        if _follows(offsets) or (not (is_flat and _follows(transposed)) and _hardly_moves(offsets)):
             return assumed
-        if len(self.batch.size) == 2 and not self.placed.is_fixed and _follows(transposed):
+        if is_flat and _follows(transposed):
             name, rows = self.placed.outlet.name, torch.zeros_like(self.activations, dtype=torch.float32)
             return pick(lambda rows: assumed.to_grid(rows).mT, name, rows, images, 2)
         raise MisplacedError("it responds on another side than that on which the image was changed")
@@ -334,11 +335,14 @@ def _correlate(changes: Tensor, codes: Tensor) -> float:
 
 
 def _follows(offsets: Sequence[Sequence[float]]) -> bool:
-    """Return whether the centre of the responses moves to the changed quadrants on both axes, or moves on none."""
+    """Return whether the centre of the responses moves to the changed quadrants on both axes."""
+    return all(sum(axis) > MIN_ALIGNMENT * sum(map(abs, axis)) for axis in zip(*offsets))
+
+
+def _hardly_moves(offsets: Sequence[Sequence[float]]) -> bool:
+    """Return whether the centre of the responses moves too little to tell where the cells lie."""
     return all(
-        sum(axis) >= MIN_ALIGNMENT * sum(map(abs, axis))
-        or (sum(map(abs, axis)) < MIN_MOVEMENT * len(axis) and sum(axis) > -MIN_OFFSET * len(axis))
-        for axis in zip(*offsets)
+        sum(map(abs, axis)) < MIN_MOVEMENT * len(axis) and sum(axis) > -MIN_OFFSET * len(axis) for axis in zip(*offsets)
     )
 
 
