@@ -162,7 +162,7 @@ def _compute_maps(
         values.add("input", of_input, [of_input.compute(recorded, budget)])
     for of_attention in _of(OfAttention, methods):
         values.add("attention", of_attention, [undoubted(of_attention.compute(recorded, log, budget))])
-    recorded.readings.ask_range(torch.cat(list(scores.values()), 1).detach(), "The scores are")
+    recorded.readings.ask_range(_join_scores(list(scores.values())).detach(), "The scores are")
     maps = _put_together(values, recorded.readings)
     _judge_blindness(chosen, values, recorded)
     found = {}
@@ -243,22 +243,32 @@ def _put_together(values: _Values, readings: Readings) -> dict[Key, tuple[Tensor
         if any(piece is not other for piece, other in zip(pieces, before)):  # which happens where terms cancel
             maps[key] = _join(key, pieces, readings)
     readings.read()
-    return {key: (found, was_rounding if any_was else None) for key, (found, was_rounding, any_was) in maps.items()}
+    return {key: (found, _join_rounding(values.joined(key))) for key, found in maps.items()}
 
 
-def _join(key: Key, pieces: Sequence[Settled], readings: Readings) -> tuple[Tensor, Tensor, list[float]]:
-    """Maps, where there was rounding, and a list that has something in it, once it is read, if there was any."""
-    values = torch.cat([piece.maps for piece in pieces], 1)
+def _join(key: Key, pieces: Sequence[Settled], readings: Readings) -> Tensor:
+    values = pieces[0].maps if len(pieces) == 1 else torch.cat([piece.maps for piece in pieces], 1)
     maps = values.float()
-    was_rounding, any_was = torch.cat([it.was_rounding for it in pieces], 1), list[float]()
     site, name = key
     readings.ask_range(maps, f"The {name} maps at layer '{site}', in float32, are")
-    readings.ask(was_rounding.any(), lambda found: any_was.extend(filter(None, found)))
     if values.dtype == torch.float64:
         peaks = values.flatten(2).abs().amax(2)
         is_lost = (peaks > 0) & (peaks < torch.finfo(torch.float32).tiny)
         readings.ask(is_lost.sum(), partial(_warn_of_underflow, f"{name} maps at layer '{site}'"))
-    return maps, was_rounding, any_was
+    return maps
+
+
+def _join_rounding(pieces: Sequence[Settled]) -> Tensor | None:
+    """Return where rounding was taken out of maps, (N,K,2); None if nowhere."""
+    if all(piece.was_rounding is None for piece in pieces):
+        return None
+    was_rounding = torch.cat([_mark_rounding(piece) for piece in pieces], 1)
+    return was_rounding if was_rounding.any() else None
+
+
+def _mark_rounding(piece: Settled) -> Tensor:
+    nowhere = piece.maps.new_zeros((*piece.maps.shape[:2], 2), dtype=torch.bool)
+    return nowhere if piece.was_rounding is None else piece.was_rounding
 
 
 def _warn_of_underflow(subject: str, counts: list[float]) -> None:
@@ -327,7 +337,7 @@ def _use_gradients(
         return
     kinds = list(dict.fromkeys(method.score for method in methods))
     with torch.enable_grad():
-        joined = torch.cat([scores[kind] for kind in kinds], 1)
+        joined = _join_scores([scores[kind] for kind in kinds])
     classes, slack = recorded.scored.values.shape[1], recorded.slack
     first = 0
     takes_means = not one_by_one and all(method.takes_means for method in methods)
@@ -373,7 +383,8 @@ def _use_local_gradients(
     """Those of one size at a time, each with the part of the activations that it is of."""
     shape = recorded.scored.values.shape
     for (site, own), method in product(found, methods):
-        maps, was_rounding = undoubted(site.grid.new_zeros(*shape, *site.grid.shape[2:]))
+        nothing = Settled(site.grid.new_zeros(*shape, *site.grid.shape[2:]))
+        maps, was_rounding = nothing.maps, _mark_rounding(nothing)
         is_blind = [True] * len(maps)
         for size, same in groupby(sorted(own, key=_size), key=_size):
             each = list(same)
@@ -384,7 +395,7 @@ def _use_local_gradients(
             parts = torch.stack([site.grid[it.image, :, rows, columns] for it, (rows, columns) in zip(each, windows)])
             given = parts, at_least_float32(gradients)[:, None]
             (settled,) = settle_method(partial(_checked, method), recorded.slack, *given)
-            for it, (rows, columns), one, was in zip(each, windows, *settled):
+            for it, (rows, columns), one, was in zip(each, windows, settled.maps, _mark_rounding(settled)):
                 maps[it.image, it.score, rows, columns], was_rounding[it.image, it.score] = one[0], was[0]
         values.add(site.layer, method, [Settled(maps, was_rounding)], is_blind)
 
@@ -503,9 +514,13 @@ def _run_again(
             values.errors.append(error)
             found = undoubted(site.grid.new_zeros(*recorded.scored.values.shape, *site.grid.shape[2:]))
         # A method that is judged by what it changes: nothing was, though there was something to change.
-        has_map = found.maps.flatten(1).any(1) | found.was_rounding.flatten(1).any(1)
+        has_map = found.maps.flatten(1).any(1) | _mark_rounding(found).flatten(1).any(1)
         blind = site.grid.flatten(1).any(1) & ~has_map.to(site.grid.device)
         values.add(site.layer, method, [found], blind.tolist() if method.is_signed else None)
+
+
+def _join_scores(scores: Sequence[Tensor]) -> Tensor:
+    return scores[0] if len(scores) == 1 else torch.cat(list(scores), 1)
 
 
 def _finer_scores(name: str, scored: Scored) -> Tensor:

@@ -118,9 +118,10 @@ def to_heatmaps(maps: Tensor, size: Sequence[int], *, signed: bool = False) -> T
     and negative values are resized by themselves, so that neither gets a rim of the other, and divided by the largest
     of both: [-1,1]."""
     heatmaps = resize(maps, size, signed=signed)
-    largest = heatmaps.flatten(2).abs().amax(2).reshape(*heatmaps.shape[:2], *[1] * (heatmaps.ndim - 2))
+    values = heatmaps.abs() if signed else heatmaps
+    largest = values.amax(list(range(2, values.ndim)), keepdim=True)
     # In place: many classes make this the largest tensor of all.
-    return heatmaps.div_(torch.where(largest > 0, largest, 1.0))
+    return heatmaps.div_(largest.masked_fill_(largest == 0, 1))
 
 
 def resize(maps: Tensor, size: Sequence[int], *, signed: bool = False, part: Part | None = None) -> Tensor:
@@ -130,10 +131,14 @@ def resize(maps: Tensor, size: Sequence[int], *, signed: bool = False, part: Par
     if signed:
         return resize(maps.relu(), size, part=part) - resize((-maps).relu(), size, part=part)
     starts, lengths = ((None,) * len(size),) * 2 if part is None else part
-    for length, start, extent in zip(size, starts, lengths):
-        # Each turn takes the first axis of the grid away and puts the new one behind the last.
-        weights = _cubic_weights_there(maps.shape[2], length, start, extent, dtype=maps.dtype, device=maps.device)
-        maps = torch.tensordot(maps, weights, dims=([2], [1]))
+    kind: Any = {"dtype": maps.dtype, "device": maps.device}
+    *depth, rows, columns = (
+        _cubic_weights_there(cells, length, start, extent, **kind)
+        for cells, length, start, extent in zip(maps.shape[2:], size, starts, lengths)
+    )
+    maps = rows @ maps @ columns.mT
+    if depth:
+        maps = (depth[0] @ maps.flatten(3)).unflatten(3, maps.shape[3:])
     return maps.clamp_(min=0)
 
 

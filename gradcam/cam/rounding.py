@@ -27,10 +27,11 @@ Shake = Callable[[Tensor, int], Tensor]
 
 
 class Settled(NamedTuple):
-    """Maps (N,K,...) without what is nothing but rounding, and where that was: (N,K,2), of positive and negative values."""
+    """Maps (N,K,...) without what is nothing but rounding, and where that was: (N,K,2), of positive and negative values;
+    None if nowhere."""
 
     maps: Tensor
-    was_rounding: Tensor
+    was_rounding: Tensor | None = None
 
 
 def settle(compute: Callable[[Shake], Tensor], slack: float) -> Settled:
@@ -58,19 +59,35 @@ def settle_method(
         maps = compute(activations, *few)
         pieces.append(undoubted(maps))
 
-        def judge(is_clear: list[float], few: Sequence[Tensor] = few) -> None:
-            if not is_clear[0]:
+        def judge(values: list[float], maps: Tensor = maps, few: Sequence[Tensor] = few) -> None:
+            *ranges, largest, steepest = values
+            limit = 2 * slack * activations.shape[1] * largest * steepest
+            if not _are_beyond(limit, ranges) and not _is_clear(maps, slack, activations, few):
                 pieces[-1] = settle(
                     lambda shake: compute(shake(activations, 1), *(shake(each, 2) for each in few)), slack
                 )
 
-        later.ask(_is_clear(maps, slack, activations, few), judge)
+        slopes = sum(each.abs().amax() for each in few)
+        extremes = [
+            torch.stack(torch.aminmax(maps.flatten(2), dim=2)).flatten(),
+            activations.abs().amax()[None],
+            slopes[None],
+        ]
+        later.ask(torch.cat(extremes), judge)
         if later is not readings:
             later.read()
     return pieces
 
 
-def _is_clear(maps: Tensor, slack: float, activations: Tensor, derivatives: Sequence[Tensor]) -> Tensor:
+def _are_beyond(limit: float, ranges: Sequence[float]) -> bool:
+    """Return whether all lowest and highest values of maps are beyond a limit, or of the other sign."""
+    count = len(ranges) // 2
+    return all(low >= 0 or -low > limit for low in ranges[:count]) and all(
+        high <= 0 or high > limit for high in ranges[count:]
+    )
+
+
+def _is_clear(maps: Tensor, slack: float, activations: Tensor, derivatives: Sequence[Tensor]) -> bool:
     """Whether maps are beyond all that rounding may do to a sum of products, so that nothing has to be tried out. No
     sum over the channels is larger than that of the products of each one's largest values."""
     low, high = torch.aminmax(maps.flatten(2), dim=2)
@@ -78,7 +95,7 @@ def _is_clear(maps: Tensor, slack: float, activations: Tensor, derivatives: Sequ
     # Not a norm of infinite order, nor one of order 2, which take many times as long where the channels come last.
     slopes = torch.stack([each.abs().amax([axis + 1 for axis in places]) for each in derivatives]).sum(0)
     most = 2 * slack * (activations.abs().amax(places)[:, None] * slopes).sum(2)
-    return (((high > most) | (high <= 0)) & ((-low > most) | (low >= 0))).all()
+    return bool((((high > most) | (high <= 0)) & ((-low > most) | (low >= 0))).all())
 
 
 def compare(maps: Tensor, shaken: Sequence[Tensor]) -> Settled:
@@ -94,7 +111,7 @@ def compare(maps: Tensor, shaken: Sequence[Tensor]) -> Settled:
 
 def undoubted(maps: Tensor) -> Settled:
     """Maps (N,K,...) in which nothing can cancel."""
-    return Settled(maps, maps.new_zeros((*maps.shape[:2], 2), dtype=torch.bool))
+    return Settled(maps)
 
 
 def warn_of_rounding(drawn: Tensor, was_rounding: Tensor, evidence: str, what: str) -> None:

@@ -114,7 +114,8 @@ def jacobian(
         values = scores.sum(0)
     largest = max(tensor.numel() * tensor.element_size() for tensor in inputs)
     directions = torch.eye(len(values), dtype=values.dtype, device=values.device)
-    for chunk in directions.split(max(1, (most_bytes or MOST_BYTES) // largest)):
+    classes = max(1, (most_bytes or MOST_BYTES) // largest)
+    for chunk in [directions] if len(directions) <= classes else directions.split(classes):
         if not scaled:
             yield _backward(values, inputs, chunk)
             continue
@@ -136,8 +137,10 @@ def _backward(values: Tensor, inputs: Sequence[Tensor], directions: Tensor) -> l
     rows = []
     for direction in directions:
         with torch.enable_grad():
-            value = (values * direction).sum()  # a scalar: given `grad_outputs`, autograd first imports all of sympy
+            value = values @ direction  # a scalar: given `grad_outputs`, autograd first imports all of sympy
         rows.append(_gradients(value, inputs))
+    if len(rows) == 1:
+        return [None if gradient is None else gradient[None] for gradient in rows[0]]
     return [None if row[0] is None else torch.stack(row) for row in zip(*rows)]
 
 

@@ -244,8 +244,10 @@ def straight_through(modules: Sequence[nn.Module]) -> Iterator[None]:
     Rounding has a derivative of zero wherever it has one, and PyTorch's quantised kernels give none; the
     straight-through estimate (Bengio et al., 2013, arXiv 1308.3432) takes the unrounded layer's instead."""
     quantised = sys.modules.get("torch.ao.nn.quantized.dynamic")  # not imported: then nothing is made of it either
-    all_kinds = set() if quantised is None else set(map(type, modules))
-    kinds = {kind for kind in all_kinds if issubclass(kind, quantised.Linear)}  # type: ignore[union-attr]
+    kinds = {kind for kind in set(map(type, modules)) if issubclass(kind, quantised.Linear)} if quantised else set()
+    if not kinds:
+        yield
+        return
 
     def attach(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
         (inputs,) = (*args, *kwargs.values())
@@ -256,7 +258,7 @@ def straight_through(modules: Sequence[nn.Module]) -> Iterator[None]:
         return output.detach() + (unrounded - unrounded.detach())
 
     with contextlib.ExitStack() as stack:
-        for module in modules if kinds else ():
+        for module in modules:
             if type(module) in kinds:
                 stack.enter_context(Hooks()).after_forward(module, attach)
         yield

@@ -198,7 +198,7 @@ class ClassTarget:
                 raise TargetError(f"There is no {what} {shorten(value)}: choose one of {', '.join(known)}.")
         if isinstance(self.top, bool) or not isinstance(self.top, int) or self.top < 1:
             raise TargetError(f"top is {self.top!r}, expected the number of classes to explain, 1 or more.")
-        if self.score != "contrast" and len(to_rivals(self.against)):
+        if self.score != "contrast" and self.against != () and len(to_rivals(self.against)):
             raise TargetError(
                 f"against is {shorten(self.against)}, but the score is {self.score!r}: only 'contrast' has rivals."
             )
