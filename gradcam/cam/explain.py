@@ -25,7 +25,7 @@ from gradcam.cam.methods.attention_capture import AttentionLog
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import METHODS, check_evidence, find_method, find_methods, smooth
 from gradcam.cam.places import MisplacedError
-from gradcam.cam.postprocess import make_views, take_windows, to_heatmaps
+from gradcam.cam.postprocess import make_views, take_windows, to_heatmaps_of_sizes
 from gradcam.cam.rounding import warn_of_rounding
 from gradcam.cam.suggest import find_suggestion
 from gradcam.errors import (
@@ -45,7 +45,8 @@ from gradcam.layers.frames import find_frame
 from gradcam.layers.layout import to_reshape
 from gradcam.options import DEFAULTS, ExplainOptions, fill_options
 from gradcam.targets.base import Bound, Instance, Scored, Target, bind
-from gradcam.targets.classes import name_output, refuse_features
+from gradcam.targets.classes import is_function, name_output
+from gradcam.targets.heads import refuse_features
 
 
 @dataclass(frozen=True, eq=False)
@@ -390,7 +391,8 @@ def carry_out(
 ) -> dict[tuple[str, str], Explanation]:
     """As `compare`, with a plan that is checked; without layers at the one that is best for the target."""
     model, batch = unwrap(model), to_batch(images)
-    refuse_features(model, plan.target)
+    if not is_function(plan.target):
+        refuse_features(model)
     is_plain = not isinstance(plan.target, Target)
     bound, facts = Bound(model, batch, plan.target) if is_plain else bind(plan.target, model, batch), Facts(model)
     if model in changing_models:
@@ -461,13 +463,10 @@ def _explain_at(
         warn_of_mixed_images(recorded)
         maps = compute_maps(recorded, plan.methods, budget, log, reshape=options["reshape"], join=options["join"])
         scored, evidence, found = recorded.scored, options["evidence"], {}
-        shared = {
-            "output": views.first_of(
-                recorded.output if bound.own_output is None else bound.own_output(recorded.output)
-            ),
-            "evidence": evidence,
-        }
-        shared["classes"] = None if scored.classes is None else views.first(scored.classes).to(batch.device)
+        output = recorded.output if bound.own_output is None else bound.own_output(recorded.output)
+        classes = None if scored.classes is None else views.first(scored.classes).to(batch.device)
+        shared = {"output": views.first_of(output), "evidence": evidence, "classes": classes}
+        sizes = batch.sizes
         is_single = isinstance(recorded.output, Tensor)
         logits = None if is_single else scored.logits
         shared["output_name"] = None if logits is None else name_output(recorded.output, logits)
@@ -479,7 +478,7 @@ def _explain_at(
             values = views.combine(_lay_on_pictures(levels, recorded, layer), evidence)
             if each.was_rounding is not None:
                 warn_of_rounding(values, each.was_rounding, evidence, f"{method} at layer '{layer}'")
-            heatmaps = _to_heatmaps(values, batch.sizes, signed=evidence == "signed", device=batch.device)
+            heatmaps = to_heatmaps_of_sizes(values, sizes, signed=evidence == "signed", device=batch.device)
             scores = _without_padding(views.first(each.scores).to(batch.device), scored)
             own: dict[str, Any] = {"maps": values.to(batch.device), "heatmaps": heatmaps, "scores": scores}
             own["layout"] = _name_layout(recorded, layer)
@@ -514,13 +513,6 @@ def _lay_instances(rows: Sequence[Sequence[Instance]] | None, batch: Batch) -> S
     if rows is None or batch.windows is None:
         return rows
     return [[each.shifted(window) for each in row] for row, window in zip(rows, batch.windows)]
-
-
-def _to_heatmaps(values: Tensor, sizes: Sequence[tuple[int, ...]], *, signed: bool, device: torch.device) -> Any:
-    if len(set(sizes)) == 1:
-        return to_heatmaps(values, sizes[0], signed=signed).to(device)
-    each = zip(values.split(1), sizes)
-    return [to_heatmaps(one, size, signed=signed)[0].to(device) for one, size in each]
 
 
 def _without_settled(levels: Sequence[Tensor], scored: Scored) -> Sequence[Tensor]:

@@ -94,7 +94,7 @@ class Recorded:
         """The graph between the recorded activations and the scores."""
         return read_tail([edge_of(self.scored.values)], map(start_of, self.activations.values()), self.image_edge)
 
-    @property
+    @cached_property
     def has_float16(self) -> bool:
         """Whether gradients may pass through float16 on their way to the layers."""
         if torch.float16 in (self.autocast, *self._kinds):
@@ -180,9 +180,12 @@ def recorded_pass(
                     watching.enter_context(each)
                 output = own.run(model)
             activations, outlets, parts = _divide(chosen, recorders)
-            off = [name for name, recorder in recorders.items() if recorder.ran_unrecorded]
-            if differentiable and len(off) > 1:  # the first finds it off; another one, if the model switches it off
-                raise recording_is_off(off)
+            if (
+                differentiable and len(recorders) > 1
+            ):  # the first finds it off; another one, if the model switches it off
+                off = [name for name, recorder in recorders.items() if recorder.ran_unrecorded]
+                if len(off) > 1:
+                    raise recording_is_off(off)
             scored = compute_scores(target, output, batch.images)
             if differentiable and not scored.values.requires_grad:
                 raise no_gradient(list(recorders))

@@ -66,21 +66,21 @@ class GridActivations:
         not finite."""
         if derivatives is None:
             raise no_dependence([self.layer])
-        on_grid = self.layout.stack_to_grid(derivatives).transpose(0, 1)
+        on_grid = self.layout.stack_to_grid(at_least_float32(derivatives)).transpose(0, 1)
         later = readings or Readings()
         is_zero = later.ask_zeros(on_grid, f"The {what} at layer '{self.layer}' are")
         if readings is None:
             later.read()
-        return at_least_float32(on_grid), is_zero
+        return on_grid, is_zero
 
 
 def find_activations(layer: str, recorded: Recorded, reshape: Reshape = None) -> GridActivations:
     """A recorded layer's site. Raises `LayerError` where there is no grid, `ModelError` for NaN and infinity."""
     tensor = recorded.activations[layer]
     layout = find_grid(layer, tensor, recorded, reshape)
-    grid = layout.to_grid(tensor.detach())
+    grid = layout.to_grid(at_least_float32(tensor.detach()))
     recorded.readings.ask_range(tensor.detach(), f"The activations of layer '{layer}' are")
-    return GridActivations(layer, tensor, layout, at_least_float32(grid))
+    return GridActivations(layer, tensor, layout, grid)
 
 
 def find_grid(layer: str, activations: Tensor, recorded: Recorded, reshape: Reshape = None) -> Layout | IndexLayout:

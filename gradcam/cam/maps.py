@@ -162,8 +162,7 @@ def _compute_maps(
         values.add("input", of_input, [of_input.compute(recorded, budget)])
     for of_attention in _of(OfAttention, methods):
         values.add("attention", of_attention, [undoubted(of_attention.compute(recorded, log, budget))])
-    recorded.readings.ask_range(_join_scores(list(scores.values())).detach(), "The scores are")
-    maps = _put_together(values, recorded.readings)
+    maps = _put_together(values, _join_scores(list(scores.values())).detach(), recorded.readings)
     _judge_blindness(chosen, values, recorded)
     found = {}
     for method in methods:
@@ -233,29 +232,33 @@ def _random_weights(count: int, like: Tensor) -> Tensor:
     return torch.rand(count, generator=generator, dtype=torch.float32, device="cpu").to(like) + 0.5
 
 
-def _put_together(values: _Values, readings: Readings) -> dict[Key, tuple[Tensor, Tensor | None]]:
+def _put_together(values: _Values, scores: Tensor, readings: Readings) -> dict[Key, tuple[Tensor, Tensor | None]]:
     """The maps of each site and method, and where rounding was taken out of them, once all is read."""
-    joined = {key: values.joined(key) for key in values.pieces}
-    maps = {key: _join(key, pieces, readings) for key, pieces in joined.items()}
-    readings.read()
-    for key, before in joined.items():
-        pieces = values.joined(key)
-        if any(piece is not other for piece, other in zip(pieces, before)):  # which happens where terms cancel
-            maps[key] = _join(key, pieces, readings)
-    readings.read()
-    return {key: (found, _join_rounding(values.joined(key))) for key, found in maps.items()}
+    before = {key: values.joined(key) for key in values.pieces}
+    maps = {key: _join(pieces) for key, pieces in before.items()}
+    _require_ranges(maps, scores, readings)
+    after = {key: values.joined(key) for key in before}
+    changed = {
+        key: _join(pieces) for key, pieces in after.items() if list(map(id, pieces)) != list(map(id, before[key]))
+    }
+    if changed:  # where terms cancel
+        _require_ranges(changed, scores, readings)
+    return {key: (found.float(), _join_rounding(after[key])) for key, found in (maps | changed).items()}
 
 
-def _join(key: Key, pieces: Sequence[Settled], readings: Readings) -> Tensor:
-    values = pieces[0].maps if len(pieces) == 1 else torch.cat([piece.maps for piece in pieces], 1)
-    maps = values.float()
-    site, name = key
-    readings.ask_range(maps, f"The {name} maps at layer '{site}', in float32, are")
-    if values.dtype == torch.float64:
-        peaks = values.flatten(2).abs().amax(2)
-        is_lost = (peaks > 0) & (peaks < torch.finfo(torch.float32).tiny)
-        readings.ask(is_lost.sum(), partial(_warn_of_underflow, f"{name} maps at layer '{site}'"))
-    return maps
+def _join(pieces: Sequence[Settled]) -> Tensor:
+    return pieces[0].maps if len(pieces) == 1 else torch.cat([piece.maps for piece in pieces], 1)
+
+
+def _require_ranges(maps: Mapping[Key, Tensor], scores: Tensor, readings: Readings) -> None:
+    readings.ask_range(scores, "The scores are")
+    for (site, name), values in maps.items():
+        readings.ask_range(values.float(), f"The {name} maps at layer '{site}', in float32, are")
+        if values.dtype == torch.float64:
+            peaks = values.flatten(2).abs().amax(2)
+            is_lost = (peaks > 0) & (peaks < torch.finfo(torch.float32).tiny)
+            readings.ask(is_lost.sum(), partial(_warn_of_underflow, f"{name} maps at layer '{site}'"))
+    readings.read()
 
 
 def _join_rounding(pieces: Sequence[Settled]) -> Tensor | None:
@@ -338,13 +341,13 @@ def _use_gradients(
     kinds = list(dict.fromkeys(method.score for method in methods))
     with torch.enable_grad():
         joined = _join_scores([scores[kind] for kind in kinds])
-    classes, slack = recorded.scored.values.shape[1], recorded.slack
+    classes, slack, scaled = recorded.scored.values.shape[1], recorded.slack, recorded.has_float16
     first = 0
     takes_means = not one_by_one and all(method.takes_means for method in methods)
     means = _means(recorded, sites, joined) if takes_means else None
     if means is not None and checked:
         _check_all(recorded, sites, joined)
-    all_pieces = _gradients(recorded, sites, joined, one_by_one=one_by_one, checked=checked)
+    all_pieces = _gradients(recorded, sites, joined, scaled=scaled, one_by_one=one_by_one, checked=checked)
     for pieces in all_pieces if means is None else [means]:
         for site, (on_grid, is_zero) in zip(sites, pieces):
             for kind in kinds:
@@ -413,12 +416,18 @@ def _check_all(recorded: Recorded, sites: Sequence[GridActivations], scores: Ten
 
 
 def _gradients(
-    recorded: Recorded, sites: Sequence[GridActivations], scores: Tensor, *, one_by_one: bool, checked: bool
+    recorded: Recorded,
+    sites: Sequence[GridActivations],
+    scores: Tensor,
+    *,
+    scaled: bool,
+    one_by_one: bool,
+    checked: bool,
 ) -> Iterator[list[tuple[Tensor, list[bool]]]]:
     """For a few classes at a time, at each site the gradients (N,k,C,...), and which images' are zero. Where images
     depend on one another, each has the gradient of its own scores, of all classes at a time. `checked`: whether it is
     to be checked that they do not."""
-    inputs, readings, scaled = [site.recorded for site in sites], recorded.readings, recorded.has_float16
+    inputs, readings = [site.recorded for site in sites], recorded.readings
     if not one_by_one:
         for chunk in jacobian(scores, inputs, scaled=scaled):
             yield _to_grids(sites, _with_zeros(chunk, inputs), readings)

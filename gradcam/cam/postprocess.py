@@ -124,6 +124,15 @@ def to_heatmaps(maps: Tensor, size: Sequence[int], *, signed: bool = False) -> T
     return heatmaps.div_(largest.masked_fill_(largest == 0, 1))
 
 
+def to_heatmaps_of_sizes(
+    maps: Tensor, sizes: Sequence[tuple[int, ...]], *, signed: bool, device: torch.device
+) -> Tensor | list[Tensor]:
+    """Return heatmaps of each image's size on a device: one tensor if all sizes are equal, else one per image."""
+    if len(set(sizes)) == 1:
+        return to_heatmaps(maps, sizes[0], signed=signed).to(device)
+    return [to_heatmaps(row, size, signed=signed)[0].to(device) for row, size in zip(maps.split(1), sizes)]
+
+
 def resize(maps: Tensor, size: Sequence[int], *, signed: bool = False, part: Part | None = None) -> Tensor:
     """Non-negative maps (N,K,h,w) or (N,K,d,h,w) at another size: cubic, with half-pixel centres, clamped at zero. With
     `signed`, positive and negative values by themselves. `part`: where in the maps the result begins, and how far it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -15,11 +16,11 @@ Judge = Callable[[list[float]], None]
 Range = tuple[float, float]  # the least and the largest value
 
 
+@dataclass
 class Readings:
     """What is asked of numbers, each with who judges them; `read` has all judged, in the order in which they came."""
 
-    def __init__(self) -> None:
-        self._waiting: list[tuple[Tensor, Judge]] = []
+    _waiting: list[tuple[Tensor, Judge]] = field(default_factory=list)
 
     def ask(self, numbers: Tensor, judge: Judge) -> None:
         """Have these few numbers judged once they are read."""

@@ -187,8 +187,8 @@ def _things(predictions: Sequence[Prediction], task: str) -> list[str]:
 
 def _explained(record: Record, grids: Sequence[tuple[int, ...]]) -> list[str]:
     entries = record.explained
-    is_cosine, names = entries[0].kind in COSINES, [entry.title for entry in entries]
-    if is_cosine:
+    names = [entry.title for entry in entries]
+    if entries[0].kind in COSINES:
         width = max(map(len, names))
         what = "contrast" if entries[0].against else "cosine"
         names = [f"{name:<{width}}   {what} {entry.score:.3f}" for name, entry in zip(names, entries)]

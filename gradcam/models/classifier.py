@@ -375,7 +375,8 @@ class Classifier:
             As `explain` does.
         """
         prepared = self._prepare_all(pictures)
-        plan = replace(plan.complete(self.default_method), target=self._to_target(plan.target))
+        plan = plan if plan.methods else plan.complete(self.default_method)
+        plan = replace(plan, target=self._to_target(plan.target))
         assigned: dict[str, list[Method]] = {}
         for method in plan.methods if layers is None else ():
             assigned.setdefault(self.layer_for(method), []).append(method)

@@ -264,12 +264,14 @@ def read_picture(path: Path, data: Given | None = None) -> Reading:
     files come through their window, float32 in [0,1] or RGB. Values without a full range of their own, floats and long
     or signed integers, go to the model as they are; those that are NaN or infinite become the least or the largest of
     the others. Raises `ImageError` as `gradcam.read_image` does."""
-    if not isinstance(data, Image.Image) and read.is_dicom(path, data):
-        from gradcam.images.dicom import read_dicom
-
-        values, note = read_dicom(path, data)
-        return Reading(values, read.to_8_bits(values), note)
-    values = read.read_values(path, data)
+    try:
+        if read.to_path(path).suffix.lower() in read.DICOM_SUFFIXES and not isinstance(data, Image.Image):
+            return _read_dicom(path, data)
+        values = read.read_values(path, data)
+    except ImageError:
+        if isinstance(data, Image.Image) or not read.is_dicom(path, data):
+            raise
+        return _read_dicom(path, data)
     picture, shown = show(values)
     if values.dtype.name in FULL:
         return Reading(values, picture, shown)
@@ -283,6 +285,13 @@ def read_picture(path: Path, data: Given | None = None) -> Reading:
     if low < 0 or high > 1:
         notes.append(f"values from {low.item():.6g} to {high.item():.6g} go to the model as they are")
     return Reading(values, picture, "; ".join(notes) or None)
+
+
+def _read_dicom(path: Path, data: Any) -> Reading:
+    from gradcam.images.dicom import read_dicom
+
+    values, note = read_dicom(path, data)
+    return Reading(values, read.to_8_bits(values), note)
 
 
 def to_reader(function: Callable[[Path], Any]) -> Reader:

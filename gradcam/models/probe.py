@@ -27,8 +27,8 @@ from gradcam.targets.classes import (
     find_activation,
     find_last_operation,
     find_logits,
-    refuse_features,
 )
+from gradcam.targets.heads import refuse_features
 
 VOLUMES = (
     "The model takes volumes or clips (N,C,D,H,W), which a picture is not, nor what a reader gives: explain one in "
@@ -96,7 +96,7 @@ def _probe(model: nn.Module, images: Tensor) -> Findings:
     """Raises `ModelError` where it does not take a picture of this size, and where its output is not one of classes."""
     output = run(model, images)
     try:
-        refuse_features(unwrap(model), None)
+        refuse_features(unwrap(model))
         logits = find_logits(output, 1)
     except TargetError as error:
         if takes_volumes(unwrap(model)):

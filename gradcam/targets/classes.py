@@ -11,21 +11,17 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gradcam.errors import TargetError, shorten, show_fields, warn
 from gradcam.hooks.nested import first_floating, has_rows, take_rows
 from gradcam.options import ACTIVATIONS, SCORES
 from gradcam.targets.base import Reader, Scored, Target
-from gradcam.targets.heads import ends_in_features, find_end, is_headless
+from gradcam.targets.heads import NO_CLASSES
 
 RIGHT_FORMS = (
     "an int for all images, one int per image, a nested (N,K) sequence for K classes of each, "
     "or a function of the output"
-)
-NO_CLASSES = (
-    "it has no classes. Pass target=, a function from the model's output to one score per image. To compare images, load "
-    'the model with --task matching (task="matching" in Python).'
 )
 PROBABILITIES = (
     "The model's output is {}, which the map explains in place of logits. Their gradient vanishes for confident "
@@ -398,21 +394,6 @@ def name_output(output: Any, logits: Tensor) -> str | None:
         if is_like and torch.equal(value.detach().reshape(logits.shape).to(logits), logits.detach()):
             return str(name)
     return None
-
-
-def refuse_features(model: nn.Module, target: Any) -> None:
-    """Raise `TargetError` where a class is requested of a model without a head; warn where a head is doubtful."""
-    end = model if is_function(target) else find_end(model)
-    if not is_function(target) and is_headless(end):
-        raise TargetError(
-            f"{type(end).__name__} has no classification head, or its num_classes is 0, so that its output is an embedding: "
-            f"{NO_CLASSES}"
-        )
-    if end is not model and ends_in_features(end):
-        warn(
-            f"The model ends in {type(end).__name__} without a linear layer, so its output may be an embedding. If it is, "
-            "the classes mean nothing: pass target=, a function from the model's output to one score per image."
-        )
 
 
 def find_last_operation(tensor: Tensor) -> str:

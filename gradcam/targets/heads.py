@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradcam.errors import TargetError, warn
 from gradcam.families import BACKBONES
 
 HEAD_NAMES = ("fc", "classifier", "head", "heads", "last_linear", "linear")
@@ -18,7 +19,26 @@ IMAGE_TOWERS = (
     r"open_clip\.(transformer|modified_resnet|timm_model)\.\w+|clip\.model\.(VisionTransformer|ModifiedResNet)"
 )
 EMBEDDER = re.compile(f"{BACKBONES}|{IMAGE_TOWERS}")
+NO_CLASSES = (
+    "it has no classes. Pass target=, a function from the model's output to one score per image. To compare images, load "
+    'the model with --task matching (task="matching" in Python).'
+)
 PASSIVE_MODULES = tuple(f"torch.nn.modules.{name}" for name in ("activation", "dropout", "flatten", "pooling"))
+
+
+def refuse_features(model: nn.Module) -> None:
+    """Raise `TargetError` where the model of which a class is requested has no head; warn where that is doubtful."""
+    end = find_end(model)
+    if is_headless(end):
+        raise TargetError(
+            f"{type(end).__name__} has no classification head, or its num_classes is 0, so that its output is an embedding: "
+            f"{NO_CLASSES}"
+        )
+    if end is not model and ends_in_features(end):
+        warn(
+            f"The model ends in {type(end).__name__} without a linear layer, so its output may be an embedding. If it is, "
+            "the classes mean nothing: pass target=, a function from the model's output to one score per image."
+        )
 
 
 def find_end(model: nn.Module) -> nn.Module:
