@@ -99,8 +99,8 @@ class Recorded:
         """Whether gradients may pass through float16 on their way to the layers."""
         if torch.float16 in (self.autocast, *self._kinds):
             return True
-        # Parameters are many, and the tail is short: between float32 ends none of them is float16 without a cast.
-        return may_cast(self.tail.nodes) and has_float16((), self.modules)
+        # Between float32 ends none of the parameters is float16 without a cast.
+        return has_float16((), self.modules) and may_cast(self.tail.nodes)
 
     @property
     def slack(self) -> float:

@@ -343,7 +343,8 @@ def _use_gradients(
         joined = _join_scores([scores[kind] for kind in kinds])
     classes, slack, scaled = recorded.scored.values.shape[1], recorded.slack, recorded.has_float16
     first = 0
-    takes_means = not one_by_one and all(method.takes_means for method in methods)
+    is_of_text = recorded.scored.classes is None  # or of anything else that knows of a shorter way to means
+    takes_means = is_of_text and not one_by_one and all(method.takes_means for method in methods)
     means = _means(recorded, sites, joined) if takes_means else None
     if means is not None and checked:
         _check_all(recorded, sites, joined)

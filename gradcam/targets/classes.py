@@ -43,6 +43,9 @@ FINER_SHARE = 0.6
 
 def check_classes(classes: Any, images: int, count: int) -> Tensor:
     """The classes as int64 (N,K)."""
+    if type(classes) is int:
+        check_range([classes], count)
+        return torch.full((images, 1), classes, device="cpu")
     values = _to_integers(classes)
     if values.ndim == 0:
         values = np.full((images, 1), values)
@@ -445,6 +448,8 @@ def _warn_of_output(target: ClassTarget, output: Any, logits: Tensor, images: in
 
 def _list_heads(output: Any) -> dict[str | int, Any]:
     """List the parts of an output by key, or by index where they have none; nothing for a tensor."""
+    if isinstance(output, Tensor):
+        return {}
     if dataclasses.is_dataclass(output) and not isinstance(output, Mapping):
         return {field.name: getattr(output, field.name) for field in dataclasses.fields(output)}
     if isinstance(output, (tuple, list)):
