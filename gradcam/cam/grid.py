@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from gradcam.cam.forward import Recorded, record_outlets, warn_of_dependence
 from gradcam.cam.places import MIN_ANSWERS, MisplacedError, PlacedLayer, Probe, count_answers, run_changed
-from gradcam.cam.readings import Readings
+from gradcam.cam.readings import Ranges, Readings
 from gradcam.errors import BlindLayerError, LayerError, warn
 from gradcam.hooks.autograd import no_dependence, reached
 from gradcam.hooks.facts import Facts
@@ -57,21 +57,20 @@ class GridActivations:
     recorded: Tensor
     layout: Layout | IndexLayout
     grid: Tensor
+    ranges: Ranges
 
-    def to_grid(
-        self, derivatives: Tensor | None, what: str, readings: Readings | None = None
-    ) -> tuple[Tensor, list[bool]]:
-        """Derivatives, k of the recorded activations' shape, as (N,k,C,...), at least float32; and which images' are
-        zero, with `readings` once these are read. Raises `LayerError` where there are none, `ModelError` where they are
-        not finite."""
+    def to_grid(self, derivatives: Tensor | None, what: str, readings: Readings | None = None) -> tuple[Tensor, Ranges]:
+        """Derivatives, k of the recorded activations' shape, as (N,k,C,...), at least float32; and their range in each
+        image, with `readings` once these are read. Raises `LayerError` where there are none, `ModelError` where they
+        are not finite."""
         if derivatives is None:
             raise no_dependence([self.layer])
         on_grid = self.layout.stack_to_grid(at_least_float32(derivatives)).transpose(0, 1)
         later = readings or Readings()
-        is_zero = later.ask_zeros(on_grid, f"The {what} at layer '{self.layer}' are")
+        ranges = later.ask_ranges(on_grid, f"The {what} at layer '{self.layer}' are")
         if readings is None:
             later.read()
-        return on_grid, is_zero
+        return on_grid, ranges
 
 
 def find_activations(layer: str, recorded: Recorded, reshape: Reshape = None) -> GridActivations:
@@ -79,8 +78,8 @@ def find_activations(layer: str, recorded: Recorded, reshape: Reshape = None) ->
     tensor = recorded.activations[layer]
     layout = find_grid(layer, tensor, recorded, reshape)
     grid = layout.to_grid(at_least_float32(tensor.detach()))
-    recorded.readings.ask_range(tensor.detach(), f"The activations of layer '{layer}' are")
-    return GridActivations(layer, tensor, layout, grid)
+    ranges = recorded.readings.ask_range(tensor.detach(), f"The activations of layer '{layer}' are")
+    return GridActivations(layer, tensor, layout, grid, ranges)
 
 
 def find_grid(layer: str, activations: Tensor, recorded: Recorded, reshape: Reshape = None) -> Layout | IndexLayout:

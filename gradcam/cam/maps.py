@@ -21,7 +21,7 @@ from gradcam.cam.grid import (
 )
 from gradcam.cam.methods.attention_capture import AttentionLog
 from gradcam.cam.methods.base import Method, OfActivations, OfAttention, OfCurvatures, OfGradients, OfInput, OfReruns
-from gradcam.cam.readings import Readings, check_ranges
+from gradcam.cam.readings import Ranges, Readings, check_ranges
 from gradcam.cam.rounding import Settled, settle_method, undoubted
 from gradcam.errors import BlindLayerError, GradcamError, TargetError, join_names, shorten, warn
 from gradcam.families.base import LocalGradient
@@ -77,15 +77,20 @@ class _Values:
     reaches any of them."""
 
     pieces: dict[Key, list[list[Settled]]] = field(default_factory=dict)
-    blind: dict[Key, list[list[bool]]] = field(default_factory=dict)
+    blind: dict[Key, list[list[bool] | Ranges]] = field(default_factory=dict)
     errors: list[BlindLayerError] = field(default_factory=list)
 
-    def add(self, site: str, method: Method, pieces: list[Settled], blind: list[bool] | None = None) -> None:
-        """Add pieces; `blind`: by image, of what may be so. An image is blind where it is in all pieces."""
+    def add(self, site: str, method: Method, pieces: list[Settled], blind: list[bool] | Ranges | None = None) -> None:
+        """Add pieces; `blind`: by image, of what may be so, or the ranges of gradients, which are zero then. An image is
+        blind where it is in all pieces."""
         key = site, method.name
         self.pieces.setdefault(key, []).append(pieces)
         if blind is not None:
             self.blind.setdefault(key, []).append(blind)
+
+    def list_blind(self, site: str, method: str) -> list[list[bool]]:
+        """List the blind images of each addition, once the readings are read."""
+        return [rows.are_zero if isinstance(rows, Ranges) else rows for rows in self.blind[site, method]]
 
     def joined(self, key: Key) -> list[Settled]:
         """The pieces as they are now."""
@@ -289,7 +294,9 @@ def _judge_blindness(chosen: Mapping[str, Sequence[GridActivations]], values: _V
     has_score = [True] * len(recorded.scored.values) if instances is None else list(map(bool, instances))
     blind: dict[Key, list[bool]] = {
         (layer, name): list(
-            compress(map(all, zip(*(rows for site in level for rows in values.blind[site.layer, name]))), has_score)
+            compress(
+                map(all, zip(*(rows for site in level for rows in values.list_blind(site.layer, name)))), has_score
+            )
         )
         for layer, level in chosen.items()
         for name in {name for _, name in values.blind}
@@ -350,18 +357,21 @@ def _use_gradients(
         _check_all(recorded, sites, joined)
     all_pieces = _gradients(recorded, sites, joined, scaled=scaled, one_by_one=one_by_one, checked=checked)
     for pieces in all_pieces if means is None else [means]:
-        for site, (on_grid, is_zero) in zip(sites, pieces):
+        for site, (on_grid, ranges) in zip(sites, pieces):
             for kind in kinds:
                 start = kinds.index(kind) * classes - first
                 mine = on_grid[:, max(start, 0) : max(start + classes, 0)]
                 if mine.shape[1] == 0:
                     continue
-                blind = is_zero if len(kinds) == 1 else (~mine.flatten(1).any(1)).tolist()
+                blind = ranges if len(kinds) == 1 else (~mine.flatten(1).any(1)).tolist()
                 for method in methods:
                     if method.score == kind:
                         is_all = mine.shape[1] == classes  # or the gradients of all would be kept until they are read
                         readings = recorded.readings if is_all else None
-                        found = settle_method(partial(_checked, method), slack, site.grid, mine, readings=readings)
+                        peaks = (site.ranges, ranges)
+                        found = settle_method(
+                            partial(_checked, method), slack, site.grid, mine, peaks=peaks, readings=readings
+                        )
                         values.add(site.layer, method, found, blind)
         first += on_grid.shape[1]
 
@@ -424,7 +434,7 @@ def _gradients(
     scaled: bool,
     one_by_one: bool,
     checked: bool,
-) -> Iterator[list[tuple[Tensor, list[bool]]]]:
+) -> Iterator[list[tuple[Tensor, Ranges]]]:
     """For a few classes at a time, at each site the gradients (N,k,C,...), and which images' are zero. Where images
     depend on one another, each has the gradient of its own scores, of all classes at a time. `checked`: whether it is
     to be checked that they do not."""
@@ -446,12 +456,10 @@ def _gradients(
             on_grid = [site.to_grid(it, "gradients")[0][image : image + 1] for it in gradients]
             found.append(torch.cat(on_grid, 1))
     joined = [torch.cat(found) for found in rows]
-    yield [(each, (~each.flatten(1).any(1)).tolist()) for each in joined]
+    yield [(each, Ranges(check_ranges(each, "The gradients are"))) for each in joined]
 
 
-def _means(
-    recorded: Recorded, sites: Sequence[GridActivations], scores: Tensor
-) -> list[tuple[Tensor, list[bool]]] | None:
+def _means(recorded: Recorded, sites: Sequence[GridActivations], scores: Tensor) -> list[tuple[Tensor, Ranges]] | None:
     """As `_gradients` at the one site that there is, of all classes, each channel's mean for all of its places; None where
     there is no shorter way to it."""
     (site, *others) = sites
@@ -461,13 +469,13 @@ def _means(
     found = mean_gradients(scores, site.recorded, recorded.tail.nodes) if is_plain and not others else None
     if found is None:
         return None
-    is_zero = recorded.readings.ask_zeros(found, f"The gradients at layer '{site.layer}' are")
-    return [(at_least_float32(found)[..., None, None], is_zero)]
+    ranges = recorded.readings.ask_ranges(found, f"The gradients at layer '{site.layer}' are")
+    return [(at_least_float32(found)[..., None, None], ranges)]
 
 
 def _to_grids(
     sites: Sequence[GridActivations], gradients: Sequence[Tensor | None], readings: Readings
-) -> list[tuple[Tensor, list[bool]]]:
+) -> list[tuple[Tensor, Ranges]]:
     return [site.to_grid(gradient, "gradients", readings) for site, gradient in zip(sites, gradients)]
 
 
@@ -504,7 +512,7 @@ def _use_curvatures(
             gradient, curvature = (
                 torch.cat([each[images] for (each, _), images in zip(pairs, groups)]) for pairs in (first, second)
             )
-            blind = [is_zero for (_, zeros), images in zip(first, groups) for is_zero in zeros[images]]
+            blind = [is_zero for (_, ranges), images in zip(first, groups) for is_zero in ranges.are_zero[images]]
             for method in methods:
                 found_maps = settle_method(partial(_checked, method), slack, site.grid, gradient, curvature)
                 values.add(site.layer, method, found_maps, blind)

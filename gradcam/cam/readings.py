@@ -16,6 +16,19 @@ Judge = Callable[[list[float]], None]
 Range = tuple[float, float]  # the least and the largest value
 
 
+class Ranges(list[Range]):
+    """The ranges of rows; of some that were not read yet, an empty list."""
+
+    @property
+    def are_zero(self) -> list[bool]:
+        return [each == (0, 0) for each in self]
+
+    @property
+    def peak(self) -> float:
+        """The largest absolute value."""
+        return max(max(-low, high) for low, high in self)
+
+
 @dataclass
 class Readings:
     """What is asked of numbers, each with who judges them; `read` has all judged, in the order in which they came."""
@@ -26,31 +39,29 @@ class Readings:
         """Have these few numbers judged once they are read."""
         self._waiting.append((numbers.flatten(), judge))
 
-    def ask_range(self, tensor: Tensor, what: str, tell: Callable[[Range], None] = lambda found: None) -> None:
-        """The least and the largest value. Reading raises `ModelError` where one is NaN or infinite: both pass through."""
-        kind = tensor.dtype
+    def ask_range(self, tensor: Tensor, what: str) -> Ranges:
+        """Return a list that gets the range of all values when it is read.
 
-        def judge(values: list[float]) -> None:
-            _require_finite(values, kind, what)
-            tell((values[0], values[1]))
+        Reading raises `ModelError` where one is NaN or infinite: both pass through.
+        """
+        return self._ask_ranges(torch.stack(torch.aminmax(tensor)), tensor.dtype, what)
 
-        self.ask(torch.stack(torch.aminmax(tensor)), judge)
-
-    def ask_ranges(self, tensor: Tensor, what: str, tell: Callable[[list[Range]], None]) -> None:
+    def ask_ranges(self, tensor: Tensor, what: str) -> Ranges:
         """The same of each row."""
-        kind, axes = tensor.dtype, tuple(range(1, tensor.ndim))
+        if len(tensor) == 1:
+            return self.ask_range(tensor, what)
+        axes = tuple(range(1, tensor.ndim))
+        return self._ask_ranges(torch.stack([tensor.amin(axes), tensor.amax(axes)], 1), tensor.dtype, what)
+
+    def _ask_ranges(self, numbers: Tensor, kind: torch.dtype, what: str) -> Ranges:
+        ranges = Ranges()
 
         def judge(values: list[float]) -> None:
             _require_finite(values, kind, what)
-            tell(list(zip(values[::2], values[1::2])))
+            ranges.extend(zip(values[::2], values[1::2]))
 
-        self.ask(torch.stack([tensor.amin(axes), tensor.amax(axes)], 1), judge)
-
-    def ask_zeros(self, tensor: Tensor, what: str) -> list[bool]:
-        """Whether each row is zero, in a list that reading fills. Raises as `ask_range`."""
-        found: list[bool] = []
-        self.ask_ranges(tensor, what, lambda ranges: found.extend(each == (0, 0) for each in ranges))
-        return found
+        self.ask(numbers, judge)
+        return ranges
 
     def read(self) -> None:
         """Read and judge all that waits."""
@@ -66,18 +77,15 @@ class Readings:
 
 def check_range(tensor: Tensor, what: str) -> Range:
     """The least and the largest value, read now. Raises as `Readings.ask_range`."""
-    readings, found = Readings(), list[Range]()
-    readings.ask_range(tensor, what, found.append)
-    readings.read()
-    return found[0]
+    return check_ranges(tensor[None], what)[0]
 
 
-def check_ranges(tensor: Tensor, what: str) -> list[Range]:
+def check_ranges(tensor: Tensor, what: str) -> Ranges:
     """The same of each row."""
-    readings, found = Readings(), list[Range]()
-    readings.ask_ranges(tensor, what, found.extend)
+    readings = Readings()
+    ranges = readings.ask_ranges(tensor, what)
     readings.read()
-    return found
+    return ranges
 
 
 def _require_finite(values: Iterable[float], kind: torch.dtype, what: str) -> None:

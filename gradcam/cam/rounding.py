@@ -9,13 +9,14 @@ to it, up or down. A map whose largest value is no larger than that change says 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from gradcam.cam.readings import Readings
+from gradcam.cam.readings import Ranges, Readings
 from gradcam.errors import warn
 
 TURNS = 2  # in one alone, changes could cancel as well
@@ -47,10 +48,12 @@ def settle_method(
     slack: float,
     activations: Tensor,
     *derivatives: Tensor,
+    peaks: Sequence[Ranges] = (),
     readings: Readings | None = None,
 ) -> list[Settled]:
     """As `settle`, of a function of activations (N,C,...) and derivatives (N,K,C,...), a few classes at a time. With
-    `readings` the maps of a list of one may be others once these are read."""
+    `readings` the maps of a list of one may be others once these are read. `peaks`: of activations and derivatives, if
+    they are read as well."""
     classes = max(1, MOST_BYTES // max(1, derivatives[0][:, :1].numel() * derivatives[0].element_size()))
     pieces: list[Settled] = []
     parts = list(zip(*(each.split(classes, 1) for each in derivatives)))
@@ -59,21 +62,18 @@ def settle_method(
         maps = compute(activations, *few)
         pieces.append(undoubted(maps))
 
-        def judge(values: list[float], maps: Tensor = maps, few: Sequence[Tensor] = few) -> None:
-            *ranges, largest, steepest = values
-            limit = 2 * slack * activations.shape[1] * largest * steepest
+        def judge(ranges: list[float], maps: Tensor = maps, few: Sequence[Tensor] = few) -> None:
+            limit = (
+                2 * slack * activations.shape[1] * math.prod(each.peak for each in peaks)
+                if peaks and all(peaks)
+                else math.inf
+            )
             if not _are_beyond(limit, ranges) and not _is_clear(maps, slack, activations, few):
                 pieces[-1] = settle(
                     lambda shake: compute(shake(activations, 1), *(shake(each, 2) for each in few)), slack
                 )
 
-        slopes = sum(each.abs().amax() for each in few)
-        extremes = [
-            torch.stack(torch.aminmax(maps.flatten(2), dim=2)).flatten(),
-            activations.abs().amax()[None],
-            slopes[None],
-        ]
-        later.ask(torch.cat(extremes), judge)
+        later.ask(torch.stack(torch.aminmax(maps.flatten(2), dim=2)), judge)
         if later is not readings:
             later.read()
     return pieces

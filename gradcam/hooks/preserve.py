@@ -17,7 +17,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -44,7 +44,6 @@ def preserve_state(model: nn.Module) -> Iterator[list[nn.Module]]:
 
 
 MT19937_BYTES = 4 * 625  # 624 words, and the position among them
-_last_numpy_state: tuple[bytes | None, Any] = (None, None)
 
 _lock = threading.RLock()  # an abandoned context may be collected, and end, while the same thread holds it
 
@@ -207,35 +206,60 @@ def _random_state(modules: Sequence[nn.Module]) -> Iterator[None]:
     indices = {parameter.device.index for parameter in parameters if parameter.is_cuda}
     generators = [torch.default_generator, *(torch.cuda.default_generators[index] for index in indices)]
     before = [generator.get_state() for generator in generators]
-    of_python, of_numpy, words = random.getstate(), *_read_numpy_state()
+    others = [_OtherGenerator(*other) for other in OTHER_GENERATORS]
     try:
         yield
     finally:
         for generator, state in zip(generators, before):
             if not torch.equal(generator.get_state(), state):
                 generator.set_state(state)
-        if random.getstate() != of_python:
-            random.setstate(of_python)
-        if words is None or _read_numpy_words() != words:
-            np.random.set_state(of_numpy)
+        for other in others:
+            other.restore()
 
 
-def _read_numpy_words() -> bytes | None:
-    """Return the words of NumPy's global generator as they lie in memory; None if it is not the usual one."""
+def _read_python_words() -> tuple[Any, ...]:
+    generator: Any = random.getstate.__self__  # type: ignore[attr-defined]
+    return _read_memory(generator, random.Random.__mro__[1]), generator.gauss_next
+
+
+def _read_numpy_words() -> tuple[Any, ...] | None:
+    """Return the words of NumPy's global generator, and the normal number that it keeps; None if it is not the usual one."""
     generator = np.random.get_bit_generator()  # type: ignore[attr-defined]  # NumPy exports it to people alone
     if not isinstance(generator, np.random.MT19937):
         return None
-    return ctypes.string_at(generator.ctypes.state_address, MT19937_BYTES)
+    owner: Any = np.random.get_state.__self__  # type: ignore[attr-defined]
+    return ctypes.string_at(generator.ctypes.state_address, MT19937_BYTES), _read_memory(owner, type(owner))
 
 
-def _read_numpy_state() -> tuple[Any, bytes | None]:
-    """Return the state of NumPy's global generator, and its words. Asking NumPy takes as long as a layer of a small
-    network, so the last answer is taken while the words are the same."""
-    global _last_numpy_state  # noqa: PLW0603  # one for the process, as NumPy's generator is
-    words, last = _read_numpy_words(), _last_numpy_state
-    if words is None or last[0] != words:
-        last = _last_numpy_state = words, np.random.get_state()
-    return last[1], words
+def _read_memory(value: object, kind: type) -> bytes:
+    """Return the bytes of an object behind the head that every object has."""
+    head = object.__basicsize__
+    return ctypes.string_at(id(value) + head, kind.__basicsize__ - head)
+
+
+OTHER_GENERATORS = (
+    (_read_python_words, random.getstate, random.setstate),
+    (_read_numpy_words, np.random.get_state, np.random.set_state),
+)
+
+
+class _OtherGenerator:
+    """The state of a generator that is not PyTorch's. Reading it takes as long as a layer of a small network, so the last
+    state is taken while the words are the same."""
+
+    last: ClassVar[dict[Any, tuple[Any, Any]]] = {}
+
+    def __init__(self, read_words: Callable[[], Any], get: Callable[[], Any], restore: Callable[[Any], Any]) -> None:
+        self._read_words, self._restore, self._words = read_words, restore, read_words()
+        words, self._state = self.last.get(get, (None, None))
+        if self._words is None or words != self._words:
+            self._state = get()
+            self.last[get] = self._words, self._state
+
+    def restore(self) -> None:
+        """Restore the state if it changed."""
+        if self._words is None or self._read_words() != self._words:
+            self._restore(self._state)
 
 
 @contextlib.contextmanager

@@ -483,16 +483,16 @@ def test_weights_made_in_inference_mode_are_explained_without_a_memory() -> None
 def test_random_states_of_python_and_numpy_are_left_alone() -> None:
     class Draws(nn.Sequential):
         def forward(self, images: Tensor) -> Tensor:
-            shift = random.random() + np.random.rand() + np.random.randn() + torch.rand(1)  # the global ones
+            shift = random.gauss(0, 1) + np.random.rand() + np.random.randn() + torch.rand(1)  # the global ones
             return super().forward(images + shift)
 
     model = Draws(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)).eval()
     for _ in range(2):
-        random.seed(1), np.random.seed(1), np.random.randn(1), torch.manual_seed(1)
-        expected = random.random(), np.random.randn(2).tolist(), torch.rand(2).tolist()
-        random.seed(1), np.random.seed(1), np.random.randn(1), torch.manual_seed(1)
+        random.seed(1), random.gauss(0, 1), np.random.seed(1), np.random.randn(1), torch.manual_seed(1)
+        expected = random.gauss(0, 1), np.random.randn(2).tolist(), torch.rand(2).tolist()
+        random.seed(1), random.gauss(0, 1), np.random.seed(1), np.random.randn(1), torch.manual_seed(1)
         gradcam.explain(model, torch.ones(1, 3, 16, 16), "0", target=1)
-        assert (random.random(), np.random.randn(2).tolist(), torch.rand(2).tolist()) == expected
+        assert (random.gauss(0, 1), np.random.randn(2).tolist(), torch.rand(2).tolist()) == expected
 
 
 def test_vilt_whose_token_types_are_embedded_twice_is_explained() -> None:
