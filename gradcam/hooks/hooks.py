@@ -554,8 +554,8 @@ class TargetLayer:
             memory = tensor._base if is_view and not (is_shared or tensor.requires_grad) else None
             self._given_on.append(exchange(tensor, handed_on))
             start, handed_on = handed_on if start is tensor else start, tensor
-            # Asked last: to walk through a block's buffers takes a small network's layer.
-            if memory is not None and _is_free(memory) and not self._holds(memory, given):
+            others = itertools.chain(self._module.buffers(), given)
+            if memory is not None and _is_free(memory) and not _shares_storage(memory, others):
                 self._other_ways.append(OtherWay(memory))  # of this pass alone
         elif not (is_kept or is_view or tensor.requires_grad):
             handed_on = tensor.copy_(handed_on)  # and PyTorch raises an error where somebody reads a view of it
@@ -564,9 +564,6 @@ class TargetLayer:
         self._recorded[keys] = start
         self._versions.append(0 if start.is_inference() else start._version)
         return handed_on
-
-    def _holds(self, memory: Tensor, given: list[Tensor]) -> bool:
-        return _shares_storage(memory, [*self._module.buffers(), *given])
 
     def _close_other_ways(self) -> None:
         while self._other_ways:

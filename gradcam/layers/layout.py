@@ -136,8 +136,8 @@ class Layout:
     def stack_to_grid(self, stack: Tensor) -> Tensor:
         """The same for k of them at once, (k,...) to (k,N,C,*grid)."""
         axis = self.image_axis
-        images = stack.movedim(0, axis).flatten(axis, axis + 1)
-        return self.to_grid(images).unflatten(0, (len(stack), -1))
+        images = stack if self.kind == "channels first" else stack.movedim(0, axis).flatten(axis, axis + 1)
+        return images if images is stack else self.to_grid(images).unflatten(0, (len(stack), -1))
 
     def to_rows(self, tensor: Tensor) -> Tensor:
         """A layer's output with the images first; `from_rows` is the way back."""

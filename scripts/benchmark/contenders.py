@@ -51,6 +51,25 @@ def attach_by_hand(case: Case) -> Iterator[Call]:
 
 
 @contextlib.contextmanager
+def attach_hook(case: Case) -> Iterator[Call]:
+    """Grad-CAM with a forward hook, as it is written in notebooks: autograd records the whole network; for one class."""
+    layer, activations = case.model.get_submodule(case.layer), []
+    ((index,),) = case.classes
+
+    def explain() -> object:
+        handle = layer.register_forward_hook(lambda module, args, output: activations.append(output))
+        output = case.model(case.images)
+        handle.remove()
+        activation = activations.pop()
+        (gradient,) = torch.autograd.grad(output[:, index].sum(), activation)
+        maps = (gradient.mean((2, 3), keepdim=True) * activation).sum(1, keepdim=True).relu().detach()
+        heatmaps = nn.functional.interpolate(maps, case.images.shape[2:], mode="bicubic").clamp(min=0)
+        return heatmaps / heatmaps.amax((2, 3), keepdim=True).clamp(min=1e-30)
+
+    yield explain
+
+
+@contextlib.contextmanager
 def attach_gradcam(case: Case) -> Iterator[Call]:
     import gradcam
 
