@@ -200,7 +200,7 @@ def _check_independence(
         largest = gradients.abs().amax(1)
         # Where a softmax subtracts the largest value of a whole batch, rounding is left of the other images' gradients.
         limits = recorded.slack * (largest + largest.amax() / MOST_OTHERS)
-        recorded.readings.ask((errors > limits).any(), _require_independence)
+        recorded.readings.ask(_require_independence, (errors > limits).any())
 
 
 def _confirm_dependence(recorded: Recorded) -> bool:
@@ -262,7 +262,7 @@ def _require_ranges(maps: Mapping[Key, Tensor], scores: Tensor, readings: Readin
         if values.dtype == torch.float64:
             peaks = values.flatten(2).abs().amax(2)
             is_lost = (peaks > 0) & (peaks < torch.finfo(torch.float32).tiny)
-            readings.ask(is_lost.sum(), partial(_warn_of_underflow, f"{name} maps at layer '{site}'"))
+            readings.ask(partial(_warn_of_underflow, f"{name} maps at layer '{site}'"), is_lost.sum())
     readings.read()
 
 

@@ -33,46 +33,49 @@ class Ranges(list[Range]):
 class Readings:
     """What is asked of numbers, each with who judges them; `read` has all judged, in the order in which they came."""
 
-    _waiting: list[tuple[Tensor, Judge]] = field(default_factory=list)
+    _waiting: list[tuple[Judge, tuple[Tensor, ...]]] = field(default_factory=list)
 
-    def ask(self, numbers: Tensor, judge: Judge) -> None:
-        """Have these few numbers judged once they are read."""
-        self._waiting.append((numbers.flatten(), judge))
+    def ask(self, judge: Judge, *numbers: Tensor) -> None:
+        """Have these few numbers judged once they are read, as one list."""
+        self._waiting.append((judge, numbers))
 
     def ask_range(self, tensor: Tensor, what: str) -> Ranges:
         """Return a list that gets the range of all values when it is read.
 
         Reading raises `ModelError` where one is NaN or infinite: both pass through.
         """
-        return self._ask_ranges(torch.stack(torch.aminmax(tensor)), tensor.dtype, what)
+        return self._ask_ranges(*torch.aminmax(tensor), what)
 
     def ask_ranges(self, tensor: Tensor, what: str) -> Ranges:
         """The same of each row."""
         if len(tensor) == 1:
             return self.ask_range(tensor, what)
         axes = tuple(range(1, tensor.ndim))
-        return self._ask_ranges(torch.stack([tensor.amin(axes), tensor.amax(axes)], 1), tensor.dtype, what)
+        return self._ask_ranges(tensor.amin(axes), tensor.amax(axes), what)
 
-    def _ask_ranges(self, numbers: Tensor, kind: torch.dtype, what: str) -> Ranges:
+    def _ask_ranges(self, lows: Tensor, highs: Tensor, what: str) -> Ranges:
         ranges = Ranges()
 
         def judge(values: list[float]) -> None:
-            _require_finite(values, kind, what)
-            ranges.extend(zip(values[::2], values[1::2]))
+            _require_finite(values, lows.dtype, what)
+            ranges.extend(zip(values[: lows.numel()], values[lows.numel() :]))
 
-        self.ask(numbers, judge)
+        self.ask(judge, lows, highs)
         return ranges
 
     def read(self) -> None:
         """Read and judge all that waits."""
         waiting, self._waiting = self._waiting, []
-        devices = dict.fromkeys(numbers.device for numbers, _ in waiting)
-        values = {
-            device: iter(torch.cat([numbers for numbers, _ in waiting if numbers.device == device]).tolist())
-            for device in devices
-        }
-        for numbers, judge in waiting:
-            judge(list(itertools.islice(values[numbers.device], len(numbers))))
+        tensors = [tensor for _, numbers in waiting for tensor in numbers]
+        values = {device: iter(_read(tensors, device)) for device in dict.fromkeys(it.device for it in tensors)}
+        for judge, numbers in waiting:
+            judge([next(values[tensor.device]) for tensor in numbers for _ in range(tensor.numel())])
+
+
+def _read(tensors: Iterable[Tensor], device: torch.device) -> list[float]:
+    """Return all numbers in the tensors of a device, after one wait for it."""
+    values: list[float] = torch.cat([tensor.reshape(-1) for tensor in tensors if tensor.device == device]).tolist()
+    return values
 
 
 def check_range(tensor: Tensor, what: str) -> Range:

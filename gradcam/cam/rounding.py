@@ -56,7 +56,8 @@ def settle_method(
     they are read as well."""
     classes = max(1, MOST_BYTES // max(1, derivatives[0][:, :1].numel() * derivatives[0].element_size()))
     pieces: list[Settled] = []
-    parts = list(zip(*(each.split(classes, 1) for each in derivatives)))
+    is_whole = classes >= derivatives[0].shape[1]
+    parts = [derivatives] if is_whole else list(zip(*(each.split(classes, 1) for each in derivatives)))
     later = readings if readings is not None and len(parts) == 1 else Readings()
     for few in parts:
         maps = compute(activations, *few)
@@ -73,7 +74,7 @@ def settle_method(
                     lambda shake: compute(shake(activations, 1), *(shake(each, 2) for each in few)), slack
                 )
 
-        later.ask(torch.stack(torch.aminmax(maps.flatten(2), dim=2)), judge)
+        later.ask(judge, *torch.aminmax(maps.flatten(2), dim=2))
         if later is not readings:
             later.read()
     return pieces

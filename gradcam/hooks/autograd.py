@@ -117,10 +117,10 @@ def jacobian(
     classes = max(1, (most_bytes or MOST_BYTES) // largest)
     for chunk in [directions] if len(directions) <= classes else directions.split(classes):
         if not scaled:
-            yield _backward(values, inputs, chunk)
+            yield _backward(values, inputs, chunk, 1)
             continue
         for scale in HALF_PRECISION_SCALES:
-            gradients = _backward(values, inputs, chunk * scale)
+            gradients = _backward(values, inputs, chunk, scale)
             if _are_finite(gradients):
                 break
         yield [None if gradient is None else gradient.float() / scale for gradient in gradients]
@@ -130,14 +130,15 @@ def _are_finite(gradients: Iterable[Tensor | None]) -> bool:
     return all(gradient is None or bool(gradient.isfinite().all()) for gradient in gradients)
 
 
-def _backward(values: Tensor, inputs: Sequence[Tensor], directions: Tensor) -> list[Tensor | None]:
+def _backward(values: Tensor, inputs: Sequence[Tensor], directions: Tensor, scale: float) -> list[Tensor | None]:
     if len(directions) > 1:
         with contextlib.suppress(RuntimeError):  # an operation that cannot be batched, or the loop raises it again
-            return list(_gradients(values, inputs, grad_outputs=directions, is_grads_batched=True))
+            return list(_gradients(values, inputs, grad_outputs=directions * scale, is_grads_batched=True))
     rows = []
     for direction in directions:
-        with torch.enable_grad():
-            value = values @ direction  # a scalar: given `grad_outputs`, autograd first imports all of sympy
+        with torch.enable_grad():  # a scalar: given `grad_outputs`, autograd first imports all of sympy
+            value = values[0] if len(values) == 1 else values @ direction
+            value = value if scale == 1 else value * scale
         rows.append(_gradients(value, inputs))
     if len(rows) == 1:
         return [None if gradient is None else gradient[None] for gradient in rows[0]]

@@ -109,7 +109,7 @@ def test_numbers_of_several_kinds_are_read_at_once_and_judged_in_order() -> None
     readings, found = Readings(), []
     large = torch.tensor([2.0**40 + 1], dtype=torch.float64)  # which float32 does not hold
     for numbers in (torch.tensor(True), torch.tensor([[1.5, -2]], dtype=torch.bfloat16), large, torch.tensor([])):
-        readings.ask(numbers, found.append)
+        readings.ask(found.append, numbers)
     waits = count_waits(readings.read)
     assert found == [[1.0], [1.5, -2.0], [2.0**40 + 1], []]
     assert waits == Counter({"tolist": 1})
