@@ -150,6 +150,7 @@ def try_all(shape: tuple[int, ...], outlet: Outlet, batch: Batch, model: nn.Modu
         return None
     patches = find_patches(model.modules()) if len(shape) == 3 else ()
     layouts = find_rivals(shape, outlet.module, batch.size, patches)
+    layouts = [layout for layout in layouts if PlacedLayer(outlet, shape, layout).is_measurable(batch)]
     placed = {str(number): PlacedLayer(outlet, shape, layout) for number, layout in enumerate(layouts)}
     counts = [count or 0 for count in (count_answers(model, batch, placed).values() if placed else ())]
     best = [layout for layout, count in zip(layouts, counts) if count >= MIN_ANSWERS and count == max(counts)]

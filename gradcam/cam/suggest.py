@@ -293,6 +293,8 @@ def _look(
         watch.watch(model, hooks)
         names = look_for_layers(model, batch, reshape)
     # The model has run to its end, so that the ways are there.
+    if not names and reshape is None and (certain := _ask_for_grid(model, batch, target, watch.open)):
+        return certain
     ways, places = cast("Ways", watch.ways), watch.places
     found = suggest(names, places, ways, watch.output, are_all=reshape is None)
     edges = {name: places[name].edge for name in (found.layers[0], found.behind_activation) if name in places}
