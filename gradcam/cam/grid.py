@@ -177,15 +177,37 @@ def verify_places(recorded: Recorded, reshape: Reshape = None, *, includes_certa
             is_certain = isinstance(layout, Layout) and not is_guess(layout, outlet.module, shape, recorded.batch.size)
             if is_certain and not includes_certain:
                 continue
-            measured = _recall_layout(PlacedLayer(outlet, shape, layout, reshape is not None), activations, recorded)
+            placed = PlacedLayer(outlet, shape, layout, reshape is not None)
+            measured = _recall_layout(placed, activations, recorded, recorded.tail.route)
             if isinstance(measured, str):
                 return tell_misplaced(layer, measured)
             if measured is not layout:
-                _corrected_models.add(recorded.facts.model)
                 recorded.layouts[part] = measured
-                recorded.facts.set(order_question(layout, activations.shape, recorded.batch.size), measured)
-                recorded.facts.set(ORDERED, True)
+                _correct(placed, measured, recorded)
     return None
+
+
+def _correct(placed: PlacedLayer, measured: Layout | IndexLayout, recorded: Recorded) -> None:
+    _corrected_models.add(recorded.facts.model)
+    recorded.facts.set(order_question(placed.layout, placed.shape, recorded.batch.size), measured)
+    recorded.facts.set(ORDERED, True)
+
+
+def find_order(outlet: Outlet, layout: Layout, activations: Tensor, recorded: Recorded) -> tuple[int, ...] | None:
+    """Return which tokens of a layer are the cells, measured once for a model; None where the layout says that.
+
+    Warn where no order fits.
+    """
+    question = order_question(layout, activations.shape, recorded.batch.size)
+    measured: Layout | IndexLayout | str | None = recorded.facts.get(question)
+    if measured is None and recorded.frame is None and not recorded.images_changed:
+        placed = PlacedLayer(outlet, tuple(activations.shape), layout)
+        measured = _recall_layout(placed, activations, recorded)
+        if isinstance(measured, str):
+            warn(tell_misplaced(outlet.name, measured))
+        elif measured is not layout:
+            _correct(placed, measured, recorded)
+    return measured.order if isinstance(measured, Layout) else layout.order
 
 
 def warn_of_mixed_images(recorded: Recorded) -> None:
@@ -230,7 +252,9 @@ def _is_random(recorded: Recorded, batch: Batch, outlets: list[Outlet], outputs:
     return any(name in again and not torch.equal(tensor, again[name]) for name, tensor in outputs.items())
 
 
-def _recall_layout(placed: PlacedLayer, activations: Tensor, recorded: Recorded) -> Layout | IndexLayout | str:
+def _recall_layout(
+    placed: PlacedLayer, activations: Tensor, recorded: Recorded, route: Hashable = None
+) -> Layout | IndexLayout | str:
     """Return the measured layout, or what is wrong with the assumed one."""
     if not placed.is_measurable(recorded.batch):
         return placed.layout
@@ -243,7 +267,7 @@ def _recall_layout(placed: PlacedLayer, activations: Tensor, recorded: Recorded)
             return str(error)
         return None if layout is placed.layout else layout
 
-    question = placed.question(recorded.batch, recorded.tail.route)
+    question = placed.question(recorded.batch, route)
     return recorded.facts.remember(question, lambda: (measure(),))[0] or placed.layout
 
 

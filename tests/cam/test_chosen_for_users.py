@@ -104,6 +104,35 @@ def test_each_cell_is_drawn_at_its_patch_wherever_other_tokens_lie(kind: str, la
     torch.testing.assert_close(explanation.maps[:, 0], expected, rtol=1e-3, atol=1e-5 * float(expected.abs().max()))
 
 
+@pytest.mark.parametrize("kind", ARRANGED)
+@pytest.mark.parametrize("method", ["rollout", "gradient-rollout", "legrad", "grad-eclip"])
+def test_attention_is_followed_to_each_patch_wherever_other_tokens_lie(kind: str, method: str) -> None:
+    arrange, read, others, _ = ARRANGED[kind]
+    torch.manual_seed(0)
+    model, images = Tokens(arrange, read, others).eval(), torch.randn(1, 3, SIDE, SIDE)
+    is_mean = kind in ("registers at the end", "columns first")
+    usual = Tokens(
+        lambda patches, tokens: torch.cat([tokens, patches], 1), lambda x: x.mean(1) if is_mean else x[:, 0], others
+    )
+    usual.load_state_dict(model.state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        maps = [
+            gradcam.explain(network, images, method=method, target=1).maps for network in (model, usual.eval(), model)
+        ]
+    assert maps[1].any()
+    torch.testing.assert_close(maps[0], maps[1], rtol=1e-3, atol=1e-4 * float(maps[1].max()))
+    torch.testing.assert_close(maps[2], maps[0])
+
+
+def test_attention_whose_tokens_lie_in_no_usual_order_is_warned_of() -> None:
+    torch.manual_seed(0)
+    order = torch.randperm(CELLS)
+    model = Tokens(lambda patches, tokens: torch.cat([tokens, patches[:, order]], 1), lambda x: x[:, 0]).eval()
+    with pytest.warns(GradcamWarning, match="may lie in wrong places"):
+        gradcam.explain(model, torch.randn(1, 3, SIDE, SIDE), method="rollout", target=1)
+
+
 class Resampler(nn.Module):
     """As many learned queries as a coarse grid has cells read the patches, and only they go on."""
 
