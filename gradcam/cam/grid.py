@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from gradcam.cam.forward import Recorded, record_outlets, warn_of_dependence
 from gradcam.cam.places import MIN_ANSWERS, MisplacedError, PlacedLayer, Probe, count_answers, run_changed
-from gradcam.cam.readings import Readings
+from gradcam.cam.readings import Range, Readings
 from gradcam.errors import BlindLayerError, LayerError, warn
 from gradcam.hooks.autograd import no_dependence, reached
 from gradcam.hooks.facts import Facts
@@ -42,6 +42,10 @@ TEXT = (
 JOINS = ("sum",)
 # Models of which a layout was corrected: of these, named layers are measured like default ones.
 _corrected_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+UNDERFLOW = (
+    "too small for float32: maps lose digits or are blank. Explain a multiple of the score, by a function for target=."
+)
+MIN_GRADIENT = 1e-35  # the largest one of an image; of products with less float32, whose least is 1e-38, has few digits
 ORDERED = "a token order was measured"  # the key of that fact
 SHARES = (
     "whose rows add up to 1: shares of attention between tokens, which are no picture. Choose the block around it, or a "
@@ -67,8 +71,15 @@ class GridActivations:
         if derivatives is None:
             raise no_dependence([self.layer])
         on_grid = self.layout.stack_to_grid(derivatives).transpose(0, 1)
-        later = readings or Readings()
-        is_zero = later.ask_zeros(on_grid, f"The {what} at layer '{self.layer}' are")
+        later, is_zero, subject = readings or Readings(), list[bool](), f"The {what} at layer '{self.layer}' are"
+
+        def tell(ranges: list[Range]) -> None:
+            is_zero.extend(each == (0, 0) for each in ranges)
+            is_single = on_grid.dtype != torch.float64 and what == "gradients"
+            if is_single and any(0 < max(-low, high) < MIN_GRADIENT for low, high in ranges):
+                warn(f"{subject} {UNDERFLOW}")
+
+        later.ask_ranges(on_grid, subject, tell)
         if readings is None:
             later.read()
         return at_least_float32(on_grid), is_zero
@@ -181,32 +192,18 @@ def verify_places(recorded: Recorded, reshape: Reshape = None, *, includes_certa
             measured = _recall_layout(placed, activations, recorded, recorded.tail.route)
             if isinstance(measured, str):
                 return tell_misplaced(layer, measured)
-            if measured is not layout:
-                recorded.layouts[part] = measured
-                _correct(placed, measured, recorded)
+            recorded.layouts[part] = measured
     return None
 
 
-def _correct(placed: PlacedLayer, measured: Layout | IndexLayout, recorded: Recorded) -> None:
-    _corrected_models.add(recorded.facts.model)
-    recorded.facts.set(order_question(placed.layout, placed.shape, recorded.batch.size), measured)
-    recorded.facts.set(ORDERED, True)
-
-
 def find_order(outlet: Outlet, layout: Layout, activations: Tensor, recorded: Recorded) -> tuple[int, ...] | None:
-    """Return which tokens of a layer are the cells, measured once for a model; None where the layout says that.
-
-    Warn where no order fits.
-    """
+    """Return which tokens are the cells, measured once, or None where the layout says that; warn where no order fits."""
     question = order_question(layout, activations.shape, recorded.batch.size)
     measured: Layout | IndexLayout | str | None = recorded.facts.get(question)
     if measured is None and recorded.frame is None and not recorded.images_changed:
-        placed = PlacedLayer(outlet, tuple(activations.shape), layout)
-        measured = _recall_layout(placed, activations, recorded)
+        measured = _recall_layout(PlacedLayer(outlet, tuple(activations.shape), layout), activations, recorded)
         if isinstance(measured, str):
             warn(tell_misplaced(outlet.name, measured))
-        elif measured is not layout:
-            _correct(placed, measured, recorded)
     return measured.order if isinstance(measured, Layout) else layout.order
 
 
@@ -255,7 +252,7 @@ def _is_random(recorded: Recorded, batch: Batch, outlets: list[Outlet], outputs:
 def _recall_layout(
     placed: PlacedLayer, activations: Tensor, recorded: Recorded, route: Hashable = None
 ) -> Layout | IndexLayout | str:
-    """Return the measured layout, or what is wrong with the assumed one."""
+    """Return the measured layout, which is kept for other layers with as many tokens, or what is wrong with it."""
     if not placed.is_measurable(recorded.batch):
         return placed.layout
 
@@ -268,7 +265,12 @@ def _recall_layout(
         return None if layout is placed.layout else layout
 
     question = placed.question(recorded.batch, route)
-    return recorded.facts.remember(question, lambda: (measure(),))[0] or placed.layout
+    measured: Layout | IndexLayout | str | None = recorded.facts.remember(question, lambda: (measure(),))[0]
+    if measured is not None and not isinstance(measured, str):
+        _corrected_models.add(recorded.facts.model)
+        recorded.facts.set(order_question(placed.layout, placed.shape, recorded.batch.size), measured)
+        recorded.facts.set(ORDERED, True)
+    return measured or placed.layout
 
 
 def find_placed_layer(

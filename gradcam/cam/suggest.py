@@ -34,10 +34,7 @@ EARLY = (
     "Layer '{}' comes before all attention, and no later layer has a grid whose cells reach the score. A map there shows "
     "little of what the model makes of the image. Name a later layer, with reshape= if its output has no certain grid."
 )
-OUTPUT = (
-    "Layer '{}' gives the output itself, and no layer before it has a grid: a map there is the output again. Name a layer "
-    "before it, with reshape= if its output has no certain grid."
-)
+OUTPUT = "Layer '{}' gives the output itself, and no earlier one has a grid. Name a layer before it, with reshape=."
 EARLY_SHARE = 0.25  # of a model's weights, up to which a layer in front of all attention is a patch embedding
 LAST = 4  # layers of the same grid, counted from the end, among which one behind an activation is looked for
 
@@ -101,8 +98,7 @@ def suggest(
         return Suggestion(names, names[0])
     inner = _inside(depending, places, ways) if is_dense else []
     if inner:
-        # The coarsest grid in which cells can still be told apart: pyramids end in fewer.
-        size = {name: (places[name].places < MIN_CELLS, places[name].places) for name in inner}
+        size = {name: (places[name].places < MIN_CELLS, places[name].places) for name in inner}  # pyramids end in few
         best = sorted(inner, key=lambda name: (size[name], places[name].edge not in ways.whole))
     else:
         most = STAGE * places[depending[0]].places

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from gradcam.cam.forward import Recorded, caller_autocast, record_outlets
+from gradcam.cam.forward import Recorded, caller_autocast
 from gradcam.cam.grid import at_least_float32, find_order
+from gradcam.cam.places import run_changed
 from gradcam.errors import ModelError
 from gradcam.hooks.hooks import Hooks, is_backward_running
 from gradcam.hooks.nested import Batch, first_floating, version_of
@@ -288,8 +289,9 @@ def _put_in_order(layout: Layout, tokens: int, log: AttentionLog, recorded: Reco
         if assumed is not None and shape[1 - assumed.image_axis] == tokens:
             outlet, (activations, version) = Outlet(name, log.modules[name]), log.tensors.get(name, (None, 0))
             if activations is None or version_of(activations) != version:  # other attention came, or it was changed
-                activations = record_outlets(recorded.model, recorded.batch.copy(), [outlet])[name]
-            return replace(layout, order=find_order(outlet, assumed, activations, recorded))
+                activations = run_changed(recorded.model, recorded.batch, [outlet], recorded.autocast).get(name)
+            if activations is not None:
+                return replace(layout, order=find_order(outlet, assumed, activations, recorded))
     return layout
 
 
