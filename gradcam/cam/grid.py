@@ -42,10 +42,7 @@ TEXT = (
 JOINS = ("sum",)
 # Models of which a layout was corrected: of these, named layers are measured like default ones.
 _corrected_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-UNDERFLOW = (
-    "too small for float32: maps lose digits or are blank. Explain a multiple of the score, by a function for target=."
-)
-MIN_GRADIENT = 1e-35  # the largest one of an image; of products with less float32, whose least is 1e-38, has few digits
+UNDERFLOW = "too small for float32: maps lose digits or are blank. Explain a multiple of the score, by a function."
 ORDERED = "a token order was measured"  # the key of that fact
 SHARES = (
     "whose rows add up to 1: shares of attention between tokens, which are no picture. Choose the block around it, or a "
@@ -75,8 +72,9 @@ class GridActivations:
 
         def tell(ranges: list[Range]) -> None:
             is_zero.extend(each == (0, 0) for each in ranges)
-            is_single = on_grid.dtype != torch.float64 and what == "gradients"
-            if is_single and any(0 < max(-low, high) < MIN_GRADIENT for low, high in ranges):
+            # Products with less have few digits: float32 ends at 1e-38.
+            least = 1e-35 if what == "gradients" and on_grid.dtype != torch.float64 else 0
+            if any(0 < max(-low, high) < least for low, high in ranges):
                 warn(f"{subject} {UNDERFLOW}")
 
         later.ask_ranges(on_grid, subject, tell)
@@ -264,8 +262,7 @@ def _recall_layout(
             return str(error)
         return None if layout is placed.layout else layout
 
-    question = placed.question(recorded.batch, route)
-    measured: Layout | IndexLayout | str | None = recorded.facts.remember(question, lambda: (measure(),))[0]
+    measured = recorded.facts.remember(placed.question(recorded.batch, route), lambda: (measure(),))[0]
     if measured is not None and not isinstance(measured, str):
         _corrected_models.add(recorded.facts.model)
         recorded.facts.set(order_question(placed.layout, placed.shape, recorded.batch.size), measured)

@@ -88,11 +88,10 @@ def suggest(
     of the coarsest grid, the encoder's end. `are_all`: no layers were left out for a layout that the user named."""
     places = {name: places[name.rpartition("#")[0] if name not in places else name] for name in names}
     is_dense = _reads_places(output, places, ways)
-    if is_dense:  # no weight comes behind the output
-        inside = [name for name in names if ways.weights.get(places[name].edge) != 0]  # type: ignore[arg-type]
-        if not inside:
-            return Suggestion(names, names[0], OUTPUT.format(names[0]))
-        names = inside
+    outputs = [name for name in names if is_dense and ways.weights.get(places[name].edge) == 0]  # type: ignore[arg-type]
+    if names and len(outputs) == len(names):
+        return Suggestion(names, names[0], OUTPUT.format(names[0]))
+    names = [name for name in names if name not in outputs]
     depending = [name for name in names if places[name].edge in ways]
     if not depending:
         return Suggestion(names, names[0])

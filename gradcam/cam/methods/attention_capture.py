@@ -37,8 +37,7 @@ Keep = Callable[[Tensor], Tensor]
 Meet = Callable[[tuple[int, ...]], Keep | None]
 Pass = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
-# The modules in which the last attention over the picture was found to be: what it gives is recorded for autograd at once.
-# It decides no map: whether that attention is the last is seen in each pass, and the model runs again if it is not.
+# The modules in which the last attention over the picture was seen, which each pass confirms: it is recorded at once.
 _last: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
