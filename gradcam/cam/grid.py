@@ -42,9 +42,7 @@ TEXT = (
 JOINS = ("sum",)
 # Models of which a layout was corrected: of these, named layers are measured like default ones.
 _corrected_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-UNDERFLOW = (
-    "too small for float32: maps lose digits or are blank. Explain a multiple of the score, by a function as target=."
-)
+UNDERFLOW = "too small for float32: maps lose digits or are blank. Explain a multiple of the score, with target=."
 ORDERED = "a token order was measured"  # the key of that fact
 SHARES = (
     "whose rows add up to 1: shares of attention between tokens, which are no picture. Choose the block around it, or a "
