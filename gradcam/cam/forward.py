@@ -293,7 +293,8 @@ def find_layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[i
         of_exported = "; of an exported program take torch.export.unflatten(program)" if is_graph else ""
         raise LayerError(
             f"No layer of {type(model).__name__} that runs just once has a spatial grid"
-            f"{'' if reshape is None else f' that reshape={reshape!r} fits'}: name the layer to explain{of_exported}."
+            f"{'' if reshape is None else f' that reshape={reshape!r} fits'}: name the layer to explain, and say with "
+            f"reshape= how its output lies on the image{of_exported}."
         )
     return names
 

@@ -42,6 +42,8 @@ TEXT = (
 JOINS = ("sum",)
 # Models of which a layout was corrected: of these, named layers are measured like default ones.
 _corrected_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+MIN_GRADIENT = 1e-35  # in float32, which ends at 1e-38: products with less have few digits
+UNDERFLOW = "too small for float32: maps lose digits or are blank. Explain a multiple of the score, with target=."
 ORDERED = "a token order was measured"  # the key of that fact
 SHARES = (
     "whose rows add up to 1: shares of attention between tokens, which are no picture. Choose the block around it, or a "
@@ -66,11 +68,18 @@ class GridActivations:
         if derivatives is None:
             raise no_dependence([self.layer])
         on_grid = self.layout.stack_to_grid(at_least_float32(derivatives)).transpose(0, 1)
-        later = readings or Readings()
-        ranges = later.ask_ranges(on_grid, f"The {what} at layer '{self.layer}' are")
+        later, subject = readings or Readings(), f"The {what} at layer '{self.layer}' are"
+        ranges = later.ask_ranges(on_grid, subject)
+        if what == "gradients" and on_grid.dtype != torch.float64:
+            later.ask(lambda _: _warn_of_underflow(subject, ranges))
         if readings is None:
             later.read()
         return on_grid, ranges
+
+
+def _warn_of_underflow(subject: str, gradients: Ranges) -> None:
+    if any(0 < max(-low, high) < MIN_GRADIENT for low, high in gradients):
+        warn(f"{subject} {UNDERFLOW}")
 
 
 def find_activations(layer: str, recorded: Recorded, reshape: Reshape = None) -> GridActivations:
@@ -149,6 +158,7 @@ def try_all(shape: tuple[int, ...], outlet: Outlet, batch: Batch, model: nn.Modu
         return None
     patches = find_patches(model.modules()) if len(shape) == 3 else ()
     layouts = find_rivals(shape, outlet.module, batch.size, patches)
+    layouts = [layout for layout in layouts if PlacedLayer(outlet, shape, layout).is_measurable(batch)]
     placed = {str(number): PlacedLayer(outlet, shape, layout) for number, layout in enumerate(layouts)}
     counts = [count or 0 for count in (count_answers(model, batch, placed).values() if placed else ())]
     best = [layout for layout, count in zip(layouts, counts) if count >= MIN_ANSWERS and count == max(counts)]
@@ -175,15 +185,23 @@ def verify_places(recorded: Recorded, reshape: Reshape = None, *, includes_certa
             is_certain = isinstance(layout, Layout) and not is_guess(layout, outlet.module, shape, recorded.batch.size)
             if is_certain and not includes_certain:
                 continue
-            measured = _recall_layout(PlacedLayer(outlet, shape, layout, reshape is not None), activations, recorded)
+            placed = PlacedLayer(outlet, shape, layout, reshape is not None)
+            measured = _recall_layout(placed, activations, recorded, recorded.tail.route)
             if isinstance(measured, str):
                 return tell_misplaced(layer, measured)
-            if measured is not layout:
-                _corrected_models.add(recorded.facts.model)
-                recorded.layouts[part] = measured
-                recorded.facts.set(order_question(layout, activations.shape, recorded.batch.size), measured)
-                recorded.facts.set(ORDERED, True)
+            recorded.layouts[part] = measured
     return None
+
+
+def find_order(outlet: Outlet, layout: Layout, activations: Tensor, recorded: Recorded) -> tuple[int, ...] | None:
+    """Return which tokens are the cells, measured once, or None where the layout says that; warn where no order fits."""
+    question = order_question(layout, activations.shape, recorded.batch.size)
+    measured: Layout | IndexLayout | str | None = recorded.facts.get(question)
+    if measured is None and recorded.frame is None and not recorded.images_changed:
+        measured = _recall_layout(PlacedLayer(outlet, tuple(activations.shape), layout), activations, recorded)
+        if isinstance(measured, str):
+            warn(tell_misplaced(outlet.name, measured))
+    return measured.order if isinstance(measured, Layout) else layout.order
 
 
 def warn_of_mixed_images(recorded: Recorded) -> None:
@@ -228,8 +246,10 @@ def _is_random(recorded: Recorded, batch: Batch, outlets: list[Outlet], outputs:
     return any(name in again and not torch.equal(tensor, again[name]) for name, tensor in outputs.items())
 
 
-def _recall_layout(placed: PlacedLayer, activations: Tensor, recorded: Recorded) -> Layout | IndexLayout | str:
-    """Return the measured layout, or what is wrong with the assumed one."""
+def _recall_layout(
+    placed: PlacedLayer, activations: Tensor, recorded: Recorded, route: Hashable = None
+) -> Layout | IndexLayout | str:
+    """Return the measured layout, which is kept for other layers with as many tokens, or what is wrong with it."""
     if not placed.is_measurable(recorded.batch):
         return placed.layout
 
@@ -241,8 +261,12 @@ def _recall_layout(placed: PlacedLayer, activations: Tensor, recorded: Recorded)
             return str(error)
         return None if layout is placed.layout else layout
 
-    question = placed.question(recorded.batch, recorded.tail.route)
-    return recorded.facts.remember(question, lambda: (measure(),))[0] or placed.layout
+    measured = recorded.facts.remember(placed.question(recorded.batch, route), lambda: (measure(),))[0]
+    if measured is not None and not isinstance(measured, str):
+        _corrected_models.add(recorded.facts.model)
+        recorded.facts.set(order_question(placed.layout, placed.shape, recorded.batch.size), measured)
+        recorded.facts.set(ORDERED, True)
+    return measured or placed.layout
 
 
 def find_placed_layer(

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gradcam.cam.forward import record_outlets
+from gradcam.hooks.memory import is_out_of_memory
 from gradcam.hooks.nested import Batch, tensors
 from gradcam.layers.find import Outlet
 from gradcam.layers.layout import IndexLayout, Layout, is_guess, pick
@@ -182,11 +183,13 @@ class Probe:
 def run_changed(
     model: nn.Module, batch: Batch, outlets: Sequence[Outlet], autocast: torch.dtype | None
 ) -> Mapping[str, Tensor]:
-    """Return what these layers give for a batch, by name; nothing if the model does not run again."""
+    """Return what these layers give for a batch, by name; nothing if it fails for other reasons than memory."""
     try:
         with torch.autocast(batch.device.type, dtype=autocast, enabled=autocast is not None):
             return record_outlets(model, batch, outlets)
-    except Exception:  # whatever a model raises when it runs once more
+    except Exception as error:  # whatever a model raises when it runs once more
+        if is_out_of_memory(error):
+            raise
         return {}
 
 
@@ -270,7 +273,9 @@ def count_answers(
                 counts[key] += sum(map(_answers, changes, changed_points))
                 if changes.any():
                     unseen.discard(key)
-    except Exception:  # whatever a model raises when it runs once more
+    except Exception as error:  # whatever a model raises when it runs once more
+        if is_out_of_memory(error):
+            raise
         return dict.fromkeys(layers)
     cells = {key: grid.flatten(2) for key, grid in plain.items()}
     unseen |= {key for key, values in cells.items() if bool((values == values[..., :1]).all())}  # the same everywhere

@@ -14,6 +14,7 @@ from torch.autograd.graph import Node
 
 from gradcam.cam.forward import find_layers_with_grid, look_for_layers
 from gradcam.cam.grid import try_all
+from gradcam.cam.places import MIN_CELLS
 from gradcam.hooks.autograd import Edge, edge_of, graph_of, leaves, read_tail
 from gradcam.hooks.facts import Facts
 from gradcam.hooks.hooks import Hooks
@@ -33,6 +34,7 @@ EARLY = (
     "Layer '{}' comes before all attention, and no later layer has a grid whose cells reach the score. A map there shows "
     "little of what the model makes of the image. Name a later layer, with reshape= if its output has no certain grid."
 )
+OUTPUT = "Layer '{}' gives the output itself, and no earlier one has a grid. Name a layer before it, with reshape=."
 EARLY_SHARE = 0.25  # of a model's weights, up to which a layer in front of all attention is a patch embedding
 LAST = 4  # layers of the same grid, counted from the end, among which one behind an activation is looked for
 
@@ -85,12 +87,18 @@ def suggest(
     places in the output, as in segmentation, maps near the output would be the output again. There it is the last one
     of the coarsest grid, the encoder's end. `are_all`: no layers were left out for a layout that the user named."""
     places = {name: places[name.rpartition("#")[0] if name not in places else name] for name in names}
+    is_dense = _reads_places(output, places, ways)
+    outputs = [name for name in names if is_dense and ways.weights.get(places[name].edge) == 0]  # type: ignore[arg-type]
+    if names and len(outputs) == len(names):
+        return Suggestion(names, names[0], OUTPUT.format(names[0]))
+    names = [name for name in names if name not in outputs]
     depending = [name for name in names if places[name].edge in ways]
     if not depending:
         return Suggestion(names, names[0])
-    inner = _inside(depending, places, ways) if _reads_places(output, places, ways) else []
+    inner = _inside(depending, places, ways) if is_dense else []
     if inner:
-        best = sorted(inner, key=lambda name: (places[name].places, places[name].edge not in ways.whole))
+        size = {name: (places[name].places < MIN_CELLS, places[name].places) for name in inner}  # pyramids end in few
+        best = sorted(inner, key=lambda name: (size[name], places[name].edge not in ways.whole))
     else:
         most = STAGE * places[depending[0]].places
         best = [name for name in depending if places[name].edge in ways.whole and places[name].places <= most]
@@ -280,6 +288,8 @@ def _look(
         watch.watch(model, hooks)
         names = look_for_layers(model, batch, reshape)
     # The model has run to its end, so that the ways are there.
+    if not names and reshape is None and (certain := _ask_for_grid(model, batch, target, watch.open)):
+        return certain
     ways, places = cast("Ways", watch.ways), watch.places
     found = suggest(names, places, ways, watch.output, are_all=reshape is None)
     edges = {name: places[name].edge for name in (found.layers[0], found.behind_activation) if name in places}

@@ -10,7 +10,6 @@ nothing has to be brought to the cells at all.
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -19,13 +18,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from gradcam.hooks.autograd import Edge, edge_of
+from gradcam.hooks.facts import Facts
 
 PARTS = ("q_proj", "k_proj", "v_proj", "c_proj")  # as CLIP's own pool has them, and whoever took it over from there
 CLOSE = 1e-3  # by the length of the vectors: what is no other pool than this one
 PASSAGE = ["Clone"]  # from what a `TargetLayer` kept to what goes on
-
-# By pool, the function that was found to compute the same.
-_known: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
+SAME = "computes what `Pooled` does"  # the key of that fact
 
 
 def find_pool(tower: nn.Module) -> nn.Module | None:
@@ -149,19 +147,20 @@ def cheap_pooling(tower: nn.Module) -> Iterator[None]:
     if pool is None or "forward" in vars(pool):
         yield
         return
-    own_forward, function = pool.forward, type(pool).forward
+    own_forward, facts = pool.forward, Facts(pool)
+    facts.read()
 
     def forward(grid: Tensor, *args: Any, **kwargs: Any) -> Any:
         is_whole = grid.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(grid.device.type)
         is_grid = grid.ndim == 4 and grid[0, 0].numel() + 1 == len(pool.positional_embedding)
         if not (is_whole and is_grid and grid.requires_grad and torch.is_grad_enabled()):
             return own_forward(grid, *args, **kwargs)
-        if _known.get(pool) is function:
+        if facts.get(SAME):
             return Pooled.apply(grid, pool)
         output, found = own_forward(grid, *args, **kwargs), Pooled.apply(grid, pool)
         if found.shape != output.shape or not bool(torch.dist(found, output) <= CLOSE * output.norm()):
             return output
-        _known[pool] = function
+        facts.set(SAME, True)
         return found
 
     pool.forward = forward

@@ -191,10 +191,11 @@ def layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[int, .
 
 def _modules_outside_attention(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
     """Those with their names; inside attention values are not yet mixed, or lie in windows. A norm that comes first in
-    attention is none of its parts: some blocks have it there."""
+    attention is none of its parts: some blocks have it there. What has blocks inside is a network, whatever its name."""
     yield name, module
     title = type(module).__name__.lower()
     is_named = "block" not in title and any(it in title for it in ("attention", "attn", "mhsa", "msa", "multihead"))
+    is_named = is_named and not any("block" in type(part).__name__.lower() for part in module.modules())
     children = [] if isinstance(module, nn.Sequential) else list(module.children())  # of any name, but the parts of one
     if not name or not (
         is_named or all(any(isinstance(it, kind) for it in children) for kind in (nn.Softmax, nn.Linear))

@@ -104,6 +104,35 @@ def test_each_cell_is_drawn_at_its_patch_wherever_other_tokens_lie(kind: str, la
     torch.testing.assert_close(explanation.maps[:, 0], expected, rtol=1e-3, atol=1e-5 * float(expected.abs().max()))
 
 
+@pytest.mark.parametrize("kind", ARRANGED)
+@pytest.mark.parametrize("method", ["rollout", "gradient-rollout", "legrad", "grad-eclip"])
+def test_attention_is_followed_to_each_patch_wherever_other_tokens_lie(kind: str, method: str) -> None:
+    arrange, read, others, _ = ARRANGED[kind]
+    torch.manual_seed(0)
+    model, images = Tokens(arrange, read, others).eval(), torch.randn(1, 3, SIDE, SIDE)
+    is_mean = kind in ("registers at the end", "columns first")
+    usual = Tokens(
+        lambda patches, tokens: torch.cat([tokens, patches], 1), lambda x: x.mean(1) if is_mean else x[:, 0], others
+    )
+    usual.load_state_dict(model.state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        maps = [
+            gradcam.explain(network, images, method=method, target=1).maps for network in (model, usual.eval(), model)
+        ]
+    assert maps[1].any()
+    torch.testing.assert_close(maps[0], maps[1], rtol=1e-3, atol=1e-4 * float(maps[1].max()))
+    torch.testing.assert_close(maps[2], maps[0])
+
+
+def test_attention_whose_tokens_lie_in_no_usual_order_is_warned_of() -> None:
+    torch.manual_seed(0)
+    order = torch.randperm(CELLS)
+    model = Tokens(lambda patches, tokens: torch.cat([tokens, patches[:, order]], 1), lambda x: x[:, 0]).eval()
+    with pytest.warns(GradcamWarning, match="may lie in wrong places"):
+        gradcam.explain(model, torch.randn(1, 3, SIDE, SIDE), method="rollout", target=1)
+
+
 class Resampler(nn.Module):
     """As many learned queries as a coarse grid has cells read the patches, and only they go on."""
 
@@ -123,6 +152,51 @@ def test_learned_queries_are_no_cells() -> None:
     torch.manual_seed(0)
     explanation = gradcam.explain(Resampler().eval(), torch.rand(1, 3, SIDE, SIDE), target=1)
     assert (explanation.layer, explanation.maps.shape[2:]) == ("block", (8, 8))
+
+
+class Clips(nn.Module):
+    """Patches of 2 x 8 x 8 pixels that are cut without a convolution, so that 513 tokens fit several grids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.token = nn.Linear(2 * PATCH**2 * 3, WIDTH), nn.Parameter(torch.randn(1, 1, WIDTH))
+        self.blocks, self.head = nn.Sequential(make_block(), make_block()), nn.Linear(WIDTH, 5)
+
+    def forward(self, clips: Tensor) -> Tensor:
+        cut = clips.unfold(2, 2, 2).unfold(3, PATCH, PATCH).unfold(4, PATCH, PATCH)
+        rows = self.patches(cut.permute(0, 2, 3, 4, 5, 6, 7, 1).flatten(1, 3).flatten(2))
+        tokens = self.blocks(torch.cat([self.token.expand(len(clips), -1, -1), rows], 1))
+        return self.head(tokens.mean(1))
+
+
+def test_where_only_several_grids_fit_the_model_is_asked_for_the_right_one() -> None:
+    torch.manual_seed(0)
+    model, clips = Clips().eval(), torch.randn(2, 3, 16, SIDE, SIDE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        explanation = gradcam.explain(model, clips, target=1, evidence="signed")
+    activations, gradient = (tensor[:, 1:] for tensor in record(model, explanation.layer, clips))
+    expected = torch.einsum("ntc,nc->nt", activations, gradient.mean(1)).unflatten(1, (8, 8, 8))
+    torch.testing.assert_close(explanation.maps[:, 0], expected, rtol=1e-3, atol=1e-5 * float(expected.abs().max()))
+
+
+class Frames(nn.Module):
+    """Rows of four frames and a class token, after the places of each have been averaged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frames, self.token = nn.Linear(3, WIDTH), nn.Parameter(torch.randn(1, 1, WIDTH))
+        self.blocks, self.head = nn.Sequential(make_block(), make_block()), nn.Linear(WIDTH, 5)
+
+    def forward(self, clips: Tensor) -> Tensor:
+        rows = self.frames(clips.unflatten(2, (4, -1)).mean((3, 4, 5)).transpose(1, 2))
+        return self.head(self.blocks(torch.cat([self.token.expand(len(clips), -1, -1), rows], 1)).mean(1))
+
+
+def test_tokens_that_are_too_few_to_measure_are_no_grid() -> None:
+    torch.manual_seed(0)
+    with pytest.raises(LayerError, match="name the layer to explain, and say with reshape="):
+        gradcam.explain(Frames().eval(), torch.randn(2, 3, 8, SIDE, SIDE), target=1)
 
 
 class PreNormAttention(nn.Module):

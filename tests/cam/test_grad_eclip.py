@@ -239,11 +239,11 @@ def count_runs(module: nn.Module) -> list[int]:
     return runs
 
 
-def test_the_first_explanation_takes_one_pass_more() -> None:
+def test_the_first_explanation_takes_two_passes_more() -> None:
     model = OpenViT()
     fronts, lasts = count_runs(model.patches), count_runs(model.blocks[-1])
     calls: list[tuple[int, int]] = []
-    for classes, passes, blocks in ((FEW, 2, 2), (FEW, 1, 1), (MANY, 1, 2), (MANY, 1, 2)):
+    for classes, passes, blocks in ((FEW, 3, 3), (FEW, 1, 1), (MANY, 1, 2), (MANY, 1, 2)):
         fronts.clear()
         lasts.clear()
         calls.clear()
@@ -258,7 +258,7 @@ def test_many_classes_share_one_backward_pass_over_one_token() -> None:
     rows: list[int] = []
     model.blocks[-1].mlp[1].register_forward_hook(lambda *found: rows.append(found[2].shape[1]))
     gradcam.explain(model, IMAGES, method="grad-eclip", target=MANY)
-    assert rows == [7, 5]
+    assert rows == [7, 7, 5]  # of the pass, of the tokens' order, which the new hook might change, and of the copies
 
 
 class Rotated(Block):
@@ -274,7 +274,7 @@ def test_a_block_for_a_fixed_number_of_tokens() -> None:
     rows: list[int] = []
     model.blocks[-1].mlp[1].register_forward_hook(lambda *found: rows.append(found[2].shape[1]))
     found = gradcam.explain(model, IMAGES, method="grad-eclip", target=MANY).maps
-    assert rows == [7, 7]
+    assert rows == [7, 7, 7]
     torch.testing.assert_close(found, torch.cat(twin, 1), rtol=1e-6, atol=1e-9)
 
 

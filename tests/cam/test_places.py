@@ -238,6 +238,22 @@ def test_a_model_that_runs_only_once_is_explained_as_ever() -> None:
         torch.testing.assert_close(found.maps, gradcam.explain(plain, images, "norm", target=1).maps)
 
 
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("not enough memory")])
+@pytest.mark.parametrize("run", [2, 3, 4])
+def test_where_memory_runs_out_that_is_said(error: Exception, run: int) -> None:
+    class Large(Tokens):
+        runs = 0
+
+        def forward(self, images: Tensor) -> Tensor:
+            self.runs += 1
+            if self.runs >= run:
+                raise error
+            return super().forward(images)
+
+    with pytest.raises(type(error), match="memory"):
+        gradcam.explain(Large(on_grid(CHANGES["mirrored"])).eval(), torch.randn(1, 3, 48, 48), "norm", target=1)
+
+
 def plain_attention_vit() -> nn.Module:
     torch.manual_seed(0)
     model = timm.create_model("vit_tiny_patch16_224", depth=2, img_size=96, num_classes=5).eval()

@@ -115,6 +115,85 @@ def test_next_to_the_output_a_map_is_the_output() -> None:
     assert correlate(found.maps[0, 0], model(images)[0, 3].detach()) > 0.999999
 
 
+class AttentionLevel(nn.Module):
+    """One step down and up again, with a gate on what is handed across; what lies below is a part of it."""
+
+    def __init__(self, channels: int, below: nn.Module) -> None:
+        super().__init__()
+        self.below, self.gate = below, nn.Conv2d(channels, channels, 1)
+        self.up = nn.ConvTranspose2d(2 * channels, channels, 2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        up: Tensor = self.up(self.below(x))
+        return up + self.gate(up).sigmoid() * x
+
+
+class DownBlock(nn.Sequential):
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(nn.Conv2d(inputs, outputs, 3, 2, 1), nn.ReLU())
+
+
+def test_a_network_inside_of_modules_that_are_called_attention_is_looked_at() -> None:
+    below = nn.Sequential(DownBlock(8, 16), AttentionLevel(16, DownBlock(16, 32)))
+    model = randomised(nn.Sequential(nn.Conv2d(3, 8, 3, 1, 1), AttentionLevel(8, below), nn.Conv2d(8, 2, 1)))
+    found = gradcam.explain(model, torch.randn(1, 3, 32, 32), target=lambda output: output[:, 1].mean((1, 2)))
+    assert found.layer == "1.below.1.below"
+
+
+class FrozenTower(nn.Module):
+    """Only what comes behind a tower without gradients is recorded: rows of a decoder, and the output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tower, self.up = nn.Sequential(nn.Conv2d(3, 16, 8, 8), nn.ReLU()), nn.ConvTranspose2d(16, 1, 8, 8)
+        self.decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 2, 32, batch_first=True), 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        with torch.no_grad():
+            rows = self.tower(images).flatten(2).transpose(1, 2)
+        found: Tensor = self.up(self.decoder(rows, rows).transpose(1, 2).unflatten(2, (4, 4)))
+        return found
+
+
+@pytest.mark.parametrize(
+    ("model", "layer"),
+    [(FrozenTower(), "tower"), (nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 1, 3)), "1")],
+    ids=["a tower without gradients", "a convolution before the output"],
+)
+def test_the_output_itself_is_not_explained_where_there_is_a_layer_before_it(model: nn.Module, layer: str) -> None:
+    images = torch.randn(1, 3, 32, 32)
+    found = gradcam.explain(randomised(model), images, target=lambda output: output.mean((1, 2, 3)), evidence="signed")
+    assert found.layer == layer
+    assert found.maps.any()
+
+
+def test_where_there_is_nothing_but_the_output_it_is_said() -> None:
+    model = randomised(nn.Sequential(nn.Conv2d(3, 1, 3)))
+    with pytest.warns(GradcamWarning, match="Layer '0' gives the output itself.*Name a layer before it"):
+        gradcam.explain(model, torch.randn(1, 3, 32, 32), target=lambda output: output.mean((1, 2, 3)))
+
+
+def test_a_pyramids_level_of_a_few_cells_is_not_explained() -> None:
+    def step(inputs: int) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(inputs, 16, 3, 2, 1), nn.ReLU())
+
+    class Pyramid(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.c3, self.c4, self.c5, self.head = step(3), step(16), step(16), nn.Conv2d(16, 2, 1)
+            self.mix = nn.Conv2d(16, 16, 1)
+
+        def forward(self, images: Tensor) -> Tensor:
+            fine = self.c4(self.c3(images))
+            found: Tensor = self.head(self.mix(fine + F.interpolate(self.c5(fine), scale_factor=2)))
+            return found
+
+    found = gradcam.explain(
+        randomised(Pyramid()), torch.randn(1, 3, 16, 16), target=lambda output: output[:, 1].amax((1, 2))
+    )
+    assert (found.layer, found.maps.shape[2:]) == ("c4", (4, 4))
+
+
 class Detector(nn.Module):
     """A pyramid of two levels with a tower and class logits at each, joined in a row or as they are."""
 

@@ -137,6 +137,20 @@ def test_a_pool_that_becomes_another_is_looked_at_anew(model: Any) -> None:
     assert_exact(model)
 
 
+def test_a_setting_of_a_pool_makes_it_another(model: Any) -> None:
+    pool = model.visual.attnpool
+    kind = type(pool)
+    pool.__class__ = type(
+        "Switched",
+        (kind,),
+        {"forward": lambda self, grid: only_cells(self, grid) if self.is_other else kind.forward(self, grid)},
+    )
+    pool.is_other = False
+    assert_exact(model)
+    pool.is_other = True
+    assert_exact(model)
+
+
 def test_half_precision_is_rounded_as_the_model_does_it(model: Any) -> None:
     model.bfloat16()
     _, scores = look(model, PICTURES.bfloat16())

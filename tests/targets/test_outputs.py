@@ -370,3 +370,12 @@ def test_a_map_that_float32_cannot_hold_is_reported(exponent: int) -> None:
     with pytest.warns(GradcamWarning, match="2 of the gradcam maps at layer 'body' are too small for float32"):
         gradcam.explain(model, images, "body", target=lambda output: output[:, 0] * 10.0**exponent)
     gradcam.explain(model, images, "body", target=lambda output: output[:, 0] * 1e-20)
+
+
+@pytest.mark.parametrize("method", ["gradcam", "gradcam++", "layercam"])
+def test_gradients_that_float32_hardly_holds_are_reported(method: str) -> None:
+    model = Net().eval()
+    for scale in (1e-36, 1e-40):
+        with pytest.warns(GradcamWarning, match="gradients at layer 'body' are too small for float32"):
+            gradcam.explain(model, IMAGES, "body", method=method, target=lambda output, s=scale: output[:, 0] * s)
+    gradcam.explain(model, IMAGES, "body", method=method, target=lambda output: output[:, 0] * 1e-30)

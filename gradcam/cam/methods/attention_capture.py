@@ -6,7 +6,7 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import Any
 
@@ -16,10 +16,12 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from gradcam.cam.forward import Recorded, caller_autocast
-from gradcam.cam.grid import at_least_float32
+from gradcam.cam.grid import at_least_float32, find_order
+from gradcam.cam.places import run_changed
 from gradcam.errors import ModelError
 from gradcam.hooks.hooks import Hooks, is_backward_running
-from gradcam.hooks.nested import Batch, first_floating
+from gradcam.hooks.nested import Batch, first_floating, version_of
+from gradcam.layers.find import Outlet
 from gradcam.layers.layout import Axes, Layout, find_layout, find_patches
 
 SOFTMAXES = (F.softmax, torch.softmax, torch.Tensor.softmax, torch.special.softmax)
@@ -35,7 +37,7 @@ Keep = Callable[[Tensor], Tensor]
 Meet = Callable[[tuple[int, ...]], Keep | None]
 Pass = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
-# The modules in which the last attention over the picture was found to be: what it gives is recorded for autograd at once.
+# The modules in which the last attention over the picture was seen, which each pass confirms: it is recorded at once.
 _last: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
@@ -188,10 +190,12 @@ class Attended:
 @dataclass(frozen=True)
 class AttentionLog:
     """All attentions of one pass in their order, and the output's shape of each module around one that gave a tensor.
-    `attended`: the last one, where it is known from an earlier pass to be that, and alone."""
+    `tensors`: what the modules around the last of them gave, and its version. `attended`: the last one, where it is known
+    from an earlier pass to be that, and alone."""
 
     sightings: list[Sighting] = field(default_factory=list)
     outputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    tensors: dict[str, tuple[Tensor, int]] = field(default_factory=dict)
     modules: dict[str, nn.Module] = field(default_factory=dict)
     attended: list[Attended] = field(default_factory=list)
 
@@ -213,9 +217,11 @@ class AttentionLog:
             own.output = first_floating(output)
             if own.output is not None and len(self.sightings) > own.sightings:
                 self.outputs[own.name] = tuple(own.output.shape)
+                self.tensors[own.name] = own.output.detach(), version_of(own.output)
 
         def see(shape: tuple[int, ...]) -> None:
             self.sightings.append(Sighting(shape, tuple(each.name for each in running)))
+            self.tensors.clear()
 
         def hand_on(query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> Tensor:
             if not running or running[-1].module not in _last:
@@ -272,7 +278,20 @@ def find_blocks(log: AttentionLog, recorded: Recorded) -> Blocks:
     layout = _find_layout(shape, recorded, modules[owners[-1]])
     if layout is None:  # not so: `_owner` has found one
         raise cannot_follow(recorded, "its tokens form no grid")
-    return Blocks(modules, layout, shape)
+    return Blocks(modules, _put_in_order(layout, attentions[-1].keys, log, recorded), shape)
+
+
+def _put_in_order(layout: Layout, tokens: int, log: AttentionLog, recorded: Recorded) -> Layout:
+    """Return the layout of so many tokens in the order in which those of the last module around attention respond."""
+    for name, shape in reversed(log.outputs.items()):
+        assumed = _find_layout(shape, recorded, log.modules[name]) if len(shape) == 3 else None
+        if assumed is not None and shape[1 - assumed.image_axis] == tokens:
+            outlet, (activations, version) = Outlet(name, log.modules[name]), log.tensors.get(name, (None, 0))
+            if activations is None or version_of(activations) != version:  # other attention came, or it was changed
+                activations = run_changed(recorded.model, recorded.batch, [outlet], recorded.autocast).get(name)
+            if activations is not None:
+                return replace(layout, order=find_order(outlet, assumed, activations, recorded))
+    return layout
 
 
 def is_over_picture(shape: Sequence[int], recorded: Recorded) -> bool:
@@ -314,7 +333,7 @@ def find_last(log: AttentionLog, recorded: Recorded) -> tuple[int, Layout]:
         are_images = rows == images if len(sighting.shape) == 4 else rows % images == 0 and len(sighting.shape) == 3
         layout = _find_layout((images, sighting.keys, 1), recorded) if are_images else None
         if layout is not None:
-            return number, layout
+            return number, _put_in_order(layout, sighting.keys, log, recorded)
     raise cannot_follow(recorded, _misfit(log.sightings[-1], recorded.batch) if log.sightings else UNSEEN)
 
 
