@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from gradcam.cam.methods.table import METHODS
 from gradcam.errors import GradcamError, OutputError, join_names, shorten
-from gradcam.images.files import LONGEST_NAME, cut, join_name, overlay_name, to_plain
+from gradcam.images.files import LONGEST_NAME, cut, join_name, to_plain
 from gradcam.options import FORMATS, SAVED
 from gradcam.sources.contents import Item, find_url
 from gradcam.storage.output import to_reader
@@ -80,9 +80,10 @@ def _name_thing(entry: Explained, stem: str = "") -> list[str]:
     return [f"{entry.kind}{number}", *([label] if label else [])]
 
 
-def panel_ending(evidence: str, *, suffix: str = ".png") -> str:
+def panel_ending(evidence: str, *, suffix: str) -> str:
     """What follows the stem in the name of a panel."""
-    return overlay_name("", COMPARISON, evidence=name_evidence(evidence), suffix=suffix)
+    kind = name_evidence(evidence)
+    return f"-{COMPARISON}-{kind}{suffix}" if kind else f"-{COMPARISON}{suffix}"
 
 
 def name_evidence(evidence: str) -> str | None:

@@ -18,7 +18,7 @@ from gradcam.batch.findings import Request
 from gradcam.batch.names import ENDING, Saving, check_outputs, list_endings, list_forms, name_files, plan_stems
 from gradcam.cam.methods.table import find_methods
 from gradcam.errors import OutputError
-from gradcam.images.files import LONGEST_NAME, overlay_name
+from gradcam.images.files import LONGEST_NAME, join_name
 from gradcam.sources.contents import Item, Refused
 from gradcam.sources.list import list_inputs
 from gradcam.storage.records import Explained
@@ -113,13 +113,10 @@ def test_a_long_stem_is_not_cut_again_by_the_name_of_its_overlay() -> None:
     """The cut would take the hash that tells two stems apart."""
     names = [f"{'a' * 230}{number}.{suffix}" for number in range(5) for suffix in ("jpg", "JPG", "png")]
     label = "l" * (ENDING - len("-gradcam-999-.png") - len("-negative"))
-    overlays = {
-        overlay_name(stem, "gradcam", index=999, label=label[:70], layer=label[70:] + "x" * 5, evidence="negative")
-        for stem in plan(*names).values()
-    }
+    overlays = {join_name(stem, f"-gradcam-999-{label}-negative.png") for stem in plan(*names).values()}
     assert len(overlays) == len(names)
     for stem in plan(*names, ending=40).values():
-        name = overlay_name(stem, "gradcam", index=999, label="tiger cat")
+        name = join_name(stem, "-gradcam-999-tiger_cat.png")
         assert name.startswith(stem + "-gradcam-")
         assert 200 < len(name.encode()) <= LONGEST_NAME
 
