@@ -23,7 +23,6 @@ from gradcam.cli._terminal import (
     Display,
     Terminated,
     code_of_the_user,
-    how_to_go_on,
     import_torch,
     telling_waits,
     to_arrow,
@@ -185,9 +184,8 @@ def _start_engine(choice: BatchChoice, settings: Settings, stack: contextlib.Exi
 
         device = "cuda" if gpus else str(find_device(model.device))
         return ProcessEngine(load, (gpus or [device]) * choice.processes, choice.workers), device.partition(":")[0]
-    from gradcam.batch.ray.ending import last_words
     from gradcam.batch.ray.engine import RayEngine
-    from gradcam.batch.ray.session import find_address, find_layout, joined
+    from gradcam.batch.ray.session import find_layout, joined
 
     if model.device not in DEVICES:
         raise click.UsageError(
@@ -196,9 +194,6 @@ def _start_engine(choice: BatchChoice, settings: Settings, stack: contextlib.Exi
     if choice.actors_per_gpu > 1 and model.device == "cpu":
         raise click.UsageError("--actors-per-gpu is for GPUs, and --device is cpu: leave one of them out.")
     ray = stack.enter_context(joined(choice.address))
-    text = f"Ray has ended, and this with it: its head is gone, or was told to end. {how_to_go_on()}"
-    head, is_own_head = ray.get_runtime_context().gcs_address, find_address(choice.address) == "local"
-    stack.enter_context(last_words(head, text, is_own=is_own_head))
     layout = find_layout(ray, model.device, choice.actors_per_gpu)
     return RayEngine(ray, layout, load, choice.workers), layout.device
 

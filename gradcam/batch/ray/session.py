@@ -155,11 +155,6 @@ def import_ray() -> ModuleType:
     return ray
 
 
-def find_address(address: str | None) -> str:
-    """What was typed, or else RAY_ADDRESS; "local" for Ray that is started here."""
-    return address or os.environ.get("RAY_ADDRESS") or "local"
-
-
 @contextlib.contextmanager
 def joined(address: str | None) -> Iterator[ModuleType]:
     """Ray at that address, or at RAY_ADDRESS, or started here until the end. Where the caller has joined it already,
@@ -168,7 +163,7 @@ def joined(address: str | None) -> Iterator[ModuleType]:
     if ray.is_initialized():
         yield ray
         return
-    address = find_address(address)
+    address = address or os.environ.get("RAY_ADDRESS") or "local"
     if address != "local":
         check_address(address)
     with contextlib.ExitStack() as stack:
