@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from functools import lru_cache
 from pathlib import PurePath
 from typing import Any, TypeVar
 
@@ -202,26 +201,6 @@ class Report:
     grids: Sequence[tuple[int, ...]] = ()
     device: str = ""
     task: str = "classification"
-
-
-def parse_whole(line: str | bytes) -> Record:
-    """The record in one line that has all that `to_json` writes. Raises as `Record.from_json`, and for what lacks a key."""
-    record, found = Record.from_json(line), _load(line)
-    for kind, each in [
-        (Record, found),
-        *((Prediction, each) for each in found.get("predictions", ())),
-        *((Explained, each) for each in found.get("explained", ())),
-    ]:
-        missing = [name for name in _list_written(kind) if name not in each]
-        if missing:
-            raise GradcamError(f"it is no whole record ({', '.join(missing)} missing)")
-    return record
-
-
-@lru_cache
-def _list_written(kind: type) -> tuple[str, ...]:
-    names = tuple(each.name for each in fields(kind) if each.name not in OPTIONAL)
-    return (*names, "status") if kind is Record else names
 
 
 def _load(line: str | bytes) -> Any:
