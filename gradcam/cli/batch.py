@@ -161,8 +161,8 @@ def explain_all(typed: Typed) -> int:
         if not choice.output_format.has_files:  # no name can be another's, or an input's
             check_panel(saving, work.request)
         else:
-            more: dict[str, Any] = {"labels": work.classifier.labels, "others": settings.wanted.files}
-            check_outputs(choice.folder, listing.items, stems, saving=saving, request=work.request, **more)
+            others = settings.wanted.files
+            check_outputs(choice.folder, listing.items, stems, saving=saving, request=work.request, others=others)
         results = stack.enter_context(contextlib.closing(_open_results(typed, listing, work, saving, stems)))
         say(results.notes, typed.output)
         return _explain(results, stems, saving, work, typed, engine=engine, left_out=listing.left_out)
