@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from gradcam.cam.methods.table import METHODS
 from gradcam.errors import GradcamError, OutputError, join_names, shorten
 from gradcam.images.files import LONGEST_NAME, cut, join_name, to_plain
-from gradcam.options import FORMATS, SAVED
+from gradcam.options import FORMATS, SAVED, check_choice, check_count, check_number
 from gradcam.sources.contents import Item, find_url
 from gradcam.storage.output import to_reader
 from gradcam.storage.records import Explained
@@ -129,12 +129,9 @@ class Saving:
 
         if not self.kinds or not set(self.kinds) <= set(SAVED):
             raise GradcamError(f"What is to be written is {shorten(self.kinds)}, expected some of {join_names(SAVED)}.")
-        if self.format not in FORMATS:
-            raise GradcamError(f"The format is {shorten(self.format)}, expected one of {join_names(FORMATS)}.")
-        if isinstance(self.quality, bool) or not isinstance(self.quality, int) or not 1 <= self.quality <= 100:
-            raise GradcamError(f"quality is {shorten(self.quality)}, expected a whole number from 1 to 100.")
-        if not isinstance(self.alpha, (int, float)) or not 0 <= self.alpha <= 1:
-            raise GradcamError(f"alpha is {shorten(self.alpha)}, expected an opacity from 0 to 1.")
+        check_choice(self.format, "The format", FORMATS)
+        check_count(self.quality, "quality", "a whole number from 1 to 100.", most=100)
+        check_number(self.alpha, "alpha", "an opacity from 0 to 1.", most=1)
         find_colormap(self.colormap)
 
     @property

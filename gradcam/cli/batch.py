@@ -17,7 +17,7 @@ from gradcam.cam.methods.table import METHODS
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
 from gradcam.cli._job import ask, load_model, say
-from gradcam.cli._page import to_making
+from gradcam.cli._page import PageMaking
 from gradcam.cli._settings import ModelChoice, Output, Settings, to_settings
 from gradcam.cli._terminal import (
     Display,
@@ -433,7 +433,7 @@ def batch_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen:
             f"--pages writes files, and --output-format {choice.output_format.name} none: leave one of them out."
         )
     if choice.pages:
-        choice = replace(choice, make_page=to_making(settings))
+        choice = replace(choice, make_page=PageMaking(settings))
     return explain_all(Typed(inputs, settings, choice, Output(as_json, quiet)))
 
 

@@ -227,11 +227,11 @@ def _to_entry(kind: type[Entry], found: Any) -> Entry:
     """What is known of it; what has no value, and must have one, is a `KeyError`."""
     values = _check(found, dict)
     known = [each for each in fields(kind) if each.name in values or each.default is MISSING]
-    return kind(**{each.name: _to_value(values[each.name], str(each.type)) for each in known})
-
-
-def _to_value(value: Any, kind: str) -> Any:
-    return _to_list(value, *LISTS[kind]) if kind in LISTS else _check(value, *KINDS[kind])
+    made = {}
+    for each in known:
+        value, named = values[each.name], str(each.type)
+        made[each.name] = _to_list(value, *LISTS[named]) if named in LISTS else _check(value, *KINDS[named])
+    return kind(**made)
 
 
 def _to_list(value: Any, count: int | None, kinds: tuple[type, ...] = (int,)) -> Any:

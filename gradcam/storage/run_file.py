@@ -248,7 +248,10 @@ def _to_compare(fields: Mapping[str, Any], resolved: Collection[str]) -> dict[st
         # Where the pictures are counts, not how that was said; what has no root has nothing else to tell it by.
         "input": fields.get("root") or fields.get("inputs"),
     }
-    return {name: _to_text(value) for name, value in counted.items()}
+    return {
+        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for name, value in counted.items()
+    }
 
 
 def _flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -261,10 +264,6 @@ def _flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[st
 
 def _dict(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _to_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def describe_root(root: Path | Store | None, folder: Path | Store) -> str | None:

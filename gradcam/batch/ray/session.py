@@ -79,12 +79,6 @@ def is_loud() -> bool:
     return bool(os.environ.get("GRADCAM_TRACEBACK"))
 
 
-def set_environment() -> None:
-    """To be called before Ray is imported. What the user has set stays."""
-    for name, value in () if is_loud() else ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-
-
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Ray's loggers write to files of its own alone, and nothing it warns of is shown."""
@@ -144,7 +138,8 @@ class ActorLayout:
 
 def import_ray() -> ModuleType:
     """Ray, told to be quiet. Raises `ClusterError` with the line that installs it."""
-    set_environment()
+    for name, value in () if is_loud() else ENVIRONMENT.items():
+        os.environ.setdefault(name, value)  # what the user has set stays
     try:
         import ray
         import ray.data
