@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gradcam.errors import ImageError, OutputError
-from gradcam.images.files import UNFINISHED, NotAFileError, open_file, replacing, write_whole
+from gradcam.images.files import UNFINISHED, NotAFileError, open_file, read_text_file, replacing, write_whole
 from gradcam.storage import disk
 from gradcam.storage.fetch import StoreArchive
 from gradcam.storage.retry import refusal_of
 from gradcam.storage.run_file import FOLDER
 from gradcam.storage.store import Store
-
-LONGEST = 2**26  # bytes of a file that is read at once: a million names that a shell put in place of a * are fewer
 
 
 @dataclass(frozen=True)
@@ -63,13 +61,8 @@ class DiskReader:
 
     def read(self, name: str) -> bytes:
         """All of a file."""
-        path = self.folder / name
-        disk.check_file(path)
-        if path.stat().st_size > LONGEST:
-            raise OutputError(
-                f"{path}: has {path.stat().st_size} bytes, and no run wrote that; start anew with --overwrite"
-            )
-        return path.read_bytes()
+        disk.check_file(self.folder / name)
+        return read_text_file(self.folder / name)
 
     def read_head(self, name: str, size: int) -> bytes | None:
         """So many bytes of a file's beginning, fewer where it is shorter; None where there is no such file."""
