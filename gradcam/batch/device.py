@@ -180,13 +180,14 @@ class DevicePixels:
         self._classifier, self._codec, self._saving = classifier, codec, saving
         self._device = classifier.device
         self._preprocess = cast(Preprocessing, classifier.preprocess)
-        self._streams = {name: self._make_stream() for name in ("prepare", "model", "draw")}
+        is_gpu = self._device.type == "cuda"
+        self._streams = {
+            name: torch.cuda.Stream(self._device) if is_gpu else None for name in ("prepare", "model", "draw")
+        }
         self._locks = {name: threading.Lock() for name in self._streams}
         self._stages = {name: Stage(name, self._device, tell) for name in ("decode", "resize", "draw", "encode")}
-        self.gate = Gate(_find_budget(self._device) if budget is None else budget)
-
-    def _make_stream(self) -> Any:
-        return torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+        usual = torch.cuda.get_device_properties(self._device).total_memory // SHARE if is_gpu else IN_MEMORY
+        self.gate = Gate(usual if budget is None else budget)
 
     @contextlib.contextmanager
     def on(self, name: str) -> Iterator[None]:
@@ -289,7 +290,7 @@ class DevicePixels:
 
     def _overlay(self, part: Sequence[MapResult]) -> list[Tensor | None]:
         sources, saving = [cast(PictureExplanation, one.source) for one in part], cast(Saving, self._saving)
-        pictures = torch.stack([_to_tensor(source) for source in sources])
+        pictures = torch.stack([cast(Tensor, source.pictures[0]).permute(2, 0, 1) for source in sources])
         heatmaps = torch.stack([source.heatmaps[0, one.k] for source, one in zip(sources, part)])
         look: Any = {"alpha": saving.alpha, "colormap": saving.colormap, "outline": True}
         signed = sources[0].evidence == "signed"
@@ -307,10 +308,6 @@ def open_pixels(
     if codec is None:
         return None
     return DevicePixels(classifier, codec, tell=tell or (lambda event, **details: None), saving=saving)
-
-
-def _find_budget(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).total_memory // SHARE if device.type == "cuda" else IN_MEMORY
 
 
 @functools.lru_cache(maxsize=16)
@@ -338,10 +335,6 @@ def _find_form(result: MapResult) -> object:
 
 def _count_bytes(result: MapResult) -> int:
     return cast(Tensor, result.source.pictures[0]).numel()
-
-
-def _to_tensor(source: PictureExplanation) -> Tensor:
-    return cast(Tensor, source.pictures[0]).permute(2, 0, 1)
 
 
 def _to_pixels(picture: Tensor) -> Pixels:

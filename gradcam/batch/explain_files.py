@@ -14,7 +14,7 @@ from gradcam.attributions.table import ATTRIBUTIONS, AttributionMethod
 from gradcam.batch.cores import count_cores
 from gradcam.batch.device import open_pixels
 from gradcam.batch.findings import PictureResult, Request, find
-from gradcam.batch.pipeline import check_count, compute_items
+from gradcam.batch.pipeline import compute_items
 from gradcam.batch.pool import choose_batch_size
 from gradcam.batch.read import Fetched
 from gradcam.cam.methods.base import Method
@@ -24,7 +24,7 @@ from gradcam.layers.find import find_layer
 from gradcam.models.classifier import Classifier
 from gradcam.models.load import load_classifier
 from gradcam.models.results import PictureAttribution, PictureExplanation
-from gradcam.options import ExplainOptions
+from gradcam.options import ExplainOptions, check_count
 from gradcam.sources.list import Inputs, list_inputs
 from gradcam.storage.records import Prediction
 from gradcam.targets.base import Target
@@ -148,8 +148,8 @@ def explain_files(
         partial(find, classifier, request),
         list_inputs(inputs).items,
         finish=_to_result,
-        batch_size=check_count("batch_size", size, "pictures to explain at once"),
-        workers=check_count("workers", threads, "threads"),
+        batch_size=check_count(size, "batch_size", "a number of pictures to explain at once, 1 or more."),
+        workers=check_count(threads, "workers", "a number of threads, 1 or more."),
         pixels=stages,
     )
 

@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import count, product
+from itertools import count
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from gradcam.cam.methods.table import METHODS
 from gradcam.errors import GradcamError, OutputError, join_names, shorten
-from gradcam.images.files import LONGEST_NAME, cut, join_name, overlay_name, to_plain
-from gradcam.options import FORMATS, SAVED
+from gradcam.images.files import LONGEST_NAME, cut, join_name, to_plain
+from gradcam.options import FORMATS, SAVED, check_choice, check_count, check_number
 from gradcam.sources.contents import Item, find_url
 from gradcam.storage.output import to_reader
 from gradcam.storage.records import Explained
@@ -80,9 +80,10 @@ def _name_thing(entry: Explained, stem: str = "") -> list[str]:
     return [f"{entry.kind}{number}", *([label] if label else [])]
 
 
-def panel_ending(evidence: str, *, suffix: str = ".png") -> str:
+def panel_ending(evidence: str, *, suffix: str) -> str:
     """What follows the stem in the name of a panel."""
-    return overlay_name("", COMPARISON, evidence=name_evidence(evidence), suffix=suffix)
+    kind = name_evidence(evidence)
+    return f"-{COMPARISON}-{kind}{suffix}" if kind else f"-{COMPARISON}{suffix}"
 
 
 def name_evidence(evidence: str) -> str | None:
@@ -128,12 +129,9 @@ class Saving:
 
         if not self.kinds or not set(self.kinds) <= set(SAVED):
             raise GradcamError(f"What is to be written is {shorten(self.kinds)}, expected some of {join_names(SAVED)}.")
-        if self.format not in FORMATS:
-            raise GradcamError(f"The format is {shorten(self.format)}, expected one of {join_names(FORMATS)}.")
-        if isinstance(self.quality, bool) or not isinstance(self.quality, int) or not 1 <= self.quality <= 100:
-            raise GradcamError(f"quality is {shorten(self.quality)}, expected a whole number from 1 to 100.")
-        if not isinstance(self.alpha, (int, float)) or not 0 <= self.alpha <= 1:
-            raise GradcamError(f"alpha is {shorten(self.alpha)}, expected an opacity from 0 to 1.")
+        check_choice(self.format, "The format", FORMATS)
+        check_count(self.quality, "quality", "a whole number from 1 to 100.", most=100)
+        check_number(self.alpha, "alpha", "an opacity from 0 to 1.", most=1)
         find_colormap(self.colormap)
 
     @property
@@ -156,43 +154,6 @@ def name_files(
     return [name_kinds(overlay, saving) for overlay in overlays]
 
 
-# In place of a class's, or of any number or word, which nobody knows yet; no name has these characters
-INDEX, LABEL, ANY = "<index>", "<label>", "<any>"
-
-Words = tuple[str, ...]  # of a name, which dashes divide
-
-
-@dataclass(frozen=True)
-class Endings:
-    """All endings that names of results can have: words, and the suffix. `labels`: what the word of a label can be."""
-
-    forms: Sequence[tuple[Words, str]]
-    labels: frozenset[str]
-
-    def can_end(self, words: Words, suffix: str) -> bool:
-        return any(suffix == other and self._alike(words, form) for form, other in self.forms)
-
-    def can_meet(self, rest: Words) -> bool:
-        """Whether a stem, and the same stem with these words behind it, can both get one name."""
-        longer = [(form, suffix) for form, suffix in self.forms if self._alike(rest, form[: len(rest)])]
-        return any(self.can_end(form[len(rest) :], suffix) for form, suffix in longer)
-
-    def _alike(self, some: Words, others: Words) -> bool:
-        return len(some) == len(others) and all(
-            one == other or self._can_be(one, other) or self._can_be(other, one) for one, other in zip(some, others)
-        )
-
-    def _can_be(self, place: str, word: str) -> bool:
-        if place == ANY:
-            return True
-        if place.endswith(INDEX) and place != INDEX:
-            kind = place.removesuffix(INDEX)
-            return word.startswith(kind) and word.removeprefix(kind).isdecimal()
-        if place == INDEX:
-            return word == LABEL or word.isdecimal()
-        return place == LABEL and (word == INDEX or word in self.labels)
-
-
 def check_outputs(
     folder: Path | Store,
     items: Sequence[Item],
@@ -200,17 +161,20 @@ def check_outputs(
     *,
     saving: Saving,
     request: Request,
-    labels: Sequence[str] | None,
     others: Sequence[Path] = (),
 ) -> None:
-    """Raises `OutputError` where two pictures' results could have one name, or a result would replace an input, and as
-    `check_panel`. `stems`: as `plan_stems` gives them. `others`: what is read beside the pictures."""
+    """Raises `OutputError` where two pictures' results could have one name, or an input lies where results go and is
+    called like one, and as `check_panel`. `stems`: as `plan_stems` gives them. `others`: what is read beside the
+    pictures."""
     check_panel(saving, request)
-    endings = list_forms(saving, request, labels)
+    methods: list[Method | AttributionMethod] = [*_list_map_methods(request), *request.attributions]
+    made = [each.name.casefold() for each in methods]
     names = {stems[item.name].casefold(): item.name for item in items}
+    # The other method of "cat-guided" may be called as the end of "guided-gradcam" is, of "cat".
+    inner = {one.removesuffix(f"-{other}") for one in made for other in made if one.endswith(f"-{other}")}
     for stem, name in names.items():
-        for other, rest in _divide(stem):
-            if other in names and endings.can_meet(rest):
+        for other, rest in _divide(stem) if inner else ():
+            if other in names and rest in inner:
                 raise OutputError(
                     f"{names[other]} and {name}: both would have results of one name; rename one of them, or explain them "
                     "into two folders"
@@ -219,10 +183,13 @@ def check_outputs(
     for parent in {stem.rpartition("/")[0] for stem in stems.values()}:
         place = folder.below(parent).url if isinstance(folder, Store) else os.path.realpath(folder / parent)
         places.setdefault(place.casefold(), []).append(parent.casefold())
+    starts = (*made, COMPARISON) if "panel" in saving.kinds else tuple(made)
+    suffixes = {MAP_SUFFIX if kind == "map" else saving.suffix for kind in saving.kinds}
     for path, above, file in _list_places(items, folder, others):
         for parent in places.get(above, ()):
             stem, suffix = os.path.splitext(f"{parent}/{file}" if parent else file)
-            if any(other in names and endings.can_end(rest, suffix) for other, rest in _divide(stem)):
+            rests = [rest for other, rest in _divide(stem) if other in names] if suffix in suffixes else []
+            if any(rest == start or rest.startswith(f"{start}-") for rest in rests for start in starts):
                 raise OutputError(
                     f"{path}: a result in {to_reader(folder).show()} would replace this picture; choose another --output"
                 )
@@ -252,52 +219,11 @@ def _list_places(
             yield path, above.casefold(), name.casefold()
 
 
-def list_forms(saving: Saving, request: Request, labels: Sequence[str] | None) -> Endings:
-    """The endings of this request's results."""
-    things, several = _list_things(request.target), request.classes != 1
-    if things is None:
-        index: Words = (LABEL,) if request.classes is None else (INDEX,) if labels is None else (INDEX, LABEL)
-        things = [index]
-    things = [(), *things] if several or len(things) > 1 else [()]
-    words: list[Words] = []
-    evidence, maps = name_evidence(request.options["evidence"]), _list_map_methods(request)
-    methods: list[Method | AttributionMethod] = [*maps, *request.attributions]
-    for method in methods:
-        several_layers = len(request.layers) > 1 and method.has_layer
-        layers: list[Words] = [(to_plain(layer),) for layer in request.layers] if several_layers else [()]
-        kind = [evidence] if evidence and method in maps else []
-        words += [(*method.name.split("-"), *one, *layer, *kind) for one, layer in product(things, layers)]
-    suffix = saving.suffix
-    forms = {
-        "overlay": [(each, suffix) for each in words],
-        "heatmap": [((*each, HEATMAP), suffix) for each in words],
-        "map": [(each, MAP_SUFFIX) for each in words],
-        "panel": [((COMPARISON, *([evidence] if evidence else [])), suffix)],
-    }
-    found = [(tuple(map(str.casefold, each)), suffix) for kind in saving.kinds for each, suffix in forms[kind]]
-    return Endings(found, frozenset(to_plain(label).casefold() for label in labels or ()))
-
-
-# What results of several things are called by, of each kind of target, by its name: none of them is imported here.
-THINGS: dict[str, list[Words]] = {
-    "Box": [(f"box{INDEX}", ANY)],
-    "MissedBox": [("missed", ANY)],
-    "Mask": [("mask", ANY)],
-    "Text": [("text", ANY)],
-    "Like": [("like", ANY), ("like", ANY, "reference")],
-    "Token": [(f"word{INDEX}", ANY)],
-    "Keypoint": [(f"keypoint{INDEX}",)],
-}
-
-
-def _list_things(target: object) -> list[Words] | None:
-    return next((THINGS[kind.__name__] for kind in type(target).__mro__ if kind.__name__ in THINGS), None)
-
-
-def _divide(stem: str) -> Iterator[tuple[str, Words]]:
+def _divide(stem: str) -> Iterator[tuple[str, str]]:
+    """At each of its dashes."""
     words = stem.split("-")
     for many in range(1, len(words)):
-        yield "-".join(words[:many]), tuple(words[many:])
+        yield "-".join(words[:many]), "-".join(words[many:])
 
 
 ENDING = 150  # bytes of what is put behind a stem: method, class, layer, kind and suffix

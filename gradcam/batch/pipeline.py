@@ -16,8 +16,9 @@ from gradcam.batch.compute import BatchExplainer, Find, Found, Tell
 from gradcam.batch.device import DevicePixels
 from gradcam.batch.pool import LATER, URGENT, Cut, Pool, cut, one_opencv_thread
 from gradcam.batch.read import NOT_HERE, Fetched, Read, find_upload, read_item
-from gradcam.errors import GradcamError, shorten
+from gradcam.errors import GradcamError
 from gradcam.models.classifier import Classifier
+from gradcam.options import check_count
 from gradcam.sources.contents import Item
 
 T = TypeVar("T")
@@ -47,8 +48,8 @@ def compute_items(
     `finish` runs in one of the `workers` threads, as reading does; what it raises ends the generator. `audit`: have the
     SHA-256 of what was read. `late` gets what was finished and not taken when this ended early. No thread is left
     then. `pixels`: where they are on the model's device; of each batch they are in flight together."""
-    check_count("batch_size", batch_size, "pictures to explain at once")
-    check_count("workers", workers, "threads")
+    check_count(batch_size, "batch_size", "a number of pictures to explain at once, 1 or more.")
+    check_count(workers, "workers", "a number of threads, 1 or more.")
     tell = tell or (lambda event, **details: None)
     explainer = BatchExplainer(find, classifier.device, largest=batch_size, tell=tell)
     upload = find_upload(classifier.device)
@@ -180,10 +181,3 @@ def _take(results: deque[Future[T]], *, most: int, until: Sequence[Future[Any]] 
         if not pending and len(results) <= most:
             return
         wait([*pending, *list(results)[:1]], return_when=FIRST_COMPLETED)
-
-
-def check_count(name: str, value: Any, what: str) -> int:
-    """The value. Raises `GradcamError` for what is no count."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise GradcamError(f"{name} is {shorten(value)}, expected a number of {what}, 1 or more.")
-    return value

@@ -504,45 +504,38 @@ def layers(what: str, *, default: str) -> Callable[[Command], Command]:
     return layer(text, "layers", "NAME|PATTERN", multiple=True)
 
 
-def choices(*, default: str = "gradcam, or what suits the task") -> Callable[[Command], Command]:
-    """What to explain, and with which model; `default`: what is said of the methods that are taken otherwise."""
+def _methods(find: Callable[[str], Any], ours: Iterable[str], default: str) -> Callable[[Command], Command]:
+    """Which methods. `find`: gives one by its name; `ours`: those that come with the package."""
+    own = set(ours)
 
-    def find_all(names: Sequence[str]) -> list[Method | AttributionMethod]:
-        is_ours = set(names) <= METHODS.keys() | ATTRIBUTIONS.keys()
-        with contextlib.nullcontext() if is_ours else code_of_the_user(*names):
-            return [find_any(name) for name in names]
+    def find_all(names: Sequence[str]) -> list[Any]:
+        with contextlib.nullcontext() if own.issuperset(names) else code_of_the_user(*names):
+            return [find(name) for name in names]
 
-    option = several(
+    return several(
         "--method",
         "methods",
         metavar="NAME[,NAME]",
         find=find_all,
-        known=[*METHODS, *installed("methods"), *ATTRIBUTIONS],
+        known=[*ours, *installed("methods")],
         help=f"One that `gradcam methods` lists, or FILE.py:NAME; repeatable.{_of_others('methods')}"
         f"  [default: {default}]",
     )
+
+
+def choices(*, default: str = "gradcam, or what suits the task") -> Callable[[Command], Command]:
+    """What to explain, and with which model; `default`: what is said of the methods that are taken otherwise."""
     text = "Layer to look at, as `gradcam layers` lists it; repeatable."
-    return together(*_MODEL, layer(text, "layers", multiple=True), option, *_TARGET, *_THINGS, *_FIT)
+    methods = _methods(find_any, [*METHODS, *ATTRIBUTIONS], default)
+    return together(*_MODEL, layer(text, "layers", multiple=True), methods, *_TARGET, *_THINGS, *_FIT)
 
 
 def paged() -> Callable[[Command], Command]:
     """Of what a page is made, and with which model."""
-
-    def find_all(names: Sequence[str]) -> list[Method]:
-        with contextlib.nullcontext() if set(names) <= METHODS.keys() else code_of_the_user(*names):
-            return [find_method(name) for name in names]
-
     return together(
         *_MODEL,
         layer("Layer to look at; repeatable.  [default: the usual one, and three before it]", "layers", multiple=True),
-        several(
-            "--method",
-            "methods",
-            metavar="NAME[,NAME]",
-            find=find_all,
-            known=[*METHODS, *installed("methods")],
-            help="One that `gradcam methods` lists, or FILE.py:NAME; repeatable.  [default: gradcam, or what suits]",
-        ),
+        _methods(find_method, METHODS, "gradcam, or what suits"),
         _choice_of(
             "-c",
             "--class",
@@ -554,6 +547,22 @@ def paged() -> Callable[[Command], Command]:
         *_THINGS,
         *_FIT,
     )
+
+
+def method(default: str) -> Callable[[Command], Command]:
+    """Which method, a single one."""
+    return click.option(
+        "--method",
+        metavar="NAME",
+        shell_complete=complete(lambda context: [*METHODS, *installed("methods")]),
+        help=f"One that `gradcam methods` lists, or FILE.py:NAME.  [default: {default}]",
+    )
+
+
+def page_of(what: str) -> Callable[[Command], Command]:
+    """A page of cards."""
+    text = f"Write a page with the first {what}, in one file."
+    return click.option("--page", metavar="FILE.html", type=file_of(".html", ".htm"), help=text)
 
 
 def _find_saved(names: Sequence[str]) -> Sequence[str]:

@@ -11,7 +11,6 @@ from gradcam.cli._job import OF_TASKS
 from gradcam.cli._settings import ModelChoice, Settings, to_target
 
 if TYPE_CHECKING:
-    from gradcam.batch.findings import MakePage
     from gradcam.models.classifier import Classifier
     from gradcam.models.preprocess import Prepared
     from gradcam.options import Progress
@@ -66,11 +65,6 @@ class PageMaking:
 
 def _says_nothing(settings: Settings) -> bool:
     return settings.target is None and not settings.wanted.given and not settings.classes
-
-
-def to_making(settings: Settings) -> MakePage:
-    """How `gradcam batch --pages` makes them: at the layers of the run."""
-    return PageMaking(settings)
 
 
 def _to_model(choice: ModelChoice) -> ModelChoice:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gradcam.models.classifier import Classifier
 
 ALL = "all"  # of a picture's boxes
+SINGULARS = {"boxes": "box", "texts": "text", "words": "word", "keypoints": "keypoint"}  # what options are called
 # Which options say what is explained, by the task of the model.
 TAKES = {
     "classification": ("--class", "--top-k", "--score", "--against"),
@@ -90,17 +91,15 @@ class TargetChoice:
     axis: str | None = None
 
     @property
+    def _typed(self) -> dict[str, Any]:
+        """What was typed, by the names of the options."""
+        said = {SINGULARS.get(name, name): value for name, value in vars(self).items()}
+        return {name: value for name, value in said.items() if value not in (None, False, ())}
+
+    @property
     def given(self) -> list[str]:
         """The options that were typed."""
-        values: dict[str, Any] = {
-            "--box": self.boxes,
-            "--edge": self.edge,
-            "--missed": self.missed,
-            "--text": self.texts,
-        }
-        values |= {"--like": self.like, "--caption": self.caption, "--word": self.words}
-        values |= {"--keypoint": self.keypoints, "--axis": self.axis, "--mask": self.mask}
-        return [name for name, value in values.items() if value not in (None, False, ())]
+        return [f"--{name}" for name in self._typed]
 
     @property
     def task(self) -> str | None:
@@ -116,13 +115,13 @@ class TargetChoice:
         """What was asked, for run.json: a key for each option, files by their names and their SHA-256."""
         from gradcam.images.files import hash_file
 
-        said: dict[str, Any] = {"box": list(self.boxes), "edge": self.edge, "missed": [list(it) for it in self.missed]}
-        said |= {"text": list(self.texts), "word": list(self.words), "keypoint": list(self.keypoints)}
-        said |= {"axis": self.axis, "mask": self.mask and to_word(self.mask), "like": self.like}
-        for name, value in {"mask": self.mask, "like": self.like}.items():
+        said = {name: value for name, value in self._typed.items() if name != "caption"}
+        if isinstance(self.mask, tuple):
+            said["mask"] = to_word(self.mask)
+        for name, value in said.items():
             if isinstance(value, Path):
                 said[name] = {"file": value.name, "sha256": hash_file(value)}
-        return {name: value for name, value in said.items() if value not in (None, False, [])}
+        return said
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gradcam.cam.methods.table import METHODS
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
-from gradcam.cli._completion import complete
 from gradcam.cli._job import load_model, make_folder, say
 from gradcam.cli._settings import Output, find_destination, is_same, to_model_choice
-from gradcam.cli._terminal import code_of_the_user, count, import_torch, shown_passes, telling_waits, to_arrow
+from gradcam.cli._terminal import (
+    code_of_the_user,
+    count,
+    import_torch,
+    shown_passes,
+    telling_waits,
+    to_arrow,
+)
 from gradcam.errors import GradcamError, printable
-from gradcam.plugins import installed
 
 if TYPE_CHECKING:
     from gradcam.evaluation.shortcuts.result import Audit, EvidenceCluster
@@ -46,19 +50,9 @@ WHAT_IT_MEANS = (
 )
 @options.audited_model
 @options.layer("Layer to look at, as `gradcam layers` lists it.")
-@click.option(
-    "--method",
-    metavar="NAME",
-    shell_complete=complete(lambda context: [*METHODS, *installed("methods")]),
-    help="One that `gradcam methods` lists, or FILE.py:NAME.  [default: gradcam]",
-)
+@options.method("gradcam")
 @options.score
-@click.option(
-    "--page",
-    metavar="FILE.html",
-    type=options.file_of(".html", ".htm"),
-    help=f"Write a page with the first {MOST} clusters, in one file.",
-)
+@options.page_of(f"{MOST} clusters")
 @options.output_at("A folder, or a picture file, for the sheet.  [default: the current folder]", default=".")
 @click.option("--json", "as_json", is_flag=True, help="Print all of it as one line of JSON, and nothing else.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")

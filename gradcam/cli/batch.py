@@ -17,13 +17,12 @@ from gradcam.cam.methods.table import METHODS
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
 from gradcam.cli._job import ask, load_model, say
-from gradcam.cli._page import to_making
+from gradcam.cli._page import PageMaking
 from gradcam.cli._settings import ModelChoice, Output, Settings, to_settings
 from gradcam.cli._terminal import (
     Display,
     Terminated,
     code_of_the_user,
-    how_to_go_on,
     import_torch,
     telling_waits,
     to_arrow,
@@ -162,8 +161,8 @@ def explain_all(typed: Typed) -> int:
         if not choice.output_format.has_files:  # no name can be another's, or an input's
             check_panel(saving, work.request)
         else:
-            more: dict[str, Any] = {"labels": work.classifier.labels, "others": settings.wanted.files}
-            check_outputs(choice.folder, listing.items, stems, saving=saving, request=work.request, **more)
+            others = settings.wanted.files
+            check_outputs(choice.folder, listing.items, stems, saving=saving, request=work.request, others=others)
         results = stack.enter_context(contextlib.closing(_open_results(typed, listing, work, saving, stems)))
         say(results.notes, typed.output)
         return _explain(results, stems, saving, work, typed, engine=engine, left_out=listing.left_out)
@@ -185,9 +184,8 @@ def _start_engine(choice: BatchChoice, settings: Settings, stack: contextlib.Exi
 
         device = "cuda" if gpus else str(find_device(model.device))
         return ProcessEngine(load, (gpus or [device]) * choice.processes, choice.workers), device.partition(":")[0]
-    from gradcam.batch.ray.ending import last_words
     from gradcam.batch.ray.engine import RayEngine
-    from gradcam.batch.ray.session import find_address, find_layout, joined
+    from gradcam.batch.ray.session import find_layout, joined
 
     if model.device not in DEVICES:
         raise click.UsageError(
@@ -196,9 +194,6 @@ def _start_engine(choice: BatchChoice, settings: Settings, stack: contextlib.Exi
     if choice.actors_per_gpu > 1 and model.device == "cpu":
         raise click.UsageError("--actors-per-gpu is for GPUs, and --device is cpu: leave one of them out.")
     ray = stack.enter_context(joined(choice.address))
-    text = f"Ray has ended, and this with it: its head is gone, or was told to end. {how_to_go_on()}"
-    head, is_own_head = ray.get_runtime_context().gcs_address, find_address(choice.address) == "local"
-    stack.enter_context(last_words(head, text, is_own=is_own_head))
     layout = find_layout(ray, model.device, choice.actors_per_gpu)
     return RayEngine(ray, layout, load, choice.workers), layout.device
 
@@ -438,7 +433,7 @@ def batch_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen:
             f"--pages writes files, and --output-format {choice.output_format.name} none: leave one of them out."
         )
     if choice.pages:
-        choice = replace(choice, make_page=to_making(settings))
+        choice = replace(choice, make_page=PageMaking(settings))
     return explain_all(Typed(inputs, settings, choice, Output(as_json, quiet)))
 
 

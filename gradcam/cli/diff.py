@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gradcam.cam.methods.table import METHODS
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
-from gradcam.cli._completion import complete
 from gradcam.cli._job import load_model, make_folder, say
 from gradcam.cli._settings import ModelChoice, Output, to_model_choice
 from gradcam.cli._terminal import code_of_the_user, count, cut_type, import_torch, shown_passes, to_arrow
@@ -24,7 +22,6 @@ from gradcam.evaluation.snapshots.gate import ALIKE, NAMES, Gate, read_condition
 from gradcam.images.files import READ_SUFFIXES, OutputNames, join_name, write_whole
 from gradcam.models.labels import name_class
 from gradcam.options import PRECISIONS
-from gradcam.plugins import installed
 from gradcam.storage.disk import describe_os_error
 from gradcam.storage.records import SCHEMA
 
@@ -87,12 +84,7 @@ def _read_words(words: Sequence[str], against: Path | None, save: Path | None) -
 @_of_one("old")
 @_of_one("new")
 @options.layer("Layer of both to look at, as `gradcam layers` lists it.  [default: OLD's own, and NEW's of that name]")
-@click.option(
-    "--method",
-    metavar="NAME",
-    shell_complete=complete(lambda context: [*METHODS, *installed("methods")]),
-    help="One that `gradcam methods` lists, or FILE.py:NAME.  [default: gradcam, or the snapshot's]",
-)
+@options.method("gradcam, or the snapshot's")
 @click.option(
     "--alike",
     type=click.FloatRange(-1, 1),
@@ -125,12 +117,7 @@ def _read_words(words: Sequence[str], against: Path | None, save: Path | None) -
 @click.option(
     "--junit", metavar="FILE.xml", type=options.file_of(".xml"), help="Write JUnit XML: a test case for each picture."
 )
-@click.option(
-    "--page",
-    metavar="FILE.html",
-    type=options.file_of(".html", ".htm"),
-    help=f"Write a page with the first {MOST} pictures, in one file.",
-)
+@options.page_of(f"{MOST} pictures")
 @options.output_at(
     "A folder for a panel of each picture, <picture>-diff.png.", type=click.Path(file_okay=False, path_type=Path)
 )

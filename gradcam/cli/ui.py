@@ -73,7 +73,8 @@ def ui_command(places: tuple[Path, ...], port: int, host: str, no_browser: bool,
     answers = Answers(models, Pictures(files, _to_read(models.get(Wanted()).classifier)))
     answers.warm_up()
     server = Server(answers, Start(usual.model or DEFAULT))
-    if not _is_loopback(sockets[0].getsockname()[0]):
+    address = sockets[0].getsockname()[0].partition("%")[0]
+    if not ipaddress.ip_address(address).is_loopback:
         click.echo(
             f"Warning: at {host} other machines can reach this page, and whoever has the address can use it.", err=True
         )
@@ -165,10 +166,6 @@ def _bind(host: str, port: int) -> socket.socket:
             ) from error
         raise GradcamError(f"{printable(host)}:{port} cannot be taken ({error.strerror}): give --port 0.") from error
     return found
-
-
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def _is_ours(host: str, port: int) -> bool:

@@ -25,6 +25,7 @@ from gradcam.options import refuse
 
 LEVEL = 0.95
 TINY = 1e-6  # spread or skewness that is rounding
+NODES, WEIGHTS = np.polynomial.legendre.leggauss(200)  # of a quadrature
 FEWEST = 6  # pictures of an interval: of five, no paired test could tell two methods apart
 ENOUGH = 8  # pictures of a comparison: of fewer, an interval of skewed numbers holds the true mean too seldom
 
@@ -150,15 +151,17 @@ def _to_interval(
         return Interval(found.mean, -math.inf, math.inf, found.n)
     if is_skewed:
         present = np.array([value for value in values if not math.isnan(value)], dtype=np.float64)
-        low, high = (_bound_share if {*present} <= {0, 1} else _bound_skewed)(present, level)
+        if {*present} <= {0, 1}:
+            low, high = bound_share(found.mean, found.n, NormalDist().inv_cdf((1 + level) / 2))
+        else:
+            low, high = _bound_skewed(present, level)
         return Interval(found.mean, low, high, found.n)
     half = _find_quantile(level, found.freedom) * found.error
     return Interval(found.mean, found.mean - half, found.mean + half, found.n)
 
 
-def _bound_share(numbers: NDArray[np.float64], level: float) -> tuple[float, float]:
-    """Wilson's interval of the mean of numbers that are 0 or 1, equation (1)."""
-    share, n, z = float(numbers.mean()), len(numbers), NormalDist().inv_cdf((1 + level) / 2)
+def bound_share(share: float, n: int, z: float) -> tuple[float, float]:
+    """Wilson's interval of a share of n, equation (1), for a normal distribution's quantile z."""
     middle = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z / (1 + z**2 / n) * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
     return max(0.0, middle - half), min(1.0, middle + half)
@@ -315,17 +318,13 @@ def _find_quantile(level: float, freedom: int) -> float:
 
 
 def _find_share(ratio: float, freedom: int) -> float:
-    """The probability that Student's t lies within this of 0: Abramowitz and Stegun, Handbook of Mathematical Functions,
-    26.7.3 and 26.7.4."""
-    angle = math.atan(ratio / math.sqrt(freedom))
-    sine, cosine = math.sin(angle), math.cos(angle)
-    is_odd = freedom % 2
-    term = cosine if is_odd else 1.0
-    total = term if freedom > 1 else 0.0
-    for order in range(2 + is_odd, freedom - 1, 2):
-        term *= cosine**2 * (order - 1) / order
-        total += term
-    return 2 / math.pi * (angle + sine * total) if is_odd else sine * total
+    """The probability that Student's t lies within this of 0. Its density is a power of the cosine of an angle: Abramowitz
+    and Stegun, Handbook of Mathematical Functions, 26.7.1."""
+
+    def integrate(end: float) -> float:
+        return end * float(WEIGHTS @ np.cos(end * (NODES + 1) / 2) ** (freedom - 1))
+
+    return integrate(math.atan(ratio / math.sqrt(freedom))) / integrate(math.pi / 2)
 
 
 def _subtract(values: Sequence[Any], reference: Sequence[Any]) -> list[float]:

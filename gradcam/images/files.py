@@ -90,22 +90,6 @@ def hash_file(file: Path) -> str:
     return digest.hexdigest()
 
 
-def overlay_name(
-    stem: str,
-    method: str,
-    *,
-    index: int | None = None,
-    label: str | None = None,
-    layer: str | None = None,
-    evidence: str | None = None,
-    suffix: str = ".png",
-) -> str:
-    """`<stem>-<method><suffix>`, with `-<index>-<label>`, `-<layer>` and `-<evidence>` where they are given."""
-    plain = (None if text is None else to_plain(text) for text in (label, layer))
-    parts = [method, index, *plain, evidence]
-    return join_name(stem, "".join(f"-{part}" for part in parts if part is not None) + suffix)
-
-
 def join_name(stem: str, ending: str) -> str:
     """A name with this ending; a stem that is too long for it is cut."""
     return cut(stem, LONGEST_NAME - len(os.fsencode(ending))) + ending

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import itertools
 import re
 import warnings
@@ -11,16 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from PIL import Image
+from PIL import JpegImagePlugin
 from torch import Tensor
 
-from gradcam.images.read import ORIENTATION
+from gradcam.images.read import find_turn
 
-START, END = b"\xff\xd8", b"\xff\xd9"
-SCAN, EXIF, ADOBE = 0xDA, 0xE1, 0xEE  # markers
-XMP, XMP_TURN = b"http://ns.adobe.com/xap/1.0/\0", re.compile(rb'tiff:Orientation(?:="|>)[02-9]')
-SEQUENTIAL = (0xC0, 0xC1)  # frames that are coded by Huffman, and not progressively
-FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+END = b"\xff\xd9"
+EXIF, XMP_TURN = b"Exif\0\0", re.compile(rb'tiff:Orientation(?:="|>)[02-9]')
 # Of the first channel, (across, down), where each other has one sample.
 SAMPLINGS = {(1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (4, 2)}
 
@@ -37,67 +35,25 @@ class Header:
 
 def read_header(data: bytes) -> Header | None:
     """The header of a JPEG that a device can decode: of 8 bits, grey or YCbCr, sequential, and with an end. None for
-    all else (progressive, arithmetic-coded, of 12 bits, CMYK, RGB, cut off, another format, turned by XMP, or by EXIF data
-    in several pieces), which the processor reads."""
+    all else (progressive, of 12 bits, CMYK, RGB, cut off, another format, turned by XMP, or by EXIF data in several
+    pieces), which the processor reads."""
+    file = io.BytesIO(data)
     try:
-        return _read_header(data)
-    except IndexError:  # it ends within its header
+        image = JpegImagePlugin.JpegImageFile(file)
+    except Exception:  # whatever Pillow raises of a broken header
         return None
-
-
-def _read_header(data: bytes) -> Header | None:
-    if data[:2] != START:
+    start = file.tell()  # of what is coded; the first scan's header ends there, and says how many channels it has
+    # Within what is coded, 0xFF is followed by a zero or a restart: the first end is that of the picture.
+    is_whole = data[start - 2 * image.layers - 4] == image.layers and data.find(END, start) >= 0
+    names, (first, *others) = [one[0] for one in image.layer], [one[1:3] for one in image.layer]
+    is_known = image.layers == 1 or (first in SAMPLINGS and all(one == (1, 1) for one in others))
+    # Converted to YCbCr; of one channel that says nothing, and it is rare.
+    is_converted = image.info.get("adobe_transform", 1) == 1 and names != [*b"RGB"]
+    is_turned_oddly = data.count(EXIF, 0, start) > 1 or XMP_TURN.search(data, 0, start) is not None
+    is_usual = image.layers == len(image.layer) and image.layers in (1, 3) and "progressive" not in image.info
+    if not (is_usual and is_whole and is_known and is_converted) or is_turned_oddly:
         return None
-    place, frame, turn, is_usual = 2, b"", 0, True
-    while True:
-        if data[place] != 0xFF:
-            return None
-        marker = data[place + 1]
-        if marker == 0xFF:  # filling
-            place += 1
-            continue
-        length = int.from_bytes(data[place + 2 : place + 4], "big")
-        segment = data[place + 4 : place + 2 + length]
-        if length < 2 or len(segment) != length - 2:
-            return None
-        if marker == SCAN:
-            # Within what is coded, 0xFF is followed by a zero or a restart: the first end is that of the picture.
-            is_whole = bool(frame) and segment[0] == frame[5] and data.find(END, place + 2 + length) >= 0
-            return _to_header(frame, turn or 1) if is_whole and is_usual else None
-        if marker in FRAMES:
-            if marker not in SEQUENTIAL or frame:
-                return None
-            frame = segment
-        elif marker == EXIF and segment.startswith(b"Exif\0\0"):
-            is_usual, turn = is_usual and not turn, _find_turn(segment)
-        elif marker == EXIF and segment.startswith(XMP):
-            is_usual = is_usual and XMP_TURN.search(segment) is None
-        elif marker == ADOBE and segment.startswith(b"Adobe"):
-            # Converted to YCbCr; of one channel that says nothing, and it is rare.
-            is_usual = is_usual and segment[11] == 1
-        place += 2 + length
-
-
-def _to_header(frame: bytes, turn: int) -> Header | None:
-    depth, channels = frame[0], frame[5]
-    height, width = (int.from_bytes(frame[place : place + 2], "big") for place in (1, 3))
-    each = [frame[6 + 3 * i : 9 + 3 * i] for i in range(channels)]
-    samplings = [(one[1] >> 4, one[1] & 15) for one in each]
-    is_known = channels == 1 or (samplings[0] in SAMPLINGS and all(it == (1, 1) for it in samplings[1:]))
-    is_rgb = [one[0] for one in each] == [*b"RGB"]
-    if depth != 8 or channels not in (1, 3) or not is_known or is_rgb or 0 in (height, width):
-        return None
-    return Header(height, width, channels == 1, turn)
-
-
-def _find_turn(segment: bytes) -> int:
-    exif = Image.Exif()
-    try:
-        exif.load(segment)
-        turn = exif.get(ORIENTATION, 1)
-    except Exception:  # whatever broken EXIF data raises, as in `images.read`
-        return 1
-    return turn if turn in range(1, 9) else 1
+    return Header(image.height, image.width, image.layers == 1, find_turn(image))
 
 
 @dataclass(frozen=True)

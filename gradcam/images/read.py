@@ -386,7 +386,7 @@ def _decode_deep(image: ImageFile.ImageFile, file: BinaryIO, colours: str) -> ND
     """Channels of 16 bits, on white: RGB (H,W,3), or grey (H,W). OpenCV turns a TIFF upright, but not a PNG."""
     from gradcam.images.opencv import cv2
 
-    turn = 1 if image.format == "TIFF" else _find_turn(image)
+    turn = 1 if image.format == "TIFF" else find_turn(image)
     file.seek(0)
     content = np.frombuffer(file.read(), np.uint8)
     image.close()  # it was whole, and its memory is needed
@@ -423,7 +423,7 @@ def _to_opaque(image: Image.Image) -> Image.Image:
 
 def _to_array(image: Image.Image, change: Callable[[Image.Image], Image.Image] = lambda part: part) -> NDArray[Any]:
     """What Pillow holds, changed, as an array, upright: strip by strip, since Pillow and NumPy make a copy at each step."""
-    turn, (width, height) = _find_turn(image), image.size
+    turn, (width, height) = find_turn(image), image.size
     sample = np.asarray(change(image.crop((0, 0, 1, 1))))
     values = np.empty(((width, height) if turn >= 5 else (height, width)) + sample.shape[2:], sample.dtype)
     lying = _lay_down(values, turn)
@@ -448,7 +448,7 @@ def _to_native(values: NDArray[Any], source: Image.Image) -> NDArray[Any]:
     return values.view(np.uint32) if values.dtype.kind == "i" and is_unsigned else values
 
 
-def _find_turn(image: Image.Image) -> int:
+def find_turn(image: Image.Image) -> int:
     """The orientation in its EXIF data, from 1 to 8; 1 is upright."""
     try:
         turn = image.getexif().get(ORIENTATION, 1)

@@ -27,7 +27,7 @@ from gradcam.models.preprocess import Prepared
 from gradcam.models.providers import DEFAULT
 from gradcam.models.results import PictureExplanation
 from gradcam.models.shown import list_classes, list_things, to_set
-from gradcam.options import DEFAULTS, ExplainOptions
+from gradcam.options import DEFAULTS, ExplainOptions, check_count
 from gradcam.targets.classes import ClassTarget
 from gradcam.web.page import MapSet, Page
 
@@ -92,8 +92,7 @@ def page(
     ('espresso', MapSet(layer='layer4', method='gradcam', evidence='signed', ...))
     >>> page.save("photo.html")
     """
-    if isinstance(top, bool) or not isinstance(top, int) or top < 1:
-        raise GradcamError(f"top is {top!r}, expected a number of classes, 1 or more.")
+    check_count(top, "top", "a number of classes, 1 or more.")
     classifier = load_classifier() if classifier is None else classifier
     if not isinstance(classifier, Classifier):
         raise ModelError(f"classifier is {type(classifier).__name__}, expected what gradcam.load_classifier gives.")

@@ -215,7 +215,9 @@ class Pictured(_Result):
         per_picture = self._tensors() | {name: getattr(self, name) for name in ("pictures", "regions", "notes")}
         changed: dict[str, Any] = {name: values[i : i + 1] for name, values in per_picture.items()}
         changed |= self._take_instances(i)
-        return replace(self, **(changed | {"output": take_one(self.output, i, len(self.pictures))}))
+        count = len(self.pictures)
+        output = self.output if count == 1 else take_rows(self.output, slice(i, i + 1), count)
+        return replace(self, **(changed | {"output": output}))
 
     def _take_instances(self, i: int) -> dict[str, Any]:
         """What is only of other tasks than to classify, of picture i alone."""
@@ -495,11 +497,6 @@ def to_mark(instance: Instance) -> Mark:
         number=instance.number,
         dashed=instance.kind == "missed",
     )
-
-
-def take_one(output: Any, i: int, images: int) -> Any:
-    """What a model gave for image i, of so many: (1,...) in place of (N,...) wherever there is a row for each."""
-    return output if images == 1 else take_rows(output, slice(i, i + 1), images)
 
 
 def to_probabilities(output: Any, images: int, activation: str) -> Tensor:

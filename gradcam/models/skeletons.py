@@ -51,24 +51,20 @@ class Survey:
     is_of_task: bool = False
 
 
-def build_skeleton(name: str = DEFAULT, *, size: tuple[int, ...] | None = None) -> Skeleton:
-    """The model of that name on the meta device, where no weight has a value; no weights are read or downloaded.
-    `size`: of its pictures, (height, width), or of its volumes, (depth, height, width); None for what its weights were
-    trained with, and a depth of 16."""
-    return _to_skeleton(name, find_blueprint(name), size, _build_empty)
-
-
 def build_with_random_weights(name: str = DEFAULT, *, size: tuple[int, ...] | None = None) -> Skeleton:
-    """The same with weights that are drawn at random, so that it computes; no weights are read or downloaded either.
-    What a function of the user's own gives is taken as it is. The random state of the caller stays as it was."""
+    """The model of that name with weights that are drawn at random, so that it computes; none are read or downloaded.
+    `size`: of its pictures, (height, width), or of its volumes, (depth, height, width); None for what its weights were
+    trained with, and a depth of 16. What a function of the user's own gives is taken as it is. The random state of the
+    caller stays as it was."""
     with torch.random.fork_rng(devices=()):
         return _to_skeleton(name, find_blueprint(name), size, _build)
 
 
 def survey(name: str = DEFAULT, *, size: tuple[int, ...] | None = None) -> Survey:
-    """The layers of the model of that name, as `gradcam.list_layers` gives them, with the model's own suggestion. A
-    model that asks for values on its way does not run on the meta device: it is run with random weights. One that does
-    not take the usual channels gets as many as its first convolution takes."""
+    """The layers of the model of that name, as `gradcam.list_layers` gives them, with the model's own suggestion. It is
+    built on the meta device, where no weight has a value; `size` is as in `build_with_random_weights`. A model that
+    asks for values on its way does not run there: it is run with random weights. One that does not take the usual
+    channels gets as many as its first convolution takes."""
     blueprint = find_blueprint(name)
     skeleton = _to_skeleton(name, blueprint, size, _build_empty)
     try:

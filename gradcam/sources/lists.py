@@ -86,21 +86,26 @@ def _read_lines(text: str) -> Iterator[Row]:
         yield number, path, wanted
 
 
-def _read_table(text: str, delimiter: str, source: str) -> Iterator[Row]:
+def read_cells(text: str, delimiter: str, source: str) -> Iterator[tuple[int, list[str]]]:
+    """The rows of a table that are not blank, each with its last line. Raises `InputError`."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    columns = None
     try:
         for row in reader:
-            if not any(cell.strip() for cell in row):
-                continue
-            if columns is None:
-                columns = _find_columns(row)
-                if _is_header(row):
-                    continue
-            path, wanted = (row[column] if column is not None and column < len(row) else "" for column in columns)
-            yield reader.line_num, path, wanted
+            if any(cell.strip() for cell in row):
+                yield reader.line_num, row
     except csv.Error as error:
         raise InputError(f"{source}, line {reader.line_num}: cannot be read as a table ({error})") from error
+
+
+def _read_table(text: str, delimiter: str, source: str) -> Iterator[Row]:
+    columns = None
+    for line, row in read_cells(text, delimiter, source):
+        if columns is None:
+            columns = _find_columns(row)
+            if _is_header(row):
+                continue
+        path, wanted = (row[column] if column is not None and column < len(row) else "" for column in columns)
+        yield line, path, wanted
 
 
 def _find_columns(first: Sequence[str]) -> tuple[int | None, int | None]:

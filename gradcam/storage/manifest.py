@@ -17,7 +17,7 @@ from gradcam.errors import GradcamError, OutputError
 from gradcam.images.files import is_called_after, open_file, write_whole
 from gradcam.storage.disk import BLOCK, LineFile, open_lines
 from gradcam.storage.output import RunReader, StoreReader, to_reader
-from gradcam.storage.records import Record, parse_whole
+from gradcam.storage.records import Record
 from gradcam.storage.run_file import ShardFiles, find_last, find_shard_files, list_manifests, name_piece
 from gradcam.storage.store import Store, to_place
 
@@ -25,7 +25,6 @@ SECONDS = 1.0  # between two waits for the disk
 LINES = 1000  # of a piece that is written anew
 HELD = 16  # pieces in memory meanwhile
 
-Parse = Callable[[bytes], Record]
 Line = tuple[int, int, int, int]  # its rank in the order, its piece, where it begins and where it ends
 
 
@@ -113,13 +112,11 @@ def read_manifest(path: str | os.PathLike[str] | Store) -> list[Record]:
         raise OutputError(f"{where}: cannot be read ({error.strerror or error})") from error
 
 
-def pair_lines(
-    lines: Iterable[bytes], where: object, parse: Parse = Record.from_json
-) -> Iterator[tuple[bytes, Record]]:
+def pair_lines(lines: Iterable[bytes], where: object) -> Iterator[tuple[bytes, Record]]:
     """Each line and the record in it; a last one that is not whole is left out. Raises `OutputError`."""
     for number, line in enumerate(lines, 1):
         try:
-            yield line, parse(line)
+            yield line, Record.from_json(line)
         except GradcamError as error:  # noqa: PERF203  (it is of this line)
             if not line.endswith(b"\n"):
                 return
@@ -132,7 +129,7 @@ def keep_lines(path: Path, is_done: Callable[[Record], bool], temporary: Path) -
     done: set[str] = set()
     kept: list[tuple[int, int]] = []  # where lines begin and end; neighbours are joined, so that there are few of them
     size = 0
-    for line, record in pair_lines(open_lines(path), path, parse_whole):
+    for line, record in pair_lines(open_lines(path), path):
         if line.endswith(b"\n") and record.image not in done and is_done(record):
             done.add(record.image)
             if kept and kept[-1][1] == size:
@@ -250,7 +247,7 @@ def find_done(
     done: set[str] = set()
     other: dict[str, bool] = {}
     for piece in pieces:
-        for _, record in pair_lines(reader.read_lines(piece), reader.show(piece), parse_whole):
+        for _, record in pair_lines(reader.read_lines(piece), reader.show(piece)):
             if is_of(record, model, stems) and all(sizes.get(name, 0) > 0 for name in record.files):
                 done.add(record.image)
                 other.pop(record.image, None)

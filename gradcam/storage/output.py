@@ -9,64 +9,34 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 from gradcam.errors import ImageError, OutputError
-from gradcam.images.files import UNFINISHED, NotAFileError, open_file, replacing, write_whole
+from gradcam.images.files import UNFINISHED, NotAFileError, open_file, read_text_file, replacing, write_whole
 from gradcam.storage import disk
 from gradcam.storage.fetch import StoreArchive
 from gradcam.storage.retry import refusal_of
 from gradcam.storage.run_file import FOLDER
 from gradcam.storage.store import Store
 
-LONGEST = 2**26  # bytes of a file that is read at once: a million names that a shell put in place of a * are fewer
-
-
-class RunReader(Protocol):
-    """An output folder, to be read. Names are relative to it, with "/" between folders. All methods raise `OSError`,
-    and of a store `StoreError`; `read` and `read_lines` also `OutputError` for no file."""
-
-    def locate(self, name: str) -> Path | str:
-        """Where a file of that name is: a path, or a URL."""
-
-    def show(self, name: str = "") -> str:
-        """The folder, or a file in it, for a sentence."""
-
-    def list_names(self) -> list[str]:
-        """What is directly in it, and in the folders of a manifest's and a log's pieces."""
-
-    def find(self, folder: str) -> list[str]:
-        """The names of all files in that folder and below it."""
-
-    def select(self, names: Iterable[str]) -> list[str]:
-        """Those of the names that do not lead out of it; in a store, those that there are."""
-
-    def read(self, name: str) -> bytes:
-        """All of a file."""
-
-    def read_head(self, name: str, size: int) -> bytes | None:
-        """So many bytes of a file's beginning, fewer where it is shorter; None where there is no such file."""
-
-    def read_lines(self, name: str) -> Iterator[bytes]:
-        """The lines of a file, with their ends."""
-
-    def open(self, name: str) -> contextlib.AbstractContextManager[BinaryIO]:
-        """The bytes of a file, to be gone through."""
-
 
 @dataclass(frozen=True)
 class DiskReader:
-    """A folder on a disk; a `RunReader`."""
+    """An output folder on a disk, to be read. Names are relative to it, with "/" between folders. All methods raise
+    `OSError`; `read` and `read_lines` also `OutputError` for no file."""
 
     folder: Path
 
     def locate(self, name: str) -> Path:
+        """Where a file of that name is."""
         return self.folder / name
 
     def show(self, name: str = "") -> str:
+        """The folder, or a file in it, for a sentence."""
         return str(self.folder / name) if name else disk.show(self.folder)
 
     def list_names(self) -> list[str]:
+        """What is directly in it, and in the folders of a manifest's and a log's pieces."""
         names: list[str] = []
         with os.scandir(self.folder) as entries:
             for entry in entries:
@@ -77,6 +47,7 @@ class DiskReader:
         return names
 
     def find(self, folder: str) -> list[str]:
+        """The names of all files in that folder and below it."""
         top = self.folder / folder
         if top.is_symlink():  # what it leads to is not this folder's
             return []
@@ -84,19 +55,17 @@ class DiskReader:
         return [(place / name).relative_to(self.folder).as_posix() for place, names in below for name in names]
 
     def select(self, names: Iterable[str]) -> list[str]:
+        """Those of the names that do not lead out of it; in a store, those that there are."""
         paths = ((name, disk.find_inside(self.folder, name)) for name in names)
         return [name for name, path in paths if path is not None and disk.is_inside(self.folder, path)]
 
     def read(self, name: str) -> bytes:
-        path = self.folder / name
-        disk.check_file(path)
-        if path.stat().st_size > LONGEST:
-            raise OutputError(
-                f"{path}: has {path.stat().st_size} bytes, and no run wrote that; start anew with --overwrite"
-            )
-        return path.read_bytes()
+        """All of a file."""
+        disk.check_file(self.folder / name)
+        return read_text_file(self.folder / name)
 
     def read_head(self, name: str, size: int) -> bytes | None:
+        """So many bytes of a file's beginning, fewer where it is shorter; None where there is no such file."""
         try:
             with open_file(self.folder / name) as file:
                 return file.read(size)
@@ -104,16 +73,18 @@ class DiskReader:
             return None
 
     def read_lines(self, name: str) -> Iterator[bytes]:
+        """The lines of a file, with their ends."""
         disk.check_file(self.folder / name)
         yield from disk.open_lines(self.folder / name)
 
     def open(self, name: str) -> contextlib.AbstractContextManager[BinaryIO]:
+        """The bytes of a file, to be gone through."""
         return open(self.folder / name, "rb")
 
 
 @dataclass(frozen=True)
 class StoreReader:
-    """A folder in a store; a `RunReader`."""
+    """An output folder in a store: as a `DiskReader`. All methods raise `OSError` and `StoreError`."""
 
     store: Store
 
@@ -154,6 +125,9 @@ class StoreReader:
         yield StoreArchive(self.locate(name)).read_on()
 
 
+RunReader = DiskReader | StoreReader
+
+
 def to_reader(place: Path | Store) -> RunReader:
     """The output folder there."""
     return StoreReader(place) if isinstance(place, Store) else DiskReader(place)
@@ -183,32 +157,10 @@ def blaming_store(store: Store) -> Iterator[None]:
         raise OutputError(f"{store}: cannot be written to ({refusal_of(error)}); choose another --output") from error
 
 
-class ResultWriter(Protocol):
-    """An output folder, to be written to. It can be sent to other processes, and several threads may write at once."""
-
-    @property
-    def root(self) -> Path | Store: ...
-
-    def write(self, files: Mapping[str, bytes], views: Mapping[str, bytes]) -> None:
-        """Write all of these files, or none; then the views of a report, which need not survive a power cut. Raises
-        `ImageError` where a file's name is the reason why it cannot be written, and `OutputError` or `StoreError`."""
-
-    def put(self, name: str, data: bytes) -> None:
-        """Write one file, whole. Raises `OSError`, and `StoreError`."""
-
-    def remove(self, names: Iterable[str]) -> None:
-        """Remove these files, as far as they are there. Raises `OSError`, and `StoreError`."""
-
-    def begin(self) -> Path:
-        """A name for a file of this machine's, in which what is not whole yet can be made."""
-
-    def keep(self, file: Path, name: str) -> None:
-        """Put that file there under this name, whole; it is gone from where it was. Raises `OSError`, and `StoreError`."""
-
-
 @dataclass(frozen=True)
 class Disk:
-    """A folder on a disk; a `ResultWriter`. `temporary`: one on the same disk, for files that are not whole yet."""
+    """An output folder on a disk, to be written to. It can be sent to other processes, and several threads may write at
+    once. `temporary`: one on the same disk, for files that are not whole yet."""
 
     folder: Path
     temporary: Path | None = None
@@ -218,7 +170,9 @@ class Disk:
         return self.folder
 
     def write(self, files: Mapping[str, bytes], views: Mapping[str, bytes]) -> None:
-        """As `ResultWriter.write`; each file is whole and on the disk before it has its name."""
+        """Write all of these files, or none; then the views of a report, which need not survive a power cut. Raises
+        `ImageError` where a file's name is the reason why it cannot be written, and `OutputError`. Each file is whole
+        and on the disk before it has its name."""
         written: list[str] = []
         with disk.blaming_disk(self.folder):
             try:
@@ -236,6 +190,7 @@ class Disk:
                 self.put_view(name, data)
 
     def put(self, name: str, data: bytes) -> None:
+        """Write one file, whole. Raises `OSError`."""
         write_whole(self._make_parent(name), data, beside=self.temporary)
 
     def put_view(self, name: str, data: bytes) -> None:
@@ -248,14 +203,17 @@ class Disk:
         return path
 
     def remove(self, names: Iterable[str]) -> None:
+        """Remove these files, as far as they are there. Raises `OSError`."""
         for name in names:
             disk.remove(self.folder / name)
 
     def begin(self) -> Path:
+        """A name for a file of this machine's, in which what is not whole yet can be made."""
         return (self.temporary or self.folder) / UNFINISHED.format(secrets.token_hex(8))
 
     def keep(self, file: Path, name: str) -> None:
-        """As `ResultWriter.keep`: it is on the disk before it has its name."""
+        """Put that file there under this name, whole; it is gone from where it was. Raises `OSError`. It is on the disk
+        before it has its name."""
         with open(file, "rb+") as whole:
             os.fsync(whole.fileno())
         os.replace(file, self.folder / name)
@@ -263,7 +221,8 @@ class Disk:
 
 @dataclass(frozen=True)
 class Bucket:
-    """A folder in a store; a `ResultWriter`. What is not whole yet is in this machine's folder for such files."""
+    """An output folder in a store: as a `Disk`, and all methods raise `StoreError` as well. What is not whole yet is in
+    this machine's folder for such files."""
 
     store: Store
 
@@ -272,7 +231,7 @@ class Bucket:
         return self.store
 
     def write(self, files: Mapping[str, bytes], views: Mapping[str, bytes]) -> None:
-        """As `ResultWriter.write`; each object is whole as soon as it is there."""
+        """As `Disk.write`; each object is whole as soon as it is there."""
         written: list[str] = []
         with blaming_store(self.store):
             try:
@@ -298,11 +257,14 @@ class Bucket:
         return Path(tempfile.gettempdir(), UNFINISHED.format(secrets.token_hex(8)))
 
     def keep(self, file: Path, name: str) -> None:
-        """As `ResultWriter.keep`: an object is there whole, or not at all."""
+        """As `Disk.keep`: an object is there whole, or not at all."""
         self.store.upload(name, str(file))
         file.unlink()
 
 
-def to_writer(place: Path | Store, temporary: Path | None = None) -> Disk | Bucket:
+ResultWriter = Disk | Bucket
+
+
+def to_writer(place: Path | Store, temporary: Path | None = None) -> ResultWriter:
     """What writes to the output folder there."""
     return Bucket(place) if isinstance(place, Store) else Disk(place, temporary)

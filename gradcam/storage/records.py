@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from functools import lru_cache
 from pathlib import PurePath
 from typing import Any, TypeVar
 
@@ -204,26 +203,6 @@ class Report:
     task: str = "classification"
 
 
-def parse_whole(line: str | bytes) -> Record:
-    """The record in one line that has all that `to_json` writes. Raises as `Record.from_json`, and for what lacks a key."""
-    record, found = Record.from_json(line), _load(line)
-    for kind, each in [
-        (Record, found),
-        *((Prediction, each) for each in found.get("predictions", ())),
-        *((Explained, each) for each in found.get("explained", ())),
-    ]:
-        missing = [name for name in _list_written(kind) if name not in each]
-        if missing:
-            raise GradcamError(f"it is no whole record ({', '.join(missing)} missing)")
-    return record
-
-
-@lru_cache
-def _list_written(kind: type) -> tuple[str, ...]:
-    names = tuple(each.name for each in fields(kind) if each.name not in OPTIONAL)
-    return (*names, "status") if kind is Record else names
-
-
 def _load(line: str | bytes) -> Any:
     try:
         return json.loads(line.decode() if isinstance(line, bytes) else line, parse_constant=_refuse)
@@ -248,11 +227,11 @@ def _to_entry(kind: type[Entry], found: Any) -> Entry:
     """What is known of it; what has no value, and must have one, is a `KeyError`."""
     values = _check(found, dict)
     known = [each for each in fields(kind) if each.name in values or each.default is MISSING]
-    return kind(**{each.name: _to_value(values[each.name], str(each.type)) for each in known})
-
-
-def _to_value(value: Any, kind: str) -> Any:
-    return _to_list(value, *LISTS[kind]) if kind in LISTS else _check(value, *KINDS[kind])
+    made = {}
+    for each in known:
+        value, named = values[each.name], str(each.type)
+        made[each.name] = _to_list(value, *LISTS[named]) if named in LISTS else _check(value, *KINDS[named])
+    return kind(**made)
 
 
 def _to_list(value: Any, count: int | None, kinds: tuple[type, ...] = (int,)) -> Any:

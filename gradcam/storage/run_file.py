@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from gradcam.plugins import fingerprint
 from gradcam.storage.store import Store
 
 SCHEMA = 1
-DEEPEST = 20  # level
 NO_LAYERS = ("input", "attention")
 NAMED, LONGEST = 5, 160  # differences in a sentence, and characters of a value in it
 WAY_OUT = "put back what the run wrote, or start anew with --overwrite"
@@ -152,17 +151,27 @@ def decode_run(data: bytes, where: str) -> dict[str, Any]:
 
 
 def load_fields(data: bytes) -> dict[str, Any] | None:
-    """The object in this JSON; None where it is anything else, or is nested as nothing is that a run says of itself."""
+    """The object in this JSON; None where it is anything else."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) and _is_shallow(found, DEEPEST) else None
+    return found if isinstance(found, dict) else None
 
 
-def _is_shallow(value: Any, most: int) -> bool:
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return most >= 0 and all(_is_shallow(part, most - 1) for part in parts)
+# What must be there.
+FIELDS: Mapping[str, type | tuple[type, ...]] = {
+    "gradcam": str,
+    "versions": dict,
+    "device": str,
+    "model": dict,
+    "settings": dict,
+    "inputs": list,
+    "root": (str, type(None)),
+    "pictures": int,
+    "left_out": int,
+    "resolved": dict,
+}
 
 
 def find_fault(found: Mapping[str, Any], names: Iterable[str]) -> str | None:
@@ -170,28 +179,9 @@ def find_fault(found: Mapping[str, Any], names: Iterable[str]) -> str | None:
     for name in names:
         if name not in found:
             return f"it has no {name}"
-        if not FIELDS[name](found[name]):
+        if not isinstance(found[name], FIELDS[name]):
             return f"its {name} is {shorten(found[name])}"
     return None
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
-
-
-# What must be there, and how it is told from what somebody, or a disk, made of it.
-FIELDS: Mapping[str, Callable[[Any], bool]] = {
-    "gradcam": lambda value: isinstance(value, str),
-    "versions": lambda value: isinstance(value, dict) and all(isinstance(each, str) for each in value.values()),
-    "device": lambda value: isinstance(value, str),
-    "model": lambda it: isinstance(_dict(it).get("name"), str) and "sha256" in _dict(_dict(it).get("weights")),
-    "settings": lambda value: isinstance(value, dict),
-    "inputs": lambda value: isinstance(value, list) and all(isinstance(each, str) for each in value),
-    "root": lambda value: value is None or isinstance(value, str),
-    "pictures": _is_count,
-    "left_out": _is_count,
-    "resolved": lambda value: isinstance(value, dict),
-}
 
 
 def keep_beginning(fields: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
@@ -258,7 +248,10 @@ def _to_compare(fields: Mapping[str, Any], resolved: Collection[str]) -> dict[st
         # Where the pictures are counts, not how that was said; what has no root has nothing else to tell it by.
         "input": fields.get("root") or fields.get("inputs"),
     }
-    return {name: _to_text(value) for name, value in counted.items()}
+    return {
+        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for name, value in counted.items()
+    }
 
 
 def _flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -271,10 +264,6 @@ def _flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[st
 
 def _dict(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _to_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def describe_root(root: Path | Store | None, folder: Path | Store) -> str | None:

@@ -103,7 +103,7 @@ class Answers:
         classifier, target = loaded.classifier, self._find_target(loaded.classifier, question)
         entry = self.pictures.get(question.picture)
         made = page(
-            prepared, classifier, layers=_find_layers(classifier, question), methods=_find_methods(question),
+            prepared, classifier, layers=_find_layers(classifier, question), methods=list(filter(None, [question.method])),
             target=target, name=entry.name, progress=progress, reshape=loaded.reshape,
         )  # fmt: skip
         data = replace(made, words=loaded.words, code=loaded.code).to_data()
@@ -179,10 +179,6 @@ def _find_layers(classifier: Classifier, question: Question) -> list[str] | None
         return None
     method = find_method(question.method or "gradcam")
     return [classifier.layer_for(method)] if method.has_layer else None
-
-
-def _find_methods(question: Question) -> list[str]:
-    return [] if question.method is None else [question.method]
 
 
 def _to_wanted(asked: Mapping[str, Any], texts: tuple[str, ...]) -> Wanted:

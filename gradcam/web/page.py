@@ -326,13 +326,6 @@ def encode(rows: Floats, kind: str = "int8") -> dict[str, Any]:
     return {"type": kind, "shape": list(rows.shape), "data": data, "scales": each}
 
 
-def decode(found: Mapping[str, Any]) -> Floats:
-    """The numbers that `encode` wrote."""
-    kind = np.dtype(found["type"]).newbyteorder("<")
-    whole = np.frombuffer(base64.b64decode(found["data"]), kind).reshape(found["shape"])
-    return whole.astype(np.float32) * np.frombuffer(base64.b64decode(found["scales"]), "<f4")[:, None]
-
-
 def to_table(name: str) -> str:
     """256 colours as bytes, RGB, in base64."""
     from gradcam.images.draw import colours_of, find_colormap

@@ -414,18 +414,14 @@ def test_a_panel_of_no_maps_is_refused_before_work_begins(
         check(do(Saving(kinds=("panel",)), **asked), ["cat"])
 
 
-def check(
-    work: Work, stems: Sequence[str], paths: dict[str, Path] | None = None, labels: Sequence[str] | None = ()
-) -> None:
+def check(work: Work, stems: Sequence[str], paths: dict[str, Path] | None = None) -> None:
     items = [Item(f"{stem}.jpg", File((paths or {}).get(stem))) for stem in stems]
-    labels = work.classifier.labels if labels == () else labels
     check_outputs(
         work.folder,
         items,
         {item.name: item.name.removesuffix(".jpg") for item in items},
         saving=work.saving,
         request=work.request,
-        labels=labels,
     )
 
 
@@ -459,16 +455,6 @@ def test_other_pictures_are_not(do: Callable[..., Work], stems: Sequence[str], a
     check(do(Saving(kinds=("overlay", "heatmap", "map")), **asked), stems)
 
 
-def test_a_label_can_be_what_makes_two_names_one(do: Callable[..., Work]) -> None:
-    work = do(top=2)
-    names = {name_result(stem, ending) for stem, ending in (("cat", "-gradcam-7-gradcam.jpg"),)}
-    assert names == {name_result("cat-gradcam-7", "-gradcam.jpg")}  # as of one class that a list asks for
-    check(work, ["cat", "cat-gradcam-7"], labels=["tench", "goldfish"])
-    check(work, ["cat", "cat-gradcam-x"], labels=["tench", "gradcam"])
-    with pytest.raises(OutputError, match="both would have results of one name"):
-        check(work, ["cat", "cat-gradcam-7"], labels=["tench", "Gradcam"])
-
-
 def test_an_input_that_a_result_would_replace_is_refused(do: Callable[..., Work], tmp_path: Path) -> None:
     work = do(Saving(kinds=("overlay", "heatmap")), top=2)
     folder = work.folder
@@ -491,7 +477,6 @@ def test_an_input_that_a_result_would_replace_is_refused(do: Callable[..., Work]
         folder / "sub" / "cat.jpg",
         folder / "sub" / name.replace(".jpg", ".png"),
         folder / "sub" / "dog-gradcam-282-tiger_cat.jpg",
-        folder / "sub" / "cat-gradcam-282-unicorn.jpg",
         folder / name,
         tmp_path / "sub" / name,
     ):
@@ -509,7 +494,7 @@ class Stored:
 
 def test_a_result_that_would_replace_an_input_in_a_store_is_refused(do: Callable[..., Work]) -> None:
     work, store = do(), Store("s3://bucket/out")
-    how: dict[str, Any] = {"saving": work.saving, "request": work.request, "labels": work.classifier.labels}
+    how: dict[str, Any] = {"saving": work.saving, "request": work.request}
     for name in ("a/cat-gradcam.jpg", "A/Cat-gradcam.jpg", "top-gradcam.jpg"):
         item = Item("a/cat.jpg" if "/" in name else "top.jpg", Stored(f"s3://bucket/out/{name}"))
         with pytest.raises(

@@ -19,7 +19,8 @@ from torchvision import models
 import gradcam
 from gradcam.cam.listing import list_layers
 from gradcam.cli import main
-from gradcam.models.skeletons import build_skeleton, survey
+from gradcam.models.providers import find_blueprint
+from gradcam.models.skeletons import survey
 from gradcam.plugins import find_function
 from tests.cli.test_cli import Command, Outcome, Photo, folder, gradcam_command, small
 from tests.helpers import tiny_vit
@@ -178,7 +179,7 @@ def test_one_clear_error(layers: Command, arguments: list[str], status: int, mes
 
 def test_sizes_are_those_of_the_weights() -> None:
     def size(name: str) -> tuple[int, int]:
-        return build_skeleton(name).size
+        return find_blueprint(name).size
 
     assert size("resnet50") == size("resnet50:IMAGENET1K_V1") == (224, 224)
     assert size("inception_v3") == (299, 299)
@@ -220,7 +221,7 @@ def test_what_a_users_code_keeps_has_values(layers: Command, tmp_path: Path) -> 
 
 
 def test_a_skeleton_has_the_parts_of_the_model_and_no_values() -> None:
-    model = build_skeleton("mobilenet_v3_small").model
+    model = survey("mobilenet_v3_small").skeleton.model
     real = models.mobilenet_v3_small(weights=None)
     assert all(tensor.is_meta for tensor in model.state_dict().values())
     assert {key: value.shape for key, value in model.state_dict().items()} == {
@@ -456,9 +457,9 @@ def test_timms_and_hugging_faces_models(layers: Command, tmp_path: Path, monkeyp
     assert suggested["reason"] is None
     processor = {"do_center_crop": True, "crop_size": {"height": 16, "width": 24}, "size": {"shortest_edge": 40}}
     (tmp_path / "folder" / "preprocessor_config.json").write_text(json.dumps(processor))
-    assert build_skeleton(f"hf:{tmp_path / 'folder'}").size == (16, 24)
+    assert find_blueprint(f"hf:{tmp_path / 'folder'}").size == (16, 24)
     (tmp_path / "folder" / "preprocessor_config.json").write_text(json.dumps(processor | {"do_center_crop": False}))
-    assert build_skeleton(f"hf:{tmp_path / 'folder'}").size == (40, 40)
+    assert find_blueprint(f"hf:{tmp_path / 'folder'}").size == (40, 40)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "empty").mkdir()
     outcome = layers(f"hf:{tmp_path / 'empty'}")

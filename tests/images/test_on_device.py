@@ -191,7 +191,6 @@ Image.fromarray(NOISE).convert("CMYK").save(CMYK, "jpeg")
         (jpeg(NOISE, progressive=True), None),
         (jpeg(NOISE, keep_rgb=True), None),
         (CMYK.getvalue(), None),
-        (patched(PLAIN, 0xC0, set_byte(1, 0xC9)), None),  # arithmetic-coded
         (patched(PLAIN, 0xC0, set_byte(4, 12)), None),  # bits
         (patched(PLAIN, 0xC0, set_byte(11, 0x31)), None),  # a sampling that is rare
         (PLAIN[:-2], None),

@@ -21,7 +21,7 @@ from gradcam.models.device import find_input_dtype, is_spread
 from gradcam.models.labels import read_labels
 from gradcam.models.preprocess import Reading
 from gradcam.models.providers import torchvision
-from gradcam.models.skeletons import build_skeleton
+from gradcam.models.skeletons import survey
 from tests.helpers import TINY, assert_same, tiny_model, traces
 
 Photo = Callable[[str], Path]
@@ -130,7 +130,7 @@ def test_a_model_of_an_installed_package_is_named_as_its_entry_point(
     assert torchvision.list_installed() == {"mynet": "own:make, from own", "gone": "own:gone, from own"}
     assert "own" not in sys.modules
     assert (load("mynet").name, load("mynet").classes) == ("mynet", 5)
-    assert build_skeleton("resnet18").model.fc.out_features == 1000  # a name of torchvision's is its own
+    assert survey("resnet18").skeleton.model.fc.out_features == 1000  # a name of torchvision's is its own
     assert "gone (own:gone of the package own) cannot be imported" in refusal("gone")
     assert "Nearest: 'mynet'" in refusal("mynett")
 

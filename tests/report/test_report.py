@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from gradcam.errors import GradcamError, OutputError
-from gradcam.images.files import overlay_name
+from gradcam.images.files import join_name
 from gradcam.images.read import Pixels, read_image
 from gradcam.images.write import write_image
 from gradcam.report import pages
@@ -168,8 +168,8 @@ def test_unfinished_views_lie_where_they_are_wanted(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize("method", ["gradcam", "gradcam-pp", "eigengradcam"])
 @pytest.mark.parametrize("stem", ["cat", "a/b c/cat-gradcam-7", "gradcam-pp/x-gradcam-pp", "-gradcam"])
 def test_the_stem_is_read_off_what_was_written(method: str, stem: str) -> None:
-    for options in [{}, {"index": 7, "label": "cock-gradcam"}, {"layer": "layer4.1"}, {"evidence": "negative"}]:
-        name = overlay_name(stem.rpartition("/")[2], method, **options)
+    for ending in ["", "-7-cock_gradcam", "-layer4.1", "-negative"]:
+        name = join_name(stem.rpartition("/")[2], f"-{method}{ending}.png")
         overlay = f"{stem.rpartition('/')[0]}/{name}".lstrip("/")
         record = done("image.jpg", explained=[result(overlay, method=method)])
         assert find_stem(record) == stem

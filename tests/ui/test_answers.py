@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
 import json
 import re
@@ -28,7 +29,6 @@ from gradcam.ui.jobs import Jobs, Stopped
 from gradcam.ui.models import MOST, Loaded, Models, Wanted
 from gradcam.ui.pictures import Pictures, list_pictures
 from gradcam.ui.server import Server, Start, find_hosts
-from gradcam.web.page import decode
 from tests.cli.test_tasks import MODELS, write_colours, write_noise
 from tests.ui.serving import HOSTILE, make_bomb, serve
 from tests.ui.serving import MODELS as WRONG_MODELS
@@ -61,7 +61,12 @@ def talk(classifier: gradcam.Classifier, photo: Callable[[str], Path]) -> Talk:
 
 
 def to_maps(entry: Any) -> Any:
-    return decode(entry["maps"]).reshape(-1, *entry["grid"])
+    found = entry["maps"]
+    whole = np.frombuffer(base64.b64decode(found["data"]), f"<{np.dtype(found['type']).str[1:]}").reshape(
+        found["shape"]
+    )
+    rows = whole.astype(np.float32) * np.frombuffer(base64.b64decode(found["scales"]), "<f4")[:, None]
+    return rows.reshape(-1, *entry["grid"])
 
 
 def test_an_answer_has_the_maps_of_explain(

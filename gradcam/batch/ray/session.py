@@ -79,12 +79,6 @@ def is_loud() -> bool:
     return bool(os.environ.get("GRADCAM_TRACEBACK"))
 
 
-def set_environment() -> None:
-    """To be called before Ray is imported. What the user has set stays."""
-    for name, value in () if is_loud() else ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-
-
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Ray's loggers write to files of its own alone, and nothing it warns of is shown."""
@@ -144,7 +138,8 @@ class ActorLayout:
 
 def import_ray() -> ModuleType:
     """Ray, told to be quiet. Raises `ClusterError` with the line that installs it."""
-    set_environment()
+    for name, value in () if is_loud() else ENVIRONMENT.items():
+        os.environ.setdefault(name, value)  # what the user has set stays
     try:
         import ray
         import ray.data
@@ -155,11 +150,6 @@ def import_ray() -> ModuleType:
     return ray
 
 
-def find_address(address: str | None) -> str:
-    """What was typed, or else RAY_ADDRESS; "local" for Ray that is started here."""
-    return address or os.environ.get("RAY_ADDRESS") or "local"
-
-
 @contextlib.contextmanager
 def joined(address: str | None) -> Iterator[ModuleType]:
     """Ray at that address, or at RAY_ADDRESS, or started here until the end. Where the caller has joined it already,
@@ -168,7 +158,7 @@ def joined(address: str | None) -> Iterator[ModuleType]:
     if ray.is_initialized():
         yield ray
         return
-    address = find_address(address)
+    address = address or os.environ.get("RAY_ADDRESS") or "local"
     if address != "local":
         check_address(address)
     with contextlib.ExitStack() as stack:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import os
 from collections import defaultdict
@@ -18,7 +16,7 @@ from gradcam.evaluation.annotations.match import Box, Marking, Pictures
 from gradcam.images.files import read_text_file
 from gradcam.images.read import read_numbers
 from gradcam.sources.folders import is_picture, walk_folder
-from gradcam.sources.lists import CLASS_COLUMNS, IMAGE_COLUMNS, decode_text
+from gradcam.sources.lists import CLASS_COLUMNS, IMAGE_COLUMNS, decode_text, read_cells
 
 CORNERS = (("left", "top", "right", "bottom"), ("xmin", "ymin", "xmax", "ymax"))
 SIDES = ("x", "y", "width", "height")  # of the box; other tables have these two of the picture
@@ -60,20 +58,13 @@ def read_rows(path: str) -> Iterator[tuple[str, list[str]]]:
         text = decode_text(read_text_file(path), path)
     except OSError as error:
         raise InputError(f"{path}: cannot be opened ({error.strerror})") from error
-    delimiter = "\t" if path.lower().endswith(".tsv") else ","
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     columns = 0
-    try:
-        for row in reader:
-            if not any(cell.strip() for cell in row):
-                continue
-            where = f"{path}, line {reader.line_num}"
-            columns = columns or len(row)
-            if len(row) != columns:
-                raise InputError(f"{where}: has {len(row)} columns, and the header has {columns}.")
-            yield where, [cell.strip() for cell in row]
-    except csv.Error as error:
-        raise InputError(f"{path}, line {reader.line_num}: cannot be read as a table ({error})") from error
+    for line, row in read_cells(text, "\t" if path.lower().endswith(".tsv") else ",", path):
+        where = f"{path}, line {line}"
+        columns = columns or len(row)
+        if len(row) != columns:
+            raise InputError(f"{where}: has {len(row)} columns, and the header has {columns}.")
+        yield where, [cell.strip() for cell in row]
     if not columns:
         raise InputError(f"{path}: is empty, expected a header and a row for each object.")
 

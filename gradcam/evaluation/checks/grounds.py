@@ -57,7 +57,9 @@ class Ground:
         """How much each of several masks, bool (4,H,W), matters in each trial: (masks, 4). The class's log-odds with
         nothing but what is marked, less those without it."""
         variants = itertools.chain.from_iterable(self.cover(each) for each in marked)
-        kept, removed = to_log_odds(self.subject.score(variants)).unflatten(0, (-1, 2)).unbind(1)
+        # Which do not saturate as probabilities do.
+        log_odds = torch.logit(self.subject.score(variants).double(), eps=SURE)
+        kept, removed = log_odds.unflatten(0, (-1, 2)).unbind(1)
         return kept - removed
 
     def mark(self, heatmaps: Tensor) -> Tensor:
@@ -109,11 +111,6 @@ def count_as_good(order: Tensor) -> float:
 def own_first(place: int) -> list[int]:
     """A mosaic's cells, that of its own picture before the others."""
     return [place, *(it for it in range(CELLS) if it != place)]
-
-
-def to_log_odds(probabilities: Tensor) -> Tensor:
-    """Of a class against all others, which do not saturate as probabilities do."""
-    return torch.logit(probabilities.double(), eps=SURE)
 
 
 def fill_mean(image: Tensor, hole: Tensor, patch: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gradcam.batch.pipeline import check_count
 from gradcam.cam.explain import Explanation
 from gradcam.errors import ImageError, InputError, shorten, show_fields
 from gradcam.evaluation.metrics.localisation import measure_order
@@ -22,7 +21,7 @@ from gradcam.hooks.preserve import preserve_state
 from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_device, find_input_dtype
 from gradcam.models.labels import name_class
-from gradcam.options import check_number
+from gradcam.options import check_count, check_number
 
 CELLS = 4  # of a mosaic: top left, top right, bottom left, bottom right
 MOSAICS = 64
@@ -266,7 +265,7 @@ def find_tiles(classifier: Classifier, pictures: Mapping[str, Any], *, least: fl
 
 def arrange(model: nn.Module, tiles: Sequence[Tile], *, limit: int = MOSAICS, seed: int = 0) -> list[Mosaic]:
     """Mosaics of tiles that are of four classes at least, and of one size; as `make_mosaics` says."""
-    check_count("limit", limit, "mosaics at most")
+    check_count(limit, "limit", "a number of mosaics at most, 1 or more.")
     chosen = [[tiles[i] for i in places] for places in _choose([tile.index for tile in tiles], limit, seed)]
     try:
         with preserve_state(model), torch.no_grad():

@@ -125,7 +125,9 @@ def audit_items(
     marked, blank, failures = collect_evidence(look, labelled.items, counter.step)
     names = partial(_name, classifier)
     _check_classes(marked, names, {**labelled.failures, **failures})
-    found = cluster(_stack(marked))
+    classes = np.array([one.explained for one in marked], np.int64)
+    evidence = Evidence.of(classes, np.stack([one.map for one in marked]), np.stack([one.features for one in marked]))
+    found = cluster(evidence)
     sizes = Count(one.explained for one in marked)
     few = [f"{names(index)} ({count})" for index, count in sorted(sizes.items()) if count < LEAST]
     return Audit(
@@ -161,11 +163,6 @@ def _check_classes(marked: Sequence[Marked], names: Any, failures: Mapping[str, 
             f"No class has the {LEAST} pictures with evidence that are needed to cluster it; the largest, "
             f"{names(index)}, has {count}."
         )
-
-
-def _stack(marked: Sequence[Marked]) -> Evidence:
-    classes = np.array([one.explained for one in marked], np.int64)
-    return Evidence.of(classes, np.stack([one.map for one in marked]), np.stack([one.features for one in marked]))
 
 
 def _describe(

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradcam.errors import GradcamError
+from gradcam.evaluation.intervals import bound_share
 
 Array = NDArray[np.floating[Any]]
 
@@ -197,14 +198,6 @@ def _to_unit(vectors: Array) -> Array:
 def how_much_rarer(there: NDArray[np.bool_], here: NDArray[np.bool_]) -> float:
     """One minus the ratio of two rates, not below 0: 0 is as common there as here, 1 is never there. Each rate is taken at
     the careful end of its interval (Wilson 1927), so that a few pictures alone prove little."""
-    highest, lowest = _bound(int(there.sum()), len(there), Z), _bound(int(here.sum()), len(here), -Z)
+    highest = bound_share(float(there.mean()), len(there), Z)[1] if len(there) else 1.0
+    lowest = bound_share(float(here.mean()), len(here), Z)[0] if len(here) else 0.0
     return max(0.0, 1 - highest / max(lowest, TINY))
-
-
-def _bound(hits: int, count: int, z: float) -> float:
-    """The end of Wilson's interval of a rate: the upper one for a positive z. Of no pictures, 1 or 0."""
-    if count == 0:
-        return float(z > 0)
-    rate = hits / count
-    middle = rate + z**2 / (2 * count)
-    return float((middle + z * np.sqrt(rate * (1 - rate) / count + z**2 / (4 * count**2))) / (1 + z**2 / count))

@@ -113,7 +113,7 @@ class Gate:
         suite = ElementTree.SubElement(root, "testsuite", {"name": SUITE, **counts})
         for case in self.cases:
             made = ElementTree.SubElement(suite, "testcase", {"classname": SUITE, "name": _to_xml(case.name)})
-            numbers = describe_values(case.values)
+            numbers = ", ".join(f"{name} {value:.4g}" for name, value in case.values.items())
             if case.error is not None:
                 ElementTree.SubElement(made, "error", {"message": _to_xml(case.error)})
             elif case.met:
@@ -123,11 +123,6 @@ class Gate:
                 ElementTree.SubElement(made, "system-out").text = numbers
         ElementTree.indent(root)
         return bytes(ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
-
-
-def describe_values(values: Mapping[str, float]) -> str:
-    """The numbers by their names, in one line."""
-    return ", ".join(f"{name} {value:.4g}" for name, value in values.items())
 
 
 def _to_xml(text: str) -> str:

@@ -22,7 +22,7 @@ from typing_extensions import Self
 from gradcam._version import __version__
 from gradcam.batch.cores import count_cores
 from gradcam.batch.findings import PictureResult, Request, find
-from gradcam.batch.pipeline import check_count, compute_items
+from gradcam.batch.pipeline import compute_items
 from gradcam.batch.pool import choose_batch_size
 from gradcam.batch.read import Fetched
 from gradcam.batch.save import describe_weights
@@ -35,7 +35,7 @@ from gradcam.images.opencv import cv2
 from gradcam.images.read import Region
 from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_dtype
-from gradcam.options import Progress
+from gradcam.options import Progress, check_count
 from gradcam.sources.contents import Item
 from gradcam.sources.list import Inputs, list_inputs
 from gradcam.storage.disk import describe_os_error
@@ -301,13 +301,16 @@ class Look:
         layers = {"layers": [layer] if layer else ()}
         request = Request.of([chosen], ClassTarget(score=score), {"reshape": reshape}, "diff", **layers)
         size = choose_batch_size(classifier) if batch_size == "auto" else batch_size
-        check_count("batch_size", size, "pictures to explain at once")
+        check_count(size, "batch_size", "a number of pictures to explain at once, 1 or more.")
         return cls(classifier, request, layer or "input", int(size), count_cores() if workers is None else workers)
 
     @cached_property
     def origin(self) -> Origin:
         classifier, labels = self.classifier, self.classifier.labels
         target, preprocess = cast(Any, self.request.target), cast(Any, classifier.preprocess)
+        # Of gradcam, and of what reads pictures and computes; without torchvision, which takes seconds to import.
+        versions = {"gradcam": __version__, "torch": str(torch.__version__), "numpy": np.__version__}
+        versions |= {"opencv": str(cv2.__version__), "pillow": PIL.__version__}
         return Origin(
             classifier.name,
             describe_weights(classifier)["sha256"],
@@ -320,7 +323,7 @@ class Look:
             target.score,
             classifier.classes,
             None if labels is None else tuple(labels),
-            _list_versions(),
+            versions,
         )
 
     def at(
@@ -347,12 +350,6 @@ class Failure:
 
     name: str
     reason: str
-
-
-def _list_versions() -> dict[str, str]:
-    """Of gradcam, and of what reads pictures and computes; without torchvision, which takes seconds to import."""
-    found = {"gradcam": __version__, "torch": str(torch.__version__), "numpy": np.__version__}
-    return found | {"opencv": str(cv2.__version__), "pillow": PIL.__version__}
 
 
 def _hash_architecture(classifier: Classifier) -> str:

@@ -27,7 +27,8 @@ def load(name: str, weights: Path | None) -> Parts:
     usual = ASSUMED_GREY if first_channels(model) == 1 else ASSUMED
     kind = "grey pictures" if usual is ASSUMED_GREY else "pictures"
     note = f"Assumed {kind} whose shorter side is {SIDE} pixels, and ImageNet's mean and std: --size, --mean and --std."
-    shown = WholePicture(SIDE, None, usual.mean, usual.std, multiple=_find_multiple(model))
+    multiple = int(getattr(model.encoder, "output_stride", 32))  # of which the sides of its pictures have to be
+    shown = WholePicture(SIDE, None, usual.mean, usual.std, multiple=multiple)
     return Parts(model, shown, notes=[*notes, note], task="segmentation")
 
 
@@ -51,8 +52,3 @@ def _build(name: str) -> nn.Module:
             f"smp:{name} cannot be built ({reason}): expected a folder that save_pretrained() of a model made."
         ) from error
     return model
-
-
-def _find_multiple(model: Any) -> int:
-    """Of how many pixels the sides of its pictures have to be multiples."""
-    return int(getattr(model.encoder, "output_stride", 32))
