@@ -11,6 +11,8 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterable
+from itertools import islice
+from typing import Any
 
 LONGEST = 60  # characters of somebody's value in a message
 LONGEST_RESULT = 180  # of a result at a prompt
@@ -224,7 +226,14 @@ class _Short(reprlib.Repr):
         self.maxdict = self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdeque = 20
         self.maxstring = self.maxlong = self.maxother = 4 * LONGEST
 
-    repr_OrderedDict = repr_Counter = reprlib.Repr.repr_dict  # by their types' names
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        """In its own order, which `reprlib` would not keep."""
+        if level <= 0:
+            return "{...}" if x else "{}"
+        cells = (f"{self.repr1(key, level - 1)}: {self.repr1(value, level - 1)}" for key, value in x.items())
+        return "{" + ", ".join(islice(cells, self.maxdict)) + "}"
+
+    repr_OrderedDict = repr_Counter = repr_dict  # by their types' names
 
 
 _short = _Short()

@@ -141,13 +141,18 @@ def format_report(report: Report) -> str:
 
 def _make_printable(record: Record) -> Record:
     """Return the record with the control characters in its texts escaped."""
-
-    def escape(part: Any) -> Any:
-        texts = {name: printable(text) for name, text in vars(part).items() if isinstance(text, str)}
-        return replace(part, **texts)
-
-    found: Record = escape(record)
-    return replace(found, predictions=[*map(escape, found.predictions)], explained=[*map(escape, found.explained)])
+    parts: list[Any] = [record, *record.predictions, *record.explained]
+    texts = {text for part in parts for text in vars(part).values() if isinstance(text, str)}
+    escaped = {text: printable(text) for text in texts if not text.isprintable()}
+    if not escaped:
+        return record
+    first, *others = [
+        replace(part, **{name: escaped.get(text, text) for name, text in vars(part).items() if isinstance(text, str)})
+        for part in parts
+    ]
+    count = len(record.predictions)
+    found: Record = replace(first, predictions=others[:count], explained=others[count:])
+    return found
 
 
 def _classes(predictions: Sequence[Prediction], task: str) -> list[str]:
