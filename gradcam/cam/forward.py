@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
 from typing import Any
 
 import torch
@@ -100,7 +99,7 @@ class Recorded:
         if torch.float16 in (self.autocast, *self._kinds):
             return True
         # Between float32 ends none of the parameters is float16 without a cast.
-        return has_float16((), self.modules) and may_cast(self.tail.nodes)
+        return _has_float16_weights(self.modules) and may_cast(self.tail.nodes)
 
     @property
     def slack(self) -> float:
@@ -127,9 +126,13 @@ class Recorded:
 
 def has_float16(values: Any, modules: Sequence[nn.Module]) -> bool:
     """Whether there is float16 among these values or in the modules' parameters."""
+    return any(tensor.dtype == torch.float16 for tensor in tensors(values)) or _has_float16_weights(modules)
+
+
+def _has_float16_weights(modules: Sequence[nn.Module]) -> bool:
     # Module by module: model.parameters() takes several times as long, which a small network's pass would show.
     parameters = (it for module in modules for it in module._parameters.values() if it is not None)
-    return any(tensor.dtype == torch.float16 for tensor in chain(tensors(values), parameters))
+    return any(tensor.dtype == torch.float16 for tensor in parameters)
 
 
 def caller_autocast(device: str) -> torch.dtype | None:

@@ -43,7 +43,6 @@ JOINS = ("sum",)
 # Models of which a layout was corrected: of these, named layers are measured like default ones.
 _corrected_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 MIN_GRADIENT = 1e-35  # in float32, which ends at 1e-38: products with less have few digits
-UNDERFLOW = "too small for float32: maps lose digits or are blank. Explain a multiple of the score, with target=."
 ORDERED = "a token order was measured"  # the key of that fact
 SHARES = (
     "whose rows add up to 1: shares of attention between tokens, which are no picture. Choose the block around it, or a "
@@ -68,18 +67,12 @@ class GridActivations:
         if derivatives is None:
             raise no_dependence([self.layer])
         on_grid = self.layout.stack_to_grid(at_least_float32(derivatives)).transpose(0, 1)
-        later, subject = readings or Readings(), f"The {what} at layer '{self.layer}' are"
-        ranges = later.ask_ranges(on_grid, subject)
-        if what == "gradients" and on_grid.dtype != torch.float64:
-            later.ask(lambda _: _warn_of_underflow(subject, ranges))
+        later, is_large = readings or Readings(), what != "gradients" or on_grid.dtype == torch.float64
+        least = 0 if is_large else MIN_GRADIENT
+        ranges = later.ask_ranges(on_grid, f"The {what} at layer '{self.layer}' are", least=least)
         if readings is None:
             later.read()
         return on_grid, ranges
-
-
-def _warn_of_underflow(subject: str, gradients: Ranges) -> None:
-    if any(0 < max(-low, high) < MIN_GRADIENT for low, high in gradients):
-        warn(f"{subject} {UNDERFLOW}")
 
 
 def find_activations(layer: str, recorded: Recorded, reshape: Reshape = None) -> GridActivations:

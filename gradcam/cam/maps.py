@@ -90,7 +90,8 @@ class _Values:
 
     def list_blind(self, site: str, method: str) -> list[list[bool]]:
         """List the blind images of each addition, once the readings are read."""
-        return [rows.are_zero if isinstance(rows, Ranges) else rows for rows in self.blind[site, method]]
+        found = self.blind[site, method]
+        return [[each == (0, 0) for each in rows] if isinstance(rows, Ranges) else rows for rows in found]
 
     def joined(self, key: Key) -> list[Settled]:
         """The pieces as they are now."""
@@ -512,7 +513,7 @@ def _use_curvatures(
             gradient, curvature = (
                 torch.cat([each[images] for (each, _), images in zip(pairs, groups)]) for pairs in (first, second)
             )
-            blind = [is_zero for (_, ranges), images in zip(first, groups) for is_zero in ranges.are_zero[images]]
+            blind = [each == (0, 0) for (_, ranges), images in zip(first, groups) for each in ranges[images]]
             for method in methods:
                 found_maps = settle_method(partial(_checked, method), slack, site.grid, gradient, curvature)
                 values.add(site.layer, method, found_maps, blind)

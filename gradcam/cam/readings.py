@@ -10,23 +10,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gradcam.errors import ModelError
+from gradcam.errors import ModelError, warn
 
 Judge = Callable[[list[float]], None]
+UNDERFLOW = "too small for float32: maps lose digits or are blank. Explain a multiple of the score, with target=."
 Range = tuple[float, float]  # the least and the largest value
 
 
 class Ranges(list[Range]):
     """The ranges of rows; of some that were not read yet, an empty list."""
-
-    @property
-    def are_zero(self) -> list[bool]:
-        return [each == (0, 0) for each in self]
-
-    @property
-    def peak(self) -> float:
-        """The largest absolute value."""
-        return max(max(-low, high) for low, high in self)
 
 
 @dataclass
@@ -46,19 +38,20 @@ class Readings:
         """
         return self._ask_ranges(*torch.aminmax(tensor), what)
 
-    def ask_ranges(self, tensor: Tensor, what: str) -> Ranges:
-        """The same of each row."""
-        if len(tensor) == 1:
-            return self.ask_range(tensor, what)
+    def ask_ranges(self, tensor: Tensor, what: str, *, least: float = 0) -> Ranges:
+        """The same of each row. Reading warns of rows that are not zero, and all of whose values are below `least`."""
         axes = tuple(range(1, tensor.ndim))
-        return self._ask_ranges(tensor.amin(axes), tensor.amax(axes), what)
+        extremes = torch.aminmax(tensor) if len(tensor) == 1 else (tensor.amin(axes), tensor.amax(axes))
+        return self._ask_ranges(*extremes, what, least)
 
-    def _ask_ranges(self, lows: Tensor, highs: Tensor, what: str) -> Ranges:
+    def _ask_ranges(self, lows: Tensor, highs: Tensor, what: str, least: float = 0) -> Ranges:
         ranges = Ranges()
 
         def judge(values: list[float]) -> None:
             _require_finite(values, lows.dtype, what)
             ranges.extend(zip(values[: lows.numel()], values[lows.numel() :]))
+            if least and any(0 < max(-low, high) < least for low, high in ranges):
+                warn(f"{what} {UNDERFLOW}")
 
         self.ask(judge, lows, highs)
         return ranges

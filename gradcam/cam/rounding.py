@@ -64,11 +64,10 @@ def settle_method(
         pieces.append(undoubted(maps))
 
         def judge(ranges: list[float], maps: Tensor = maps, few: Sequence[Tensor] = few) -> None:
-            limit = (
-                2 * slack * activations.shape[1] * math.prod(each.peak for each in peaks)
-                if peaks and all(peaks)
-                else math.inf
-            )
+            limit = math.inf
+            if peaks and all(peaks):
+                largest, steepest = (max(max(-low, high) for low, high in ranges_of) for ranges_of in peaks)
+                limit = 2 * slack * activations.shape[1] * largest * steepest
             if not _are_beyond(limit, ranges) and not _is_clear(maps, slack, activations, few):
                 pieces[-1] = settle(
                     lambda shake: compute(shake(activations, 1), *(shake(each, 2) for each in few)), slack
