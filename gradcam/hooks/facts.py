@@ -227,6 +227,8 @@ class Samples:
                 continue
             extent = 1 + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride()))
             count, stride, size = min(extent, MAX_VALUES), max(1, extent // MAX_VALUES), tensor.element_size()
+            if (tensor.storage_offset() + extent) * size > tensor.untyped_storage().nbytes():
+                raise TypeError  # its memory was given back for the time being, as sharded training does
             if tensor.device.type == "cpu":
                 place = {"data": (tensor.data_ptr(), True), "shape": (count,), "strides": (stride * size,)}
                 memory = types.SimpleNamespace(__array_interface__=place | {"typestr": f"|V{size}", "version": 3})

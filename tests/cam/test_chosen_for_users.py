@@ -554,6 +554,17 @@ def test_weights_made_in_inference_mode_are_explained_without_a_memory() -> None
             gradcam.explain(model, images, "features", target=1)
 
 
+def test_weights_whose_memory_was_given_back_are_not_read() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)).eval()
+    model.unused = nn.Linear(64, 64)
+    model.unused.weight = nn.Parameter(torch.zeros(65, 64)[1:])  # not at the start of its memory
+    model.forward = lambda images: model[3](model[2](model[1](model[0](images))))  # type: ignore[method-assign]
+    model.unused.weight.untyped_storage().resize_(0)
+    expected = gradcam.explain(model, torch.ones(1, 3, 16, 16), "0", target=1).heatmaps
+    for _ in range(2):
+        assert torch.equal(gradcam.explain(model, torch.ones(1, 3, 16, 16), target=1).heatmaps, expected)
+
+
 def test_random_states_of_python_and_numpy_are_left_alone() -> None:
     class Draws(nn.Sequential):
         def forward(self, images: Tensor) -> Tensor:
