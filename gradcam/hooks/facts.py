@@ -12,6 +12,7 @@ import contextlib
 import copy
 import functools
 import operator
+import threading
 import types
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -69,7 +70,7 @@ class Facts:
         state, answers = _remembered.get(self.model, (None, {}))
         if state is None or answers is not self._answers or not (self.is_new or self.model in changing_models):
             return
-        with contextlib.suppress(Exception):  # whatever attributes, or tensors of other kinds, raise
+        with contextlib.suppress(Exception), _lock:  # whatever attributes, or tensors of other kinds, raise
             if not state.holds(self.model):
                 changing_models.add(self.model)
                 _remembered[self.model] = ModelState(self.model), answers
@@ -77,7 +78,7 @@ class Facts:
     @functools.cached_property
     def _answers(self) -> dict[Hashable, Any]:
         state, answers = _remembered.get(self.model, (None, {}))
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception), _lock:
             if state is not None and state.holds(self.model):
                 return answers
         _remembered.pop(self.model, None)
@@ -111,26 +112,29 @@ class ModelState:
         tensors = self._take_tensors()
         if any(tensor.is_inference() or type(tensor) not in (Tensor, nn.Parameter) for tensor in tensors):
             raise TypeError  # they do not count their writes, or have no memory of their own
+        storages = [tensor.untyped_storage() for tensor in tensors]  # as below
         self._memory = _describe_memory(tensors)
         self._samples = Samples(tensors)
         self._values = self._samples.read(tensors)
+        del storages
 
     def holds(self, model: nn.Module) -> bool:
         """Return whether the model is still in this state."""
         modules = list_modules(model)
-        self._tensors = []
+        self._take_tensors()  # what an interruption left
         is_same = len(modules) == len(self._modules) and all(map(self._is_same, modules, self._modules))
         tensors = self._take_tensors()
         # While somebody holds the storages, no other thread can free the memory that is read below.
         storages = [tensor.untyped_storage() for tensor in tensors]
-        return (
+        still_holds = (
             is_same
             and self._hooks == _list_global_hooks()
             and all(_refer(kind.forward) == forward for kind, forward in self._forwards.items())
-            and len(storages) == len(tensors)
             and _describe_memory(tensors) == self._memory
             and self._samples.read(tensors) == self._values
         )
+        del storages
+        return still_holds
 
     def _take_tensors(self) -> list[Tensor]:
         tensors = [tensor for tensor in self._tensors if tensor is not None]
@@ -263,6 +267,7 @@ def _is_plain(value: Any) -> bool:
     return type(value) in PLAIN or (type(value) in (tuple, list) and PLAIN.issuperset(map(type, value)))
 
 
+_lock = threading.RLock()  # for the states, which threads that explain one model compare at the same time
 # The answers for the last state of each model.
 _remembered: weakref.WeakKeyDictionary[nn.Module, tuple[ModelState, dict[Hashable, Any]]] = weakref.WeakKeyDictionary()
 # Models that each pass changes: their state is read before it.
