@@ -85,13 +85,27 @@ def _keep_while_held(
 
 
 def evaluation_mode(modules: Sequence[nn.Module]) -> AbstractContextManager[None]:
-    """Every one of the modules in evaluation mode; afterwards each has its own flag again."""
+    """Every one of the modules in evaluation mode; afterwards each has its own flag again.
 
-    def set_flag(module: nn.Module, training: bool = False) -> None:
-        module.training = training
+    What modules in training mode cache in dictionaries meanwhile is taken out: LeViT's attention biases, for example,
+    are cached in evaluation mode only, and would be out of date after the next training step.
+    """
+
+    def set_flag(module: nn.Module) -> None:
+        module.training = False
+
+    def copy_caches(module: nn.Module) -> list[tuple[dict[Any, Any], dict[Any, Any]]]:
+        public = (value for name, value in vars(module).items() if not name.startswith("_"))
+        return [(value, value.copy()) for value in public if type(value) is dict]
+
+    def restore(module: nn.Module, caches: list[tuple[dict[Any, Any], dict[Any, Any]]]) -> None:
+        module.training = True
+        for cache, content in caches:
+            for key in cache.keys() - content.keys():
+                cache.pop(key, None)
 
     is_training = operator.attrgetter("training")
-    return _keep_while_held(_flags, modules, is_training, set_flag, change=set_flag, is_wanted=is_training)
+    return _keep_while_held(_flags, modules, copy_caches, restore, change=set_flag, is_wanted=is_training)
 
 
 @contextlib.contextmanager

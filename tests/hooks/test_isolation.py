@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import gradcam
 from gradcam.hooks import preserve as isolation
@@ -294,3 +294,25 @@ def test_the_random_state_is_not_written_where_nothing_was_drawn(monkeypatch: py
     monkeypatch.setattr(torch, "default_generator", Generator())
     with preserve_state(model()):
         pass
+
+
+def test_what_is_cached_in_evaluation_mode_does_not_outlive_a_training_step() -> None:
+    class Biased(nn.Module):
+        """LeViT's way: biases are looked up in a cache in evaluation mode, which `train(False)` does not clear."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias, self.cache = nn.Parameter(torch.zeros(4)), dict[str, Tensor]()
+
+        def forward(self, values: Tensor) -> Tensor:
+            if self.training:
+                return values + self.bias[:, None, None]
+            return values + self.cache.setdefault("bias", self.bias[:, None, None])
+
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), Biased(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)).train()
+    images = torch.rand(1, 3, 8, 8)
+    gradcam.explain(model, images, "0", target=1)
+    with torch.no_grad():
+        model[1].bias += 1
+    expected = model(images)
+    assert torch.equal(model.eval()(images), expected)
