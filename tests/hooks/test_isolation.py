@@ -307,7 +307,7 @@ def test_what_is_cached_in_evaluation_mode_does_not_outlive_a_training_step() ->
         def forward(self, values: Tensor) -> Tensor:
             if self.training:
                 return values + self.bias[:, None, None]
-            return values + self.cache.setdefault("bias", self.bias[:, None, None])
+            return values + self.cache.setdefault("bias", self.bias[:, None, None].clone())
 
     model = nn.Sequential(nn.Conv2d(3, 4, 3), Biased(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)).train()
     images = torch.rand(1, 3, 8, 8)
