@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -54,11 +54,11 @@ def load_on(choice: ModelChoice, layer: str | None, device: str) -> Classifier:
 def describe_settings(settings: Settings, work: Work, saving: Saving) -> dict[str, Any]:
     """The choices, by the names of the options, with what was found where nothing was said; all of it is JSON."""
     from gradcam.batch.findings import name_target
+    from gradcam.models.preprocess import describe_preprocess
 
     classifier, request = work.classifier, work.request
-    target, preprocess = cast(Any, request.target), cast(Any, classifier.preprocess)
+    target = cast(Any, request.target)
     reshape, name = settings.options.get("reshape"), name_target(target)  # as it was typed
-    is_ours = is_dataclass(preprocess) and not isinstance(preprocess, type)
     asked = {"target": name} if name else {
         "classes": None if target.classes is None else [int(index) for index in target.classes[0]],
         "top_k": target.top,
@@ -74,8 +74,7 @@ def describe_settings(settings: Settings, work: Work, saving: Saving) -> dict[st
         "model": classifier.name,
         "device": work.device or classifier.device.type,
         "precision": settings.model.precision,
-        # Of code that is not ours, its name: a repr may have an address in it.
-        "preprocessing": asdict(preprocess) if is_ours else type(preprocess).__qualname__,
+        "preprocessing": describe_preprocess(classifier.preprocess),
         "activation": classifier.activation,
         "reader": settings.model.reader,
         "layers": request.list_layers(classifier),

@@ -6,7 +6,7 @@ import os
 import pathlib
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -292,6 +292,15 @@ def _read_dicom(path: Path, data: Any) -> Reading:
 
     values, note = read_dicom(path, data)
     return Reading(values, read.to_8_bits(values), note)
+
+
+def describe_preprocess(preprocess: Any) -> Any:
+    """Return a JSON value that is the same for equal preprocessing; for a user's own code, its name."""
+    if hasattr(preprocess, "describe"):
+        return preprocess.describe()
+    is_ours = is_dataclass(preprocess) and not isinstance(preprocess, type)
+    # A repr may have an address in it.
+    return asdict(preprocess) if is_ours else type(preprocess).__qualname__
 
 
 def to_reader(function: Callable[[Path], Any]) -> Reader:

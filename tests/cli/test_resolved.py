@@ -218,3 +218,26 @@ def test_a_resumed_segmentation_keeps_the_layer_of_its_records(batch: Batch, fol
     change_run(folder / "out", change)
     assert batch(*options, "--resume").status == 0
     assert list_results(folder / "out") == [("hirescam at 3",)]
+
+
+def test_a_folder_of_hugging_face_is_explained_resumed_and_evaluated(gradcam_command: Command, folder: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    config = transformers.ViTConfig(**small, image_size=64, patch_size=16, num_labels=3)
+    transformers.ViTForImageClassification(config).save_pretrained(folder / "model")
+    transformers.ViTImageProcessor(size={"height": 64, "width": 64}).save_pretrained(folder / "model")
+    for seed, name in enumerate(NAMES[:2]):
+        write_noise(folder / "images" / name, seed)
+    options = ("images", "--model", "hf:model", "--device", "cpu", "--quiet")
+    assert gradcam_command("batch", *options, "-o", "out").status == 0
+    assert read_run(folder / "out")["settings"]["preprocessing"]["size"] == {"height": 64, "width": 64}
+    assert gradcam_command("batch", *options, "-o", "out", "--resume").status == 0
+    (folder / "out" / "a-gradcam.jpg").unlink()
+    (folder / "model" / "preprocessor_config.json").write_text(
+        (folder / "model" / "preprocessor_config.json").read_text().replace("0.5", "0.4")
+    )
+    resumed = gradcam_command("batch", *options, "-o", "out", "--resume")
+    assert (resumed.status, "preprocessing" in resumed.err) == (2, True), resumed.err
+    evaluated = gradcam_command("evaluate", *options[:-1], "--method", "gradcam,layercam", "--metric", "complexity")
+    assert evaluated.status == 0, evaluated.err
+    assert "layercam" in evaluated.out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from gradcam.evaluation.study.plan import Agenda, StudyOptions
 from gradcam.images.files import hash_file
 from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_dtype
-from gradcam.models.preprocess import Preprocessing, WholePicture
+from gradcam.models.preprocess import Preprocessing, WholePicture, describe_preprocess
 from gradcam.storage.run_file import SCHEMA, describe_versions
 from gradcam.targets.classes import ClassTarget
 
@@ -76,8 +76,6 @@ class Conditions:
 def list_conditions(classifier: Classifier, plan: Agenda, options: StudyOptions, layer: str, target: str) -> Conditions:
     """The conditions of a study. Raises `OSError` where the annotations cannot be read."""
     reshape, annotations = options.reshape, options.annotations
-    preprocess: Any = classifier.preprocess
-    is_ours = is_dataclass(preprocess) and not isinstance(preprocess, type)
     methods = [method for method in map(plan.explained, plan.methods) if isinstance(method, Method)]
     layers = [] if options.layer is None else [options.layer]
     request = Request.of(methods, ClassTarget(), {"reshape": reshape}, "evaluate", layers=layers)
@@ -90,14 +88,13 @@ def list_conditions(classifier: Classifier, plan: Agenda, options: StudyOptions,
         layer=layer,
         score=options.score,
         target=target,
-        resizing=describe_resizing(preprocess),
+        resizing=describe_resizing(classifier.preprocess),
         seed=options.seed,
         annotations=None if annotations is None else _hash_all(annotations),
         versions={"gradcam": __version__, **describe_versions()},
         settings={
             "activation": classifier.activation,
-            # Of code that is not ours, its name: a repr may have an address in it.
-            "preprocessing": asdict(preprocess) if is_ours else type(preprocess).__qualname__,
+            "preprocessing": describe_preprocess(classifier.preprocess),
             "reshape": reshape if isinstance(reshape, (str, type(None))) else repr(reshape),
             "methods": list(plan.names),
             "metrics": list(plan.metrics),

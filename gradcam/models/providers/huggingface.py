@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -235,6 +236,11 @@ class ProcessorPreprocess:
             )
         tensor = find_steps(self.processor, *image.shape[:2])(image)
         return tensor.flip(0) if getattr(self.processor, "do_flip_channel_order", False) else tensor
+
+    def describe(self) -> dict[str, Any]:
+        """Return the processor's settings as JSON."""
+        settings: dict[str, Any] = json.loads(self.processor.to_json_string())
+        return settings
 
     def region(self, height: int, width: int) -> Region:
         """The part of a picture that the network sees: (top, left, height, width), in whole pixels."""
