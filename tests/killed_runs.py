@@ -128,12 +128,17 @@ def wait_for(process: Started, folder: Path, chance: random.Random, seconds: flo
     """Let it work for a while: some time, or until it has written so many files; whether it still does."""
     if chance.random() < 0.2:
         return process.wait(chance.uniform(0, seconds)) is None
-    count = sum(1 for _ in folder.rglob("*")) + chance.randint(0, 40)
+    count = count_files(folder) + chance.randint(0, 40)
     deadline = time.monotonic() + SECONDS
-    while sum(1 for _ in folder.rglob("*")) < count and time.monotonic() < deadline:
+    while count_files(folder) < count and time.monotonic() < deadline:
         if process.wait(0.002) is not None:
             return False
     return process.wait(chance.uniform(0, 0.2)) is None
+
+
+def count_files(folder: Path) -> int:
+    """Count what is in a folder, parts of which may be removed meanwhile: `os.walk` passes these over."""
+    return sum(len(folders) + len(files) for _, folders, files in os.walk(folder))
 
 
 def make_whole(kind: str, here: Path, photos: Path) -> Whole:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gradcam.cam.forward import Recorded, caller_autocast, recorded_pass
 from gradcam.cam.grid import ORDERED, find_grid, find_placed_layer
 from gradcam.cam.places import MisplacedError
-from gradcam.cam.suggest import find_suggestion
+from gradcam.cam.suggest import OUTPUT, find_suggestion
 from gradcam.errors import BlindLayerError, LayerError, warn
 from gradcam.hooks.autograd import jacobian
 from gradcam.hooks.facts import PLAIN, Facts
@@ -139,8 +139,8 @@ class DefaultLayerSearch:
             self.facts.set(question, default)
         return explained
 
-    def _list_layers(self, *, whole_batch: bool) -> tuple[DefaultLayer, list[str]]:
-        """Return the best layer and all in their order, by their names in the model."""
+    def _list_layers(self, *, whole_batch: bool) -> tuple[DefaultLayer, list[str], dict[str, str]]:
+        """Return the best layer, all in their order, by their names in the model, and what to say of some of them."""
         copied = _copy(self.bound)
         facts = self.facts if self.facts.get(ORDERED) else None
         suggestion = find_suggestion(
@@ -153,7 +153,8 @@ class DefaultLayerSearch:
             raise LayerError(f"No layer of {type(self.model).__name__} has a spatial grid: name the layer to explain.")
         note = suggestion.note if best == suggestion.layers[0] else None
         is_bypassed = None if whole_batch else suggestion.bypassed.get(best)
-        return DefaultLayer(names[0], note, is_bypassed=is_bypassed, is_recorded=suggestion.is_recorded), names
+        default = DefaultLayer(names[0], note, is_bypassed=is_bypassed, is_recorded=suggestion.is_recorded)
+        return default, names, {name: OUTPUT.format(name) for name in suggestion.outputs}
 
     def _search(
         self, try_layer: Callable[[DefaultLayer], Result], *, whole_batch: bool = False
@@ -163,7 +164,7 @@ class DefaultLayerSearch:
         Raises `BlindLayerError` if none has a gradient.
         """
         was_ordered, batch = self.facts.get(ORDERED), self.bound.batch
-        default, names = self._list_layers(whole_batch=whole_batch)
+        default, names, notes = self._list_layers(whole_batch=whole_batch)
         problems: dict[str, str] = {}
         for _ in range(MAX_CANDIDATES):
             try:
@@ -184,7 +185,7 @@ class DefaultLayerSearch:
             if layer is None:
                 break
             names = names[names.index(layer) :]
-            default = DefaultLayer(layer, is_recorded=default.is_recorded)
+            default = DefaultLayer(layer, notes.get(layer), is_recorded=default.is_recorded)
         if not problems:
             raise BlindLayerError(BLIND)
         misplaced = next(iter(problems))

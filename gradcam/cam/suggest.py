@@ -34,7 +34,7 @@ EARLY = (
     "Layer '{}' comes before all attention, and no later layer has a grid whose cells reach the score. A map there shows "
     "little of what the model makes of the image. Name a later layer, with reshape= if its output has no certain grid."
 )
-OUTPUT = "Layer '{}' gives the output itself, and no earlier one has a grid. Name a layer before it, with reshape=."
+OUTPUT = "Layer '{}' gives the output itself, and no earlier one has a map. Name a layer before it, with reshape=."
 EARLY_SHARE = 0.25  # of a model's weights, up to which a layer in front of all attention is a patch embedding
 LAST = 4  # layers of the same grid, counted from the end, among which one behind an activation is looked for
 
@@ -52,13 +52,15 @@ class Place:
 class Suggestion:
     """`layers`: those with a grid, the best first. `behind_activation`: the best for methods that want no negative
     values. `note`: what a person should know of the first. `bypassed`: whether the images reach the score past the best
-    layers, by name. `is_recorded`: the graph from the images on was recorded, which not every model allows."""
+    layers, by name. `is_recorded`: the graph from the images on was recorded, which not every model allows. `outputs`:
+    those of the layers that give a dense output itself, which come last."""
 
     layers: Sequence[str]
     behind_activation: str
     note: str | None = None
     bypassed: Mapping[str, bool] = field(default_factory=dict)
     is_recorded: bool = True
+    outputs: Sequence[str] = ()
 
 
 def find_suggestion(
@@ -89,12 +91,11 @@ def suggest(
     places = {name: places[name.rpartition("#")[0] if name not in places else name] for name in names}
     is_dense = _reads_places(output, places, ways)
     outputs = [name for name in names if is_dense and ways.weights.get(places[name].edge) == 0]  # type: ignore[arg-type]
-    if names and len(outputs) == len(names):
-        return Suggestion(names, names[0], OUTPUT.format(names[0]))
     names = [name for name in names if name not in outputs]
     depending = [name for name in names if places[name].edge in ways]
     if not depending:
-        return Suggestion(names, names[0])
+        names = [*names, *outputs]
+        return Suggestion(names, names[0], OUTPUT.format(names[0]) if names[0] in outputs else None, outputs=outputs)
     inner = _inside(depending, places, ways) if is_dense else []
     if inner:
         size = {name: (places[name].places < MIN_CELLS, places[name].places) for name in inner}  # pyramids end in few
@@ -105,7 +106,7 @@ def suggest(
     is_early = are_all and not inner and _is_early(places[(best or depending)[0]].edge, ways)
     if is_early:
         best = [name for name in depending if not _is_early(places[name].edge, ways)][:1]
-    ordered = list(dict.fromkeys([*best, *depending, *names]))
+    ordered = list(dict.fromkeys([*best, *depending, *names, *outputs]))
     is_part = not inner and ways.whole and places[ordered[0]].edge not in ways.whole
     note = EARLY.format(ordered[0]) if is_early and not best else PART.format(ordered[0]) if is_part else None
     # The first of the best behind an activation; the very first where there is none among the last few of its grid.
@@ -114,7 +115,7 @@ def suggest(
     last = list(dict.fromkeys(places[name].edge for name in alike))[:LAST]
     edges = {name: places[name].edge for name in alike if places[name].edge in last}
     activated = next((name for name, edge in edges.items() if edge is not None and is_activated(edge)), best[0])
-    return Suggestion(ordered, activated, note)
+    return Suggestion(ordered, activated, note, outputs=outputs)
 
 
 def _is_early(edge: Edge | None, ways: Ways) -> bool:

@@ -45,7 +45,7 @@ def check_classes(classes: Any, images: int, count: int) -> Tensor:
     """The classes as int64 (N,K)."""
     if type(classes) is int:
         check_range([classes], count)
-        return torch.full((images, 1), classes, device="cpu")
+        return torch.full((images, 1), classes, dtype=torch.int64, device="cpu")
     values = _to_integers(classes)
     if values.ndim == 0:
         values = np.full((images, 1), values)

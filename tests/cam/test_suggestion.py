@@ -482,7 +482,7 @@ def test_tables_that_modules_keep_for_the_next_pass_are_free_of_a_graph() -> Non
                 self.kept["cpu"] = self.table * 2
             return x * self.kept["cpu"][:, None, None]
 
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), Keeps(), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), Keeps(), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
     gradcam.list_layers(model, torch.randn(1, 3, 8, 8))
     assert model[1].kept["cpu"].grad_fn is None
     model[1].kept.clear()
