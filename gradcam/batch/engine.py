@@ -18,6 +18,7 @@ from gradcam.errors import OutputError, StoreError
 from gradcam.models.classifier import Classifier
 from gradcam.sources.contents import Item
 from gradcam.sources.shards import FailureLimit, TooManyFailuresError
+from gradcam.storage.disk import uninterrupted
 from gradcam.storage.records import Record, Report
 
 
@@ -76,9 +77,13 @@ def explain_into(
     failures, most = 0, None if limit is None else limit.count(len(work.items))
     left = sum(item.name not in results.done for item in work.items)
     late: list[Report] = []
+    last: Report | None = None  # with a record
 
     def keep(report: Report) -> Record:
-        record = results.append(report.record, report.files)
+        nonlocal last
+        with uninterrupted():
+            record = results.append(report.record, report.files)
+            last = report
         results.log("picture", image=record.image, status=record.status, seconds=report.seconds)
         return record
 
@@ -102,7 +107,7 @@ def explain_into(
     except BaseException as error:
         records = []
         with contextlib.suppress(OutputError, StoreError):  # of the same place, which `error` says more about
-            records = [keep(report) for report in late]
+            records = [keep(report) for report in late if report is not last]
         if not isinstance(error, GeneratorExit):
             yield from records
         if not isinstance(error, TooManyFailuresError) or len(records) < left:

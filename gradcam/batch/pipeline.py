@@ -46,8 +46,9 @@ def compute_items(
     """What `finish` makes of each picture that is needed, in the order of the items, as soon as it and all before are
     done. Batches are cut at fixed positions, whatever is needed of them, so that the same items give the same numbers.
     `finish` runs in one of the `workers` threads, as reading does; what it raises ends the generator. `audit`: have the
-    SHA-256 of what was read. `late` gets what was finished and not taken when this ended early. No thread is left
-    then. `pixels`: where they are on the model's device; of each batch they are in flight together."""
+    SHA-256 of what was read. `late` gets what was finished and not taken when this ended early, the last result that was
+    given among it. No thread is left then. `pixels`: where they are on the model's device; of each batch they are in
+    flight together."""
     check_count(batch_size, "batch_size", "a number of pictures to explain at once, 1 or more.")
     check_count(workers, "workers", "a number of threads, 1 or more.")
     tell = tell or (lambda event, **details: None)
@@ -64,7 +65,7 @@ def compute_items(
             for begun in _look_ahead(started):
                 yield from _take(finishing, most=BEHIND * batch_size, until=begun.reading)
                 start, batch = perf_counter(), begun.batch
-                finishing.extend(begun.explain(explainer, finish))
+                begun.explain(explainer, finish, finishing)
                 tell("batch", start=batch.start, pictures=len(batch.items), seconds=perf_counter() - start)
             yield from _take(finishing, most=0)
     except BaseException:  # the generator's end, too
@@ -115,21 +116,30 @@ class _Started:
         pixels.gate.enter(number, self._size, start)
 
     def explain(
-        self, explainer: BatchExplainer[Found], finish: Callable[[Fetched, Found | GradcamError], T]
-    ) -> list[Future[T]]:
-        """What `finish` will have made of each picture that is needed."""
+        self,
+        explainer: BatchExplainer[Found],
+        finish: Callable[[Fetched, Found | GradcamError], T],
+        finishing: deque[Future[T]],
+    ) -> None:
+        """Explain the pictures, and add what `finish` will have made of each that is needed to `finishing`.
+
+        Each is added before its task may begin: whoever is interrupted in between still knows of what is finished.
+        """
         results = [each.result() for each in self.reading]
         pictures = results if self._pixels is None else results[0]
         self.reading.clear()  # or they would still be held while more are read
         if self._pixels is None:
             found = explainer.explain(pictures)
-            return [self._pool.submit(URGENT, task) for task in self._list_tasks(pictures, found, finish)]
+            for task in self._list_tasks(pictures, found, finish):
+                finishing.append(Future())
+                self._pool.submit(URGENT, task, finishing[-1])
+            return
         with self._pixels.on("model"):
             found = explainer.explain(pictures)
         futures: list[Future[T]] = [Future() for needed in self.batch.needed if needed]
+        finishing.extend(futures)
         fetched = [replace(each, picture=NOT_HERE) for each in pictures]
         self._pool.submit(URGENT, partial(self._finish, self._pixels, fetched, found, finish, futures))
-        return futures
 
     def _finish(
         self,
@@ -173,10 +183,12 @@ def _when_done(futures: Sequence[Future[Any]], then: Callable[[], None]) -> None
 
 
 def _take(results: deque[Future[T]], *, most: int, until: Sequence[Future[Any]] = ()) -> Iterator[T]:
-    """Results in order, as they are done, while there are more than `most`, or `until` is not all done."""
+    """Results in order, as they are done, while there are more than `most`, or `until` is not all done. Each is taken
+    out once the caller comes back for the next: one that is interrupted while it has it finds it here still."""
     while True:
         while results and results[0].done():
-            yield results.popleft().result()
+            yield results[0].result()
+            results.popleft()
         pending = [each for each in until if not each.done()]
         if not pending and len(results) <= most:
             return

@@ -38,6 +38,7 @@ from gradcam.cam.methods.table import find_methods
 from gradcam.errors import GradcamError, ImageError, InputError, LayerError, ModelError, TargetError
 from gradcam.hooks.memory import is_out_of_memory
 from gradcam.sources.contents import Item
+from gradcam.storage.records import Record
 from gradcam.targets import ClassTarget
 from tests.helpers import tiny_model
 
@@ -504,10 +505,10 @@ class TestBounds:
             count("read", found.picture)
             return found
 
-        def submit_and_rest(pool: Pool, urgency: int, task: Callable[[], Any]) -> Any:
-            future = submit(pool, urgency, task)
+        def submit_and_rest(pool: Pool, urgency: int, task: Callable[[], Any], *future: Any) -> Any:
+            submitted = submit(pool, urgency, task, *future)
             time.sleep(0.003)  # for the threads to get on with it
-            return future
+            return submitted
 
         def finish(fetched: Fetched, found: Any) -> str:
             time.sleep(0.05)
@@ -1013,3 +1014,26 @@ def test_no_thread_is_left_to_write_when_an_interruption_comes_out() -> None:
         list(explain_into(Interrupted(), saver, work))  # type: ignore[arg-type]
     assert pixel_threads() == []
     del caught  # its traceback has kept the frames until here, as a handler's does
+
+
+def test_a_result_whose_record_an_interruption_prevented_is_recorded_all_the_same() -> None:
+    class Interrupted(SimpleNamespace):
+        done, failed, log = (), (), staticmethod(lambda event, **details: None)
+
+        def append(self, record: Record, files: Any) -> Record:
+            self.calls += 1
+            if self.calls == 3:
+                raise KeyboardInterrupt
+            self.names.append(record.image)
+            return record
+
+    def save(fetched: Fetched, found: Any) -> Any:
+        saved.append(fetched.item.name)
+        return SimpleNamespace(record=Record(fetched.item.name, "tiny"), files={}, seconds=0.0)
+
+    saved: list[str] = []
+    results = Interrupted(names=[], calls=0)
+    work = Work(tiny(), PIXELS, noises(8), batch_size=2, workers=2)
+    with pytest.raises(KeyboardInterrupt):
+        list(explain_into(results, SimpleNamespace(save=save, saving=None), work))  # type: ignore[arg-type]
+    assert sorted(results.names) == sorted(saved), "each that was saved has a record, and one alone"
