@@ -217,3 +217,31 @@ def test_so_does_what_the_model_is_given_beside_the_pictures() -> None:
     model = Pooled().eval()
     given = [{"images": images(), "size": size} for size in (10, 2, 10)]
     assert [gradcam.explain(model, each, target=3).layer for each in given] == ["b", "last", "b"]
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda weight: weight.data.mul_(2),
+        lambda weight: weight.detach().numpy().fill(1.0),
+        lambda weight: setattr(weight, "data", weight.data.clone()),
+        lambda weight: setattr(weight, "data", weight.data.mT),
+    ],
+    ids=["data", "NumPy", "other memory", "other strides"],
+)
+def test_a_write_that_moves_no_version_is_seen(write: Callable[[Tensor], object]) -> None:
+    """The default layer is looked for again, which takes more passes than one."""
+    passes: list[int] = []
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)).eval()
+    model.register_forward_pre_hook(lambda module, args: passes.append(1))
+    counts = []
+    for _ in range(3):
+        passes.clear()
+        gradcam.explain(model, torch.ones(1, 3, 16, 16), target=1)
+        counts.append(len(passes))
+        if len(counts) == 2:
+            version = model[0].weight._version
+            write(model[0].weight)
+            assert model[0].weight._version == version
+    assert counts[0] > 1
+    assert counts[1:] == [1, counts[0]]
