@@ -90,7 +90,8 @@ def suggest(
     of the coarsest grid, the encoder's end. `are_all`: no layers were left out for a layout that the user named."""
     places = {name: places[name.rpartition("#")[0] if name not in places else name] for name in names}
     is_dense = _reads_places(output, places, ways)
-    outputs = [name for name in names if is_dense and ways.weights.get(places[name].edge) == 0]  # type: ignore[arg-type]
+    edges_of_outputs = {edge for edge, weights in ways.weights.items() if is_dense and weights == 0}
+    outputs = [name for name in names if places[name].edge in edges_of_outputs]
     names = [name for name in names if name not in outputs]
     depending = [name for name in names if places[name].edge in ways]
     if not depending:

@@ -505,11 +505,10 @@ def layers(what: str, *, default: str) -> Callable[[Command], Command]:
 
 
 def _methods(find: Callable[[str], Any], ours: Iterable[str], default: str) -> Callable[[Command], Command]:
-    """Which methods. `find`: gives one by its name; `ours`: those that come with the package."""
-    own = set(ours)
+    """Add the option for methods. `find` returns one by its name; `ours` are those that come with the package."""
 
     def find_all(names: Sequence[str]) -> list[Any]:
-        with contextlib.nullcontext() if own.issuperset(names) else code_of_the_user(*names):
+        with contextlib.nullcontext() if set(names) <= set(ours) else code_of_the_user(*names):
             return [find(name) for name in names]
 
     return several(
@@ -550,7 +549,7 @@ def paged() -> Callable[[Command], Command]:
 
 
 def method(default: str) -> Callable[[Command], Command]:
-    """Which method, a single one."""
+    """Add the option for a single method."""
     return click.option(
         "--method",
         metavar="NAME",
@@ -560,7 +559,7 @@ def method(default: str) -> Callable[[Command], Command]:
 
 
 def page_of(what: str) -> Callable[[Command], Command]:
-    """A page of cards."""
+    """Add the option for a page with cards."""
     text = f"Write a page with the first {what}, in one file."
     return click.option("--page", metavar="FILE.html", type=file_of(".html", ".htm"), help=text)
 
