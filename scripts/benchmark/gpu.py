@@ -20,9 +20,18 @@ from benchmark.loops import LAYER, NETWORK, load_ours, run_pipeline
 from benchmark.measuring import Settings, keep_freed_memory, report_progress, synchronise, take_turns, time_rounds
 from benchmark.pictures import HEIGHT, QUALITY, WIDTH, make_pictures, repeat_pictures
 from benchmark.tables import Table, format_spread
+from benchmark.throughput import time_processes
 
 PICTURES, FILES = 1000, 64  # and of how many files the others are links
-BATCH, FOLDER_ROUNDS = 32, 5
+BATCH, FOLDER_ROUNDS = 32, 3
+PROCESSES = (
+    ("bf16", "cpu", 4),
+    ("bf16", "cpu", 8),
+    ("bf16", "device", 4),
+    ("fp32", "cpu", 4),
+    ("fp32", "cpu", 8),
+    ("fp32", "device", 4),
+)
 AMONG = (BARE, "gradcam", "torchcam", "captum")
 FIXED = ("ResNet-18", "ResNet-50", "MobileNetV2")
 NO_GPU = (
@@ -40,8 +49,8 @@ def compare_gpu(settings: Settings) -> Iterator[Table]:
         return
     keep_freed_memory()
     notes = [TRIAL] if device == "cpu" else [f"On one {torch.cuda.get_device_name()}."]
-    yield from measure_folder(device, settings.pictures or PICTURES, settings, notes)
     yield tabulate_fixed(device, settings, notes)
+    yield from measure_folder(device, settings.pictures or PICTURES, settings, notes)
 
 
 def measure_folder(device: str, pictures: int, settings: Settings, notes: list[str]) -> Iterator[Table]:
@@ -66,6 +75,12 @@ def measure_folder(device: str, pictures: int, settings: Settings, notes: list[s
                 runs[name] = partial(run_once, run, folder / "pictures", folder)
         report_progress("gpu", f"{rounds} rounds of {len(runs)}")
         seconds = take_turns(runs, rounds)
+        for precision, pixels, count in PROCESSES if device == "cuda" else ():
+            name = f"{precision}, pixels on the {'GPU' if pixels == 'device' else 'processor'}, {count} processes"
+            report_progress("gpu", name)
+            seconds[name] = time_processes(
+                folder, device, count, rounds, images=pictures, precision=precision, pixels=pixels
+            )
         files = sorted((folder / "pictures").iterdir())
         stages = {name: measure_stages(model, files, folder, batch, rounds) for name, model in models.items()}
     yield tabulate_folder(seconds, pictures, batch, rounds, notes)

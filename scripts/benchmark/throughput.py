@@ -6,6 +6,7 @@ import multiprocessing
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from benchmark.loops import LAYER, NETWORK, load_ours, run_pipeline
 from benchmark.measuring import Settings, keep_freed_memory, report_progress, take_turns
 from benchmark.pictures import HEIGHT, WIDTH, make_pictures, repeat_pictures
 from benchmark.tables import Table, format_spread
+from gradcam.batch.cores import count_cores
 
 PICTURES = {"cpu": 96, "cuda": 512}
 BATCH = {"cpu": 8, "cuda": 32}  # what `gradcam batch` takes by itself
@@ -37,8 +39,6 @@ def compare_throughput(settings: Settings) -> Iterator[Table]:
 
 
 def measure_device(device: str, rounds: int) -> Iterator[Table]:
-    from gradcam.batch.cores import count_cores
-
     cores = count_cores()
     threads = sorted({min(2**power, cores) for power in range(cores.bit_length() + 1)})
     with tempfile.TemporaryDirectory() as place:
@@ -56,9 +56,9 @@ def measure_device(device: str, rounds: int) -> Iterator[Table]:
         seconds = take_turns(runs, rounds)
         stages = measure_once(classifier, device, sorted((folder / "some").iterdir()), folder, cores)
         for count in PROCESSES if device == "cuda" else ():
-            each = max(1, cores // count)
             report_progress("throughput", device, f"{count} processes")
-            seconds[f"{count} processes of {each} threads"] = time_processes(folder, device, count, each, rounds)
+            name = f"{count} processes of {max(1, cores // count)} threads"
+            seconds[name] = time_processes(folder, device, count, rounds, images=PICTURES[device])
         sizes = weigh(classifier, device, folder)
     yield tabulate(device, seconds, stages)
     yield tabulate_million(sizes)
@@ -84,16 +84,15 @@ def weigh(classifier: Any, device: str, folder: Path) -> dict[str, float]:
     return {name: size / FILES for name, size in found.items()}
 
 
-def time_processes(folder: Path, device: str, count: int, threads: int, rounds: int) -> list[float]:
-    """Seconds until so many processes have explained their shares, each with a model of its own that was there before."""
+def time_processes(
+    folder: Path, device: str, count: int, rounds: int, *, images: int, precision: str = "fp32", pixels: str = "cpu"
+) -> list[float]:
+    """Measure the seconds in which so many processes explain their shares of the images, each with its own model."""
     start = multiprocessing.get_context("spawn")
     gate = start.Barrier(count + 1)
-    # As with --shard, each has a folder of pictures that are its own.
-    each = PICTURES[device] // count
-    workers = [
-        start.Process(target=explain_share, args=(folder, device, each, threads, [gate] * rounds), daemon=True)
-        for _ in range(count)
-    ]
+    # As with --shard, each has a folder of images of its own.
+    job = Share(folder, device, images // count, max(1, count_cores() // count), precision, pixels)
+    workers = [start.Process(target=explain_share, args=(job, [gate] * rounds), daemon=True) for _ in range(count)]
     for worker in workers:
         worker.start()
     seconds = []
@@ -107,15 +106,27 @@ def time_processes(folder: Path, device: str, count: int, threads: int, rounds: 
     return seconds
 
 
-def explain_share(folder: Path, device: str, pictures: int, threads: int, gates: list[Any]) -> None:
-    """What each of the processes does, between each gate's opening and its next."""
+@dataclass(frozen=True)
+class Share:
+    """The work of one of several processes on a GPU."""
+
+    folder: Path
+    device: str
+    images: int
+    threads: int
+    precision: str
+    pixels: str
+
+
+def explain_share(job: Share, gates: list[Any]) -> None:
+    """Explain the share between each gate's opening and its next."""
     keep_freed_memory()
-    classifier = load_ours("fp32", device)
-    loop = partial(run_pipeline, classifier, batch=BATCH[device], workers=threads)
-    with tempfile.TemporaryDirectory(dir=folder) as place:
+    classifier = load_ours(job.precision, job.device)
+    loop = partial(run_pipeline, classifier, batch=BATCH[job.device], workers=job.threads, pixels=job.pixels)
+    with tempfile.TemporaryDirectory(dir=job.folder) as place:
         own = Path(place)
-        repeat_pictures(folder / "some", own / "pictures", pictures)
-        run_once(loop, folder / "some", own)
+        repeat_pictures(job.folder / "some", own / "pictures", job.images)
+        run_once(loop, job.folder / "some", own)
         for gate in gates:
             gate.wait(LONGEST)
             run_once(loop, own / "pictures", own)
