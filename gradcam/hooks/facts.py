@@ -31,6 +31,7 @@ Answer = TypeVar("Answer")
 MAX_ANSWERS = 1024  # per model; the oldest go first
 MAX_DEPTH, MAX_ITEMS = 3, 64  # of settings that hold others
 MAX_VALUES = 64  # compared per tensor: all values of a smaller one, as many evenly spaced ones of a larger one
+LARGEST_INTEGER = 8  # bytes
 PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size))
 OWN_ATTRIBUTES = tuple(vars(nn.Module()))  # what every module has
 OWN_HOOKS = "gradcam.hooks.hooks"  # the module whose hooks another thread may have put on the model
@@ -224,7 +225,9 @@ class Samples:
     """
 
     def __init__(self, tensors: list[Tensor]) -> None:
-        self._arrays: dict[int, list[np.ndarray[Any, Any]]] = {}  # by item size; views of memory that they do not own
+        # Views of memory that they do not own, of the processor by item size, of a GPU also by device.
+        self._arrays: dict[int, list[np.ndarray[Any, Any]]] = {}
+        self._on_gpus: dict[tuple[torch.device, int], list[Tensor]] = {}
         self._elsewhere: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []  # index of a tensor, size and stride
         for index, tensor in enumerate(tensors):
             if tensor.is_meta or not tensor.numel():
@@ -233,10 +236,14 @@ class Samples:
             count, stride, size = min(extent, MAX_VALUES), max(1, extent // MAX_VALUES), tensor.element_size()
             if (tensor.storage_offset() + extent) * size > tensor.untyped_storage().nbytes():
                 raise TypeError  # its memory was given back for the time being, as sharded training does
+            place = {"shape": (count,), "strides": (stride * size,), "version": 3}
             if tensor.device.type == "cpu":
-                place = {"data": (tensor.data_ptr(), True), "shape": (count,), "strides": (stride * size,)}
-                memory = types.SimpleNamespace(__array_interface__=place | {"typestr": f"|V{size}", "version": 3})
-                self._arrays.setdefault(size, []).append(np.asarray(memory))
+                memory = {**place, "data": (tensor.data_ptr(), True), "typestr": f"|V{size}"}
+                self._arrays.setdefault(size, []).append(np.asarray(types.SimpleNamespace(__array_interface__=memory)))
+            elif tensor.device.type == "cuda" and size <= LARGEST_INTEGER:
+                memory = {**place, "data": (tensor.data_ptr(), False), "typestr": f"<i{size}"}
+                view = torch.as_tensor(types.SimpleNamespace(__cuda_array_interface__=memory), device=tensor.device)
+                self._on_gpus.setdefault((tensor.device, size), []).append(view)
             else:
                 self._elsewhere.append((index, (count,), (stride,)))
 
@@ -247,7 +254,8 @@ class Samples:
         for index, size, stride in self._elsewhere:
             tensor = tensors[index].detach()
             groups.setdefault((tensor.device, tensor.dtype), []).append(tensor.as_strided(size, stride))
-        return values + [torch.cat(group).view(torch.uint8).cpu().numpy().tobytes() for group in groups.values()]
+        joined = [torch.cat(group) for group in (*self._on_gpus.values(), *groups.values())]
+        return values + [group.view(torch.uint8).cpu().numpy().tobytes() for group in joined]
 
 
 def _list_global_hooks() -> list[tuple[int, ...]]:
