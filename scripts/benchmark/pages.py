@@ -41,7 +41,8 @@ def fill_pages(tables: Sequence[Table], environment: dict[str, str], *, only: Se
 
 def describe_briefly(environment: dict[str, str]) -> str:
     versions = ("Python", "torch", "torchvision", *(name for name, it in CONTENDERS.items() if it.distribution))
-    listed = ", ".join(f"{name} {environment[name].split('+')[0]}" for name in versions)
+    present = [name for name in versions if not environment[name].startswith("missing")]
+    listed = ", ".join(f"{name} {environment[name].split('+')[0]}" for name in present)
     return f"*{environment['date'][:10]}; {environment['CPU']}; GPU: {environment['GPU']}; {listed}.*"
 
 
