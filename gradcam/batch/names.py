@@ -23,8 +23,12 @@ from gradcam.sources.contents import Item, find_url
 from gradcam.storage.output import to_reader
 from gradcam.storage.records import Explained
 from gradcam.storage.store import Store
+from gradcam.targets import Box, Keypoint, Mask, Token
+from gradcam.targets.classes import ClassTarget
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from gradcam.attributions.table import AttributionMethod
     from gradcam.batch.findings import MapResult, Request
     from gradcam.cam.methods.base import Method
@@ -33,10 +37,13 @@ COMPARISON = "compare"  # in place of a method, in the name of a panel
 
 
 def list_endings(request: Request, results: Sequence[MapResult], *, stem: str = "", suffix: str = ".png") -> list[str]:
-    """The name of each result of one picture, with what it is of and the layer where there are several; what follows the
-    stem without one. With a stem, a result on another picture is called by that one's."""
+    """List the file name of each result of one image, or what follows the stem if there is no stem.
+
+    The name says what is explained if that was named or if there are several, and the layer if there are several. With a
+    stem, a result on another image has that image's stem.
+    """
     entries = [result.entry for result in results]
-    are_several = len({_identify(entry) for entry in entries}) > 1
+    says_target = _names_target(request.target) or len({_identify(entry) for entry in entries}) > 1
     maps = _list_map_methods(request)
     methods: list[Method | AttributionMethod] = [*maps, *request.attributions]
     layered = {each.name for each in methods if each.has_layer} if len(request.layers) > 1 else set()
@@ -44,12 +51,25 @@ def list_endings(request: Request, results: Sequence[MapResult], *, stem: str = 
     names = []
     for entry in entries:
         evidence = name_evidence(entry.evidence) if entry.method in signed else None
-        words = [entry.method, *(_name_thing(entry, stem) if are_several else [])]
+        words = [entry.method, *(_name_thing(entry, stem) if says_target else [])]
         words += [to_plain(entry.layer)] if entry.method in layered else []
         words += [] if evidence is None else [evidence]
         own = PurePath(entry.like or "").stem if entry.on and stem else stem
         names.append(join_name(own, "".join(f"-{word}" for word in words) + suffix))
     return names
+
+
+def _names_target(target: Any) -> bool:
+    """Return whether a target names what is explained, so that a later run may name something else."""
+    if isinstance(target, ClassTarget):
+        return target.classes is not None
+    if isinstance(target, Box):
+        return target.numbers != [0] or target.edge is not None or target.class_ is not None
+    if isinstance(target, Keypoint):
+        return target.numbers != [0] or target.axis is not None or target.box != 0
+    if isinstance(target, Mask):
+        return target.class_ is not None or target.mask is not None
+    return target is not None and not (isinstance(target, Token) and target.position is None)
 
 
 def _list_map_methods(request: Request) -> list[Method]:
@@ -76,8 +96,10 @@ def _name_thing(entry: Explained, stem: str = "") -> list[str]:
         other = to_plain(PurePath(entry.like or "").stem)
         return ["like", to_plain(stem)] if entry.on and stem else ["like", other, *([entry.on] if entry.on else [])]
     number = next((it for it in (entry.number, entry.word, entry.keypoint) if it is not None), "")
-    label = "" if entry.kind == "keypoint" else to_plain(entry.text or entry.label or "")
-    return [f"{entry.kind}{number}", *([label] if label else [])]
+    label = "" if entry.kind == "keypoint" else entry.text or entry.label
+    place = ",".join(f"{side:.0f}" for side in entry.box or ()) if entry.missed else entry.mask
+    details = [place if place != "predicted" else None, label, entry.edge or entry.axis]
+    return [f"{entry.kind}{number}", *(to_plain(detail) for detail in details if detail)]
 
 
 def panel_ending(evidence: str, *, suffix: str) -> str:

@@ -39,8 +39,8 @@ def run_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **chosen: 
 
     The task is read off the model: a detector's surest box is explained, the largest class of a segmenter, each word of a
     caption; and what is found is printed with numbers to choose from. Overlays are called <picture>-<method>.png, with the
-    class (or box, sentence, word) and the layer in the name where there are several, and the kind of evidence, the model
-    and its weights where they are not the usual ones.
+    class (or box, sentence, word) in the name if you name one or there are several, the layer if there are several, and
+    the kind of evidence, the model and its weights if they are not the defaults.
     """
     output = Output(as_json, quiet)
     return work(prepare(to_settings(chosen), images, output), images, output)

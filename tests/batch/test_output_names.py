@@ -24,6 +24,7 @@ from gradcam.sources.list import list_inputs
 from gradcam.storage.records import Explained
 from gradcam.targets import Box, Keypoint, Like, Mask, MissedBox, Text, Token
 from gradcam.targets.base import Target
+from gradcam.targets.classes import ClassTarget
 
 NOTHING = Refused("is not needed here")
 
@@ -180,10 +181,21 @@ def test_many_alike_take_no_time() -> None:
 
 SIDES = (0.0, 0.0, 4.0, 4.0)
 LIKE = {"like": "photos/o th.jpg"}
-THINGS: list[tuple[Target, list[dict[str, Any]], list[str]]] = [
+THINGS: list[tuple[Any, list[dict[str, Any]], list[str]]] = [
     (Box([3, 4]), [{"number": 3}, {"number": 4, "label": "traffic light"}], ["box3-person", "box4-traffic_light"]),
-    (Box("all"), [{"number": 0}], [""]),
-    (MissedBox([SIDES] * 2), [{"missed": True, "box": SIDES}, {"missed": True}], ["missed-person", "missed-person"]),
+    (Box("all"), [{"number": 0}], ["box0-person"]),
+    (Box(0), [{"number": 0}], [""]),
+    (Box(3, "left"), [{"number": 3, "edge": "left"}], ["box3-person-left"]),
+    (MissedBox([SIDES] * 2), [{"missed": True, "box": SIDES}, {"missed": True}], ["missed-0_0_4_4-person", "missed-person"]),
+    (ClassTarget([[1]]), [{}], ["1-person"]),
+    (ClassTarget(None, top=1), [{}], [""]),
+    (Mask(None, (3, 4)), [{"mask": "3,4"}], ["mask-3_4-person"]),
+    (Mask(), [{"mask": "predicted"}], [""]),
+    (Text("a dog"), [{"text": "a dog"}], ["text-a_dog"]),
+    (Token(None, 1), [{"word": 1, "label": "dog"}], ["word1-dog"]),
+    (Token(), [{"word": 1, "label": "dog"}], [""]),
+    (Keypoint(2), [{"keypoint": 2}], ["keypoint2"]),
+    (Keypoint(0), [{"keypoint": 0}], [""]),
     (Mask(["dog", 3]), [{"mask": "predicted", "label": "dog"}, {"mask": "predicted"}], ["mask-dog", "mask-person"]),
     (Text(["a dog", "?"]), [{"text": "a dog"}, {"text": "?"}], ["text-a_dog", "text-_"]),
     (Token(None), [{"word": 0, "label": "##og"}, {"word": 11, "label": "a-b"}], ["word0-og", "word11-a_b"]),
@@ -208,7 +220,7 @@ def results(entries: list[dict[str, Any]], method: str = "gradcam-pp") -> list[A
 @pytest.mark.parametrize(("target", "entries", "expected"), THINGS)
 @pytest.mark.parametrize("methods", [["gradcam-pp", "hirescam"], []], ids=["named", "its own"])
 def test_results_are_called_by_what_they_are_of(
-    target: Target, entries: list[dict[str, Any]], expected: list[str], methods: list[str]
+    target: Any, entries: list[dict[str, Any]], expected: list[str], methods: list[str]
 ) -> None:
     request = Request(find_methods(methods) if methods else [], target=target)
     names = list_endings(request, results(entries), suffix=".jpg")
@@ -220,7 +232,7 @@ def test_several_layers_are_told_apart_where_the_method_is_the_targets_own() -> 
     layered = [
         SimpleNamespace(entry=Explained(1, "person", 0.5, it, "gradcam", None, False, number=3)) for it in ("a", "b.0")
     ]
-    assert list_endings(request, layered) == ["-gradcam-a.png", "-gradcam-b.0.png"]
+    assert list_endings(request, layered) == ["-gradcam-box3-person-a.png", "-gradcam-box3-person-b.0.png"]
 
 
 def test_a_result_on_another_picture_is_called_by_that_one() -> None:

@@ -125,7 +125,7 @@ def test_the_overlay_is_the_one_that_python_gives(
     assert run(path, "-c", "macaw", "--alpha", 0.7, "--colormap", "jet", "-l", "layer3").status == 0
     explanation = classifier.explain(path, "layer3", target="macaw")
     expected = explanation.overlay(alpha=0.7, colormap="jet")
-    np.testing.assert_array_equal(pixels(folder / "koala-gradcam.png"), expected)
+    np.testing.assert_array_equal(pixels(folder / "koala-gradcam-88-macaw.png"), expected)
 
 
 def test_several_pictures_get_an_overlay_each(
@@ -446,7 +446,7 @@ def test_the_terminal_says_what_was_seen_and_explained(run: Command, folder: Pat
     assert lines[0].endswith(" s")
     assert lines[2].startswith("  Egyptian cat   285    58 %   █████████████")
     assert len([line for line in lines if re.search(r"   \d+   +(< )?\d+ %   ", line)]) == 5
-    assert "  espresso at layer4 (7 x 7)  →  cat_and_espresso-gradcam.png" in lines
+    assert "  espresso at layer4 (7 x 7)  →  cat_and_espresso-gradcam-967-espresso.png" in lines
     assert "  The network saw the central 61 % of the picture, 560 x 560 pixels; for all of it, --fit whole." in lines
 
 

@@ -245,10 +245,9 @@ def test_maps_are_those_of_python(run: Command, folder: Path, street: Path, mine
     assert run(street, *DETECTOR, "--box", 2, "--save", "overlay,map", "-q").status == 0
     detector = gradcam.load_detector(f"{mine}:detector", labels="../labels.txt", device="cpu")
     explanation = detector.explain(street, target=targets.Box(2))
-    np.testing.assert_allclose(
-        np.load("street-hirescam-mine.py_detector.npy"), explanation.maps[0, 0].numpy(), rtol=1e-5
-    )
-    np.testing.assert_array_equal(pixels(folder / "street-hirescam-mine.py_detector.png"), explanation.overlay())
+    stem = f"street-hirescam-box2-{explanation.instances[0][0].name}-mine.py_detector"
+    np.testing.assert_allclose(np.load(f"{stem}.npy"), explanation.maps[0, 0].numpy(), rtol=1e-5)
+    np.testing.assert_array_equal(pixels(folder / f"{stem}.png"), explanation.overlay())
 
 
 def test_edges_and_what_was_missed(run: Command, folder: Path, street: Path, mine: str) -> None:
@@ -260,7 +259,9 @@ def test_edges_and_what_was_missed(run: Command, folder: Path, street: Path, min
     assert (entry["missed"], entry["box"], entry["index"], entry["label"]) == (True, [40, 10, 80, 50.5], 2, "dog")
     assert "number" not in entry
     outcome = run(street, *DETECTOR, "--missed", "40,10,80,50", "--missed", "0,0,20,20", "--class", "dog", "-o", "two")
-    assert files(folder / "two") == [f"street-hirescam-missed-dog-mine.py_detector{end}.png" for end in ("-2", "")]
+    assert files(folder / "two") == [
+        f"street-hirescam-missed-{box}-dog-mine.py_detector.png" for box in ("0_0_20_20", "40_10_80_50")
+    ]
     assert "  missed dog at 40,10,80,50 at backbone (8 x 12)" in outcome.out
 
 
@@ -424,7 +425,7 @@ def test_keypoints_by_their_numbers(run: Command, folder: Path, flag: Path, mine
     assert (entry["keypoint"], entry["point"]) == (1, [16.5, 0.5]), "the first pixel of the green quarter"
     entries = explained(run(flag, *arguments, "--keypoint", "0,2", "--axis", "x", "-o", "two"))
     assert [(it["keypoint"], it["axis"]) for it in entries] == [(0, "x"), (2, "x")]
-    assert files(folder / "two") == [f"flag-hirescam-keypoint{number}-mine.py_segmenter.png" for number in (0, 2)]
+    assert files(folder / "two") == [f"flag-hirescam-keypoint{number}-x-mine.py_segmenter.png" for number in (0, 2)]
     assert "one box at a time" in run(flag, *arguments, "--keypoint", "0", "--box", "all").err
 
 
