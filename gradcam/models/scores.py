@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.cam.explain import Plan, carry_out
+from gradcam.cam.methods.base import Method
 from gradcam.errors import TargetError
 from gradcam.hooks.nested import Batch, caller_keeps
 from gradcam.hooks.preserve import preserve_state
@@ -73,8 +74,12 @@ def find_among(model: TaskModel, picture: Prepared, target: Any = None) -> tuple
     return own, own.find_instance(0)
 
 
-def to_classifier(model: TaskModel, picture: Prepared, target: Any = None) -> PictureScores:
-    """A picture's own classifier: of what a target names, or else of all that is found in the picture.
+def to_classifier(
+    model: TaskModel, picture: Prepared, target: Any = None, *, methods: Sequence[Method] = ()
+) -> PictureScores:
+    """Return a classifier of what a target names in an image, or else of all that is detected in it.
+
+    Its layer is the default of these methods, or else of the target's own method.
 
     Raises
     ------
@@ -87,12 +92,12 @@ def to_classifier(model: TaskModel, picture: Prepared, target: Any = None) -> Pi
         raise TargetError(f"{what} Leave it out, and judge the map of the whole.")
     bound = bind(wanted, unwrap(model.model), batch)
     with preserve_state(bound.model), torch.no_grad():
-        scored = compute_scores(bound.target, batch.copy(caller_keeps).run(bound.model), 1)
+        scored = compute_scores(bound.target, bound.batch.copy(caller_keeps).run(bound.model), 1)
     if scored.instances is None:
         raise TargetError("A function's score has no name to be judged by: give a box, a mask, a sentence or a word.")
     instances = scored.instances[0]
     kind = instances[0].kind
-    layer = model.layer or next(iter(carry_out(model.model, batch, [], Plan(methods=(), target=wanted))))[0]
+    layer = model.layer or next(iter(carry_out(model.model, batch, [], Plan(methods=methods, target=wanted))))[0]
     names = [it.name if it.number is None else f"{it.kind} {it.number}, {it.name}" for it in instances]
     run = ScoreModel(bound, scored.target, are_cosines=kind in COSINES).eval()
     return PictureScores(

@@ -163,13 +163,15 @@ class Evaluator:
         return replace(self, classifier=own, layer=self.layer if self.classifier.is_chosen else own.layer)
 
     def _find(self, model: TaskModel, picture: Prepared, index: int | None, annotated: Sequence[int]) -> PictureScores:
+        at_layers = [method for method in map(self.plan.explained, self.plan.methods) if method.place == "layer"]
+        to_own = partial(to_classifier, model, picture, methods=at_layers[:1])
         if index is not None:
-            return to_classifier(model, picture, index)
+            return to_own(index)
         if self.wanted is None and model.list_all() is None:  # one class at a time
             for each in annotated:
                 with suppress(TargetError):
-                    return to_classifier(model, picture, each)
-        return to_classifier(model, picture, self.wanted)
+                    return to_own(each)
+        return to_own(self.wanted)
 
     def explainer(self, sha256: str) -> Explainer:
         names, seed = [self.plan.explained(name) for name in self.plan.names], derive(self.seed, sha256)
