@@ -17,7 +17,7 @@ from gradcam.cli._commands import Command
 from gradcam.cli._job import load_model, make_folder, say
 from gradcam.cli._settings import ModelChoice, Output, to_model_choice
 from gradcam.cli._terminal import code_of_the_user, count, cut_type, import_torch, shown_passes, to_arrow
-from gradcam.errors import GradcamError, LayerError, OutputError, printable
+from gradcam.errors import GradcamError, LayerError, ModelError, OutputError, printable
 from gradcam.evaluation.snapshots.gate import ALIKE, NAMES, Gate, read_condition
 from gradcam.images.files import READ_SUFFIXES, OutputNames, join_name, write_whole
 from gradcam.models.labels import name_class
@@ -172,11 +172,14 @@ def diff_command(words: tuple[str, ...], as_json: bool, quiet: bool, **chosen: A
 def _load(role: str, name: str, chosen: dict[str, Any], layer: str | None = None) -> tuple[Classifier, str]:
     """The model in that role, and what it is called. Raises an error that says which of the two it is of."""
     own = {it: chosen[f"{it}_{role}"] for it in OF_ONE}
-    choice = replace(to_model_choice(chosen), model=name)
+    choice = replace(to_model_choice(chosen), model=name, task="auto")
     choice = replace(choice, **{it: own[it] for it in ("weights", "precision") if own[it] is not None})
     layer = own["layer"] or chosen["layer"] or layer
     try:
-        return load_model(choice, layer=layer), _title(choice)
+        classifier = load_model(choice, layer=layer)
+        if classifier.task != "classification":
+            raise ModelError(f"gradcam diff compares classifiers, and this model is for {classifier.task}.")
+        return classifier, _title(choice)
     except GradcamError as error:
         hint = f" --layer-{role} names that of {role.upper()} alone." if isinstance(error, LayerError) else ""
         raise type(error)(f"{role.upper()}, {name}: {error}{hint}") from error
