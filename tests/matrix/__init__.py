@@ -1,0 +1,1 @@
+"""Every provider with every task and every command."""

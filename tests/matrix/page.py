@@ -1,0 +1,52 @@
+"""The page docs/reference/matrix.md, which is written from the cells and read back as what is expected of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.matrix.commands import COMMANDS, Cell
+from tests.matrix.models import PROVIDERS, TASKS
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "matrix.md"
+HEAD = """# Providers, tasks and commands
+
+Every command was run with a small random model of every provider and task. A tick is a result that was verified: the heatmap
+follows a square that is painted into the image, `batch` gives the maps of single images, a resumed run those of an
+undisturbed one, and `diff` finds that a model agrees with itself. A number is a refusal in one line, listed below the
+table. `scripts/check_matrix` runs all of it again.
+
+"""
+Cells = Mapping[tuple[str, str, str], Cell]
+
+
+def write_page(path: Path, cells: Cells) -> None:
+    refusals: dict[str, int] = {}
+    lines = [f"| provider | task | {' | '.join(f'`{command}`' for command in COMMANDS)} |"]
+    lines.append("| --- " * (2 + len(COMMANDS)) + "|")
+    for provider in PROVIDERS:
+        for task in TASKS:
+            row = []
+            for command in COMMANDS:
+                cell = cells.get((provider, task, command))
+                refusal = None if cell is None else cell.refusal
+                mark = "" if cell is None else "✓"
+                row.append(mark if refusal is None else str(refusals.setdefault(refusal, len(refusals) + 1)))
+            lines.append(f"| {provider} | {task} | {' | '.join(row)} |")
+    listed = [f"{number}. `` {refusal} ``" for refusal, number in refusals.items()]
+    path.write_text(HEAD + "\n".join(lines) + "\n\n## Refusals\n\n" + "\n".join(listed) + "\n", encoding="utf-8")
+
+
+def read_cells(path: Path) -> dict[tuple[str, str, str], Cell]:
+    if not path.exists():
+        return {}
+    table, _, listed = path.read_text(encoding="utf-8").partition("## Refusals")
+    refusals = dict(re.findall(r"^(\d+)\. `` (.*) ``$", listed, re.M))
+    rows = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("| ")][2:]
+    cells = {}
+    for provider, task, *marks in ([part.strip() for part in row] for row in rows):
+        for command, mark in zip(COMMANDS, marks):
+            if mark:
+                cells[provider, task, command] = Cell(provider, task, command, refusals.get(mark))
+    return cells
