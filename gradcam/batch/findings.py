@@ -336,7 +336,7 @@ def _predict_all(
     probabilities = first.scores.cpu()
     with contextlib.suppress(*() if isinstance(target, ClassTarget) else (TargetError,)):
         # What a function of the user's makes a score of need not be classes.
-        return _predict(classifier, first.probabilities().cpu())
+        return _predict(classifier, first.probabilities().cpu(), first.classes)
     return [[] if own.isfinite().all() else None for own in probabilities]
 
 
@@ -351,13 +351,16 @@ def to_tenths(numbers: Sequence[float] | None) -> Any:
     return None if numbers is None else tuple(round(float(number), 1) + 0.0 for number in numbers)  # no -0.0
 
 
-def _predict(classifier: Classifier, probabilities: Tensor) -> list[list[Prediction] | None]:
-    top, labels = probabilities.topk(min(LISTED, probabilities.shape[1])), classifier.labels
-    rows = zip(probabilities.isfinite().all(1).tolist(), top.indices.tolist(), top.values.tolist())
-    return [
-        [Prediction(i, None if labels is None else labels[i], share) for i, share in zip(own, shares)] if fine else None
-        for fine, own, shares in rows
-    ]
+def _predict(classifier: Classifier, probabilities: Tensor, explained: Tensor | None) -> list[list[Prediction] | None]:
+    """List the most probable classes of each image, and after them the explained ones (N,K) that are less probable."""
+    labels, top = classifier.labels, probabilities.topk(min(LISTED, probabilities.shape[1])).indices.tolist()
+    more = [[]] * len(top) if explained is None else explained.tolist()
+    predictions: list[list[Prediction] | None] = []
+    for shares, first, others in zip(probabilities, top, more):
+        classes = [*first, *sorted({*others} - {*first}, key=lambda index: -float(shares[index]))]
+        listed = [Prediction(index, None if labels is None else labels[index], shares[index].item()) for index in classes]
+        predictions.append(listed if shares.isfinite().all() else None)
+    return predictions
 
 
 def _to_result(found: PictureExplanation | PictureAttribution, k: int, target: Any) -> MapResult:

@@ -133,7 +133,7 @@ def format_report(report: Report) -> str:
     parts = [title, f"{width} x {height}", f"{record.model} on {report.device}", *task, f"{report.seconds:.1f} s"]
     lines = ["   ".join(parts), ""]
     if record.predictions:
-        lines += [*(_things if task else _classes)(record.predictions, report.task), ""]
+        lines += [*(_things(record.predictions, report.task) if task else _classes(record)), ""]
     lines += [*_explained(record, report.grids), ""] if record.explained else []
     note = [] if record.note is None else [f"  {record.note[:1].upper() + record.note[1:]}."]
     return "\n".join([*lines, _seen(record, has_fit=not task), *note, ""])
@@ -155,14 +155,21 @@ def _make_printable(record: Record) -> Record:
     return found
 
 
-def _classes(predictions: Sequence[Prediction], task: str) -> list[str]:
+def _classes(record: Record) -> list[str]:
+    """List the classes and their probabilities; a star marks those that are explained, unless it is the first alone."""
+    predictions = record.predictions
+    explained = {entry.index for entry in record.explained if entry.kind == "class"} - {None}
+    marked = set() if explained <= {predictions[0].index} else explained
     names = [name_class(each.index, each.label) for each in predictions]
     width, digits = max(map(len, names)), max(len(str(each.index)) for each in predictions)
-    starts = [f"  {name:<{width}}   {each.index:>{digits}}   " for name, each in zip(names, predictions)]
+    marks = ["*" if each.index in marked else " " for each in predictions]
+    starts = [f"{mark} {name:<{width}}   {each.index:>{digits}}   " for mark, name, each in zip(marks, names, predictions)]
     shares = [each.probability for each in predictions]
     if all(0 <= share <= 1 for share in shares):
         bars = [click.style(draw_bar(share), fg="cyan") for share in shares]
-        return [f"{start}{_percent(share):>5}   {bar}" for start, share, bar in zip(starts, shares, bars)]
+        exact = [mark == "*" and 0 < share < 0.01 for mark, share in zip(marks, shares)]  # a named class is often improbable
+        percents = [f"{100 * share:.1g} %" if is_exact else _percent(share) for share, is_exact in zip(shares, exact)]
+        return [f"{start}{percent:>5}   {bar}" for start, percent, bar in zip(starts, percents, bars)]
     # Outputs that are no probabilities, such as logits: neither a percentage nor a bar would be true.
     values = [f"{share:.4g}" for share in shares]
     longest = max(5, *map(len, values))

@@ -29,6 +29,8 @@ class ScoreModel(nn.Module):
     """A model whose output are the scores (N,K) of what was found in one picture, in whatever is shown in its place:
     cosines as numbers from 0 to 1."""
 
+    makes_scores = True  # whatever the model gives, an embedding too
+
     def __init__(self, bound: Bound, target: Any, *, are_cosines: bool) -> None:
         super().__init__()
         self.module = bound.model

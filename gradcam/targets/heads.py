@@ -48,7 +48,8 @@ def find_end(model: nn.Module) -> nn.Module:
         # A wrapper with tensors may compare an embedding with these, which makes scores of it.
         has_tensors = model._parameters or model._buffers or any(isinstance(it, Tensor) for it in vars(model).values())
         is_sequence = type(model).forward is nn.Sequential.forward
-        if not children or (not is_sequence and (has_tensors or len(children) > 1)):
+        makes_scores = getattr(model, "makes_scores", False)
+        if not children or makes_scores or (not is_sequence and (has_tensors or len(children) > 1)):
             break
         model = children[-1]
     return model

@@ -163,7 +163,10 @@ def test_signed_heatmaps_keep_their_two_colours(do: Callable[..., Work], photo: 
     work = do(Saving(kinds=("heatmap", "overlay"), format="png"), classes=(ESPRESSO,), evidence="signed")
     record = work.save(path).record
     (entry,) = record.explained
-    assert (entry.overlay, entry.heatmap) == ("sub/cat-gradcam-signed.png", "sub/cat-gradcam-signed-heatmap.png")
+    assert (entry.overlay, entry.heatmap) == (
+        "sub/cat-gradcam-967-espresso-signed.png",
+        "sub/cat-gradcam-967-espresso-signed-heatmap.png",
+    )
     written = gradcam.read_image(work.folder / str(entry.heatmap))
     heatmap = work.classifier.explain(path, target=ESPRESSO, evidence="signed").heatmaps[0, 0]
     assert heatmap.min() < 0 < heatmap.max()
@@ -230,8 +233,9 @@ def test_class_and_layer_are_in_the_name_where_there_are_several(do: Callable[..
     for entry in record.explained:
         assert str(entry.overlay).endswith(f"-{entry.index}-{str(entry.label).replace(' ', '_')}-{entry.layer}.jpg")
     assert {entry.overlay for entry in do(classes=(ESPRESSO,)).save(path, "one").record.explained} == {
-        "one-gradcam.jpg"
+        "one-gradcam-967-espresso.jpg"
     }
+    assert {entry.overlay for entry in do().save(path, "top").record.explained} == {"top-gradcam.jpg"}
 
 
 def test_names_that_are_alike_get_numbers(do: Callable[..., Work], photo: Photo) -> None:

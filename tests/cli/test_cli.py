@@ -128,6 +128,23 @@ def test_the_overlay_is_the_one_that_python_gives(
     np.testing.assert_array_equal(pixels(folder / "koala-gradcam-88-macaw.png"), expected)
 
 
+def test_a_second_class_does_not_overwrite_the_first(run: Command, folder: Path, small: Photo) -> None:
+    path = small("coffee.jpg")
+    for label in ("boxer", "cup"):
+        assert run(path, "--class", label, "-q").status == 0
+    assert files(folder) == ["coffee-gradcam-242-boxer.png", "coffee-gradcam-968-cup.png"]
+
+
+def test_the_explained_class_is_marked_in_the_table(run: Command, small: Photo) -> None:
+    lines = run(small("coffee.jpg"), "-c", "tiger cat").out.splitlines()
+    (line,) = [line for line in lines if line.startswith("* ")]
+    assert re.match(r"\* tiger cat +282 +0\.\d+ %", line)
+    (record,) = records(run(small("coffee.jpg"), "-c", "tiger cat", "--json"))
+    *first, last = record["predictions"]
+    assert (len(first), last["label"]) == (5, "tiger cat")
+    assert 0 < last["probability"] < min(other["probability"] for other in first)
+
+
 def test_several_pictures_get_an_overlay_each(
     run: Command, folder: Path, small: Photo, classifier: gradcam.Classifier
 ) -> None:

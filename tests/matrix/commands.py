@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from tests.matrix.models import NAMES, Model, make_model
+from tests.matrix.models import NAMES, PROVIDERS, Model, make_model
 
 WIDTH, HEIGHT = 96, 64
 SQUARE = (52, 30, 76, 54)  # left, top, right, bottom, off the centre of each axis, and within a central crop
-SEEN_SHARE = 1.2  # how much more the heatmap has to change at the square than elsewhere
+SEEN_SHARE = 1.1  # how much more the heatmap has to change at the square than elsewhere
 ONE_LINE = 400  # characters of a refusal
 TARGETS: dict[str, tuple[str, ...]] = {
     "classification": ("--class", "0"),
@@ -223,7 +223,12 @@ def check_report(job: Job) -> Outcome:
     output = job.output / "batch"
     if not (output / "manifest.jsonl").exists():
         return job.call("batch", job.images / "images", "-o", output, "--report", "--quiet")
-    outcome = invoke("report", output)
+    outcome, (record, *_) = (
+        invoke("report", output),
+        map(json.loads, (output / "manifest.jsonl").read_text().splitlines()),
+    )
+    if record["error"]:  # a gallery of nothing but errors
+        return Outcome(1, "", f"Error: {record['error']}")
     if outcome.status == 0:
         pages = "".join(path.read_text(encoding="utf-8") for path in output.glob("*.html"))
         require(
@@ -294,6 +299,7 @@ def check_ui(job: Job) -> Outcome:
     return Outcome(0, json.dumps(answer)[:300], "")
 
 
+IGNORES_TASK = ("diff", "ui")  # they read the task off the model
 COMMANDS: dict[str, Callable[[Job], Outcome]] = {
     "run": check_run,
     "--json": check_json,
@@ -337,6 +343,8 @@ def check_cells(
     os.chdir(output)
     try:
         for command in commands:
+            if command in IGNORES_TASK and task not in PROVIDERS[provider][1]:
+                continue
             try:
                 outcome = COMMANDS[command](job)
                 refusal = read_refusal(outcome) if outcome.status else None

@@ -20,6 +20,7 @@ SIZE = 64
 WORDS = ("<pad>", "<s>", "</s>", "<unk>", "a", "red", "green", "square")
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 ENDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+SPECIAL: dict[str, Any] = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 OWN_MODELS = Path(__file__).with_name("own_models.py")
 
 
@@ -159,8 +160,6 @@ def make_smp(task: str, folder: Path) -> Model:
 
 
 def make_yolo(task: str, folder: Path) -> Model:
-    from ultralytics.nn import tasks as library
-
     from ultralytics.nn.tasks import ClassificationModel
 
     if task == "classification":
