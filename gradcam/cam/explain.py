@@ -156,8 +156,9 @@ class Explanation:
         """
         if check_suffix(path) not in SUFFIXES:
             raise ImageError(
-                f"{path}: this explanation has no picture to draw on: gradcam.write_image({os.fspath(path)!r}, "
-                "gradcam.overlay(picture, explanation.heatmaps[0, 0])); or save it as .npz"
+                f"{path}: this explanation has no image to draw on. Explain the image file, "
+                f"gradcam.load_classifier(model).explain('photo.jpg').save({os.fspath(path)!r}); draw it with "
+                "gradcam.overlay(image, explanation.heatmaps[0, 0], region=(top, left, height, width)); or save it as .npz."
             )
         tensors = {name: getattr(self, name) for name in ("maps", "heatmaps", "classes", "scores")}
         write_arrays(path, tensors, {name: getattr(self, name) for name in ("layer", "method", "evidence")}, i, k)

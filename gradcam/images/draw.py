@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradcam.errors import GradcamError, ImageError, join_names, nearest, shorten
+from gradcam.errors import GradcamError, ImageError, join_names, nearest, shorten, warn
 from gradcam.images.opencv import cv2
 from gradcam.images.read import PictureLike, Pixels, Region, read_image, to_numpy
 
@@ -23,6 +23,7 @@ COLORMAPS: dict[str, int] = {
 GAP = 8  # white pixels between the pictures of a sheet
 LINE = 640  # pixels of a region for each that its outline is wide
 DARK, LIGHT = 20, 180  # which three quarters of an outline's lines are
+MAX_ASPECT_RATIO = 1.05  # of heatmap to image, or its inverse, up to which nothing looks distorted
 BAND = 2**17  # pixels that are blended at a time
 LOOKS_UP_16_BITS = int(cv2.__version__.partition(".")[0]) >= 5  # which is twice as fast as NumPy
 # Signed heatmaps, from a little to the most: evidence for the class in warm colours, evidence against it in cold ones.
@@ -55,8 +56,8 @@ def overlay(
     colormap : str, default "turbo"
         The name of one of OpenCV's colour maps, in any case.
     region : (int, int, int, int), default None
-        Top, left, height and width of the pixels that the network saw; None for the whole picture. Pixels outside stay
-        as they are.
+        Top, left, height and width of the pixels that the network saw; None for the whole image, with a warning if the
+        heatmap's size is not the image's. Pixels outside stay as they are.
     signed : bool, default False
         Whether the heatmap is in [-1,1]. It is then drawn in red above zero and in blue below, whatever the colour map.
     outline : bool, default False
@@ -88,6 +89,8 @@ def overlay(
     # everything cold, and hide small objects and the picture with them.
     picture, values = read_image(image), to_numpy(heatmap)
     height, width = picture.shape[:2]
+    if region is None:
+        _warn_of_stretching(values.shape, height, width)
     top, left, rows, columns = _check_region((0, 0, height, width) if region is None else region, height, width)
     if not isinstance(alpha, (int, float, np.number)) or not 0 <= alpha <= 1:
         raise GradcamError(f"alpha is {shorten(alpha)}, expected an opacity from 0 to 1.")
@@ -99,6 +102,19 @@ def overlay(
     if outline and alpha > 0 and (levels != _scale_of(signed)[1]).any():
         _draw_outline(seen, [top > 0, left > 0, top + rows < height, left + columns < width])
     return result
+
+
+def _warn_of_stretching(shape: tuple[int, ...], height: int, width: int) -> None:
+    """Warn that a heatmap of another size than the image's is drawn over all of it, which the network may not have seen."""
+    if len(shape) != 2 or not all(shape) or shape == (height, width):
+        return
+    aspect = (shape[1] / shape[0]) / (width / height)
+    how = "" if 1 / MAX_ASPECT_RATIO <= aspect <= MAX_ASPECT_RATIO else ", distorted,"
+    warn(
+        f"A heatmap of {shape[1]} x {shape[0]} is stretched{how} over the whole image of {width} x {height}. If the network saw "
+        "a crop, pass region=(top, left, height, width), as explanation.regions[0] or classifier.region(height, width) has "
+        "it; if it saw the whole image, region=(0, 0, height, width)."
+    )
 
 
 def _draw_outline(seen: Pixels, sides: Sequence[bool]) -> None:

@@ -322,7 +322,7 @@ def read_refusal(outcome: Outcome) -> str:
         for line in outcome.err.splitlines()
         if line.strip() and not line.startswith(("Note: ", "Warning: ", "Usage: "))
     ]
-    errors = [line for line in lines if "Error: " in line] or lines[-1:]
+    errors = [line for line in lines if "Error: " in line] or [line for line in lines if "png: " in line] or lines[-1:]
     require(errors and "Traceback" not in outcome.err, "no refusal in a line", outcome)
     line = re.sub(r"^.*?Error: ", "", errors[-1])
     require(20 < len(line) <= ONE_LINE, f"a refusal of {len(line)} characters", outcome)
