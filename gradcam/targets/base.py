@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from gradcam.errors import TargetError, join_names, nearest, shorten
 from gradcam.families.base import LocalGradient
@@ -68,15 +70,32 @@ class Instance:
     against: Sequence[str] = ()
 
     def shifted(self, window: Window) -> Instance:
-        """Give the same in pixels of a window, of what it was in pixels of all around it."""
-        top, left, height, width = window
+        """Give the same in pixels of a window, of what it was in pixels of all around it.
+
+        A window with fractions is stretched to whole pixels.
+        """
+        size = [max(1, round(length)) for length in window[2:]]
+        scales = [length / extent for length, extent in zip(size, window[2:])]
         box, point, mask = self.box, self.point, self.mask
+
+        def move(across: float, down: float) -> tuple[float, float]:
+            return (across - window[1]) * scales[1], (down - window[0]) * scales[0]
+
         return replace(
             self,
-            box=None if box is None else (box[0] - left, box[1] - top, box[2] - left, box[3] - top),
-            point=None if point is None else (point[0] - left, point[1] - top),
-            mask=None if mask is None else mask[top : top + height, left : left + width],
+            box=None if box is None else (*move(*box[:2]), *move(*box[2:])),
+            point=None if point is None else move(*point),
+            mask=None if mask is None else take_window(mask, window, size),
         )
+
+
+def take_window(mask: Tensor, window: Window, size: Sequence[int]) -> Tensor:
+    """Return a mask (H,W) of `size` that shows a window of a mask, by its nearest pixels; zero outside of the mask."""
+    (top, left, height, width), (rows, columns) = window, mask.shape
+    x, y = (2 * left + width) / columns - 1, (2 * top + height) / rows - 1  # the middle, from -1 to 1
+    affine = torch.tensor([[[width / columns, 0, x], [0, height / rows, y]]], dtype=torch.float32, device=mask.device)
+    grid = F.affine_grid(affine, [1, 1, *size], align_corners=False)
+    return F.grid_sample(mask[None, None].float(), grid, mode="nearest", align_corners=False)[0, 0] > 0
 
 
 @dataclass(frozen=True)
