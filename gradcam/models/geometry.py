@@ -43,8 +43,6 @@ def calibrate(process: Process) -> tuple[float, float]:
     black, white = (process(np.full(shape, level, np.uint8))[0].double().mean(0) for level in (0, 255))
     contrasts = white - black
     is_image = contrasts.abs() > contrasts.abs().amax() / 2  # Padding is the same in both.
-    if not is_image.any():
-        raise ImageError("its result does not depend on the image")
     return black[is_image].median().item(), contrasts[is_image].median().item()
 
 
