@@ -96,8 +96,7 @@ def _cut(start: float, slope: float, length: int, valid: tuple[int, int], side: 
     visible = [min(max(end, 0), side) for end in visible]
     first, last = (min(max(round(start + slope * end), 0), length) for end in visible)
     first, last = min(first, length - 1), max(last, first + 1)
-    edges = [(position - start) / slope for position in (first, last)]
-    edges = [end if end in (0, side) else edge for end, edge in zip(visible, edges)]
+    edges = [end if end in (0, side) else (place - start) / slope for end, place in zip(visible, (first, last))]
     edges = [round(edge) if abs(edge - round(edge)) <= tolerance else edge for edge in edges]
     return (first, last - first), (edges[0], edges[1] - edges[0])
 

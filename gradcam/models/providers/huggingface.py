@@ -233,8 +233,7 @@ class ProcessorPreprocess:
         bits: those go through the same steps of our own, where they are known. Raises `ImageError` where they are
         not."""
         if image.dtype == np.uint8 and image.ndim == 3:
-            if not self.is_known:
-                self._locate(*image.shape[:2])
+            self.window(*image.shape[:2])  # Raises an error if it cannot be measured.
             return run_processor(self.processor, check_pixels(image))[0]
         if not self.is_known:
             raise ImageError(
