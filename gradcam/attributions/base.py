@@ -198,6 +198,8 @@ def differentiable(model: nn.Module, images: Any, target: Any) -> Iterator[Opene
     model = unwrap(model)
     bound = bind(target, model, to_batch(images))
     batch = bound.batch
+    if batch.windows is not None:
+        raise ImageError("Pixels are attributed to, and the model's processor pads images: take a CAM method.")
     with preserve_state(bound.model) as modules, torch.enable_grad(), known_failures(INPUT_FAILURES):
         warn_of_shared_statistics(modules, batch.images)
         yield Opened(bound.model, modules, batch, caller_keeps(batch.pictures), bound.target, bound.own_output)

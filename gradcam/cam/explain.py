@@ -513,7 +513,8 @@ def _lay_instances(rows: Sequence[Sequence[Instance]] | None, batch: Batch) -> S
     rows = None if rows is None else rows[: batch.images]
     if rows is None or batch.windows is None:
         return rows
-    return [[each.shifted(window) for each in row] for row, window in zip(rows, batch.windows)]
+    places = zip(rows, batch.windows, batch.sizes)
+    return [[each.moved(window, (0, 0, size[0], size[1]), size) for each in row] for row, window, size in places]
 
 
 def _without_settled(levels: Sequence[Tensor], scored: Scored) -> Sequence[Tensor]:

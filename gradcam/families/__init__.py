@@ -48,6 +48,7 @@ FAMILIES = (
     Row(r"ultralytics\.nn\.tasks\.DetectionModel", "yolo:YoloDetector"),
     Row(rf"{MODELING}({DETECTORS})ForObjectDetection", "huggingface_detection:HuggingFaceDetector"),
     Row(rf"{MODELING}\w+ForSemanticSegmentation", "huggingface_segmentation:SemanticSegmenter"),
+    Row(rf"{MODELING}\w+ForDepthEstimation", "huggingface_segmentation:DepthEstimator"),
     Row(rf"{MODELING}Mask2FormerForUniversalSegmentation", "huggingface_segmentation:Mask2FormerSegmenter"),
     Row(
         rf"{MODELING}(MaskFormerForInstance|OneFormerForUniversal)Segmentation",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gradcam.errors import ModelError
+from gradcam.errors import ModelError, TargetError
 from gradcam.families.base import Seen, Segmenter
 from gradcam.families.segmentation import PlainSegmenter
 from gradcam.families.tokens import load_tokenizer, tokenize
@@ -43,6 +43,16 @@ class SemanticSegmenter(Configured, PlainSegmenter):
     def own_layer(self) -> str | None:
         find = LAST_STAGES.get(self.config.model_type)
         return None if find is None else find(self.model)
+
+
+class DepthEstimator(SemanticSegmenter):
+    """`...ForDepthEstimation`, which has no classes: its target is a function of the output."""
+
+    def read(self, seen: Seen, batch: Batch) -> Tensor:
+        raise TargetError(
+            f"{type(self.model).__name__} gives a depth for each pixel, and no classes: take a function of its output, "
+            "--target FILE.py:FUNCTION (target= in Python), such as the mean of predicted_depth in a place."
+        )
 
 
 def last_in(model: nn.Module, name: str) -> str:

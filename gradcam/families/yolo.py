@@ -22,7 +22,7 @@ from torchvision.ops import batched_nms
 from gradcam.errors import ModelError
 from gradcam.families.base import Candidates, Detections, Detector, Seen, Watched
 from gradcam.hooks.hooks import Hooks
-from gradcam.hooks.nested import Batch, Window, tensors
+from gradcam.hooks.nested import Batch, tensors
 
 CACHED = ("shape", "anchors", "strides")  # what a head keeps of the last size that it met
 PICTURE = 640  # pixels that networks are trained with, where nothing else is said
@@ -216,11 +216,11 @@ class Letterbox:
         canvas[:, top : top + height, left : left + width] = resized[0].round()
         return canvas / 255
 
-    def region(self, height: int, width: int) -> Window:
+    def region(self, height: int, width: int) -> tuple[int, int, int, int]:
         """All of a picture of that size."""
         return 0, 0, height, width
 
-    def window(self, height: int, width: int) -> Window:
+    def window(self, height: int, width: int) -> tuple[int, int, int, int]:
         """Where a picture of that size lies on the square: top, left, height and width."""
         scale = min(self.size / height, self.size / width)
         rows, columns = (max(1, round(length * scale)) for length in (height, width))

@@ -158,7 +158,7 @@ def take_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Lay
     return inputs, (tuple(copies.get(id(value), value) for value in args), new_kwargs)
 
 
-Window = tuple[int, int, int, int]  # top, left, height and width, in pixels
+Window = tuple[float, float, float, float]  # top, left, height and width, in pixels
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Batch:
     def sizes(self) -> list[tuple[int, ...]]:
         """The size of each picture by itself, without what lies around it."""
         if self.windows is not None:
-            return [window[2:] for window in self.windows]
+            return [tuple(max(1, round(length)) for length in window[2:]) for window in self.windows]
         return [self.size] * self.images if self.listed is None else list(self.listed)
 
     def take(self, images: int, first: int = 0) -> Batch:

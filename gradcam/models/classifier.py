@@ -17,6 +17,7 @@ from gradcam.cam.explain import Explanation, Plan, carry_out, one_map
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import find_method, find_methods
 from gradcam.errors import GradcamError, ImageError, LayerError, shorten, show_fields
+from gradcam.hooks.nested import to_batch
 from gradcam.hooks.preserve import preserve_state
 from gradcam.images.read import FORMS, PictureLike, Region, is_one_picture
 from gradcam.layers.find import find_layer, unwrap
@@ -29,6 +30,7 @@ from gradcam.models.preprocess import (
     Reader,
     Reading,
     check_same_sizes,
+    find_windows,
     read_picture,
     to_reading,
 )
@@ -415,9 +417,11 @@ class Classifier:
         some = (images for _, images in tiles.batches())
         return torch.cat([target.find_logits(self._run(self._place(it)), len(it)) for it in some]).mean(0, keepdim=True)
 
-    def _show(self, prepared: Sequence[Prepared], target: Any) -> tuple[Tensor, Any, Any]:
+    def _show(self, prepared: Sequence[Prepared], target: Any) -> tuple[Any, Any, Any]:
         if self._fit.kind == "crop":
-            return self._stack([picture.image for picture in prepared]), target, None
+            images = self._stack([picture.image for picture in prepared])
+            windows = hasattr(self.preprocess, "window") and find_windows(self.preprocess, prepared)
+            return replace(to_batch(images), windows=windows) if windows else images, target, None
         own, step = get_steps(self.preprocess), find_step(self.model)
         check_sizes(self.model, self._stack([prepared[0].image]), step)
         images = self._stack([show_whole(picture.reading.values, own, step) for picture in prepared])
@@ -434,15 +438,15 @@ class Classifier:
     def _choose_classes(self, target: Any, output: Any, images: int) -> Any:
         return target if callable(target) else target.resolve(target.find_logits(output, images), images)
 
-    def _run_passes(self, images: Tensor, passes: list[Pass], target: Any, output: Any = None) -> Found:
+    def _run_passes(self, images: Any, passes: list[Pass], target: Any, output: Any = None) -> Found:
         found: Found = {}
         for layers, plan in passes:
-            model, inputs = self._take(images.clone() if len(passes) > 1 else images)
+            model, inputs = self._take(to_batch(images).copy() if len(passes) > 1 else images)
             own = layers if model is self.model else [find_layer(unwrap(self.model), it).name for it in layers]
             found |= carry_out(model, inputs, own, replace(plan, target=target))
         return found if output is None else {key: replace(each, output=output) for key, each in found.items()}
 
-    def _take(self, images: Tensor) -> tuple[nn.Module, Any]:
+    def _take(self, images: Any) -> tuple[nn.Module, Any]:
         if self._fit.kind != "whole":
             return self.model, images
         return take_size(self.model, images, get_steps(self.preprocess).size)
@@ -573,10 +577,8 @@ class Classifier:
         return target
 
     def _prepare_all(self, pictures: Picture | Sequence[Picture]) -> list[Prepared]:
-        several = isinstance(pictures, list) or not (
-            isinstance(pictures, (Reading, Prepared)) or is_one_picture(pictures)
-        )
-        found: Any = pictures if several else [pictures]
+        is_list, is_prepared = isinstance(pictures, list), isinstance(pictures, (Reading, Prepared))
+        found: Any = pictures if is_list or not (is_prepared or is_one_picture(pictures)) else [pictures]
         if not isinstance(found, (Sequence, np.ndarray, Tensor)):
             raise ImageError(f"The pictures are {shorten(found)}, expected {FORMS}, or a sequence of them.")
         prepared = [self.prepare(picture) for picture in found]

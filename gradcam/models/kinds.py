@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,20 +11,20 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from gradcam import families, targets
 from gradcam.cam.explain import Explanation, Plan, carry_out
 from gradcam.errors import ImageError, ModelError, TargetError
 from gradcam.families import Family, find_family
 from gradcam.hooks.nested import Batch, Window, to_batch
+from gradcam.images.read import Region
 from gradcam.layers.find import unwrap
 from gradcam.models.classifier import Classifier, Picture
-from gradcam.models.preprocess import Prepared
+from gradcam.models.preprocess import Prepared, find_windows
 from gradcam.models.results import PictureExplanation
-from gradcam.targets.base import Target
+from gradcam.targets.base import Target, take_window
 from gradcam.targets.classes import ClassTarget, is_function
-from gradcam.targets.masks import check_point, read_mask
+from gradcam.targets.masks import check_point, find_visible, read_mask
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Placement:
     is shown there, and the size of all that is given."""
 
     size: tuple[int, int]
-    region: Window
+    region: Region
     window: Window
     given: tuple[int, ...]
 
@@ -62,12 +63,12 @@ class Placement:
             raise TargetError(
                 f"The mask is {sizes[0]}, and the picture {sizes[1]}: expected one of the picture's size."
             )
-        (top, left, rows, columns), (down, right, height, width) = self.region, self.window
-        part = found[top : top + rows, left : left + columns] != 0
-        shrunk = F.interpolate(part[None, None].float(), (height, width), mode="nearest-exact")[0, 0] > 0
-        whole = torch.zeros(self.given, dtype=torch.bool, device=shrunk.device)
-        whole[down : down + height, right : right + width] = shrunk
-        return whole
+        scales = [outer / inner for outer, inner in zip(self.region[2:], self.window[2:])]
+        top, left = (-start * scale for start, scale in zip(self.window, scales))
+        height, width = (length * scale for length, scale in zip(self.given, scales))
+        row, column, rows, columns = self.region
+        part = found[row : row + rows, column : column + columns] != 0
+        return take_window(part, (top, left, height, width), self.given)
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,12 +150,12 @@ class TaskModel(Classifier):
         ImageError
             For pictures in which a place is not the same place of what the model is given.
         """
-        found = set()
-        for each in prepared:
-            size = each.reading.picture.shape[:2]
-            find_window = getattr(self.preprocess, "window", None)
-            window = (0, 0, *each.image.shape[1:]) if find_window is None else find_window(*size)
-            found.add(Placement((size[0], size[1]), self.region(size[0], size[1]), window, tuple(each.image.shape[1:])))
+        windows, found = find_windows(self.preprocess, prepared), set()
+        for i, each in enumerate(prepared):
+            height, width = each.reading.picture.shape[:2]
+            rows, columns = each.image.shape[1:]
+            window = (0, 0, rows, columns) if windows is None else windows[i]
+            found.add(Placement((height, width), self.region(height, width), window, (rows, columns)))
         if len(found) > 1:
             raise ImageError("A place is elsewhere in pictures of other sizes: explain them one by one.")
         return found.pop()
@@ -188,15 +189,18 @@ class TaskModel(Classifier):
             For pictures whose sizes differ once preprocessed, where the model takes one tensor.
         """
         images = [self._place(each.image) for each in prepared]
-        sizes = [tuple(image.shape[1:]) for image in images]
         as_list = isinstance(self._to_inputs(images[0][None]), list)
         batch = to_batch(images if as_list else self._to_inputs(self._stack([each.image for each in prepared])))
-        find_window = getattr(self.preprocess, "window", None)
-        if find_window is None:
+        windows = find_windows(self.preprocess, prepared)
+        if windows is None:
             return batch
-        windows = [find_window(*each.reading.picture.shape[:2]) for each in prepared]
-        is_padded = any(window != (0, 0, *size) for window, size in zip(windows, sizes))
-        return replace(batch, windows=tuple(windows)) if is_padded else batch
+        batch = replace(batch, windows=windows)
+        parameters = inspect.signature(unwrap(self.model).forward).parameters
+        names = getattr(getattr(self.preprocess, "processor", None), "model_input_names", ())
+        if "pixel_mask" not in names or "pixel_mask" not in parameters:
+            return batch
+        mask = torch.stack(find_visible(batch)).long()
+        return replace(batch, args=(), kwargs={**dict(zip(parameters, batch.args)), **batch.kwargs, "pixel_mask": mask})
 
     def _to_inputs(self, images: Tensor) -> Any:
         given = images if self.family is None else self.family.to_inputs(images)

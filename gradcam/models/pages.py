@@ -23,7 +23,7 @@ from gradcam.hooks.preserve import preserve_state
 from gradcam.layers.find import find_layer, unwrap
 from gradcam.models.classifier import Classifier, Picture
 from gradcam.models.load import load_classifier
-from gradcam.models.preprocess import Prepared
+from gradcam.models.preprocess import Prepared, find_windows
 from gradcam.models.providers import DEFAULT
 from gradcam.models.results import PictureExplanation
 from gradcam.models.shown import list_classes, list_things, to_set
@@ -209,6 +209,7 @@ class _Making:
     def _explain_all(self, layer: str, method: Method | None, one: PictureExplanation, ranked: Tensor) -> MapSet | None:
         """The maps of all classes, in this order; None where there is no short way."""
         is_plain = one.evidence == "signed" and one.fit is None and one.classes is not None
+        is_plain = is_plain and find_windows(self.classifier.preprocess, [self.prepared]) is None
         if not is_plain or method is None or one.maps.ndim != 4:
             return None
         if len(ranked) * one.maps[0, 0].numel() > MOST_CELLS and method.name != "gradcam":

@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from gradcam.errors import GradcamError, ImageError, ModelError, shorten, show_fields
+from gradcam.hooks.nested import Window
 from gradcam.images import read
 from gradcam.images.edit import Edit, edit_picture
 from gradcam.images.read import FULL, Given, PictureLike, Pixels, Region, show
@@ -239,6 +240,16 @@ class Prepared:
     image: Tensor
 
     __repr__ = show_fields
+
+
+def find_windows(preprocess: Preprocess, prepared: Sequence[Prepared]) -> tuple[Window, ...] | None:
+    """Return where each image lies in the tensor that the model takes; None if all of them cover it."""
+    find_window: Callable[[int, int], Window | None] | None = getattr(preprocess, "window", None)
+    if find_window is None:
+        return None
+    sizes = [(0, 0, *each.image.shape[1:]) for each in prepared]
+    windows = [find_window(*each.reading.picture.shape[:2]) or size for each, size in zip(prepared, sizes)]
+    return None if windows == sizes else tuple(windows)
 
 
 def edit_reading(reading: Reading, edits: Sequence[str | Edit]) -> Reading:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
-from torch.nn import functional as F
 from typing_extensions import Self
 
 from gradcam.attributions.base import Attribution
@@ -464,22 +463,8 @@ class PictureExplanation(Pictured, Explanation):
         return replace(self, **changed) if changed else self
 
     def _lay(self, i: int, instance: Instance) -> Instance:
-        (top, left, height, width), shown = self.regions[i], self.heatmaps[i].shape[-2:]
-        down, across = height / shown[0], width / shown[1]
-        changed: dict[str, Any] = {}
-        if instance.box is not None:
-            x0, y0, x1, y1 = instance.box
-            changed["box"] = (left + x0 * across, top + y0 * down, left + x1 * across, top + y1 * down)
-        if instance.point is not None:
-            changed["point"] = (left + instance.point[0] * across, top + instance.point[1] * down)
-        if instance.mask is not None:
-            whole = instance.mask.new_zeros(self.pictures[i].shape[:2])
-            stretched = (
-                F.interpolate(instance.mask[None, None].float(), (height, width), mode="nearest-exact")[0, 0] > 0
-            )
-            whole[top : top + height, left : left + width] = stretched
-            changed["mask"] = whole
-        return replace(instance, **changed)
+        rows, columns = self.heatmaps[i].shape[-2:]
+        return instance.moved((0, 0, rows, columns), self.regions[i], self.pictures[i].shape[:2])
 
 
 def to_mark(instance: Instance) -> Mark:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from gradcam.errors import TargetError, join_names, nearest, shorten
@@ -67,16 +68,30 @@ class Instance:
     point: tuple[float, float] | None = None
     against: Sequence[str] = ()
 
-    def shifted(self, window: Window) -> Instance:
-        """Give the same in pixels of a window, of what it was in pixels of all around it."""
-        top, left, height, width = window
+    def moved(self, source: Window, target: Window, size: Sequence[int]) -> Instance:
+        """Give the same where `source` is stretched to `target`; a mask gets `size`, and is zero outside of its own."""
+        down, across = (new / old for new, old in zip(target[2:], source[2:]))
+        top, left = source[0] - target[0] / down, source[1] - target[1] / across
         box, point, mask = self.box, self.point, self.mask
+
+        def move(x: float, y: float) -> tuple[float, float]:
+            return (x - left) * across, (y - top) * down
+
         return replace(
             self,
-            box=None if box is None else (box[0] - left, box[1] - top, box[2] - left, box[3] - top),
-            point=None if point is None else (point[0] - left, point[1] - top),
-            mask=None if mask is None else mask[top : top + height, left : left + width],
+            box=None if box is None else (*move(*box[:2]), *move(*box[2:])),
+            point=None if point is None else move(*point),
+            mask=None if mask is None else take_window(mask, (top, left, size[0] / down, size[1] / across), size),
         )
+
+
+def take_window(mask: Tensor, window: Window, size: Sequence[int]) -> Tensor:
+    """Return a mask (H,W) of `size` that shows a window of a mask, by its nearest pixels; zero outside of the mask."""
+    steps = (torch.arange(count, dtype=torch.float32, device=mask.device) + 0.5 for count in size)
+    places = [(step * (window[2 + i] / size[i]) + window[i]).floor().long() for i, step in enumerate(steps)]
+    inside = [(place >= 0) & (place < side) for place, side in zip(places, mask.shape)]
+    rows, columns = (place.clamp(0, side - 1) for place, side in zip(places, mask.shape))
+    return mask[rows[:, None], columns] * (inside[0][:, None] & inside[1])
 
 
 @dataclass(frozen=True)

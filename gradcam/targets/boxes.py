@@ -160,9 +160,9 @@ class MissedBox(Target):
     def bind(self, model: nn.Module, batch: Batch) -> Bound:
         family = find_detector(model)
         label = to_label(self.class_, family.labels)
-        for height, width in batch.sizes:
+        for y, x, height, width in batch.windows or [(0, 0, *size) for size in batch.sizes]:
             for left, top, right, bottom in self.boxes:
-                if left >= width or top >= height or right <= 0 or bottom <= 0:
+                if left >= x + width or top >= y + height or right <= x or bottom <= y:
                     raise TargetError(
                         f"The box {(left, top, right, bottom)} is outside of a picture of {width} x {height}."
                     )

@@ -176,8 +176,9 @@ def find_visible(batch: Batch) -> list[Tensor]:
     found = []
     for i in range(batch.images):
         top, left, height, width = (0, 0, *batch.size) if frame is None else frame.windows[i]
+        rows, columns = (slice(round(max(0, a)), round(a + length)) for a, length in ((top, height), (left, width)))
         seen = torch.zeros(*batch.size, dtype=torch.bool, device=batch.device)
-        seen[top : top + height, left : left + width] = True
+        seen[rows, columns] = True
         found.append(seen)
     return found
 

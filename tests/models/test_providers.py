@@ -558,11 +558,10 @@ def test_the_region_is_what_the_processor_takes(processor: Any, region: tuple[in
         assert preprocess(image)[0, 0].mean() > values.mean() + 0.5
 
 
-def test_a_processor_whose_steps_are_not_known_is_told_of() -> None:
+def test_a_processor_whose_steps_are_not_known_is_measured() -> None:
     preprocess, notes = make_preprocess(transformers.LevitImageProcessor())  # scales its size by 256 / 224 in secret
-    assert len(notes) == 1
-    assert "LevitImageProcessor takes is not known" in notes[0]
-    assert preprocess.region(300, 400) == (0, 0, 300, 400)
+    assert notes == []
+    assert preprocess.region(300, 400) == pytest.approx((19, 69, 262, 262), abs=1)
 
 
 def test_a_processors_steps_may_be_changed(tmp_path: Path, photo: Photo) -> None:
@@ -715,11 +714,12 @@ def test_a_processors_interpolation(resample: int, name: str) -> None:
     assert make_preprocess(processor)[1] == []
 
 
-def test_a_processor_that_pads_is_told_of_and_used() -> None:
+def test_a_processor_that_pads_is_measured() -> None:
     processor = transformers.CLIPImageProcessor(size={"shortest_edge": 64}, crop_size={"height": 80, "width": 80})
-    preprocess, (note,) = make_preprocess(processor)
-    assert note.startswith("What part of a picture")
+    preprocess, notes = make_preprocess(processor)
+    assert notes == []
     assert preprocess(np.zeros((100, 100, 3), np.uint8)).shape == (3, 80, 80)
+    assert (preprocess.region(100, 100), preprocess.window(100, 100)) == ((0, 0, 100, 100), (8, 8, 64, 64))
     with pytest.raises(gradcam.GradcamError, match="takes RGB of 8 bits: save it as that"):
         preprocess(np.zeros((100, 100), np.uint16))
 

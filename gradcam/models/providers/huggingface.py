@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from torch import Tensor, nn
 
 from gradcam.errors import ImageError, ModelError, join_names
 from gradcam.families import Detector, find_readers
+from gradcam.hooks.nested import Window
 from gradcam.images.read import Region
 from gradcam.images.write import check_pixels
 from gradcam.models.checkpoints.fit import load_weights
 from gradcam.models.checkpoints.read import read_checkpoint
+from gradcam.models.geometry import Piece, calibrate, measure
 from gradcam.models.preprocess import ASSUMED, Preprocessing
 from gradcam.models.providers import base
 from gradcam.models.providers.base import Blueprint, Parts
@@ -214,21 +217,24 @@ def _found(name: str) -> Iterator[tuple[Any, str, bool, Any]]:
 
 @dataclass(frozen=True, eq=False)
 class ProcessorPreprocess:
-    """An image processor of transformers, with the part of a picture that its result shows. `plain`: the same as steps
-    that can be changed, where there are such. `is_known`: whether its steps are understood; otherwise the whole picture
-    is taken to be seen."""
+    """An image processor of transformers, with the part of an image that its result shows.
+
+    `plain`: the same as steps that can be changed, if there are such. `is_known`: whether its settings say what it does;
+    otherwise the part is measured, once for each size of images.
+    """
 
     processor: Any = field(repr=False)
     plain: Preprocessing | None
     is_known: bool = True
+    _pieces: dict[tuple[int, int], Piece] = field(default_factory=dict, repr=False)
 
     def __call__(self, image: NDArray[Any]) -> Tensor:
         """An RGB picture, uint8 (H,W,3), as float32 (C,h,w): what the processor gives. Of deeper values it would keep 8
         bits: those go through the same steps of our own, where they are known. Raises `ImageError` where they are
         not."""
         if image.dtype == np.uint8 and image.ndim == 3:
-            # Of an array, a processor would have to guess which axis the channels are on.
-            return self.processor(Image.fromarray(check_pixels(image)), return_tensors="pt")["pixel_values"][0]
+            self.window(*image.shape[:2])  # Raises an error if it cannot be measured.
+            return run_processor(self.processor, check_pixels(image))[0]
         if not self.is_known:
             raise ImageError(
                 f"The picture is {image.dtype} {image.shape}, and {type(self.processor).__name__} takes RGB of 8 bits: save "
@@ -245,35 +251,86 @@ class ProcessorPreprocess:
     def region(self, height: int, width: int) -> Region:
         """The part of a picture that the network sees: (top, left, height, width), in whole pixels."""
         if not self.is_known:
-            return 0, 0, height, width
+            return self._locate(height, width).region
         return find_steps(self.processor, height, width).region(height, width)
+
+    def window(self, height: int, width: int) -> Window | None:
+        """Return where the region lies in the tensor; None if it covers the tensor."""
+        return None if self.is_known else self._locate(height, width).window
+
+    def _locate(self, height: int, width: int) -> Piece:
+        """Return where the tensor lies in an image of this size. Raises `ImageError` if that cannot be measured."""
+        if (height, width) not in self._pieces:
+            try:
+                pieces = measure(partial(run_processor, self.processor), height, width, *self._calibration)
+                if len(pieces) > 1:
+                    raise ImageError(f"it splits the image into {len(pieces)} crops, of which one would be seen")
+            except Exception as error:  # Processors raise errors of any kind.
+                name, reason = type(self.processor).__name__, " ".join(str(error).split())
+                what = f"{name} on an image of {width} x {height}: {reason}. Change its settings, or crop the image."
+                raise ImageError(what) from error
+            self._pieces[height, width] = pieces[0]
+        return self._pieces[height, width]
+
+    @cached_property
+    def _calibration(self) -> tuple[float, float]:
+        return calibrate(partial(run_processor, self.processor))
+
+
+def run_processor(processor: Any, image: NDArray[np.uint8]) -> Tensor:
+    """Return the tensors (P,C,h,w) that a processor makes of an image, a single one as a rule."""
+    boxes = {"boxes": [[[0, 0, image.shape[1], image.shape[0]]]]} if takes_boxes(processor) else {}
+    # Of an array, a processor would have to guess which axis the channels are on.
+    output = processor(Image.fromarray(image), return_tensors="pt", **boxes)
+    values = output["pixel_values"]
+    if "spatial_shapes" in output:  # NaFlex: rows of patches
+        rows, columns = output["spatial_shapes"][0].tolist()
+        cells = values[0, : rows * columns].reshape(rows, columns, processor.patch_size, processor.patch_size, -1)
+        values = cells.permute(4, 0, 2, 1, 3).flatten(3).flatten(1, 2)[None]
+    if values.ndim < 4:
+        raise ModelError(f"It returns rows of patches {tuple(values.shape)}, expected images (N,C,H,W).")
+    return values.flatten(0, -4)
+
+
+def takes_boxes(processor: Any) -> bool:
+    """Return whether a processor requires the boxes of persons."""
+    boxes = inspect.signature(processor.preprocess).parameters.get("boxes")
+    return boxes is not None and boxes.default is inspect.Parameter.empty
 
 
 def make_preprocess(processor: Any) -> tuple[ProcessorPreprocess, Sequence[str]]:
-    """A processor as preprocessing, and a note where it does something that is not understood."""
-    name = type(processor).__name__
-    first = second = None
-    with contextlib.suppress(AttributeError, TypeError, ValueError, KeyError, ZeroDivisionError, ModelError):
-        first, second = (find_steps(processor, *size) for size in ((300, 400), (400, 300)))
-    found = ProcessorPreprocess(processor, None, is_known=False)
-    # Random blocks: another part of them looks another way.
-    blocks = np.random.default_rng(0).integers(0, 256, (12, 16), dtype=np.uint8)
-    picture = np.repeat(blocks.repeat(25, 0).repeat(25, 1)[..., None], 3, 2)
-    try:
-        values = found(picture)
-    except Exception as error:  # a configuration that contradicts itself
-        raise ModelError(f"The image processor, {name}, prepares no picture: {' '.join(str(error).split())}") from error
-    other, is_like = None, False
-    if first is not None:
-        with contextlib.suppress(ValueError):  # some pad, which steps cannot
-            other = first(picture)
-    if other is not None and values.shape[1:] == other.shape[1:]:  # the same part, whatever the scale of its values
-        pair = torch.stack([tensor.float().mean(0).flatten() for tensor in (values, other)])
-        is_like = torch.corrcoef(pair)[0, 1].item() > ALIKE
-    if not is_like:
-        return found, [f"What part of a picture {name} takes is not known here: maps are drawn on all of it."]
-    is_plain = first == second and not getattr(processor, "do_flip_channel_order", False)
-    return ProcessorPreprocess(processor, first if is_plain else None), []
+    """Return a processor as preprocessing, and notes. Raises `ModelError` for a processor that fails."""
+    name, steps, problems = type(processor).__name__, list[Preprocessing](), list[Exception]()
+    for height, width in ((300, 400), (96, 48)):  # Settings for one aspect ratio may differ in the other.
+        # Random blocks: another part of them looks another way.
+        side = height // 12
+        blocks = np.random.default_rng(0).integers(0, 256, (12, width // side, 1), dtype=np.uint8)
+        image = blocks.repeat(side, 0).repeat(side, 1).repeat(3, 2)
+        try:
+            values = run_processor(processor, image)
+        except Exception as error:  # a configuration that contradicts itself
+            problems.append(error)
+            continue
+        with contextlib.suppress(AttributeError, TypeError, ValueError, KeyError, ZeroDivisionError, ModelError):
+            plain = find_steps(processor, height, width)
+            if _correlates(values, plain(image)):  # Steps cannot pad, and raise an error.
+                steps.append(plain)
+    if len(problems) == 2:
+        reason = " ".join(str(problems[0]).split())
+        raise ModelError(f"The image processor, {name}, prepares no picture: {reason}") from problems[0]
+    notes = [f"{name} takes a person's box: the whole image is taken as one."] if takes_boxes(processor) else []
+    if len(steps) < 2:
+        return ProcessorPreprocess(processor, None, is_known=False), notes
+    is_plain = steps[0] == steps[1] and not getattr(processor, "do_flip_channel_order", False)
+    return ProcessorPreprocess(processor, steps[0] if is_plain else None), notes
+
+
+def _correlates(values: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors show the same part of an image, whatever the scale of their values is."""
+    if values.shape != (1, *other.shape):
+        return False
+    pair = torch.stack([tensor.float().mean(0).flatten() for tensor in (values[0], other)])
+    return torch.corrcoef(pair)[0, 1].item() > ALIKE
 
 
 def find_steps(processor: Any, height: int, width: int) -> Preprocessing:

@@ -1,0 +1,113 @@
+"""Measure which part of an image an image processor returns, and where, by running the processor on ramps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gradcam.errors import ImageError
+from gradcam.hooks.nested import Window
+from gradcam.images.read import Region
+
+CALIBRATION_SIDE = 64  # pixels of the constant images
+TILT = 1 / 8  # share of the other direction in a ramp
+TRIMMED_SHARE = 0.1  # of each end of a ramp, where resizing mixes padding into the image
+MIN_VALID_SHARE = 0.2  # of the pixels of a row or column; the two ramps agree on their diagonal
+TOLERANCE_LEVELS = 2  # of 255: how far a ramp may be from a straight line
+SNAP_PIXELS = 0.05  # distance below which an edge is on a whole pixel of the piece
+
+Extents = tuple[tuple[int, int], tuple[float, float]]  # the start and the length of a region and of its window
+Process = Callable[[NDArray[np.uint8]], Tensor]  # from an image (H,W,3) to pieces (P,C,h,w)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One tensor (C,h,w) that a processor returned: `region` of the image lies in `window` of the tensor.
+
+    Both are top, left, height and width: the region in whole pixels of the image, the window in pixels of the tensor,
+    with fractions. Their quotient is the scale; padding and other parts of the canvas lie outside the window.
+    """
+
+    region: Region
+    window: Window
+
+
+def calibrate(process: Process) -> tuple[float, float]:
+    """Return the value that a processor returns for black, and the difference to white."""
+    shape = (CALIBRATION_SIDE, CALIBRATION_SIDE, 3)
+    black, white = (process(np.full(shape, level, np.uint8))[0].double().mean(0) for level in (0, 255))
+    contrasts = white - black
+    is_image = contrasts.abs() > contrasts.abs().amax() / 2  # Padding is the same in both.
+    return black[is_image].median().item(), contrasts[is_image].median().item()
+
+
+def measure(process: Process, height: int, width: int, black: float, contrast: float) -> list[Piece]:
+    """Return where each piece lies in an image of this size.
+
+    `black` and `contrast` are those of `calibrate`. The processor is run on a ramp from top to bottom and on one from
+    left to right; padding is where both results are equal. Raises `ImageError` where a result is no ramp.
+    """
+    # The tilt spreads the errors of rounding to 8 bits, which then disappear in the mean of a row or column.
+    y, x = ((np.arange(length, dtype=np.float32) + 0.5) * (255 / length) for length in (height, width))
+    ramps = (share * y[:, None] + (1 - share) * x for share in (1 - TILT, TILT))
+    images = (np.rint(ramp).astype(np.uint8)[..., None].repeat(3, 2) for ramp in ramps)
+    down, across = ((process(image).double().mean(1) - black) / contrast for image in images)
+    pieces = []
+    for differs, y, x in zip(
+        (down - across).abs() > 0.5 / 255,
+        ((1 - TILT) * down - TILT * across) / (1 - 2 * TILT),
+        ((1 - TILT) * across - TILT * down) / (1 - 2 * TILT),
+    ):
+        (top, rows), (y0, window_rows) = _fit_axis(y.T, differs.T, height)
+        (left, columns), (x0, window_columns) = _fit_axis(x, differs, width)
+        pieces.append(Piece((top, left, rows, columns), (y0, x0, window_rows, window_columns)))
+    return pieces
+
+
+def _fit_axis(positions: Tensor, differs: Tensor, length: int) -> Extents:
+    """Return the start and the length of an axis's region, and those of its window."""
+    columns, rows = (_find_valid(differs.double().mean(axis)) for axis in (0, 1))
+    values = positions[_trim(rows)][:, columns] * length
+    profile = values.mean(0)
+    # Padding that mirrors the image runs backwards.
+    first, last = int(profile.argmin()), int(profile.argmax())
+    if last - first < 2:
+        raise ImageError("it does more than to resize, crop and pad")
+    inner = _trim(torch.arange(first, last + 1))
+    places = columns[inner].double() + 0.5
+    slope, start = np.polyfit(places.numpy(), profile[inner].numpy(), 1).tolist()
+    error = (values[:, inner] - (start + slope * places)).abs().mean().item()
+    if slope <= 0 or error > length * TOLERANCE_LEVELS / 255 + slope:
+        raise ImageError("it does more than to resize, crop and pad")
+    return _cut(start, slope, length, (int(columns[0]), int(columns[-1]) + 1), positions.shape[1])
+
+
+def _cut(start: float, slope: float, length: int, valid: tuple[int, int], side: int) -> Extents:
+    """Return the region and the window of an axis on which pixel u shows the position `start + slope * u`."""
+    tolerance = max(SNAP_PIXELS, 0.1 / slope)
+    ends = [-start / slope, (length - start) / slope]  # of the image, on the axis
+    # An image that was cropped before it was padded ends within the image.
+    visible = [valid[0] if valid[0] > ends[0] + 2 else ends[0], valid[1] if valid[1] < ends[1] - 2 else ends[1]]
+    visible = [min(max(end, 0), side) for end in visible]
+    first, last = (min(max(round(start + slope * end), 0), length) for end in visible)
+    first, last = min(first, length - 1), max(last, first + 1)
+    edges = [end if end in (0, side) else (place - start) / slope for end, place in zip(visible, (first, last))]
+    edges = [round(edge) if abs(edge - round(edge)) <= tolerance else edge for edge in edges]
+    return (first, last - first), (edges[0], edges[1] - edges[0])
+
+
+def _find_valid(shares: Tensor) -> Tensor:
+    """Return the numbers of the rows or columns that show the image."""
+    if not shares.any():
+        raise ImageError("a part of its result does not depend on the image")
+    return (shares > MIN_VALID_SHARE * shares.max()).nonzero()[:, 0]
+
+
+def _trim(numbers: Tensor) -> Tensor:
+    count = int(len(numbers) * TRIMMED_SHARE)
+    return numbers[count : len(numbers) - count]

@@ -1,0 +1,381 @@
+"""Where images lie in what image processors return: against painted squares, and against transformers' own results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradcam
+from gradcam.errors import GradcamError, ImageError, ModelError, TargetError
+from gradcam.families.yolo import Letterbox
+from gradcam.models.kinds import Detector, PoseFinder, Segmenter
+from gradcam.models.providers.huggingface import make_preprocess
+from gradcam.targets import Box, Keypoint, Mask, MissedBox
+from tests.families.test_huggingface_detection import GROUNDED, OF_CANVAS, QUERIED, TEXTS, by_transformers, lively
+from tests.families.test_pose import make_vitpose, put_bells
+from tests.families.test_segmentation import model_of
+
+T = pytest.importorskip("transformers")
+
+SIZES = ((120, 241), (200, 90), (150, 150))  # wide, tall, square
+SQUARE, EDGES, PAD = (
+    {"height": 96, "width": 96},
+    {"shortest_edge": 60, "longest_edge": 96},
+    {"height": 128, "width": 160},
+)
+MASKED = (
+    "Detr",
+    "ConditionalDetr",
+    "DeformableDetr",
+    "GroundingDino",
+    "RfDetr",
+    "Mask2Former",
+    "MaskFormer",
+    "OneFormer",
+)
+
+# Image processors with the settings that pad, crop or keep the aspect ratio.
+PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, {"size": EDGES}) for name in (*MASKED, "Yolos")},
+    **{f"{name}, padded": (name, {"size": EDGES, "do_pad": True, "pad_size": PAD}) for name in (*MASKED, "Yolos")},
+    **{name: (name, {"size": SQUARE}) for name in ("RTDetr", "OwlViT", "Owlv2", "Segformer", "SuperPoint", "Beit")},
+    **{f"{name}, padded": (name, {"size": SQUARE, "do_pad": True, "pad_size": PAD}) for name in ("RTDetr", "ViT")},
+    "Owlv2Pil": ("Owlv2Pil", {"size": SQUARE}),
+    "Eomt": ("Eomt", {"size": {"shortest_edge": 96, "longest_edge": 96}, "do_pad": True}),
+    "EomtPil": ("EomtPil", {"size": {"shortest_edge": 96, "longest_edge": 96}, "do_pad": True}),
+    "DPT": ("DPT", {"size": SQUARE, "keep_aspect_ratio": True, "ensure_multiple_of": 16}),
+    "DPT, padded": ("DPT", {"size": {"height": 90, "width": 90}, "do_pad": True, "size_divisor": 16}),
+    "ZoeDepth": ("ZoeDepth", {"size": SQUARE}),  # padding that mirrors the image
+    "ZoeDepthPil": ("ZoeDepthPil", {"size": SQUARE}),
+    "GLPN": ("GLPN", {}),
+    "CHMv2": ("CHMv2", {}),
+    "VitPose": ("VitPose", {"size": {"height": 64, "width": 48}}),
+    "VitPosePil": ("VitPosePil", {"size": {"height": 64, "width": 48}}),
+    "MobileViT": ("MobileViT", {"size": {"shortest_edge": 64}, "crop_size": SQUARE}),  # a crop beyond the image
+    "Bit, a large crop": ("Bit", {"do_resize": False, "crop_size": {"height": 160, "width": 160}}),
+    "Levit": ("Levit", {}),
+    "ConvNext": ("ConvNext", {"size": {"shortest_edge": 96}}),
+    "CLIP": ("CLIP", {"size": {"shortest_edge": 96}, "crop_size": SQUARE}),
+    "Llava": ("Llava", {"size": {"shortest_edge": 96}, "crop_size": SQUARE, "do_pad": True}),
+    "Donut": ("Donut", {"size": SQUARE}),
+    "Sam": ("Sam", {"size": {"longest_edge": 96}, "pad_size": SQUARE}),
+    "BridgeTower": ("BridgeTower", {}),
+    "Vilt": ("Vilt", {}),
+    "Swin2SR": ("Swin2SR", {}),
+    "Siglip2": ("Siglip2", {"patch_size": 8, "max_num_patches": 150}),  # rows of patches
+    "Idefics2": ("Idefics2", {"size": EDGES}),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _in_float64() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def make_processor(name: str) -> Any:
+    kind, settings = PROCESSORS[name]
+    kind, backend = kind.removesuffix("Pil"), "Pil" if kind.endswith("Pil") else ""
+    return getattr(T, f"{kind}ImageProcessor{backend}")(**settings)
+
+
+def noise(size: tuple[int, int]) -> Any:
+    return np.random.default_rng(0).integers(90, 140, (*size, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_a_painted_square_is_where_it_was_painted(name: str, size: tuple[int, int]) -> None:
+    preprocess, notes = make_preprocess(make_processor(name))
+    assert not any("known" in note for note in notes)
+    top, left, height, width = preprocess.region(*size)
+    row, column, side = top + height // 3, left + width // 3, min(height, width) // 4
+    image = np.full((*size, 3), 100, np.uint8)
+    plain = preprocess(image)
+    image[row : row + side, column : column + side] = 200
+    painted = (preprocess(image) - plain).mean(0).abs().double()
+    profiles = [painted.sum(1), painted.sum(0)]
+    centre = [float((profile * (torch.arange(len(profile)) + 0.5)).sum() / profile.sum()) for profile in profiles]
+    window = preprocess.window(*size) or (0, 0, *painted.shape)
+    y, x = (
+        start + (place - first) * length / extent
+        for place, start, length, first, extent in zip(centre, (top, left), (height, width), window[:2], window[2:])
+    )
+    assert (y, x) == pytest.approx((row + side / 2, column + side / 2), abs=1)
+    assert 0 <= top < top + height <= size[0]
+    assert 0 <= left < left + width <= size[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        ("Eomt", {"size": {"shortest_edge": 64, "longest_edge": None}, "do_split_image": True}, "into [23] crops"),
+        ("LlavaNext", {}, "into [0-9] crops|does not depend|more than to"),
+        ("Mllama", {}, "does not depend on the image"),
+        ("Nougat", {}, "more than to resize"),  # cuts the margins of each image
+        ("Qwen2VL", {}, "rows of patches"),
+        ("Pix2Struct", {}, "'pixel_values'"),
+    ],
+)
+def test_what_cannot_be_undone_is_refused(kind: str, settings: Any, message: str) -> None:
+    with pytest.raises(GradcamError, match=message) as refused:
+        make_preprocess(getattr(T, f"{kind}ImageProcessor")(**settings))[0](noise((120, 241)))
+    assert "\n" not in str(refused.value)
+    assert f"{kind}ImageProcessor" in str(refused.value)
+
+
+def test_a_square_image_of_a_processor_that_splits_wide_ones() -> None:
+    size = {"shortest_edge": 64, "longest_edge": None}
+    preprocess, _ = make_preprocess(T.EomtImageProcessor(size=size, do_split_image=True))
+    assert preprocess(noise((150, 150))).shape == (3, 64, 64)
+    assert preprocess.region(150, 150) == (0, 0, 150, 150)
+
+
+def test_images_of_one_size_are_measured_once() -> None:
+    preprocess, _ = make_preprocess(make_processor("Owlv2"))
+    calls: list[Any] = []
+    processor = preprocess.processor
+
+    class Counting:
+        def __call__(self, *args: Any, **options: Any) -> Any:
+            calls.append(args)
+            return processor(*args, **options)
+
+        preprocess = processor.preprocess
+
+    counted = replace(preprocess, processor=Counting())
+    counted(noise((120, 241)))
+    calls.clear()
+    counted(noise((120, 241)))
+    counted.region(120, 241)
+    counted.window(120, 241)
+    assert len(calls) == 1
+
+
+BOXED = {
+    "Detr": ("Detr", "Detr, padded"), "ConditionalDetr": ("ConditionalDetr, padded",), "Yolos": ("Yolos, padded",),
+    "DeformableDetr": ("DeformableDetr, padded",), "RTDetr": ("RTDetr", "RTDetr, padded"), "OwlViT": ("OwlViT",),
+    "Owlv2": ("Owlv2", "Owlv2Pil"), "GroundingDino": ("GroundingDino, padded",),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in BOXED.items() for name in names])
+def test_boxes_are_those_of_transformers(kind: str, name: str, size: tuple[int, int]) -> None:
+    model, processor = lively(kind), make_processor(name)
+    if kind.startswith("Owl"):
+        processor.size = {"height": 64, "width": 64}
+    texts = QUERIED if kind.startswith("Owl") else TEXTS if kind in GROUNDED else {}
+    texts = {key: rows[: 3 if kind.startswith("Owl") else 1] for key, rows in texts.items()}
+    preprocess, _ = make_preprocess(processor)
+    detector = replace(gradcam.load_detector(model), preprocess=preprocess, inputs=texts)
+    assert isinstance(detector, Detector)
+    assert detector.family is not None
+    detector.family.set_threshold(0.0)
+    boxes = [instance.box for instance in detector.explain(noise(size), target=Box([0, 1, 2])).instances[0]]
+    inputs = processor(to_pil(noise(size)), return_tensors="pt")
+    mask = {} if kind == "Yolos" or "pixel_mask" not in inputs else {"pixel_mask": inputs["pixel_mask"]}
+    pixels = inputs["pixel_values"].double()
+    with torch.no_grad():
+        output = model(pixel_values=pixels, **texts, **mask)
+    expected = size
+    if "padded" in name and (kind == "Yolos" or kind in OF_CANVAS):
+        # Their boxes are shares of the canvas, which transformers takes for the image.
+        window = preprocess.window(*size)
+        expected = tuple(side * total / own for side, total, own in zip(size, pixels.shape[2:], window[2:]))
+    reference = by_transformers(kind, output, [expected], 0.0)[0]["boxes"][:3]
+    assert_boxes(boxes, reference)
+
+
+def to_pil(image: Any) -> Any:
+    from PIL import Image
+
+    return Image.fromarray(image)
+
+
+def assert_boxes(boxes: Any, expected: Tensor) -> None:
+    assert np.abs(np.array(boxes) - expected.numpy()).max() < 1
+
+
+def grow(mask: Tensor, side: int) -> Tensor:
+    return nn.functional.max_pool2d(mask[None].float(), side, 1, side // 2)[0] > 0
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", ["eomt", "segformer"])
+def test_masks_are_those_of_transformers(name: str, size: tuple[int, int]) -> None:
+    """Up to pixels of the network, in which the masks of the package are."""
+    model: Any = model_of(name)
+    if name == "eomt":
+        processor = T.EomtImageProcessor(size={"shortest_edge": 64, "longest_edge": 64}, do_pad=True)
+    else:
+        processor = T.SegformerImageProcessor(size=SQUARE)
+    segmenter = replace(gradcam.load_segmenter(model), preprocess=make_preprocess(processor)[0])
+    assert isinstance(segmenter, Segmenter)
+    inputs = processor(to_pil(noise(size)), return_tensors="pt")
+    with torch.no_grad():
+        output = model(inputs["pixel_values"].to(next(model.parameters()).dtype))
+    labels = processor.post_process_semantic_segmentation(output, target_sizes=[size])[0]
+    for index in labels.unique().tolist():
+        instances = segmenter.explain(noise(size), target=Mask(index)).instances
+        assert instances is not None
+        instance, expected = instances[0][0], labels == index
+        assert instance.mask is not None
+        assert instance.mask.shape == size
+        reach = 2 * math.ceil(max(size) / 64) + 1
+        inner, outer = (grow(expected == inside, reach) == inside for inside in (False, True))
+        assert ((instance.mask & ~outer) | (~instance.mask & inner)).double().mean() < 0.002
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_keypoints_are_those_of_transformers(size: tuple[int, int]) -> None:
+    pytest.importorskip("scipy")
+    model, places = make_vitpose(), [(3, 5), (4, 6), (4, 7), (3, 6)]
+    put_bells(model, places)
+    height, width = model.config.backbone_config.image_size
+    processor = T.VitPoseImageProcessor(size={"height": height, "width": width})
+    preprocess, notes = make_preprocess(processor)
+    assert len(notes) == 1
+    assert "person's box" in notes[0]
+    finder = replace(gradcam.load_model(model), preprocess=preprocess)
+    assert isinstance(finder, PoseFinder)
+    box = [0.0, 0.0, float(size[1]), float(size[0])]
+    with torch.no_grad():
+        output = model(processor(to_pil(noise(size)), boxes=[[box]], return_tensors="pt")["pixel_values"].double())
+    expected = processor.post_process_pose_estimation(output, boxes=[[box]])[0][0]["keypoints"]
+    points = [instance.point for instance in finder.explain(noise(size), target=Keypoint(all)).instances[0]]
+    assert np.abs(np.array(points) - expected.numpy()).max() < 1
+
+
+def activation_change(activations: Tensor) -> Tensor:
+    return (activations - activations[:1]).norm(dim=1)
+
+
+class Stack(nn.Module):
+    """A classifier of any input size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.grid = nn.Conv2d(3, 8, 8, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        return self.head(self.grid(pixel_values).relu().mean((2, 3)))
+
+
+@pytest.mark.parametrize("name", ["ViT, padded", "MobileViT", "Levit", "Donut"])
+def test_a_classifiers_map_is_on_what_was_painted(name: str) -> None:
+    torch.manual_seed(0)
+    classifier = gradcam.load_classifier(Stack().eval(), size=96)
+    classifier = replace(classifier, preprocess=make_preprocess(make_processor(name))[0])
+    plain = noise((120, 241))
+    painted = plain.copy()
+    painted[70:100, 140:170] = 255, 0, 0
+    change = gradcam.method("change", summary="distance of the activations from those of the first image")
+    explained = classifier.explain([plain, painted], "grid", method=change(activation_change), target=0)
+    heat = explained.heatmaps[1][0].double() ** 4
+    top, left, height, width = explained.regions[1]
+    rows, columns = (torch.arange(length) + 0.5 for length in heat.shape)
+    y = top + float((heat.sum(1) * rows).sum() / heat.sum()) * height / heat.shape[0]
+    x = left + float((heat.sum(0) * columns).sum() / heat.sum()) * width / heat.shape[1]
+    assert (y, x) == pytest.approx((85, 155), abs=15)
+    if (window := classifier.preprocess.window(120, 241)) and name != "Levit":
+        with pytest.raises(ImageError, match="pads images"):
+            classifier.attribute(plain, "input-gradients", target=0)
+        assert window != (0, 0, *classifier.prepare(plain).image.shape[1:])
+
+
+def test_a_missed_box_beside_padding() -> None:
+    """The lower end of a wide image lies in the middle of the canvas."""
+    detector = replace(gradcam.load_detector(lively("Detr")), preprocess=Letterbox(64))
+    box = (10.0, 62.0, 190.0, 98.0)
+    explained = detector.explain(noise((100, 200)), target=MissedBox(box))
+    assert explained.instances is not None
+    assert explained.instances[0][0].box == pytest.approx(box, abs=1e-3)
+    with pytest.raises(TargetError, match="outside"):
+        detector.explain(noise((100, 200)), target=MissedBox((150, 120, 190, 130)))
+
+
+def test_a_mask_of_a_padded_image_comes_back() -> None:
+    size = SIZES[0]
+    model = model_of("eomt")
+    processor = T.EomtImageProcessor(size={"shortest_edge": 64, "longest_edge": 64}, do_pad=True)
+    segmenter = replace(gradcam.load_segmenter(model), preprocess=make_preprocess(processor)[0])
+    mask = np.zeros(size, bool)
+    mask[60:100, 150:200] = True
+    explained = segmenter.explain(noise(size), target=Mask(1, mask)).instances
+    assert explained is not None
+    assert explained[0][0].mask is not None
+    difference = explained[0][0].mask.numpy() != mask
+    assert difference.sum() < 2 * 90 * 4  # of a canvas whose pixels are 3.8 pixels of the image
+
+
+def save(folder: Path, model: Any, processor: Any) -> str:
+    model.float().save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return f"hf:{folder}"
+
+
+def make_depth(kind: str) -> tuple[Any, Any]:
+    small = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2}
+    head = {"neck_hidden_sizes": [8, 8, 16, 16], "fusion_hidden_size": 16}
+    if kind == "DPT":
+        config = T.DPTConfig(
+            **small, **head, intermediate_size=64, image_size=96, patch_size=16, backbone_out_indices=[0, 1, 2, 3]
+        )
+        settings: Any = {"size": {"height": 90, "width": 90}, "do_pad": True, "size_divisor": 16}
+        return T.DPTForDepthEstimation(config), T.DPTImageProcessor(**settings)
+    out = {"out_indices": [1, 2, 3, 4], "reshape_hidden_states": False}
+    backbone = T.Dinov2Config(**small, **out, image_size=56, patch_size=14, apply_layernorm=True)
+    config = T.DepthAnythingConfig(backbone_config=backbone, **head, reassemble_hidden_size=32, patch_size=14)
+    settings = {"size": {"height": 56, "width": 56}, "keep_aspect_ratio": True, "ensure_multiple_of": 14}
+    return T.DepthAnythingForDepthEstimation(config), T.DPTImageProcessor(**settings)
+
+
+@pytest.mark.parametrize(
+    ("kind", "layer"), [("DPT", "dpt.encoder.layer.0"), ("DepthAnything", "backbone.encoder.layer.0")]
+)
+def test_depth_from_a_folder_takes_a_function(kind: str, layer: str, tmp_path: Path) -> None:
+    torch.set_default_dtype(torch.float32)
+    torch.manual_seed(0)
+    loaded = gradcam.load_model(save(tmp_path, *make_depth(kind)), device="cpu")
+    explained = loaded.explain(noise((120, 241)), layer, target=lambda output: output.predicted_depth.mean((1, 2)))
+    assert explained.regions == [(0, 0, 120, 241)]
+    assert explained.heatmaps.shape[2:] == tuple(round(it) for it in loaded.preprocess.window(120, 241)[2:])
+    with pytest.raises(TargetError, match=f"{kind}ForDepthEstimation gives a depth.*--target"):
+        loaded.explain(noise((120, 241)), layer)
+
+
+def test_patches_of_siglip_from_a_folder(tmp_path: Path) -> None:
+    torch.set_default_dtype(torch.float32)
+    torch.manual_seed(0)
+    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    text = small | {"vocab_size": 30, "max_position_embeddings": 16, "projection_size": 32}
+    model = T.Siglip2Model(
+        T.Siglip2Config(text_config=text, vision_config=small | {"num_patches": 64, "patch_size": 8})
+    )
+    processor = T.Siglip2ImageProcessor(patch_size=8, max_num_patches=64)
+    matcher = gradcam.load_model(save(tmp_path, model, processor), device="cpu")
+    image, other = noise((120, 241)), noise((241, 120))
+    explained = matcher.explain(image, target=gradcam.targets.Like(image))
+    assert explained.regions == [(0, 0, 120, 241)]
+    with torch.no_grad():
+        expected = [
+            matcher.model.get_image_features(**processor(to_pil(it), return_tensors="pt")) for it in (image, other)
+        ]
+        cosine = torch.cosine_similarity(*(getattr(it, "pooler_output", it) for it in expected)).item()
+    assert matcher.explain(image, target=gradcam.targets.Like(other)).scores.item() == pytest.approx(cosine, abs=1e-4)
+
+
+def test_a_processor_that_fails_is_refused() -> None:
+    with pytest.raises(ModelError, match="prepares no picture"):
+        make_preprocess(T.DetrImageProcessor(size=EDGES, do_pad=True, pad_size={"height": 8, "width": 8}))
