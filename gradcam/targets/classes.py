@@ -348,6 +348,11 @@ def is_function(target: Any) -> bool:
     return isinstance(target, (Target, Reader)) or (callable(target) and not isinstance(target, type))
 
 
+def is_custom_function(target: Any) -> bool:
+    """Return whether a target is a user's function of the output."""
+    return is_function(target) and not isinstance(target, (Target, Reader))
+
+
 def to_class_target(target: Any) -> ClassTarget:
     """Classes in any of their forms as a `ClassTarget`."""
     return target if isinstance(target, ClassTarget) else ClassTarget(target)
