@@ -27,7 +27,7 @@ from gradcam.cam.methods.table import METHODS, check_evidence, find_method, find
 from gradcam.cam.places import MisplacedError
 from gradcam.cam.postprocess import make_views, take_windows, to_heatmaps_of_sizes
 from gradcam.cam.rounding import warn_of_rounding
-from gradcam.cam.suggest import find_suggestion
+from gradcam.cam.suggest import find_suggestion, reads_rows
 from gradcam.errors import (
     ImageError,
     LayerError,
@@ -44,8 +44,8 @@ from gradcam.layers.find import check_layers, find_layers, unwrap
 from gradcam.layers.frames import find_frame
 from gradcam.layers.layout import to_reshape
 from gradcam.options import DEFAULTS, ExplainOptions, fill_options
-from gradcam.targets.base import Bound, Instance, Scored, Target, bind
-from gradcam.targets.classes import is_function, name_output
+from gradcam.targets.base import LOCAL, Bound, Instance, Scored, Target, bind
+from gradcam.targets.classes import is_custom_function, is_function, name_output
 from gradcam.targets.heads import refuse_features
 
 
@@ -201,7 +201,8 @@ def explain(
     method : str or Method, default None
         A key of `gradcam.METHODS`, or one of its values. Rollout, gradient-rollout and legrad follow a transformer's
         attention; they and RISE look at no layer. None is "gradcam", but for targets that have a method of their own,
-        such as a box, whose maps are "hirescam" at each level of the feature pyramid.
+        such as a box, whose maps are "hirescam" at each level of the feature pyramid, and for functions of any output
+        but (N,C), such as a segmenter's, which are "hirescam" too.
     target : Any, default None
         What is explained: None for each image's top class, an int for all images, N ints, a nested (N,K) sequence or
         tensor for K maps of each, a `gradcam.targets.ClassTarget`, a function from the model's output to scores (N,) or
@@ -343,12 +344,14 @@ def compare(
 @dataclass(frozen=True)
 class Plan:
     """What is explained, and how, as in `explain`: `of` has checked all that can be checked without a model. Without
-    `methods` the target's own is taken; `prefers_signed`: with signed evidence, where that method has such."""
+    `methods` the target's own is taken; `prefers_signed`: with signed evidence, where that method has such.
+    `methods_for_places`: replace `methods` if a function's score is of places in the output, which pooling would lose."""
 
     methods: Sequence[Method] = (METHODS["gradcam"],)
     target: Any = None
     options: ExplainOptions = field(default_factory=DEFAULTS.copy)
     prefers_signed: bool = False
+    methods_for_places: Sequence[Method] = ()
 
     @classmethod
     def of(cls, methods: Sequence[Method], target: Any, options: ExplainOptions, function: str, **more: Any) -> Self:
@@ -369,7 +372,8 @@ class Plan:
         if self.prefers_signed and found[0].is_signed:
             options = options | {"evidence": "signed"}
         check_evidence(options["evidence"], found)
-        return replace(self, methods=found, options=options)
+        for_places = smooth([METHODS[LOCAL]], options["smoothing"]) if is_custom_function(self.target) else ()
+        return replace(self, methods=found, options=options, methods_for_places=for_places)
 
     @property
     def needs_layers(self) -> bool:
@@ -462,6 +466,8 @@ def _explain_at(
             if problem is not None:
                 warn(problem)
         warn_of_mixed_images(recorded)
+        if plan.methods_for_places and not reads_rows(recorded.scored.values, recorded.output, views.batch.images):
+            plan = replace(plan, methods=plan.methods_for_places)
         maps = compute_maps(recorded, plan.methods, budget, log, reshape=options["reshape"], join=options["join"])
         scored, evidence, found = recorded.scored, options["evidence"], {}
         output = recorded.output if bound.own_output is None else bound.own_output(recorded.output)

@@ -229,6 +229,12 @@ def _refuse_frames(batch: Batch, modules: Sequence[nn.Module]) -> None:
     channels = batch.pictures.shape[1]
     takes_them = any(isinstance(it, nn.Conv3d) and it.in_channels == channels for it in convolutions)
     if convolutions and convolutions[0].in_channels == batch.size[0] != channels and not takes_them:
+        if {"input_ids", "pixel_attention_mask"} & batch.kwargs.keys():
+            raise ImageError(
+                f"pixel_values are {tuple(batch.pictures.shape)}, several images or tiles for each sample. "
+                "Turn splitting off in the processor (do_image_splitting=False), pass pixel_values[:, 0], and the "
+                "model inside a module whose forward gives it pixel_values[:, None]."
+            )
         raise ImageError(
             f"The images are {tuple(batch.pictures.shape)}, frames before channels: pass frames.transpose(1, 2), and the "
             "model inside a module whose forward(clips) returns model(clips.transpose(1, 2))."

@@ -22,7 +22,7 @@ from gradcam.hooks.nested import Batch, caller_keeps, first_floating, map_tensor
 from gradcam.layers.find import ATTENDING, WEIGHING, Outlet, Ways, is_activated
 from gradcam.layers.layout import Layout, find_layout, find_patches, find_rivals, one_image, order_question
 from gradcam.targets.base import Reader
-from gradcam.targets.classes import is_function, to_class_target
+from gradcam.targets.classes import is_custom_function, is_function, to_class_target
 
 STAGE = 4  # times as many places at most: a layer further up sees much less of what the score is made of
 FEWEST_WEIGHTS = 2  # behind a layer, for a score of places: behind one, maps are the output again
@@ -147,6 +147,20 @@ def read_scores(target: Any, output: Any, images: int) -> list[Tensor]:
     return [tensor for tensor in tensors(found) if tensor.is_floating_point()]
 
 
+def reads_rows(scores: Tensor, output: Any, images: int) -> bool:
+    """Return whether scores read nothing of an output but tensors (N,) and (N,C), such as logits."""
+    parts = {edge: tensor for tensor in tensors(output) if (edge := edge_of(tensor)) is not None}
+    shapes, visited, pending = [], set(), [edge_of(scores)]
+    while pending:
+        edge = pending.pop()
+        if edge in parts:
+            shapes.append(parts[edge].shape)
+        elif edge is not None and edge not in visited:
+            visited.add(edge)
+            pending.extend((node, index) for node, index in edge[0].next_functions if node is not None)
+    return bool(shapes) and all(len(shape) < 3 and shape[:1] == (images,) for shape in shapes)
+
+
 def to_place(tensor: Tensor, layout: Layout | None, size: Sequence[int]) -> Place:
     """Where a layer's output is."""
     return Place(edge_of(tensor), 0 if layout is None else math.prod(layout.grid), tensor.ndim == len(size) + 2)
@@ -218,6 +232,8 @@ class _Watch:
         self._patches = find_patches(model.modules())
         self._places: dict[nn.Module, Place] = {}
         self._open: dict[nn.Module, tuple[int, ...]] = {}  # shapes of tokens without a certain grid
+        self._levels: dict[nn.Module, list[Edge | None]] = {}  # of outputs with several grids
+        self.is_of_places = False
         self.pictures: Edge | None = None
         self.ways: Ways | None = None
         self.output: Any = None
@@ -249,6 +265,20 @@ class _Watch:
             self._places[module] = to_place(tensor, layout, self._batch.size)
             if layout is None and tensor.ndim == 3:
                 self._open[module] = tuple(tensor.shape)
+        parts = [part for part in tensors(output) if part.ndim == len(self._batch.size) + 2]
+        if len({part.shape[2:] for part in parts}) == len(parts) > 1:
+            self._levels[module] = [edge_of(part) for part in parts]
+
+    def find_pyramid(self, names: Sequence[str]) -> str | None:
+        """Return the last of these layers that gives a feature pyramid, all levels of which the same head reads."""
+        ways = cast("Ways", self.ways)
+        for name in names if self.is_of_places else ():
+            module = self._modules.get(name)  # None for one of several runs
+            edges = [] if module is None else self._levels.get(module, [])
+            weights = {ways.weights[edge] for edge in edges if edge is not None and edge in ways}
+            if len(weights) == 1 and min(weights) >= FEWEST_WEIGHTS:
+                return name
+        return None
 
     @property
     def places(self) -> dict[str, Place]:
@@ -269,6 +299,8 @@ class _Watch:
     def _finish(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         scores = read_scores(self._target, output, self._batch.images)
         self.ways, self.output = Ways(scores, self.pictures, self._find_layout), output
+        if is_custom_function(self._target):
+            self.is_of_places = not all(reads_rows(score, output, self._batch.images) for score in scores)
 
     def _find_layout(self, shape: Sequence[int], module: nn.Module | None = None) -> Layout | None:
         batch = self._batch
@@ -294,6 +326,9 @@ def _look(
         return certain
     ways, places = cast("Ways", watch.ways), watch.places
     found = suggest(names, places, ways, watch.output, are_all=reshape is None)
+    if pyramid := watch.find_pyramid(names):
+        # A level may be made of another one, through which gradients from the images on would count twice.
+        return Suggestion(list(dict.fromkeys([pyramid, *found.layers])), pyramid, is_recorded=False)
     edges = {name: places[name].edge for name in (found.layers[0], found.behind_activation) if name in places}
     tails = {name: read_tail(ways.scores, [edge], watch.pictures) for name, edge in edges.items()}
     found = replace(found, bypassed={name: tail.is_bypassed for name, tail in tails.items()})

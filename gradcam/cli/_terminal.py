@@ -163,11 +163,15 @@ def _classes(record: Record) -> list[str]:
     names = [name_class(each.index, each.label) for each in predictions]
     width, digits = max(map(len, names)), max(len(str(each.index)) for each in predictions)
     marks = ["*" if each.index in marked else " " for each in predictions]
-    starts = [f"{mark} {name:<{width}}   {each.index:>{digits}}   " for mark, name, each in zip(marks, names, predictions)]
+    starts = [
+        f"{mark} {name:<{width}}   {each.index:>{digits}}   " for mark, name, each in zip(marks, names, predictions)
+    ]
     shares = [each.probability for each in predictions]
     if all(0 <= share <= 1 for share in shares):
         bars = [click.style(draw_bar(share), fg="cyan") for share in shares]
-        exact = [mark == "*" and 0 < share < 0.01 for mark, share in zip(marks, shares)]  # a named class is often improbable
+        exact = [
+            mark == "*" and 0 < share < 0.01 for mark, share in zip(marks, shares)
+        ]  # a named class is often improbable
         percents = [f"{100 * share:.1g} %" if is_exact else _percent(share) for share, is_exact in zip(shares, exact)]
         return [f"{start}{percent:>5}   {bar}" for start, percent, bar in zip(starts, percents, bars)]
     # Outputs that are no probabilities, such as logits: neither a percentage nor a bar would be true.

@@ -29,7 +29,7 @@ DETECTORS = (
     "Detr|TableTransformer|Yolos|ConditionalDetr|DeformableDetr|DabDetr|LwDetr|RfDetr|RTDetr|RTDetrV2|DFine|Deimv2|"
     "OwlViT|Owlv2|GroundingDino|MMGroundingDino"
 )
-TOWERS = "CLIP|Siglip2?|AltCLIP|ChineseCLIP|MetaClip2|Align|VisionTextDualEncoder"
+TOWERS = "CLIP|CLIPSeg|Siglip2?|AltCLIP|ChineseCLIP|MetaClip2|Align|VisionTextDualEncoder"
 BACKBONES = rf"{MODELING}(?!\w*PreTrained|VisionEncoderDecoder)\w*(Model|ModelWithProjection|Backbone)"
 
 # In the order in which they are tried; a class of a user's own that extends one of these is read as that.
@@ -46,9 +46,13 @@ FAMILIES = (
     ),
     Row(r"segmentation_models_pytorch\.base\.model\.SegmentationModel", "segmentation:EncoderSegmenter"),
     Row(r"ultralytics\.nn\.tasks\.DetectionModel", "yolo:YoloDetector"),
-    Row(rf"{MODELING}({DETECTORS})ForObjectDetection", "huggingface_detection:HuggingFaceDetector"),
+    Row(
+        rf"{MODELING}(({DETECTORS})ForObjectDetection|DetrForSegmentation|RfDetrForInstanceSegmentation)",
+        "huggingface_detection:HuggingFaceDetector",
+    ),
     Row(rf"{MODELING}\w+ForSemanticSegmentation", "huggingface_segmentation:SemanticSegmenter"),
     Row(rf"{MODELING}\w+ForDepthEstimation", "huggingface_segmentation:DepthEstimator"),
+    Row(rf"{MODELING}CLIPSegForImageSegmentation", "huggingface_segmentation:ClipSegmenter"),
     Row(rf"{MODELING}Mask2FormerForUniversalSegmentation", "huggingface_segmentation:Mask2FormerSegmenter"),
     Row(
         rf"{MODELING}(MaskFormerForInstance|OneFormerForUniversal)Segmentation",

@@ -35,6 +35,11 @@ class Seen:
 
     def last(self, name: str = MODEL) -> Any:
         """What a watched module gave in its last run."""
+        if not self.calls[name]:
+            raise ModelError(
+                f"The model does not call its part '{name}', from which the target is read: explain that part by itself, or "
+                "pass a function of the model's output as the target."
+            )
         return self.calls[name][-1].output
 
 

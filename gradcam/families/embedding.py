@@ -45,7 +45,8 @@ def find_embedder(model: nn.Module) -> Embedder:
     """What reads a model's vectors: of a known family, by the methods that the model has, or any module whose output is
     (N,D)."""
     known = find_family(model, Embedder)
-    if known is not None:
+    has_towers = callable(getattr(model, "get_text_features", None)) and hasattr(model, "vision_model")
+    if known is not None and not (type(known) is Backbone and has_towers):
         return known
     kinds: list[tuple[type[Embedder], tuple[str, str]]] = [
         (HuggingFaceTowers, ("get_image_features", "get_text_features")),
@@ -205,9 +206,22 @@ class TwoTowers(Embedder):
             tokens = tokenize(tokenizer, missing, self.most_tokens, fill=self.pads_all)
             device = next(self.model.parameters()).device
             with preserve_state(self.model), torch.no_grad(), torch.autocast(device.type, enabled=False):
+                self._check_tokens(tokens)
                 found = self.encode_tokens(_move(tokens, device)).detach()
             known.update({(id(tokenizer), text): (state, tokenizer, row) for text, row in zip(missing, found.clone())})
         return torch.stack([known[key][2] for key in keys])
+
+    def _check_tokens(self, tokens: Any) -> None:
+        """Raise `TargetError` for tokens outside of the vocabulary, such as those of another model's tokenizer."""
+        config = getattr(self.model, "config", None)
+        holders = (getattr(config, "text_config", config), self.model, getattr(self.model, "text", None))
+        sizes = [size for holder in holders if isinstance(size := getattr(holder, "vocab_size", None), int)]
+        ids = torch.as_tensor(tokens["input_ids"] if isinstance(tokens, Mapping) else tokens)
+        if sizes and (int(ids.min()) < 0 or int(ids.max()) >= sizes[0]):
+            raise TargetError(
+                f"The tokenizer gives tokens {int(ids.min())} to {int(ids.max())}, and {type(self.model).__name__} knows "
+                f"0 to {sizes[0] - 1}. Pass the model's own tokenizer, Text(..., tokenizer=...)."
+            )
 
     def _find_state(self) -> Any:
         own = {id(it) for module in (self.tower, self.projection) for it in (*module.parameters(), *module.buffers())}

@@ -18,7 +18,11 @@ from gradcam.families.tokens import load_tokenizer, tokenize
 from gradcam.hooks.nested import Batch
 
 SEPARATORS = (101, 102, 1012, 1029)  # [CLS], [SEP], "." and "?" of BERT: where Grounding DINO itself cuts its text
-BACKBONES = ("model.backbone.conv_encoder", "model.conv_encoder", "model.backbone")  # the first that there is
+BACKBONES = (
+    "model.backbone.conv_encoder",
+    "model.conv_encoder",
+    "model.backbone",
+)  # the end of a name; the first that there is
 
 
 # By model, what a person set, for all that reads it.
@@ -29,7 +33,7 @@ _thresholds: weakref.WeakKeyDictionary[nn.Module, float] = weakref.WeakKeyDictio
 class Kind:
     """How models of one kind are read.
 
-    `pattern`: of their class's name, before "ForObjectDetection". `scores`: what is made of the logits: "softmax", whose
+    `pattern`: of their class's name, before "For". `scores`: what is made of the logits: "softmax", whose
     last class is that there is nothing; "sigmoid"; or "phrases", the largest sigmoid among the tokens of each phrase of
     the text. `choice`: "queries" have one label each; "pairs" are of a query and a class, of which the `most` best are
     taken, None for as many as there are queries. `threshold`: that of the kind's own processor. `has_text`: whether the
@@ -73,7 +77,7 @@ class HuggingFaceDetector(Detector):
         super().__init__(model, prefix)
         names = [each.__name__ for each in type(model).__mro__]
         self.kind = next(
-            it for it in KINDS for name in names if re.fullmatch(f"({it.pattern})ForObjectDetection", name)
+            it for it in KINDS for name in names if re.fullmatch(f"({it.pattern})For(Object|Segm|Instance).*", name)
         )
         self.threshold = _thresholds.get(model, self.kind.threshold)
 
@@ -83,7 +87,7 @@ class HuggingFaceDetector(Detector):
         it a box has a token of its own. In front of the norm gradient and activation would be at right angles."""
         modules = dict(self.model.named_modules())
         if self.kind.blocks is None:
-            return next(name for name in BACKBONES if name in modules)
+            return next(name for place in BACKBONES for name in modules if f".{name}".endswith(f".{place}"))
         place, norm = self.kind.blocks
         return f"{place}.{sum(1 for _ in modules[place].children()) - 1}.{norm}"
 

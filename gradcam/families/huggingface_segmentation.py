@@ -55,6 +55,14 @@ class DepthEstimator(SemanticSegmenter):
         )
 
 
+class ClipSegmenter(Configured, PlainSegmenter):
+    """CLIPSeg, which runs CLIP without gradients: only its decoder's layers can be explained."""
+
+    @property
+    def own_layer(self) -> str:
+        return last_in(self.model, "decoder.layers")
+
+
 def last_in(model: nn.Module, name: str) -> str:
     """The last module of the list of that name."""
     return f"{name}.{len(model.get_submodule(name)) - 1}"  # type: ignore[arg-type]  # it is a list of modules

@@ -24,12 +24,15 @@ class PlainSegmenter(Segmenter):
 
     def check(self, logits: Any, output: Any, batch: Batch) -> Tensor:
         """The logits. Raises `TargetError` for what is none."""
+        if isinstance(logits, Tensor) and logits.ndim == 3:  # one class, as CLIPSeg gives for a prompt
+            logits = logits[:, None]
         is_usable = isinstance(logits, Tensor) and logits.is_floating_point() and logits.ndim == 4
         if not is_usable or len(logits) != batch.images or 0 in logits.shape:
             what = f"a tensor {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(output).__name__}"
             raise TargetError(
                 f"A mask can be explained where the model gives a class for each pixel, ({batch.images}, classes, h, w) for "
-                f"{batch.images} image(s), alone or as 'out' or 'logits'; {type(self.model).__name__} gives {what}."
+                f"{batch.images} image(s), alone or as 'out' or 'logits'; {type(self.model).__name__} gives {what}. Pass a "
+                "function of its output as the target, which gives one score for each image."
             )
         return cast("Tensor", logits)
 

@@ -260,6 +260,12 @@ def to_batch(images: Any) -> Batch:
                 f"The images are {len(given)} of {tuple(given[0].shape)} in a {type(images).__name__}, expected one tensor "
                 "(N,C,H,W): torch.stack(images), or image[None] of one. A detector takes a list of them."
             )
+        if any(tensor.is_floating_point() and tensor.ndim in (2, 3) for tensor in given) and len(given) > 1:
+            raise ImageError(
+                f"The inputs are {what}, expected a floating tensor (N,C,H,W) or (N,C,D,H,W) among them. Models whose "
+                "processor cuts images into rows of patches, such as Qwen2-VL, are not supported: use one that takes whole "
+                "images, such as LLaVA, InternVL or Gemma 3."
+            )
         raise ImageError(
             f"The images are {what}, expected a floating tensor (N,C,H,W) or (N,C,D,H,W), alone or in a tuple or dict: "
             "preprocess the pictures, and give a single one its batch dimension with image[None]."

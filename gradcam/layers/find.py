@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
+import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -71,10 +73,10 @@ def unwrap(model: Any) -> nn.Module:
             "explain the Python model that it was made from."
         )
     if not isinstance(model, nn.Module):
-        raise ModelError(
-            f"The model is {type(model).__name__}, expected a torch.nn.Module: "
-            "wrap a function in one, and pass the module itself, not torch.vmap of it."
-        )
+        advice = "pass the network that it was made of, or a module whose forward calls it"
+        if inspect.isroutine(model):
+            advice = "wrap a function in one, and pass the module itself, not torch.vmap of it"
+        raise ModelError(f"The model is {type(model).__name__}, expected a torch.nn.Module: {advice}.")
     return model
 
 
@@ -85,8 +87,10 @@ def refuse_other_kinds(model: object) -> None:
         return
     names = [f"{each.__module__}.{each.__qualname__}" for each in kind.__mro__]
     what = next((what for form, what in OTHER_KINDS.items() if any(re.match(form, name) for name in names)), None)
-    if what is None and not is_module and isinstance(getattr(model, "model", None), nn.Module):
-        what = "no torch.nn.Module, and has one inside: explain that, its .model"
+    for path in (".model", ".model.model") if what is None and not is_module else ():
+        with contextlib.suppress(AttributeError):
+            if isinstance(operator.attrgetter(path[1:])(model), nn.Module):
+                what = f"no torch.nn.Module, and has one inside: explain that, its {path}"
     if what is not None:
         raise ModelError(f"The model, {kind.__name__}, is {what}.")
 

@@ -23,6 +23,7 @@ from gradcam.models.classifier import Classifier, Picture
 from gradcam.models.preprocess import Prepared, find_windows
 from gradcam.models.results import PictureExplanation
 from gradcam.targets.base import Target, take_window
+from gradcam.targets.boxes import NoBoxError, check_inside
 from gradcam.targets.classes import ClassTarget, is_function
 from gradcam.targets.masks import check_point, find_visible, read_mask
 
@@ -41,6 +42,10 @@ class Placement:
         """Left, top, right and bottom in the picture as in what is given."""
         (left, top), (right, bottom) = self.move_point(box[:2]), self.move_point(box[2:])
         return left, top, right, bottom
+
+    def restore_box(self, box: Sequence[float]) -> tuple[float, float, float, float]:
+        """Move a box from the model's input to the image: the inverse of `move_box`."""
+        return Placement(self.given[-2:], self.window, self.region, self.size).move_box(box)  # type: ignore[arg-type]
 
     def move_point(self, point: Sequence[float]) -> tuple[float, float]:
         """Across and down."""
@@ -237,11 +242,23 @@ class Detector(TaskModel):
     task: ClassVar[str] = "detection"
     default_method: ClassVar[str] = "hirescam"
 
+    def carry_out(
+        self, pictures: Picture | Sequence[Picture], layers: Sequence[str | nn.Module] | None, plan: Plan
+    ) -> dict[tuple[str, str], PictureExplanation]:
+        prepared = self._prepare_all(pictures)
+        try:
+            return super().carry_out(prepared, layers, plan)
+        except NoBoxError as error:
+            restore_box = self.place([prepared[error.image]]).restore_box
+            moved = [replace(candidate, box=restore_box(candidate.box or ())) for candidate in error.candidates]
+            raise NoBoxError.of(error.subject, error.image, moved) from None
+
     def resolve(self, target: Any, prepared: Sequence[Prepared]) -> Any:
         found = self._to_target(target)
         if not isinstance(found, targets.MissedBox):
             return found
         placement = self.place(prepared)
+        check_inside(found.boxes, placement.size)  # in the image's pixels, which the user knows
         return replace(found, box=[placement.move_box(box) for box in found.boxes])
 
     def list_all(self) -> Any:
@@ -419,7 +436,8 @@ def require_family(model: nn.Module, task: str) -> Family | None:
     family = find_family(unwrap(model), next(kind for kind in kinds if kind.task == task))
     if family is None and task in ("detection", "captioning"):
         raise ModelError(
-            f"{type(model).__name__} is of no family that is known here for {task}: in Python "
+            f"{type(model).__name__} is of no family that is known here for {task}. Name what it is for, such as --task "
+            "classification (task= in Python); otherwise "
             "gradcam.explain(model, images, target=...) takes any model, with a function of its output."
         )
     return family

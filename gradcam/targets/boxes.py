@@ -160,15 +160,41 @@ class MissedBox(Target):
     def bind(self, model: nn.Module, batch: Batch) -> Bound:
         family = find_detector(model)
         label = to_label(self.class_, family.labels)
-        for y, x, height, width in batch.windows or [(0, 0, *size) for size in batch.sizes]:
-            for left, top, right, bottom in self.boxes:
-                if left >= x + width or top >= y + height or right <= x or bottom <= y:
-                    raise TargetError(
-                        f"The box {(left, top, right, bottom)} is outside of a picture of {width} x {height}."
-                    )
+        for top, left, *size in batch.windows or [(0, 0, *size) for size in batch.sizes]:
+            check_inside([(x1 - left, y1 - top, x2 - left, y2 - top) for x1, y1, x2, y2 in self.boxes], size)
         wanted = [[(box, label) for box in self.boxes]] * batch.images
         names = [[Instance("missed", name(family, label), label, box=box) for box in self.boxes]] * batch.images
         return _bind(family, model, batch, PlaceReader(family, batch, wanted, names))
+
+
+class NoBoxError(TargetError):
+    """There is no such box in an image. `candidates`: the best below the threshold, in pixels of the model's input."""
+
+    subject: str
+    image: int
+    candidates: Sequence[Instance]
+
+    @classmethod
+    def of(cls, subject: str, image: int, candidates: Sequence[Instance]) -> NoBoxError:
+        """Make the error with its message; a constructor of several arguments could not be pickled."""
+        listed = [
+            f"{candidate.name} {candidate.score:.2g} at {','.join(f'{edge:.0f}' for edge in candidate.box or ())}"
+            for candidate in candidates
+        ]
+        error = cls(
+            f"{subject}: none is above the model's threshold. The best candidates are {'; '.join(listed) or 'none'}. Why "
+            "something was missed: targets.MissedBox((left, top, right, bottom), class) (--missed LEFT,TOP,RIGHT,BOTTOM)."
+        )
+        error.subject, error.image, error.candidates = subject, image, candidates
+        return error
+
+
+def check_inside(boxes: Sequence[Box4], size: Sequence[int]) -> None:
+    """Raise `TargetError` for a box outside of an image of this height and width."""
+    height, width = size
+    for left, top, right, bottom in boxes:
+        if left >= width or top >= height or right <= 0 or bottom <= 0:
+            raise TargetError(f"The box {(left, top, right, bottom)} is outside of an image of {width} x {height}.")
 
 
 def find_detector(model: nn.Module) -> Detector:
@@ -263,19 +289,12 @@ class BoxReader(Reader):
     def _which(self, i: int) -> str:
         return "the picture" if self.batch.images == 1 else f"picture {i}"
 
-    def _nothing(self, i: int, output: Seen) -> TargetError:
+    def _nothing(self, i: int, output: Seen) -> NoBoxError:
         candidates = self.family.weigh(output, self.batch, self.label)[i]
         best = candidates.scores.detach().topk(min(OFFERED, len(candidates.scores)))
-        listed = [
-            f"{name(self.family, int(candidates.labels[k]))} {score:.2g} at "
-            f"{','.join(f'{side:.0f}' for side in candidates.boxes[k].tolist())}"
-            for k, score in zip(best.indices.tolist(), best.values.tolist())
-        ]
-        return TargetError(
-            f"No {self._what} was found in {self._which(i)}: none is above the model's threshold. The best candidates are "
-            f"{'; '.join(listed) or 'none'}. Why something was missed: targets.MissedBox((left, top, right, bottom), class) "
-            "(--missed LEFT,TOP,RIGHT,BOTTOM)."
-        )
+        found = Detections(candidates.boxes[best.indices], best.values, candidates.labels[best.indices])
+        instances = [describe(self.family, found, k) for k in range(len(best.values))]
+        return NoBoxError.of(f"No {self._what} was found in {self._which(i)}", i, instances)
 
 
 @dataclass(frozen=True)
@@ -311,8 +330,7 @@ class PlaceReader(Reader):
             if self.is_again:
                 return values.new_tensor(0.0 if self.edge is None else box[self.edge]), 0.0
             raise TargetError(
-                f"No candidate of the model overlaps with the box {tuple(round(side, 1) for side in box)}: it looked at "
-                "nothing there."
+                "No candidate of the model overlaps with the box: the model looked at nothing there. Name a larger box."
             )
         score = float(candidates.scores[best].detach())
         return (values[best] if self.edge is None else candidates.boxes[best, self.edge]), score

@@ -229,6 +229,8 @@ class ClassTarget:
             classes = logits.topk(self.top, dim=1).indices
         else:
             classes = check_classes(self.classes, images, count).to(logits.device)
+        if self.score == "probability" and self.activation != "sigmoid" and are_probabilities(logits):
+            return replace(self, classes=classes, activation="none")
         if self.score != "contrast" or self._rivals is not None:
             return replace(self, classes=classes)
         named = to_rivals(self.against)
@@ -348,6 +350,11 @@ def is_function(target: Any) -> bool:
     return isinstance(target, (Target, Reader)) or (callable(target) and not isinstance(target, type))
 
 
+def is_custom_function(target: Any) -> bool:
+    """Return whether a target is a user's function of the output."""
+    return is_function(target) and not isinstance(target, (Target, Reader))
+
+
 def to_class_target(target: Any) -> ClassTarget:
     """Classes in any of their forms as a `ClassTarget`."""
     return target if isinstance(target, ClassTarget) else ClassTarget(target)
@@ -372,7 +379,8 @@ def find_logits(output: Any, images: int, *, head: str | int | None = None) -> T
     if head is not None:
         logits = heads[head]
     elif heads:
-        logits = _choose_head(heads, images)
+        has_objects = any(isinstance(part, Mapping) and "boxes" in part for part in heads.values())
+        logits = None if has_objects else _choose_head(heads, images)
     else:
         logits = getattr(output, "logits", output)
         logits = logits if isinstance(logits, Tensor) else first_floating(logits)
@@ -383,11 +391,19 @@ def find_logits(output: Any, images: int, *, head: str | int | None = None) -> T
         got = f"{_kind(logits)} {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(output).__name__
         raise TargetError(
             f"A class can be explained where the output is ({images}, classes), for {images} image(s); this one is {got}: "
-            "pass target=, a function from the model's output to one score per image."
+            f"{_advise(logits)}pass target=, a function from the model's output to one score per image."
         )
     if _is_normalised(logits):
         raise TargetError(f"The output's rows have length 1, as embeddings have, and not logits: {NO_CLASSES}")
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def _advise(values: Any) -> str:
+    """Name the target for an output that is no row of logits, or nothing where only a function can choose a score."""
+    if isinstance(values, Tensor) and values.ndim == 4:
+        return "for a class in a place use targets.Mask(class, mask) (--task segmentation); for anything else "
+    is_boxes = not isinstance(values, Tensor) or values.ndim == 3
+    return "for a detector use targets.Box(number) (--task detection); for anything else " if is_boxes else ""
 
 
 def name_output(output: Any, logits: Tensor) -> str | None:
@@ -439,7 +455,8 @@ def _warn_of_output(target: ClassTarget, output: Any, logits: Tensor, images: in
             f"The output has several tensors ({images}, C), and the first one is explained. Choose one with "
             f"targets.ClassTarget(..., output={others[0]!r}), or confirm the first with its index."
         )
-    if target.activation == "none" or operation.startswith(LINEAR):
+    is_asked = target.score == "probability" and are_probabilities(logits)
+    if target.activation == "none" or is_asked or operation.startswith(LINEAR):
         return
     kind = ACTIVATED.get(operation) or ("probabilities" if are_probabilities(logits) else None)
     if kind is not None:

@@ -81,6 +81,11 @@ class Like(Target):
     def bind(self, model: nn.Module, batch: Batch) -> Bound:
         family, others = find_embedder(model), self.pictures
         vectors = self.reference.reshape(-1, self.reference.shape[-1])
+        if others is not None and others.ndim != batch.pictures.ndim:
+            raise TargetError(
+                f"The reference is an image {tuple(others.shape[1:])}, and the images are {tuple(batch.pictures.shape)}: "
+                "pass its embedding (D,), which the model gives for it."
+            )
         if others is not None:
             vectors = embed(family, model, to_batch(others.to(batch.device)))
         names = self.name

@@ -142,7 +142,10 @@ class Mask(Target):
 
     def bind(self, model: nn.Module, batch: Batch) -> Bound:
         if len(batch.size) != 2:
-            raise TargetError(f"The images are {tuple(batch.pictures.shape)}: a mask lies in pictures, (N,C,H,W).")
+            raise TargetError(
+                f"The images are {tuple(batch.pictures.shape)}: a mask lies in images (N,C,H,W). For a volume pass "
+                "a function of the output, such as target=lambda output: output[:, 1].flatten(1).mean(1)."
+            )
         family = find_family(model, Segmenter) or PlainSegmenter(model)
         visible = find_visible(batch)
         if self.kind == "point":

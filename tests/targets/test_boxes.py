@@ -100,7 +100,7 @@ MISTAKES: list[tuple[Any, str]] = [
     (lambda: Box(True), "The box is True, expected its number"),
     (lambda: Box("first"), "The box is 'first', expected its number"),
     (lambda: Box(0, edge="upper"), "There is no edge 'upper': choose one of left, top, right, bottom"),
-    (lambda: MissedBox((50, 60, 90, 90), 1), r"The box \(50.0, 60.0, 90.0, 90.0\) is outside of a picture of 56 x 40"),
+    (lambda: MissedBox((50, 60, 90, 90), 1), r"The box \(50.0, 60.0, 90.0, 90.0\) is outside of an image of 56 x 40"),
     (lambda: MissedBox((9, 8, 5, 20)), r"The box is \(9, 8, 5, 20\), expected left, top, right, bottom in pixels"),
     (lambda: MissedBox((1, 2, 3)), r"expected left, top, right, bottom"),
     (lambda: MissedBox(7), r"expected left, top, right, bottom"),

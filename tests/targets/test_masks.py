@@ -390,7 +390,7 @@ def test_a_model_that_is_no_segmenter():
 
 
 def test_volumes_have_no_masks():
-    with pytest.raises(TargetError, match=r"\(1, 1, 4, 8, 8\): a mask lies in pictures"):
+    with pytest.raises(TargetError, match=r"\(1, 1, 4, 8, 8\): a mask lies in images"):
         gradcam.explain(nn.Conv3d(1, 2, 3), torch.rand(1, 1, 4, 8, 8), target=Mask(1))
 
 

@@ -9,14 +9,20 @@ from torch import nn
 
 from gradcam.errors import ModelError
 from gradcam.families.yolo import Letterbox, load_yolo
+from gradcam.models.preprocess import Preprocessing
 from gradcam.models.providers.base import Blueprint, Parts
+
+# As ultralytics' own classify_transforms.
+CLASSIFIER_PREPROCESSING = Preprocessing((224, 224), 224, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0), "bilinear")
 
 
 def load(name: str, weights: Path | None) -> Parts:
-    """`best.pt`: the network inside, whose pictures are letterboxed."""
+    """`best.pt`: the network inside, whose images are letterboxed, or cropped for a classifier."""
     if weights is not None:
         raise ModelError(f"yolo:{name} is its weights already: name another file in its place.")
     model, labels = load_yolo(name)
+    if type(model).__name__ == "ClassificationModel":
+        return Parts(model, CLASSIFIER_PREPROCESSING, labels=labels, task="classification")
     return Parts(model, Letterbox(), labels=labels, task="detection")
 
 
