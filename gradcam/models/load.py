@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from gradcam.errors import ModelError, shorten
+from gradcam.errors import ModelError, shorten, warn
 from gradcam.families import MODELING, Family, find_main, name_classes
 from gradcam.families.segmentation import find_logits as find_maps
 from gradcam.hooks.nested import tensors
@@ -33,9 +33,9 @@ from gradcam.models.kinds import (
 )
 from gradcam.models.labels import check_labels, fit_labels
 from gradcam.models.preprocess import (
-    ASSUMED,
     ASSUMED_GREY,
     Preprocess,
+    Preprocessing,
     Reader,
     WholePicture,
     read_picture,
@@ -95,8 +95,8 @@ def load_classifier(
     labels : sequence of str, or path, default None
         The names of the classes, or a file of them: a line each, or JSON. None for the model's own.
     mean : float or sequence of float, default None
-        One for each channel, of values in [0,1]; a single number is for grey pictures. None is the model's own; for a
-        model of yours it is ImageNet's.
+        One for each channel, of values in [0,1]; a single number is for grey pictures. None is the model's own, which
+        models of timm, open_clip and transformers carry; otherwise it is ImageNet's, with a warning.
     std : float or sequence of float, default None
         The standard deviations, given as `mean` is.
     size : int or (int, int), default None
@@ -425,9 +425,17 @@ def _make_classifier(name: str | nn.Module, choice: _Choice, parts: Parts) -> Cl
         fit=choice.fit,
         predictions=choice.predictions,
     )
+    _warn_of_guesses(name, assumed)
     if choice.fit == "whole":
         check_sizes(parts.model, make_noise(get_steps(preprocess), parts.model), find_step(parts.model))
     return classifier
+
+
+def _warn_of_guesses(name: str | nn.Module, notes: Sequence[str]) -> None:
+    """Warn of what is assumed of a model object. The notes on a model that is named are printed by the command line."""
+    for note in notes if isinstance(name, nn.Module) else ():
+        if note.startswith("Assumed"):
+            warn(note)
 
 
 def _find_known_task(parts: Parts) -> str | None:
@@ -485,6 +493,7 @@ def _make_task_model(
         check_number(threshold, "threshold", "the least score of a box, from 0 to 1.", most=1, error=ModelError)
         family.set_threshold(threshold)
     preprocess, notes = _to_whole(parts, family, task, choice)
+    _warn_of_guesses(name, notes if choice.wish else [*parts.notes, *notes])
     layer = None if family is None else family.layer
     if choice.layer is not None:
         layer = find_layer(unwrap(parts.model), choice.layer).name
@@ -509,14 +518,17 @@ def _make_task_model(
 def _to_whole(parts: Parts, family: Family | None, task: str, choice: _Choice) -> tuple[Preprocess, Sequence[str]]:
     """The preprocessing of a model that finds things in places: of all of a picture, unless the model has its own."""
     wish, notes = choice.wish, []
-    if parts.is_assumed and task in ("detection", "segmentation", "pose"):
+    usual = parts.preprocess
+    if isinstance(usual, Preprocessing) and task in ("detection", "segmentation", "pose"):
         is_scaled = family is not None and family.has_own_scale
-        usual = ASSUMED if _to_grey(parts, choice) is None else ASSUMED_GREY
-        plain = WholePicture() if is_scaled else WholePicture(SHORTER, None, usual.mean, usual.std)
+        usual = usual if _to_grey(parts, choice) is None else ASSUMED_GREY
+        shown = WholePicture(SHORTER, None, usual.mean, usual.std, usual.interpolation)
+        plain = WholePicture() if is_scaled else shown
         parts = replace(parts, preprocess=plain)
         if not is_scaled and not (wish.size and wish.mean and wish.std):
             grey = "of a grey picture" if len(plain.mean) == 1 else "of a picture"
-            what = f"all {grey} with a shorter side of {SHORTER}, ImageNet's mean and std"
+            statistics = ", ImageNet's mean and std" if parts.is_assumed else ""
+            what = f"all {grey} with a shorter side of {SHORTER}{statistics}"
             notes = [f"Assumed {what}: --size, --mean and --std say otherwise (size=, ... in Python)."]
     if not isinstance(parts.preprocess, WholePicture):
         return adjust(parts, wish)

@@ -198,6 +198,15 @@ def _find_preprocess(transformers: Any, name: str, is_local: bool, config: Any) 
     return Parts(nn.Identity(), preprocess, plain=preprocess.plain, notes=notes)
 
 
+def find_processor(model: Any) -> Parts | None:
+    """Return the image processor that lies beside a model's weights, on this computer, as parts; None without one."""
+    transformers, name = base.import_extra("transformers", "hf"), model.name_or_path
+    with contextlib.suppress(ModelError):
+        parts = _find_preprocess(transformers, name, True, model.config) if name else None
+        return None if parts is None or parts.is_assumed else parts
+    return None
+
+
 @contextlib.contextmanager
 def _found(name: str) -> Iterator[tuple[Any, str, bool, Any]]:
     """transformers, which is quiet meanwhile, the name for it, whether all is here already, and the configuration."""

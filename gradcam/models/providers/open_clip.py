@@ -22,8 +22,9 @@ def load(name: str, weights: Path | None) -> Parts:
         raise ModelError(
             f"open_clip:{name} needs the checkpoint that was trained for it: give --weights FILE (weights=)."
         )
-    model = _build(library, name)
-    return Parts(model, _to_preprocessing(model), notes=load_weights(model, read_checkpoint(weights)), task="matching")
+    model: Any = _build(library, name)
+    preprocess = to_preprocessing(model.visual.preprocess_cfg)
+    return Parts(model, preprocess, notes=load_weights(model, read_checkpoint(weights)), task="matching")
 
 
 def plan(name: str) -> Blueprint:
@@ -57,8 +58,15 @@ def _build(library: Any, name: str) -> nn.Module:
     return model
 
 
-def _to_preprocessing(model: Any) -> Preprocessing:
-    """As open_clip's own transforms for inference: the shorter side resized, and its centre."""
-    side, visual = model.visual.image_size, model.visual
+def to_preprocessing(settings: dict[str, Any]) -> Preprocessing:
+    """Return open_clip's own transforms for inference as steps. Raises `ModelError` if they pad images."""
+    side, mode = settings["size"], settings.get("resize_mode", "shortest")
     size = (side, side) if isinstance(side, int) else (side[0], side[1])
-    return Preprocessing(size, min(size), tuple(visual.image_mean), tuple(visual.image_std))
+    if mode == "longest":
+        raise ModelError(
+            f"open_clip's resize mode '{mode}' pads images, which is not supported: give --size and --crop."
+        )
+    interpolation = settings.get("interpolation", "bicubic")
+    interpolation = "bicubic" if interpolation == "random" else interpolation
+    resize = size if mode == "squash" else min(size)
+    return Preprocessing(size, resize, tuple(settings["mean"]), tuple(settings["std"]), interpolation)

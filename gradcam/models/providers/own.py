@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ from torch import nn
 
 from gradcam import plugins
 from gradcam.errors import ModelError, shorten
-from gradcam.layers.find import refuse_other_kinds
+from gradcam.layers.find import refuse_other_kinds, unwrap
 from gradcam.models.checkpoints.fit import load_weights
 from gradcam.models.checkpoints.read import read_checkpoint
-from gradcam.models.preprocess import ASSUMED
+from gradcam.models.device import first_channels
+from gradcam.models.preprocess import ASSUMED, Preprocessing
 from gradcam.models.providers.base import Blueprint, Parts
 
 
@@ -32,9 +34,60 @@ def plan(name: str) -> Blueprint:
 
 
 def to_parts(model: nn.Module, weights: Path | None) -> Parts:
-    """A model of which nothing is known; a checkpoint is loaded into it if there is one."""
+    """Return a model with the preprocessing that it carries, or else the usual one. A checkpoint is loaded into it."""
     notes = () if weights is None else load_weights(model, read_checkpoint(weights))
-    return Parts(model, ASSUMED, is_assumed=True, notes=notes)
+    parts = _find_preprocessing(unwrap(model))
+    return replace(parts, model=model, notes=[*notes, *parts.notes])
+
+
+def _find_preprocessing(model: nn.Module) -> Parts:
+    """Return the preprocessing in the settings that libraries leave on their models, which may be parts of another one."""
+    notes: list[str] = []
+    for name, module in model.named_modules():
+        where = f"of its part '{name}'" if name else "of the model"
+        try:
+            if (parts := _read_settings(module)) is not None:
+                task = None if name else parts.task
+                note = f"The preprocessing is taken from the settings {where}."
+                return replace(parts, task=task, notes=[*parts.notes, note])
+        except ModelError as error:  # Settings that cannot be followed.
+            notes.append(str(error))
+    side = getattr(
+        getattr(model, "config", model), "image_size", None
+    )  # of transformers, and torchvision's transformers
+    size = (side, side) if isinstance(side, int) else ASSUMED.size
+    resize = ASSUMED.resize if size == ASSUMED.size else round(size[0] / 0.875)
+    return Parts(model, replace(ASSUMED, size=size, resize=resize), is_assumed=True, notes=notes)
+
+
+def _read_settings(module: nn.Module) -> Parts | None:
+    """Return the preprocessing in a module's own settings, None if it has none. Raises `ModelError` if it pads images."""
+    if type(module).__module__.startswith("segmentation_models_pytorch.") and hasattr(module, "encoder"):
+        from gradcam.models.providers import smp
+
+        return smp.to_parts(module)
+    if isinstance(getattr(module, "name_or_path", None), str) and hasattr(module, "config"):
+        from gradcam.models.providers import huggingface
+
+        return huggingface.find_processor(module)
+    if isinstance(settings := getattr(module, "preprocess_cfg", None), dict):
+        from gradcam.models.providers import open_clip
+
+        return Parts(module, _fit_channels(open_clip.to_preprocessing(settings), module))
+    settings = getattr(module, "pretrained_cfg", None) or getattr(module, "default_cfg", None)
+    if isinstance(settings, dict) and settings.get("mean") and settings.get("input_size"):
+        from gradcam.models.providers import timm
+
+        return Parts(module, _fit_channels(timm.read_settings(module, settings), module))
+    return None
+
+
+def _fit_channels(preprocess: Preprocessing, model: nn.Module) -> Preprocessing:
+    """Return the preprocessing for greyscale images if the model takes one channel: its settings still have three."""
+    if first_channels(model) != 1 or len(preprocess.mean) == 1:
+        return preprocess
+    mean, std = (sum(values) / len(values) for values in (preprocess.mean, preprocess.std))
+    return replace(preprocess, mean=(mean,), std=(std,))
 
 
 def _make(found: Any, name: str) -> nn.Module:
