@@ -120,6 +120,11 @@ class Family(ABC):
         """Those that the model itself knows."""
         return None
 
+    @property
+    def class_count(self) -> int | None:
+        """Return the number of classes in the model's output, the background included; None if only running it tells."""
+        return None if self.own_labels is None else len(self.own_labels)
+
     def watched(self) -> dict[str, nn.Module]:
         """The modules whose runs `read` needs, by any names; the family's own model among them."""
         return {MODEL: self.model}

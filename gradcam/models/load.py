@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from gradcam import families
 from gradcam.errors import ModelError, shorten, warn
 from gradcam.families import MODELING, Family, find_main, name_classes
 from gradcam.families.segmentation import find_logits as find_maps
@@ -497,7 +498,11 @@ def _make_task_model(
     layer = None if family is None else family.layer
     if choice.layer is not None:
         layer = find_layer(unwrap(parts.model), choice.layer).name
-    labels = choice.names or parts.labels or (None if family is None else family.labels)
+    if choice.names and task in ("detection", "segmentation"):
+        labels, more = _fit_task_labels(choice.names, parts, family, preprocess)
+        notes = [*notes, *more]
+    else:
+        labels = choice.names or parts.labels or (None if family is None else family.labels)
     if labels is not None:
         name_classes(unwrap(parts.model) if family is None else family.model, labels)
     return KINDS[task](
@@ -513,6 +518,23 @@ def _make_task_model(
         inputs={key: value.to(find_input_device(parts.model)) for key, value in parts.inputs.items()},
         is_chosen=choice.layer is not None,
     )
+
+
+def _fit_task_labels(
+    labels: Sequence[str], parts: Parts, family: Family | None, preprocess: Preprocess
+) -> tuple[Sequence[str], Sequence[str]]:
+    """Return labels for all classes of a detector or a segmenter, and a note if the background's is added."""
+    count = None if family is None else family.class_count
+    if count is None and not isinstance(family, families.Detector):
+        maps = find_maps(run(parts.model, make_noise(preprocess, parts.model)))
+        count = maps.shape[1] if isinstance(maps, Tensor) and maps.ndim == 4 else None
+    if count is None:
+        return labels, ()
+    names_background = any(label.casefold().strip("_") == "background" for label in labels)
+    if len(labels) == count - 1 and count > 1 and not names_background and (family is None or not family.own_labels):
+        what = f"There are {len(labels)} labels for {count} classes"
+        return ["background", *labels], [f"{what}: class 0 is taken as the background, and class 1 as {labels[0]}."]
+    return fit_labels(labels, count, max(2, count)), ()
 
 
 def _to_whole(parts: Parts, family: Family | None, task: str, choice: _Choice) -> tuple[Preprocess, Sequence[str]]:
