@@ -24,9 +24,9 @@ PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 # How a layer's output may lie: (N,C,h,w), (N,h,w,C), (N,T,D) and (T,N,D).
 LAYOUTS = ("channels first", "channels last", "tokens", "tokens first")
 
-# How logits become probabilities: together (softmax), each for itself (sigmoid), or not at all, since they are
-# probabilities. "auto" is softmax, or sigmoid for a single logit.
-ACTIVATIONS = ("auto", "softmax", "sigmoid", "none")
+# How logits become probabilities: together (softmax), each for itself (sigmoid), or not at all: "none" for probabilities and
+# values, "applied" for a single probability. "auto" is softmax, or sigmoid for a single logit.
+ACTIVATIONS = ("auto", "softmax", "sigmoid", "none", "applied")
 
 # The views of an image that are explained together: what it is multiplied by, and whether it is mirrored. The first is
 # the image.
@@ -37,7 +37,7 @@ AUGMENTATIONS: dict[str, tuple[tuple[float, bool], ...]] = {
 }
 
 # What models do with a picture; "auto" is read off the model.
-TASKS = ("classification", "detection", "segmentation", "matching", "captioning", "pose")
+TASKS = ("classification", "regression", "detection", "segmentation", "matching", "captioning", "pose")
 
 EDGES = ("left", "top", "right", "bottom")  # of a box
 AXES = ("x", "y")  # of a keypoint

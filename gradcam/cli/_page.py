@@ -77,6 +77,7 @@ def _to_model(choice: ModelChoice) -> ModelChoice:
 def to_code(choice: ModelChoice, *, is_class: bool) -> str:
     """The line of Python that loads a model as the shell does."""
     usual = ModelChoice()
+    choice = replace(choice, activation="none") if choice.task == "regression" else choice
     names = [each.name for each in fields(choice) if each.name not in ("model", *OF_TASKS)]
     given = {name: getattr(choice, name) for name in names if getattr(choice, name) != getattr(usual, name)}
     said = [] if choice.model is None else [_quote(choice.model)]

@@ -167,7 +167,7 @@ def _classes(record: Record) -> list[str]:
         f"{mark} {name:<{width}}   {each.index:>{digits}}   " for mark, name, each in zip(marks, names, predictions)
     ]
     shares = [each.probability for each in predictions]
-    if all(0 <= share <= 1 for share in shares):
+    if len(shares) > 1 and all(0 <= share <= 1 for share in shares):
         bars = [click.style(draw_bar(share), fg="cyan") for share in shares]
         exact = [
             mark == "*" and 0 < share < 0.01 for mark, share in zip(marks, shares)

@@ -65,8 +65,9 @@ def describe_settings(settings: Settings, work: Work, saving: Saving) -> dict[st
         "score": target.score,
         "against": [int(index) for index in target.against or ()],
     } if classifier.task == "classification" else _describe_things(settings, classifier)  # fmt: skip
-    if classifier.task != "classification":  # of classifiers' runs, the settings are as they always were
-        asked["task"] = classifier.task
+    task = "regression" if (classifier.classes, classifier.activation) == (1, "none") else classifier.task
+    if task != "classification":  # of classifiers' runs, the settings are as they always were
+        asked["task"] = task
     # Options that the shell does not have are as they always were, and stay out: an earlier version's run is gone on with.
     options = {name: it for name, it in request.options.items() if name in settings.options and name != "reshape"}
     fit = {} if classifier.fit == "crop" else {"fit": classifier.fit, "predictions": classifier.predictions}  # as those
@@ -75,7 +76,7 @@ def describe_settings(settings: Settings, work: Work, saving: Saving) -> dict[st
         "device": work.device or classifier.device.type,
         "precision": settings.model.precision,
         "preprocessing": describe_preprocess(classifier.preprocess),
-        "activation": classifier.activation,
+        "activation": classifier.activation.replace("applied", "none"),  # As earlier versions, whose runs resume.
         "reader": settings.model.reader,
         "layers": request.list_layers(classifier),
         "reshape": list(reshape) if isinstance(reshape, tuple) else reshape,

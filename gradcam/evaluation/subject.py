@@ -105,6 +105,7 @@ class Subject:
         self._of_baselines: dict[str, Tensor] = {}
         with preserve_state(self.model), torch.no_grad():
             self.all_probabilities = _require_finite(torch.cat(list(self._run([self.images]))))
+        check_probabilities(self.all_probabilities.shape[1], activation)
         if classes is None:
             self.classes = self.all_probabilities.argmax(1)
         else:
@@ -210,6 +211,13 @@ class Subject:
         rows = to_rows()
         while batch := list(islice(rows, self._parts.largest)):
             yield from self._parts.run(run, torch.cat(batch))  # a copy: what a model changes in place is nobody's
+
+
+def check_probabilities(classes: int, activation: str) -> None:
+    """Raises `ModelError` for a model whose single output is a value: it has no probability to evaluate maps by."""
+    if classes == 1 and activation == "none":
+        advice = 'explain it with gradcam run, or say --activation sigmoid (activation="sigmoid") if it is a logit.'
+        raise ModelError(f"The model's output is a value, and maps are evaluated by probabilities: {advice}")
 
 
 def _require_finite(probabilities: Tensor) -> Tensor:

@@ -69,8 +69,7 @@ class TorchvisionDetector(Detector):
         model = cast("Any", self.model)
         if hasattr(model, "roi_heads"):
             return getattr(getattr(model.roi_heads.box_predictor, "cls_score", None), "out_features", None)
-        head = model.head.classification_head
-        return getattr(head, "num_columns" if isinstance(model, SSD) else "num_classes", None)
+        return getattr(model.head.classification_head, "num_columns" if isinstance(model, SSD) else "num_classes", None)
 
     @property
     def has_own_scale(self) -> bool:

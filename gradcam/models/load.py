@@ -107,8 +107,8 @@ def load_classifier(
         The share of the resized picture that is kept, in (0,1]. None is the model's own; for a model of yours it is
         0.875.
     activation : str, default "auto"
-        How logits become probabilities: "softmax", "sigmoid", "none" (they are probabilities), or "auto": what the
-        model is known to need, or else sigmoid for a single logit and softmax for several.
+        How logits become probabilities: "softmax", "sigmoid", "none" (they are probabilities, or a single value),
+        "applied" (a single probability), or "auto": what is known of the model, or sigmoid for a single logit.
     reader : callable or str, default None
         A function from a path to an array, or to an array and the picture to draw on; or its name, "module:function".
         None reads what `gradcam.read_image` reads, and DICOM.
@@ -198,8 +198,8 @@ def load_model(
         As in `load_classifier`; also one of torchvision's detectors and segmenters, "hf:NAME" of any of these tasks,
         "open_clip:NAME", "smp:FOLDER" and "yolo:FILE.pt".
     task : str, default "auto"
-        "classification", "detection", "segmentation", "matching" (pictures with sentences, or with one another),
-        "captioning" or "pose"; "auto" reads it off the model.
+        "classification", "regression" (of values), "detection", "segmentation", "matching" (pictures with sentences, or
+        with one another), "captioning" or "pose"; "auto" reads it off the model.
     prompts : sequence of str, default ()
         What a detector that is told by words looks for, one for each class.
     threshold : float, default None
@@ -250,6 +250,8 @@ def load_model(
     """
     if task != "auto":
         check_choice(task, "task", TASKS, ModelError)
+    if are_values := task == "regression":
+        task, activation = "classification", "none" if activation == "auto" else activation
     wish = (mean, std, size, crop)
     chosen = _Choice(weights, labels, wish, activation, reader, layer, device, precision, fit, predictions)
     parts = chosen.load(name, task=None if task == "auto" else task, prompts=prompts)
@@ -261,7 +263,9 @@ def load_model(
     if found not in TASKS:
         raise ModelError(f"{name_model(name)} is for {found}, which is no task here: {USE_A_FUNCTION}")
     if found == "classification":
-        return _make_classifier(name, chosen, parts)
+        model = _make_classifier(name, chosen, parts)
+        names = model.labels or [f"output {index}" for index in range(model.classes)]
+        return replace(model, labels=names) if are_values else model
     return _make_task_model(name, chosen, parts, found, threshold)
 
 
@@ -409,8 +413,8 @@ def _make_classifier(name: str | nn.Module, choice: _Choice, parts: Parts) -> Cl
             raise
         return _make_classifier(name, choice, grey)
     chosen, guessed = choose_activation(choice.activation, parts.activation, findings)
-    classes = 2 if findings.logits == 1 and chosen != "softmax" else findings.logits
-    known = choice.names or parts.labels
+    classes = 2 if findings.logits == 1 and chosen in ("sigmoid", "applied") else findings.logits
+    known = choice.names or parts.labels or (["output"] if classes == 1 and chosen == "none" else None)
     known = None if known is None else fit_labels(known, findings.logits, classes)
     classifier = Classifier(
         title,
@@ -426,7 +430,7 @@ def _make_classifier(name: str | nn.Module, choice: _Choice, parts: Parts) -> Cl
         fit=choice.fit,
         predictions=choice.predictions,
     )
-    _warn_of_guesses(name, assumed)
+    _warn_of_guesses(name, [*assumed, *(guessed if findings.logits == 1 else ())])
     if choice.fit == "whole":
         check_sizes(parts.model, make_noise(get_steps(preprocess), parts.model), find_step(parts.model))
     return classifier
@@ -434,8 +438,8 @@ def _make_classifier(name: str | nn.Module, choice: _Choice, parts: Parts) -> Cl
 
 def _warn_of_guesses(name: str | nn.Module, notes: Sequence[str]) -> None:
     """Warn of what is assumed of a model object. The notes on a model that is named are printed by the command line."""
-    for note in notes if isinstance(name, nn.Module) else ():
-        if note.startswith("Assumed"):
+    for note in notes:
+        if isinstance(name, nn.Module) and note.startswith("Assumed"):
             warn(note)
 
 
@@ -498,11 +502,10 @@ def _make_task_model(
     layer = None if family is None else family.layer
     if choice.layer is not None:
         layer = find_layer(unwrap(parts.model), choice.layer).name
+    labels = choice.names or parts.labels or (None if family is None else family.labels)
     if choice.names and task in ("detection", "segmentation"):
-        labels, more = _fit_task_labels(choice.names, parts, family, preprocess)
+        labels, more = _fit_task_labels(choice.names, parts.model, family, preprocess)
         notes = [*notes, *more]
-    else:
-        labels = choice.names or parts.labels or (None if family is None else family.labels)
     if labels is not None:
         name_classes(unwrap(parts.model) if family is None else family.model, labels)
     return KINDS[task](
@@ -520,21 +523,19 @@ def _make_task_model(
     )
 
 
-def _fit_task_labels(
-    labels: Sequence[str], parts: Parts, family: Family | None, preprocess: Preprocess
-) -> tuple[Sequence[str], Sequence[str]]:
+def _fit_task_labels(labels: Sequence[str], model: nn.Module, family: Family | None, preprocess: Preprocess) -> Any:
     """Return labels for all classes of a detector or a segmenter, and a note if the background's is added."""
     count = None if family is None else family.class_count
     if count is None and not isinstance(family, families.Detector):
-        maps = find_maps(run(parts.model, make_noise(preprocess, parts.model)))
+        maps = find_maps(run(model, make_noise(preprocess, model)))
         count = maps.shape[1] if isinstance(maps, Tensor) and maps.ndim == 4 else None
     if count is None:
         return labels, ()
-    names_background = any(label.casefold().strip("_") == "background" for label in labels)
-    if len(labels) == count - 1 and count > 1 and not names_background and (family is None or not family.own_labels):
-        what = f"There are {len(labels)} labels for {count} classes"
-        return ["background", *labels], [f"{what}: class 0 is taken as the background, and class 1 as {labels[0]}."]
-    return fit_labels(labels, count, max(2, count)), ()
+    is_named = any(label.casefold().strip("_") == "background" for label in labels)
+    if is_named or len(labels) != count - 1 or count == 1 or (family is not None and family.own_labels):
+        return fit_labels(labels, count, max(2, count)), ()
+    note = f"There are {len(labels)} labels for {count} classes: class 0 is taken as the background, class 1 as {labels[0]}."
+    return ["background", *labels], [note]
 
 
 def _to_whole(parts: Parts, family: Family | None, task: str, choice: _Choice) -> tuple[Preprocess, Sequence[str]]:

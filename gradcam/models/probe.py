@@ -22,6 +22,7 @@ from gradcam.models.device import find_input_device, find_input_dtype
 from gradcam.models.preprocess import Preprocess, Preprocessing
 from gradcam.models.providers.base import Parts
 from gradcam.targets.classes import (
+    BINARY,
     PROBABILITIES,
     are_probabilities,
     find_activation,
@@ -72,9 +73,13 @@ def choose_activation(asked: str, known: str | None, findings: Findings) -> tupl
         if asked == "softmax" and findings.logits == 1:
             raise ModelError("The model has a single logit, whose softmax is always 1: its activation is sigmoid.")
         return asked, ()
-    single = "sigmoid" if findings.logits == 1 and known != "none" else None  # which a regression has
-    if certain := findings.activation or single or known:
-        return certain, (PROBABILITIES.format("probabilities"),) if findings.activation == "none" else ()
+    if findings.activation == "none":
+        applied = "applied" if findings.logits == 1 else "none"
+        return applied, (PROBABILITIES.format("probabilities").replace("none", applied),)
+    if certain := findings.activation or (known if findings.logits > 1 or known == "none" else None):
+        return certain, ()
+    if findings.logits == 1:
+        return "sigmoid", (BINARY.format('--task regression (activation="none" in Python)'),)
     hint = " Its output lies between 0 and 1: say none if it is probabilities." if findings.in_unit_interval else ""
     return "softmax", (
         "Assumed that probabilities are the softmax of its output: where each class stands for itself, say --activation "

@@ -143,7 +143,7 @@ class Pictured(_Result):
         if self.classes is None:
             return f"score {k}"
         label = self.label(i, k)
-        return name_class(int(self.classes[i, k]), label, with_index=True)
+        return name_class(int(self.classes[i, k]), label, with_index=len(self.labels or ()) != 1)  # one is a value's
 
     def instance(self, i: int = 0, k: int = 0) -> Instance | None:
         """Tell what picture i's k-th map is of, where that is more than a class.
@@ -192,7 +192,9 @@ class Pictured(_Result):
         shown = ""
         if share is not None:  # a percentage, or what the model gives in its place, as a regression does
             is_cosine = instance is not None and instance.kind in ("text", "like")
-            is_share = not is_cosine and (self.activation != "none" or 0 <= share <= 1)
+            is_share = not is_cosine and (
+                self.activation != "none" or (0 <= share <= 1 and len(self.labels or ()) != 1)
+            )
             shown = f", {100 * share:.0f} %" if is_share else f", {share:.4g}"
         evidence = getattr(self, "evidence", "positive")
         kind = "" if evidence == "positive" else f"{evidence} evidence "
@@ -486,7 +488,8 @@ def to_mark(instance: Instance) -> Mark:
 
 def to_probabilities(output: Any, images: int, activation: str) -> Tensor:
     """All classes' probabilities, float32 (N,C), in what a model gave for so many images."""
-    return probabilities(ClassTarget(activation=activation).find_logits(output, images), activation)
+    target = ClassTarget(activation=activation).settle(output, images)
+    return probabilities(target.find_logits(output, images), target.activation)
 
 
 @dataclass(frozen=True, eq=False)

@@ -109,7 +109,7 @@ def to_classifier(
         max(2, len(instances)),
         names if len(names) > 1 else [f"no {names[0]}", names[0]],
         layer if layer in ("input", "attention") else find_layer(run, layer).name,
-        activation="none" if kind in (*IN_UNIT, *COSINES) else "sigmoid",
+        activation="applied" if kind in (*IN_UNIT, *COSINES) else "sigmoid",
         reader=model.reader,
         notes=model.notes,
         instances=instances,

@@ -28,6 +28,7 @@ PROBABILITIES = (
     "predictions. Explain the model without its last activation, or confirm with "
     'targets.ClassTarget(..., activation="none") (--activation none).'
 )
+BINARY = "Assumed that the single output is a binary logit: class 1 is for it, class 0 against it. For a value, say {}."
 FEWEST_HALVES = 64  # numbers of half precision, whose length says something
 LINEAR = ("Addmm", "Mm", "Linear", "Convolution")  # operations with weights, after which values are logits
 RESHAPING = ("View", "Reshape", "UnsafeView", "Squeeze", "Unsqueeze", "Clone", "ToCopy", "Alias", "Select", "Slice")
@@ -110,7 +111,7 @@ def probability(logits: Tensor, classes: Tensor, activation: str = "auto") -> Te
 
 def to_two_classes(logits: Tensor, activation: str) -> Tensor:
     """A single logit z (N,1) as two classes, 0 against and 1 for: -z and z, or 1 - p and p where it is a probability."""
-    return torch.cat([1 - logits if activation == "none" else -logits, logits], 1)
+    return torch.cat([1 - logits if activation == "applied" else -logits, logits], 1)
 
 
 def difference(logits: Tensor, classes: Tensor, rivals: Tensor, share: float = 1.0) -> Tensor:
@@ -136,7 +137,7 @@ def find_nearest(logits: Tensor, classes: Tensor) -> Tensor:
 
 def probabilities(logits: Tensor, activation: str = "auto") -> Tensor:
     """All classes' probabilities (N,C) by one of `options.ACTIVATIONS`."""
-    if activation == "none":
+    if activation in ("none", "applied"):
         return logits
     if activation == "sigmoid" or (activation == "auto" and logits.shape[1] == 1):
         return logits.sigmoid()
@@ -158,9 +159,9 @@ class ClassTarget:
     against : int or sequence of int, default ()
         The rivals of a contrast, in place of the strongest.
     activation : str, default "auto"
-        How logits become probabilities: "softmax", "sigmoid", "none" (they are probabilities), or "auto": softmax, and
-        sigmoid for a single logit. With "sigmoid" or "none" a single logit is two classes, 1 for it and 0 against it;
-        otherwise it is class 0.
+        How logits become probabilities: "softmax", "sigmoid", "none" (they are values, or probabilities), "applied" (a
+        single one is a probability), or "auto": softmax, and sigmoid for a single logit. With "sigmoid" or "applied" a
+        single output is two classes, 1 for it and 0 against it; with "none" it is a value, class 0, explained itself.
     output : str or int, default None
         Which of several heads has the classes: its key or index in the model's output. None where there is one, or one
         that is called `logits`.
@@ -256,11 +257,23 @@ class ClassTarget:
         Returns
         -------
         Tensor (N,C)
-            Two columns for a single logit with "sigmoid" or "none".
+            Two columns for a single logit with "sigmoid" or "applied".
         """
         logits = find_logits(output, images, head=self.output)
-        is_pair = logits.shape[1] == 1 and self.activation in ("sigmoid", "none")
+        is_pair = logits.shape[1] == 1 and self.activation in ("sigmoid", "applied")
         return to_two_classes(logits, self.activation) if is_pair else logits
+
+    def settle(self, output: Any, images: int) -> ClassTarget:
+        """Take a single output as a binary logit, unless the activation is known: class 1 is for it, class 0 against it."""
+        logits = find_logits(output, images, head=self.output) if self.activation == "auto" else None
+        # `_warn_of_output` reports a single probability.
+        if logits is None or logits.shape[1] > 1 or find_last_operation(logits) in ACTIVATED:
+            return self
+        if self.classes is not None:
+            warn(BINARY.format('targets.ClassTarget(activation="none")'))
+        return replace(
+            self, activation="sigmoid", classes=1 if self.classes is None and self.top == 1 else self.classes
+        )
 
     def compute(self, logits: Tensor) -> Tensor:
         """Compute the scores (N,K) from logits (N,C), once the target is resolved."""
@@ -294,8 +307,8 @@ class RepeatedTarget:
         if is_function(self.target):
             parts = [compute_scores(self.target, self._block(output, i), self.images) for i in range(self.blocks)]
             return Scored(torch.cat([part.values for part in parts]), None, None, self, parts[0].instances)
-        logits = self.find_logits(output, total)
-        wanted = to_class_target(self.target)
+        wanted = to_class_target(self.target).settle(output, total)
+        logits = wanted.find_logits(output, total)
         first = compute_scores(replace(wanted, output=None), logits[: self.images], self.images).target
         target = first.repeat(self.blocks)
         again = replace(self, target=replace(first, output=wanted.output))
@@ -338,7 +351,7 @@ def compute_scores(target: Any, output: Any, images: int) -> Scored:
             )
         scores = scores.reshape(images, -1)
         return Scored(scores.to(torch.promote_types(scores.dtype, torch.float32)), None, None, target)
-    target = to_class_target(target)
+    target = to_class_target(target).settle(output, images)
     logits = target.find_logits(output, images)
     _warn_of_output(target, output, logits, images)
     target = target.resolve(logits, images)
@@ -456,7 +469,7 @@ def _warn_of_output(target: ClassTarget, output: Any, logits: Tensor, images: in
             f"targets.ClassTarget(..., output={others[0]!r}), or confirm the first with its index."
         )
     is_asked = target.score == "probability" and are_probabilities(logits)
-    if target.activation == "none" or is_asked or operation.startswith(LINEAR):
+    if target.activation in ("none", "applied") or is_asked or operation.startswith(LINEAR):
         return
     kind = ACTIVATED.get(operation) or ("probabilities" if are_probabilities(logits) else None)
     if kind is not None:

@@ -142,7 +142,7 @@ class TestTargets:
         expected = gradcam.explain(self.model, TINY, "3", target=2)
         torch.testing.assert_close(explanation.maps, expected.maps)
         assert explanation.classes is not None
-        assert explanation.classes.tolist() == [[0], [0], [0]]
+        assert explanation.classes.tolist() == [[1], [1], [1]]
 
     @pytest.mark.parametrize(
         "target",

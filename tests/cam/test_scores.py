@@ -120,8 +120,14 @@ class TestActivation:
     def test_a_single_probability_is_for_and_against(self) -> None:
         shares = self.p[:, None]
         for score in ("logit", "probability"):
-            found = self.scores(shares, activation="none", score=score)
+            found = self.scores(shares, activation="applied", score=score)
             torch.testing.assert_close(found, torch.stack([1 - self.p, self.p], 1))
+
+    @pytest.mark.parametrize("score", ["logit", "probability"])
+    def test_a_value_is_itself(self, score: str) -> None:
+        target = ClassTarget(activation="none", score=score)
+        found = target.find_logits(self.single, 2)
+        assert torch.equal(target.resolve(found, 2).compute(found), self.single)
 
     @pytest.mark.parametrize("activation", ["auto", "softmax"])
     def test_otherwise_a_single_logit_is_itself(self, activation: str) -> None:
@@ -147,17 +153,17 @@ class TestActivation:
         both = maps(ClassTarget([[0, 1], [0, 1]], activation="sigmoid"), "signed")
         assert both.any()
         assert torch.equal(both[:, :1], -both[:, 1:])
-        assert torch.equal(both[:, 1:], maps(0, "signed"))
+        assert torch.equal(both[:, 1:], maps(1, "signed"))
         against = maps(ClassTarget(0, activation="sigmoid"), "positive")
-        assert torch.equal(against, maps(0, "negative"))
+        assert torch.equal(against, maps(1, "negative"))
         flipped = gradcam.explain(
             model, images, "0", target=ClassTarget(0, activation="sigmoid"), evidence="signed", augmentation="flip"
         )
-        plain = gradcam.explain(model, images, "0", target=0, evidence="signed", augmentation="flip")
+        plain = gradcam.explain(model, images, "0", target=1, evidence="signed", augmentation="flip")
         torch.testing.assert_close(flipped.maps, -plain.maps)
         ablated = gradcam.explain(
             model, images, "0", target=ClassTarget(0, activation="sigmoid"), method="ablationcam", evidence="signed"
         )
         torch.testing.assert_close(
-            ablated.maps, -gradcam.explain(model, images, "0", target=0, method="ablationcam", evidence="signed").maps
+            ablated.maps, -gradcam.explain(model, images, "0", target=1, method="ablationcam", evidence="signed").maps
         )

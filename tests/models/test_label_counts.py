@@ -26,7 +26,7 @@ def test_labels_of_a_detector_without_the_background(name: str) -> None:
     model = detection.__dict__[name](**PLAIN, num_classes=4)
     detector = gradcam.load_detector(model, labels=NAMES)
     assert detector.labels == ["background", *NAMES]
-    assert any("class 0 is taken as the background, and class 1 as cup" in note for note in detector.notes)
+    assert any("class 0 is taken as the background, class 1 as cup" in note for note in detector.notes)
     complete = gradcam.load_detector(model, labels=["nothing", *NAMES])
     assert (complete.labels, complete.notes) == (["nothing", *NAMES], ())
     for labels in (NAMES[:2], [*NAMES, "moon", "sun"], ["background", *NAMES[:2]]):

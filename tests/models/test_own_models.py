@@ -239,7 +239,7 @@ def test_what_was_assumed_is_noted(factory: Path, options: dict[str, Any], note:
         ({"crop": 0}, "crop is 0, expected the share"),
         ({"crop": 1.2}, "crop is 1.2, expected the share"),
         ({"crop": 224}, "crop is 224, expected the share"),
-        ({"activation": "relu"}, "There is no activation 'relu': choose one of auto, softmax, sigmoid, none."),
+        ({"activation": "relu"}, "There is no activation 'relu': choose one of auto, softmax, sigmoid, none, applied."),
         ({"labels": 3}, "labels are 3, expected names, or the path of a file"),
         ({"labels": ["a", 1]}, "expected names"),
         ({"reader": 3}, "The reader is 3, expected a function"),
@@ -378,9 +378,9 @@ class Ending(nn.Module):
         (4, lambda x: (x.exp() / x.exp().sum(1, keepdim=True), x), "softmax", 4, 0),
         (4, lambda x: x.detach().softmax(1), "none", 4, 1),
         (4, lambda x: 1 / (1 + (-x).exp()), "softmax", 4, 1),
-        (1, lambda x: x, "sigmoid", 2, 0),
-        (1, lambda x: x.squeeze(1), "sigmoid", 2, 0),
-        (1, lambda x: torch.sigmoid(x).squeeze(1), "none", 2, 1),
+        (1, lambda x: x, "sigmoid", 2, 1),
+        (1, lambda x: x.squeeze(1), "sigmoid", 2, 1),
+        (1, lambda x: torch.sigmoid(x).squeeze(1), "applied", 2, 1),
     ],
 )
 @pytest.mark.filterwarnings("ignore:The model's output is log-probabilities")
@@ -389,8 +389,11 @@ def test_the_activation_is_guessed_where_it_is_certain(
 ) -> None:
     found = gradcam.load_classifier(Ending(classes, end), size=16, crop=1, mean=(0, 0, 0), std=(1, 1, 1))
     assert (found.activation, found.classes, len(found.notes)) == (activation, expected_classes, notes)
-    if activation == "none":
+    if activation in ("none", "applied"):
         assert "Their gradient vanishes for confident predictions" in found.notes[0]
+        assert f"--activation {activation}" in found.notes[0]
+    elif activation == "sigmoid":
+        assert "--task regression" in found.notes[0]
     elif notes:
         assert "--activation sigmoid" in found.notes[0]
         assert ("Its output lies between 0 and 1" in found.notes[0]) == (end(torch.zeros(1, 1)).item() == 0.5)

@@ -727,9 +727,9 @@ def test_a_processor_that_pads_is_measured() -> None:
 def test_a_regression_is_told_from_a_probability(tmp_path: Path, photo: Photo) -> None:
     save_classifier(tmp_path, vit_config(num_labels=1, problem_type="regression"), vit_processor())
     classifier = gradcam.load_classifier(f"hf:{tmp_path}", device="cpu")
-    assert (classifier.activation, classifier.classes) == ("none", 2)
+    assert (classifier.activation, classifier.classes, classifier.labels) == ("none", 1, ["output"])
     assert "It is a regression" in classifier.notes[-1]
-    found = classifier.explain(photo("koala.webp"), target=1)
+    found = classifier.explain(photo("koala.webp"))
     assert found.scores[0, 0] == pytest.approx(found.output.logits[0, 0].item())
 
 

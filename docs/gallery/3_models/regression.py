@@ -2,7 +2,7 @@
 A regression: one number
 ========================
 
-An output (N,1) is explained itself. Both signs count.
+Without a target, an output (N,1) is explained itself. Both signs count.
 """
 
 import torch

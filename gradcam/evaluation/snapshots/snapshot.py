@@ -30,6 +30,7 @@ from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import find_method
 from gradcam.errors import GradcamError, ModelError, OutputError, describe_failure, shorten, show_fields
 from gradcam.evaluation.explainers import Counter
+from gradcam.evaluation.subject import check_probabilities
 from gradcam.images.files import read_text_file, write_whole
 from gradcam.images.opencv import cv2
 from gradcam.images.read import Region
@@ -296,6 +297,7 @@ class Look:
                 f"{classifier.name} is for {classifier.task}" if isinstance(classifier, Classifier) else "this is none"
             )
             raise ModelError(f"Predictions and maps of classifiers are compared, and {what}: {shorten(classifier)}.")
+        check_probabilities(classifier.classes, classifier.activation)
         chosen = find_method(classifier.default_method if method is None else method)
         layer = classifier.layer_for(chosen) if chosen.has_layer else ""
         layers = {"layers": [layer] if layer else ()}

@@ -24,7 +24,7 @@ from gradcam.evaluation.study.journal import Journal
 from gradcam.evaluation.study.plan import DEFAULT_METHODS, Agenda, StudyOptions, make_plan
 from gradcam.evaluation.study.results import Results, list_conditions
 from gradcam.evaluation.study.run import Composition, Evaluator, Study
-from gradcam.evaluation.subject import Subject, derive
+from gradcam.evaluation.subject import Subject, check_probabilities, derive
 from gradcam.images.read import to_numpy
 from gradcam.layers.find import find_layer
 from gradcam.models.classifier import Classifier
@@ -141,6 +141,7 @@ def prepare_study(classifier: Classifier, items: Sequence[Item], plan: Agenda, o
     for name, value, least in (("limit", options.limit, 1), ("seed", options.seed, 0)):
         if value is not None:
             check_count(value, name, f"an integer, {least} or more.", least=least)
+    check_probabilities(classifier.classes, classifier.activation)
     is_task = isinstance(classifier, TaskModel)
     wanted = options.target if is_task and not isinstance(options.target, (str, int)) else None
     index, annotations = _find_target(classifier, None if wanted is not None else options.target, items), None

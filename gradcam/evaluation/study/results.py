@@ -93,7 +93,7 @@ def list_conditions(classifier: Classifier, plan: Agenda, options: StudyOptions,
         annotations=None if annotations is None else _hash_all(annotations),
         versions={"gradcam": __version__, **describe_versions()},
         settings={
-            "activation": classifier.activation,
+            "activation": classifier.activation.replace("applied", "none"),  # As earlier versions, whose runs resume.
             "preprocessing": describe_preprocess(classifier.preprocess),
             "reshape": reshape if isinstance(reshape, (str, type(None))) else repr(reshape),
             "methods": list(plan.names),

@@ -18,6 +18,7 @@ from gradcam.models.checkpoints.read import Checkpoint
 Tensors = dict[str, Tensor]
 
 MOST_NAMES = 3
+BUILD = "Build the model as it was trained in a function, and name that: --model FILE.py:FUNCTION."
 COUNTER = "num_batches_tracked"  # of batch norms, for training alone
 # Buffers that modules work out by themselves, and that their versions keep, drop or size differently; thop's counts.
 COMPUTED = (
@@ -239,10 +240,10 @@ class Difference:
             classes = next(iter(self.shapes.values()))
             return f"The file has another number of classes: {classes[0][0]}, where the model has {classes[1][0]}."
         if in_head and self.missing and not self.shapes:
-            return f"The last layer, '{head}', is missing or has another form in the file."
+            return f"The last layer, '{head}', is missing or has another form in the file. {BUILD}"
         if not self.missing and not self.shapes:
             return "The file has all of this model and more: another head beside it, or a larger model around it."
-        return "The file is of another size or version of this architecture."
+        return f"The file is of another size or version of this architecture. {BUILD}"
 
 
 def compare(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], outside: Collection[str] = ()) -> Difference:

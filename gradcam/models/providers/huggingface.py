@@ -45,7 +45,7 @@ ACTIVATIONS = {  # how transformers itself tells probabilities from logits
     "regression": "none",
     None: "softmax",
 }
-REGRESSION = "It is a regression: its value is shown in a probability's place; class 1 is for it, class 0 against it."
+REGRESSION = "It is a regression: its value is shown in a probability's place."
 
 
 def load(name: str, weights: Path | None, task: str | None = None, prompts: Sequence[str] = ()) -> Parts:
@@ -75,7 +75,8 @@ def load(name: str, weights: Path | None, task: str | None = None, prompts: Sequ
             notes = [*parts.notes, *more]
     if config.problem_type == "regression":
         notes = [*notes, REGRESSION]
-    known, activation = labels if classes == len(labels) else None, ACTIVATIONS.get(config.problem_type)
+    is_named = classes == len(labels) and labels != ["LABEL_0"]
+    known, activation = labels if is_named else None, ACTIVATIONS.get(config.problem_type)
     return replace(parts, model=model, labels=known, classes=classes, activation=activation, notes=notes)
 
 
@@ -200,10 +201,9 @@ def _find_preprocess(transformers: Any, name: str, is_local: bool, config: Any) 
 
 def find_processor(model: Any) -> Parts | None:
     """Return the image processor that lies beside a model's weights, on this computer, as parts; None without one."""
-    transformers, name = base.import_extra("transformers", "hf"), model.name_or_path
     with contextlib.suppress(ModelError):
-        parts = _find_preprocess(transformers, name, True, model.config) if name else None
-        return None if parts is None or parts.is_assumed else parts
+        parts = _find_preprocess(base.import_extra("transformers", "hf"), model.name_or_path, True, model.config)
+        return None if parts.is_assumed else parts
     return None
 
 

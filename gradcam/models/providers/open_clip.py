@@ -66,7 +66,6 @@ def to_preprocessing(settings: dict[str, Any]) -> Preprocessing:
         raise ModelError(
             f"open_clip's resize mode '{mode}' pads images, which is not supported: give --size and --crop."
         )
-    interpolation = settings.get("interpolation", "bicubic")
-    interpolation = "bicubic" if interpolation == "random" else interpolation
+    interpolation = "bilinear" if settings.get("interpolation") == "bilinear" else "bicubic"
     resize = size if mode == "squash" else min(size)
     return Preprocessing(size, resize, tuple(settings["mean"]), tuple(settings["std"]), interpolation)

@@ -17,7 +17,7 @@ from gradcam.layers.find import refuse_other_kinds, unwrap
 from gradcam.models.checkpoints.fit import load_weights
 from gradcam.models.checkpoints.read import read_checkpoint
 from gradcam.models.device import first_channels
-from gradcam.models.preprocess import ASSUMED, Preprocessing
+from gradcam.models.preprocess import ASSUMED
 from gradcam.models.providers.base import Blueprint, Parts
 
 
@@ -36,58 +36,42 @@ def plan(name: str) -> Blueprint:
 def to_parts(model: nn.Module, weights: Path | None) -> Parts:
     """Return a model with the preprocessing that it carries, or else the usual one. A checkpoint is loaded into it."""
     notes = () if weights is None else load_weights(model, read_checkpoint(weights))
-    parts = _find_preprocessing(unwrap(model))
-    return replace(parts, model=model, notes=[*notes, *parts.notes])
+    return replace(parts := _find_preprocessing(unwrap(model)), model=model, notes=[*notes, *parts.notes])
 
 
 def _find_preprocessing(model: nn.Module) -> Parts:
     """Return the preprocessing in the settings that libraries leave on their models, which may be parts of another one."""
     notes: list[str] = []
-    for name, module in model.named_modules():
-        where = f"of its part '{name}'" if name else "of the model"
-        try:
+    try:
+        for name, module in model.named_modules():
             if (parts := _read_settings(module)) is not None:
-                task = None if name else parts.task
-                note = f"The preprocessing is taken from the settings {where}."
-                return replace(parts, task=task, notes=[*parts.notes, note])
-        except ModelError as error:  # Settings that cannot be followed.
-            notes.append(str(error))
-    side = getattr(
-        getattr(model, "config", model), "image_size", None
-    )  # of transformers, and torchvision's transformers
-    size = (side, side) if isinstance(side, int) else ASSUMED.size
-    resize = ASSUMED.resize if size == ASSUMED.size else round(size[0] / 0.875)
-    return Parts(model, replace(ASSUMED, size=size, resize=resize), is_assumed=True, notes=notes)
+                note = (
+                    f"The preprocessing is taken from the settings of {f'its part {name!r}' if name else 'the model'}."
+                )
+                return replace(parts, task=None if name else parts.task, notes=[*parts.notes, note])
+    except ModelError as error:  # Settings that cannot be followed.
+        notes.append(str(error))
+    side = getattr(getattr(model, "config", model), "image_size", None)  # Of transformers, and of torchvision's ViT.
+    usual = replace(ASSUMED, size=(side, side), resize=round(side / 0.875)) if isinstance(side, int) else ASSUMED
+    return Parts(model, usual, is_assumed=True, notes=notes)
 
 
 def _read_settings(module: nn.Module) -> Parts | None:
     """Return the preprocessing in a module's own settings, None if it has none. Raises `ModelError` if it pads images."""
-    if type(module).__module__.startswith("segmentation_models_pytorch.") and hasattr(module, "encoder"):
-        from gradcam.models.providers import smp
+    from gradcam.models.providers import huggingface, open_clip, smp, timm
 
+    if type(module).__module__.startswith("segmentation_models_pytorch.") and hasattr(module, "encoder"):
         return smp.to_parts(module)
     if isinstance(getattr(module, "name_or_path", None), str) and hasattr(module, "config"):
-        from gradcam.models.providers import huggingface
-
         return huggingface.find_processor(module)
     if isinstance(settings := getattr(module, "preprocess_cfg", None), dict):
-        from gradcam.models.providers import open_clip
-
-        return Parts(module, _fit_channels(open_clip.to_preprocessing(settings), module))
+        return Parts(module, open_clip.to_preprocessing(settings))
     settings = getattr(module, "pretrained_cfg", None) or getattr(module, "default_cfg", None)
-    if isinstance(settings, dict) and settings.get("mean") and settings.get("input_size"):
-        from gradcam.models.providers import timm
-
-        return Parts(module, _fit_channels(timm.read_settings(module, settings), module))
-    return None
-
-
-def _fit_channels(preprocess: Preprocessing, model: nn.Module) -> Preprocessing:
-    """Return the preprocessing for greyscale images if the model takes one channel: its settings still have three."""
-    if first_channels(model) != 1 or len(preprocess.mean) == 1:
-        return preprocess
-    mean, std = (sum(values) / len(values) for values in (preprocess.mean, preprocess.std))
-    return replace(preprocess, mean=(mean,), std=(std,))
+    if not isinstance(settings, dict) or not (settings.get("mean") and settings.get("input_size")):
+        return None
+    # With `in_chans=1`, timm leaves the statistics of three channels there.
+    is_fitting = first_channels(module) in (0, len(settings["mean"]))
+    return Parts(module, timm.read_settings(module, settings)) if is_fitting else None
 
 
 def _make(found: Any, name: str) -> nn.Module:

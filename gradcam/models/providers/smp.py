@@ -25,37 +25,20 @@ def load(name: str, weights: Path | None) -> Parts:
     """The model of a folder, with a checkpoint in place of its weights or not."""
     model = _build(name)
     notes = load_weights(model, read_checkpoint(weights if weights is not None else Path(name).expanduser() / WEIGHTS))
-    parts = to_parts(model)
-    return replace(parts, notes=[*notes, *parts.notes])
+    return replace(parts := to_parts(model), notes=[*notes, *parts.notes])
 
 
 def to_parts(model: Any) -> Parts:
-    """Return a model with the mean and std that its encoder was trained with, or else ImageNet's, and a note."""
+    """Return a model with the mean and std of its encoder of timm, or else ImageNet's, and a note."""
     usual = ASSUMED_GREY if first_channels(model) == 1 else ASSUMED
     kind = "grey pictures" if usual is ASSUMED_GREY else "pictures"
-    settings = None if usual is ASSUMED_GREY else _find_statistics(model)
-    statistics = "" if settings else ", and ImageNet's mean and std"
+    own: Any = next((it.pretrained_cfg for it in model.encoder.modules() if hasattr(it, "pretrained_cfg")), {})
+    is_own = usual is ASSUMED and own.get("mean") is not None
+    mean, std = (tuple(own["mean"]), tuple(own["std"])) if is_own else (usual.mean, usual.std)
+    statistics = "" if is_own else ", and ImageNet's mean and std"
     note = f"Assumed {kind} whose shorter side is {SIDE} pixels{statistics}: --size, --mean and --std."
     multiple = int(getattr(model.encoder, "output_stride", 32))  # of which the sides of its pictures have to be
-    mean, std = settings or (usual.mean, usual.std)
     return Parts(model, WholePicture(SIDE, None, mean, std, multiple=multiple), notes=[note], task="segmentation")
-
-
-def _find_statistics(model: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Return the encoder's own mean and std, for values in [0,1]; None if they are not on this computer."""
-    settings: Any = next((it.pretrained_cfg for it in model.encoder.modules() if hasattr(it, "pretrained_cfg")), None)
-    if settings is None:
-        library, hub = import_extra("segmentation_models_pytorch", "smp"), import_extra("huggingface_hub", "smp")
-        options = getattr(model, "config", None) or {}
-        files = library.encoders.encoders.get(options.get("encoder_name"), {}).get("pretrained_settings", {})
-        entry = files.get(options.get("encoder_weights"))
-        file = entry and hub.try_to_load_from_cache(entry["repo_id"], "config.json", revision=entry["revision"])
-        settings = json.loads(Path(file).read_text(encoding="utf-8")) if isinstance(file, str) else None
-    if not settings or not settings.get("mean"):
-        return None
-    scale = max(settings.get("input_range") or [1])
-    mean, std = (tuple(float(value) / scale for value in settings[name]) for name in ("mean", "std"))
-    return mean, std
 
 
 def plan(name: str) -> Blueprint:

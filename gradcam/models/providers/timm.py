@@ -185,8 +185,7 @@ def read_settings(model: nn.Module, settings: dict[str, Any]) -> Preprocessing:
     """Return the preprocessing in a model's `pretrained_cfg`, for the image size that the model was built with."""
     usual = {"interpolation": "bicubic", "crop_pct": 0.875, "crop_mode": "center"}  # As timm's resolve_data_config.
     size = getattr(getattr(model, "patch_embed", None), "img_size", None) or settings["input_size"][1:]
-    known = {name: value for name, value in settings.items() if value}
-    return to_preprocessing({**usual, **known, "input_size": (None, *size)})
+    return to_preprocessing(usual | {key: it for key, it in settings.items() if it} | {"input_size": (None, *size)})
 
 
 def to_preprocessing(config: dict[str, Any]) -> Preprocessing:

@@ -5,6 +5,7 @@ const collator = new Intl.Collator(undefined, { numeric: true, sensitivity: "bas
 const integer = new Intl.NumberFormat("en-US");
 
 function percent(share) {
+  if (share < 0 || share > 1) return share.toPrecision(4); // a value
   const value = 100 * share;
   if (value > 0 && value < 0.1) return "< 0.1 %";
   return `${value < 9.95 && value > 0 ? value.toFixed(1) : Math.round(value)} %`;
@@ -24,7 +25,7 @@ function make(tag, options = {}, ...children) { // an element; text goes in as t
 
 function makeVerdict(label, confidence) {
   const bar = make("span", { className: "bar" });
-  bar.style.setProperty("--share", confidence);
+  bar.style.setProperty("--share", Math.min(1, Math.max(0, confidence)));
   return make("span", { className: "verdict" },
     make("span", { className: "label", text: label }), make("span", { className: "number", text: percent(confidence) }), bar);
 }
