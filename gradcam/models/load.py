@@ -430,17 +430,17 @@ def _make_classifier(name: str | nn.Module, choice: _Choice, parts: Parts) -> Cl
         fit=choice.fit,
         predictions=choice.predictions,
     )
-    _warn_of_guesses(name, [*assumed, *(guessed if findings.logits == 1 else ())])
+    if isinstance(name, nn.Module):
+        _warn_of_guesses([*assumed, *(guessed if findings.logits == 1 else ())])
     if choice.fit == "whole":
         check_sizes(parts.model, make_noise(get_steps(preprocess), parts.model), find_step(parts.model))
     return classifier
 
 
-def _warn_of_guesses(name: str | nn.Module, notes: Sequence[str]) -> None:
+def _warn_of_guesses(notes: Sequence[str]) -> None:
     """Warn of what is assumed of a model object. The notes on a model that is named are printed by the command line."""
-    for note in notes:
-        if isinstance(name, nn.Module) and note.startswith("Assumed"):
-            warn(note)
+    for note in [note for note in notes if note.startswith("Assumed")]:
+        warn(note)
 
 
 def _find_known_task(parts: Parts) -> str | None:
@@ -498,7 +498,8 @@ def _make_task_model(
         check_number(threshold, "threshold", "the least score of a box, from 0 to 1.", most=1, error=ModelError)
         family.set_threshold(threshold)
     preprocess, notes = _to_whole(parts, family, task, choice)
-    _warn_of_guesses(name, notes if choice.wish else [*parts.notes, *notes])
+    if isinstance(name, nn.Module):
+        _warn_of_guesses(notes if choice.wish else [*parts.notes, *notes])
     layer = None if family is None else family.layer
     if choice.layer is not None:
         layer = find_layer(unwrap(parts.model), choice.layer).name

@@ -25,7 +25,7 @@ from gradcam.images.write import SUFFIXES, check_suffix, choose, encode_image, e
 from gradcam.models.labels import name_class
 from gradcam.models.shown import show_explanation
 from gradcam.targets.base import Instance
-from gradcam.targets.classes import ClassTarget, probabilities
+from gradcam.targets.classes import ClassTarget, probabilities, settle
 from gradcam.web.page import Page
 
 HEIGHTS = (640, 320)  # pixels of a picture in a notebook at most: of one alone, and of one of several
@@ -143,7 +143,8 @@ class Pictured(_Result):
         if self.classes is None:
             return f"score {k}"
         label = self.label(i, k)
-        return name_class(int(self.classes[i, k]), label, with_index=len(self.labels or ()) != 1)  # one is a value's
+        is_value = self.activation == "none" and len(self.labels or ()) == 1
+        return name_class(int(self.classes[i, k]), label, with_index=not is_value)
 
     def instance(self, i: int = 0, k: int = 0) -> Instance | None:
         """Tell what picture i's k-th map is of, where that is more than a class.
@@ -192,9 +193,8 @@ class Pictured(_Result):
         shown = ""
         if share is not None:  # a percentage, or what the model gives in its place, as a regression does
             is_cosine = instance is not None and instance.kind in ("text", "like")
-            is_share = not is_cosine and (
-                self.activation != "none" or (0 <= share <= 1 and len(self.labels or ()) != 1)
-            )
+            is_value = self.activation == "none" and (len(self.labels or ()) == 1 or not 0 <= share <= 1)
+            is_share = not (is_cosine or is_value)
             shown = f", {100 * share:.0f} %" if is_share else f", {share:.4g}"
         evidence = getattr(self, "evidence", "positive")
         kind = "" if evidence == "positive" else f"{evidence} evidence "
@@ -488,7 +488,7 @@ def to_mark(instance: Instance) -> Mark:
 
 def to_probabilities(output: Any, images: int, activation: str) -> Tensor:
     """All classes' probabilities, float32 (N,C), in what a model gave for so many images."""
-    target = ClassTarget(activation=activation).settle(output, images)
+    target = settle(ClassTarget(activation=activation), output, images)
     return probabilities(target.find_logits(output, images), target.activation)
 
 

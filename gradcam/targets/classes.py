@@ -263,18 +263,6 @@ class ClassTarget:
         is_pair = logits.shape[1] == 1 and self.activation in ("sigmoid", "applied")
         return to_two_classes(logits, self.activation) if is_pair else logits
 
-    def settle(self, output: Any, images: int) -> ClassTarget:
-        """Take a single output as a binary logit, unless the activation is known: class 1 is for it, class 0 against it."""
-        logits = find_logits(output, images, head=self.output) if self.activation == "auto" else None
-        # `_warn_of_output` reports a single probability.
-        if logits is None or logits.shape[1] > 1 or find_last_operation(logits) in ACTIVATED:
-            return self
-        if self.classes is not None:
-            warn(BINARY.format('targets.ClassTarget(activation="none")'))
-        return replace(
-            self, activation="sigmoid", classes=1 if self.classes is None and self.top == 1 else self.classes
-        )
-
     def compute(self, logits: Tensor) -> Tensor:
         """Compute the scores (N,K) from logits (N,C), once the target is resolved."""
         if self.score == "contrast":
@@ -307,7 +295,7 @@ class RepeatedTarget:
         if is_function(self.target):
             parts = [compute_scores(self.target, self._block(output, i), self.images) for i in range(self.blocks)]
             return Scored(torch.cat([part.values for part in parts]), None, None, self, parts[0].instances)
-        wanted = to_class_target(self.target).settle(output, total)
+        wanted = settle(self.target, output, total)
         logits = wanted.find_logits(output, total)
         first = compute_scores(replace(wanted, output=None), logits[: self.images], self.images).target
         target = first.repeat(self.blocks)
@@ -351,7 +339,7 @@ def compute_scores(target: Any, output: Any, images: int) -> Scored:
             )
         scores = scores.reshape(images, -1)
         return Scored(scores.to(torch.promote_types(scores.dtype, torch.float32)), None, None, target)
-    target = to_class_target(target).settle(output, images)
+    target = settle(target, output, images)
     logits = target.find_logits(output, images)
     _warn_of_output(target, output, logits, images)
     target = target.resolve(logits, images)
@@ -371,6 +359,20 @@ def is_custom_function(target: Any) -> bool:
 def to_class_target(target: Any) -> ClassTarget:
     """Classes in any of their forms as a `ClassTarget`."""
     return target if isinstance(target, ClassTarget) else ClassTarget(target)
+
+
+def settle(target: Any, output: Any, images: int) -> ClassTarget:
+    """Take a single output as a binary logit, unless the activation is known: class 1 is for it, class 0 against it."""
+    target = to_class_target(target)
+    logits = find_logits(output, images, head=target.output) if target.activation == "auto" else None
+    # `_warn_of_output` reports a single probability.
+    if logits is None or logits.shape[1] > 1 or find_last_operation(logits) in ACTIVATED:
+        return target
+    if target.classes is not None:
+        warn(BINARY.format('targets.ClassTarget(activation="none")'))
+    return replace(
+        target, activation="sigmoid", classes=1 if target.classes is None and target.top == 1 else target.classes
+    )
 
 
 def find_logits(output: Any, images: int, *, head: str | int | None = None) -> Tensor:

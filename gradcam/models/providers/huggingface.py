@@ -57,7 +57,7 @@ def load(name: str, weights: Path | None, task: str | None = None, prompts: Sequ
         if kind is not None:
             return _load_other(transformers, source, kind, config, weights=weights, is_local=is_local, prompts=prompts)
         labels = [str(config.id2label.get(index, index)) for index in range(config.num_labels)]
-        parts = _find_preprocess(transformers, source, is_local, config)
+        parts = find_preprocess(transformers, source, is_local, config)
         classes: int | None = len(labels)
         if weights is None:
             found = transformers.AutoModelForImageClassification
@@ -96,7 +96,7 @@ def _load_other(
     is_local: bool,
     prompts: Sequence[str],
 ) -> Parts:
-    parts = _find_preprocess(transformers, source, is_local, config)
+    parts = find_preprocess(transformers, source, is_local, config)
     notes = parts.notes
     if weights is None:
         model, info = _take(kind, source, local_files_only=is_local, output_loading_info=True)
@@ -185,7 +185,7 @@ def _build(transformers: Any, config: Any, classes: int) -> nn.Module:
         raise ModelError(f"A {config.model_type} is no image classifier that transformers knows: {hint}.") from error
 
 
-def _find_preprocess(transformers: Any, name: str, is_local: bool, config: Any) -> Parts:
+def find_preprocess(transformers: Any, name: str, is_local: bool, config: Any) -> Parts:
     """Parts without a model. Raises `ModelError` for a processor that cannot be loaded; without one, it is guessed."""
     try:
         preprocess, notes = make_preprocess(_take(transformers.AutoImageProcessor, name, local_files_only=is_local))
@@ -197,14 +197,6 @@ def _find_preprocess(transformers: Any, name: str, is_local: bool, config: Any) 
         note = f"{name} has no {PROCESSOR}: save its image processor beside it, with save_pretrained()."
         return Parts(nn.Identity(), assumed, is_assumed=True, notes=[note])
     return Parts(nn.Identity(), preprocess, plain=preprocess.plain, notes=notes)
-
-
-def find_processor(model: Any) -> Parts | None:
-    """Return the image processor that lies beside a model's weights, on this computer, as parts; None without one."""
-    with contextlib.suppress(ModelError):
-        parts = _find_preprocess(base.import_extra("transformers", "hf"), model.name_or_path, True, model.config)
-        return None if parts.is_assumed else parts
-    return None
 
 
 @contextlib.contextmanager

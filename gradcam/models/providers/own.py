@@ -18,7 +18,7 @@ from gradcam.models.checkpoints.fit import load_weights
 from gradcam.models.checkpoints.read import read_checkpoint
 from gradcam.models.device import first_channels
 from gradcam.models.preprocess import ASSUMED
-from gradcam.models.providers.base import Blueprint, Parts
+from gradcam.models.providers.base import Blueprint, Parts, import_extra
 
 
 def load(name: str, weights: Path | None) -> Parts:
@@ -56,22 +56,25 @@ def _find_preprocessing(model: nn.Module) -> Parts:
     return Parts(model, usual, is_assumed=True, notes=notes)
 
 
-def _read_settings(module: nn.Module) -> Parts | None:
+def _read_settings(module: Any) -> Parts | None:
     """Return the preprocessing in a module's own settings, None if it has none. Raises `ModelError` if it pads images."""
     from gradcam.models.providers import huggingface, open_clip, smp, timm
 
     if type(module).__module__.startswith("segmentation_models_pytorch.") and hasattr(module, "encoder"):
         return smp.to_parts(module)
     if isinstance(getattr(module, "name_or_path", None), str) and hasattr(module, "config"):
-        return huggingface.find_processor(module)
+        with contextlib.suppress(ModelError):  # Without a processor beside the weights, on this computer.
+            parts = huggingface.find_preprocess(
+                import_extra("transformers", "hf"), module.name_or_path, True, module.config
+            )
+            return None if parts.is_assumed else parts
     if isinstance(settings := getattr(module, "preprocess_cfg", None), dict):
         return Parts(module, open_clip.to_preprocessing(settings))
-    settings = getattr(module, "pretrained_cfg", None) or getattr(module, "default_cfg", None)
-    if not isinstance(settings, dict) or not (settings.get("mean") and settings.get("input_size")):
-        return None
+    config: Any = getattr(module, "pretrained_cfg", None) or getattr(module, "default_cfg", None)
+    is_known = isinstance(config, dict) and config.get("mean") and config.get("input_size")
     # With `in_chans=1`, timm leaves the statistics of three channels there.
-    is_fitting = first_channels(module) in (0, len(settings["mean"]))
-    return Parts(module, timm.read_settings(module, settings)) if is_fitting else None
+    is_known = is_known and first_channels(module) in (0, len(config["mean"]))
+    return Parts(module, timm.read_settings(module, config)) if is_known else None
 
 
 def _make(found: Any, name: str) -> nn.Module:
