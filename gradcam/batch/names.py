@@ -23,8 +23,6 @@ from gradcam.sources.contents import Item, find_url
 from gradcam.storage.output import to_reader
 from gradcam.storage.records import Explained
 from gradcam.storage.store import Store
-from gradcam.targets import Box, Keypoint, Mask, Token
-from gradcam.targets.classes import ClassTarget
 
 if TYPE_CHECKING:
     from typing import Any
@@ -61,6 +59,9 @@ def list_endings(request: Request, results: Sequence[MapResult], *, stem: str = 
 
 def _names_target(target: Any) -> bool:
     """Return whether a target names what is explained, so that a later run may name something else."""
+    from gradcam.targets import Box, Keypoint, Mask, Token  # PyTorch is not imported yet when names are checked
+    from gradcam.targets.classes import ClassTarget
+
     if isinstance(target, ClassTarget):
         return target.classes is not None
     if isinstance(target, Box):
