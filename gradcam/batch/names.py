@@ -59,8 +59,11 @@ def list_endings(request: Request, results: Sequence[MapResult], *, stem: str = 
 
 def _names_target(target: Any) -> bool:
     """Return whether a target names what is explained, so that a later run may name something else."""
-    from gradcam.targets import Box, Keypoint, Mask, Token  # PyTorch is not imported yet when names are checked
+    from gradcam.targets.boxes import Box  # here, since names are checked before PyTorch is imported
     from gradcam.targets.classes import ClassTarget
+    from gradcam.targets.keypoints import Keypoint
+    from gradcam.targets.masks import Mask
+    from gradcam.targets.words import Token
 
     if isinstance(target, ClassTarget):
         return target.classes is not None

@@ -158,7 +158,7 @@ def _make_printable(record: Record) -> Record:
 def _classes(record: Record) -> list[str]:
     """List the classes and their probabilities; a star marks those that are explained, unless it is the first alone."""
     predictions = record.predictions
-    explained = {entry.index for entry in record.explained if entry.kind == "class"} - {None}
+    explained = {entry.index for entry in record.explained} - {None}
     marked = set() if explained <= {predictions[0].index} else explained
     names = [name_class(each.index, each.label) for each in predictions]
     width, digits = max(map(len, names)), max(len(str(each.index)) for each in predictions)

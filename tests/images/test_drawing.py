@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 import gradcam
-from gradcam.errors import GradcamError, ImageError
+from gradcam.errors import GradcamError, GradcamWarning, ImageError
 from gradcam.images.draw import COLORMAPS, GAP, find_colormap, sheet
 
 pytestmark = pytest.mark.filterwarnings("ignore:A heatmap of .* is stretched")
@@ -435,7 +436,6 @@ def test_drawing_in_several_threads_gives_the_same_pictures() -> None:
             np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     ("shape", "region", "message"),
     [
@@ -450,8 +450,10 @@ def test_a_heatmap_of_another_size_needs_a_region(shape: Any, region: Any, messa
     def draw() -> None:
         gradcam.overlay(np.zeros((200, 300, 3), np.uint8), np.ones(shape, np.float32), region=region)
 
-    if message is None:
-        draw()
-    else:
-        with pytest.raises(gradcam.errors.GradcamWarning, match=message):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        if message is None:
             draw()
+        else:
+            with pytest.raises(GradcamWarning, match=message):
+                draw()
