@@ -718,18 +718,18 @@ def result(share: float, region: tuple[int, int, int, int] = (0, 0, 10, 20)) -> 
         (0.5, " 50 %", "█" * 12),
         (0.25, " 25 %", "█" * 6),
         (0.0625, "  6 %", "█▌"),
-        (0.009, "< 1 %", "▎"),
+        (0.009, "0.9 %", "▎"),
         (0.0, "  0 %", ""),
     ],
 )
 def test_probabilities_are_shown_as_bars(share: float, percent: str, bar: str) -> None:
-    assert format_report(result(share)).splitlines()[2] == f"  cup         3   {percent}   \x1b[36m{bar}\x1b[0m"
+    assert format_report(result(share)).splitlines()[2] == f"* cup         3   {percent}   \x1b[36m{bar}\x1b[0m"
 
 
 def test_outputs_that_are_no_probabilities_are_plain_numbers() -> None:
     for value, shown in ((-19.98, "-19.98"), (12.5, " 12.5"), (1.5, "  1.5")):
         lines = format_report(result(value)).splitlines()
-        assert lines[2] == f"  cup         3   {shown}"
+        assert lines[2] == f"* cup         3   {shown}"
         assert lines[3] == f"  class 14   14   {'0':>{len(shown)}}"  # nor is what happens to lie between 0 and 1
 
 
