@@ -145,6 +145,26 @@ def test_the_explained_class_is_marked_in_the_table(run: Command, small: Photo) 
     assert 0 < last["probability"] < min(other["probability"] for other in first)
 
 
+def test_an_empty_folder_among_images_is_reported(run: Command, folder: Path, small: Photo) -> None:
+    (folder / "empty").mkdir()
+    path = small("coffee.jpg")
+    outcome = run(path, "empty")
+    assert (outcome.status, files(folder)) == (0, ["coffee-gradcam.png"])
+    assert "no pictures in 'empty'" in outcome.err
+    assert run("empty").status == 2
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "check", "page"])
+def test_images_that_do_not_exist_need_no_pytorch(folder: Path, command: str) -> None:
+    names = ["nothere.jpg"] if command == "page" else ["nothere.jpg", "neither.jpg"]
+    line = [sys.executable, "-X", "importtime", "-m", "gradcam", command, *names]
+    outcome = subprocess.run(line, capture_output=True, text=True)
+    assert outcome.returncode == 1
+    lines = outcome.stderr.splitlines()
+    assert [f"{name}: does not exist" in lines for name in names] == [True] * len(names)
+    assert [each for each in lines if re.search(r"\| +torch$", each)] == []
+
+
 def test_several_pictures_get_an_overlay_each(
     run: Command, folder: Path, small: Photo, classifier: gradcam.Classifier
 ) -> None:
