@@ -23,6 +23,7 @@ from gradcam.cli._terminal import code_of_the_user, format_report, import_torch,
 from gradcam.errors import (
     GradcamError,
     GradcamWarning,
+    ImageError,
     OutputError,
     describe_failure,
     join_names,
@@ -243,7 +244,10 @@ def require_images(images: Sequence[Path], output: Output) -> None:
     if output.as_json or any(map(os.path.lexists, images)):
         return
     for image in images:
-        click.echo(f"{image}: does not exist{_offer(image)}", err=True)
+        try:
+            raise ImageError("does not exist")
+        except ImageError as error:
+            click.echo(describe_failure(str(image), error) + _offer(image), err=True)
     raise click.exceptions.Exit(1)
 
 
