@@ -23,8 +23,6 @@ from gradcam.sources.contents import Item, find_url
 from gradcam.storage.output import to_reader
 from gradcam.storage.records import Explained
 from gradcam.storage.store import Store
-from gradcam.targets import Box, Keypoint, Mask, Token
-from gradcam.targets.classes import ClassTarget
 
 if TYPE_CHECKING:
     from typing import Any
@@ -61,6 +59,12 @@ def list_endings(request: Request, results: Sequence[MapResult], *, stem: str = 
 
 def _names_target(target: Any) -> bool:
     """Return whether a target names what is explained, so that a later run may name something else."""
+    from gradcam.targets.boxes import Box  # here, since names are checked before PyTorch is imported
+    from gradcam.targets.classes import ClassTarget
+    from gradcam.targets.keypoints import Keypoint
+    from gradcam.targets.masks import Mask
+    from gradcam.targets.words import Token
+
     if isinstance(target, ClassTarget):
         return target.classes is not None
     if isinstance(target, Box):

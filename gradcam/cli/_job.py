@@ -23,6 +23,7 @@ from gradcam.cli._terminal import code_of_the_user, format_report, import_torch,
 from gradcam.errors import (
     GradcamError,
     GradcamWarning,
+    ImageError,
     OutputError,
     describe_failure,
     join_names,
@@ -224,6 +225,7 @@ def prepare(settings: Settings, images: Sequence[Path], output: Output, choose: 
     nobody named any; None for the usual one."""
     from gradcam.batch.names import MAP_SUFFIX, Saving, check_panel
 
+    require_images(images, output)
     saving = Saving(settings.saved, "png", alpha=settings.alpha, colormap=settings.colormap)
     classifier, request = ask(settings, output, choose)
     if "panel" in saving.kinds:
@@ -235,6 +237,18 @@ def prepare(settings: Settings, images: Sequence[Path], output: Output, choose: 
     ending, names = settings.model.ending, OutputNames(destination.folder, inputs)
     ending = f"-edited{ending}" if settings.edits else ending
     return Job(classifier, request, saving, destination, names, ending, edits=settings.edits)
+
+
+def require_images(images: Sequence[Path], output: Output) -> None:
+    """Exit with status 1 before PyTorch is loaded if none of the images exists; JSON has a record for each all the same."""
+    if output.as_json or any(map(os.path.lexists, images)):
+        return
+    for image in images:
+        try:
+            raise ImageError("does not exist")
+        except ImageError as error:
+            click.echo(describe_failure(str(image), error) + _offer(image), err=True)
+    raise click.exceptions.Exit(1)
 
 
 def ask(settings: Settings, output: Output, choose: Choose | None = None) -> tuple[Classifier, Request]:

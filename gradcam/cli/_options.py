@@ -19,7 +19,7 @@ from gradcam.cam.methods.table import METHODS, find_method, offer
 from gradcam.cli._completion import complete, list_classes, list_colormaps, list_layers, list_models
 from gradcam.cli._settings import ALL
 from gradcam.cli._terminal import code_of_the_user, to_command
-from gradcam.errors import GradcamError, join_names, shorten
+from gradcam.errors import GradcamError, InputError, join_names, shorten
 from gradcam.images.files import is_url, to_path, to_plain
 from gradcam.options import (
     ACTIVATIONS,
@@ -154,8 +154,9 @@ MANY = 100  # pictures of a folder; of more, it is said what is made for them
 
 
 def find_pictures(context: click.Context, parameter: click.Parameter, named: Sequence[str]) -> tuple[Path, ...]:
-    """The files, and the pictures in the folders. Raises `click.UsageError` for a URL, `GradcamError` for no picture."""
-    found: list[Path] = []
+    """List the files, and the images in the folders. Raises `click.UsageError` for a URL, `InputError` for no image."""
+    images: list[Path] = []
+    empty: list[InputError] = []
     for text in map(os.fsdecode, named):
         if "://" in text and is_url(text):
             line = to_command(["gradcam", "batch", text, "-o", "explained/"])
@@ -163,8 +164,15 @@ def find_pictures(context: click.Context, parameter: click.Parameter, named: Seq
                 f"{text} is a URL, and {context.command_path} reads files. Download it, or type: {line}"
             )
         path = Path(to_path(text) if "://" in text else text)
-        found += _list_folder(path, context) if os.path.isdir(path) else [path]
-    return tuple(found)
+        try:
+            images += _list_folder(path, context) if os.path.isdir(path) else [path]
+        except InputError as error:
+            empty.append(error)
+    if empty and not images:
+        raise empty[0]
+    for reason in empty:
+        click.echo(f"Note: {reason}", err=True)
+    return tuple(images)
 
 
 def _list_folder(folder: Path, context: click.Context) -> list[Path]:

@@ -158,7 +158,7 @@ def _make_printable(record: Record) -> Record:
 def _classes(record: Record) -> list[str]:
     """List the classes and their probabilities; a star marks those that are explained, unless it is the first alone."""
     predictions = record.predictions
-    explained = {entry.index for entry in record.explained if entry.kind == "class"} - {None}
+    explained = {entry.index for entry in record.explained} - {None}
     marked = set() if explained <= {predictions[0].index} else explained
     names = [name_class(each.index, each.label) for each in predictions]
     width, digits = max(map(len, names)), max(len(str(each.index)) for each in predictions)
@@ -169,10 +169,9 @@ def _classes(record: Record) -> list[str]:
     shares = [each.probability for each in predictions]
     if len(shares) > 1 and all(0 <= share <= 1 for share in shares):
         bars = [click.style(draw_bar(share), fg="cyan") for share in shares]
-        exact = [
-            mark == "*" and 0 < share < 0.01 for mark, share in zip(marks, shares)
-        ]  # a named class is often improbable
-        percents = [f"{100 * share:.1g} %" if is_exact else _percent(share) for share, is_exact in zip(shares, exact)]
+        # A class that was named is often improbable: show how improbable.
+        is_small = [mark == "*" and 0 < share < 0.01 for mark, share in zip(marks, shares)]
+        percents = [f"{100 * share:.1g} %" if small else _percent(share) for share, small in zip(shares, is_small)]
         return [f"{start}{percent:>5}   {bar}" for start, percent, bar in zip(starts, percents, bars)]
     # Outputs that are no probabilities, such as logits: neither a percentage nor a bar would be true.
     values = [f"{share:.4g}" for share in shares]

@@ -17,7 +17,7 @@ import click
 from gradcam.cam.methods.table import METHODS
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
-from gradcam.cli._job import load_model, make_folder, say, tell_each
+from gradcam.cli._job import load_model, make_folder, require_images, say, tell_each
 from gradcam.cli._settings import Output, find_destination, to_judged, to_judged_target
 from gradcam.cli._terminal import code_of_the_user, import_torch, shown_passes, to_arrow, to_name
 from gradcam.errors import GradcamError, printable
@@ -132,6 +132,7 @@ def check_command(
     makes it 1.
     """
     output = Output(as_json, quiet)
+    require_images(images, output)
     import_torch()
     with code_of_the_user(*chosen["methods"]):
         methods: dict[str, Any] = {it.name: it for it in map(find_explained, chosen["methods"])}

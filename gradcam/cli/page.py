@@ -13,7 +13,7 @@ import click
 from gradcam.batch.formats import FORMATS
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
-from gradcam.cli._job import Attempt, ask, make_folder
+from gradcam.cli._job import Attempt, ask, make_folder, require_images
 from gradcam.cli._page import PageMaking
 from gradcam.cli._settings import Output, to_settings
 from gradcam.cli._terminal import shown_passes, to_arrow, to_name
@@ -60,6 +60,7 @@ def page_command(
     is_file = output is not None and Path(output).suffix.lower() in SUFFIXES and not os.path.isdir(output)
     image = _find_one(inputs)
     if image is not None:
+        require_images([image], told)
         return _write_one(image, making, told, output, is_file=is_file)
     if output is None or is_file:
         what = "no folder was given" if output is None else f"{output} is one file"
@@ -128,6 +129,8 @@ def _write_one(image: Path, making: PageMaking, told: Output, output: str | None
         click.echo(
             f"\n  {printable(things.names[page.first])} first, of {len(things.names):,}; {printable(', '.join(sets))}"
         )
+        if page.verdict is not None:
+            click.echo(f"  Check: {page.verdict['outcome']}. {printable(page.verdict['summary'])}")
         for note in page.notes:
             click.echo(f"  {printable(note)}")
         click.echo(f"{to_arrow(str(file))}   {file.stat().st_size / 1e6:.2f} MB\n")

@@ -216,7 +216,7 @@ class TwoTowers(Embedder):
         config = getattr(self.model, "config", None)
         holders = (getattr(config, "text_config", config), self.model, getattr(self.model, "text", None))
         sizes = [size for holder in holders if isinstance(size := getattr(holder, "vocab_size", None), int)]
-        ids = torch.as_tensor(tokens["input_ids"] if isinstance(tokens, Mapping) else tokens)
+        ids = _move(tokens["input_ids"] if isinstance(tokens, Mapping) else tokens, torch.device("cpu"))
         if sizes and (int(ids.min()) < 0 or int(ids.max()) >= sizes[0]):
             raise TargetError(
                 f"The tokenizer gives tokens {int(ids.min())} to {int(ids.max())}, and {type(self.model).__name__} knows "

@@ -31,7 +31,7 @@ Answer = TypeVar("Answer")
 MAX_ANSWERS = 1024  # per model; the oldest go first
 MAX_DEPTH, MAX_ITEMS = 3, 64  # of settings that hold others
 MAX_VALUES = 64  # compared per tensor: all values of a smaller one, as many evenly spaced ones of a larger one
-LARGEST_INTEGER = 8  # bytes
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size))
 OWN_ATTRIBUTES = tuple(vars(nn.Module()))  # what every module has
 OWN_HOOKS = "gradcam.hooks.hooks"  # the module whose hooks another thread may have put on the model
@@ -240,9 +240,10 @@ class Samples:
             if tensor.device.type == "cpu":
                 memory = {**place, "data": (tensor.data_ptr(), True), "typestr": f"|V{size}"}
                 self._arrays.setdefault(size, []).append(np.asarray(types.SimpleNamespace(__array_interface__=memory)))
-            elif tensor.device.type == "cuda" and size <= LARGEST_INTEGER:
+            elif tensor.device.type == "cuda" and size in INTEGERS:
                 memory = {**place, "data": (tensor.data_ptr(), False), "typestr": f"<i{size}"}
-                view = torch.as_tensor(types.SimpleNamespace(__cuda_array_interface__=memory), device=tensor.device)
+                holder = types.SimpleNamespace(__cuda_array_interface__=memory)
+                view = torch.as_tensor(holder, dtype=INTEGERS[size], device=tensor.device)
                 self._on_gpus.setdefault((tensor.device, size), []).append(view)
             else:
                 self._elsewhere.append((index, (count,), (stride,)))

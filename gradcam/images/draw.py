@@ -111,9 +111,9 @@ def _warn_of_stretching(shape: tuple[int, ...], height: int, width: int) -> None
     aspect = (shape[1] / shape[0]) / (width / height)
     how = "" if 1 / MAX_ASPECT_RATIO <= aspect <= MAX_ASPECT_RATIO else ", distorted,"
     warn(
-        f"A heatmap of {shape[1]} x {shape[0]} is stretched{how} over the whole image of {width} x {height}. If the network saw "
-        "a crop, pass region=(top, left, height, width), as explanation.regions[0] or classifier.region(height, width) has "
-        "it; if it saw the whole image, region=(0, 0, height, width)."
+        f"A heatmap of {shape[1]} x {shape[0]} is stretched{how} over the whole image of {width} x {height}. If the network "
+        "saw a crop, pass region=(top, left, height, width), as explanation.regions[0] or classifier.region(height, width) "
+        "has it; if it saw the whole image, region=(0, 0, height, width)."
     )
 
 

@@ -78,7 +78,7 @@ def _fit_axis(positions: Tensor, differs: Tensor, length: int) -> Extents:
     first, last = int(profile.argmin()), int(profile.argmax())
     if last - first < 2:
         raise ImageError("it does more than to resize, crop and pad")
-    inner = _trim(torch.arange(first, last + 1))
+    inner = _trim(torch.arange(first, last + 1, dtype=torch.int64, device="cpu"))
     places = columns[inner].double() + 0.5
     slope, start = np.polyfit(places.numpy(), profile[inner].numpy(), 1).tolist()
     error = (values[:, inner] - (start + slope * places)).abs().mean().item()

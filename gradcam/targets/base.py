@@ -69,7 +69,22 @@ class Instance:
     against: Sequence[str] = ()
 
     def moved(self, source: Window, target: Window, size: Sequence[int]) -> Instance:
-        """Give the same where `source` is stretched to `target`; a mask gets `size`, and is zero outside of its own."""
+        """Move the box, point and mask to where a part of one canvas lies on another.
+
+        Parameters
+        ----------
+        source : (float, float, float, float)
+            Top, left, height and width of the part on the present canvas, in pixels.
+        target : (float, float, float, float)
+            The same on the new canvas.
+        size : (int, int)
+            Height and width of the new canvas, which a mask gets; it is zero outside its own canvas.
+
+        Returns
+        -------
+        Instance
+            A copy in pixels of the new canvas.
+        """
         down, across = (new / old for new, old in zip(target[2:], source[2:]))
         top, left = source[0] - target[0] / down, source[1] - target[1] / across
         box, point, mask = self.box, self.point, self.mask

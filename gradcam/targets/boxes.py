@@ -160,8 +160,9 @@ class MissedBox(Target):
     def bind(self, model: nn.Module, batch: Batch) -> Bound:
         family = find_detector(model)
         label = to_label(self.class_, family.labels)
-        for top, left, *size in batch.windows or [(0, 0, *size) for size in batch.sizes]:
-            check_inside([(x1 - left, y1 - top, x2 - left, y2 - top) for x1, y1, x2, y2 in self.boxes], size)
+        for top, left, height, width in batch.windows or [(0, 0, *size) for size in batch.sizes]:
+            moved = [(x1 - left, y1 - top, x2 - left, y2 - top) for x1, y1, x2, y2 in self.boxes]
+            check_inside(moved, (round(height), round(width)))
         wanted = [[(box, label) for box in self.boxes]] * batch.images
         names = [[Instance("missed", name(family, label), label, box=box) for box in self.boxes]] * batch.images
         return _bind(family, model, batch, PlaceReader(family, batch, wanted, names))

@@ -152,7 +152,9 @@ def test_a_heatmap_alone_lies_on_black_where_the_network_saw(do: Callable[..., W
     assert not seen.all()
     assert not written[~seen].any()
     heatmap = work.classifier.explain(path).heatmaps[0]
-    expected = gradcam.overlay(np.zeros((rows, columns, 3), np.uint8), heatmap[0], alpha=1)
+    expected = gradcam.overlay(
+        np.zeros((rows, columns, 3), np.uint8), heatmap[0], alpha=1, region=(0, 0, rows, columns)
+    )
     assert np.array_equal(written[seen].reshape(rows, columns, 3), expected)
     bar = gradcam.overlay(np.zeros((1, 1, 3), np.uint8), np.ones((1, 1), np.float32), alpha=1)
     assert (written == bar).all(axis=2).any()  # the most evidence has the last colour of the map, undiluted

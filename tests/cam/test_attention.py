@@ -801,7 +801,7 @@ def test_attention_is_of_no_layer_in_the_shell(
     outcome = run(photo("chelsea.jpg"), *layers, "--method", "rollout", "--method", "gradcam", "-c", "281")
     assert (outcome.status, outcome.err) == (0, "")
     names = sorted(path.name for path in folder.iterdir())
-    assert names[-1] == "chelsea-rollout.png"
+    assert names[-1] == "chelsea-rollout-281-tabby.png"
     assert len(names) == 3
     assert "rollout at attention (7 x 7)" in outcome.out
 

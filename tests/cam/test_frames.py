@@ -46,7 +46,7 @@ def at(row: int, column: int) -> Any:
 
 def test_of_pictures_of_one_size_all_is_seen() -> None:
     pictures, model = make((8, 10), (8, 10)), Listed()
-    found = gradcam.explain(model, pictures, "features", target=lambda output: output.sum((1, 2, 3)))
+    found = gradcam.explain(model, pictures, "features", method="gradcam", target=lambda output: output.sum((1, 2, 3)))
     activations = model.features(torch.stack(pictures)).detach().requires_grad_()
     (gradients,) = torch.autograd.grad(activations.tanh().sum(), activations)
     expected = (gradients.mean((2, 3), keepdim=True) * activations).sum(1).relu().detach()

@@ -145,6 +145,26 @@ def test_the_explained_class_is_marked_in_the_table(run: Command, small: Photo) 
     assert 0 < last["probability"] < min(other["probability"] for other in first)
 
 
+def test_an_empty_folder_among_images_is_reported(run: Command, folder: Path, small: Photo) -> None:
+    (folder / "empty").mkdir()
+    path = small("coffee.jpg")
+    outcome = run(path, "empty")
+    assert (outcome.status, files(folder)) == (0, ["coffee-gradcam.png"])
+    assert "no pictures in 'empty'" in outcome.err
+    assert run("empty").status == 2
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "check", "page"])
+def test_images_that_do_not_exist_need_no_pytorch(folder: Path, command: str) -> None:
+    names = ["nothere.jpg"] if command == "page" else ["nothere.jpg", "neither.jpg"]
+    line = [sys.executable, "-X", "importtime", "-m", "gradcam", command, *names]
+    outcome = subprocess.run(line, capture_output=True, text=True)
+    assert outcome.returncode == 1
+    lines = outcome.stderr.splitlines()
+    assert [f"{name}: does not exist" in lines for name in names] == [True] * len(names)
+    assert [each for each in lines if re.search(r"\| +torch$", each)] == []
+
+
 def test_several_pictures_get_an_overlay_each(
     run: Command, folder: Path, small: Photo, classifier: gradcam.Classifier
 ) -> None:
@@ -266,8 +286,8 @@ def test_the_picture_is_never_its_own_output(run: Command, folder: Path, small: 
 
 def test_a_missing_picture_is_not_its_own_output_either(run: Command, folder: Path) -> None:
     outcome = run("missing.png", "-o", "sub/../missing.png")
-    assert (outcome.status, files(folder)) == (2, [])
-    assert "never overwritten" in outcome.err
+    assert (outcome.status, files(folder)) == (1, [])
+    assert "does not exist" in outcome.err
 
 
 @pytest.mark.parametrize(
@@ -718,18 +738,18 @@ def result(share: float, region: tuple[int, int, int, int] = (0, 0, 10, 20)) -> 
         (0.5, " 50 %", "█" * 12),
         (0.25, " 25 %", "█" * 6),
         (0.0625, "  6 %", "█▌"),
-        (0.009, "< 1 %", "▎"),
+        (0.009, "0.9 %", "▎"),
         (0.0, "  0 %", ""),
     ],
 )
 def test_probabilities_are_shown_as_bars(share: float, percent: str, bar: str) -> None:
-    assert format_report(result(share)).splitlines()[2] == f"  cup         3   {percent}   \x1b[36m{bar}\x1b[0m"
+    assert format_report(result(share)).splitlines()[2] == f"* cup         3   {percent}   \x1b[36m{bar}\x1b[0m"
 
 
 def test_outputs_that_are_no_probabilities_are_plain_numbers() -> None:
     for value, shown in ((-19.98, "-19.98"), (12.5, " 12.5"), (1.5, "  1.5")):
         lines = format_report(result(value)).splitlines()
-        assert lines[2] == f"  cup         3   {shown}"
+        assert lines[2] == f"* cup         3   {shown}"
         assert lines[3] == f"  class 14   14   {'0':>{len(shown)}}"  # nor is what happens to lie between 0 and 1
 
 

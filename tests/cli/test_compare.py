@@ -214,9 +214,9 @@ def test_run_writes_the_picture_of_an_attribution(
 ) -> None:
     (record,) = records(run(small("koala.webp"), "--method", "guided-gradcam", "--class", "wombat", "--json"))
     (entry,) = record["explained"]
-    assert files(folder) == ["koala-guided-gradcam.png"]
+    assert files(folder) == ["koala-guided-gradcam-106-wombat.png"]
     attribution = classifier.attribute(small("koala.webp"), "guided-gradcam", target=106)
-    assert np.array_equal(pixels(folder / "koala-guided-gradcam.png"), attribution.picture())
+    assert np.array_equal(pixels(folder / "koala-guided-gradcam-106-wombat.png"), attribution.picture())
     assert (entry["label"], entry["layer"], entry["method"], entry["evidence"]) == (
         "wombat",
         "layer4",

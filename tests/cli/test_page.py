@@ -66,6 +66,19 @@ def test_the_verdict_is_of_the_map_that_is_shown_first(photo: Callable[[str], Pa
     assert [test["outcome"] for test in data["verdict"]["tests"]] == [test.outcome for test in expected.tests]
 
 
+def test_the_verdict_of_a_named_class_is_printed(photo: Callable[[str], Path], tmp_path: Path) -> None:
+    result = run(
+        "page", photo("cat_and_espresso.jpg"), *FAST, "-o", tmp_path / "a.html", "--check", "--class", "espresso"
+    )
+    verdict = read(tmp_path / "a.html")["verdict"]
+    expected = gradcam.evaluation.check(
+        gradcam.load_classifier(), photo("cat_and_espresso.jpg"), layer="layer4", target="espresso"
+    )
+    assert "espresso (967)" in verdict["of"]
+    assert [test["outcome"] for test in verdict["tests"]] == [test.outcome for test in expected.tests]
+    assert f"Check: {expected.outcome}." in result.output
+
+
 def test_a_folder_has_a_page_for_each_and_a_gallery(photo: Callable[[str], Path], tmp_path: Path) -> None:
     pictures, pages = tmp_path / "photos", tmp_path / "pages"
     (pictures / "more").mkdir(parents=True)

@@ -37,7 +37,7 @@ def test_a_function_of_one_logit_is_that_class(run: Command, small: Photo, folde
     found = run(path, "--target", f"{mine}:score", "--json")
     (entry,) = json.loads(found.out)["explained"]
     assert (entry["index"], entry["label"]) == (None, "score")
-    assert entry["overlay"] == "cat_and_espresso-gradcam.png"
+    assert entry["overlay"] == "cat_and_espresso-gradcam-score.png"
     assert Path(entry["overlay"]).read_bytes() == Path("class.png").read_bytes()
 
 

@@ -433,16 +433,17 @@ def find(panel: np.ndarray, cell: np.ndarray) -> list[tuple[int, int]]:
 def test_the_panel_shows_what_the_tests_looked_at(koala: Verdict) -> None:
     panel, exhibits = koala.panel(height=120), koala.exhibits
     picture = scale(koala.picture, 120)
-    own = find(panel, overlay(picture, exhibits.heatmap))
+    whole = (0, 0, *picture.shape[:2])
+    own = find(panel, overlay(picture, exhibits.heatmap, region=whole))
     assert [left for _, left in own] == [MARGIN] * 3  # of stability, classes and weights
     tops = [top for top, _ in own]
     assert exhibits.randomisation is not None
     assert exhibits.rival_maps is not None
     assert exhibits.uncertainty is not None
-    ((top, left),) = find(panel, overlay(picture, (2 * exhibits.uncertainty).clamp(0, 1)))
+    ((top, left),) = find(panel, overlay(picture, (2 * exhibits.uncertainty).clamp(0, 1), region=whole))
     assert (top, left > MARGIN) == (tops[0], True)
-    assert find(panel, overlay(picture, exhibits.rival_maps[0]))[0][0] == tops[1]
-    assert find(panel, overlay(picture, exhibits.randomisation.heatmaps[0, -1]))[0][0] == tops[2]
+    assert find(panel, overlay(picture, exhibits.rival_maps[0], region=whole))[0][0] == tops[1]
+    assert find(panel, overlay(picture, exhibits.randomisation.heatmaps[0, -1], region=whole))[0][0] == tops[2]
 
 
 @pytest.mark.parametrize("outcome", ["passed", "undecided", "failed"])

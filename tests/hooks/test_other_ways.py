@@ -346,8 +346,8 @@ def test_hooks_and_outputs_are_left_as_they_were() -> None:
 
 def test_the_default_layer_of_a_model_with_hooks_of_its_own_is_right_again_and_again() -> None:
     model, reference = build("skips by late hooks"), oracles.gradcam_map
-    first = gradcam.explain(model, IMAGES[:1], "down.1", target=class_score)
-    again = [gradcam.explain(model, IMAGES[:1], "down.1", target=class_score) for _ in range(2)]
+    first = gradcam.explain(model, IMAGES[:1], "down.1", method="gradcam", target=class_score)
+    again = [gradcam.explain(model, IMAGES[:1], "down.1", method="gradcam", target=class_score) for _ in range(2)]
     with TargetLayer(model.down[1]) as layer:
         layer.backward(class_score(model(IMAGES[:1])).sum())
     expected = reference(layer.activations[0].detach(), layer.gradients[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,8 +14,10 @@ import pytest
 import torch
 
 import gradcam
-from gradcam.errors import GradcamError, ImageError
+from gradcam.errors import GradcamError, GradcamWarning, ImageError
 from gradcam.images.draw import COLORMAPS, GAP, find_colormap, sheet
+
+pytestmark = pytest.mark.filterwarnings("ignore:A heatmap of .* is stretched")
 
 RNG = np.random.default_rng(0)
 PICTURE = RNG.integers(0, 256, (24, 32, 3), dtype=np.uint8)
@@ -431,3 +434,26 @@ def test_drawing_in_several_threads_gives_the_same_pictures() -> None:
     with ThreadPoolExecutor(8) as pool:
         for found, expected in zip(pool.map(draw, jobs), map(draw, jobs)):
             np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("shape", "region", "message"),
+    [
+        ((224, 224), None, r"224 x 224 is stretched, distorted, over the whole image of 300 x 200.* region="),
+        ((20, 30), None, r"30 x 20 is stretched over the whole image of 300 x 200.* region="),
+        ((200, 300), None, None),
+        ((20, 20), (0, 50, 200, 200), None),
+        ((20, 20), (0, 0, 200, 300), None),
+    ],
+)
+def test_a_heatmap_of_another_size_needs_a_region(shape: Any, region: Any, message: str | None) -> None:
+    def draw() -> None:
+        gradcam.overlay(np.zeros((200, 300, 3), np.uint8), np.ones(shape, np.float32), region=region)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        if message is None:
+            draw()
+        else:
+            with pytest.raises(GradcamWarning, match=message):
+                draw()

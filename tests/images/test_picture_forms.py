@@ -21,6 +21,8 @@ import gradcam
 from gradcam import evaluation
 from gradcam.errors import ImageError
 
+pytestmark = pytest.mark.filterwarnings("ignore:A heatmap of .* is stretched")
+
 Photo = Callable[[str], Path]
 Forms = dict[str, Any]
 FORMS = ("PathLike", "bytes", "bytearray", "memoryview", "BytesIO", "file", "PIL", "array", "tensor", "in a zip")

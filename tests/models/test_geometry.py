@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -171,7 +172,7 @@ BOXED = {
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in BOXED.items() for name in names])
 def test_boxes_are_those_of_transformers(kind: str, name: str, size: tuple[int, int]) -> None:
-    model, processor = lively(kind), make_processor(name)
+    model, processor = copy.deepcopy(lively(kind)), make_processor(name)
     if kind.startswith("Owl"):
         processor.size = {"height": 64, "width": 64}
     texts = QUERIED if kind.startswith("Owl") else TEXTS if kind in GROUNDED else {}
@@ -214,7 +215,7 @@ def grow(mask: Tensor, side: int) -> Tensor:
 @pytest.mark.parametrize("name", ["eomt", "segformer"])
 def test_masks_are_those_of_transformers(name: str, size: tuple[int, int]) -> None:
     """Up to pixels of the network, in which the masks of the package are."""
-    model: Any = model_of(name)
+    model: Any = copy.deepcopy(model_of(name))
     if name == "eomt":
         processor = T.EomtImageProcessor(size={"shortest_edge": 64, "longest_edge": 64}, do_pad=True)
     else:
@@ -296,7 +297,7 @@ def test_a_classifiers_map_is_on_what_was_painted(name: str) -> None:
 
 def test_a_missed_box_beside_padding() -> None:
     """The lower end of a wide image lies in the middle of the canvas."""
-    detector = replace(gradcam.load_detector(lively("Detr")), preprocess=Letterbox(64))
+    detector = replace(gradcam.load_detector(copy.deepcopy(lively("Detr"))), preprocess=Letterbox(64))
     box = (10.0, 62.0, 190.0, 98.0)
     explained = detector.explain(noise((100, 200)), target=MissedBox(box))
     assert explained.instances is not None
@@ -307,7 +308,7 @@ def test_a_missed_box_beside_padding() -> None:
 
 def test_a_mask_of_a_padded_image_comes_back() -> None:
     size = SIZES[0]
-    model = model_of("eomt")
+    model = copy.deepcopy(model_of("eomt"))
     processor = T.EomtImageProcessor(size={"shortest_edge": 64, "longest_edge": 64}, do_pad=True)
     segmenter = replace(gradcam.load_segmenter(model), preprocess=make_preprocess(processor)[0])
     mask = np.zeros(size, bool)

@@ -193,7 +193,7 @@ def test_one_map_is_saved_as_a_batch_does(classifier: gradcam.Classifier, photo:
         (
             "a.png",
             (),
-            r"has no picture to draw on: gradcam.write_image\('.*a.png', gradcam.overlay\(.* save it as .npz",
+            r"no image to draw on. .*load_classifier\(model\).explain\('photo.jpg'\).save\('.*a.png'\).* region=.* .npz",
         ),
         ("a.gif", (), r"a.gif: expected the suffix of a picture \(.bmp, .*\), or .npz or .npy"),
         ("a", (), "expected the suffix"),

@@ -105,12 +105,13 @@ def to_pixels(image: Tensor, height: int) -> Pixels:
 
 
 def _lay(picture: Pixels, heatmap: Tensor) -> Pixels:
-    return overlay(picture, to_unit((heatmap - heatmap.amin().clamp(max=0)).float()[None])[0])
+    values = to_unit((heatmap - heatmap.amin().clamp(max=0)).float()[None])[0]
+    return overlay(picture, values, region=(0, 0, *picture.shape[:2]))
 
 
 def _lay_as_it_is(picture: Pixels, deviations: Tensor) -> Pixels:
     """Standard deviations, of which one half is the most that there can be."""
-    return overlay(picture, (deviations / MOST).clamp(0, 1))
+    return overlay(picture, (deviations / MOST).clamp(0, 1), region=(0, 0, *picture.shape[:2]))
 
 
 def _draw_heading(outcome: Outcome, title: str, said: str, width: int) -> Pixels:

@@ -116,11 +116,16 @@ class PictureDiff:
         """
         maps, region = lay_both(*self.seen)
         picture, (old, new) = crop(self.read(), region), to_unit(maps)
-        drawn = {"picture": picture, "old": overlay(picture, old), "new": overlay(picture, new)}
+        whole = (0, 0, *picture.shape[:2])
+        drawn = {
+            "picture": picture,
+            "old": overlay(picture, old, region=whole),
+            "new": overlay(picture, new, region=whole),
+        }
         grey = np.repeat(picture.mean(2, keepdims=True), 3, 2).astype(
             np.uint8
         )  # on which little red or blue is seen, too
-        return drawn | {"difference": overlay(grey, new - old, signed=True, alpha=0.8)}
+        return drawn | {"difference": overlay(grey, new - old, signed=True, alpha=0.8, region=whole)}
 
     def panel(self, *, height: int = 224) -> Pixels:
         """Draw the picture, both maps and their difference side by side, under their names and numbers.

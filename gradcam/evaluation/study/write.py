@@ -181,7 +181,8 @@ def _to_row(study: Study, item: Item, entry: Judgement) -> PanelRow:
         evaluator, subject, _ = study.look(item, read.picture, read.wanted)
         heatmaps = evaluator.explain(subject, entry.sha256 or "")
     seen = crop(picture, study.classifier.region(*picture.shape[:2]))
-    drawn = [overlay(seen, to_unit(heatmaps[name])[0]) for name in study.plan.names]
+    whole = (0, 0, *seen.shape[:2])
+    drawn = [overlay(seen, to_unit(heatmaps[name])[0], region=whole) for name in study.plan.names]
     label = name_class(entry.index, entry.label)
     return PanelRow(f"{entry.image}: {label}, {100 * (entry.probability or 0):.0f} %", [picture, *drawn])
 
