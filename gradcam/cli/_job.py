@@ -243,11 +243,11 @@ def require_images(images: Sequence[Path], output: Output) -> None:
     """Exit with status 1 before PyTorch is loaded if none of the images exists; JSON has a record for each all the same."""
     if output.as_json or any(map(os.path.lexists, images)):
         return
-    for image in images:
-        try:
+    attempts = [Attempt(image) for image in images]
+    for attempt in attempts:
+        with attempt.going_on():
             raise ImageError("does not exist")
-        except ImageError as error:
-            click.echo(describe_failure(str(image), error) + _offer(image), err=True)
+    click.echo("\n".join(str(attempt.error) for attempt in attempts), err=True)
     raise click.exceptions.Exit(1)
 
 
