@@ -25,7 +25,6 @@ from gradcam.cam.readings import Ranges, Readings, check_ranges
 from gradcam.cam.rounding import Settled, settle_method, undoubted
 from gradcam.errors import BlindLayerError, GradcamError, TargetError, join_names, shorten, warn
 from gradcam.families.base import LocalGradient
-from gradcam.families.pooling import mean_gradients
 from gradcam.hooks.autograd import curvatures, jacobian
 from gradcam.hooks.memory import RerunBudget
 from gradcam.layers.layout import Layout, Reshape
@@ -351,13 +350,8 @@ def _use_gradients(
         joined = _join_scores([scores[kind] for kind in kinds])
     classes, slack, scaled = recorded.scored.values.shape[1], recorded.slack, recorded.has_float16
     first = 0
-    is_of_text = recorded.scored.classes is None  # or of anything else that knows of a shorter way to means
-    takes_means = is_of_text and not one_by_one and all(method.takes_means for method in methods)
-    means = _means(recorded, sites, joined) if takes_means else None
-    if means is not None and checked:
-        _check_all(recorded, sites, joined)
     all_pieces = _gradients(recorded, sites, joined, scaled=scaled, one_by_one=one_by_one, checked=checked)
-    for pieces in all_pieces if means is None else [means]:
+    for pieces in all_pieces:
         for site, (on_grid, ranges) in zip(sites, pieces):
             for kind in kinds:
                 start = kinds.index(kind) * classes - first
@@ -458,20 +452,6 @@ def _gradients(
             found.append(torch.cat(on_grid, 1))
     joined = [torch.cat(found) for found in rows]
     yield [(each, Ranges(check_ranges(each, "The gradients are"))) for each in joined]
-
-
-def _means(recorded: Recorded, sites: Sequence[GridActivations], scores: Tensor) -> list[tuple[Tensor, Ranges]] | None:
-    """As `_gradients` at the one site that there is, of all classes, each channel's mean for all of its places; None where
-    there is no shorter way to it."""
-    (site, *others) = sites
-    if not any(hasattr(node, "_forward_cls") for node in recorded.tail.nodes):
-        return None
-    is_plain = isinstance(site.layout, Layout) and site.layout.kind == "channels first" and site.recorded.ndim == 4
-    found = mean_gradients(scores, site.recorded, recorded.tail.nodes) if is_plain and not others else None
-    if found is None:
-        return None
-    ranges = recorded.readings.ask_ranges(found, f"The gradients at layer '{site.layer}' are")
-    return [(at_least_float32(found)[..., None, None], ranges)]
 
 
 def _to_grids(

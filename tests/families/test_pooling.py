@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import gradcam
+from gradcam.families.pooling import attend
 from gradcam.targets.text import Text
 
 PICTURES = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -61,6 +62,24 @@ def assert_exact(model: Any, pictures: Tensor = PICTURES) -> None:
             torch.testing.assert_close(found.maps.double(), expected, rtol=1e-6, atol=atol)
             torch.testing.assert_close(found.scores, scores.detach().float(), rtol=1e-7, atol=1e-7)
     assert "forward" not in vars(model.visual.attnpool) or model.visual.attnpool.forward.__name__ == "<lambda>"
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_cheap_order_of_operations_gives_the_same_vectors(model: Any, bias: bool) -> None:
+    pool = model.visual.attnpool
+    if not bias:
+        pool.v_proj.bias = None
+    grid = torch.rand(2, 8 * 32, 2, 2, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    expected = pool(grid) if bias else pool.c_proj(pool_without_bias(pool, grid))
+    torch.testing.assert_close(attend(pool, grid), expected, rtol=1e-10, atol=1e-12)
+
+
+def pool_without_bias(pool: Any, grid: Tensor) -> Tensor:
+    cells = grid.flatten(2).permute(2, 0, 1)
+    cells = torch.cat([cells.mean(0, keepdim=True), cells]) + pool.positional_embedding[:, None]
+    rows = [part(cells).unflatten(2, (pool.num_heads, -1)) for part in (pool.q_proj, pool.k_proj, pool.v_proj)]
+    query, key, value = (row.permute(1, 2, 0, 3) for row in rows)
+    return F.scaled_dot_product_attention(query[:, :, :1], key, value).permute(0, 2, 1, 3).flatten(1)
 
 
 @pytest.mark.parametrize("images", [1, 2])

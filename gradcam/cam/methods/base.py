@@ -51,8 +51,6 @@ class Method:
         How channels are put together in place of adding them up, as `function`.
     is_local
         Whether a place of its map depends on that place of the layer alone, and is zero where the gradient is.
-    takes_means
-        Whether it takes of each channel's gradient the mean over the grid alone.
     """
 
     name: str
@@ -67,7 +65,6 @@ class Method:
     channels: Literal["added", "component", ""] = field(default="", repr=False)
     join: str | None = field(default=None, repr=False)
     is_local: bool = field(default=False, repr=False)
-    takes_means: bool = field(default=False, repr=False)
 
     needs: ClassVar[tuple[str, ...]] = ()  # what the function takes of one pass; nothing where it runs the model again
     place: ClassVar[Literal["layer", "input", "attention"]] = "layer"  # where its maps lie

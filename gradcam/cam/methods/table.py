@@ -30,7 +30,7 @@ METHODS: dict[str, Method] = {
     method.name: method
     for method in (
         OfGradients("gradcam", "channels weighted by their mean gradient",
-            papers.GRADCAM, "one_pass:gradcam", channels="added", is_signed=True, takes_means=True),
+            papers.GRADCAM, "one_pass:gradcam", channels="added", is_signed=True),
         OfGradients("gradcam-pp", "Grad-CAM++: channels weighted by positive gradients, of which weak ones count more",
             papers.GRADCAM_PP, "one_pass:gradcam_pp", channels="added"),
         OfGradients("xgradcam", "channels weighted by their mean gradient where they are active",
@@ -42,8 +42,7 @@ METHODS: dict[str, Method] = {
         OfGradients("layercam", "activation times positive gradient, place by place",
             papers.LAYERCAM, "one_pass:layercam", channels="added", is_local=True),
         OfGradients("finercam", "Grad-CAM of what sets the class apart from the three that score most like it",
-            papers.FINERCAM, "one_pass:gradcam", channels="added", is_signed=True, score="finer",
-            takes_means=True),
+            papers.FINERCAM, "one_pass:gradcam", channels="added", is_signed=True, score="finer"),
         OfCurvatures("shapleycam", "Grad-CAM with a second-order term: half of the Hessian times the activations",
             papers.SHAPLEYCAM, "one_pass:shapleycam", cost="1, and the tail backwards twice", channels="added",
             is_signed=True),
