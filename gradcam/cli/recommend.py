@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gradcam.evaluation.intervals import Interval
     from gradcam.evaluation.recommendation import Answer, Recommendation, Row
     from gradcam.models.classifier import Classifier
+    from gradcam.models.preprocess import Prepared
     from gradcam.sources.contents import Item
 
 COLUMNS = {"order": "order ↑", "objects": "on objects ↑", "road": "ROAD ↑", "mass": "mass", "maximum": "maximum"}
@@ -173,18 +174,19 @@ def _read(
         else:
             pictures[item.name] = picture.image
             if annotations is not None:
-                whole: tuple[int, int] = picture.reading.picture.shape[:2]
-                objects[item.name] = _find_objects(classifier, annotations, item.name, picture.image, whole)
+                objects[item.name] = _find_objects(classifier, annotations, item.name, picture)
     return pictures, objects, failed
 
 
-def _find_objects(
-    classifier: Classifier, annotations: Annotations, name: str, image: Tensor, whole: tuple[int, int]
-) -> dict[int, Tensor]:
-    """A mask for each class that is annotated in a picture, of what the network sees of it."""
-    region, seen = classifier.region(*whole), image.shape[1:]
-    found = {it: annotations.truth(name, region, seen, it, picture=whole) for it in annotations.classes(name)}
-    return {it: truth.masks[0] for it, truth in found.items() if truth is not None}
+def _find_objects(classifier: Classifier, annotations: Annotations, name: str, prepared: Prepared) -> dict[int, Tensor]:
+    """Return a mask for each class that is annotated in an image, in pixels of the model's input."""
+    from gradcam.models.preprocess import find_canvas
+
+    canvas, size = find_canvas(classifier.preprocess, prepared), prepared.reading.picture.shape[:2]
+    masks = {}
+    for label in annotations.classes(name):
+        masks[label] = annotations.truth(name, canvas, prepared.image.shape[1:], label, picture=size)
+    return {label: truth.masks[0] for label, truth in masks.items() if truth is not None}
 
 
 @dataclass(frozen=True)

@@ -526,6 +526,11 @@ def _stretch(values: NDArray[Any], low: float, high: float, largest: float) -> N
 
 
 def crop(picture: NDArray[Any], region: Region) -> NDArray[Any]:
-    """The pixels (H,W,...) that lie in a region, such as the one that the network saw: a view of them."""
+    """Return a view of the pixels (H,W,...) in a region, or a copy with zeros where the region exceeds the image."""
     top, left, height, width = region
-    return picture[top : top + height, left : left + width]
+    part = picture[max(top, 0) : top + height, max(left, 0) : left + width]
+    if part.shape[:2] == (height, width):
+        return part
+    before = (max(-top, 0), max(-left, 0))
+    missing = [(start, full - length - start) for start, full, length in zip(before, region[2:], part.shape)]
+    return np.pad(part, [*missing, *[(0, 0)] * (picture.ndim - 2)])

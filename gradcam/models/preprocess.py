@@ -252,6 +252,18 @@ def find_windows(preprocess: Preprocess, prepared: Sequence[Prepared]) -> tuple[
     return None if windows == sizes else tuple(windows)
 
 
+def find_canvas(preprocess: Preprocess, prepared: Prepared) -> Region:
+    """Return the part of an image that the model's whole input shows. It exceeds the image where the input is padded."""
+    region, windows = preprocess.region(*prepared.reading.picture.shape[:2]), find_windows(preprocess, [prepared])
+    if windows is None:
+        return region
+    top, left, *lengths = windows[0]
+    down, across = (outer / inner for outer, inner in zip(region[2:], lengths))
+    height, width = prepared.image.shape[1:]
+    start = (round(region[0] - top * down), round(region[1] - left * across))
+    return *start, round(height * down), round(width * across)
+
+
 def edit_reading(reading: Reading, edits: Sequence[str | Edit]) -> Reading:
     """What was read, with parts of it taken away. Raises `ImageError` where it is no RGB picture of 8 bits."""
     edited = edit_picture(reading.values, edits)

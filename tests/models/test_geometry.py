@@ -17,7 +17,9 @@ from torch import Tensor, nn
 import gradcam
 from gradcam.errors import GradcamError, ImageError, ModelError, TargetError
 from gradcam.families.yolo import Letterbox
+from gradcam.images.read import crop
 from gradcam.models.kinds import Detector, PoseFinder, Segmenter
+from gradcam.models.preprocess import find_canvas
 from gradcam.models.providers.huggingface import make_preprocess
 from gradcam.targets import Box, Keypoint, Mask, MissedBox
 from tests.families.test_huggingface_detection import GROUNDED, OF_CANVAS, QUERIED, TEXTS, by_transformers, lively
@@ -293,6 +295,57 @@ def test_a_classifiers_map_is_on_what_was_painted(name: str) -> None:
         with pytest.raises(ImageError, match="pads images"):
             classifier.attribute(plain, "input-gradients", target=0)
         assert window != (0, 0, *classifier.prepare(plain).image.shape[1:])
+
+
+PADDED = ("ViT, padded", "MobileViT", "Owlv2", "Detr, padded", "Donut")
+BOX = (140, 70, 170, 100)  # of what is painted
+
+
+def padded_classifier(name: str) -> Any:
+    torch.manual_seed(0)
+    classifier = gradcam.load_classifier(Stack().eval(), labels=["a", "b", "c"], size=96)
+    return replace(classifier, preprocess=make_preprocess(make_processor(name))[0])
+
+
+def find_red(model: Any, images: Tensor, classes: Any) -> Tensor:
+    red = images.amax(1) - images.amin(1)  # in whichever order the processor returns the channels
+    return (red > red.amax((1, 2), keepdim=True) / 2).float()
+
+
+def save_painted(folder: Path) -> Path:
+    image = noise((120, 241))
+    image[BOX[1] : BOX[3], BOX[0] : BOX[2]] = 255, 0, 0
+    to_pil(image).save(folder / "a.png")
+    mask = np.zeros((120, 241), np.uint8)
+    mask[BOX[1] : BOX[3], BOX[0] : BOX[2]] = 1
+    (folder / "masks").mkdir()
+    to_pil(mask).save(folder / "masks" / "a.png")
+    (folder / "boxes.csv").write_text(f"image,left,top,right,bottom\na.png,{','.join(map(str, BOX))}\n")
+    return folder / "a.png"
+
+
+@pytest.mark.parametrize("annotations", ["boxes.csv", "masks"])
+@pytest.mark.parametrize("name", PADDED)
+def test_annotations_of_a_padded_image_are_on_the_object(name: str, annotations: str, tmp_path: Path) -> None:
+    image = save_painted(tmp_path)
+    options: Any = {"metrics": ["energy-pointing"], "controls": [], "annotations": tmp_path / annotations}
+    results = gradcam.evaluation.evaluate(padded_classifier(name), image, methods=[find_red], target="b", **options)
+    (measurement,) = [it for it in results.measurements if it.metric == "energy-pointing"]
+    assert measurement.value > 0.8  # but for pixels on the border of the object
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_a_verdict_shows_the_padding_that_the_map_covers(name: str) -> None:
+    classifier = padded_classifier(name)
+    image = noise((120, 241))
+    image[BOX[1] : BOX[3], BOX[0] : BOX[2]] = 255, 0, 0
+    prepared = classifier.prepare(image)
+    shown = crop(image, find_canvas(classifier.preprocess, prepared))
+    red = torch.from_numpy((shown == (255, 0, 0)).all(2)).double()[None, None]
+    expected = find_red(None, prepared.image[None].double(), None)
+    found = nn.functional.interpolate(red, expected.shape[1:], mode="area")[0] > 0.5
+    assert (found != (expected > 0)).sum() <= 0.5 * expected.sum()
+    assert (found & (expected > 0)).sum() > 0.7 * expected.sum()
 
 
 def test_a_missed_box_beside_padding() -> None:

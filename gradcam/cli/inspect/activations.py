@@ -130,13 +130,16 @@ def _look(job: _Job, image: Path) -> Drawn:
     from gradcam.images.write import write_image
     from gradcam.inspection.channels import activations
     from gradcam.inspection.sheets import draw_activations
+    from gradcam.models.preprocess import find_canvas
 
     start, classifier = time.perf_counter(), job.classifier
-    reading = classifier.prepare(image).reading
+    prepared = classifier.prepare(image)
+    reading = prepared.reading
     size: tuple[int, ...] = reading.picture.shape[:2]
     maps = activations(classifier.model, classifier.batch([reading.values]), job.layers, reshape=job.reshape)
     title = f"{cut(printable(image.name), LONGEST_PART)}, as {classifier.name} saw it"
-    sheet = draw_activations(maps, picture=crop(reading.picture, classifier.region(*size)), title=title, **job.look)
+    picture = crop(reading.picture, find_canvas(classifier.preprocess, prepared))
+    sheet = draw_activations(maps, picture=picture, title=title, **job.look)
     make_folder(job.destination.folder)
     path = job.destination.file or job.names.claim([join_name(image.stem, f"-activations{job.ending}")])[0]
     write_image(path, sheet)

@@ -61,9 +61,9 @@ class Marking:
 
     def _check_size(self, size: tuple[int, int] | None, view: View) -> None:
         top, left, height, width = view.region
-        if size is None:
+        if size is None or size == view.picture:
             return
-        if view.picture is not None and size != view.picture:
+        if view.picture is not None:
             expected = f"and the picture is {view.picture[1]} x {view.picture[0]} once it is upright"
         elif top + height > size[0] or left + width > size[1]:
             expected = f"and the network sees {width} x {height} pixels from {left}, {top}"

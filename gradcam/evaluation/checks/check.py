@@ -44,6 +44,7 @@ from gradcam.layers.layout import to_reshape
 from gradcam.models.classifier import Classifier, Picture
 from gradcam.models.kinds import TaskModel
 from gradcam.models.labels import name_class
+from gradcam.models.preprocess import find_canvas
 from gradcam.models.scores import COSINES, IN_UNIT, PictureScores, find_among
 from gradcam.options import Progress
 from gradcam.targets.classes import ClassTarget
@@ -197,7 +198,7 @@ def check(
         probability=float(subject.probabilities),
         seed=seed,
         labels=classifier.labels,
-        picture=crop(prepared.reading.picture, classifier.region(*prepared.reading.picture.shape[:2])),
+        picture=crop(prepared.reading.picture, find_canvas(classifier.preprocess, prepared)),
         exhibits=exhibits,
         doubt=used and find_doubt(unwrap(classifier.model), images, used, to_reshape(reshape)),
         notes=tuple(inquiry.notes),

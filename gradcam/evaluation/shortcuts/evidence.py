@@ -15,14 +15,16 @@ from torch import Tensor
 from gradcam.batch.findings import PictureResult, find
 from gradcam.batch.pipeline import compute_items
 from gradcam.batch.read import Fetched
+from gradcam.cam.postprocess import take_windows
 from gradcam.errors import GradcamError, LayerError, describe_failure
 from gradcam.evaluation.snapshots.snapshot import Look
 from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.nested import first_floating, to_batch
 from gradcam.images.read import Region
 from gradcam.layers.find import find_layer, unwrap
+from gradcam.layers.frames import Frame
 from gradcam.layers.layout import Axes, find_patches
-from gradcam.models.preprocess import Prepared
+from gradcam.models.preprocess import Prepared, find_windows
 from gradcam.sources.contents import Item
 
 
@@ -102,7 +104,9 @@ def _to_grid(look: Look, outputs: Sequence[Tensor], pictures: Sequence[Prepared]
     layout = axes.find_layout(outputs[0].shape, module, look.request.options["reshape"]) if outputs else None
     if layout is None or len(outputs[0]) != len(pictures):
         raise LayerError(f"Layer '{look.layer}' gives no grid of features for each picture: choose another --layer.")
-    return layout.to_grid(outputs[0]).float().cpu()
+    grid, windows = layout.to_grid(outputs[0]).float().cpu(), find_windows(look.classifier.preprocess, pictures)
+    # As maps of padded images, which cover the image alone.
+    return grid if windows is None else take_windows(grid, Frame((images.shape[2], images.shape[3]), windows))
 
 
 def _finish(fetched: Fetched, found: _Seen | GradcamError) -> tuple[Item, Marked | str]:

@@ -29,7 +29,7 @@ from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_dtype
 from gradcam.models.kinds import TaskModel
 from gradcam.models.labels import name_class
-from gradcam.models.preprocess import Prepared
+from gradcam.models.preprocess import Prepared, find_canvas
 from gradcam.models.scores import PictureScores, to_classifier
 from gradcam.options import Progress
 from gradcam.sources.contents import Item
@@ -100,7 +100,7 @@ class Study:
             size: tuple[int, int] = read.picture.reading.picture.shape[:2]
             truth = None
             if self.annotations is not None and index is not None:
-                region = evaluator.classifier.region(*size)
+                region = find_canvas(evaluator.classifier.preprocess, read.picture)
                 truth = self.annotations.truth(item.name, region, subject.size[1:], index, picture=size)
             entry, heatmaps = evaluator.judge(item.name, sha256 or "", subject, truth, counter)
             if item in self.items[:EXAMPLES]:

@@ -24,6 +24,7 @@ from gradcam.images.files import write_whole
 from gradcam.images.read import Pixels, crop
 from gradcam.images.sheets import PanelRow, draw_panel
 from gradcam.models.labels import name_class
+from gradcam.models.preprocess import find_canvas
 from gradcam.sources.contents import Item
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ def _to_row(study: Study, item: Item, entry: Judgement) -> PanelRow:
     if heatmaps is None:
         evaluator, subject, _ = study.look(item, read.picture, read.wanted)
         heatmaps = evaluator.explain(subject, entry.sha256 or "")
-    seen = crop(picture, study.classifier.region(*picture.shape[:2]))
+    seen = crop(picture, find_canvas(study.classifier.preprocess, read.picture))
     whole = (0, 0, *seen.shape[:2])
     drawn = [overlay(seen, to_unit(heatmaps[name])[0], region=whole) for name in study.plan.names]
     label = name_class(entry.index, entry.label)
