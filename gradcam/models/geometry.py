@@ -15,13 +15,15 @@ from gradcam.hooks.nested import Window
 from gradcam.images.read import Region
 
 CALIBRATION_SIDE = 64  # pixels of the constant images
-TILT = 1 / 8  # share of the other direction in a ramp
+# Share of the other direction in a ramp. Over n rows it takes 37.4 / n levels from one row to the next, which is near a
+# whole number for no usual n, so that errors of rounding differ from row to row.
+TILT = 37.4 / 255
 TRIMMED_SHARE = 0.1  # of each end of a ramp, where resizing mixes padding into the image
 MIN_VALID_SHARE = 0.2  # of the pixels of a row or column; the two ramps agree on their diagonal
 TOLERANCE_LEVELS = 2  # of 255: how far a ramp may be from a straight line
 SNAP_PIXELS = 0.05  # distance below which an edge is on a whole pixel of the piece
 
-Extents = tuple[tuple[int, int], tuple[float, float]]  # the start and the length of a region and of its window
+Extents = tuple[tuple[int, int], tuple[float, float], float]  # start and length of a region and its window; the scale
 Process = Callable[[NDArray[np.uint8]], Tensor]  # from an image (H,W,3) to pieces (P,C,h,w)
 
 
@@ -30,11 +32,15 @@ class Piece:
     """One tensor (C,h,w) that a processor returned: `region` of the image lies in `window` of the tensor.
 
     Both are top, left, height and width: the region in whole pixels of the image, the window in pixels of the tensor,
-    with fractions. Their quotient is the scale; padding and other parts of the canvas lie outside the window.
+    with fractions. Padding and other parts of the canvas lie outside the window. `scales`: pixels of the tensor for each
+    pixel of the image, down and across. `size`, `image`: the heights and widths of the tensor and the image.
     """
 
     region: Region
     window: Window
+    scales: tuple[float, float]
+    size: tuple[int, int]
+    image: tuple[int, int]
 
 
 def calibrate(process: Process) -> tuple[float, float]:
@@ -63,14 +69,15 @@ def measure(process: Process, height: int, width: int, black: float, contrast: f
         ((1 - TILT) * down - TILT * across) / (1 - 2 * TILT),
         ((1 - TILT) * across - TILT * down) / (1 - 2 * TILT),
     ):
-        (top, rows), (y0, window_rows) = _fit_axis(y.T, differs.T, height)
-        (left, columns), (x0, window_columns) = _fit_axis(x, differs, width)
-        pieces.append(Piece((top, left, rows, columns), (y0, x0, window_rows, window_columns)))
+        (top, rows), (y0, window_rows), down_scale = _fit_axis(y.T, differs.T, height)
+        (left, columns), (x0, window_columns), across_scale = _fit_axis(x, differs, width)
+        region, window = (top, left, rows, columns), (y0, x0, window_rows, window_columns)
+        pieces.append(Piece(region, window, (down_scale, across_scale), (x.shape[0], x.shape[1]), (height, width)))
     return pieces
 
 
 def _fit_axis(positions: Tensor, differs: Tensor, length: int) -> Extents:
-    """Return the start and the length of an axis's region, and those of its window."""
+    """Return the start and the length of an axis's region, those of its window, and its scale."""
     columns, rows = (_find_valid(differs.double().mean(axis)) for axis in (0, 1))
     values = positions[_trim(rows)][:, columns] * length
     profile = values.mean(0)
@@ -88,7 +95,7 @@ def _fit_axis(positions: Tensor, differs: Tensor, length: int) -> Extents:
 
 
 def _cut(start: float, slope: float, length: int, valid: tuple[int, int], side: int) -> Extents:
-    """Return the region and the window of an axis on which pixel u shows the position `start + slope * u`."""
+    """Return the extents of an axis on which pixel u shows the position `start + slope * u`."""
     tolerance = max(SNAP_PIXELS, 0.1 / slope)
     ends = [-start / slope, (length - start) / slope]  # of the image, on the axis
     # An image that was cropped before it was padded ends within the image.
@@ -98,7 +105,7 @@ def _cut(start: float, slope: float, length: int, valid: tuple[int, int], side: 
     first, last = min(first, length - 1), max(last, first + 1)
     edges = [end if end in (0, side) else (place - start) / slope for end, place in zip(visible, (first, last))]
     edges = [round(edge) if abs(edge - round(edge)) <= tolerance else edge for edge in edges]
-    return (first, last - first), (edges[0], edges[1] - edges[0])
+    return (first, last - first), (edges[0], edges[1] - edges[0]), 1 / slope
 
 
 def _find_valid(shares: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from gradcam.models.providers import base as network
 from gradcam.models.providers import load_parts
 from gradcam.models.providers import timm as timm_provider
 from gradcam.models.providers import torchvision as provider
-from gradcam.models.providers.huggingface import find_steps, make_preprocess
+from gradcam.models.providers.huggingface import make_preprocess
 
 Photo = Callable[[str], Path]
 PHOTOGRAPHS = ("cat_and_espresso.jpg", "koala.webp", "rocket.jpg")
@@ -710,8 +710,8 @@ def test_a_processor_gives_deep_pictures_through_the_same_steps(photo: Photo) ->
 @pytest.mark.parametrize(("resample", "name"), [(0, "nearest"), (2, "bilinear"), (3, "bicubic")])
 def test_a_processors_interpolation(resample: int, name: str) -> None:
     processor = vit_processor(64, 64, resample=resample)
-    assert find_steps(processor, 300, 400).interpolation == name
-    assert make_preprocess(processor)[1] == []
+    preprocess, notes = make_preprocess(processor)
+    assert (preprocess.plain.interpolation, notes) == (name, [])
 
 
 def test_a_processor_that_pads_is_measured() -> None:

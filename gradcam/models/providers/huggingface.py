@@ -29,7 +29,7 @@ from gradcam.models.preprocess import ASSUMED, Preprocessing
 from gradcam.models.providers import base
 from gradcam.models.providers.base import Blueprint, Parts
 
-WARPED_FROM = 384  # ConvNeXt's processor takes no centre from this size on
+TRIED_SIZES = ((300, 400), (400, 200))  # Settings for one aspect ratio may differ in the other.
 ALIKE = 0.98  # correlation of what a processor gives with what the same steps give; 0.6 where they are off by a crop
 PROCESSOR = "preprocessor_config.json"
 SAID = {  # by transformers, of what is no mistake of its own, and what we say
@@ -220,29 +220,44 @@ def _found(name: str) -> Iterator[tuple[Any, str, bool, Any]]:
 class ProcessorPreprocess:
     """An image processor of transformers, with the part of an image that its result shows.
 
-    `plain`: the same as steps that can be changed, if there are such. `is_known`: whether its settings say what it does;
-    otherwise the part is measured, once for each size of images.
+    `plain`: the same as steps that can be changed, if these do not depend on the size of the image. Otherwise the part is
+    measured, once for each size of images.
     """
 
     processor: Any = field(repr=False)
-    plain: Preprocessing | None
-    is_known: bool = True
+    plain: Preprocessing | None = None
     _pieces: dict[tuple[int, int], Piece] = field(default_factory=dict, repr=False)
 
     def __call__(self, image: NDArray[Any]) -> Tensor:
-        """An RGB picture, uint8 (H,W,3), as float32 (C,h,w): what the processor gives. Of deeper values it would keep 8
-        bits: those go through the same steps of our own, where they are known. Raises `ImageError` where they are
-        not."""
+        """Return what the processor makes of an RGB image, uint8 (H,W,3), as float32 (C,h,w).
+
+        Processors keep 8 bits of deeper values: those go through the same steps of this package. Raises `ImageError`
+        where no such steps are known.
+        """
+        height, width = image.shape[:2]
         if image.dtype == np.uint8 and image.ndim == 3:
-            self.window(*image.shape[:2])  # Raises an error if it cannot be measured.
+            self.window(height, width)  # Raises an error if it cannot be measured.
             return run_processor(self.processor, check_pixels(image))[0]
-        if not self.is_known:
+        steps = self.plain or self.find_steps(height, width)
+        if steps is None:
             raise ImageError(
                 f"The picture is {image.dtype} {image.shape}, and {type(self.processor).__name__} takes RGB of 8 bits: save "
                 "it as that, or give a reader that makes it."
             )
-        tensor = find_steps(self.processor, *image.shape[:2])(image)
-        return tensor.flip(0) if getattr(self.processor, "do_flip_channel_order", False) else tensor
+        return steps(image).flip(0) if getattr(self.processor, "do_flip_channel_order", False) else steps(image)
+
+    def find_steps(self, height: int, width: int) -> Preprocessing | None:
+        """Return what the processor does with images of this size as steps; None if it does more, or fails."""
+        # Random blocks: another part of them looks different.
+        side = max(1, min(height, width) // 12)
+        rows, columns = (-(-length // side) for length in (height, width))
+        blocks = np.random.default_rng(0).integers(0, 256, (rows, columns, 1), dtype=np.uint8)
+        image = blocks.repeat(side, 0).repeat(side, 1).repeat(3, 2)[:height, :width]
+        with contextlib.suppress(Exception):  # Processors raise errors of any kind; steps cannot pad, and raise one.
+            steps = to_steps(self.processor, self._locate(height, width))
+            if _correlates(run_processor(self.processor, image), steps(image)):
+                return steps
+        return None
 
     def describe(self) -> dict[str, Any]:
         """Return the processor's settings as JSON."""
@@ -250,14 +265,12 @@ class ProcessorPreprocess:
         return settings
 
     def region(self, height: int, width: int) -> Region:
-        """The part of a picture that the network sees: (top, left, height, width), in whole pixels."""
-        if not self.is_known:
-            return self._locate(height, width).region
-        return find_steps(self.processor, height, width).region(height, width)
+        """Return the part of an image that the network sees: (top, left, height, width), in whole pixels."""
+        return self._locate(height, width).region if self.plain is None else self.plain.region(height, width)
 
     def window(self, height: int, width: int) -> Window | None:
         """Return where the region lies in the tensor; None if it covers the tensor."""
-        return None if self.is_known else self._locate(height, width).window
+        return self._locate(height, width).window if self.plain is None else None
 
     def _locate(self, height: int, width: int) -> Piece:
         """Return where the tensor lies in an image of this size. Raises `ImageError` if that cannot be measured."""
@@ -301,29 +314,17 @@ def takes_boxes(processor: Any) -> bool:
 
 def make_preprocess(processor: Any) -> tuple[ProcessorPreprocess, Sequence[str]]:
     """Return a processor as preprocessing, and notes. Raises `ModelError` for a processor that fails."""
-    name, steps, problems = type(processor).__name__, list[Preprocessing](), list[Exception]()
-    for height, width in ((300, 400), (96, 48)):  # Settings for one aspect ratio may differ in the other.
-        # Random blocks: another part of them looks another way.
-        side = height // 12
-        blocks = np.random.default_rng(0).integers(0, 256, (12, width // side, 1), dtype=np.uint8)
-        image = blocks.repeat(side, 0).repeat(side, 1).repeat(3, 2)
-        try:
-            values = run_processor(processor, image)
-        except Exception as error:  # a configuration that contradicts itself
-            problems.append(error)
-            continue
-        with contextlib.suppress(AttributeError, TypeError, ValueError, KeyError, ZeroDivisionError, ModelError):
-            plain = find_steps(processor, height, width)
-            if _correlates(values, plain(image)):  # Steps cannot pad, and raise an error.
-                steps.append(plain)
-    if len(problems) == 2:
-        reason = " ".join(str(problems[0]).split())
-        raise ModelError(f"The image processor, {name}, prepares no picture: {reason}") from problems[0]
+    name, measured = type(processor).__name__, ProcessorPreprocess(processor)
     notes = [f"{name} takes a person's box: the whole image is taken as one."] if takes_boxes(processor) else []
-    if len(steps) < 2:
-        return ProcessorPreprocess(processor, None, is_known=False), notes
-    is_plain = steps[0] == steps[1] and not getattr(processor, "do_flip_channel_order", False)
-    return ProcessorPreprocess(processor, steps[0] if is_plain else None), notes
+    first, second = (measured.find_steps(*size) for size in TRIED_SIZES)
+    if first is None:
+        try:
+            run_processor(processor, np.zeros((*TRIED_SIZES[0], 3), np.uint8))
+        except Exception as error:  # A configuration that contradicts itself.
+            reason = " ".join(str(error).split())
+            raise ModelError(f"The image processor, {name}, prepares no picture: {reason}") from error
+    is_plain = first == second and not getattr(processor, "do_flip_channel_order", False)
+    return replace(measured, plain=first) if is_plain else measured, notes
 
 
 def _correlates(values: Tensor, other: Tensor) -> bool:
@@ -334,16 +335,16 @@ def _correlates(values: Tensor, other: Tensor) -> bool:
     return torch.corrcoef(pair)[0, 1].item() > ALIKE
 
 
-def find_steps(processor: Any, height: int, width: int) -> Preprocessing:
-    """What a processor's configuration says that it does with a picture of this size."""
+def to_steps(processor: Any, piece: Piece) -> Preprocessing:
+    """Return steps that resize and crop as a processor did for a piece, with the processor's own statistics."""
     if hasattr(processor, "data_config"):  # the one that wraps timm's transforms
         from gradcam.models.providers.timm import to_preprocessing
 
         return to_preprocessing(processor.data_config)
-    crop, resize = _find_crop(processor), _find_resize(processor, height, width)
-    if crop is None:  # nothing is cut away: the shorter side alone would not say what the other becomes
-        crop = resize if isinstance(resize, tuple) else _scale(height, width, resize / min(height, width))
-        resize = crop
+    lengths = [scale * length for scale, length in zip(piece.scales, piece.image)]
+    is_whole = piece.region == (0, 0, *piece.image)
+    # Of an image that is cropped in its own aspect ratio, the shorter side is set.
+    resize = piece.size if is_whole else round(min(lengths))
     interpolation = Image.Resampling(2 if processor.resample is None else processor.resample).name.lower()
     # Statistics are of values in [0,1], of which processors may make others first.
     scale = processor.rescale_factor * 255 if processor.do_rescale else 255.0
@@ -351,35 +352,4 @@ def find_steps(processor: Any, height: int, width: int) -> Preprocessing:
     given = (processor.image_mean, processor.image_std) if processor.do_normalize else (0.0, 1.0)
     means, stds = (np.broadcast_to(np.asarray(values, dtype=np.float64), 3) for values in given)
     mean, std = tuple(((means + offset) / scale).tolist()), tuple((stds / scale).tolist())
-    return Preprocessing(crop, resize, mean, std, interpolation)
-
-
-def _find_resize(processor: Any, height: int, width: int) -> int | tuple[int, int]:
-    if not processor.do_resize:
-        return height, width
-    size = processor.size
-    shortest, longest = size.get("shortest_edge"), size.get("longest_edge")
-    if _has_share(processor):
-        return (shortest, shortest) if shortest >= WARPED_FROM else int(shortest / processor.crop_pct)
-    if size.get("height") and size.get("width"):
-        return size["height"], size["width"]
-    if shortest and longest:
-        return _scale(height, width, min(shortest / min(height, width), longest / max(height, width)))
-    if shortest:
-        return int(shortest)
-    return _scale(height, width, min(size["max_height"] / height, size["max_width"] / width))
-
-
-def _scale(height: int, width: int, scale: float) -> tuple[int, int]:
-    return int(height * scale + 1e-9), int(width * scale + 1e-9)
-
-
-def _find_crop(processor: Any) -> tuple[int, int] | None:
-    if getattr(processor, "do_center_crop", False):
-        return processor.crop_size["height"], processor.crop_size["width"]
-    side = processor.size["shortest_edge"] if processor.do_resize and _has_share(processor) else WARPED_FROM
-    return (side, side) if side < WARPED_FROM else None
-
-
-def _has_share(processor: Any) -> bool:
-    return getattr(processor, "crop_pct", None) is not None and processor.size.get("shortest_edge") is not None
+    return Preprocessing(piece.size, resize, mean, std, interpolation)
