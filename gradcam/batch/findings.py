@@ -358,9 +358,7 @@ def _predict(classifier: Classifier, probabilities: Tensor, explained: Tensor | 
     predictions: list[list[Prediction] | None] = []
     for shares, first, others in zip(probabilities, top, more):
         classes = [*first, *sorted({*others} - {*first}, key=lambda index: -float(shares[index]))]
-        listed = [
-            Prediction(index, None if labels is None else labels[index], shares[index].item()) for index in classes
-        ]
+        listed = [Prediction(i, None if labels is None else labels[i], shares[i].item()) for i in classes]
         predictions.append(listed if shares.isfinite().all() else None)
     return predictions
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import count
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gradcam.cam.methods.table import METHODS
 from gradcam.errors import GradcamError, OutputError, join_names, shorten
@@ -25,8 +25,6 @@ from gradcam.storage.records import Explained
 from gradcam.storage.store import Store
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from gradcam.attributions.table import AttributionMethod
     from gradcam.batch.findings import MapResult, Request
     from gradcam.cam.methods.base import Method

@@ -436,7 +436,8 @@ def _gradients(
     inputs, readings = [site.recorded for site in sites], recorded.readings
     if not one_by_one:
         for chunk in jacobian(scores, inputs, scaled=scaled):
-            yield _to_grids(sites, _with_zeros(chunk, inputs), readings)
+            pairs = zip(sites, _with_zeros(chunk, inputs))
+            yield [site.to_grid(gradient, "gradients", readings) for site, gradient in pairs]
         if checked and scores.shape[1] == 1:
             _check_independence(recorded, sites, scores, [None if it is None else it[0] for it in chunk])
         elif checked:
@@ -452,12 +453,6 @@ def _gradients(
             found.append(torch.cat(on_grid, 1))
     joined = [torch.cat(found) for found in rows]
     yield [(each, Ranges(check_ranges(each, "The gradients are"))) for each in joined]
-
-
-def _to_grids(
-    sites: Sequence[GridActivations], gradients: Sequence[Tensor | None], readings: Readings
-) -> list[tuple[Tensor, Ranges]]:
-    return [site.to_grid(gradient, "gradients", readings) for site, gradient in zip(sites, gradients)]
 
 
 def _with_zeros(gradients: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> Sequence[Tensor | None]:

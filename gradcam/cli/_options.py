@@ -155,8 +155,7 @@ MANY = 100  # pictures of a folder; of more, it is said what is made for them
 
 def find_pictures(context: click.Context, parameter: click.Parameter, named: Sequence[str]) -> tuple[Path, ...]:
     """List the files, and the images in the folders. Raises `click.UsageError` for a URL, `InputError` for no image."""
-    images: list[Path] = []
-    empty: list[InputError] = []
+    images, empty = list[Path](), list[InputError]()
     for text in map(os.fsdecode, named):
         if "://" in text and is_url(text):
             line = to_command(["gradcam", "batch", text, "-o", "explained/"])

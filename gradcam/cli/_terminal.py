@@ -163,9 +163,8 @@ def _classes(record: Record) -> list[str]:
     names = [name_class(each.index, each.label) for each in predictions]
     width, digits = max(map(len, names)), max(len(str(each.index)) for each in predictions)
     marks = ["*" if each.index in marked else " " for each in predictions]
-    starts = [
-        f"{mark} {name:<{width}}   {each.index:>{digits}}   " for mark, name, each in zip(marks, names, predictions)
-    ]
+    rows = zip(marks, names, predictions)
+    starts = [f"{mark} {name:<{width}}   {prediction.index:>{digits}}   " for mark, name, prediction in rows]
     shares = [each.probability for each in predictions]
     if len(shares) > 1 and all(0 <= share <= 1 for share in shares):
         bars = [click.style(draw_bar(share), fg="cyan") for share in shares]

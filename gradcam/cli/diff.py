@@ -241,9 +241,8 @@ def _compare(typed: Compared, chosen: dict[str, Any], output: Output) -> tuple[D
     try:
         new, new_title = _load("new", typed.models[-1], chosen, layer)
     except LayerError:
-        new, new_title = _load(
-            "new", typed.models[-1], chosen
-        )  # at its own, as a note will say; one that was asked for fails again
+        # At its own layer, as a note will say. A layer that was named fails again.
+        new, new_title = _load("new", typed.models[-1], chosen)
     say([note for note in new.notes if typed.against or note not in getattr(old, "notes", ())], output)
     with code_of_the_user(chosen["method"]), shown_passes(output) as progress:
         options: Any = {"method": chosen["method"], "reshape": chosen["reshape"], "alike": chosen["alike"]}

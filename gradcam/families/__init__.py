@@ -50,9 +50,11 @@ FAMILIES = (
         rf"{MODELING}(({DETECTORS})ForObjectDetection|DetrForSegmentation|RfDetrForInstanceSegmentation)",
         "huggingface_detection:HuggingFaceDetector",
     ),
-    Row(rf"{MODELING}\w+ForSemanticSegmentation", "huggingface_segmentation:SemanticSegmenter"),
+    Row(
+        rf"{MODELING}(\w+ForSemanticSegmentation|CLIPSegForImageSegmentation)",
+        "huggingface_segmentation:SemanticSegmenter",
+    ),
     Row(rf"{MODELING}\w+ForDepthEstimation", "huggingface_segmentation:DepthEstimator"),
-    Row(rf"{MODELING}CLIPSegForImageSegmentation", "huggingface_segmentation:ClipSegmenter"),
     Row(rf"{MODELING}Mask2FormerForUniversalSegmentation", "huggingface_segmentation:Mask2FormerSegmenter"),
     Row(
         rf"{MODELING}(MaskFormerForInstance|OneFormerForUniversal)Segmentation",

@@ -249,10 +249,8 @@ class HuggingFaceTowers(TwoTowers):
     def most_tokens(self) -> int | None:
         for name, module in self.model.get_submodule("text_model").named_modules():
             if "position" in name and isinstance(module, nn.Embedding):
-                first = (
-                    0 if module.padding_idx is None else module.padding_idx + 1
-                )  # RoBERTa's are counted from there on
-                return module.num_embeddings - first
+                # RoBERTa's positions are counted from the padding index on.
+                return module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
         return None
 
     @property

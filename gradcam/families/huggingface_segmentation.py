@@ -55,14 +55,6 @@ class DepthEstimator(SemanticSegmenter):
         )
 
 
-class ClipSegmenter(Configured, PlainSegmenter):
-    """CLIPSeg, which runs CLIP without gradients: only its decoder's layers can be explained."""
-
-    @property
-    def own_layer(self) -> str:
-        return last_in(self.model, "decoder.layers")
-
-
 def last_in(model: nn.Module, name: str) -> str:
     """The last module of the list of that name."""
     return f"{name}.{len(model.get_submodule(name)) - 1}"  # type: ignore[arg-type]  # it is a list of modules
@@ -98,6 +90,7 @@ LAST_STAGES: dict[str, Callable[[Any], str]] = {
     "mobilenet_v2": lambda model: last_in(model, "mobilenet_v2.layer"),
     "mobilevit": lambda model: last_in(model, "mobilevit.encoder.layer"),
     "mobilevitv2": lambda model: last_in(model, "mobilevitv2.encoder.layer"),
+    "clipseg": lambda model: last_in(model, "decoder.layers"),  # which runs CLIP without gradients
 }
 
 

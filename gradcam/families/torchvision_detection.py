@@ -84,7 +84,9 @@ class TorchvisionDetector(Detector):
 
     def read(self, seen: Seen, batch: Batch) -> list[Detections]:
         return [
-            Detections(found["boxes"], found["scores"], found["labels"], _only(found.get("masks")))
+            Detections(
+                found["boxes"], found["scores"], found["labels"], found["masks"][:, 0] if "masks" in found else None
+            )
             for found in seen.last()
         ]
 
@@ -323,10 +325,6 @@ def _is_close(values: Tensor, expected: Tensor) -> bool:
 
 def _pick(scores: Tensor, labels: Tensor) -> Tensor:
     return scores.gather(1, labels[:, None])[:, 0]
-
-
-def _only(masks: Tensor | None) -> Tensor | None:
-    return None if masks is None else masks[:, 0]
 
 
 def _to_picture(boxes: Tensor, rows: Rows) -> Tensor:

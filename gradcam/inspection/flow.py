@@ -339,9 +339,8 @@ class Observation:
         self._runs: Counter[str] = Counter()
         self._scale = 1.0
         self._is_differentiating = False
-        self._activations: dict[str | None, list[Measured]] = defaultdict(
-            list
-        )  # None: what comes to the model's output
+        # By layer; None for the model's output.
+        self._activations: dict[str | None, list[Measured]] = defaultdict(list)
         self._parameters: dict[nn.Parameter, Measured] = {}
 
     def note_use(self, parameter: nn.Parameter) -> None:

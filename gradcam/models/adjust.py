@@ -47,7 +47,7 @@ def to_adjustment(mean: Any, std: Any, size: Any, crop: Any) -> Adjustment:
 
 def adjust(parts: Parts, wish: Adjustment) -> tuple[Preprocess, Sequence[str]]:
     """The preprocessing as it is wished, and a note on what is assumed."""
-    plain = parts.plain or parts.preprocess
+    plain = getattr(parts.preprocess, "plain", None) or parts.preprocess
     notes = _say_what_is_assumed(plain, wish) if parts.is_assumed and isinstance(plain, Preprocessing) else []
     # Means of another scale than pictures of 8 and 16 bits have are right for other files, DICOM's say.
     large = " and ".join(name for name in ("mean", "std") if max(getattr(wish, name) or (0,)) > 1)

@@ -114,6 +114,5 @@ def _resize_torchvision(model: Any, size: Sequence[int]) -> None:
     grid = F.interpolate(grid.float(), cells, mode="bicubic", antialias=True).to(tokens).flatten(2).mT
     resized = torch.cat([tokens[:, : -(side**2)], grid], 1)
     model.encoder.pos_embedding = nn.Parameter(resized.detach(), requires_grad=False)
-    model._process_input = lambda images: (
-        model.conv_proj(images).flatten(2).mT
-    )  # its own takes squares of one size alone
+    # The model's own function takes squares of one size only.
+    model._process_input = lambda images: model.conv_proj(images).flatten(2).mT

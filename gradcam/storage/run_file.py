@@ -202,14 +202,11 @@ def list_differences(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list
     resolved = _dict(earlier.get("resolved")).keys() & _dict(now.get("resolved")).keys()
     before, after = _to_compare(earlier, resolved), _to_compare(now, resolved)
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-    if "precision" in names and not any(_is_of_file(fields) for fields in (earlier, now)):
+    origins = [_dict(_dict(fields.get("model")).get("weights")).get("of") for fields in (earlier, now)]
+    if "precision" in names and "file" not in origins:
         names = [name for name in names if name != "weights"]  # the same ones give another hash when they are rounded
     found = [f"{_cut(name)}: {_cut(before.get(name))} → {_cut(after.get(name))}" for name in names]
     return found if len(found) <= NAMED else [*found[:NAMED], f"and {len(found) - NAMED} more"]
-
-
-def _is_of_file(fields: Mapping[str, Any]) -> bool:
-    return _dict(_dict(fields.get("model")).get("weights")).get("of") == "file"
 
 
 def _cut(value: str | None) -> str:

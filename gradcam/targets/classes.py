@@ -370,9 +370,8 @@ def settle(target: Any, output: Any, images: int) -> ClassTarget:
         return target
     if target.classes is not None:
         warn(BINARY.format('targets.ClassTarget(activation="none")'))
-    return replace(
-        target, activation="sigmoid", classes=1 if target.classes is None and target.top == 1 else target.classes
-    )
+    classes = 1 if target.classes is None and target.top == 1 else target.classes
+    return replace(target, activation="sigmoid", classes=classes)
 
 
 def find_logits(output: Any, images: int, *, head: str | int | None = None) -> Tensor:

@@ -66,7 +66,7 @@ def test_ablationcam_by_hand_with_scores_below_and_at_zero() -> None:
 
     image = torch.tensor([[[[1.0, 2.0]], [[3.0, 0.0]], [[0.0, 0.0]]]])  # sums 3, 3 and 0: 6 in all
     for offset, divisor in ((0.0, 6.0), (-8.0, 2.0), (-6.0, 1.0)):  # the score is 6, -2, 0
-        found = gradcam.explain(Sum(offset), image, "layer", method="ablationcam", target=0, evidence="signed")
+        found = gradcam.explain(Sum(offset), image, "layer", method="ablationcam", target=1, evidence="signed")
         assert found.maps.tolist() == [[[[(3 * 1 + 3 * 3) / divisor, 3 * 2 / divisor]]]]
 
 

@@ -69,7 +69,8 @@ def test_activations() -> None:
     torch.testing.assert_close(plain.probabilities, torch.tensor([math.log(3), 0.25]))
     single = Subject(First(classes=1), images, activation="sigmoid")  # against, and for
     torch.testing.assert_close(single.all_probabilities, torch.tensor([[0.5, 0.5], [0.8, 0.2]]))
-    assert Subject(First(classes=1), images, 0).probabilities.tolist() == pytest.approx([0.5, 0.2])
+    assert Subject(First(classes=1), images, 0).probabilities.tolist() == pytest.approx([0.5, 0.8])
+    assert Subject(First(classes=1), images, 1).probabilities.tolist() == pytest.approx([0.5, 0.2])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

@@ -71,7 +71,7 @@ def test_worked_numbers() -> None:
     assert_statistics(flow.layers[3].parameters[0].gradient, [7, 0, 27, 0])
     assert flow.scores.tolist() == [[89]]
     assert flow.classes is not None
-    assert flow.classes.tolist() == [[0]]
+    assert flow.classes.tolist() == [[1]]  # for the single logit
     assert flow.reference == 1
     assert repr(flow) == "GradientFlow(Sequential, 4 layer(s), 1 image(s), nothing conspicuous)"
 
@@ -681,7 +681,7 @@ def test_a_title_is_taken_word_for_word_and_no_state_is_touched() -> None:
     first, second = draw_gradients(flow, title="$\\frac"), draw_gradients(flow)
     assert first.shape == second.shape
     assert (first != second).any()
-    np.testing.assert_array_equal(second, draw_gradients(flow, title="Sequential: gradients of class 0, 89"))
+    np.testing.assert_array_equal(second, draw_gradients(flow, title="Sequential: gradients of class 1, 89"))
     assert dict(matplotlib.rcParams) == before
     assert ("matplotlib.pyplot" in sys.modules) == loaded
 

@@ -158,11 +158,11 @@ def _read_signature(name: str, function: Any) -> tuple[type[Method], Mapping[str
         ) from None
     needs = tuple(each.name for each in found if each.default is each.empty and each.kind is not each.VAR_KEYWORD)
     kind = next((kind for kind in kinds if kind.needs == needs), None)
-    is_odd = any(
+    is_odd = any(  # could not be called
         each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD, each.KEYWORD_ONLY if each.name in needs else None)
         or (each.kind is each.POSITIONAL_ONLY and each.name not in needs)
         for each in found
-    )  # which could not be called
+    )
     if kind is None or is_odd:
         forms = " or ".join(f"({', '.join(kind.needs)})" for kind in kinds)
         raise GradcamError(f"{name} has the parameters {inspect.signature(function)}, expected {forms}, and options.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -116,16 +117,12 @@ class PictureDiff:
         """
         maps, region = lay_both(*self.seen)
         picture, (old, new) = crop(self.read(), region), to_unit(maps)
-        whole = (0, 0, *picture.shape[:2])
-        drawn = {
-            "picture": picture,
-            "old": overlay(picture, old, region=whole),
-            "new": overlay(picture, new, region=whole),
-        }
+        draw = partial(overlay, region=(0, 0, *picture.shape[:2]))
         grey = np.repeat(picture.mean(2, keepdims=True), 3, 2).astype(
             np.uint8
-        )  # on which little red or blue is seen, too
-        return drawn | {"difference": overlay(grey, new - old, signed=True, alpha=0.8, region=whole)}
+        )  # On which faint red and blue are visible.
+        difference = draw(grey, new - old, signed=True, alpha=0.8)
+        return {"picture": picture, "old": draw(picture, old), "new": draw(picture, new), "difference": difference}
 
     def panel(self, *, height: int = 224) -> Pixels:
         """Draw the picture, both maps and their difference side by side, under their names and numbers.

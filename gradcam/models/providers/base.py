@@ -53,15 +53,13 @@ class Blueprint:
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """A model with what its provider knows of it; what is None is found by looking at the model. `plain`: the same
-    preprocessing as steps that can be changed one by one, where `preprocess` is not made of such. `is_assumed`: whether
+    """A model with what its provider knows of it; what is None is found by looking at the model. `is_assumed`: whether
     the preprocessing is a guess. `activation`: how logits become probabilities, where that is certain. `notes`: what a
     person should know. `layer`, `layer_for_positive`: as those of a `Blueprint`. `task`: what the model does, where that is
     not to classify or not for its family to say. `inputs`: what the model takes beside pictures, a row each."""
 
     model: nn.Module
     preprocess: Preprocess
-    plain: Preprocessing | None = None
     is_assumed: bool = False
     labels: Sequence[str] | None = None
     classes: int | None = None

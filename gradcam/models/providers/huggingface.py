@@ -196,7 +196,7 @@ def find_preprocess(transformers: Any, name: str, is_local: bool, config: Any) -
         assumed = replace(ASSUMED, size=(side, side), resize=round(side / 0.875)) if isinstance(side, int) else ASSUMED
         note = f"{name} has no {PROCESSOR}: save its image processor beside it, with save_pretrained()."
         return Parts(nn.Identity(), assumed, is_assumed=True, notes=[note])
-    return Parts(nn.Identity(), preprocess, plain=preprocess.plain, notes=notes)
+    return Parts(nn.Identity(), preprocess, notes=notes)
 
 
 @contextlib.contextmanager
@@ -249,10 +249,8 @@ class ProcessorPreprocess:
     def find_steps(self, height: int, width: int) -> Preprocessing | None:
         """Return what the processor does with images of this size as steps; None if it does more, or fails."""
         # Random blocks: another part of them looks different.
-        side = max(1, min(height, width) // 12)
-        rows, columns = (-(-length // side) for length in (height, width))
-        blocks = np.random.default_rng(0).integers(0, 256, (rows, columns, 1), dtype=np.uint8)
-        image = blocks.repeat(side, 0).repeat(side, 1).repeat(3, 2)[:height, :width]
+        blocks = Image.fromarray(np.random.default_rng(0).integers(0, 256, (12, 12), dtype=np.uint8)).convert("RGB")
+        image = np.asarray(blocks.resize((width, height), Image.Resampling.NEAREST))
         with contextlib.suppress(Exception):  # Processors raise errors of any kind; steps cannot pad, and raise one.
             steps = to_steps(self.processor, self._locate(height, width))
             if _correlates(run_processor(self.processor, image), steps(image)):
@@ -261,8 +259,7 @@ class ProcessorPreprocess:
 
     def describe(self) -> dict[str, Any]:
         """Return the processor's settings as JSON."""
-        settings: dict[str, Any] = json.loads(self.processor.to_json_string())
-        return settings
+        return dict(json.loads(self.processor.to_json_string()))
 
     def region(self, height: int, width: int) -> Region:
         """Return the part of an image that the network sees: (top, left, height, width), in whole pixels."""

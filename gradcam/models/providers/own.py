@@ -64,9 +64,8 @@ def _read_settings(module: Any) -> Parts | None:
         return smp.to_parts(module)
     if isinstance(getattr(module, "name_or_path", None), str) and hasattr(module, "config"):
         with contextlib.suppress(ModelError):  # Without a processor beside the weights, on this computer.
-            parts = huggingface.find_preprocess(
-                import_extra("transformers", "hf"), module.name_or_path, True, module.config
-            )
+            transformers = import_extra("transformers", "hf")
+            parts = huggingface.find_preprocess(transformers, module.name_or_path, True, module.config)
             return None if parts.is_assumed else parts
     if isinstance(settings := getattr(module, "preprocess_cfg", None), dict):
         return Parts(module, open_clip.to_preprocessing(settings))
