@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -213,23 +214,51 @@ def grow(mask: Tensor, side: int) -> Tensor:
     return nn.functional.max_pool2d(mask[None].float(), side, 1, side // 2)[0] > 0
 
 
+def blocks(size: tuple[int, int]) -> Any:
+    small = np.random.default_rng(1).integers(0, 256, (4, 4, 3), dtype=np.uint8)
+    return small.repeat(-(-size[0] // 4), 0).repeat(-(-size[1] // 4), 1)[: size[0], : size[1]].copy()
+
+
+def run_transformers(model: Any, processor: Any, image: Any, **inputs: Any) -> tuple[Any, Tensor]:
+    made = processor.preprocess(to_pil(image), return_tensors="pt")
+    made = {name: made[name] for name in ("pixel_values", "pixel_mask") if name in made}
+    made["pixel_values"] = made["pixel_values"].double()
+    if "pixel_mask" not in inspect.signature(model.forward).parameters:
+        made.pop("pixel_mask", None)
+    with torch.no_grad():
+        return model(**made, **inputs), made["pixel_values"]
+
+
+MASK_PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
+    "eomt": ("Eomt", {"size": {"shortest_edge": 64, "longest_edge": 64}, "do_pad": True}),
+    "segformer": ("Segformer", {"size": SQUARE}),
+    # These pad to multiples of 32 pixels.
+    "mask2former": ("Mask2Former", {"size": EDGES}),
+    "maskformer": ("MaskFormer", {"size": EDGES}),
+    "oneformer": ("OneFormer", {"size": EDGES, "do_reduce_labels": False}),
+}
+
+
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", ["eomt", "segformer"])
+@pytest.mark.parametrize("name", MASK_PROCESSORS)
 def test_masks_are_those_of_transformers(name: str, size: tuple[int, int]) -> None:
     """Up to pixels of the network, in which the masks of the package are."""
     model: Any = copy.deepcopy(model_of(name))
-    if name == "eomt":
-        processor = T.EomtImageProcessor(size={"shortest_edge": 64, "longest_edge": 64}, do_pad=True)
-    else:
-        processor = T.SegformerImageProcessor(size=SQUARE)
-    segmenter = replace(gradcam.load_segmenter(model), preprocess=make_preprocess(processor)[0])
+    kind, settings = MASK_PROCESSORS[name]
+    processor = getattr(T, f"{kind}ImageProcessor")(**settings)
+    preprocess = make_preprocess(processor)[0]
+    inputs = {"task_inputs": torch.arange(7)[None]} if name == "oneformer" else {}
+    segmenter = replace(gradcam.load_segmenter(model), preprocess=preprocess, inputs=inputs)
     assert isinstance(segmenter, Segmenter)
-    inputs = processor(to_pil(noise(size)), return_tensors="pt")
-    with torch.no_grad():
-        output = model(inputs["pixel_values"].to(next(model.parameters()).dtype))
-    labels = processor.post_process_semantic_segmentation(output, target_sizes=[size])[0]
+    image = blocks(size)
+    output, pixels = run_transformers(model, processor, image, **inputs)
+    _, _, *lengths = preprocess.window(*size) or (0, 0, *pixels.shape[2:])
+    # transformers takes the whole canvas for the image: this is the size of the canvas in pixels of the image.
+    canvas = [round(a * b / c) for a, b, c in zip(size, pixels.shape[2:], lengths)]
+    labels = processor.post_process_semantic_segmentation(output, target_sizes=[tuple(canvas)])[0]
+    labels = labels[: size[0], : size[1]]
     for index in labels.unique().tolist():
-        instances = segmenter.explain(noise(size), target=Mask(index)).instances
+        instances = segmenter.explain(image, target=Mask(index)).instances
         assert instances is not None
         instance, expected = instances[0][0], labels == index
         assert instance.mask is not None
