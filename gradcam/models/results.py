@@ -25,7 +25,7 @@ from gradcam.images.write import SUFFIXES, check_suffix, choose, encode_image, e
 from gradcam.models.labels import name_class
 from gradcam.models.shown import show_explanation
 from gradcam.targets.base import Instance
-from gradcam.targets.classes import ClassTarget, probabilities, settle
+from gradcam.targets.classes import ClassTarget, probabilities, take_logits
 from gradcam.web.page import Page
 
 HEIGHTS = (640, 320)  # pixels of a picture in a notebook at most: of one alone, and of one of several
@@ -488,8 +488,8 @@ def to_mark(instance: Instance) -> Mark:
 
 def to_probabilities(output: Any, images: int, activation: str) -> Tensor:
     """All classes' probabilities, float32 (N,C), in what a model gave for so many images."""
-    target = settle(ClassTarget(activation=activation), output, images)
-    return probabilities(target.find_logits(output, images), target.activation)
+    target, logits = take_logits(ClassTarget(activation=activation), output, images)
+    return probabilities(logits, target.activation)
 
 
 @dataclass(frozen=True, eq=False)

@@ -295,8 +295,7 @@ class RepeatedTarget:
         if is_function(self.target):
             parts = [compute_scores(self.target, self._block(output, i), self.images) for i in range(self.blocks)]
             return Scored(torch.cat([part.values for part in parts]), None, None, self, parts[0].instances)
-        wanted = settle(self.target, output, total)
-        logits = wanted.find_logits(output, total)
+        wanted, logits = take_logits(to_class_target(self.target), output, total)
         first = compute_scores(replace(wanted, output=None), logits[: self.images], self.images).target
         target = first.repeat(self.blocks)
         again = replace(self, target=replace(first, output=wanted.output))
@@ -339,8 +338,7 @@ def compute_scores(target: Any, output: Any, images: int) -> Scored:
             )
         scores = scores.reshape(images, -1)
         return Scored(scores.to(torch.promote_types(scores.dtype, torch.float32)), None, None, target)
-    target = settle(target, output, images)
-    logits = target.find_logits(output, images)
+    target, logits = take_logits(to_class_target(target), output, images)
     _warn_of_output(target, output, logits, images)
     target = target.resolve(logits, images)
     return Scored(target.compute(logits), target.classes, logits, target)
@@ -361,17 +359,16 @@ def to_class_target(target: Any) -> ClassTarget:
     return target if isinstance(target, ClassTarget) else ClassTarget(target)
 
 
-def settle(target: Any, output: Any, images: int) -> ClassTarget:
-    """Take a single output as a binary logit, unless the activation is known: class 1 is for it, class 0 against it."""
-    target = to_class_target(target)
-    logits = find_logits(output, images, head=target.output) if target.activation == "auto" else None
+def take_logits(target: ClassTarget, output: Any, images: int) -> tuple[ClassTarget, Tensor]:
+    """Return the logits (N,C), and the target with its activation: of an unknown single output, that of a binary logit."""
+    logits = target.find_logits(output, images)
     # `_warn_of_output` reports a single probability.
-    if logits is None or logits.shape[1] > 1 or find_last_operation(logits) in ACTIVATED:
-        return target
+    if target.activation != "auto" or logits.shape[1] > 1 or find_last_operation(logits) in ACTIVATED:
+        return target, logits
     if target.classes is not None:
         warn(BINARY.format('targets.ClassTarget(activation="none")'))
     classes = 1 if target.classes is None and target.top == 1 else target.classes
-    return replace(target, activation="sigmoid", classes=classes)
+    return replace(target, activation="sigmoid", classes=classes), to_two_classes(logits, "sigmoid")
 
 
 def find_logits(output: Any, images: int, *, head: str | int | None = None) -> Tensor:
