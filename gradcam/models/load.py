@@ -541,9 +541,9 @@ def _fit_task_labels(labels: Sequence[str], model: nn.Module, family: Family | N
 
 def _to_whole(parts: Parts, family: Family | None, task: str, choice: _Choice) -> tuple[Preprocess, Sequence[str]]:
     """The preprocessing of a model that finds things in places: of all of a picture, unless the model has its own."""
-    wish, notes = choice.wish, []
-    usual = parts.preprocess
-    if isinstance(usual, Preprocessing) and task in ("detection", "segmentation", "pose"):
+    wish, usual, notes = choice.wish, parts.preprocess, list[str]()
+    is_open = (parts.is_assumed or parts.is_of_part) and task in ("detection", "segmentation", "pose")
+    if is_open and isinstance(usual, Preprocessing):
         is_scaled = family is not None and family.has_own_scale
         usual = usual if _to_grey(parts, choice) is None else ASSUMED_GREY
         shown = WholePicture(SHORTER, None, usual.mean, usual.std, usual.interpolation)

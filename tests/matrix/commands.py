@@ -323,7 +323,8 @@ def read_refusal(outcome: Outcome) -> str:
         if line.strip() and not line.startswith(("Note: ", "Warning: ", "Usage: "))
     ]
     errors = [line for line in lines if "Error: " in line] or [line for line in lines if "png: " in line] or lines[-1:]
-    require(errors and "Traceback" not in outcome.err, "no refusal in a line", outcome)
+    is_expected = "Traceback" not in outcome.err and "GRADCAM_TRACEBACK" not in outcome.err  # offered for other errors
+    require(errors and is_expected, "no refusal in a line", outcome)
     line = re.sub(r"^.*?Error: ", "", errors[-1])
     require(20 < len(line) <= ONE_LINE, f"a refusal of {len(line)} characters", outcome)
     return line

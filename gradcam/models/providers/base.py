@@ -54,13 +54,15 @@ class Blueprint:
 @dataclass(frozen=True, eq=False)
 class Parts:
     """A model with what its provider knows of it; what is None is found by looking at the model. `is_assumed`: whether
-    the preprocessing is a guess. `activation`: how logits become probabilities, where that is certain. `notes`: what a
-    person should know. `layer`, `layer_for_positive`: as those of a `Blueprint`. `task`: what the model does, where that is
-    not to classify or not for its family to say. `inputs`: what the model takes beside pictures, a row each."""
+    the preprocessing is a guess; `is_of_part`: whether it is that of a part of the model, such as a backbone.
+    `activation`: how logits become probabilities, if that is certain. `notes`: what a person should know. `layer`,
+    `layer_for_positive`: as in a `Blueprint`. `task`: what the model does, if that is not to classify and its family does
+    not tell. `inputs`: what the model takes beside images, a row for each."""
 
     model: nn.Module
     preprocess: Preprocess
     is_assumed: bool = False
+    is_of_part: bool = False
     labels: Sequence[str] | None = None
     classes: int | None = None
     layer: str | None = None

@@ -48,7 +48,9 @@ def _find_preprocessing(model: nn.Module) -> Parts:
                 note = (
                     f"The preprocessing is taken from the settings of {f'its part {name!r}' if name else 'the model'}."
                 )
-                return replace(parts, task=None if name else parts.task, notes=[*parts.notes, note])
+                return replace(
+                    parts, task=None if name else parts.task, is_of_part=bool(name), notes=[*parts.notes, note]
+                )
     except ModelError as error:  # Settings that cannot be followed.
         notes.append(str(error))
     side = getattr(getattr(model, "config", model), "image_size", None)  # Of transformers, and of torchvision's ViT.
