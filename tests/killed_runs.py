@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.processes import Ended, Started, find_unfinished, make_pictures, run, tree
 
@@ -39,25 +40,38 @@ def list_records(folder: Path) -> dict[str, dict[str, object]]:
     return found
 
 
-def check_stop(folder: Path, ended: Ended, number: int, before: dict[str, dict[str, object]]) -> None:
-    """What must hold at once, before anybody resumes it."""
-    records = list_records(folder)
+@dataclass(frozen=True)
+class State:
+    """What an output folder holds: its records by image, and the files that no record names or that are not finished."""
+
+    records: dict[str, dict[str, object]]
+    leftovers: set[str]
+
+
+def read_state(folder: Path) -> State:
+    records: dict[str, Any] = list_records(folder)
+    results = [entry for record in records.values() for entry in record["explained"]]
+    named = {result[kind] for result in results for kind in ("overlay", "map") if kind in result}
+    paths = [Path(parent, name) for parent, _, names in os.walk(folder) for name in names if "-gradcam." in name]
+    return State(records, {path.relative_to(folder).as_posix() for path in paths} - named | {*find_unfinished(folder)})
+
+
+def check_stop(folder: Path, ended: Ended, number: int, before: State) -> None:
+    """Check what must hold at once, before anybody resumes the run.
+
+    A run that is stopped leaves nothing of its own behind. What an earlier one left that was killed by SIGKILL stays until
+    a run comes to that image.
+    """
+    after = read_state(folder)
     assert "Traceback" not in ended.err, ended.err
-    kept = {name for name, record in before.items() if record["status"] == "ok" or number != signal.SIGKILL}
-    assert kept <= set(records), f"records were lost: {kept - set(records)}"
+    records = before.records.items()
+    kept = {name for name, record in records if record["status"] == "ok" or number != signal.SIGKILL}
+    assert kept <= set(after.records), f"records were lost: {kept - set(after.records)}"
     if number == signal.SIGKILL:
         return
     assert ended.status in (0, 1, 128 + number), f"the status is {ended.status}:\n{ended.err}"
-    assert not find_unfinished(folder), find_unfinished(folder)
-    named = {
-        entry[kind]
-        for it in records.values()
-        for entry in it["explained"]
-        for kind in ("overlay", "map")
-        if kind in entry
-    }
-    there = {path.relative_to(folder).as_posix() for path in folder.rglob("*-gradcam.*")}
-    assert there <= named, f"without a record: {there - named}"
+    left = after.leftovers - before.leftovers
+    assert not left, f"left without a record: {sorted(left)}\n{ended.err}"
 
 
 def find_line(ended: Ended) -> list[str] | None:
@@ -85,7 +99,7 @@ def disturb(kind: str, photos: Path, whole: Whole, chance: random.Random, told: 
         typed = [*TYPED, *KINDS[kind]]
         arguments = typed
         for _ in range(chance.randint(1, 3)):
-            before = list_records(here / "out")
+            before = read_state(here / "out")
             number = chance.choice([signal.SIGKILL, *GENTLE])
             process = Started(arguments, here)
             is_running = wait_for(process, here / "out", chance, whole.seconds)
