@@ -27,16 +27,18 @@ OLDER_LARGEST = 32 * MEGABYTE  # which is all that versions before 2.35 take
 # nobody says how long. On a machine that is busy, or has pictures to read, that takes the core from whoever is waited for.
 # These turns last some fifty microseconds, in which most waits end where all cores are free.
 SPINS = "5000"
+# `gradcam batch` decodes and draws in other threads meanwhile: whoever spins there takes a core from them.
+SPINS_BESIDE_THREADS = "0"
 COMPILER = "torch._dynamo.utils"
 
 
 def settle_process() -> None:
-    """Keep freed memory, and spin for a moment only; what the environment says of either stands. And leave PyTorch's
+    """Keep freed memory, and spin for a moment at most; what the environment says of either stands. And leave PyTorch's
     compiler for later: torchvision asks whether it may be used, and it takes as long to import as torch itself."""
     if not any(name.startswith("MALLOC_") for name in os.environ) and "GLIBC_TUNABLES" not in os.environ:
         keep_freed_memory()
     if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
+        os.environ.setdefault("GOMP_SPINCOUNT", SPINS_BESIDE_THREADS if sys.argv[1:2] == ["batch"] else SPINS)
     if "torch" not in sys.modules:
         sys.modules[COMPILER] = _Later(COMPILER, "is_compile_supported")
 

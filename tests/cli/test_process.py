@@ -62,6 +62,11 @@ def test_the_command_keeps_freed_memory_and_spins_for_a_moment() -> None:
     assert spins == "5000"
 
 
+def test_threads_do_not_spin_where_others_decode() -> None:
+    words = 'sys.argv = ["gradcam", "batch", "--help"]'
+    assert look(COMMAND.replace('sys.argv = ["gradcam", "methods"]', words))[1] == "0"
+
+
 @GLIBC
 def test_a_program_that_imports_the_package_is_left_alone() -> None:
     faults, spins = look("import gradcam, gradcam.cli")
