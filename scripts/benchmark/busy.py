@@ -1,0 +1,99 @@
+"""How much slower calls and commands are where other processes keep every core busy."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+from benchmark.measuring import Settings, report_progress
+from benchmark.pictures import make_pictures
+from benchmark.process import ROOT, busy_process
+from benchmark.tables import Table, format_spread
+
+PICTURES, SIZE = 32, (1024, 768)
+OWN_SETTINGS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS")
+# Pairs of a bare forward pass and a call, in a program of a user's own: seconds of each.
+CALL = """
+import json, time
+import gradcam, torch, torchvision
+model, images = torchvision.models.resnet18(weights=None).eval(), torch.rand(1, 3, 224, 224)
+
+def pass_bare():
+    with torch.inference_mode():
+        model(images)
+
+def time_call(call):
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+calls = (pass_bare, lambda: gradcam.explain(model, images, "layer4"))
+pairs = [[time_call(call) for call in calls] for _ in range(14)]
+print(json.dumps(pairs[4:]))
+"""
+COMMANDS = {
+    "`gradcam page`": ["page", "photos/00000.jpg", "-o", "page.html"],
+    "`gradcam batch`": ["batch", "photos", "--overwrite", "-o", "results"],
+}
+
+
+def compare_busy(settings: Settings) -> Iterator[Table]:
+    """Compare `explain` with a bare forward pass, and commands with themselves, beside one busy process for each core."""
+    rounds, rows, raw = max(settings.rounds.values()), [], []
+    cores = len(os.sched_getaffinity(0))
+    for name, count in (("idle", 0), ("busy", cores)):
+        report_progress("busy", "explain", name)
+        with keep_busy(count):
+            pairs = np.concatenate([json.loads(run_python(["-c", CALL], ROOT)) for _ in range(rounds)])
+        rows.append(
+            ["`explain`, ResNet-18", name, "the bare forward pass there", format_spread(pairs[:, 1] / pairs[:, 0])]
+        )
+        raw.append({"call": "explain", "cores": count, "pairs": pairs.tolist()})
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        make_pictures(folder / "photos", PICTURES, SIZE)
+        for command, words in COMMANDS.items():
+            seconds: dict[int, list[float]] = {0: [], cores: []}
+            time_command(words, folder)  # which fills the cache of files
+            for _ in range(rounds):
+                for count, times in seconds.items():
+                    report_progress("busy", command, f"{count} busy processes")
+                    with keep_busy(count):
+                        times.append(time_command(words, folder))
+            ratios = np.array(seconds[cores]) / np.array(seconds[0])
+            rows.append([command, "busy", "the same on an idle machine", format_spread(ratios)])
+            raw.append({"command": command, "seconds": list(seconds.values())})
+    notes = [
+        f"One busy process for each of {cores} cores; medians (with quartiles) of {rounds} rounds. The batch has {PICTURES} "
+        f"JPEG files of {SIZE[0]} x {SIZE[1]} and the embedded model."
+    ]
+    yield Table("busy", "On a busy machine (cpu)", ["call", "machine", "beside", "times as long"], rows, notes, raw)
+
+
+@contextlib.contextmanager
+def keep_busy(count: int) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for _ in range(count):
+            stack.enter_context(busy_process())
+        yield
+
+
+def time_command(words: list[str], folder: Path) -> float:
+    start = perf_counter()
+    run_python(["-m", "gradcam", *words, "--device", "cpu", "-q"], folder)
+    return perf_counter() - start
+
+
+def run_python(words: list[str], folder: Path) -> str:
+    environment = {name: value for name, value in os.environ.items() if name not in OWN_SETTINGS}
+    command, environment = [sys.executable, *words], environment | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True).stdout
