@@ -39,6 +39,10 @@ AUGMENTATIONS: dict[str, tuple[tuple[float, bool], ...]] = {
 # What models do with a picture; "auto" is read off the model.
 TASKS = ("classification", "regression", "detection", "segmentation", "matching", "captioning", "pose")
 
+# The most that options take. More threads than this hang the machine; larger seeds do not fit into PyTorch's generators.
+MAX_WORKERS, MAX_BATCH_SIZE, MAX_COUNT, MAX_SEED = 1024, 2**16, 10**9, 2**63 - 1
+MAX_PIXEL = 10**6  # the largest side, coordinate, mean and standard deviation
+
 EDGES = ("left", "top", "right", "bottom")  # of a box
 AXES = ("x", "y")  # of a keypoint
 
@@ -128,11 +132,16 @@ class Fit:
 def to_fit(given: Any) -> Fit:
     """ "crop", "whole", "tiles" or "tiles:512". Raises `GradcamError` for anything else."""
     kind, _, side = given.partition(":") if isinstance(given, str) else ("", "", "")
-    if kind not in FITS or (side and (kind != "tiles" or not side.isdecimal() or int(side) < 1)):
+    if kind not in FITS or (side and (kind != "tiles" or not side.isdecimal() or not 1 <= int(side) <= MAX_PIXEL)):
         raise GradcamError(
             f"fit is {shorten(given)}, expected {join_names(FITS)}; 'tiles:512' for windows of 512 pixels of the picture."
         )
     return Fit(kind, int(side) if side else None)
+
+
+def to_fit_word(text: str) -> str:
+    """Return a fit as it is written. Raises `GradcamError` for anything else."""
+    return str(to_fit(text))
 
 
 Kind = type[GradcamError]

@@ -225,9 +225,11 @@ def _reported(what: str) -> Iterator[None]:
     """Whatever the user's code raises, `sys.exit` too, becomes a `ModelError` with the line where it was raised."""
     try:
         yield
-    except ModelError:
+    except (ModelError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__module__.startswith("gradcam."):
+            raise  # a signal that ends the command
         said = ": ".join(filter(None, (type(error).__name__, " ".join(str(error).split()))))
         raise ModelError(f"{what} {said} ({_place(error)})") from error
 

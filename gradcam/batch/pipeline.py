@@ -18,7 +18,7 @@ from gradcam.batch.pool import LATER, URGENT, Cut, Pool, cut, one_opencv_thread
 from gradcam.batch.read import NOT_HERE, Fetched, Read, find_upload, read_item
 from gradcam.errors import GradcamError
 from gradcam.models.classifier import Classifier
-from gradcam.options import check_count
+from gradcam.options import MAX_BATCH_SIZE, MAX_WORKERS, check_count
 from gradcam.sources.contents import Item
 
 T = TypeVar("T")
@@ -49,8 +49,9 @@ def compute_items(
     SHA-256 of what was read. `late` gets what was finished and not taken when this ended early, the last result that was
     given among it. No thread is left then. `pixels`: where they are on the model's device; of each batch they are in
     flight together."""
-    check_count(batch_size, "batch_size", "a number of pictures to explain at once, 1 or more.")
-    check_count(workers, "workers", "a number of threads, 1 or more.")
+    at_once, threads = f"images to explain at once, from 1 to {MAX_BATCH_SIZE}.", f"threads, from 1 to {MAX_WORKERS}."
+    check_count(batch_size, "batch_size", at_once, most=MAX_BATCH_SIZE)
+    check_count(workers, "workers", threads, most=MAX_WORKERS)
     tell = tell or (lambda event, **details: None)
     explainer = BatchExplainer(find, classifier.device, largest=batch_size, tell=tell)
     upload = find_upload(classifier.device)

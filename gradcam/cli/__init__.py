@@ -119,7 +119,9 @@ def main() -> NoReturn:
             _discard_output()
             click.echo(f"Error: standard output cannot be written ({error.strerror}).", err=True)
         sys.exit(1)
-    except Exception as error:  # too little memory, or whatever a model's code raises while it is loaded
+    except SystemExit:
+        raise
+    except BaseException as error:  # too little memory, or whatever a model's code raises
         _show(error, describe_unexpected(error))
         sys.exit(1)
     finally:

@@ -8,6 +8,7 @@ import platform
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
@@ -17,6 +18,7 @@ from gradcam._version import __version__
 from gradcam.cli._terminal import to_command
 from gradcam.errors import GradcamError, join_names, nearest, shorten
 from gradcam.images.files import READ_SUFFIXES, is_url
+from gradcam.options import MAX_PIXEL
 
 # Which options stand together in a command's help, and in which order; those that are not named here come first.
 SECTIONS = {
@@ -41,12 +43,61 @@ SECTIONS = {
     ),
     "What is printed": ("--json", "--quiet", "--help"),
 }
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 FIRST = "Options"  # the section of all others
 SETTINGS = {  # of all commands; options may be typed in the plural
     "help_option_names": ["-h", "--help"],
     "max_content_width": 110,
     "token_normalize_func": partial(re.compile("^(?:(method|metric|score|layer)s|(class)es)$").sub, r"\1\2"),
 }
+
+
+def to_numbers(text: str) -> tuple[float, ...]:
+    """Return the numbers between commas. Raises `GradcamError` if there are other words."""
+    try:
+        return tuple(float(number) for number in text.split(","))
+    except ValueError:
+        raise GradcamError(f"{text!r} is no number, nor several with commas between them.") from None
+
+
+def to_means(text: str) -> tuple[float, ...]:
+    numbers = to_numbers(text)
+    if not all(abs(number) <= MAX_PIXEL for number in numbers):
+        raise GradcamError(f"{text!r} is out of range: expected numbers from -{MAX_PIXEL} to {MAX_PIXEL}.")
+    return numbers
+
+
+def to_stds(text: str) -> tuple[float, ...]:
+    numbers = to_means(text)
+    if min(numbers) <= 0:
+        raise GradcamError(f"{text!r} is out of range: expected numbers above 0.")
+    return numbers
+
+
+def to_box(text: str) -> tuple[float, ...]:
+    sides = to_numbers(text)
+    is_box = len(sides) == 4 and all(abs(side) <= MAX_PIXEL for side in sides)
+    if not is_box or sides[0] >= sides[2] or sides[1] >= sides[3]:
+        raise GradcamError(
+            f"{text!r} is no box: expected left, top, right and bottom in pixels, such as 40,60,220,400."
+        )
+    return sides
+
+
+def to_mask(text: str) -> tuple[float, ...] | Path:
+    """A point, a box, or a file of that name."""
+    if re.fullmatch(r"[-+.\d\s,]*,[-+.\d\s,]*", text) and not os.path.exists(text):
+        numbers = to_numbers(text)
+        if len(numbers) != 2:
+            return to_box(text)
+        return to_means(text)
+    return Path(FILE.convert(text, None, None))
+
+
+def to_sentence(text: str) -> str:
+    if not text.strip():
+        raise GradcamError("The sentence is empty: say what to look for.")
+    return text
 
 
 def tell_all(context: click.Context, _: click.Parameter, is_wanted: bool) -> None:

@@ -16,6 +16,7 @@ import click
 from gradcam.attributions.table import ATTRIBUTIONS, AttributionMethod
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import METHODS, find_method, offer
+from gradcam.cli._commands import FILE, to_box, to_mask, to_means, to_sentence, to_stds
 from gradcam.cli._completion import complete, list_classes, list_colormaps, list_layers, list_models
 from gradcam.cli._settings import ALL
 from gradcam.cli._terminal import code_of_the_user, to_command
@@ -29,6 +30,8 @@ from gradcam.options import (
     EDIT_FORM,
     EVIDENCE,
     LAYOUTS,
+    MAX_COUNT,
+    MAX_PIXEL,
     MAX_PIXELS,
     PRECISIONS,
     PREDICTIONS,
@@ -36,7 +39,7 @@ from gradcam.options import (
     SCORES,
     SMOOTHINGS,
     TASKS,
-    to_fit,
+    to_fit_word,
 )
 from gradcam.plugins import Kind, installed, is_own, load
 from gradcam.sources.shards import parse_limit, parse_shard
@@ -57,13 +60,6 @@ class Parsed(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generi
             self.fail(str(error), parameter, context)
 
 
-def _to_numbers(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(number) for number in text.split(","))
-    except ValueError:
-        raise GradcamError(f"{text!r} is no number, nor several with commas between them.") from None
-
-
 def _to_size(text: str) -> int | tuple[int, ...]:
     sides = re.fullmatch(r"[1-9]\d{0,4}(\s*[x×]\s*[1-9]\d{0,4}){0,2}", text.strip(), re.ASCII | re.IGNORECASE)
     if sides is None:
@@ -74,32 +70,7 @@ def _to_size(text: str) -> int | tuple[int, ...]:
 
 def to_weights(text: str) -> Path:
     is_word = re.fullmatch(r"(\w+_Weights\.)?\w+", text) and not Path(text).exists()
-    return Path(text) if is_word else Path(_FILE.convert(text, None, None))
-
-
-def _to_box(text: str) -> tuple[float, ...]:
-    sides = _to_numbers(text)
-    if len(sides) != 4 or not all(map(math.isfinite, sides)) or sides[0] >= sides[2] or sides[1] >= sides[3]:
-        raise GradcamError(
-            f"{text!r} is no box: expected left, top, right and bottom in pixels, such as 40,60,220,400."
-        )
-    return sides
-
-
-def _to_mask(text: str) -> tuple[float, ...] | Path:
-    """A point, a box, or a file of that name."""
-    if re.fullmatch(r"[-+.\d\s,]*,[-+.\d\s,]*", text) and not os.path.exists(text):
-        numbers = _to_numbers(text)
-        if len(numbers) != 2:
-            return _to_box(text)
-        return numbers
-    return Path(_FILE.convert(text, None, None))
-
-
-def _to_sentence(text: str) -> str:
-    if not text.strip():
-        raise GradcamError("The sentence is empty: say what to look for.")
-    return text
+    return Path(text) if is_word else Path(FILE.convert(text, None, None))
 
 
 def _find_numbers(names: Sequence[str]) -> Sequence[int]:
@@ -126,16 +97,15 @@ def _to_folder(text: str) -> Path | Store:
 FOLDER = Parsed("folder", _to_folder)
 LIMIT = Parsed("limit", parse_limit)  # of failures: a number, or a share with %
 SHARE = Parsed("share", parse_shard)  # of the pictures: I/N
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-class Opacity(click.FloatRange):
-    """From 0 to 1; click lets NaN through, which is neither below nor above."""
+class Real(click.FloatRange):
+    """A number in a range; click lets NaN through, which is neither below nor above."""
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> float:
         number = float(super().convert(value, parameter, context))
         if math.isnan(number):
-            self.fail(f"{value} is not a number from 0 to 1.", parameter, context)
+            self.fail(f"{value} is not a number from {self.min:g} to {self.max:g}.", parameter, context)
         return number
 
 
@@ -143,7 +113,7 @@ def find_reshape(context: click.Context, parameter: click.Parameter, text: str |
     """What `--reshape` says: a grid, or a layout's name."""
     if text is None or text.replace("-", " ") in LAYOUTS:
         return text
-    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){1,2}", text):
+    if not re.fullmatch(r"[1-9]\d{0,4}(x[1-9]\d{0,4}){1,2}", text):
         raise click.BadParameter(
             f"{text!r} is neither a grid, such as 14x14, nor one of {join_names(LAYOUTS)}.", context, parameter
         )
@@ -221,7 +191,7 @@ def choice(name: str, values: Iterable[str], what: str) -> Callable[[Command], C
 max_pixels = click.option(
     "--max-pixels",
     metavar="N",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, MAX_PIXEL**2),
     expose_value=False,
     callback=_allow_pixels,
     help="Read pictures of up to N pixels, whatever memory that takes.  [default: what 1 GiB is enough for]",
@@ -276,7 +246,7 @@ def colormap(default: str, what: str) -> Callable[[Command], Command]:
 
 
 def number(
-    name: str, what: str, default: int | None = None, *, least: int = 1, most: int | None = None, **settings: Any
+    name: str, what: str, default: int | None = None, *, least: int = 1, most: int = MAX_COUNT, **settings: Any
 ) -> Callable[[Command], Command]:
     """A whole number."""
     kind = click.IntRange(least, most)
@@ -319,8 +289,7 @@ def file_of(*suffixes: str) -> Parsed:
     return Parsed("file", find)
 
 
-_NUMBERS = Parsed("numbers", _to_numbers)
-_NAMES: dict[str, Any] = {"metavar": "FILE", "type": _FILE, "help": "Names of the classes: one on each line, or JSON."}
+_NAMES: dict[str, Any] = {"metavar": "FILE", "type": FILE, "help": "Names of the classes: one on each line, or JSON."}
 _LABELS = click.option("--labels", **_NAMES)
 _MODEL = (
     click.option(
@@ -341,11 +310,14 @@ _MODEL = (
     click.option(
         "--mean",
         metavar="M[,M,M]",
-        type=_NUMBERS,
+        type=Parsed("numbers", to_means),
         help="Mean of each channel, of values in [0,1]; a single one is for grey pictures.",
     ),
     click.option(
-        "--std", metavar="S[,S,S]", type=_NUMBERS, help="Standard deviation of each channel, of values in [0,1]."
+        "--std",
+        metavar="S[,S,S]",
+        type=Parsed("numbers", to_stds),
+        help="Standard deviation of each channel, of values in [0,1].",
     ),
     click.option(
         "--size",
@@ -353,7 +325,12 @@ _MODEL = (
         type=Parsed("size", _to_size),
         help="Pixels that the network takes: N x N of the picture's centre, or HxW of all of it.",
     ),
-    click.option("--crop", metavar="SHARE", type=float, help="Share of the resized picture that is kept; 1 for all."),
+    click.option(
+        "--crop",
+        metavar="SHARE",
+        type=Real(0, 1, min_open=True),
+        help="Share of the resized picture that is kept; 1 for all.",
+    ),
     choice(
         "--activation", ACTIVATIONS, "From logits to probabilities; sigmoid where classes do not exclude each other."
     ),
@@ -373,7 +350,7 @@ _MODEL = (
 _FIT = (
     click.option(
         "--fit",
-        type=Parsed("fit", lambda text: str(to_fit(text))),
+        type=Parsed("fit", to_fit_word),
         default="crop",
         show_default=True,
         metavar="crop|whole|tiles[:N]",
@@ -464,28 +441,26 @@ _THINGS = (
     click.option(
         "--missed",
         metavar="L,T,R,B",
-        type=Parsed("box", _to_box),
+        type=Parsed("box", to_box),
         multiple=True,
         help="Why nothing, or no --class, was found in that place: left, top, right, bottom in pixels; repeatable.",
     ),
-    click.option(
-        "--threshold", metavar="SCORE", type=click.FloatRange(0, 1), help="The least score of boxes that count."
-    ),
+    click.option("--threshold", metavar="SCORE", type=Real(0, 1), help="The least score of boxes that count."),
     click.option(
         "--mask",
         metavar="X,Y|L,T,R,B|FILE",
-        type=Parsed("mask", _to_mask),
+        type=Parsed("mask", to_mask),
         help="The region under a point, a box, or a picture's pixels that are not black.  [default: what is predicted]",
     ),
     click.option(
         "--text",
         "texts",
         metavar="SENTENCE",
-        type=Parsed("text", _to_sentence),
+        type=Parsed("text", to_sentence),
         multiple=True,
         help="A sentence to find in the picture, or what a detector is told to look for; repeatable.",
     ),
-    click.option("--like", metavar="FILE", type=_FILE, help="Another picture: what makes these two alike, in both."),
+    click.option("--like", metavar="FILE", type=FILE, help="Another picture: what makes these two alike, in both."),
     click.option("--caption", is_flag=True, help="Each word of the caption that the model writes."),
     several(
         *("--word", "words"),
@@ -599,7 +574,7 @@ save = several(
 )
 appearance = together(
     click.option(
-        "--alpha", type=Opacity(0, 1), default=0.5, show_default=True, metavar="A", help="Opacity of the heatmap."
+        "--alpha", type=Real(0, 1), default=0.5, show_default=True, metavar="A", help="Opacity of the heatmap."
     ),
     colormap("turbo", "A colour map of OpenCV."),
 )

@@ -29,7 +29,7 @@ from gradcam.cli._terminal import (
 )
 from gradcam.errors import ClusterError, DeviceError, GradcamError, OutputError, StoreError, printable
 from gradcam.options import FORMATS as PICTURE_FORMATS
-from gradcam.options import PIXELS
+from gradcam.options import MAX_BATCH_SIZE, MAX_WORKERS, PIXELS
 from gradcam.plugins import installed, is_own
 
 if TYPE_CHECKING:
@@ -366,8 +366,8 @@ class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gener
     show_default=True,
     help=", or ".join(each.summary for each in FORMATS.values()) + ", or your own, by FILE.py:NAME.",
 )
-@options.number("--batch-size", "Pictures in one pass of the model; halved where memory is short.")
-@options.number("--workers", "Threads that read, draw and write.  [default: one for each core]")
+@options.number("--batch-size", "Pictures in one pass of the model; halved where memory is short.", most=MAX_BATCH_SIZE)
+@options.number("--workers", "Threads that read, draw and write.  [default: one for each core]", most=MAX_WORKERS)
 @options.number(
     "--processes", "Processes on the GPU, or on each of several, each with a model of its own.", 1, most=100
 )

@@ -23,6 +23,7 @@ from gradcam.cli._terminal import code_of_the_user, import_torch, shown_passes, 
 from gradcam.errors import GradcamError, printable
 from gradcam.evaluation.controls import CONTROLS, find_explained
 from gradcam.images.files import OutputNames, join_name
+from gradcam.options import MAX_SEED
 from gradcam.plugins import installed
 from gradcam.storage.records import SCHEMA
 
@@ -106,7 +107,7 @@ def _style(outcome: str) -> str:
 @options.class_("class_", "The class.  [default: each picture's most probable]")
 @options.things
 @options.score
-@options.number("--seed", "Of all that is drawn by chance.", 0, least=0, metavar=None)
+@options.number("--seed", "Of all that is drawn by chance.", 0, least=0, most=MAX_SEED, metavar=None)
 @click.option(
     "--fail-on",
     type=click.Choice(["undecided", "failed"]),

@@ -87,7 +87,7 @@ def _read_words(words: Sequence[str], against: Path | None, save: Path | None) -
 @options.method("gradcam, or the snapshot's")
 @click.option(
     "--alike",
-    type=click.FloatRange(-1, 1),
+    type=options.Real(-1, 1),
     default=ALIKE,
     show_default=True,
     metavar="R",

@@ -34,6 +34,7 @@ from gradcam.errors import OutputError, StoreError, printable
 from gradcam.evaluation.controls import CONTROLS
 from gradcam.evaluation.metrics import GROUPS, METRICS
 from gradcam.evaluation.study.plan import DEFAULT_METHODS, METHOD_GROUPS, Agenda, StudyOptions, describe_cost, make_plan
+from gradcam.options import MAX_SEED
 from gradcam.plugins import installed
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ SHAPE = "{percentage:3.0f}% |{bar}| {n_fmt} of {total_fmt} maps   {remaining} le
 @options.score
 @click.option("--controls/--no-controls", default=True, help="Whether maps that know nothing are judged as well.")
 @options.number("--limit", "At most so many pictures, drawn by the seed.")
-@options.number("--seed", "Of all that is drawn.", 0, least=0)
+@options.number("--seed", "Of all that is drawn.", 0, least=0, most=MAX_SEED)
 @options.output_at("A .csv, .json or .tex file, or a folder for all of these, curves.png and examples.png.")
 @click.option("--resume", is_flag=True, help="Go on with an earlier study: judge what is missing, or failed.")
 @click.option("--overwrite", is_flag=True, help="Start anew, over what an earlier study wrote.")

@@ -20,7 +20,7 @@ from gradcam.cli._settings import ModelChoice, Output, to_model_choice, to_word
 from gradcam.cli._terminal import count, import_torch, shown_passes, telling_waits, to_command
 from gradcam.errors import GradcamError, LayerError, printable
 from gradcam.evaluation.intervals import ENOUGH
-from gradcam.options import SCORES
+from gradcam.options import MAX_SEED, SCORES
 from gradcam.storage.records import SCHEMA
 
 if TYPE_CHECKING:
@@ -77,13 +77,13 @@ def _find_scores(names: Sequence[str]) -> list[str]:
 @options.number("--limit", "Pictures at most; of more, so many are drawn.", 24, least=4)
 @click.option(
     "--least",
-    type=click.FloatRange(0, 1),
+    type=options.Real(0, 1),
     default=0.5,
     show_default=True,
     metavar="P",
     help="Pictures whose class is less probable are left out.",
 )
-@options.number("--seed", "Of all that is drawn.", 0, least=0)
+@options.number("--seed", "Of all that is drawn.", 0, least=0, most=MAX_SEED)
 @click.option(
     "--annotations",
     metavar="PATH",

@@ -210,3 +210,35 @@ print("it goes on")
 """
     done = subprocess.run([sys.executable, "-c", code, str(int(number))], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", "")
+
+
+ODD = """
+import torch
+
+class Odd(BaseException):
+    pass
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.calls = torch.nn.Conv2d(3, 4, 3), 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls > 3:
+            raise Odd("in forward")
+        return self.layer(x).mean((2, 3))
+
+def make():
+    raise Odd("in make")
+"""
+
+
+@pytest.mark.parametrize(("name", "reason"), [("make", "Odd: in make"), ("Net", "Odd: in forward")])
+def test_whatever_code_of_a_users_own_raises_is_told_in_a_line(name: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text(ODD)
+    photo = Path(__file__).parents[2] / "assets" / "cat_and_espresso.jpg"
+    done = end("run", str(photo), "--model", f"{tmp_path / 'odd.py'}:{name}", "-o", str(tmp_path))
+    assert done.returncode in (1, 2)
+    assert "Traceback" not in done.stderr
+    assert reason in done.stderr

@@ -84,12 +84,12 @@ class _Job:
 @options.pictures
 @options.layers("Layers to look at", default="the one that is explained")
 @options.number("--channels", "Channels of each layer, at most.", 64)
-@options.number("--columns", "Cells in a row.", 8)
+@options.number("--columns", "Cells in a row.", 8, most=1000)
 @options.choice("--order", CHANNEL_ORDERS, "The strongest first, or as they are in the layer.")
 @options.choice(
     "--scale", CHANNEL_SCALES, "Whose largest value the colours end at: each channel's own, or the layer's."
 )
-@options.number("--cell", "A cell's pixels.", 112)
+@options.number("--cell", "A cell's pixels.", 112, most=1024)
 @options.colormap("inferno", "A colour map of OpenCV, for layers without negative values.")
 @options.model
 @options.output

@@ -20,6 +20,7 @@ from gradcam.cli._job import load_model, say, tell
 from gradcam.cli._settings import ModelChoice, Output, is_same, to_model_choice
 from gradcam.cli._terminal import SHAPE, count, import_torch, shown_bar, telling_waits, to_arrow
 from gradcam.errors import GradcamError, LayerError, OutputError, StoreError, printable
+from gradcam.options import MAX_BATCH_SIZE, MAX_WORKERS
 from gradcam.storage.records import SCHEMA
 
 if TYPE_CHECKING:
@@ -97,8 +98,8 @@ def _to_path(context: click.Context, parameter: click.Parameter, path: Path) -> 
 @options.layers("Layers whose output is kept", default="the one that is explained")
 @click.option("--pool", "pools", is_flag=True, help="The mean over the picture: (N,C) in place of (N,C,h,w).")
 @options.model
-@options.number("--batch-size", "Pictures in one pass of the model; halved where memory is short.")
-@options.number("--workers", "Threads that read; by default one for each core.")
+@options.number("--batch-size", "Pictures in one pass of the model; halved where memory is short.", most=MAX_BATCH_SIZE)
+@options.number("--workers", "Threads that read; by default one for each core.", most=MAX_WORKERS)
 @click.option("--json", "as_json", is_flag=True, help="Print one record of the file, a line of JSON, and nothing else.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 def features_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
