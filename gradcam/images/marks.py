@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw
 from gradcam.errors import ImageError, join_names, printable, shorten, show_fields
 from gradcam.images.draw import GAP, resize, scale, sheet, stack
 from gradcam.images.opencv import cv2
-from gradcam.images.read import Pixels, Region, crop, describe_array, to_numpy
+from gradcam.images.read import Pixels, Region, describe_array, to_numpy
 from gradcam.images.sheets import INK, MARGIN, WHITE, draw_legend, find_font, fit_text, measure_text
 from gradcam.images.write import check_pixels
 from gradcam.options import EDGES, check_count
@@ -233,7 +233,7 @@ def fit_mark(mark: Mark, region: Region, height: int, width: int) -> Mark:
     if point is not None:
         point = [(float(it) - start) * by for it, start, by in zip(point, (left, top), (across, down))]
     if mask is not None:
-        mask = crop(mask, region)
+        mask = mask[top : top + rows, left : left + columns]
         if mask.shape != (rows, columns):
             raise ImageError(f"The mask of a mark is {describe_array(mark.mask)}, too small for the region {region}.")
         mask = resize(mask.astype(np.float32), height, width) >= 0.5
