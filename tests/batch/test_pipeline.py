@@ -819,7 +819,7 @@ class TestSizes:
     @pytest.mark.parametrize("name", ["batch_size", "workers"])
     @pytest.mark.parametrize("value", [0, -1, 2.0, True, "4", None])
     def test_what_is_no_count(self, name: str, value: Any) -> None:
-        with pytest.raises(GradcamError, match=f"{name} is {value!r}, expected a number of .*, 1 or more"):
+        with pytest.raises(GradcamError, match=f"{name} is {value!r}, expected .*, from 1 to [0-9]+"):
             run(tiny(), noises(1), INNER, **{name: value})
 
     def test_somebody_hears_of_each_batch(self) -> None:
