@@ -145,7 +145,7 @@ def test_quiet_says_nothing(check: Command, folder: Path, small: Photo) -> None:
     [
         (["--method", "gradcm"], "There is no method or control 'gradcm'. Nearest: 'gradcam'"),
         (["--score", "loss"], "'loss' is not one of 'logit', 'probability', 'contrast'"),
-        (["--seed", -1], "-1 is not in the range x>=0"),
+        (["--seed", -1], "-1 is not in the range 0<=x"),
         (["-l", "nothing"], "There is no layer 'nothing'"),
         (["-c", "koala"], "koala"),
         (["-o", "it.gif"], "pictures are written as"),

@@ -177,7 +177,7 @@ def test_a_model_of_torchvision_with_weights_from_a_file(run: Command, here: Pat
         (["-m", "net.py:make", "--size", "-3"], "'--size': '-3' is no size"),
         (["-m", "net.py:make", "--mean", "a,b"], "'--mean': 'a,b' is no number, nor several"),
         (["-m", "net.py:make", "--mean", "0.5"], "Error: mean has 1 value(s) and std has 3"),
-        (["-m", "net.py:make", "--crop", "0"], "Error: crop is 0.0, expected the share"),
+        (["-m", "net.py:make", "--crop", "0"], "'--crop': 0.0 is not in the range 0<x<=1"),
         (["-m", "net.py:make", "--activation", "relu"], "'--activation': 'relu' is not one of"),
         (["-m", "net.py:make", "--labels", "none.txt"], "'none.txt' does not exist"),
         (
