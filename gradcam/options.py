@@ -41,7 +41,7 @@ TASKS = ("classification", "regression", "detection", "segmentation", "matching"
 
 # The most that options take. More threads than this hang the machine; larger seeds do not fit into PyTorch's generators.
 MAX_WORKERS, MAX_BATCH_SIZE, MAX_COUNT, MAX_SEED = 1024, 2**16, 10**9, 2**63 - 1
-MAX_PIXEL = 10**6  # the largest side, coordinate, mean and standard deviation
+MAX_MAGNITUDE = 10**6  # of sides and coordinates, in pixels, and of means and standard deviations
 
 EDGES = ("left", "top", "right", "bottom")  # of a box
 AXES = ("x", "y")  # of a keypoint
@@ -132,7 +132,7 @@ class Fit:
 def to_fit(given: Any) -> Fit:
     """ "crop", "whole", "tiles" or "tiles:512". Raises `GradcamError` for anything else."""
     kind, _, side = given.partition(":") if isinstance(given, str) else ("", "", "")
-    if kind not in FITS or (side and (kind != "tiles" or not side.isdecimal() or not 1 <= int(side) <= MAX_PIXEL)):
+    if kind not in FITS or (side and (kind != "tiles" or not side.isdecimal() or not 1 <= int(side) <= MAX_MAGNITUDE)):
         raise GradcamError(
             f"fit is {shorten(given)}, expected {join_names(FITS)}; 'tiles:512' for windows of 512 pixels of the picture."
         )

@@ -18,7 +18,7 @@ from gradcam._version import __version__
 from gradcam.cli._terminal import to_command
 from gradcam.errors import GradcamError, join_names, nearest, shorten
 from gradcam.images.files import READ_SUFFIXES, is_url
-from gradcam.options import MAX_PIXEL
+from gradcam.options import MAX_MAGNITUDE
 
 # Which options stand together in a command's help, and in which order; those that are not named here come first.
 SECTIONS = {
@@ -61,13 +61,15 @@ def to_numbers(text: str) -> tuple[float, ...]:
 
 
 def to_means(text: str) -> tuple[float, ...]:
+    """Return finite numbers of either sign. Raises `GradcamError` if one is too large."""
     numbers = to_numbers(text)
-    if not all(abs(number) <= MAX_PIXEL for number in numbers):
-        raise GradcamError(f"{text!r} is out of range: expected numbers from -{MAX_PIXEL} to {MAX_PIXEL}.")
+    if not all(abs(number) <= MAX_MAGNITUDE for number in numbers):
+        raise GradcamError(f"{text!r} is out of range: expected numbers from -{MAX_MAGNITUDE} to {MAX_MAGNITUDE}.")
     return numbers
 
 
 def to_stds(text: str) -> tuple[float, ...]:
+    """Return numbers above zero. Raises `GradcamError` for others."""
     numbers = to_means(text)
     if min(numbers) <= 0:
         raise GradcamError(f"{text!r} is out of range: expected numbers above 0.")
@@ -75,8 +77,9 @@ def to_stds(text: str) -> tuple[float, ...]:
 
 
 def to_box(text: str) -> tuple[float, ...]:
+    """Return left, top, right and bottom. Raises `GradcamError` for anything else."""
     sides = to_numbers(text)
-    is_box = len(sides) == 4 and all(abs(side) <= MAX_PIXEL for side in sides)
+    is_box = len(sides) == 4 and all(abs(side) <= MAX_MAGNITUDE for side in sides)
     if not is_box or sides[0] >= sides[2] or sides[1] >= sides[3]:
         raise GradcamError(
             f"{text!r} is no box: expected left, top, right and bottom in pixels, such as 40,60,220,400."
@@ -85,16 +88,14 @@ def to_box(text: str) -> tuple[float, ...]:
 
 
 def to_mask(text: str) -> tuple[float, ...] | Path:
-    """A point, a box, or a file of that name."""
+    """Return a point, a box, or the path of a file of that name."""
     if re.fullmatch(r"[-+.\d\s,]*,[-+.\d\s,]*", text) and not os.path.exists(text):
-        numbers = to_numbers(text)
-        if len(numbers) != 2:
-            return to_box(text)
-        return to_means(text)
+        return to_means(text) if len(to_numbers(text)) == 2 else to_box(text)
     return Path(FILE.convert(text, None, None))
 
 
 def to_sentence(text: str) -> str:
+    """Return the sentence. Raises `GradcamError` for an empty one."""
     if not text.strip():
         raise GradcamError("The sentence is empty: say what to look for.")
     return text

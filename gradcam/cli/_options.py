@@ -31,7 +31,7 @@ from gradcam.options import (
     EVIDENCE,
     LAYOUTS,
     MAX_COUNT,
-    MAX_PIXEL,
+    MAX_MAGNITUDE,
     MAX_PIXELS,
     PRECISIONS,
     PREDICTIONS,
@@ -191,7 +191,7 @@ def choice(name: str, values: Iterable[str], what: str) -> Callable[[Command], C
 max_pixels = click.option(
     "--max-pixels",
     metavar="N",
-    type=click.IntRange(1, MAX_PIXEL**2),
+    type=click.IntRange(1, MAX_MAGNITUDE**2),
     expose_value=False,
     callback=_allow_pixels,
     help="Read pictures of up to N pixels, whatever memory that takes.  [default: what 1 GiB is enough for]",

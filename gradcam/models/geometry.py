@@ -62,7 +62,7 @@ def measure(process: Process, height: int, width: int, black: float, contrast: f
     y, x = ((np.arange(length, dtype=np.float32) + 0.5) * (255 / length) for length in (height, width))
     ramps = (share * y[:, None] + (1 - share) * x for share in (1 - TILT, TILT))
     images = (np.rint(ramp).astype(np.uint8)[..., None].repeat(3, 2) for ramp in ramps)
-    down, across = ((process(image).double().mean(1) - black) / contrast for image in images)
+    down, across = ((process(image).float().mean(1) - black) / contrast for image in images)
     pieces = []
     for differs, y, x in zip(
         (down - across).abs() > 0.5 / 255,
@@ -78,7 +78,7 @@ def measure(process: Process, height: int, width: int, black: float, contrast: f
 
 def _fit_axis(positions: Tensor, differs: Tensor, length: int) -> Extents:
     """Return the start and the length of an axis's region, those of its window, and its scale."""
-    columns, rows = (_find_valid(differs.double().mean(axis)) for axis in (0, 1))
+    columns, rows = (_find_valid(differs.float().mean(axis)) for axis in (0, 1))
     values = positions[_trim(rows)][:, columns] * length
     profile = values.mean(0)
     # Padding that mirrors the image runs backwards.

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from time import perf_counter
 
@@ -40,6 +40,19 @@ calls = (pass_bare, lambda: gradcam.explain(model, images, "layer4"))
 pairs = [[time_call(call) for call in calls] for _ in range(14)]
 print(json.dumps(pairs[4:]))
 """
+# The seconds of one page of all classes, in a program of a user's own.
+PAGE = """
+import time
+import gradcam
+classifier, start = gradcam.load_classifier(), time.perf_counter()
+gradcam.page("photos/00000.jpg", classifier)
+print(time.perf_counter() - start)
+"""
+PAGE_SETTINGS = {
+    "": {},
+    "`GOMP_SPINCOUNT=5000`": {"GOMP_SPINCOUNT": "5000"},
+    "`OMP_NUM_THREADS=1`": {"OMP_NUM_THREADS": "1"},
+}
 COMMANDS = {
     "`gradcam page`": ["page", "photos/00000.jpg", "-o", "page.html"],
     "`gradcam batch`": ["batch", "photos", "--overwrite", "-o", "results"],
@@ -72,6 +85,14 @@ def compare_busy(settings: Settings) -> Iterator[Table]:
             ratios = np.array(seconds[cores]) / np.array(seconds[0])
             rows.append([command, "busy", "the same on an idle machine", format_spread(ratios)])
             raw.append({"command": command, "seconds": list(seconds.values())})
+        idle = np.median([float(run_python(["-c", PAGE], folder)) for _ in range(rounds)])
+        for name, more in PAGE_SETTINGS.items():
+            report_progress("busy", "gradcam.page", name)
+            with keep_busy(cores):  # once: it takes minutes where threads spin
+                seconds_busy = float(run_python(["-c", PAGE], folder, more))
+            call = " with ".join(filter(None, ("`gradcam.page` in Python", name)))
+            rows.append([call, "busy", f"{idle:.1f} s on an idle machine, nothing set", f"{seconds_busy / idle:.1f}"])
+            raw.append({"call": call, "idle": float(idle), "busy": seconds_busy})
     notes = [
         f"One busy process for each of {cores} cores; medians (with quartiles) of {rounds} rounds. The batch has {PICTURES} "
         f"JPEG files of {SIZE[0]} x {SIZE[1]} and the embedded model."
@@ -93,7 +114,7 @@ def time_command(words: list[str], folder: Path) -> float:
     return perf_counter() - start
 
 
-def run_python(words: list[str], folder: Path) -> str:
-    environment = {name: value for name, value in os.environ.items() if name not in OWN_SETTINGS}
-    command, environment = [sys.executable, *words], environment | {"PYTHONPATH": str(ROOT)}
+def run_python(words: list[str], folder: Path, more: Mapping[str, str] | None = None) -> str:
+    own = {name: value for name, value in os.environ.items() if name not in OWN_SETTINGS}
+    command, environment = [sys.executable, *words], own | {"PYTHONPATH": str(ROOT)} | dict(more or {})
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True).stdout
