@@ -52,5 +52,5 @@ def bucket(address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     client("s3", address).create_bucket(Bucket=name)
     s3fs.S3FileSystem.clear_instance_cache()
     yield f"s3://{name}"
-    failures._given_up.clear()
+    failures._outages.clear()
     s3fs.S3FileSystem.clear_instance_cache()

@@ -87,4 +87,4 @@ def objects() -> Iterator[type[ObjectStore]]:
     yield ObjectStore
     ObjectStore.store.clear()
     ObjectStore.failures.clear()
-    failures._given_up.clear()
+    failures._outages.clear()

@@ -65,7 +65,8 @@ def explain_files(
     """Show where a model looked in each of many pictures: a result for each, in their order, as soon as it is there.
 
     Only a few batches are in memory at once. The model runs in the thread that asks for results; close the generator to
-    stop. A picture that cannot be explained has its result too, with the error in it, and stops nothing.
+    stop. A picture that cannot be explained has its result too, with the error in it, and stops nothing. Images of a
+    store that does not answer come last, once it has had a minute to recover.
 
     Parameters
     ----------
@@ -112,7 +113,7 @@ def explain_files(
     InputError
         For inputs that cannot be listed, at the call too.
     StoreError
-        Where a store does not answer: at the call, and later.
+        Where a store that has to be listed does not answer, at the call.
 
     Examples
     --------

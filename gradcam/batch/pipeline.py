@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import logging
+import operator
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -15,13 +18,16 @@ from typing import Any, TypeVar
 from gradcam.batch.compute import BatchExplainer, Find, Found, Tell
 from gradcam.batch.device import DevicePixels
 from gradcam.batch.pool import LATER, URGENT, Cut, Pool, cut, one_opencv_thread
-from gradcam.batch.read import NOT_HERE, Fetched, Read, find_upload, read_item
-from gradcam.errors import GradcamError
+from gradcam.batch.read import NOT_HERE, Fetched, Read, fail, find_upload, read_item
+from gradcam.errors import GradcamError, ImageError, StoreError
 from gradcam.models.classifier import Classifier
+from gradcam.models.preprocess import Prepared
 from gradcam.options import MAX_BATCH_SIZE, MAX_WORKERS, check_count
-from gradcam.sources.contents import Item
+from gradcam.sources.contents import Item, find_url
+from gradcam.storage.retry import hurrying
 
 T = TypeVar("T")
+LOG = logging.getLogger("gradcam")
 
 # Batches that are read, or being read, besides the one in the model. With one alone, threads would have nothing to do
 # between its last picture and the start of the model.
@@ -42,39 +48,70 @@ def compute_items(
     audit: bool = False,
     late: Callable[[T], None] | None = None,
     pixels: DevicePixels | None = None,
+    hurries: bool = True,
+    unanswered: list[Cut] | None = None,
 ) -> Generator[T, None, None]:
     """What `finish` makes of each picture that is needed, in the order of the items, as soon as it and all before are
     done. Batches are cut at fixed positions, whatever is needed of them, so that the same items give the same numbers.
     `finish` runs in one of the `workers` threads, as reading does; what it raises ends the generator. `audit`: have the
     SHA-256 of what was read. `late` gets what was finished and not taken when this ended early, the last result that was
     given among it. No thread is left then. `pixels`: where they are on the model's device; of each batch they are in
-    flight together."""
+    flight together. Images of a store that does not answer come last: they are read again once all others are done, and
+    fail if it still does not. With `unanswered` they are added there instead, and with `hurries=False` read once."""
     at_once, threads = f"images to explain at once, from 1 to {MAX_BATCH_SIZE}.", f"threads, from 1 to {MAX_WORKERS}."
     check_count(batch_size, "batch_size", at_once, most=MAX_BATCH_SIZE)
     check_count(workers, "workers", threads, most=MAX_WORKERS)
     tell = tell or (lambda event, **details: None)
     explainer = BatchExplainer(find, classifier.device, largest=batch_size, tell=tell)
     upload = find_upload(classifier.device)
-    read = partial(read_item, classifier, audit=audit, upload=upload, waits=pixels is not None)
+    read: Callable[[Item], Read] = partial(read_item, classifier, audit=audit, upload=upload, waits=pixels is not None)
     finishing: deque[Future[T]] = deque()
+    reads = [partial(_read_hurrying if hurries else _read_last, read)]
+    if unanswered is None:
+        reads, unanswered = [*reads, partial(_read_last, read)], []
+    numbers = itertools.count()
     try:
         with one_opencv_thread(), Pool(workers) as pool:
-            started = (
-                _Started(pool, batch, number, read, pixels)
-                for number, batch in enumerate(cut(items, batch_size, is_needed))
-            )
-            for begun in _look_ahead(started):
-                yield from _take(finishing, most=BEHIND * batch_size, until=begun.reading)
-                start, batch = perf_counter(), begun.batch
-                begun.explain(explainer, finish, finishing)
-                tell("batch", start=batch.start, pictures=len(batch.items), seconds=perf_counter() - start)
-            yield from _take(finishing, most=0)
+            for is_again, read in enumerate(reads):
+                if is_again and unanswered:
+                    say_unanswered(sum(sum(batch.needed) for batch in unanswered))
+                batches = unanswered if is_again else cut(items, batch_size, is_needed)
+                started = (_Started(pool, batch, next(numbers), read, pixels) for batch in batches)
+                for begun in _look_ahead(started):
+                    yield from _take(finishing, most=BEHIND * batch_size, until=begun.reading)
+                    start, batch = perf_counter(), begun.batch
+                    unanswered += begun.explain(explainer, finish, finishing)
+                    tell("batch", start=batch.start, pictures=len(batch.items), seconds=perf_counter() - start)
+                yield from _take(finishing, most=0)
     except BaseException:  # the generator's end, too
         while late is not None and finishing:
             each = finishing.popleft()
             if each.done() and each.exception() is None:
                 late(each.result())
         raise
+
+
+def say_unanswered(images: int) -> None:
+    """Log that images of stores that did not answer are read again."""
+    LOG.warning("Stores do not answer; reading %d image(s) of theirs again, after all others", images)
+
+
+def _read_hurrying(read: Callable[[Item], Read], item: Item) -> Read:
+    """Read an item. The error of a store that does not answer soon is in the place of its picture."""
+    try:
+        with hurrying():
+            return read(item)
+    except StoreError as error:
+        return Read(Fetched(item), error)
+
+
+def _read_last(read: Callable[[Item], Read], item: Item) -> Read:
+    """Read an item as patiently as can be. A store that does not answer is a failure of the item."""
+    try:
+        return read(item)
+    except StoreError as error:
+        reason = str(error).removeprefix(f"{find_url(item)}: ")
+        return Read(Fetched(item), fail(item.name, ImageError(reason)))
 
 
 def _look_ahead(each: Iterator[T]) -> Iterator[T]:
@@ -121,26 +158,32 @@ class _Started:
         explainer: BatchExplainer[Found],
         finish: Callable[[Fetched, Found | GradcamError], T],
         finishing: deque[Future[T]],
-    ) -> None:
-        """Explain the pictures, and add what `finish` will have made of each that is needed to `finishing`.
+    ) -> list[Cut]:
+        """Explain the pictures, and add what `finish` will have made of each that is needed to `finishing`. Return the
+        batch of those that are needed and whose store did not answer, if there are any.
 
         Each is added before its task may begin: whoever is interrupted in between still knows of what is finished.
         """
         results = [each.result() for each in self.reading]
         pictures = results if self._pixels is None else results[0]
         self.reading.clear()  # or they would still be held while more are read
+        waits = [isinstance(each.picture, StoreError) for each in pictures]
+        left = replace(self.batch, needed=[*map(operator.and_, waits, self.batch.needed)])
+        self.batch = replace(self.batch, needed=[*map(operator.gt, self.batch.needed, waits)])
+        is_worth_it = any(it and isinstance(each.picture, Prepared) for it, each in zip(self.batch.needed, pictures))
         if self._pixels is None:
-            found = explainer.explain(pictures)
+            found = explainer.explain(pictures) if is_worth_it else [each.picture for each in pictures]
             for task in self._list_tasks(pictures, found, finish):
                 finishing.append(Future())
                 self._pool.submit(URGENT, task, finishing[-1])
-            return
+            return [left] * any(left.needed)
         with self._pixels.on("model"):
             found = explainer.explain(pictures)
         futures: list[Future[T]] = [Future() for needed in self.batch.needed if needed]
         finishing.extend(futures)
         fetched = [replace(each, picture=NOT_HERE) for each in pictures]
         self._pool.submit(URGENT, partial(self._finish, self._pixels, fetched, found, finish, futures))
+        return [left] * any(left.needed)
 
     def _finish(
         self,

@@ -24,7 +24,7 @@ from gradcam import plugins
 from gradcam.batch.compute import Tell
 from gradcam.batch.cores import count_cores
 from gradcam.batch.engine import Late, Needed, Reports, Work
-from gradcam.batch.ray.actor import Actor, ActorJob, Load, pack, pass_on, to_blocks, to_job
+from gradcam.batch.ray.actor import Actor, ActorJob, Load, pack, pack_again, pass_on, to_blocks, to_job
 from gradcam.batch.ray.ending import end_here
 from gradcam.batch.save import Saver
 from gradcam.errors import DeviceError
@@ -57,8 +57,11 @@ class ProcessEngine:
         jobs = [replace(job, device=device) for device in self.devices[: len(blocks)]]
         try:
             with _started(jobs, cores) as processes:
+                unanswered: set[str] = set()
                 for packed in _stream(processes, blocks):
-                    yield from pass_on(pickle.loads(packed), tell, late)
+                    yield from pass_on(pickle.loads(packed), tell, late, unanswered)
+                for packed in _stream(processes, pack_again(work, saver, unanswered)):
+                    yield from pass_on(pickle.loads(packed), tell, late, set())
         finally:
             end_here(job.run)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +19,8 @@ from gradcam.errors import StoreError
 LOG = logging.getLogger("gradcam")
 NOTICE = 5.0  # seconds after which somebody is told what is waited for
 STEP = 0.5  # seconds between two looks at what is open
-PATIENCE = 60.0  # seconds that a store may fail at one request before it counts as down
+PATIENCE = 60.0  # seconds that a store may fail before it counts as down
+HURRY = 5.0  # the same for readers that have other things to do
 FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0  # seconds between two tries
 # Waiting does not mend these.
 LASTING = (
@@ -35,10 +35,40 @@ CREDENTIALS = (
 )  # fmt: skip
 MISTAKES = ("ParamValidationError", "InvalidRegionError", "NoRegionError", "InvalidURL")
 REFUSED, PASSING = (401, 403), (408, 425, 429)  # what HTTP answers
-# When that was, by the bucket's URL: threads and `close` do not wait one after another.
-_given_up: dict[str, float] = {}
 
 T = TypeVar("T")
+
+
+@dataclass
+class Outage:
+    """A time in which every request to a bucket failed. `start`, `last`: when the first of them began, and the last
+    failed. `is_silent`: requests end at the client's time limit, so that each costs that long."""
+
+    start: float
+    last: float
+    reason: str
+    is_silent: bool
+
+    def error(self, where: str, now: float) -> StoreError:
+        return StoreError(
+            f"{where}: the store does not answer as it should ({self.reason}), for {now - self.start:.0f} s now; try again "
+            "when it does"
+        )
+
+
+# By the bucket's URL: threads and `close` do not wait one after another.
+_outages: dict[str, Outage] = {}
+_thread = threading.local()
+
+
+@contextlib.contextmanager
+def hurrying() -> Iterator[None]:
+    """Wait no longer than `HURRY` for a store in this thread."""
+    _thread.patience = HURRY
+    try:
+        yield
+    finally:
+        del _thread.patience
 
 
 @dataclass(eq=False)
@@ -106,32 +136,42 @@ WATCH = StoreWatch()
 
 
 def patiently(call: Callable[[], T], where: str) -> T:
-    """What the call gives; while the store fails in a way that may pass, it is tried again, with growing waits.
+    """Return what the call gives, and try again, with growing waits, while the store fails in a way that may pass.
+
     `where`: what the error is said of. Raises what the store says of the object itself, an `OSError` of `LASTING`; and
-    `StoreError` for credentials, an unknown address, and after `PATIENCE`; right after that one try is all."""
+    `StoreError` for credentials, for an unknown address, and for a store that has failed for `PATIENCE`. Until such a
+    store answers, one try is all; none if it was silent.
+    """
     wait, start, bucket = FIRST_WAIT, time.monotonic(), "/".join(where.split("/")[:3])
-    patience = 0.0 if start - _given_up.get(bucket, -math.inf) < PATIENCE else PATIENCE
+    patience = min(PATIENCE, getattr(_thread, "patience", PATIENCE))
+    outage = _outages.get(bucket)
+    if outage is not None and start - outage.last >= PATIENCE:
+        outage = _outages.pop(bucket, None)
+    elif outage is not None and outage.is_silent and outage.last - outage.start >= patience:
+        raise outage.error(where, start)
     with WATCH.over(where, bucket) as request:
         while True:
             try:
                 with _translated(where):
                     found = call()
-                _given_up.pop(bucket, None)
+                _outages.pop(bucket, None)
                 return found
             except Exception as error:
                 if not is_passing(error):
                     raise
-                request.reason = refusal_of(error)
-                waited = time.monotonic() - start
-                left = patience - waited
+                request.reason, now = refusal_of(error), time.monotonic()
+                outage = _outages.setdefault(bucket, Outage(start, now, request.reason, is_silent=False))
+                outage.last, outage.reason, outage.is_silent = now, request.reason, _is_timeout(error)
+                left = patience - (now - min(start, outage.start))
                 if left <= 0:
-                    _given_up[bucket] = time.monotonic()
-                    raise StoreError(
-                        f"{where}: the store does not answer as it should ({request.reason}), for "
-                        f"{max(PATIENCE, waited):.0f} s now; try again when it does"
-                    ) from error
+                    raise outage.error(where, now) from error
             time.sleep(min(wait, left))
             wait = min(2 * wait, LONGEST_WAIT)
+
+
+def _is_timeout(error: BaseException) -> bool:
+    """Return whether a request ended at a time limit, the client's or the system's."""
+    return isinstance(error, TimeoutError) or "Timeout" in type(error).__name__
 
 
 def is_passing(error: BaseException) -> bool:
@@ -148,7 +188,8 @@ def is_passing(error: BaseException) -> bool:
 
 def refusal_of(error: BaseException) -> str:
     """The reason alone, in one line, for the middle of a sentence."""
-    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    unnamed = "the time limit was reached" if _is_timeout(error) else type(error).__name__
+    reason = getattr(error, "strerror", None) or str(error) or unnamed
     line = " ".join(str(reason).split()).rstrip(".")
     return line if len(line) <= 200 else line[:197] + "..."
 

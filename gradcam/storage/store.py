@@ -17,6 +17,7 @@ from gradcam.errors import StoreError
 from gradcam.images.files import is_url, to_path
 from gradcam.storage.retry import patiently, refusal_of
 
+SILENCE = 20.0  # seconds without a byte after which a request has failed
 REMOVERS = 16  # requests at once: each takes a while, and costs next to nothing here
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
 # What stores call the state of an object; the best that one has comes first.
@@ -178,11 +179,19 @@ class Store:
         from fsspec.core import url_to_fs
 
         protocol, options = self.url.partition(":")[0].lower(), {}
-        if protocol in ("s3", "s3a") and "AWS_MAX_ATTEMPTS" not in os.environ:
-            # Its client would try again for minutes, in silence, what `patiently` tries again anyway. Once it may: of a
-            # long listing it has to ask for one page again, and we for all of it. What the settings say of that counts.
-            given = conf.get(protocol, {}).get("config_kwargs", {})
-            options = {"config_kwargs": {"retries": {"max_attempts": 1}, **given}}
+        limits: dict[str, Any] = {"connect_timeout": SILENCE, "read_timeout": SILENCE}
+        if protocol in ("s3", "s3a"):
+            if "AWS_MAX_ATTEMPTS" not in os.environ:
+                # Its client would try again for minutes, in silence, what `patiently` tries again anyway. Once it may: of
+                # a long listing it has to ask for one page again, and we for all of it.
+                limits["retries"] = {"max_attempts": 1}
+            options = {"config_kwargs": limits | conf.get(protocol, {}).get("config_kwargs", {})}
+        elif protocol in ("http", "https"):
+            with contextlib.suppress(ImportError):  # said below
+                import aiohttp
+
+                limits = {"timeout": aiohttp.ClientTimeout(total=None, connect=SILENCE, sock_read=SILENCE)}
+                options = {"client_kwargs": limits | conf.get(protocol, {}).get("client_kwargs", {})}
         try:
             fs, path = url_to_fs(self.url, **options)
         except ImportError as error:

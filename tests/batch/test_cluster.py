@@ -32,7 +32,7 @@ from gradcam.batch.names import Saving
 from gradcam.batch.pool import cut
 from gradcam.batch.ray import session
 from gradcam.batch.ray import session as addresses
-from gradcam.batch.ray.actor import SHARES, Actor, ActorJob, Answer, pack, to_blocks, to_job, unpack
+from gradcam.batch.ray.actor import SHARES, Actor, ActorJob, Answer, pack, pack_again, to_blocks, to_job, unpack
 from gradcam.batch.ray.ending import _folder, end_here
 from gradcam.batch.ray.engine import dump
 from gradcam.batch.ray.session import SILENT, ActorLayout, check_address, find_layout, import_ray, quiet
@@ -40,6 +40,7 @@ from gradcam.batch.save import Saver
 from gradcam.errors import ClusterError, ModelError, OutputError, StoreError
 from gradcam.sources.contents import Item
 from gradcam.sources.list import list_inputs
+from gradcam.storage import retry
 from gradcam.storage.fetch import StoreContent
 from gradcam.storage.output import Disk
 from tests.cli.test_cli import POSIX, Command, Photo, folder, gradcam_command
@@ -171,6 +172,27 @@ def test_an_actor_answers_what_the_local_engine_gives(work: Work, disk: Disk, ac
             [(name, details["start"]) for name, details in events] == told == [("batch", 0), ("batch", 2), ("batch", 4)]
         )
         assert {(details["node"], details["actor"]) for _, details in events} == {(socket.gethostname(), os.getpid())}
+
+
+def test_an_actor_leaves_out_images_of_a_store_that_does_not_answer_until_it_is_asked_again(
+    work: Work, act: Callable[[ActorJob], Actor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retry, "HURRY", 0.05)
+    monkeypatch.setattr(retry, "PATIENCE", 0.3)
+    dead = Item("dead.jpg", StoreContent("http://127.0.0.1:9/dead.jpg"))
+    work = replace(work, items=[work.items[0], dead, *work.items[1:]])
+    saver = to_saver(work, None)
+    actor = act(to_job(load, work, saver, "cpu", 1))
+    answers = ask(actor, work, dict(saver.stems))
+    explained = [outcome.record.image for answer in answers for outcome in answer.outcomes]
+    assert explained == [item.name for item in work.items if item is not dead]
+    assert [name for answer in answers for name in answer.unanswered] == [dead.name]
+    (again,) = pack_again(work, saver, [dead.name])
+    answers = [pickle.loads(answer) for row in actor({"block": [again]}) for answer in row["answer"]]
+    (record,) = [outcome.record for answer in answers for outcome in answer.outcomes]
+    assert record.image == dead.name
+    assert record.error is not None
+    assert "the store does not answer as it should" in record.error
 
 
 def fail(device: str, error: Exception) -> gradcam.Classifier:

@@ -13,7 +13,7 @@ import traceback
 import uuid
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from gradcam.batch.compute import Tell
 from gradcam.batch.device import open_pixels
 from gradcam.batch.engine import Late, Reports, Work
 from gradcam.batch.findings import find
-from gradcam.batch.pipeline import compute_items
+from gradcam.batch.pipeline import compute_items, say_unanswered
 from gradcam.batch.pool import Cut, cut
 from gradcam.batch.ray.ending import sign_in
 from gradcam.batch.save import Saver, describe_weights
@@ -59,14 +59,18 @@ class ActorJob:
 
 @dataclass(frozen=True)
 class Block:
-    """Some batches, one after another, with what the names of their pictures' results begin with."""
+    """Some batches, one after another, with what the names of their pictures' results begin with. `hurries`: leaves out
+    images of stores that do not answer soon."""
 
     batches: list[Cut]
     stems: dict[str, str]
+    hurries: bool = True
 
 
-def pass_on(answer: Answer, tell: Tell, late: Late) -> Reports:
-    """What came of a block, told and yielded as an `Engine` does. Raises the error that ended it."""
+def pass_on(answer: Answer, tell: Tell, late: Late, unanswered: set[str]) -> Reports:
+    """What came of a block, told and yielded as an `Engine` does; names of images that it left out are added to
+    `unanswered`. Raises the error that ended it."""
+    unanswered.update(answer.unanswered)
     for event, details in answer.events:
         tell(event, **details)
     if answer.error is not None:
@@ -83,6 +87,14 @@ def pass_on(answer: Answer, tell: Tell, late: Late) -> Reports:
 def pack(block: Block) -> bytes:
     """To be sent. All of them are there before the first is done: names have much in common, and are compressed."""
     return zlib.compress(pickle.dumps(block, pickle.HIGHEST_PROTOCOL), 1)
+
+
+def pack_again(work: Work, saver: Saver, names: Collection[str]) -> list[bytes]:
+    """Pack blocks of a batch each for images whose stores did not answer, once all others are done."""
+    if names:
+        say_unanswered(len(names))
+    actors = len(work.items)  # so that no block has to wait for another
+    return [pack(it) for it in to_blocks(work, saver.stems, lambda item: item.name in names, actors, hurries=False)]
 
 
 def unpack(packed: bytes) -> Block:
@@ -102,11 +114,13 @@ class Failure:
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of a batch, or the error that stops all; `events`: names and details, for the log."""
+    """What became of a batch, or the error that stops all; `events`: names and details, for the log. `unanswered`: names
+    of images whose stores did not answer."""
 
     outcomes: Sequence[Report] = ()
     events: Sequence[tuple[str, Mapping[str, Any]]] = ()
     error: Failure | None = None
+    unanswered: Sequence[str] = ()
 
 
 def to_job(load: Load, work: Work, saver: Saver, device: str, workers: int | None) -> ActorJob:
@@ -128,13 +142,20 @@ def to_job(load: Load, work: Work, saver: Saver, device: str, workers: int | Non
     )
 
 
-def to_blocks(work: Work, stems: Mapping[str, str], is_needed: Callable[[Item], bool], actors: int) -> Iterator[Block]:
+def to_blocks(
+    work: Work, stems: Mapping[str, str], is_needed: Callable[[Item], bool], actors: int, *, hurries: bool = True
+) -> Iterator[Block]:
     """What is needed, cut into batches at the places where every engine cuts, several of them in a block."""
     batches = list(cut(work.items, work.batch_size, is_needed))
     size = max(1, min(LONGEST, len(batches) // (SHARES * actors)))
     for start in range(0, len(batches), size):
         block = batches[start : start + size]
-        yield Block(block, {item.name: stems[item.name] for batch in block for item in batch.items})
+        yield Block(block, {item.name: stems[item.name] for batch in block for item in batch.items}, hurries)
+
+
+def list_needed(batches: Iterable[Cut]) -> set[str]:
+    """List the names of the items whose results are wanted."""
+    return {item.name for batch in batches for item, it in zip(batch.items, batch.needed) if it}
 
 
 class Actor:
@@ -174,7 +195,8 @@ class Actor:
                 details["start"] = block.batches[details["start"] // work.batch_size].start
             self._tell(event, **details)
 
-        needed = {item.name for batch in block.batches for item, it in zip(batch.items, batch.needed) if it}
+        needed = list_needed(block.batches)
+        unanswered: list[Cut] = []
         outcomes = compute_items(
             self._classifier,
             functools.partial(find, self._classifier, work.request),
@@ -186,12 +208,16 @@ class Actor:
             tell=tell,
             audit=work.audit,
             pixels=open_pixels(work.pixels, self._classifier, work.request, tell=tell, saving=self._job.saver.saving),
+            hurries=block.hurries,
+            unanswered=unanswered,
         )
         with contextlib.closing(outcomes):
             for batch in block.batches:
                 done = list(itertools.islice(outcomes, sum(batch.needed)))
                 yield Answer(done, tuple(self._news))
                 self._news.clear()
+        if unanswered:
+            yield Answer(unanswered=tuple(list_needed(unanswered)))
 
     def _tell(self, event: str, **details: Any) -> None:
         self._news.append((event, details | self._where))

@@ -12,7 +12,7 @@ from typing import Any
 
 from gradcam.batch.compute import Tell
 from gradcam.batch.engine import Late, Needed, Reports, Work
-from gradcam.batch.ray.actor import Actor, ActorJob, Answer, Load, pack, pass_on, to_blocks, to_job
+from gradcam.batch.ray.actor import Actor, ActorJob, Answer, Load, pack, pack_again, pass_on, to_blocks, to_job
 from gradcam.batch.ray.ending import end_everywhere
 from gradcam.batch.ray.session import ActorLayout, is_loud
 from gradcam.batch.save import Saver
@@ -40,11 +40,15 @@ class RayEngine:
             return
         job = to_job(self.load, work, saver, self.layout.device, self.workers)
         tell("engine", engine="ray", actors=self.layout.actors, cores=self.layout.cores, gpus=self.layout.gpus)
-        with contextlib.closing(self._stream(blocks, job)) as answers:
-            for answer in answers:
-                if answer.error is not None and is_loud():
-                    sys.stderr.write(answer.error.traceback)
-                yield from pass_on(answer, tell, late)
+        unanswered: set[str] = set()
+        while blocks:
+            with contextlib.closing(self._stream(blocks, job)) as answers:
+                for answer in answers:
+                    if answer.error is not None and is_loud():
+                        sys.stderr.write(answer.error.traceback)
+                    yield from pass_on(answer, tell, late, unanswered)
+            blocks = pack_again(work, saver, unanswered)
+            unanswered.clear()
 
     def _stream(self, blocks: list[bytes], job: ActorJob) -> Generator[Answer, None, None]:
         try:
