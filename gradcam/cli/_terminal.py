@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import logging
 import os
@@ -9,8 +10,10 @@ import re
 import shlex
 import signal
 import sys
+import threading
 import time
 import warnings
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import FrameType
@@ -41,11 +44,22 @@ class Terminated(BaseException):
         self.status = 128 + number
 
 
+class Interrupted(KeyboardInterrupt):
+    """SIGINT came. Unlike its base class it can be referred to weakly."""
+
+
+# What signals raised. When one of these is released before `acknowledge`, Python has dropped it.
+_raised: list[weakref.ref[BaseException]] = []
+
+
 @contextlib.contextmanager
 def heeding_signals() -> Iterator[None]:
     """Have the main thread raise `Terminated` when SIGTERM comes, or SIGHUP, also where a library makes an error of it.
     SIGINT is a KeyboardInterrupt. One that is ignored stays so: `nohup` asks for that. What comes when this has ended
-    ends the process at once."""
+    ends the process at once.
+
+    Python drops what is raised while it releases an object, or compiles a module. The signal is sent again then.
+    """
     came: list[int] = []
     is_over = False
 
@@ -53,16 +67,19 @@ def heeding_signals() -> Iterator[None]:
         if is_over:
             os._exit(128 + number)
         came.append(number)
-        if number == signal.SIGINT:
-            raise KeyboardInterrupt
         # What would be written to a terminal that is gone goes nowhere: each line would be an error.
-        for stream in (1, 2) if number != signal.SIGTERM else ():
+        for stream in () if number in (signal.SIGINT, signal.SIGTERM) else (1, 2):
             try:
                 os.write(stream, b"")
             except OSError:  # noqa: PERF203  (of this one)
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-        raise Terminated(number)
+        raise _watch(number)  # no variable here may hold it
 
+    def show_dropped(dropped: sys.UnraisableHookArgs) -> None:
+        if not isinstance(dropped.exc_value, (Interrupted, Terminated)):
+            show_others(dropped)
+
+    show_others, sys.unraisablehook = sys.unraisablehook, show_dropped
     for number in (signal.SIGINT, *ENDING):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, end)
@@ -74,6 +91,29 @@ def heeding_signals() -> Iterator[None]:
         raise
     finally:
         is_over = True
+        acknowledge()
+        sys.unraisablehook = show_others
+
+
+def acknowledge() -> None:
+    """Say that what signals raised has been dealt with."""
+    _raised.clear()
+
+
+def _watch(number: int) -> BaseException:
+    error = Interrupted() if number == signal.SIGINT else Terminated(number)
+    _raised.append(weakref.ref(error, lambda _: _thread.start_new_thread(_send_again, (number,))))
+    return error
+
+
+def _send_again(number: int) -> None:
+    time.sleep(0.01)  # in which the main thread is likely to leave what dropped it
+    if not _raised:
+        return
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident or 0, number)  # also ends a wait
+    else:
+        _thread.interrupt_main(signal.Signals(number))
 
 
 def heed_nothing() -> None:

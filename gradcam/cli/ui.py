@@ -21,7 +21,7 @@ from gradcam.cli._commands import Command
 from gradcam.cli._job import load_model, say
 from gradcam.cli._page import to_code
 from gradcam.cli._settings import ModelChoice, Output, to_model_choice
-from gradcam.cli._terminal import Terminated, import_torch
+from gradcam.cli._terminal import Terminated, acknowledge, import_torch
 from gradcam.errors import GradcamError, printable
 
 if TYPE_CHECKING:
@@ -117,6 +117,7 @@ def _serve(application: Any, sockets: list[socket.socket], jobs: Jobs) -> int:
         pass
     except Terminated as error:
         status = error.status
+    acknowledge()
     if not jobs.close():  # Python would wait for the thread, in a pass that takes long
         sys.stdout.flush()
         os._exit(status)

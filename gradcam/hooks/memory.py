@@ -6,6 +6,7 @@ import contextlib
 import functools
 import gc
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -73,13 +74,24 @@ class _Span:
         self.peak = max(self.peak, self.now)
 
 
+class _Counted(weakref.ref[Any]):
+    """A storage that is alive, with what it is counted in."""
+
+    __slots__ = ("key", "size", "spans")
+    key: int
+    size: int
+    spans: list[_Span]
+
+
 class Meter(TorchDispatchMode):
     """Counts the tensors that operations make from each `mark` on, while they are alive; not what kernels use inside."""
 
     def __init__(self) -> None:
         super().__init__()
         self._spans: dict[object, _Span] = {}
-        self._alive: dict[int, weakref.ref[Any]] = {}
+        self._alive: dict[int, _Counted] = {}
+        # Filled by a method that runs no Python code: an interrupt would be lost in a weak reference's callback.
+        self._released: deque[_Counted] = deque()
 
     def mark(self, name: object) -> None:
         self._spans[name] = _Span()
@@ -98,20 +110,20 @@ class Meter(TorchDispatchMode):
         return result
 
     def _count(self, tensor: Tensor, given: set[int]) -> None:
+        while self._released:
+            old = self._released.popleft()
+            del self._alive[old.key]
+            for span in old.spans:
+                span.add(-old.size)
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         if key in given or key in self._alive:  # a view, or what an operation in place gives back
             return
-        spans = list(self._spans.values())
-
-        def release(_: object) -> None:
-            del self._alive[key]
-            for span in spans:
-                span.add(-size)
-
-        for span in spans:
+        counted = _Counted(storage, self._released.append)
+        counted.key, counted.size, counted.spans = key, size, list(self._spans.values())
+        for span in counted.spans:
             span.add(size)
-        self._alive[key] = weakref.ref(storage, release)
+        self._alive[key] = counted
 
 
 @dataclass(frozen=True)

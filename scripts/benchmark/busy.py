@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 
@@ -53,6 +53,13 @@ PAGE_SETTINGS = {
     "`GOMP_SPINCOUNT=5000`": {"GOMP_SPINCOUNT": "5000"},
     "`OMP_NUM_THREADS=1`": {"OMP_NUM_THREADS": "1"},
 }
+# Processors' control groups, where they are mounted: of version 1 and of version 2.
+GROUPS = {
+    Path("/sys/fs/cgroup/cpu"): {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "100000"},
+    Path("/sys/fs/cgroup"): {"cpu.max": "100000 100000"},
+}
+JOIN_GROUP = ("sh", "-c", 'echo $$ > "$0"/cgroup.procs && exec "$@"')
+ONE_CORE = ("taskset", "-c", "0")
 COMMANDS = {
     "`gradcam page`": ["page", "photos/00000.jpg", "-o", "page.html"],
     "`gradcam batch`": ["batch", "photos", "--overwrite", "-o", "results"],
@@ -85,6 +92,19 @@ def compare_busy(settings: Settings) -> Iterator[Table]:
             ratios = np.array(seconds[cores]) / np.array(seconds[0])
             rows.append([command, "busy", "the same on an idle machine", format_spread(ratios)])
             raw.append({"command": command, "seconds": list(seconds.values())})
+        with limit_to_one_core() as group:
+            for command, words in COMMANDS.items() if group else ():
+                ways = ([*JOIN_GROUP, str(group)], ONE_CORE)
+                times = []
+                for number in range(rounds + 1):  # the first fills the cache of files
+                    report_progress("busy", command, "a quota of one core")
+                    order = ways[:: -1 if number % 2 else 1]  # each first in every other pair
+                    found = {way[0]: time_command(words, folder, way) for way in order}
+                    times.append([found[way[0]] for way in ways])
+                of_quota, of_core = np.array(times[1:]).T
+                row = [command, "idle, a quota of one core", "the same on one core", format_spread(of_quota / of_core)]
+                rows.append(row)
+                raw.append({"command": command, "quota": times[1:]})
         idle = np.median([float(run_python(["-c", PAGE], folder)) for _ in range(rounds)])
         for name, more in PAGE_SETTINGS.items():
             report_progress("busy", "gradcam.page", name)
@@ -108,13 +128,32 @@ def keep_busy(count: int) -> Iterator[None]:
         yield
 
 
-def time_command(words: list[str], folder: Path) -> float:
+@contextlib.contextmanager
+def limit_to_one_core() -> Iterator[Path | None]:
+    """Make a control group that may use as much time as one core has; None where this process may not make one."""
+    for mount, settings in GROUPS.items():
+        group = mount / "gradcam-bench"
+        try:
+            group.mkdir(exist_ok=True)
+            for name, value in settings.items():
+                (group / name).write_text(value)
+        except OSError:
+            continue
+        yield group
+        group.rmdir()
+        return
+    yield None
+
+
+def time_command(words: list[str], folder: Path, before: Sequence[str] = ()) -> float:
     start = perf_counter()
-    run_python(["-m", "gradcam", *words, "--device", "cpu", "-q"], folder)
+    run_python(["-m", "gradcam", *words, "--device", "cpu", "-q"], folder, before=before)
     return perf_counter() - start
 
 
-def run_python(words: list[str], folder: Path, more: Mapping[str, str] | None = None) -> str:
+def run_python(
+    words: list[str], folder: Path, more: Mapping[str, str] | None = None, before: Sequence[str] = ()
+) -> str:
     own = {name: value for name, value in os.environ.items() if name not in OWN_SETTINGS}
-    command, environment = [sys.executable, *words], own | {"PYTHONPATH": str(ROOT)} | dict(more or {})
+    command, environment = [*before, sys.executable, *words], own | {"PYTHONPATH": str(ROOT)} | dict(more or {})
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True).stdout

@@ -14,7 +14,12 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="processes are forked
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "command", [["mutated_runs", "--count", "12"], ["killed_runs", "--kills", "40", "--pictures", "12"]]
+    "command",
+    [
+        ["mutated_runs", "--count", "12"],
+        ["killed_runs", "--kills", "40", "--pictures", "12"],
+        ["interrupted_runs", "--count", "20"],
+    ],
 )
 def test_a_run_is_resumed_rightly_or_refused_clearly(command: list[str]) -> None:
     name, *options = command
