@@ -9,12 +9,12 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 import torch
 
-from gradcam.batch.cores import count_cores
 from gradcam.batch.read import Read, receive
 from gradcam.errors import GradcamError, ImageError, describe_failure
 from gradcam.hooks.memory import is_out_of_memory
 from gradcam.models.device import check_device
 from gradcam.models.preprocess import Prepared
+from gradcam.options import count_cores
 
 Found = TypeVar("Found")
 Found_co = TypeVar("Found_co", covariant=True)

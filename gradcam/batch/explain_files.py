@@ -11,7 +11,6 @@ from typing import Any
 from typing_extensions import Unpack
 
 from gradcam.attributions.table import ATTRIBUTIONS, AttributionMethod
-from gradcam.batch.cores import count_cores
 from gradcam.batch.device import open_pixels
 from gradcam.batch.findings import PictureResult, Request, find
 from gradcam.batch.pipeline import compute_items
@@ -24,7 +23,7 @@ from gradcam.layers.find import find_layer
 from gradcam.models.classifier import Classifier
 from gradcam.models.load import load_classifier
 from gradcam.models.results import PictureAttribution, PictureExplanation
-from gradcam.options import ExplainOptions, check_count
+from gradcam.options import ExplainOptions, check_count, count_cores
 from gradcam.sources.list import Inputs, list_inputs
 from gradcam.storage.records import Prediction
 from gradcam.targets.base import Target

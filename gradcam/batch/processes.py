@@ -22,12 +22,12 @@ import cloudpickle
 
 from gradcam import plugins
 from gradcam.batch.compute import Tell
-from gradcam.batch.cores import count_cores
 from gradcam.batch.engine import Late, Needed, Reports, Work
 from gradcam.batch.ray.actor import Actor, ActorJob, Load, pack, pack_again, pass_on, to_blocks, to_job
 from gradcam.batch.ray.ending import end_here
 from gradcam.batch.save import Saver
 from gradcam.errors import DeviceError
+from gradcam.options import count_cores
 
 AT_ONCE = 2  # blocks that a process has, so that it need not wait for the next
 AHEAD = 8  # blocks for each process that may be done before their turn, as another one is slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import gc
 import importlib
 import os
 import platform
@@ -14,6 +13,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from gradcam.options import count_cores
 from gradcam.plugins import has_loaded
 
 # From the GNU C library's malloc.h.
@@ -33,12 +33,16 @@ COMPILER = "torch._dynamo.utils"
 
 
 def settle_process() -> None:
-    """Keep freed memory, and spin for a moment at most; what the environment says of either stands. And leave PyTorch's
-    compiler for later: torchvision asks whether it may be used, and it takes as long to import as torch itself."""
+    """Keep freed memory, spin for a moment at most, and have no more threads than a quota allows; what the environment
+    says of these stands. And leave PyTorch's compiler for later: torchvision asks whether it may be used, and it takes as
+    long to import as torch itself."""
     if not any(name.startswith("MALLOC_") for name in os.environ) and "GLIBC_TUNABLES" not in os.environ:
         keep_freed_memory()
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS_BESIDE_THREADS if sys.argv[1:2] == ["batch"] else SPINS)
+    cores = count_cores()
+    if cores < len(getattr(os, "sched_getaffinity", lambda _: ())(0)):  # more threads would use the quota up, and wait
+        os.environ.setdefault("OMP_NUM_THREADS", str(cores))
     if "torch" not in sys.modules:
         sys.modules[COMPILER] = _Later(COMPILER, "is_compile_supported")
 
@@ -77,20 +81,6 @@ class _Later(ModuleType):
 
     def _ask(self, *args: Any) -> Any:
         return getattr(self._load(), self._answer)(*args)
-
-
-def load_torch() -> None:
-    """Import torch, without looking for garbage among the objects that it makes: they are many, and stay."""
-    if "torch" in sys.modules:
-        return
-    is_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        importlib.import_module("torch")
-        gc.freeze()
-    finally:
-        if is_enabled:
-            gc.enable()
 
 
 def end_with(command: Callable[[], object]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import gc
+import importlib
 import logging
 import os
 import re
@@ -21,7 +23,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import click
 
-from gradcam.cli._process import load_torch
 from gradcam.cli._settings import Output
 from gradcam.errors import CONTROLS, GradcamWarning, ModelError, describe_unexpected, printable
 from gradcam.models.labels import name_class
@@ -460,17 +461,31 @@ def to_name(image: str) -> str:
     return click.style(printable(image.replace("\\", "/").rpartition("/")[2]), bold=True)
 
 
+def _load_torch() -> None:
+    """Import torch, without looking for garbage among the objects that it makes: they are many, and stay."""
+    if "torch" in sys.modules:
+        return
+    is_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        importlib.import_module("torch")
+        gc.freeze()
+    finally:
+        if is_enabled:
+            gc.enable()
+
+
 def import_torch() -> None:
     """Import torch, which takes seconds; a terminal says so meanwhile, unless `--quiet` was typed."""
     if "torch" in sys.modules:
         return
     context = click.get_current_context(silent=True)
     if context is None or context.params.get("quiet") or not sys.stderr.isatty():
-        load_torch()
+        _load_torch()
         return
     try:
         click.echo("Loading PyTorch ...\r", nl=False, err=True)
-        load_torch()
+        _load_torch()
     finally:
         click.echo("\x1b[K", nl=False, err=True)
 

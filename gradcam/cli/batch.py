@@ -200,9 +200,9 @@ def _start_engine(choice: BatchChoice, settings: Settings, stack: contextlib.Exi
 
 def _find_work(typed: Typed, listing: Listing, device: str | None) -> Work:
     """The model, and the pictures of this share. Raises `click.UsageError` where options and the list say which classes."""
-    from gradcam.batch.cores import count_cores
     from gradcam.batch.engine import Work
     from gradcam.batch.pool import choose_batch_size
+    from gradcam.options import count_cores
 
     choice, settings = typed.choice, typed.settings
     here = settings if device is None else replace(settings, model=replace(settings.model, device="cpu"))

@@ -13,10 +13,10 @@ from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote
 
-from gradcam.batch.cores import count_cores
 from gradcam.errors import printable
 from gradcam.images.files import is_url
 from gradcam.models.labels import name_class
+from gradcam.options import count_cores
 from gradcam.report.files import Files, ReportRun, opening, read_run
 from gradcam.report.views import find_stem, name_views, provide_views
 from gradcam.storage.clear import PAGE, REPORT, STATIC, check_page

@@ -139,11 +139,11 @@ class Watch:
 
 def run(explain: Callable[..., Iterator[Any]], watch: Watch, source: Path, batch: int) -> tuple[float, float]:
     """When the first picture could be worked on, and when the last was done."""
-    from gradcam.batch.cores import count_cores
     from gradcam.batch.engine import Work
     from gradcam.batch.findings import Request
     from gradcam.batch.names import Saving
     from gradcam.batch.save import Saver
+    from gradcam.options import count_cores
     from gradcam.sources.list import list_inputs
     from gradcam.storage.output import Disk
 

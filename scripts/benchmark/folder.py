@@ -102,7 +102,7 @@ def time_all(loops: Sequence[Loop], precisions: Sequence[str], batch: int, round
 
 def time_stages(classifier: Any, batch: int, folder: Path, found: list[dict[str, float]], source: Path) -> float:
     """Seconds of the processor in all stages; those of each are added to `found`."""
-    from gradcam.batch.cores import count_cores
+    from gradcam.options import count_cores
 
     files = sorted(source.iterdir())
     with tempfile.TemporaryDirectory(dir=folder) as output:
@@ -143,7 +143,7 @@ def describe_job(pictures: int, rounds: int) -> list[str]:
 
 def tabulate_floor(precisions: Sequence[str], raw: dict[str, Any], pictures: int) -> Table:
     """Our stages alone, and our time over what they come to if no core ever waits."""
-    from gradcam.batch.cores import count_cores
+    from gradcam.options import count_cores
 
     cores, rows, header = count_cores(), [], []
     for precision in precisions:

@@ -72,10 +72,10 @@ def run_pipeline(
     classifier: Any, source: Path, output: Path, batch: int, workers: int | None = None, *, pixels: str = "cpu"
 ) -> None:
     """What `gradcam batch` does, without its progress: overlays, and a manifest."""
-    from gradcam.batch.cores import count_cores
     from gradcam.batch.engine import Work, explain_here
     from gradcam.batch.names import Saving, plan_stems
     from gradcam.batch.save import Saver
+    from gradcam.options import count_cores
     from gradcam.sources.list import list_inputs
     from gradcam.storage.manifest import ManifestWriter
     from gradcam.storage.output import Disk

@@ -19,7 +19,7 @@ from benchmark.loops import LAYER, NETWORK, load_ours, run_pipeline
 from benchmark.measuring import Settings, keep_freed_memory, report_progress, take_turns
 from benchmark.pictures import HEIGHT, WIDTH, make_pictures, repeat_pictures
 from benchmark.tables import Table, format_spread
-from gradcam.batch.cores import count_cores
+from gradcam.options import count_cores
 
 PICTURES = {"cpu": 96, "cuda": 512}
 BATCH = {"cpu": 8, "cuda": 32}  # what `gradcam batch` takes by itself

@@ -88,6 +88,20 @@ def test_what_the_environment_says_of_waiting_stands(said: Mapping[str, str], sp
     assert look(COMMAND, said)[1] == spins
 
 
+@pytest.mark.parametrize(("said", "threads"), [({}, "2"), ({"OMP_NUM_THREADS": "3"}, "3")])
+def test_threads_are_as_many_as_a_quota_allows(said: Mapping[str, str], threads: str) -> None:
+    code = (
+        "import os; os.sched_getaffinity = lambda _: range(8)\n"
+        "from gradcam.cli import _process; _process.count_cores = lambda: 2\n"
+        "_process.settle_process(); print(os.environ.get('OMP_NUM_THREADS'))"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment | said, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"{threads}\n"
+
+
 END = """
 import sys
 from gradcam.__main__ import start

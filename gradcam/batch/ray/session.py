@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from gradcam.batch.cores import count_cores
 from gradcam.errors import ClusterError, shorten
-from gradcam.options import MAX_PIXELS
+from gradcam.options import MAX_PIXELS, count_cores
 
 SECONDS = 10  # to wait for an answer
 SETTINGS = 4  # the kind of the first frame that each side of HTTP/2, which is below gRPC, sends

@@ -172,9 +172,9 @@ def _prepare(wish: _Features) -> Extractor:
 
 
 def _gather(wish: _Features, listing: Listing, extractor: Extractor, file: FeatureFile) -> int:
-    from gradcam.batch.cores import count_cores
     from gradcam.batch.features import extract_items
     from gradcam.batch.pool import choose_batch_size
+    from gradcam.options import count_cores
 
     failed = 0
     size = wish.batch_size or choose_batch_size(extractor.classifier)

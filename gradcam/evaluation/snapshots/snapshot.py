@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from typing_extensions import Self
 
 from gradcam._version import __version__
-from gradcam.batch.cores import count_cores
 from gradcam.batch.findings import PictureResult, Request, find
 from gradcam.batch.pipeline import compute_items
 from gradcam.batch.pool import choose_batch_size
@@ -36,7 +35,7 @@ from gradcam.images.opencv import cv2
 from gradcam.images.read import Region
 from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_dtype
-from gradcam.options import Progress, check_count
+from gradcam.options import Progress, check_count, count_cores
 from gradcam.sources.contents import Item
 from gradcam.sources.list import Inputs, list_inputs
 from gradcam.storage.disk import describe_os_error

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gradcam.batch.cores import count_cores
+from gradcam.options import count_cores
 
 
 @pytest.fixture(autouse=True)
@@ -99,6 +99,6 @@ def test_version_2_beside_version_1(tmp_path: Path) -> None:
 def test_a_process_that_is_held_to_one_core() -> None:
     code = (
         "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]);"
-        "from gradcam.batch.cores import count_cores; print(count_cores())"
+        "from gradcam.options import count_cores; print(count_cores())"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "1\n"
