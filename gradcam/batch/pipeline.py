@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import operator
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -167,9 +166,10 @@ class _Started:
         results = [each.result() for each in self.reading]
         pictures = results if self._pixels is None else results[0]
         self.reading.clear()  # or they would still be held while more are read
-        waits = [isinstance(each.picture, StoreError) for each in pictures]
-        left = replace(self.batch, needed=[*map(operator.and_, waits, self.batch.needed)])
-        self.batch = replace(self.batch, needed=[*map(operator.gt, self.batch.needed, waits)])
+        needed = self.batch.needed
+        has_answer = [not isinstance(each.picture, StoreError) for each in pictures]
+        left = replace(self.batch, needed=[it and not answer for it, answer in zip(needed, has_answer)])
+        self.batch = replace(self.batch, needed=[it and answer for it, answer in zip(needed, has_answer)])
         is_worth_it = any(it and isinstance(each.picture, Prepared) for it, each in zip(self.batch.needed, pictures))
         if self._pixels is None:
             found = explainer.explain(pictures) if is_worth_it else [each.picture for each in pictures]

@@ -217,6 +217,34 @@ def test_a_store_that_was_given_up_is_not_waited_for_again_at_once(fs: Any, wait
     assert store.read("b") == b"1"
 
 
+@pytest.mark.parametrize(("error", "tries"), [(down(), 1), (TimeoutError(), 0)])
+def test_a_store_that_was_given_up_for_its_silence_is_not_asked_again_at_once(
+    fs: Any, waits: list[float], monkeypatch: pytest.MonkeyPatch, error: OSError, tries: int
+) -> None:
+    """Each try would take as long as the client waits. Of a store that refuses, it may be about one object."""
+    fs.failures += [error] * 99
+    with pytest.raises(StoreError):
+        Store("objects://bucket").read("a.jpg")
+    before = len(fs.requests)
+    with pytest.raises(StoreError, match=r"^objects://bucket/b.jpg: .*\), for 60 s now"):
+        Store("objects://bucket").read("b.jpg")
+    assert len(fs.requests) - before == tries
+    monkeypatch.setattr(failures.time, "monotonic", lambda: 2.1 * failures.PATIENCE)
+    fs.failures.clear()
+    Store("objects://bucket").write("b.jpg", b"1")  # it is asked again a minute later
+
+
+def test_a_reader_in_a_hurry_leaves_patience_to_others(fs: Any, waits: list[float]) -> None:
+    fs.failures += [TimeoutError()] * 99
+    for _ in range(2):
+        with pytest.raises(StoreError, match="for 5 s now"), failures.hurrying():
+            Store("objects://bucket").read("a.jpg")
+    assert sum(waits) == pytest.approx(failures.HURRY)
+    with pytest.raises(StoreError, match="for 60 s now"):
+        Store("objects://bucket").read("a.jpg")
+    assert sum(waits) == pytest.approx(failures.PATIENCE)
+
+
 def test_what_is_directly_in_a_folder(fs: Any) -> None:
     store = Store("objects://bucket/out")
     for name in ("run.json", "manifest/00001.jsonl", "manifest/deep/x", "b/c/d.jpg", "a.jpg"):
