@@ -55,8 +55,11 @@ def compute_items(
     `finish` runs in one of the `workers` threads, as reading does; what it raises ends the generator. `audit`: have the
     SHA-256 of what was read. `late` gets what was finished and not taken when this ended early, the last result that was
     given among it. No thread is left then. `pixels`: where they are on the model's device; of each batch they are in
-    flight together. Images of a store that does not answer come last: they are read again once all others are done, and
-    fail if it still does not. With `unanswered` they are added there instead, and with `hurries=False` read once."""
+    flight together.
+
+    Images of a store that does not answer come last: they are read again once all others are done, and fail if it still
+    does not. With `unanswered` they are added there and not read again. `hurries=False`: waits for stores from the start.
+    """
     at_once, threads = f"images to explain at once, from 1 to {MAX_BATCH_SIZE}.", f"threads, from 1 to {MAX_WORKERS}."
     check_count(batch_size, "batch_size", at_once, most=MAX_BATCH_SIZE)
     check_count(workers, "workers", threads, most=MAX_WORKERS)
@@ -92,7 +95,7 @@ def compute_items(
 
 def say_unanswered(images: int) -> None:
     """Log that images of stores that did not answer are read again."""
-    LOG.warning("Stores do not answer; reading %d image(s) of theirs again, after all others", images)
+    LOG.warning("%d image(s) are read again after all others, because their store did not answer", images)
 
 
 def _read_hurrying(read: Callable[[Item], Read], item: Item) -> Read:
@@ -170,9 +173,9 @@ class _Started:
         has_answer = [not isinstance(each.picture, StoreError) for each in pictures]
         left = replace(self.batch, needed=[it and not answer for it, answer in zip(needed, has_answer)])
         self.batch = replace(self.batch, needed=[it and answer for it, answer in zip(needed, has_answer)])
-        is_worth_it = any(it and isinstance(each.picture, Prepared) for it, each in zip(self.batch.needed, pictures))
+        has_images = any(it and isinstance(each.picture, Prepared) for it, each in zip(self.batch.needed, pictures))
         if self._pixels is None:
-            found = explainer.explain(pictures) if is_worth_it else [each.picture for each in pictures]
+            found = explainer.explain(pictures) if has_images else [each.picture for each in pictures]
             for task in self._list_tasks(pictures, found, finish):
                 finishing.append(Future())
                 self._pool.submit(URGENT, task, finishing[-1])

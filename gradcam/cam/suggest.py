@@ -132,7 +132,8 @@ def _is_early(edge: Edge | None, ways: Ways) -> bool:
 def _count_kinds(nodes: Iterable[Node]) -> tuple[int, int]:
     """Count the operations of attention, and those with weights."""
     names = [node.name().lower() for node in nodes]
-    return tuple(sum(any(word in name for word in words) for name in names) for words in (ATTENDING, WEIGHING))  # type: ignore[return-value]
+    attending, weighing = (sum(any(it in name for it in words) for name in names) for words in (ATTENDING, WEIGHING))
+    return attending, weighing
 
 
 def read_scores(target: Any, output: Any, images: int) -> list[Tensor]:

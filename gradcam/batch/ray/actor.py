@@ -90,7 +90,7 @@ def pack(block: Block) -> bytes:
 
 
 def pack_again(work: Work, saver: Saver, names: Collection[str]) -> list[bytes]:
-    """Pack blocks of a batch each for images whose stores did not answer, once all others are done."""
+    """Pack the batches of images whose stores did not answer, each in a block of its own."""
     if names:
         say_unanswered(len(names))
     actors = len(work.items)  # so that no block has to wait for another

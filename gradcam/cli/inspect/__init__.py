@@ -59,7 +59,7 @@ class PictureOutcome:
         return json.dumps(_without_infinities(start | self.to_fields()), allow_nan=False)
 
     def to_fields(self) -> dict[str, Any]:
-        """What the command says of it in JSON."""
+        """Return what the command says of it in JSON. Each command has its own."""
         raise NotImplementedError
 
     def to_title(self) -> str:
