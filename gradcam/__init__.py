@@ -1,9 +1,9 @@
-"""Where a vision model looked: Grad-CAM and its family, exact, at the price of one inference.
+"""See where a PyTorch vision model looks: Grad-CAM and related methods, exact, for about the cost of one inference.
 
 import gradcam
 
 explanation = gradcam.explain(model, images, "layer4", target=281)     # any PyTorch model
-explanation = gradcam.load_classifier().explain("photo.jpg")           # the one that comes with the package
+explanation = gradcam.load_classifier().explain("photo.jpg")           # the embedded classifier
 """
 
 import lazy_loader

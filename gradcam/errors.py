@@ -33,9 +33,9 @@ def _escape(found: re.Match[str]) -> str:
 
 
 class GradcamError(Exception):
-    """Something that a user can mend; every error that this package raises on purpose is one.
+    """An error that a user can fix. All errors that this package raises on purpose are of this class.
 
-    Each of its arguments is a line of its message, in which control characters are escaped.
+    Each argument is a line of the message; control characters in it are escaped.
 
     Examples
     --------
@@ -64,7 +64,7 @@ class ModelError(GradcamError):
 
 
 class LayerError(GradcamError):
-    """The layer does not exist, or no class activation map can be taken there.
+    """The layer does not exist, or cannot be a target layer.
 
     Examples
     --------
@@ -88,7 +88,7 @@ class BlindLayerError(LayerError):
 
 
 class GradientError(GradcamError):
-    """What an edit makes of a gradient cannot take its place, or gradients are not what was asked for.
+    """An edit returned an invalid gradient, or gradients are not as requested.
 
     Examples
     --------
@@ -102,7 +102,7 @@ class GradientError(GradcamError):
 
 
 class TargetError(GradcamError):
-    """What is to be explained does not fit the model's output.
+    """The target does not fit the model's output.
 
     Examples
     --------
@@ -114,7 +114,7 @@ class TargetError(GradcamError):
 
 
 class ImageError(GradcamError):
-    """A picture, or an input tensor, cannot be read, used or written.
+    """An image, or an input tensor, cannot be read, used or written.
 
     Examples
     --------
@@ -126,7 +126,7 @@ class ImageError(GradcamError):
 
 
 class InputError(GradcamError):
-    """What was given to be explained cannot be listed.
+    """The input files cannot be listed.
 
     Examples
     --------
@@ -138,7 +138,7 @@ class InputError(GradcamError):
 
 
 class OutputError(GradcamError):
-    """The folder that results go to, or what an earlier run left in it, cannot be used, written to or read back.
+    """The output folder, or an earlier run's files in it, cannot be used, written or read.
 
     Examples
     --------
@@ -150,7 +150,7 @@ class OutputError(GradcamError):
 
 
 class StoreError(GradcamError):
-    """An object store cannot be asked, or does not answer as it should.
+    """An object store cannot be reached, or returns an error.
 
     Examples
     --------
@@ -162,7 +162,7 @@ class StoreError(GradcamError):
 
 
 class ClusterError(GradcamError):
-    """Ray cannot be started or joined, or what works there cannot do its work.
+    """Ray cannot be started or joined, or its workers cannot do their work.
 
     Examples
     --------
@@ -175,7 +175,7 @@ class ClusterError(GradcamError):
 
 
 class DeviceError(GradcamError):
-    """A GPU was lost while it was at work, or pixels cannot be worked on where that was asked for.
+    """A GPU was lost during a run, or pixels cannot be processed on the requested device.
 
     Examples
     --------
@@ -188,7 +188,7 @@ class DeviceError(GradcamError):
 
 
 class GradcamWarning(UserWarning):
-    """A map that was made, and what a person should know before believing it.
+    """A heatmap was computed, but has a known limitation.
 
     Examples
     --------

@@ -52,7 +52,8 @@ AXES = ("x", "y")  # of a keypoint
 # What takes the place of a part of a picture: a strong blur, its mean colour, black; and how such an edit is written.
 EDITS = ("blur", "mean", "erase")
 EDIT_FORM = (
-    "KIND:RADIUS:X,Y+X,Y..., a brush, or KIND:LEFT,TOP,RIGHT,BOTTOM, a window, in pixels; KIND is blur, mean or erase"
+    "KIND:RADIUS:X,Y+X,Y... (a brush stroke) or KIND:LEFT,TOP,RIGHT,BOTTOM (a window), in pixels; KIND is blur, mean or "
+    "erase"
 )
 
 # What of a picture the network is shown: its own preprocessing's centre, all of it, or windows over it; and by which of
@@ -69,9 +70,9 @@ MAX_PIXELS = "GRADCAM_MAX_PIXELS"
 
 # What `gradcam batch` writes of a picture, and as what.
 SAVED = {
-    "overlay": "the heatmap on the picture",
+    "overlay": "the heatmap over the image",
     "heatmap": "the heatmap alone",
-    "map": "the method's own values, float32 (h,w), as .npy",
+    "map": "the method's raw values, float32 (h,w), as .npy",
     "panel": "methods, layers and classes side by side",
 }
 FORMATS = ("jpg", "png", "webp")
@@ -137,7 +138,7 @@ def to_fit(given: Any) -> Fit:
     kind, _, side = given.partition(":") if isinstance(given, str) else ("", "", "")
     if kind not in FITS or (side and (kind != "tiles" or not side.isdecimal() or not 1 <= int(side) <= MAX_MAGNITUDE)):
         raise GradcamError(
-            f"fit is {shorten(given)}, expected {join_names(FITS)}; 'tiles:512' for windows of 512 pixels of the picture."
+            f"fit is {shorten(given)}, expected {join_names(FITS)}, or 'tiles:512' for tiles of 512 image pixels."
         )
     return Fit(kind, int(side) if side else None)
 
@@ -183,7 +184,7 @@ def check_number(
 def check_progress(value: Any) -> None:
     """Raises `GradcamError` for what cannot be told of passes."""
     if value is not None and not callable(value):
-        raise refuse(value, "progress", "a function of the passes done and of all.")
+        raise refuse(value, "progress", "a function of two numbers: passes done, passes in total.")
 
 
 def check_choice(value: Any, name: str, known: Iterable[str], error: Kind = GradcamError) -> str:

@@ -75,7 +75,7 @@ def load(kind: Kind, name: str) -> Any:
     owners = sorted({each.dist.name for each in same if each.dist})
     if len(owners) > 1:
         packages = f"the {kind} of several packages, {join_names(owners)}"
-        raise GradcamError(f"{name} is in {packages}: keep one of them installed.")
+        raise GradcamError(f"{name} is in {packages}: keep only one of them installed.")
     _loaded.add(name)
     try:
         return entry.load()
@@ -127,7 +127,7 @@ def find_function(name: str) -> Any:
             own = [each for each, value in vars(module).items() if callable(value) and not each.startswith("__")]
             made = [each for each in own if getattr(vars(module)[each], "__module__", None) == module.__name__]
             offers = nearest(attribute, own) or made
-            hint = f" Nearest: {join_names(offers[:5])}." if offers else " There are no functions in it."
+            hint = f" Nearest: {join_names(offers[:5])}." if offers else " It has no functions."
             raise ModelError(f"There is no {shorten(attribute)} in {place}.{hint}")
         found = getattr(found, part)
     return found
@@ -176,8 +176,8 @@ def _import_module(name: str) -> ModuleType:
         except ModuleNotFoundError as error:
             if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
                 raise  # it is there, and imports another one that is not
-            where = f"the folders of sys.path{' and here' if os.getcwd() in sys.path else ''}"
-            text = f"There is no module {shorten(name)}: Python looked in {where}. A file is named FILE.py:FUNCTION."
+            where = f"sys.path{' and the current folder' if os.getcwd() in sys.path else ''}"
+            text = f"There is no module {shorten(name)}: Python searched {where}. For a file, pass FILE.py:FUNCTION."
             raise ModelError(text) from error
         except ValueError as error:  # an empty part between dots
             raise ModelError(f"There is no module {shorten(name)}: expected {FORMS}.") from error

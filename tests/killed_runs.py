@@ -77,7 +77,7 @@ def check_stop(folder: Path, ended: Ended, number: int, before: State) -> None:
 def find_line(ended: Ended) -> list[str] | None:
     """What the run said to type, without the name of the command."""
     lines = ended.err.rstrip().splitlines()
-    is_told = len(lines) > 1 and lines[-2].endswith("To go on:")
+    is_told = len(lines) > 1 and lines[-2].endswith("To resume:")
     return shlex.split(lines[-1])[1:] if is_told else None
 
 

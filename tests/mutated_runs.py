@@ -257,12 +257,12 @@ class Judge:
 
     def follow(self, said: str, here: Path) -> bool:
         """Do what the message says; whether that is all there is to do."""
-        if found := re.search(r"(\S+), line (\d+): .*mend the line, or remove it", said):
+        if found := re.search(r"(\S+), line (\d+): .*repair the line, or remove it", said):
             path = here / found[1]
             lines = path.read_bytes().split(b"\n")
             del lines[int(found[2]) - 1]
             path.write_bytes(b"\n".join(lines))
-        elif found := re.search(r"(out/\S+): .*move it away", said):
+        elif found := re.search(r"(out/\S+): .*move it\b", said):
             path = here / found[1]
             path.rename(here / path.name)
         elif "--overwrite" in said:

@@ -29,8 +29,8 @@ from gradcam.targets.classes import ClassTarget, compute_scores
 MOST_BYTES = 2**23
 INPUT_FAILURES = IN_A_MODEL | {
     "the derivative for": (
-        "There is an operation without a derivative in the model, so that the picture has no gradient: "
-        "gradcam.explain() at a layer behind that operation needs none."
+        "The model contains an operation without a derivative, so the image has no gradient: use gradcam.explain() at a "
+        "layer after that operation."
     )
 }
 Point = tuple[float, Tensor]  # a weight, and pictures (N,C,...)
@@ -38,25 +38,25 @@ Point = tuple[float, Tensor]  # a weight, and pictures (N,C,...)
 
 @dataclass(frozen=True, eq=False)
 class Attribution:
-    """How much each value of N pictures matters to K scores of each. Tensors are on the images' device.
+    """Pixel attributions: how much each input value of N images matters to K scores. Tensors are on the images' device.
 
     Attributes
     ----------
     values : Tensor (N,K,C,H,W)
-        float32, or (N,K,C,D,H,W) for volumes; signed, in units of the score (per unit of the picture, where the method
-        gives gradients), neither cut off nor normalised.
+        float32, or (N,K,C,D,H,W) for volumes. Signed, neither clipped nor normalised, in units of the score (per unit of
+        the image, if the method returns gradients).
     classes : Tensor (N,K) or None
-        int64; None where the target was a function.
+        int64; None if the target was a function.
     scores : Tensor (N,K)
-        What was explained, float32.
+        The explained scores, float32.
     output : Any
-        The model's own, detached.
+        The model's output, detached.
     method : str
         The method's name.
     layer : str or None
-        Where Grad-CAM was taken; None without.
+        The target layer of Grad-CAM; None for other methods.
     gaps : Tensor (N,K) or None
-        float32: how far the values are from adding up, of integrated gradients alone; None of others.
+        The completeness gap of integrated gradients, float32; None for other methods.
 
     Examples
     --------
@@ -84,29 +84,29 @@ class Attribution:
         return f"{type(self).__name__}({of}, {gap}{self.values.device})"
 
     def save(self, path: str | os.PathLike[str], i: int | None = None, k: int | None = None) -> None:
-        """Write it for NumPy: all of it to an ``.npz`` file, or the values (C,H,W) of one score to an ``.npy`` file.
+        """Write the attribution for NumPy: all of it to ``.npz``, or the values (C,H,W) of one score to ``.npy``.
 
-        The file has `values`, `classes`, `scores`, `gaps`, `method` and `layer`, as far as there are.
+        An ``.npz`` file has `values`, `classes`, `scores`, `gaps`, `method` and `layer`, without those that are None.
 
         Parameters
         ----------
         path : str or path
             The file, ending in ``.npz`` or ``.npy``. Its folder has to exist.
         i : int, default None
-            Image `i` alone.
+            The image to save; None for all.
         k : int, default None
-            Its k-th score alone.
+            The score of that image to save; None for all.
 
         Raises
         ------
         ImageError
-            For another suffix, that of a picture too; for several scores in ``.npy``; where there is no such image or
-            score, and where the file cannot be written.
+            If the suffix is neither ``.npz`` nor ``.npy``, if an ``.npy`` file would get several scores, if there is no
+            such image or score, or if the file cannot be written.
         """
         if check_suffix(path) not in SUFFIXES:
             raise ImageError(
-                f"{path}: this attribution has no picture to be placed on: gradcam.write_image({os.fspath(path)!r}, "
-                "gradcam.attributions.draw_attribution(attribution.values[0, 0])); or save it as .npz"
+                f"{path}: this attribution has no image to draw on. Use gradcam.write_image({os.fspath(path)!r}, "
+                "gradcam.attributions.draw_attribution(attribution.values[0, 0])), or save it as .npz"
             )
         tensors = {name: getattr(self, name) for name in ("values", "classes", "scores", "gaps")}
         write_arrays(path, tensors, {"method": self.method, "layer": self.layer}, i, k)
@@ -166,9 +166,8 @@ class Opened:
         if not found:
             raise ModelError(
                 "The score does not depend on the images: no recorded operation leads from them to it. The model switches "
-                "recording off (torch.no_grad in a forward method), detaches a value, or passes through an operation "
-                "without a derivative (argmax, rounding, 8-bit layers): take that away, or use gradcam.explain() at a layer "
-                "behind it."
+                "recording off (torch.no_grad in a forward method), detaches a value, or uses an operation without a "
+                "derivative (argmax, rounding, 8-bit layers): remove it, or use gradcam.explain() at a layer after it."
             )
         return at_least_float32(torch.cat(found).transpose(0, 1))
 
@@ -199,7 +198,9 @@ def differentiable(model: nn.Module, images: Any, target: Any) -> Iterator[Opene
     bound = bind(target, model, to_batch(images))
     batch = bound.batch
     if batch.windows is not None:
-        raise ImageError("Pixels are attributed to, and the model's processor pads images: take a CAM method.")
+        raise ImageError(
+            "The model's processor pads images, which pixel attributions do not support: use a CAM method."
+        )
     with preserve_state(bound.model) as modules, torch.enable_grad(), known_failures(INPUT_FAILURES):
         warn_of_shared_statistics(modules, batch.images)
         yield Opened(bound.model, modules, batch, caller_keeps(batch.pictures), bound.target, bound.own_output)
@@ -221,9 +222,9 @@ def refuse_zero(gradients: Tensor) -> None:
     """Raises `ModelError` where no gradient is anything but zero, of all images and classes, or where one is NaN."""
     if check_range(gradients, "The gradients at the images are") == (0, 0):
         raise ModelError(
-            "The gradient at the images is exactly zero: nothing there can change the score (an operation such as "
-            "rounding, units that are all switched off, a probability that is exactly 0 or 1). Choose another score, or "
-            "gradcam.explain() at a layer behind what stops the gradient."
+            "The gradient at the images is exactly zero (an operation such as rounding, only dead units, or a probability "
+            "of exactly 0 or 1). Choose another score, or use gradcam.explain() at a layer after the operation that stops "
+            "the gradient."
         )
 
 
@@ -231,8 +232,7 @@ def _split(output: Any, rows: int, images: int) -> list[Any]:
     if rows == images:
         return [output]
     if not has_rows(output, rows):
-        missing = f"a row for each of {rows} images that it was given at once"
-        raise ModelError(f"The model's output does not have {missing}: pass chunk=1.")
+        raise ModelError(f"The model's output does not have one row per image of a pass ({rows}): pass chunk=1.")
     return [take_rows(output, slice(start, start + images), rows) for start in range(0, rows, images)]
 
 

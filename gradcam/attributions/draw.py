@@ -21,16 +21,16 @@ GREY = 128
 
 
 def draw_attribution(values: NDArray[Any] | Tensor) -> Pixels:
-    """Draw one attribution: neutral grey, 128, is zero; brighter is positive.
+    """Draw one attribution as an image: grey (128) is zero, brighter is positive, darker is negative.
 
-    Three channels are taken for red, green and blue; of any other number the sum is shown in grey. Full brightness, and
-    black, is the 99th percentile of the absolute values that are not zero, so that a single pixel does not fade the
-    rest, nor does a wide blank make it loud. All zero is all grey.
+    Three channels are red, green and blue; any other number of channels is summed and drawn in grey. White and black are at
+    the 99th percentile of the non-zero absolute values, so that single outliers do not fade the rest. If all values are
+    zero, the image is grey.
 
     Parameters
     ----------
     values : Tensor or array (C,H,W)
-        Signed.
+        Signed values.
 
     Returns
     -------
@@ -40,7 +40,7 @@ def draw_attribution(values: NDArray[Any] | Tensor) -> Pixels:
     Raises
     ------
     ImageError
-        For values of another form, and for NaN and infinity.
+        If the values are not floats (C,H,W), or contain NaN or infinite values.
 
     Examples
     --------
@@ -74,8 +74,8 @@ def _to_array(values: Any) -> NDArray[np.float64]:
     array = np.asarray(values)
     if array.ndim != 3 or array.size == 0 or array.dtype.kind != "f":
         raise ImageError(
-            f"The attribution is {array.dtype} {array.shape}, expected floats (C,H,W): those of one image and one score, "
-            "such as attribution.values[0, 0]."
+            f"The attribution is {array.dtype} {array.shape}, expected floats (C,H,W) of one image and one score, such as "
+            "attribution.values[0, 0]."
         )
     if not np.isfinite(array).all():
         raise ImageError("The attribution is NaN or infinite in places.")

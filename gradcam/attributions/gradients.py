@@ -27,11 +27,12 @@ def integrated_gradients(
     chunk: int = 1,
     progress: Progress | None = None,
 ) -> Attribution:
-    """Compute the picture's difference to a baseline, times the mean gradient on the straight line between them.
+    """Compute integrated gradients: the image minus a baseline, times the mean gradient on the straight line between them.
 
-    The integral is by Gauss-Legendre quadrature. Completeness (the paper's proposition 1) says that the values add up
-    to the score of the picture less the baseline's. `gaps` is the sum of the values minus that difference. Where a gap
-    is not small beside the difference, take more `steps`. Each image's top class is the picture's own.
+    The integral uses Gauss-Legendre quadrature. By completeness (the paper's proposition 1), the values sum to the
+    score of the image minus the score of the baseline. `gaps` is the sum of the values minus this difference. If a gap
+    is not small compared with the difference, use more `steps`. Without a target, the top class of the image itself is
+    explained.
 
     Parameters
     ----------
@@ -42,13 +43,13 @@ def integrated_gradients(
     target : Any, default None
         As in `gradcam.explain`.
     baseline : Tensor, default None
-        What stands for "nothing", broadcast to the pictures; None is zeros, the mean colour once normalised.
+        The reference input, broadcast to the images; None is zeros, the mean colour of normalised images.
     steps : int, default 50
-        Points of the quadrature.
+        The number of quadrature points.
     chunk : int, default 1
-        How many steps share one forward pass, as in `smoothgrad`.
+        The number of steps per forward pass, as in `smoothgrad`.
     progress : callable, default None
-        Called with the steps done and all.
+        Called with the number of steps done and the total.
 
     Returns
     -------
@@ -58,9 +59,9 @@ def integrated_gradients(
     Raises
     ------
     GradcamError
-        For `steps` or `chunk` below 1, `progress` that cannot be called, and as `input_gradients` does.
+        If `steps` or `chunk` is below 1, or `progress` is not callable. Also as in `input_gradients`.
     ImageError
-        For a baseline of another form.
+        If the baseline is invalid.
 
     Examples
     --------
@@ -104,7 +105,7 @@ def _to_baseline(baseline: Any, pictures: Tensor) -> Tensor:
     except RuntimeError:
         raise ImageError(
             f"The baseline is {tuple(baseline.shape)}, which does not broadcast to the images, {tuple(pictures.shape)}: "
-            "expected one value, one for each channel (C,1,1), one picture (C,H,W), or one for each image."
+            "expected one value, one per channel (C,1,1), one image (C,H,W), or one per image."
         ) from None
     if not expanded.isfinite().all():
         raise ImageError("The baseline is NaN or infinite in places.")
@@ -112,30 +113,30 @@ def _to_baseline(baseline: Any, pictures: Tensor) -> Tensor:
 
 
 def input_gradients(model: nn.Module, images: Any, *, target: Any = None) -> Attribution:
-    """Compute the gradient of the score at each value of the picture: how much the score changes with it.
+    """Compute the gradient of the score with respect to each value of the image (saliency map).
 
-    All K scores share the forward pass. The model is left as it was.
+    All K scores share the forward pass. The model is left unchanged.
 
     Parameters
     ----------
     model : nn.Module
         As in `gradcam.explain`.
     images : Tensor (N,C,H,W) or (N,C,D,H,W), tuple or dict
-        As in `gradcam.explain`. The picture is its first floating 4-D or 5-D tensor.
+        As in `gradcam.explain`. The first floating-point 4-D or 5-D tensor is taken as the images.
     target : Any, default None
         As in `gradcam.explain`.
 
     Returns
     -------
     Attribution
-        `values` (N,K,C,H,W), with their sign; the paper's saliency map is `values.abs().amax(2)`.
+        Signed `values` (N,K,C,H,W); the paper's saliency map is `values.abs().amax(2)`.
 
     Raises
     ------
     ModelError
-        Where the score has no gradient at the picture, or one of zeros alone.
+        If the score has no gradient at the image, or the gradient is exactly zero.
     GradcamError
-        As `gradcam.explain` does.
+        As in `gradcam.explain`.
 
     Examples
     --------
@@ -168,11 +169,10 @@ def smoothgrad(
     chunk: int = 1,
     progress: Progress | None = None,
 ) -> Attribution:
-    """Compute the mean of the gradients at copies of each picture with Gaussian noise on them.
+    """Compute SmoothGrad: the mean gradient over copies of each image with Gaussian noise.
 
-    The noise has a generator of its own, on the CPU, and is drawn once for all images: an image's attribution depends
-    neither on its neighbours nor on the device. Each image's top class, scores and output are those of the picture
-    without noise.
+    The noise is sampled on the CPU with its own generator, once for all images: an image's attribution depends neither on
+    the other images nor on the device. The top class, scores and output are those of the image without noise.
 
     Parameters
     ----------
@@ -183,17 +183,17 @@ def smoothgrad(
     target : Any, default None
         As in `gradcam.explain`.
     samples : int, default 25
-        How many copies.
+        The number of noisy copies.
     noise : float, default 0.15
-        Its standard deviation, as a share of the picture's largest value minus its smallest.
+        Its standard deviation, as a fraction of the image's largest value minus its smallest.
     seed : int, default 0
-        Where the generator of the noise starts, from 0 to 2^63 - 1.
+        Random seed of the noise, from 0 to 2^63 - 1.
     chunk : int, default 1
-        How many copies of all images share one forward pass. More is faster where the device is not busy, and takes
-        that many times the memory. Every other tensor of the input that has a row for each image is repeated with
-        them.
+        The number of copies of all images per forward pass. A larger number is faster on a device with free capacity,
+        and needs that many times the memory. Input tensors other than the images are repeated to match, if they have
+        one row per image.
     progress : callable, default None
-        Called with the copies done and all.
+        Called with the number of copies done and the total.
 
     Returns
     -------
@@ -203,8 +203,8 @@ def smoothgrad(
     Raises
     ------
     GradcamError
-        For `samples` or `chunk` below 1, `noise` that is negative or not finite, a `seed` out of its range, `progress`
-        that cannot be called, and as `input_gradients` does.
+        If `samples` or `chunk` is below 1, `noise` is negative or not finite, `seed` is out of range, or `progress` is
+        not callable. Also as in `input_gradients`.
 
     Examples
     --------
@@ -220,7 +220,7 @@ def smoothgrad(
     check_count(samples, "samples")
     check_count(chunk, "chunk")
     check_progress(progress)
-    check_number(noise, "noise", "a share of the picture's range, 0 or more, such as 0.15.")
+    check_number(noise, "noise", "a fraction of the image's range, 0 or more, such as 0.15.")
     check_count(seed, "seed", f"a whole number from 0 to {LARGEST_SEED}.", least=0, most=LARGEST_SEED)
     with differentiable(model, images, target) as subject:
         with torch.no_grad():

@@ -66,19 +66,19 @@ def require_all_guided(scores: Tensor, entrance: Tensor, outputs: Sequence[Guide
     opaque = sum(any(name in node.name() for name in OPAQUE_NODES) for node in users)
     if missed:
         raise ModelError(
-            f"Guided backpropagation has to change the gradient at every ReLU, and hooks cannot reach {len(missed)} of this "
-            "model's: they are called as functions (F.relu, torch.relu, clamp(min=0)), or their outputs are changed by "
-            "others. Make each an nn.ReLU module that the model calls, or take another method, such as smoothgrad."
+            f"Guided backpropagation must change the gradient at every ReLU, but hooks cannot reach {len(missed)} of this "
+            "model's ReLUs: they are called as functions (F.relu, torch.relu, clamp(min=0)), or their outputs are changed "
+            "in place. Replace each by an nn.ReLU module that the model calls, or use another method, such as smoothgrad."
         )
     if opaque:
         raise ModelError(
-            f"{opaque} part(s) of the model run as scripted or compiled code, where hooks reach no ReLU: use the Python "
-            "modules that they were made from, or another method, such as smoothgrad."
+            f"{opaque} part(s) of the model run as scripted or compiled code, where hooks reach no ReLU: use the original "
+            "Python modules, or another method, such as smoothgrad."
         )
     if not hooked:
         raise ModelError(
-            "There is no ReLU between the images and the score, so that guided backpropagation is the plain gradient: "
-            "use input_gradients, or smoothgrad."
+            "There is no ReLU between the images and the score, so guided backpropagation equals the plain gradient: use "
+            "input_gradients, or smoothgrad."
         )
 
 
@@ -117,11 +117,11 @@ def _is_relu_node(node: Node) -> bool:
 
 
 def guided_backpropagation(model: nn.Module, images: Any, *, target: Any = None) -> Attribution:
-    """Compute the gradient at the picture, of which every ReLU lets the positive part through alone.
+    """Compute the gradient at the image, where every ReLU passes back only positive gradients.
 
-    It shows fine detail, and hardly depends on the class: what it shows is what the network sees at all. All zero is an
-    answer. Hooks on the modules do it: `nn.ReLU`, `nn.ReLU6`, kinds of them, and `nn.Hardtanh` from 0 on, in place or
-    not, however often used. Other nonlinearities keep their gradient.
+    It shows fine detail and hardly depends on the class: it shows what the network responds to in general. The result
+    may be all zero. Hooks cover `nn.ReLU`, `nn.ReLU6`, their subclasses, and `nn.Hardtanh` with minimum 0. These
+    modules may work in place, and may run several times. Other nonlinearities keep their gradient.
 
     Parameters
     ----------
@@ -140,10 +140,10 @@ def guided_backpropagation(model: nn.Module, images: Any, *, target: Any = None)
     Raises
     ------
     ModelError
-        Where there is no ReLU, and where hooks do not reach one on the way from the picture to the score (F.relu,
-        torch.relu, clamp(min=0) or clamp(0, 6), F.threshold at 0; `x * (x > 0)` and the like are not recognised).
+        If there is no ReLU between the image and the score, or one that hooks do not reach: F.relu, torch.relu,
+        clamp(min=0), clamp(0, 6) or F.threshold at 0. Code such as `x * (x > 0)` is not recognised.
     GradcamError
-        As `input_gradients` does.
+        As in `input_gradients`.
 
     Examples
     --------
@@ -168,7 +168,7 @@ def guided_backpropagation(model: nn.Module, images: Any, *, target: Any = None)
 def guided_gradcam(
     model: nn.Module, images: Any, layer: str | nn.Module | None = None, *, target: Any = None, reshape: Any = None
 ) -> Attribution:
-    """Multiply guided backpropagation by the Grad-CAM heatmap at the picture's size: fine, and of the class.
+    """Multiply guided backpropagation by the Grad-CAM heatmap at the image's size: fine detail, and class-specific.
 
     Parameters
     ----------
@@ -177,7 +177,7 @@ def guided_gradcam(
     images : Tensor (N,C,H,W) or (N,C,D,H,W), tuple or dict
         As in `gradcam.explain`.
     layer : str or nn.Module, default None
-        As in `gradcam.explain`, whose heatmap in [0,1] it is.
+        The target layer of the heatmap, as in `gradcam.explain`.
     target : Any, default None
         As in `gradcam.explain`.
     reshape : tuple, str or callable, default None
@@ -191,7 +191,7 @@ def guided_gradcam(
     Raises
     ------
     GradcamError
-        As `gradcam.explain` and `guided_backpropagation` do.
+        As in `gradcam.explain` and `guided_backpropagation`.
 
     Examples
     --------

@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AttributionMethod:
-    """One way to attribute a score to the picture.
+    """A method that attributes a score to the pixels of the image.
 
     Attributes
     ----------
     name : str
-        What it is called.
+        Its name.
     summary : str
         What it does, in one line.
     source : Paper
-        Where it is from.
+        The paper.
     cost : str
-        Forward passes, in words.
+        The number of forward passes, in words.
     function_name : str
-        Of the function in this package.
+        The name of its function in `gradcam.attributions`.
     has_layer : bool
-        Whether it takes a layer, as `gradcam.explain` does.
+        True if it takes a layer, as `gradcam.explain` does.
     has_progress : bool
-        Whether it takes many passes, and `progress=`.
+        True if it needs many passes. Its function then takes `progress=`.
 
     Examples
     --------
@@ -57,12 +57,12 @@ class AttributionMethod:
 
     @property
     def paper(self) -> str:
-        """Where it is from, in words."""
+        """The paper, as a line of text."""
         return str(self.source)
 
     @property
     def function(self) -> Callable[..., Attribution]:
-        """What is called with a model and images, `target=`, with a layer `layer=` and `reshape=`. Loads torch."""
+        """The function: it takes a model, images, `target=`, and with `has_layer` also `layer=` and `reshape=`."""
         return getattr(importlib.import_module("gradcam.attributions"), self.function_name)
 
 
@@ -70,24 +70,24 @@ class AttributionMethod:
 ATTRIBUTIONS: dict[str, AttributionMethod] = {
     method.name: method
     for method in (
-        AttributionMethod("input-gradients", "the gradient of the score at the picture",
-            papers.SALIENCY, "1, and the network backwards", "input_gradients"),
-        AttributionMethod("guided-backprop", "the gradient, of which every ReLU lets the positive part through",
-            papers.GUIDED_BACKPROPAGATION, "1, and the network backwards", "guided_backpropagation"),
+        AttributionMethod("input-gradients", "saliency map: gradient of the score at the image",
+            papers.SALIENCY, "1, plus a backward pass", "input_gradients"),
+        AttributionMethod("guided-backprop", "gradient, with only positive values passed back at ReLUs",
+            papers.GUIDED_BACKPROPAGATION, "1, plus a backward pass", "guided_backpropagation"),
         AttributionMethod("guided-gradcam", "guided backpropagation times the Grad-CAM heatmap",
-            papers.GRADCAM, "2, and the network backwards", "guided_gradcam", has_layer=True),
-        AttributionMethod("smoothgrad", "the gradient's mean over noisy copies of the picture",
-            papers.SMOOTHGRAD, "1 and 25, those backwards as well", "smoothgrad", has_progress=True),
+            papers.GRADCAM, "2, plus a backward pass", "guided_gradcam", has_layer=True),
+        AttributionMethod("smoothgrad", "gradient averaged over noisy copies of the image",
+            papers.SMOOTHGRAD, "1 + 25, plus 25 backward passes", "smoothgrad", has_progress=True),
         AttributionMethod("integrated-gradients",
-            "the gradient along the way from a baseline to the picture, times that way",
-            papers.INTEGRATED_GRADIENTS, "2 and 50, those backwards as well", "integrated_gradients", has_progress=True),
+            "gradients integrated along a path from a baseline",
+            papers.INTEGRATED_GRADIENTS, "2 + 50, plus 50 backward passes", "integrated_gradients", has_progress=True),
     )
 }
 # fmt: on
 
 
 def find_attribution(name: str) -> AttributionMethod:
-    """Find the method of that name.
+    """Find the attribution method of this name.
 
     Parameters
     ----------
@@ -97,12 +97,12 @@ def find_attribution(name: str) -> AttributionMethod:
     Returns
     -------
     AttributionMethod
-        Its row of the table.
+        The method.
 
     Raises
     ------
     GradcamError
-        For an unknown one; the message offers the nearest.
+        If the name is unknown. The message lists the most similar names.
 
     Examples
     --------
@@ -112,5 +112,5 @@ def find_attribution(name: str) -> AttributionMethod:
     """
     if not isinstance(name, str) or name not in ATTRIBUTIONS:
         offers = (nearest(name, ATTRIBUTIONS) if isinstance(name, str) else []) or list(ATTRIBUTIONS)
-        raise GradcamError(f"There is no attribution {name!r}. Nearest: {join_names(offers)}.")
+        raise GradcamError(f"There is no attribution method {name!r}. Nearest: {join_names(offers)}.")
     return ATTRIBUTIONS[name]

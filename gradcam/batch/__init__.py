@@ -1,1 +1,1 @@
-"""Many pictures: where they are, the stages they go through, and what is written of them."""
+"""Explain many images: the pipeline, the names of results, and the output formats."""

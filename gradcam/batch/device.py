@@ -53,23 +53,25 @@ def find_pixels(
     reason, codec = _find_hindrance(classifier, request), None
     if reason is None:
         codec = find_codec(place)
-        reason = None if codec else f"nothing decodes JPEG on {place}; torchcodec 0.16 and torchvision do where CUDA is"
+        reason = (
+            None if codec else f"JPEG cannot be decoded on {place}, which needs CUDA and torchcodec 0.16 or torchvision"
+        )
     if reason is not None and wanted == "device":
-        raise DeviceError(f"Pixels cannot be on the device: {reason}. Take auto or cpu.")
+        raise DeviceError(f"Images cannot be processed on the device: {reason}. Use auto or cpu.")
     return codec
 
 
 def _find_hindrance(classifier: Classifier, request: Request | None) -> str | None:
     own = classifier.preprocess
     if classifier.task != "classification":
-        return f"that is for classification, and {classifier.name} is for {classifier.task}"
+        return f"only classifiers support that, and {classifier.name} is a model for {classifier.task}"
     if classifier.fit != "crop":
-        return f"the fit is {classifier.fit}, and what is prepared there is a crop"
+        return f"only the fit crop supports that, and the fit is {classifier.fit}"
     if classifier.reader is not read_picture:
-        return "the reader is one of your own"
+        return "the reader is user-defined"
     if not isinstance(own, Preprocessing) or own.channels != 3:
-        return "the model's preprocessing is not a resize and a crop of RGB"
-    return None if request is None or request.make_page is None else "pages are made on the processor"
+        return "the model's preprocessing is not a resize and crop of RGB"
+    return None if request is None or request.make_page is None else "pages are made on the CPU"
 
 
 def describe_pixels(codec: Codec, saving: Saving) -> dict[str, str]:
@@ -156,7 +158,7 @@ class Stage:
             torch.cuda.empty_cache()  # does nothing where there is no CUDA
         if len(part) == 1:
             why = "out of memory" if lacks_memory else "refused"
-            self.tell("moved to the processor", stage=self.name, why=why)
+            self.tell("moved to the CPU", stage=self.name, why=why)
             return [otherwise(part[0])]
         if lacks_memory:
             self.largest = len(part) // 2

@@ -99,10 +99,10 @@ def explain_into(
                 left -= 1
                 if limit and most is not None and failures > most and left:  # behind the last there is nothing to stop
                     times = "1 failure" if failures == 1 else f"{failures} failures"
-                    share = f" ({most} of {len(work.items)} pictures)" if limit.is_share else ""
+                    share = f" ({most} of {len(work.items)} images)" if limit.is_share else ""
                     raise TooManyFailuresError(
-                        f"Stopped after {times}: --max-failures is {limit}{share}. What failed is tried again with "
-                        "--resume, and does not count again."
+                        f"Stopped after {times}: --max-failures is {limit}{share}. Use --resume to continue. It retries the "
+                        "failed images, and does not count them again."
                     )
     except BaseException as error:
         records = []

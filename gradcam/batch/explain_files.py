@@ -1,4 +1,4 @@
-"""Many pictures from Python: a stream of results, for a sink of the caller's."""
+"""Explain many images from Python, as a stream of results."""
 
 from __future__ import annotations
 
@@ -61,58 +61,60 @@ def explain_files(
     pixels: str = "auto",
     **options: Unpack[ExplainOptions],
 ) -> Generator[FileResult, None, None]:
-    """Show where a model looked in each of many pictures: a result for each, in their order, as soon as it is there.
+    """Explain many images: yield one result per image, in input order, as soon as it is computed.
 
-    Only a few batches are in memory at once. The model runs in the thread that asks for results; close the generator to
-    stop. A picture that cannot be explained has its result too, with the error in it, and stops nothing. Images of a
-    store that does not answer come last, once it has had a minute to recover.
+    Only a few batches are in memory at a time. The model runs in the thread that iterates over the results; close the
+    generator to stop. An image that cannot be explained yields a result with its error, and the run continues. If an
+    object store does not answer, its images are read last, and the store gets a minute to recover.
 
     Parameters
     ----------
-    inputs : path, URL or picture, or several
-        Files, folders, globs, lists and archives, by their paths or URLs ("s3://bucket/photos/"), and pictures in any
-        other form that `gradcam.read_image` takes.
+    inputs : path, URL or image, or several
+        Files, folders, globs, lists and archives, by path or URL ("s3://bucket/photos/"), and images in any other form
+        that `gradcam.read_image` takes.
     classifier : Classifier, default None
-        None for the one that comes with the package. What `gradcam.load_model` gives for another task, such as a
-        detector, is taken as well.
+        None uses the included model. Models of other tasks from `gradcam.load_model`, such as detectors, are accepted
+        as well.
     layers : list of str, default None
-        Dotted names. None for each method's own layer.
+        Dotted names of target layers. None uses the default layer of each method.
     methods : list of str, Method or AttributionMethod, default None
         Keys of `gradcam.METHODS` and of `gradcam.attributions.ATTRIBUTIONS`, or their values, such as
-        ``gradcam.METHODS["rise"].using(masks=2000)``. None is "gradcam", or what suits the model's task.
+        ``gradcam.METHODS["rise"].using(masks=2000)``. None uses "gradcam", or the default method of the model's task.
     target : Any, default None
-        What is explained in every picture that no list asks a class for: a class by its index or label, or several of
-        them; a `ClassTarget` with one row of classes at most; a box, a mask, a sentence or another of
-        `gradcam.targets`, for a model of that task; or a function from the model's output to scores (N,) or (N,K).
-        None for each picture's top class, or the surest of what a model of another task finds.
+        The target for every image that has no class in a list. For a classifier: one or several classes by index or
+        label, or a `ClassTarget` with at most one row of classes. For other models: a box, a mask, a sentence or any
+        other target of `gradcam.targets`. For any model: a function from the model's output to scores (N,) or (N,K).
+        None explains the top class of each image, or the default target of the model's task, such as the
+        highest-scoring box.
     batch_size : int or "auto", default "auto"
-        Pictures to explain at once; halved on a device that they do not fit into.
+        The batch size. It is halved if the device runs out of memory.
     workers : int, default None
-        Threads that read. None for one on each core.
+        The number of threads that read images. None uses one per core.
     pixels : str, default "auto"
-        Where pictures are decoded and resized: "cpu", "device" for the model's own, or "auto" for the device where that
-        is CUDA and can decode JPEG. What it cannot decode, the processor does.
+        Where images are decoded and resized: "cpu", "device" (the model's device), or "auto", which uses a CUDA device
+        that can decode JPEG. The CPU decodes the images that the device cannot.
     **options : Any
         The options of `explain`.
 
     Yields
     ------
     FileResult
-        Its fields are `name`, the picture's, relative to the input's root; `path`, None for what is given in another
-        form and for what lies in an archive or a store; `error`, None where the picture was explained; `explanations`,
-        a dict by layer name and method name; `attributions`; `predictions`, the most probable classes, or what the
-        model found, such as its boxes; and `note`, what a person should know of how the picture is shown.
+        `name` is the image's name, relative to the input's root. `path` is None for images in archives, in stores and in
+        other forms. `error` is None if the image was explained. `explanations` is a dict by layer name and method name.
+        `attributions` are the results of attribution methods. `predictions` are the most probable classes, or the
+        model's detections. `note` is a remark on how the image is displayed.
 
     Raises
     ------
     GradcamError
-        For arguments that are unknown or do not fit, at the call, before any picture is read.
+        If an argument is unknown or invalid. Raised at the call, before any image is read.
     DeviceError
-        For "device" where pixels cannot be there, at the call; and where a GPU is lost.
+        If `pixels` is "device" and the device cannot process images (raised at the call), or if a GPU is lost during
+        the run.
     InputError
-        For inputs that cannot be listed, at the call too.
+        If the inputs cannot be listed. Raised at the call.
     StoreError
-        Where a store that has to be listed does not answer, at the call.
+        If an object store does not answer while its files are listed. Raised at the call.
 
     Examples
     --------
@@ -124,7 +126,7 @@ def explain_files(
     """
     if classifier is not None and not isinstance(classifier, Classifier):
         raise ModelError(
-            f"classifier is {shorten(classifier)}, expected what gradcam.load_classifier gives, which takes any model."
+            f"classifier is {shorten(classifier)}, expected a model from gradcam.load_classifier or gradcam.load_model."
         )
     classifier = classifier or load_classifier()
     if layers is not None and (not isinstance(layers, (list, tuple)) or not layers):
@@ -148,7 +150,7 @@ def explain_files(
         partial(find, classifier, request),
         list_inputs(inputs).items,
         finish=_to_result,
-        batch_size=check_count(size, "batch_size", "a number of pictures to explain at once, 1 or more."),
+        batch_size=check_count(size, "batch_size", "a number of images, 1 or more."),
         workers=check_count(threads, "workers", "a number of threads, 1 or more."),
         pixels=stages,
     )
@@ -167,7 +169,7 @@ def _to_target(classifier: Classifier, target: Any) -> Any:
         return target
     chosen = target if isinstance(target, ClassTarget) else ClassTarget(target)
     if chosen.top > classifier.classes:
-        raise TargetError(f"The top {chosen.top} classes are asked for: this model has {classifier.classes}.")
+        raise TargetError(f"The top {chosen.top} classes were requested, but this model has {classifier.classes}.")
     if chosen.classes is None:
         return chosen
     given = chosen.classes.tolist() if hasattr(chosen.classes, "tolist") else chosen.classes

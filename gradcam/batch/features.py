@@ -59,8 +59,8 @@ class Extractor:
         for name, tensor in found.items():
             if not tensor.ndim or len(tensor) != len(images):
                 raise LayerError(
-                    f"Layer '{name}' gives {tuple(tensor.shape)} for {len(images)} pictures: its rows are not the pictures, "
-                    "so that none has features of its own. Choose a layer outside the part that folds the batch."
+                    f"Layer '{name}' returns {tuple(tensor.shape)} for {len(images)} images: its first dimension is not the "
+                    "batch, so features cannot be assigned to images. Choose a layer before or after that reshape."
                 )
         return {name: self._pool(name, tensor, images) for name, tensor in found.items()} if self.pools else found
 
@@ -74,8 +74,8 @@ class Extractor:
         layout = Axes(model, to_batch(images), patches).find_layout(tensor.shape, module, self.reshape)
         if layout is None:
             raise LayerError(
-                f"Layer '{name}' gives {tuple(tensor.shape)} for {len(images)} pictures, in which it is not certain where "
-                "their grid lies: give --reshape, or leave --pool out."
+                f"Layer '{name}' returns {tuple(tensor.shape)} for {len(images)} images, and its grid cannot be determined: "
+                "give --reshape, or leave out --pool."
             )
         return layout.to_grid(tensor).flatten(2).mean(2)
 
@@ -162,8 +162,8 @@ class FeatureFile:
             first = self._spools.get(layer)
             if first is not None and first.shape != tuple(tensor.shape):
                 raise LayerError(
-                    f"Layer '{layer}' gives {tuple(tensor.shape)} for {name} and {first.shape} for the pictures before it, "
-                    "which do not fit into one array: give --size HEIGHTxWIDTH, so that all are alike, or --pool."
+                    f"Layer '{layer}' returns {tuple(tensor.shape)} for {name}, but {first.shape} for earlier images, so "
+                    "they do not fit into one array: give one --size HEIGHTxWIDTH for all images, or --pool."
                 )
         with _blaming(self.path):
             for layer, tensor in tensors.items():
@@ -214,7 +214,7 @@ class FeatureFile:
 def check_feature_file(path: Path, names: Sequence[str]) -> None:
     """Raises `OutputError` where the names do not fit into the file, or its folder cannot be made or written."""
     if path.suffix.lower() == ".safetensors" and len(json.dumps(json.dumps(names))) > LONGEST_HEADER * 0.99:
-        raise OutputError(f"{path}: holds the names of fewer pictures than these {len(names)}; write an .npz file.")
+        raise OutputError(f"{path}: cannot store the names of {len(names)} images; write an .npz file instead.")
     with _blaming(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path.parent).close()
@@ -224,8 +224,10 @@ def check_layers(path: Path, layers: Sequence[str]) -> None:
     """Raises `GradcamError` for a layer whose name means something else in such a file."""
     name, is_npz = RESERVED[path.suffix.lower()], path.suffix.lower() == ".npz"
     if name in layers:
-        what, other = ("the pictures' names are", ".safetensors") if is_npz else ("what is said of the file is", ".npz")
-        raise GradcamError(f"A layer is called '{name}', as {what} in a {path.suffix} file: write a {other} file.")
+        what, other = ("the image names", ".safetensors") if is_npz else ("the metadata", ".npz")
+        raise GradcamError(
+            f"The layer name '{name}' is reserved for {what} in a {path.suffix} file: write a {other} file instead."
+        )
 
 
 @contextlib.contextmanager

@@ -258,7 +258,7 @@ def find(
     results: list[PictureResult | GradcamError] = []
     for i, said in enumerate(predictions):
         if said is None:
-            results.append(GradcamError("The model's output is NaN or infinite in places: look at its weights."))
+            results.append(GradcamError("The model's output contains NaN or infinite values: check its weights."))
             continue
         found = PictureResult(maps, attributions, said, request.target)
         if len(pictures) > 1:
@@ -307,8 +307,8 @@ def _to_target(target: Any, classes: Sequence[int] | None, pictures: int) -> Any
         return target
     if target is None or isinstance(target, (Box, MissedBox, Mask)):
         return classes[0] if target is None else replace(target, class_=classes[0])
-    what = "a function" if not isinstance(target, Target) else f"of another kind, {type(target).__name__}"
-    raise TargetError(f"A class is asked for, and the target is {what}: give one of them.")
+    what = "a function" if not isinstance(target, Target) else f"a {type(target).__name__}"
+    raise TargetError(f"A class is given, but the target is {what}: give only one of them.")
 
 
 def _tell_why(

@@ -152,7 +152,7 @@ class Saving:
         from gradcam.images.draw import find_colormap
 
         if not self.kinds or not set(self.kinds) <= set(SAVED):
-            raise GradcamError(f"What is to be written is {shorten(self.kinds)}, expected some of {join_names(SAVED)}.")
+            raise GradcamError(f"The outputs to save are {shorten(self.kinds)}, expected some of {join_names(SAVED)}.")
         check_choice(self.format, "The format", FORMATS)
         check_count(self.quality, "quality", "a whole number from 1 to 100.", most=100)
         check_number(self.alpha, "alpha", "an opacity from 0 to 1.", most=1)
@@ -200,8 +200,8 @@ def check_outputs(
         for other, rest in _divide(stem) if inner else ():
             if other in names and rest in inner:
                 raise OutputError(
-                    f"{names[other]} and {name}: both would have results of one name; rename one of them, or explain them "
-                    "into two folders"
+                    f"{names[other]} and {name}: their results would have the same name; rename one image, or use two "
+                    "output folders"
                 )
     places: dict[str, list[str]] = {}  # where results go, whatever links lead there
     for parent in {stem.rpartition("/")[0] for stem in stems.values()}:
@@ -215,7 +215,7 @@ def check_outputs(
             rests = [rest for other, rest in _divide(stem) if other in names] if suffix in suffixes else []
             if any(rest == start or rest.startswith(f"{start}-") for rest in rests for start in starts):
                 raise OutputError(
-                    f"{path}: a result in {to_reader(folder).show()} would replace this picture; choose another --output"
+                    f"{path}: a result in {to_reader(folder).show()} would replace this image; choose another --output"
                 )
 
 
@@ -224,7 +224,7 @@ def check_panel(saving: Saving, request: Request) -> None:
     unfit = [each.name for each in request.methods or request.attributions if not request.methods or not each.has_layer]
     if "panel" in saving.kinds and unfit:
         raise GradcamError(
-            f"A panel is made of maps at layers, and {unfit[0]} makes none there: leave one of them out."
+            f"A panel needs maps at layers, but {unfit[0]} makes none: leave out the panel, or this method."
         )
 
 

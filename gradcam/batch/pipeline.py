@@ -95,7 +95,7 @@ def compute_items(
 
 def say_unanswered(images: int) -> None:
     """Log that images of stores that did not answer are read again."""
-    LOG.warning("%d image(s) are read again after all others, because their store did not answer", images)
+    LOG.warning("%d image(s) are read again at the end, because their store did not answer", images)
 
 
 def _read_hurrying(read: Callable[[Item], Read], item: Item) -> Read:

@@ -94,7 +94,7 @@ class Read:
     waiting: Waiting | None = None
 
 
-NOT_HERE = GradcamError("The picture is not here yet, or not any more.")  # in its place
+NOT_HERE = GradcamError("The image is not loaded.")  # in its place
 
 
 def wait(name: str, data: bytes | Reading) -> Waiting | None:
@@ -139,7 +139,7 @@ def read_item(
             fetched = Fetched(item, digest)
             reading = _blaming(item.name, path, classifier.reader)
             if _look_at(path)[0] != before:
-                raise ImageError("was changed while it was read: try again once it is whole")
+                raise ImageError("changed while it was read: try again when it is complete")
             prepared = classifier.prepare(reading)
         return Read(fetched, prepared if upload is None else replace(prepared, image=upload(prepared.image)), wanted)
     except StoreError:

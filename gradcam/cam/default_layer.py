@@ -27,8 +27,8 @@ from gradcam.targets.classes import is_function
 Result = TypeVar("Result")
 
 BLIND = (
-    "The gradient is exactly zero at every layer that has a grid: nothing there can change the score (weights of zero in "
-    "the head, a probability that is exactly 0 or 1). Choose another score or class."
+    "The gradient is exactly zero at every layer that has a grid, so no layer can change the score (a head with zero "
+    "weights, or a probability of exactly 0 or 1). Choose another score or class."
 )
 MAX_CANDIDATES = 24  # layers of which it is measured whether they respond in place, after the first did not
 
@@ -150,7 +150,9 @@ class DefaultLayerSearch:
         names = [name_in_model(self.model, self.bound.model, name) for name in (best, *suggestion.layers)]
         names = list(dict.fromkeys(filter(None, names)))  # the model itself has no name
         if not names:
-            raise LayerError(f"No layer of {type(self.model).__name__} has a spatial grid: name the layer to explain.")
+            raise LayerError(
+                f"No default layer with a spatial grid was found in {type(self.model).__name__}. Name the layer to explain."
+            )
         note = suggestion.note if best == suggestion.layers[0] else None
         is_bypassed = None if whole_batch else suggestion.bypassed.get(best)
         default = DefaultLayer(names[0], note, is_bypassed=is_bypassed, is_recorded=suggestion.is_recorded)
@@ -190,7 +192,7 @@ class DefaultLayerSearch:
             raise BlindLayerError(BLIND)
         misplaced = next(iter(problems))
         if all("does not depend" in problem for problem in problems.values()):
-            raise LayerError(f"{problems[misplaced]} No other layer that was tried responds in place.")
+            raise LayerError(f"{problems[misplaced]} No other layer that was tested responds in the right place.")
         default = DefaultLayer(misplaced, is_recorded=default.is_recorded, is_misplaced=True)
         return default, try_layer(default)
 

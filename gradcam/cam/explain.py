@@ -51,43 +51,42 @@ from gradcam.targets.heads import refuse_features
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """Where a model looked: K maps for each of N images.
+    """Heatmaps of N images: K class activation maps for each image.
 
-    Volumes have (d,h,w) and (D,H,W) in place of (h,w) and (H,W). Tensors are on the images' device.
+    Volumes have (d,h,w) and (D,H,W) instead of (h,w) and (H,W). Tensors are on the images' device.
 
     Attributes
     ----------
     maps : Tensor (N,K,h,w)
-        What the method gave, float32, at the layer's resolution: the positive values, the negative ones without their
-        sign, or both, as `evidence` says. Where pictures were padded on their way into the model, a map is of the
-        picture alone.
+        The raw output of the method, float32, at the layer's resolution: the positive values, the absolute negative values,
+        or both, as `evidence` selects. If the model pads images, a map covers the image only, without the padding.
     heatmaps : Tensor (N,K,H,W)
         The maps at the input's size, float32, each divided by its own maximum: from 0 to 1, or from -1 to 1 for signed
-        evidence. A blank map stays zero. Of a list of pictures of several sizes it is a list of N tensors (K,H,W).
+        evidence. A blank map stays zero. For a list of images of different sizes, a list of N tensors (K,H,W).
     classes : Tensor (N,K) or None
-        The explained classes, int64; None where the target was a function, a sentence or another picture.
+        The explained classes, int64; None if the target was a function, a sentence or a reference image.
     scores : Tensor (N,K)
-        What was explained, float32. Where pictures have different numbers of boxes, the rest is NaN, with blank maps and
-        class -1.
+        The explained scores, float32. If images have different numbers of boxes, missing ones have score NaN, class -1 and a
+        blank map.
     output : Any
-        The model's own output, detached.
+        The model's output, detached.
     layer : str
-        The layer's dotted name, or "input", or "attention".
+        The target layer's dotted name, or "input", or "attention".
     method : str
         The method's name.
     evidence : str
         "positive", "negative" or "signed".
     instances : sequence of sequences of Instance, or None
-        For each image what each of its maps is of, where that is more than a class: a box, a mask, a sentence.
+        What each map of each image explains, where that is more than a class: a box, a mask, a sentence.
     found : sequence of sequences of Instance, or None
-        All that the model found in each image, such as its boxes.
+        All detections of the model in each image, such as its boxes.
     reference : Explanation or None
-        Of a likeness to another picture, the maps on that one.
+        The maps on the reference image, when images are compared with `targets.Like`.
     layout : str or None
-        How the layer's output lies on the image, such as "channels first" or "tokens"; None where no layer is explained.
+        The layout of the layer's output, such as "channels first" or "tokens"; None if no layer is explained.
     output_name : str or None
-        The part of the model's output that has the scores, such as "logits" or "0"; None where the output is one tensor,
-        or the target is a function.
+        The key or index of the explained tensor in the model's output, such as "logits" or "0"; None if the output is one
+        tensor, or the target is a function.
 
     Examples
     --------
@@ -128,22 +127,22 @@ class Explanation:
         """Write the explanation for NumPy: all of it to an ``.npz`` file, or a single map (h,w) to an ``.npy`` file.
 
         `numpy.load("a.npz")` has `maps`, `heatmaps`, `classes` (unless the target was a function), `scores`, `layer`,
-        `method` and `evidence`. A map alone is as `gradcam batch --save map` writes it. The file is whole, or not
-        there.
+        `method` and `evidence`. A single map has the format of `gradcam batch --save map`. The file is written completely or
+        not at all.
 
         Parameters
         ----------
         path : str or path
             The file, ending in ``.npz`` or ``.npy``. Its folder has to exist.
         i : int, default None
-            Image `i` alone.
+            The image to save; None for all.
         k : int, default None
-            Its k-th map alone.
+            The map of that image to save; None for all.
 
         Raises
         ------
         ImageError
-            For another suffix, where there is no such map, and where the file cannot be written.
+            If the suffix is neither ``.npz`` nor ``.npy``, if there is no such map, or if the file cannot be written.
 
         Examples
         --------
@@ -174,87 +173,90 @@ def explain(
     layers: Sequence[str | nn.Module] | None = None,
     **options: Unpack[ExplainOptions],
 ) -> Explanation:
-    """Show where a model looked, in one forward pass and a backward pass through the tail of the network.
+    """Compute class activation maps, in one forward pass and a backward pass through the layers after the target layer.
 
-    The model is left as it was: hooks, training flags, buffers, `requires_grad`, ``.grad``, grad mode, random state. It
-    is explained in evaluation mode. Several threads may explain one model at once. A training step that overlaps with
-    an explanation runs in evaluation mode, since a module's training flag is one for all threads: take turns there.
+    The model is left unchanged: hooks, training flags, buffers, `requires_grad`, ``.grad``, grad mode, random state. It
+    runs in evaluation mode. Several threads may explain one model at once. Do not train a model in another thread
+    meanwhile: training flags are shared by all threads, so a training step would run in evaluation mode.
 
     Parameters
     ----------
     model : nn.Module
-        Any PyTorch model; it may be frozen, in training, in half precision or compiled.
+        Any PyTorch model. It may be frozen, in training mode, in half precision or compiled.
     images : Tensor (N,C,H,W) or (N,C,D,H,W), tuple or dict
-        What the model takes, usually a floating tensor, preprocessed. A tuple is passed as positional arguments, a dict
-        as keyword arguments; N and the size are those of its first floating 4-D or 5-D tensor. A detector may take a
-        list of pictures (C,H,W), of any sizes.
+        The model's input, usually a preprocessed floating-point tensor. A tuple is passed as positional arguments, a dict
+        as keyword arguments; its first floating-point 4-D or 5-D tensor is taken as the images. Detectors may take a list
+        of images (C,H,W), of any sizes.
     layer : str or nn.Module, default None
-        A layer's dotted name, or the module. "backbone:out" or "backbone.fpn:2" names one of several tensors that it
-        gives, by key or index; "encoder.layer4#1" one of several runs, counted from 0. Where several tensors are given
-        and none is named, the first that has a grid and that the score depends on is taken; of a pyramid, the sum of
-        its levels. None takes the last layer that has a grid and through which all of the picture reaches the score
-        (behind an activation such as ReLU, for methods that assume activations that are not negative; the last of the
-        coarsest grid, for dense outputs), and whose cells respond where the image changes. To find it costs two more
-        forward passes the first time, one of them of one image: it is remembered while the model and the form of the
-        images stay the same. For a target that is a function, or an object of `gradcam.targets` but `ClassTarget`, it
-        is looked for each time: name the layer in loops.
+        The target layer: its dotted name, or the module. "backbone:out" or "backbone.fpn:2" names one of several output
+        tensors, by key or index. "encoder.layer4#1" names one of several runs, counted from 0. If a layer returns
+        several tensors and none is named, the first one that has a grid and affects the score is used; for a feature
+        pyramid, the sum of its levels. None selects the last layer that meets three conditions: it has a grid, all of
+        the image reaches the score through it, and its cells respond where the image changes. (Methods that assume
+        non-negative activations get a layer after an activation such as ReLU; dense outputs get the last layer of the
+        coarsest grid.) The search costs two more forward passes the first time, one of them of one image. The result is
+        cached while the model and the shape of the images stay the same. It is not cached for functions as target and
+        for `gradcam.targets` other than `ClassTarget`: name the layer in loops.
     method : str or Method, default None
         A key of `gradcam.METHODS`, or one of its values. Rollout, gradient-rollout and legrad follow a transformer's
-        attention; they and RISE look at no layer. None is "gradcam", but for targets that have a method of their own,
-        such as a box, whose maps are "hirescam" at each level of the feature pyramid, and for functions of any output
-        but (N,C), such as a segmenter's, which are "hirescam" too.
+        attention; they and RISE need no layer. None is "gradcam" for classes. For boxes and other targets with places, and
+        for functions of an output other than (N,C), such as a segmentation, it is "hirescam", at each level of a feature
+        pyramid.
     target : Any, default None
-        What is explained: None for each image's top class, an int for all images, N ints, a nested (N,K) sequence or
-        tensor for K maps of each, a `gradcam.targets.ClassTarget`, a function from the model's output to scores (N,) or
-        (N,K); or a box, a mask, a keypoint, a sentence, a word or another picture, as `gradcam.targets` has them.
+        What to explain. None: each image's top class. An int for all images, N ints, or a nested (N,K) sequence or tensor
+        for K maps per image. A `gradcam.targets.ClassTarget`. A function from the model's output to scores (N,) or (N,K).
+        A box, mask, keypoint, sentence, word or reference image, as in `gradcam.targets`.
     layers : sequence of str or nn.Module, default None
-        Several layers in place of `layer`, to be joined as `join` says.
+        Several layers instead of `layer`, to be joined as `join` says.
 
     Other Parameters
     ----------------
     join : str, default None
         "sum" adds the raw maps of `layers`, at the finest of their grids.
     evidence : str, default "positive"
-        "positive" speaks for the class, "negative" against it; "signed" is both, in [-1,1]. The last two are for
-        methods with `is_signed`; a regression, or a single logit, needs them.
+        "positive" is evidence for the class, "negative" evidence against it; "signed" is both, in [-1,1]. "negative"
+        and "signed" need a method with `is_signed`. Use them for regression and for single logits.
     augmentation : str, default "none"
-        "flip" adds the mirrored images to the batch; "flip-scale" also both times 0.9 and times 1.1. Maps are means
-        over these views.
+        Test-time augmentation. "flip" adds the mirrored images to the batch. "flip-scale" also adds the images and the
+        mirrored images with all values multiplied by 0.9 and by 1.1. Maps are means over these views.
     smoothing : str, default "none"
-        "eigen" takes the first principal component of the weighted channels in place of their sum.
+        "eigen" uses the first principal component of the weighted channels instead of their sum.
     reshape : tuple, str or callable, default None
-        How the layer's output lies on the picture, where that is not certain: the grid (h, w) or (d, h, w) of the last
-        of its tokens; "channels first", "channels last", "tokens" (N,T,D) or "tokens first" (T,N,D); or a function from
-        the layer's tensor to (N,C,h,w) or (N,C,d,h,w), which picks and moves values and computes nothing.
+        The layout of the layer's output, if it is ambiguous. A tuple is the grid (h, w) or (d, h, w) that the tokens
+        form. Extra tokens before the grid, such as a class token, are skipped. A name is "channels first", "channels
+        last", "tokens" (N,T,D) or "tokens first" (T,N,D). A function turns the layer's tensor into (N,C,h,w) or
+        (N,C,d,h,w), and may only pick and move values.
     memory_budget : int, default None
-        Bytes that a method which runs the model again may take for that; None is 256 MB, or one variant of the images.
+        Memory in bytes for methods that run the model several times. None means 256 MB, or the memory of one variant of
+        the images if that is more.
     progress : callable, default None
-        Called by such methods with the passes done and the number of all. What it raises ends the explanation.
+        Called by methods that run the model several times, with the number of passes done and the total. An exception
+        that it raises ends the explanation.
 
     Returns
     -------
     Explanation
-        `maps` as the method gave them, and `heatmaps` from 0 to 1 at the images' size.
+        The raw `maps`, and `heatmaps` from 0 to 1 at the images' size.
 
     Raises
     ------
     ModelError
         If the model cannot be explained.
     LayerError
-        If there is no such layer, or no map can be taken there; `BlindLayerError` if the score does not depend on it.
+        If there is no such layer, or it has no grid; `BlindLayerError` if the score does not depend on it.
     TargetError
         If the target does not fit the model's output.
     ImageError
-        If the images are not what a model takes.
+        If the images are not a valid input.
     GradcamError
-        For unknown methods and options. Errors of the model itself come through as they are.
+        If a method or an option is unknown. Errors of the model itself are passed on unchanged.
 
     Warns
     -----
     GradcamWarning
-        If the cells of a layer do not respond where the image changes, measured once for a default layer, and for a
-        named one whose layout is a guess; if images of the batch depend on one another; if only probabilities are
-        there to explain; if a map holds nothing but rounding.
+        If the cells of a layer do not respond where the image changes. This is measured once, for default layers and
+        for named layers with an ambiguous layout. Also if images of the batch depend on one another, if the output is
+        probabilities instead of logits, and if a map contains only rounding errors.
 
     Examples
     --------
@@ -280,7 +282,10 @@ def one_map(
     if layers is None:
         return None if layer is None else [layer]
     if layer is not None or join is None:
-        raise LayerError("explain() makes one map: pass layers=[...] with join='sum', or one layer; or call compare().")
+        raise LayerError(
+            "explain() makes one heatmap per class: pass one layer, or layers=[...] with join='sum'. For one heatmap per "
+            "layer, call compare()."
+        )
     return check_layers(layers)
 
 
@@ -293,10 +298,10 @@ def compare(
     target: Any = None,
     **options: Unpack[ExplainOptions],
 ) -> dict[tuple[str, str], Explanation]:
-    """Explain at several layers with several methods, all from one forward and one backward pass.
+    """Explain with several layers and methods, all from one forward and one backward pass.
 
-    Shapley-CAM takes two more backward passes for each class and layer; methods that run the model again do so for each
-    layer.
+    Shapley-CAM takes two more backward passes per class and layer. Methods that run the model several times do so for
+    each layer.
 
     Parameters
     ----------
@@ -305,7 +310,7 @@ def compare(
     images : Tensor (N,C,H,W) or (N,C,D,H,W), tuple or dict
         As in `explain`.
     layers : sequence of str or nn.Module
-        Layers by name or module; methods that look at no layer need none. With `join="sum"` they make one map.
+        Layers by name or module; methods that need no layer ignore them. With `join="sum"` they make one map.
     methods : iterable of str or Method
         Keys or values of `gradcam.METHODS`.
     target : Any, default None
@@ -316,14 +321,13 @@ def compare(
     Returns
     -------
     dict of (str, str) to Explanation
-        By layer name and method name. RISE is in it once, as ("input", "rise"), methods that follow attention as
-        ("attention", name), joined layers as "layer3 + layer4". A layer that nothing reaches has blank maps, and a
-        warning.
+        By layer name and method name. RISE occurs once, as ("input", "rise"), attention methods as ("attention", name),
+        joined layers as "layer3 + layer4". A layer without gradient has blank maps, with a warning.
 
     Raises
     ------
     GradcamError
-        As `explain` does.
+        As in `explain`.
 
     Examples
     --------
@@ -405,11 +409,11 @@ def carry_out(
     # Who names a layer means to look at it, which methods that follow attention do not.
     plan = plan.complete("gradcam" if layers and METHODS[bound.method].place == "attention" else bound.method)
     if bound.has_places and plan.options["augmentation"] != "none":
-        raise TargetError("A place in the picture is elsewhere in other views of it: leave the augmentation out.")
+        raise TargetError("Augmented views move the explained region of the image: leave augmentation= out.")
     if plan.needs_layers and not layers and bound.layer is None:
         positive, reshape = all(method.assumes_positive for method in plan.methods), plan.options["reshape"]
         if callable(reshape):
-            raise LayerError("reshape is a function, which takes the tensor of one layer: name that layer.")
+            raise LayerError("reshape is a function of one layer's tensor: name that layer.")
         search = DefaultLayerSearch(model, bound, facts, reshape, positive)
         return search.explain(lambda given, layer, how: _explain_at(model, given, [layer], plan, facts, **how))
     are_named = bool(layers)
@@ -425,7 +429,7 @@ def carry_out(
         with contextlib.suppress(Exception):  # whatever a model raises when it runs once more
             found = find_suggestion(bound.model, bound.batch, bound.target)
             layer = find_last_with_gradient(model, bound, found.layers, facts)
-            said = said if layer is None else f"{error} Choose '{layer}', whose patches do."
+            said = said if layer is None else f"{error} Choose '{layer}', whose patches reach it."
         raise type(error)(said) from None
 
 

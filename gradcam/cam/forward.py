@@ -41,8 +41,8 @@ from gradcam.targets.base import Scored
 from gradcam.targets.classes import compute_scores
 
 DEPENDENT = (
-    "The images of this batch depend on one another in the model (such as a batch norm without running statistics): "
-    "a map here is not the one of its image alone. Explain them one by one for that."
+    "The images of this batch depend on one another in the model (for example, by batch norm without running statistics): "
+    "each heatmap depends on the other images. To avoid this, explain the images one by one."
 )
 
 
@@ -232,12 +232,12 @@ def _refuse_frames(batch: Batch, modules: Sequence[nn.Module]) -> None:
         if {"input_ids", "pixel_attention_mask"} & batch.kwargs.keys():
             raise ImageError(
                 f"pixel_values are {tuple(batch.pictures.shape)}, several images or tiles for each sample. "
-                "Turn splitting off in the processor (do_image_splitting=False), pass pixel_values[:, 0], and the "
-                "model inside a module whose forward gives it pixel_values[:, None]."
+                "Turn off splitting in the processor (do_image_splitting=False), pass pixel_values[:, 0], and wrap the "
+                "model in a module whose forward passes pixel_values[:, None] to it."
             )
         raise ImageError(
-            f"The images are {tuple(batch.pictures.shape)}, frames before channels: pass frames.transpose(1, 2), and the "
-            "model inside a module whose forward(clips) returns model(clips.transpose(1, 2))."
+            f"The images are {tuple(batch.pictures.shape)}, frames before channels: pass frames.transpose(1, 2), and wrap "
+            "the model in a module whose forward(clips) returns model(clips.transpose(1, 2))."
         )
 
 
@@ -299,11 +299,11 @@ def find_layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[i
         if is_in_8_bits(model):
             raise ModelError(f"{type(model).__name__} computes with {IN_FLOATS}")
         is_graph = isinstance(model, torch.fx.GraphModule)
-        of_exported = "; of an exported program take torch.export.unflatten(program)" if is_graph else ""
+        of_exported = " For an exported program, explain torch.export.unflatten(program)." if is_graph else ""
         raise LayerError(
-            f"No layer of {type(model).__name__} that runs just once has a spatial grid"
-            f"{'' if reshape is None else f' that reshape={reshape!r} fits'}: name the layer to explain, and say with "
-            f"reshape= how its output lies on the image{of_exported}."
+            f"No default layer with a spatial grid{'' if reshape is None else f' that fits reshape={reshape!r}'} was found "
+            f"in {type(model).__name__}. Name the layer to explain, with reshape= if its output is not (N,C,h,w)."
+            f"{of_exported}"
         )
     return names
 

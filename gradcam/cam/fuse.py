@@ -20,28 +20,28 @@ AnyExplanation = TypeVar("AnyExplanation", bound=Explanation)
 def fuse(
     explanations: Sequence[AnyExplanation] | Mapping[tuple[str, str], AnyExplanation], how: str = "mean"
 ) -> AnyExplanation:
-    """Make one explanation of several of the same images and classes: layers or methods joined.
+    """Fuse several explanations of the same images and classes into one, for example of several layers or methods.
 
-    Each heatmap is divided by its own maximum first, so that all count alike.
+    Each heatmap is divided by its own maximum first, so that all have equal weight.
 
     Parameters
     ----------
     explanations : sequence or mapping of Explanation
-        At least one; what `compare` gives may be passed as it is. That the images and target functions are the same is
-        the caller's to see to.
+        At least one, or the result of `compare`. They have to be of the same images and target functions; this is not
+        checked.
     how : str, default "mean"
-        "mean" averages them; "max" takes the strongest value at each pixel, whatever its sign.
+        "mean" averages them; "max" takes the value with the largest magnitude at each pixel.
 
     Returns
     -------
     Explanation
-        Its `maps` are float32 (N,K,H,W), at the input's size; `layer` and `method` name all that went in, with "+"
-        between; `scores`, `output` and pictures are the first one's.
+        Its `maps` are float32 (N,K,H,W), at the input's size. `layer` and `method` join all names with "+". `scores`,
+        `output` and images are those of the first explanation.
 
     Raises
     ------
     GradcamError
-        For none, for an unknown `how`, and where sizes, classes or evidence differ.
+        If the list is empty, if `how` is unknown, or if sizes, classes or evidence differ.
 
     Examples
     --------
@@ -53,13 +53,13 @@ def fuse(
     found = list(explanations.values()) if isinstance(explanations, Mapping) else explanations
     if not isinstance(found, Sequence) or not found or not all(isinstance(each, Explanation) for each in found):
         raise GradcamError(
-            f"The explanations are {shorten(explanations)}, expected a list of at least one, or what compare() gives."
+            f"The explanations are {shorten(explanations)}, expected a non-empty list, or the result of compare()."
         )
     if not isinstance(how, str) or how not in HOW:
         raise GradcamError(f"how is {shorten(how)}, expected one of {join_names(HOW)}.")
     first = found[0]
     if any(isinstance(each.heatmaps, list) for each in found):
-        raise GradcamError("The pictures have several sizes: explain those of one size, and fuse these.")
+        raise GradcamError("The images have different sizes: fuse explanations of images of one size.")
     for other in found[1:]:
         check_alike(first, other)
     heatmaps = torch.stack([each.heatmaps.to(first.heatmaps.device) for each in found])
@@ -79,15 +79,15 @@ def check_alike(one: Explanation, other: Explanation) -> None:
     """Raises `GradcamError` where two are not of the same sizes, classes and evidence."""
     shapes = [_shapes(each.heatmaps) for each in (one, other)]
     if shapes[0] != shapes[1]:
-        said = f"Heatmaps {shapes[0]} and {shapes[1]} do not go together"
+        said = f"Heatmaps {shapes[0]} and {shapes[1]} differ in shape"
         raise GradcamError(f"{said}: explain the same images and classes.")
     if one.evidence != other.evidence:
-        raise GradcamError(f"{one.evidence} and {other.evidence} evidence do not go together: ask for the same kind.")
+        raise GradcamError(
+            f"The explanations show {one.evidence} and {other.evidence} evidence: use the same evidence= for all."
+        )
     classes = [None if each.classes is None else each.classes.tolist() for each in (one, other)]
     if classes[0] != classes[1]:
-        raise GradcamError(
-            "These are explanations of different classes, which do not go together: give the same target."
-        )
+        raise GradcamError("The explanations are of different classes: pass the same target= for all.")
 
 
 def _shapes(heatmaps: Any) -> object:

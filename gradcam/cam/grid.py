@@ -36,8 +36,8 @@ from gradcam.layers.layout import (
 )
 
 TEXT = (
-    "of text, or of text and picture in one row: its length is the text's, so that its rows are no places. Choose a layer "
-    "of the part that sees the picture alone."
+    "of text tokens, or of text and image tokens together, which form no grid on the image. Choose a layer of the image "
+    "encoder."
 )
 JOINS = ("sum",)
 # Models of which a layout was corrected: of these, named layers are measured like default ones.
@@ -45,8 +45,8 @@ _corrected_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 MIN_GRADIENT = 1e-35  # in float32, which ends at 1e-38: products with less have few digits
 ORDERED = "a token order was measured"  # the key of that fact
 SHARES = (
-    "whose rows add up to 1: shares of attention between tokens, which are no picture. Choose the block around it, or a "
-    "method that follows attention, such as 'rollout'."
+    "whose rows sum to 1: attention weights between tokens, not a feature map. Choose the block around it, or an "
+    "attention method such as 'rollout'."
 )
 
 
@@ -282,8 +282,8 @@ def find_placed_layer(
 def tell_misplaced(layer: str, problem: str) -> str:
     """Return what there is to say of a map whose cells do not respond in their places."""
     return (
-        f"The map at layer '{layer}' may lie in wrong places: {problem}. Choose another layer, or say with reshape= how it "
-        "lies."
+        f"The heatmap at layer '{layer}' may be misplaced: {problem}. Choose another layer, or give the grid of its output "
+        "with reshape=."
     )
 
 
@@ -313,13 +313,13 @@ def _why_not(shape: tuple[int, ...], batch: Batch, reshape: str | tuple[int, ...
     if batch.images not in shape[:2] or (batch.images != shape[0] and len(shape) != 3):
         return _folded(batch)
     if len(shape) == 3 or (len(shape) == len(batch.size) + 2 and max(shape[2:]) > 1):
-        return f"for images of {size}, in which it is not certain where their grid lies: {_options(shape, batch)}"
-    return f"for images of {size}, in which there is no spatial grid: choose a layer before pooling and flattening."
+        return f"for images of {size}, and its spatial grid is ambiguous: {_options(shape, batch)}"
+    return f"for images of {size}, which has no spatial grid: choose a layer before pooling and flattening."
 
 
 def _folded(batch: Batch) -> str:
     return (
-        f"for {batch.images} image(s): its rows are not the images, so that no map can be assigned to one. Choose a layer "
+        f"for {batch.images} image(s): its rows are not images, so no heatmap can be assigned to an image. Choose a layer "
         "outside the part that folds the batch."
     )
 
@@ -336,8 +336,8 @@ def _options(shape: tuple[int, ...], batch: Batch) -> str:
     grid = min(((it.prefix, it.grid) for it in candidates(tokens, grids)), default=(0, None))[1]
     such = f", such as reshape={grid}" if grid else ""
     return (
-        f"pass the grid of its {tokens} tokens, reshape=({cells}){such} (up to {MOST_NAMED_PREFIX} may come before it), "
-        f"or {function}."
+        f"pass the grid of its {tokens} tokens, reshape=({cells}){such} (up to {MOST_NAMED_PREFIX} extra tokens may come "
+        f"first), or {function}."
     )
 
 
@@ -348,9 +348,9 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 def warn_of_blind_images(layer: str, *, all_of_them: bool) -> None:
     """Say that a layer's maps are blank because nothing there can change the score."""
-    whose = "its maps are blank" if all_of_them else "the maps of those are blank"
+    whose = "its heatmaps are blank" if all_of_them else "their heatmaps are blank"
     some = "" if all_of_them else " for some of the images"
-    warn(f"At layer '{layer}' nothing can change the score{some} (its gradient is exactly zero): {whose}.")
+    warn(f"The gradient at layer '{layer}' is exactly zero{some}: {whose}. Choose another layer or score.")
 
 
 class BlindPatchesError(BlindLayerError):
@@ -361,11 +361,11 @@ def blind_layer(site: GridActivations) -> BlindLayerError:
     """The error for a layer whose gradient is exactly zero all over the grid."""
     if "tokens" in site.layout.kind:
         return BlindPatchesError(
-            f"The gradient at layer '{site.layer}' is exactly zero on every patch: from there on, none reaches the score."
+            f"The gradient at layer '{site.layer}' is exactly zero on every patch: no patch of this layer reaches the score."
         )
     return BlindLayerError(
-        f"The gradient at layer '{site.layer}' is exactly zero: nothing there can change the score (a unit that is switched "
-        "off, a probability that is exactly 0 or 1, a factor of zero). Choose another layer, or the logit for a score."
+        f"The gradient at layer '{site.layer}' is exactly zero, so the layer cannot change the score (a dead unit, a "
+        "probability of exactly 0 or 1, or a factor of zero). Choose another layer, or explain the logit."
     )
 
 

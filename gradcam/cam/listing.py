@@ -58,39 +58,39 @@ class LayerRow:
 
 
 def list_layers(model: nn.Module, images: Any = 224) -> tuple[LayerRow, ...]:
-    """List all layers of a model, and where a class activation map can be taken, from one forward pass.
+    """List all layers of a model, and which of them can be a target layer, from one forward pass.
 
-    Where it is a guess how layers lie on the picture, it takes seven more passes to see whether their cells lie there.
-    The model is run in evaluation mode, and left as it was.
+    If the layout of some layers is ambiguous, seven more passes measure whether their cells respond in the right place.
+    The model runs in evaluation mode, and is left unchanged.
 
     Parameters
     ----------
     model : nn.Module
         Any model. On the meta device it needs no weights, and nothing is computed.
     images : int, tuple, Tensor or dict, default 224
-        The side of a square RGB picture in pixels, its (height, width), or the (depth, height, width) of a volume or
-        clip, which is 16 deep where only the others are given; or what the model takes, as in `explain`: values do not
-        matter.
+        The side of a square RGB image in pixels, its (height, width), or the (depth, height, width) of a volume or
+        video clip (depth 16 if only height and width are given). You can also pass the model's input, as in `explain`;
+        its values do not matter.
 
     Returns
     -------
     tuple of LayerRow
-        In the order of `model.named_modules()`: `name`, `type`, `shape`, `grid`, `stride`, `parameters`, `cam` (whether
-        a map can be taken) and `reason` (why not), `is_suggested` (what `explain` takes by itself), `both_signs`,
-        `places`. A layer that runs several times has a row of its last run too, where that is the suggestion:
+        In the order of `model.named_modules()`: `name`, `type`, `shape`, `grid`, `stride`, `parameters`, `cam` (True if
+        the layer can be a target layer), `reason` (why it cannot), `is_suggested` (the default layer of `explain`),
+        `both_signs`, `places`. If the default layer runs several times, it also has a row for its last run:
         "layer4.1.relu#1".
 
     Raises
     ------
     ModelError
-        For what is no module.
+        If `model` is not a module.
     ImageError
-        For images that are none. Errors of the model itself come through as they are.
+        If `images` is not a valid input. Errors of the model itself are passed on unchanged.
 
     Notes
     -----
-    The suggestion is read off autograd's graph: a gradient that is zero by its value, as behind a head of zeros, is not
-    seen.
+    The default layer is found from autograd's graph alone. Gradients that are computed but happen to be zero, such as
+    those before a head with zero weights, are not detected.
 
     Examples
     --------
@@ -138,8 +138,8 @@ def _to_images(model: nn.Module, images: Any) -> Any:
         ranks = (2, 3) if takes_volumes(model) else (2,)
         if len(size) not in ranks or min(size) < 1:
             raise ImageError(
-                f"The images are {shorten(images)}, expected a tensor, or a size: 224, (height, width), or (depth, height, "
-                "width) of volumes."
+                f"The images are {shorten(images)}, expected a tensor, or a size: 224, (height, width), or "
+                "(depth, height, width) for volumes."
             )
         if len(size) < max(ranks):
             size = (USUAL_DEPTH, *size)
@@ -203,7 +203,7 @@ class _Look:
         is_text = layout is None and self._axes.holds_text(shape, module)
         is_shared = layout is not None and tensor.ndim > 3 and is_guess(layout, module, shape, self._batch.size)
         is_shared = is_shared and (is_softmax(tensor.grad_fn, tensor.ndim) if tensor.is_meta else are_shares(tensor))
-        why = "its rows are text" if is_text else "its rows are shares of attention" if is_shared else None
+        why = "its rows are text" if is_text else "its rows are attention weights" if is_shared else None
         layout = None if why else layout
         return _Output(shape, layout, to_place(tensor, layout, self._batch.size), why)
 
@@ -260,13 +260,13 @@ class _Look:
         runs, output = self._runs.get(module, 0), self._outputs.get(module)
         if runs != 1 and not run:
             parts_ran = any(part in self._runs for part in module.modules())
-            unseen = "not called itself, only its parts" if parts_ran else "not called in evaluation mode"
+            unseen = "not called itself, only its submodules" if parts_ran else "not called in evaluation mode"
             return f"runs {runs} times" if runs else unseen
         if output is None:
-            return "gives no floating-point tensor"
+            return "returns no floating-point tensor"
         if output.layout is None:
             is_folded = len(output.shape) > 2 and output.shape[0] != self._batch.images
-            return output.why_none or ("its rows are not the images" if is_folded else "no grid")
+            return output.why_none or ("its rows are not images" if is_folded else "no grid")
         edge = output.place.edge
         if edge is None or edge not in depends:
             return "the score does not depend on it"

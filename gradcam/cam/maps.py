@@ -52,9 +52,9 @@ def warn_of_signs(activations: Mapping[str, Tensor], methods: Sequence[Method]) 
     if layers:
         more = f" and {len(layers) - 1} more" if len(layers) > 1 else ""
         warn(
-            f"The activations of {join_names(layers[:1])}{more} have both signs, and {', '.join(names)} "
-            f"assume{'s' if len(names) == 1 else ''} none below 0: maps may be wrong. Take a layer behind a ReLU "
-            "(`gradcam layers` marks others ±), or another method."
+            f"The activations of {join_names(layers[:1])}{more} have both signs, but {', '.join(names)} "
+            f"assume{'s' if len(names) == 1 else ''} no negative values: heatmaps may be wrong. Choose a layer after a ReLU "
+            "(`gradcam layers` marks layers of both signs with ±), or another method."
         )
 
 
@@ -282,8 +282,8 @@ def _mark_rounding(piece: Settled) -> Tensor:
 def _warn_of_underflow(subject: str, counts: list[float]) -> None:
     if counts[0]:
         warn(
-            f"{counts[0]:.0f} of the {subject} are too small for float32: they lose digits, or are blank. Explain a "
-            "multiple of the score, with a function for target=."
+            f"{counts[0]:.0f} of the {subject} are too small for float32: they lose precision, or are blank. Multiply the "
+            "score by a constant, with a function as target=."
         )
 
 
@@ -321,14 +321,14 @@ def _checked(method: OfActivations | OfGradients | OfCurvatures, *given: Tensor)
     expected, grid = given[-1].shape[: len(given[1:2]) + 1], given[0].shape[2:]
     form = f"{str(given[0].dtype).removeprefix('torch.')} {(*expected, *grid)} on {given[0].device}"
     if not isinstance(maps, Tensor):
-        raise GradcamError(f"The method {method.name} gave {shorten(maps)}, expected a tensor {form}.")
+        raise GradcamError(f"The method {method.name} returned {shorten(maps)}, expected a tensor {form}.")
     kinds = [(it.dtype, it.device, it.layout) for it in (maps, given[0])]
     if maps.shape != (*expected, *grid) or kinds[0] != kinds[1]:
         kind = f"{str(maps.dtype).removeprefix('torch.')} {tuple(maps.shape)} on {maps.device}"
         kind += "" if maps.layout == torch.strided else f", {str(maps.layout).removeprefix('torch.')}"
-        raise GradcamError(f"The method {method.name} gave a tensor {kind}, expected {form}.")
+        raise GradcamError(f"The method {method.name} returned a tensor {kind}, expected {form}.")
     if not maps.isfinite().all():
-        raise GradcamError(f"The method {method.name} gave maps that are NaN or infinite in places.")
+        raise GradcamError(f"The method {method.name} returned maps that are NaN or infinite in places.")
     return maps
 
 
@@ -520,14 +520,12 @@ def _join_scores(scores: Sequence[Tensor]) -> Tensor:
 def _finer_scores(name: str, scored: Scored) -> Tensor:
     """Each class's logit against those nearest to it, of the same classes in all views of an image."""
     if scored.logits is None or scored.classes is None:
-        raise TargetError(
-            f"{name} compares classes with one another, and the target is a function: pass classes for a target."
-        )
+        raise TargetError(f"{name} compares classes, but the target is a function: pass class indices as target=.")
     target, views = scored.target, 1
     if isinstance(target, RepeatedTarget):
         target, views = target.target, target.blocks
     if target.score != "logit":
-        raise TargetError(f"{name} explains a score of its own, and {target.score!r} is asked for: leave that out.")
+        raise TargetError(f"{name} defines its own score, but score={target.score!r} was requested: leave it out.")
     images = len(scored.logits) // views
     rivals = find_nearest(scored.logits[:images].detach(), scored.classes[:images]).repeat(views, 1, 1)
     with torch.enable_grad():

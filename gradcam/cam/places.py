@@ -129,7 +129,8 @@ class Probe:
             return layouts[best]
         if answers < MIN_ANSWERS - (is_likely and not is_better):
             raise MisplacedError(
-                f"of {len(PLACES)} changed in the image, its cells answered at {answers}, expected {MIN_ANSWERS} or more"
+                f"its cells responded at {answers} of {len(PLACES)} places changed in the image, expected {MIN_ANSWERS} or "
+                "more"
             )
         return assumed
 
@@ -153,7 +154,7 @@ class Probe:
         if is_flat and _follows(transposed):
             name, rows = self.placed.outlet.name, torch.zeros_like(self.activations, dtype=torch.float32)
             return pick(lambda rows: assumed.to_grid(rows).mT, name, rows, images, 2)
-        raise MisplacedError("it responds on another side than that on which the image was changed")
+        raise MisplacedError("it does not respond on the side where the image was changed")
 
     def _respond(self, mask: Tensor) -> Tensor | None:
         """Return the changes of the layer's output where `mask` (N,1,...) of the images is noise; None if nothing is seen.

@@ -13,7 +13,10 @@ from torch import Tensor
 from gradcam.errors import ModelError, warn
 
 Judge = Callable[[list[float]], None]
-UNDERFLOW = "too small for float32: maps lose digits or are blank. Explain a multiple of the score, with target=."
+UNDERFLOW = (
+    "too small for float32: heatmaps lose precision or are blank. Multiply the score by a constant, with a function as "
+    "target=."
+)
 Range = tuple[float, float]  # the least and the largest value
 
 
@@ -87,7 +90,7 @@ def check_ranges(tensor: Tensor, what: str) -> Ranges:
 def _require_finite(values: Iterable[float], kind: torch.dtype, what: str) -> None:
     for value in itertools.filterfalse(math.isfinite, values):
         which = "NaN" if math.isnan(value) else "infinite"
-        hint = " float16 holds nothing above 65504: use bfloat16 or float32." if kind == torch.float16 else ""
+        hint = " float16 overflows above 65504: use bfloat16 or float32." if kind == torch.float16 else ""
         raise ModelError(
-            f"{what} {which} in places: look for NaN and for huge values in the input and the weights.{hint}"
+            f"{what} {which} in places: check the input and the weights for NaN and very large values.{hint}"
         )

@@ -121,10 +121,10 @@ def warn_of_rounding(drawn: Tensor, was_rounding: Tensor, evidence: str, what: s
     blank = was_there & ~drawn.flatten(2).any(2)
     count = int(blank.sum())
     if count:
-        which = "The map" if blank.numel() == 1 else f"{count} of {blank.numel()} maps"
+        which = "The heatmap" if blank.numel() == 1 else f"{count} of {blank.numel()} heatmaps"
         warn(
-            f"{which} of {what} held nothing but rounding, and {'is' if count == 1 else 'are'} left blank: what adds up "
-            "there cancels, as in front of a normalisation. Choose another layer, method or score."
+            f"{which} of {what} contained only rounding errors, and {'is' if count == 1 else 'are'} blank: the "
+            "contributions cancel, as before a normalisation layer. Choose another layer, method or score."
         )
 
 

@@ -27,14 +27,20 @@ from gradcam.targets.classes import is_custom_function, is_function, to_class_ta
 STAGE = 4  # times as many places at most: a layer further up sees much less of what the score is made of
 FEWEST_WEIGHTS = 2  # behind a layer, for a score of places: behind one, maps are the output again
 PART = (
-    "Only a part of what the score sees of the picture passes '{}', a branch: what all passes has no grid, runs several "
-    "times or is no module. Name a layer, or fuse the maps of several."
+    "The default layer '{}' is on a branch: only part of the image's information passes it on the way to the score. Name "
+    "another layer, or fuse the heatmaps of several."
+)
+PART_RUN = (
+    "The default layer '{}' is one run of several: only part of the image's information passes it on the way to the score. "
+    "Name another run or layer. Fuse the heatmaps of several runs only if none of them sees a mirrored or shifted image."
 )
 EARLY = (
-    "Layer '{}' comes before all attention, and no later layer has a grid whose cells reach the score. A map there shows "
-    "little of what the model makes of the image. Name a later layer, with reshape= if its output has no certain grid."
+    "Layer '{}' comes before all attention, and no later layer has a grid whose cells reach the score. Its heatmap shows "
+    "little of what the model computes. Name a later layer, with reshape= if its grid is ambiguous."
 )
-OUTPUT = "Layer '{}' gives the output itself, and no earlier one has a map. Name a layer before it, with reshape=."
+OUTPUT = (
+    "Layer '{}' returns the model's output, and no earlier one has a usable grid. Name an earlier layer, with reshape=."
+)
 EARLY_SHARE = 0.25  # of a model's weights, up to which a layer in front of all attention is a patch embedding
 LAST = 4  # layers of the same grid, counted from the end, among which one behind an activation is looked for
 
@@ -109,7 +115,8 @@ def suggest(
         best = [name for name in depending if not _is_early(places[name].edge, ways)][:1]
     ordered = list(dict.fromkeys([*best, *depending, *names, *outputs]))
     is_part = not inner and ways.whole and places[ordered[0]].edge not in ways.whole
-    note = EARLY.format(ordered[0]) if is_early and not best else PART.format(ordered[0]) if is_part else None
+    part = PART_RUN if "#" in ordered[0] else PART
+    note = EARLY.format(ordered[0]) if is_early and not best else part.format(ordered[0]) if is_part else None
     # The first of the best behind an activation; the very first where there is none among the last few of its grid.
     best = best or ordered[:1]
     alike = [name for name in best if places[name].places == places[best[0]].places]

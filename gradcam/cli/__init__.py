@@ -20,36 +20,27 @@ from gradcam.errors import GradcamError, describe_unexpected
     context_settings=SETTINGS,
     has_plugins=True,
     places={
-        "run": ("gradcam.cli.run:run_command", "Explain pictures: write an overlay for each."),
-        "page": ("gradcam.cli.page:page_command", "One picture, every class: a page that is alive without a server."),
-        "ui": (
-            "gradcam.cli.ui:ui_command",
-            "A local page: drop pictures, choose, brush over them, and see the map follow.",
-        ),
-        "batch": ("gradcam.cli.batch:batch_command", "Explain a folder of any size, and go on where it was stopped."),
-        "report": ("gradcam.cli.batch:report_command", "Make the gallery of a batch again."),
-        "compare": ("gradcam.cli.run:compare_command", "Draw methods, layers and classes side by side."),
-        "check": ("gradcam.cli.check:check_command", "A verdict on a map: five tests that it can fail."),
-        "diff": ("gradcam.cli.diff:diff_command", "Compare two checkpoints: same class, another map?"),
-        "audit": (
-            "gradcam.cli.audit:audit_command",
-            "Find shortcuts: evidence that part of one class has, and no other.",
-        ),
-        "evaluate": (
-            "gradcam.cli.evaluate:evaluate_command",
-            "Judge methods by metrics, on a folder of your own pictures.",
-        ),
+        "run": ("gradcam.cli.run:run_command", "Explain images: write an overlay for each."),
+        "page": ("gradcam.cli.page:page_command", "Write an interactive HTML page with the heatmaps of every class."),
+        "ui": ("gradcam.cli.ui:ui_command", "Explain images interactively in the browser."),
+        "batch": ("gradcam.cli.batch:batch_command", "Explain a folder of any size; resume if interrupted."),
+        "report": ("gradcam.cli.batch:report_command", "Write the gallery of a batch."),
+        "compare": ("gradcam.cli.run:compare_command", "Compare methods, layers and classes side by side."),
+        "check": ("gradcam.cli.check:check_command", "Test whether a heatmap can be trusted."),
+        "diff": ("gradcam.cli.diff:diff_command", "Compare the heatmaps of two models or checkpoints."),
+        "audit": ("gradcam.cli.audit:audit_command", "Find shortcuts, such as watermarks, that a model has learnt."),
+        "evaluate": ("gradcam.cli.evaluate:evaluate_command", "Evaluate methods with metrics, on your own images."),
         "recommend": (
             "gradcam.cli.recommend:recommend_command",
-            "Find the best method, score and layer for a model on one's pictures.",
+            "Find the best method, score and layer for a model.",
         ),
-        "layers": ("gradcam.cli.layers:layers_command", "List a model's layers, and where a map can be taken."),
+        "layers": ("gradcam.cli.layers:layers_command", "List the layers of a model, and which ones can be explained."),
         "inspect": (
             "gradcam.cli.inspect:inspect_group",
-            "Look inside a network: its calls, features, activations, gradients.",
+            "Inspect a model: layer calls, features, activations, gradients.",
         ),
-        "methods": ("gradcam.cli.methods:methods_command", "List the methods, their cost and their papers."),
-        "models": ("gradcam.cli.models:models_command", "List the models that can be named."),
+        "methods": ("gradcam.cli.methods:methods_command", "List the methods, and what they cost."),
+        "models": ("gradcam.cli.models:models_command", "List the models."),
     },
 )
 @click.option("--version", is_flag=True, expose_value=False, callback=show_version, help="Show the version and exit.")
@@ -59,31 +50,13 @@ from gradcam.errors import GradcamError, describe_unexpected
     is_eager=True,
     expose_value=False,
     callback=tell_all,
-    help="With --version: those of Python, torch and the rest, and the devices.",
+    help="With --version: show the versions of Python, PyTorch and other libraries, and the devices.",
 )
 def cli() -> None:
-    """Show where a vision model looked.
+    """See where a vision model looks.
 
-    \b
-      gradcam run photo.jpg                     explain the top class
-      gradcam run photo.jpg --class "tiger cat" explain another one
-      gradcam run *.jpg --output explained/     several pictures
-      gradcam page photo.jpg -o photo.html      every class, in a page to send to somebody
-      gradcam batch photos/ -o explained/       a folder of any size; --resume goes on
-      gradcam report explained/                 a gallery of it
-      gradcam compare photo.jpg                 methods side by side
-      gradcam check photo.jpg                   can this map be trusted?
-      gradcam diff OLD NEW photos/              did the new checkpoint look elsewhere?
-      gradcam audit photos/                     does a class hang on a shortcut?
-      gradcam evaluate photos/                  which method's maps to trust, measured
-      gradcam recommend photos/                 the best method, score and layer for a model
-      gradcam run photo.jpg --model resnet50    another model
-      gradcam layers resnet50                   where in a model one can look
-      gradcam inspect activations photo.jpg     inside it: trace, features, activations, gradients
-      gradcam methods                           what there is to choose from
-      gradcam models                            which models can be named
-
-    Set GRADCAM_TRACEBACK=1 to see where in the program an error arose.
+    `gradcam COMMAND -h` shows the most used options of a command, and `gradcam COMMAND --help` explains all of them. Set
+    GRADCAM_TRACEBACK=1 to see the Python traceback of an error.
     """
 
 

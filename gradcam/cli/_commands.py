@@ -1,4 +1,4 @@
-"""How commands are typed: help in sections, two spellings of an option, and the line that was meant."""
+"""Commands and groups: short and long help, two spellings of an option, and suggestions for mistyped lines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,34 +19,41 @@ from gradcam.cli._terminal import to_command
 from gradcam.errors import GradcamError, join_names, nearest, shorten
 from gradcam.images.files import READ_SUFFIXES, is_url
 from gradcam.options import MAX_MAGNITUDE
+from gradcam.storage.store import EXTRAS, Store, to_place
 
-# Which options stand together in a command's help, and in which order; those that are not named here come first.
+if TYPE_CHECKING:
+    from gradcam.cli._help import CommandHelp
+
+# Sections of the long help, in this order, and their options. All other options come first, in the section "Options".
 SECTIONS = {
-    "What is explained": (
+    "Target": (
         *("--task", "--box", "--edge", "--missed", "--threshold", "--mask", "--text", "--like"),
         *("--caption", "--word", "--keypoint", "--axis", "--target"),
     ),
-    "How it is explained": (
+    "Explanation": (
         *("--fit", "--predictions", "--score", "--against", "--evidence"),
         *("--augmentation", "--smoothing", "--reshape"),
     ),
-    "How it is drawn": (
+    "Appearance": (
         *("--alpha", "--colormap", "--format", "--quality", "--channels", "--columns", "--order", "--scale", "--cell"),
     ),
-    "What the model is, and what it takes": (
+    "Model and preprocessing": (
         *("--weights", "--labels", "--class-names", "--activation", "--size", "--crop", "--mean", "--std"),
         *("--reader", "--max-pixels"),
     ),
-    "Where it runs": (
+    "Device and performance": (
         *("--device", "--precision", "--batch-size", "--workers", "--processes", "--pixels", "--shard"),
         *("--engine", "--ray-address", "--actors-per-gpu"),
     ),
-    "What is printed": ("--json", "--quiet", "--help"),
+    "Printing and help": ("--json", "--quiet", "-h", "--help"),
 }
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-FIRST = "Options"  # the section of all others
+FIRST = "Options"
+COLUMN = 24  # characters for the options in help; longer ones reach into the column of their texts
+MAX_DEFAULT = 40  # characters of a default in the short help; longer ones are in the long help only
+MAX_ALIGNED = 60  # characters of a text behind which defaults are aligned
 SETTINGS = {  # of all commands; options may be typed in the plural
-    "help_option_names": ["-h", "--help"],
+    "help_option_names": ["--help"],  # -h is the short help: see `add_short_help`
     "max_content_width": 110,
     "token_normalize_func": partial(re.compile("^(?:(method|metric|score|layer)s|(class)es)$").sub, r"\1\2"),
 }
@@ -57,7 +64,45 @@ def to_numbers(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(number) for number in text.split(","))
     except ValueError:
-        raise GradcamError(f"{text!r} is no number, nor several with commas between them.") from None
+        raise GradcamError(f"{text!r} is not a number, or several numbers with commas between them.") from None
+
+
+def to_integer(text: str, *, least: int, most: int) -> int:
+    """Return the integer. Raises `GradcamError` for anything else, and out of the range."""
+    if not re.fullmatch(r"\s*[-+]?\d{1,20}\s*", text, re.ASCII):
+        raise GradcamError(f"{text!r} is not an integer.")
+    if not least <= int(text) <= most:
+        raise GradcamError(f"{text} is out of range: expected an integer from {least} to {most}.")
+    return int(text)
+
+
+def to_real(text: str, *, least: float, most: float, above: bool) -> float:
+    """Return the number. Raises `GradcamError` for anything else, and out of the range. `above`: `least` is excluded."""
+    try:
+        number = float(text)
+    except ValueError:
+        raise GradcamError(f"{text!r} is not a number.") from None
+    if not least <= number <= most or (above and number == least):
+        expected = f"a number above {least:g}, up to {most:g}" if above else f"a number from {least:g} to {most:g}"
+        raise GradcamError(f"{text} is out of range: expected {expected}.")
+    return number
+
+
+def to_size(text: str) -> int | tuple[int, ...]:
+    """Return a side, or sides. Raises `GradcamError` for anything else."""
+    sides = re.fullmatch(r"[1-9]\d{0,4}(\s*[x×]\s*[1-9]\d{0,4}){0,2}", text.strip(), re.ASCII | re.IGNORECASE)
+    if sides is None:
+        raise GradcamError(f"{text!r} is not a size: expected a side, such as 224, or height x width, such as 320x240.")
+    size = tuple(map(int, re.findall(r"\d+", sides[0], re.ASCII)))
+    return size if len(size) > 1 else size[0]
+
+
+def to_folder(text: str) -> Path | Store:
+    """Return the path of a folder, or its store. Raises `GradcamError` for a URL with a slash missing."""
+    scheme, colon, rest = text.partition(":/")
+    if colon and scheme in EXTRAS and not rest.startswith("/"):
+        raise GradcamError(f"{text!r} is not a URL: write {scheme}:// with two slashes.")
+    return to_place(text)
 
 
 def to_means(text: str) -> tuple[float, ...]:
@@ -82,7 +127,7 @@ def to_box(text: str) -> tuple[float, ...]:
     is_box = len(sides) == 4 and all(abs(side) <= MAX_MAGNITUDE for side in sides)
     if not is_box or sides[0] >= sides[2] or sides[1] >= sides[3]:
         raise GradcamError(
-            f"{text!r} is no box: expected left, top, right and bottom in pixels, such as 40,60,220,400."
+            f"{text!r} is not a box: expected left, top, right and bottom in pixels, such as 40,60,220,400."
         )
     return sides
 
@@ -97,17 +142,17 @@ def to_mask(text: str) -> tuple[float, ...] | Path:
 def to_sentence(text: str) -> str:
     """Return the sentence. Raises `GradcamError` for an empty one."""
     if not text.strip():
-        raise GradcamError("The sentence is empty: say what to look for.")
+        raise GradcamError("The sentence is empty: describe what to look for.")
     return text
 
 
 def tell_all(context: click.Context, _: click.Parameter, is_wanted: bool) -> None:
-    """Of `--verbose`: remembered for `show_version`, wherever in the line it stands."""
+    """Store `--verbose` for `show_version`, wherever it is typed."""
     context.meta["verbose"] = is_wanted
 
 
 def show_version(context: click.Context, _: click.Parameter, is_wanted: bool) -> None:
-    """Print the version and end; with `--verbose` all that a report of a problem should hold."""
+    """Print the version and exit; with `--verbose`, print all that a bug report should contain."""
     if not is_wanted or context.resilient_parsing:
         return
     click.echo(f"gradcam, version {__version__}")
@@ -123,28 +168,126 @@ def show_version(context: click.Context, _: click.Parameter, is_wanted: bool) ->
     context.exit()
 
 
+def find_help(context: click.Context) -> CommandHelp:
+    """Return the examples and the short form of a command; of a plug-in's command, which has none here, empty ones."""
+    from gradcam.cli._help import HELP, CommandHelp
+
+    return HELP.get(context.command_path.partition(" ")[2], CommandHelp())
+
+
+def format_examples(context: click.Context) -> list[str]:
+    """Return the lines of the examples, with a heading."""
+    examples = find_help(context).examples
+    width = max((len(line) for line, _ in examples), default=0)
+    rows = [f"  {line:<{width}}   {comment}".rstrip() for line, comment in examples]
+    return ["", "Examples:", *rows] if rows else []
+
+
+def format_short_help(context: click.Context) -> list[str]:
+    """Return the lines of the short help: usage, summary, examples, and commands or the most used options."""
+    command, path = context.command, context.command_path
+    if isinstance(command, Group):
+        title, rows, path = "Commands", command.list_lines(), f"{path} COMMAND"
+    else:
+        title, rows = FIRST, _list_common_options(context)
+    lines = [f"  {name:<{COLUMN}}  {text}" for name, text in rows]
+    usage, summary = command.get_usage(context), f"{first_sentence(command.help or '')}."
+    end = f"All options, with explanations: {path} --help"
+    return [usage, "", summary, *format_examples(context), "", f"{title}:", *lines, "", end]
+
+
+def _list_common_options(context: click.Context) -> list[tuple[str, str]]:
+    """Return the options of the short help, each with the first sentence of its text and its default."""
+    records = list_records(context)
+    names = find_help(context).options or [name for name in records if name not in ("-h", "--help")]
+    rows = [(records[name][0], *split_default(records[name][1])) for name in names]
+    rows = [(option, first_sentence(text), default) for option, text, default in rows]
+    aligned = [len(text) for _, text, default in rows if default and len(text) <= MAX_ALIGNED]
+    lines = []
+    for option, text, default in rows:
+        name = f"    {option}" if option.startswith("--") else option
+        has_default = default and len(default) <= MAX_DEFAULT
+        lines.append((name, f"{text:<{max(aligned, default=0)}}  {default}" if has_default else text))
+    return lines
+
+
+def write_long_help(context: click.Context, formatter: click.HelpFormatter) -> None:
+    """Write usage, examples, description and all options."""
+    command = context.command
+    command.format_usage(context, formatter)
+    if lines := format_examples(context):
+        formatter.write("\n".join([*lines, ""]))
+    command.format_help_text(context, formatter)
+    command.format_options(context, formatter)
+    command.format_epilog(context, formatter)
+
+
+def list_records(context: click.Context) -> dict[str, tuple[str, str]]:
+    """Return each option's spelling and help text, by its long name."""
+    options = [option for option in context.command.get_params(context) if isinstance(option, click.Option)]
+    records = {max(option.opts, key=len): option.get_help_record(context) for option in options}
+    return {name: record for name, record in records.items() if record is not None}
+
+
+def first_sentence(text: str) -> str:
+    """Return the first sentence, without its period."""
+    return re.split(r"\.(?:\s|$)", " ".join(text.split()), maxsplit=1)[0]
+
+
+def split_default(text: str) -> tuple[str, str]:
+    """Return a help text without its "[default: ...]", and that."""
+    found = re.fullmatch(r"(.*?)(?:\s\s(\[.*\]))?", text, re.DOTALL)
+    return (found[1], found[2] or "") if found else (text, "")
+
+
+class ShortHelp(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in some versions
+    """The type of the option `-h`: converting its value prints the short help. Without `-h` there is no value."""
+
+    name = "help"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        if context is not None and not context.resilient_parsing:
+            click.echo("\n".join(format_short_help(context)), color=context.color)
+            context.exit()
+        return value
+
+
+def add_short_help(command: click.Command) -> None:
+    """Add the option `-h`, which prints the short help."""
+    settings: Any = {"is_flag": True, "flag_value": "short", "default": None, "is_eager": True, "expose_value": False}
+    text = "Show the most used options, with examples."
+    command.params.append(click.Option(["-h"], type=ShortHelp(), help=text, **settings))
+
+
 class Command(click.Command):
-    """A command whose help shows its options in sections. `own`: those that mean something else here than elsewhere."""
+    """A command with a short help (-h), and a long one (--help) that shows its options in sections.
+
+    `own`: options that mean something else here than elsewhere; they stay in the first section.
+    """
 
     def __init__(self, *arguments: Any, own: Sequence[str] = (), **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self._own = own
+        add_short_help(self)
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_long_help(ctx, formatter)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        options = [it for it in self.get_params(ctx) if isinstance(it, click.Option)]
-        records = {max(it.opts, key=len): it.get_help_record(ctx) for it in options}
-        shown = {name: record for name, record in records.items() if record is not None}
+        records = list_records(ctx)
         elsewhere = {name for names in SECTIONS.values() for name in names}.difference(self._own)
-        for title, names in {FIRST: [name for name in shown if name not in elsewhere], **SECTIONS}.items():
-            rows = [shown[name] for name in names if name in shown and (title == FIRST or name in elsewhere)]
+        for title, names in {FIRST: [name for name in records if name not in elsewhere], **SECTIONS}.items():
+            rows = [records[name] for name in names if name in records and (title == FIRST or name in elsewhere)]
             if rows:
                 with formatter.section(title):
-                    formatter.write_dl(rows, col_max=24)
+                    formatter.write_dl(rows, col_max=COLUMN)
 
 
 class Group(click.Group):
-    """Commands by name, each with its line of help, and imported from its `module:attribute` when it is asked for, so that
-    none waits for another, and help for none. What is typed in place of one is answered with the line that was meant."""
+    """Commands by name, each with one line of help. A command is imported from its `module:attribute` when it is used.
+
+    A mistyped command is answered with suggestions.
+    """
 
     def __init__(
         self, *arguments: Any, places: Mapping[str, tuple[str, str]], has_plugins: bool = False, **settings: Any
@@ -152,21 +295,29 @@ class Group(click.Group):
         super().__init__(*arguments, **settings)
         self._places = places
         self._has_plugins = has_plugins
+        add_short_help(self)
 
     def _list_installed(self) -> dict[str, str]:
-        """What other packages add, each with the line that its help has; none of them is imported."""
-        found = plugins.installed("commands") if self._has_plugins else {}
+        """Return the commands of other packages, each with its line of help. None of them is imported."""
+        entries = plugins.installed("commands") if self._has_plugins else {}
         return {
-            name: f"Of the package {entry.dist.name}." if entry.dist else entry.value
-            for name, entry in found.items()
+            name: f"From the package {entry.dist.name}." if entry.dist else entry.value
+            for name, entry in entries.items()
             if name not in self._places
         }
+
+    def list_lines(self) -> list[tuple[str, str]]:
+        """Return all commands, each with its line of help."""
+        return [(name, line) for name, (_, line) in self._places.items()] + list(self._list_installed().items())
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_long_help(ctx, formatter)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*self._places, *self._list_installed()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command, or None. Raises `GradcamError` for one of another package that cannot be had."""
+        """Return the command, or None. Raises `GradcamError` if another package's command cannot be imported."""
         if cmd_name in self._places:
             place, line = self._places[cmd_name]
             module, _, attribute = place.partition(":")
@@ -178,11 +329,11 @@ class Group(click.Group):
         try:
             found = plugins.load("commands", cmd_name)
         except GradcamError:
-            if ctx.resilient_parsing:  # Tab, which goes on with the others
+            if ctx.resilient_parsing:  # Tab completion goes on with the other commands.
                 return None
             raise
         if not isinstance(found, click.Command):
-            raise GradcamError(f"The entry point {cmd_name} is {shorten(found)}, expected a click command.")
+            raise GradcamError(f"The entry point {cmd_name} is {shorten(found)}: expected a click command.")
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -193,10 +344,10 @@ class Group(click.Group):
                 formatter.write_dl(list(self._list_installed().items()))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, args or ["--help"])
+        return super().parse_args(ctx, args or ["-h"])
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[Any, Any, list[str]]:
-        """The command. Raises `click.UsageError` with a line to type where there is none of that name."""
+        """Return the command. Raises `click.UsageError` with a suggestion if there is none of that name."""
         if not ctx.resilient_parsing and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             raise click.UsageError(_guess(args, self.list_commands(ctx), ctx), ctx)
         return super().resolve_command(ctx, args)
@@ -206,21 +357,21 @@ def _guess(args: list[str], commands: list[str], context: click.Context) -> str:
     first, path = args[0], context.command_path
     if context.parent is None:
         if is_url(first):
-            return f"{first} is a URL, and no command. Type: gradcam batch {to_command(args)} -o explained/"
+            return f"{first} is a URL, not a command. Did you mean: gradcam batch {to_command(args)} -o explained/"
         if os.path.exists(first) or os.path.splitext(first)[1].lower() in READ_SUFFIXES:
             what = "a folder" if os.path.isdir(first) else "a file"
-            return f"{first} is {what}, and no command. Type: gradcam run {to_command(args)}"
+            return f"{first} is {what}, not a command. Did you mean: gradcam run {to_command(args)}"
     if first == "help":
-        return f"There is no command 'help'. Type: {to_command([*path.split(), *args[1:2], '-h'])}"
+        return f"There is no command 'help'. Did you mean: {to_command([*path.split(), *args[1:2], '-h'])}"
     offers = nearest(first, commands) or commands
-    word = "Nearest" if offers is not commands else "There are"
+    word = "Nearest" if offers is not commands else "Commands"
     return f"There is no command '{first}'. {word}: {join_names(offers)}."
 
 
 def show_usage_error(error: click.UsageError) -> None:
-    """Two lines on standard error: what is wrong, and what to type."""
+    """Print two lines on standard error: the error, and what to type."""
     click.echo(f"Error: {' '.join(error.format_message().split())}", err=True)
-    if error.ctx is None or "Type: " in error.message:
+    if error.ctx is None or "Did you mean: " in error.message:
         return
     if isinstance(error, click.MissingParameter):
         words = [
@@ -230,6 +381,6 @@ def show_usage_error(error: click.UsageError) -> None:
             for it in error.ctx.command.get_params(error.ctx)
             if it.required
         ]
-        click.echo(f"Type: {' '.join([error.ctx.command_path, *words])}   (-h shows more)", err=True)
+        click.echo(f"Type: {' '.join([error.ctx.command_path, *words])}   (more with -h)", err=True)
     else:
         click.echo(f"Help: {error.ctx.command_path} -h", err=True)

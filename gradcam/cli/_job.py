@@ -217,7 +217,9 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise GradcamError(f"{folder}: cannot be made a folder ({error.strerror}); choose another --output") from error
+        raise GradcamError(
+            f"{folder}: the folder cannot be created ({error.strerror}); choose another --output"
+        ) from error
 
 
 def prepare(settings: Settings, images: Sequence[Path], output: Output, choose: Choose | None = None) -> Job:
@@ -289,9 +291,9 @@ def _to_classes(settings: Settings, classifier: Classifier) -> Any:
         _once_each(classifier.find_class(name) for name in names) for names in (settings.classes, settings.against)
     )
     if settings.top_k > classifier.classes:
-        raise click.UsageError(f"--top-k is {settings.top_k}, and this model has {classifier.classes} classes.")
+        raise click.UsageError(f"--top-k is {settings.top_k}, but this model has {classifier.classes} classes.")
     if set(classes) & set(against):
-        raise click.UsageError("--against names a class that is explained: a class cannot be contrasted with itself.")
+        raise click.UsageError("--against names a class that is explained: name other classes.")
     return settings.target or ClassTarget(
         [classes] if classes else None, top=settings.top_k, score=settings.score, against=against
     )
@@ -319,8 +321,7 @@ OF_TASKS = ("task", "threshold", "prompts")  # what only models of several tasks
 def check_model_name(name: str | None) -> None:
     """Raises `click.UsageError` for a name that is empty, such as a variable of the shell that is not set."""
     if name is not None and not name.strip():
-        advice = "give one of those that `gradcam models` lists, or leave it out"
-        raise click.UsageError(f"The model's name is empty: {advice}.")
+        raise click.UsageError("The model's name is empty: remove --model, or give a name (see `gradcam models`).")
 
 
 def say(notes: Sequence[str], output: Output) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +15,18 @@ import click
 from gradcam.attributions.table import ATTRIBUTIONS, AttributionMethod
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import METHODS, find_method, offer
-from gradcam.cli._commands import FILE, to_box, to_mask, to_means, to_sentence, to_stds
+from gradcam.cli._commands import (
+    FILE,
+    to_box,
+    to_folder,
+    to_integer,
+    to_mask,
+    to_means,
+    to_real,
+    to_sentence,
+    to_size,
+    to_stds,
+)
 from gradcam.cli._completion import complete, list_classes, list_colormaps, list_layers, list_models
 from gradcam.cli._settings import ALL
 from gradcam.cli._terminal import code_of_the_user, to_command
@@ -43,7 +53,6 @@ from gradcam.options import (
 )
 from gradcam.plugins import Kind, installed, is_own, load
 from gradcam.sources.shards import parse_limit, parse_shard
-from gradcam.storage.store import EXTRAS, Store, to_place
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in some versions
@@ -60,14 +69,6 @@ class Parsed(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generi
             self.fail(str(error), parameter, context)
 
 
-def _to_size(text: str) -> int | tuple[int, ...]:
-    sides = re.fullmatch(r"[1-9]\d{0,4}(\s*[x×]\s*[1-9]\d{0,4}){0,2}", text.strip(), re.ASCII | re.IGNORECASE)
-    if sides is None:
-        raise GradcamError(f"{text!r} is no size: expected a side, 224, or height x width, 320x240.")
-    size = tuple(map(int, re.findall(r"\d+", sides[0], re.ASCII)))
-    return size if len(size) > 1 else size[0]
-
-
 def to_weights(text: str) -> Path:
     is_word = re.fullmatch(r"(\w+_Weights\.)?\w+", text) and not Path(text).exists()
     return Path(text) if is_word else Path(FILE.convert(text, None, None))
@@ -75,7 +76,7 @@ def to_weights(text: str) -> Path:
 
 def _find_numbers(names: Sequence[str]) -> Sequence[int]:
     if odd := [name for name in names if not re.fullmatch(r"\d{1,9}", name, re.ASCII)]:
-        raise GradcamError(f"{odd[0]!r} is no number from 0, nor several with commas between them.")
+        raise GradcamError(f"{odd[0]!r} is not a number from 0, or several numbers with commas between them.")
     return [int(name) for name in names]
 
 
@@ -83,30 +84,23 @@ def _find_some(names: Sequence[str]) -> Sequence[int | str]:
     if ALL not in names:
         return _find_numbers(names)
     if set(names) != {ALL}:
-        raise GradcamError("all is of every one: leave the numbers out.")
+        raise GradcamError("all includes every number: leave the numbers out.")
     return [ALL]
 
 
-def _to_folder(text: str) -> Path | Store:
-    scheme, colon, rest = text.partition(":/")
-    if colon and scheme in EXTRAS and not rest.startswith("/"):
-        raise GradcamError(f"{text!r} is no URL: {scheme}:// has two slashes.")
-    return to_place(text)
-
-
-FOLDER = Parsed("folder", _to_folder)
+FOLDER = Parsed("folder", to_folder)
 LIMIT = Parsed("limit", parse_limit)  # of failures: a number, or a share with %
 SHARE = Parsed("share", parse_shard)  # of the pictures: I/N
 
 
-class Real(click.FloatRange):
-    """A number in a range; click lets NaN through, which is neither below nor above."""
+def real(least: float, most: float, *, above: bool = False) -> Parsed:
+    """A number in a range. `click.FloatRange` would accept NaN, and print the range in the help."""
+    return Parsed("float", functools.partial(to_real, least=least, most=most, above=above))
 
-    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> float:
-        number = float(super().convert(value, parameter, context))
-        if math.isnan(number):
-            self.fail(f"{value} is not a number from {self.min:g} to {self.max:g}.", parameter, context)
-        return number
+
+def integer(least: int, most: int) -> Parsed:
+    """An integer in a range. `click.IntRange` would print the range in the help."""
+    return Parsed("integer", functools.partial(to_integer, least=least, most=most))
 
 
 def find_reshape(context: click.Context, parameter: click.Parameter, text: str | None) -> str | tuple[int, ...] | None:
@@ -115,7 +109,7 @@ def find_reshape(context: click.Context, parameter: click.Parameter, text: str |
         return text
     if not re.fullmatch(r"[1-9]\d{0,4}(x[1-9]\d{0,4}){1,2}", text):
         raise click.BadParameter(
-            f"{text!r} is neither a grid, such as 14x14, nor one of {join_names(LAYOUTS)}.", context, parameter
+            f"{text!r} is not a grid, such as 14x14, or one of {join_names(LAYOUTS)}.", context, parameter
         )
     return tuple(map(int, text.split("x")))
 
@@ -130,7 +124,7 @@ def find_pictures(context: click.Context, parameter: click.Parameter, named: Seq
         if "://" in text and is_url(text):
             line = to_command(["gradcam", "batch", text, "-o", "explained/"])
             raise click.UsageError(
-                f"{text} is a URL, and {context.command_path} reads files. Download it, or type: {line}"
+                f"{text} is a URL, but {context.command_path} reads files. Download it, or type: {line}"
             )
         path = Path(to_path(text) if "://" in text else text)
         try:
@@ -152,7 +146,7 @@ def _list_folder(folder: Path, context: click.Context) -> list[Path]:
     pictures = [path for path in pictures if path.suffix != ".png" or not _is_result(path.stem, stems)]
     if len(pictures) > MANY and not context.params.get("quiet"):
         line = to_command(["gradcam", "batch", str(folder), "-o", "explained/"])
-        click.echo(f"Note: there are {len(pictures)} pictures in {folder}; for so many there is: {line}", err=True)
+        click.echo(f"Note: {folder} contains {len(pictures)} images. For large folders, use: {line}", err=True)
     return pictures
 
 
@@ -191,15 +185,15 @@ def choice(name: str, values: Iterable[str], what: str) -> Callable[[Command], C
 max_pixels = click.option(
     "--max-pixels",
     metavar="N",
-    type=click.IntRange(1, MAX_MAGNITUDE**2),
+    type=integer(1, MAX_MAGNITUDE**2),
     expose_value=False,
     callback=_allow_pixels,
-    help="Read pictures of up to N pixels, whatever memory that takes.  [default: what 1 GiB is enough for]",
+    help="Largest image to read, in pixels.  [default: what fits in 1 GiB]",
 )
 
 
 def _of_others(kind: Kind) -> str:
-    return f" Of other packages: {', '.join(installed(kind))}." if installed(kind) else ""
+    return f" From other packages: {', '.join(installed(kind))}." if installed(kind) else ""
 
 
 def _find_target(context: click.Context, parameter: click.Parameter, name: str | None) -> Any:
@@ -211,7 +205,7 @@ def _find_target(context: click.Context, parameter: click.Parameter, name: str |
     except GradcamError as error:
         raise click.BadParameter(str(error), context, parameter) from error
     if not callable(found) or isinstance(found, type):
-        said = f"{name} is {shorten(found)}, expected a function of the model's output."
+        said = f"{name} is {shorten(found)}: expected a function of the model's output."
         raise click.BadParameter(said, context, parameter)
     return found
 
@@ -249,8 +243,8 @@ def number(
     name: str, what: str, default: int | None = None, *, least: int = 1, most: int = MAX_COUNT, **settings: Any
 ) -> Callable[[Command], Command]:
     """A whole number."""
-    kind = click.IntRange(least, most)
-    return click.option(name, type=kind, default=default, show_default=True, help=what, **{"metavar": "N"} | settings)
+    settings = {"metavar": "N"} | settings
+    return click.option(name, type=integer(least, most), default=default, show_default=True, help=what, **settings)
 
 
 def output_at(what: str, **settings: Any) -> Callable[[Command], Command]:
@@ -270,10 +264,10 @@ edits = click.option(
     multiple=True,
     metavar="EDIT",
     type=Parsed("edit", _to_edit),
-    help=f"A part that is taken away before the model sees the picture: {EDIT_FORM}; repeatable.",
+    help=f"Remove a part of the image before the model sees it; may be repeated. The form is {EDIT_FORM}.",
 )
-score = choice("--score", SCORES, "The class's number that is explained.")
-output = output_at("A folder, or a file by its suffix.  [default: the current folder]", default=".")
+score = choice("--score", SCORES, "Score to explain. contrast: the logit minus the mean of its five strongest rivals.")
+output = output_at("Output file or folder.  [default: the current folder]", default=".")
 
 
 def file_of(*suffixes: str) -> Parsed:
@@ -283,80 +277,90 @@ def file_of(*suffixes: str) -> Parsed:
         if Path(text).suffix.lower() not in suffixes:
             raise GradcamError(f"{text!r} does not end in {' or '.join(suffixes)}.")
         if not Path(text).parent.is_dir():
-            raise GradcamError(f"{text!r}: there is no folder {Path(text).parent}: make it first.")
+            raise GradcamError(f"{text!r}: there is no folder {Path(text).parent}. Create it first.")
         return Path(text)
 
     return Parsed("file", find)
 
 
-_NAMES: dict[str, Any] = {"metavar": "FILE", "type": FILE, "help": "Names of the classes: one on each line, or JSON."}
+_NAMES: Any = {"metavar": "FILE", "type": FILE, "help": "Names of the model's classes, one per line or JSON."}
 _LABELS = click.option("--labels", **_NAMES)
 _MODEL = (
     click.option(
         "-m",
         "--model",
         metavar="NAME",
-        help=f"One that `gradcam models` lists, or FILE.py:FUNCTION.{_of_others('models')}"
-        "  [default: the one that comes with gradcam]",
+        help="Torchvision name, timm:NAME, hf:NAME, or FILE.py:FUNCTION (see `gradcam models`). Without --model, the "
+        f"embedded ImageNet classifier is used.{_of_others('models')}",
         shell_complete=complete(list_models),
     ),
     click.option(
         "--weights",
         metavar="FILE|NAME",
         type=Parsed("weights", to_weights),
-        help="The model's weights: a checkpoint, or the name of some of its own, as IMAGENET1K_V1.",
+        help="Checkpoint to load, or the name of pretrained weights, such as IMAGENET1K_V1.",
     ),
     _LABELS,
     click.option(
         "--mean",
         metavar="M[,M,M]",
         type=Parsed("numbers", to_means),
-        help="Mean of each channel, of values in [0,1]; a single one is for grey pictures.",
+        help="Mean of each channel, for pixel values from 0 to 1. Give one value for a greyscale model.",
     ),
     click.option(
         "--std",
         metavar="S[,S,S]",
         type=Parsed("numbers", to_stds),
-        help="Standard deviation of each channel, of values in [0,1].",
+        help="Standard deviation of each channel, for pixel values from 0 to 1.",
     ),
     click.option(
         "--size",
         metavar="N|HxW",
-        type=Parsed("size", _to_size),
-        help="Pixels that the network takes: N x N of the picture's centre, or HxW of all of it.",
+        type=Parsed("size", to_size),
+        help="Input size of the model, in pixels. N: a centre crop of N x N; HxW: the whole image, resized.",
     ),
     click.option(
         "--crop",
         metavar="SHARE",
-        type=Real(0, 1, min_open=True),
-        help="Share of the resized picture that is kept; 1 for all.",
+        type=real(0, 1, above=True),
+        help="Share of the resized image that the centre crop keeps, up to 1 (the whole image).",
     ),
     choice(
-        "--activation", ACTIVATIONS, "From logits to probabilities; sigmoid where classes do not exclude each other."
+        "--activation",
+        ACTIVATIONS,
+        "Function that turns logits into probabilities. sigmoid: for multi-label models; none: the outputs are "
+        "used as they are; applied: the single output is already a probability; auto: softmax, or sigmoid for a single "
+        "logit.",
     ),
-    click.option("--reader", metavar="MODULE:FUNCTION", help="Your own function that reads a picture."),
+    click.option("--reader", metavar="MODULE:FUNCTION", help="Custom function that reads an image file."),
     max_pixels,
     click.option(
-        "--device", default="auto", metavar="auto|cpu|cuda|cuda:N|mps", help="Which processor or GPU computes."
+        "--device", default="auto", show_default=True, metavar="DEVICE", help="One of auto, cpu, cuda, cuda:N, mps."
     ),
-    choice("--precision", PRECISIONS, "Precision of the computation."),
+    choice("--precision", PRECISIONS, "Floating-point precision of the model."),
     click.option(
         "--reshape",
         metavar="GRID|LAYOUT",
         callback=find_reshape,
-        help=f"How the layer's output lies on the picture: a grid of tokens, 14x14, or {', '.join(LAYOUTS)}.",
+        help="Layout of the layer's output, if it is not detected. A grid of tokens, such as 14x14, or "
+        f"{', '.join(LAYOUTS)}.",
     ),
 )
 _FIT = (
     click.option(
         "--fit",
-        type=Parsed("fit", to_fit_word),
+        type=Parsed("fit", lambda text: text if text == "crop" else to_fit_word(text)),
         default="crop",
         show_default=True,
         metavar="crop|whole|tiles[:N]",
-        help="What is explained: the part that the network sees, the whole picture, or windows of N pixels over it.",
+        help="Part of the image that the model sees. crop: its default centre crop; whole: the whole image; tiles: "
+        "overlapping windows of N x N pixels, joined to one heatmap.",
     ),
-    choice("--predictions", PREDICTIONS, "Classify by the network's own crop, or by what --fit lets it see."),
+    choice(
+        "--predictions",
+        PREDICTIONS,
+        "Input for the predictions: the model's default crop (own), or the same view as the explanation (seen).",
+    ),
 )
 _TARGET = (
     _choice_of(
@@ -364,23 +368,31 @@ _TARGET = (
         "--class",
         "classes",
         multiple=True,
-        help="Class to explain; repeatable. name:7 is the label 7.  [default: the most probable]",
+        help="Class name or index to explain; may be repeated. name:7 is the class whose name is 7.  "
+        "[default: top class]",
     ),
     number("--top-k", "Explain the K most probable classes.", 1, metavar="K"),
     click.option(
         "--target",
         metavar="FILE.py:NAME",
         callback=_find_target,
-        help=f"A function of your own, from the model's output to a score, in place of a class.{_of_others('targets')}",
+        help="Custom target function, instead of a class. It gets the model's output and returns the score to explain."
+        f"{_of_others('targets')}",
     ),
-    choice("--score", SCORES, "The class's number that is explained; the contrast is with its five strongest rivals."),
-    against(
-        "What --text contrasts its sentences with, or the class that --score contrast contrasts with; repeatable.",
-        "NAME|INDEX|SENTENCE",
+    score,
+    against("Class to contrast with (--score contrast), or sentence (--text); may be repeated.", "NAME|SENTENCE"),
+    choice("--evidence", EVIDENCE, "Show evidence for the class (positive), against it (negative), or both (signed)."),
+    choice(
+        "--augmentation",
+        AUGMENTATIONS,
+        "Average several heatmaps. flip: of the image and its mirror image. flip-scale: of both, each also with its values "
+        "multiplied by 0.9 and by 1.1.",
     ),
-    choice("--evidence", EVIDENCE, "What is shown: what speaks for the class, against it, or both."),
-    choice("--augmentation", AUGMENTATIONS, "Explain mirrored, and scaled, views as well, and take the mean."),
-    choice("--smoothing", SMOOTHINGS, "eigen: the channels' first principal component in place of their sum."),
+    choice(
+        "--smoothing",
+        SMOOTHINGS,
+        "Smoothing of the heatmap. eigen: the first principal component of the channels instead of their sum.",
+    ),
 )
 
 
@@ -410,7 +422,7 @@ def several(
     def to_names(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> tuple[Any, ...]:
         typed = [name.strip() for value in values for name in value.split(",") if name.strip()]
         if values and not typed:
-            raise click.BadParameter(f"{values[-1]!r} holds no name.", context, parameter)
+            raise click.BadParameter(f"{values[-1]!r} contains no name.", context, parameter)
         try:
             return tuple(dict.fromkeys(find(typed)))
         except GradcamError as error:
@@ -420,22 +432,22 @@ def several(
     return click.option(*names, multiple=True, callback=to_names, shell_complete=offers, **settings)
 
 
-_EDGE = click.option("--edge", type=click.Choice(EDGES), help="Why this edge of the box is where it is.")
-_AXIS = click.option("--axis", type=click.Choice(AXES), help="One coordinate of the keypoint alone.")
+_EDGE = click.option("--edge", type=click.Choice(EDGES), help="Detectors: edge of the box whose position is explained.")
+_AXIS = click.option("--axis", type=click.Choice(AXES), help="Pose models: coordinate to explain.")
 _THINGS = (
     click.option(
         "--task",
         type=click.Choice(["auto", *TASKS]),
         default="auto",
         metavar="TASK",
-        help=f"What the model does with a picture: {', '.join(TASKS)}.  [default: read off the model]",
+        help=f"Task of the model: {', '.join(TASKS)}.  [default: detected from the model]",
     ),
     several(
         *("--box", "boxes"),
         find=_find_some,
         known=[ALL],
         metavar="N|all",
-        help="A detector's box, by its number; repeatable.  [default: the surest, 0]",
+        help="Detectors: number of the detection to explain; may be repeated. 0 is the highest-scoring one.  [default: 0]",
     ),
     _EDGE,
     click.option(
@@ -443,14 +455,16 @@ _THINGS = (
         metavar="L,T,R,B",
         type=Parsed("box", to_box),
         multiple=True,
-        help="Why nothing, or no --class, was found in that place: left, top, right, bottom in pixels; repeatable.",
+        help="Detectors: box where a detection is missing; may be repeated. Left, top, right and bottom, in pixels, of "
+        "the place where you expected an object, of --class if given.",
     ),
-    click.option("--threshold", metavar="SCORE", type=Real(0, 1), help="The least score of boxes that count."),
+    click.option("--threshold", metavar="SCORE", type=real(0, 1), help="Detectors: minimum score, from 0 to 1."),
     click.option(
         "--mask",
-        metavar="X,Y|L,T,R,B|FILE",
+        metavar="X,Y|BOX|FILE",
         type=Parsed("mask", to_mask),
-        help="The region under a point, a box, or a picture's pixels that are not black.  [default: what is predicted]",
+        help="Segmenters: region to explain. The predicted region at a point; a box: left, top, right, bottom; or an "
+        "image whose black pixels are outside. Without --mask: all pixels that are predicted to be of the class.",
     ),
     click.option(
         "--text",
@@ -458,23 +472,24 @@ _THINGS = (
         metavar="SENTENCE",
         type=Parsed("text", to_sentence),
         multiple=True,
-        help="A sentence to find in the picture, or what a detector is told to look for; repeatable.",
+        help="CLIP-like models: sentence to locate; may be repeated. Text-prompted detectors: objects to detect.",
     ),
-    click.option("--like", metavar="FILE", type=FILE, help="Another picture: what makes these two alike, in both."),
-    click.option("--caption", is_flag=True, help="Each word of the caption that the model writes."),
+    click.option("--like", metavar="FILE", type=FILE, help="Second image. Explains why the two images are similar."),
+    click.option("--caption", is_flag=True, help="Captioners: explain every word of the caption."),
     several(
         *("--word", "words"),
         find=_find_numbers,
         known=(),
         metavar="N",
-        help="That word of the caption, by its number; repeatable.",
+        help="Captioners: number of the word to explain; may be repeated.",
     ),
     several(
         *("--keypoint", "keypoints"),
         find=_find_some,
         known=[ALL],
         metavar="N|all",
-        help="A keypoint, by its number, of the surest or another --box; repeatable.  [default: 0]",
+        help="Pose models: number of the keypoint to explain; may be repeated. It belongs to the highest-scoring box, or "
+        "to --box.  [default: 0]",
     ),
     _AXIS,
 )
@@ -482,7 +497,7 @@ _THINGS = (
 
 def layers(what: str, *, default: str) -> Callable[[Command], Command]:
     """Which layers, by names and patterns."""
-    text = f"{what}: names or patterns, 'layer*.conv1'; repeatable.  [default: {default}]"
+    text = f"{what}; may be repeated. Names, or patterns such as 'layer*.conv1'.  [default: {default}]"
     return layer(text, "layers", "NAME|PATTERN", multiple=True)
 
 
@@ -499,14 +514,14 @@ def _methods(find: Callable[[str], Any], ours: Iterable[str], default: str) -> C
         metavar="NAME[,NAME]",
         find=find_all,
         known=[*ours, *installed("methods")],
-        help=f"One that `gradcam methods` lists, or FILE.py:NAME; repeatable.{_of_others('methods')}"
-        f"  [default: {default}]",
+        help="CAM method (see `gradcam methods`); may be repeated. FILE.py:NAME is your own method."
+        f"{_of_others('methods')}{default}",
     )
 
 
-def choices(*, default: str = "gradcam, or what suits the task") -> Callable[[Command], Command]:
+def choices(*, default: str = " Some tasks have another default.  [default: gradcam]") -> Callable[[Command], Command]:
     """What to explain, and with which model; `default`: what is said of the methods that are taken otherwise."""
-    text = "Layer to look at, as `gradcam layers` lists it; repeatable."
+    text = "Target layer (see `gradcam layers`); may be repeated. Without --layer, the model's default layer is used."
     methods = _methods(find_any, [*METHODS, *ATTRIBUTIONS], default)
     return together(*_MODEL, layer(text, "layers", multiple=True), methods, *_TARGET, *_THINGS, *_FIT)
 
@@ -515,16 +530,20 @@ def paged() -> Callable[[Command], Command]:
     """Of what a page is made, and with which model."""
     return together(
         *_MODEL,
-        layer("Layer to look at; repeatable.  [default: the usual one, and three before it]", "layers", multiple=True),
-        _methods(find_method, METHODS, "gradcam, or what suits"),
+        layer(
+            "Target layer (see `gradcam layers`); may be repeated. Without --layer: the default layer, and three before it.",
+            "layers",
+            multiple=True,
+        ),
+        _methods(find_method, METHODS, " Some models have another default.  [default: gradcam]"),
         _choice_of(
             "-c",
             "--class",
             "classes",
             multiple=True,
-            help="Class that is shown first, and has maps in any case; repeatable.  [default: the most probable]",
+            help="Class to show first, always with heatmaps; may be repeated.  [default: top class]",
         ),
-        number("--top", "Classes with maps, where those of all cost too much.", 50),
+        number("--top", "Number of classes with heatmaps. Used if heatmaps of all classes would cost too much.", 50),
         *_THINGS,
         *_FIT,
     )
@@ -536,19 +555,19 @@ def method(default: str) -> Callable[[Command], Command]:
         "--method",
         metavar="NAME",
         shell_complete=complete(lambda context: [*METHODS, *installed("methods")]),
-        help=f"One that `gradcam methods` lists, or FILE.py:NAME.  [default: {default}]",
+        help=f"CAM method (see `gradcam methods`). FILE.py:NAME is your own method.  [default: {default}]",
     )
 
 
 def page_of(what: str) -> Callable[[Command], Command]:
     """Add the option for a page with cards."""
-    text = f"Write a page with the first {what}, in one file."
+    text = f"Write an HTML page with the first {what}."
     return click.option("--page", metavar="FILE.html", type=file_of(".html", ".htm"), help=text)
 
 
 def _find_saved(names: Sequence[str]) -> Sequence[str]:
     if unknown := [name for name in names if name not in SAVED]:
-        raise GradcamError(f"{unknown[0]!r} cannot be saved: choose some of {', '.join(SAVED)}.")
+        raise GradcamError(f"{unknown[0]!r} cannot be saved: choose from {', '.join(SAVED)}.")
     return names
 
 
@@ -562,23 +581,21 @@ audited_model = together(  # where --labels says the class of each picture
 )
 named_model = together(*_MODEL[1:])  # how one computes that an argument names
 _OF_WHOLES = (it for it in _THINGS if it not in (_EDGE, _AXIS))  # a place has no probability to judge its map by
-things = together(*_OF_WHOLES, against("What --text contrasts its sentences with; repeatable.", "SENTENCE"))
+things = together(*_OF_WHOLES, against("Sentence that --text is contrasted with; may be repeated.", "SENTENCE"))
 save = several(
     "--save",
     "saved",
-    metavar="WHAT[,WHAT]",
+    metavar="KIND[,KIND]",
     find=_find_saved,
     known=SAVED,
     default=("overlay",),
-    help=f"What is written: {', '.join(SAVED)}; repeatable.  [default: overlay]",
+    help=f"Files to write: {', '.join(SAVED)}; may be repeated.  [default: overlay]",
 )
 appearance = together(
-    click.option(
-        "--alpha", type=Real(0, 1), default=0.5, show_default=True, metavar="A", help="Opacity of the heatmap."
-    ),
-    colormap("turbo", "A colour map of OpenCV."),
+    click.option("--alpha", type=real(0, 1), default=0.5, show_default=True, metavar="A", help="Opacity, from 0 to 1."),
+    colormap("turbo", "OpenCV colour map of the heatmap."),
 )
 printing = together(
-    click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each picture, and nothing else."),
-    click.option("-q", "--quiet", is_flag=True, is_eager=True, help="Print nothing but errors."),
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON record per image, and nothing else."),
+    click.option("-q", "--quiet", is_flag=True, is_eager=True, help="Print errors only."),
 )

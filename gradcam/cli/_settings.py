@@ -186,17 +186,15 @@ def to_settings(chosen: dict[str, Any]) -> Settings:
     others = {name: value for name, value in chosen.items() if name not in known}
     found = Settings(model=model, options=options, wanted=wanted, **others)
     if found.target is not None and (found.classes or found.top_k > 1 or found.score != "logit"):
-        raise click.UsageError(
-            "--target says what is explained, and so do --class, --top-k and --score: give one of them."
-        )
+        raise click.UsageError("--target replaces --class, --top-k and --score: give only one of them.")
     if found.classes and found.top_k > 1:
-        raise click.UsageError("--class and --top-k both say which classes to explain: give one of them.")
+        raise click.UsageError("--class and --top-k both choose the classes to explain: give only one of them.")
     _check_things(found)
     if found.against and not wanted.texts and found.score != "contrast":
-        raise click.UsageError("--against names the classes to contrast with: give --score contrast as well.")
+        raise click.UsageError("--against needs --score contrast: add that, or remove --against.")
     _check_for_attributions(found)
     if model.fit == "crop" and model.predictions == "seen":
-        raise click.UsageError("--predictions seen is of what --fit whole or tiles shows: give one of these as well.")
+        raise click.UsageError("--predictions seen needs --fit whole or --fit tiles: add one of them.")
     return found
 
 
@@ -227,7 +225,7 @@ def _check_things(found: Settings) -> None:
     if given and not any(set(given) <= set(group) for group in TOGETHER):
         first = given[0]
         other = next(it for it in given if not any({first, it} <= set(group) for group in TOGETHER))
-        raise click.UsageError(f"{first} and {other} each say what is explained: give one of them.")
+        raise click.UsageError(f"{first} and {other} each choose what is explained: give only one of them.")
 
 
 def to_target(settings: Settings, model: Classifier) -> Any:
@@ -254,7 +252,7 @@ def to_judged_target(settings: Settings, model: Classifier) -> Any:
     if model.task != "classification":
         return to_target(settings, model)
     if settings.against:
-        raise click.UsageError("--against is for --text here: leave it out.")
+        raise click.UsageError("--against is only for --text here: remove it.")
     return model.find_class(settings.classes[0]) if settings.classes else None
 
 
@@ -262,7 +260,7 @@ def _to_boxes(wanted: TargetChoice, classes: Sequence[int]) -> Any:
     from gradcam import targets
 
     if len(classes) > 1:
-        raise click.UsageError("Boxes are of one class at a time: give one --class.")
+        raise click.UsageError("Boxes are explained for one class at a time: give only one --class.")
     class_ = classes[0] if classes else None
     if wanted.missed:
         return targets.MissedBox(list(wanted.missed), class_)
@@ -273,7 +271,7 @@ def _to_keypoints(wanted: TargetChoice) -> Any:
     from gradcam import targets
 
     if len(wanted.boxes) > 1 or ALL in wanted.boxes:
-        raise click.UsageError("Keypoints are of one box at a time: give the number of one --box.")
+        raise click.UsageError("Keypoints are explained for one box at a time: give a single number to --box.")
     numbers = ALL if ALL in wanted.keypoints else list(wanted.keypoints) or [0]
     return targets.Keypoint(numbers, wanted.axis, box=int(wanted.boxes[0]) if wanted.boxes else 0)
 
@@ -285,7 +283,7 @@ def _to_match(settings: Settings, name: str) -> Any:
         return targets.Like(settings.wanted.like)
     if not settings.wanted.texts:
         raise click.UsageError(
-            f"{name} compares pictures with sentences, or with one another: say with which, --text SENTENCE or --like FILE."
+            f"{name} compares an image with a sentence or another image: add --text SENTENCE or --like FILE."
         )
     return targets.Text(list(settings.wanted.texts), against=list(settings.against))
 
@@ -303,12 +301,12 @@ def check_task(settings: Settings, model: Classifier) -> None:
     more = ["--fit", "--activation"] if model.task == "classification" else []
     if unfit := [name for name in given if name not in [*known, *more]]:
         tasks = [task for task, names in TAKES.items() if unfit[0] in names] or ["classification"]
-        tasks += ["detectors that are told what to look for"] if unfit[0] == "--text" else []
+        tasks += ["text-prompted detectors"] if unfit[0] == "--text" else []
         taken = {name for option in click.get_current_context().command.params for name in option.opts}
         takes = [name for name in (*known, "--target") if name in taken]
         listed = " and ".join(filter(None, [", ".join(takes[:-1]), takes[-1]]))
         raise click.UsageError(
-            f"{unfit[0]} is for {' and '.join(tasks)}, and {model.name} is for {model.task}: it takes {listed}."
+            f"{unfit[0]} is for {' and '.join(tasks)}, but {model.name} is for {model.task}, with {listed}."
         )
 
 
@@ -323,9 +321,7 @@ def _check_for_attributions(found: Settings) -> None:
         unheeded += ["--layer"] if found.layers else []
         unheeded += ["--reshape"] if "reshape" in given else []
     if unheeded:
-        raise click.UsageError(
-            f"{unheeded[0]} is for maps at layers, which {attributions[0]} does not make: leave it out."
-        )
+        raise click.UsageError(f"{unheeded[0]} does not work with --method {attributions[0]}: remove one of them.")
 
 
 def find_destination(
@@ -338,12 +334,12 @@ def find_destination(
     if path.suffix.lower() not in READ_SUFFIXES | suffixes or is_folder:
         return OutputPlace(path)
     if path.suffix.lower() not in suffixes:
-        what = "pictures" if suffixes is WRITE_SUFFIXES else "maps"
+        what = "images" if suffixes is WRITE_SUFFIXES else "maps"
         raise click.UsageError(f"{path}: {what} are written as {', '.join(sorted(suffixes))}.")
     if results > 1:
-        raise click.UsageError(f"{path} is one file, and there are several results: give a folder to --output.")
+        raise click.UsageError(f"{path} is one file, but there are several results: give a folder to --output.")
     if any(is_same(path, image) for image in images):
-        raise click.UsageError(f"{path} is the picture itself, which is never overwritten: choose another name.")
+        raise click.UsageError(f"{path} is the input image, which is never overwritten: choose another name.")
     return OutputPlace(path.parent, path)
 
 

@@ -225,14 +225,14 @@ def _things(predictions: Sequence[Prediction], task: str) -> list[str]:
     names = [name_class(each.index, each.label) for each in shown]
     numbers = [str(each.index if each.number is None else each.number) for each in shown]
     width, digits = max(map(len, names)), max(map(len, numbers))
-    what = " of the picture" if task == "segmentation" else ""
+    what = " of the image" if task == "segmentation" else ""
     lines = [
         f"  {number:>{digits}}   {name:<{width}}   {_percent(each.probability):>5}{what}   "
         f"{click.style(draw_bar(each.probability), fg='cyan')}"
         for number, name, each in zip(numbers, names, shown)
     ]
     left = len(predictions) - len(shown)
-    return [*lines, f"  and {left} more, which --json lists"] if left else lines
+    return [*lines, f"  and {left} more (see --json)"] if left else lines
 
 
 def _explained(record: Record, grids: Sequence[tuple[int, ...]]) -> list[str]:
@@ -254,7 +254,7 @@ def _explained(record: Record, grids: Sequence[tuple[int, ...]]) -> list[str]:
         ]
         blank = [kind for kind, it in zip(kinds, entries) if it.blank]
         if blank:
-            text = f"  no {blank[0]} evidence in {len(blank)} of {len(entries)} maps"
+            text = f"  no {blank[0]} evidence in {len(blank)} of {len(entries)} heatmaps"
             lines.append(click.style(text, fg="yellow"))
         return [*lines, arrows[0]]
     several_methods = len({it.method for it in entries}) > 1
@@ -316,12 +316,12 @@ def _seen(record: Record, *, has_fit: bool = True) -> str:
     share = rows * columns / (height * width)
     if record.fit is not None:
         kind, _, side = record.fit.partition(":")
-        how = f" in windows of {side} x {side} pixels" if kind == "tiles" else ""
-        return f"  The map is of the whole picture{how}."
+        how = f", in windows of {side} x {side} pixels" if kind == "tiles" else ""
+        return f"  The heatmap covers the whole image{how}."
     if share == 1:
-        return "  The network saw the whole picture."
-    seen = f"the central {_percent(share)} of the picture, {columns} x {rows} pixels"
-    return f"  The network saw {seen}{'; for all of it, --fit whole' if has_fit else ''}."
+        return "  The model sees the whole image."
+    seen = f"  The model sees a centre crop: {columns} x {rows} of {width} x {height} pixels ({_percent(share)})."
+    return f"{seen} Use --fit whole to explain the whole image." if has_fit else seen
 
 
 SHAPE = "{percentage:3.0f}% |{bar}| {n_fmt} of {total_fmt}   {rate_noinv_fmt}   {remaining} left{postfix}"  # of a bar
@@ -344,7 +344,7 @@ class Display:
     @contextlib.contextmanager
     def shown(self) -> Iterator[Display]:
         total, done = self._pictures, self._done_before
-        with shown_bar(self._output, "pictures", SHAPE, total=total, initial=done) as self._bar:
+        with shown_bar(self._output, "images", SHAPE, total=total, initial=done) as self._bar:
             yield self
 
     def add(self, record: Record) -> None:
@@ -369,29 +369,27 @@ class Display:
         for error in self._errors:
             click.echo(printable(error), err=True)
         if self._failed > LISTED:
-            click.echo(f"... and {self._failed - LISTED} more, which have the status failed in {manifest}.", err=True)
+            click.echo(f"... and {self._failed - LISTED} more, listed as failed in {manifest}.", err=True)
 
     def tell_end(self, folder: str, *, left_out: int, report: str | None) -> None:
         if self._output.quiet or self._output.as_json:
             return
         seconds, worked_on = time.perf_counter() - self._start, self._done + self._failed
-        pace = (
-            f"{seconds:.1f} s, {worked_on / seconds:.1f} pictures a second" if worked_on else "nothing was left to do"
-        )
-        parts = [f"{count(self._done, 'picture')} explained"]
+        pace = f"{seconds:.1f} s, {worked_on / seconds:.1f} images per second" if worked_on else "nothing left to do"
+        parts = [f"{count(self._done, 'image')} explained"]
         if self._done_before:
-            parts.append(f"{self._done_before} had been before")
+            parts.append(f"{self._done_before} explained before")
         if self._failed:
             parts.append(click.style(f"{self._failed} failed", fg="red"))
         if left_out:
-            parts.append(f"{count(left_out, 'other file')} left out")
+            parts.append(f"{count(left_out, 'other file')} ignored")
         click.echo(f"{', '.join(parts)}   ({pace})")
         for written in filter(None, (folder, report)):
             click.echo(to_arrow(written))
 
     def tell_stop(self, recorded: int) -> None:
         finished = self._done_before + recorded
-        click.echo(f"{finished} of {count(self._pictures, 'picture')} are finished. {how_to_go_on()}", err=True)
+        click.echo(f"{finished} of {count(self._pictures, 'image')} are finished. {how_to_go_on()}", err=True)
 
 
 def count(number: int, what: str, several: str | None = None) -> str:
@@ -402,7 +400,7 @@ def count(number: int, what: str, several: str | None = None) -> str:
 def how_to_go_on() -> str:
     """Two lines: the second is what to type."""
     is_piped = "-" in sys.argv[2:]  # the names of the pictures
-    return f"To go on{', with the same list on standard input' if is_piped else ''}:\n  {resume_line(sys.argv[1:])}"
+    return f"To resume{', with the same list on standard input' if is_piped else ''}:\n  {resume_line(sys.argv[1:])}"
 
 
 def resume_line(arguments: Sequence[str]) -> str:
@@ -517,4 +515,4 @@ def code_of_the_user(*names: str | None) -> Iterator[None]:
         with contextlib.redirect_stdout(sys.stderr):
             yield
     except SystemExit as error:  # it would end the program, and say nothing
-        raise ModelError(f"The model's code ended the program, {describe_unexpected(error)}.") from error
+        raise ModelError(f"The model's code exited the program: {describe_unexpected(error)}.") from error

@@ -34,8 +34,8 @@ MOST = 50  # clusters on a page
 LISTED = 10  # failures that are told one by one
 SHEET = "audit.png"
 WHAT_IT_MEANS = (
-    "Suspicion is from 0 to 1: near 1, evidence lies where other classes have none, and looks like nothing else. It is a "
-    "reason to look, and no proof; and a shortcut that is not found may be there all the same."
+    "Suspicion ranges from 0 to 1. Near 1, the evidence lies where other classes have none, and looks like nothing else. "
+    "It is a reason to look at the images, not a proof. An audit can also miss shortcuts."
 )
 
 
@@ -45,31 +45,27 @@ WHAT_IT_MEANS = (
     "--labels",
     "classes",
     metavar="TABLE|folders|predicted",
-    help="The class of each picture: a table with the columns image and class, the folders' names, or what the model "
-    "predicts.  [default: folders, where these are called like classes, or predicted]",
+    help="Source of the class of each image. A table with the columns image and class, the folder names, or the model's "
+    "predictions.  [default: folders if they are named like classes, otherwise predicted]",
 )
 @options.audited_model
-@options.layer("Layer to look at, as `gradcam layers` lists it.")
+@options.layer("Target layer (see `gradcam layers`).")
 @options.method("gradcam")
 @options.score
 @options.page_of(f"{MOST} clusters")
-@options.output_at("A folder, or a picture file, for the sheet.  [default: the current folder]", default=".")
-@click.option("--json", "as_json", is_flag=True, help="Print all of it as one line of JSON, and nothing else.")
-@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
+@options.output_at("Output folder or image file for the overview.  [default: the current folder]", default=".")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON record, and nothing else.")
+@click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
 def audit_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
-    """Cluster the evidence for each class, and rank the clusters by how rare their like is in other classes.
+    """Find shortcuts: evidence that only one class has, such as a watermark.
 
-    A watermark in some pictures of one class, a frame or a caption that a model has learnt makes a cluster of maps in one
-    place and of one look, where other classes have nothing. Takes files, folders, globs, lists and archives, as
-    `gradcam batch` does: pictures of two classes at least, ten or more of each. A sheet shows the first clusters with their
-    most typical pictures. Clustering takes scikit-learn: pip install 'gradcam-torch[audit]'
+    The heatmaps of each class are clustered. If a model has learnt a watermark, a frame or a caption, the images with it
+    form a cluster: their evidence lies in one place and looks alike, and other classes have no evidence there. The most
+    suspicious clusters come first. An overview image shows them with their most typical images.
 
-    A picture that cannot be read, or has no class, is named and left out, and the status is 1.
-
-    \b
-      gradcam audit photos/                        a folder for each class, or as predicted
-      gradcam audit photos/ --labels labels.csv    with the columns image and class
-      gradcam audit photos/ --page audit.html      a page to send to somebody
+    Takes image files, folders, globs, lists and archives, like `gradcam batch`: at least two classes, with ten or more
+    images each. Clustering needs scikit-learn: pip install 'gradcam-torch[audit]'. Images that cannot be read or have no
+    class are reported and left out, and the exit status is 1.
     """
     output, start = Output(as_json, quiet), time.perf_counter()
     import_torch()
@@ -84,7 +80,7 @@ def audit_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen:
     with telling_waits(output):
         items = list_inputs(inputs).items
         if any(item.content.path is not None and is_same(Path(item.content.path), sheet) for item in items):
-            raise GradcamError(f"{sheet} is one of the pictures, which are never overwritten: give another --output.")
+            raise GradcamError(f"{sheet} is an input image and is never overwritten: choose another --output.")
         classifier = load_model(to_model_choice(chosen), layer=chosen["layer"])
         say(classifier.notes, output)
         settings: Any = {name: chosen[name] for name in ("method", "score", "reshape")}
@@ -110,7 +106,7 @@ def _tell_failures(found: Audit) -> None:
     for reason in reasons[:LISTED]:
         click.echo(printable(reason), err=True)
     if len(reasons) > LISTED:
-        click.echo(f"... and {len(reasons) - LISTED} more, which --json lists.", err=True)
+        click.echo(f"... and {len(reasons) - LISTED} more. Use --json to list them.", err=True)
 
 
 def _format(found: Audit, device: str, seconds: float) -> Iterator[str]:
@@ -121,7 +117,7 @@ def _format(found: Audit, device: str, seconds: float) -> Iterator[str]:
         [
             f"{click.style(printable(found.model), bold=True)} on {device}",
             f"{found.method} at {printable(found.layer)}",
-            f"{count(pictures, 'picture')} of {count(len({it.index for it in clusters}), 'class', 'classes')}",
+            f"{count(pictures, 'image')} of {count(len({it.index for it in clusters}), 'class', 'classes')}",
             count(len(clusters), "cluster"),
             f"{seconds:.1f} s",
         ]
@@ -129,22 +125,22 @@ def _format(found: Audit, device: str, seconds: float) -> Iterator[str]:
     yield ""
     yield from _to_table(clusters[:ROWS])
     if len(clusters) > ROWS:
-        yield f"  and {len(clusters) - ROWS} more, which --json lists"
+        yield f"  and {len(clusters) - ROWS} more (use --json to list them)"
     yield ""
     first = clusters[0]
-    yield f"  The most suspicious: {printable(first.describe())}."
-    yield f"  Look at it first: {printable(', '.join(first.members[:3]))}{', ...' if len(first.members) > 3 else ''}"
+    yield f"  Most suspicious: {printable(first.describe())}."
+    yield f"  Look at these first: {printable(', '.join(first.members[:3]))}{', ...' if len(first.members) > 3 else ''}"
 
 
 def _to_table(clusters: Sequence[EvidenceCluster]) -> Iterator[str]:
-    cells = [("", "suspicion", "class", "pictures", "where", "like it in other classes")]
+    cells = [("", "suspicion", "class", "images", "where", "same place in other classes")]
     cells += [
         (
             str(rank),
             f"{it.suspicion:.2f}",
             printable(it.class_name),
             f"{len(it.members)} of {it.pictures}",
-            f"{it.where}{' (in no cluster)' if it.is_rest else ''}",
+            f"{it.where}{' (not clustered)' if it.is_rest else ''}",
             f"{it.elsewhere} of {it.others}",
         )
         for rank, it in enumerate(clusters, 1)
@@ -161,7 +157,7 @@ def _write_page(path: Path, found: Audit) -> None:
 
     shown, clusters = min(MOST, len(found.clusters)), found.clusters
     lines = [f"{found.summary[:1].upper()}{found.summary[1:]}.", *found.notes, WHAT_IT_MEANS]
-    lines += [f"The first {shown} of {len(clusters)} clusters are here."] if shown < len(clusters) else []
+    lines += [f"This page shows the first {shown} of {len(clusters)} clusters."] if shown < len(clusters) else []
     page = CardPage(
         title=f"Audit of {os.path.basename(found.model)}",
         summary=[("Method", found.method), ("Layer", found.layer), ("Clusters", str(len(clusters)))],
@@ -176,10 +172,10 @@ def _to_card(cluster: EvidenceCluster) -> Card:
 
     facts = [
         ("Suspicion", f"{cluster.suspicion:.2f}"),
-        ("Rare place", f"{cluster.place:.2f}"),
-        ("Rare look", f"{cluster.apart:.2f}"),
-        ("Pictures", f"{len(cluster.members)} of {cluster.pictures}"),
+        ("Rarity of place", f"{cluster.place:.2f}"),
+        ("Rarity of look", f"{cluster.apart:.2f}"),
+        ("Images", f"{len(cluster.members)} of {cluster.pictures}"),
         ("In other classes", f"{cluster.elsewhere} of {cluster.others}"),
     ]
-    badge = f"{cluster.where}{', in no cluster' if cluster.is_rest else ''}"
+    badge = f"{cluster.where}{', not clustered' if cluster.is_rest else ''}"
     return Card(cluster.class_name, badge, facts, cluster.draw())

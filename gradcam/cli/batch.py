@@ -189,10 +189,10 @@ def _start_engine(choice: BatchChoice, settings: Settings, stack: contextlib.Exi
 
     if model.device not in DEVICES:
         raise click.UsageError(
-            f"--device is {model.device}, and Ray gives each actor its own: choose one of {', '.join(DEVICES)}."
+            f"--device {model.device} does not work with --engine ray: use one of {', '.join(DEVICES)}."
         )
     if choice.actors_per_gpu > 1 and model.device == "cpu":
-        raise click.UsageError("--actors-per-gpu is for GPUs, and --device is cpu: leave one of them out.")
+        raise click.UsageError("--actors-per-gpu needs GPUs, but --device is cpu: remove one of them.")
     ray = stack.enter_context(joined(choice.address))
     layout = find_layout(ray, model.device, choice.actors_per_gpu)
     return RayEngine(ray, layout, load, choice.workers), layout.device
@@ -214,16 +214,18 @@ def _find_work(typed: Typed, listing: Listing, device: str | None) -> Work:
         and classifier.device.type == "cpu"
     ):
         raise DeviceError(
-            "--pixels device is for a GPU, and none was found here: leave it out, or say --device cpu to have PyTorch "
-            "decode, resize and draw on the processor."
+            "--pixels device needs a GPU, and none was found: remove it, or add --device cpu to decode, resize and draw "
+            "with PyTorch on the CPU."
         )
     request = replace(request, make_page=choice.make_page)
     if listing.has_classes and (settings.classes or settings.top_k > 1):
-        raise click.UsageError("The list says which classes to explain, and so do --class or --top-k: leave those out.")
+        raise click.UsageError("The list already names the classes to explain: remove --class and --top-k.")
     named = settings.wanted.given if classifier.task not in ("detection", "segmentation") else []
     named += ["--target"] if settings.target is not None else []
     if listing.has_classes and named:
-        raise click.UsageError(f"The list says which classes to explain, and {named[0]} explains none: leave it out.")
+        raise click.UsageError(
+            f"The list names the classes to explain, but {named[0]} explains none: remove {named[0]}."
+        )
     for name in dict.fromkeys(item.wanted for item in listing.items if item.wanted is not None):
         classifier.find_class(name)
     return Work(
@@ -352,85 +354,93 @@ class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gener
     required=True,
     metavar="DIR",
     type=options.FOLDER,
-    help="The folder for results, or the URL of one in a store, such as s3://bucket/explained.",
+    help="Folder for the results, or its URL in a store, such as s3://bucket/explained.",
 )
 @options.choices()
 @options.appearance
 @options.save
-@options.choice("--format", PICTURE_FORMATS, "Of pictures.")
-@options.number("--quality", "Quality of jpg and webp.", 90, most=100, metavar="Q")
+@options.choice("--format", PICTURE_FORMATS, "Image format.")
+@options.number("--quality", "Quality of jpg and webp, from 1 to 100.", 90, most=100, metavar="Q")
 @click.option(
     "--output-format",
     type=FormatName([*FORMATS, *(name for name in installed("formats") if name not in FORMATS)]),
     default="files",
     show_default=True,
-    help=", or ".join(each.summary for each in FORMATS.values()) + ", or your own, by FILE.py:NAME.",
+    help="Format of the results. "
+    + "; ".join(f"{output_format.name}: {output_format.summary}" for output_format in FORMATS.values())
+    + ". FILE.py:NAME is your own format.",
 )
-@options.number("--batch-size", "Pictures in one pass of the model; halved where memory is short.", most=MAX_BATCH_SIZE)
-@options.number("--workers", "Threads that read, draw and write.  [default: one for each core]", most=MAX_WORKERS)
 @options.number(
-    "--processes", "Processes on the GPU, or on each of several, each with a model of its own.", 1, most=100
+    "--batch-size",
+    "Batch size: number of images per pass of the model. It is halved if memory runs out. Without --batch-size, it is "
+    "chosen for the device.",
+    most=MAX_BATCH_SIZE,
 )
+@options.number("--workers", "Number of threads that read, draw and write.  [default: one per core]", most=MAX_WORKERS)
+@options.number("--processes", "Number of processes per GPU, each with its own model.", 1, most=100)
 @options.choice(
     "--pixels",
     PIXELS,
-    "Where pictures are decoded, resized, drawn on and encoded; auto: on the GPU where that can do it.",
+    "Where images are decoded, resized, drawn and encoded. auto: on the GPU if it can do that.",
 )
-@click.option("--resume", is_flag=True, help="Go on with an earlier run: do what is missing, or failed.")
-@click.option("--overwrite", is_flag=True, help="Remove what an earlier run wrote, and start anew.")
-@click.option("--report", is_flag=True, help="Write index.html as well, a gallery to look through.")
-@click.option("--pages", is_flag=True, help="Write a page of each picture as well, with the maps of every class.")
+@click.option("--resume", is_flag=True, help="Continue an earlier run: explain images that are missing or failed.")
+@click.option("--overwrite", is_flag=True, help="Delete the results of an earlier run, and start again.")
+@click.option("--report", is_flag=True, help="Write a gallery, too: index.html.")
+@click.option("--pages", is_flag=True, help="Write an HTML page per image, too, with the heatmaps of every class.")
 @click.option(
     "--max-failures",
     "limit",
     type=options.LIMIT,
     metavar="N|P%",
-    help="Stop when more pictures than that failed; those of an earlier run do not count again with --resume.",
+    help="Stop if more images fail than this number, or this share. With --resume, failures of an earlier run do not "
+    "count again.",
 )
 @click.option(
     "--shard",
     type=options.SHARE,
     metavar="I/N",
-    help="The I-th of N shares alone, for machines that share one output folder.",
+    help="Explain only part I of N, so that several machines can share one output folder.",
 )
-@options.choice("--engine", ["local", "ray"], "Who does the work: this process, or actors of Ray.")
+@options.choice("--engine", ["local", "ray"], "What does the work: this process, or Ray actors.")
 @click.option(
     "--ray-address",
     "address",
     metavar="HOST:PORT",
-    help="The Ray cluster to join.  [default: RAY_ADDRESS, or one that is started here]",
+    help="Ray cluster to connect to.  [default: RAY_ADDRESS, or a new local cluster]",
 )
-@options.number("--actors-per-gpu", "Actors of Ray on each GPU, each with a model of its own.", 1, most=100)
-@click.option("--audit", is_flag=True, help="Add each input's SHA-256 to its record.")
+@options.number("--actors-per-gpu", "Number of Ray actors per GPU, each with its own model.", 1, most=100)
+@click.option("--audit", is_flag=True, help="Add the SHA-256 of each input to its record.")
 @options.printing
 def batch_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
-    """Explain many pictures: files, folders, globs, lists (.txt, .csv, or - for standard input), .zip and .tar archives.
+    """Explain many images: write an overlay for each, and resume if interrupted.
 
-    Each may be a URL as well, such as s3://bucket/photos/, and "shards-{000000..000146}.tar" are those of a WebDataset.
+    INPUT is a file, a folder, a glob, a list (.txt, .csv, or - for standard input), or an archive (.zip, .tar). It may also
+    be a URL, such as s3://bucket/photos/. "shards-{000000..000146}.tar" are the shards of a WebDataset.
 
-    Overlays get the pictures' own relative names; manifest.jsonl has a record of each, as `gradcam run --json` prints it.
-    A broken picture never stops the others. However a run ended, --resume does what is missing.
+    Overlays keep the relative names of the images. manifest.jsonl has a record per image, as printed by `gradcam run
+    --json`. An image that cannot be read does not stop the run. After a run that stopped early, --resume explains the
+    missing images.
     """
     names = {field.name for field in fields(BatchChoice)}
     choice = BatchChoice(**{name: value for name, value in chosen.items() if name in names})
     settings = to_settings({name: value for name, value in chosen.items() if name not in names} | {"output": ""})
     if choice.resume and choice.overwrite:
-        raise click.UsageError("--resume goes on with an earlier run, and --overwrite removes it: give one of them.")
+        raise click.UsageError("--resume continues an earlier run, but --overwrite deletes it: give only one of them.")
     if choice.report and not choice.output_format.has_files:
         raise click.UsageError(
-            f"--report shows files, and --output-format {choice.output_format.name} writes none: leave one of them out."
+            f"--report needs files, but --output-format {choice.output_format.name} writes none: remove one of them."
         )
     if choice.address is not None and choice.engine != "ray":
-        raise click.UsageError("--ray-address is for --engine ray: give that as well, or leave it out.")
+        raise click.UsageError("--ray-address needs --engine ray: add that, or remove --ray-address.")
     if choice.actors_per_gpu > 1 and choice.engine != "ray":
-        raise click.UsageError("--actors-per-gpu is for --engine ray: give that as well, or leave it out.")
+        raise click.UsageError("--actors-per-gpu needs --engine ray: add that, or remove --actors-per-gpu.")
     if choice.processes > 1 and choice.engine == "ray":
-        raise click.UsageError("--processes is for --engine local: Ray has --actors-per-gpu.")
+        raise click.UsageError("--processes is for --engine local: use --actors-per-gpu with Ray.")
     if choice.pixels == "device" and choice.engine == "ray":
-        raise click.UsageError("--pixels device is for --engine local, and Ray's actors have pixels on the processor.")
+        raise click.UsageError("--pixels device does not work with --engine ray: remove it, or use --engine local.")
     if choice.pages and not choice.output_format.has_files:
         raise click.UsageError(
-            f"--pages writes files, and --output-format {choice.output_format.name} none: leave one of them out."
+            f"--pages needs files, but --output-format {choice.output_format.name} writes none: remove one of them."
         )
     if choice.pages:
         choice = replace(choice, make_page=PageMaking(settings))
@@ -440,9 +450,12 @@ def batch_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen:
 @click.command("report", cls=Command)
 @click.argument("folder", metavar="DIR", type=options.FOLDER)
 @options.max_pixels
-@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
+@click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
 def report_command(folder: Path | Store, quiet: bool) -> int:
-    """Write DIR/index.html, a gallery to look through, from what `gradcam batch` left in DIR, or in a store by its URL."""
+    """Write a gallery, DIR/index.html, of the results of `gradcam batch`.
+
+    DIR is the output folder of the batch, or its URL in a store.
+    """
     from gradcam.report.pages import write_report
 
     with telling_waits(Output(as_json=False, quiet=quiet)):

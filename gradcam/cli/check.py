@@ -82,7 +82,8 @@ class CheckResult:
             )
             reason = textwrap.wrap(test.reason, WIDTH, initial_indent=indent, subsequent_indent=indent)
             lines += [first, *reason, ""]
-        lines.append(f"  The verdict: {_style(verdict.outcome)}. {PASSED[:1].upper()}{PASSED[1:]}.")
+        meaning = f" {PASSED}" if verdict.outcome == "passed" else ""
+        lines.append(f"  Verdict: {_style(verdict.outcome)}.{meaning}")
         lines += textwrap.wrap(verdict.summary, WIDTH, initial_indent="  ", subsequent_indent="  ")
         return "\n".join([*lines, to_arrow(self.panel or ""), ""])
 
@@ -94,43 +95,50 @@ def _style(outcome: str) -> str:
 @click.command("check", cls=Command)
 @options.pictures
 @options.model
-@options.layer("Layer to look at, as `gradcam layers` lists it.")
+@options.layer("Target layer (see `gradcam layers`).")
 @options.several(
     "--method",
     "methods",
     metavar="NAME[,NAME]",
     find=list,
     known=[*METHODS, *CONTROLS, *installed("methods")],
-    help=f"One that `gradcam methods` lists, or {', '.join(CONTROLS)}, which must fail; repeatable.  "
-    "[default: gradcam, or what suits the task]",
+    help="CAM method to test (see `gradcam methods`); may be repeated. "
+    f"You can also test a control map, which should not pass: {', '.join(CONTROLS)}.  "
+    "[default: gradcam, or the task's default]",
 )
-@options.class_("class_", "The class.  [default: each picture's most probable]")
+@options.class_("class_", "Class name or index to explain.  [default: top class of each image]")
 @options.things
 @options.score
-@options.number("--seed", "Of all that is drawn by chance.", 0, least=0, most=MAX_SEED, metavar=None)
+@options.number("--seed", "Random seed.", 0, least=0, most=MAX_SEED, metavar=None)
 @click.option(
     "--fail-on",
     type=click.Choice(["undecided", "failed"]),
-    help="End with status 1 where a verdict is that, or worse.  [default: a verdict is a result, whatever it is]",
+    help="Exit with status 1 on this verdict or a worse one.  [default: no verdict changes the exit status]",
 )
 @options.output
 @options.printing
 def check_command(
     images: tuple[Path, ...], as_json: bool, quiet: bool, fail_on: str | None, **chosen: Any
 ) -> int:  # fmt: skip
-    """Check whether the map of a picture can be trusted, as far as it can be told apart from maps that explain nothing.
+    """Test whether a heatmap can be trusted.
 
-    Does it stay the same under noise, differ between classes, change with the weights, follow the picture, and mark what
-    matters? The same is asked of shams: the map mirrored, shifted, of another picture, of a network with random weights,
-    noise, a blob, edges. It is passed where the map does better than each of them, undecided where one does as well or
-    there is too little to explain, and failed where one does better or the map ignores weights, class or picture. A panel
-    shows it, <picture>-<method>-check.png. Passed means not refuted, never correct. The other pictures of the command,
-    three or more, stand beside the one that is checked; otherwise these are five that come with gradcam.
+    Five tests check the heatmap. It must also beat control maps, which explain nothing: mirrored, shifted, from another
+    image, from a network with random weights, noise, a blob, edges.
 
-    Of a detector a box is judged, and told apart from the picture's others; of several sentences the first.
+    \b
+    Passed: the heatmap beats every control.
+    Undecided: a control does as well, or there is too little to explain.
+    Failed: a control does better, or the heatmap ignores the weights, the class or the image.
 
-    The exit status says whether all was done: a map that fails is a result, which --json has as "outcome", unless --fail-on
-    makes it 1.
+    A passed test does not prove that the heatmap is right.
+
+    A panel with all tests is written to <image>-<method>-check.png. One test puts the image beside three others: of your
+    images if you give four or more, otherwise of five photographs that come with gradcam. For detectors, one box is tested,
+    and its heatmap is compared with those of the other boxes instead of other classes. With several --text, only the first
+    sentence is tested.
+
+    The exit status is 0 if every image could be tested, whatever the verdict, unless --fail-on is given. With --json, the
+    key "outcome" holds the verdict.
     """
     output = Output(as_json, quiet)
     require_images(images, output)

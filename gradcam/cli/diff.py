@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 ROWS = 10  # of the table on the terminal; all are in --json
 MOST = 100  # pictures on a page
 LONGEST = 28  # characters of a name in the table
-WORDS = {"map": ("another map", "red"), "class": ("another class", "yellow"), "none": ("alike", None)}
+WORDS = {"map": ("different heatmap", "red"), "class": ("different class", "yellow"), "none": ("alike", None)}
 ROLES = ("old", "new")
 OF_ONE = ("weights", "precision", "layer")  # options that each model has of its own
 
@@ -45,9 +45,9 @@ def _of_one(role: str) -> Callable[[options.Command], options.Command]:
     name = role.upper()
     weights = options.Parsed("weights", options.to_weights)
     return options.together(
-        click.option(f"--weights-{role}", metavar="FILE|NAME", type=weights, help=f"The weights of {name} alone."),
-        click.option(f"--precision-{role}", type=click.Choice([*PRECISIONS]), help=f"The precision of {name} alone."),
-        click.option(f"--layer-{role}", metavar="NAME", help=f"The layer of {name} alone."),
+        click.option(f"--weights-{role}", metavar="FILE|NAME", type=weights, help=f"Weights of {name} only."),
+        click.option(f"--precision-{role}", type=click.Choice([*PRECISIONS]), help=f"Precision of {name} only."),
+        click.option(f"--layer-{role}", metavar="NAME", help=f"Target layer of {name} only."),
     )
 
 
@@ -64,46 +64,46 @@ class Compared:
 def _read_words(words: Sequence[str], against: Path | None, save: Path | None) -> Compared:
     """Raises `click.UsageError` where there are too few words, or a picture stands where a model should."""
     if against is not None and save is not None:
-        raise click.UsageError("--against compares with a snapshot, and --save takes one: do one after the other.")
+        raise click.UsageError("--against compares with a snapshot, --save takes one: give only one of them.")
     models = 1 if against is not None or save is not None else 2
     is_picture = [it.endswith(("/", os.sep)) or Path(it).suffix.lower() in READ_SUFFIXES for it in words[:models]]
     if any(is_picture):
         word = words[is_picture.index(True)]
-        one = "" if models == 1 else "; --against FILE compares one with a snapshot, and --save FILE takes one"
+        one = "" if models == 1 else ". With --against FILE or --save FILE, give one model"
         raise click.UsageError(
-            f"{word} stands where a model should: {'OLD NEW' if models == 2 else 'MODEL'} come first{one}."
+            f"{word} is not a model. Give {'two models, OLD NEW,' if models == 2 else 'MODEL'} before the images{one}."
         )
     if len(words) <= models:
-        raise click.UsageError("There are no pictures: files or folders come behind the models.")
+        raise click.UsageError("There are no images: give files or folders after the model names.")
     return Compared(words[:models], words[models:], against, save)
 
 
 @click.command("diff", cls=Command, own=["--against"])
-@click.argument("words", nargs=-1, required=True, metavar="OLD NEW PICTURE...", type=click.Path())
+@click.argument("words", nargs=-1, required=True, metavar="OLD NEW IMAGE...", type=click.Path())
 @options.named_model
 @_of_one("old")
 @_of_one("new")
-@options.layer("Layer of both to look at, as `gradcam layers` lists it.  [default: OLD's own, and NEW's of that name]")
-@options.method("gradcam, or the snapshot's")
+@options.layer("Target layer of both models (see `gradcam layers`).  [default: OLD's default, and the same in NEW]")
+@options.method("gradcam, or the snapshot's method")
 @click.option(
     "--alike",
-    type=options.Real(-1, 1),
+    type=options.real(-1, 1),
     default=ALIKE,
     show_default=True,
     metavar="R",
-    help="The rank correlation from which on two maps count as alike.",
+    help="Smallest rank correlation of heatmaps that count as alike.",
 )
 @click.option(
     "--save",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Take a snapshot of one model, MODEL PICTURE..., to compare with later.",
+    help="Save a snapshot of one model to compare with later.",
 )
 @click.option(
     "--against",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Compare one model, NEW PICTURE..., with a snapshot that --save took.",
+    help="Compare one model with a snapshot from --save.",
 )
 @click.option(
     "--fail-if",
@@ -111,35 +111,32 @@ def _read_words(words: Sequence[str], against: Path | None, save: Path | None) -
     metavar="CONDITION",
     multiple=True,
     type=options.Parsed("condition", read_condition),
-    help="End with status 1 where it is true of any picture, 'correlation<0.9', or of their mean, 'mean agree<1'; "
-    f"repeatable. Of {', '.join(NAMES)}.",
+    help="Exit with status 1 if the condition is met; may be repeated. Any image: 'correlation<0.9'. Mean of all images: "
+    f"'mean agree<1'. Names: {', '.join(NAMES)}.",
 )
 @click.option(
-    "--junit", metavar="FILE.xml", type=options.file_of(".xml"), help="Write JUnit XML: a test case for each picture."
+    "--junit", metavar="FILE.xml", type=options.file_of(".xml"), help="Write JUnit XML with one test case per image."
 )
-@options.page_of(f"{MOST} pictures")
+@options.page_of(f"{MOST} images")
 @options.output_at(
-    "A folder for a panel of each picture, <picture>-diff.png.", type=click.Path(file_okay=False, path_type=Path)
+    "Output folder for one panel per image, <image>-diff.png.", type=click.Path(file_okay=False, path_type=Path)
 )
 @options.printing
 def diff_command(words: tuple[str, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
-    """Compare two models on pictures: where their predictions agree and their maps do not.
+    """Compare the predictions and heatmaps of two models.
 
-    \b
-      gradcam diff OLD NEW PICTURE...                 two models
-      gradcam diff MODEL PICTURE... --save FILE       take a snapshot of one
-      gradcam diff NEW PICTURE... --against FILE      compare with it, without the old model
+    OLD and NEW are model names, as for `gradcam run --model`. Both heatmaps explain the class that OLD predicts. Images
+    with the same prediction and different heatmaps are listed first.
 
-    OLD and NEW are named as for --model; pictures as for `gradcam batch`. Both maps are of the class that OLD predicts.
-    Listed first are pictures with the same prediction and another map. Three numbers say how alike the maps are:
-    correlation, of the ranks of their pixels, from -1 to 1; top 30 %, how much of what OLD marks most NEW marks most too
-    (30 % by chance); moved, how far the centre is from where it was, in percent of the diagonal.
+    Three numbers compare the heatmaps. "correlation" is the rank correlation of their pixels, from -1 to 1. "top 30 %" is
+    the overlap of the highest 30 % of the pixels; chance is 30 %. "moved" is the distance between their centres of mass,
+    as a percentage of the diagonal.
     """
     output, start = Output(as_json, quiet), time.perf_counter()
     typed = _read_words(words, chosen["against"], chosen["save"])
     unfit = [it for it in OF_ONE if chosen[f"{it}_old"] is not None]
     if unfit and len(typed.models) == 1:
-        raise click.UsageError(f"--{unfit[0]}-old is of OLD, and there is one model here: leave it out.")
+        raise click.UsageError(f"--{unfit[0]}-old needs two models, OLD NEW, and there is only one: leave it out.")
     import_torch()
     if typed.save is not None:
         return _save(typed, chosen, output)
@@ -181,7 +178,7 @@ def _load(role: str, name: str, chosen: dict[str, Any], layer: str | None = None
             raise ModelError(f"gradcam diff compares classifiers, and this model is for {classifier.task}.")
         return classifier, _title(choice)
     except GradcamError as error:
-        hint = f" --layer-{role} names that of {role.upper()} alone." if isinstance(error, LayerError) else ""
+        hint = f" Set the layer of {role.upper()} with --layer-{role}." if isinstance(error, LayerError) else ""
         raise type(error)(f"{role.upper()}, {name}: {error}{hint}") from error
 
 
@@ -194,7 +191,7 @@ def _save(typed: Compared, chosen: dict[str, Any], output: Output) -> int:
     from gradcam.evaluation.snapshots.snapshot import check_place, take_snapshot
 
     if chosen["conditions"] or chosen["junit"] or chosen["page"] or chosen["output"]:
-        raise click.UsageError("--save takes a snapshot and compares nothing: leave out what is of a comparison.")
+        raise click.UsageError("--save does not compare: leave out --fail-if, --junit, --page and --output.")
     path: Any = typed.save
     check_place(path)
     classifier, title = _load("new", typed.models[0], chosen)
@@ -218,7 +215,7 @@ def _save(typed: Compared, chosen: dict[str, Any], output: Output) -> int:
     elif not output.quiet:
         origin = found.origin
         click.echo(
-            f"{printable(title)}   {origin.method} at {printable(origin.layer)}   {count(len(found.pictures), 'picture')}"
+            f"{printable(title)}   {origin.method} at {printable(origin.layer)}   {count(len(found.pictures), 'image')}"
         )
         click.echo(to_arrow(str(path)))
     return int(bool(found.failures))
@@ -259,7 +256,7 @@ def _to_table(rows: Sequence[PictureDiff]) -> Iterator[str]:
     if not rows:
         return
     shown = rows[:ROWS]
-    cells = [("picture", "old", "new", "correlation", "top 30 %", "moved", "")]
+    cells = [("image", "old", "new", "correlation", "top 30 %", "moved", "")]
     cells += [
         (
             _end(row.image),
@@ -280,7 +277,7 @@ def _to_table(rows: Sequence[PictureDiff]) -> Iterator[str]:
         yield f"  {'   '.join([*texts, *numbers, word])}".rstrip()
     if len(rows) > ROWS:
         more = sum(row.change != "none" for row in rows[ROWS:])
-        yield f"  and {len(rows) - ROWS} more, {f'{more} of them not alike' if more else 'alike'}, which --json lists"
+        yield f"  and {len(rows) - ROWS} more, {f'{more} of them not alike' if more else 'all alike'} (--json lists them)"
     yield ""
 
 
@@ -302,7 +299,7 @@ def _describe_gate(gate: Gate) -> Iterator[str]:
             found = read_condition(condition)
             worst = sorted(cases, key=lambda case: case.values[found.name], reverse=found.sign == ">")[0]
             said = f"{printable(worst.name)} has {worst.values[found.name]:.4g}"
-            of = "" if found.of_mean else f" of {count(len(cases), 'picture')}"
+            of = "" if found.of_mean else f" of {count(len(cases), 'image')}"
             yield f"Failed: {condition}{of}: {said}"
 
 
@@ -338,18 +335,18 @@ def _write_page(path: Path, found: Diff, titles: Sequence[str]) -> None:
 
     shown = len(found.rows[:MOST])
     lines = [f"{found.summary[:1].upper()}{found.summary[1:]}.", *found.notes]
-    lines += [f"The first {shown} of {len(found.rows)} pictures are here."] if shown < len(found.rows) else []
+    lines += [f"This page shows the first {shown} of {len(found.rows)} images."] if shown < len(found.rows) else []
     lines.append(
-        "Both maps are of the class that the old model predicts. Correlation: of the ranks of their pixels, 1 for the same "
-        "order. Top 30 %: how much of what the old map marks most the new one marks most too; by chance 30 %. Moved: how "
-        "far the map's centre is from where it was, in percent of the diagonal. In the difference red is where the new "
-        "map is stronger, and blue where the old one is."
+        "Both heatmaps explain the class that the old model predicts. Correlation: the rank correlation of their pixels; 1 "
+        "is the same order. Top 30 %: the overlap of the highest 30 % of the pixels; chance is 30 %. Moved: the distance "
+        "between their centres of mass, as a percentage of the diagonal. In the difference image, red marks pixels where "
+        "the new heatmap is stronger, and blue those where the old one is."
     )
     page = CardPage(
         title=" → ".join(Path(title).name if os.path.isabs(title) else title for title in titles),
         summary=[
             ("Method", found.new.method),
-            ("Pictures", str(len(found.rows))),
+            ("Images", str(len(found.rows))),
             ("Failed", str(len(found.failures))),
         ],
         lines=lines,

@@ -52,11 +52,11 @@ GAP = "  "
 BEST, LEVEL, FOOLED = "*", "=", "!"
 LEGEND = {
     BEST: "best method",
-    LEVEL: "not told apart from the best, with all pairs of methods compared at once",
-    FOOLED: "a map that knows nothing does as well as the best method: the metric says little here",
+    LEVEL: "not distinguished from the best method (all pairs of methods compared, Holm correction)",
+    FOOLED: "a control map does as well as the best method: the metric says little here",
 }
 NAMED = 3  # methods in the last line
-SHAPE = "{percentage:3.0f}% |{bar}| {n_fmt} of {total_fmt} maps   {remaining} left{postfix}"  # of a bar
+SHAPE = "{percentage:3.0f}% |{bar}| {n_fmt} of {total_fmt} heatmaps   {remaining} left{postfix}"  # of a bar
 
 
 @click.command("evaluate", cls=Command)
@@ -67,8 +67,8 @@ SHAPE = "{percentage:3.0f}% |{bar}| {n_fmt} of {total_fmt} maps   {remaining} le
     find=list,
     known=[*METHODS, *METHOD_GROUPS, *CONTROLS, *installed("methods")],
     metavar="NAME[,NAME]",
-    help=f"Method to compare, FILE.py:NAME, or {' or '.join(METHOD_GROUPS)}; repeatable.  "
-    f"[default: {','.join(DEFAULT_METHODS)}]",
+    help=f"CAM method to compare (see `gradcam methods`); may be repeated. Also FILE.py:NAME, {', '.join(METHOD_GROUPS)}."
+    f"  [default: {','.join(DEFAULT_METHODS)}]",
 )
 @options.several(
     "--metric",
@@ -76,40 +76,45 @@ SHAPE = "{percentage:3.0f}% |{bar}| {n_fmt} of {total_fmt} maps   {remaining} le
     find=list,
     known=[*METRICS, *installed("metrics"), *GROUPS, "all"],
     metavar="NAME[,NAME]",
-    help=f"{', '.join([*METRICS, *installed('metrics')])}; FILE.py:NAME; or all of a group, {', '.join(GROUPS)}; "
-    "repeatable.  [default: those that need pictures alone]",
+    help=f"Metric or group of metrics; may be repeated. Metrics: {', '.join([*METRICS, *installed('metrics')])}, or "
+    f"FILE.py:NAME. Groups: {', '.join(GROUPS)}, all.  [default: metrics that need no annotations, without soundness]",
 )
 @click.option(
     "--annotations",
     metavar="PATH",
-    help="Where objects are: boxes (.csv), label masks (a folder) or COCO (.json), for metrics of localisation.",
+    help="Object annotations for the localisation metrics. Boxes (.csv), a folder of label masks, or COCO (.json).",
 )
 @options.model
-@options.layer("Layer of all maps.  [default: each method's own]")
-@options.class_("class_", "The class to explain in all pictures.  [default: each one's most probable]")
+@options.layer("Target layer of all methods.  [default: each method's default]")
+@options.class_("class_", "Class to explain in all images.  [default: top class of each image]")
 @options.things
 @options.score
-@click.option("--controls/--no-controls", default=True, help="Whether maps that know nothing are judged as well.")
-@options.number("--limit", "At most so many pictures, drawn by the seed.")
-@options.number("--seed", "Of all that is drawn.", 0, least=0, most=MAX_SEED)
-@options.output_at("A .csv, .json or .tex file, or a folder for all of these, curves.png and examples.png.")
-@click.option("--resume", is_flag=True, help="Go on with an earlier study: judge what is missing, or failed.")
-@click.option("--overwrite", is_flag=True, help="Start anew, over what an earlier study wrote.")
+@click.option("--controls/--no-controls", default=True, help="Evaluate control maps, which explain nothing, as well.")
+@options.number("--limit", "Largest number of images, sampled at random.")
+@options.number("--seed", "Random seed.", 0, least=0, most=MAX_SEED)
+@options.output_at(
+    "Output folder or file. A folder gets .csv, .json and .tex tables, curves.png and examples.png; a file is one table."
+)
+@click.option("--resume", is_flag=True, help="Resume an earlier study. Missing and failed images are evaluated.")
+@click.option("--overwrite", is_flag=True, help="Replace the results of an earlier study.")
 @options.printing
 def evaluate_command(inputs: tuple[str, ...], *, as_json: bool, quiet: bool, **chosen: Any) -> int:
-    """Judge methods by metrics over pictures: files, folders, globs, lists and archives; no annotations are needed.
+    """Compare CAM methods by metrics on your images.
 
-    The table has each method's mean with its 95 % interval over the pictures, and how far it is from the best, picture by
-    picture; what is told apart is so with all pairs of methods compared at once. Maps that know nothing of the model are
-    judged as well: what does not beat them says little. All methods have the same class and resizing, and with --layer the
-    same layer. Of a detector or a segmenter the surest of what is found in each picture is judged, of the classes that are
-    annotated there if there are any. With --output, a stopped study goes on with --resume.
+    Takes image files, folders, globs, lists and archives. No annotations are needed.
+
+    The table shows the mean of each method with its 95 % confidence interval, and its paired difference from the best
+    method. Methods are called different only after correction for all pairs. Control maps, which explain nothing, are
+    evaluated as well: a metric that does not prefer a method to them says little. All methods explain the same class at
+    the same size, and at the same layer with --layer. For detectors and segmenters, the highest-scoring detection of each
+    image is explained; with annotations, it is the best one of an annotated class. With --output, you can stop a study
+    and continue it with --resume.
     """
     resume, overwrite, output = chosen["resume"], chosen["overwrite"], Output(as_json, quiet)
     if resume and overwrite:
-        raise click.UsageError("--resume goes on with an earlier study, and --overwrite removes it: give one of them.")
+        raise click.UsageError("--resume continues an earlier study, --overwrite replaces it: give only one of them.")
     if (resume or overwrite) and chosen["output"] is None:
-        raise click.UsageError("Without --output nothing is kept that --resume or --overwrite could be about.")
+        raise click.UsageError("--resume and --overwrite need --output: give the folder or file of the earlier study.")
     mode: Mode = "resume" if resume else "overwrite" if overwrite else "new"
     from gradcam.sources.list import list_inputs
 
@@ -166,7 +171,7 @@ def _tell_beginning(study: Study, output: Output) -> None:
     if output.quiet or output.as_json:
         return
     it, pictures, mosaics = study.conditions, len(study.items), len(study.compositions)
-    what = [count(pictures, "picture"), *([count(mosaics, "mosaic") + " of four"] if mosaics else [])]
+    what = [count(pictures, "image"), *([count(mosaics, "mosaic") + " of four"] if mosaics else [])]
     click.echo(f"{', '.join(what)}   {it.model} on {it.device}   layer {it.layer}   seed {it.seed}", err=True)
     click.echo(f"{it.score} of {it.target}; {it.resizing}", err=True)
     for line in describe_cost(study.plan, pictures, mosaics):
@@ -177,15 +182,15 @@ def _run(study: Study, journal: Journal | None, output: Output) -> list[Judgemen
     entries: list[Judgement] = []
     out = sys.stdout
     try:
-        with shown_bar(output, "maps", SHAPE, total=study.total) as bar:
+        with shown_bar(output, "heatmaps", SHAPE, total=study.total) as bar:
             for entry in study.run(journal, progress=lambda done, total: bar.update(done - bar.n)):
                 entries.append(entry)
                 if output.as_json:
                     click.echo(entry.to_json(), file=out)
     except (KeyboardInterrupt, Terminated, OutputError, StoreError):
         total = len(study.items) + len(study.compositions)
-        kept = "" if journal is not None else ", which are lost without --output"
-        click.echo(f"Stopped: {len(entries)} of {total} pictures and mosaics are judged{kept}.", err=True)
+        kept = "" if journal is not None else " Without --output, these results are lost."
+        click.echo(f"Stopped: {len(entries)} of {total} images and mosaics evaluated.{kept}", err=True)
         if journal is not None:
             click.echo(how_to_go_on(), err=True)
         raise
@@ -196,7 +201,7 @@ def _finish(study: Study, results: Results, paths: ResultPaths | None, output: O
     for entry in results.failures:
         click.echo(printable(entry.error or entry.image), err=True)
     if not results.judged():
-        click.echo("No picture could be judged.", err=True)
+        click.echo("No image could be evaluated.", err=True)
         return 1
     is_told = not (output.quiet or output.as_json)
     if is_told:
@@ -228,7 +233,7 @@ def _find_paths(output: str) -> ResultPaths:
     if output.endswith(("/", os.sep)) or path.is_dir() or not path.suffix:
         return ResultPaths(path)
     if path.suffix.lower() not in TABLES:
-        raise click.UsageError(f"{path}: results are written as {', '.join(TABLES)}, or into a folder: {path}/")
+        raise click.UsageError(f"{path}: expected a file that ends in {', '.join(TABLES)}, or a folder: {path}/")
     return ResultPaths(path.parent, path)
 
 
@@ -242,7 +247,7 @@ def _check_paths(paths: ResultPaths | None, mode: Mode) -> None:
     check_journal(paths.journal, mode)
     for path in paths.tables:
         if mode != "overwrite" and path.exists() and not paths.journal.exists():
-            raise OutputError(f"{path}: is there already; give --overwrite to replace it, or another --output")
+            raise OutputError(f"{path}: already exists. Give --overwrite to replace it, or choose another --output")
 
 
 def _write_all(study: Study, results: Results, paths: ResultPaths, output: Output) -> Iterator[Path]:
@@ -256,7 +261,7 @@ def _write_all(study: Study, results: Results, paths: ResultPaths, output: Outpu
         return
     curves, examples = paths.folder / "curves.png", paths.folder / "examples.png"
     if list_curves(results) and importlib.util.find_spec("matplotlib") is None:
-        say([f"there is no curves.png without matplotlib: {PLOTS}"], output)
+        say([f"curves.png needs matplotlib: {PLOTS}"], output)
     elif list_curves(results):
         write_image(curves, draw_curves(results))
         yield curves
@@ -279,7 +284,7 @@ def format_results(results: Results, *, width: int | None = None) -> str:
         behind = {
             name: {it: _cell(gap, "+") if gap else "best" for it, gap in row.items()} for name, row in rows.items()
         }
-        lines += _tables("difference from the best, picture by picture", results, rankings, behind, columns)
+        lines += _tables("paired difference from the best method", results, rankings, behind, columns)
     used = {
         BEST: any(it.is_best for it in rankings.values()),
         LEVEL: any(it.is_level for it in rankings.values()),
@@ -366,4 +371,4 @@ def _conclude(results: Results, rankings: Rankings, metrics: Sequence[str]) -> l
     what = "metric" if len(telling) == 1 else "metrics"
     left_out = len(metrics) - len(telling)
     but = f" (without {left_out} marked {FOOLED})" if left_out else ""
-    return [f"Best or level with it by, of {len(telling)} {what}{but}: {click.style(listed, bold=True)}"]
+    return [f"Best or not distinguished from it, out of {len(telling)} {what}{but}: {click.style(listed, bold=True)}"]

@@ -41,15 +41,17 @@ def format_layers(survey: Survey, rows: Sequence[LayerRow], words: Sequence[str]
     if survey.note:
         lines.append(click.style(survey.note, fg="yellow"))
     methods = ", ".join(method.name for method in METHODS.values() if method.assumes_positive)
-    own = next((f", which take {row.name}" for row in survey.rows if row.suggested_for_positive), "")
-    text = f"{BOTH_SIGNS} negative values too: not for {methods}{own}." if any(row.both_signs for row in rows) else ""
+    own = next((f", which use {row.name}" for row in survey.rows if row.suggested_for_positive), "")
+    text = f"{BOTH_SIGNS} has negative values: not for {methods}{own}." if any(row.both_signs for row in rows) else ""
     signs = textwrap.wrap(text, WIDTH)
     lines += ["", *_table(rows), "", *signs]
     if len(rows) < len(survey.rows):
-        lines.append(f"{len(rows)} of {len(survey.rows)} layers; more with --depth N, --all or a PATTERN.")
+        lines.append(
+            f"{len(rows)} of {len(survey.rows)} layers are listed. For more, use --depth N, --all or a PATTERN."
+        )
     if skeleton.channels not in (1, 3):
         lines.append(
-            f"Pictures of {skeleton.channels} channels need a --reader, and --mean and --std with a value for each channel."
+            f"Images with {skeleton.channels} channels need --reader, and --mean and --std with a value per channel."
         )
     return "\n".join([*lines, _use(survey, words)])
 
@@ -67,7 +69,7 @@ def _table(rows: Sequence[LayerRow]) -> list[str]:
 def _cells(row: LayerRow) -> tuple[str, ...]:
     place = "suggested" if row.is_suggested else "yes" if row.cam else str(row.reason)
     if row.is_out_of_place:
-        place = f"{place}, but its cells lie elsewhere"
+        place = f"{place}, but its cells are not aligned with the image"
     place += f" {BOTH_SIGNS}" if row.both_signs else ""
     parameters = f"{row.parameters:,}" if row.parameters else "-"
     output = "-" if row.shape is None else show_shape(row.shape)
@@ -91,9 +93,9 @@ def _mark(row: LayerRow, line: str) -> str:
 def _use(survey: Survey, words: Sequence[str]) -> str:
     suggested = next((row for row in survey.rows if row.is_suggested), None)
     if suggested is None:
-        return "There is no layer at which a map can be taken."
+        return "No layer of this model can be explained."
     if len(survey.skeleton.size) == 3:
-        return f"A picture is no volume: explain one in Python, gradcam.explain(model, volume, '{suggested.name}')."
+        return f"This model takes volumes. Explain one in Python: gradcam.explain(model, volume, '{suggested.name}')."
     named = [] if survey.is_of_task else ["--layer", suggested.name]
     return to_command(["gradcam", "run", "photo.jpg", *words, *named])
 
@@ -101,19 +103,21 @@ def _use(survey: Survey, words: Sequence[str]) -> str:
 @click.command("layers", cls=Command)
 @click.argument("names", nargs=-1, metavar="[MODEL] [PATTERN]", shell_complete=complete(list_models))
 @options.model
-@options.number("--depth", "Only names of so many parts, or fewer.")
-@click.option("--all", "show_all", is_flag=True, help="All layers, however many.")
-@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each layer, and nothing else.")
+@options.number("--depth", "Maximum depth: list only names with at most N parts.")
+@click.option("--all", "show_all", is_flag=True, help="List all layers.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON record per layer, and nothing else.")
 def layers_command(names: tuple[str, ...], depth: int | None, show_all: bool, as_json: bool, **model: Any) -> int:
-    """List the layers of MODEL: name, type, output, stride, parameters, and whether a map can be taken there.
+    """List the layers of a model, and which ones can be explained.
 
-    An arrow marks the layer that is explained where none is named. No weights are needed: what is said of the model but
-    its --size is for the last line, the command to go on with. PATTERN chooses names that hold
-    it, or that fit it: layer4, 'layer?.0', '*.conv1'. Without it, --depth and --all, the table goes as deep as fits on a
-    screen.
+    The table shows the name, type, output shape, stride and parameters of each layer, and whether it can be used as target
+    layer. An arrow marks the default. PATTERN selects names that contain it or match it: layer4, 'layer?.0', '*.conv1'.
+    Without PATTERN, --depth and --all, the table is as deep as fits on a screen.
+
+    No weights are needed. Except for --size, the options for the model only appear in the command that is suggested in
+    the last line.
     """
     if show_all and depth is not None:
-        raise click.UsageError("--all and --depth both say how much to list: give one of them.")
+        raise click.UsageError("--all and --depth contradict each other: give only one of them.")
     chosen = to_model_choice(model)
     name, pattern = _tell_apart(names, chosen.model)
     check_model_name(name)
@@ -140,7 +144,7 @@ def layers_command(names: tuple[str, ...], depth: int | None, show_all: bool, as
 def _tell_apart(names: Sequence[str], model: str | None) -> tuple[str | None, str | None]:
     given = [*names] if model is None else [model, *names]
     if len(given) > 2:
-        raise click.UsageError(f"{len(given)} names were given, expected a model and a pattern at most.")
+        raise click.UsageError(f"{len(given)} names were given: expected at most a model and a pattern.")
     chosen, pattern, *_ = [*given, None, None]
     return chosen, pattern
 
@@ -159,7 +163,7 @@ def _fitting(rows: Sequence[LayerRow], pattern: str) -> Sequence[LayerRow]:
     if not found:
         offers = nearest(pattern, [row.name for row in rows])
         hint = f" Nearest: {join_names(offers)}." if offers else ""
-        raise LayerError(f"No layer's name fits {shorten(pattern)}.{hint}")
+        raise LayerError(f"No layer name matches {shorten(pattern)}.{hint}")
     return found
 
 

@@ -15,24 +15,31 @@ from gradcam.cli._options import find_any
 from gradcam.errors import GradcamError
 from gradcam.plugins import installed
 
+TITLES = ("method", "forward passes", "summary")
+
 
 @click.command("methods", cls=Command)
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete(lambda _: [*METHODS, *ATTRIBUTIONS]))
-@click.option("--bibtex", is_flag=True, help="Print the papers' BibTeX entries.")
-def methods_command(names: tuple[str, ...], bibtex: bool) -> int:
-    """List the methods: what each does, what it costs in forward passes of the network, and where it is from."""
+@click.option("--verbose", is_flag=True, help="Show the papers, too.")
+@click.option("--bibtex", is_flag=True, help="Print the BibTeX entries of the papers, and nothing else.")
+def methods_command(names: tuple[str, ...], verbose: bool, bibtex: bool) -> int:
+    """List the methods: name, cost and summary.
+
+    The cost is the number of forward passes of the model, and 1 for methods that need a single pass. The "tail" is the
+    part of the model after the target layer.
+    """
     chosen = [find_any(name) for name in names] or [*METHODS.values(), *_find_installed(), *ATTRIBUTIONS.values()]
     if bibtex:
         sources = dict.fromkeys(method.source for method in chosen if method.source is not None)
         click.echo("\n\n".join(source.to_bibtex() for source in sources))
         return 0
-    width = max(len(method.name) for method in chosen)
-    indent = " " * (width + 2)
-    for method in chosen:
-        click.echo(f"{click.style(f'{method.name:<{width}}', bold=True)}  {method.summary}")
-        click.echo(f"{indent}forward passes: {method.cost}")
-        if method.paper:
-            click.echo(f"{indent}{click.style(method.paper, dim=True)}")
+    rows = [TITLES, *((method.name, method.cost, method.summary) for method in chosen)]
+    name_width, cost_width = (max(len(row[column]) for row in rows) for column in (0, 1))
+    papers = ["", *(method.paper or "" for method in chosen)]
+    for (name, cost, summary), paper in zip(rows, papers):
+        click.echo(f"{click.style(f'{name:<{name_width}}', bold=True)}  {cost:<{cost_width}}  {summary}")
+        if verbose and paper:
+            click.echo(f"{' ' * (name_width + 2)}{click.style(paper, dim=True)}")
     return 0
 
 

@@ -26,20 +26,21 @@ class Listed:
 
 @click.command("models", cls=Command)
 @click.argument("pattern", required=False, shell_complete=complete(list_models))
-@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON record per model, and nothing else.")
 def models_command(pattern: str | None, as_json: bool) -> int:
-    """List the models: all, or those with PATTERN in their names (`resnet`, `vit_*`).
+    """List the models.
 
-    The weights' names go behind a colon, as in `resnet50:IMAGENET1K_V1`; the first are taken where none are named. Files
-    that are not here are fetched when they are first needed.
+    With PATTERN, list the models whose name contains it or matches it: resnet, 'vit_*'. To choose pretrained weights,
+    write their name after a colon: resnet50:IMAGENET1K_V1. Otherwise the first ones in the list are used. Weights that are
+    not marked as downloaded are downloaded when they are first needed.
     """
     listed = [*_list_named(), *_list_forms()]
     wanted = (pattern or "").lower()
     chosen = [it for it in listed if wanted in it.name.lower() or fnmatch.fnmatch(it.name.lower(), wanted)]
     if not chosen:
         offers = nearest(pattern or "", [each.name for each in listed])
-        hint = f"Nearest: {join_names(offers)}." if offers else "Without a pattern, all are listed."
-        raise ModelError(f"No model's name has {shorten(pattern)} in it. {hint}")
+        hint = f"Nearest: {join_names(offers)}." if offers else "`gradcam models` lists all models."
+        raise ModelError(f"There is no model whose name contains {shorten(pattern)}. {hint}")
     width = max(len(each.name) for each in chosen)
     for each in chosen:
         if as_json:
@@ -73,5 +74,5 @@ def _list_forms() -> list[Listed]:
 
 
 def _describe(listed: Listed) -> str:
-    names = ", ".join(f"{name} (here)" if is_here else name for name, is_here in listed.weights.items())
+    names = ", ".join(f"{name} (downloaded)" if is_here else name for name, is_here in listed.weights.items())
     return f"torchvision{'' if listed.task == 'classification' else f', {listed.task}'}: {names}"

@@ -27,31 +27,27 @@ SUFFIXES = (".html", ".htm")
 @click.command("page", cls=Command)
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 @options.paged()
-@click.option("--check", "is_checked", is_flag=True, help="Add a verdict on the map that is shown first.")
+@click.option("--check", "is_checked", is_flag=True, help="Test whether the first heatmap can be trusted.")
 @options.output_at(
-    "A file, FILE.html; or a folder, which several pictures need.  [default: <picture>.html in the current folder]",
+    "Output file, FILE.html, or folder. Several images need a folder.  [default: <image>.html]",
     default=None,
 )
-@click.option("--overwrite", is_flag=True, help="Of a folder: remove what an earlier run wrote, and start anew.")
-@click.option("--resume", is_flag=True, help="Of a folder: go on with an earlier run.")
-@click.option("-q", "--quiet", is_flag=True, is_eager=True, help="Print nothing but errors.")
+@click.option("--overwrite", is_flag=True, help="For a folder: delete the results of an earlier run and start again.")
+@click.option("--resume", is_flag=True, help="For a folder: continue an earlier run.")
+@click.option("-q", "--quiet", is_flag=True, is_eager=True, help="Print errors only.")
 def page_command(
     inputs: tuple[str, ...], quiet: bool, output: str | None, is_checked: bool, top: int, **chosen: Any
 ) -> int:  # fmt: skip
-    """Make a page of a picture: its heatmaps of every class, to look through in any browser.
+    """Write an HTML page of an image, with the heatmaps of every class.
 
-    One file holds the picture, the maps and all that draws them: it opens from a disk, without a server and without the
-    network, and can be mailed. All classes are in it, with two signed maps compared by a click, and what each place of the
-    picture speaks for. By gradcam and hirescam all classes have maps; by other methods, and at layers where that would cost
-    too much, the most probable ones have, as the page says.
+    The page is one file that contains the image, the heatmaps and the code. It opens in any browser, without a server or
+    an internet connection, so you can send it by mail. You can choose any class, compare the signed heatmaps of two
+    classes, and see which classes a part of the image is evidence for. With gradcam and hirescam, all classes have
+    heatmaps. With other methods, and at layers where that would cost too much, only the most probable classes have them.
 
-    Of several pictures, or a folder, each gets a page, and index.html is a gallery that links to them; overlays and records
-    come with it, as `gradcam batch --report --pages` writes them.
-
-    \b
-      gradcam page photo.jpg -o photo.html        one file
-      gradcam page photos/ -o pages/              one each, and a gallery
-      gradcam page photo.jpg --class espresso --check
+    INPUT is a file, folder, glob, list or archive, as for `gradcam batch`. For several images, each one gets a page, and
+    index.html is a gallery that links to them. Overlays and records are written, too, as by `gradcam batch --report
+    --pages`.
     """
     told = Output(as_json=False, quiet=quiet)
     kept = {name: value for name, value in chosen.items() if name not in ("overwrite", "resume")}
@@ -63,8 +59,8 @@ def page_command(
         require_images([image], told)
         return _write_one(image, making, told, output, is_file=is_file)
     if output is None or is_file:
-        what = "no folder was given" if output is None else f"{output} is one file"
-        raise click.UsageError(f"There are several pictures, and {what}: give a folder to --output.")
+        what = "no --output" if output is None else f"{output} is one file"
+        raise click.UsageError(f"There are several images, but {what}: give a folder to --output.")
     choice = BatchChoice(
         folder=options.FOLDER.convert(output, None, None),
         saved=("overlay",),
@@ -88,7 +84,7 @@ def page_command(
         make_page=making,
     )
     if choice.resume and choice.overwrite:
-        raise click.UsageError("--resume goes on with an earlier run, and --overwrite removes it: give one of them.")
+        raise click.UsageError("--resume continues an earlier run, but --overwrite deletes it: give only one of them.")
     return explain_all(Typed(inputs, settings, choice, told))
 
 
@@ -127,7 +123,7 @@ def _write_one(image: Path, making: PageMaking, told: Output, output: str | None
         sets = [f"{it.method} at {it.layer}" for it in page.maps]
         click.echo("   ".join([to_name(str(image)), f"{width} x {height}", by, f"{seconds:.1f} s"]))
         click.echo(
-            f"\n  {printable(things.names[page.first])} first, of {len(things.names):,}; {printable(', '.join(sets))}"
+            f"\n  {printable(things.names[page.first])}, and {len(things.names) - 1:,} more; {printable(', '.join(sets))}"
         )
         if page.verdict is not None:
             click.echo(f"  Check: {page.verdict['outcome']}. {printable(page.verdict['summary'])}")

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 COLUMNS = {"order": "order ↑", "objects": "on objects ↑", "road": "ROAD ↑", "mass": "mass", "maximum": "maximum"}
 NUMBERS = {"order": "order in mosaics", "road": "ROAD", "objects": "order on annotated objects"}
-ONE, SEVERAL = "Where is the object?", "Which of several is it?"
+ONE, SEVERAL = "Where is the object?", "Which of several objects is it?"
 MOST_ROWS = 16
 
 
@@ -43,27 +43,27 @@ def _find_methods(names: Sequence[str]) -> list[str]:
     found = {name: find_method(name) for name in names}
     for method in found.values():
         if not method.has_layer:
-            raise GradcamError(f"{method.name} looks at no layer: leave it out.")
+            raise GradcamError(f"{method.name} uses no target layer: leave it out.")
     return [method.name if METHODS.get(method.name) == method else name for name, method in found.items()]
 
 
 def _find_scores(names: Sequence[str]) -> list[str]:
     if unknown := [name for name in names if name.lower() not in SCORES]:
-        raise GradcamError(f"There is no score {unknown[0]!r}: choose some of {', '.join(SCORES)}.")
+        raise GradcamError(f"There is no score {unknown[0]!r}. Choose from {', '.join(SCORES)}.")
     return [name.lower() for name in names]
 
 
 @click.command("recommend", cls=Command)
 @click.argument("inputs", nargs=-1, required=True, metavar="FOLDER...")
 @options.model
-@options.layer("Layer to try, as `gradcam layers` lists it; repeatable.  [default: a handful]", "layers", multiple=True)
+@options.layer("Layer to try (see `gradcam layers`); may be repeated.  [default: up to seven]", "layers", multiple=True)
 @options.several(
     "--method",
     "methods",
     metavar="NAME[,NAME]",
     find=_find_methods,
     known=METHODS,
-    help="Method to try; repeatable.  [default: those of one forward pass]",
+    help="CAM method to try; may be repeated.  [default: methods of one forward pass]",
 )
 @options.several(
     "--score",
@@ -72,42 +72,41 @@ def _find_scores(names: Sequence[str]) -> list[str]:
     default=tuple(SCORES),
     find=_find_scores,
     known=SCORES,
-    help=f"Score to try; repeatable.  [default: {','.join(SCORES)}]",
+    help=f"Score to try; may be repeated.  [default: {','.join(SCORES)}]",
 )
-@options.number("--limit", "Pictures at most; of more, so many are drawn.", 24, least=4)
+@options.number("--limit", "Largest number of images. From more, a random sample is taken.", 24, least=4)
 @click.option(
     "--least",
-    type=options.Real(0, 1),
+    type=options.real(0, 1),
     default=0.5,
     show_default=True,
     metavar="P",
-    help="Pictures whose class is less probable are left out.",
+    help="Smallest probability of the top class. Other images are left out.",
 )
-@options.number("--seed", "Of all that is drawn.", 0, least=0, most=MAX_SEED)
+@options.number("--seed", "Random seed.", 0, least=0, most=MAX_SEED)
 @click.option(
     "--annotations",
     metavar="PATH",
-    help="Where objects are: boxes (.csv), label masks (a folder) or COCO (.json), for the question where the object is.",
+    help="Object annotations. Boxes (.csv), a folder of label masks, or COCO (.json), to find where the object is.",
 )
-@click.option("--all", "show_all", is_flag=True, help="All rows of the table, however many.")
-@click.option("--json", "as_json", is_flag=True, help="Print all of it as one line of JSON, and nothing else.")
-@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
+@click.option("--all", "show_all", is_flag=True, help="Print all rows of the table.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON record, and nothing else.")
+@click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
 def recommend_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
-    """Try methods, scores and layers on pictures, and say which are best for two questions: no annotations are needed.
+    """Find the best method, score and layer for a model on your images.
 
-    Takes files, folders, globs, lists and archives, as `gradcam batch` does; two dozen pictures of as many classes are good.
-    Which of several? In mosaics of four pictures of four classes, order is how often a pixel of the class's own picture has
-    more than one of the others; chance is 0.5. Where is the object? ROAD is how much more covering what a map marks lowers
-    the probability than covering the rest; with --annotations, order is measured on the objects. Mass is shown, and nothing
-    is chosen by it: sharpening a map buys it.
+    Takes image files, folders, globs, lists and archives, like `gradcam batch`. No annotations are needed; about 24 images
+    of different classes are a good number. The command answers two questions.
 
-    The default stays unless the best is told apart from it, with all combinations compared at once, on 8 pictures or more. A
-    picture that cannot be read is named, left out, and the status is 1.
+    Which of several objects is it? In mosaics of four images of four classes, "order" is how often a pixel of the class's
+    image is higher than a pixel of the other images; chance is 0.5.
 
-    \b
-      gradcam recommend photos/
-      gradcam recommend photos/ --model resnet50 --method gradcam,layercam -l layer4 -l layer3
-      gradcam recommend photos/ --annotations boxes.csv
+    Where is the object? "ROAD" is how much more the probability drops without the most relevant pixels than without the
+    least relevant ones. With --annotations, the order on the annotated objects is used instead.
+
+    The default combination is kept unless another one is significantly better on 8 images or more, after correction for
+    all combinations. "mass" is only printed, since sharpening a heatmap raises it. Unreadable images are reported and left
+    out, and the exit status is 1.
     """
     output = Output(as_json, quiet)
     import_torch()
@@ -224,26 +223,25 @@ class RecommendResult:
         rows = found.rows if show_all else tuple(firsts)
         lines = ["   ".join(title), "", *_table(rows, found), ""]
         if len(rows) < len(found.rows):
-            lines.append(f"{len(rows)} of {len(found.rows)} combinations; --all shows the others.")
-        lines += [f"{it} has no map: {reason}" for it, reason in found.left_out.items()]
+            lines.append(f"{len(rows)} of {len(found.rows)} combinations are listed. Use --all for the others.")
+        lines += [f"{it} cannot be used: {reason}" for it, reason in found.left_out.items()]
         return "\n".join([*lines, *self._sentences()])
 
     def _pictures(self) -> str:
         taken = len(self.found.pictures)
         left = {
-            "not drawn": self.given - self.taken,
+            "not sampled": self.given - self.taken,
             click.style("failed", fg="red"): self.failed,
             "not in a mosaic": self.taken - self.failed - taken,
         }
         said = [f"{it} {why}" for why, it in left.items() if it]
-        return ", ".join([f"{taken} of {count(self.given, 'picture')}", *said])
+        return ", ".join([f"{taken} of {count(self.given, 'image')}", *said])
 
     def _sentences(self) -> Iterator[str]:
         """What to take for each question, why, and the line to type."""
         found = self.found
         if len(found.pictures) < ENOUGH:
-            few = f"{len(found.pictures)} pictures are too few to recommend anything but the default: that takes {ENOUGH}."
-            yield f"{few} With fewer, what looks clear is too often chance."
+            yield f"{len(found.pictures)} images are too few: with fewer than {ENOUGH}, only the default is recommended."
         for title, answer in ((ONE, found.one), (SEVERAL, found.several)):
             yield f"{click.style(title, bold=True)} {_explain(answer, found)}"
             yield f"  {self._command(answer)}"
@@ -264,19 +262,21 @@ def _explain(answer: Answer, found: Recommendation) -> str:
     """Which combination an answer is, and why it is that."""
     number, leader = NUMBERS[answer.judged_by], answer.leader
     if found.default is None or answer.gain is None:
-        return f"{answer.row.combination} has the best {number}; the default has no map."
+        return f"{answer.row.combination} has the best {number}. The default cannot be used."
     if leader is found.default:
-        return f"the default, {leader.combination}: none has a better {number}."
+        return f"The default, {leader.combination}: no other combination has a better {number}."
     if answer.is_clear:
         faithful = (
-            "" if answer.judged_by == "road" or answer.road_gain is None else f", its ROAD {_compare(answer.road_gain)}"
+            ""
+            if answer.judged_by == "road" or answer.road_gain is None
+            else f" and its ROAD is {_compare(answer.road_gain)}"
         )
         default = f"the default, {found.default.combination}"
-        return f"{leader.combination}: its {number} is {_compare(answer.gain)}{faithful}, against {default}."
-    stays = f"the default, {found.default.combination}, stays. The best {number} is that of {leader.combination}"
+        return f"{leader.combination}: compared with {default}, its {number} is {_compare(answer.gain)}{faithful}."
+    stays = f"Keep the default, {found.default.combination}. {leader.combination} has the best {number}"
     if answer.is_unfaithful and answer.gain.low > 0:
-        return f"{stays}, {_compare(answer.gain)}, and yet its ROAD is {_compare(cast('Interval', answer.road_gain))}."
-    return f"{stays}, {_compare(answer.gain)}, with all combinations compared at once."
+        return f"{stays}, {_compare(answer.gain)}, but its ROAD is {_compare(cast('Interval', answer.road_gain))}."
+    return f"{stays}, {_compare(answer.gain)}, corrected for all combinations."
 
 
 def _table(rows: Sequence[Row], found: Recommendation) -> list[str]:
@@ -289,7 +289,7 @@ def _table(rows: Sequence[Row], found: Recommendation) -> list[str]:
     marked = ["".join(mark if row is of else " " for mark, of in marks.items()) for row in rows]
     table = [f"{mark} {line}" for mark, line in zip(["   ", *marked], lines)]
     chosen = [click.style(line, fg="green", bold=True) if {*line[:2]} != {" "} else line for line in table]
-    return [*chosen, "", "1 for one object   4 for which of several   * the default"]
+    return [*chosen, "", "1 best for one object   4 best for several objects   * default"]
 
 
 def _name(row: Row) -> tuple[str, ...]:
@@ -315,7 +315,8 @@ def _number(value: float) -> str:
 
 def _compare(difference: Interval) -> str:
     if not difference.excludes(0):
-        return f"not clearly another ({difference.mean:+.3f}, between {difference.low:+.3f} and {difference.high:+.3f})"
+        interval = f"{difference.mean:+.3f}, between {difference.low:+.3f} and {difference.high:+.3f}"
+        return f"not significantly different ({interval})"
     word = "higher" if difference.mean > 0 else "lower"
     low, high = sorted((abs(difference.low), abs(difference.high)))
     return f"{word} by {abs(difference.mean):.3f} (between {low:.3f} and {high:.3f})"

@@ -35,12 +35,15 @@ SIGNED = ("gradcam", "xgradcam", "hirescam", "finercam")
 @options.appearance
 @options.printing
 def run_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
-    """Explain pictures, and those in folders: write an overlay that shows where the model looked in each.
+    """Explain images: write an overlay that shows where the model looked.
 
-    The task is read off the model: a detector's surest box is explained, the largest class of a segmenter, each word of a
-    caption; and what is found is printed with numbers to choose from. Overlays are called <picture>-<method>.png, with the
-    class (or box, sentence, word) in the name if you name one or there are several, the layer if there are several, and
-    the kind of evidence, the model and its weights if they are not the defaults.
+    IMAGE is an image file, or a folder of images. The task is detected from the model. By default, the top class of a
+    classifier is explained, the highest-scoring box of a detector, the largest class of a segmenter, and every word of a
+    caption. Predictions are printed with their numbers, so that you can choose another one.
+
+    Overlays are called <image>-<method>.png. The name also contains the class (or box, sentence, word) if you name one or
+    if there are several, and the layer if there are several. It also contains the kind of evidence, the
+    model and its weights, where these are not the defaults.
     """
     output = Output(as_json, quiet)
     return work(prepare(to_settings(chosen), images, output), images, output)
@@ -48,21 +51,21 @@ def run_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **chosen: 
 
 @click.command("compare", cls=Command)
 @options.pictures
-@options.choices(default="a choice of them")
+@options.choices(default="  [default: six common methods]")
 @options.output
 @options.appearance
 @options.printing
 def compare_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
-    """Compare methods: draw a panel with methods across, and layers and classes down.
+    """Compare methods: draw a panel with a column per method, and a row per layer and class.
 
-    Methods of one pass share it. Without --method, a choice of those is shown. Panels are called <picture>-compare.png,
-    with the kind of evidence in the name where it is not positive. Without --layer, methods that assume activations that
-    are not negative are drawn at a layer of their own, which their columns name.
+    Methods that need one pass of the model share it. Without --method, common methods are compared. Panels are called
+    <image>-compare.png; the name also contains the kind of evidence if it is not positive. Without --layer, methods that
+    assume non-negative activations use a layer of their own, which is named in the heading of the column.
     """
     unfit = [each.name for each in chosen["methods"] if isinstance(each, AttributionMethod) or not each.has_layer]
     if unfit:
         raise click.UsageError(
-            f"{unfit[0]} makes no map at a layer, of which a panel is made: use `gradcam run` for it."
+            f"{unfit[0]} makes no heatmap at a layer, so it cannot be in a panel. Use: gradcam run --method {unfit[0]}"
         )
     output, settings = Output(as_json, quiet), to_settings(chosen | {"saved": ("panel",)})
     job = prepare(settings, images, output, partial(_choose_methods, settings))

@@ -35,21 +35,35 @@ PORT = 8765
 
 
 @click.command("ui", cls=Command)
-@click.argument("places", nargs=-1, metavar="[PICTURE|FOLDER]...", type=click.Path(path_type=Path))
+@click.argument("places", nargs=-1, metavar="[IMAGE|FOLDER]...", type=click.Path(path_type=Path))
 @options.model
-@click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="0 takes any free one.")
-@click.option("--host", default=HERE, show_default=True, help="Another address lets other machines in, with the token.")
-@click.option("--no-browser", is_flag=True, help="Open no browser; the address is printed.")
+@click.option(
+    "--port",
+    type=options.integer(0, 65535),
+    default=PORT,
+    show_default=True,
+    metavar="N",
+    help="Port; 0 for any free one.",
+)
+@click.option(
+    "--host",
+    default=HERE,
+    show_default=True,
+    metavar="ADDRESS",
+    help="Network address. With another one than 127.0.0.1, other machines can connect, with the token.",
+)
+@click.option("--no-browser", is_flag=True, help="Do not open a browser; only print the address.")
 def ui_command(places: tuple[Path, ...], port: int, host: str, no_browser: bool, **chosen: Any) -> int:
-    """Open a local page: drop pictures on it, choose model, layer, method and class, and see the map at once.
+    """Explain images interactively: a local page in your browser.
 
-    Brush over a part, or move a window over the picture, and the scores and the map follow. Two models, or two checkpoints
-    of one, are compared. Pictures, folders, and output folders of `gradcam batch` that are named are listed on the left.
-    Everything that is done there can be copied as a command. It needs the extra `ui`: pip install "gradcam-torch[ui]"
+    Drop images on the page, and choose model, layer, method and class: the heatmap follows at once. Brush over a part of
+    the image, or move a window over it, and the scores and the heatmap are computed again. You can compare two models, or
+    two checkpoints of one model. Everything you do can be copied as a command.
+
+    Images, folders, and output folders of `gradcam batch` that you name are listed on the left. This command needs an extra:
 
     \b
-      gradcam ui
-      gradcam ui photos/ --model timm:resnet50
+      pip install "gradcam-torch[ui]"
     """
     sockets = [_bind(host, port)]
     port = sockets[0].getsockname()[1]
@@ -76,7 +90,7 @@ def ui_command(places: tuple[Path, ...], port: int, host: str, no_browser: bool,
     address = sockets[0].getsockname()[0].partition("%")[0]
     if not ipaddress.ip_address(address).is_loopback:
         click.echo(
-            f"Warning: at {host} other machines can reach this page, and whoever has the address can use it.", err=True
+            f"Warning: with --host {host}, anyone who has the address with the token can use this page.", err=True
         )
     is_everywhere = host in EVERYWHERE
     page = f"http://{_to_name(HERE if is_everywhere else host)}:{port}/"
@@ -84,7 +98,7 @@ def ui_command(places: tuple[Path, ...], port: int, host: str, no_browser: bool,
     click.echo(f"{page}?token={server.token}")
     if elsewhere is not None:
         click.echo(f"From other machines: http://{elsewhere}:{port}/?token={server.token}")
-    click.echo("Ctrl+C ends it.")
+    click.echo("Press Ctrl+C to stop.")
     if not no_browser:
         # A command line can be read by whoever uses this machine: what is on this one is worth nothing, once used.
         webbrowser.open(f"{page}?once={server.once}")
@@ -163,9 +177,9 @@ def _bind(host: str, port: int) -> socket.socket:
         found.close()
         if _is_ours(host, port):
             raise GradcamError(
-                f"gradcam ui is running at port {port} already: use the address that it printed, or give --port 0."
+                f"gradcam ui is already running on port {port}: use the address that it printed, or give --port 0."
             ) from error
-        raise GradcamError(f"{printable(host)}:{port} cannot be taken ({error.strerror}): give --port 0.") from error
+        raise GradcamError(f"{printable(host)}:{port} cannot be used ({error.strerror}): give --port 0.") from error
     return found
 
 

@@ -1,7 +1,7 @@
-"""How far a map can be trusted: metrics of heatmaps from any library, a check of one explanation, and studies of many.
+"""Evaluate heatmaps from any library: metrics, a check of one explanation, and studies of many images.
 
 subject = gradcam.evaluation.Subject(model, images, classes)
-gradcam.evaluation.road(subject, heatmaps).combined         # heatmaps (N,H,W), of whatever made them
+gradcam.evaluation.road(subject, heatmaps).combined         # heatmaps (N,H,W) from any library
 """
 
 import lazy_loader

@@ -23,16 +23,16 @@ Explain = Callable[["nn.Module", "Tensor", "Tensor"], "Tensor"]
 
 @dataclass(frozen=True)
 class Control:
-    """A map that is made without the model.
+    """A control map: a heatmap that explains nothing, made without the model.
 
     Attributes
     ----------
     name : str
-        What it is called.
+        The control map's name.
     summary : str
-        What it is, in one line.
+        A one-line description.
     function : str or callable
-        From images (N,C,H,W) and a seed to heatmaps (N,H,W); "module:name" is imported when it is first used.
+        A function from images (N,C,H,W) and a seed to heatmaps (N,H,W). "module:name" is imported at its first use.
 
     Examples
     --------
@@ -67,8 +67,8 @@ CONTROLS: dict[str, Control] = {
     control.name: control
     for control in (
         Control("random", "noise on a 7 x 7 grid", "explainers:make_random"),
-        Control("centre", "a blob in the middle of every picture", "explainers:make_centre"),
-        Control("edges", "the picture's Sobel edges", "explainers:make_edges"),
+        Control("centre", "a blob in the centre of every image", "explainers:make_centre"),
+        Control("edges", "the image's Sobel edges", "explainers:make_edges"),
         Control("constant", "one everywhere", "explainers:make_constant"),
     )
 }
@@ -88,7 +88,7 @@ def find_explained(wanted: Any, *others: str) -> Explained:
     if callable(brought):
         return OwnFunction(getattr(brought, "__name__", type(brought).__name__), brought)
     if is_brought:
-        raise GradcamError(f"{name} is {shorten(brought)}, expected a method, or a function that makes heatmaps.")
+        raise GradcamError(f"{name} is {shorten(brought)}, expected a method or a function that returns heatmaps.")
     try:
         return find_method(name)
     except GradcamError:

@@ -32,24 +32,24 @@ def run_explain(explain: Explain, model: nn.Module, images: Tensor, classes: Ten
 
 @dataclass(frozen=True)
 class Explainer:
-    """Methods and controls, all under the same conditions: one layer, one score, and heatmaps at the images' size.
+    """Methods and control maps under the same conditions: one layer, one score, and heatmaps at the images' size.
 
     Parameters
     ----------
     names : sequence of str, Method or callable
         Keys of `METHODS` and `CONTROLS`, methods, or functions as `check` takes them.
     layer : str, mapping of str to str, or None
-        A dotted name, or one by method; None where no method is of one.
+        A dotted layer name, or a mapping from method to layer name; None if no method uses a layer.
     score : str, default "logit"
-        As in `targets.ClassTarget`; a method that explains a score of its own does so.
+        As in `targets.ClassTarget`. Methods with their own score keep it.
     activation : str, default "auto"
         How logits become probabilities, as in `targets.ClassTarget`.
     reshape : tuple, str or callable, default None
         As in `gradcam.explain`.
     seed : int, default 0
-        Of the controls that are drawn.
+        Random seed of the control maps.
     options : mapping of str to Any, default {}
-        More options of `gradcam.compare`, such as `memory_budget` and `progress`.
+        Further options of `gradcam.compare`, such as `memory_budget` and `progress`.
 
     Examples
     --------
@@ -75,33 +75,33 @@ class Explainer:
 
     @cached_property
     def explained(self) -> dict[str, Explained]:
-        """What explains, by its name. Raises `GradcamError` for an unknown one."""
+        """The methods and control maps by name. Raises `GradcamError` if a name is unknown."""
         return {it.name: it for it in map(find_explained, self.names)}
 
     def explain(self, model: nn.Module, images: Tensor, classes: Tensor) -> dict[str, Tensor]:
-        """Make heatmaps with all of them, as many as can be from one pass.
+        """Compute the heatmaps of all methods, sharing forward passes where possible.
 
         Parameters
         ----------
         model : nn.Module
             The model.
         images : Tensor (N,C,H,W)
-            Preprocessed.
+            Preprocessed images.
         classes : Tensor (N,K)
-            What is explained.
+            The classes to explain.
 
         Returns
         -------
         dict of str to Tensor (N,K,H,W)
-            By name, in the names' order, in [0,1]; those of somebody's own function are of the scale that it gives
-            them.
+            The heatmaps by name, in the order of `names`, in [0,1]. Heatmaps of custom functions keep their scale.
 
         Raises
         ------
         GradcamError
-            As `gradcam.compare` does, and where a user's function fails; its `RuntimeError` comes through as it is.
+            As in `gradcam.compare`, and if a custom function fails. A custom function's `RuntimeError` is passed on
+            unchanged.
         ImageError
-            Where such a function makes no heatmaps of the images' size.
+            If a custom function does not return heatmaps of the images' size.
         """
         methods = [it for it in self.explained.values() if isinstance(it, Method)]
         with_score = [it for it in methods if it.score is None or self.score == "logit"]
@@ -116,22 +116,22 @@ class Explainer:
         return {name: found[name] for name in self.explained}
 
     def only(self, name: str) -> Explain:
-        """Take one of them alone.
+        """Return one method or control map as a function.
 
         Parameters
         ----------
         name : str
-            One of `explained`.
+            A name in `explained`.
 
         Returns
         -------
         callable
-            A function of a model, images (N,C,H,W) and a class of each (N,), which gives heatmaps (N,H,W).
+            A function of a model, images (N,C,H,W) and classes (N,) that returns heatmaps (N,H,W).
 
         Raises
         ------
         KeyError
-            For a name that is not among them.
+            If the name is unknown.
         GradcamError
             As `explained` does.
         """

@@ -32,18 +32,18 @@ ENOUGH = 8  # pictures of a comparison: of fewer, an interval of skewed numbers 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean over pictures, and between which values it would lie if other pictures like these had been taken.
+    """A mean over images and its confidence interval.
 
     Attributes
     ----------
     mean : float
-        The mean; NaN where there are no pictures.
+        The mean; NaN without images.
     low : float
-        The lower end; minus infinity where there are too few pictures.
+        The lower end; minus infinity if there are too few images.
     high : float
-        The upper end; infinity where there are too few pictures.
+        The upper end; infinity if there are too few images.
     n : int
-        How many pictures the mean is of.
+        The number of images.
 
     Examples
     --------
@@ -53,7 +53,7 @@ class Interval:
     (8, 0.5, True)
     >>> interval.is_known, interval.excludes(0)
     (True, True)
-    >>> mean_interval([0.5, 0.5]).to_fields()  # too few pictures
+    >>> mean_interval([0.5, 0.5]).to_fields()  # too few images
     {'n': 2, 'mean': 0.5, 'low': None, 'high': None}
     """
 
@@ -63,9 +63,9 @@ class Interval:
     n: int
 
     def excludes(self, value: float = 0.0) -> bool:
-        """Say whether a value lies outside of the interval.
+        """Return whether a value is outside the interval.
 
-        A difference that excludes zero is more than chance. An interval of too few pictures excludes nothing.
+        A difference that excludes zero is significant. An interval of too few images excludes nothing.
 
         Parameters
         ----------
@@ -75,22 +75,22 @@ class Interval:
         Returns
         -------
         bool
-            Whether it lies below the lower end or above the upper one.
+            True if the value is below the lower or above the upper end.
         """
         return not self.low <= value <= self.high
 
     @property
     def is_known(self) -> bool:
-        """Whether there were enough pictures for an interval."""
+        """Whether there were enough images for an interval."""
         return math.isfinite(self.high - self.low)
 
     def to_fields(self) -> dict[str, float | int | None]:
-        """Give the numbers as JSON takes them, without infinity and NaN.
+        """Return the numbers for JSON, without infinity and NaN.
 
         Returns
         -------
         dict of str to float, int or None
-            n, mean, low and high, None where a number is not known.
+            n, mean, low and high; None for unknown numbers.
         """
         numbers = {"mean": self.mean, "low": self.low, "high": self.high}
         return {"n": self.n, **{name: value if math.isfinite(value) else None for name, value in numbers.items()}}
@@ -99,32 +99,33 @@ class Interval:
 def mean_interval(
     values: Iterable[Any], *, level: float = LEVEL, pictures: Sequence[Sequence[Hashable]] | None = None
 ) -> Interval:
-    """Compute the mean of one number per picture, and its interval.
+    """Compute the mean of one number per image, and its confidence interval.
 
-    It is Student's t interval, corrected for skewness by Hall's transformation: means of few skewed numbers, such as
-    overlaps and probabilities, are skewed themselves, and more to one side of the truth. For numbers that are all 0 or 1,
-    such as hits, it is Wilson's. So of 8 hits in 8 pictures the interval is 0.68 to 1, and not 1 alone.
+    The interval is Student's t, corrected for skewness by Hall's transformation, because means of a few skewed numbers,
+    such as overlaps and probabilities, are skewed themselves. For numbers that are all 0 or 1, such as hits, it is
+    Wilson's interval: 8 hits in 8 images give 0.68 to 1.
 
     Parameters
     ----------
     values : iterable of float, array or Tensor (N,)
-        One number per picture. None and NaN say that a picture has none (no object in sight, say), and are left out.
+        One number per image. None and NaN mean that an image has no number, and are left out.
     level : float, default 0.95
-        The level of the interval, between 0 and 1.
+        The confidence level, between 0 and 1.
     pictures : sequence of sequences, default None
-        Of each number the pictures that it is of, where these are several, such as a mosaic's four. Two numbers that
-        share pictures are alike: the variance is divided between pictures and numbers, by least squares over all pairs,
-        and the interval is Student's.
+        The images behind each number, if a number depends on several images, such as the four of a mosaic. Numbers that
+        share images are correlated. The variance is therefore divided between images and numbers, by least squares over
+        all pairs, and the interval is Student's t.
 
     Returns
     -------
     Interval
-        The mean and its interval, which is infinite where there are fewer than 6 numbers, or 6 pictures.
+        The mean and its interval, which is infinite for fewer than 6 numbers or 6 images.
 
     Raises
     ------
     GradcamError
-        For values that are no numbers, or infinite, for a level out of range, and for another number of pictures.
+        If a value is infinite or not a number, if the level is out of range, or if `pictures` does not have one entry
+        per value.
 
     Examples
     --------
@@ -145,7 +146,7 @@ def _to_interval(
     values: Sequence[float], level: float, pictures: Sequence[Sequence[Hashable]] | None, *, is_skewed: bool
 ) -> Interval:
     if isinstance(level, bool) or not isinstance(level, (int, float)) or not 0 < level < 1:
-        raise refuse(level, "level", "a share between 0 and 1, such as 0.95.")
+        raise refuse(level, "level", "a number between 0 and 1, such as 0.95.")
     found = _estimate(values, pictures)
     if found.freedom == 0:
         return Interval(found.mean, -math.inf, math.inf, found.n)
@@ -190,17 +191,17 @@ def paired_difference(
     level: float = LEVEL,
     pictures: Sequence[Sequence[Hashable]] | None = None,
 ) -> Interval:
-    """Compute the mean of values minus reference, picture by picture, and its interval by Student's t.
+    """Compute the mean paired difference, values minus reference per image, and its interval by Student's t.
 
-    Differences are about symmetric, so that skewness needs no correction. What makes a picture hard for both is no part of
-    the interval. A picture that has None or NaN in one of the two is left out of both.
+    Differences are about symmetric, so skewness needs no correction. Since they are paired, images that are difficult
+    for both methods do not widen the interval. Images with None or NaN in either sequence are left out.
 
     Parameters
     ----------
     values : sequence of float
-        One number per picture.
+        One number per image.
     reference : sequence of float
-        The numbers of the same pictures, in the same order.
+        The numbers of the same images, in the same order.
     level : float, default 0.95
         As in `mean_interval`.
     pictures : sequence of sequences, default None
@@ -214,14 +215,14 @@ def paired_difference(
     Raises
     ------
     GradcamError
-        Where there are not as many numbers of one as of the other, and as `mean_interval` does.
+        If `values` and `reference` differ in length. Also as in `mean_interval`.
 
     Examples
     --------
     >>> from gradcam.evaluation import paired_difference
     >>> ours, theirs = [0.6, 0.7, 0.8, 0.5, 0.6, 0.9, 0.7, 0.6], [0.5, 0.6, 0.6, 0.4, 0.5, 0.8, 0.5, 0.5]
     >>> found = paired_difference(ours, theirs)
-    >>> round(found.mean, 1), found.excludes(0)  # a small difference, but more than chance
+    >>> round(found.mean, 1), found.excludes(0)  # a small but significant difference
     (0.1, True)
 
     References
@@ -269,7 +270,7 @@ class _Estimate:
 def _estimate(values: Sequence[float], pictures: Sequence[Sequence[Hashable]] | None) -> _Estimate:
     if pictures is not None and len(pictures) != len(values):
         raise GradcamError(
-            f"There are {len(values)} values, and the pictures of {len(pictures)}: give each one its own."
+            f"There are {len(values)} values and {len(pictures)} lists of images: give one list per value."
         )
     kept = [number for number, value in enumerate(values) if not math.isnan(value)]
     numbers = np.array([values[number] for number in kept], dtype=np.float64)
@@ -331,8 +332,8 @@ def _subtract(values: Sequence[Any], reference: Sequence[Any]) -> list[float]:
     ours, theirs = _to_floats(values), _to_floats(reference)
     if len(ours) != len(theirs):
         raise GradcamError(
-            f"There are {len(ours)} values and {len(theirs)} of the reference: expected one of each for every picture, in "
-            "one order, and None where a picture has none."
+            f"There are {len(ours)} values and {len(theirs)} of the reference: expected one of each per image, in the same "
+            "order, and None for images without a value."
         )
     return [a - b for a, b in zip(ours, theirs)]
 
@@ -342,8 +343,8 @@ def _to_floats(values: Iterable[Any]) -> list[float]:
         found = [math.nan if value is None else float(value) for value in values]
     except (TypeError, ValueError, RuntimeError):  # RuntimeError: of a tensor of several numbers
         raise GradcamError(
-            f"The values are {shorten(values)}, expected numbers, one per picture, or None where a picture has none."
+            f"The values are {shorten(values)}, expected one number per image, or None for images without a value."
         ) from None
     if any(map(math.isinf, found)):
-        raise GradcamError("The values hold an infinite one: a mean of these would say nothing.")
+        raise GradcamError("The values contain an infinite number, so they have no mean.")
     return found

@@ -81,19 +81,19 @@ class Row:
 
 @dataclass(frozen=True)
 class Answer:
-    """What is recommended for one question.
+    """The recommendation for one question.
 
     Attributes
     ----------
     row : Row
-        What to take: the leader where it is told apart from the default, otherwise the default.
+        The recommended combination: the leader if it is significantly better than the default, otherwise the default.
     leader : Row
-        What has the best numbers here, by chance or not.
+        The combination with the best numbers, significant or not.
     judged_by : str
-        "order" of mosaics, "road", or "objects".
+        The measure: "order" in mosaics, "road", or "objects".
     gain : Interval or None
-        The leader's number minus the default's, picture by picture. Its level is 95 % for all combinations at once, since
-        the leader was chosen among them. None where the default has no map.
+        The paired difference, leader minus default, over the images. Its confidence level is 95 % for all combinations
+        together, since the leader was chosen among them. None if the default cannot be used.
     road_gain : Interval or None
         The leader's ROAD minus the default's, at 95 %.
 
@@ -104,7 +104,7 @@ class Answer:
     >>> few = {"methods": ["gradcam"], "scores": ["logit"], "layers": ["layer4"], "least": 0.2}
     >>> found = gradcam.evaluation.recommend(gradcam.load_classifier(), pictures, **few)
     >>> answer: gradcam.evaluation.Answer = found.several
-    >>> answer.judged_by, answer.row.combination.layer, answer.is_clear  # of four pictures, nothing is clear
+    >>> answer.judged_by, answer.row.combination.layer, answer.is_clear  # four images are too few
     ('order', 'layer4', False)
     """
 
@@ -116,16 +116,16 @@ class Answer:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the leader is told apart from the default, so that it is what to take."""
+        """Whether the leader is significantly better than the default."""
         return self.gain is None or (self.gain.low > SAME and not self.is_unfaithful)
 
     @property
     def is_unfaithful(self) -> bool:
-        """Whether the leader's ROAD is clearly lower than the default's."""
+        """Whether the leader's ROAD is significantly lower than the default's."""
         return self.road_gain is not None and self.road_gain.high < -SAME
 
     def to_dict(self) -> dict[str, Any]:
-        """Write it in dicts, strings and numbers, as JSON has them."""
+        """Return it as dicts, strings and numbers, ready for JSON."""
         return {
             **vars(self.row.combination),
             "judged_by": self.judged_by,
@@ -137,30 +137,30 @@ class Answer:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The best combinations of method, score and layer for a model, on somebody's pictures, for two questions.
+    """The best combinations of method, score and layer for a model on your images, for two questions.
 
     Attributes
     ----------
     model : str
         The classifier's name.
     rows : tuple of Row
-        All combinations: first those that ROAD was measured of, the best ROAD first, then the others by their order.
+        All combinations: first those with a ROAD score, highest first, then the rest, sorted by their order in mosaics.
     one : Answer
-        Where is the object, in pictures of one: judged by the order on annotated objects, or else by ROAD.
+        Where is the object? Measured by the order on annotated objects, or else by ROAD.
     several : Answer
-        Which of several things in a picture is of which class: judged by the order in mosaics.
+        Which of several objects is it? Measured by the order in mosaics.
     default : Row or None
-        What is taken where nothing is said; None where no map can be taken there.
+        The default combination; None if it cannot be used.
     pictures : tuple of str
-        The names of those that took part.
+        The names of the used images.
     mosaics : int
-        How many were made of them.
+        The number of mosaics.
     size : (int, int)
         Height and width of each mosaic.
     seed : int
-        Of all that was drawn.
+        The random seed.
     left_out : mapping of Combination to str
-        Combinations that have no map, and why.
+        Combinations that cannot be used, and why.
 
     Examples
     --------
@@ -186,11 +186,11 @@ class Recommendation:
     def __repr__(self) -> str:
         rows = (self.one.row, self.several.row)
         one, several = (f"{it.combination}{', the default' if it is self.default else ''}" for it in rows)
-        found = f"the best of {len(self.rows)} on {len(self.pictures)} picture(s) in {self.mosaics} mosaic(s)"
+        found = f"the best of {len(self.rows)} on {len(self.pictures)} image(s) in {self.mosaics} mosaic(s)"
         return f"Recommendation(one object: {one}; which of several: {several}; for {self.model}: {found})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Write all of it in lists, dicts, strings and numbers, as JSON has them."""
+        """Return everything as lists, dicts, strings and numbers, ready for JSON."""
         numbers = ("order", "order_behind", "mass", "maximum", "objects", "road", "road_behind")
         return {
             "model": self.model,
@@ -223,57 +223,59 @@ def recommend(
     reshape: Any = None,
     progress: Progress | None = None,
 ) -> Recommendation:
-    """Try methods, scores and layers on pictures, without annotations, and name the best combination for two questions.
+    """Find the best method, score and layer for a model on your images, without annotations, for two questions.
 
-    *Which of several?* In mosaics of four pictures, the order of a class's map says how often a pixel of the class's own
-    picture has more than one of the other three. *Where is the object?* In single pictures, ROAD says how much the pixels
-    that a map marks matter to the model, measured of the five best by the first question; where there are annotations,
-    the order says how often a pixel of the object has more than one beside it. Mass is in the table, and nothing is chosen
-    by it: sharpening a map buys it.
+    *Which of several objects is it?* In mosaics of four images, the order is how often the heatmap is higher at a pixel
+    of the class's image than at a pixel of the other three images. *Where is the object?* In single images, ROAD
+    measures how much the marked pixels matter to the model; it is computed for the five best combinations of the first
+    question. With annotations, the order on the objects is used instead of ROAD: how often the heatmap is higher at a
+    pixel of the object than at one outside it. Mass is listed but not used, since sharpening a heatmap increases it.
 
-    Whatever is best of many is so by chance in part. So the default, Grad-CAM of the logit at the classifier's layer, stays
-    unless the best one is told apart from it, picture by picture, with all combinations compared at once (Bonferroni, 5 %),
-    and unless its ROAD is clearly lower. That takes 8 pictures. Combinations that have the same maps share their numbers.
+    The best of many combinations is best partly by chance. The default is Grad-CAM of the logit at the classifier's
+    layer. It is kept unless another combination is significantly better in a paired comparison (Bonferroni, 5 %, all
+    combinations) and its ROAD is not significantly lower. This needs 8 images. Combinations with the same heatmaps
+    share their numbers.
 
     Parameters
     ----------
     classifier : Classifier
         The model.
     pictures : mapping of str to picture
-        By name, as in `make_mosaics`.
+        The images by name, as in `make_mosaics`.
     methods : sequence of str or Method, default None
-        Methods that look at a layer. None for all of these that take one forward pass.
+        Methods that use a target layer. None means all methods with a target layer that need one forward pass.
     scores : sequence of str, default ("logit", "probability", "contrast")
         As in `targets.ClassTarget`.
     layers : sequence of str, default None
-        By name. None for a handful: the classifier's own, and a few late ones that may be better.
+        Layer names. None means the classifier's layer and a few deep layers that may be better.
     objects : mapping of str to mappings of int to Tensor or array (H,W), default None
-        Where annotated objects are: by the picture's name and the class's index a mask, bool, in what the network sees.
-        Pictures without one of their most probable class are left out of that.
+        Annotated objects: a mapping from image name to a mapping from class index to a bool mask. The mask covers the
+        part of the image that the model sees. Images in which no object has the image's top class are left out of the
+        order on the objects.
     mosaics : int, default 12
-        How many at most.
+        The largest number of mosaics.
     least : float, default 0.5
         As in `make_mosaics`.
     seed : int, default 0
-        Of the mosaics and the noise.
+        Random seed of the mosaics and the noise.
     reshape : tuple, str or callable, default None
         As in `gradcam.explain`.
     progress : callable, default None
-        Called with the steps done and the number of all.
+        Called with the number of finished steps and the total.
 
     Returns
     -------
     Recommendation
-        Its `one` and `several` have a method, a score and a layer each.
+        Its `one` and `several` each have a method, a score and a layer.
 
     Raises
     ------
     InputError
-        For fewer than four classes.
+        If the confident images have fewer than four classes.
     LayerError
-        Where no combination has a map.
+        If no combination can be used.
     GradcamError
-        For unknown methods, scores and layers, for methods that look at no layer, and as the model does.
+        If a method, score or layer is unknown, or a method has no target layer. Errors of the model are passed on.
 
     Examples
     --------
@@ -356,7 +358,7 @@ def combine(methods: Sequence[str | Method], scores: Sequence[str], layers: Sequ
     found = find_methods(methods)
     for method in found:
         if method.place != "layer":
-            raise GradcamError(f"{method.name} looks at no layer, and layers are what is to be chosen: leave it out.")
+            raise GradcamError(f"{method.name} uses no target layer: leave it out.")
     if isinstance(scores, str) or not scores or not all(score in SCORES for score in scores):
         raise GradcamError(f"scores is {shorten(scores)}, expected some of {', '.join(SCORES)}.")
     without = {it.name for it in found if it.score is not None or it.needs == ("activations",)}

@@ -30,43 +30,43 @@ PIXELS_ON_CPU = 4 * 224 * 224
 
 
 class Subject:
-    """N images, a model, and one class of each: what the maps of any method, of any library, are judged on.
+    """A model, N images and one class of each image: the input of all metrics, for heatmaps from any library.
 
-    What all metrics share, the probabilities of the images and of baselines, is computed once, here. The model runs in
-    evaluation mode and is left as it was. All tensors are on the images' device.
+    The probabilities of the images and of the baselines, which all metrics share, are computed once. The model runs in
+    evaluation mode and is left unchanged. All tensors are on the images' device.
 
     Parameters
     ----------
     model : nn.Module
         The model.
     images : Tensor (N,C,H,W)
-        Preprocessed.
+        Preprocessed images.
     classes : int or sequence of int, default None
-        One for all, or N; None for each image's most probable one.
+        One class for all images, or N classes; None for the top class of each image.
     activation : str, default "auto"
         How logits become probabilities, as in `targets.ClassTarget`.
     batch_size : int, default None
-        Images in one pass; None for as many as are fast. Halved where they do not fit into memory.
+        Batch size; None chooses a fast one. It is halved when memory is short.
 
     Attributes
     ----------
     classes : Tensor (N,)
-        int64.
+        The classes, int64.
     probabilities : Tensor (N,)
-        Of the classes, float32.
+        The probabilities of these classes, float32.
     all_probabilities : Tensor (N,C)
-        Of all classes, float32.
+        The probabilities of all classes, float32.
 
     Raises
     ------
     ImageError
-        For images of another form.
+        If the images are not a floating tensor (N,C,H,W).
     TargetError
-        For classes that do not fit.
+        If a class is invalid.
     ModelError
-        Where the output is NaN or infinite.
+        If the model's output is NaN or infinite.
     GradcamError
-        For a batch size that is none.
+        If the batch size is invalid.
 
     Examples
     --------
@@ -92,7 +92,9 @@ class Subject:
         batch_size: int | None = None,
     ) -> None:
         if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point() or not len(images):
-            raise ImageError(f"The images are {describe(images)}, expected a floating tensor (N,C,H,W), preprocessed.")
+            raise ImageError(
+                f"The images are {describe(images)}, expected a floating-point tensor (N,C,H,W), preprocessed."
+            )
         if batch_size is not None:
             check_count(batch_size, "Subject: batch_size", "an int, 1 or more.")
         self.model = unwrap(model)
@@ -111,17 +113,17 @@ class Subject:
         else:
             found = check_classes(classes, *self.all_probabilities.shape)
             if (count := found.shape[1]) != 1:
-                raise TargetError(f"There are {count} classes of each image, expected one: judge them one by one.")
+                raise TargetError(f"There are {count} classes per image, expected one: evaluate one class at a time.")
             self.classes = found[:, 0].to(self.images.device)
         self.probabilities = self.all_probabilities.gather(1, self.classes[:, None])[:, 0]
 
     @property
     def size(self) -> tuple[int, int, int]:
-        """(N,H,W), which is the shape of the images' heatmaps."""
+        """(N,H,W): the shape of the heatmaps."""
         return (len(self.images), *self.images.shape[2:])
 
     def baseline(self, kind: str) -> Tensor:
-        """Make what hides the images' pixels; it is made once.
+        """Return the baseline that replaces hidden pixels. It is computed once.
 
         Parameters
         ----------
@@ -131,19 +133,19 @@ class Subject:
         Returns
         -------
         Tensor (N,C,H,W)
-            Of the images' type.
+            The baseline, of the images' type.
 
         Raises
         ------
         GradcamError
-            For another kind.
+            If the kind is unknown.
         """
         if not isinstance(kind, str) or kind not in self._baselines:
             self._baselines[kind] = make_baseline(self.images, kind)
         return self._baselines[kind]
 
     def baseline_probabilities(self, kind: str) -> Tensor:
-        """Compute the classes' probabilities in the baseline alone; they are computed once.
+        """Return the classes' probabilities for the baseline. They are computed once.
 
         Parameters
         ----------
@@ -158,7 +160,7 @@ class Subject:
         Raises
         ------
         GradcamError
-            As `baseline` and `score` do.
+            As in `baseline` and `score`.
         """
         baseline = self.baseline(kind)
         if kind not in self._of_baselines:
@@ -166,12 +168,12 @@ class Subject:
         return self._of_baselines[kind]
 
     def score(self, variants: Iterable[Tensor]) -> Tensor:
-        """Compute the classes' probabilities in variants of the images, in batches, as they are needed.
+        """Return the classes' probabilities for variants of the images, computed in batches.
 
         Parameters
         ----------
         variants : iterable of Tensor (N,C,H,W)
-            V of them.
+            V variants of the images.
 
         Returns
         -------
@@ -181,9 +183,9 @@ class Subject:
         Raises
         ------
         ImageError
-            For a variant of another shape.
+            If a variant does not have the images' shape.
         ModelError
-            Where a probability is NaN.
+            If a probability is NaN.
         """
         classes = cycle(self.classes.split(1))
         with preserve_state(self.model), torch.no_grad():
@@ -216,13 +218,13 @@ class Subject:
 def check_probabilities(classes: int, activation: str) -> None:
     """Raises `ModelError` for a model whose single output is a value: it has no probability to evaluate maps by."""
     if classes == 1 and activation == "none":
-        advice = 'explain it with gradcam run, or say --activation sigmoid (activation="sigmoid") if it is a logit.'
-        raise ModelError(f"The model's output is a value, and maps are evaluated by probabilities: {advice}")
+        advice = 'Explain it with gradcam run, or give --activation sigmoid (activation="sigmoid") if it is a logit.'
+        raise ModelError(f"The model's output is a single value, but evaluation needs probabilities. {advice}")
 
 
 def _require_finite(probabilities: Tensor) -> Tensor:
     if not probabilities.isfinite().all():
-        raise ModelError("The model's output is NaN or infinite in places: look at its weights, and the images.")
+        raise ModelError("The model's output contains NaN or infinite values: check the weights and the images.")
     return probabilities
 
 
@@ -240,7 +242,7 @@ def make_baseline(images: Tensor, kind: str) -> Tensor:
     the usual preprocessing is the training pictures' mean colour, or a grey. Raises `GradcamError` for another kind."""
     if not isinstance(kind, str) or kind not in BASELINES:
         offers = nearest(kind, BASELINES) if isinstance(kind, str) else []
-        raise GradcamError(f"There is no baseline {shorten(kind)}: choose one of {join_names(offers or BASELINES)}.")
+        raise GradcamError(f"There is no baseline {shorten(kind)}. Choose {join_names(offers or BASELINES)}.")
     if kind == "zero":
         return torch.zeros_like(images)
     values = images.to(torch.promote_types(images.dtype, torch.float32))
@@ -271,15 +273,15 @@ def check_heatmaps(heatmaps: Any, size: Sequence[int] | None = None, device: tor
     if found.ndim == 4 and found.shape[1] == 1:
         found = found[:, 0]
     if found.ndim != 3 or found.is_complex():
-        raise ImageError(f"The heatmaps have the shape {tuple(found.shape)}, expected (N,H,W): one for each image.")
+        raise ImageError(f"The heatmaps have the shape {tuple(found.shape)}, expected (N,H,W), one per image.")
     if size is not None and tuple(found.shape) != tuple(size):
         raise ImageError(
-            f"The heatmaps have the shape {tuple(found.shape)}, and the images {tuple(size)}: there must be one for each "
-            'image, at its size. torch.nn.functional.interpolate(maps[:, None], size=(H, W), mode="bilinear") resizes maps.'
+            f"The heatmaps have the shape {tuple(found.shape)}, expected {tuple(size)}: one per image, at its size. Resize "
+            'them with torch.nn.functional.interpolate(maps[:, None], size=(H, W), mode="bilinear").'
         )
     found = found.to(device if device is not None else found.device, torch.float32)
     if not found.isfinite().all():
-        raise ImageError("The heatmaps hold NaN or infinite values: a metric of these would say nothing.")
+        raise ImageError("The heatmaps contain NaN or infinite values, which cannot be evaluated.")
     return found
 
 

@@ -37,8 +37,8 @@ class Seen:
         """What a watched module gave in its last run."""
         if not self.calls[name]:
             raise ModelError(
-                f"The model does not call its part '{name}', from which the target is read: explain that part by itself, or "
-                "pass a function of the model's output as the target."
+                f"The model does not call its submodule '{name}', from which the target is read: explain that submodule "
+                "alone, or pass a function of the model's output as the target."
             )
         return self.calls[name][-1].output
 
@@ -149,7 +149,7 @@ class Family(ABC):
 
     def to_prompts(self, prompts: Sequence[str]) -> dict[str, Tensor]:
         """What it takes of these words beside one picture. Raises `ModelError` for a model that is not told by words."""
-        raise ModelError(f"{type(self.model).__name__} is not told by words what to look for: leave them out.")
+        raise ModelError(f"{type(self.model).__name__} takes no text prompts: leave them out.")
 
     def to_inputs(self, images: Tensor) -> Any:
         """Pictures (N,C,H,W), preprocessed, as this family takes them."""
@@ -254,7 +254,7 @@ class Embedder(Family):
         """The sentences' embeddings (T,D), not normalised and without a graph; tokenised by the model's own parts.
         Raises `TargetError` for a model without text or tokenizer, and for a sentence that is too long, with the words
         at which it would be cut."""
-        raise TargetError(f"{type(self.model).__name__} embeds no text: compare pictures with targets.Like(...).")
+        raise TargetError(f"{type(self.model).__name__} has no text encoder: compare images with targets.Like(...).")
 
 
 class Captioner(Family):

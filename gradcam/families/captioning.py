@@ -51,7 +51,7 @@ class Writer(Captioner):
         batch = to_batch(images)
         if batch.images > 1:
             raise TargetError(
-                f"A caption is written of one picture, and these are {batch.images}: give them one by one."
+                f"A caption describes one image, but the batch has {batch.images}: pass the images one by one."
             )
         given, begun = self.complete(batch.copy()), self.begin(batch)[self.row].shape[1]
         room = most if self._longest is None else min(most, self._longest - begun)
@@ -61,7 +61,9 @@ class Writer(Captioner):
         ends = self._find_setting(self.ends)
         length = next((place for place, token in enumerate(written) if token in ends), len(written))
         if length == 0:
-            raise TargetError(f"{type(self.model).__name__} writes nothing of this picture: its caption is empty.")
+            raise TargetError(
+                f"{type(self.model).__name__} writes an empty caption for this image: there is no word to explain."
+            )
         return written[:length]
 
     def bind(self, model: nn.Module, batch: Batch, tokens: Sequence[int]) -> tuple[nn.Module, Batch]:
@@ -69,13 +71,13 @@ class Writer(Captioner):
         texts, begun = given[self.row].shape
         if texts not in (1, images):
             raise TargetError(
-                f"There are {texts} texts in {self.row} for {images} pictures: give one for each, or one for all."
+                f"There are {texts} texts in {self.row} for {images} images: pass one per image, or one for all."
             )
         self._check(tokens, begun)
         new = torch.tensor([list(tokens)], dtype=torch.int64, device=batch.device)
         own_mask = self.row.replace("input_ids", "attention_mask")
         if own_mask in given and not bool(given[own_mask][:, -1].all()):
-            raise TargetError("A prompt ends with padding, behind which no word can stand: pad prompts at the left.")
+            raise TargetError("A prompt ends with padding, after which no word can follow: pad prompts on the left.")
         for name in (self.row, own_mask, *TYPES):
             if name in given:
                 # The last word, too, though nothing is read behind it: a row of one number may be one for all images.
@@ -99,8 +101,8 @@ class Writer(Captioner):
         """The arguments by their names, with those that the model cannot do without."""
         if batch.args and (len(batch.args) > 1 or batch.kwargs):
             raise TargetError(
-                f"{type(self.model).__name__} takes the pictures alone, or a dict of its arguments by name, such as "
-                f"{PICTURES} and input_ids: {len(batch.args)} came without a name."
+                f"{type(self.model).__name__} takes the images alone, or a dict of its arguments by name, such as "
+                f"{PICTURES} and input_ids: {len(batch.args)} were passed without a name."
             )
         return {PICTURES: batch.pictures} if batch.args else dict(batch.kwargs)
 
@@ -118,8 +120,8 @@ class Writer(Captioner):
     def _repeat(self, tokens: Sequence[int], batch: Batch) -> Tensor:
         if not tokens:
             raise TargetError(
-                f"{type(self.model).__name__} does not say what a caption begins with: give the {self.row} before the "
-                f"first word, in a dict with {PICTURES}."
+                f"{type(self.model).__name__} defines no start token for captions: pass the {self.row} before the first "
+                f"word, in a dict with {PICTURES}."
             )
         return torch.tensor([list(tokens)], dtype=torch.int64, device=batch.device).repeat(batch.images, 1)
 
@@ -142,8 +144,8 @@ class Writer(Captioner):
     def _check(self, tokens: Sequence[int], begun: int) -> None:
         if self._longest is not None and begun + len(tokens) > self._longest:
             raise TargetError(
-                f"The caption has {len(tokens)} tokens behind the {begun} that begin it: {type(self.model).__name__} reads "
-                f"{self._longest} in all. Leave out some at the end."
+                f"The caption has {len(tokens)} tokens after the prompt's {begun}, but {type(self.model).__name__} takes "
+                f"{self._longest} in total. Shorten the caption."
             )
         count = cast("Any", self.model).get_input_embeddings().weight.shape[0]
         strange = [token for token in tokens if not 0 <= token < count]
@@ -235,9 +237,7 @@ class Llava(Writer):
 
         folder = str(getattr(self.model, "name_or_path", ""))
         if len(prompts) > 1:
-            raise ModelError(
-                f"{type(self.model).__name__} writes on behind one text: give one, and not {len(prompts)}."
-            )
+            raise ModelError(f"{type(self.model).__name__} takes one prompt, but {len(prompts)} were given.")
         try:
             processor: Any = AutoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
             said = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": prompts[0]}]}]
@@ -249,8 +249,8 @@ class Llava(Writer):
         except Exception as error:  # whatever the library raises for files that are missing or broken
             reason = " ".join(str(error).split())[:200]
             raise ModelError(
-                f"There is no processor beside the model to put a picture into a prompt ({reason}): save it there, with "
-                "processor.save_pretrained(folder), and load the model from that folder."
+                f"No processor was found for the model to put an image into a prompt ({reason}): save it in the model's "
+                "folder with processor.save_pretrained(folder), and load the model from that folder."
             ) from error
         return {name: given[name] for name in (self.row, "attention_mask")}
 
@@ -258,8 +258,8 @@ class Llava(Writer):
         given = super().complete(batch)
         if self.row not in given:
             raise TargetError(
-                f"{type(self.model).__name__} writes on behind a prompt that keeps a place for the picture: give what its "
-                f"processor makes of both, a dict with {PICTURES}, {self.row} and attention_mask."
+                f"{type(self.model).__name__} needs a prompt with a placeholder for the image: pass the output of its "
+                f"processor for both, a dict with {PICTURES}, {self.row} and attention_mask."
             )
         return given
 

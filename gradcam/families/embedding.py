@@ -31,10 +31,10 @@ VECTORS = (
 CLASS_TOKENS = ("cls_token", "class_token", "class_embedding")  # as the names of parameters end
 OF_PICTURES = ("interpolate_pos_encoding",)  # arguments beside the pictures that a tower of pictures takes
 TOKENIZER = (
-    "pass Text(..., tokenizer=...), a function from a list of sentences to what the model takes, or the sentences' "
+    "pass Text(..., tokenizer=...), a function from a list of sentences to the model's text input, or the sentences' "
     "embeddings as a tensor (T, D)"
 )
-SAVE_OR_PASS = f"save the tokenizer beside the model, with tokenizer.save_pretrained(folder), or {TOKENIZER}"
+SAVE_OR_PASS = f"save the tokenizer in the model's folder with tokenizer.save_pretrained(folder), or {TOKENIZER}"
 
 Known = tuple[Any, Any, Tensor]  # the state of the tower, the tokenizer, and the embedding that is of both
 _embedded: weakref.WeakKeyDictionary[nn.Module, dict[Any, Known]] = weakref.WeakKeyDictionary()
@@ -100,7 +100,7 @@ def to_vectors(output: Any, *, has_class_token: bool = False) -> Tensor:
     if not isinstance(found, Tensor) or found.ndim not in (2, 3, 4) or not found.is_floating_point():
         what = f"{found.dtype} {tuple(found.shape)}" if isinstance(found, Tensor) else type(output).__name__
         raise TargetError(
-            f"The model gives {what}, expected a vector for each picture (N, D): put a pooling behind it, or pass a "
+            f"The model returned {what}, expected one vector per image (N, D): add a pooling layer after it, or pass a "
             "function of its output as the target."
         )
     if found.ndim == 3:
@@ -186,7 +186,7 @@ class TwoTowers(Embedder):
         if self.prefix:
             return batch
         if batch.listed is not None and len(set(batch.listed)) > 1:
-            raise ImageError("The images are of several sizes, and the model takes one tensor (N,C,H,W): resize them.")
+            raise ImageError("The images have different sizes, but the model takes one tensor (N,C,H,W): resize them.")
         kwargs = {name: value for name, value in batch.kwargs.items() if name in OF_PICTURES}
         return replace(batch, args=(batch.pictures,), kwargs=kwargs, listed=None)
 
@@ -219,7 +219,7 @@ class TwoTowers(Embedder):
         ids = _move(tokens["input_ids"] if isinstance(tokens, Mapping) else tokens, torch.device("cpu"))
         if sizes and (int(ids.min()) < 0 or int(ids.max()) >= sizes[0]):
             raise TargetError(
-                f"The tokenizer gives tokens {int(ids.min())} to {int(ids.max())}, and {type(self.model).__name__} knows "
+                f"The tokenizer returns tokens {int(ids.min())} to {int(ids.max())}, but {type(self.model).__name__} takes "
                 f"0 to {sizes[0] - 1}. Pass the model's own tokenizer, Text(..., tokenizer=...)."
             )
 
@@ -336,7 +336,7 @@ class OwnTowers(TwoTowers):
     def find_tokenizer(self) -> Any:
         own = getattr(self.model, "tokenizer", None)
         if not callable(own):
-            raise TargetError(f"This {type(self.model).__name__} is a text model without a tokenizer: {TOKENIZER}.")
+            raise TargetError(f"This {type(self.model).__name__} has no tokenizer: {TOKENIZER}.")
         return own
 
 
@@ -353,7 +353,7 @@ class OpenClipTowers(OwnTowers):
         sizes = [getattr(it, "vocab_size", None) for it in (self.model, getattr(self.model, "text", None))]
         if known[1].vocab_size not in sizes:
             raise TargetError(
-                f"This {type(self.model).__name__} has a vocabulary of its own, and does not say which: pass Text(..., "
+                f"This {type(self.model).__name__} has an unknown vocabulary: pass Text(..., "
                 "tokenizer=open_clip.get_tokenizer(NAME)), with the model's name."
             )
         return known[1]

@@ -125,9 +125,7 @@ class HuggingFaceDetector(Detector):
         config: Any = self.model.config
         given = [prompt.strip().removesuffix(".") for prompt in prompts]
         if not all(given) or (self.kind.scores == "phrases" and any(mark in it for it in given for mark in ".?")):
-            raise ModelError(
-                f"The model looks for {list(prompts)}, expected a word or a phrase for each, without a full stop."
-            )
+            raise ModelError(f"The prompts are {list(prompts)}, expected a word or phrase each, without a full stop.")
         tokenizer = load_tokenizer(str(config.name_or_path), ModelError)
         if self.kind.scores == "phrases":  # in one text, in small letters, as it was trained
             tokens = tokenize(tokenizer, [". ".join(given).lower() + "."], config.max_text_len, fill=False)
@@ -144,7 +142,7 @@ class HuggingFaceDetector(Detector):
         classes = max(scores.shape[1] for _, scores in rated)
         if label is not None and not 0 <= label < classes:
             what = "phrases or queries in the text" if self.kind.has_text else "classes"
-            raise TargetError(f"The label is {label}, and there are {classes} {what}, counted from 0.")
+            raise TargetError(f"The label is {label}, but there are {classes} {what}, counted from 0.")
         found = []
         for boxes, each in rated:
             scores, labels = each.max(1)
@@ -171,7 +169,7 @@ class HuggingFaceDetector(Detector):
         output, call = seen.last(), seen.calls[MODEL][-1]
         if not (hasattr(output, "logits") and hasattr(output, "pred_boxes")):
             raise ModelError(
-                f"{type(self.model).__name__} gave {type(output).__name__}, expected an output with `logits` and "
+                f"{type(self.model).__name__} returned {type(output).__name__}, expected an output with `logits` and "
                 "`pred_boxes`: call it with return_dict=True."
             )
         centres, sides = output.pred_boxes.split(2, -1)
@@ -211,8 +209,8 @@ def _find_window(mask: Tensor) -> tuple[int, int]:
     height, width = int(mask.any(1).sum()), int(mask.any(0).sum())
     if not height or not mask[:height, :width].all() or int(mask.sum()) != height * width:
         raise ImageError(
-            "pixel_mask is no rectangle in the upper left corner, expected 1 on the picture and 0 on padding, which is "
-            "right of it and below it."
+            "pixel_mask is not a rectangle in the upper left corner: expected 1 on the image, and 0 on the padding to its "
+            "right and below it."
         )
     return height, width
 
@@ -231,5 +229,5 @@ def _split_phrases(tokens: Sequence[int]) -> list[list[int]]:
 def _rate_phrases(scores: Tensor, phrases: Sequence[Sequence[int]]) -> Tensor:
     """Of scores (Q,T) of tokens those (Q,P) of phrases. Raises `TargetError` where there is none."""
     if not phrases:
-        raise TargetError("There is no phrase in the text: name what is looked for, each with a full stop behind it.")
+        raise TargetError("The text contains no phrase: name the objects to look for, each followed by a full stop.")
     return torch.stack([scores[:, places].max(1).values for places in phrases], 1)

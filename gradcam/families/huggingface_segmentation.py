@@ -50,8 +50,8 @@ class DepthEstimator(SemanticSegmenter):
 
     def read(self, seen: Seen, batch: Batch) -> Tensor:
         raise TargetError(
-            f"{type(self.model).__name__} gives a depth for each pixel, and no classes: take a function of its output, "
-            "--target FILE.py:FUNCTION (target= in Python), such as the mean of predicted_depth in a place."
+            f"{type(self.model).__name__} returns a depth per pixel, and no classes: pass a function of its output, "
+            "--target FILE.py:FUNCTION (target= in Python), such as the mean of predicted_depth in a region."
         )
 
 

@@ -83,8 +83,8 @@ class PlainPose(PoseFinder):
         if not is_usable or len(found) != batch.images or 0 in found.shape:
             what = f"a tensor {tuple(found.shape)}" if isinstance(found, Tensor) else type(output).__name__
             raise TargetError(
-                f"A keypoint is explained by its heatmap, and {type(self.model).__name__} gives {what}: expected heatmaps "
-                f"({batch.images},P,h,w), or an output that has them as `heatmaps`."
+                f"{type(self.model).__name__} returned {what}, expected keypoint heatmaps ({batch.images},P,h,w), or an "
+                "output that has them as `heatmaps`."
             )
         return _over_pictures(found, (0, 0, batch.size[1], batch.size[0]))
 

@@ -30,9 +30,9 @@ class PlainSegmenter(Segmenter):
         if not is_usable or len(logits) != batch.images or 0 in logits.shape:
             what = f"a tensor {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(output).__name__}"
             raise TargetError(
-                f"A mask can be explained where the model gives a class for each pixel, ({batch.images}, classes, h, w) for "
-                f"{batch.images} image(s), alone or as 'out' or 'logits'; {type(self.model).__name__} gives {what}. Pass a "
-                "function of its output as the target, which gives one score for each image."
+                f"{type(self.model).__name__} returned {what}, expected class scores per pixel ({batch.images}, classes, h, "
+                f"w) for {batch.images} image(s), alone or as 'out' or 'logits'. Pass target=, a function from the model's "
+                "output to one score per image."
             )
         return cast("Tensor", logits)
 

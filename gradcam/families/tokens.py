@@ -10,7 +10,7 @@ from typing import Any
 from gradcam.errors import GradcamError, TargetError, shorten
 
 WORDS_SHOWN = 4  # of a sentence, where it would be cut
-SAVE = "save it beside the model, with tokenizer.save_pretrained(folder), and load the model from that folder"
+SAVE = "save it in the model's folder with tokenizer.save_pretrained(folder), and load the model from that folder"
 
 
 @functools.lru_cache(maxsize=4)
@@ -23,14 +23,14 @@ def load_tokenizer(folder: str, error: type[GradcamError] = TargetError, advice:
     if folder:
         try:
             found = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-            reason = "there are no words in it"
+            reason = "its vocabulary is empty"
         except Exception as failure:  # OSError, ValueError, ImportError, KeyError, and those of each tokenizer
-            missing = "there is no such folder, nor a model of that name in the library's cache"
+            missing = "there is no such folder, and no model of that name in the library's cache"
             reason = " ".join(str(failure).split())[:120] if Path(folder).is_dir() else missing
     # Where a vocabulary is missing, the library may make a tokenizer that knows nothing.
     if found is None or len(found) <= len(set(found.all_special_tokens)):
         where = f", {folder}" if folder else ""
-        raise error(f"There is no tokenizer beside the model{where} ({reason}): {advice}.")
+        raise error(f"No tokenizer was found for the model{where} ({reason}): {advice}.")
     return found
 
 
@@ -61,6 +61,6 @@ def _too_long(text: str, count: int, most: int, fitting: str) -> TargetError:
     words = fitting.split()
     last = ("... " if len(words) > WORDS_SHOWN else "") + " ".join(words[-WORDS_SHOWN:])
     return TargetError(
-        f"The sentence {shorten(text)} has {count} tokens, and the model takes {most}: it would be cut behind {last!r}. "
-        "Make it shorter."
+        f"The sentence {shorten(text)} has {count} tokens, but the model takes {most}: it would be cut after {last!r}. "
+        "Shorten it."
     )

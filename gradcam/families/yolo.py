@@ -73,8 +73,8 @@ class YoloDetector(Detector):
         kinds = [kind.__name__ for kind in type(self.head).__mro__]
         if "Detect" not in kinds or "OBB" in kinds:
             raise ModelError(
-                f"The boxes of {kinds[0]}, the head of this {type(self.model).__name__}, are none that can be read here: "
-                "expected upright boxes of YOLO. Pass a function of the model's output as the target."
+                f"{kinds[0]}, the head of this {type(self.model).__name__}, is not supported: expected a YOLO head with "
+                "upright boxes. Pass a function of the model's output as the target."
             )
         return _Connected(model, self.watched(), self.head)
 
@@ -235,15 +235,15 @@ def load_yolo(path: str | Path) -> tuple[nn.Module, list[str]]:
         ultralytics: Any = importlib.import_module("ultralytics")
     except ImportError as error:
         raise ModelError(
-            f"yolo:{path} is read by ultralytics, which is not installed ({error}): pip install ultralytics, if its licence "
+            f"yolo:{path} needs ultralytics, which is not installed ({error}): pip install ultralytics, if its licence "
             "(AGPL-3.0) suits you."
         ) from error
     if not Path(path).is_file():  # ultralytics would look for one of that name on the web
-        raise ModelError(f"There is no file {path}: yolo: takes a checkpoint of ultralytics, such as yolo:best.pt.")
+        raise ModelError(f"There is no file {path}: yolo: takes an ultralytics checkpoint, such as yolo:best.pt.")
     try:
         model = ultralytics.YOLO(str(path)).model
     except Exception as error:  # whatever it raises for files that are none of its
         raise ModelError(f"{path}: ultralytics cannot read it: {' '.join(str(error).split())}") from error
     if not isinstance(model, nn.Module):
-        raise ModelError(f"{path} is no PyTorch network: take the checkpoint (.pt) that it was exported from.")
+        raise ModelError(f"{path} is not a PyTorch model: use the checkpoint (.pt) that it was exported from.")
     return model.float().eval(), YoloDetector(model).own_labels

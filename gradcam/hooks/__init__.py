@@ -1,1 +1,1 @@
-"""Hooks on a model that leave no trace: what a layer gives, and the gradient that comes back to it."""
+"""Hooks that leave no trace: record a layer's output, and the gradient there."""

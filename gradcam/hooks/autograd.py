@@ -27,64 +27,64 @@ ROUTE_DETAILS = ("_saved_training", "_saved_dim")  # of an operation, which its 
 MOST_BYTES = 2**28  # of one layer's gradients, for the classes that share a backward pass
 
 CHANGED_VALUE = (
-    "changes a value in place that its own gradient needs, so that it could not be trained either: make that operation one "
-    "that is not in place."
+    "changes in place a value that its own gradient needs, so it could not be trained either: replace that operation with "
+    "an out-of-place one."
 )
 OTHER_VIEW = (
-    "Behind the layer the model reads, or changes in place, another view of the layer's memory or of what came to it, "
-    "where no gradient can be followed: choose a layer further up."
+    "After the layer, the model reads or changes in place another view of the layer's output or input, where no gradient "
+    "can be recorded: choose an earlier layer."
 )
 # By what PyTorch says, in part, where what lies behind a layer is differentiated.
 BEHIND_A_LAYER = {
     "BackwardHookFunction": (
-        "A full backward hook that somebody put on the model stands in front of an operation in place, which PyTorch "
-        "forbids (pytorch issue 61519): remove that hook, or make the operation behind it one that is not in place."
+        "A full backward hook on the model comes before an in-place operation, which PyTorch forbids (pytorch issue 61519): "
+        "remove the hook, or replace the operation with an out-of-place one."
     ),
     "Inference tensors cannot be saved for backward": (
-        "The model has parameters or buffers that were made in torch.inference_mode(), and autograd cannot use those: "
-        "build or load it outside that mode."
+        "The model has parameters or buffers created in torch.inference_mode(), which autograd cannot use: build or load "
+        "the model outside that mode."
     ),
-    "has been modified by an inplace operation": f"Behind the layer the model {CHANGED_VALUE}",
+    "has been modified by an inplace operation": f"After the layer, the model {CHANGED_VALUE}",
     "created in no_grad mode": OTHER_VIEW,
     "a leaf Variable that requires grad": OTHER_VIEW,
     "cudnn RNN backward can only be called in training mode": (
-        "Behind the layer there is a recurrent network, for which cuDNN has a gradient in training mode only: explain "
+        "After the layer there is a recurrent network, for which cuDNN has gradients in training mode only: explain "
         "inside `with torch.backends.cudnn.flags(enabled=False):`."
     ),
     "backward is not implemented": (
-        "Behind the layer there is an operation, such as fused attention, that has no second derivative: "
-        "choose a method that needs the first only, such as 'gradcam', or a layer behind it."
+        "After the layer there is an operation without a second derivative, such as fused attention: choose a method that "
+        "needs only the first derivative, such as 'gradcam', or a layer after that operation."
     ),
     "no autograd formula was registered": (
-        "Behind the layer there is an operation that has no second derivative, or none at all: choose a layer behind it, "
-        "or a method that needs the first derivative only, such as 'gradcam'."
+        "After the layer there is an operation without a second derivative, or without any: choose a layer after it, "
+        "or a method that needs only the first derivative, such as 'gradcam'."
     ),
     "is incompatible with .grad()": (
-        "Behind the layer there is a reentrant checkpoint, through which PyTorch takes no gradient at a layer: "
-        "give the checkpoint use_reentrant=False, or switch checkpointing off meanwhile."
+        "After the layer there is a reentrant checkpoint, through which PyTorch computes no gradient at a layer: "
+        "set use_reentrant=False, or switch checkpointing off for the explanation."
     ),
     "the derivative for": (
-        "Behind the layer there is an operation without a derivative, so that nothing before it has a gradient: "
-        "choose a layer behind it."
+        "After the layer there is an operation without a derivative, so no layer before it has a gradient: choose a layer "
+        "after it."
     ),
 }
 
 # The same of a whole model, where there is no layer to speak of.
 VIEW_IN_PLACE = (
-    "The model changes in place what is a view made without gradient recording, or what it was given: make that "
-    "operation one that is not in place."
+    "The model changes in place its input, or a view created without gradient recording: replace that operation with an "
+    "out-of-place one."
 )
 IN_A_MODEL = BEHIND_A_LAYER | {
     "has been modified by an inplace operation": f"The model {CHANGED_VALUE}",
     "created in no_grad mode": VIEW_IN_PLACE,
     "a leaf Variable that requires grad": VIEW_IN_PLACE,
     "cudnn RNN backward can only be called in training mode": (
-        "There is a recurrent network in the model, for which cuDNN has a gradient in training mode only: do this "
+        "The model contains a recurrent network, for which cuDNN has gradients in training mode only: run this "
         "inside `with torch.backends.cudnn.flags(enabled=False):`."
     ),
     "is incompatible with .grad()": (
-        "The model has a reentrant checkpoint, through which PyTorch takes no gradient but at parameters: "
-        "give the checkpoint use_reentrant=False, or switch checkpointing off meanwhile."
+        "The model has a reentrant checkpoint, through which PyTorch computes gradients of parameters only: "
+        "set use_reentrant=False, or switch checkpointing off for this call."
     ),
 }
 
@@ -180,8 +180,8 @@ def _second_order(value: Tensor, activations: Tensor, scale: float) -> tuple[Ten
         if hidden or any("Error" in node.name() for node in graph_of(gradient)):
             name = hidden[0].name().removesuffix("Backward") if hidden else "a function written in Python"
             raise ModelError(
-                f"Behind the layer there is {name}, whose gradient cannot be differentiated again: choose a method that "
-                "needs the first derivative only, such as 'gradcam', or a layer behind it."
+                f"After the layer there is {name}, whose gradient cannot be differentiated again: choose a method that "
+                "needs only the first derivative, such as 'gradcam', or a layer after that operation."
             )
         product = torch.zeros_like(gradient)
     if scale != 1:
@@ -291,9 +291,9 @@ def no_gradient(layers: Sequence[str]) -> ModelError | BlindLayerError:
 def recording_is_off(layers: Sequence[str]) -> ModelError:
     """The error for a model that switches recording off behind a layer."""
     return ModelError(
-        f"Gradient recording is off behind layer {join_names(layers)}: the model, or the code around it, disables it "
+        f"Gradient recording is off after layer {join_names(layers)}: the model, or the code around it, disables it "
         "(torch.no_grad or inference_mode in a forward method, a reentrant checkpoint around the layer). "
-        "Take that away for the explanation, or choose a layer behind it."
+        "Remove that for the explanation, or choose a layer after it."
     )
 
 
@@ -301,14 +301,14 @@ def no_dependence(layers: Sequence[str]) -> BlindLayerError:
     """The error for a score that no path connects with a layer."""
     return BlindLayerError(
         f"The score does not depend on layer {join_names(layers)}: no recorded operation leads from it to the score. "
-        "Choose a layer on the way to the score, and a score that is not detached from the model's output."
+        "Choose a layer on the path to the score, and a score that is not detached from the model's output."
     )
 
 
 def no_floating_tensor(layers: Iterable[str]) -> LayerError:
     """The error for layers whose output holds nothing that a gradient can be taken at."""
     return LayerError(
-        f"Layer {join_names(layers)} gave no floating-point tensor: choose a layer whose output is one, or holds one."
+        f"Layer {join_names(layers)} returned no floating-point tensor: choose a layer whose output is or contains one."
     )
 
 

@@ -129,9 +129,7 @@ def is_backward_running() -> bool:
 def refuse_compiling() -> None:
     """Raises `ModelError` while torch.compile traces, which then leaves these calls uncompiled where it may."""
     if torch.compiler.is_compiling():
-        raise ModelError(
-            "Hooks cannot be part of a compiled function: run the model uncompiled while you look inside it."
-        )
+        raise ModelError("Hooks cannot be part of a compiled function: use the uncompiled model to inspect it.")
 
 
 def find_tap(tensor: Tensor) -> tuple[gradients.GradientTap, Tensor]:
@@ -265,32 +263,32 @@ def recording_off() -> Iterator[None]:
 
 
 class TargetLayer:
-    """One layer's activations, and the gradient of a score with respect to them.
+    """Record one layer's activations, and compute the gradient of a score with respect to them.
 
-    Nothing before the layer is recorded for autograd: the backward pass runs through the tail of the network only,
-    touches no ``.grad``, and needs no parameter that requires gradients. The layer's output goes on as a clone, so that
-    operations in place behind it cannot change what was recorded. Several may be open at once. Recording stays on from
-    the layer's first run to the end of the context: give each forward pass a context of its own.
+    Nothing before the layer is recorded for autograd: the backward pass covers only the layers after it, changes no
+    ``.grad``, and needs no parameter that requires gradients. The layer's output is passed on as a clone, so that later
+    in-place operations cannot change the recorded tensor. Several `TargetLayer` contexts may be open at once. Recording
+    stays on from the layer's first run to the end of the context: use one context per forward pass.
 
     Parameters
     ----------
     module : nn.Module
         The layer.
     name : str, default the module's type
-        What messages call it.
+        Its name in messages.
     keys : sequence of str, default ()
-        The keys and indices that lead to one of several tensors that the layer gives.
+        The keys and indices of one tensor, if the layer returns several.
     run : int, default None
-        Which run of a layer that runs several times, counted from 0.
+        The run to record, counted from 0, if the layer runs several times.
     has_backward_hook : bool, default True
-        Whether `gradients` follows a plain `score.backward()`; without, only `backward` gives gradients.
+        True if a plain `score.backward()` sets `gradients`. Otherwise only `backward` does.
 
     Raises
     ------
     LayerError
-        Where the layer is no module.
+        If the layer is not a module.
     ModelError
-        Where recording is impossible: in `torch.inference_mode()`, on a TorchScript module, under `torch.func`.
+        If recording is impossible: in `torch.inference_mode()`, on a TorchScript module, under `torch.func`.
 
     Examples
     --------
@@ -321,8 +319,7 @@ class TargetLayer:
             raise LayerError(f"The layer is {shorten(module)}, expected a torch.nn.Module, such as model.layer4.")
         if isinstance(module, torch.jit.ScriptModule):
             raise ModelError(
-                "The layer is a TorchScript module, whose output a hook cannot replace: use the Python model that it was "
-                "made from."
+                "The layer is a TorchScript module, whose output a hook cannot replace: use the original Python model."
             )
         self.name = name or type(module).__name__
         self._module, self._keys, self._run = module, tuple(keys), run
@@ -341,17 +338,17 @@ class TargetLayer:
 
     def __enter__(self) -> TargetLayer:
         if self._context is not None:
-            raise LayerError(f"Layer '{self.name}' is recorded already: make another TargetLayer to nest them.")
+            raise LayerError(f"Layer '{self.name}' is already recorded: create another TargetLayer to nest contexts.")
         if torch.is_inference_mode_enabled():
             raise ModelError(
-                "TargetLayer cannot record inside torch.inference_mode(): use torch.no_grad() there, "
-                "or gradcam.explain(), which leaves that mode by itself."
+                "TargetLayer cannot record inside torch.inference_mode(): use torch.no_grad() instead, "
+                "or gradcam.explain(), which leaves that mode itself."
             )
         is_training = torch.is_grad_enabled() and self._module.training
         if is_training and any(it.requires_grad for it in self._module.parameters()):
             warn(
-                f"Layer '{self.name}' is in training mode, and nothing before it is recorded: a loss computed here trains "
-                "only what is behind it. Call model.eval() to explain; gradcam.inspection.record() looks at training."
+                f"Layer '{self.name}' is in training mode, but gradients before it are not recorded: a loss computed here "
+                "trains only later layers. Call model.eval() to explain, or use gradcam.inspection.record() in training."
             )
         with contextlib.ExitStack() as context:
             context.enter_context(recording_off())  # until the layer has run
@@ -372,21 +369,19 @@ class TargetLayer:
 
     @property
     def activations(self) -> Tensor:
-        """The layer's output as it left the layer; of several, the first floating tensor.
+        """The layer's output (its first floating-point tensor), unchanged by later operations.
 
-        Raises `LayerError` where the layer did not run, ran more than once, or gave no floating tensor.
+        Raises `LayerError` if the layer did not run, ran more than once, or returned no floating-point tensor.
         """
         return next(iter(self.recorded.values()))
 
     @property
     def recorded(self) -> dict[tuple[str, ...], Tensor]:
-        """Every floating tensor that the layer gave, by the keys and indices that lead to it. Raises as `activations`
-        does.
-        """
+        """Every floating-point tensor that the layer returned, by its keys and indices. Raises as `activations` does."""
         if self._runs == 0:
             raise LayerError(
-                f"Layer '{self.name}' did not run in the forward pass: choose one on the way from the input to the score. "
-                "(Hooks are skipped in modules that run compiled, and in modules whose forward() is called directly.)"
+                f"Layer '{self.name}' did not run in the forward pass: choose one on the path from the input to the score. "
+                "(Hooks are skipped in compiled modules, and in modules whose forward() is called directly.)"
             )
         if self._run is None and self._runs > 1:
             raise LayerError(
@@ -398,7 +393,7 @@ class TargetLayer:
         if not self._recorded:
             if self._keys:
                 given = [":".join(keys) for keys in self._given if keys]
-                there = f"there are {join_names(given)}" if given else "its output is one tensor"
+                there = f"it has {join_names(given)}" if given else "its output is one tensor"
                 raise LayerError(
                     f"Layer '{self.name}' has no floating-point tensor under '{':'.join(self._keys)}': {there}."
                 )
@@ -408,14 +403,14 @@ class TargetLayer:
         for tensor, version in zip(self._recorded.values(), self._versions):
             if not tensor.is_inference() and tensor._version != version:
                 raise LayerError(
-                    f"What layer '{self.name}' gave is changed in place behind it, under another name: choose a layer "
-                    "behind that, or explain this one alone."
+                    f"The output of layer '{self.name}' is changed in place later, through another tensor: choose a layer "
+                    "after that change, or explain this layer alone."
                 )
         return self._recorded
 
     @property
     def gradients(self) -> Tensor:
-        """The gradient of the last score, shaped as `activations`. Raises `LayerError` before there is one."""
+        """The gradient of the last score, shaped like `activations`. Raises `LayerError` before `backward`."""
         if self._gradients is None:
             raise LayerError(
                 f"Layer '{self.name}' has no gradients yet: call layer.backward(score) after the forward pass."
@@ -423,30 +418,30 @@ class TargetLayer:
         return self._gradients
 
     def backward(self, score: Tensor) -> Tensor:
-        """Compute the gradient of a score at the layer; call it again for other scores of the same forward pass.
+        """Compute the gradient of a score at the layer. Call it again for other scores of the same forward pass.
 
         Parameters
         ----------
         score : Tensor
-            A floating tensor of one value.
+            A floating-point tensor with one value.
 
         Returns
         -------
         Tensor
-            Shaped as `activations`. It is float32 where the activations or the score are float16: small values would be
-            lost.
+            Shaped like `activations`. It is float32 if the activations or the score are float16, which would lose small
+            values.
 
         Raises
         ------
         LayerError
             If the score does not depend on the layer.
         ModelError
-            If recording was off, or a plain `backward()` has used up the graph.
+            If gradient recording was off, or a plain `backward()` has already freed the graph.
         """
         if not isinstance(score, Tensor) or score.numel() != 1 or not score.is_floating_point():
             what = f"{score.dtype} {tuple(score.shape)}" if isinstance(score, Tensor) else type(score).__name__
             raise LayerError(
-                f"The score is {what}, expected a floating tensor of one value: sum it, or pick an element."
+                f"The score is {what}, expected a floating-point tensor with one value: sum it, or pick an element."
             )
         activations = self.activations
         if not score.requires_grad:
@@ -461,7 +456,7 @@ class TargetLayer:
             if "second time" not in str(error):
                 raise
             raise ModelError(
-                "The graph of this forward pass is used up: call score.backward(retain_graph=True) if another follows."
+                "The graph of this forward pass is already freed: pass retain_graph=True to all but the last backward()."
             ) from error
         if gradient is None:
             raise gradients.no_dependence([self.name])
@@ -470,16 +465,16 @@ class TargetLayer:
 
     @property
     def gave_several(self) -> bool:
-        """Whether there is more than one tensor to choose from."""
+        """True if the layer returned several tensors to choose from."""
         return len(self._recorded) > 1
 
     def let_go(self) -> None:
-        """Take what was given out of the graph, for whoever still holds it: there is no backward pass any more."""
+        """Detach the recorded tensors from the graph, when no backward pass will follow."""
         while self._given_on:
             self._given_on.pop().let_go()
 
     def require_only_way(self, score: Tensor) -> None:
-        """Raise where the score depends on the layer's output by a way that is not recorded.
+        """Raise an error if the score depends on the layer's output through a path that is not recorded.
 
         Parameters
         ----------
@@ -489,12 +484,12 @@ class TargetLayer:
         Raises
         ------
         LayerError
-            Where it does.
+            If the score depends on the layer's output through such a path.
         """
         if self._other_ways and any(way.is_among(gradients.leaves(score)) for way in self._other_ways):
             raise LayerError(
-                f"What layer '{self.name}' gave is also read as another view of the same memory, whose gradient is not "
-                "recorded: choose a layer before or behind it."
+                f"The output of layer '{self.name}' is also read through another view of its memory, whose gradient is not "
+                "recorded: choose an earlier or a later layer."
             )
 
     def _keep_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -595,6 +590,6 @@ def refuse_vmap(tensor: Tensor) -> None:
     """Raises `ModelError` for what only torch.func sees, and takes back."""
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         raise ModelError(
-            "The model runs under torch.func (vmap, grad, jvp), where a hook cannot keep what it sees: "
+            "The model runs under torch.func (vmap, grad, jvp), where hooks cannot store tensors: "
             "call the model, or gradcam.explain(), on the whole batch instead."
         )

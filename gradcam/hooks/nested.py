@@ -15,8 +15,8 @@ from gradcam.errors import ImageError
 
 STATIC = ("torch.ao.nn.quantized.modules", "torch.ao.nn.intrinsic.quantized.modules")  # of activations too
 IN_FLOATS = (
-    "8-bit integers, which have no gradient: explain the model in floating point that was quantised, or this one with "
-    "method='rise', which needs none."
+    "8-bit integers, which have no gradient: explain the original floating-point model, or this one with method='rise', "
+    "which needs no gradient."
 )
 
 
@@ -209,8 +209,9 @@ class Batch:
             if not any(word in str(error) for word in ("list", "must be Tensor")):
                 raise
             raise ImageError(
-                f"The images are {len(pictures)} of {tuple(pictures[0].shape)} in a list, expected one tensor (N,C,H,W): "
-                "torch.stack(images), or image[None] of one. Models that take lists are detectors, as a rule."
+                f"The images are a list of {len(pictures)} tensors {tuple(pictures[0].shape)}, expected one tensor "
+                "(N,C,H,W): pass torch.stack(images), or image[None] for one image. Models that take lists are usually "
+                "detectors."
             ) from error
 
     def copy(self, change: Callable[[Tensor], Tensor] = torch.Tensor.clone, pictures: Tensor | None = None) -> Batch:
@@ -227,7 +228,7 @@ def to_arguments(images: Any) -> Arguments:
     if not isinstance(images, Mapping):  # and not only a dict: Hugging Face's processors give one of their own
         return images if isinstance(images, tuple) else (images,), {}
     if not all(isinstance(key, str) for key in images):
-        raise ImageError(f"The images are a mapping from {list(images)}, expected the names of the model's arguments.")
+        raise ImageError(f"The images have the keys {list(images)}, expected the names of the model's arguments.")
     return (), dict(images)
 
 
@@ -251,27 +252,27 @@ def to_batch(images: Any) -> Batch:
             return _to_listed(value, args, kwargs)
     given = tensors((args, kwargs))
     if any(tensor.is_nested for tensor in given):
-        raise ImageError("The images are a nested tensor, expected pictures of one size in a batch (N,C,H,W).")
+        raise ImageError("The images are a nested tensor, expected a batch of images of one size (N,C,H,W).")
     first = next((tensor for tensor in given if tensor.is_floating_point() and tensor.ndim in (4, 5)), None)
     if first is None:
         what = ", ".join(f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in given) or type(images).__name__
         if isinstance(images, (list, tuple)) and given and all(map(_is_picture, given)):
             raise ImageError(
-                f"The images are {len(given)} of {tuple(given[0].shape)} in a {type(images).__name__}, expected one tensor "
-                "(N,C,H,W): torch.stack(images), or image[None] of one. A detector takes a list of them."
+                f"The images are a {type(images).__name__} of {len(given)} tensors {tuple(given[0].shape)}, expected one "
+                "tensor (N,C,H,W): pass torch.stack(images), or image[None] for one image. Detectors take a list of images."
             )
         if any(tensor.is_floating_point() and tensor.ndim in (2, 3) for tensor in given) and len(given) > 1:
             raise ImageError(
-                f"The inputs are {what}, expected a floating tensor (N,C,H,W) or (N,C,D,H,W) among them. Models whose "
-                "processor cuts images into rows of patches, such as Qwen2-VL, are not supported: use one that takes whole "
-                "images, such as LLaVA, InternVL or Gemma 3."
+                f"The inputs are {what}, expected a floating-point tensor (N,C,H,W) or (N,C,D,H,W) among them. Models whose "
+                "processor cuts images into rows of patches, such as Qwen2-VL, are not supported: use a model that takes "
+                "whole images, such as LLaVA, InternVL or Gemma 3."
             )
         raise ImageError(
-            f"The images are {what}, expected a floating tensor (N,C,H,W) or (N,C,D,H,W), alone or in a tuple or dict: "
-            "preprocess the pictures, and give a single one its batch dimension with image[None]."
+            f"The images are {what}, expected a floating-point tensor (N,C,H,W) or (N,C,D,H,W), alone or in a tuple or "
+            "dict. Preprocess the images, and add the batch dimension of a single image with image[None]."
         )
     if 0 in first.shape:
-        raise ImageError(f"The images are {tuple(first.shape)}: there is nothing to explain in an empty tensor.")
+        raise ImageError(f"The images are {tuple(first.shape)}: an empty tensor cannot be explained.")
     return Batch(args, kwargs, first, len(first), tuple(first.shape[2:]), first.device)
 
 
@@ -284,7 +285,7 @@ def _to_listed(pictures: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, 
     kinds = {(it.shape[0], it.dtype, it.device) for it in pictures}
     if len(kinds) > 1 or any(0 in it.shape for it in pictures):
         what = ", ".join(f"{tuple(it.shape)} {it.dtype} on {it.device}" for it in pictures[:4])
-        raise ImageError(f"The images are {what}: expected floating (C,H,W) of one kind and on one device.")
+        raise ImageError(f"The images are {what}, expected (C,H,W) with equal channels, dtype and device.")
     height, width = (max(sides) for sides in zip(*sizes))
     joined = first.new_zeros(len(pictures), first.shape[0], height, width)
     for place, picture in zip(joined, pictures):

@@ -1,1 +1,1 @@
-"""Pictures: read from any form, drawn on, and written whole."""
+"""Read, draw and write images."""

@@ -48,14 +48,14 @@ def _open(file: BinaryIO) -> Dataset:
         from pydicom.errors import InvalidDicomError
         from pydicom.pixels import utils  # noqa: F401  since pydicom 3
     except ImportError:
-        raise ImageError("is a DICOM file, for which pydicom 3 is needed: pip install 'gradcam-torch[dicom]'") from None
+        raise ImageError("is a DICOM file, which needs pydicom 3: pip install 'gradcam-torch[dicom]'") from None
     try:
         _check_packed(file)
         dataset = dcmread(file)
     except InvalidDicomError:
         raise ImageError(f"is not a DICOM file: there is no '{DICOM_MAGIC.decode()}' at byte 128") from None
     if not any(name in dataset for name in PIXELS):
-        raise ImageError("has no picture in it, or is cut off: there is no Pixel Data")
+        raise ImageError("contains no image, or is cut off: there is no Pixel Data")
     return dataset
 
 
@@ -85,7 +85,7 @@ def _decode(dataset: Dataset) -> NDArray[Any]:
     try:
         decoder = get_decoder(syntax)
     except NotImplementedError:
-        raise ImageError(f"is compressed as {syntax.name}, which pydicom does not decode") from None
+        raise ImageError(f"is compressed as {syntax.name}, which pydicom cannot decode") from None
     if not decoder.is_available:
         raise ImageError(f"is compressed as {syntax.name}, for which pydicom needs a plugin: {plugin}")
     try:
@@ -134,7 +134,7 @@ def _to_shares(stored: NDArray[Any], dataset: Dataset) -> tuple[NDArray[np.float
         ends = [(strip.min().item(), strip.max().item()) for strip in finite if strip.size] or [(0.0, 0.0)]
         low, high = min(least for least, _ in ends), max(most for _, most in ends)
         to_shares = partial(_take_range, low=low, high=high)
-        note = f"no usable window in the file: from {low:.6g} to {high:.6g}, its own range"
+        note = f"no usable window in the file: using its full range, {low:.6g} to {high:.6g}"
     shares = np.empty(stored.shape, np.float32)
     for rows in in_strips(*stored.shape):
         part = to_shares(rescale(rows))
@@ -149,7 +149,7 @@ def apply_window(values: Floats, center: float, width: float, function: str) -> 
     if function == "LINEAR_EXACT":
         return np.clip((values - center) / width + 0.5, 0, 1)
     if function != "LINEAR":
-        raise ImageError(f"has a window of the kind {shorten(function)}, expected LINEAR, LINEAR_EXACT or SIGMOID")
+        raise ImageError(f"has the window function {shorten(function)}, expected LINEAR, LINEAR_EXACT or SIGMOID")
     if width == 1:
         return (values > center - 0.5).astype(np.float64)
     return np.clip((values - (center - 0.5)) / (width - 1) + 0.5, 0, 1)

@@ -41,28 +41,28 @@ def overlay(
     signed: bool = False,
     outline: bool = False,
 ) -> Pixels:
-    """Draw a heatmap in colour on a picture, at the picture's own size.
+    """Draw a heatmap in colour on an image, at the image's size.
 
     Parameters
     ----------
-    image : picture
-        In any form that `gradcam.read_image` takes: an array, a tensor, a picture of PIL's, a path, bytes, an open
-        file.
+    image : image
+        In any form that `gradcam.read_image` takes: an array, a tensor, a PIL image, a path, bytes, an open file.
     heatmap : array or Tensor (h,w)
-        Floats in [0,1], of any size; it is stretched over the region.
+        Floats in [0,1], of any size. The heatmap is stretched over the region.
     alpha : float, default 0.5
-        The opacity, in [0,1], where the heatmap is at half its maximum or above. Below, it fades, so that nothing lies
-        over what has no evidence.
+        The opacity, in [0,1], where the heatmap is at least half its maximum. Where it is lower, the colour fades out,
+        so pixels without evidence stay unchanged.
     colormap : str, default "turbo"
-        The name of one of OpenCV's colour maps, in any case.
+        The name of an OpenCV colour map, in upper or lower case.
     region : (int, int, int, int), default None
-        Top, left, height and width of the pixels that the network saw; None for the whole image, with a warning if the
-        heatmap's size is not the image's. Pixels outside stay as they are.
+        Top, left, height and width of the pixels that the model saw. None means the whole image, with a warning if the
+        sizes of heatmap and image differ. Pixels outside the region stay unchanged.
     signed : bool, default False
-        Whether the heatmap is in [-1,1]. It is then drawn in red above zero and in blue below, whatever the colour map.
+        True if the heatmap is in [-1,1]. Positive values are then red and negative values are blue, whichever colour
+        map is set.
     outline : bool, default False
-        Whether a fine line is drawn around a region that is not the whole picture, within it. A blank heatmap gets
-        none.
+        Whether to draw a thin line along the border of a region that is not the whole image. A blank heatmap gets no
+        line.
 
     Returns
     -------
@@ -72,9 +72,9 @@ def overlay(
     Raises
     ------
     ImageError
-        For a picture, heatmap or region of another form.
+        If the image, heatmap or region is invalid.
     GradcamError
-        For an unknown colour map, or an opacity outside [0,1].
+        If the colour map is unknown, or the opacity is outside [0,1].
 
     Examples
     --------
@@ -111,9 +111,9 @@ def _warn_of_stretching(shape: tuple[int, ...], height: int, width: int) -> None
     aspect = (shape[1] / shape[0]) / (width / height)
     how = "" if 1 / MAX_ASPECT_RATIO <= aspect <= MAX_ASPECT_RATIO else ", distorted,"
     warn(
-        f"A heatmap of {shape[1]} x {shape[0]} is stretched{how} over the whole image of {width} x {height}. If the network "
-        "saw a crop, pass region=(top, left, height, width), as explanation.regions[0] or classifier.region(height, width) "
-        "has it; if it saw the whole image, region=(0, 0, height, width)."
+        f"A heatmap of {shape[1]} x {shape[0]} is stretched{how} over the whole image of {width} x {height}. If the model "
+        "saw a crop, pass region=explanation.regions[0], or region=classifier.region(height, width). If it saw the whole "
+        "image, pass region=(0, 0, height, width)."
     )
 
 
@@ -236,7 +236,7 @@ def _check_region(region: Region, height: int, width: int) -> Region:
     except (TypeError, ValueError):
         raise ImageError(f"The region is {region!r}, expected whole numbers: (top, left, height, width).") from None
     if top < 0 or left < 0 or rows < 1 or columns < 1 or top + rows > height or left + columns > width:
-        outside = f"The region {(top, left, rows, columns)} is not inside a picture of {width} x {height}"
+        outside = f"The region {(top, left, rows, columns)} is not inside an image of {width} x {height}"
         raise ImageError(f"{outside}: expected (top, left, height, width).")
     return top, left, rows, columns
 

@@ -50,7 +50,7 @@ def to_edit(text: str) -> Edit:
     except ValueError:
         is_right = False
     if not is_right or kind not in EDITS or len(found.points) > MOST_POINTS or not np.isfinite(found.points).all():
-        raise GradcamError(f"{shorten(text)} is no edit: expected {EDIT_FORM}.")
+        raise GradcamError(f"{shorten(text)} is not an edit: expected {EDIT_FORM}.")
     return found
 
 
@@ -77,7 +77,7 @@ def edit_picture(picture: Pixels, edits: Sequence[str | Edit]) -> Pixels:
         For another kind of picture, and an edit that covers nothing of it.
     """
     if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
-        raise ImageError(f"The picture is {picture.dtype} {picture.shape}: edits are of RGB pictures of 8 bits.")
+        raise ImageError(f"The image is {picture.dtype} {picture.shape}, expected RGB: uint8 (H,W,3).")
     found, filled = picture.copy(), {}
     for each in edits:
         edit = to_edit(each) if isinstance(each, str) else each
@@ -86,7 +86,7 @@ def edit_picture(picture: Pixels, edits: Sequence[str | Edit]) -> Pixels:
         mask = _cover(edit, *picture.shape[:2])
         if not mask.any():
             height, width = picture.shape[:2]
-            raise ImageError(f"{edit} covers nothing of the picture, which is {width} pixels wide and {height} high.")
+            raise ImageError(f"{edit} is outside the image, which is {width} pixels wide and {height} high.")
         found[mask] = filled[edit.kind][mask]
     return found
 

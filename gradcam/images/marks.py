@@ -94,7 +94,7 @@ class Mark:
         _check_numbers(self.box, "box", ("left", "top", "right", "bottom"))
         _check_numbers(self.point, "point", ("across", "down"))
         if self.edge is not None and (self.edge not in EDGES or self.box is None):
-            raise ImageError(f"The edge is {shorten(self.edge)}, expected one of {join_names(EDGES)}, of a box.")
+            raise ImageError(f"The edge is {shorten(self.edge)}, expected one of {join_names(EDGES)}, with a box.")
         if self.mask is not None:
             values = to_numpy(self.mask)
             if values.dtype != np.bool_ or values.ndim != 2:
@@ -203,7 +203,7 @@ def draw_mark_panel(
     >>> draw_mark_panel(picture, [picture], [cat], height=160).shape
     (226, ..., 3)
     """
-    check_count(height, "height", "the height of each picture in pixels, 1 or more.", error=ImageError)
+    check_count(height, "height", "the height of each image in pixels, 1 or more.", error=ImageError)
     if len(overlays) != len(marks):
         raise ImageError(f"There are {len(overlays)} overlays for {len(marks)} marks, expected one for each.")
     small = scale(check_pixels(picture), height)
@@ -483,5 +483,5 @@ def _check_masks(marks: Iterable[Mark], picture: Pixels) -> list[Mark]:
             raise ImageError(f"The mark is {shorten(mark)}, expected a Mark.")
         if mark.mask is not None and tuple(mark.mask.shape) != picture.shape[:2]:
             sizes = " x ".join(map(str, mark.mask.shape[::-1])), " x ".join(map(str, picture.shape[1::-1]))
-            raise ImageError(f"The mask of a mark is {sizes[0]}, and the picture {sizes[1]}: expected one size.")
+            raise ImageError(f"The mask of a mark is {sizes[0]}, but the image is {sizes[1]}: expected the same size.")
     return marks

@@ -8,7 +8,7 @@ try:
     import cv2
 except ImportError as error:
     raise GradcamError(
-        f"OpenCV cannot be loaded ({error}). On a machine without a screen, install the build that needs none in its place: "
+        f"OpenCV cannot be loaded ({error}). On a machine without a display, install the headless build instead: "
         "pip uninstall --yes opencv-python && pip install opencv-python-headless"
     ) from error
 

@@ -37,7 +37,7 @@ Given = bytes | Image.Image  # what is not read from a path: a file's bytes, or 
 PictureLike = Union[
     str, "os.PathLike[str]", bytes, bytearray, memoryview, OpenFile, Image.Image, NDArray[Any], "Tensor"
 ]
-FORMS = "a path, the bytes of a file, an open one, a PIL picture, an array (H,W,3) or a tensor (C,H,W)"
+FORMS = "a path, the bytes of a file, an open file, a PIL image, an array (H,W,3) or a tensor (C,H,W)"
 
 # Formats that people keep pictures in. Left out are those that would start other programs (EPS) or draw from a text.
 READ_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "MPO", "JPEG2000", "AVIF", "PPM", "TGA", "ICO")
@@ -52,17 +52,17 @@ STRIP = 2**18  # pixels that are worked on at once, so that what is computed of 
 
 
 def read_image(picture: PictureLike) -> Pixels:
-    """Read a picture as RGB, uint8 (H,W,3), the way a viewer shows it.
+    """Read an image as RGB, uint8 (H,W,3), as an image viewer shows it.
 
-    The orientation in its EXIF data is applied. Transparency lies on white. Of an animation it is the first frame.
-    Values deeper than 8 bits are scaled to 8.
+    The EXIF orientation is applied, and transparent pixels are drawn on white. Only the first frame of an animation is
+    read. Values deeper than 8 bits are scaled to 8 bits.
 
     Parameters
     ----------
     picture : path, bytes, file, PIL.Image, array or Tensor
-        The path of a file; its bytes; a file that is open for bytes, which is read from its start and left where it
-        was; a picture of PIL's; an array (H,W), (H,W,1), (H,W,3) or (H,W,4); or a tensor (H,W) or (C,H,W) on any
-        device. Arrays and tensors are uint8, uint16, or floats from 0 to 1.
+        The path or the bytes of a file, a file open in binary mode, a PIL image, an array, or a tensor on any device. An
+        open file is read from its start, and keeps its position. Arrays are (H,W), (H,W,1), (H,W,3) or (H,W,4), tensors
+        (H,W) or (C,H,W). Both must be uint8, uint16, or floats from 0 to 1.
 
     Returns
     -------
@@ -72,9 +72,9 @@ def read_image(picture: PictureLike) -> Pixels:
     Raises
     ------
     ImageError
-        For whatever is not a whole picture; the message names the file. Before it is decoded, for a picture that would
-        take more than 1 GiB of memory. Where the environment has GRADCAM_MAX_PIXELS, that decides in place of the
-        memory: pictures of so many pixels are read, and none of more.
+        If the image cannot be read; the message names the file. Also if the image would need more than 1 GiB of memory;
+        this is checked before decoding. The environment variable GRADCAM_MAX_PIXELS replaces this limit with a number
+        of pixels.
 
     Examples
     --------
@@ -88,7 +88,7 @@ def read_image(picture: PictureLike) -> Pixels:
         return to_8_bits(read_values(*to_content(picture)))
     if values.ndim not in (2, 3) or values.size == 0 or values.shape[2:] not in ((), (1,), (3,), (4,)):
         expected = "an array (H,W), (H,W,3) or (H,W,4), or a tensor (C,H,W)"
-        raise ImageError(f"The picture is {describe_array(values)}, expected {expected}.")
+        raise ImageError(f"The image is {describe_array(values)}, expected {expected}.")
     values = lay_on_white(check_range(values))
     return to_8_bits(values[..., 0] if values.shape[2:] == (1,) else values)
 
@@ -106,11 +106,11 @@ def to_array(picture: Any) -> NDArray[Any] | None:
     if not (hasattr(picture, "detach") and hasattr(picture, "ndim")):
         return None
     values = to_numpy(picture)
-    start = f"The picture is a tensor {describe_array(values)}, expected"
+    start = f"The image is a tensor {describe_array(values)}, expected"
     if values.ndim not in (2, 3) or values.size == 0:
-        raise ImageError(f"{start} one picture: (C,H,W) or (H,W).")
+        raise ImageError(f"{start} one image: (C,H,W) or (H,W).")
     if values.ndim == 3 and values.shape[0] > 4 >= values.shape[2]:
-        raise ImageError(f"{start} its channels first: .permute(2, 0, 1).")
+        raise ImageError(f"{start} channels first, (C,H,W): use .permute(2, 0, 1).")
     return check_range(values if values.ndim == 2 else np.ascontiguousarray(np.moveaxis(values, 0, 2)))
 
 
@@ -129,9 +129,9 @@ def check_range(values: NDArray[Any]) -> NDArray[Any]:
     if values.dtype.kind == "f" and values.size and values.min() >= -1e-4 and values.max() <= 1 + 1e-4:  # NaN is not
         return np.clip(values, 0, 1)
     reach = f" from {values.min():.4g} to {values.max():.4g}" if values.size and values.dtype.kind in "iuf" else ""
-    hint = " One that is normalised already is for gradcam.explain(model, images)." if values.dtype.kind == "f" else ""
+    hint = " For normalised input, use gradcam.explain(model, images)." if values.dtype.kind == "f" else ""
     raise ImageError(
-        f"The picture is {describe_array(values)} with values{reach}, expected uint8, uint16, or floats from 0 to 1.{hint}"
+        f"The image is {describe_array(values)} with values{reach}, expected uint8, uint16, or floats from 0 to 1.{hint}"
     )
 
 
@@ -161,7 +161,7 @@ def to_content(picture: Any) -> tuple[Path, Given | None]:
     if isinstance(picture, (bytes, bytearray, memoryview)):
         return Path("the given bytes"), bytes(picture)
     if isinstance(picture, Image.Image):
-        return Path(os.fsdecode(getattr(picture, "filename", "") or "the given picture")), picture
+        return Path(os.fsdecode(getattr(picture, "filename", "") or "the given image")), picture
     if hasattr(picture, "read"):
         names = (getattr(picture, name, None) for name in ("name", "filename"))
         path = Path(next((name for name in names if name and isinstance(name, str)), "the given file"))
@@ -171,15 +171,15 @@ def to_content(picture: Any) -> tuple[Path, Given | None]:
         with blaming(str(picture)):
             return Path(str(picture)), picture.read_bytes()
     if not isinstance(picture, (str, os.PathLike)):
-        raise ImageError(f"The picture is {shorten(picture)}, expected {FORMS}.")
+        raise ImageError(f"The image is {shorten(picture)}, expected {FORMS}.")
     if "://" in (text := os.fsdecode(picture)) and is_url(text):
-        raise ImageError(f"{text}: is a URL, which gradcam.explain_files reads: here give a file, or its bytes")
+        raise ImageError(f"{text}: is a URL. Give a file or its bytes, or use gradcam.explain_files, which reads URLs")
     return to_path(picture), None
 
 
 def _read_open(file: Any) -> bytes:
     if getattr(file, "closed", False):
-        raise ImageError("is closed: give it while it is open")
+        raise ImageError("is closed: pass it while it is open")
     position = None
     with contextlib.suppress(AttributeError, OSError):  # a stream
         place = file.tell()
@@ -196,7 +196,7 @@ def _read_open(file: Any) -> bytes:
         return bytes(data)
     if hasattr(data, "close"):
         data.close()  # of a coroutine that nobody waits for
-        raise ImageError("has a read() that is to be awaited: give the file in it, such as .file, or its bytes")
+        raise ImageError("has an asynchronous read(): pass the file inside it, such as .file, or its bytes")
     raise ImageError('is not open for bytes: open it with "rb"')
 
 
@@ -215,7 +215,7 @@ def read_values(path: str | os.PathLike[str], data: Given | None = None) -> NDAr
                 data.load()
             except (AssertionError, AttributeError, ValueError):
                 if getattr(data, "fp", None) is None:
-                    raise ImageError("is closed: give it while it is open") from None
+                    raise ImageError("is closed: pass it while it is open") from None
                 raise
             return _to_values(data)
     # As a file, not a path, of which Pillow maps some TIFFs into memory, and scrambles those that are to be turned.
@@ -233,10 +233,10 @@ def read_numbers(path: str | os.PathLike[str]) -> NDArray[np.int64]:
     path = to_path(path)
     with blaming(path), open_content(path, None) as file, _open_picture(file) as image:
         if image.format in ("JPEG", "MPO"):
-            raise ImageError("is JPEG, which does not keep numbers as they were: save labels as PNG")
+            raise ImageError("is JPEG, whose lossy compression changes labels: save labels as PNG")
         if image.mode not in ("1", "L", "P") and not image.mode.startswith("I"):
             held = "fractions" if image.mode == "F" else f"colours ({image.mode})"
-            raise ImageError(f"holds {held}, expected labels: a palette, or grey values that are integers")
+            raise ImageError(f"contains {held}, expected labels: a palette, or integer grey values")
         stretched = {"L;2": 85, "L;4": 17}.get(str(image.tile[0][3]), 1) if image.tile else 1  # by Pillow, to 8 bits
         _check_memory(image, file, 12)
         image.load()
@@ -248,7 +248,7 @@ def read_numbers(path: str | os.PathLike[str]) -> NDArray[np.int64]:
 def to_path(path: Any) -> Path:
     """The path of a picture. Raises `ImageError` for what is none."""
     if not isinstance(path, (str, os.PathLike)):
-        raise ImageError(f"The picture's path is {shorten(path)}, expected a string or a pathlib.Path.")
+        raise ImageError(f"The image's path is {shorten(path)}, expected a string or a pathlib.Path.")
     return Path(os.fsdecode(path))
 
 
@@ -285,7 +285,7 @@ def blaming(path: Path | str) -> Iterator[None]:
     except ImageError as error:
         raise ImageError(f"{path}: {error}") from None
     except UnidentifiedImageError:
-        raise ImageError(f"{path}: is not a picture in a format that can be read") from None
+        raise ImageError(f"{path}: is not an image in a supported format") from None
     except MemoryError:
         raise ImageError(f"{path}: does not fit into memory") from None
     except FileNotFoundError:
@@ -304,17 +304,15 @@ def check_memory(width: int, height: int, each: float, more: int = 0) -> None:
     """Raises `ImageError` for a picture that takes too much: so many bytes for each pixel, and some more."""
     pixels, needed = width * height, int(width * height * each) + more
     given = os.environ.get(MAX_PIXELS) or None
-    size = f"has {width} x {height} pixels, and" if pixels else "is so large that it"
+    size = f"has {width} x {height} pixels and" if pixels else "is so large that it"
     if given is None and needed > BUDGET:
-        much = f"{size} takes {needed / 2**30:.3g} GiB to read, of the {BUDGET / 2**30:.3g} GiB that are allowed: to"
-        raise ImageError(
-            f"{much} read it all the same, give --max-pixels {pixels or 'N'}, or set {MAX_PIXELS} in the environment"
-        )
+        much = f"{size} needs {needed / 2**30:.3g} GiB to read, but the limit is {BUDGET / 2**30:.3g} GiB"
+        raise ImageError(f"{much}: raise it with --max-pixels {pixels or 'N'}, or set {MAX_PIXELS} in the environment")
     if given is not None and not given.isdecimal():
-        raise ImageError(f"cannot be read, as {MAX_PIXELS} is {shorten(given)}, expected how many pixels it may have")
+        raise ImageError(f"cannot be read, because {MAX_PIXELS} is {shorten(given)}, expected a number of pixels")
     if given is not None and pixels > int(given):
-        allowed = f"{given} are allowed by --max-pixels or {MAX_PIXELS}"
-        raise ImageError(f"has {width} x {height} pixels, {pixels}, and {allowed}")
+        allowed = f"but --max-pixels or {MAX_PIXELS} allows {given}"
+        raise ImageError(f"has {width} x {height} = {pixels} pixels, {allowed}")
 
 
 _opening = threading.Lock()
@@ -341,7 +339,7 @@ def _check_icon(file: BinaryIO) -> None:
         file.seek(int.from_bytes(file.read(4), "little"))
         head = file.read(24)
         if len(head) < 24:
-            raise ImageError("is damaged or cut off (an icon without its picture)")
+            raise ImageError("is damaged or cut off (an icon without its image)")
         width, height = struct.unpack(*((">II", head[16:]) if head.startswith(b"\x89PNG") else ("<ii", head[4:12])))
         check_memory(abs(width), abs(height), 8)
     file.seek(0)
@@ -373,7 +371,7 @@ def _find_deep_colours(image: ImageFile.ImageFile) -> str:
         depths = image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (1,))
         if len(depths) > 1 and max(depths) > 8 and image.tag_v2.get(TiffImagePlugin.PLANAR_CONFIGURATION) == 2:
             raise ImageError(
-                "has channels of 16 bits in planes of their own, which cannot be read: save them interleaved"
+                "stores its 16-bit channels in separate planes, which is not supported: save them interleaved"
             )
     if image.format not in ("PNG", "TIFF") or not image.tile:
         return ""
@@ -392,9 +390,7 @@ def _decode_deep(image: ImageFile.ImageFile, file: BinaryIO, colours: str) -> ND
     image.close()  # it was whole, and its memory is needed
     values = cv2.imdecode(content, cv2.IMREAD_UNCHANGED)
     if values is None or values.dtype != np.uint16 or values.ndim != 3:
-        raise ImageError(
-            "has channels of 16 bits that cannot be decoded: save it as PNG, or as TIFF without compression"
-        )
+        raise ImageError("has 16-bit channels that cannot be decoded: save it as PNG, or as TIFF without compression")
     values = lay_on_white(np.asarray(values))
     if turn != 1:
         upright = np.empty((values.shape[1], values.shape[0], 3) if turn >= 5 else values.shape, np.uint16)
@@ -484,7 +480,7 @@ def show(values: NDArray[Any]) -> tuple[NDArray[np.uint8], str | None]:
     seen, note = values, None
     if values.ndim == 3 and values.shape[2] != 3:
         channels = values.shape[2]
-        several = f"shown are channels 1 to 3 of {channels}" if channels > 3 else "shown is channel 1 of 2"
+        several = f"showing channels 1 to 3 of {channels}" if channels > 3 else "showing channel 1 of 2"
         seen, note = (values[..., :3] if channels > 3 else values[..., 0]), None if channels == 1 else several
     if seen.dtype == np.uint8:
         return to_8_bits(seen), note
@@ -497,7 +493,7 @@ def show(values: NDArray[Any]) -> tuple[NDArray[np.uint8], str | None]:
     if low == high or (low >= 0 and high - low >= full / 2):
         return to_8_bits(seen), note
     of = f" of {full}" if seen.dtype.name in FULL else ""
-    notes = filter(None, (note, f"shown from {low:.6g} to {high:.6g}{of}"))
+    notes = filter(None, (note, f"showing values from {low:.6g} to {high:.6g}{of}"))
     return to_8_bits(_stretch(seen, low, high, high)), "; ".join(notes)
 
 

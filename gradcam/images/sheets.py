@@ -21,8 +21,8 @@ LINE = 26  # a line's height
 BAR = 260  # the length of the colour bar
 INK, WHITE = (25, 25, 25), (255, 255, 255)
 LEGENDS = {  # what the ends of the colour bar mean, by whether the maps are signed
-    False: ("no evidence", "most, in each map by itself"),
-    True: ("most against it", "most for it, in each map by itself"),
+    False: ("no evidence", "strongest, per heatmap"),
+    True: ("evidence against", "evidence for, per heatmap"),
 }
 
 
@@ -45,7 +45,7 @@ def draw_panel(
     """Rows of pictures under the names of their columns, and a bar of the heatmaps' colours: RGB, uint8 (H,W,3). Each
     picture is scaled to `height` pixels; columns are as wide as the widest picture in them, or as their name. Raises
     `ImageError` for a height that is not a number of pixels."""
-    check_count(height, "height", "the height of each picture in pixels, 1 or more.", error=ImageError)
+    check_count(height, "height", "the height of each image in pixels, 1 or more.", error=ImageError)
     scaled = [[scale(picture, height) for picture in row.pictures] for row in rows]
     titles = [measure_text(name, NAME) for name in columns]
     widths = [max(title, *(row[column].shape[1] for row in scaled)) for column, title in enumerate(titles)]

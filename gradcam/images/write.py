@@ -22,14 +22,14 @@ SUFFIXES = (".npz", ".npy")
 
 
 def write_image(path: str | os.PathLike[str], image: Pixels) -> None:
-    """Write an RGB picture in the format of the path's suffix; JPEG and WebP at quality 95.
+    """Write an RGB image in the format of the path's suffix. JPEG and WebP have quality 95.
 
-    It is written under another name in the same folder and renamed, so that what has this name is always whole.
+    The file is written under a temporary name in the same folder and then renamed, so it is never incomplete.
 
     Parameters
     ----------
     path : str or path
-        The file, ending in ``.png``, ``.jpg``, ``.jpeg``, ``.webp``, ``.bmp``, ``.tif`` or ``.tiff``. Its folder has to
+        The file, ending in ``.png``, ``.jpg``, ``.jpeg``, ``.webp``, ``.bmp``, ``.tif`` or ``.tiff``. Its folder must
         exist.
     image : array (H,W,3)
         RGB, uint8.
@@ -37,7 +37,8 @@ def write_image(path: str | os.PathLike[str], image: Pixels) -> None:
     Raises
     ------
     ImageError
-        For another suffix; for another array; and where the file cannot be written, which the message names.
+        If the suffix is not one of these, the array is invalid, or the file cannot be written. The message names the
+        file.
 
     Examples
     --------
@@ -51,7 +52,7 @@ def write_image(path: str | os.PathLike[str], image: Pixels) -> None:
     suffix = path.suffix.lower()
     if suffix not in WRITE_SUFFIXES:
         known = ", ".join(sorted(WRITE_SUFFIXES))
-        raise ImageError(f"{path}: pictures are written as {known}; choose one of these suffixes")
+        raise ImageError(f"{path}: the suffix is not supported; choose one of {known}")
     with blaming_writer(path):
         write_whole(path, encode_image(image, suffix))
 
@@ -83,7 +84,7 @@ def encode_image(image: Pixels, suffix: str, quality: int = 95) -> bytes:
         if encoded:
             return data.tobytes()
     # The sides of a WebP end at 16383 pixels, those of a JPEG at 65500.
-    raise ImageError(f"{image.shape[1]} x {image.shape[0]} pixels do not fit into this format: choose .png")
+    raise ImageError(f"{image.shape[1]} x {image.shape[0]} pixels are too large for this format: choose .png")
 
 
 def fit_view(picture: Pixels, longest: int) -> Pixels:
@@ -103,7 +104,7 @@ def check_pixels(image: Any) -> Pixels:
     is_array = isinstance(image, np.ndarray)
     if not is_array or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or image.size == 0:
         what = describe_array(image) if is_array else type(image).__name__
-        raise ImageError(f"The picture is {what}, expected an RGB array: uint8 (H,W,3) with values from 0 to 255.")
+        raise ImageError(f"The image is {what}, expected an RGB array: uint8 (H,W,3) with values from 0 to 255.")
     return image
 
 
@@ -113,7 +114,7 @@ def choose(i: int | None, k: int | None, shape: tuple[int, ...], what: str = "ma
     images, maps = shape[:2]
     if not (-images <= (i or 0) < images and -maps <= (k or 0) < maps):
         place = ", ".join(":" if it is None else str(it) for it in (i, k))
-        raise ImageError(f"There is no {what} [{place}]: there are {images} picture(s), with {maps} {what}(s) each.")
+        raise ImageError(f"There is no {what} [{place}]: there are {images} image(s), with {maps} {what}(s) each.")
     return list(range(images)) if i is None else [i], list(range(maps)) if k is None else [k]
 
 
@@ -136,7 +137,9 @@ def write_arrays(
         np.save(file, np.ascontiguousarray(first[rows[0], columns[0]]))
     else:
         count = len(rows) * len(columns)
-        raise ImageError(f"{path}: takes one map, and there are {count}: give i and k, or save all of them as .npz")
+        raise ImageError(
+            f"{path}: .npy stores one map, but there are {count}: give i and k, or save all of them as .npz"
+        )
     with blaming_writer(path):
         write_whole(path, file.getvalue())
 
@@ -145,6 +148,6 @@ def check_suffix(path: str | os.PathLike[str]) -> str:
     """The suffix of a path that a result is saved to. Raises `ImageError` for one that is not written."""
     suffix = to_path(path).suffix.lower()
     if suffix not in (*SUFFIXES, *WRITE_SUFFIXES):
-        expected = f"the suffix of a picture ({', '.join(sorted(WRITE_SUFFIXES))}), or .npz or .npy for the values"
+        expected = f"an image suffix ({', '.join(sorted(WRITE_SUFFIXES))}), or .npz or .npy for the values"
         raise ImageError(f"{to_path(path)}: expected {expected}")
     return suffix

@@ -1,4 +1,4 @@
-"""Looking inside a network: what its layers give, what comes back to them, and changing that; hooks that leave no trace.
+"""Inspect a model: record and edit its activations and gradients, with hooks that leave no trace.
 
 features = gradcam.inspection.features(model, images, ["layer4", "avgpool"])
 

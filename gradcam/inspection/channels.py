@@ -18,10 +18,10 @@ from gradcam.layers.layout import to_reshape
 
 
 def activations(model: nn.Module, images: Any, layers: Layers, *, reshape: Any = None) -> dict[str, Tensor]:
-    """Compute what layers give for images, as grids: a channel's map lies on the picture.
+    """Compute the activations of layers as feature maps (N,C,h,w).
 
-    Tokens and channels-last maps are laid out as `gradcam.explain` does it; tokens before the grid, such as the class
-    token, are left out. The model is left as it was, and several threads may do this at once.
+    Tokens and channels-last maps are rearranged to a grid as in `gradcam.explain`; tokens before the grid, such as the
+    class token, are left out. The model is left unchanged, and several threads may call this at once.
 
     Parameters
     ----------
@@ -30,23 +30,24 @@ def activations(model: nn.Module, images: Any, layers: Layers, *, reshape: Any =
     images : Tensor (N,C,H,W) or (N,C,D,H,W), tuple or dict
         As in `gradcam.explain`.
     layers : str, nn.Module, or a sequence of them
-        Dotted names, patterns such as `layer*.conv1`, and modules. Of a pattern those layers are taken that have a
-        grid; of a layer that runs several times the first run.
+        Dotted names, patterns such as `layer*.conv1`, and modules. A pattern selects the layers that have a grid. If a layer
+        runs several times, its first run is used.
     reshape : tuple, str or callable, default None
         As in `gradcam.explain`.
 
     Returns
     -------
     dict of str to Tensor (N,C,h,w)
-        By dotted name; of volumes (N,C,d,h,w). Values are the layer's own, in its precision and on its device,
+        The feature maps by dotted name; for volumes (N,C,d,h,w). They have the layer's precision and device, and are
         detached.
 
     Raises
     ------
     LayerError
-        As `features` does, and for a layer, or all of a pattern's, without a grid, such as a fully connected one.
+        As in `features`. Also if a layer has no grid, such as a fully connected layer, or if no layer that matches a
+        pattern has one.
     ImageError
-        Where there are no images (N,C,H,W) or (N,C,D,H,W).
+        If there are no images (N,C,H,W) or (N,C,D,H,W).
 
     Examples
     --------
@@ -72,7 +73,7 @@ def activations(model: nn.Module, images: Any, layers: Layers, *, reshape: Any =
     for layer in wanted:
         failed = [lay_out(name, module) for name, module in select_layers(model, layer).items() if name in found]
         if all(failed):  # of a pattern those without a grid are left out
-            raise LayerError(f"{failed[0]} `gradcam inspect features` takes whatever it gives.")
+            raise LayerError(f"{failed[0]} `gradcam inspect features` accepts any output.")
     return grids
 
 
@@ -101,10 +102,10 @@ def take_maps(given: Any, image: int, name: str) -> NDArray[np.float64]:
         given = (given.double() if given.is_floating_point() else given).numpy()  # NumPy has no bfloat16
     if given.ndim == 5:
         middle = given.shape[2] // 2
-        raise ImageError(f"{what} of volumes, {given.shape}: give a slice of them, such as tensor[:, :, {middle}].")
+        raise ImageError(f"{what} volumes {given.shape}: pass a slice of them, such as tensor[:, :, {middle}].")
     if given.ndim not in (3, 4) or given.size == 0 or given.dtype.kind != "f":
         raise ImageError(f"{what} {given.dtype} {given.shape}, expected floats (C,h,w) or (N,C,h,w).")
     maps = given if given.ndim == 4 else given[None]
     if isinstance(image, bool) or not isinstance(image, int) or not 0 <= image < len(maps):
-        raise ImageError(f"There is no image {shorten(image)}: there are {len(maps)}, and the first is 0.")
+        raise ImageError(f"There is no image {shorten(image)}: there are {len(maps)}, counted from 0.")
     return np.asarray(maps[image], np.float64)

@@ -29,21 +29,20 @@ REFUSALS = ("refers to a single memory location", "in-place operation")
 
 
 class Edit:
-    """The handle of an edit of gradients, which is there from the call that made it until `remove()`.
+    """The handle of a gradient edit, which is active from its creation until `remove()`.
 
-    As a context manager it is removed at the end. Where that end is clean (no error under way), it raises `LayerError`
-    for a layer that never ran although the model did, and `GradientError` for one at which no gradient can ever have
-    come; of a pattern's layers one is enough. An edit that is only dropped stays, like the handles of PyTorch's own
-    hooks.
+    As a context manager, it removes the edit at the end. If the context ends without an error, it raises `LayerError`
+    if a layer never ran although the model did, and `GradientError` if a layer can have no gradient. A pattern needs
+    only one valid layer. Deleting the handle does not remove the edit, as with PyTorch's own hooks.
 
     Parameters
     ----------
     hooks : Hooks
-        What does it.
+        The hooks of the edit.
     places : sequence of str
-        Where.
+        The names of the edited places.
     run_check : RunCheck, default None
-        What is asked at the end.
+        The checks at the end of the context.
 
     Examples
     --------
@@ -63,11 +62,11 @@ class Edit:
 
     @property
     def is_active(self) -> bool:
-        """Whether it still changes gradients."""
+        """True until the edit is removed."""
         return self._is_active
 
     def remove(self) -> None:
-        """Change no gradient from now on, in passes whose forward part is over neither. A second time does nothing."""
+        """Stop editing gradients, including those of forward passes that have already run. Calling it again does nothing."""
         self._is_active = False
         self._hooks.__exit__()
 
@@ -94,39 +93,40 @@ def edit_gradients(
     layers: Layers | None = None,
     parameters: str | Sequence[str] | None = None,
 ) -> Edit:
-    """Let a function change gradients in the backward pass: what it returns replaces the gradient and flows on.
+    """Let a function change gradients in the backward pass: its result replaces the gradient for all earlier layers.
 
-    The edit is there at once; `Edit.remove()` or the end of a `with` takes it back. Several edits of one place run in
-    the order of their registration, and a recorder of that layer sees what they made.
+    The edit is active immediately, until `Edit.remove()` or the end of a `with` block. Several edits at one place run
+    in the order of their registration. A recorder of an edited layer records the edited gradient.
 
     Parameters
     ----------
     where : Tensor or nn.Module
         A tensor that requires gradients, or a model together with `layers` or `parameters`.
     function : callable
-        From a gradient to a new tensor of the same shape, dtype, layout and device, or None to leave it. Sparse ones
-        come sparse. With `create_graph=True` it is differentiated, too.
+        A function that takes a gradient and returns a new tensor of the same shape, dtype, layout and device, or None
+        to leave the gradient unchanged. Sparse gradients stay sparse. With `create_graph=True`, autograd also
+        differentiates the function.
     layers : str, nn.Module, or a sequence of them, default None
-        At whose outputs (the first floating tensor of several) the gradient is edited, in every pass that this thread
-        makes from now on. Names, patterns and modules.
+        The layers whose output gradient is edited, in all later passes of this thread: names, patterns and modules. If
+        a layer returns several tensors, the gradient of the first floating-point tensor is edited.
     parameters : str or sequence of str, default None
-        Names and patterns of parameters, whose gradient is edited once in each backward pass, before it is added to
-        ``.grad``.
+        The names and patterns of the parameters whose gradient is edited: once in each backward pass, before it is
+        added to ``.grad``.
 
     Returns
     -------
     Edit
-        A handle, and a context.
+        A handle and context manager.
 
     Raises
     ------
     GradientError
-        For places to which no gradient comes. The backward pass raises it where what the function returns cannot take
-        the gradient's place, and where it changed the gradient in place (what is written through ``.data`` is not seen).
+        If no gradient reaches a place. In the backward pass: if the function's result does not match the gradient, or the
+        function changed the gradient in place (changes through ``.data`` are not detected).
     LayerError
-        For layers and parameters that do not exist. The forward pass raises it where a layer gives no floating tensor.
+        If a layer or parameter does not exist. In the forward pass: if a layer returns no floating-point tensor.
     ModelError
-        For layers of compiled models.
+        If the layers belong to a compiled model.
 
     Examples
     --------
@@ -142,19 +142,17 @@ def edit_gradients(
         raise refuse(function, "The edit", "a function from a gradient to a gradient or None.", GradientError)
     if isinstance(where, Tensor):
         if layers is not None or parameters is not None:
-            raise GradientError("A single tensor has no layers and no parameters: pass the model, or leave them out.")
+            raise GradientError("A single tensor has no layers or parameters: pass the model, or leave both out.")
         refuse_vmap(where)
         place = f"the tensor {tuple(where.shape)}"
         if not where.requires_grad:
             raise GradientError(
-                f"No gradient comes to {place}: call requires_grad_() on it, or on what it is made from, before it is made."
+                f"No gradient reaches {place}: call requires_grad_() on it, or on its inputs before you compute it."
             )
         return _edit_tensors({place: where}, [place], function)
     model = unwrap(where)
     if (layers is None) == (parameters is None):
-        raise GradientError(
-            "Say where in the model gradients are edited: layers='layer*.conv1' or parameters='fc*.bias', one of the two."
-        )
+        raise GradientError("Choose the gradients to edit with either layers='layer*.conv1' or parameters='fc*.bias'.")
     if parameters is not None:
         chosen = selection.select_parameters(model, parameters)
         places = [f"parameter {join_names([name])}" for name in chosen]
@@ -210,19 +208,19 @@ def replace_gradient(place: str, function: GradientHook, gradient: Tensor) -> Te
         refusal = error
     if refusal is not None or version_of(gradient) != before:
         raise GradientError(
-            f"The edit at {place} changed the gradient in place, which may be that of other tensors too: return a new "
-            "tensor, such as gradient * 2 in place of gradient.mul_(2)."
+            f"The edit at {place} changed the gradient in place, which other tensors may share: return a new tensor, such "
+            "as gradient * 2 instead of gradient.mul_(2)."
         ) from refusal
     if replacement is None:
         return None
     if not isinstance(replacement, Tensor):
         raise GradientError(
-            f"The edit at {place} returned {shorten(replacement)}, expected a tensor: {_describe(gradient)}; or None, which "
-            "leaves the gradient as it is."
+            f"The edit at {place} returned {shorten(replacement)}, expected a tensor {_describe(gradient)}, or None to "
+            "leave the gradient unchanged."
         )
     if _describe(replacement) != _describe(gradient):
         raise GradientError(
-            f"The edit at {place} returned {_describe(replacement)}, expected what came in: {_describe(gradient)}."
+            f"The edit at {place} returned {_describe(replacement)}, expected the gradient's {_describe(gradient)}."
         )
     return replacement
 
@@ -235,34 +233,34 @@ def _describe(tensor: Tensor) -> str:
 def clip_gradients(
     model: nn.Module, limit: float, *, norm: float | None = None, parameters: str | Sequence[str] = "*"
 ) -> Edit:
-    """Keep the gradient of each parameter within a limit, before it is added to ``.grad``.
+    """Clip the gradient of each parameter, before it is added to ``.grad``.
 
-    Each parameter is clipped by itself, while the backward pass runs. (To scale all together, call
-    ``torch.nn.utils.clip_grad_norm_`` after it.) Where gradients are accumulated, it is what each backward pass adds
-    that is clipped, not the sum. NaN stays NaN, of a norm the whole gradient's; an infinite gradient has no direction,
-    and scaled is NaN where it is infinite.
+    Each parameter is clipped separately, during the backward pass. (To scale all gradients together, call
+    ``torch.nn.utils.clip_grad_norm_`` after it.) With gradient accumulation, the gradient of each backward pass is
+    clipped, not their sum. NaN stays NaN; with a norm, one NaN makes the whole gradient NaN, and infinite values become
+    NaN.
 
     Parameters
     ----------
     model : nn.Module
-        The model that is trained.
+        The model in training.
     limit : float
         A positive number.
     norm : float, default None
-        None clamps every value to [-limit, limit]. p, such as 2.0 or math.inf, scales a gradient whose p-norm is
-        greater than the limit to that norm.
+        None clamps every value to [-limit, limit]. A number p, such as 2.0 or math.inf, scales each gradient whose
+        p-norm exceeds `limit` down to that p-norm.
     parameters : str or sequence of str, default "*"
-        Names and patterns; those that require no gradient are passed over.
+        Names and patterns; parameters that require no gradient are skipped.
 
     Returns
     -------
     Edit
-        Its `remove()`, or the end of a `with`, takes it back.
+        Call its `remove()`, or end its `with` context, to stop clipping.
 
     Raises
     ------
     GradientError
-        For a limit or a norm that is no positive number (a norm may be infinite), and as `edit_gradients` does.
+        If the limit or the norm is not positive. (A norm may be infinite.) Also as in `edit_gradients`.
 
     Examples
     --------

@@ -20,40 +20,39 @@ from gradcam.layers.find import unwrap
 
 
 def features(model: nn.Module, images: Any, layers: Layers) -> dict[str, Tensor]:
-    """Extract what layers give for images; the forward pass ends once the last of them is there.
+    """Extract the outputs of layers; the forward pass stops after the last requested layer.
 
-    A tensor is as it left the layer, in its precision and on its device, detached, and nobody else's: the model's later
-    operations in place do not change it. The model runs in evaluation mode, eagerly, without gradients, and is left as
-    it was. What comes behind the last layer does not run, nor do hooks on the modules around it; where one of those has
-    to run whatever happens (`always_call=True`, accelerate's), the pass is not cut short. Several threads may do this
-    at once.
+    Tensors have the layer's precision and device, detached, and later in-place operations of the model do not change
+    them. The model runs in evaluation mode, eagerly, without gradients, and is left unchanged. Layers after the last
+    requested one do not run, nor do forward hooks on the modules that contain it. If one of those hooks has to run
+    (`always_call=True`, as in accelerate), the whole forward pass runs. Several threads may call this at once.
 
     Parameters
     ----------
     model : nn.Module
         Any model.
     images : Tensor, tuple or dict
-        Whatever the model takes, where the model is. A tuple is passed as positional arguments, a dict as keyword
-        arguments.
+        The model's input, on the model's device. A tuple is passed as positional arguments, a dict as keyword arguments.
     layers : str, nn.Module, or a sequence of them
-        Dotted names, patterns such as `layer*.conv1`, and modules. Of a pattern those are left out that do not run or
-        give no floating tensor.
+        Dotted names, patterns such as `layer*.conv1`, and modules. A pattern skips layers that do not run or return no
+        floating-point tensor.
 
     Returns
     -------
     dict of str to Tensor
-        By dotted name, in the order that was asked for; a pattern's in the model's order. Of a layer that gives several
-        tensors the first floating one, and of one that runs several times what its first run gives.
+        The outputs by dotted name, in the requested order. Layers that match a pattern are in the model's order. If a
+        layer returns several tensors, the first floating-point one is used. If a layer runs several times, the output
+        of its first run is used.
 
     Raises
     ------
     LayerError
-        For a layer that does not exist, with the nearest, for one that does not run or gives no floating tensor, and
-        for a pattern that fits none or none that does.
+        If a layer does not exist (the message lists similar names), does not run, or returns no floating-point tensor.
+        Also if a pattern matches no layer that runs and returns one.
     ModelError
-        For what is no module.
+        If `model` is not a module.
     ImageError
-        For images without a tensor. Errors of the model itself come through as they are.
+        If `images` contains no tensor. Errors of the model itself are passed on unchanged.
 
     Examples
     --------
@@ -126,8 +125,8 @@ class _Extraction:
             if ran := [name for name in group if name in self._found]:
                 raise no_floating_tensor(ran[:3])
             raise LayerError(
-                f"Layer {join_names(list(group)[:3])} did not run in the forward pass: choose one on the way from the input "
-                "to the output. (Hooks are skipped in modules whose forward() is called directly.)"
+                f"Layer {join_names(list(group)[:3])} did not run in the forward pass: choose one on the path from the "
+                "input to the output. (Hooks are skipped in modules whose forward() is called directly.)"
             )
         return found
 

@@ -41,20 +41,20 @@ Measured = tuple[int, Tensor]  # how many values, and the numbers of `measure`
 
 @dataclass(frozen=True, eq=False)
 class GradientFlow:
-    """The gradients of a score at each layer of a network, in order of execution.
+    """The gradients of a score at each layer of a model, in order of execution.
 
     Attributes
     ----------
     layers : tuple of LayerGradients
-        The first to finish first.
+        In the order in which the layers finish.
     reference : float
-        The norm of the gradient at the model's output, which verdicts compare with.
+        The norm of the gradient at the model's output. Verdicts compare the layers' gradients with it.
     model : str
         The model's class.
     classes : Tensor (N,K) or None
-        int64; None where the target was a function.
+        int64; None if the target was a function.
     scores : Tensor (N,K)
-        Of whose sum these are the gradients, float32.
+        The scores, float32. The gradients are those of their sum.
 
     Examples
     --------
@@ -78,7 +78,7 @@ class GradientFlow:
         return f"{type(self).__name__}({self.model}, {size}, {told})"
 
     def rows(self) -> list[dict[str, Any]]:
-        """List a flat dict for each layer's output and each of its parameters, as `pandas.DataFrame` takes them."""
+        """List one flat dict per layer output and parameter, for `pandas.DataFrame`."""
         return [row for layer in self.layers for row in layer.rows()]
 
 
@@ -89,17 +89,18 @@ class LayerGradients:
     Attributes
     ----------
     name : str
-        Dotted, "" for the model itself.
+        Its dotted name, "" for the model itself.
     type : str
         The layer's class.
     runs : int
-        How often it ran; 0 where only its parameters were used.
+        How often it ran; 0 if only its parameters were used.
     activations : Statistics or None
-        Of the gradient at its output, the first floating tensor of several, over all runs together.
+        The gradient at its output, over all runs together. If it returns several tensors, the first floating-point one
+        is used.
     parameters : tuple of ParameterGradient
-        Its own, without those of its parts.
+        Its own parameters, without those of its submodules.
     verdict : str or None
-        What is conspicuous.
+        A problem such as "vanishing"; None if there is none.
 
     Examples
     --------
@@ -120,12 +121,12 @@ class LayerGradients:
 
     @property
     def parameters_norm(self) -> float:
-        """The norm of the gradients at all of its parameters together; NaN without any."""
+        """The norm of the gradients of all its parameters together; NaN if it has none."""
         norms = [it.gradient.norm for it in self.parameters if it.gradient is not None]
         return math.hypot(*norms) if norms else math.nan
 
     def rows(self) -> list[dict[str, Any]]:
-        """List a flat dict for the output and for each parameter: which it is, its statistics, its ratio, the verdict."""
+        """List one flat dict for the output and for each parameter: its name, statistics, ratio and verdict."""
         found: list[tuple[str, Statistics | None, float | None]]
         found = [("output", self.activations, None)] if self.runs else []
         found += [(it.name, it.gradient, it.ratio) for it in self.parameters]
@@ -145,16 +146,16 @@ class LayerGradients:
 
 @dataclass(frozen=True)
 class ParameterGradient:
-    """The gradient at one of a layer's own parameters.
+    """The gradient of one of a layer's own parameters.
 
     Attributes
     ----------
     name : str
-        In its layer, such as "weight".
+        Its name in the layer, such as "weight".
     norm : float
-        The parameter's own.
+        The norm of the parameter itself.
     gradient : Statistics or None
-        None where the score does not depend on it.
+        None if the score does not depend on it.
 
     Examples
     --------
@@ -172,35 +173,35 @@ class ParameterGradient:
 
     @property
     def ratio(self) -> float | None:
-        """The gradient's norm over the parameter's own; None without a gradient, and of a parameter of zeros."""
+        """The gradient's norm divided by the parameter's norm; None without a gradient, and for a parameter of zeros."""
         return None if self.gradient is None or self.norm == 0 else self.gradient.norm / self.norm
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """A tensor's values in a few numbers.
+    """Summary statistics of a tensor.
 
-    Of an empty tensor norm and largest are 0, and what is a mean of no values is NaN. Where there are NaN or infinite
-    values, the other numbers are what arithmetic makes of them.
+    For an empty tensor, norm and largest are 0, and means are NaN. With NaN or infinite values, the other numbers follow
+    floating-point arithmetic.
 
     Attributes
     ----------
     count : int
-        How many values.
+        The number of values.
     norm : float
-        The Euclidean one.
+        The Euclidean norm.
     mean : float
-        Of all values.
+        The mean.
     std : float
-        The deviation with count - 1, 0 of one value.
+        The standard deviation with count - 1; 0 for one value.
     zeros : float
-        The share of values that are exactly zero, in [0,1].
+        The fraction of values that are exactly zero, in [0,1].
     largest : float
-        The greatest absolute value.
+        The largest absolute value.
     nans : int
-        How many are NaN.
+        The number of NaN values.
     infinities : int
-        How many are infinite.
+        The number of infinite values.
 
     Examples
     --------
@@ -223,17 +224,17 @@ class Statistics:
 
     @property
     def is_finite(self) -> bool:
-        """Whether every value is a number, and none infinite."""
+        """True if no value is NaN or infinite."""
         return not self.nans and not self.infinities
 
 
 def gradients(model: nn.Module, images: Any, *, target: Any = None, layers: Layers | None = None) -> GradientFlow:
-    """Measure a score's gradients with respect to what each layer gives, and to its parameters.
+    """Measure the gradients of a score at each layer's output and parameters.
 
-    The gradient is that of the sum of all scores (N,K): for one image and one class, of that class's logit. Frozen
-    parameters have their gradients as well, except where TorchScript or a custom `autograd.Function` is given one. In
-    float16 gradients are scaled on their way, so that small ones are not lost. The model is run in evaluation mode,
-    eagerly, and left as it was, ``.grad`` included; several threads may do so at once.
+    The gradient is that of the sum of all scores (N,K). For one image and one class, this is the gradient of the
+    class's logit. Frozen parameters have gradients, too, except in TorchScript or in a custom `autograd.Function`. In
+    float16, gradients are scaled during the backward pass, so that small ones are not lost. The model runs in
+    evaluation mode, eagerly, and is left unchanged, ``.grad`` included. Several threads may call this at once.
 
     Parameters
     ----------
@@ -244,23 +245,23 @@ def gradients(model: nn.Module, images: Any, *, target: Any = None, layers: Laye
     target : Any, default None
         As in `gradcam.explain`.
     layers : str, nn.Module, or a sequence of them, default None
-        Names, patterns (`layer*.conv1`) and modules. None takes all that ran and have no parts, or have parameters of
-        their own, without those that hand on their input as it came.
+        Names, patterns (`layer*.conv1`) and modules. None selects all layers that ran and either have no submodules or
+        have their own parameters. Layers that return their input unchanged are left out.
 
     Returns
     -------
     GradientFlow
-        A row for each layer, of all of its runs together, with a verdict on what is conspicuous.
+        One entry per layer, over all of its runs together, with a verdict on problems.
 
     Raises
     ------
     LayerError
-        For a layer that does not exist, never runs, or gives no floating tensor, and where a pattern fits none that
-        does.
+        If a layer does not exist, never runs, or returns no floating-point tensor. Also if a pattern matches no layer
+        that runs and returns one.
     ModelError
-        Where no recorded operation leads to the score.
+        If no recorded operation leads to the score.
     GradcamError
-        As `gradcam.explain` does.
+        As in `gradcam.explain`.
 
     Examples
     --------
@@ -289,9 +290,8 @@ def gradients(model: nn.Module, images: Any, *, target: Any = None, layers: Laye
         if not scored.values.requires_grad:
             raise ModelError(
                 "The score does not depend on the images or on any parameter: no recorded operation leads from them to it. "
-                "The model switches recording off (torch.no_grad in a forward method), detaches a value, or passes through "
-                "an operation without a derivative (argmax, rounding, 8-bit layers): take that away, or choose another "
-                "score."
+                "The model switches recording off (torch.no_grad in a forward method), detaches a value, or uses an "
+                "operation without a derivative (argmax, rounding, 8-bit layers): remove it, or choose another score."
             )
         device = scored.values.device.type
         is_scaled = caller_autocast(device) == torch.float16 or has_float16((given.args, given.kwargs, output), modules)
@@ -315,12 +315,12 @@ def _names(model: nn.Module, layers: Layers | None, seen: Observation) -> list[s
         chosen = list(select_layers(model, each))
         if not seen.order.keys() & chosen:
             raise LayerError(
-                f"Layer {join_names(chosen[:3])} did not run: choose a layer on the way from the input to the score. "
+                f"Layer {join_names(chosen[:3])} did not run: choose a layer on the path from the input to the score. "
                 "(Hooks are skipped in modules whose forward() is called directly.)"
             )
         if seen.silent.issuperset(seen.order.keys() & chosen):
             raise LayerError(
-                f"Layer {join_names(chosen[:3])} gave no floating-point tensor: choose a layer whose output is one."
+                f"Layer {join_names(chosen[:3])} returned no floating-point tensor: choose a layer whose output is one."
             )
     return [name for name in seen.order if name not in seen.silent]
 

@@ -30,16 +30,16 @@ MOST_DECADES = 36  # of the axis on either side of the reference
 def draw_gradients(flow: GradientFlow, *, title: str | None = None) -> Pixels:
     """Plot the norm of each layer's gradient, from the first layer to run to the last.
 
-    The line is of the gradients at the layers' outputs, the rings are of those at their parameters, all of a layer's
-    together. The axis is logarithmic; where a layer counts as vanishing or exploding, its background has a colour.
-    Gradients that are exactly zero, or none, are marked at the bottom, NaN and infinite ones at the top.
+    The line shows the gradient at each layer's output. A ring shows the gradients of all parameters of a layer
+    together. The axis is logarithmic; ranges of vanishing and exploding gradients have a coloured background. Zero or
+    missing gradients are marked at the bottom, NaN and infinite ones at the top.
 
     Parameters
     ----------
     flow : GradientFlow
-        What `inspection.gradients` gave.
+        The result of `inspection.gradients`.
     title : str, default None
-        In place of the model's class and the scores.
+        The title; None for the model's class and the scores.
 
     Returns
     -------
@@ -49,7 +49,7 @@ def draw_gradients(flow: GradientFlow, *, title: str | None = None) -> Pixels:
     Raises
     ------
     GradcamError
-        Where matplotlib is missing (`gradcam-torch[plots]`), and for what is no `GradientFlow` or one without layers.
+        If matplotlib is missing (`gradcam-torch[plots]`), or if `flow` is not a `GradientFlow` with layers.
 
     Examples
     --------
@@ -59,7 +59,7 @@ def draw_gradients(flow: GradientFlow, *, title: str | None = None) -> Pixels:
     >>> gradcam.write_image("gradients.png", gradcam.inspection.draw_gradients(flow))
     """
     if not isinstance(flow, GradientFlow) or not flow.layers:
-        raise refuse(flow, "The flow", "what inspection.gradients() gives, of a layer or more.")
+        raise refuse(flow, "The flow", "the result of inspection.gradients(), with at least one layer.")
     figure, axes = _new_axes(flow.layers)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
@@ -102,7 +102,7 @@ def _new_axes(layers: Sequence[LayerGradients]) -> tuple[Figure, Axes]:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise GradcamError(
-            'Drawing gradients needs matplotlib: pip install "gradcam-torch[plots]". The numbers need nothing.'
+            'Drawing gradients needs matplotlib: pip install "gradcam-torch[plots]". The numbers need no extra package.'
         ) from error
     width = min(MOST_INCHES, max(LEAST_INCHES, 1.5 + INCHES * len(layers)))
     height = HEIGHT + INCHES_OF_LETTER * max(len(_shorten(layer)) for layer in layers)

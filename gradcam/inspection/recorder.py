@@ -35,47 +35,47 @@ def record(
 def record(
     model: nn.Module, layers: Layers, *, keep: str = "statistics", every: int = 1, last: int | None = None
 ) -> Recorder[Any]:
-    """Record activations and gradients of layers in a context through which the model is trained as ever.
+    """Record activations and gradients of layers during training, in a context.
 
-    A step is one run of the model's own forward, in the thread that entered. A run under `torch.no_grad()` is a step
-    too, which has activations alone; what gradcam itself runs is none. A gradient belongs to the run that it is the
-    gradient of, whenever it comes while the context is open; of several backward passes through one run, the last one's
-    is kept. It is as large as it came: with a GradScaler or gradient accumulation, scaled as the loss is. Nothing about
-    the training changes: losses and parameters are the same to the bit.
+    A step is one run of the model's own forward, in the thread that entered the context. A run under `torch.no_grad()`
+    is a step with activations only; runs by gradcam itself are not steps. A gradient is stored with the step whose
+    forward pass it belongs to, even if later steps have already run. If there are several backward passes through one
+    step, the last gradient is stored. If the loss is scaled, by a GradScaler or for gradient accumulation, recorded
+    gradients are scaled as well. Training does not change: losses and parameters are identical to the bit.
 
     Parameters
     ----------
     model : nn.Module
-        The model that is trained.
+        The model in training.
     layers : str, nn.Module, or a sequence of them
         Dotted names, patterns such as `layer*.conv1`, and modules.
     keep : str, default "statistics"
-        "statistics" stay on the device unread, so that no step waits for a GPU: seven numbers for each. "device" keeps
-        snapshots of the tensors where they are, "cpu" copies them, which waits for the GPU.
+        "statistics" keeps seven numbers per tensor on the device, so that no step waits for a GPU. "device" keeps copies of
+        the tensors on their device; "cpu" copies them to the CPU, which waits for the GPU.
     every : int, default 1
         Steps 0, `every`, 2 * `every` and so on are recorded.
     last : int, default None
-        Keep no more than so many recorded steps, the latest; None keeps all.
+        Keep only this many of the latest recorded steps; None keeps all.
 
     Returns
     -------
     Recorder
-        A context; `activations` and `gradients` of the latest step by layer, `rows()` of all for pandas.
+        A context manager with the `activations` and `gradients` of the latest step by layer, and `rows()` for pandas.
 
     Raises
     ------
     LayerError
-        For a layer that does not exist, or a pattern that fits none; at the end, without another error under way, where
-        one never ran although the model did; and where one gives no floating tensor.
+        If a layer does not exist, no layer matches a pattern, or a layer returns no floating-point tensor. Also at the
+        end of a context without an error, if a layer never ran although the model did.
     ModelError
-        For a compiled model, for one under torch.func, and at the end where all ran inside a function compiled before.
+        If the model is compiled or runs under torch.func. Also at the end, if all runs were inside a compiled function.
     GradcamError
-        For a wrong `keep`, `every` or `last`.
+        If `keep`, `every` or `last` is invalid.
 
     Notes
     -----
-    Gradients are those of the tensor, all that uses it together, as `retain_grad()` shows them: where a layer gives
-    back its input, or a block what its last part gave, both have the same.
+    A gradient covers all uses of the output tensor, as with `retain_grad()`. If a layer returns its input, or a block
+    returns the output of its last submodule, both have the same gradient.
 
     Examples
     --------
@@ -95,7 +95,7 @@ def record(
 
 
 class Recorder(Generic[Value]):
-    """What `record` gives. It may be entered again after its end, and then goes on counting.
+    """The result of `record`. You can enter its context again after it has ended; step numbers then continue.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ class Recorder(Generic[Value]):
     def __enter__(self) -> Recorder[Value]:
         if self._hooks is not None:
             raise GradcamError(
-                "This recorder is open already: leave its context first, or call record() for another one."
+                "This recorder is already open: leave its context first, or call record() for another one."
             )
         refuse_compiled(self._model)
         self._current = None
@@ -160,11 +160,11 @@ class Recorder(Generic[Value]):
 
     @property
     def steps(self) -> list[int]:
-        """The numbers of the steps that are recorded, the latest last."""
+        """The numbers of the recorded steps, the latest last."""
         return [step.number for step in self._steps]
 
     def at(self, step: int) -> Step[Value]:
-        """Take a recorded step.
+        """Return a recorded step.
 
         Parameters
         ----------
@@ -179,28 +179,29 @@ class Recorder(Generic[Value]):
         Raises
         ------
         LayerError
-            For one that is not recorded.
+            If the step is not recorded.
         """
         if (found := next((it for it in self._steps if it.number == step), None)) is not None:
             return found
-        known = f"there are {shorten(self.steps)}" if self._steps else "there is none"
+        known = f"the recorded steps are {shorten(self.steps)}" if self._steps else "no step is recorded"
         raise LayerError(f"Step {shorten(step)} is not recorded: {known}.")
 
     @property
     def activations(self) -> Readings[Value]:
-        """What the layers gave in the latest recorded step, by name."""
+        """The layers' outputs in the latest recorded step, by name."""
         return self._latest().activations
 
     @property
     def gradients(self) -> Readings[Value]:
-        """The gradients with respect to what the layers gave in the latest recorded step, by name."""
+        """The gradients at the layers' outputs in the latest recorded step, by name."""
         return self._latest().gradients
 
     def rows(self) -> list[dict[str, Any]]:
         """List statistics of all recorded steps as flat dicts, for pandas or a CSV file.
 
-        Keys: step, layer, run (of the layer in this step, from 0), kind ("activation" or "gradient"), and the fields of
-        `Statistics`. In order of the steps; within one the activations first, in order of execution.
+        The keys are step, layer, run (the layer's run in this step, from 0), kind ("activation" or "gradient"), and the
+        fields of `Statistics`. Rows are in the order of the steps. Within a step, activations come first, in order of
+        execution.
         """
         fetch(step.store for step in self._steps)
         return [row for step in self._steps for row in step.rows()]
@@ -208,8 +209,8 @@ class Recorder(Generic[Value]):
     def _latest(self) -> Step[Value]:
         if not self._steps:
             raise LayerError(
-                "No step is recorded yet: a step is a run of the recorded model itself, model(images), in the thread that "
-                "entered the context, and not as part of a compiled function."
+                "No step is recorded yet: run the recorded model itself, model(images), in the thread that entered the "
+                "context, and not as part of a compiled function."
             )
         return self._steps[-1]
 
@@ -252,13 +253,13 @@ class Step(Generic[Value]):
     Attributes
     ----------
     number : int
-        Counted from 0, with the runs that were not recorded.
+        Counted from 0, including runs that were not recorded.
     layers : sequence of str
-        The names of all that are recorded.
+        The names of all recorded layers.
     is_differentiable : bool
-        Whether the model ran with gradients.
+        True if the model ran with gradients.
     store : RecordStore
-        What was recorded.
+        The recorded values.
     runs : Counter of str
         How often each layer ran.
 
@@ -282,16 +283,16 @@ class Step(Generic[Value]):
 
     @property
     def activations(self) -> Readings[Value]:
-        """What the layers gave, by name."""
+        """The layers' outputs, by name."""
         return Readings(self.store.read(), ACTIVATION, self)
 
     @property
     def gradients(self) -> Readings[Value]:
-        """The gradients with respect to what the layers gave, by name."""
+        """The gradients at the layers' outputs, by name."""
         return Readings(self.store.read(), GRADIENT, self)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """List its statistics, as `Recorder.rows` does."""
+        """List the step's statistics, as in `Recorder.rows`."""
         for key, value in sorted(self.store.read().items(), key=lambda item: item[0].kind == GRADIENT):
             found = value if isinstance(value, Statistics) else to_statistics(value.numel(), measure(value))
             yield {"step": self.number, **key._asdict(), **asdict(found)}
@@ -318,11 +319,13 @@ class Readings(Mapping["str | tuple[str, int]", Value]):
             ran = f"Layer '{key.layer}' ran {runs} times in step {number}"
             reason = f"{ran}: there is no run {key.run}, counted from 0."
         elif not step.is_differentiable:
-            reason = f"Step {number} was a pass without gradients (torch.no_grad() or alike): it has activations alone."
+            reason = (
+                f"Step {number} was a pass without gradients (torch.no_grad() or similar): it has activations only."
+            )
         else:
             reason = (
-                f"No gradient has come to layer '{key.layer}' in step {number}: call backward() inside the context. None "
-                "comes to a layer that the loss does not depend on, nor where neither it nor anything before it is trained."
+                f"No gradient reached layer '{key.layer}' in step {number}: call backward() inside the context. A layer "
+                "gets none if the loss does not depend on it, or if neither it nor any earlier layer is trained."
             )
         raise LayerError(reason)
 

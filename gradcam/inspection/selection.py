@@ -39,14 +39,14 @@ def select_layers(model: nn.Module, layers: Layers) -> dict[str, nn.Module]:
             outlet = find_layer(model, layer)
             if outlet.keys or outlet.run is not None:
                 raise LayerError(
-                    f"{shorten(layer)} names one tensor or run: name the layer alone, all runs are followed."
+                    f"{shorten(layer)} names one tensor or run: pass the layer's name alone, to cover all runs."
                 )
             found[outlet.name] = outlet.module
     scripted = [name for name, module in found.items() if isinstance(module, torch.jit.ScriptModule)]
     if scripted:
         raise LayerError(
-            f"Layer {join_names(scripted)} is a TorchScript module, which hooks cannot follow: "
-            "use the Python model that it was made from."
+            f"Layer {join_names(scripted)} is a TorchScript module, which hooks cannot follow: use the original Python "
+            "model."
         )
     return found
 
@@ -73,11 +73,11 @@ def select_parameters(model: nn.Module, parameters: str | Sequence[str]) -> dict
     found: dict[str, nn.Parameter] = {}
     for name in wanted:
         if not isinstance(name, str):
-            raise GradientError(f"{shorten(name)} is no parameter's name, such as 'fc.bias', nor a pattern.")
+            raise GradientError(f"The parameter is {shorten(name)}, expected a name such as 'fc.bias', or a pattern.")
         chosen = _fitting(name, known, "parameter")
         if not any(parameter.requires_grad for parameter in chosen.values()):
             raise GradientError(
-                f"No gradient comes to {join_names(list(chosen)[:3])}: call requires_grad_() on it, or choose others."
+                f"No gradient reaches {join_names(list(chosen)[:3])}: call requires_grad_() on it, or choose others."
             )
         found |= {key: parameter for key, parameter in chosen.items() if parameter.requires_grad}
     return found
@@ -95,7 +95,7 @@ def _fitting(pattern: str, known: Mapping[str, Value], what: str) -> dict[str, V
         offers = nearest(pattern.translate(str.maketrans("", "", "*?[]")), known)
         hint = f" Nearest: {join_names(offers)}." if offers else ""
         kind = LayerError if what == "layer" else GradientError
-        raise kind(f"No {what} fits {shorten(pattern)}.{hint}")
+        raise kind(f"No {what} matches {shorten(pattern)}.{hint}")
     return found
 
 
@@ -106,8 +106,8 @@ def refuse_compiled(model: nn.Module) -> None:
     if compiled:
         which = f"Its {join_names(compiled[:3])} is" if compiled[0] else "The model is"
         raise ModelError(
-            f"{which} compiled, and compiled code ignores hooks: run the model that was compiled (model._orig_mod, or one "
-            "without model.compile()) while you look inside it."
+            f"{which} compiled, and compiled code ignores hooks: to inspect it, run the uncompiled model (model._orig_mod, "
+            "or one without model.compile())."
         )
 
 
@@ -136,17 +136,17 @@ class RunCheck:
             if self._has_model_run and not names & self._ran:
                 which = _describe(layer, names, "never ran", "ever ran")
                 raise LayerError(
-                    f"{which}, although the model did: choose one that its forward calls as a module, layer(x), not one "
-                    "whose parts or parameters it uses by itself, or that runs in other threads."
+                    f"{which}, although the model did: choose a layer that its forward calls as a module, layer(x), in the "
+                    "same thread. Using only the layer's submodules or parameters does not run it."
                 )
 
     def require_gradients(self) -> None:
         for layer, names in self._wanted:
             if names & self._recorded and not names & self.differentiable:
-                which = _describe(layer, names, "gave nothing", "gave anything")
+                which = _describe(layer, names, "returned nothing", "returned anything")
                 raise GradientError(
-                    f"{which} that requires a gradient, so that none came to be edited: call requires_grad_() on the "
-                    "input, or on parameters up to there."
+                    f"{which} that requires a gradient, so there was no gradient to edit: call requires_grad_() on the "
+                    "input, or on parameters up to this layer."
                 )
 
 

@@ -48,35 +48,35 @@ def draw_activations(
     picture: PictureLike | None = None,
     title: str = "",
 ) -> Pixels:
-    """Draw activation maps: a block for each layer, and in it a cell for each channel.
+    """Draw feature maps as an image: a block per layer, and a cell per channel.
 
-    Layers without negative values have the colour map; those with are drawn in warm colours above zero and in cold ones
+    Layers without negative values use the colour map. Layers with negative values use warm colours above zero, cold colours
     below, and black at zero. NaN and infinity are magenta; channels with NaN come first.
 
     Parameters
     ----------
     activations : mapping of str to Tensor, Tensor or array
-        What `inspection.activations` gave, or any mapping from names to floats (C,h,w) or (N,C,h,w), or one of these.
+        The result of `inspection.activations`, any mapping from names to floats (C,h,w) or (N,C,h,w), or one such tensor.
     image : int, default 0
-        Which of N.
+        The number of the image in the batch.
     channels : int, default 64
-        How many of a layer at most.
+        The maximum number of channels per layer.
     columns : int, default 8
-        How many in a row.
+        The number of cells in a row.
     order : str, default "strongest"
-        "strongest" first, by the mean absolute activation, or by "index".
+        "strongest" sorts by the mean absolute activation, "index" by channel number.
     scale : str, default "channel"
-        Where the colours end: at each "channel"'s largest value, so that all show their structure, or at the largest of
-        the "layer", so that strong channels stand out. The largest is the 99th percentile of the absolute values that
-        are not zero.
+        The range of the colours: "channel" scales each channel to its own maximum, which shows its structure; "layer"
+        scales all channels to the maximum of the layer, so that strong channels stand out. The maximum is the 99th
+        percentile of the non-zero absolute values.
     size : int, default 112
-        Of a cell's longer side, in pixels; a smaller map is enlarged without blurring.
+        The longer side of a cell, in pixels; smaller maps are enlarged without blurring.
     colormap : str, default "inferno"
-        The name of one of OpenCV's colour maps.
+        The name of an OpenCV colour map.
     picture : picture, default None
-        What the network saw, as `gradcam.read_image` takes it, shown above the blocks.
+        The model's input image, in any form that `gradcam.read_image` takes, drawn above the blocks.
     title : str, default ""
-        Beside the picture.
+        The text beside that image.
 
     Returns
     -------
@@ -86,9 +86,9 @@ def draw_activations(
     Raises
     ------
     ImageError
-        For activations, a picture or a number of another form, and for what becomes too large.
+        If the activations, the image or a number is invalid, or if the result would be too large.
     GradcamError
-        For an unknown order, scale or colour map.
+        If the order, scale or colour map is unknown.
 
     Examples
     --------
@@ -100,13 +100,13 @@ def draw_activations(
     look = Look(channels=channels, columns=columns, order=order, scale=scale, size=size, colormap=colormap)
     named = activations if isinstance(activations, Mapping) else {"": activations}
     if not named:
-        raise ImageError("There are no activations: expected those of one layer at least.")
+        raise ImageError("There are no activations: expected those of at least one layer.")
     found = {str(name): take_maps(given, image, str(name)) for name, given in named.items()}
     cells = sum(min(channels, len(maps)) for maps in found.values())
     if cells * size**2 > MOST_PIXELS:
         raise ImageError(
-            f"{cells} cells of {size} x {size} pixels are more than the {MOST_PIXELS} pixels that are drawn at most: "
-            "choose fewer channels or layers, or smaller cells."
+            f"{cells} cells of {size} x {size} pixels exceed the limit of {MOST_PIXELS} pixels: choose fewer channels or "
+            "layers, or smaller cells."
         )
     head = _draw_head(title, None if picture is None else to_height(read_image(picture), size))
     blocks = [draw_block(name, maps, look) for name, maps in found.items()]

@@ -27,39 +27,38 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Call:
-    """One call of one module. What is counted of it counts its parts' calls too.
+    """One call of one module. Its counts include the calls of its submodules.
 
     Attributes
     ----------
     name : str
-        Dotted, "" for the model itself.
+        Its dotted name, "" for the model itself.
     type : str
         The module's class.
     depth : int
-        In how many other calls it lies.
+        The number of enclosing calls.
     inputs : tuple of shapes
-        Of every tensor that came; -1 for an axis along which a nested one is ragged.
+        The shapes of all input tensors; -1 for the ragged axis of a nested tensor.
     outputs : tuple of shapes
-        Of every tensor that was given; none of a call that raised what its caller caught.
+        The shapes of all output tensors; empty if the call raised an exception that its caller caught.
     dtypes : tuple of str
-        The outputs', such as "float32".
+        The outputs' dtypes, such as "float32".
     parameters : int
-        How many numbers, each once.
+        The number of parameter values, each counted once.
     multiply_adds : int or None
-        None where an operator came whose count nobody knows.
+        The multiply-adds of the call. None if the count of an operator is unknown.
     activation_bytes : int
-        Of the memory that modules' outputs took for the first time during the call; views, and what is changed in
-        place, take none.
+        Memory of the module outputs that was first used during the call; views and in-place changes count as none.
     seconds : float or None
-        None on the meta device, and where the passes differed.
+        The time of the call. None on the meta device, or if the passes ran different calls.
     run : int
-        Which of the module's calls in the pass this is.
+        The number of this call among the module's calls in the pass.
     runs : int
-        Of how many.
+        The number of the module's calls in the pass.
     also : tuple of str
         The module's other names in the model.
     tied : tuple of str
-        Parameters of other modules that are this one's own too.
+        Parameters of other modules that are shared with this one.
 
     Examples
     --------
@@ -90,16 +89,16 @@ class Call:
 
 @dataclass(frozen=True)
 class Trace:
-    """The calls of a forward pass in the order in which they began: the model's own comes first, and holds the totals.
+    """The calls of a forward pass in order of their start. The model's own call comes first and has the totals.
 
     Attributes
     ----------
     calls : tuple of Call
         All calls.
     device : str
-        Where it ran.
+        The device.
     notes : tuple of str
-        What to know of how it was traced.
+        Limitations of the trace.
 
     Examples
     --------
@@ -117,22 +116,22 @@ class Trace:
 
     @property
     def parameters(self) -> int:
-        """How many numbers the model's parameters are, each counted once."""
+        """The number of values in the model's parameters, each counted once."""
         return self.calls[0].parameters
 
     @property
     def multiply_adds(self) -> int | None:
-        """Of the whole pass."""
+        """The multiply-adds of the whole pass."""
         return self.calls[0].multiply_adds
 
     @property
     def activation_bytes(self) -> int:
-        """Of all outputs of modules, each piece of memory once."""
+        """The memory of all module outputs, each piece counted once."""
         return self.calls[0].activation_bytes
 
     @property
     def seconds(self) -> float | None:
-        """Of the whole pass, hooks on every module included."""
+        """The time of the whole pass, including the hooks on every module."""
         return self.calls[0].seconds
 
     def __repr__(self) -> str:
@@ -146,38 +145,39 @@ def trace(model: nn.Module, images: Any, *, rounds: int = 3) -> Trace:
     """Trace every call of every module of a model in one forward pass.
 
     Each pass runs in evaluation mode, without gradients, from the same random state and on a copy of the images. The
-    model is left as it was. On the meta device nothing is computed, and there are no times.
+    model is left unchanged. On the meta device nothing is computed, and there are no times.
 
     Parameters
     ----------
     model : nn.Module
         Any model.
     images : Tensor, tuple or mapping
-        What the model takes, pictures or not. A tuple is passed as positional arguments, a mapping as keyword
-        arguments.
+        The model's input, images or not. A tuple is passed as positional arguments, a mapping as keyword arguments.
     rounds : int, default 3
-        Over how many passes times are medians, behind one that counts; 0 for no times.
+        The number of timed passes, which follow one pass that counts operations. Times are medians. 0 measures no
+        times.
 
     Returns
     -------
     Trace
-        Its `calls` in order of execution; `pandas.DataFrame(trace.calls)` makes a table of it.
+        Its `calls` are in order of execution; `pandas.DataFrame(trace.calls)` makes a table of them.
 
     Raises
     ------
     ModelError
-        For what is no module.
+        If `model` is not a module.
     ImageError
-        For images without a tensor.
+        If `images` contains no tensor.
     GradcamError
-        For a wrong `rounds`. Errors of the model come through, with a note of the layer (from Python 3.11 on).
+        If `rounds` is invalid. Errors of the model are passed on, with a note that names the layer (from Python 3.11
+        on).
 
     Notes
     -----
-    Multiply-adds are those of matrix products, convolutions, attention and recurrent layers, two operations each, as
-    `torch.utils.flop_counter` and most papers count them. Times are of hooked modules: PyTorch leaves out shortcuts
-    through `nn.TransformerEncoderLayer` then, and each call costs some microseconds. Not seen are modules whose
-    `forward` is called directly, and TorchScript.
+    Multiply-adds of matrix products, convolutions, attention and recurrent layers are counted. Each is two operations,
+    as in `torch.utils.flop_counter` and most papers. Times are those of hooked modules: PyTorch then skips its fast
+    path for `nn.TransformerEncoderLayer`, and each call costs some microseconds. Modules whose `forward` is called
+    directly, and TorchScript, are not traced.
 
     Examples
     --------
@@ -187,7 +187,7 @@ def trace(model: nn.Module, images: Any, *, rounds: int = 3) -> Trace:
     >>> trace.calls[1].name, trace.calls[1].outputs, f"{trace.multiply_adds / 1e9:.2f} G"
     ('conv1', ((1, 64, 112, 112),), '1.81 G')
     """
-    check_count(rounds, "rounds", "how many passes are timed: 0, 1, 2, ...", least=0)
+    check_count(rounds, "rounds", "the number of timed passes: 0, 1, 2, ...", least=0)
     model = unwrap(model)
     args, kwargs = to_inputs(images)
     own = [*model.parameters(), *model.buffers()]
@@ -206,11 +206,11 @@ def trace(model: nn.Module, images: Any, *, rounds: int = 3) -> Trace:
     columns = zip(*(column for _, column in timed)) if agree else ()
     seconds = [None if isnan(column[0]) else median(column) for column in columns]  # of a call that never ended: None
     calls = _to_calls(names, counted.entries, seconds or [None] * len(counted.entries))
-    notes = [] if agree else ["The model does something else in each pass, so that its calls have no times."]
+    notes = [] if agree else ["The model's passes differ, so its calls have no times."]
     scripts = [name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]
     outer = [name for name in scripts if not any(name.startswith(f"{other}.") for other in scripts)]
     if outer:
-        told = f"{join_names(outer[:3])}: TorchScript, which hooks cannot follow, so that its calls are not listed."
+        told = f"{join_names(outer[:3])}: TorchScript, which hooks cannot follow, so its calls are not listed."
         notes.insert(0, told)
     return Trace(calls, ", ".join(map(str, devices)), tuple(notes))
 

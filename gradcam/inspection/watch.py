@@ -30,7 +30,7 @@ REACTIONS = ("warn", "raise")
 
 
 class GradientWarning(UserWarning):
-    """A gradient that is NaN or infinite appeared in training.
+    """A gradient is NaN or infinite during training.
 
     Examples
     --------
@@ -47,22 +47,22 @@ class GradientWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Discovery:
-    """The first place on the way back from the loss where a gradient was not finite.
+    """The first place in a backward pass where a gradient was not finite.
 
     Attributes
     ----------
     step : int
-        Which one since the watch began, from 1.
+        The step since the watch began, counted from 1.
     layer : str
         Its dotted name, "" for the model itself.
     tensor : str
         "output", or the parameter's name in the layer.
     kind : str
-        "NaN" or "infinite"; NaN where there is both.
+        "NaN" or "infinite"; "NaN" if there are both.
     count : int or None
-        How many values; None on devices that would have to be waited for.
+        The number of NaN or infinite values; None on devices where counting would mean waiting.
     cause : str or None
-        The first layer in the order of the forward pass whose output was not finite; None where all were.
+        The first layer in the forward pass whose output was not finite; None if all were finite.
 
     Examples
     --------
@@ -88,15 +88,15 @@ class Discovery:
         values = "" if self.count is None else f" in {self.count} value{'' if self.count == 1 else 's'}"
         place = "at the output" if self.tensor == OUTPUT else f"at the parameter '{self.tensor}'"
         where = f"{place} of {_say(self.layer)} is {self.kind}{values}"
-        start = f"Step {self.step}: the gradient {where}, the first on the way back from the loss."
+        start = f"Step {self.step}: the gradient {where}, the first such gradient in the backward pass."
         if self.cause is not None:
-            return f"{start} It began in the forward pass: the first output not to be finite is that of {_say(self.cause)}."
+            return f"{start} It began in the forward pass: the first non-finite output is that of {_say(self.cause)}."
         where = f"between {_say(self.layer)} and the loss" if self.tensor == OUTPUT else f"inside {_say(self.layer)}"
-        return f"{start} The forward pass was finite: look at the operations {where}."
+        return f"{start} The forward pass was finite: check the operations {where}."
 
 
 class Watch:
-    """What a watch has found so far.
+    """The results of a watch so far.
 
     Attributes
     ----------
@@ -120,24 +120,24 @@ class Watch:
 
 @contextlib.contextmanager
 def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_found: str = "warn") -> Iterator[Watch]:
-    """Watch a training loop, and warn where a gradient is NaN or infinite, with the name of the first layer.
+    """Watch a training loop, and warn of the first layer with a NaN or infinite gradient.
 
-    The first is the one nearest to the loss, in the order in which the backward pass computes. After a step that was
-    told of, nothing is said until gradients were finite for a step. Nothing else changes: training with and without is
-    the same, bit by bit. The thread that entered is watched. A device such as a GPU is waited for once, at the end of
-    the backward pass. With float16 and a `GradScaler` an infinite gradient now and then is normal: it is how the scale
-    is found. Outputs that autograd does not record, and parameters unfrozen later, have no gradient to watch.
+    The first layer is the one nearest to the loss, in the order of the backward pass. After a report, the next one
+    comes only after a step with finite gradients. Training does not change: results are identical to the bit. Only the
+    thread that entered the context is watched. The watch waits for a device such as a GPU once, at the end of the
+    backward pass. With float16 and a `GradScaler`, an occasional infinite gradient is normal: `GradScaler` finds its
+    scale this way. Outputs that autograd does not record, and parameters that are unfrozen later, are not watched.
 
     Parameters
     ----------
     model : nn.Module
-        The model that is trained.
+        The model in training.
     layers : str, nn.Module, or a sequence of them, default None
-        Names, patterns or modules, for their outputs and their parameters, parts included. None watches the outputs of
-        all layers, and the parameters that require gradients when the watch begins.
+        Names, patterns or modules. Their outputs and parameters are watched, including those of submodules. None
+        watches the outputs of all layers, and the parameters that require gradients when the watch begins.
     on_found : str, default "warn"
-        "warn" gives a `GradientWarning`, "raise" raises `GradientError`, both when the backward pass has ended, before
-        an optimiser uses what came of it.
+        "warn" issues a `GradientWarning`, "raise" raises `GradientError`; both at the end of the backward pass, before an
+        optimiser uses the gradients.
 
     Yields
     ------
@@ -147,11 +147,11 @@ def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_found:
     Raises
     ------
     GradientError
-        For another `on_found`, and where it is "raise".
+        If `on_found` is unknown. If `on_found` is "raise", also if a gradient is NaN or infinite.
     ModelError
-        For compiled models.
+        If the model is compiled.
     LayerError
-        For layers that do not exist, and at the end where a layer that was named never ran although the model did.
+        If a layer does not exist. Also at the end, if a named layer never ran although the model did.
 
     Examples
     --------

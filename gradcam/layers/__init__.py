@@ -1,1 +1,1 @@
-"""Layers of a model: found by name, and how what they give lies on a grid."""
+"""Find layers of a model by name, and the grid of their output."""

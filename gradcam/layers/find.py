@@ -42,12 +42,12 @@ WRAPPER_NAMES = ("module", "_orig_mod")  # what wrappers and compiled modules ca
 # By the full name of a model's class.
 OTHER_KINDS = {
     r"torch\.export\.exported_program\.": (
-        "an exported program, whose graph has no layers: explain torch.export.unflatten(program), which has them"
+        "an exported program, whose graph has no layers: explain torch.export.unflatten(program)"
     ),
-    r"ultralytics\.(?!nn\.)": "a wrapper of ultralytics around a network: explain that, its .model",
+    r"ultralytics\.(?!nn\.)": "an ultralytics wrapper around a model: explain its .model",
     r"onnx": "an ONNX model, which has no gradients: explain the PyTorch model that it was exported from",
     r"(tensorflow|keras|tf_keras|flax|coremltools|tensorrt|openvino)\.": (
-        "a model of another framework: explain one of PyTorch, with the same weights"
+        "a model of another framework: explain a PyTorch model with the same weights"
     ),
 }
 
@@ -69,13 +69,12 @@ def unwrap(model: Any) -> nn.Module:
     refuse_other_kinds(model)
     if isinstance(model, torch.jit.ScriptModule):
         raise ModelError(
-            "The model is a TorchScript module, whose layers' outputs hooks cannot replace: "
-            "explain the Python model that it was made from."
+            "The model is a TorchScript module, whose layer outputs hooks cannot replace: explain the original Python model."
         )
     if not isinstance(model, nn.Module):
-        advice = "pass the network that it was made of, or a module whose forward calls it"
+        advice = "pass the model inside it, or a module whose forward calls it"
         if inspect.isroutine(model):
-            advice = "wrap a function in one, and pass the module itself, not torch.vmap of it"
+            advice = "wrap the function in a module, and pass that without torch.vmap"
         raise ModelError(f"The model is {type(model).__name__}, expected a torch.nn.Module: {advice}.")
     return model
 
@@ -90,7 +89,7 @@ def refuse_other_kinds(model: object) -> None:
     for path in (".model", ".model.model") if what is None and not is_module else ():
         with contextlib.suppress(AttributeError):
             if isinstance(operator.attrgetter(path[1:])(model), nn.Module):
-                what = f"no torch.nn.Module, and has one inside: explain that, its {path}"
+                what = f"not a torch.nn.Module, but contains one: explain its {path}"
     if what is not None:
         raise ModelError(f"The model, {kind.__name__}, is {what}.")
 
@@ -134,7 +133,7 @@ def find_layer(model: nn.Module, layer: str | nn.Module) -> Outlet:
             return Outlet(full, found[1], tuple(keys), int(run) if run and name != layer else None)
     modules = {name: module for name, module in model.named_modules() if name}
     offers = nearest(plain.partition(":")[0], modules) or list(dict(model.named_children()))
-    hint = f"Nearest: {join_names(offers)}." if offers else "There are no modules in it."
+    hint = f"Nearest: {join_names(offers)}." if offers else "It has no submodules."
     raise LayerError(f"There is no layer {shorten(layer)} in {type(model).__name__}. {hint}")
 
 

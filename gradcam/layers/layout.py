@@ -537,8 +537,8 @@ def to_reshape(value: Any) -> Reshape:
         if len(lengths) == len(value) and max(lengths) > 1:
             return tuple(lengths)
     raise LayerError(
-        f"reshape is {shorten(value)}, expected the grid of the tokens (h, w) or (d, h, w), one of {join_names(LAYOUTS)}, "
-        "or a function from the layer's tensor to (N, C, h, w)."
+        f"reshape is {shorten(value)}, expected the token grid (h, w) or (d, h, w), one of {join_names(LAYOUTS)}, or a "
+        "function from the layer's tensor to (N, C, h, w)."
     )
 
 
@@ -548,12 +548,12 @@ def pick(function: Function, layer: str, activations: Tensor, images: int, rank:
     another shape, computes, takes a value twice, or mixes images."""
     shape, count = activations.shape, activations.numel()
     kind = torch.float32 if activations.device.type == "mps" else torch.float64  # exact for so many numbers
-    what = f"The function for reshape, given the {tuple(shape)} of layer '{layer}',"
+    what = f"The reshape function, called with {tuple(shape)} of layer '{layer}',"
     numbers = torch.arange(1, count + 1, dtype=kind, device=activations.device).reshape(shape)
     found = _call(function, numbers, what)
     if found.ndim != rank + 2 or len(found) != images or max(found.shape[2:]) < 2:
         wanted = ", ".join([str(images), "C", *"dhw"[-rank:]])
-        raise LayerError(f"{what} gives {tuple(found.shape)}, expected ({wanted}).")
+        raise LayerError(f"{what} returned {tuple(found.shape)}, expected ({wanted}).")
     indices = found.to(torch.int64) - 1
     is_pick = bool((found == found.round()).all()) and int(indices.min()) >= 0 and int(indices.max()) < count
     if is_pick:
@@ -565,11 +565,11 @@ def pick(function: Function, layer: str, activations: Tensor, images: int, rank:
         is_pick = again.shape == found.shape and torch.equal(again, others[indices].to(again.dtype))
     if not is_pick:
         raise LayerError(
-            f"{what} gives values that are not in it: it is used for gradients as well, so that it may only pick values and "
-            "move them (slicing, reshape, permute), and compute nothing."
+            f"{what} returned values that are not in its input. It is also used for gradients, so it may only pick and move "
+            "values (slicing, reshape, permute)."
         )
     if len(indices.unique()) < indices.numel():
-        raise LayerError(f"{what} takes some values more than once: it may only pick values and move them.")
+        raise LayerError(f"{what} used some values more than once: it may only pick and move values.")
     axis, folds = _image_axis(indices, shape, images, what)
     before = torch.arange(count, dtype=torch.int64, device=indices.device).reshape(shape).movedim(axis, 0).flatten()
     after = torch.empty_like(before)
@@ -582,9 +582,9 @@ def _call(function: Function, tensor: Tensor, what: str) -> Tensor:
         with torch.no_grad():
             found = function(tensor.clone())
     except Exception as error:  # whatever somebody's function raises
-        raise LayerError(f"{what} raises {type(error).__name__}: {' '.join(str(error).split())}") from error
+        raise LayerError(f"{what} raised {type(error).__name__}: {' '.join(str(error).split())}") from error
     if not isinstance(found, Tensor):
-        raise LayerError(f"{what} gives {shorten(found)}, expected a tensor (N, C, h, w).")
+        raise LayerError(f"{what} returned {shorten(found)}, expected a tensor (N, C, h, w).")
     return found.to(tensor.device)
 
 
@@ -597,4 +597,4 @@ def _image_axis(indices: Tensor, shape: torch.Size, images: int, what: str) -> t
         folds, rest = divmod(shape[axis], images)
         if rest == 0 and bool((coordinates[axis] // folds == own).all()):
             return axis, folds
-    raise LayerError(f"{what} mixes images: what it gives for one of the {images} has to come from that one alone.")
+    raise LayerError(f"{what} mixed the {images} images: the grid of each image must come from that image alone.")

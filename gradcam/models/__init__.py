@@ -1,1 +1,1 @@
-"""Models with all that is theirs: preprocessing, labels, default layer. One comes with the package."""
+"""Models with their preprocessing, labels and default layer. One model is included in the package."""

@@ -37,7 +37,7 @@ UNADJUSTED = Adjustment(None, None, None, None)
 def to_adjustment(mean: Any, std: Any, size: Any, crop: Any) -> Adjustment:
     """The same, checked. Raises `ModelError` for what is not a number, or not one that there can be."""
     if crop is not None and not (_is_number(crop) and 0 < crop <= 1):
-        what = "the share of the resized picture that is kept: 1 for all of it"
+        what = "the fraction of the resized image to keep, above 0 and up to 1"
         raise ModelError(f"crop is {shorten(crop)}, expected {what}.")
     means, stds = _to_values("mean", mean), _to_values("std", std)
     if stds is not None and min(stds) <= 0:
@@ -52,15 +52,17 @@ def adjust(parts: Parts, wish: Adjustment) -> tuple[Preprocess, Sequence[str]]:
     # Means of another scale than pictures of 8 and 16 bits have are right for other files, DICOM's say.
     large = " and ".join(name for name in ("mean", "std") if max(getattr(wish, name) or (0,)) > 1)
     if large:
-        notes.append(f"The {large} is above 1: pictures of 8 and 16 bits have values in [0,1]; divide by 255 for them.")
+        notes.append(
+            f"Values above 1 in {large}: 8-bit and 16-bit images are scaled to [0,1]. For them, divide by 255."
+        )
     if not wish:
         return parts.preprocess, notes
     if not isinstance(plain, Preprocessing):
-        raise ModelError("The preprocessing of this model is its own, and takes no size, crop, mean or std.")
+        raise ModelError("This model has custom preprocessing. Leave out size, crop, mean and std.")
     mean, std = wish.mean or plain.mean, wish.std or plain.std
     if len(mean) != len(std):
         counts = f"mean has {len(mean)} value(s) and std has {len(std)}"
-        raise ModelError(f"{counts}: give both, with a value for each channel.")
+        raise ModelError(f"{counts}: give both, with one value per channel.")
     size, resize = _find_sizes(plain, wish)
     return replace(plain, mean=mean, std=std, size=size, resize=resize), notes
 
@@ -83,14 +85,14 @@ def _find_sizes(plain: Preprocessing, wish: Adjustment) -> tuple[tuple[int, int]
 def _say_what_is_assumed(plain: Preprocessing, wish: Adjustment) -> list[str]:
     statistics = " and ".join(name for name in ("mean", "std") if getattr(wish, name) is None)
     possible = {
-        "grey pictures": len(plain.mean) == 1,
+        "greyscale images": len(plain.mean) == 1,
         f"a size of {plain.size[0]}": wish.size is None,
         "a crop of 0.875": wish.crop is None and not isinstance(wish.size, tuple),
         f"ImageNet's {statistics}": bool(statistics),
     }
     assumed = ", ".join(what for what, is_assumed in possible.items() if is_assumed)
-    hint = "--size, --crop, --mean and --std say otherwise (size=, ... in Python)."
-    return [f"Assumed {assumed}: {hint}"] if assumed else []
+    hint = "Override with --size, --crop, --mean, --std (size=, ... in Python)."
+    return [f"Assumed {assumed}. {hint}"] if assumed else []
 
 
 def _to_values(name: str, given: Any) -> tuple[float, ...] | None:
@@ -101,7 +103,7 @@ def _to_values(name: str, given: Any) -> tuple[float, ...] | None:
     except (TypeError, ValueError):
         values = np.empty(0)
     if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
-        raise ModelError(f"{name} is {shorten(given)}, expected a number for each channel.")
+        raise ModelError(f"{name} is {shorten(given)}, expected one number per channel.")
     return tuple(values.tolist())
 
 
@@ -110,9 +112,9 @@ def _to_size(given: Any) -> int | tuple[int, int] | None:
         return None
     sides = tuple(given) if isinstance(given, (tuple, list)) else (given,)
     if len(sides) not in (1, 2) or not all(_is_number(side) and side == int(side) >= 1 for side in sides):
-        raise ModelError(f"size is {shorten(given)}, expected pixels, as a number or as (height, width).")
+        raise ModelError(f"size is {shorten(given)}, expected a number of pixels, or (height, width).")
     if max(sides) > LARGEST:
-        raise ModelError(f"size is {shorten(given)}, expected {LARGEST} pixels at most.")
+        raise ModelError(f"size is {shorten(given)}, expected at most {LARGEST} pixels.")
     return int(sides[0]) if len(sides) == 1 else (int(sides[0]), int(sides[1]))
 
 

@@ -46,32 +46,32 @@ Picture = PictureLike | Reading | Prepared
 
 @dataclass(frozen=True, eq=False)
 class Classifier:
-    """A model in evaluation mode, with its preprocessing, its classes, and the layer to explain.
+    """A model in evaluation mode, with its preprocessing, its classes, and its default target layer.
 
-    `load_classifier` makes one.
+    `load_classifier` returns one.
 
     Attributes
     ----------
     name : str
-        What the model is called.
+        The model's name.
     model : nn.Module
         The model itself.
     preprocess : callable
-        From an RGB array, uint8 (H,W,3), or whatever the reader gives, to a tensor (C,H,W).
+        A function from an RGB array, uint8 (H,W,3), or the reader's values, to a tensor (C,H,W).
     classes : int
-        The number of classes. A single logit is two classes, 1 for and 0 against.
+        The number of classes. A single logit counts as two classes: 1 (positive) and 0 (negative).
     labels : sequence of str or None
-        The names of the classes; None where nobody knows them.
+        The class names; None if they are unknown.
     layer : str
-        The layer that is explained where no other is named.
+        The default target layer.
     layer_for_positive : str or None
-        The layer in its place for methods that assume activations that are not negative, where that is another one.
+        The default target layer for methods that assume non-negative activations, if it differs from `layer`.
     activation : str
         How logits become probabilities: "softmax", "sigmoid" or "none".
     reader : callable
-        From a file to a `Reading`: the values in it, and the picture to draw on.
+        A function from a file to a `Reading`: the values in it, and the image to draw on.
     notes : sequence of str
-        What was assumed, and what else a person should know of how the model was loaded.
+        What was assumed when the model was loaded, and other remarks.
     fit : str
         As in `load_classifier`.
     predictions : str
@@ -126,18 +126,18 @@ class Classifier:
 
     @property
     def device(self) -> torch.device:
-        """The device of the model; of a model on several devices, the one that its input goes to."""
+        """The device of the model. If the model is spread over several devices, the device of its input."""
         return find_input_device(self.model)
 
     def region(self, height: int, width: int) -> Region:
-        """Find the pixels of a picture that the network's own preprocessing takes.
+        """Return the region of an image that the model's default preprocessing keeps.
 
         Parameters
         ----------
         height : int
-            The height of the picture, in pixels.
+            The height of the image, in pixels.
         width : int
-            The width of the picture, in pixels.
+            The width of the image, in pixels.
 
         Returns
         -------
@@ -147,27 +147,27 @@ class Classifier:
         Raises
         ------
         ImageError
-            For a picture without a pixel.
+            If the image has no pixels.
         """
         return self.preprocess.region(height, width)
 
     def prepare(self, picture: Picture) -> Prepared:
-        """Read and preprocess a picture, once for several calls of `explain` and `compare`; several threads may do so.
+        """Read and preprocess an image once, for several calls of `explain` and `compare`. This is thread-safe.
 
         Parameters
         ----------
-        picture : picture
+        picture : image
             In any form that `explain` takes.
 
         Returns
         -------
         Prepared
-            `image`, the tensor (C,H,W) that the model takes, and `reading`, what was read.
+            `image` is the tensor (C,H,W) that the model takes; `reading` is what was read from the file.
 
         Raises
         ------
         ImageError
-            As `gradcam.read_image` does, and for values that the preprocessing does not take.
+            As in `gradcam.read_image`. Also if the preprocessing does not support the values.
         """
         if isinstance(picture, Prepared):
             return picture
@@ -175,42 +175,42 @@ class Classifier:
         return Prepared(reading, self.preprocess(reading.values))
 
     def batch(self, pictures: Sequence[Picture]) -> Tensor:
-        """Make the tensor that the model takes, on its device and in its precision, of several pictures.
+        """Preprocess images to one batch, on the model's device and in its precision.
 
         Parameters
         ----------
-        pictures : sequence of pictures
+        pictures : sequence of images
             One or more, each in any form that `explain` takes.
 
         Returns
         -------
         Tensor (N,C,H,W)
-            Preprocessed.
+            The preprocessed images.
 
         Raises
         ------
         ImageError
-            As `prepare` does, and for pictures whose sizes differ once preprocessed.
+            As in `prepare`. Also if the images' sizes differ after preprocessing.
         """
         return self._stack([self.prepare(picture).image for picture in pictures])
 
     def _stack(self, images: list[Tensor]) -> Tensor:
         if len(images) > 1:
-            check_same_sizes([tuple(image.shape[1:]) for image in images], "once preprocessed")
+            check_same_sizes([tuple(image.shape[1:]) for image in images], "after preprocessing")
         return self._place(torch.stack(images))
 
     def _place(self, images: Tensor) -> Tensor:
         return images.to(self.device, find_input_dtype(self.model))
 
     def probabilities(self, output: Any, images: int) -> Tensor:
-        """Compute all classes' probabilities from what the model gave.
+        """Compute the probabilities of all classes from the model's output.
 
         Parameters
         ----------
         output : Any
             The model's output.
         images : int
-            For how many images it is.
+            The number of images in the batch.
 
         Returns
         -------
@@ -220,12 +220,12 @@ class Classifier:
         Raises
         ------
         TargetError
-            For an output without a row of classes for each image, or with several heads of classes.
+            If the output does not have one row of class scores per image, or has several classification heads.
         """
         return to_probabilities(output, images, self.activation)
 
     def layer_for(self, method: str | Method) -> str:
-        """Name the layer that a method explains where none is given.
+        """Return the default target layer of a method.
 
         Parameters
         ----------
@@ -235,12 +235,12 @@ class Classifier:
         Returns
         -------
         str
-            `layer`; for methods that assume activations that are not negative, `layer_for_positive`, if any.
+            `layer`. For methods that assume non-negative activations, `layer_for_positive` if it is set.
 
         Raises
         ------
         GradcamError
-            For an unknown method, where there is a `layer_for_positive`.
+            If the method is unknown and `layer_for_positive` is set.
         """
         positive = self.layer_for_positive
         return self.layer if positive is None or not find_method(method).assumes_positive else positive
@@ -256,25 +256,26 @@ class Classifier:
         fit: str | None = None,
         **options: Unpack[ExplainOptions],
     ) -> PictureExplanation:
-        """Show where the model looked in one picture, or in a sequence of them.
+        """Explain where the model looks in one image, or in a sequence of images.
 
         Parameters
         ----------
-        pictures : picture or sequence of pictures
-            Anything that `gradcam.read_image` takes (a path, bytes, an open file, a picture of PIL's, an array, a
-            tensor), or what `prepare` gave. A sequence may have several sizes and kinds; a tensor (N,C,H,W) is one. An
-            array may also hold any integers or floats (H,W) or (H,W,C) that the preprocessing takes. The picture that
-            is drawn on is then made from it, stretched where its values use less than half of their range.
+        pictures : image or sequence of images
+            Any form that `gradcam.read_image` takes (a path, bytes, an open file, a PIL image, an array, a tensor), or
+            the result of `prepare`. A sequence may mix sizes and forms; a tensor (N,C,H,W) is a sequence. An array may
+            also hold integers or floats (H,W) or (H,W,C) that the preprocessing supports. The image to draw on is then
+            made from these values. If they are negative, or use less than half of their type's range, contrast is
+            stretched from the smallest to the largest value.
         layer : str or nn.Module, default None
-            A dotted name, or a module. None takes `layer_for(method)`.
+            The target layer: a dotted name, or a module. None uses `layer_for(method)`.
         method : str or Method, default None
             As in `gradcam.explain`.
         target : Any, default None
-            As in `gradcam.explain`, with labels in place of indices where wanted.
+            As in `gradcam.explain`. Labels may be used instead of class indices.
         layers : sequence of str or nn.Module, default None
-            Several layers in place of `layer`, to be joined as in `gradcam.explain`.
+            Several target layers instead of `layer`, combined as in `gradcam.explain`.
         fit : str, default None
-            What of the picture is explained, as in `load_classifier`. None takes the classifier's own.
+            Which part of the image the model sees, as in `load_classifier`. None uses the classifier's `fit`.
         **options : Any
             The options of `explain`.
 
@@ -286,9 +287,9 @@ class Classifier:
         Raises
         ------
         ImageError
-            For pictures that cannot be read, or that do not fit into one batch: explain these one by one.
+            If an image cannot be read, or the images do not fit into one batch. In that case, explain them one by one.
         GradcamError
-            As `gradcam.explain` does, and for a `fit` that is unknown, or that the model cannot be shown pictures with.
+            As in `gradcam.explain`. Also if `fit` is unknown, or the model does not support it.
 
         Examples
         --------
@@ -315,14 +316,14 @@ class Classifier:
         fit: str | None = None,
         **options: Unpack[ExplainOptions],
     ) -> dict[tuple[str, str], PictureExplanation]:
-        """Explain pictures at several layers with several methods, from one pass.
+        """Explain images at several layers with several methods, from one pass.
 
         Parameters
         ----------
-        pictures : picture or sequence of pictures
+        pictures : image or sequence of images
             As in `explain`.
         layers : sequence of str or nn.Module, default None
-            None explains each method at its own layer, `layer_for(method)`, with one pass for each of these layers.
+            The target layers. None uses the default layer of each method, `layer_for(method)`, with one pass per layer.
         methods : sequence of str or Method
             As in `gradcam.compare`.
         target : Any, default None
@@ -340,7 +341,7 @@ class Classifier:
         Raises
         ------
         GradcamError
-            As `explain` does.
+            As in `explain`.
 
         Examples
         --------
@@ -355,16 +356,16 @@ class Classifier:
     def carry_out(
         self, pictures: Picture | Sequence[Picture], layers: Sequence[str | nn.Module] | None, plan: Plan
     ) -> dict[tuple[str, str], PictureExplanation]:
-        """Explain as `compare` does, with a plan that has been checked.
+        """Explain images as in `compare`, with a validated plan.
 
         Parameters
         ----------
-        pictures : picture or sequence of pictures
+        pictures : image or sequence of images
             As in `explain`.
         layers : sequence of str or nn.Module or None
             As in `compare`.
         plan : Plan
-            What is explained, and how.
+            The methods, the target and the options.
 
         Returns
         -------
@@ -374,7 +375,7 @@ class Classifier:
         Raises
         ------
         GradcamError
-            As `explain` does.
+            As in `explain`.
         """
         prepared = self._prepare_all(pictures)
         plan = plan if plan.methods else plan.complete(self.default_method)
@@ -398,7 +399,7 @@ class Classifier:
             return self._run_passes(images, passes, target, output)
         own, step = get_steps(self.preprocess), find_step(self.model)
         tiles = [Tiles(each.reading.values, own, self._tile_side, step) for each in prepared]
-        check_same_sizes([each.canvas for each in tiles], "in windows")
+        check_same_sizes([each.canvas for each in tiles], "in tiles")
         tiles[0].check()
         is_mean = self.predictions == "seen" and not callable(target)
         output = torch.cat([self._average(one, target) for one in tiles]) if is_mean else self._classify(prepared)
@@ -461,34 +462,34 @@ class Classifier:
         reshape: Any = None,
         progress: Progress | None = None,
     ) -> PictureAttribution:
-        """Show how much each pixel that the network saw matters.
+        """Compute how much each input pixel matters: an attribution, or saliency map.
 
         Parameters
         ----------
-        pictures : picture or sequence of pictures
+        pictures : image or sequence of images
             As in `explain`.
         method : str or AttributionMethod, default "guided-gradcam"
             A key of `gradcam.attributions.ATTRIBUTIONS`, or one of its values.
         layer : str or nn.Module, default None
-            For guided-gradcam alone. None takes the classifier's `layer`.
+            Only for guided-gradcam. None uses the classifier's `layer`.
         target : Any, default None
             As in `explain`.
         reshape : tuple, str or callable, default None
-            For guided-gradcam alone, as in `gradcam.explain`.
+            Only for guided-gradcam, as in `gradcam.explain`.
         progress : callable, default None
-            For methods of many passes, as in `gradcam.explain`.
+            For methods with many passes, as in `gradcam.explain`.
 
         Returns
         -------
         PictureAttribution
-            Signed values, drawn by `picture(i, k)`.
+            Signed values; `picture(i, k)` draws them.
 
         Raises
         ------
         LayerError
-            For a layer, or a `reshape`, where the method takes none.
+            If you pass a layer or a `reshape`, and the method takes none.
         GradcamError
-            As `explain` and the method's function do, for an unknown method, and for the fit "tiles".
+            As in `explain` and in the method's function. Also if the method is unknown, or the fit is "tiles".
 
         Examples
         --------
@@ -500,15 +501,14 @@ class Classifier:
         chosen = method if isinstance(method, AttributionMethod) else find_attribution(method)
         for name, value in {"layer": layer, "reshape": reshape}.items():
             if value is not None and not chosen.has_layer:
-                what = "takes no layer: it attributes to the picture itself"
-                raise LayerError(f"{chosen.name} {what}. Leave {name}= away.")
+                what = "takes no layer, because it explains the input image itself"
+                raise LayerError(f"{chosen.name} {what}. Leave out {name}=.")
         prepared = self._prepare_all(pictures)
         options = {"layer": self.layer if layer is None else layer, "reshape": reshape} if chosen.has_layer else {}
         if chosen.has_progress:
             options["progress"] = progress
         if self._fit.kind == "tiles":
-            what = "is of the picture that the network is shown"
-            raise GradcamError(f"{chosen.name} {what}: take the fit 'crop' or 'whole'.")
+            raise GradcamError(f"{chosen.name} does not support the fit 'tiles': use 'crop' or 'whole'.")
         images, wanted, output = self._show(prepared, self._to_target(target))
         model, inputs = self._take(images)
         if model is not self.model and chosen.has_layer:
@@ -518,13 +518,13 @@ class Classifier:
         return PictureAttribution(**found, **self._describe(prepared))
 
     def find_class(self, wanted: str) -> int:
-        """Find the index of a class by its label, in any case.
+        """Find the index of a class by its label, ignoring case.
 
         Parameters
         ----------
         wanted : str
-            The label; or the index, in digits. "name:7" is the class that is called "7". Where nobody knows how many
-            classes there are, as of some detectors, any index is taken.
+            The label, or the index in digits. "name:7" means the class with the label "7". If the number of classes is
+            unknown, as for some detectors, any index is accepted.
 
         Returns
         -------
@@ -534,27 +534,27 @@ class Classifier:
         Raises
         ------
         TargetError
-            For an unknown label, with the nearest; for one that several classes have; and for an index without a class.
+            If the label is unknown, several classes share it, or no class has the index.
         """
         return find_class(self.labels, wanted, self.classes or None)
 
     def label(self, index: int) -> str | None:
-        """Name a class by its index.
+        """Return the label of a class.
 
         Parameters
         ----------
         index : int
-            Which class.
+            The class index.
 
         Returns
         -------
         str or None
-            None where nobody knows the labels.
+            None if the model has no labels.
 
         Raises
         ------
         IndexError
-            Where there are fewer labels.
+            If the model has labels, but none for this index.
         """
         return None if self.labels is None else self.labels[index]
 
@@ -580,10 +580,10 @@ class Classifier:
         is_list, is_prepared = isinstance(pictures, list), isinstance(pictures, (Reading, Prepared))
         found: Any = pictures if is_list or not (is_prepared or is_one_picture(pictures)) else [pictures]
         if not isinstance(found, (Sequence, np.ndarray, Tensor)):
-            raise ImageError(f"The pictures are {shorten(found)}, expected {FORMS}, or a sequence of them.")
+            raise ImageError(f"The images are {shorten(found)}, expected {FORMS}, or a sequence of them.")
         prepared = [self.prepare(picture) for picture in found]
         if not prepared:
-            raise ImageError("There are no pictures: expected one, or a sequence of them.")
+            raise ImageError("There are no images: expected one, or a sequence of them.")
         return prepared
 
     def _describe(self, prepared: Sequence[Prepared]) -> dict[str, Any]:

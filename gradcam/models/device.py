@@ -27,7 +27,7 @@ def find_device(name: str) -> torch.device:
         torch.empty(1, dtype=torch.float32, device=device)
     except (RuntimeError, AssertionError, NotImplementedError, ValueError, TypeError) as error:
         reason = str(error).split(". ")[0].split("\n")[0].rstrip(".") or type(error).__name__
-        raise ModelError(f"There is no device {name!r} here ({reason}): {offers}") from error
+        raise ModelError(f"The device {name!r} is not available ({reason}): {offers}") from error
     return device
 
 
@@ -46,8 +46,8 @@ def check_device(device: torch.device, error: BaseException) -> None:
         if not is_out_of_memory(failure):
             reason = " ".join(str(error).split(". ")[0].split("\n")[0].split()).rstrip(".")
             raise DeviceError(
-                f"{device} was lost ({reason}): nothing can be computed on it until this process has ended. Go on with "
-                "--resume, on another device if this one stays away."
+                f"{device} was lost ({reason}), and this process cannot use it any more. Continue with --resume, on "
+                "another device if this one does not come back."
             ) from error
 
 
@@ -68,8 +68,8 @@ def place(model: nn.Module, device: str, precision: str) -> nn.Module:
     if is_spread(model):
         if device != "auto" or dtype != torch.float32:
             raise ModelError(
-                "The model lies on several devices already, and is explained where it lies and as precisely as it is: leave "
-                "the device at 'auto' and the precision at 'fp32'."
+                "The model is spread over several devices, and keeps its devices and precision: leave the device at 'auto' "
+                "and the precision at 'fp32'."
             )
         return _freeze(model)
     chosen = find_device(device)

@@ -40,8 +40,7 @@ def get_steps(preprocess: Preprocess) -> Preprocessing:
     """The preprocessing as steps that can be changed. Raises `ModelError` where it is not made of such."""
     plain = getattr(preprocess, "plain", preprocess)
     if not isinstance(plain, Preprocessing):
-        what = "The preprocessing of this model is its own, and shows it what it shows"
-        raise ModelError(f"{what}: leave the fit at 'crop'.")
+        raise ModelError("This model has custom preprocessing, which supports only the fit 'crop'.")
     return plain
 
 
@@ -51,8 +50,8 @@ def show_whole(image: NDArray[Any], own: Preprocessing, step: int) -> Tensor:
     height, width = (max(1, round(side * (shorter / min(sides)) / step)) * step for side in sides)
     if height * width > MOST * math.prod(own.size):
         raise ImageError(
-            f"The picture is {sides[1]} x {sides[0]}: whole, the network would be shown {width} x {height} pixels. Show "
-            "it in parts, with the fit 'tiles'."
+            f"The image is {sides[1]} x {sides[0]}. With the fit 'whole', the model's input would be {width} x {height} "
+            "pixels, which is too large. Use the fit 'tiles'."
         )
     return replace(own, size=(height, width), resize=(height, width))(image)
 
@@ -68,10 +67,10 @@ def check_sizes(model: nn.Module, images: Tensor, step: int) -> None:
         with preserve_state(unwrap(other)), torch.no_grad():
             other(**inputs) if isinstance(inputs, dict) else other(inputs)
     except Exception as error:
-        reason = " ".join(str(error).split())[:200] or "nothing more"
+        reason = " ".join(str(error).split())[:200] or "no message"
         raise ModelError(
-            f"The model takes {width} x {height} pixels alone, and cannot be shown a whole picture ({type(error).__name__}: "
-            f"{reason}). Take the fit 'tiles', or leave it at 'crop'."
+            f"The model takes only {width} x {height} pixels, so the fit 'whole' does not work ({type(error).__name__}: "
+            f"{reason}). Use the fit 'tiles' or 'crop'."
         ) from error
     _taken.add(model)
 

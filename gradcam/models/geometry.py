@@ -84,13 +84,13 @@ def _fit_axis(positions: Tensor, differs: Tensor, length: int) -> Extents:
     # Padding that mirrors the image runs backwards.
     first, last = int(profile.argmin()), int(profile.argmax())
     if last - first < 2:
-        raise ImageError("it does more than to resize, crop and pad")
+        raise ImageError("it does more than resize, crop and pad")
     inner = _trim(torch.arange(first, last + 1, dtype=torch.int64, device="cpu"))
     places = columns[inner].double() + 0.5
     slope, start = np.polyfit(places.numpy(), profile[inner].numpy(), 1).tolist()
     error = (values[:, inner] - (start + slope * places)).abs().mean().item()
     if slope <= 0 or error > length * TOLERANCE_LEVELS / 255 + slope:
-        raise ImageError("it does more than to resize, crop and pad")
+        raise ImageError("it does more than resize, crop and pad")
     return _cut(start, slope, length, (int(columns[0]), int(columns[-1]) + 1), positions.shape[1])
 
 
@@ -111,7 +111,7 @@ def _cut(start: float, slope: float, length: int, valid: tuple[int, int], side: 
 def _find_valid(shares: Tensor) -> Tensor:
     """Return the numbers of the rows or columns that show the image."""
     if not shares.any():
-        raise ImageError("a part of its result does not depend on the image")
+        raise ImageError("a part of its output does not depend on the image")
     return (shares > MIN_VALID_SHARE * shares.max()).nonzero()[:, 0]
 
 

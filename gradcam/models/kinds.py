@@ -1,4 +1,4 @@
-"""Models of other tasks than to classify: detectors, segmenters, matchers, captioners, finders of keypoints."""
+"""Models for other tasks than classification: detectors, segmenters, matchers, captioners, pose models."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Placement:
         if tuple(found.shape[-2:]) != self.size or found.ndim != 2:
             sizes = [" x ".join(map(str, shape)) for shape in (found.shape[::-1], self.size[::-1])]
             raise TargetError(
-                f"The mask is {sizes[0]}, and the picture {sizes[1]}: expected one of the picture's size."
+                f"The mask is {sizes[0]}, but the image is {sizes[1]}: expected a mask of the image's size."
             )
         scales = [outer / inner for outer, inner in zip(self.region[2:], self.window[2:])]
         top, left = (-start * scale for start, scale in zip(self.window, scales))
@@ -78,18 +78,18 @@ class Placement:
 
 @dataclass(frozen=True, eq=False)
 class TaskModel(Classifier):
-    """A model of another task than to classify, with its preprocessing; `gradcam.load_model` makes the right kind.
+    """A model for a task other than classification, with its preprocessing. `gradcam.load_model` returns the right class.
 
-    The fields of `Classifier` come with it, of which `classes` is 0 where there are none.
+    It has the fields of `Classifier`; `classes` is 0 if the model has no classes.
 
     Attributes
     ----------
     family : Family or None
-        What reads the model; None where its output says all.
+        The reader of the model's output; None if the output needs none.
     inputs : mapping of str to Tensor
-        What the model takes beside pictures, such as the words that a detector looks for: one row each, for all pictures.
+        Inputs besides the images, such as text prompts. Each has one row, which is used for all images.
     is_chosen : bool
-        Whether `layer` was named by a person.
+        Whether the user chose `layer`.
 
     Examples
     --------
@@ -116,44 +116,44 @@ class TaskModel(Classifier):
         return {key: self._to_pictures(each, prepared) for key, each in found.items()}
 
     def resolve(self, target: Any, prepared: Sequence[Prepared]) -> Any:
-        """Make of a target what `gradcam.explain` takes for these pictures: files are read, labels have indices.
+        """Convert a target to the form that `gradcam.explain` takes: read its files, and replace labels by indices.
 
         Parameters
         ----------
         target : Any
             As in `explain`.
         prepared : sequence of Prepared
-            The pictures.
+            The images.
 
         Returns
         -------
         Target or callable
-            What is explained.
+            The target.
 
         Raises
         ------
         TargetError
-            For a target that this kind of model does not have.
+            If this kind of model does not support the target.
         """
         return self._to_target(target)
 
     def place(self, prepared: Sequence[Prepared]) -> Placement:
-        """Tell where pixels of these pictures lie in what the model is given.
+        """Return where the images are in the model's input.
 
         Parameters
         ----------
         prepared : sequence of Prepared
-            The pictures.
+            The images.
 
         Returns
         -------
         Placement
-            The same for all of them.
+            One placement for all images.
 
         Raises
         ------
         ImageError
-            For pictures in which a place is not the same place of what the model is given.
+            If the images have different sizes, and therefore different placements.
         """
         windows, found = find_windows(self.preprocess, prepared), set()
         for i, each in enumerate(prepared):
@@ -162,11 +162,11 @@ class TaskModel(Classifier):
             window = (0, 0, rows, columns) if windows is None else windows[i]
             found.add(Placement((height, width), self.region(height, width), window, (rows, columns)))
         if len(found) > 1:
-            raise ImageError("A place is elsewhere in pictures of other sizes: explain them one by one.")
+            raise ImageError("A location is valid for images of one size: explain images of other sizes one by one.")
         return found.pop()
 
     def list_all(self) -> Any:
-        """Name all that can be explained in a picture where nothing is said.
+        """Return the target that stands for everything in the image, such as all boxes.
 
         Returns
         -------
@@ -176,22 +176,22 @@ class TaskModel(Classifier):
         return None
 
     def to_batch(self, prepared: Sequence[Prepared]) -> Batch:
-        """Make what the model takes of several pictures.
+        """Make the model's input from images.
 
         Parameters
         ----------
         prepared : sequence of Prepared
-            The pictures.
+            The images.
 
         Returns
         -------
         Batch
-            With where each picture lies in it.
+            The input, and where each image is in it.
 
         Raises
         ------
         ImageError
-            For pictures whose sizes differ once preprocessed, where the model takes one tensor.
+            If the sizes differ after preprocessing, and the model takes one tensor.
         """
         images = [self._place(each.image) for each in prepared]
         as_list = isinstance(self._to_inputs(images[0][None]), list)
@@ -220,10 +220,10 @@ class TaskModel(Classifier):
 
 @dataclass(frozen=True, eq=False)
 class Detector(TaskModel):
-    """A model that finds boxes, with its preprocessing and the names of its classes.
+    """An object detector, with its preprocessing and its class names.
 
-    `gradcam.load_detector` makes one. A target is a `targets.Box`, a `targets.MissedBox`, or a class, by index or label,
-    of which the surest box is taken; None is the surest box.
+    `gradcam.load_detector` returns one. A target is a `targets.Box`, a `targets.MissedBox`, or a class, by index or
+    label. A class means its highest-scoring box. None means the highest-scoring box of all classes.
 
     Examples
     --------
@@ -275,16 +275,18 @@ class Detector(TaskModel):
         if classes is None:
             return targets.Box()
         if isinstance(classes, (list, tuple)):
-            raise TargetError("Boxes are of one class at a time: give one, or targets.Box([0, 1]) for several boxes.")
+            raise TargetError(
+                "Boxes need one class at a time: give one class, or targets.Box([0, 1]) for several boxes."
+            )
         return targets.Box(class_=self._with_indices(classes))
 
 
 @dataclass(frozen=True, eq=False)
 class Segmenter(TaskModel):
-    """A model that finds a class for each pixel, with its preprocessing and the names of its classes.
+    """A semantic segmentation model, with its preprocessing and its class names.
 
-    `gradcam.load_segmenter` makes one. A target is a `targets.Mask`, or classes, by index or label, of which the
-    predicted masks are taken; None is the class that covers most.
+    `gradcam.load_segmenter` returns one. A target is a `targets.Mask`, or classes, by index or label. A class means its
+    predicted mask; None means the class that covers the largest area.
 
     Examples
     --------
@@ -315,10 +317,10 @@ class Segmenter(TaskModel):
 
 @dataclass(frozen=True, eq=False)
 class Matcher(TaskModel):
-    """A model that embeds pictures, and sentences if it has a tower for these, with its preprocessing.
+    """A model that embeds images, and also text if it has a text encoder (such as CLIP), with its preprocessing.
 
-    `gradcam.load_matcher` makes one. A target is a `targets.Text`, or sentences; or a `targets.Like`, of a picture in any
-    form that `gradcam.read_image` takes.
+    `gradcam.load_matcher` returns one. A target is a `targets.Text`, or sentences; or a `targets.Like` with a reference
+    image in any form that `gradcam.read_image` takes.
 
     Examples
     --------
@@ -358,17 +360,17 @@ class Matcher(TaskModel):
         if isinstance(target, str) or (isinstance(target, (list, tuple)) and all(isinstance(it, str) for it in target)):
             return targets.Text(target)
         raise TargetError(
-            "The model compares pictures with sentences or with other pictures: say with which, by targets.Text(sentence) "
-            "(--text) or targets.Like(picture) (--like)."
+            "The model compares images with sentences or other images. Give targets.Text(sentence) (--text) or "
+            "targets.Like(image) (--like)."
         )
 
 
 @dataclass(frozen=True, eq=False)
 class Captioner(TaskModel):
-    """A model that writes words of a picture, with its preprocessing.
+    """An image captioning model, with its preprocessing.
 
-    `gradcam.load_model` makes one. A target is a `targets.Token`, or the numbers of the words; None takes all words of the
-    caption that the model writes.
+    `gradcam.load_model` returns one. A target is a `targets.Token`, or the numbers of the words. None explains all words
+    of the caption that the model generates.
 
     Examples
     --------
@@ -391,9 +393,9 @@ class Captioner(TaskModel):
         if not isinstance(found, targets.Token) or found.ids is not None:
             return found
         if len(prepared) > 1:
-            raise ImageError("Each picture has a caption of its own: explain them one by one, or give the tokens.")
+            raise ImageError("Each image has its own caption: explain the images one by one, or give the tokens.")
         if not isinstance(self.family, families.Captioner):
-            raise TargetError("The model writes no text.")
+            raise TargetError("The model does not generate text: give the token ids, targets.Token(ids).")
         return replace(found, ids=self.family.write(self.to_batch(prepared)))
 
     def _to_target(self, target: Any) -> Any:
@@ -404,9 +406,10 @@ class Captioner(TaskModel):
 
 @dataclass(frozen=True, eq=False)
 class PoseFinder(TaskModel):
-    """A model that finds keypoints, with its preprocessing.
+    """A pose estimation (keypoint) model, with its preprocessing.
 
-    `gradcam.load_model` makes one. A target is a `targets.Keypoint`, or the numbers of keypoints; None is the first.
+    `gradcam.load_model` returns one. A target is a `targets.Keypoint`, or the numbers of keypoints. None means the first
+    keypoint.
 
     Examples
     --------
@@ -436,9 +439,8 @@ def require_family(model: nn.Module, task: str) -> Family | None:
     family = find_family(unwrap(model), next(kind for kind in kinds if kind.task == task))
     if family is None and task in ("detection", "captioning"):
         raise ModelError(
-            f"{type(model).__name__} is of no family that is known here for {task}. Name what it is for, such as --task "
-            "classification (task= in Python); otherwise "
-            "gradcam.explain(model, images, target=...) takes any model, with a function of its output."
+            f"{type(model).__name__} is not a known model for {task}. Give another task, such as --task classification "
+            "(task= in Python). Or use gradcam.explain(model, images, target=...) with a function of the model's output."
         )
     return family
 

@@ -31,8 +31,8 @@ def find_class(labels: Sequence[str] | None, wanted: str, count: int | None = No
             raise TargetError(f"Class {index} does not exist: this model has {known} classes, 0 to {known - 1}.")
         return index
     if labels is None:
-        why = "nobody named this model's classes"
-        raise TargetError(f"No class is called '{wanted}': {why}. Give an index, or labels.")
+        why = "this model has no class names"
+        raise TargetError(f"No class is called '{wanted}': {why}. Give an index, or labels (--labels).")
     name = _simplify(wanted.removeprefix("name:"))
     found = [index for index, label in enumerate(labels) if _simplify(label) == name]
     if len(found) == 1:
@@ -41,7 +41,9 @@ def find_class(labels: Sequence[str] | None, wanted: str, count: int | None = No
         choices = ", ".join(f"{index} ({labels[index]})" for index in found)
         raise TargetError(f"Several classes are called '{wanted}': choose one by its index, {choices}.")
     offers = nearest(name, labels)
-    hint = f"nearest: {join_names(offers)}" if offers else f"there are {len(labels)}, such as {join_names(labels[:3])}"
+    hint = (
+        f"nearest: {join_names(offers)}" if offers else f"the model has {len(labels)}, such as {join_names(labels[:3])}"
+    )
     raise TargetError(f"No class is called '{wanted}'; {hint}.")
 
 
@@ -64,7 +66,7 @@ def read_labels(path: str | os.PathLike[str]) -> FileLabels:
     try:
         text = read_text_file(path).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise ModelError(f"{path}: cannot be read as labels ({reason})") from error
     if Path(path).suffix.lower() == ".json" or text.lstrip()[:1] in ("{", "["):
         return FileLabels(_read_json(path, text), path)
@@ -72,7 +74,7 @@ def read_labels(path: str | os.PathLike[str]) -> FileLabels:
         return FileLabels(_in_order(path, pairs), path)
     lines = [line.strip() for line in text.strip().split("\n")]  # a form feed ends no line
     if "" in lines:
-        raise ModelError(f"{path}: line {lines.index('') + 1} is empty, expected a label on each line.")
+        raise ModelError(f"{path}: line {lines.index('') + 1} is empty, expected one label per line.")
     return FileLabels(lines, path)
 
 
@@ -81,7 +83,7 @@ def check_labels(labels: Any) -> list[str]:
     if isinstance(labels, (str, os.PathLike)):
         return read_labels(labels)
     if not isinstance(labels, (list, tuple)) or not labels or not all(isinstance(label, str) for label in labels):
-        what = "names, or the path of a file with one on each line"
+        what = "class names, or the path of a file with one name per line"
         raise ModelError(f"The labels are {shorten(labels)}, expected {what}.")
     return list(labels)
 
@@ -91,9 +93,9 @@ def fit_labels(labels: Sequence[str], logits: int, classes: int) -> list[str]:
     if logits == 1 and len(labels) == 1:
         return [f"not {labels[0]}", labels[0]] if classes == 2 else list(labels)
     if len(labels) != classes:
-        what = f"{classes} classes" if logits > 1 else "a single logit: expected one label, or two, against and for"
+        what = f"{classes} classes" if logits > 1 else "a single logit: expected one label, or two (negative, positive)"
         start = f"{labels.path} has" if isinstance(labels, FileLabels) else "There are"
-        raise ModelError(f"{start} {len(labels)} labels, and the model has {what}.")
+        raise ModelError(f"{start} {len(labels)} labels, but the model has {what}.")
     return list(labels)
 
 
@@ -101,7 +103,7 @@ def _read_json(path: str | os.PathLike[str], text: str) -> list[str]:
     try:
         found = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ModelError(f"{path}: is no JSON ({error})") from error
+        raise ModelError(f"{path}: is not valid JSON ({error})") from error
     if isinstance(found, dict) and isinstance(found.get("id2label"), dict):
         found = found["id2label"]
     if isinstance(found, dict) and found and all(type(index) is int for index in found.values()):

@@ -1,4 +1,4 @@
-"""From a name and what a person says of it, the preprocessing included, to a `Classifier`."""
+"""Load a model by name, with its preprocessing, as a `Classifier` or a model for another task."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ from gradcam.plugins import find_function
 from gradcam.targets.heads import ends_in_features, find_end
 
 TOWERS = ("encode_image", "encode_text")  # of whoever follows CLIP's own code
-USE_A_FUNCTION = "gradcam.explain(model, images, target=...) takes a function from the output to one score per image."
+USE_A_FUNCTION = (
+    "use gradcam.explain(model, images, target=...) with a function from the output to one score per image."
+)
 OTHER_TASK = rf"{MODELING}\w+?For(?!\w*Classification)(\w+)"  # classes of Hugging Face that do not classify
 OTHER_MAPS = re.compile("pose|keypoint|heatmap|landmark|depth(?!wise)")  # in names of models that do not segment
 KEYPOINT_COUNTS = (16, 17, 68, 98, 133)  # of MPII, COCO, 300-W, WFLW and COCO-WholeBody
@@ -75,75 +77,76 @@ def load_classifier(
     fit: str = "crop",
     predictions: str = "own",
 ) -> Classifier:
-    """Load a model with its preprocessing and its labels, to explain pictures from files.
+    """Load a classifier with its preprocessing and its labels, to explain images from files.
 
-    Without arguments it is the small ImageNet classifier that comes with the package and needs no download. What was
-    assumed of a model is in the classifier's `notes`.
+    Without arguments, this is the small ImageNet classifier that is included in the package and needs no download. The
+    classifier's `notes` list what was assumed about a model.
 
     Parameters
     ----------
     name : str or nn.Module, default "efficientnet_lite0"
-        One of torchvision's classification models, with its weights or without ("resnet50", "resnet50:IMAGENET1K_V1");
-        "timm:NAME" or "hf:NAME", of the hub or a folder; "file.py:function", "package.module:function" or the entry
-        point of an installed package (group `gradcam.models`), called without arguments; or a module of yours. `gradcam
-        models` lists them. A module of yours is neither moved, frozen nor switched to evaluation mode, so that it can
-        be explained between two steps of its training.
+        A model's name, or your own module. Names are "resnet50" or "resnet50:IMAGENET1K_V1" for torchvision, and
+        "timm:NAME" or "hf:NAME" for models from the hub or a folder. A function of yours, called without arguments, is
+        "file.py:function", "package.module:function" or the entry point of an installed package (group
+        `gradcam.models`). `gradcam models` lists all names. Your own module is not moved, not frozen and not switched to
+        evaluation mode, so that you can explain it between two training steps.
     weights : str or path, default None
-        A checkpoint (safetensors, or what `torch.save` wrote) in place of the model's own; the number of classes is
-        taken from it. It is loaded into a module of yours. A checkpoint that torchvision or timm published is known by
-        its hash or its name, and pictures are prepared for it as in its training; `notes` say how. Or the name of some
-        of the model's own weights: "IMAGENET1K_V1".
+        A checkpoint (safetensors, or written by `torch.save`) instead of the model's default weights, loaded into your
+        module if you pass one. It determines the number of classes. Official checkpoints of torchvision and timm are
+        recognised by hash or name, and get the preprocessing that they were trained with; `notes` report it. You can
+        also pass the name of official weights: "IMAGENET1K_V1".
     labels : sequence of str, or path, default None
-        The names of the classes, or a file of them: a line each, or JSON. None for the model's own.
+        The class names, or a file of them: one per line, CSV, or JSON. None uses the model's labels.
     mean : float or sequence of float, default None
-        One for each channel, of values in [0,1]; a single number is for grey pictures. None is the model's own, which
-        models of timm, open_clip and transformers carry; otherwise it is ImageNet's, with a warning.
+        The mean per channel, of values in [0,1]; a single number means greyscale images. None uses the model's own mean,
+        which models of timm, open_clip and transformers carry; otherwise ImageNet's, with a warning.
     std : float or sequence of float, default None
-        The standard deviations, given as `mean` is.
+        The standard deviation per channel, in the same form as `mean`.
     size : int or (int, int), default None
-        What the network takes, in pixels: a number takes the centre of the picture, (height, width) all of it, whatever
-        its aspect. None is the model's own; for a model of yours it is 224.
+        The input size in pixels. With one number, the model sees a square crop from the centre of the image. With
+        (height, width), the whole image is resized to that size, without keeping its aspect ratio. None uses the
+        model's own size; for your own module, 224.
     crop : float, default None
-        The share of the resized picture that is kept, in (0,1]. None is the model's own; for a model of yours it is
-        0.875.
+        The fraction of the resized image that the centre crop keeps, in (0,1]. None uses the model's own; for your own
+        module, 0.875.
     activation : str, default "auto"
-        How logits become probabilities: "softmax", "sigmoid", "none" (they are probabilities, or a single value),
-        "applied" (a single probability), or "auto": what is known of the model, or sigmoid for a single logit.
+        How logits become probabilities: "softmax", "sigmoid" (multi-label), "none" (the outputs are probabilities, or a
+        single value), "applied" (the output is a single probability), or "auto" (the model's known activation, or
+        sigmoid for a single logit).
     reader : callable or str, default None
-        A function from a path to an array, or to an array and the picture to draw on; or its name, "module:function".
-        None reads what `gradcam.read_image` reads, and DICOM.
+        A function from a path to an array, or to an array and the image to draw on. You can also pass its name,
+        "module:function". None reads the formats of `gradcam.read_image`, and DICOM.
     layer : str, default None
-        The layer that is explained where no other is named. None for the last layer with a grid that the score depends
-        on.
+        The default target layer. None uses the last layer with a spatial grid that the score depends on.
     device : str, default "auto"
-        "auto", "cpu", "cuda", "cuda:N" or "mps". A model that lies on several devices is left where it lies.
+        "auto", "cpu", "cuda", "cuda:N" or "mps". A model that is spread over several devices keeps them.
     precision : str, default "fp32"
-        What the model computes with: "fp32", "bf16" or "fp16". Batch norms, probabilities and maps are float32 anyway.
-        bf16 is faster than fp32 where the processor or GPU has instructions for it, and slower elsewhere.
+        The precision of the model: "fp32", "bf16" or "fp16". Batch norms, probabilities and maps always use float32.
+        bf16 is faster than fp32 if the CPU or GPU has instructions for it, and slower otherwise.
     fit : str, default "crop"
-        What of a picture is explained. "crop" is what the model's own preprocessing takes, mostly the centre. "whole"
-        is all of it, in its own aspect, at the scale of that preprocessing; for networks that take any size, and for
-        transformers whose positions can be interpolated. "tiles" is overlapping windows of as many pixels of the
-        picture as the network takes, "tiles:512" of that many; for large pictures of small things. Evaluation and
-        inspection keep to "crop".
+        Which part of the image the model sees. "crop" is the model's default preprocessing, usually a centre crop.
+        "whole" is the whole image in its own aspect ratio, at the scale of that preprocessing. It works for networks that
+        take any size, and for transformers whose position embeddings can be interpolated. "tiles" is for small objects
+        in large images. It splits the image into overlapping windows of the model's input size, and "tiles:512" into
+        windows of 512 pixels. Evaluation and inspection always use "crop".
     predictions : str, default "own"
-        Where the classes come from, of which the most probable is explained: from the model's "own" preprocessing, or
-        from what is "seen" (with tiles, the mean of the windows' logits).
+        The input for the predictions: the model's default crop ("own"), or the same view as the explanation ("seen";
+        with tiles, the mean of the windows' logits). The most probable class is explained by default.
 
     Returns
     -------
     Classifier
-        With `explain`, `compare` and `attribute` for pictures.
+        With `explain`, `compare` and `attribute` for images.
 
     Raises
     ------
     ModelError
-        For a model, weights, labels, preprocessing, activation, reader, device or precision that is unknown, missing or
-        does not fit.
+        If the model, weights, labels, preprocessing, activation, reader, device or precision is unknown, missing or
+        invalid.
     LayerError
-        For an unknown layer.
+        If the layer is unknown.
     GradcamError
-        For an unknown `fit` or `predictions`.
+        If `fit` or `predictions` is unknown.
 
     Examples
     --------
@@ -152,7 +155,7 @@ def load_classifier(
     >>> classifier.explain("photo.jpg").label()
     'Egyptian cat'
 
-    A model of yours:
+    Your own model:
 
     >>> import torchvision
     >>> model = torchvision.models.resnet18(weights=None, num_classes=3)
@@ -165,8 +168,8 @@ def load_classifier(
     )
     parts = chosen.load(name, task="classification")
     if (task := _find_known_task(parts)) not in (None, "classification"):
-        advice = "gradcam.load_model() loads it." if task in TASKS else USE_A_FUNCTION
-        raise ModelError(f"{name_model(name)} is for {task}, and no classifier: {advice}")
+        advice = "use gradcam.load_model()." if task in TASKS else USE_A_FUNCTION
+        raise ModelError(f"{name_model(name)} is a model for {task}, not a classifier: {advice}")
     return _make_classifier(name, chosen, parts)
 
 
@@ -190,56 +193,56 @@ def load_model(
     fit: str = "crop",
     predictions: str = "own",
 ) -> Classifier:
-    """Load a model of any task with its preprocessing and its labels: a classifier, a detector, a segmenter and so on.
+    """Load a model for any task, with its preprocessing and its labels: a classifier, a detector, a segmenter and so on.
 
     Parameters
     ----------
     name : str or nn.Module, default "efficientnet_lite0"
-        As in `load_classifier`; also one of torchvision's detectors and segmenters, "hf:NAME" of any of these tasks,
+        As in `load_classifier`. It may also be a torchvision detector or segmenter, "hf:NAME" for any of these tasks,
         "open_clip:NAME", "smp:FOLDER" and "yolo:FILE.pt".
     task : str, default "auto"
-        "classification", "regression" (of values), "detection", "segmentation", "matching" (pictures with sentences, or
-        with one another), "captioning" or "pose"; "auto" reads it off the model.
+        "classification", "regression", "detection", "segmentation", "matching" (comparing images with sentences or with
+        reference images), "captioning" or "pose". "auto" determines the task from the model.
     prompts : sequence of str, default ()
-        What a detector that is told by words looks for, one for each class.
+        Text prompts for a detector that takes them, one per class.
     threshold : float, default None
-        The least score of a detector's boxes. None for the model's own.
+        The lowest score of a detector's boxes. None uses the model's threshold.
     weights : str or path, default None
-        As in `load_classifier`, as are all that follow.
+        As in `load_classifier`, like all parameters below.
     labels : sequence of str, or path, default None
-        The names of the classes.
+        The class names.
     mean : float or sequence of float, default None
-        One for each channel.
+        The mean per channel.
     std : float or sequence of float, default None
-        One for each channel.
+        The standard deviation per channel.
     size : int or (int, int), default None
-        Where the whole picture is shown, what its shorter side becomes.
+        The input size. For models that take the whole image, the length of its shorter side.
     crop : float, default None
-        For classifiers.
+        Only for classifiers.
     activation : str, default "auto"
-        For classifiers.
+        Only for classifiers.
     reader : callable or str, default None
-        A function that reads a picture.
+        A function that reads an image.
     layer : str, default None
-        The layer that is explained where no other is named.
+        The default target layer.
     device : str, default "auto"
-        Where it computes.
+        The device of the model.
     precision : str, default "fp32"
-        How precisely.
+        The precision of the model.
     fit : str, default "crop"
-        For classifiers.
+        Only for classifiers.
     predictions : str, default "own"
-        For classifiers.
+        Only for classifiers.
 
     Returns
     -------
     Classifier
-        Or one of `Detector`, `Segmenter`, `Matcher`, `Captioner` and `PoseFinder`, which have all that it has.
+        Or a subclass: `Detector`, `Segmenter`, `Matcher`, `Captioner` or `PoseFinder`.
 
     Raises
     ------
     GradcamError
-        As `load_classifier` does; for an unknown task, and for a model whose task cannot be told.
+        As in `load_classifier`. Also if the task is unknown, or cannot be determined from the model.
 
     Examples
     --------
@@ -257,11 +260,9 @@ def load_model(
     parts = chosen.load(name, task=None if task == "auto" else task, prompts=prompts)
     found = _find_task(parts, chosen) if task == "auto" else task
     if prompts and not parts.inputs and found != "matching":
-        raise ModelError(
-            f"{name_model(name)} is not told by words what to look for, and is for {found}: leave them out."
-        )
+        raise ModelError(f"{name_model(name)} is a model for {found} and takes no text prompts: leave out the prompts.")
     if found not in TASKS:
-        raise ModelError(f"{name_model(name)} is for {found}, which is no task here: {USE_A_FUNCTION}")
+        raise ModelError(f"{name_model(name)} is a model for {found}, which is not supported: {USE_A_FUNCTION}")
     if found == "classification":
         model = _make_classifier(name, chosen, parts)
         names = model.labels or [f"output {index}" for index in range(model.classes)]
@@ -277,17 +278,17 @@ def load_detector(name: str | nn.Module, **options: Any) -> Detector:
     name : str or nn.Module
         As in `load_model`.
     **options : Any
-        The options of `load_model`, but the task.
+        The options of `load_model`, except `task`.
 
     Returns
     -------
     Detector
-        With `explain` and `compare` for pictures.
+        With `explain` and `compare` for images.
 
     Raises
     ------
     GradcamError
-        As `load_model` does.
+        As in `load_model`.
 
     Examples
     --------
@@ -300,24 +301,24 @@ def load_detector(name: str | nn.Module, **options: Any) -> Detector:
 
 
 def load_segmenter(name: str | nn.Module, **options: Any) -> Segmenter:
-    """Load a model that finds a class for each pixel, with its preprocessing and its labels.
+    """Load a semantic segmentation model with its preprocessing and its labels.
 
     Parameters
     ----------
     name : str or nn.Module
         As in `load_model`.
     **options : Any
-        The options of `load_model`, but the task.
+        The options of `load_model`, except `task`.
 
     Returns
     -------
     Segmenter
-        With `explain` and `compare` for pictures.
+        With `explain` and `compare` for images.
 
     Raises
     ------
     GradcamError
-        As `load_model` does.
+        As in `load_model`.
 
     Examples
     --------
@@ -330,24 +331,24 @@ def load_segmenter(name: str | nn.Module, **options: Any) -> Segmenter:
 
 
 def load_matcher(name: str | nn.Module, **options: Any) -> Matcher:
-    """Load a model that compares pictures with sentences, or with one another.
+    """Load a model that compares images with sentences or with reference images.
 
     Parameters
     ----------
     name : str or nn.Module
-        As in `load_model`; of timm also a classifier, whose features are compared.
+        As in `load_model`. It may also be a timm classifier; then its features are compared.
     **options : Any
-        The options of `load_model`, but the task.
+        The options of `load_model`, except `task`.
 
     Returns
     -------
     Matcher
-        With `explain` and `compare` for pictures.
+        With `explain` and `compare` for images.
 
     Raises
     ------
     GradcamError
-        As `load_model` does.
+        As in `load_model`.
 
     Examples
     --------
@@ -478,8 +479,8 @@ def _find_task(parts: Parts, choice: _Choice) -> str:
     is_features = (end := find_end(model)) is not model and ends_in_features(end)
     if is_heatmap or is_pyramid or is_features or any(OTHER_MAPS.search(name.lower()) for name in names):
         raise ModelError(
-            f"{type(model).__name__} gives {tuple(maps.shape)}, which may be keypoint heatmaps, depth or features. Say what "
-            f"it is: --task segmentation or --task pose (task= in Python). For anything else, {USE_A_FUNCTION}"
+            f"{type(model).__name__} returns {tuple(maps.shape)}, which may be keypoint heatmaps, depth or features. Give "
+            f"--task segmentation or --task pose (task= in Python). For other tasks, {USE_A_FUNCTION}"
         )
     return "segmentation"
 
@@ -495,7 +496,7 @@ def _make_task_model(
 ) -> TaskModel:
     family = require_family(parts.model, task)
     if threshold is not None and family is not None:
-        check_number(threshold, "threshold", "the least score of a box, from 0 to 1.", most=1, error=ModelError)
+        check_number(threshold, "threshold", "the lowest score of a box, from 0 to 1.", most=1, error=ModelError)
         family.set_threshold(threshold)
     preprocess, notes = _to_whole(parts, family, task, choice)
     if isinstance(name, nn.Module):
@@ -535,7 +536,7 @@ def _fit_task_labels(labels: Sequence[str], model: nn.Module, family: Family | N
     is_named = any(label.casefold().strip("_") == "background" for label in labels)
     if is_named or len(labels) != count - 1 or count == 1 or (family is not None and family.own_labels):
         return fit_labels(labels, count, max(2, count)), ()
-    note = f"There are {len(labels)} labels for {count} classes: class 0 is taken as the background, class 1 as {labels[0]}."
+    note = f"There are {len(labels)} labels for {count} classes: assuming class 0 is background and class 1 is {labels[0]}."
     return ["background", *labels], [note]
 
 
@@ -550,15 +551,16 @@ def _to_whole(parts: Parts, family: Family | None, task: str, choice: _Choice) -
         plain = WholePicture() if is_scaled else shown
         parts = replace(parts, preprocess=plain)
         if not is_scaled and not (wish.size and wish.mean and wish.std):
-            grey = "of a grey picture" if len(plain.mean) == 1 else "of a picture"
+            kind = "greyscale image" if len(plain.mean) == 1 else "image"
             statistics = ", ImageNet's mean and std" if parts.is_assumed else ""
-            what = f"all {grey} with a shorter side of {SHORTER}{statistics}"
-            notes = [f"Assumed {what}: --size, --mean and --std say otherwise (size=, ... in Python)."]
+            what = f"the whole {kind} with a shorter side of {SHORTER} pixels{statistics}"
+            notes = [f"Assumed {what}. Override with --size, --mean, --std (size=, ... in Python)."]
     if not isinstance(parts.preprocess, WholePicture):
         return adjust(parts, wish)
     if isinstance(wish.size, tuple) or wish.crop is not None:
         raise ModelError(
-            "The whole picture is shown, in its own aspect: size is what its shorter side becomes, in pixels."
+            "The model takes the whole image in its own aspect ratio: give size as one number, the length of the shorter "
+            "side in pixels, and no crop."
         )
     plain = parts.preprocess
     mean, std = wish.mean or plain.mean, wish.std or plain.std
@@ -591,7 +593,7 @@ def _find_parts(name: str | nn.Module, choice: _Choice, task: str | None, prompt
     unwrap(name)
     if device != "auto" or precision != "fp32":
         raise ModelError(
-            "A module of yours is explained where it lies and as precisely as it is: move it yourself, and leave the device "
-            "at 'auto' and the precision at 'fp32'."
+            "A model object keeps its device and precision: move it yourself, and leave the device at 'auto' and the "
+            "precision at 'fp32'."
         )
     return to_parts(name, weights)

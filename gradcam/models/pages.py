@@ -47,42 +47,43 @@ def page(
     name: str | None = None,
     **options: Any,
 ) -> Page:
-    """Make the page of a picture: maps of every class, in one file that needs no server.
+    """Make an interactive page of an image: heatmaps of every class, in one HTML file that needs no server.
 
-    Maps are signed where the method's are. By Grad-CAM and HiResCAM all classes are explained at once, by derivatives of
-    what lies behind the layer, which takes a pass more and a part of one for each cell or channel of the layer; by other
-    methods, and where that cannot be done, the `top` most probable classes are.
+    The heatmaps are signed if the method supports that. Grad-CAM and HiResCAM explain all classes at once, from the
+    derivatives of the network after the layer. This takes one additional pass, and a partial pass per cell or channel
+    of the layer. If the method is neither of these, or this shortcut is not possible, the page covers the `top` most
+    probable classes.
 
     Parameters
     ----------
-    picture : picture
+    picture : image
         As in `Classifier.explain`.
     classifier : Classifier, default None
-        None for the one that comes with the package. What `gradcam.load_model` gives for another task is taken as well:
-        the page then has what is explained, such as boxes, in place of classes.
+        None uses the included model. Models of other tasks, from `gradcam.load_model`, are accepted as well. The page
+        then shows the model's results, such as boxes, instead of classes.
     layers : sequence of str, default None
-        Dotted names. None takes the classifier's own, and up to three before it, each the last of its resolution.
+        Dotted names. None uses the default layer and up to three earlier layers, each the last layer of its resolution.
     methods : sequence of str or Method, default ()
-        As in `gradcam.compare`. None given is "gradcam", or what suits the task.
+        As in `gradcam.compare`. The default is "gradcam" for classifiers, and the task's default method otherwise.
     target : Any, default None
-        Of a classifier the class that is shown first, or several that have maps whatever their probability, by index or
-        label; of other models as in `explain`.
+        For a classifier, the class to show first, or several classes to include, by index or label. For other models, as
+        in `explain`.
     top : int, default 50
-        How many of the most probable classes have maps where those of all cost too much.
+        The number of most probable classes to include, if heatmaps of all classes cost too much.
     name : str, default None
-        What the picture is called, where it is not given by its path.
+        The title of the image, if it is not given by its path.
     **options : Any
         "reshape" and "progress" of `explain`.
 
     Returns
     -------
     Page
-        With `save`, `to_html` and `to_data`. A notebook shows it by itself.
+        With `save`, `to_html` and `to_data`. A notebook displays it automatically.
 
     Raises
     ------
     GradcamError
-        As `Classifier.explain` does, for an output that is NaN or infinite, and for a `top` that is no number of classes.
+        As in `Classifier.explain`. Also if the output contains NaN or infinite values, or `top` is invalid.
 
     Examples
     --------
@@ -95,7 +96,9 @@ def page(
     check_count(top, "top", "a number of classes, 1 or more.")
     classifier = load_classifier() if classifier is None else classifier
     if not isinstance(classifier, Classifier):
-        raise ModelError(f"classifier is {type(classifier).__name__}, expected what gradcam.load_classifier gives.")
+        raise ModelError(
+            f"classifier is {type(classifier).__name__}, expected a model from gradcam.load_classifier or load_model."
+        )
     is_file = isinstance(picture, (str, os.PathLike))
     title = name or (PurePath(os.fspath(picture)).name if is_file else "picture")  # type: ignore[arg-type]  # it is one
     making = _Making(classifier, classifier.prepare(picture), options)
@@ -138,9 +141,9 @@ class _Making:
         found = self.explain(layers, methods, target)
         self.one = next(iter(found.values()))
         if not self.one.scores.isfinite().all():
-            raise GradcamError("The model's output is NaN or infinite in places: look at its weights.")
+            raise GradcamError("The model's output contains NaN or infinite values: check its weights.")
         if self.one.reference is not None:
-            self.notes.append("The map on the other picture is not in this page: gradcam run writes both.")
+            self.notes.append("This page leaves out the heatmap on the reference image: gradcam run writes both.")
         self.things, order = list_things(self.one)
         self.total = 0
         return [to_set(each.maps[0].numpy()[order], each) for each in found.values()]
@@ -159,7 +162,7 @@ class _Making:
         self.one = next(iter(known.values()))
         shares = self.one.probabilities()[0]
         if not shares.isfinite().all():
-            raise GradcamError("The model's output is NaN or infinite in places: look at its weights.")
+            raise GradcamError("The model's output contains NaN or infinite values: check its weights.")
         ranked = shares.argsort(descending=True, stable=True)
         places = torch.empty_like(ranked)
         places[ranked] = torch.arange(len(ranked), dtype=ranked.dtype, device=ranked.device)
@@ -294,6 +297,6 @@ def _to_numpy(values: Tensor) -> Any:
 def _say_few(missing: Sequence[tuple[str, str]], some: int, total: int) -> str:
     where = ", ".join(f"{method} at {layer}" for layer, method in missing[:3]) + (" and more" if missing[3:] else "")
     return (
-        f"Maps by {where} are there for {some} of {total} classes, since each costs a pass backwards. "
-        "gradcam page --top N makes more of them, and --class NAME those that you name."
+        f"Heatmaps of {where} are limited to {some} of {total} classes, because each class needs a backward pass. "
+        "For more, use gradcam page --top N or --class NAME."
     )

@@ -22,20 +22,21 @@ def panel(
     alpha: float = 0.5,
     colormap: str = "turbo",
 ) -> Pixels:
-    """Draw one picture as `Classifier.compare` explained it: methods across, layers and classes down.
+    """Draw the results of `Classifier.compare` for one image: a column per method, a row per layer and class.
 
-    Shown is the part of the picture that the network saw; the first column is that part itself. A bar of the colours is
-    below. Where each method has a layer of its own, the title of its column names that layer. Several boxes, masks or
-    sentences of one method and layer are shown one after another, behind a picture with all of them.
+    The panel shows the part of the image that the model saw, first without a heatmap. A colour bar is below. If each
+    method has its own layer, the column's title names the layer. If there is only one method and layer, and several
+    boxes, masks or sentences are explained, the panel shows the image with all of them, and then one heatmap per box,
+    mask or sentence.
 
     Parameters
     ----------
     explanations : mapping of (str, str) to PictureExplanation
-        What `Classifier.compare` gives.
+        The result of `Classifier.compare`.
     i : int, default 0
-        Which picture.
+        The image, counted from 0.
     height : int, default 224
-        The height of each part that is shown, in pixels.
+        The height of each cell, in pixels.
     alpha : float, default 0.5
         As in `gradcam.overlay`.
     colormap : str, default "turbo"
@@ -49,9 +50,9 @@ def panel(
     Raises
     ------
     GradcamError
-        For explanations that are not of one comparison, for an unknown colour map, and for an opacity outside [0,1].
+        If the explanations are not from one comparison, the colour map is unknown, or the opacity is outside [0,1].
     ImageError
-        Where there is no picture i, and for a height below 1.
+        If there is no image i, or the height is below 1.
 
     Examples
     --------
@@ -65,20 +66,22 @@ def panel(
     found = list(explanations.values()) if isinstance(explanations, Mapping) else []
     is_comparison = all(isinstance(key, tuple) and len(key) == 2 for key in explanations)
     if not found or not is_comparison or not all(isinstance(each, PictureExplanation) for each in found):
-        raise GradcamError(f"The explanations are {shorten(explanations)}, expected what Classifier.compare() gives.")
+        raise GradcamError(
+            f"The explanations are {shorten(explanations)}, expected the result of Classifier.compare()."
+        )
     for other in found[1:]:
         check_alike(found[0], other)
     layers, methods = (list(dict.fromkeys(key[axis] for key in explanations)) for axis in (0, 1))
     first, titles, across = found[0], methods, [found]
     if not -len(first.pictures) <= i < len(first.pictures):
-        raise ImageError(f"There is no picture {i}: there are {len(first.pictures)}.")
+        raise ImageError(f"There is no image {i}: there are {len(first.pictures)}.")
     if len(layers) > 1 and len(methods) == len(explanations):  # each method has a layer of its own
         titles = [each.method if each.layer == first.layer else f"{each.method} at {each.layer}" for each in found]
     else:
         for layer, method in itertools.product(layers, methods):
             if (layer, method) not in explanations:
                 what = f"There is no explanation by {method} at {layer}"
-                raise GradcamError(f"{what}: a panel needs each method at each layer.")
+                raise GradcamError(f"{what}: a panel needs every method at every layer.")
         across = [[explanations[layer, method] for method in methods] for layer in layers]
     if first.instances is not None and len(found) == 1 and len(first.instances[i]) > 1:
         return _draw_instances(first, i, height, alpha=alpha, colormap=colormap)
@@ -88,7 +91,7 @@ def panel(
         for k in range(first.maps.shape[1])
     ]
     signed = first.evidence == "signed"
-    return draw_panel(["picture", *titles], rows, height=height, colormap=colormap, signed=signed)
+    return draw_panel(["image", *titles], rows, height=height, colormap=colormap, signed=signed)
 
 
 def _draw_instances(explanation: PictureExplanation, i: int, height: int, *, alpha: float, colormap: str) -> Pixels:

@@ -109,7 +109,7 @@ class Preprocessing:
         Resizing rounds to whole pixels too, and may shift what is seen by up to one of *its* pixels against this
         part."""
         if min(height, width) < 1:
-            raise ImageError(f"The picture is {width} x {height}, expected at least one pixel.")
+            raise ImageError(f"The image is {width} x {height}, expected at least one pixel.")
         if isinstance(self.resize, int):
             scales = (min(height, width) / self.resize,) * 2
         else:
@@ -162,8 +162,8 @@ def check_values(values: Any) -> NDArray[Any]:
         with np.errstate(over="ignore"):
             odd = values.size - np.count_nonzero(np.isfinite(values.astype(np.float32)))
         if odd:
-            what = f"{_describe(values)}, of which {odd} value(s) are NaN or infinite"
-            raise ImageError(f"The picture is {what}: expected finite ones.")
+            what = f"{_describe(values)}, and {odd} value(s) are NaN or infinite"
+            raise ImageError(f"The image is {what}: expected finite values.")
     return values
 
 
@@ -172,7 +172,7 @@ def check_form(values: Any) -> NDArray[Any]:
     is_picture = isinstance(values, np.ndarray) and values.ndim in (2, 3) and values.size > 0
     if not is_picture or values.dtype.kind not in "uif":
         raise ImageError(
-            f"The picture is {_describe(values)}, expected an RGB array: uint8 (H,W,3) with values from 0 to 255; or "
+            f"The image is {_describe(values)}, expected an RGB array, uint8 (H,W,3) with values from 0 to 255; or "
             "integers or floats (H,W) or (H,W,C)."
         )
     return np.asarray(values, values.dtype.newbyteorder("="))
@@ -191,7 +191,7 @@ def fit_channels(values: NDArray[Any], channels: int) -> NDArray[Any]:
     takes = "one channel" if channels == 1 else f"{channels} channels"
     forms = {1: "an RGB array of 8 or 16 bits, or one channel (H,W)", 3: "an RGB array, one channel (H,W), or (H,W,3)"}
     raise ImageError(
-        f"The picture is {_describe(values)}, with {found} channel(s), and the network takes {takes}: "
+        f"The image is {_describe(values)}, with {found} channel(s), but the model takes {takes}: "
         f"expected {forms.get(channels, f'an array (H,W,{channels})')}."
     )
 
@@ -275,18 +275,20 @@ def check_same_sizes(sizes: Sequence[tuple[int, ...]], how: str) -> None:
     different = [f"{height} x {width}" for height, width in sorted(set(sizes))]
     if len(different) > 1:
         what = f"{' and '.join(different[:2])} {how}"
-        raise ImageError(f"The pictures are {what}, which do not fit into one batch: explain them one by one.")
+        raise ImageError(f"The images are {what}, which do not fit into one batch: explain them one by one.")
 
 
 Reader = Callable[[Path], Reading]
 
 
 def read_picture(path: Path, data: Given | None = None) -> Reading:
-    """A picture with the depth of its file for the model, and as `gradcam.images.read.show` has it for drawing. `data`:
-    what the file holds, where that was read already, or a picture of PIL's; the path then only says whose it is. DICOM
-    files come through their window, float32 in [0,1] or RGB. Values without a full range of their own, floats and long
-    or signed integers, go to the model as they are; those that are NaN or infinite become the least or the largest of
-    the others. Raises `ImageError` as `gradcam.read_image` does."""
+    """Read an image: its values at the file's bit depth for the model, and an 8-bit image for drawing.
+
+    `data` is the file's content, if it has already been read, or a PIL image. If given, the path is only a name. DICOM
+    files are read through their window, as float32 in [0,1] or RGB. Floats, signed and 32-bit integers are passed to
+    the model unscaled, and NaN and infinite values are replaced by the smallest or largest finite value. Raises
+    `ImageError` as in `gradcam.read_image`.
+    """
     try:
         if read.to_path(path).suffix.lower() in read.DICOM_SUFFIXES and not isinstance(data, Image.Image):
             return _read_dicom(path, data)
@@ -300,13 +302,13 @@ def read_picture(path: Path, data: Given | None = None) -> Reading:
         return Reading(values, picture, shown)
     is_finite, notes = np.isfinite(values), [shown] if shown else []
     if not is_finite.any():
-        raise ImageError(f"{path}: has no finite value: expected a picture")
+        raise ImageError(f"{path}: contains only NaN or infinite values")
     low, high = values[is_finite].min(), values[is_finite].max()
     if not is_finite.all():
         notes.append(f"{is_finite.size - np.count_nonzero(is_finite)} value(s) NaN or infinite")
         values = np.nan_to_num(values, nan=low, posinf=high, neginf=low)
     if low < 0 or high > 1:
-        notes.append(f"values from {low.item():.6g} to {high.item():.6g} go to the model as they are")
+        notes.append(f"values from {low.item():.6g} to {high.item():.6g} go to the model unscaled")
     return Reading(values, picture, "; ".join(notes) or None)
 
 
@@ -333,7 +335,7 @@ def to_reader(function: Callable[[Path], Any]) -> Reader:
     `ImageError`, naming the file and the function, for anything else, and for whatever the function raises but a
     `GradcamError`."""
     if not callable(function):
-        raise ModelError(f"The reader is {shorten(function)}, expected a function from a picture's path to an array.")
+        raise ModelError(f"The reader is {shorten(function)}, expected a function from an image's path to an array.")
     return partial(_read_with, function)
 
 
@@ -381,9 +383,9 @@ def _read_with(function: Callable[[Path], Any], path: Path) -> Reading:
             return _complete(*found)
         if isinstance(found, np.ndarray):
             return _complete(found)
-        raise ImageError(f"It is {shorten(found)}, expected an array, (array, picture), or a Reading.")
+        raise ImageError(f"It is {shorten(found)}, expected an array, (array, image), or a Reading.")
     except ImageError as error:
-        raise ImageError(f"{path}: what the reader {name} gave cannot be used. {error}") from None
+        raise ImageError(f"{path}: the result of the reader {name} cannot be used. {error}") from None
 
 
 def _complete(values: Any, picture: Any = None, note: Any = None) -> Reading:
@@ -392,7 +394,7 @@ def _complete(values: Any, picture: Any = None, note: Any = None) -> Reading:
         picture, note = show(values)
     sizes = [f"{array.shape[1]} x {array.shape[0]}" for array in (values, check_pixels(picture))]
     if sizes[0] != sizes[1]:
-        raise ImageError(f"The picture to draw on is {sizes[1]}, and the values are {sizes[0]}: expected one size.")
+        raise ImageError(f"The image to draw on is {sizes[1]}, but the values are {sizes[0]}: expected the same size.")
     if not isinstance(note, (str, type(None))):
-        raise ImageError(f"The note is {shorten(note)}, expected a text, or None.")
+        raise ImageError(f"The note is {shorten(note)}, expected a string or None.")
     return Reading(values, picture, note)

@@ -32,8 +32,8 @@ from gradcam.targets.classes import (
 from gradcam.targets.heads import refuse_features
 
 VOLUMES = (
-    "The model takes volumes or clips (N,C,D,H,W), which a picture is not, nor what a reader gives: explain one in "
-    "Python, gradcam.explain(model, volume). `gradcam layers` and `gradcam inspect trace` take it as it is."
+    "The model takes volumes or clips (N,C,D,H,W), not images: explain one in Python, with "
+    "gradcam.explain(model, volume). `gradcam layers` and `gradcam inspect trace` support it."
 )
 SIDE = 224  # of the picture, for preprocessing that says nothing of sizes
 # The activation still to be applied, by the last operation of a model.
@@ -71,7 +71,7 @@ def choose_activation(asked: str, known: str | None, findings: Findings) -> tupl
     """How logits become probabilities, and a note where that is assumed. Raises `ModelError` for what cannot be."""
     if asked != "auto":
         if asked == "softmax" and findings.logits == 1:
-            raise ModelError("The model has a single logit, whose softmax is always 1: its activation is sigmoid.")
+            raise ModelError("The model has a single logit, whose softmax is always 1: use the activation sigmoid.")
         return asked, ()
     if findings.activation == "none":
         applied = "applied" if findings.logits == 1 else "none"
@@ -80,10 +80,10 @@ def choose_activation(asked: str, known: str | None, findings: Findings) -> tupl
         return certain, ()
     if findings.logits == 1:
         return "sigmoid", (BINARY.format('--task regression (activation="none" in Python)'),)
-    hint = " Its output lies between 0 and 1: say none if it is probabilities." if findings.in_unit_interval else ""
+    hint = " The output is between 0 and 1: use none if it is probabilities." if findings.in_unit_interval else ""
     return "softmax", (
-        "Assumed that probabilities are the softmax of its output: where each class stands for itself, say --activation "
-        f'sigmoid (activation="sigmoid" in Python).{hint}',
+        "Assumed softmax for the class probabilities. For a multi-label model, use --activation sigmoid "
+        f'(activation="sigmoid" in Python).{hint}',
     )
 
 
@@ -111,8 +111,8 @@ def _probe(model: nn.Module, images: Tensor) -> Findings:
         if tensor is not None and tensor.ndim <= 2 and len(tensor) == 1:  # The shape is not the reason.
             raise ModelError(str(error)) from None
         raise ModelError(
-            f"The model gives {what} for one picture, expected one of (1, classes): it is no classifier. gradcam.explain() "
-            "explains any model, with a function for target=."
+            f"The model returns {what} for one image, expected (1, classes): it is not a classifier. For other models, use "
+            "gradcam.explain() with a function as target=."
         ) from None
     in_unit_interval = bool(((logits >= 0) & (logits <= 1)).all())
     activation = REMAINING.get(find_last_operation(logits))
@@ -139,10 +139,10 @@ def run(model: nn.Module, images: Tensor) -> Any:
     except Exception as error:
         if takes_volumes(unwrap(model)):
             raise ModelError(VOLUMES) from error
-        said = " ".join(str(error).split())[:300] or "nothing more"
+        said = " ".join(str(error).split())[:300] or "no message"
         channels, height, width = images.shape[1:]
         raise ModelError(
-            f"The model fails on a picture of {height} x {width} with {channels} channel(s), {type(error).__name__}: "
-            f"{said.rstrip('.')}. If it takes others, say which: --size, and --mean and --std with a value for each channel "
+            f"The model fails on an image of {height} x {width} with {channels} channel(s), {type(error).__name__}: "
+            f"{said.rstrip('.')}. For another input, give --size, and --mean and --std with one value per channel "
             "(size=, mean=, std= in Python)."
         ) from error

@@ -1,4 +1,4 @@
-"""Explanations of pictures from files."""
+"""Explanations of images from files."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Pictured(_Result):
     fit: str | None = field(default=None, repr=False)
 
     def probabilities(self) -> Tensor:
-        """Compute all classes' probabilities.
+        """Compute the probabilities of all classes.
 
         Returns
         -------
@@ -65,77 +65,77 @@ class Pictured(_Result):
         Raises
         ------
         TargetError
-            Where the model's output has no row of classes for each picture, or several heads with classes.
+            If the model's output does not have one row of class scores per image, or has several classification heads.
         """
         return to_probabilities(self.output, len(self.pictures), self.activation)
 
     def label(self, i: int = 0, k: int = 0) -> str | None:
-        """Name picture i's k-th class.
+        """Return the label of the k-th class of image i.
 
         Parameters
         ----------
         i : int, default 0
-            Which picture.
+            The image, counted from 0.
         k : int, default 0
-            Which of its classes.
+            The class, counted from 0 in the order of the target.
 
         Returns
         -------
         str or None
-            None where nobody knows the name, and where the target was a function.
+            None if the label is unknown, or the target was a function.
 
         Raises
         ------
         ImageError
-            Where there is no such picture or class.
+            If there is no such image or class.
         """
         choose(i, k, tuple(self.scores.shape), "class")
         return None if self.classes is None or self.labels is None else self.labels[int(self.classes[i, k])]
 
     def probability(self, i: int = 0, k: int = 0) -> float | None:
-        """Look up the probability of picture i's k-th class.
+        """Return the probability of the k-th class of image i.
 
         Parameters
         ----------
         i : int, default 0
-            Which picture.
+            The image, counted from 0.
         k : int, default 0
-            Which of its classes.
+            The class, counted from 0 in the order of the target.
 
         Returns
         -------
         float or None
-            None where the target was a function.
+            None if the target was a function.
 
         Raises
         ------
         ImageError
-            Where there is no such picture or class.
+            If there is no such image or class.
         TargetError
-            As `probabilities` does.
+            As in `probabilities`.
         """
         choose(i, k, tuple(self.scores.shape), "class")
         return None if self.classes is None else float(self.probabilities()[i, int(self.classes[i, k])])
 
     def name_class(self, i: int = 0, k: int = 0) -> str:
-        """Write the label and the index of picture i's k-th class, as far as there are.
+        """Return the label and the index of the k-th class of image i, as text.
 
         Parameters
         ----------
         i : int, default 0
-            Which picture.
+            The image, counted from 0.
         k : int, default 0
-            Which of its classes.
+            The class, counted from 0 in the order of the target.
 
         Returns
         -------
         str
-            "espresso (967)", or "class 967" without labels, or "score 0" where the target was a function.
+            "espresso (967)", or "class 967" without labels, or "score 0" if the target was a function.
 
         Raises
         ------
         ImageError
-            Where there is no such picture or class.
+            If there is no such image or class.
         """
         instance = self.instance(i, k)
         if instance is not None and instance.index is None:
@@ -147,42 +147,42 @@ class Pictured(_Result):
         return name_class(int(self.classes[i, k]), label, with_index=not is_value)
 
     def instance(self, i: int = 0, k: int = 0) -> Instance | None:
-        """Tell what picture i's k-th map is of, where that is more than a class.
+        """Return the instance that the k-th map of image i explains, such as a box.
 
         Parameters
         ----------
         i : int, default 0
-            Which picture.
+            The image, counted from 0.
         k : int, default 0
-            Which of its maps.
+            The map, counted from 0.
 
         Returns
         -------
         Instance or None
-            A box, a mask, a sentence; None for a class, for a function's score, and for an attribution.
+            A box, a mask, a sentence and so on. None for a class, for the score of a function, and for an attribution.
         """
         instances = getattr(self, "instances", None)
         return None if instances is None or k >= len(instances[i]) else instances[i][k]
 
     def caption(self, i: int = 0, k: int = 0) -> str:
-        """Write the line below picture i's k-th result: the class, its probability, the method and the layer.
+        """Return the caption of the k-th result of image i: the class, its probability, the method and the layer.
 
         Parameters
         ----------
         i : int, default 0
-            Which picture.
+            The image, counted from 0.
         k : int, default 0
-            Which of its classes.
+            The class, counted from 0 in the order of the target.
 
         Returns
         -------
         str
-            One line; without a probability where there is none.
+            One line. The probability is left out if there is none.
 
         Raises
         ------
         ImageError
-            Where there is no such picture or class.
+            If there is no such image or class.
         """
         share, instance = None, self.instance(i, k)
         if instance is not None:
@@ -201,17 +201,17 @@ class Pictured(_Result):
         return f"{self.name_class(i, k)}{shown}, {kind}by {self.method}{f' at {self.layer}' if self.layer else ''}"
 
     def one(self, i: int) -> Self:
-        """Take the result of picture i alone.
+        """Return the result of image i alone.
 
         Parameters
         ----------
         i : int
-            Which picture, counted from 0.
+            The image, counted from 0.
 
         Returns
         -------
         PictureExplanation or PictureAttribution
-            The same with N = 1, the model's output included.
+            A copy with N = 1, including the model's output.
         """
         per_picture = self._tensors() | {name: getattr(self, name) for name in ("pictures", "regions", "notes")}
         changed: dict[str, Any] = {name: values[i : i + 1] for name, values in per_picture.items()}
@@ -230,7 +230,7 @@ class Pictured(_Result):
         Returns
         -------
         PictureExplanation or PictureAttribution
-            The same, with its tensors on the CPU.
+            A copy with its tensors on the CPU.
         """
         return replace(self, **{name: tensor.cpu() for name, tensor in self._tensors().items()})
 
@@ -273,24 +273,24 @@ def _to_figure(picture: Pixels, height: int, caption: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class PictureExplanation(Pictured, Explanation):
-    """An `Explanation` that remembers the pictures, and where in them the network looked.
+    """An `Explanation` with its images, and with the region of each image that the model saw.
 
-    The fields of `Explanation` come with it. A notebook shows it by itself.
+    It has the fields of `Explanation`. A notebook displays it automatically.
 
     Attributes
     ----------
     pictures : sequence of arrays
-        The pictures, RGB, uint8 (H,W,3).
+        The images, RGB, uint8 (H,W,3).
     regions : sequence of (int, int, int, int)
-        The pixels of each picture that the network saw: top, left, height, width.
+        The pixels of each image that the model saw: top, left, height, width.
     labels : sequence of str or None
-        The names of the classes; None where nobody knows them.
+        The class names; None if they are unknown.
     notes : sequence of str or None
-        What a person should know of how each picture is shown.
+        Remarks on how each image is displayed.
     activation : str
         How logits become probabilities: "softmax", "sigmoid" or "none".
     fit : str or None
-        How the network was shown the pictures; None for its own preprocessing.
+        Which part of the images the model saw, as in `load_classifier`; None for the default preprocessing.
 
     Examples
     --------
@@ -311,20 +311,21 @@ class PictureExplanation(Pictured, Explanation):
     def overlay(
         self, i: int = 0, k: int = 0, *, alpha: float = 0.5, colormap: str = "turbo", outline: bool = True
     ) -> Pixels:
-        """Draw picture i with its k-th heatmap, on the pixels that the network saw.
+        """Draw the k-th heatmap of image i on the pixels that the model saw.
 
         Parameters
         ----------
         i : int, default 0
-            Which picture.
+            The image, counted from 0.
         k : int, default 0
-            Which of its heatmaps.
+            The heatmap, counted from 0.
         alpha : float, default 0.5
             The opacity, as in `gradcam.overlay`.
         colormap : str, default "turbo"
-            As in `gradcam.overlay`. Signed evidence is red for the class and blue against it, whatever the colour map.
+            As in `gradcam.overlay`. With signed evidence, evidence for the class is red and evidence against it is blue,
+            for any colour map.
         outline : bool, default True
-            Whether a fine line is drawn around what the network saw.
+            Whether to draw a thin line around the region that the model saw.
 
         Returns
         -------
@@ -334,9 +335,9 @@ class PictureExplanation(Pictured, Explanation):
         Raises
         ------
         ImageError
-            Where there is no such picture or heatmap.
+            If there is no such image or heatmap.
         GradcamError
-            For an unknown colour map, or an opacity outside [0,1].
+            If the colour map is unknown, or the opacity is outside [0,1].
         """
         choose(i, k, tuple(self.maps.shape))
         look: dict[str, Any] = {"alpha": alpha, "colormap": colormap, "outline": outline}
@@ -354,30 +355,30 @@ class PictureExplanation(Pictured, Explanation):
         alpha: float = 0.5,
         colormap: str = "turbo",
     ) -> None:
-        """Write the overlay to a picture's file, or the values to ``.npz`` or ``.npy``.
+        """Write the overlay to an image file, or the values to ``.npz`` or ``.npy``.
 
-        The values are written as by any `Explanation`. The file is whole, or not there, and its folder has to exist.
+        The values have the format of `Explanation.save`. The file is never incomplete. Its folder must exist.
 
         Parameters
         ----------
         path : str or path
-            The file; its suffix says what is written. The suffixes of pictures are those of `gradcam.write_image`.
+            The file. Its suffix determines the format. Image suffixes are those of `gradcam.write_image`.
         i : int, default None
-            Picture i alone. None takes all pictures, on a sheet with a row for each where they are several.
+            The image, counted from 0. None writes all images, on a sheet with one row per image.
         k : int, default None
-            Its k-th map alone. None takes all of its maps.
+            The map, counted from 0. None writes all maps.
         alpha : float, default 0.5
-            Of overlays, as in `overlay`.
+            For overlays, as in `overlay`.
         colormap : str, default "turbo"
-            Of overlays, as in `overlay`.
+            For overlays, as in `overlay`.
 
         Raises
         ------
         ImageError
-            For another suffix; for several maps in ``.npy``; where there is no such map; and where the file cannot be
-            written.
+            If the suffix is not supported, if an ``.npy`` file would get several maps, if there is no such map, or if
+            the file cannot be written.
         GradcamError
-            For an unknown colour map, or an opacity outside [0,1].
+            If the colour map is unknown, or the opacity is outside [0,1].
         """
         if check_suffix(path) in SUFFIXES:
             super().save(path, i, k)
@@ -385,30 +386,30 @@ class PictureExplanation(Pictured, Explanation):
             write_image(path, self._draw_all(i, k, alpha=alpha, colormap=colormap))
 
     def page(self, path: str | os.PathLike[str] | None = None, *, i: int = 0, name: str = "picture") -> Page:
-        """Make a page of picture i and its maps, alive in any browser without a server.
+        """Make an interactive page of image i and its heatmaps, for any browser, without a server.
 
-        It has the maps that this explanation has; `gradcam.page` makes one with those of all classes.
+        The page has the heatmaps of this explanation; `gradcam.page` makes a page with all classes.
 
         Parameters
         ----------
         path : str or path, default None
-            Where it is written, ending in ``.html``; None writes nothing.
+            The file to write, ending in ``.html``. None writes nothing.
         i : int, default 0
-            Which picture.
+            The image, counted from 0.
         name : str, default "picture"
-            What the picture is called in it.
+            The title of the image.
 
         Returns
         -------
         Page
-            With `save`, `to_html` and `to_data`. A notebook shows it by itself.
+            With `save`, `to_html` and `to_data`. A notebook displays it automatically.
 
         Raises
         ------
         ImageError
-            Where there is no such picture.
+            If there is no such image.
         GradcamError
-            For another suffix, and where the file cannot be written.
+            If the suffix is not ``.html``, or the file cannot be written.
 
         Examples
         --------
@@ -450,12 +451,12 @@ class PictureExplanation(Pictured, Explanation):
         return changed
 
     def laid_on_pictures(self) -> Self:
-        """Give instances in pixels of the pictures, in place of those of what the model was given.
+        """Return a copy whose instances are in pixels of the images instead of the model's input.
 
         Returns
         -------
         PictureExplanation
-            The same, with boxes, points and masks where the pictures have them.
+            A copy with converted boxes, points and masks.
         """
         changed: dict[str, Any] = {}
         for name in ("instances", "found"):
@@ -494,24 +495,24 @@ def to_probabilities(output: Any, images: int, activation: str) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class PictureAttribution(Pictured, Attribution):
-    """An `Attribution` that remembers the pictures, and where in them the network looked.
+    """An `Attribution` with its images, and with the region of each image that the model saw.
 
-    The fields of `Attribution` come with it. A notebook shows it by itself.
+    It has the fields of `Attribution`. A notebook displays it automatically.
 
     Attributes
     ----------
     pictures : sequence of arrays
-        The pictures, RGB, uint8 (H,W,3).
+        The images, RGB, uint8 (H,W,3).
     regions : sequence of (int, int, int, int)
-        The pixels of each picture that the network saw: top, left, height, width.
+        The pixels of each image that the model saw: top, left, height, width.
     labels : sequence of str or None
-        The names of the classes; None where nobody knows them.
+        The class names; None if they are unknown.
     notes : sequence of str or None
-        What a person should know of how each picture is shown.
+        Remarks on how each image is displayed.
     activation : str
         How logits become probabilities: "softmax", "sigmoid" or "none".
     fit : str or None
-        How the network was shown the pictures; None for its own preprocessing.
+        Which part of the images the model saw, as in `load_classifier`; None for the default preprocessing.
 
     Examples
     --------
@@ -530,50 +531,50 @@ class PictureAttribution(Pictured, Attribution):
     __repr__ = Attribution.__repr__
 
     def picture(self, i: int = 0, k: int = 0) -> Pixels:
-        """Draw the k-th attribution of picture i, in colour on grey.
+        """Draw the k-th attribution of image i, in colour on grey.
 
-        It lies on the pixels that the network saw. The grey around them is that of zero, since they did not count.
+        It covers the pixels that the model saw. Pixels that the model did not see are grey, which means zero.
 
         Parameters
         ----------
         i : int, default 0
-            Which picture.
+            The image, counted from 0.
         k : int, default 0
-            Which of its attributions.
+            The attribution, counted from 0.
 
         Returns
         -------
         array (H,W,3)
-            RGB, uint8, as large as the picture.
+            RGB, uint8, as large as the image.
 
         Raises
         ------
         ImageError
-            Where there is no such picture or attribution.
+            If there is no such image or attribution.
         """
         choose(i, k, tuple(self.values.shape), "attribution")
         height, width = self.pictures[i].shape[:2]
         return place(draw_attribution(self.values[i, k]), self.regions[i], height, width)
 
     def save(self, path: str | os.PathLike[str], i: int | None = None, k: int | None = None) -> None:
-        """Write what `picture` draws to a picture's file, or the values to ``.npz`` or ``.npy``.
+        """Write the drawing of `picture` to an image file, or the values to ``.npz`` or ``.npy``.
 
-        The values are written as by any `Attribution`. The file is whole, or not there, and its folder has to exist.
+        The values have the format of `Attribution.save`. The file is never incomplete. Its folder must exist.
 
         Parameters
         ----------
         path : str or path
-            The file; its suffix says what is written. The suffixes of pictures are those of `gradcam.write_image`.
+            The file. Its suffix determines the format. Image suffixes are those of `gradcam.write_image`.
         i : int, default None
-            Picture i alone. None takes all pictures, on a sheet with a row for each where they are several.
+            The image, counted from 0. None writes all images, on a sheet with one row per image.
         k : int, default None
-            Its k-th attribution alone. None takes all of its attributions.
+            The attribution, counted from 0. None writes all attributions.
 
         Raises
         ------
         ImageError
-            For another suffix; for several attributions in ``.npy``; where there is no such attribution; and where the
-            file cannot be written.
+            If the suffix is not supported, if an ``.npy`` file would get several attributions, if there is no such
+            attribution, or if the file cannot be written.
         """
         if check_suffix(path) in SUFFIXES:
             super().save(path, i, k)

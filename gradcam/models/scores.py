@@ -90,13 +90,13 @@ def to_classifier(
     """
     batch, wanted = model.to_batch([picture]), model.resolve(model.list_all() if target is None else target, [picture])
     if (part := getattr(wanted, "edge", None) or getattr(wanted, "axis", None)) is not None:
-        what = f"A place, {part}, is explained: it has no probability, which maps are judged by."
-        raise TargetError(f"{what} Leave it out, and judge the map of the whole.")
+        what = f"The target is a position, {part}, which has no probability to evaluate."
+        raise TargetError(f"{what} Leave it out, and evaluate the whole box or keypoint.")
     bound = bind(wanted, unwrap(model.model), batch)
     with preserve_state(bound.model), torch.no_grad():
         scored = compute_scores(bound.target, bound.batch.copy(caller_keeps).run(bound.model), 1)
     if scored.instances is None:
-        raise TargetError("A function's score has no name to be judged by: give a box, a mask, a sentence or a word.")
+        raise TargetError("A function cannot be evaluated as a target: give a box, a mask, a sentence or a word.")
     instances = scored.instances[0]
     kind = instances[0].kind
     layer = model.layer or next(iter(carry_out(model.model, batch, [], Plan(methods=methods, target=wanted))))[0]

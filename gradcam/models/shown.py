@@ -14,7 +14,7 @@ from gradcam.models.labels import name_class
 from gradcam.targets.base import Instance
 from gradcam.web.page import MapSet, Page, Things
 
-ONLY = "Maps of {some} of the model's {total} classes are in this page; gradcam page makes those of all."
+ONLY = "This page has heatmaps of {some} of the model's {total} classes. Use gradcam page for all classes."
 
 
 def show_explanation(explanation: Any, i: int, name: str) -> Page:

@@ -19,7 +19,7 @@ from gradcam.models.providers import DEFAULT, find_blueprint, pytorch_defaults
 from gradcam.models.providers.base import Blueprint, empty_parameters
 
 OF_VOLUMES = (
-    ". Say --size DxHxW, or give a module whose forward(clip) returns model([clip[:, :, ::4], clip]) (SlowFast), "
+    ". Give --size DxHxW, or a module whose forward(clip) returns model([clip[:, :, ::4], clip]) (SlowFast), "
     "or model(clip.transpose(1, 2)) (frames before channels)."
 )
 MOST_SAID = 60  # characters of a model's own error, before a hint
@@ -85,7 +85,7 @@ def _survey(blueprint: Blueprint, skeleton: Skeleton) -> Survey:
     except (Exception, SystemExit) as error:  # whatever a model raises
         if "meta" not in str(error).lower():
             raise does_not_run(skeleton.name, (skeleton.channels, *skeleton.size), error) from error
-        rows, note = _list_for_real(blueprint, skeleton), "it asks for values on its way: run with random weights"
+        rows, note = _list_for_real(blueprint, skeleton), "its forward pass needs real values: run with random weights"
     family = find_main(skeleton.model)
     own = () if family is None else [layer.partition(":")[0] for layer in family.layers]
     own, positive = ([skeleton.layer], skeleton.layer_for_positive) if skeleton.layer is not None else (own, None)
@@ -129,14 +129,14 @@ def _list_for_real(blueprint: Blueprint, skeleton: Skeleton) -> tuple[LayerRow, 
 
 def does_not_run(name: str, shape: Sequence[int], error: BaseException) -> ModelError:
     """The error for a model that fails on a picture, or a volume, of this shape (C,H,W) or (C,D,H,W)."""
-    kind, hint = ("a volume", OF_VOLUMES) if len(shape) > 3 else ("a picture", "")
+    kind, hint = ("a volume", OF_VOLUMES) if len(shape) > 3 else ("an image", "")
     reason = " ".join(" ".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())]).split())
     if isinstance(error, SystemExit):
         reason = f"SystemExit: {reason}"  # a bare number would say nothing
     elif hint:
         reason = reason[:MOST_SAID].rstrip(".")
     elif isinstance(error, (RuntimeError, AssertionError)) and not hasattr(error, "__notes__"):
-        reason, hint = reason.rstrip("."), "; --size gives another."
+        reason, hint = reason.rstrip("."), "; give another --size."
     return ModelError(f"{name} does not run with {kind} of {' x '.join(map(str, shape))}: {reason}{hint}")
 
 
@@ -168,5 +168,5 @@ def _build(name: str, blueprint: Blueprint) -> nn.Module:
         reason = " ".join(str(error).split())
         raise ModelError(f"{name}: cannot be built ({type(error).__name__}: {reason})") from error
     if not isinstance(model, nn.Module):
-        raise ModelError(f"{name}: gave {shorten(model)}, expected a torch.nn.Module.")
+        raise ModelError(f"{name}: returned {shorten(model)}, expected a torch.nn.Module.")
     return model

@@ -47,8 +47,8 @@ class Tiles:
         """Raises `ImageError` where there are more windows than anybody waits for."""
         count = math.prod(len(self._spread(length, window)) for length, window in zip(self.canvas, self.own.size))
         if count > MOST:
-            what = f"Windows of {self.side} pixels would be {count} of this picture, expected {MOST} at most"
-            raise ImageError(f"{what}: take the fit 'tiles:{math.ceil(self.side * math.sqrt(count / MOST))}'.")
+            what = f"Tiles of {self.side} pixels would split this image into {count}, expected at most {MOST}"
+            raise ImageError(f"{what}: use the fit 'tiles:{math.ceil(self.side * math.sqrt(count / MOST))}'.")
 
     @property
     def starts(self) -> list[tuple[int, int]]:

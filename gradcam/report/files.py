@@ -140,9 +140,9 @@ def read_run(files: Files) -> ReportRun:
     reader = files.reader
     tar = next((record.tar for record in records.values() if record.tar is not None), None)
     if tar is not None:
-        advice = "explain the pictures into another folder without --output-format webdataset"
+        advice = "Run gradcam batch into another folder without --output-format webdataset."
         raise OutputError(
-            f"{reader.show()}: its results lie in tars such as {tar}, which a report cannot show; {advice}"
+            f"{reader.show()}: the results are in tar files such as {tar}, which a report cannot read. {advice}"
         )
     names = reader.list_names()
     is_whole = bool(list_manifests(names, ShardFiles()))

@@ -44,7 +44,7 @@ class ViewNames:
 def name_views(stem: str) -> ViewNames:
     """The names of the views of the picture whose results are called `<stem>-...`; `stem` is relative, with "/"."""
     if not _is_inside(stem):
-        raise GradcamError(f"'{stem}' is no name inside of the output folder; results are called by one that is.")
+        raise GradcamError(f"'{stem}' is not a path inside the output folder. Use a relative path without '..'.")
     folders, slash, name = stem.rpartition("/")
     encoded = os.fsencode(name)
     if len(encoded) + LONGEST_ENDING > LONGEST_NAME:

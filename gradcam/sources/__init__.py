@@ -1,1 +1,1 @@
-"""What is to be explained: pictures in folders, lists, archives and stores, as one list in an order of its own."""
+"""Input images: files, folders, lists, archives and object stores, as one ordered list."""

@@ -36,7 +36,7 @@ TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz
 ARCHIVE_SUFFIXES = (".zip", *TAR_SUFFIXES)
 LARGEST = 2**30  # bytes of a member; more is no picture, but an attempt to fill the memory
 AT_ONCE = 8  # archives in stores that are looked into
-LEADS_OUT = "leads out of the archive"
+LEADS_OUT = "has a path outside the archive"
 BRACES = re.compile(r"\{[^{}]*(?:\.\.|,)[^{}]*\}")
 
 
@@ -59,11 +59,11 @@ class UnpackedArchive:
                 with self._packed.open(0, 2**20) as packed:
                     opener = find_opener(packed)
                     if opener is None:
-                        raise ImageError("lies in an archive that changed after it was listed")
+                        raise ImageError("is in an archive that changed after it was listed")
                     try:
                         self._file = unpack(self._packed.name, opener(packed))
                     except InputError as error:
-                        raise ImageError(f"lies in an archive that cannot be read ({error})") from None
+                        raise ImageError(f"is in an archive that cannot be read ({error})") from None
                 weakref.finalize(self, self._file.close)
             self._file.seek(start)
             yield self._file
@@ -101,7 +101,7 @@ def unpack(name: str, packed: BinaryIO) -> BinaryIO:
         file.close()
         if isinstance(error, OSError) and error.errno is not None:
             raise InputError(
-                f"{name}: cannot be unpacked in {tempfile.gettempdir()} ({error.strerror}); set TMPDIR to a folder with room"
+                f"{name}: cannot be unpacked in {tempfile.gettempdir()} ({error.strerror}); set TMPDIR to another folder"
             ) from error
         raise
     return file
@@ -179,7 +179,7 @@ def _list_zip(_: str, file: BinaryIO, kept: Archive) -> Iterator[tuple[str, Cont
 
 
 def _judge(is_odd: dict[str, bool], size: int) -> Refused | None:
-    large = f"claims {size} bytes, more than the {LARGEST} that a picture in an archive may have"
+    large = f"declares {size} bytes, but the limit for an image in an archive is {LARGEST}"
     reasons = (reason for reason, holds in {**is_odd, large: size > LARGEST, "is empty": not size}.items() if holds)
     return next(map(Refused, reasons), None)
 
@@ -198,7 +198,7 @@ def _list_tar(where: str, file: BinaryIO, stored: ArchiveFile | StoreArchive) ->
             archive.members.clear()  # type: ignore[attr-defined]  # it would keep them all
             if not member.isdir():
                 is_odd = {"is a link": member.issym() or member.islnk(), "is not a file": not member.isreg()}
-                sparse = "is packed as a sparse file, which cannot be read: pack it again without --sparse"
+                sparse = "is stored as a sparse file, which is not supported: pack the archive without --sparse"
                 found = _judge({**is_odd, sparse: member.issparse()}, member.size)
                 yield member.name, found or TarContent(kept, member.offset_data, member.size)
         # tarfile takes a broken header behind the first for the end, which is made of zeros.

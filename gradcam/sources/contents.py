@@ -119,10 +119,10 @@ class ArchiveFile:
         try:
             file = open_file(self.name)  # closed below; its own errors are not those of its readers
         except OSError as error:
-            raise ImageError(f"lies in an archive that cannot be opened ({error.strerror})") from None
+            raise ImageError(f"is in an archive that cannot be opened ({error.strerror})") from None
         with file:
             if _stamp(file)[self._compared] != self._stamp[self._compared]:
-                raise ImageError("lies in an archive that changed after it was listed")
+                raise ImageError("is in an archive that changed after it was listed")
             file.seek(start)
             yield file
 
@@ -140,7 +140,7 @@ class TarContent:
         with _wording_errors(), self.archive.open(self.start, self.size) as file:
             data = file.read(self.size)
         if len(data) != self.size:
-            raise ImageError("is damaged or cut off (the archive ends before it)")
+            raise ImageError("is damaged or cut off (the archive ends too early)")
         return data
 
 
@@ -161,7 +161,7 @@ class ZipContent:
         with _wording_errors(), self.archive.open(self.header, HEADERS + self.packed_size) as file:
             signature, name_length, extra_length = LOCAL_HEADER.unpack(file.read(LOCAL_HEADER.size))
             if signature != b"PK\3\4":
-                raise ImageError("is damaged or cut off (it does not begin where the archive says)")
+                raise ImageError("is damaged or cut off (it is not where the archive's index says)")
             file.seek(name_length + extra_length, os.SEEK_CUR)
             info = zipfile.ZipInfo()
             info.compress_type, info.compress_size = self.method, self.packed_size
@@ -172,7 +172,7 @@ class ZipContent:
             with zipfile.ZipExtFile(file, "r", info) as member:
                 data = b"".join(iter(partial(member.read, step), b""))
         if len(data) != self.size:
-            raise ImageError("is damaged or cut off (it is shorter than the archive says)")
+            raise ImageError("is damaged or cut off (it is shorter than the archive's index says)")
         return data
 
 
@@ -190,7 +190,7 @@ def _wording_errors() -> Iterator[None]:
     except MemoryError:
         raise ImageError("does not fit into memory") from None
     except NotImplementedError as error:  # from zipfile
-        raise ImageError(f"is packed in a way that cannot be read ({error})") from None
+        raise ImageError(f"uses an unsupported compression ({error})") from None
     except NotAFileError as error:
         raise ImageError(str(error.strerror).removeprefix("it ")) from None
     except Exception as error:  # OSError, BadZipFile, zlib.error, lzma.LZMAError, EOFError, struct.error and more

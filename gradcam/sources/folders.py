@@ -50,7 +50,7 @@ def _scan(path: str) -> list[os.DirEntry[str]]:
             return sorted((entry for entry in entries if entry.name[0] != "."), key=lambda entry: entry.name)
     except OSError as error:
         raise InputError(
-            f"{path}: this folder cannot be read ({error.strerror}); allow that, or name the other folders one by one"
+            f"{path}: this folder cannot be read ({error.strerror}); change its permissions, or list the other folders"
         ) from error
 
 

@@ -91,9 +91,8 @@ class Collection:
             named = ((each, one) for each in self._sources for one in each.entries if one.wanted is not None)
             first = next((each, one.line) for each, one in named if self._resolve(one.path) == where)
             raise InputError(
-                f"{source.list_name}, line {entry.line}: asks for '{entry.wanted}' in {entry.path}, but "
-                f"{first[0].list_name}, line {first[1]}, asks for '{earlier.wanted}'; a picture has one class in lists, so "
-                "name it once"
+                f"{source.list_name}, line {entry.line}: gives the class '{entry.wanted}' for {entry.path}, but "
+                f"{first[0].list_name}, line {first[1]}, gives '{earlier.wanted}'; list each image with one class"
             )
 
     def _to_content(self, url: str, entry: Entry, source: Source) -> StoreContent:
@@ -104,7 +103,7 @@ class Collection:
                 Store(url).check()
             self._buckets.add(bucket)
             if not url[len(bucket) :].strip("/") and not bucket.startswith("memory"):
-                raise StoreError(f"{url}: names no object in this bucket")
+                raise StoreError(f"{url}: names a bucket, expected an object in it")
         except StoreError as error:
             if not entry.line:
                 raise
@@ -160,8 +159,8 @@ def list_inputs(inputs: Inputs, *, exclude: Path | Store | None = None) -> Listi
         where = join_names(texts[:NAMED]) + (f" and {len(texts) - NAMED} more" if len(texts) > NAMED else "")
         files = f"; {left_out} other {'file was' if left_out == 1 else 'files were'} left out" if left_out else ""
         is_output = any(_is_output(source, excluded) for source in sources)
-        output = "; the output folder is left out, so choose another one" if is_output else ""
-        raise InputError(f"There are no pictures in {where}{files}{output}.")
+        output = "; the output folder is left out, so choose another --output" if is_output else ""
+        raise InputError(f"There are no images in {where}{files}{output}.")
     archives = [source.archive for source in sources if source.archive is not None]
     place = None if roots.root is None or roots.root in archives else to_place(roots.root)
     return Listing(list(collection.items.values()), left_out, place, archives)
@@ -208,9 +207,9 @@ def _find_source(text: str) -> Source:
     try:
         os.stat(text)
     except (FileNotFoundError, NotADirectoryError) as error:
-        reason = "is a link that leads nowhere" if os.path.islink(text) else "does not exist"
+        reason = "is a broken link" if os.path.islink(text) else "does not exist"
         if is_url(text.replace(":/", "://", 1)):
-            reason += "; give a URL as a string, as a Path takes a slash away"
+            reason += "; give a URL as a string, because a Path removes a slash"
         raise InputError(f"{text}: {reason}") from error
     except (OSError, ValueError) as error:
         raise InputError(f"{text}: cannot be opened ({getattr(error, 'strerror', None) or error})") from error
@@ -229,7 +228,7 @@ def _find_matches(pattern: str, excluded: str | None) -> Iterator[Source]:
     As in a folder, files come first."""
     matches = expand_pattern(pattern, excluded)
     if not matches:
-        raise InputError(f"{pattern}: does not exist, and as a glob it fits nothing")
+        raise InputError(f"{pattern}: does not exist, and matches nothing as a glob")
     suffix = os.path.splitext(pattern)[1]
     asks_for_suffix = bool(suffix) and not is_pattern(suffix)
     pictures, others, left_out = [], [], 0

@@ -39,7 +39,11 @@ def read_list(path: str) -> list[Entry]:
     try:
         text = decode_text(read_text_file(path), path)
     except OSError as error:
-        hint = "; to read a list from a pipe, give - and < behind it" if isinstance(error, NotAFileError) else ""
+        hint = (
+            "; to read a list from a pipe, give - as input, and redirect with <"
+            if isinstance(error, NotAFileError)
+            else ""
+        )
         raise InputError(f"{path}: this list cannot be opened ({error.strerror}){hint}") from error
     return list(_to_entries(_read_rows(text, path), os.path.dirname(path), path))
 
@@ -57,7 +61,7 @@ def read_standard_input() -> list[Entry]:
     try:
         text = decode_text(sys.stdin.buffer.read(), STANDARD_INPUT)
     except (OSError, AttributeError, ValueError) as error:  # none, or a closed one
-        raise InputError(f"{STANDARD_INPUT} cannot be read, though '-' asks for it") from error
+        raise InputError(f"{STANDARD_INPUT} cannot be read, but '-' was given as input") from error
     header = text.lstrip("\r\n").partition("\n")[0]
     delimiter = next((mark for mark in (",", "\t") if _is_header(header.strip("\r").split(mark))), None)
     rows = _read_lines(text) if delimiter is None else _read_table(text, delimiter, STANDARD_INPUT)
@@ -71,7 +75,9 @@ def decode_text(data: bytes, source: str) -> str:
     try:
         return data.decode("utf-16")
     except UnicodeDecodeError as error:
-        raise InputError(f"{source}: begins as UTF-16, but is none ({error.reason}); save it as UTF-8") from error
+        raise InputError(
+            f"{source}: starts like UTF-16, but is not valid ({error.reason}); save it as UTF-8"
+        ) from error
 
 
 def _read_rows(text: str, source: str) -> Iterator[Row]:
@@ -129,7 +135,7 @@ def _to_entries(rows: Iterator[Row], beside: str, source: str) -> Iterator[Entry
         wanted = given.strip()
         if not path.strip():
             if wanted:
-                raise InputError(f"{source}, line {line}: asks for the class '{wanted}' of no picture; add its path")
+                raise InputError(f"{source}, line {line}: gives the class '{wanted}' without an image; add its path")
             continue
         if "\0" in path:
             raise InputError(f"{source}, line {line}: has a zero byte in its path; is this a list?")

@@ -33,7 +33,9 @@ def parse_limit(text: str) -> FailureLimit:
     """A limit from "10", so many pictures, or "2.5%" of them. Raises `GradcamError` for anything else."""
     found = re.fullmatch(r"(\d{1,12})|(\d{1,3}(?:\.\d+)?)\s*%", text.strip(), re.ASCII)
     if found is None or (found[2] is not None and float(found[2]) > 100):
-        raise GradcamError(f"{text!r} is neither a number of pictures, such as 10, nor a share of them, such as 5%.")
+        raise GradcamError(
+            f"{text!r} is not a failure limit: expected a number of images, such as 10, or a share, such as 5%."
+        )
     return FailureLimit(float(found[1])) if found[1] else FailureLimit(float(found[2]), is_share=True)
 
 
@@ -47,7 +49,7 @@ class Shard:
     def __post_init__(self) -> None:
         if not 1 <= self.index <= self.of:
             raise InputError(
-                f"The share {self.index}/{self.of} does not exist: expected I/N, with I from 1 to N, such as 2/8."
+                f"The shard {self.index}/{self.of} does not exist: expected I/N, with I from 1 to N, such as 2/8."
             )
 
     def takes(self, name: str) -> bool:
@@ -60,7 +62,7 @@ def parse_shard(text: str) -> Shard:
     """The share that `I/N` means. Raises `InputError` for anything else."""
     match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text.strip())
     if match is None:
-        raise InputError(f"The share is {shorten(text)}, expected I/N, with I from 1 to N, such as 2/8.")
+        raise InputError(f"The shard is {shorten(text)}, expected I/N, with I from 1 to N, such as 2/8.")
     return Shard(int(match[1]), int(match[2]))
 
 

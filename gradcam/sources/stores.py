@@ -89,7 +89,7 @@ def _find_common(bucket: str, bases: set[str]) -> str:
     try:
         return os.path.commonpath(bases) if bases else os.getcwd()
     except ValueError as error:
-        raise InputError("The inputs lie on different drives: explain those of each drive on their own.") from error
+        raise InputError("The inputs are on different drives: explain the inputs of each drive separately.") from error
 
 
 def _tell_apart(roots: dict[str, str]) -> dict[str, str]:
@@ -109,9 +109,9 @@ def find_stored(url: str, exclude: Store | None) -> Iterator[Source]:
     folder that is left out. Raises `InputError` where there is nothing that may be read, and `StoreError`."""
     bucket = find_bucket(url)
     if is_pattern(bucket):
-        raise InputError(f"{url}: a glob is of objects in one bucket: name the bucket itself")
+        raise InputError(f"{url}: a glob cannot match buckets: write the name of one bucket")
     if bucket.endswith("://") and bucket.partition(":")[0] in EXTRAS:
-        raise InputError(f"{url}: names no bucket, expected something like {bucket}BUCKET/FOLDER/")
+        raise InputError(f"{url}: names no bucket, expected a URL like {bucket}BUCKET/FOLDER/")
     with blaming_store(url):
         store = Store(url)
         if not is_pattern(url) or store.is_file():  # a key may have brackets
@@ -124,9 +124,7 @@ def find_stored(url: str, exclude: Store | None) -> Iterator[Source]:
             elif not url.endswith("/") and not looks_like_one and store.is_file():
                 yield _find_object(store)
             else:
-                raise InputError(
-                    f"{store.url}: does not exist: there is no such object, and none in a folder of that name"
-                )
+                raise InputError(f"{store.url}: does not exist, neither as an object nor as a folder")
         else:
             yield from _find_matches(url, exclude)
 
@@ -183,7 +181,7 @@ def _find_matches(pattern: str, exclude: Store | None) -> Iterator[Source]:
         else:
             left_out += 1
     if not (pictures or others or folders or left_out):
-        raise InputError(f"{pattern}: does not exist, and as a glob it fits nothing")
+        raise InputError(f"{pattern}: does not exist, and matches nothing as a glob")
     entries = [Entry(base.below(name).url) for name in sorted(pictures, key=lambda name: name.split("/"))]
     yield Source(entries=entries, left_out=left_out)
     for name in sorted({*others, *folders}, key=lambda name: name.split("/")):

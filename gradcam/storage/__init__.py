@@ -1,1 +1,1 @@
-"""What lies on a disk or in a store: records, manifests, settings of a run, and how they are read and written."""
+"""Read and write records, manifests and the settings of a run, on disk or in an object store."""

@@ -57,13 +57,13 @@ def check_parts(reader: RunReader, names: Collection[str], part: ShardFiles, mod
     strangers = [other for other in parts if other.of != part.of]
     if strangers and not (mode == "overwrite" and not part.of):
         raise OutputError(
-            f"{reader.show()}: holds {strangers[0]}, with {_count(reader, names, strangers)}, and this is {part}; choose "
-            "another --output"
+            f"{reader.show()}: contains {strangers[0]}, with {_count(reader, names, strangers)}, but this is {part}; "
+            "choose another --output"
         )
     if part in parts and mode == "new":
         raise OutputError(
-            f"{reader.show()}: holds an earlier run, with {_count(reader, names, [part])}; give --resume to go on with it, "
-            "--overwrite to start anew, or another --output"
+            f"{reader.show()}: contains an earlier run, with {_count(reader, names, [part])}; give --resume to continue it, "
+            "--overwrite to start again, or another --output"
         )
 
 
@@ -71,16 +71,16 @@ def _check_alike(reader: RunReader, names: Collection[str], part: ShardFiles, no
     """Raises `OutputError` unless that part was made with the same settings."""
     if part.run not in names:
         raise OutputError(
-            f"{reader.show()}: holds {list_manifests(names, part)[0]}, but no {part.run} that says how it was made; start "
-            "anew with --overwrite"
+            f"{reader.show()}: contains {list_manifests(names, part)[0]}, but not {part.run} with its settings; start again "
+            "with --overwrite"
         )
     earlier = _read_run(reader, names, part)
     differences = run_file.list_differences(earlier, now)
     if differences:
         where = f" (of {part})" if part.of else ""
         raise OutputError(
-            f"{reader.show()}: the earlier run{where} had other settings: {'; '.join(differences)}. Give the same ones, "
-            "start anew with --overwrite, or choose another --output"
+            f"{reader.show()}: the earlier run{where} had other settings: {'; '.join(differences)}. Give the same settings, "
+            "start again with --overwrite, or choose another --output"
         )
     return run_file.list_notes(earlier, now)
 
@@ -124,8 +124,8 @@ def remove_runs(
     for name in results if kept else ():
         if kept & _list_forms(reader.locate(name)):
             raise OutputError(
-                f"{reader.locate(name)}: is both a picture to explain and a result of the earlier run, which --overwrite "
-                "would remove; choose another --output"
+                f"{reader.locate(name)}: is an input image, but also a result of the earlier run, which --overwrite would "
+                "remove; choose another --output"
             )
     own = [name for part in chosen for name in (part.log, *run_file.list_pieces(names, part.events), part.run)]
     place.remove(results)
@@ -161,7 +161,7 @@ def check_page(reader: RunReader) -> None:
     """Raises `OutputError` where a report would replace an `index.html` that is none, and `OSError` and `StoreError`."""
     if _has_report(reader) is False:
         raise OutputError(
-            f"{reader.locate(PAGE)}: is no report of gradcam, and one would replace it; move it away, or choose another "
+            f"{reader.locate(PAGE)}: is not a gradcam report, but a report would replace it; move it, or choose another "
             "--output"
         )
 

@@ -32,9 +32,9 @@ def blaming_disk(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        advice = "look after that disk, then go on with --resume"
+        advice = "check the disk, then continue with --resume"
         if error.errno in FULL:
-            advice = "free some, then go on with --resume"
+            advice = "free some space, then continue with --resume"
         elif error.errno in CLOSED:
             advice = "choose another --output"
         raise OutputError(f"{show(folder)}: {describe_os_error(error)}; {advice}") from error
@@ -76,7 +76,7 @@ def uninterrupted() -> Iterator[None]:
 def check_file(path: Path) -> None:
     """Raises `OutputError` for what is there and no file: to read a FIFO or a device might never end."""
     if os.path.lexists(path) and not path.is_file():
-        raise OutputError(f"{path}: is no file, as a run has there; move it away, or choose another --output")
+        raise OutputError(f"{path}: is not a file, but a run needs a file there; move it, or choose another --output")
 
 
 def open_lines(path: Path) -> Iterator[bytes]:
@@ -85,7 +85,7 @@ def open_lines(path: Path) -> Iterator[bytes]:
         while line := file.readline(LONGEST_LINE):
             if len(line) == LONGEST_LINE:
                 raise OutputError(
-                    f"{path}: has a line of over {LONGEST_LINE} bytes, which no run wrote; start anew with --overwrite"
+                    f"{path}: has a line of over {LONGEST_LINE} bytes, more than a run writes; start again with --overwrite"
                 )
             yield line
 
@@ -119,7 +119,7 @@ class LineFile:
             if os.path.samestat(there, os.fstat(self._file.fileno())) and there.st_size == self._end:
                 return
         raise OutputError(
-            f"{self._path}: was removed or changed by somebody else; look after it, then go on with --resume"
+            f"{self._path}: another program removed or changed this file; check it, then continue with --resume"
         )
 
     def sync(self) -> None:

@@ -57,11 +57,11 @@ class StoreArchive:
 
     @contextlib.contextmanager
     def open(self, start: int, size: int) -> Iterator[BinaryIO]:
-        with wording_store_errors("lies in an archive that "):
+        with wording_store_errors("is in an archive that "):
             with self._lock:
                 if time.monotonic() - self._looked_at >= TRUSTED:
                     if Store(self.name).stamp() != self._stamp:
-                        raise ImageError("lies in an archive that changed after it was listed")
+                        raise ImageError("is in an archive that changed after it was listed")
                     self._looked_at = time.monotonic()
             yield cast(BinaryIO, RangeFile(Store(self.name), self._stamp[0], start, size))
 
@@ -126,7 +126,7 @@ def wording_store_errors(what: str = "") -> Iterator[None]:
     except IsADirectoryError:
         raise ImageError(f"{what}is not a file") from None
     except PermissionError as error:
-        raise ImageError(f"{what}may not be read: the store does not allow it ({refusal_of(error)})") from None
+        raise ImageError(f"{what}cannot be read: the store denies access ({refusal_of(error)})") from None
     except OSError as error:
         if error.errno is None and what:  # of the archive's contents, from a decompressor
             raise
@@ -140,7 +140,7 @@ def blaming_store(url: str) -> Iterator[None]:
         yield
     except PermissionError as error:
         raise InputError(
-            f"{url}: the store does not allow it to be listed or read ({refusal_of(error)}); give credentials that may"
+            f"{url}: the store denies access ({refusal_of(error)}); use credentials that may list and read it"
         ) from error
     except FileNotFoundError as error:
         raise InputError(f"{url}: does not exist ({refusal_of(error)})") from error

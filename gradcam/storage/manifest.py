@@ -53,30 +53,28 @@ class Logbook:
 
 
 def read_manifest(path: str | os.PathLike[str] | Store) -> list[Record]:
-    """Read the records of `gradcam batch`, in their order.
+    """Read the records of `gradcam batch`, in order.
 
-    The manifest may be read while the run goes on: a last line that is not whole yet is left out. Keys that are not
-    known here are left out, too.
+    You can read the manifest while the run is in progress: an incomplete last line is ignored, and so are unknown keys.
 
     Parameters
     ----------
     path : str, path or Store
-        The output folder, on a disk or by its URL in a store, with the parts of all shards; or the file of one
-        manifest. In a store a manifest lies in pieces, of which each picture has one record, the last.
+        The output folder, on disk or as a URL, with the manifests of all shards; or one manifest file. In a store, a
+        manifest consists of several objects; the last record of each image counts.
 
     Returns
     -------
     list of Record
-        One for each picture: `image`, `error`, `predictions`, `explained`, `size`, `region` and more, as in the
+        One per image: `image`, `error`, `predictions`, `explained`, `size`, `region` and more, as described in the
         reference of records.
 
     Raises
     ------
     OutputError
-        For a line that is no record, or one of another schema, by file and line; where there is no manifest; and where
-        it cannot be read.
+        If there is no manifest, if it cannot be read, or if a line is not a record or has an unsupported schema.
     StoreError
-        Where a store does not answer.
+        If an object store does not answer.
 
     Examples
     --------
@@ -99,7 +97,7 @@ def read_manifest(path: str | os.PathLike[str] | Store) -> list[Record]:
         manifests = [list_manifests(names, part) for part in find_shard_files(names)]
         if not any(manifests):
             raise OutputError(
-                f"{reader.show().rstrip('/')}: holds no manifest.jsonl, expected the output folder of `gradcam batch`"
+                f"{reader.show().rstrip('/')}: contains no manifest.jsonl, expected the output folder of `gradcam batch`"
             )
         found: list[Record] = []
         for pieces in manifests:
@@ -120,7 +118,7 @@ def pair_lines(lines: Iterable[bytes], where: object) -> Iterator[tuple[bytes, R
         except GradcamError as error:  # noqa: PERF203  (it is of this line)
             if not line.endswith(b"\n"):
                 return
-            raise OutputError(f"{where}, line {number}: {error}; mend the line, or remove it") from error
+            raise OutputError(f"{where}, line {number}: {error}; repair the line, or remove it") from error
 
 
 def keep_lines(path: Path, is_done: Callable[[Record], bool], temporary: Path) -> set[str]:
@@ -230,8 +228,8 @@ class PieceWriter:
                 name, data = name_piece(self._folder, self._number + 1), b"".join(self._lines[: self._sent])
                 if self._store.is_file(name) and self._store.read(name) != data:
                     raise OutputError(
-                        f"{self._store.below(name).url}: another process wrote it meanwhile; one at a time works there, or "
-                        "one for each --shard. Go on with --resume"
+                        f"{self._store.below(name).url}: another process wrote this file. Run one process at a time, or one "
+                        "for each --shard. Continue with --resume"
                     )
                 self._store.write(name, data)
                 self._number += 1

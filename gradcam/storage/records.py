@@ -163,8 +163,8 @@ class Record:
             raise GradcamError(f"it is {shorten(found)}, expected a record")
         if found["schema"] != SCHEMA or isinstance(found["schema"], (bool, float)):
             raise GradcamError(
-                f"its schema is {shorten(found['schema'])}, and this version of gradcam knows {SCHEMA}: "
-                "read it with the one that wrote it, or a newer one"
+                f"its schema is {shorten(found['schema'])}, but this version of gradcam reads {SCHEMA}: "
+                "use the version that wrote it, or a newer one"
             )
         try:
             texts = {
@@ -183,10 +183,10 @@ class Record:
                 **texts,
             )
             if found.get("status", record.status) != record.status:
-                raise ValueError(f"its status is {shorten(found['status'])}, and its error says {record.status}")
+                raise ValueError(f"its status is {shorten(found['status'])}, but its error means {record.status}")
             return record
         except (KeyError, TypeError, ValueError, RecursionError) as error:
-            raise GradcamError(f"it is no whole record ({type(error).__name__}: {error})") from error
+            raise GradcamError(f"it is not a complete record ({type(error).__name__}: {error})") from error
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ def _load(line: str | bytes) -> Any:
     try:
         return json.loads(line.decode() if isinstance(line, bytes) else line, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
-        raise GradcamError("it is no line of JSON") from error
+        raise GradcamError("it is not valid JSON") from error
 
 
 def _refuse(constant: str) -> None:
@@ -238,14 +238,14 @@ def _to_list(value: Any, count: int | None, kinds: tuple[type, ...] = (int,)) ->
     if value is None:
         return None
     if len(_check(value, list)) != count and count is not None:
-        raise ValueError(f"{shorten(value)} is not of {count} numbers")
+        raise ValueError(f"{shorten(value)} does not have {count} numbers")
     return tuple(_check(each, *kinds) for each in value)
 
 
 def _check(value: Any, *kinds: type) -> Any:
     is_odd = (isinstance(value, bool) and bool not in kinds) or (isinstance(value, float) and not math.isfinite(value))
     if is_odd or not isinstance(value, kinds):
-        raise TypeError(f"{shorten(value)} is no {kinds[0].__name__}")
+        raise TypeError(f"{shorten(value)} is not of type {kinds[0].__name__}")
     return value
 
 

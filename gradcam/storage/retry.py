@@ -51,8 +51,7 @@ class Outage:
 
     def error(self, where: str, now: float) -> StoreError:
         return StoreError(
-            f"{where}: the store does not answer as it should ({self.reason}), for {now - self.start:.0f} s now; try again "
-            "when it does"
+            f"{where}: the store has not answered correctly for {now - self.start:.0f} s ({self.reason}); try again later"
         )
 
 
@@ -126,10 +125,10 @@ class StoreWatch:
                         late.setdefault(request.bucket, request)
                 self._told |= dict.fromkeys(late, now)
             for request in late.values():
-                found = f"no full answer from the store for {NOTICE:.0f} s"
+                found = f"no complete answer from the store for {NOTICE:.0f} s"
                 if request.reason is not None:
-                    found = f"the store does not answer as it should ({request.reason})"
-                LOG.warning("%s: %s; waiting for it", request.where, found)
+                    found = f"the store does not answer correctly ({request.reason})"
+                LOG.warning("%s: %s; still waiting", request.where, found)
 
 
 WATCH = StoreWatch()
@@ -203,11 +202,11 @@ def _translated(where: str) -> Iterator[None]:
         name = type(error).__name__
         if name in CREDENTIALS:
             raise StoreError(
-                f"{where}: there are no credentials for it that hold ({refusal_of(error)}); they are taken from the "
-                "environment, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+                f"{where}: there are no valid credentials ({refusal_of(error)}); set them in the environment, such as "
+                "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
             ) from error
         if name in MISTAKES:
-            raise StoreError(f"{where}: cannot be asked for ({refusal_of(error)})") from error
+            raise StoreError(f"{where}: the store cannot be used ({refusal_of(error)})") from error
         status = getattr(error, "status", None)  # of HTTP, as aiohttp has it
         if isinstance(status, int) and 400 <= status < 500 and status not in PASSING:
             kind = PermissionError if status in REFUSED else OSError

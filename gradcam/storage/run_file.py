@@ -21,7 +21,7 @@ from gradcam.storage.store import Store
 SCHEMA = 1
 NO_LAYERS = ("input", "attention")
 NAMED, LONGEST = 5, 160  # differences in a sentence, and characters of a value in it
-WAY_OUT = "put back what the run wrote, or start anew with --overwrite"
+WAY_OUT = "restore the original file, or start again with --overwrite"
 SHARD = r"(?:-([1-9]\d*)-of-([1-9]\d*))?"
 # In a store, where nothing can be added to an object, a manifest is a folder of pieces with numbers, and so is a log.
 OWN = re.compile(rf"(manifest|log){SHARD}(?:/(\d{{5,}}))?\.jsonl|run{SHARD}\.json")
@@ -137,11 +137,11 @@ def decode_run(data: bytes, where: str) -> dict[str, Any]:
     """What is in these contents of a run.json. Raises `OutputError` for what is none, or is of another schema."""
     found = load_fields(data)
     if found is None or "schema" not in found:
-        raise OutputError(f"{where}: is not what a run says of itself: {WAY_OUT}")
+        raise OutputError(f"{where}: does not contain the settings of a run: {WAY_OUT}")
     if found["schema"] != SCHEMA or isinstance(found["schema"], (bool, float)):
         raise OutputError(
-            f"{where}: its schema is {shorten(found['schema'])}, and this version of gradcam knows {SCHEMA}: go on with the "
-            "one that wrote it, or start anew with --overwrite"
+            f"{where}: its schema is {shorten(found['schema'])}, but this version of gradcam reads {SCHEMA}: continue with "
+            "the version that wrote it, or start again with --overwrite"
         )
     found.setdefault("resolved", {})  # Earlier versions wrote none.
     fault = find_fault(found, FIELDS)
@@ -223,12 +223,12 @@ def list_notes(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     notes = []
     if changed:
         notes.append(
-            f"The earlier run had other versions ({', '.join(changed)}): results may differ in their last digits."
+            f"The earlier run used other versions ({', '.join(changed)}): results may differ in the last digits."
         )
     if earlier.get("pictures") != now["pictures"]:
         notes.append(
-            f"The input had {shorten(earlier.get('pictures'))} pictures and has {now['pictures']} now: those that came are "
-            "added, and what was recorded of others is kept."
+            f"The input had {shorten(earlier.get('pictures'))} images and now has {now['pictures']}: new images are added, "
+            "and existing records are kept."
         )
     return notes
 

@@ -201,8 +201,8 @@ class Store:
             ) from error
         except ValueError as error:
             raise StoreError(
-                f"{self.url}: is no URL that can be followed ({refusal_of(error)}); s3://, gs://, az:// and what else "
-                "fsspec knows can be"
+                f"{self.url}: is not a supported URL ({refusal_of(error)}); use s3://, gs://, az:// or another protocol of "
+                "fsspec"
             ) from error
         return fs, str(path).rstrip("/")
 

@@ -1,4 +1,4 @@
-"""What is explained: classes, boxes, masks, keypoints, sentences, words, other pictures, or any function of the output."""
+"""Targets to explain: classes, boxes, masks, keypoints, sentences, words, reference images, or functions of the output."""
 
 from __future__ import annotations
 

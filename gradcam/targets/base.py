@@ -21,28 +21,29 @@ Differentiate = Callable[[Sequence[Tensor]], "list[list[LocalGradient]] | None"]
 
 @dataclass(frozen=True, eq=False)
 class Instance:
-    """What one map is of, where that is more than a class.
+    """The target that one map explains, if it is not a plain class: a box, a mask, a sentence and so on.
 
     Attributes
     ----------
     kind : str
         "box", "missed", "mask", "text", "like", "keypoint" or "word".
     name : str
-        What people call it: "person", a sentence, a word.
+        Its readable name: "person", a sentence, a word.
     index : int or None
         Its class.
     score : float or None
-        How sure the model is of it, from 0 to 1, where it says so; for text and likeness the cosine.
+        The model's confidence, from 0 to 1, or the cosine similarity for text and reference images. None if there is no
+        score.
     number : int or None
-        Which of the boxes, keypoints or words of its picture it is.
+        The number of the box, keypoint or word within its image.
     box : (float, float, float, float) or None
-        Left, top, right and bottom, in pixels of the picture.
+        Left, top, right and bottom, in pixels of the image.
     edge : str or None
-        "left", "top", "right" or "bottom", where that is explained in place of the score.
+        "left", "top", "right" or "bottom", if that edge is explained instead of the score.
     mask : Tensor (H,W) or None
-        Bool, where a mask is explained, or comes with the box.
+        The explained mask, or the mask of the box, bool.
     point : (float, float) or None
-        Of a keypoint, or the one that a mask was named by: across and down, in pixels.
+        The keypoint, or the point that selected the mask: x and y, in pixels.
     against : sequence of str
         The sentences that a text is contrasted with.
 
@@ -69,16 +70,16 @@ class Instance:
     against: Sequence[str] = ()
 
     def moved(self, source: Window, target: Window, size: Sequence[int]) -> Instance:
-        """Move the box, point and mask to where a part of one canvas lies on another.
+        """Map the box, point and mask from a region of one canvas to a region of another.
 
         Parameters
         ----------
         source : (float, float, float, float)
-            Top, left, height and width of the part on the present canvas, in pixels.
+            Top, left, height and width of the region on the present canvas, in pixels.
         target : (float, float, float, float)
-            The same on the new canvas.
+            The region on the new canvas.
         size : (int, int)
-            Height and width of the new canvas, which a mask gets; it is zero outside its own canvas.
+            Height and width of the new canvas, and of the new mask; the mask is zero outside its own canvas.
 
         Returns
         -------
@@ -160,28 +161,28 @@ class Bound:
 
 
 class Target(ABC):
-    """Something to explain that needs to know the model: a box, a mask, a sentence."""
+    """A target whose score depends on the kind of model: a box, a mask, a sentence."""
 
     @abstractmethod
     def bind(self, model: nn.Module, batch: Batch) -> Bound:
-        """Find how it is read in this model.
+        """Bind the target to a model and a batch.
 
         Parameters
         ----------
         model : nn.Module
             The model that is explained.
         batch : Batch
-            What it is given, the pictures among it.
+            The model's input, with the images.
 
         Returns
         -------
         Bound
-            What is run in its place, and what reads the scores.
+            The module to run instead of the model, and the reader of the scores.
 
         Raises
         ------
         TargetError
-            For a model that has no such thing, and for what it does not know.
+            If the model does not support this kind of target, or has no such class, box or word.
         """
 
 
@@ -203,7 +204,7 @@ def to_label(wanted: int | str | None, labels: Sequence[str] | None) -> int | No
     if wanted is None or is_number(wanted):
         return wanted  # type: ignore[return-value]  # no text
     if labels is None:
-        raise TargetError(f"The model does not say what its classes are called: give {shorten(wanted)} by its index.")
+        raise TargetError(f"The model has no class names: pass the index of {shorten(wanted)} instead.")
     known = {label.casefold(): index for index, label in reversed(list(enumerate(labels)))}
     if not isinstance(wanted, str) or wanted.casefold() not in known:
         offers = nearest(str(wanted), labels) or labels[:5]

@@ -33,29 +33,30 @@ OFFERED = 3  # candidates in a message
 
 @dataclass(frozen=True)
 class Box(Target):
-    """A box that a detector found: its score, or where one of its edges is.
+    """A detected box: explain its score, or the position of one of its edges.
 
-    The score is that of the k-th box after the model's own postprocessing, which chooses among candidates and leaves
-    their gradients as they are. Maps are relu(sum over channels of gradient x activation) at each level of the feature
-    pyramid, resized and added: those of one object, where Grad-CAM's pooled gradients would be those of its class.
+    The score is that of the k-th box after the model's own postprocessing, which selects candidates and leaves their
+    gradients unchanged. Maps are relu(sum over channels of gradient x activation) at each level of the feature pyramid,
+    resized and added. They show one object, whereas the pooled gradients of Grad-CAM would show all objects of its class.
 
     Parameters
     ----------
     number : int, sequence of int, or all, default 0
-        Which boxes, counted from 0, the surest first; the builtin `all`, or "all", for all of each picture.
+        The boxes to explain, counted from 0, the highest-scoring first; the builtin `all`, or "all", for all boxes of each
+        image.
     edge : str, default None
-        "left", "top", "right" or "bottom": the edge's place in pixels is explained in place of the score. What is
-        evidence for it moves the edge to the right, or down.
+        "left", "top", "right" or "bottom": explain this edge's position in pixels instead of the score. Positive
+        evidence moves the edge to the right or down.
     class_ : int or str, default None
-        Count the boxes of this class alone, by its index or, where the model knows its labels, by that.
+        Count only boxes of this class, given by its index or, if the model has class names, by name.
     threshold : float, default None
-        Count the boxes with a higher score alone. None leaves it to the model.
+        Count only boxes with at least this score. None uses the model's own threshold.
 
     Raises
     ------
     TargetError
-        For a number or an edge that cannot be. When it meets a model: for one that is no detector, for a picture without
-        a box, and for a number that there is not.
+        If the number or edge is invalid. When used with a model: if the model is not a detector, if an image has no
+        box, or if a box number does not exist.
 
     Examples
     --------
@@ -83,12 +84,12 @@ class Box(Target):
             raise TargetError(f"There is no edge {shorten(self.edge)}: choose one of {', '.join(EDGES)}.")
         if self.numbers is not None and not all(is_number(it) for it in self.numbers):
             raise TargetError(
-                f"The box is {shorten(self.number)}, expected its number from 0, several, or all of them."
+                f"The box is {shorten(self.number)}, expected its number from 0, several numbers, or 'all'."
             )
 
     @property
     def numbers(self) -> Sequence[Any] | None:
-        """Which; None for all."""
+        """The numbers of the boxes; None for all."""
         if self.number is all or self.number == "all":
             return None
         return list(self.number) if isinstance(self.number, (list, tuple, range)) else [self.number]
@@ -103,24 +104,24 @@ class Box(Target):
 
 @dataclass(frozen=True)
 class MissedBox(Target):
-    """A place where a detector found nothing: what speaks for an object there, as far as it saw any.
+    """A missed detection: explain the evidence for an object in a place where the detector found none.
 
-    The score is the largest class score times intersection over union with that place, of all candidates before the
-    model chooses among them, as D-RISE has it for its comparisons.
+    Each candidate box before the model's own selection gets its class score times its intersection over union with that
+    place, as in the similarity of D-RISE. The explained score is the largest of these products.
 
     Parameters
     ----------
     box : (float, float, float, float), or a sequence of such
-        Left, top, right and bottom, in pixels of the picture.
+        Left, top, right and bottom, in pixels of the image.
     class_ : int or str, default None
-        What should have been found, by its index or, where the model knows its labels, by that. None for whatever the
-        model finds most probable there.
+        The expected class, given by its index or, if the model has class names, by name. None for the most probable class
+        there.
 
     Raises
     ------
     TargetError
-        For a box that is none. When it meets a model: for one that is no detector, for an unknown class, for a place
-        outside of the picture, and where no candidate overlaps with it.
+        If the box is invalid. When used with a model: if the model is not a detector, the class is unknown, the box is
+        outside the image, or no candidate overlaps the box.
 
     Examples
     --------
@@ -153,7 +154,7 @@ class MissedBox(Target):
 
     @property
     def boxes(self) -> list[Box4]:
-        """All of them."""
+        """All boxes, as a list."""
         several = isinstance(self.box[0], (list, tuple))
         return [tuple(map(float, box)) for box in (self.box if several else [self.box])]  # type: ignore[misc]  # of four
 
@@ -178,13 +179,16 @@ class NoBoxError(TargetError):
     @classmethod
     def of(cls, subject: str, image: int, candidates: Sequence[Instance]) -> NoBoxError:
         """Make the error with its message; a constructor of several arguments could not be pickled."""
-        listed = [
-            f"{candidate.name} {candidate.score:.2g} at {','.join(f'{edge:.0f}' for edge in candidate.box or ())}"
-            for candidate in candidates
-        ]
+        listed = []
+        for candidate in candidates:
+            edges = [f"{max(edge, 0):.0f}" for edge in candidate.box or (0, 0, 0, 0)]
+            left, top, right, bottom = map(float, edges)
+            if left < right and top < bottom:  # `MissedBox` takes no other box
+                listed.append(f"{candidate.name} {candidate.score:.2g} at {','.join(edges)}")
         error = cls(
-            f"{subject}: none is above the model's threshold. The best candidates are {'; '.join(listed) or 'none'}. Why "
-            "something was missed: targets.MissedBox((left, top, right, bottom), class) (--missed LEFT,TOP,RIGHT,BOTTOM)."
+            f"{subject}: none is above the model's threshold. The best candidates are {'; '.join(listed) or 'none'}. To "
+            "explain a missed object, use targets.MissedBox((left, top, right, bottom), class) "
+            "(--missed LEFT,TOP,RIGHT,BOTTOM)."
         )
         error.subject, error.image, error.candidates = subject, image, candidates
         return error
@@ -195,7 +199,7 @@ def check_inside(boxes: Sequence[Box4], size: Sequence[int]) -> None:
     height, width = size
     for left, top, right, bottom in boxes:
         if left >= width or top >= height or right <= 0 or bottom <= 0:
-            raise TargetError(f"The box {(left, top, right, bottom)} is outside of an image of {width} x {height}.")
+            raise TargetError(f"The box {(left, top, right, bottom)} is outside the image, {width} x {height} pixels.")
 
 
 def find_detector(model: nn.Module) -> Detector:
@@ -203,8 +207,8 @@ def find_detector(model: nn.Module) -> Detector:
     family = find_family(model, Detector)
     if family is None:
         raise TargetError(
-            f"The boxes of a {type(model).__name__} cannot be read: it is none of the detectors that are known here. Pass a "
-            "function of its output as the target, from which a score is chosen for each image."
+            f"{type(model).__name__} is not a supported detector. Pass target=, a function from the model's output to one "
+            "score per image."
         )
     return family
 
@@ -288,7 +292,7 @@ class BoxReader(Reader):
         return "box" if self.label is None else name(self.family, self.label)
 
     def _which(self, i: int) -> str:
-        return "the picture" if self.batch.images == 1 else f"picture {i}"
+        return "the image" if self.batch.images == 1 else f"image {i}"
 
     def _nothing(self, i: int, output: Seen) -> NoBoxError:
         candidates = self.family.weigh(output, self.batch, self.label)[i]
@@ -331,7 +335,7 @@ class PlaceReader(Reader):
             if self.is_again:
                 return values.new_tensor(0.0 if self.edge is None else box[self.edge]), 0.0
             raise TargetError(
-                "No candidate of the model overlaps with the box: the model looked at nothing there. Name a larger box."
+                "No candidate box of the model overlaps this box, so there is nothing to explain. Pass a larger box."
             )
         score = float(candidates.scores[best].detach())
         return (values[best] if self.edge is None else candidates.boxes[best, self.edge]), score

@@ -20,15 +20,17 @@ from gradcam.targets.base import Reader, Scored, Target
 from gradcam.targets.heads import NO_CLASSES
 
 RIGHT_FORMS = (
-    "an int for all images, one int per image, a nested (N,K) sequence for K classes of each, "
-    "or a function of the output"
+    "an int for all images, one int per image, a nested (N,K) sequence for K classes per image, or a function of the "
+    "output"
 )
 PROBABILITIES = (
-    "The model's output is {}, which the map explains in place of logits. Their gradient vanishes for confident "
+    "The model's output is {}, which the heatmap explains instead of logits. Their gradient vanishes for confident "
     "predictions. Explain the model without its last activation, or confirm with "
     'targets.ClassTarget(..., activation="none") (--activation none).'
 )
-BINARY = "Assumed that the single output is a binary logit: class 1 is for it, class 0 against it. For a value, say {}."
+BINARY = (
+    "Assumed that the single output is a binary logit: class 1 is positive, class 0 negative. For a value, pass {}."
+)
 FEWEST_HALVES = 64  # numbers of half precision, whose length says something
 LINEAR = ("Addmm", "Mm", "Linear", "Convolution")  # operations with weights, after which values are logits
 RESHAPING = ("View", "Reshape", "UnsafeView", "Squeeze", "Unsqueeze", "Clone", "ToCopy", "Alias", "Select", "Slice")
@@ -76,7 +78,7 @@ def to_rivals(against: Any) -> np.ndarray[Any, Any]:
         values = _to_integers(against)
         if values.ndim <= 1:
             return np.unique(values).astype(np.int64)
-    raise TargetError(f"against is {shorten(against)}, expected a class, or a list of classes, by their indices.")
+    raise TargetError(f"against is {shorten(against)}, expected a class index, or a list of class indices.")
 
 
 def _to_integers(classes: Any) -> np.ndarray[Any, Any]:
@@ -85,7 +87,7 @@ def _to_integers(classes: Any) -> np.ndarray[Any, Any]:
     except (ValueError, TypeError, RuntimeError):  # ragged, or a tensor that NumPy has no array for
         values = np.asarray(None)
     if values.dtype.kind not in "iu":
-        raise TargetError(f"The target {shorten(classes)} is not made of class indices: pass {RIGHT_FORMS}.")
+        raise TargetError(f"The target {shorten(classes)} does not contain class indices: pass {RIGHT_FORMS}.")
     return values
 
 
@@ -146,31 +148,32 @@ def probabilities(logits: Tensor, activation: str = "auto") -> Tensor:
 
 @dataclass(frozen=True)
 class ClassTarget:
-    """Classes to explain, and which of their numbers.
+    """The classes to explain, and the kind of score.
 
     Parameters
     ----------
     classes : int, sequence or Tensor, default None
         An int for all images, N ints, or (N,K); None for the `top` classes of each image.
     top : int, default 1
-        How many of the most probable classes.
+        The number of most probable classes to explain.
     score : str, default "logit"
         "logit", "probability", or "contrast": the class's logit minus the mean of its five strongest rivals.
     against : int or sequence of int, default ()
-        The rivals of a contrast, in place of the strongest.
+        The rivals of a contrast, instead of the strongest ones.
     activation : str, default "auto"
-        How logits become probabilities: "softmax", "sigmoid", "none" (they are values, or probabilities), "applied" (a
-        single one is a probability), or "auto": softmax, and sigmoid for a single logit. With "sigmoid" or "applied" a
-        single output is two classes, 1 for it and 0 against it; with "none" it is a value, class 0, explained itself.
+        How logits become probabilities: "softmax", "sigmoid" (multi-label), "none" (the output is values or
+        probabilities), "applied" (a single output is a probability), or "auto": softmax, and sigmoid for a single logit.
+        With "sigmoid" or "applied", a single output is two classes: 1 is positive, 0 is negative. With "none", it is a
+        regression value, explained as class 0.
     output : str or int, default None
-        Which of several heads has the classes: its key or index in the model's output. None where there is one, or one
-        that is called `logits`.
+        The key or index of the class scores in an output with several heads. None works if there is only one head, or
+        if one is named `logits`.
 
     Raises
     ------
     TargetError
-        For an unknown score or activation, for `top` below 1, and for `against` with a score other than "contrast".
-        When it meets a model: for classes that it does not have, and for a class against itself.
+        If the score or activation is unknown, `top` is below 1, or `against` is given with a score other than
+        "contrast". When used with a model: if it does not have a class, or a class is contrasted with itself.
 
     Examples
     --------
@@ -200,18 +203,18 @@ class ClassTarget:
             raise TargetError(f"top is {self.top!r}, expected the number of classes to explain, 1 or more.")
         if self.score != "contrast" and self.against != () and len(to_rivals(self.against)):
             raise TargetError(
-                f"against is {shorten(self.against)}, but the score is {self.score!r}: only 'contrast' has rivals."
+                f"against is {shorten(self.against)}, but the score is {self.score!r}: use score='contrast' with against."
             )
 
     def resolve(self, logits: Tensor, images: int) -> ClassTarget:
-        """Choose the classes (N,K), and a contrast's rivals, as they are in these logits.
+        """Choose the classes (N,K), and the rivals of a contrast, from these logits.
 
         Parameters
         ----------
         logits : Tensor (N,C)
-            The model's.
+            The model's logits.
         images : int
-            How many images they are of.
+            The number of images.
 
         Returns
         -------
@@ -221,12 +224,12 @@ class ClassTarget:
         Raises
         ------
         TargetError
-            For classes that the model does not have, and for a class against itself.
+            If the model does not have a class, or a class is contrasted with itself.
         """
         count = logits.shape[1]
         if self.classes is None:
             if self.top > count:
-                raise TargetError(f"The top {self.top} classes are asked for: this model has {count}.")
+                raise TargetError(f"The top {self.top} classes were requested, but this model has {count}.")
             classes = logits.topk(self.top, dim=1).indices
         else:
             classes = check_classes(self.classes, images, count).to(logits.device)
@@ -245,38 +248,38 @@ class ClassTarget:
         return replace(self, classes=classes, _rivals=rivals)
 
     def find_logits(self, output: Any, images: int) -> Tensor:
-        """Find the logits in a model's output, as this target counts classes.
+        """Find the logits in a model's output, in the class order of this target.
 
         Parameters
         ----------
         output : Any
-            The model's.
+            The model's output.
         images : int
-            How many images it is for.
+            The number of images.
 
         Returns
         -------
         Tensor (N,C)
-            Two columns for a single logit with "sigmoid" or "applied".
+            The logits. A single logit with "sigmoid" or "applied" gives two columns.
         """
         logits = find_logits(output, images, head=self.output)
         is_pair = logits.shape[1] == 1 and self.activation in ("sigmoid", "applied")
         return to_two_classes(logits, self.activation) if is_pair else logits
 
     def compute(self, logits: Tensor) -> Tensor:
-        """Compute the scores (N,K) from logits (N,C), once the target is resolved."""
+        """Compute the scores (N,K) from logits (N,C). The target has to be resolved."""
         if self.score == "contrast":
             return difference(logits, self.classes, cast("Tensor", self._rivals))
         is_logit = self.score == "logit"
         return logit(logits, self.classes) if is_logit else probability(logits, self.classes, self.activation)
 
     def one(self, i: int) -> ClassTarget:
-        """Take the same, resolved, for image i alone."""
+        """Return the resolved target for image i alone."""
         rivals = None if self._rivals is None else self._rivals[i : i + 1]
         return replace(self, classes=self.classes[i : i + 1], _rivals=rivals)
 
     def repeat(self, times: int) -> ClassTarget:
-        """Repeat the same, resolved, for so many blocks of the images' rows, one behind another."""
+        """Return the resolved target for a batch that repeats all images `times` times."""
         rivals = None if self._rivals is None else self._rivals.repeat(times, 1, 1)
         return replace(self, classes=self.classes.repeat(times, 1), _rivals=rivals)
 
@@ -309,8 +312,8 @@ class RepeatedTarget:
         total = self.images * self.blocks
         if not has_rows(output, total):
             raise TargetError(
-                f"The output, {type(output).__name__}, holds no tensor with {total} rows, so that it cannot be divided into "
-                "that of each view: explain without augmentation."
+                f"The output, {type(output).__name__}, has no tensor with {total} rows, so it cannot be split into "
+                "augmented views: explain without augmentation."
             )
         return take_rows(output, rows, total)
 
@@ -329,12 +332,12 @@ def compute_scores(target: Any, output: Any, images: int) -> Scored:
         if not isinstance(scores, Tensor) or not _is_plain(scores):
             what = _kind(scores) if isinstance(scores, Tensor) else type(scores).__name__
             raise TargetError(
-                f"The target function gave {what}, expected a floating tensor ({images},) or ({images}, K)."
+                f"The target function returned {what}, expected a floating-point tensor ({images},) or ({images}, K)."
             )
         if scores.ndim not in (1, 2) or len(scores) != images or 0 in scores.shape:
             raise TargetError(
-                f"The target function gave a tensor {tuple(scores.shape)}, expected ({images},) or ({images}, K): "
-                "one score, or K scores, for each image."
+                f"The target function returned a tensor {tuple(scores.shape)}, expected ({images},) or ({images}, K): "
+                "one score, or K scores, per image."
             )
         scores = scores.reshape(images, -1)
         return Scored(scores.to(torch.promote_types(scores.dtype, torch.float32)), None, None, target)
@@ -383,7 +386,7 @@ def find_logits(output: Any, images: int, *, head: str | int | None = None) -> T
         head = list(heads)[head]  # a named tuple's fields have indices, too
     if head is not None and head not in heads:
         named = ", ".join(map(shorten, list(heads)[:6])) + (", ..." if len(heads) > 6 else "")
-        what = f"it has {named}" if heads else "it is a single tensor, or of a kind without keys"
+        what = f"it has {named}" if heads else "it is a single tensor, or has no keys"
         raise TargetError(f"The output has no {shorten(head)}: {what}.")
     logits: Any
     head = next(filter(heads.__contains__, LOGIT_NAMES), None) if head is None else head
@@ -401,18 +404,18 @@ def find_logits(output: Any, images: int, *, head: str | int | None = None) -> T
     if not is_usable or len(logits) != images or logits.shape[1] == 0:
         got = f"{_kind(logits)} {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(output).__name__
         raise TargetError(
-            f"A class can be explained where the output is ({images}, classes), for {images} image(s); this one is {got}: "
+            f"The output is {got}, expected class scores ({images}, classes) for {images} image(s): "
             f"{_advise(logits)}pass target=, a function from the model's output to one score per image."
         )
     if _is_normalised(logits):
-        raise TargetError(f"The output's rows have length 1, as embeddings have, and not logits: {NO_CLASSES}")
+        raise TargetError(f"The output's rows have length 1, like embeddings and unlike logits: {NO_CLASSES}")
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def _advise(values: Any) -> str:
     """Name the target for an output that is no row of logits, or nothing where only a function can choose a score."""
     if isinstance(values, Tensor) and values.ndim == 4:
-        return "for a class in a place use targets.Mask(class, mask) (--task segmentation); for anything else "
+        return "for a segmentation use targets.Mask(class, mask) (--task segmentation); for anything else "
     is_boxes = not isinstance(values, Tensor) or values.ndim == 3
     return "for a detector use targets.Box(number) (--task detection); for anything else " if is_boxes else ""
 
@@ -502,8 +505,8 @@ def _choose_head(heads: Mapping[str | int, Any], images: int) -> Tensor | None:
             rivals, form = rows, "..."
     if len(rivals) > 1:
         raise TargetError(
-            f"The output has {len(rivals)} tensors ({images}, {form}): {', '.join(map(shorten, rivals))}. Say which has the "
-            f"classes, with targets.ClassTarget(..., output={names[0]!r}), or pass a function as target=."
+            f"The output has {len(rivals)} tensors ({images}, {form}): {', '.join(map(shorten, rivals))}. Choose the class "
+            f"scores with targets.ClassTarget(..., output={names[0]!r}), or pass a function as target=."
         )
     return logits
 
@@ -516,7 +519,7 @@ def _find_class_scores(heads: Mapping[str | int, Any], images: int) -> list[str 
     if rows and not scores:
         raise TargetError(f"The output's {next(iter(rows))!r} is an embedding: {NO_CLASSES}")
     if rows and (objects := [name for name in heads if OBJECT_NAME.search(str(name))]):
-        raise TargetError(f"The output has {objects[0]!r}, so that its scores are of objects: {NO_CLASSES}")
+        raise TargetError(f"The output has {objects[0]!r}, so its scores are those of objects: {NO_CLASSES}")
     logits = [name for name, it in scores.items() if not any(find_activation(it, other) for other in scores.values())]
     return logits or list(scores)[:1]
 

@@ -20,8 +20,8 @@ IMAGE_TOWERS = (
 )
 EMBEDDER = re.compile(f"{BACKBONES}|{IMAGE_TOWERS}")
 NO_CLASSES = (
-    "it has no classes. Pass target=, a function from the model's output to one score per image. To compare images, load "
-    'the model with --task matching (task="matching" in Python).'
+    "the model has no image classes. Pass target=, a function from the model's output to one score per image. To compare "
+    'images, load the model with --task matching (task="matching" in Python).'
 )
 PASSIVE_MODULES = tuple(f"torch.nn.modules.{name}" for name in ("activation", "dropout", "flatten", "pooling"))
 
@@ -31,13 +31,13 @@ def refuse_features(model: nn.Module) -> None:
     end = find_end(model)
     if is_headless(end):
         raise TargetError(
-            f"{type(end).__name__} has no classification head, or its num_classes is 0, so that its output is an embedding: "
+            f"{type(end).__name__} has no classification head, or its num_classes is 0, so its output is an embedding: "
             f"{NO_CLASSES}"
         )
     if end is not model and ends_in_features(end):
         warn(
-            f"The model ends in {type(end).__name__} without a linear layer, so its output may be an embedding. If it is, "
-            "the classes mean nothing: pass target=, a function from the model's output to one score per image."
+            f"The model ends in {type(end).__name__} without a linear layer, so its output may be an embedding. If so, "
+            "class indices mean nothing: pass target=, a function from the model's output to one score per image."
         )
 
 

@@ -20,36 +20,36 @@ from gradcam.targets.base import LOCAL, Bound, Box4, Instance, Reader, Scored, T
 
 @dataclass(frozen=True)
 class Keypoint(Target):
-    """A keypoint that a model found: how strongly it answers there, or where it puts the point.
+    """A keypoint of a pose model: explain its heatmap's maximum, or its position.
 
-    The score is the largest value of the keypoint's heatmap: what makes the model see the point at all. With `axis` it is
-    one of the point's coordinates in pixels, the mean of all places, weighted by the softmax of the heatmap (soft-argmax):
-    what is evidence for it moves the point to the right, or down.
+    The score is the largest value of the keypoint's heatmap. With `axis` it is one of the point's coordinates in
+    pixels: the mean of all positions, weighted by the softmax of the heatmap (soft-argmax). Positive evidence then
+    moves the point to the right or down.
 
     Parameters
     ----------
     number : int, sequence of int, or all
-        Which keypoints, counted from 0; the builtin `all`, or "all", for all of them.
+        The keypoints to explain, counted from 0; the builtin `all`, or "all", for all of them.
     axis : str, default None
-        "x" or "y": that coordinate is explained in place of the heatmap's largest value.
+        "x" or "y": explain that coordinate instead of the heatmap's maximum.
     box : int, default 0
-        Of which of the boxes that the model found, the surest first, where it looks for keypoints in each of them.
+        The number of the detected box, the highest-scoring first, if the model finds keypoints per box.
     temperature : float, default None
-        Heatmaps are divided by it before the softmax. None is 1 for logits, as Keypoint R-CNN's and those of unknown models
-        are taken to be, and 0.05 for ViTPose, whose heatmaps are bells of height 1.
+        Divides the heatmap before the softmax. None is 0.05 for ViTPose, whose heatmaps are peaks of height 1, and 1
+        otherwise, for logits as in Keypoint R-CNN.
 
     Raises
     ------
     TargetError
-        For a number, an axis, a box or a temperature that cannot be. When it meets a model: for one without heatmaps, for
-        a keypoint or a box that there is not, and for a picture in which no box was found.
+        If the number, axis, box or temperature is invalid. When used with a model: if it has no keypoint heatmaps, if a
+        keypoint or box does not exist, or if no box is detected in an image.
 
     Notes
     -----
-    Models are torchvision's Keypoint R-CNN, Hugging Face's ViTPose, and all whose output is heatmaps (N,P,h,w), or has
-    them as `heatmaps`. Coordinates are in pixels of the picture as the model was given it; the centre of the first pixel
-    is at 0.5. Where a box lies is taken as it is: a coordinate is explained by what is seen in the box. Maps are of
-    "hirescam", gradient times activation place by place, at each level of a feature pyramid.
+    Supported models are torchvision's Keypoint R-CNN, Hugging Face's ViTPose, and all models whose output is keypoint
+    heatmaps (N,P,h,w), or contains them as `heatmaps`. Coordinates are in pixels of the model's input image; the centre
+    of the first pixel is at 0.5. The position of a box counts as fixed: a coordinate is explained by the content of the
+    box alone. Maps are "hirescam" (gradient times activation, element-wise) at each level of a feature pyramid.
 
     Examples
     --------
@@ -72,21 +72,19 @@ class Keypoint(Target):
 
     def __post_init__(self) -> None:
         if self.axis is not None and self.axis not in AXES:
-            raise TargetError(
-                f"There is no axis {shorten(self.axis)}: choose x, y, or None for the strength of the answer."
-            )
+            raise TargetError(f"There is no axis {shorten(self.axis)}: choose x, y, or None for the heatmap's maximum.")
         if self.numbers is not None and not (self.numbers and all(map(is_number, self.numbers))):
             raise TargetError(
-                f"The keypoint is {shorten(self.number)}, expected its number from 0, several, or all of them."
+                f"The keypoint is {shorten(self.number)}, expected its number from 0, several numbers, or 'all'."
             )
         if not is_number(self.box):
-            raise TargetError(f"The box is {shorten(self.box)}, expected its number from 0, the surest first.")
+            raise TargetError(f"The box is {shorten(self.box)}, expected its number from 0, the highest-scoring box.")
         if self.temperature is not None and not self.temperature > 0:
             raise TargetError(f"The temperature is {shorten(self.temperature)}, expected a number above 0.")
 
     @property
     def numbers(self) -> Sequence[Any] | None:
-        """Which; None for all."""
+        """The numbers of the keypoints; None for all."""
         if self.number is all or self.number == "all":
             return None
         return list(self.number) if isinstance(self.number, (list, tuple, range)) else [self.number]
@@ -128,14 +126,12 @@ class KeypointReader(Reader):
         """Of what was found in a picture the one that counts, alone."""
         number = self.wanted.box
         if self.boxes is None or poses.scores is None:
-            count, which = len(poses.heatmaps), "the picture" if self.batch.images == 1 else f"picture {i}"
+            count, which = len(poses.heatmaps), "the image" if self.batch.images == 1 else f"image {i}"
             if not count:
-                raise TargetError(
-                    f"Nothing was found in {which} that has keypoints: no box is above the model's threshold."
-                )
+                raise TargetError(f"No box with keypoints was found in {which}: none is above the model's threshold.")
             if number >= count:
                 there = (
-                    "its heatmaps are over all of it"
+                    "its heatmaps cover the whole image"
                     if poses.scores is None
                     else f"there are {count}, 0 to {count - 1}"
                 )

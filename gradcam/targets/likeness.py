@@ -24,24 +24,24 @@ ROUNDING = 64  # units in the last place, by which embeddings of one picture may
 
 @dataclass(frozen=True, eq=False)
 class Like(Target):
-    """Another picture: what makes these like it, and on it what it is like these by.
+    """A reference image: explain what makes the images similar to it.
 
-    The score is the cosine of the two pictures' embeddings, of which the other one's is a constant. The explanation's
-    `reference` has the maps on the other picture, where that is known: one for each picture, of the cosine to it.
+    The score is the cosine similarity of the two embeddings. The reference's embedding is a constant. The explanation's
+    `reference` has the maps on the reference image, one for each image, if the reference is an image.
 
     Parameters
     ----------
-    reference : Tensor (C,H,W), (R,C,H,W), (D,) or (R,D), or a picture
-        The other picture, preprocessed as the pictures are, or its embedding; of several, each gives a map. What
-        `gradcam.load_matcher` gives reads a picture in any form that `gradcam.read_image` takes, or a list of them.
+    reference : Tensor (C,H,W), (R,C,H,W), (D,) or (R,D), or an image
+        The reference image, preprocessed like the images, or its embedding. Several references give one map each. With
+        `gradcam.load_matcher` it may be any form of image that `gradcam.read_image` takes, or a list of them.
     name : str or sequence of str, default "reference"
-        What the other picture is called, or each of several.
+        The name of the reference, or a list of names for several references.
 
     Raises
     ------
     TargetError
-        For a tensor that is neither. When it meets a model: for what is no tensor, for a model that gives no vector for
-        each picture, and for an embedding of another length.
+        If the tensor is invalid. When used with a model: if the reference is not a tensor, the model does not return
+        one vector per image, or the length of an embedding differs from the model's.
 
     Examples
     --------
@@ -63,18 +63,18 @@ class Like(Target):
         is_tensor = isinstance(given, Tensor)
         if is_tensor and (not given.is_floating_point() or given.ndim not in (1, 2, 3, 4) or not given.numel()):
             raise TargetError(
-                f"The reference is {given.dtype} {tuple(given.shape)}, expected a floating picture (C,H,W), or an embedding "
-                "(D,)."
+                f"The reference is {given.dtype} {tuple(given.shape)}, expected a floating-point image (C,H,W), or an "
+                "embedding (D,)."
             )
 
     @property
     def pictures(self) -> Tensor | None:
-        """The other pictures (R,C,H,W); None where an embedding was given."""
+        """The reference images (R,C,H,W); None if an embedding was given."""
         given: Any = self.reference
         if not isinstance(given, Tensor):
             raise TargetError(
-                f"The reference is {shorten(given)}, expected a tensor: a picture (C,H,W), preprocessed as those that are "
-                "explained, or an embedding (D,). gradcam.explain reads no files; what gradcam.load_matcher gives does."
+                f"The reference is {shorten(given)}, expected a tensor: an image (C,H,W), preprocessed like the explained "
+                "images, or an embedding (D,). gradcam.explain reads no files: use gradcam.load_matcher for image files."
             )
         return None if given.ndim < 3 else given if given.ndim == 4 else given[None]
 
@@ -83,8 +83,8 @@ class Like(Target):
         vectors = self.reference.reshape(-1, self.reference.shape[-1])
         if others is not None and others.ndim != batch.pictures.ndim:
             raise TargetError(
-                f"The reference is an image {tuple(others.shape[1:])}, and the images are {tuple(batch.pictures.shape)}: "
-                "pass its embedding (D,), which the model gives for it."
+                f"The reference is an image {tuple(others.shape[1:])}, but the images are {tuple(batch.pictures.shape)}: "
+                "pass the embedding (D,) of the reference instead."
             )
         if others is not None:
             vectors = embed(family, model, to_batch(others.to(batch.device)))
@@ -92,7 +92,9 @@ class Like(Target):
         if isinstance(names, str):
             names = [names] if len(vectors) == 1 else [f"{names} {i}" for i in range(len(vectors))]
         if len(names) != len(vectors):
-            raise TargetError(f"There are {len(vectors)} references, and {len(names)} names: give each one.")
+            raise TargetError(
+                f"There are {len(vectors)} references, but {len(names)} names: pass one name per reference."
+            )
         reader = CosineReader(family, batch, *to_directions(vectors), [Instance("like", name) for name in names])
 
         def mirror(scored: Scored) -> tuple[Any, Any]:
@@ -136,7 +138,7 @@ def _to_units(vectors: Tensor) -> Tensor:
     vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
     lengths = torch.linalg.vector_norm(vectors, dim=1)
     if not bool((lengths.isfinite() & (lengths > 0)).all()):
-        raise TargetError("An embedding is zero, infinite or NaN, so that nothing has a likeness to it.")
+        raise TargetError("An embedding is zero, infinite or NaN, so it has no cosine similarity.")
     return vectors / lengths[:, None]
 
 
@@ -165,8 +167,8 @@ class CosineReader(Reader):
         vectors = self.family.read(output, self.batch)
         if len(vectors) != images or vectors.shape[1] != self.directions.shape[1]:
             raise TargetError(
-                f"The model gives {tuple(vectors.shape)} for {images} image(s), expected "
-                f"({images}, {self.directions.shape[1]}), as long as the embedding that they are compared with."
+                f"The model returned {tuple(vectors.shape)} for {images} image(s), expected "
+                f"({images}, {self.directions.shape[1]}), the length of the embedding to compare with."
             )
         normalised = F.normalize(vectors.to(torch.promote_types(vectors.dtype, torch.float32)), dim=1)
         directions = self.directions.to(normalised)

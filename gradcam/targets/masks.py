@@ -31,8 +31,8 @@ from gradcam.targets.classes import check_range, probabilities, to_two_classes
 
 REDUCTIONS = ("mean", "sum")
 FORMS = (
-    "a point (x, y), a box (left, top, right, bottom), an array (H,W) of bools or integers, the path of a picture, or "
-    "None for the pixels that are predicted to be of the class"
+    "a point (x, y), a box (left, top, right, bottom), an array (H,W) of bools or integers, the path of an image, or None "
+    "for the pixels predicted as the class"
 )
 LOSSY = (".jpg", ".jpeg")  # whose black is not quite black
 NEIGHBOURS = 8  # of a pixel in a region: thin things that run diagonally stay whole
@@ -41,41 +41,40 @@ SHOWN = 5  # classes in a message
 
 @dataclass(frozen=True, eq=False)
 class Mask(Target):
-    """A class in some of a picture's pixels: its logit there, as a model for segmentation gives it.
+    """A class in some pixels of an image: explain its logit there, for segmentation models.
 
-    The score is the mean, or the sum, of the class's logits y over the pixels of the mask M, y enlarged to the picture's
-    size as the model's own postprocessing does it: ``1 / |M| * sum(y[i, j] for i, j in M)``. Maps are relu(sum over
-    channels of gradient x activation) at each place (Seg-XRes-CAM, whose window is one cell here), so that they are of
-    this region; with ``method="gradcam"`` the gradients are pooled, and the map is of the class wherever it is
-    (Seg-Grad-CAM). A model that gives masks with classes, such as
-    Mask2Former, has no logit for each pixel: its semantic score takes that place. A single logit is two classes: 1 for
-    it, and 0, the background, against it.
+    The score is the mean, or the sum, of the class's logits y over the pixels of the mask M:
+    ``1 / |M| * sum(y[i, j] for i, j in M)``. y is resized to the image's size as in the model's own postprocessing. Maps are
+    relu(sum over channels of gradient x activation) at each cell (Seg-XRes-CAM with a window of one cell), so they explain
+    this region. With ``method="gradcam"`` the gradients are pooled, and the map shows the class everywhere in the image
+    (Seg-Grad-CAM). A model that returns masks with classes, such as Mask2Former, has no logit per pixel: its semantic score
+    is used instead. A single logit is two classes: 1 is positive, 0 is the background.
 
-    Without a layer, the map is of the last stage of the backbone or encoder: behind it, the closer a layer is to the
-    output, the more its map is the mask itself.
+    The default layer is the last stage of the backbone or encoder. The closer a layer is to the output, the more its map
+    becomes the mask itself.
 
     Parameters
     ----------
     class_ : int, str, or sequence of these, default None
-        The class, by its index or, where the model knows its labels, by that; several give a map for each. None is the
-        one predicted at the point; otherwise the one that is predicted most often within the mask, or the whole picture,
+        The class, by its index or, if the model has class names, by name; several give one map each. None is the class
+        predicted at the point. Without a point, it is the most frequent predicted class within the mask or the image,
         other than the background.
     mask : sequence, array, Tensor or path, default None
-        The pixels. None: all that are predicted to be of the class. A point (x, y) in pixels of the picture: those of
-        them that are connected to it, by edges or corners. A box (left, top, right, bottom). An array (H,W) of bools or
-        integers, of the picture's size as the model is given it, or (N,H,W) for one of each picture; what is not zero is
-        inside. The path of a picture: labels or grey values, or colours, other than black.
+        The pixels. None: all pixels predicted as the class. A point (x, y) in pixels of the image: the pixels predicted
+        as the class that are connected to the point, by edges or corners. A box (left, top, right, bottom). An array
+        (H,W) of bools or integers of the size of the model's input image, or (N,H,W) for one per image; non-zero is
+        inside. The path of an image file with labels, grey values or colours; everything but black is inside.
     reduction : str, default "mean"
         "mean" or "sum" of the logits over the mask.
 
     Raises
     ------
     TargetError
-        For a reduction that is unknown, and a mask of no such form. When it meets a model: for one that gives no classes
-        for pixels, for a class that does not exist or that no pixel is predicted to be, for an empty mask, one of another
-        size, and a point outside of the picture.
+        If the reduction is unknown, or the mask is invalid. When used with a model: if it is not a segmentation model,
+        or if the class does not exist or is predicted at no pixel. Also if a mask is empty or does not have the input
+        image's size, or if the point is outside the image.
     ImageError
-        When it meets a model: for a file that cannot be read.
+        When used with a model: if the mask file cannot be read.
 
     Examples
     --------
@@ -112,7 +111,7 @@ class Mask(Target):
 
     @property
     def kind(self) -> str:
-        """ "predicted", "point", "box", "array" or "file". Raises `TargetError` for a mask of any other form."""
+        """The form of the mask: "predicted", "point", "box", "array" or "file". Otherwise raises `TargetError`."""
         mask = self.mask
         if mask is None:
             return "predicted"
@@ -121,9 +120,7 @@ class Mask(Target):
         if isinstance(mask, (Tensor, np.ndarray)) and mask.ndim in (2, 3):
             if to_numpy(mask).dtype.kind in "biu":
                 return "array"
-            raise TargetError(
-                f"The mask is of {mask.dtype}, expected bools or integers: say what is inside, mask > 0.5."
-            )
+            raise TargetError(f"The mask is {mask.dtype}, expected bools or integers: pass mask > 0.5, for example.")
         if isinstance(mask, (tuple, list)) and len(mask) in (2, 4) and all(map(_is_number, mask)):
             if len(mask) == 4 and (mask[0] >= mask[2] or mask[1] >= mask[3]):
                 raise TargetError(
@@ -134,7 +131,7 @@ class Mask(Target):
 
     @property
     def classes(self) -> list[Any] | None:
-        """All of them; None where each picture's own is taken."""
+        """All classes as a list. None stands for each image's own class."""
         if self.class_ is None:
             return None
         found = self.class_.tolist() if isinstance(self.class_, (Tensor, np.ndarray)) else self.class_
@@ -143,7 +140,7 @@ class Mask(Target):
     def bind(self, model: nn.Module, batch: Batch) -> Bound:
         if len(batch.size) != 2:
             raise TargetError(
-                f"The images are {tuple(batch.pictures.shape)}: a mask lies in images (N,C,H,W). For a volume pass "
+                f"The images are {tuple(batch.pictures.shape)}, but a mask needs images (N,C,H,W). For a volume, pass "
                 "a function of the output, such as target=lambda output: output[:, 1].flatten(1).mean(1)."
             )
         family = find_family(model, Segmenter) or PlainSegmenter(model)
@@ -199,16 +196,16 @@ def _find_given(wanted: Mask, batch: Batch, visible: Sequence[Tensor]) -> list[T
     if tuple(given.shape[-2:]) != tuple(batch.size):
         height, width = given.shape[-2:]
         raise TargetError(
-            f"The mask is {width} pixels wide and {height} high, and the picture, as the model is given it, {batch.size[1]} "
-            f"wide and {batch.size[0]} high: resize the mask as the picture was, without interpolation."
+            f"The mask is {width} pixels wide and {height} high, but the model's input is {batch.size[1]} wide and "
+            f"{batch.size[0]} high: resize the mask like the image, without interpolation."
         )
     if given.ndim == 3 and len(given) != batch.images:
-        raise TargetError(f"There are {len(given)} masks for {batch.images} image(s): give one, or one for each.")
+        raise TargetError(f"There are {len(given)} masks for {batch.images} image(s): pass one mask, or one per image.")
     each = given if given.ndim == 3 else given.expand(batch.images, -1, -1)
     masks = [mask.to(batch.device) & seen for mask, seen in zip(each, visible)]
     if not all(mask.any() for mask in masks):
         what = os.fspath(wanted.mask) if wanted.kind == "file" else shorten(wanted.mask)
-        raise TargetError(f"The mask {what} is empty: no pixel of the picture lies in it.")
+        raise TargetError(f"The mask {what} is empty: it contains no pixel of the image.")
     return masks
 
 
@@ -218,7 +215,7 @@ def check_point(point: Sequence[float], box: Box4) -> None:
     if not (left <= point[0] < right and top <= point[1] < bottom):
         where = f" and begins at {(int(left), int(top))}" if left or top else ""
         size = f"{right - left:.0f} pixels wide and {bottom - top:.0f} high"
-        raise TargetError(f"The point {tuple(point)} is outside of the picture, which is {size}{where}.")
+        raise TargetError(f"The point {tuple(point)} is outside the image, which is {size}{where}.")
 
 
 def _lay_box(box: Sequence[float], size: Sequence[int]) -> Tensor:
@@ -397,7 +394,7 @@ class Prediction:
         if at is not None and not same[at]:
             raise TargetError(
                 f"{self.where}At the point {at[::-1]} the model predicts {self.describe(int(self.predicted[at]))}, not "
-                f"{self.describe(index)}: leave the class out, or give another point."
+                f"{self.describe(index)}: leave the class out, or pass another point."
             )
         if at is not None:
             _, numbered = cv2.connectedComponents(same.cpu().numpy().astype(np.uint8), connectivity=NEIGHBOURS)
@@ -406,10 +403,10 @@ class Prediction:
             counts = self.count(self.predicted)
             shares = counts / counts.sum()
             there = [(int(it), float(shares[it])) for it in shares.argsort(descending=True)[:SHOWN] if shares[it]]
-            said = ", ".join(f"{self.describe(it)} on {share:.1%}" for it, share in there)
+            said = ", ".join(f"{self.describe(it)} {100 * share:.1f} %" for it, share in there)
             raise TargetError(
-                f"{self.where}No pixel is predicted to be {self.describe(index)}; there are {said} of the picture. "
-                "Choose one of these, or say where it should be: mask=(left, top, right, bottom)."
+                f"{self.where}No pixel is predicted as {self.describe(index)}. Predicted: {said} of the image. "
+                "Choose one of these, or pass the expected region: mask=(left, top, right, bottom)."
             )
         return same
 

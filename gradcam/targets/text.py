@@ -18,26 +18,27 @@ from gradcam.targets.likeness import CosineReader, bind_reader, to_directions
 
 @dataclass(frozen=True, eq=False)
 class Text(Target):
-    """A sentence, of a model with a tower for pictures and one for sentences: what in the picture speaks for it.
+    """A sentence: explain what in the image matches it, for image-text models such as CLIP.
 
-    The score is the cosine of the picture's and the sentence's embeddings; with `against`, less the mean of the
-    cosines to those sentences. Sentences are tokenised and embedded by the model's own parts, once; the tower of
-    pictures is all that runs for an explanation.
+    The score is the cosine similarity of the image's and the sentence's embeddings; with `against`, the mean of the
+    similarities to those sentences is subtracted. Sentences are tokenised and embedded by the model's own parts, once.
+    Only the image encoder runs for an explanation.
 
     Parameters
     ----------
     text : str, sequence of str, Tensor (D,) or (T,D)
-        A sentence, or several, each of which gives a map; or their embeddings.
+        One or several sentences, each of which gives a map; or their embeddings.
     against : str, sequence of str, Tensor (D,) or (A,D), default ()
-        What the sentences are contrasted with.
+        The sentences to contrast with.
     tokenizer : callable, default None
-        From a list of sentences to what the model's tower of sentences takes, in place of the model's own tokenizer.
+        A function from a list of sentences to the input of the model's text encoder. It replaces the model's own
+        tokenizer.
 
     Raises
     ------
     TargetError
-        For no sentence, an empty one, and what is none. When it meets a model: for one without a tower of sentences or
-        without a tokenizer, and for a sentence that is too long.
+        If a sentence is empty or missing, or is neither text nor an embedding. When used with a model: if it has no
+        text encoder or no tokenizer, or a sentence is too long.
 
     Examples
     --------
@@ -70,12 +71,14 @@ class Text(Target):
                 continue
             sentences = to_sentences(given)
             if sentences is None:
-                raise TargetError(f"{what} is {shorten(given)}, expected a sentence, several, or their embeddings.")
+                raise TargetError(
+                    f"{what} is {shorten(given)}, expected one or several sentences, or their embeddings."
+                )
             if any(not it.strip() for it in sentences) or (what == "text" and not sentences):
-                raise TargetError(f"{what} is {shorten(given)}: a sentence is empty. Say what is to be looked for.")
+                raise TargetError(f"{what} is {shorten(given)}: a sentence is empty. Describe what to look for.")
         if self.tokenizer is not None and not callable(self.tokenizer):
             raise TargetError(
-                f"The tokenizer is {shorten(self.tokenizer)}, expected a function of a list of sentences."
+                f"The tokenizer is {shorten(self.tokenizer)}, expected a function that takes a list of sentences."
             )
 
     def bind(self, model: nn.Module, batch: Batch) -> Bound:
@@ -93,9 +96,8 @@ class Text(Target):
             return given.reshape(-1, given.shape[-1])
         if not isinstance(family, TwoTowers):
             raise TargetError(
-                f"{type(model).__name__} has no tower of sentences, so that it cannot be asked for one: take a model of "
-                "pictures and text, such as CLIP or SigLIP; a classifier has classes (target=281, --class), and pictures "
-                "are compared with targets.Like (--like)."
+                f"{type(model).__name__} has no text encoder: use an image-text model, such as CLIP or SigLIP. For a "
+                "classifier, pass a class (target=281, --class). To compare images, use targets.Like (--like)."
             )
         return family.embed_texts(to_sentences(given) or [], self.tokenizer)
 

@@ -19,37 +19,37 @@ from gradcam.targets.base import LOCAL, Bound, Instance, Reader, Scored, Target
 
 @dataclass(frozen=True, eq=False)
 class Token(Target):
-    """A word that a model wrote of a picture: what it saw when it chose that word.
+    """A word of a caption: explain what the model looked at when it chose that word.
 
-    The score is the word's logit, given the picture and the words before it: the caption is read again as it stands
-    (teacher forcing), so that one forward pass and one batched backward pass serve all of its words. No attention
-    weights are read, and models keep their fast attention.
+    The score is the word's logit, given the image and the words before it. The finished caption is read again (teacher
+    forcing), so one forward pass and one batched backward pass explain all of its words. Attention weights are not used, and
+    models keep their fast attention.
 
     Parameters
     ----------
     ids : sequence of int, or Tensor (T,), default None
-        The caption's tokens, without those that begin it or belong to a prompt. They are the same for all pictures. None
-        for the caption that the model itself writes, word by word the most probable one; that is of one picture.
+        The caption's tokens, without start tokens and prompt, the same for all images. None means the caption that the
+        model generates by greedy decoding; this works for one image at a time.
     position : int or sequence of int, default None
-        Which of them are explained, counted from 0. None for all.
+        The tokens to explain, counted from 0. None for all.
 
     Raises
     ------
     TargetError
-        For a caption without tokens, and for a position that it does not have. When it meets a model: for one that
-        writes no text, for tokens that are not in its vocabulary, and for a prompt that it needs and that is missing.
+        If the caption has no tokens, or a position does not exist. When used with a model: if it generates no text, if
+        a token is outside its vocabulary, or if it needs a prompt and none was passed.
 
     Notes
     -----
-    Models of an encoder and a decoder are given the pictures alone. Models that write on behind a prompt, such as LLaVA,
-    are given a dict of what their processor makes of both: pixel_values, input_ids with the places that are kept for the
-    picture, and attention_mask. The layer is the last block of the tower of pictures whose patches reach the words.
+    Encoder-decoder models take the images alone. Models that continue a prompt, such as LLaVA, take their processor's
+    output as a dict: pixel_values, input_ids with the image's placeholder tokens, and attention_mask. The layer is the
+    last block of the image encoder whose patches reach the words.
 
-    Maps are of "hirescam", gradient times activation place by place. What reads patches by attention treats each of them
-    differently, and a gradient that is pooled over the grid, as Grad-CAM's, loses which of them it wanted.
+    Maps are "hirescam", gradient times activation, element-wise. A language model reads each patch differently by attention,
+    and the pooled gradient of Grad-CAM would lose this.
 
-    Words before a word are part of its context, and what they name shows in its map, too (TAM). Their share has not been
-    taken out: compare the maps of the words before it.
+    Earlier words are part of a word's context, so objects that they name also appear in the word's map (TAM). This
+    contribution is not removed: compare the map with the maps of the earlier words.
 
     Examples
     --------
@@ -75,24 +75,24 @@ class Token(Target):
     def __post_init__(self) -> None:
         if not self.positions or not all(_is_integer(it) and it >= 0 for it in self.positions):
             raise TargetError(
-                f"The position is {shorten(self.position)}, expected the number of a token from 0, several, or None for all."
+                f"The position is {shorten(self.position)}, expected a token number from 0, several, or None for all."
             )
         if self.ids is not None:
             self.choose(to_tokens(self.ids))
 
     @property
     def positions(self) -> Sequence[Any]:
-        """As they were given; of all the first."""
+        """The given positions as a list; [0] for all."""
         several = isinstance(self.position, (list, tuple, range))
         return self.position if several else [0 if self.position is None else self.position]
 
     def choose(self, tokens: Sequence[int]) -> list[int]:
-        """Choose the positions of a caption's tokens that are explained.
+        """Choose the positions of a caption's tokens to explain.
 
         Parameters
         ----------
         tokens : sequence of int
-            The caption's.
+            The caption's tokens.
 
         Returns
         -------
@@ -102,7 +102,7 @@ class Token(Target):
         Raises
         ------
         TargetError
-            Where there is no such token.
+            If a position does not exist.
         """
         if self.position is None:
             return list(range(len(tokens)))
@@ -129,10 +129,10 @@ def to_tokens(ids: Any) -> list[int]:
     if not isinstance(values, (list, tuple)) or not all(map(_is_integer, values)):
         raise TargetError(
             f"The caption is {shorten(ids)}, expected its tokens: integers in a list, or in a tensor (T,), such as "
-            "model.generate(...)[0] without those that begin it."
+            "model.generate(...)[0] without the prompt's tokens."
         )
     if not values:
-        raise TargetError("The caption has no tokens: there is no word to explain.")
+        raise TargetError("The caption has no tokens, so there is no word to explain.")
     return [int(it) for it in values]
 
 
@@ -141,8 +141,8 @@ def find_captioner(model: nn.Module) -> Captioner:
     family = find_family(model, Captioner)
     if family is None:
         raise TargetError(
-            f"The words of a {type(model).__name__} cannot be read: it is none of the models that write about pictures and "
-            "are known here. Pass a function of its output as the target, from which a score is chosen for each image."
+            f"{type(model).__name__} is not a supported captioning model. Pass target=, a function from the model's output "
+            "to one score per image."
         )
     return family
 

@@ -24,7 +24,7 @@ from gradcam.targets import Text
 from gradcam.ui.models import Loaded, Models, Wanted
 from gradcam.ui.pictures import Pictures
 
-NAN = "The model's output is NaN or infinite in places: look at its weights."
+NAN = "The model's output contains NaN or infinite values: check its weights."
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class Question:
                 other=None if other is None else _to_wanted(other, texts),
             )
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise GradcamError("The page asked what is not understood: load it again.") from None
+            raise GradcamError("The page sent an invalid request: reload the page.") from None
         if len(found.edits) > MOST_POINTS:
-            raise GradcamError("There are too many strokes: undo some.")
+            raise GradcamError("Too many edits: undo some of them.")
         for each in found.edits:
             to_edit(each)
         return found
@@ -114,7 +114,7 @@ class Answers:
     def _find_target(self, classifier: Classifier, question: Question) -> Any:
         if classifier.task == "matching":
             if not question.wanted.texts:
-                raise GradcamError("This model matches pictures with sentences: type one or several under Words.")
+                raise GradcamError("This model compares images with sentences: type one or more under Text prompts.")
             return Text(list(question.wanted.texts))
         return question.first if classifier.task == "classification" else None
 
@@ -194,7 +194,7 @@ def _to_number(value: Any) -> int:
 def _to_name(value: Any) -> str | None:
     found = None if value is None else str(value).strip() or None
     if found is not None and "\0" in found:
-        raise GradcamError(f"{found}: it has a NUL character, which no name has.")
+        raise GradcamError(f"{found!r} contains a NUL character: remove it.")
     return found
 
 

@@ -71,18 +71,18 @@ class Guard:
     def _refuse(self, scope: Any, headers: dict[str, str]) -> tuple[int, str] | None:
         host = headers.get("host", "").lower()
         if host not in self.hosts and not (self.takes_addresses and _is_address(host)):
-            return 403, "This server is called by another name: open the address that gradcam ui printed."
+            return 403, "Unknown host name: open the address that gradcam ui printed."
         if headers.get("origin", "null") != f"http://{headers['host']}" and "origin" in headers:
-            return 403, "Another page asked: only the page of gradcam ui may."
+            return 403, "Request from another page refused: use the page of gradcam ui."
         if scope["path"] == OPEN:
             return None
         query = _query(scope)
         if "once" in query:
             is_known = _is_same(query["once"], self.once)
-            reason = "This address was used already: open the one that gradcam ui printed."
+            reason = "This address works only once: open the address that gradcam ui printed."
         else:
             is_known = _is_same(headers.get(HEADER) or query.get("token", ""), self.token)
-            reason = "The token is missing or of another gradcam ui: open the address that it printed."
+            reason = "The token is missing or wrong: open the address that gradcam ui printed."
         if not is_known:
             return 403, reason
         length = headers.get("content-length", "0")
@@ -104,7 +104,7 @@ class Guard:
         return receive_some
 
     def _say_limit(self) -> str:
-        return f"The file has more than {self.largest / 1e6:g} MB, which is the most that is taken here."
+        return f"The file has more than {self.largest / 1e6:g} MB, the limit for a dropped file."
 
 
 def _is_same(given: str, own: str | None) -> bool:

@@ -69,7 +69,7 @@ class Pictures:
     def get(self, number: Any) -> Entry:
         """The picture of this number. Raises `GradcamError` where there is none."""
         if not isinstance(number, int) or number not in self._entries:
-            raise GradcamError("This picture is not here any more: drop it again.")
+            raise GradcamError("This image is no longer available: drag it onto the page again.")
         return self._entries[number]
 
     def view(self, number: Any) -> bytes:
@@ -106,7 +106,7 @@ def list_pictures(places: Iterable[Path]) -> list[tuple[str, Path]]:
         elif os.path.lexists(place):
             found.append((place.name, place))
         else:
-            raise GradcamError(f"{place}: there is no such picture or folder.")
+            raise GradcamError(f"{place}: no such image or folder.")
     return [(printable(name), path) for name, path in found]
 
 
@@ -118,5 +118,7 @@ def _list_batch(place: Path) -> list[tuple[str, Path]]:
     paths = [(record.image, Path(record.image) if root is None else root / record.image) for record in run.records]
     there = [(name, path) for name, path in paths if path.is_file()]
     if not there:
-        raise GradcamError(f"{place}: the pictures of this batch are not where they were; name their folder instead.")
+        raise GradcamError(
+            f"{place}: the images of this batch were moved or deleted. Start gradcam ui with their current folder."
+        )
     return there

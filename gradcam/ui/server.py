@@ -107,7 +107,7 @@ class Server:
             asked = json.loads(await request.body())
             tab = str(asked["tab"])[:100]
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise GradcamError("The page asked what is not understood: load it again.") from None
+            raise GradcamError("The page sent an invalid request: reload the page.") from None
         question = Question.of(asked)
 
         def work(progress: Callable[[int, int], None]) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class Server:
             except (GradcamError, Stopped):
                 raise
             except (Exception, SystemExit) as error:  # of a model of the user's; the server goes on
-                raise GradcamError(f"This failed: {describe_unexpected(error)}") from error
+                raise GradcamError(f"The model failed: {describe_unexpected(error)}") from error
 
         return JSONResponse(await self.jobs.run(tab, work, request.is_disconnected))
 

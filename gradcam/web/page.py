@@ -33,25 +33,25 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Things:
-    """What the maps of a page are of: classes, the most probable first; or boxes, masks, sentences, words.
+    """The targets that a page explains: classes, most probable first; or boxes, masks, sentences, words.
 
     Attributes
     ----------
     kind : str
-        "class", "score" for a function's, or what an `Instance` calls it.
+        "class", "score" for the score of a function, or the kind of an `Instance`.
     names : sequence of str
-        What people call each.
+        Display names.
     indices : sequence of int or None
-        Of classes; None where they have none.
+        Class indices; None for a target without a class index.
     shares : sequence of float or None
-        How sure the model is of each, from 0 to 1; None where it does not say.
+        Confidence of the model, from 0 to 1; None where the model reports none.
     boxes : sequence or None
-        Left, top, right and bottom of each, in pixels of the picture.
+        Left, top, right and bottom of each box, in pixels of the image.
     words : sequence or None
-        What `gradcam run` is told to explain each, None where no option says it. For classes it follows from the index,
-        and is left out.
+        Options of `gradcam run` that select each target; None for a target that no option selects. Left out for
+        classes, because the index is enough.
     code : sequence or None
-        The same in Python.
+        Python expression for each target.
 
     Examples
     --------
@@ -72,7 +72,7 @@ class Things:
 
 @dataclass(frozen=True, eq=False)
 class MapSet:
-    """The maps of a page by one method at one layer, float32, as values or as sums of channels.
+    """The maps of a page by one method at one layer, in float32: as values, or as weighted sums of channels.
 
     Attributes
     ----------
@@ -81,15 +81,15 @@ class MapSet:
     method : str
         The method's name.
     evidence : str
-        "signed", or "positive" by methods without signs.
+        "signed", or "positive" for methods without signs.
     maps : array (K,h,w) or None
-        The values; None where `weights` and `channels` say the same.
+        The values; None if `weights` and `channels` are set.
     weights : array (K,C) or None
-        What each channel counts.
+        Weight of each channel, for each target.
     channels : array (C,h,w) or None
-        What is added up, by these weights.
+        The channels. A map is their sum with these weights.
     things : sequence of int or None
-        Which of the page's things have a map, by their positions; None for all of them.
+        Positions of the targets in `Page.things` that have a map; None for all.
 
     Examples
     --------
@@ -110,17 +110,17 @@ class MapSet:
     __repr__ = show_fields
 
     def to_data(self, total: int) -> dict[str, Any]:
-        """Write the maps as what JSON has, quantised; products become values where these are fewer bytes.
+        """Convert the maps to JSON values, quantised. Weighted sums become plain values if these take fewer bytes.
 
         Parameters
         ----------
         total : int
-            How many things the page has.
+            Number of targets on the page.
 
         Returns
         -------
         dict
-            As `docs/reference/page.md` describes it.
+            An entry of "maps", as described in `docs/reference/page.md`.
         """
         found: dict[str, Any] = {"layer": self.layer, "method": self.method, "evidence": self.evidence}
         maps, weights, channels = self.maps, self.weights, self.channels
@@ -138,41 +138,41 @@ class MapSet:
 
 @dataclass(frozen=True, eq=False)
 class Page:
-    """A picture with the maps of all that is explained in it, as one page that needs no server and no network.
+    """An interactive HTML page of one image and its heatmaps. It needs no server and no network.
 
-    `gradcam.page` makes one with the maps of all classes; `explanation.page()` one of an explanation. A notebook shows
-    it by itself.
+    `gradcam.page` makes a page with the maps of all classes, `explanation.page()` a page of one explanation. Notebooks
+    display a page automatically.
 
     Attributes
     ----------
     name : str
-        What the picture is called.
+        Name of the image.
     picture : array (H,W,3)
-        The picture, RGB, uint8.
+        The image, RGB, uint8.
     region : (int, int, int, int)
-        The pixels of it that the network saw: top, left, height, width.
+        The part of the image that the model saw, in pixels: top, left, height, width.
     model : str
-        The name of the model.
+        Name of the model.
     things : Things
-        What the maps are of.
+        The targets that the maps explain.
     maps : sequence of MapSet
-        The maps, by layer and method.
+        The maps, one entry per layer and method.
     total : int
-        How many classes the model has, of which those in `things` may be a few.
+        Number of classes of the model; `things` may hold fewer.
     words : sequence of str
-        The options of the shell that choose the model.
+        Command-line options that select the model.
     code : str
-        The Python that loads it.
+        Python expression that loads the model.
     reshape : str, sequence of int or None
-        How the layer's output was laid out, where that was told.
+        The `reshape` argument for the layer's output, if one was given.
     notes : sequence of str
-        What a person should know.
+        Notes for the reader.
     first : int
-        Which of the things is shown first.
+        Position of the target that is displayed first.
     verdict : mapping or None
-        What a check said: "outcome", "tests" and "summary".
+        Result of a check: "outcome", "tests" and "summary".
     link : str or None
-        Where the gallery is, relative to the page.
+        Path of the gallery, relative to the page.
 
     Examples
     --------
@@ -203,7 +203,7 @@ class Page:
     __repr__ = show_fields
 
     def judged(self, verdict: Mapping[str, Any]) -> Self:
-        """Add a verdict.
+        """Return a copy of the page with the result of a check.
 
         Parameters
         ----------
@@ -213,17 +213,17 @@ class Page:
         Returns
         -------
         Page
-            The same page with it.
+            The copy.
         """
         return replace(self, verdict=verdict)
 
     def to_data(self) -> dict[str, Any]:
-        """Write all of the page as what JSON has; `docs/reference/page.md` describes it.
+        """Convert the page to JSON values, as described in `docs/reference/page.md`.
 
         Returns
         -------
         dict
-            With the picture as a JPEG, and the maps quantised, both in base64.
+            The image as a JPEG and the quantised maps, both in base64, with all names and settings.
         """
         shown = fit_view(self.picture, LONGEST)
         height, width = self.picture.shape[:2]
@@ -263,12 +263,12 @@ class Page:
         }
 
     def to_html(self) -> str:
-        """Write the page.
+        """Render the page as HTML.
 
         Returns
         -------
         str
-            All of it: styles, scripts, picture and maps are in it.
+            The whole document, including styles, scripts, image and maps.
         """
         data = self.to_data()
         tables = {name: to_table(name) for name in COLORMAPS}
@@ -282,24 +282,24 @@ class Page:
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the page to a file, whole, or not at all.
+        """Write the page to a file. A failed write leaves no partial file.
 
         Parameters
         ----------
         path : str or path
-            The file, ending in ``.html`` or ``.htm``. Its folder has to exist.
+            The file, ending in ``.html`` or ``.htm``. Its folder must exist.
 
         Raises
         ------
         GradcamError
-            For another suffix.
+            If the suffix is neither ``.html`` nor ``.htm``.
         OutputError
-            Where the file cannot be written.
+            If the file cannot be written.
         """
         if Path(path).suffix.lower() not in (".html", ".htm"):
-            raise GradcamError(f"{os.fspath(path)}: a page is written as .html.")
+            raise GradcamError(f"{os.fspath(path)}: expected a file name that ends in .html.")
         if not Path(path).parent.is_dir():
-            raise OutputError(f"{os.fspath(path)}: cannot be written (there is no folder {Path(path).parent})")
+            raise OutputError(f"{os.fspath(path)}: cannot be written: the folder {Path(path).parent} does not exist")
         write_page(Path(path), self.to_html())
 
     def _repr_html_(self) -> str:

@@ -324,7 +324,7 @@ class TestEveryMethod:
         by_function = run(name, model, TINY, target=lambda output: output[torch.arange(3), top])
         torch.testing.assert_close(found.values, by_function.values)
         assert by_function.classes is None
-        for wrong, message in ((99, "Class 99 does not"), ([1, 2], "does not fit 3"), (True, "not made of class")):
+        for wrong, message in ((99, "Class 99 does not"), ([1, 2], "does not fit 3"), (True, "not contain class")):
             with pytest.raises(TargetError, match=message):
                 run(name, model, TINY, target=wrong)
 
@@ -437,9 +437,9 @@ class TestEveryMethod:
 
     def test_bad_images(self, name: str) -> None:
         for images, message in (
-            (torch.randn(2, 5), r"The images are \(2, 5\) torch.float32, expected a floating tensor"),
+            (torch.randn(2, 5), r"The images are \(2, 5\) torch.float32, expected a floating-point tensor"),
             (torch.zeros(1, 3, 8, 8, dtype=torch.uint8), "uint8, expected a floating"),
-            (torch.zeros(0, 3, 8, 8), "nothing to explain in an empty tensor"),
+            (torch.zeros(0, 3, 8, 8), "an empty tensor cannot be explained"),
         ):
             with pytest.raises(ImageError, match=message):
                 run(name, tiny_model(), images)

@@ -171,7 +171,7 @@ def test_an_output_that_is_changed_in_place_later(in_place: bool) -> None:
     found = attribute(_changed_later, relu=nn.ReLU6(inplace=in_place))
     plain = Net(_changed_as_in_place if in_place else _changed_copy, relu=nn.ReLU6())
     torch.testing.assert_close(found.values, reference(plain, TINY, [0, 1]))
-    with pytest.raises(gradcam.errors.ModelError, match="changes a value in place that its own gradient needs"):
+    with pytest.raises(gradcam.errors.ModelError, match="changes in place a value that its own gradient needs"):
         attribute(_changed_later, relu=nn.ReLU(inplace=in_place))
 
 
@@ -254,7 +254,7 @@ def test_checkpoints() -> None:
 
     found = attribute(lambda net, x: block(net, x, use_reentrant=False), relu=nn.ReLU())
     torch.testing.assert_close(found.values, attribute(_twice, relu=nn.ReLU()).values)
-    with pytest.raises(gradcam.errors.ModelError, match="give the checkpoint use_reentrant=False"):
+    with pytest.raises(gradcam.errors.ModelError, match="set use_reentrant=False"):
         attribute(lambda net, x: net.relu(block(net, x, use_reentrant=True)), relu=nn.ReLU())
 
 

@@ -192,7 +192,7 @@ def test_an_actor_leaves_out_images_of_a_store_that_does_not_answer_until_it_is_
     (record,) = [outcome.record for answer in answers for outcome in answer.outcomes]
     assert record.image == dead.name
     assert record.error is not None
-    assert "the store does not answer as it should" in record.error
+    assert "the store has not answered correctly" in record.error
 
 
 def fail(device: str, error: Exception) -> gradcam.Classifier:
@@ -212,7 +212,7 @@ def load_another(device: str) -> gradcam.Classifier:
         (
             {"load": load_another},
             "ClusterError",
-            "The model's weights on .+ are not those where the run was started: give",
+            "The model's weights on .+ differ from those where the run started: give",
         ),
         ({"load": partial(fail, error=OSError("no"))}, "ClusterError", r"The actor on .+ cannot work: OSError: no \("),
         ({"load": partial(fail, error=ModelError("no"))}, "ClusterError", "The actor on .+ cannot work: no"),
@@ -220,12 +220,12 @@ def load_another(device: str) -> gradcam.Classifier:
         (
             {"version": "0.1"},
             "ClusterError",
-            r"gradcam is .+ on .+, and 0\.1 where the run was started: install the same",
+            r"gradcam is .+ on .+, but 0\.1 where the run started: install the same",
         ),
         (
             {"seen": [Path("/nowhere/out")]},
             "ClusterError",
-            "/nowhere/out is not on .+: give a folder that all machines share",
+            "/nowhere/out does not exist on .+: use a folder that all machines share",
         ),
         ({"seen": [Path("/")], "folder": Path("/nowhere")}, "ClusterError", "/nowhere is not on .+: give a folder"),
     ],
@@ -275,7 +275,7 @@ class Full:
     """A place that has no room."""
 
     def write(self, files: object, views: object) -> None:
-        raise OutputError("out/: no space left on device; free some, then go on with --resume")
+        raise OutputError("out/: no space left on device; free some space, then continue with --resume")
 
 
 def test_a_place_that_is_full_stops_the_block(work: Work, act: Callable[[ActorJob], Actor]) -> None:
@@ -322,16 +322,14 @@ def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     check_address("auto")
     with served(Grpc) as address:
         check_address(address)
-    with served(Plain) as address, pytest.raises(ClusterError, match=f"^{address}: what answers there is not Ray: "):
+    with served(Plain) as address, pytest.raises(ClusterError, match=f"^{address}: the server there is not Ray: "):
         check_address(address)
-    with pytest.raises(
-        ClusterError, match=f"^{address}: nothing answers there \\(connection refused\\): is the head up"
-    ):
+    with pytest.raises(ClusterError, match=f"^{address}: no answer \\(connection refused\\). Start the head"):
         check_address(address)
     monkeypatch.setattr(addresses, "SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(ClusterError, match=f"^{address}: nothing answers there \\(timed out\\)"):
+        with pytest.raises(ClusterError, match=f"^{address}: no answer \\(timed out\\)"):
             check_address(address)
     for wrong in ("nonsense", "http://a:1", "a b:1", ":1", "a:"):
         with pytest.raises(ClusterError, match="expected HOST:PORT, such as"):
@@ -394,9 +392,9 @@ def test_as_many_fit_on_a_gpu_as_are_to_share_it(per_gpu: int) -> None:
 def test_no_gpu_and_no_core() -> None:
     with pytest.raises(ClusterError, match="There is no GPU in this Ray cluster"):
         find_layout(Nodes({"CPU": 2}), "cuda")
-    with pytest.raises(ClusterError, match="There is no GPU in this Ray cluster: leave --actors-per-gpu out"):
+    with pytest.raises(ClusterError, match="There is no GPU in this Ray cluster: leave out --actors-per-gpu"):
         find_layout(Nodes({"CPU": 2}), "auto", 2)
-    with pytest.raises(ClusterError, match="There is no core to be had"):
+    with pytest.raises(ClusterError, match="has no CPU cores"):
         find_layout(Nodes({}), "auto")
 
 
@@ -418,15 +416,13 @@ def test_wrong_usage(gradcam_command: Command, photos: Path, folder: Path, monke
         assert not (folder / "out").exists()
         return outcome.err
 
-    assert "--ray-address is for --engine ray" in batch("--ray-address", "a:1")
-    assert "--actors-per-gpu is for --engine ray" in batch("--actors-per-gpu", "2")
-    assert "--actors-per-gpu is for GPUs" in batch("--engine", "ray", "--device", "cpu", "--actors-per-gpu", "2")
+    assert "--ray-address needs --engine ray" in batch("--ray-address", "a:1")
+    assert "--actors-per-gpu needs --engine ray" in batch("--actors-per-gpu", "2")
+    assert "--actors-per-gpu needs GPUs" in batch("--engine", "ray", "--device", "cpu", "--actors-per-gpu", "2")
     assert "choose one of auto, cpu, cuda" in batch("--engine", "ray", "--device", "cuda:1")
     with socket.create_server(("127.0.0.1", 0)) as server:
         dead = f"127.0.0.1:{server.getsockname()[1]}"
-    said = (
-        f"Error: {dead}: nothing answers there (connection refused): is the head up, started with `ray start --head`?\n"
-    )
+    said = f"Error: {dead}: no answer (connection refused). Start the head with `ray start --head`.\n"
     assert batch("--engine", "ray", "--ray-address", dead) == said
     monkeypatch.setenv("RAY_ADDRESS", dead)
     assert batch("--engine", "ray") == said
@@ -461,7 +457,7 @@ def test_a_cluster_that_cannot_be_joined(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(session, "import_ray", Mismatched)
     handler = signal.getsignal(signal.SIGTERM)
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
-    said = r"^auto: Ray cannot be joined there \(Version mismatch: The cluster was started with: Ray: 2\.9\.0\)\."
+    said = r"^auto: the Ray cluster cannot be joined \(Version mismatch: The cluster was started with: Ray: 2\.9\.0\)\."
     with pytest.raises(ClusterError, match=said + r" Where .+ set RAY_AUTH_MODE=token\.$"), session.joined("auto"):
         pass
     monkeypatch.setenv("RAY_AUTH_MODE", "token")

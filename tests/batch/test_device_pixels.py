@@ -272,7 +272,7 @@ class TestNoRoom:
         breaking(stage, NO_ROOM[0], most=0)
         told: Events = []
         assert_alike(explain(tiny(), copies(photo, 3), batch_size=3, told=told), expected)
-        moved = [details for event, details in told if event == "moved to the processor"]
+        moved = [details for event, details in told if event == "moved to the CPU"]
         assert moved == [{"stage": stage, "why": "out of memory"}] * 3
 
     def test_what_the_device_refuses_is_the_processors(self, photo: Photo, breaking: Any, stage: str) -> None:
@@ -426,19 +426,21 @@ class TestChoice:
         ("change", "reason"),
         [
             ({"fit": "whole"}, "the fit is whole"),
-            ({"reader": lambda path: None}, "the reader is one of your own"),
-            ({"preprocess": SimpleNamespace(channels=3)}, "preprocessing is not a resize and a crop of RGB"),
+            ({"reader": lambda path: None}, "the reader is user-defined"),
+            ({"preprocess": SimpleNamespace(channels=3)}, "preprocessing is not a resize and crop of RGB"),
         ],
     )
     def test_what_cannot_be_on_the_device(self, classifier: gradcam.Classifier, change: Any, reason: str) -> None:
         changed = replace(classifier, **change)
         assert find_pixels("auto", changed) is None
-        with pytest.raises(DeviceError, match=rf"^Pixels cannot be on the device: .*{reason}.*\. Take auto or cpu\.$"):
+        with pytest.raises(
+            DeviceError, match=rf"^Images cannot be processed on the device: .*{reason}.*auto or cpu\.$"
+        ):
             find_pixels("device", changed)
 
     def test_a_device_without_a_codec(self, classifier: gradcam.Classifier, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(device, "find_codec", lambda place: None)
-        with pytest.raises(DeviceError, match="nothing decodes JPEG on cpu; torchcodec 0.16 and torchvision do"):
+        with pytest.raises(DeviceError, match="JPEG cannot be decoded on cpu, which needs CUDA"):
             find_pixels("device", classifier)
         assert find_pixels("auto", classifier, device="cuda") is None  # a driver without nvJPEG
 
@@ -560,9 +562,9 @@ class TestShell:
     @pytest.mark.parametrize(
         ("options", "said"),
         [
-            (("--fit", "whole"), "Pixels cannot be on the device: the fit is whole"),
-            (("--pages",), "Pixels cannot be on the device: pages are made on the processor"),
-            (("--engine", "ray"), "--pixels device is for --engine local"),
+            (("--fit", "whole"), "Images cannot be processed on the device: only the fit crop"),
+            (("--pages",), "Images cannot be processed on the device: pages are made on the CPU"),
+            (("--engine", "ray"), "--pixels device does not work with --engine ray"),
         ],
     )
     def test_what_cannot_be_is_said_before_all_work(
@@ -599,4 +601,4 @@ def test_formats_that_the_processor_decodes_are_resized_on_the_device() -> None:
     ) -> None:
         outcome = gradcam_command("batch", "photos", "-o", "out", "--pixels", "device")
         assert outcome.status != 0
-        assert "--pixels device is for a GPU, and none was found here" in outcome.err
+        assert "--pixels device needs a GPU, and none was found" in outcome.err

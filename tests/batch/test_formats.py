@@ -113,9 +113,9 @@ def test_other_options_of_a_method_of_ours_are_another_setting(batch: Command, p
     ("name", "message"),
     [
         ("mine.py:number", "mine.py:number is 3, expected a gradcam.batch.formats.Format, or a class with write"),
-        ("mine.py:taken", "mine.py:taken: there is a format 'files' already: give yours another name"),
+        ("mine.py:taken", "mine.py:taken: a format named 'files' already exists: choose another name"),
         ("mine.py:none", "There is no 'none' in mine.py"),
-        ("mine.py:odd", "The format odd opened 3, expected something with write(record, files) and close()"),
+        ("mine.py:odd", "The format odd returned 3, expected an object with write(record, files) and close()"),
         ("mine.py:fails", "The format fails cannot be opened: ZeroDivisionError"),
         ("nothing.py:x", "nothing.py: does not exist"),
         ("tarball", "'tarball' is not one of 'files', 'webdataset'"),
@@ -144,7 +144,7 @@ def test_a_writer_that_fails_ends_the_run_and_is_named(
 def test_a_report_needs_files(batch: Command, photos: Path, mine: Path) -> None:
     outcome = batch(photos, "-o", "out", "--output-format", "mine.py:zipped", "--report")
     assert outcome.status == 2
-    assert "--report shows files, and --output-format zipped writes none" in outcome.err
+    assert "--report needs files, but --output-format zipped writes none" in outcome.err
 
 
 def test_an_entry_point_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -260,6 +260,6 @@ def test_no_input_is_replaced(tmp_path: Path, target: Target, name: str, is_resu
     how: dict[str, Any] = {"saving": saving, "request": request}
     alone = [item for item in items if item.name == "a.png"]
     for inputs, others in ((items, []), (alone, [tmp_path / name])):
-        refused = pytest.raises(OutputError, match=f"{name}: a result in .* would replace this picture")
+        refused = pytest.raises(OutputError, match=f"{name}: a result in .* would replace this image")
         with refused if is_result else contextlib.nullcontext():
             check_outputs(tmp_path, inputs, plan_stems(inputs), others=others, **how)

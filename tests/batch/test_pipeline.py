@@ -333,11 +333,11 @@ class TestBrokenPictures:
         with torch.no_grad():
             made.model.inner[8].bias[0] = float("nan")  # type: ignore[union-attr, operator, index]
         (found,) = run(made, noises(1), replace(INNER, target=ClassTarget([[1]])))
-        assert str(found).startswith("folder/000.png: The model's output is NaN or infinite in places")
+        assert str(found).startswith("folder/000.png: The model's output contains NaN or infinite values")
         with torch.no_grad():
             made.model.inner[8].bias.fill_(float("nan"))  # type: ignore[union-attr, operator, index]
         (found,) = run(made, noises(1), INNER)
-        assert str(found).startswith("folder/000.png: The scores are NaN in places: look for")
+        assert str(found).startswith("folder/000.png: The scores are NaN in places: check")
 
     def test_a_traceback_on_request(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         monkeypatch.setenv("GRADCAM_TRACEBACK", "1")
@@ -390,7 +390,7 @@ class TestReaders:
         Path("one.png").write_bytes(b"nothing")
         item = Item("folder/one.png", Content(path=Path("one.png")))
         (found,) = run(tiny(reader=gradcam.read_image), [item], INNER)
-        assert str(found) == "folder/one.png: is not a picture in a format that can be read"
+        assert str(found) == "folder/one.png: is not an image in a supported format"
 
     def test_a_reader_that_ends_the_program(self) -> None:
         def reader(path: Path) -> Any:
@@ -410,7 +410,7 @@ class TestReaders:
             return image
 
         (found,) = run(tiny(reader=reader), [Item("one.png", Content(path=path))], INNER)
-        assert str(found) == "one.png: was changed while it was read: try again once it is whole"
+        assert str(found) == "one.png: changed while it was read: try again when it is complete"
 
     def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
         item = Item("one.png", Content(path=tmp_path / "one.png"))
@@ -596,7 +596,9 @@ class TestMemory:
         items = noises(6)
         items[1] = Item("white.png", Content(white.getvalue()))
         found = run(tiny(listen), items, INNER)
-        assert str(found[1]).startswith("white.png: does not fit into memory even alone: take a layer or a method")
+        assert str(found[1]).startswith(
+            "white.png: does not fit into memory, even at batch size 1: use a layer or method"
+        )
         assert [isinstance(each, PictureResult) for each in found] == [True, False, True, True, True, True]
 
     def test_nothing_of_what_did_not_fit_is_kept(self) -> None:
@@ -866,7 +868,7 @@ class TestStreaming:
             assert isinstance(each, FileResult)
             assert each.path == folder / each.name
             if each.name == "broken.jpg":
-                assert str(each.error) == "broken.jpg: is not a picture in a format that can be read"
+                assert str(each.error) == "broken.jpg: is not an image in a supported format"
                 assert (each.explanations, each.attributions, each.predictions) == ({}, (), ())
                 continue
             assert each.error is None
@@ -936,10 +938,18 @@ class TestStreaming:
             ({"layers": "layer4"}, LayerError, "layers is 'layer4', expected a list"),
             ({"layers": []}, LayerError, "expected a list of at least one"),
             ({"layers": 4}, LayerError, "layers is 4, expected a list"),
-            ({"classifier": "resnet50"}, ModelError, "classifier is 'resnet50', expected what gradcam.load_classifier"),
+            (
+                {"classifier": "resnet50"},
+                ModelError,
+                "classifier is 'resnet50', expected a model from gradcam.load_classifier",
+            ),
             ({"inputs": None}, InputError, "The inputs are None, expected paths"),
-            ({"reshape": "x"}, LayerError, "reshape is 'x', expected the grid"),
-            ({"target": ClassTarget(top=1001)}, TargetError, "top 1001 classes are asked for: this model has 1000"),
+            ({"reshape": "x"}, LayerError, "reshape is 'x', expected the token grid"),
+            (
+                {"target": ClassTarget(top=1001)},
+                TargetError,
+                "top 1001 classes were requested, but this model has 1000",
+            ),
             ({"layers": ["layer9"]}, LayerError, "layer9"),
             ({"methods": "gradcam"}, GradcamError, "methods is 'gradcam', expected a list"),
             ({"methods": []}, GradcamError, "expected a list of at least one"),

@@ -114,7 +114,7 @@ def test_a_process_that_ends_is_named_and_none_is_blamed(classifier: gradcam.Cla
     work = to_work(classifier, photos)
     reports, late = [], []  # type: ignore[var-annotated]
     engine = ProcessEngine(partial(load_or_die, folder=photos), TWO)
-    with pytest.raises(DeviceError, match=r"^cpu:0: a process that worked there has ended \(signal 9\): .*--resume"):
+    with pytest.raises(DeviceError, match=r"^cpu:0: a worker process ended \(signal 9\)\. .*--resume"):
         reports.extend(engine(work, to_saver(work), late=late.append, **ALL))
     assert all("broken" in it.record.image for it in [*reports, *late] if it.record.error)
     assert multiprocessing.active_children() == []
@@ -156,7 +156,7 @@ def test_cuda_is_all_that_are_visible_and_processes_may_share_a_device(
     two()
     outcome = gradcam_command(*options, *asked, "--pixels", "cpu", "-o", "out")
     assert (outcome.status, outcome.err) == (0, "")
-    assert "12 pictures explained" in outcome.out
+    assert "12 images explained" in outcome.out
     for path in (folder / "one").iterdir():
         if path.name not in ("log.jsonl", "run.json", ".gradcam.lock"):
             assert (folder / "out" / path.name).read_bytes() == path.read_bytes()
@@ -196,4 +196,4 @@ def test_they_hear_no_ctrl_c_from_their_first_moment_on(
 def test_processes_are_not_for_ray(photos: Path, gradcam_command: Command) -> None:
     outcome = gradcam_command("batch", "photos", "-o", "out", "--engine", "ray", "--processes", 2)
     assert outcome.status == 2
-    assert "--processes is for --engine local: Ray has --actors-per-gpu." in outcome.err
+    assert "--processes is for --engine local: use --actors-per-gpu" in outcome.err

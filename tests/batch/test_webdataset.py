@@ -180,7 +180,7 @@ def test_a_run_goes_on_behind_its_last_tar(batch: Command, photos: Path) -> None
     assert batch(photos, "-o", "whole", *ours).status == 1
     stopped = batch(photos, "-o", "out", *ours, "--max-failures", 0)
     assert stopped.status == 1
-    assert re.search("[34] of 5 pictures are finished", stopped.err)  # another may have been under way
+    assert re.search("[34] of 5 images are finished", stopped.err)  # another may have been under way
     first = Path("out/results-000001.tar").read_bytes()
     Image.open(photos / "z.jpg").save(photos / "b" / "broken.jpg")
     outcome = batch(photos, "-o", "out", *ours, "--resume")
@@ -191,7 +191,7 @@ def test_a_run_goes_on_behind_its_last_tar(batch: Command, photos: Path) -> None
     assert images == [record.image for record in gradcam.read_manifest("whole")]
     assert len(read_samples(*sorted(Path("out").glob("*.tar")))) == 5
     again = batch(photos, "-o", "out", *ours, "--resume")
-    assert "nothing was left to do" in again.out
+    assert "nothing left to do" in again.out
     assert tars(Path("out")) == ["results-000001.tar", "results-000002.tar"]
 
 
@@ -240,7 +240,7 @@ def test_an_input_is_never_removed_or_replaced(batch: Command, photos: Path) -> 
     tar = Path("out/results-000001.tar").read_bytes()
     outcome = batch("out/results-000001.tar", "-o", "out", *ours, "--overwrite")
     assert outcome.status == 2
-    assert "is both a picture to explain and a result of the earlier run" in outcome.err
+    assert "is an input image, but also a result of the earlier run" in outcome.err
     assert Path("out/results-000001.tar").read_bytes() == tar
 
 
@@ -250,7 +250,7 @@ def test_tars_that_no_record_tells_of_are_not_mixed_with(batch: Command, photos:
     Path("out/results-000007.tar").write_bytes(b"somebody's")
     outcome = batch(photos / "z.jpg", "-o", "out", *ours)
     assert outcome.status == 2
-    assert "out/: holds results-000007.tar, which is of no run that is recorded there" in outcome.err
+    assert "out/: contains results-000007.tar, which belongs to no recorded run" in outcome.err
     assert os.listdir("out") == ["results-000007.tar"]
     assert batch(photos / "z.jpg", "-o", "out").status == 0, "files are not in its way"
     assert batch(photos / "z.jpg", "-o", "out", "--overwrite", *ours).status == 2
@@ -313,7 +313,7 @@ def test_samples_in_a_store_are_those_on_a_disk(batch: Command, photos: Path, mo
         assert len(gradcam.read_manifest(store.url)) == 5
         outcome = batch(f"{store.url}/results-{{000001..000003}}.tar", "-o", store.url, *ours, "--overwrite")
         assert outcome.status == 2
-        assert "is both a picture to explain and a result of the earlier run" in outcome.err
+        assert "is an input image, but also a result of the earlier run" in outcome.err
         assert batch(photos / "z.jpg", "-o", store.url, *ours, "--overwrite").status == 0
         assert [name for name in store.find() if name.endswith(".tar")] == ["results-000001.tar"]
 
@@ -449,7 +449,7 @@ def test_a_tar_that_was_kept_before_its_records_were_is_recorded_when_it_goes_on
     results.close()
     assert later.records[-1].tar == "results-000002.tar"
     for mode in ("new", "overwrite"):
-        with pytest.raises(OutputError, match=r"holds results-000001\.tar, which is of no run"):
+        with pytest.raises(OutputError, match=r"contains results-000001\.tar, which belongs to no recorded run"):
             start(place, mode)  # type: ignore[arg-type]
 
 
@@ -475,11 +475,11 @@ def test_a_tar_of_others_is_not_gone_on_behind(tmp_path: Path) -> None:
     place = Disk(tmp_path, tmp_path)
     for data in (b"", b"nonsense" * 200):
         (tmp_path / "results-000003.tar").write_bytes(data)
-        with pytest.raises(OutputError, match=r"results-000003\.tar: is no tar of this run's results .*; move it away"):
+        with pytest.raises(OutputError, match=r"results-000003\.tar: is not a tar of this run's results .*; move it"):
             start(place, "resume")
     with tarfile.open(tmp_path / "results-000003.tar", "w") as tar:
         tar.addfile(tarfile.TarInfo("x.json"))
-    with pytest.raises(OutputError, match="is no tar of this run's results"):
+    with pytest.raises(OutputError, match="is not a tar of this run's results"):
         start(place, "resume")
 
 
@@ -498,7 +498,9 @@ def test_a_sample_that_was_cut_off_is_in_no_tar(place: Any, monkeypatch: pytest.
         monkeypatch.setattr(TarWriter, "write", fail)
         with pytest.raises((OutputError, KeyboardInterrupt)) as caught:
             results.append(*record(2))
-        assert "free some, then go on with --resume" in str(caught.value) or isinstance(error, KeyboardInterrupt)
+        assert "free some space, then continue with --resume" in str(caught.value) or isinstance(
+            error, KeyboardInterrupt
+        )
         monkeypatch.setattr(TarWriter, "write", write)
         results.close()
         assert (kept.records, kept.closed, to_reader(place.root).list_names()) == ([], 1, [])
@@ -551,7 +553,7 @@ def test_long_and_foreign_names_come_back(place: Any) -> None:
 def test_what_cannot_be_had_is_said_at_once(batch: Command, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outcome = batch(photos, "-o", "out", "--output-format", "webdataset", "--report")
     assert outcome.status == 2
-    assert "--report shows files, and --output-format webdataset writes none: leave one of them out." in outcome.err
+    assert "--report needs files, but --output-format webdataset writes none" in outcome.err
     monkeypatch.setitem(sys.modules, "webdataset", None)
     outcome = batch(photos, "-o", "out", "--output-format", "webdataset")
     assert outcome.status == 2
@@ -563,7 +565,7 @@ def test_no_report_is_made_of_tars(batch: Command, gradcam_command: Command, pho
     assert batch(photos / "z.jpg", "-o", "out", "--output-format", "webdataset").status == 0
     outcome = gradcam_command("report", "out")
     assert outcome.status == 2
-    assert "results lie in tars such as results-000001.tar, which a report cannot show" in outcome.err
+    assert "tar files such as results-000001.tar, which a report cannot read" in outcome.err
 
 
 # Input
@@ -674,6 +676,6 @@ def test_a_store_that_refuses_tars_is_told_of_as_for_files() -> None:
         with pytest.raises(OutputError) as caught:
             start(Bucket(Store("objects://bucket/out")))
     assert str(caught.value) == (
-        "objects://bucket/out/: may not be listed, read or written to with these credentials (Access Denied); take "
+        "objects://bucket/out/: these credentials may not list, read or write it (Access Denied); use "
         "others, or choose another --output"
     )

@@ -156,7 +156,7 @@ def test_timm(name: str, options: dict[str, Any], size: tuple[int, int], layer: 
     sized = {"img_size": size} if name.startswith(SIZED) else {}
     with warnings.catch_warnings():
         if name in RESPOND_ALIKE:
-            warnings.filterwarnings("ignore", "The map at layer .* may lie in wrong places", GradcamWarning)
+            warnings.filterwarnings("ignore", "The heatmap at layer .* may be misplaced", GradcamWarning)
         check(randomised(timm.create_model(name, num_classes=7, **sized, **options)), size, layer, layout)
 
 
@@ -224,7 +224,7 @@ def test_tokens_that_were_chosen_are_no_grid(keep: int) -> None:
     torch.manual_seed(0)
     model, images = Written(patch=16, keep=keep).eval(), torch.randn(1, 3, 224, 224)
     assert gradcam.explain(model, images, target=1).layer == "blocks.0"
-    with pytest.raises(gradcam.GradcamError, match="it is not certain where their grid lies: pass the grid of its"):
+    with pytest.raises(gradcam.GradcamError, match="its spatial grid is ambiguous: pass the grid of its"):
         gradcam.explain(model, images, "blocks.1.norm1", target=1)
     assert {row.name: row.cam for row in gradcam.list_layers(model)}["blocks.1.norm1"] is False
 
@@ -260,7 +260,7 @@ def test_what_is_said_of_frames_works_for_a_videomae(method: str) -> None:
     model = randomised(transformers.VideoMAEForVideoClassification(config))
     frames = torch.randn(2, 8, 3, 32, 32)
     with pytest.raises(
-        gradcam.GradcamError, match=r"pass frames.transpose\(1, 2\), and the model inside a module"
+        gradcam.GradcamError, match=r"pass frames.transpose\(1, 2\), and wrap the model in a module"
     ) as said:
         gradcam.explain(model, frames, method=method, target=1)
     assert "forward(clips) returns model(clips.transpose(1, 2))" in str(said.value)

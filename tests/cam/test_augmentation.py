@@ -163,7 +163,7 @@ def test_outputs_with_logits_of_any_kind() -> None:
     found = gradcam.explain(model, TINY, "model.3", target=1, augmentation="flip")
     plain = gradcam.explain(model.model, TINY, "3", target=1, augmentation="flip")
     torch.testing.assert_close(found.maps, plain.maps)
-    with pytest.raises(TargetError, match="SimpleNamespace, holds no tensor with 6 rows"):
+    with pytest.raises(TargetError, match="SimpleNamespace, has no tensor with 6 rows"):
         gradcam.explain(model, TINY, "model.3", target=lambda output: output.logits[:, 1], augmentation="flip")
 
 

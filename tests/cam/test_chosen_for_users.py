@@ -129,7 +129,7 @@ def test_attention_whose_tokens_lie_in_no_usual_order_is_warned_of() -> None:
     torch.manual_seed(0)
     order = torch.randperm(CELLS)
     model = Tokens(lambda patches, tokens: torch.cat([tokens, patches[:, order]], 1), lambda x: x[:, 0]).eval()
-    with pytest.warns(GradcamWarning, match="may lie in wrong places"):
+    with pytest.warns(GradcamWarning, match="may be misplaced"):
         gradcam.explain(model, torch.randn(1, 3, SIDE, SIDE), method="rollout", target=1)
 
 
@@ -195,7 +195,7 @@ class Frames(nn.Module):
 
 def test_tokens_that_are_too_few_to_measure_are_no_grid() -> None:
     torch.manual_seed(0)
-    with pytest.raises(LayerError, match="name the layer to explain, and say with reshape="):
+    with pytest.raises(LayerError, match="Name the layer to explain, with reshape="):
         gradcam.explain(Frames().eval(), torch.randn(2, 3, 8, SIDE, SIDE), target=1)
 
 
@@ -258,7 +258,7 @@ class FlipAveraged(nn.Module):
 
 @pytest.mark.parametrize("flip", [lambda x: x.flip(-1), lambda x: x.flip(-2), lambda x: x.mT])
 @pytest.mark.parametrize("is_last", [False, True])
-@pytest.mark.filterwarnings("ignore:Only a part")
+@pytest.mark.filterwarnings("ignore:The default layer")
 def test_of_several_runs_the_one_that_responds_in_place_is_explained(flip: Any, *, is_last: bool) -> None:
     torch.manual_seed(0)
     model, images = FlipAveraged(flip, is_last=is_last).eval(), torch.zeros(1, 3, 160, 160)
@@ -313,7 +313,7 @@ def test_a_network_that_sees_the_image_rotated_is_told_of() -> None:
     torch.manual_seed(0)
     model, images = Rotated().eval(), torch.randn(1, 3, SIDE, SIDE)
     for _ in range(2):
-        with pytest.warns(GradcamWarning, match="may lie in wrong places: it responds on another side"):
+        with pytest.warns(GradcamWarning, match="may be misplaced: it does not respond on the side"):
             gradcam.explain(model, images, target=1)
 
 

@@ -338,7 +338,7 @@ def test_fused_attention_that_cannot_be_left_out_is_an_error() -> None:
 
     model = Attention(fused).eval()
     before = traces(model)
-    with pytest.raises(ModelError, match="fused attention, that has no second derivative: choose a method"):
+    with pytest.raises(ModelError, match="without a second derivative, such as fused attention: choose a method"):
         gradcam.explain(model, TINY, "patches", method="shapleycam", target=1)
     assert_same(before, traces(model))
     assert gradcam.explain(model, TINY, "patches", target=1).maps.any()
@@ -372,7 +372,7 @@ def test_finercam_is_gradcam_of_the_class_against_those_that_score_like_it() -> 
 
 
 def test_finercam_compares_classes() -> None:
-    with pytest.raises(TargetError, match="finercam compares classes with one another, and the target is a function"):
+    with pytest.raises(TargetError, match="finercam compares classes, but the target is a function"):
         gradcam.explain(tiny_model(), TINY, "3", method="finercam", target=lambda output: output[:, 0])
 
 
@@ -424,7 +424,7 @@ def test_a_layer_may_be_blind_to_one_kind_of_score_alone() -> None:
     with torch.no_grad():
         model[8].weight[0].zero_()
         model[8].bias.copy_(torch.tensor([0.0, 9, 9, 9, 50]))
-    with pytest.warns(GradcamWarning, match="'0' nothing can change the score .*its maps are blank"):
+    with pytest.warns(GradcamWarning, match="'0' is exactly zero: its heatmaps are blank"):
         found = gradcam.compare(model, TINY, layers=["0"], methods=["gradcam", "finercam"], target=0)
     assert [bool(each.maps.any()) for each in found.values()] == [False, True]
     with pytest.raises(LayerError, match="exactly zero"):
@@ -442,13 +442,16 @@ def test_a_layer_may_be_blind_to_one_kind_of_score_alone() -> None:
         (lambda: ClassTarget(1, score="contrast", against=5), "Class 5 does not exist: this model has 5 classes"),
         (
             lambda: ClassTarget(1, score="contrast", against="cat"),
-            "against is 'cat', expected a class, or a list of classes",
+            "against is 'cat', expected a class index, or a list of class indices",
         ),
         (lambda: ClassTarget(1, score="contrast", against=1.5), "against is 1.5, expected a class"),
         (lambda: ClassTarget(1, score="contrast", against=True), "against is True, expected a class"),
-        (lambda: ClassTarget(1, score="contrast", against=[[3], [4], [0]]), "expected a class, or a list of classes"),
-        (lambda: ClassTarget(1, against=2), "against is 2, but the score is 'logit': only 'contrast' has rivals"),
-        (lambda: ClassTarget(top=6), "The top 6 classes are asked for: this model has 5"),
+        (
+            lambda: ClassTarget(1, score="contrast", against=[[3], [4], [0]]),
+            "expected a class index, or a list of class indices",
+        ),
+        (lambda: ClassTarget(1, against=2), "against is 2, but the score is 'logit': use score='contrast'"),
+        (lambda: ClassTarget(top=6), "The top 6 classes were requested, but this model has 5"),
         (lambda: [list(range(6))] * 3, "Class 5 does not exist: this model has 5 classes, 0 to 4"),
     ],
 )

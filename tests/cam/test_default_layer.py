@@ -178,7 +178,7 @@ def test_what_is_to_be_known_of_the_layer_is_said_each_time() -> None:
     torch.manual_seed(0)
     model = Forks().eval()
     for _ in range(3):
-        with pytest.warns(GradcamWarning, match="Only a part of what the score sees .* passes 'right', a branch"):
+        with pytest.warns(GradcamWarning, match="The default layer 'right' is on a branch"):
             gradcam.explain(model, images(), target=1)
 
 

@@ -430,10 +430,10 @@ class TestModes:
     @pytest.mark.parametrize(
         ("behind", "message"),
         [
-            (lambda y, before: _changed_after_use(y.sigmoid()), "changes a value in place that its own gradient needs"),
+            (lambda y, before: _changed_after_use(y.sigmoid()), "changes in place a value that its own gradient needs"),
             (
                 lambda y, before: before.add_(y[:, :1]).expand_as(y) * y,
-                "another view of the layer's memory or of what came to it",
+                "another view of the layer's output or input",
             ),
             (lambda y, before: torch.igamma(y.abs() + 1, y.abs() + 1), "operation without a derivative"),
         ],
@@ -778,7 +778,7 @@ class TestLayerErrors:
                 halves = torch.cat(images.chunk(2, dim=3))
                 return self.conv(halves).mean((2, 3)).unflatten(0, (2, -1)).sum(0)
 
-        with pytest.raises(LayerError, match="rows are not the images"):
+        with pytest.raises(LayerError, match="rows are not images"):
             gradcam.explain(Folds(), TINY, "conv")
 
 
@@ -991,7 +991,7 @@ def test_names_of_arguments_that_are_none_are_refused() -> None:
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_images_are_refused() -> None:
     images = torch.nested.nested_tensor([torch.zeros(3, 8, 8), torch.zeros(3, 6, 8)])
-    with pytest.raises(ImageError, match="nested tensor, expected pictures of one size"):
+    with pytest.raises(ImageError, match="nested tensor, expected a batch of images of one size"):
         gradcam.explain(tiny_model(), images, "3")
 
 
@@ -1006,7 +1006,7 @@ def test_an_error_about_a_layer_is_one_short_line(layer: Any) -> None:
 def test_a_head_without_weights_leaves_nothing_to_find() -> None:
     model = tiny_model()
     nn.init.zeros_(model[-1].weight)
-    with pytest.raises(LayerError, match="zero at every layer that has a grid.*weights of zero in the head"):
+    with pytest.raises(LayerError, match="zero at every layer that has a grid.*a head with zero weights"):
         gradcam.explain(model, TINY)
 
 

@@ -133,7 +133,7 @@ def upright_part(raw: np.ndarray, view: int, size: Any, canvas: Any, sizes: Any)
 
 
 def test_a_list_is_for_models_that_take_one() -> None:
-    with pytest.raises(ImageError, match=r"2 of \(3, 16, 16\) in a list, expected one tensor \(N,C,H,W\)"):
+    with pytest.raises(ImageError, match=r"list of 2 tensors \(3, 16, 16\), expected one tensor \(N,C,H,W\)"):
         gradcam.explain(tiny_model(), [torch.rand(3, 16, 16)] * 2)
 
 
@@ -146,7 +146,7 @@ def test_a_list_is_for_models_that_take_one() -> None:
     ],
 )
 def test_pictures_of_several_kinds(pictures: list[Tensor]) -> None:
-    with pytest.raises(ImageError, match=r"expected floating \(C,H,W\) of one kind and on one device"):
+    with pytest.raises(ImageError, match=r"expected \(C,H,W\) with equal channels, dtype and device"):
         gradcam.explain(make_detector("ssd"), pictures, target=two_scores)
 
 

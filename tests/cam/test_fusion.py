@@ -78,10 +78,10 @@ def test_pictures_are_remembered(classifier: gradcam.Classifier, photo: Callable
 @pytest.mark.parametrize(
     ("given", "how", "message"),
     [
-        (list, "mean", "expected a list of at least one"),
-        (dict, "mean", "expected a list of at least one"),
-        (lambda: explain("0"), "mean", "expected a list of at least one"),
-        (lambda: [explain("0"), "heatmap"], "mean", "expected a list of at least one"),
+        (list, "mean", "expected a non-empty list"),
+        (dict, "mean", "expected a non-empty list"),
+        (lambda: explain("0"), "mean", "expected a non-empty list"),
+        (lambda: [explain("0"), "heatmap"], "mean", "expected a non-empty list"),
         (lambda: [explain("0")], "min", "how is 'min', expected one of 'mean', 'max'"),
         (lambda: [explain("0", target=1), explain("3", target=2)], "mean", "different classes"),
         (lambda: [explain("0", target=1), explain("3", target=lambda x: x[:, 1])], "mean", "different classes"),
@@ -93,7 +93,7 @@ def test_pictures_are_remembered(classifier: gradcam.Classifier, photo: Callable
         (
             lambda: [explain("0"), explain("3", evidence="signed")],
             "mean",
-            "positive and signed evidence do not go together",
+            "show positive and signed evidence",
         ),
     ],
 )

@@ -365,7 +365,7 @@ class BySums(Block):
 
 
 def test_attention_whose_queries_are_not_seen() -> None:
-    with pytest.raises(ModelError, match=r"what attends in 'blocks\.2', and to what, is not seen"):
+    with pytest.raises(ModelError, match=r"the queries and keys of the attention in 'blocks\.2' were not found"):
         gradcam.explain(OpenViT(block=BySums), IMAGES, method="grad-eclip", target=1)
 
 
@@ -374,5 +374,5 @@ def test_windows_are_no_attention_over_the_picture() -> None:
         def forward(self, tokens: Tensor) -> Tensor:
             return super().forward(tokens.reshape(-1, 3, 8)).reshape(tokens.shape)
 
-    with pytest.raises(ModelError, match="it stays inside windows"):
+    with pytest.raises(ModelError, match="it is limited to windows"):
         gradcam.explain(OpenViT("patches", 0, block=Windows), IMAGES, method="grad-eclip", target=1)

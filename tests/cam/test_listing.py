@@ -219,12 +219,12 @@ def test_the_reasons_and_strides() -> None:
         "frozen": None,
         "dead_end": "the score does not depend on it",
         "detached": "the score does not depend on it",
-        "parts": "not called itself, only its parts",
+        "parts": "not called itself, only its submodules",
         "parts.0": None,
         "parts.1": None,
         "training_only": "not called in evaluation mode",
-        "rows": "its rows are not the images",
-        "indices": "gives no floating-point tensor",
+        "rows": "its rows are not images",
+        "indices": "returns no floating-point tensor",
         "head": "no grid",
     }
     assert rows["first"].shape == (1, 4, 12, 12)

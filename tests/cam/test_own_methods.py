@@ -87,7 +87,7 @@ def test_options_in_a_name_are_a_part_of_files_names() -> None:
     text = gradcam.method("text", summary="")(lambda activations, gradients, k="a": gradients.sum(2))
     found = gradcam.compare(tiny_model(), IMAGES, layers=["4"], methods=[text, text.using(k="../../b c")])
     assert [name for _, name in found] == ["text", "text-k=.._.._b_c"]
-    with pytest.raises(GradcamError, match="text: k is .*expected a number, a text, True, False or None"):
+    with pytest.raises(GradcamError, match="text: k is .*expected a number, a string, True, False or None"):
         text.using(k=torch.zeros(2))
 
 
@@ -154,13 +154,16 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, entries: str, package
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (lambda activations, gradients: gradients, r"odd gave a tensor float32 \(2, 1, 6, .*expected float32 \(2, 1, "),
-        (lambda activations, gradients: gradients.sum(2).double(), r"odd gave a tensor float64 .*expected float32"),
-        (lambda activations, gradients: gradients.sum(2).to("meta"), r"odd gave .* on meta, expected .* on cpu"),
-        (lambda activations, gradients: gradients.sum(2) / 0, "odd gave maps that are NaN or infinite"),
-        (lambda activations, gradients: gradients.sum(2).to_sparse(), "odd gave .* on cpu, sparse_coo, expected"),
-        (lambda activations, gradients: None, "odd gave None, expected a tensor float32"),
-        (lambda activations: activations, r"odd gave a tensor float32 \(2, 6, .*expected float32 \(2, 8"),
+        (
+            lambda activations, gradients: gradients,
+            r"odd returned a tensor float32 \(2, 1, 6, .*expected float32 \(2, 1, ",
+        ),
+        (lambda activations, gradients: gradients.sum(2).double(), r"odd returned a tensor float64 .*expected float32"),
+        (lambda activations, gradients: gradients.sum(2).to("meta"), r"odd returned .* on meta, expected .* on cpu"),
+        (lambda activations, gradients: gradients.sum(2) / 0, "odd returned maps that are NaN or infinite"),
+        (lambda activations, gradients: gradients.sum(2).to_sparse(), "odd returned .* on cpu, sparse_coo, expected"),
+        (lambda activations, gradients: None, "odd returned None, expected a tensor float32"),
+        (lambda activations: activations, r"odd returned a tensor float32 \(2, 6, .*expected float32 \(2, 8"),
     ],
 )
 def test_what_is_no_map(function: Callable[..., Any], said: str) -> None:
@@ -182,8 +185,9 @@ def test_what_is_no_function_of_a_method(function: Any) -> None:
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("gradcam", "There is a method 'gradcam' already"), ("Grad-CAM++", "of letters, digits"), ("a/b", "of letters, digits"),
-     ("gradcampp", "already"), ("", "of letters"), (3, "3 is not")],
+    [("gradcam", "A method named 'gradcam' already exists"), ("Grad-CAM++", "expected letters, digits"),
+     ("a/b", "expected letters, digits"), ("gradcampp", "already"), ("", "expected letters"),
+     (3, "name is 3, expected letters")],
 )  # fmt: skip
 def test_names_that_cannot_be(name: Any, said: str) -> None:
     with pytest.raises(GradcamError, match=said):
@@ -193,7 +197,7 @@ def test_names_that_cannot_be(name: Any, said: str) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("plain", r"mine.py:plain is <function plain.*expected what @gradcam.method makes"),
+        ("plain", r"mine.py:plain is <function plain.*expected a function decorated with @gradcam.method"),
         ("nothing", "There is no 'nothing' in"),
     ],
 )
@@ -209,5 +213,5 @@ def test_two_of_one_name_that_say_nothing_of_their_difference() -> None:
     def other(activations: Tensor, gradients: Tensor) -> Tensor:
         return gradients.sum(2)
 
-    with pytest.raises(GradcamError, match="two methods 'mycam'"):
+    with pytest.raises(GradcamError, match="Two methods are named 'mycam'"):
         gradcam.compare(tiny_model(), IMAGES, layers=["4"], methods=[mycam, other])

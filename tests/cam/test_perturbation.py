@@ -397,7 +397,7 @@ def test_reciprocam_leaves_the_class_token_as_it_is() -> None:
     for place in ((0, 0), (1, 2), (2, 3)):
         expected = score_with(slow.window(place, (3, 4))) - nothing
         torch.testing.assert_close(found.maps[:, :, place[0], place[1]].double(), expected, rtol=1e-5, atol=1e-8)
-    with pytest.raises(LayerError, match=r"Nothing on the grid of layer 'second'.*Choose 'second.norm1'"):
+    with pytest.raises(LayerError, match=r"Changes on the grid of layer 'second'.*Choose 'second.norm1'"):
         gradcam.explain(model, IMAGES, "second", method="reciprocam", target=CLASSES)
 
 
@@ -484,5 +484,5 @@ def test_methods_that_add_channels_can_be_smoothed(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["reciprocam", "rise"])
 def test_methods_without_channels_cannot(name: str) -> None:
-    with pytest.raises(GradcamError, match=f"{name} adds no channels up"):
+    with pytest.raises(GradcamError, match=f"{name} does not sum channels"):
         gradcam.explain(tiny_model(), TINY, "0", method=name, smoothing="eigen")

@@ -21,7 +21,7 @@ from gradcam.evaluation.checks.check import check
 from gradcam.hooks import facts
 from tests.helpers import assert_same, traces
 
-WRONG = "may lie in wrong places: of 6 changed in the image, its cells answered at [0-3], expected 4 or more"
+WRONG = "may be misplaced: its cells responded at [0-3] of 6 places changed in the image, expected 4 or more"
 
 
 def hiera() -> nn.Module:
@@ -149,7 +149,7 @@ def test_usual_orders_are_corrected_without_a_warning(order: str) -> None:
 def test_cells_that_all_change_alike_answer_to_no_place() -> None:
     where = torch.randn(1, 37, 16)  # whole numbers, which add up exactly
     model = Tokens(lambda tokens: (64 * tokens.mean(1, keepdim=True)).round() + where.round()).eval().double()
-    with pytest.warns(GradcamWarning, match="its cells answered at 0, expected"):
+    with pytest.warns(GradcamWarning, match="its cells responded at 0 of"):
         gradcam.explain(model, torch.randn(1, 3, 48, 48).double(), "turned", method="eigencam", target=1)
 
 
@@ -264,12 +264,12 @@ def plain_attention_vit() -> nn.Module:
 
 def test_matrices_of_attention_are_no_pictures_behind_whatever_module() -> None:
     model, images, name = plain_attention_vit(), torch.randn(2, 3, 96, 96), "blocks.1.attn.attn_drop"
-    with pytest.raises(LayerError, match=r"\(2, 3, 37, 37\) whose rows add up to 1: shares of attention") as caught:
+    with pytest.raises(LayerError, match=r"\(2, 3, 37, 37\) whose rows sum to 1: attention weights") as caught:
         gradcam.explain(model, images, name, target=1)
     assert len(str(caught.value)) < 250
     for given in (model, plain_attention_vit().to("meta")):
         rows = {row.name: row for row in list_layers(given, 96)}
-        assert rows[name].reason == "its rows are shares of attention"
+        assert rows[name].reason == "its rows are attention weights"
         assert rows["blocks.1.norm1"].cam
     said = gradcam.explain(model, images[:1], "blocks.1.norm1", target=1)
     assert said.maps.shape[2:] == (6, 6)
@@ -287,7 +287,7 @@ def test_a_verdict_fails_where_the_cells_lie_elsewhere() -> None:
         assert verdict.to_record()["doubt"] == verdict.doubt
         if doubts:
             assert verdict.outcome == "failed"
-            assert verdict.summary.startswith("The map at layer 'norm' may lie in wrong places: of 6")
+            assert verdict.summary.startswith("The heatmap at layer 'norm' may be misplaced: its cells")
 
 
 class HandsOn(nn.Module):

@@ -301,7 +301,7 @@ class TestMemory:
         model = tiny_model()
         before = traces(model)
         with pytest.raises(
-            GradcamError, match=r"memory_budget is 10 bytes, and one variant of the 3 image\(s\) takes \d+"
+            GradcamError, match=r"memory_budget is 10 bytes, but one variant of the 3 image\(s\) takes \d+"
         ):
             gradcam.explain(model, TINY, "4", method=method, memory_budget=10)
         assert_same(before, traces(model))
@@ -423,7 +423,7 @@ def test_in_inference_mode_with_recording_off_in_the_model() -> None:
 @pytest.mark.parametrize("method", ["ablationcam", "reciprocam"])
 def test_a_layer_that_does_not_reach_the_score(method: str) -> None:
     model = Model(lambda before, after: before)
-    with pytest.raises(LayerError, match="Nothing on the grid of layer 'layer' changes the score"):
+    with pytest.raises(LayerError, match="Changes on the grid of layer 'layer' do not reach the score"):
         gradcam.explain(model, IMAGES, "layer", method=method, target=1)
 
 

@@ -56,7 +56,7 @@ def test_a_map_whose_terms_cancel_is_blank_and_said_to_be(
 ) -> None:
     options: dict[str, Any] = {"method": method, "target": ALL, "evidence": evidence, "augmentation": augmentation}
     with pytest.warns(
-        gradcam.GradcamWarning, match=f"of 12 maps of {method} at layer '3' held nothing but rounding"
+        gradcam.GradcamWarning, match=f"of 12 heatmaps of {method} at layer '3' contained only rounding"
     ) as said:
         found = gradcam.explain(make(), IMAGES, LAYER, **options)
     assert not found.maps.any()
@@ -97,7 +97,7 @@ def test_a_genuine_class_beside_one_that_cancels() -> None:
             features = self.net(images)
             return torch.stack([self.norm(features)[:, :, :3].square().sum((1, 2, 3)), features.sum((1, 2, 3))], 1)
 
-    with pytest.warns(gradcam.GradcamWarning, match="of 6 maps of gradcam at layer 'net'"):
+    with pytest.warns(gradcam.GradcamWarning, match="of 6 heatmaps of gradcam at layer 'net'"):
         found = gradcam.explain(TwoHeads().eval(), IMAGES, "net", target=[[0, 1]] * 3, evidence="signed")
     assert not found.maps[:, 0].any()
     torch.testing.assert_close(found.maps[:, 1], instance_norm()[:4](IMAGES).sum(1))
@@ -189,7 +189,7 @@ def test_scores_that_differ_by_rounding_alone_make_no_map(name: str) -> None:
 
 
 def test_half_precision_has_rounding_of_its_own() -> None:
-    with pytest.warns(gradcam.GradcamWarning, match="12 maps"):
+    with pytest.warns(gradcam.GradcamWarning, match="12 heatmaps"):
         found = gradcam.explain(channel_norm().bfloat16(), IMAGES.bfloat16(), LAYER, method="hirescam", target=ALL)
     assert not found.maps.any()
     model = network(nn.Identity())

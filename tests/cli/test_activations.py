@@ -42,7 +42,7 @@ def draw(classifier: gradcam.Classifier, path: Path, layers: list[str], **option
     return draw_activations(
         activations(classifier.model, classifier.batch([picture]), layers),
         picture=picture[top : top + height, left : left + width],
-        title=f"{path.name}, as efficientnet_lite0 saw it",
+        title=f"{path.name}, as seen by efficientnet_lite0",
         **options,
     )
 
@@ -197,17 +197,17 @@ def test_a_layer_without_a_grid_is_the_pictures_failure(inspect: Command, folder
     [
         (["-l", "layer9"], "There is no layer 'layer9' in EfficientNetLite0. Nearest: 'layer"),
         (["-l", "layer4", "-l", "layer9"], "There is no layer 'layer9'"),
-        (["-l", "block*"], "No layer fits 'block*'"),
-        (["--channels", "0"], "0 is not in the range 1<=x"),
-        (["--channels", "-4"], "-4 is not in the range 1<=x"),
-        (["--columns", "0"], "0 is not in the range 1<=x"),
-        (["--cell", "0"], "0 is not in the range 1<=x"),
-        (["--channels", "many"], "'many' is not a valid integer"),
+        (["-l", "block*"], "No layer matches 'block*'"),
+        (["--channels", "0"], "0 is out of range"),
+        (["--channels", "-4"], "-4 is out of range"),
+        (["--columns", "0"], "0 is out of range"),
+        (["--cell", "0"], "0 is out of range"),
+        (["--channels", "many"], "'many' is not an integer"),
         (["--order", "weakest"], "'weakest' is not one of 'strongest', 'index'"),
         (["--scale", "image"], "'image' is not one of 'channel', 'layer'"),
         (["--colormap", "infernal"], "There is no colour map 'infernal'. Nearest: 'inferno'"),
-        (["-o", "maps.gif"], "pictures are written as"),
-        (["other.jpg", "-o", "maps.png"], "is one file, and there are several results"),
+        (["-o", "maps.gif"], "images are written as"),
+        (["other.jpg", "-o", "maps.png"], "is one file, but there are several results"),
         (["--model", ""], "The model's name is empty"),
     ],
 )

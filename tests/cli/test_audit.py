@@ -37,15 +37,15 @@ def test_the_mark_comes_first_in_the_table_on_the_sheet_and_on_the_page(
     outcome = audit("fruit/", "--page", "audit.html")
     assert outcome.status == 0, outcome.err
     heading, _, head, first, *rest = outcome.out.splitlines()
-    pattern = r"net\.py:fruit on cpu   gradcam at 1   80 pictures of 2 classes   \d+ clusters   \d+\.\d s"
+    pattern = r"net\.py:fruit on cpu   gradcam at 1   80 images of 2 classes   \d+ clusters   \d+\.\d s"
     assert re.fullmatch(pattern, heading)
-    assert head.split() == ["suspicion", "class", "pictures", "where", "like", "it", "in", "other", "classes"]
+    assert head.split() == ["suspicion", "class", "images", "where", "same", "place", "in", "other", "classes"]
     assert re.split(r"\s{2,}", first.strip())[2:] == ["apple", "6 of 40", "in the bottom right corner", "0 of 40"]
-    looked_at = next(line for line in rest if "Look at it first: " in line)
+    looked_at = next(line for line in rest if "Look at these first: " in line)
     assert set(re.findall(r"apple/\d\d\.png", looked_at)) <= set(marked)
     assert {"audit.png", "audit.html"} <= set(files(folder))
     page = (folder / "audit.html").read_text()
-    assert page.index("in the bottom right corner") < page.index("all over the picture")
+    assert page.index("in the bottom right corner") < page.index("all over the image")
     assert all(name in page for name in re.findall(r"apple/\d\d\.png", looked_at))
     classifier = gradcam.load_classifier(
         f"{folder / 'net.py'}:fruit", labels=list(CLASSES), size=(SIDE, SIDE), mean=(0,) * 3, std=(1,) * 3, device="cpu"
@@ -71,10 +71,10 @@ def test_json_is_what_python_gives_and_a_table_says_the_classes(
 def test_what_is_wrong_is_one_line(audit: Command, folder: Path) -> None:
     for arguments, words, status in (
         (("fruit/lime", "--labels", "predicted"), "are of one class, lime", 2),
-        (("fruit/", "--labels", "names.json"), "labels are a table with the columns image and class", 2),
+        (("fruit/", "--labels", "names.json"), "with the columns image and class", 2),
         (("fruit/", "--page", "audit.pdf"), "does not end in .html or .htm", 2),
-        (("fruit/", "--page", "none/audit.html"), "there is no folder none: make it first", 2),
-        (("fruit/", "-o", "fruit/apple/00.png"), "is one of the pictures, which are never overwritten", 2),
+        (("fruit/", "--page", "none/audit.html"), "there is no folder none", 2),
+        (("fruit/", "-o", "fruit/apple/00.png"), "is an input image and is never overwritten", 2),
     ):
         outcome = audit(*arguments)
         assert (outcome.status, outcome.out) == (status, ""), arguments
@@ -88,4 +88,4 @@ def test_many_failures_are_counted(audit: Command, folder: Path) -> None:
     assert (outcome.status, outcome.out) == (1, "")
     lines = outcome.err.splitlines()
     assert len(lines) == 11
-    assert lines[-1] == "... and 5 more, which --json lists."
+    assert lines[-1] == "... and 5 more. Use --json to list them."

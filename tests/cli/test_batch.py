@@ -97,7 +97,7 @@ def test_a_folder_is_explained_under_the_same_relative_names(
 def test_broken_files_are_named_at_the_end_and_others_counted(batch: Command, photos: Path) -> None:
     outcome = batch("photos", "-o", "out")
     assert re.fullmatch(
-        r"5 pictures explained, 1 failed, 1 other file left out   \(\d+\.\d s, \d+\.\d pictures a second\)\n  →  out\n",
+        r"5 images explained, 1 failed, 1 other file ignored   \(\d+\.\d s, \d+\.\d images per second\)\n  →  out\n",
         outcome.out,
     ), outcome.out
     assert re.fullmatch(r"b/broken\.jpg: is damaged or cut off \(.+\)\n", outcome.err), outcome.err
@@ -131,8 +131,8 @@ def test_of_many_failures_the_first_are_named(capsys: pytest.CaptureFixture[str]
     said = capsys.readouterr()
     *named, last = said.err.splitlines()
     assert named == [f"{number}.jpg: is empty" for number in range(20)]
-    assert last == "... and 2 more, which have the status failed in out/manifest.jsonl."
-    assert said.out.startswith("0 pictures explained, 22 failed   (")
+    assert last == "... and 2 more, listed as failed in out/manifest.jsonl."
+    assert said.out.startswith("0 images explained, 22 failed   (")
     assert display.has_failures
 
 
@@ -180,7 +180,7 @@ def test_a_list_says_which_class_of_each(batch: Command, folder: Path, photos: P
     assert found[1]["predictions"][0]["label"] == "macaw"
     both = batch("chosen.csv", "-o", "other", "-c", "koala")
     assert both.status == 2
-    assert "The list says which classes to explain" in both.err
+    assert "The list already names the classes to explain" in both.err
     assert not (folder / "other").exists()
 
 
@@ -193,11 +193,11 @@ def test_a_list_that_asks_for_other_classes_is_refused(batch: Command, folder: P
     for other, said in (
         (
             ["photos/b/koala.png,koala\n", named[1]],
-            r"explained 'macaw' in b/koala\.png, and now the list asks for 'koala'",
+            r"explained 'macaw' in b/koala\.png, but now the list gives 'koala'",
         ),
         (
             ["photos/b/koala.png,\n", "photos/macaw.png,macaw\n"],
-            "explained 'macaw' in b/koala.*asks for 'the top class'",
+            "explained 'macaw' in b/koala.*gives 'the top class'",
         ),
         (["photos/b/koala.png\n", "photos/macaw.png\n"], "listed_classes: true → false"),
     ):
@@ -286,12 +286,12 @@ def test_a_report_of_nothing(gradcam_command: Command, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["empty", "-o", "out"], "no pictures"),
+        (["empty", "-o", "out"], "no images"),
         (["missing", "-o", "out"], "does not exist"),
         (["photos", "-o", "photos/macaw.png"], "is a file"),
         (["photos"], "Missing option '-o'"),
-        (["photos", "-o", "out", "--resume", "--overwrite"], "give one of them"),
-        (["photos", "-o", "out", "--max-failures", "many"], "neither a number"),
+        (["photos", "-o", "out", "--resume", "--overwrite"], "give only one of them"),
+        (["photos", "-o", "out", "--max-failures", "many"], "expected a number of images"),
         (["photos", "-o", "out", "--shard", "3/2"], "3"),
         (["photos", "-o", "out", "-c", "koalla"], "koala"),
         (["photos", "-o", "out", "-l", "layer9"], "layer9"),
@@ -349,7 +349,7 @@ def test_a_page_of_somebody_else_is_neither_removed_nor_replaced(
     assert {name: before.get(name) for name in mine} == mine
     for refused in (batch("photos/c", "-o", "out", "--overwrite", "--report"), gradcam_command("report", "out")):
         assert refused.status == 2
-        assert "index.html: is no report of gradcam, and one would replace it" in refused.err
+        assert "index.html: is not a gradcam report, but a report would replace it" in refused.err
         assert tree(folder / "out") == before
     (folder / "out" / "index.html").unlink()
     assert gradcam_command("report", "out").status == 0
@@ -387,7 +387,7 @@ def test_nothing_is_done_twice(batch: Command, folder: Path, photos: Path) -> No
     }
     outcome = batch("photos", "-o", "out", "--resume")
     assert outcome.status == 0
-    assert outcome.out.startswith("0 pictures explained, 5 had been before")
+    assert outcome.out.startswith("0 images explained, 5 explained before")
     after = {name: (folder / "out" / name).stat().st_mtime_ns for name in before}
     assert before == after
 
@@ -419,7 +419,7 @@ def test_the_line_of_a_run_with_too_many_failures_leads_to_its_end(
         "photos", "-o", "out", "--max-failures", limit, "--batch-size", 1
     )  # few are under way when it stops
     stops = 0
-    while "To go on:" in outcome.err:
+    while "To resume:" in outcome.err:
         assert outcome.status == 1
         assert stops < 2, "each stop is for a failure that was not known"
         stops += 1
@@ -482,7 +482,7 @@ def test_behind_the_last_picture_there_is_nothing_to_stop(batch: Command, photos
     outcome = batch("photos/b/broken.jpg", "-o", "out", "--max-failures", 0)
     assert outcome.status == 1
     assert outcome.err.count("\n") == 1
-    assert re.match(r"0 pictures explained, 1 failed   \(\d+\.\d s, ", outcome.out)
+    assert re.match(r"0 images explained, 1 failed   \(\d+\.\d s, ", outcome.out)
 
 
 def test_shares_of_one_folder(batch: Command, folder: Path, photos: Path) -> None:
@@ -524,7 +524,7 @@ def test_a_run_of_names_that_were_piped_says_so(
         monkeypatch.setattr("sys.stdin", stream)
         outcome = batch("-", "-o", "out", "--max-failures", 0, "--batch-size", 1)
     if "finished" in outcome.err:  # the other may have been done by then
-        assert "To go on, with the same list on standard input:\n  gradcam batch --resume" in outcome.err
+        assert "To resume, with the same list on standard input:\n  gradcam batch --resume" in outcome.err
 
 
 @pytest.mark.parametrize("name", ["run.json", "manifest.jsonl"])
@@ -543,9 +543,9 @@ def test_what_somebody_removes_while_it_runs_is_told_of_and_nothing_is_lost(
     outcome = batch("photos", "-o", "out")
     assert outcome.status == 1
     if name == "run.json":
-        assert "run.json: was removed by somebody else while the run was on, and is written again." in outcome.err
+        assert "run.json: another program removed this file during the run. It is written again." in outcome.err
     else:
-        assert "manifest.jsonl: was removed or changed by somebody else; look after it" in outcome.err
+        assert "manifest.jsonl: another program removed or changed this file" in outcome.err
         assert batch("photos", "-o", "out", "--resume").status == 1
     assert tree(folder / "out") == tree(folder / "whole")
 
@@ -585,8 +585,8 @@ def test_a_disk_that_fails_is_told_of_once(batch: Command, photos: Path, monkeyp
     outcome = batch("photos", "-o", "out")
     assert outcome.status == 1
     reason, count, line = outcome.err.splitlines()
-    assert reason == "out/: input/output error; look after that disk, then go on with --resume"
-    assert count == "0 of 6 pictures are finished. To go on:"
+    assert reason == "out/: input/output error; check the disk, then continue with --resume"
+    assert count == "0 of 6 images are finished. To resume:"
     assert line.startswith("  gradcam batch --resume")
 
 
@@ -637,7 +637,7 @@ def test_a_signal_stops_it_cleanly(batch: Command, folder: Path, many: Path, num
     done = len(manifest(folder / "out"))
     assert 3 <= done < 40
     # The signal may come when the last record is written, and not yet counted.
-    assert any(f"{count} of 40 pictures are finished" in err for count in (done - 1, done))
+    assert any(f"{count} of 40 images are finished" in err for count in (done - 1, done))
     assert not [name for name in files(folder / "out") if name.endswith(".tmp")]
     assert batch(*shlex.split(line)[2:]).status == 0
     batch("photos", "-o", "whole", "--batch-size", 2)
@@ -713,11 +713,11 @@ def test_a_full_disk_ends_it_and_room_resumes_it(
         outcome = batch("photos", "-o", "out", "--batch-size", 2)
         assert outcome.status == 1
         said = outcome.err.splitlines()
-        assert "out/: no space left on device; free some, then go on with --resume" in said
+        assert "out/: no space left on device; free some space, then continue with --resume" in said
         assert said[-1].strip().startswith("gradcam batch --resume --device cpu photos -o out")
         recorded = manifest(folder / "out")
         assert len(recorded) < 6
-        assert f"{len(recorded)} of 6 pictures are finished" in outcome.err
+        assert f"{len(recorded)} of 6 images are finished" in outcome.err
         overlays = [entry["overlay"] for record in recorded for entry in record["explained"]]
         expected = tree(folder / "whole")
         for name in overlays:
@@ -739,9 +739,9 @@ def test_no_memory_even_for_one_picture(
     monkeypatch.setattr(gradcam.Classifier, "carry_out", fail)
     outcome = batch("photos/b/koala.png", "photos/macaw.png", "-o", "out")
     assert outcome.status == 1
-    assert outcome.out.startswith("0 pictures explained, 2 failed")
+    assert outcome.out.startswith("0 images explained, 2 failed")
     assert len(outcome.err.splitlines()) == 2
-    assert all("does not fit into memory even alone" in line for line in outcome.err.splitlines())
+    assert all("does not fit into memory, even at batch size 1" in line for line in outcome.err.splitlines())
     halved = [json.loads(line) for line in (folder / "out" / "log.jsonl").read_text().splitlines()]
     assert [(line["pictures"], line["from_now_on"]) for line in halved if line["event"] == "out of memory"] == [(2, 1)]
 

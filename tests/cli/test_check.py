@@ -57,9 +57,11 @@ def test_the_koala_passes_in_words_and_numbers(
     told = " ".join(outcome.out.split())
     for test in verdict.tests:
         assert f"passed {test.question} {test.reason}" in told
-    assert "The verdict: passed. Passed means that nothing here refuted the map, never that it is correct." in told
+    assert "Verdict: passed. A passed test does not prove that the heatmap is right." in told
     assert f"{verdict.summary} → koala-gradcam-check.png" in told
-    assert "Told apart from the map mirrored, the map shifted by a third, the map of another picture" in told
+    assert (
+        "Distinguished from the mirrored heatmap, the heatmap shifted by a third, the heatmap of another image" in told
+    )
     assert max(map(len, outcome.out.splitlines())) <= WIDTH
 
 
@@ -145,10 +147,10 @@ def test_quiet_says_nothing(check: Command, folder: Path, small: Photo) -> None:
     [
         (["--method", "gradcm"], "There is no method or control 'gradcm'. Nearest: 'gradcam'"),
         (["--score", "loss"], "'loss' is not one of 'logit', 'probability', 'contrast'"),
-        (["--seed", -1], "-1 is not in the range 0<=x"),
+        (["--seed", -1], "-1 is out of range"),
         (["-l", "nothing"], "There is no layer 'nothing'"),
         (["-c", "koala"], "koala"),
-        (["-o", "it.gif"], "pictures are written as"),
+        (["-o", "it.gif"], "images are written as"),
     ],
 )
 def test_wrong_usage_is_told_before_anything_is_done(
@@ -163,7 +165,7 @@ def test_wrong_usage_is_told_before_anything_is_done(
 def test_one_file_for_two_panels_is_refused(check: Command, small: Photo) -> None:
     outcome = check(small("koala.webp"), small("panda.webp"), "-o", "it.png")
     assert outcome.status == 2
-    assert "it.png is one file, and there are several results" in outcome.err
+    assert "it.png is one file, but there are several results" in outcome.err
 
 
 PASSES = r"\d of 31"
@@ -183,6 +185,6 @@ def test_an_error_has_no_lines() -> None:
 
 def test_the_command_is_listed_with_its_line(gradcam_command: Command) -> None:
     outcome = gradcam_command("--help")
-    assert "gradcam check photo.jpg                   can this map be trusted?" in outcome.out
-    assert re.search(r"^  check +A verdict on a map: five tests that it can fail\.$", outcome.out, re.M)
-    assert "Passed means not refuted, never" in " ".join(gradcam_command("check", "--help").out.split())
+    assert re.search(r"^  check +Test whether a heatmap can be trusted\.$", outcome.out, re.M)
+    text = " ".join(gradcam_command("check", "--help").out.split())
+    assert "A passed test does not prove that the heatmap is right" in text

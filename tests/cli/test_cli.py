@@ -43,6 +43,7 @@ class Outcome:
 
 
 Command = Callable[..., Outcome]
+ADVICE = "Use --fit whole to explain the whole image."
 
 
 @pytest.fixture
@@ -150,7 +151,7 @@ def test_an_empty_folder_among_images_is_reported(run: Command, folder: Path, sm
     path = small("coffee.jpg")
     outcome = run(path, "empty")
     assert (outcome.status, files(folder)) == (0, ["coffee-gradcam.png"])
-    assert "no pictures in 'empty'" in outcome.err
+    assert "no images in 'empty'" in outcome.err
     assert run("empty").status == 2
 
 
@@ -326,24 +327,24 @@ def test_several_results_do_not_fit_into_one_file(
         (["-c", "cardigan"], r"264 \(Cardigan\), 474 \(cardigan\)"),
         (["--method", "zzzzzz"], "'--method': There is no method 'zzzzzz'. `gradcam methods` lists them"),
         (["--method", "gradcm"], "'--method': There is no method 'gradcm'. Nearest: 'gradcam'"),
-        (["--against", "koala"], "--against names the classes to contrast with: give --score contrast"),
+        (["--against", "koala"], "--against needs --score contrast"),
         (["--score", "contrast", "--against", "kaola"], "nearest: 'koala'"),
         (["--evidence", "signed", "--method", "layercam"], "layercam shows positive evidence only"),
         (["--evidence", "both"], "'--evidence': 'both' is not one of"),
         (["-m", "efficientnet_lite"], "Nearest: 'efficientnet_lite0'"),
         (["--device", "gpu"], "choose auto, cpu, cuda, cuda:N or mps"),
-        (["--device", "cuda:99"], "There is no device 'cuda:99' here"),
+        (["--device", "cuda:99"], "The device 'cuda:99' is not available"),
         (["--precision", "fp64"], "'--precision': 'fp64' is not one of"),
         (["--score", "softmax"], "'--score': 'softmax' is not one of"),
         (["--colormap", "turb"], "Nearest: 'turbo'"),
-        (["--alpha", "1.5"], "'--alpha': 1.5 is not in the range"),
-        (["--alpha", "nan"], "'--alpha': nan is not a number from 0 to 1"),
-        (["--top-k", "0"], "'--top-k': 0 is not in the range"),
+        (["--alpha", "1.5"], "'--alpha': 1.5 is out of range"),
+        (["--alpha", "nan"], "'--alpha': nan is out of range"),
+        (["--top-k", "0"], "'--top-k': 0 is out of range"),
         (["--weights", "missing.safetensors"], "'missing.safetensors' does not exist"),
-        (["--weights", "{picture}"], "expected a checkpoint of safetensors or torch.save"),
-        (["-o", "out.gif"], r"out\.gif: pictures are written as \.bmp, "),
+        (["--weights", "{picture}"], "expected a checkpoint written by safetensors or torch.save"),
+        (["-o", "out.gif"], r"out\.gif: images are written as \.bmp, "),
         (["--nonsense"], "No such option"),
-        (["--model", ""], "^Error: The model's name is empty: give one"),
+        (["--model", ""], "^Error: The model's name is empty: remove --model"),
     ],
 )
 def test_wrong_usage_is_refused_before_anything_is_written(
@@ -378,7 +379,7 @@ def test_a_broken_picture_does_not_stop_the_others(run: Command, folder: Path, s
     assert outcome.status == 1
     assert files(folder) == ["coffee-gradcam.png", "koala-gradcam.png"]
     assert outcome.err.splitlines() == [
-        f"{tmp_path / 'broken one.png'}: is not a picture in a format that can be read",
+        f"{tmp_path / 'broken one.png'}: is not an image in a supported format",
         f"{missing}: does not exist",
     ]
     assert "coffee.png" in outcome.out
@@ -425,7 +426,7 @@ def test_a_folder_that_cannot_be_made_is_named(run: Command, folder: Path, small
     path = small("coffee.jpg")
     outcome = run(path, "-o", "out", "--json")
     assert outcome.status == 1
-    assert records(outcome)[0]["error"].startswith(f"{path}: out: cannot be made a folder (File exists)")
+    assert records(outcome)[0]["error"].startswith(f"{path}: out: the folder cannot be created (File exists)")
     assert files(folder) == ["out"]
 
 
@@ -484,7 +485,8 @@ def test_the_terminal_says_what_was_seen_and_explained(run: Command, folder: Pat
     assert lines[2].startswith("  Egyptian cat   285    58 %   █████████████")
     assert len([line for line in lines if re.search(r"   \d+   +(< )?\d+ %   ", line)]) == 5
     assert "  espresso at layer4 (7 x 7)  →  cat_and_espresso-gradcam-967-espresso.png" in lines
-    assert "  The network saw the central 61 % of the picture, 560 x 560 pixels; for all of it, --fit whole." in lines
+    seen = "  The model sees a centre crop: 560 x 560 of 800 x 640 pixels (61 %)."
+    assert f"{seen} {ADVICE}" in lines
 
 
 def test_colour_is_for_terminals_only(run: Command, photo: Photo) -> None:
@@ -640,7 +642,7 @@ def test_an_output_of_nan_is_an_error_not_a_number_in_a_record(
     )
     outcome = run(small("coffee.jpg"), "--json", "--model", "broken.py:make", "-l", "layer4", "-c", "967")
     assert outcome.status == 1
-    assert ("output is NaN or infinite" if index == 0 else "scores are NaN") in outcome.err
+    assert ("output contains NaN or infinite" if index == 0 else "scores are NaN") in outcome.err
     (record,) = records(outcome)
     assert (record["status"], record["predictions"], record["explained"]) == ("failed", [], [])
 
@@ -662,7 +664,7 @@ def test_an_output_with_a_slash_at_its_end_is_a_folder(run: Command, folder: Pat
     (folder / "file.jpg").write_text("keep me")
     outcome = run(small("coffee.jpg"), "-o", "file.jpg/")
     assert outcome.status == 1
-    assert "file.jpg: cannot be made a folder" in outcome.err
+    assert "file.jpg: the folder cannot be created" in outcome.err
     assert (folder / "file.jpg").read_text() == "keep me"
 
 
@@ -678,7 +680,7 @@ def test_a_device_without_a_driver_is_refused_in_a_short_line(run: Command, smal
         pytest.skip("there is an MPS device here")
     outcome = run(small("coffee.jpg"), "--device", "mps")
     assert outcome.status == 2
-    assert re.fullmatch(r"Error: There is no device 'mps' here \(.{1,150}\): choose auto, .*\n", outcome.err)
+    assert re.fullmatch(r"Error: The device 'mps' is not available \(.{1,150}\): choose auto, .*\n", outcome.err)
 
 
 def test_names_cannot_move_the_cursor() -> None:
@@ -763,12 +765,9 @@ def test_several_methods_and_classes_without_names_are_told_apart() -> None:
 @pytest.mark.parametrize(
     ("region", "sentence"),
     [
-        ((0, 0, 10, 20), "The network saw the whole picture."),
-        ((1, 5, 8, 10), "The network saw the central 40 % of the picture, 10 x 8 pixels; for all of it, --fit whole."),
-        (
-            (0, 0, 10, 19),
-            "The network saw the central 95 % of the picture, 19 x 10 pixels; for all of it, --fit whole.",
-        ),
+        ((0, 0, 10, 20), "The model sees the whole image."),
+        ((1, 5, 8, 10), f"The model sees a centre crop: 10 x 8 of 20 x 10 pixels (40 %). {ADVICE}"),
+        ((0, 0, 10, 19), f"The model sees a centre crop: 19 x 10 of 20 x 10 pixels (95 %). {ADVICE}"),
     ],
 )
 def test_the_terminal_says_how_much_was_seen(region: tuple[int, int, int, int], sentence: str) -> None:
@@ -779,8 +778,8 @@ def test_the_terminal_says_how_the_picture_is_shown() -> None:
     plain = result(0.5)
     noted = dataclasses.replace(plain, record=dataclasses.replace(plain.record, note="shown from 40 to\x1b 3200"))
     lines = format_report(noted).splitlines()
-    assert lines[-2:] == ["  The network saw the whole picture.", r"  Shown from 40 to\x1b 3200."]
-    assert format_report(plain).splitlines()[-1] == "  The network saw the whole picture."
+    assert lines[-2:] == ["  The model sees the whole image.", r"  Shown from 40 to\x1b 3200."]
+    assert format_report(plain).splitlines()[-1] == "  The model sees the whole image."
     assert format_report(noted).endswith("3200.\n")
 
 
@@ -790,14 +789,14 @@ def test_a_dark_deep_picture_is_shown_with_a_note(run: Command, tmp_path: Path) 
     done = run(tmp_path / "scan.png", "--alpha", "0")
     assert done.status == 0
     assert done.out.splitlines()[-3:-1] == [
-        "  The network saw the central 61 % of the picture, 56 x 56 pixels; for all of it, --fit whole.",
-        "  Shown from 40 to 3200 of 65535.",
+        f"  The model sees a centre crop: 56 x 56 of 80 x 64 pixels (61 %). {ADVICE}",
+        "  Showing values from 40 to 3200 of 65535.",
     ]
     overlay = gradcam.read_image("scan-gradcam.png")
     np.testing.assert_array_equal(overlay[..., 0], np.round((values - 40.0) * 255 / 3160))
     for method in ("gradcam", "input-gradients"):
         record = json.loads(run(tmp_path / "scan.png", "--json", "--method", method).out)
-        assert record["note"] == "shown from 40 to 3200 of 65535"
+        assert record["note"] == "showing values from 40 to 3200 of 65535"
 
 
 def test_a_picture_as_it_is_has_no_note(run: Command, small: Photo) -> None:
@@ -831,7 +830,7 @@ def test_a_dicom_file_is_explained(run: Command, tmp_path: Path, photo: Photo) -
 def test_overlays_are_not_written_as_dicom(run: Command, small: Photo, name: str) -> None:
     done = run(small("coffee.jpg"), "-o", name)
     assert done.status == 2
-    assert "pictures are written as" in done.err
+    assert "images are written as" in done.err
 
 
 # The program as a whole
@@ -968,13 +967,13 @@ def test_a_reshape_that_does_not_fit_is_one_line(run: Command, small: Photo) -> 
 def test_a_reshape_is_a_grid_or_a_layout(run: Command, small: Photo, text: str) -> None:
     outcome = run(small("coffee.jpg"), f"--reshape={text}")
     assert outcome.status == 2
-    assert "neither a grid, such as 14x14, nor one of 'channels first'" in " ".join(outcome.err.split())
+    assert "not a grid, such as 14x14, or one of 'channels first'" in " ".join(outcome.err.split())
 
 
 def test_a_reshape_where_no_method_has_a_layer(run: Command, small: Photo) -> None:
     outcome = run(small("coffee.jpg"), "--reshape", "7x7", "--method", "input-gradients")
     assert outcome.status == 2
-    assert "--reshape is for maps at layers" in outcome.err
+    assert "--reshape does not work with --method input-gradients" in outcome.err
 
 
 @POSIX
@@ -1146,7 +1145,7 @@ def test_colours_and_bars_of_our_own_pass_and_nothing_else_does() -> None:
 def test_max_pixels_is_what_the_command_reads(run: Command, small: Photo, monkeypatch: pytest.MonkeyPatch) -> None:
     refused = run(small("coffee.jpg"), "--max-pixels", "59999")
     assert (refused.status, refused.out) == (1, "")
-    assert "has 300 x 200 pixels, 60000, and 59999 are allowed by --max-pixels or GRADCAM_MAX_PIXELS" in refused.err
+    assert "has 300 x 200 = 60000 pixels, but --max-pixels or GRADCAM_MAX_PIXELS allows 59999" in refused.err
     assert "GRADCAM_MAX_PIXELS" not in os.environ
     monkeypatch.setenv("GRADCAM_MAX_PIXELS", "59999")
     assert run(small("coffee.jpg")).status == 1

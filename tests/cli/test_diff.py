@@ -77,8 +77,8 @@ def test_the_table_has_the_numbers_of_python(
     assert files(folder) == []  # nothing that nobody asked for
     lines = outcome.out.splitlines()
     assert re.fullmatch(r".*make → .*other   gradcam at last   \d+\.\d s", lines[0])
-    assert lines[2].split() == ["picture", "old", "new", "correlation", "top", "30", "%", "moved"]
-    words = {"map": "another map", "class": "another class", "none": "alike"}
+    assert lines[2].split() == ["image", "old", "new", "correlation", "top", "30", "%", "moved"]
+    words = {"map": "different heatmap", "class": "another class", "none": "alike"}
     for line, row in zip(lines[3:], found.rows):
         old_says, new_says = (f"class {it.index} {100 * it.probability:.0f} %" for it in (row.old, row.new))
         numbers = f"{row.correlation:.3f} {100 * row.overlap:.0f} % {100 * row.moved:.1f} %"
@@ -92,7 +92,7 @@ def test_json_has_a_line_for_each_picture_the_worst_first(
     (pictures / "broken.jpg").write_bytes(b"no picture")
     outcome = diff(models("make"), models("other"), pictures, "--json", "--fail-if", "correlation<2")
     assert outcome.status == 1
-    assert "broken.jpg: is not a picture" in outcome.err
+    assert "broken.jpg: is not an image" in outcome.err
     *rows, failed = records(outcome)
     assert (failed["image"], failed["status"]) == ("broken.jpg", "failed")
     old, new = (gradcam.load_classifier(models(name), size=64, device="cpu") for name in ("make", "other"))
@@ -109,7 +109,7 @@ def test_a_long_list_is_cut(diff: Command, models: Callable[[str], str], small: 
     for number in range(12):
         gradcam.write_image(folder / f"{'long-name-of-a-picture-' * 3}{number}.png", content)
     outcome = diff(models("make"), models("make"), folder)
-    assert told("and 3 more, alike, which --json lists") in told(outcome.out)
+    assert told("and 3 more, all alike (--json lists them)") in told(outcome.out)
     lines = outcome.out.splitlines()
     assert [line.endswith("alike") for line in lines[3:14]] == [True] * 10 + [False]
     assert max(map(len, lines[3:13])) < 120
@@ -141,7 +141,7 @@ def test_a_snapshot_is_taken_and_compared_with(
 
 def test_saving_says_what_it_kept(diff: Command, models: Callable[[str], str], pictures: Path) -> None:
     outcome = diff(models("make"), pictures, "--save", "base.npz")
-    assert "models.py:make   gradcam at last   3 pictures\n" in outcome.out
+    assert "models.py:make   gradcam at last   3 images\n" in outcome.out
     assert "→  base.npz" in outcome.out
     again = diff(models("make"), pictures, "--save", "base.npz", "--json")
     assert [it["image"] for it in records(again)] == ["coffee.png", "koala.png", "panda.png"]
@@ -166,18 +166,18 @@ def test_conditions_end_with_status_1_and_say_why(
     least = min(
         records(diff(models("make"), models("other"), pictures, "--json")), key=lambda it: float(str(it["correlation"]))
     )
-    assert f"pictures: {least['image']} has {least['correlation']:.4g}\n" in outcome.err
+    assert f"images: {least['image']} has {least['correlation']:.4g}\n" in outcome.err
     most = diff(models("make"), models("other"), pictures, "--fail-if", "moved>0.0001", "-q").err
     greatest = max(
         records(diff(models("make"), models("other"), pictures, "--json")), key=lambda it: float(str(it["moved"]))
     )
-    assert most == f"Failed: moved>0.0001 of 3 pictures: {greatest['image']} has {greatest['moved']:.4g}\n"
-    assert re.search(r"^Failed: correlation<0.99 of \d pictures?: \w+\.png has -?0\.\d+$", outcome.err, re.M)
-    assert re.search(r"^Failed: mean agree<2: the mean of all pictures has [\d.]+$", outcome.err, re.M)
+    assert most == f"Failed: moved>0.0001 of 3 images: {greatest['image']} has {greatest['moved']:.4g}\n"
+    assert re.search(r"^Failed: correlation<0.99 of \d images?: \w+\.png has -?0\.\d+$", outcome.err, re.M)
+    assert re.search(r"^Failed: mean agree<2: the mean of all images has [\d.]+$", outcome.err, re.M)
     assert "moved" not in outcome.err
     (suite,) = ElementTree.parse(folder / "it.xml").getroot()
     assert suite.get("tests") == "4"
-    assert {case.get("name") for case in suite} == {"coffee.png", "koala.png", "panda.png", "the mean of all pictures"}
+    assert {case.get("name") for case in suite} == {"coffee.png", "koala.png", "panda.png", "the mean of all images"}
 
 
 def test_the_layer_of_a_snapshot_is_taken_where_the_model_has_it(
@@ -189,12 +189,12 @@ def test_the_layer_of_a_snapshot_is_taken_where_the_model_has_it(
     assert outcome.status == 0
     assert "gradcam at stem → last" in outcome.out
     assert "Note: OLD is explained at stem and NEW at last." in outcome.err
-    assert "Note: The snapshot is of another architecture" in outcome.err
+    assert "Note: The snapshot has another architecture" in outcome.err
     asked = diff(models("renamed"), pictures, "--against", "base", "--layer", "stem")
     assert asked.status == 2
     assert "Error: NEW, " in asked.err
     assert "There is no layer 'stem'" in asked.err
-    assert "--layer-new names that of NEW alone" in asked.err
+    assert "Set the layer of NEW with --layer-new" in asked.err
 
 
 def test_each_model_has_options_of_its_own(
@@ -232,7 +232,7 @@ def test_the_page_is_one_file_that_needs_no_other(
         it["image"] for it in records(outcome) if it["status"] == "ok"
     ]
     assert page.count("<img ") == 12
-    assert "broken &lt;b&gt;.jpg: is not a picture" in page
+    assert "broken &lt;b&gt;.jpg: is not an image" in page
     assert not re.search(r"(src|href)=\"(?!data:)", page)
     assert str(folder.parent) not in page
     data = base64.b64decode(re.findall(r'src="data:image/jpeg;base64,([^"]+)"', page)[0])
@@ -258,34 +258,34 @@ def test_panels_are_those_of_python(diff: Command, models: Callable[[str], str],
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["make", "other"], "There are no pictures"),
-        (["make"], "There are no pictures"),
+        (["make", "other"], "There are no images"),
+        (["make"], "There are no images"),
         (
             ["make", "koala.png"],
-            "koala.png stands where a model should: OLD NEW come first; --against FILE compares one",
+            "koala.png is not a model. Give two models, OLD NEW, before the images. With --against FILE",
         ),
-        (["make", "photos/", "--save", "a", "--against", "b"], "do one after the other"),
+        (["make", "photos/", "--save", "a", "--against", "b"], "give only one of them"),
         (
             ["make", "photos/", "--against", "missing"],
-            "missing: does not exist; gradcam diff MODEL PICTURE... --save FILE",
+            "missing: does not exist. Take a snapshot with gradcam diff MODEL IMAGE... --save FILE",
         ),
         (
             ["make", "photos/", "--against", "base", "--weights-old", "A"],
-            "--weights-old is of OLD, and there is one model",
+            "--weights-old needs two models",
         ),
-        (["make", "photos/", "--save", "new", "--layer-old", "last"], "--layer-old is of OLD, and there is one model"),
-        (["make", "photos/", "--save", "models.py"], "models.py: is no snapshot"),
-        (["make", "photos/", "--save", "new", "--page", "a.html"], "compares nothing: leave out"),
-        (["make", "other", "photos/", "--fail-if", "colour<1"], "'colour<1' is no condition"),
+        (["make", "photos/", "--save", "new", "--layer-old", "last"], "--layer-old needs two models"),
+        (["make", "photos/", "--save", "models.py"], "models.py: is not a snapshot"),
+        (["make", "photos/", "--save", "new", "--page", "a.html"], "does not compare: leave out"),
+        (["make", "other", "photos/", "--fail-if", "colour<1"], "'colour<1' is not a condition"),
         (["make", "other", "photos/", "--fail-if", "correlation<=1"], "expected NAME<NUMBER or NAME>NUMBER"),
         (["make", "other", "photos/", "--page", "a.png"], "does not end in .html"),
         (["make", "other", "photos/", "--junit", "nowhere/a.xml"], "there is no folder nowhere"),
-        (["make", "other", "photos/", "--alike", "3"], "is not in the range"),
+        (["make", "other", "photos/", "--alike", "3"], "is out of range"),
         (["make", "other", "photos/", "--method", "gradcm"], "Nearest: 'gradcam'"),
-        (["make", "other", "empty/"], "no picture"),
+        (["make", "other", "empty/"], "no image"),
         (["make", "other", "nowhere.png"], "nowhere.png: does not exist"),
         (["make", "five", "photos/"], "has 4 classes and NEW"),
-        (["make", "renamed", "photos/", "--layer", "stem"], "--layer-new names that of NEW alone"),
+        (["make", "renamed", "photos/", "--layer", "stem"], "Set the layer of NEW with --layer-new"),
         (["make", "nobody", "photos/"], "Error: NEW, "),
     ],
 )
@@ -322,11 +322,10 @@ def test_progress_is_shown_on_a_terminal(
 
 def test_the_command_is_listed_with_its_line(gradcam_command: Command) -> None:
     outcome = gradcam_command("--help")
-    assert "gradcam diff OLD NEW photos/              did the new checkpoint look elsewhere?" in outcome.out
-    assert re.search(r"^  diff +Compare two checkpoints: same class, another map\?$", outcome.out, re.M)
-    said = gradcam_command("diff", "--help").out
-    assert said.index("--against FILE ") < said.index("How it is explained")
-    shown = told(said)
-    assert "OLD NEW PICTURE..." in shown
+    assert re.search(r"^  diff +Compare the heatmaps of two models or checkpoints\.$", outcome.out, re.M)
+    text = gradcam_command("diff", "--help").out
+    assert text.index("  --against FILE ") < text.index("\nExplanation:")
+    shown = told(text)
+    assert "OLD NEW IMAGE..." in shown
     for option in ("--weights-old", "--precision-new", "--layer-new", "--against", "--fail-if", "--junit", "--page"):
         assert option in shown

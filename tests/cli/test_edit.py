@@ -41,4 +41,4 @@ def test_other_words_are_wrong_usage(run: Command, photo: Callable[[str], Path])
 def test_what_lies_beside_the_picture_is_an_error(run: Command, photo: Callable[[str], Path]) -> None:
     found = run(photo("coffee.jpg"), "--edit", "mean:1000,0,1010,10")
     assert found.status == 1
-    assert "mean:1000,0,1010,10 covers nothing of the picture, which is 600 pixels wide and 400 high." in found.err
+    assert "mean:1000,0,1010,10 is outside the image, which is 600 pixels wide and 400 high." in found.err

@@ -32,7 +32,7 @@ needs_matplotlib = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is 
 
 MODEL = ("-m", f"{colour_model.__file__}:make", "--size", "32", "--crop", "1", "--mean", "0,0,0", "--std", "1,1,1")
 QUICK = ("--methods", "gradcam,eigencam", "--metrics", "average-drop,complexity")
-NOTE = "Note: Assumed that probabilities are the softmax of its output"
+NOTE = "Note: Assumed softmax for the class probabilities"
 
 
 @pytest.fixture
@@ -71,15 +71,15 @@ def test_a_table_on_the_terminal_and_what_is_the_same_for_all(command: Command, 
     assert note.startswith(NOTE)
     model = f"{colour_model.__file__}:make on cpu"
     assert said == [
-        f"7 pictures, 7 mosaics of four   {model}   layer relu   seed 2",
-        "logit of the most probable class; shorter side to 32, the central 32 x 32 of it, bilinear",
-        "Cost: 6 maps x 1 forward pass x 7 pictures = 42, and 1 run of each method a picture, 1 for each of 7 mosaics.",
+        f"7 images, 7 mosaics of four   {model}   layer relu   seed 2",
+        "logit of the most probable class; shorter side to 32, centre crop 32 x 32, bilinear",
+        "Cost: 6 heatmaps x 1 forward pass x 7 images = 42, plus 1 run of each method per image and 1 per mosaic (7).",
     ]
     results = evaluate(load(), pictures, methods=["gradcam", "eigencam"], metrics=["average-drop", "grid"], seed=2)
     mean = np.mean([value for value in results.values("gradcam", "average-drop") if value is not None])
     (row, *_) = [line for line in outcome.out.splitlines() if line.startswith("gradcam ")]
     assert f"{mean:.3f}".removeprefix("0") + " ±" in row
-    assert outcome.out.splitlines()[-2].startswith("Too few: of fewer than 8 pictures")
+    assert outcome.out.splitlines()[-2].startswith("Too few images (n): no method is called the best below 8")
 
 
 def test_all_kinds_of_output_in_a_folder(command: Command, folder: Path, pictures: Path) -> None:
@@ -160,7 +160,9 @@ def test_what_runs_the_model_again_is_said_beforehand(
     monkeypatch.setattr(Study, "run", lambda self, journal=None, *, progress=None: iter(()))
     outcome = command(pictures, "--methods", "all", "--metrics", "complexity")
     assert outcome.status == 1
-    (line,) = [line for line in outcome.err.splitlines() if line.startswith("Methods that run the model again")]
+    (line,) = [
+        line for line in outcome.err.splitlines() if line.startswith("Methods with several forward passes per run")
+    ]
     for name in ("ablationcam 1 + tail x channels", "scorecam 1 + channels", "rise 1 + 4000"):
         assert name in line
     assert "gradcam 1" not in line
@@ -186,7 +188,7 @@ def test_nothing_but_broken_pictures(command: Command, folder: Path) -> None:
     (folder / "bad" / "broken.png").write_text("no picture")
     outcome = command("bad", *QUICK, "-o", "table.csv", "-q")
     assert outcome.status == 1
-    assert outcome.err.splitlines()[-1] == "No picture could be judged."
+    assert outcome.err.splitlines()[-1] == "No image could be evaluated."
     assert not (folder / "table.csv").exists()
 
 
@@ -204,18 +206,18 @@ def test_grid_metrics_without_four_classes(command: Command, pictures: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--metrics", "iou"], "'iou' ask whether the map is on the object: give annotations"),
+        (["--metrics", "iou"], "'iou' needs annotations of the objects: give --annotations PATH"),
         (["--metrics", "accuracy"], "There is no metric 'accuracy'."),
-        (["--metrics", ","], "',' holds no name."),
+        (["--metrics", ","], "',' contains no name."),
         (["--methods", "gradcan"], "There is no method or control 'gradcan'. Nearest: 'gradcam'"),
-        (["--methods", "gradcam,rollout"], "rollout cannot be had of this model"),
+        (["--methods", "gradcam,rollout"], "rollout cannot be used with this model"),
         (["--annotations", "missing.csv"], "missing.csv: does not exist"),
-        (["--limit", "0"], "0 is not in the range"),
-        (["--seed", "-1"], "-1 is not in the range"),
+        (["--limit", "0"], "0 is out of range"),
+        (["--seed", "-1"], "-1 is out of range"),
         (["-c", "violet"], "violet"),
-        (["--resume"], "Without --output nothing is kept"),
-        (["--resume", "--overwrite", "-o", "out"], "give one of them"),
-        (["-o", "table.xlsx"], "results are written as .csv, .json, .tex, or into a folder: table.xlsx/"),
+        (["--resume"], "--resume and --overwrite need --output"),
+        (["--resume", "--overwrite", "-o", "out"], "give only one of them"),
+        (["-o", "table.xlsx"], "expected a file that ends in .csv, .json, .tex, or a folder: table.xlsx/"),
         (["-o", "labels.txt/out"], "labels.txt"),
     ],
 )
@@ -232,7 +234,7 @@ def test_a_folder_without_pictures(command: Command, folder: Path) -> None:
     (folder / "empty").mkdir()
     outcome = command("empty")
     assert (outcome.status, outcome.out) == (2, "")
-    assert "no pictures in 'empty'" in outcome.err
+    assert "no images in 'empty'" in outcome.err
 
 
 def test_an_earlier_study_is_kept_unless_one_says_what_to_do(command: Command, folder: Path, pictures: Path) -> None:
@@ -241,7 +243,7 @@ def test_an_earlier_study_is_kept_unless_one_says_what_to_do(command: Command, f
     before = (folder / "table.csv").read_bytes()
     again = command(pictures, *QUICK, "-q", "-o", "table.csv")
     assert again.status == 2
-    assert "give --resume to go on with it, --overwrite to start anew" in again.err
+    assert "Give --resume to continue it, --overwrite to replace it" in again.err
     other = command(pictures, *QUICK, "-q", "-o", "table.csv", "--resume", "--seed", "1")
     assert other.status == 2
     assert "seed: 0 → 1" in other.err
@@ -255,7 +257,7 @@ def test_a_file_of_somebody_else_is_not_overwritten(command: Command, folder: Pa
     for option in ([], ["--resume"]):
         outcome = command(pictures, *QUICK, "-o", "table.csv", *option)
         assert outcome.status == 2
-        assert "table.csv: is there already; give --overwrite" in outcome.err
+        assert "table.csv: already exists. Give --overwrite" in outcome.err
     assert (folder / "table.csv").read_text() == "mine"
     assert command(pictures, *QUICK, "-q", "-o", "table.csv", "--overwrite").status == 0
 
@@ -292,7 +294,7 @@ def test_a_stopped_study_says_how_to_go_on_and_ends_as_if_it_had_not_been_stoppe
     monkeypatch.undo()
     monkeypatch.chdir(folder)
     assert outcome.status == status
-    assert "Stopped: 2 of 14 pictures and mosaics are judged." in outcome.err
+    assert "Stopped: 2 of 14 images and mosaics evaluated." in outcome.err
     (line,) = [line for line in outcome.err.splitlines() if line.startswith("  gradcam ")]
     assert shlex.split(line)[:3] == ["gradcam", "evaluate", "--resume"]
     assert not (folder / "out" / "results.csv").exists()
@@ -313,7 +315,7 @@ def test_without_an_output_a_stopped_study_is_lost_and_that_is_said(
     stopped(KeyboardInterrupt())
     outcome = command(pictures, *QUICK)
     assert outcome.status == 130
-    assert "Stopped: 2 of 7 pictures and mosaics are judged, which are lost without --output." in outcome.err
+    assert "Stopped: 2 of 7 images and mosaics evaluated. Without --output, these results are lost." in outcome.err
 
 
 def test_a_disk_that_takes_no_more_ends_with_status_1(
@@ -347,7 +349,7 @@ def test_without_matplotlib_there_are_no_curves_and_that_is_said(
     )
     outcome = command(pictures / "0-red.png", "--methods", "gradcam", "--metrics", "insertion", "-o", "out/")
     assert outcome.status == 0
-    assert 'Note: there is no curves.png without matplotlib: pip install "gradcam-torch[plots]"' in outcome.err
+    assert 'Note: curves.png needs matplotlib: pip install "gradcam-torch[plots]"' in outcome.err
     assert "curves.png" not in files(folder / "out")
 
 

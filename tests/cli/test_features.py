@@ -110,7 +110,7 @@ def test_an_npz_file_has_every_pictures_features_and_their_names(
                 expected = hooked(classifier, photos / name, layer).numpy()
                 np.testing.assert_allclose(row, expected, rtol=1e-4, atol=1e-5)
     first, blank, *rows, file_line = outcome.out.splitlines()
-    assert first.startswith("efficientnet_lite0 on cpu   3 pictures, 1 other file left out   ")
+    assert first.startswith("efficientnet_lite0 on cpu   3 images, 1 other file left out   ")
     assert rows == ["  head.1   3 x 1280 x 1 x 1   float32", "  layer4   3 x 320 x 7 x 7    float32"]
     assert (blank, file_line) == ("", "  →  out/features.npz")
     assert files(folder / "out") == ["features.npz"]
@@ -220,7 +220,7 @@ def test_nothing_is_written_where_every_picture_failed(tiny: Command, folder: Pa
     outcome = tiny("a.png", "-l", "conv", "-o", "f.npz")
     assert outcome.status == 1
     assert "a.png: " in outcome.err
-    assert "   0 pictures, 1 failed   " in outcome.out
+    assert "   0 images, 1 failed   " in outcome.out
     assert outcome.out.endswith("Nothing was written.\n")
     assert json.loads(tiny("a.png", "-l", "conv", "-o", "f.npz", "--json").out)["file"] is None
     assert not (folder / "f.npz").exists()
@@ -244,7 +244,7 @@ def test_an_unknown_suffix_is_wrong_usage_before_anything_is_loaded(
     monkeypatch.setattr("gradcam.cli.inspect.features.load_model", lambda *args, **options: pytest.fail("loaded"))
     outcome = inspect("photos", "-o", f"f{suffix}")
     assert outcome.status == 2
-    assert "is no file that ends in .npz or .safetensors" in outcome.err
+    assert "does not end in .npz or .safetensors" in outcome.err
     (folder / "d.npz").mkdir()
     assert inspect("photos", "-o", "d.npz").status == 2
     assert files(folder) == sorted(f"photos/{name}" for name in [*NAMES, "notes.md"])
@@ -254,7 +254,7 @@ def test_what_is_read_is_never_overwritten(inspect: Command, tiny: Command, fold
     (folder / "weights.safetensors").write_bytes(b"weights")
     outcome = inspect("photos", "--weights", "weights.safetensors", "-o", "./weights.safetensors")
     assert (outcome.status, (folder / "weights.safetensors").read_bytes()) == (2, b"weights")
-    assert "is read itself, and is never overwritten" in outcome.err
+    assert "is an input file and is never overwritten" in outcome.err
     shutil.copy(photos / "macaw.png", folder / "picture.npz")
     before = (folder / "picture.npz").read_bytes()
     (folder / "list.txt").write_text("picture.npz\n")
@@ -268,13 +268,16 @@ def test_what_is_read_is_never_overwritten(inspect: Command, tiny: Command, fold
     ("arguments", "message"),
     [
         (["-l", "convv", "-o", "f.npz"], "There is no layer 'convv' in Tiny. Nearest: 'conv'"),
-        (["-l", "x*", "-o", "f.npz"], "No layer fits 'x*'"),
+        (["-l", "x*", "-o", "f.npz"], "No layer matches 'x*'"),
         (["-l", "unused", "-o", "f.npz"], "Layer 'unused' did not run in the forward pass"),
-        (["-l", "turned", "-o", "f.npz"], "gives (16, 2, 4) for 2 pictures: its rows are not the pictures"),
-        (["-l", "names", "-o", "f.npz"], "A layer is called 'names', as the pictures' names are in a .npz file: write"),
-        (["-l", "n*", "-o", "f.npz"], "A layer is called 'names', as the pictures' names are in a .npz file: write"),
-        (["-l", "conv", "--reshape", "14x14", "-o", "f.npz"], "--reshape says where a layer's grid is, which --pool"),
-        (["-l", "conv", "--pool", "--reshape", "14x14", "-o", "f.npz"], "it is not certain where their grid lies"),
+        (["-l", "turned", "-o", "f.npz"], "returns (16, 2, 4) for 2 images: its first dimension is not the batch"),
+        (
+            ["-l", "names", "-o", "f.npz"],
+            "The layer name 'names' is reserved for the image names in a .npz file: write",
+        ),
+        (["-l", "n*", "-o", "f.npz"], "The layer name 'names' is reserved for the image names in a .npz file: write"),
+        (["-l", "conv", "--reshape", "14x14", "-o", "f.npz"], "--reshape is only used with --pool"),
+        (["-l", "conv", "--pool", "--reshape", "14x14", "-o", "f.npz"], "its grid cannot be determined"),
         (["-l", "conv", "-o", "tiny.py/f.npz"], "tiny.py/f.npz: cannot be written"),
     ],
 )
@@ -306,7 +309,7 @@ def test_layers_that_differ_from_picture_to_picture_are_an_error(
     (folder / "f.npz").write_bytes(b"earlier")
     outcome = tiny("photos", "-l", "conv", "-o", "f.npz")
     assert outcome.status == 1
-    assert "Layer 'conv' gives (4, 3, 4) for macaw.png and (4, 4, 4) for the pictures before it" in outcome.err
+    assert "Layer 'conv' returns (4, 3, 4) for macaw.png, but (4, 4, 4) for earlier images" in outcome.err
     assert (folder / "f.npz").read_bytes() == b"earlier"
 
 
@@ -414,7 +417,7 @@ def test_every_kind_of_row_comes_back(tmp_path: Path) -> None:
 def test_rows_that_do_not_fit_are_refused_before_any_of_them_is_kept(tmp_path: Path) -> None:
     with FeatureFile(tmp_path / "f.npz") as file:
         file.add("a", {"one": torch.ones(2), "two": torch.ones(2)})
-        with pytest.raises(LayerError, match=r"Layer 'two' gives \(3,\) for b and \(2,\) for the pictures before it"):
+        with pytest.raises(LayerError, match=r"Layer 'two' returns \(3,\) for b, but \(2,\) for earlier images"):
             file.add("b", {"one": torch.ones(2), "two": torch.ones(3)})
         file.add("c", {"one": torch.zeros(2), "two": torch.zeros(2)})
         file.write({})
@@ -442,5 +445,5 @@ def test_names_that_no_header_holds_are_refused_before_the_first_picture(
     monkeypatch.setattr(feature_file, "LONGEST_HEADER", 1000)
     check_feature_file(tmp_path / "f.npz", ["a" * 100] * 20)
     check_feature_file(tmp_path / "f.safetensors", ["a" * 100] * 8)
-    with pytest.raises(OutputError, match=r"holds the names of fewer pictures than these 20; write an \.npz file"):
+    with pytest.raises(OutputError, match=r"cannot store the names of 20 images; write an \.npz file"):
         check_feature_file(tmp_path / "f.safetensors", ["a" * 100] * 20)

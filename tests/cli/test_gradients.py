@@ -45,14 +45,14 @@ def test_a_table_and_a_plot(inspect: Command, folder: Path, small: Photo, classi
     index = classifier.find_class("koala")
     flow = gradients(classifier.model, prepared.image[None], target=ClassTarget(index))
     lines = outcome.out.splitlines()
-    assert lines[1] == f"norms of the gradient of koala ({index}), {flow.scores.item():.4g}"
+    assert lines[1] == f"norms of the gradient of koala ({index}), score {flow.scores.item():.4g}"
     first = flow.layers[0]
     assert first.activations is not None
     (row,) = [line for line in lines if line.split()[:1] == [first.name]]
     assert row.split()[1] == f"{first.activations.norm:.1e}"
     assert row.split()[-2:] == [f"{int(first.activations.zeros * 100)}", "%"]
-    assert f"  {MOST_ROWS} of {len(flow.layers)} layers; more with --all or --layer PATTERN." in lines
-    assert "  Nothing vanishes or explodes." in lines
+    assert f"  {MOST_ROWS} of {len(flow.layers)} layers. Use --all or --layer PATTERN for more." in lines
+    assert "  No gradient vanishes or explodes." in lines
     assert lines[-2] == "  →  koala-gradients.png"
     assert max(map(len, lines)) <= 80
     assert [line for line in lines if line != line.rstrip()] == []
@@ -86,7 +86,7 @@ def test_sick_layers_are_seen_in_the_terminal(inspect: Command, folder: Path, sm
     vanishing = [line.split()[0] for line in lines if line.endswith("vanishing")]
     assert vanishing[0] == "0"
     (summary,) = [line for line in lines if line.startswith("  vanishing:")]
-    assert summary.endswith(f"nearest to the score {vanishing[-1]}, furthest 0")
+    assert summary.endswith(f"first 0, last {vanishing[-1]}")
     bars = [line.count("█") for line in lines if "%" in line]
     assert bars[0] < bars[len(bars) // 2] < bars[-1]
 
@@ -118,13 +118,13 @@ def test_where_plots_go(inspect: Command, folder: Path, small: Photo, classifier
     assert inspect(one, other, "-o", "plots", "-q", "-l", "head.*").out == ""
     assert files(folder) == ["plots/koala-gradients.png", "plots/panda-gradients.png"]
     flow = gradients(classifier.model, classifier.prepare(one).image[None], layers="head.*")
-    title = f"koala.png: the gradient of koala, {flow.scores.item():.4g}, in efficientnet_lite0"
+    title = f"koala.png: gradient of koala, score {flow.scores.item():.4g}, in efficientnet_lite0"
     np.testing.assert_array_equal(pixels(folder / "plots/koala-gradients.png"), draw_gradients(flow, title=title))
     assert inspect(one, "-o", "one.jpg", "-q", "-l", "head.*").status == 0
     assert "one.jpg" in files(folder)
     outcome = inspect(one, other, "-o", "one.jpg")
     assert outcome.status == 2
-    assert "one.jpg is one file, and there are several results" in outcome.err
+    assert "one.jpg is one file, but there are several results" in outcome.err
 
 
 def test_without_matplotlib_there_is_the_table(
@@ -137,17 +137,17 @@ def test_without_matplotlib_there_is_the_table(
     path = small("koala.webp")
     outcome = inspect(path, "-l", "head.*")
     assert outcome.status == 0
-    assert outcome.err == 'Note: there is no plot without matplotlib: pip install "gradcam-torch[plots]"\n'
+    assert outcome.err == 'Note: plots need matplotlib: pip install "gradcam-torch[plots]"\n'
     assert "params" in outcome.out
     assert files(folder) == []
     assert records(inspect(path, "--json", "-l", "head.*"))[0]["plot"] is None
     outcome = inspect(path, "-o", "here")
     assert outcome.status == 2
-    assert "--output is for plots, and these need matplotlib" in outcome.err
+    assert "--output writes plots, which need matplotlib" in outcome.err
 
 
 def test_wrong_usage(inspect: Command, small: Photo) -> None:
     outcome = inspect(small("koala.webp"), "--reshape", "7x7")
     assert outcome.status == 2
-    assert "--reshape is for maps at layers" in outcome.err
+    assert "--reshape is not used by" in outcome.err
     assert inspect(small("koala.webp"), "-c", "kola").status == 2

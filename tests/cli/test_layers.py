@@ -71,7 +71,7 @@ def test_the_table_of_resnet50(layers: Command) -> None:
     assert "→ layer4    Sequential         2048 x 7 x 7        32  14,964,736  suggested" in lines
     assert "  fc        Linear             1000                 -   2,049,000  no grid" in lines
     assert [line for line in lines if line.startswith("→")] == [line for line in lines if line.endswith("suggested")]
-    assert lines[-2] == "26 of 150 layers; more with --depth N, --all or a PATTERN."
+    assert lines[-2] == "26 of 150 layers are listed. For more, use --depth N, --all or a PATTERN."
     assert lines[-1] == "gradcam run photo.jpg --model resnet50 --layer layer4"
     assert all(len(line) <= 80 for line in lines)
 
@@ -147,21 +147,21 @@ def test_the_suggestion_catches_the_eye_in_colour_too(layers: Command, monkeypat
         (["resnet5"], 2, "Error: There is no model 'resnet5'. Nearest: 'resnet50'"),
         (["zzzzzzz"], 2, "Error: There is no model 'zzzzzzz'. `gradcam models` lists"),
         (["resnet18:IMAGENET"], 2, "resnet18 has no weights 'IMAGENET': choose one of 'IMAGENET1K_V1'."),
-        (["resnet18", "layer4.0.convv1"], 2, "No layer's name fits 'layer4.0.convv1'. Nearest: 'layer4.0.conv1'"),
+        (["resnet18", "layer4.0.convv1"], 2, "No layer name matches 'layer4.0.convv1'. Nearest: 'layer4.0.conv1'"),
         (
             ["vit_b_32", "--size", "300"],
             2,
-            "vit_b_32 does not run with a picture of 3 x 300 x 300: Wrong image height!",
+            "vit_b_32 does not run with an image of 3 x 300 x 300: Wrong image height!",
         ),
-        (["alexnet", "--size", "8"], 2, "alexnet does not run with a picture of 3 x 8 x 8: "),
-        ([""], 2, "The model's name is empty: give one of those that `gradcam models` lists"),
+        (["alexnet", "--size", "8"], 2, "alexnet does not run with an image of 3 x 8 x 8: "),
+        ([""], 2, "The model's name is empty: remove --model"),
         (["-m", " "], 2, "The model's name is empty"),
-        (["--size", "0"], 2, "'0' is no size: expected a side, 224, or height x width, 320x240."),
-        (["--size", "20x"], 2, "'20x' is no size"),
-        (["--size", "-5"], 2, "'-5' is no size"),
+        (["--size", "0"], 2, "'0' is not a size: expected a side, such as 224"),
+        (["--size", "20x"], 2, "'20x' is not a size"),
+        (["--size", "-5"], 2, "'-5' is not a size"),
         (["--depth", "0"], 2, "Invalid value for '--depth'"),
-        (["--depth", "1", "--all"], 2, "--all and --depth both say how much to list"),
-        (["a", "b", "c"], 2, "3 names were given, expected a model and a pattern at most"),
+        (["--depth", "1", "--all"], 2, "--all and --depth contradict each other"),
+        (["a", "b", "c"], 2, "3 names were given: expected at most a model and a pattern"),
         (["-m", "a", "b", "c"], 2, "3 names were given"),
         (["nothing.py:build"], 2, "nothing.py: does not exist, expected a Python file."),
         (["no_such_package.x:build"], 2, "There is no module 'no_such_package.x'"),
@@ -268,11 +268,11 @@ def test_a_model_of_ones_own(layers: Command, tmp_path: Path) -> None:
     lines = layers("own.py:build", "--size", "9x17").out.splitlines()
     assert lines[0] == "own.py:build   3 x 9 x 17   136 parameters"  # the shared 16 are counted once
     assert "→ conv   Conv2d   4 x 4 x 8  2.2 x 2.1         112  suggested ±" in lines
-    assert "  rows   Flatten  4 x 4 x 8          -           -  its rows are not the images" in lines
+    assert "  rows   Flatten  4 x 4 x 8          -           -  its rows are not images" in lines
     assert lines[-1] == "gradcam run photo.jpg --model own.py:build --size 9x17 --layer conv"
     assert layers("own.py:looks", "--size", "9x17").out.splitlines()[1:-1] == lines[1:-1]
     assert "own.py:raises raised ValueError: not today (" in layers("own.py:raises").err
-    assert "own.py:nothing gave 5, int, expected a torch.nn.Module." in layers("own.py:nothing").err
+    assert "own.py:nothing returned 5, int, expected a torch.nn.Module." in layers("own.py:nothing").err
     assert "There is no 'bild' in own.py. Nearest: 'build'." in layers("own.py:bild").err
 
 
@@ -309,7 +309,7 @@ def test_a_network_of_volumes(layers: Command, tmp_path: Path, channels: int) ->
     lines = layers("own.py:build", "--size", "6x8x12").out.splitlines()
     assert lines[0].startswith(f"own.py:build   {channels} x 6 x 8 x 12   ")
     assert any(line.startswith("→ 1") and "4 x 3 x 4 x 6 " in line for line in lines)
-    way = lines[-1].removeprefix("A picture is no volume: explain one in Python, ").removesuffix(".")
+    way = lines[-1].removeprefix("This model takes volumes. Explain one in Python: ").removesuffix(".")
     model, volume = find_function("own.py:build")().eval(), torch.randn(1, channels, 6, 8, 12)
     found = eval(way, {"gradcam": gradcam, "model": model, "volume": volume})
     assert (found.layer, found.maps.shape) == ("1", (1, 1, 3, 4, 6))
@@ -380,7 +380,7 @@ def test_the_last_line_works_for_a_grey_network(
 def test_a_model_that_asks_for_values_is_run_with_random_weights(layers: Command, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN.format(channels=3, line="x = x * float(x.detach().mean())"))
     lines = layers("own.py:build", "--size", "9").out.splitlines()
-    assert lines[1] == "it asks for values on its way: run with random weights"
+    assert lines[1] == "its forward pass needs real values: run with random weights"
     assert any(line.startswith("→ conv ") for line in lines)
 
 
@@ -388,7 +388,7 @@ def test_a_model_that_fails_on_any_device_gets_one_error(layers: Command, tmp_pa
     (tmp_path / "own.py").write_text(OWN.format(channels=3, line="raise ValueError('never')"))
     outcome = layers("own.py:build")
     assert outcome.status == 2
-    assert "own.py:build does not run with a picture of 3 x 224 x 224: never" in outcome.err
+    assert "own.py:build does not run with an image of 3 x 224 x 224: never" in outcome.err
     (tmp_path / "own.py").write_text(OWN.format(channels=3, line="float(x.mean()); x.nothing"))
     assert "has no attribute 'nothing'" in layers("own.py:build").err
 
@@ -438,7 +438,7 @@ def test_a_model_that_ends_the_program_gets_one_error(layers: Command, tmp_path:
     (tmp_path / "own.py").write_text("import sys\n" + OWN.format(channels=3, line=line))
     outcome = layers("own.py:build", "--size", "9")
     assert (outcome.status, outcome.out) == (2, "")
-    assert outcome.err == "Error: own.py:build does not run with a picture of 3 x 9 x 9: SystemExit: 3\n"
+    assert outcome.err == "Error: own.py:build does not run with an image of 3 x 9 x 9: SystemExit: 3\n"
 
 
 def test_timms_and_hugging_faces_models(layers: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -472,5 +472,5 @@ def test_layers_whose_cells_lie_elsewhere_are_marked(layers: Command) -> None:
     assert found["stages.3.1.transformer"]["places"] <= 3
     assert found["stages.3.1"]["places"] is None  # behind a convolution that folds them back
     shown = layers("timm:mobilevitv2_050", "stages.3.1.transformer", "--size", "192").out
-    assert "  yes, but its cells lie elsewhere\n" in shown
+    assert "  yes, but its cells are not aligned with the image\n" in shown
     assert "elsewhere" not in layers("timm:vit_tiny_patch16_224", "blocks.3", "--size", "224").out

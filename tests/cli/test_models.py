@@ -172,21 +172,21 @@ def test_a_model_of_torchvision_with_weights_from_a_file(run: Command, here: Pat
         (["-m", "nothing.py:make"], "Error: nothing.py: does not exist, expected a Python file."),
         (
             ["-m", "net.py:make", "--size", "2x"],
-            "'--size': '2x' is no size: expected a side, 224, or height x width, 320x240.",
+            "'--size': '2x' is not a size: expected a side, such as 224",
         ),
-        (["-m", "net.py:make", "--size", "-3"], "'--size': '-3' is no size"),
-        (["-m", "net.py:make", "--mean", "a,b"], "'--mean': 'a,b' is no number, nor several"),
+        (["-m", "net.py:make", "--size", "-3"], "'--size': '-3' is not a size"),
+        (["-m", "net.py:make", "--mean", "a,b"], "'--mean': 'a,b' is not a number"),
         (["-m", "net.py:make", "--mean", "0.5"], "Error: mean has 1 value(s) and std has 3"),
-        (["-m", "net.py:make", "--crop", "0"], "'--crop': 0.0 is not in the range 0<x<=1"),
+        (["-m", "net.py:make", "--crop", "0"], "'--crop': 0 is out of range: expected a number above 0"),
         (["-m", "net.py:make", "--activation", "relu"], "'--activation': 'relu' is not one of"),
         (["-m", "net.py:make", "--labels", "none.txt"], "'none.txt' does not exist"),
         (
             ["-m", "net.py:one", "--labels", "labels.txt"],
-            "Error: labels.txt has 3 labels, and the model has a single logit",
+            "Error: labels.txt has 3 labels, but the model has a single logit",
         ),
         (["-m", "net.py:make", "--reader", "net:none"], "Error: There is no 'none' in net."),
         (["-m", "net.py:make", "-l", "featurs"], "Nearest: 'features'"),
-        (["-m", "resnet18", "--weights", "labels.txt"], "labels.txt: is text"),
+        (["-m", "resnet18", "--weights", "labels.txt"], "labels.txt: is a text file"),
     ],
 )
 def test_wrong_usage_of_a_model_is_one_line(
@@ -263,10 +263,10 @@ def test_models_are_listed_for_people(gradcam_command: Command, hub: Path) -> No
     assert "wide_resnet50_2             torchvision: IMAGENET1K_V2, IMAGENET1K_V1" in lines
     assert "fasterrcnn_resnet50_fpn     torchvision, detection: COCO_V1" in lines
     outcome = gradcam_command("models", "resnet50")
-    assert re.search(r"^resnet50 +torchvision: IMAGENET1K_V2, IMAGENET1K_V1 \(here\)$", outcome.out, re.M)
+    assert re.search(r"^resnet50 +torchvision: IMAGENET1K_V2, IMAGENET1K_V1 \(downloaded\)$", outcome.out, re.M)
 
 
 def test_a_pattern_that_fits_nothing_is_refused_with_the_nearest(gradcam_command: Command, hub: Path) -> None:
     outcome = gradcam_command("models", "resnet51")
     assert outcome.status == 2
-    assert outcome.err.startswith("Error: No model's name has 'resnet51' in it. Nearest: 'resnet50'")
+    assert outcome.err.startswith("Error: There is no model whose name contains 'resnet51'. Nearest: 'resnet50'")

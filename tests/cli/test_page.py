@@ -139,9 +139,9 @@ def test_what_is_copied_makes_this_very_map(
     [
         (["a.jpg", "b.jpg"], "give a folder to --output"),
         (["a.jpg", "b.jpg", "-o", "x.html"], "x.html is one file"),
-        (["a.jpg", "b.jpg", "-o", "out", "--resume", "--overwrite"], "give one of them"),
+        (["a.jpg", "b.jpg", "-o", "out", "--resume", "--overwrite"], "give only one of them"),
         (["a.jpg", "--method", "gradcamm"], "gradcam"),
-        (["a.jpg", "--top", "0"], "0 is not in the range"),
+        (["a.jpg", "--top", "0"], "0 is out of range"),
     ],
 )
 def test_wrong_usage(words: list[str], said: str) -> None:

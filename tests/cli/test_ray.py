@@ -211,7 +211,7 @@ def test_the_driver_killed_and_resumed(batch: Batch, here: Path, address: str) -
     assert process.returncode == 143
     written = {path: path.stat().st_mtime_ns for path in (here / "stopped").glob("*.jpg")}
     recorded = count(here / "stopped")
-    assert err.startswith(f"Stopped.\n{recorded} of {LONG} pictures are finished. To go on:\n  gradcam batch --resume ")
+    assert err.startswith(f"Stopped.\n{recorded} of {LONG} images are finished. To resume:\n  gradcam batch --resume ")
     assert 10 <= recorded <= len(written) < LONG
     with begun(here, "stopped", *ray, "--resume") as process:
         while count(here / "stopped") < recorded + 10 and process.poll() is None:
@@ -279,4 +279,4 @@ def test_an_actor_that_cannot_work(batch: Batch, here: Path, address: str) -> No
     assert found.stdout == ""
     first, second, _ = found.stderr.splitlines()
     assert first.startswith("The model's weights on ")
-    assert second == f"0 of {PICTURES} pictures are finished. To go on:"
+    assert second == f"0 of {PICTURES} images are finished. To resume:"

@@ -70,9 +70,7 @@ def test_it_says_what_is_best_for_two_questions_and_by_how_much(recommend: Comma
     outcome = recommend("photos", "--methods", "gradcam,hirescam", "--scores", "logit")
     assert outcome.status == 0, outcome.err
     first, _, head, *rest = outcome.out.splitlines()
-    assert first.startswith(
-        "net.py:make on cpu   8 of 9 pictures, 1 not in a mosaic   12 mosaics of 16 x 16   seed 0   "
-    )
+    assert first.startswith("net.py:make on cpu   8 of 9 images, 1 not in a mosaic   12 mosaics of 16 x 16   seed 0   ")
     assert " ".join(head.split()) == "method score layer order ↑ ROAD ↑ mass maximum"
     several, default = (next(row for row in rest if f" {mark} " in row[:5] or row[:3].strip() == mark) for mark in "4*")
     assert several.split()[1:6] == [
@@ -84,11 +82,11 @@ def test_it_says_what_is_best_for_two_questions_and_by_how_much(recommend: Comma
     ]  # 8 / (8 + 1.96²), as Wilson has it for 8 hits of 8
     assert default.split()[-7:-5] == ["logit", "turn"] or "turn" in default
     assert (
-        "Which of several is it? gradcam of the logit at active: its order in mosaics is higher by 0.667 "
-        in outcome.out
+        "Which of several objects is it? gradcam of the logit at active: compared with the default, gradcam of the logit "
+        "at turn, its order in mosaics is higher by 0.667 " in outcome.out
     )
     assert shlex.split(outcome.out.splitlines()[-1]) == line("--method", "gradcam", "--layer", "active")
-    assert "Where is the object? the default, gradcam of the logit at turn" in outcome.out
+    assert "Where is the object? The default, gradcam of the logit at turn" in outcome.out
     assert "\n".join(map(str.strip, rest)).count("gradcam run photo.jpg") == 2
     expected = [*(f"{name}.png" for name in (*COLOURS, "red2", "green2", "grey")), "notes.md"]
     assert files(folder / "photos") == sorted(expected)
@@ -100,11 +98,11 @@ def test_of_too_few_pictures_nothing_is_recommended(recommend: Command, folder: 
         (folder / "photos" / f"{name}.png").unlink()
     outcome = recommend("photos", "--methods", "gradcam,hirescam", "--scores", "logit")
     assert outcome.status == 0, outcome.err
-    assert "6 pictures are too few to recommend anything but the default: that takes 8. " in outcome.out
+    assert "6 images are too few: with fewer than 8, only the default is recommended." in outcome.out
     commands = [text for text in outcome.out.splitlines() if text.startswith("  gradcam run")]
     assert [shlex.split(text) for text in commands] == [line("--method", "gradcam", "--layer", "turn")] * 2
     said = recommend("photos", "--methods", "gradcam,hirescam", "--scores", "logit", "--json").out.splitlines()[-1]
-    record = json.loads(said, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    record = json.loads(said, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     gain = record["several"]["gain"]
     assert (gain["n"], gain["low"], gain["high"]) == (6, None, None)
     assert record["several"]["leader"]["layer"] == "active"
@@ -160,7 +158,7 @@ def test_a_picture_that_cannot_be_read_is_named_and_left_out(recommend: Command,
     record = json.loads(outcome.out)
     assert (record["given"], record["taken"], record["failed"]) == (10, 10, 1)
     said = recommend("photos", "--methods", "gradcam", "--scores", "logit")
-    assert "8 of 10 pictures, 1 failed, 1 not in a mosaic" in said.out
+    assert "8 of 10 images, 1 failed, 1 not in a mosaic" in said.out
 
 
 def test_of_many_pictures_some_are_drawn_by_the_seed(recommend: Command, folder: Path) -> None:
@@ -191,7 +189,7 @@ def test_quiet_says_nothing_and_the_table_is_cut_unless_all_is_asked_for(
     monkeypatch.setattr(recommend_outcome, "MOST_ROWS", 1)
     options = ("photos", "--methods", "gradcam,hirescam,layercam")
     short, whole = recommend(*options).out, recommend(*options, "--all").out
-    assert "of 18 combinations; --all shows the others." in short
+    assert "of 18 combinations are listed. Use --all for the others." in short
     assert short.count("  gradcam  logit") < 6
     assert "--all" not in whole
     assert sum("layercam" in row for row in whole.splitlines()) == 6
@@ -209,7 +207,10 @@ def test_a_model_without_a_layer_of_its_own_is_loaded_with_the_one_that_is_named
     options = ("photos", "--methods", "gradcam", "--scores", "logit")
     assert "No layer has a grid." in recommend(*options).err
     outcome = recommend(*options, "-l", "active", "-l", "turn")
-    assert "the default, gradcam of the logit at active: none has a better order in mosaics." in outcome.out
+    assert (
+        "The default, gradcam of the logit at active: no other combination has a better order in mosaics."
+        in outcome.out
+    )
 
 
 def test_what_has_no_map_is_said(recommend: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +218,7 @@ def test_what_has_no_map_is_said(recommend: Command, monkeypatch: pytest.MonkeyP
         "photos", "--size", "40x40", "--methods", "gradcam,kpcacam", "--scores", "logit", "-l", "active"
     )
     assert outcome.status == 0, outcome.err
-    assert "kpcacam at active has no map: KPCA-CAM compares all 6400 places" in outcome.out
+    assert "kpcacam at active cannot be used: The grid of this layer has 6400 cells" in outcome.out
 
 
 def test_too_few_classes_are_an_error_with_what_there_is(recommend: Command, folder: Path) -> None:
@@ -225,19 +226,19 @@ def test_too_few_classes_are_an_error_with_what_there_is(recommend: Command, fol
         (folder / "photos" / f"{name}.png").unlink()
     outcome = recommend("photos")
     assert outcome.status == 2
-    assert "The model is sure of 3 classes, with a probability of 0.5 or more" in outcome.err
+    assert "needs images of four classes with a probability of 0.5 or more, but there are 3 classes" in outcome.err
     assert "grey.png 0.1" in outcome.err
     assert outcome.out == ""
     enough = recommend("photos", "--least", "0.1", "--methods", "gradcam", "--scores", "logit")
-    assert (enough.status, "4 of 4 pictures" in enough.out) == (0, True)
+    assert (enough.status, "4 of 4 images" in enough.out) == (0, True)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["photos", "--methods", "gradcan"], "'gradcam'"),
-        (["photos", "--methods", "gradcam,rise"], "rise looks at no layer: leave it out"),
-        (["photos", "--scores", "logits"], "There is no score 'logits': choose some of logit, probability, contrast"),
+        (["photos", "--methods", "gradcam,rise"], "rise uses no target layer: leave it out"),
+        (["photos", "--scores", "logits"], "There is no score 'logits'. Choose from logit, probability, contrast"),
         (["photos", "-l", "activ"], "There is no layer 'activ'"),
         (["photos", "--limit", "3"], "--limit"),
         (["photos", "--least", "2"], "--least"),
@@ -261,7 +262,7 @@ def test_the_embedded_model_needs_no_option(gradcam_command: Command, folder: Pa
     options = ("--device", "cpu", "--methods", "gradcam", "--scores", "logit", "-l", "layer4", "-l", "head.0")
     outcome = gradcam_command("recommend", ".", *options)
     assert outcome.status == 0, outcome.err
-    assert "4 of 4 pictures   1 mosaic of 448 x 448" in outcome.out
+    assert "4 of 4 images   1 mosaic of 448 x 448" in outcome.out
     last = outcome.out.splitlines()[-1].strip()
     assert last in [
         f"gradcam run photo.jpg --device cpu --method gradcam --layer {layer}" for layer in ("layer4", "head.0")

@@ -176,7 +176,7 @@ def test_another_layout_output_or_method_is_refused(
     before = {path: path.read_bytes() for path in (folder / "out").iterdir()}
     outcome = batch("--resume")
     assert (outcome.status, outcome.err.count("\n")) == (2, 1)
-    assert f"out/: the earlier run had other settings: {difference}. Give the same ones, start anew" in outcome.err
+    assert f"out/: the earlier run had other settings: {difference}. Give the same settings, start again" in outcome.err
     assert "--overwrite, or choose another --output" in outcome.err
     assert {path: path.read_bytes() for path in (folder / "out").iterdir()} == before
     assert batch("--overwrite").status == 0

@@ -86,8 +86,8 @@ def test_from_python(small: Photo) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--target", "MINE:score", "--class", "281"), "--target says what is explained, and so do"),
-        (("--target", "MINE:score", "--top-k", "2"), "--target says what is explained, and so do"),
+        (("--target", "MINE:score", "--class", "281"), "--target replaces --class, --top-k and --score"),
+        (("--target", "MINE:score", "--top-k", "2"), "--target replaces --class, --top-k and --score"),
         (("--target", "MINE:number"), "mine.py:number is 3, expected a function"),
         (("--target", "~no.such/mine.py:score"), "~no.such/mine.py: does not exist"),
         (("--target", "MINE:Kind"), "Kind'>, expected a function"),

@@ -202,10 +202,10 @@ def test_boxes_are_printed_with_their_numbers_and_the_surest_is_explained(
         assert re.match(
             rf"  {number}   {label} +{share * 100:.0f} %" if share >= 0.01 else f"  {number}   {label}", lines[number]
         )
-    assert lines[10] == "  and 2 more, which --json lists"
+    assert lines[10] == "  and 2 more (see --json)"
     label = names[int(found["labels"][0])]
     assert lines[12] == f"  box 0, {label} at backbone (8 x 12)  →  street-hirescam-mine.py_detector.png"
-    assert lines[14] == "  The network saw the whole picture."
+    assert lines[14] == "  The model sees the whole image."
     assert files(folder) == ["street-hirescam-mine.py_detector.png"]
 
 
@@ -298,7 +298,7 @@ def test_a_picture_without_boxes_is_an_error_with_the_best_candidates(run: Comma
     assert len(errors(outcome)) == 1
     outcome = run(street, "--model", "../mine.py:detector", "--box", 99)
     assert outcome.status == 1
-    assert "There is no box 99 in the picture: there are 12, 0 to 11." in outcome.err
+    assert "There is no box 99 in the image: there are 12, 0 to 11." in outcome.err
 
 
 # Masks
@@ -314,8 +314,8 @@ def test_classes_are_printed_with_their_share_of_the_picture(run: Command, folde
     lines = outcome.out.splitlines()
     assert "   segmentation   " in lines[0]
     assert lines[2:4] == [
-        "  0   red      75 % of the picture   ██████████████████",
-        "  1   green    25 % of the picture   ██████",
+        "  0   red      75 % of the image   ██████████████████",
+        "  1   green    25 % of the image   ██████",
     ]
     assert re.fullmatch(r"  mask of red at \w+ \(8 x 16\)  →  flag-hirescam-mine\.py_segmenter\.png", lines[5])
 
@@ -337,7 +337,7 @@ def test_masks_by_class_point_box_and_file(run: Command, folder: Path, flag: Pat
 def test_a_point_outside_is_told_in_pixels_of_the_picture(run: Command, flag: Path, mine: str) -> None:
     outcome = run(flag, *SEGMENTER[: -len(PLAIN)], "--size", "96", "--mask", "70,5")
     assert outcome.status == 1
-    assert "The point (70.0, 5.0) is outside of the picture, which is 64 pixels wide and 32 high." in outcome.err
+    assert "The point (70.0, 5.0) is outside the image, which is 64 pixels wide and 32 high." in outcome.err
 
 
 def test_several_classes_have_masks_of_their_own(run: Command, folder: Path, flag: Path, mine: str) -> None:
@@ -349,7 +349,7 @@ def test_several_classes_have_masks_of_their_own(run: Command, folder: Path, fla
 def test_a_class_without_a_mask_is_an_error(run: Command, flag: Path, mine: str) -> None:
     outcome = run(flag, *SEGMENTER, "--class", "blue")
     assert outcome.status == 1
-    assert re.search("No pixel is predicted to be (blue|class 2)", outcome.err)
+    assert re.search("No pixel is predicted as (blue|class 2)", outcome.err)
     assert len(errors(outcome)) == 1
 
 
@@ -517,7 +517,7 @@ def test_a_reference_is_never_written_over(gradcam_command: Command, folder: Pat
     assert "a-gradcam-like-a.jpg" in str(other)
     outcome = batch(gradcam_command, "photos", "-o", "out", *MATCHER, "--like", other)
     assert outcome.status == 2
-    assert "a-gradcam-like-a.jpg: a result in out/ would replace this picture" in outcome.err
+    assert "a-gradcam-like-a.jpg: a result in out/ would replace this image" in outcome.err
     same = gradcam_command("run", flag, *MATCHER, "--device", "cpu", "--like", other, "-o", other)
     assert same.status == 2
 
@@ -531,7 +531,7 @@ def test_lists_of_classes_are_of_boxes_and_masks_alone(gradcam_command: Command,
     assert [each["explained"][0]["label"] for each in told] == ["green", "red"]
     refused = batch(gradcam_command, "list.csv", "-o", "texts", *MATCHER, "--labels", "../colours.txt", "--text", "red")
     assert refused.status == 2
-    assert "The list says which classes to explain, and --text explains none" in refused.err
+    assert "The list names the classes to explain, but --text explains none" in refused.err
 
 
 def test_files_from_python(folder: Path, photos: Path, mine: str) -> None:
@@ -551,21 +551,21 @@ def test_files_from_python(folder: Path, photos: Path, mine: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--box", "1", "--missed", "1,2,3,4"), "--box and --missed each say what is explained: give one of them."),
-        (("--text", "a dog", "--like", "STREET"), "--text and --like each say what is explained"),
-        (("--mask", "1,2", "--box", "1"), "--box and --mask each say what is explained"),
-        (("--box", "0", "--top-k", "2"), "--box and --top-k each say what is explained"),
-        (("--box", "0", "--target", "../mine.py:best"), "--box and --target each say what is explained"),
-        (("--edge", "left", "--missed", "1,2,3,4"), "--edge and --missed each say what is explained"),
-        (("--box", "first"), "'first' is no number from 0"),
-        (("--box", "all,1"), "all is of every one: leave the numbers out"),
-        (("--missed", "40,60,20,400"), "'40,60,20,400' is no box: expected left, top, right and bottom"),
+        (("--box", "1", "--missed", "1,2,3,4"), "--box and --missed each choose what is explained"),
+        (("--text", "a dog", "--like", "STREET"), "--text and --like each choose what is explained"),
+        (("--mask", "1,2", "--box", "1"), "--box and --mask each choose what is explained"),
+        (("--box", "0", "--top-k", "2"), "--box and --top-k each choose what is explained"),
+        (("--box", "0", "--target", "../mine.py:best"), "--box and --target each choose what is explained"),
+        (("--edge", "left", "--missed", "1,2,3,4"), "--edge and --missed each choose what is explained"),
+        (("--box", "first"), "'first' is not a number from 0"),
+        (("--box", "all,1"), "leave the numbers out"),
+        (("--missed", "40,60,20,400"), "'40,60,20,400' is not a box: expected left, top, right and bottom"),
         (("--mask", "no.png"), "'no.png' does not exist"),
-        (("--mask", "1,2,3"), "'1,2,3' is no box"),
+        (("--mask", "1,2,3"), "'1,2,3' is not a box"),
         (("--text", "  "), "The sentence is empty"),
         (("--like", "no.jpg"), "'no.jpg' does not exist"),
         (("--edge", "middle"), "'middle'"),
-        (("--against", "1"), "give --score contrast as well"),
+        (("--against", "1"), "--against needs --score contrast"),
     ],
 )  # fmt: skip
 def test_contradictions_are_found_before_a_model_is_loaded(
@@ -583,20 +583,20 @@ def test_contradictions_are_found_before_a_model_is_loaded(
         (
             "classes",
             ("--text", "a dog"),
-            "--text is for matching and detectors that are told what to look for, and ../mine.py:classes is for "
-            "classification: it takes --class, --top-k, --score, --against and --target.",
+            "--text is for matching and text-prompted detectors, but ../mine.py:classes is for "
+            "classification, with --class, --top-k, --score, --against and --target.",
         ),
-        ("classes", ("--box", "0"), "--box is for detection and pose, and ../mine.py:classes is for classification"),
-        ("classes", ("--word", "0"), "--word is for captioning, and"),
-        ("classes", ("--threshold", "0.5"), "--threshold is for detection, and"),
-        ("detector", ("--text", "a dog"), "--text is for matching and detectors that are told what to look for, and"),
-        ("detector", ("--top-k", "2"), "--top-k is for classification, and ../mine.py:detector is for detection"),
-        ("detector", ("--score", "probability"), "--score is for classification, and"),
-        ("detector", ("--fit", "whole"), "--fit is for classification, and"),
-        ("detector", ("--class", "0", "--class", "1"), "Boxes are of one class at a time"),
-        ("segmenter", ("--box", "0"), "--box is for detection and pose, and ../mine.py:segmenter is for segmentation"),
-        ("towers", ("--task", "matching", "--box", "0", "--text", "a"), "--box is for detection and pose, and"),
-        ("towers", ("--task", "matching"), "say with which, --text SENTENCE or --like FILE"),
+        ("classes", ("--box", "0"), "--box is for detection and pose, but ../mine.py:classes is for classification"),
+        ("classes", ("--word", "0"), "--word is for captioning, but"),
+        ("classes", ("--threshold", "0.5"), "--threshold is for detection, but"),
+        ("detector", ("--text", "a dog"), "--text is for matching and text-prompted detectors, but"),
+        ("detector", ("--top-k", "2"), "--top-k is for classification, but ../mine.py:detector is for detection"),
+        ("detector", ("--score", "probability"), "--score is for classification, but"),
+        ("detector", ("--fit", "whole"), "--fit is for classification, but"),
+        ("detector", ("--class", "0", "--class", "1"), "give only one --class"),
+        ("segmenter", ("--box", "0"), "--box is for detection and pose, but ../mine.py:segmenter is for segmentation"),
+        ("towers", ("--task", "matching", "--box", "0", "--text", "a"), "--box is for detection and pose, but"),
+        ("towers", ("--task", "matching"), "add --text SENTENCE or --like FILE"),
         ("towers", ("--task", "matching", "--text", "a", "--class", "1"), "--class is for classification"),
     ],
 )  # fmt: skip
@@ -648,7 +648,7 @@ def test_a_box_is_checked_and_told_apart_from_the_others(
     assert files(folder) == [told["panel"]]
     said = gradcam_command("check", street, *DETECTOR, "--device", "cpu", "--box", 2).out
     assert said.splitlines()[1].startswith(f"  box 2, {told['label']}, ")
-    assert "the map of the rival, box 0, dog, is " in " ".join(said.split())
+    assert "the heatmap of the rival class, box 0, dog, is " in " ".join(said.split())
 
 
 def test_a_sentence_is_checked_against_the_others(gradcam_command: Command, flag: Path, mine: str) -> None:
@@ -660,17 +660,17 @@ def test_a_sentence_is_checked_against_the_others(gradcam_command: Command, flag
     )
     assert (told["text"], told["label"], told["index"]) == ("a green", "a green", None)
     reason = next(it["reason"] for it in told["tests"] if it["name"] == "classes")
-    assert reason.startswith("Its rank correlation with the map of the rival, a red, is -0.")
+    assert reason.startswith("The rank correlation with the heatmap of the rival class, a red, is -0.")
 
 
 @pytest.mark.parametrize(
     ("command", "typed", "said"),
     [
-        ("check", ("--box", "0", "--text", "dog"), "--text is for matching and detectors that are told"),
+        ("check", ("--box", "0", "--text", "dog"), "--text is for matching and text-prompted detectors"),
         ("check", ("--edge", "left"), "No such option '--edge'"),
-        ("check", ("--box", "40"), "There is no box 40 in the picture: there are 12, 0 to 11."),
-        ("evaluate", ("--word", "0"), "--word is for captioning, and ../mine.py:detector is for detection: it takes --box"),
-        ("recommend", (), "../mine.py:detector is for detection, and no classifier"),
+        ("check", ("--box", "40"), "There is no box 40 in the image: there are 12, 0 to 11."),
+        ("evaluate", ("--word", "0"), "--word is for captioning, but ../mine.py:detector is for detection, with --box"),
+        ("recommend", (), "../mine.py:detector is a model for detection, not a classifier"),
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("mine")
@@ -764,7 +764,7 @@ def report(task: str, predictions: list[Prediction], **entry: Any) -> list[str]:
 def test_what_is_explained_has_a_name(entry: dict[str, Any], said: str) -> None:
     lines = report("matching", [], **entry)
     assert lines[2].startswith(f"  {said} at l (7 x 7)  →  ")
-    assert lines[-1] == "  The network saw the central 50 % of the picture, 10 x 10 pixels."
+    assert lines[-1] == "  The model sees a centre crop: 10 x 10 of 20 x 10 pixels (50 %)."
 
 
 def test_what_was_found_is_listed_up_to_ten() -> None:
@@ -772,7 +772,7 @@ def test_what_was_found_is_listed_up_to_ten() -> None:
     lines = report("detection", found, number=0)
     assert lines[2].startswith("  0   dog    90 %   ")
     assert lines[11].startswith("  9   dog    90 %   ")
-    assert lines[12] == "  and 34 more, which --json lists"
+    assert lines[12] == "  and 34 more (see --json)"
     assert report("detection", found[:10], number=0)[12] == ""
 
 

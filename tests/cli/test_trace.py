@@ -95,7 +95,7 @@ def test_the_table_of_resnet18(run: Command) -> None:
     assert rows[2][:7] == ["relu", "ReLU", "64 x 112 x 112", "64 x 112 x 112", "-", "-", "-"]
     assert rows[-1][:7] == ["fc", "Linear", "512", "1000", "513 k", "512 k", "4.00 kB"]
     assert [row[0] for row in rows][4:8] == ["layer1", "layer1.0", "layer1.1", "layer2"]
-    assert lines[-1] == "18 of 75 calls; more with --depth N, --all or --layer PATTERN."
+    assert lines[-1] == "18 of 75 calls. Use --depth N, --all or --layer PATTERN for more."
 
 
 def test_times_and_shares_are_of_the_whole_pass() -> None:
@@ -128,7 +128,7 @@ def test_a_table_is_as_wide_as_the_terminal_at_most(run: Command, monkeypatch: p
     gone = [name for name in ("input", "share", "memory", "type", "parameters") if name not in title]
     spared = {60: 4, 80: 3, 100: 1, 120: 0}[width]
     assert gone == ["input", "share", "memory", "type"][:spared]
-    note = f"Too narrow for {', '.join(gone)}: widen the terminal, or see --json."
+    note = f"Hidden columns: {', '.join(gone)}. Widen the terminal, or use --json."
     assert (lines[-1] == note) == bool(gone)
 
 
@@ -211,8 +211,8 @@ def test_repeated_and_shared_modules_are_shown_as_such(run: Command, tmp_path: P
     assert outcome.out.splitlines()[-4:] == [
         "",
         "one is the same module as twin.",
-        "one has a parameter in common: other.weight.",
-        "other has a parameter in common: one.weight.",
+        "one shares a parameter: other.weight.",
+        "other shares a parameter: one.weight.",
     ]
     assert [row[0] for row in table(run("-m", own(tmp_path), "--size", "9", "-l", "twin"))[1:]] == ["one", "one"]
 
@@ -290,8 +290,8 @@ def test_a_network_of_volumes_with_one_channel(
     for command in (["run"], ["inspect", "gradients"], ["inspect", "trace"], ["check"]):
         said = gradcam_command(*command, photo("china.jpg"), "-m", "volumes.py:build", "--device", "cpu")
         assert said.status == 2
-        assert "takes volumes or clips (N,C,D,H,W), which a picture is not" in said.err
-        assert "explain one in Python, gradcam.explain(model, volume)." in said.err
+        assert "takes volumes or clips (N,C,D,H,W), not images" in said.err
+        assert "explain one in Python, with gradcam.explain(model, volume)." in said.err
 
 
 @pytest.mark.parametrize(
@@ -299,14 +299,14 @@ def test_a_network_of_volumes_with_one_channel(
     [
         (["-m", "resnet5"], 2, "There is no model 'resnet5'. Nearest: 'resnet50'"),
         (["-m", ""], 2, "The model's name is empty"),
-        (["--all", "--depth", "1"], 2, "--all and --depth both say how much to list"),
+        (["--all", "--depth", "1"], 2, "Give either --all or --depth"),
         (["--depth", "0"], 2, "Invalid value for '--depth'"),
-        (["-m", "resnet18", "--mean", "0.5"], 2, "--mean is about pictures, and there is none: give an IMAGE"),
+        (["-m", "resnet18", "--mean", "0.5"], 2, "--mean needs an image: give an IMAGE"),
         (["-m", "resnet18", "-l", "layr4"], 2, "There is no layer 'layr4' in ResNet. Nearest: 'layer4'"),
-        (["-m", "resnet18", "-l", "layr*"], 2, "No layer fits 'layr*'. Nearest: 'layer"),
-        (["-m", "own.py:build", "-l", "unused", "--size", "9"], 2, "Layer 'unused' does not run"),
-        (["-m", "vit_b_32", "--size", "40"], 2, "vit_b_32 does not run with a picture of 3 x 40 x 40: Wrong image"),
-        (["-m", "own.py:build", "--size", "1"], 2, "does not run with a picture of 3 x 1 x 1: Calculated padded input"),
+        (["-m", "resnet18", "-l", "layr*"], 2, "No layer matches 'layr*'. Nearest: 'layer"),
+        (["-m", "own.py:build", "-l", "unused", "--size", "9"], 2, "Layer 'unused' is not called in evaluation mode"),
+        (["-m", "vit_b_32", "--size", "40"], 2, "vit_b_32 does not run with an image of 3 x 40 x 40: Wrong image"),
+        (["-m", "own.py:build", "--size", "1"], 2, "does not run with an image of 3 x 1 x 1: Calculated padded input"),
         (["nothing.jpg"], 1, "nothing.jpg: "),
         (["own.py"], 1, "own.py: "),
         (["-m", "resnet18", "--device", "nowhere"], 2, "There is no device 'nowhere'"),
@@ -325,7 +325,7 @@ def test_a_model_that_fails_gets_one_error(run: Command, tmp_path: Path, line: s
     outcome = run("-m", own(tmp_path, line=line), "--size", "9", "--device", "cpu")
     reason = "never" if "never" in line else "SystemExit: 3"
     assert (outcome.status, outcome.out) == (2, "")
-    assert outcome.err == f"Error: own.py:build does not run with a picture of 3 x 9 x 9: {reason}\n"
+    assert outcome.err == f"Error: own.py:build does not run with an image of 3 x 9 x 9: {reason}\n"
 
 
 def test_an_error_names_the_layer(run: Command, tmp_path: Path) -> None:

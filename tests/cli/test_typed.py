@@ -37,26 +37,26 @@ def words(value: object) -> str:
 @pytest.mark.parametrize(
     ("line", "status", "said"),
     [
-        (["photo.png"], 2, "Type: gradcam run photo.png"),
-        (["my photo.jpg", "-q"], 2, "Type: gradcam run 'my photo.jpg' -q"),
-        (["photos"], 2, "Type: gradcam run photos"),
-        (["https://host/a.jpg"], 2, "Type: gradcam batch https://host/a.jpg -o explained/"),
+        (["photo.png"], 2, "Did you mean: gradcam run photo.png"),
+        (["my photo.jpg", "-q"], 2, "Did you mean: gradcam run 'my photo.jpg' -q"),
+        (["photos"], 2, "Did you mean: gradcam run photos"),
+        (["https://host/a.jpg"], 2, "Did you mean: gradcam batch https://host/a.jpg -o explained/"),
         (["rnu", "photo.png"], 2, "There is no command 'rnu'. Nearest: 'run'."),
-        (["help", "run"], 2, "Type: gradcam run -h"),
+        (["help", "run"], 2, "Did you mean: gradcam run -h"),
         (["inspect", "activation", "photo.png"], 2, "Nearest: 'activations'."),
         (["run"], 2, "Type: gradcam run IMAGE..."),
         (["batch"], 2, "Type: gradcam batch INPUT... -o DIR"),
         (["batch", "photos"], 2, "Type: gradcam batch INPUT... -o DIR"),
         (["run", "photo.png", "--modle", "resnet18"], 2, "--model"),
         (["run", "photo.png", "--method", "gradcm"], 2, "Nearest: 'gradcam'"),
-        (["run", "photo.png", "--save", "heatmaps"], 2, "choose some of overlay, heatmap, map, panel"),
+        (["run", "photo.png", "--save", "heatmaps"], 2, "choose from overlay, heatmap, map, panel"),
         (["run", "https://host/a.jpg"], 2, "or type: gradcam batch https://host/a.jpg -o explained/"),
         (["check", "s3://bucket/a.jpg"], 2, "or type: gradcam batch s3://bucket/a.jpg -o explained/"),
         (["run", "missing.jpg"], 1, "missing.jpg: does not exist\n"),
         (["run", "photos/phot.pgn", "photo.pgn"], 1, "photo.pgn: does not exist; nearest: 'photo.png'\n"),
-        (["run", "empty"], 2, "There are no pictures in 'empty'"),
+        (["run", "empty"], 2, "There are no images in 'empty'"),
         (["run", "photo.png", "--labels", "missing.txt"], 2, "'missing.txt' does not exist"),
-        (["evaluate", "photos", "--metrics", "foo"], 2, "There are average-drop, increase,"),
+        (["evaluate", "photos", "--metrics", "foo"], 2, "Metrics: average-drop, increase,"),
         (["evaluate", "photos", "--metrics", "raod"], 2, "Nearest: 'road'."),
         (["layers", "resnet5"], 2, "Nearest: 'resnet50'"),
     ],
@@ -77,17 +77,17 @@ def test_a_wrong_line_is_answered_with_the_one_to_type(
 
 def test_nothing_typed_is_answered_with_what_there_is(gradcam_command: Command) -> None:
     outcome = gradcam_command()
-    assert outcome == gradcam_command("--help")
-    assert "\n    gradcam run photo.jpg " in outcome.out
+    assert outcome == gradcam_command("-h")
+    assert "\n  gradcam run photo.jpg " in outcome.out
     assert gradcam_command("inspect") == gradcam_command("inspect", "-h")
 
 
 @pytest.mark.parametrize("command", commands(), ids=words)
-def test_the_short_option_gives_the_same_help(command: list[str], gradcam_command: Command) -> None:
-    outcome = gradcam_command(*command, "-h")
-    assert outcome == gradcam_command(*command, "--help")
+def test_the_long_help_has_every_option_once(command: list[str], gradcam_command: Command) -> None:
+    outcome = gradcam_command(*command, "--help")
     assert outcome.status == 0
-    listed = re.findall(r"^  (?:-\w, )?(--[\w-]+)", re.split(r"(?m)^\w.*:$", outcome.out, maxsplit=1)[1], re.M)
+    sections = re.split(r"(?m)^(?!Usage|Examples)\w.*:$", outcome.out, maxsplit=1)[1]
+    listed = re.findall(r"^  (?:-\w, )?(--[\w-]+|-\w)", sections, re.M)
     assert len(listed) == len(set(listed))
     assert set(listed).isdisjoint(f"--{name}" for name in SINGULAR)
     options = [it for it in find_command(command).params if it.param_type_name == "option"]
@@ -102,10 +102,11 @@ def find_command(names: list[str]) -> object:
 
 
 def test_what_is_common_comes_first_in_the_help(gradcam_command: Command) -> None:
-    listed = re.findall(r"^  (?:-\w, )?(--[\w-]+)|^(\w.*):$", gradcam_command("run", "-h").out, re.M)
+    listed = re.findall(r"^  (?:-\w, )?(--[\w-]+)|^(\w.*):$", gradcam_command("run", "--help").out, re.M)
     order = [option or title for option, title in listed]
+    order = order[order.index("Options") :]
     assert order[:7] == ["Options", "--model", "--layer", "--method", "--class", "--top-k", "--output"]
-    preprocessing = order.index("What the model is, and what it takes")
+    preprocessing = order.index("Model and preprocessing")
     assert max(map(order.index, ("--score", "--reshape", "--colormap"))) < preprocessing
     assert preprocessing < order.index("--mean") == order.index("--std") - 1
     assert order[-3:] == ["--json", "--quiet", "--help"]
@@ -162,7 +163,7 @@ def test_for_many_pictures_the_batch_is_named(
     outcome = gradcam_command("run", "photos")
     assert outcome.status == 7
     assert outcome.err == (
-        "Note: there are 101 pictures in photos; for so many there is: gradcam batch photos -o explained/\n"
+        "Note: photos contains 101 images. For large folders, use: gradcam batch photos -o explained/\n"
     )
     assert gradcam_command("run", "photos", "-q").err == ""
     (folder / "photos" / "7.png").unlink()
@@ -202,7 +203,7 @@ def test_a_panel_is_saved_once(run: Command, small: Photo, folder: Path) -> None
     assert "  →  coffee-compare.png\n" in outcome.out
     outcome = run(small("coffee.jpg"), "--save", "panel", "--method", "input-gradients")
     assert outcome.status == 2
-    assert "A panel is made of maps at layers" in outcome.err
+    assert "A panel needs maps at layers" in outcome.err
 
 
 # Names of what is written
@@ -256,7 +257,7 @@ def test_an_output_that_cannot_be_a_folder_is_named(output: str, run: Command, s
     outcome = run("photo.png", "-o", output)
     assert outcome.status == 1
     assert "standard output" not in outcome.err
-    assert f"{output}: cannot be made a folder (" in outcome.err
+    assert f"{output}: the folder cannot be created (" in outcome.err
     assert outcome.err.count("\n") == 1
     assert files(folder) == ["photo.png"]
 

@@ -244,7 +244,7 @@ def test_every_mark_of_the_bench_has_its_table() -> None:
 
 
 def test_every_map_that_is_not_theirs_has_its_reason() -> None:
-    section = BENCHMARKS.split("## The same name, another map")[1].split("\n## ")[0]
+    section = BENCHMARKS.split("## Agreement with other libraries")[1].split("\n## ")[0]
     table, reasons = section.split("<!-- end -->")
     said = reasons.lower().replace("++", "pp").replace("-", "")
     rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")][2:]

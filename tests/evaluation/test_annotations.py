@@ -119,27 +119,29 @@ def test_pictures_are_found_by_longer_and_shorter_paths(tmp_path: Path) -> None:
     assert annotations.names == ["/data/a.jpg", "cats/b.png", "c.webp", "deep/c.webp"]
     lefts = [truth(annotations, name).boxes[0][:, 0].tolist() for name in annotations.names]
     assert lefts == [[1], [2], [4], [3]]
-    with pytest.raises(InputError, match=r"line 2: 'b.png' may be 'cats/b.png', 'dogs/b.png': write more of its path"):
+    with pytest.raises(
+        InputError, match=r"line 2: 'b.png' could be 'cats/b.png', 'dogs/b.png': write more of its path"
+    ):
         read(write(tmp_path, "image,left,top,right,bottom\nb.png,1,0,5,5\n"), names)
 
 
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ("dog.jpg,1,2,3,4,", r"line 2: the picture 'dog.jpg' is not among those that are to be evaluated"),
-        ("xa.jpg,1,2,3,4,", r"line 2: the picture 'xa.jpg' is not among"),
-        ("a.jpg,1,2,1,4,", r"line 2: the box from left 1, top 2 to right 1, bottom 4 has no inside"),
-        ("a.jpg,1,2,3,1.5,", "line 2: the box .* has no inside"),
-        ("a.jpg,1,2,nan,4,", "line 2: the box .* has no inside"),
-        ("a.jpg,1,2,inf,4,", "line 2: the box .* has no inside"),
+        ("dog.jpg,1,2,3,4,", r"line 2: the image 'dog.jpg' is not among the evaluated images"),
+        ("xa.jpg,1,2,3,4,", r"line 2: the image 'xa.jpg' is not among"),
+        ("a.jpg,1,2,1,4,", r"line 2: the box from left 1, top 2 to right 1, bottom 4 is empty"),
+        ("a.jpg,1,2,3,1.5,", "line 2: the box .* is empty"),
+        ("a.jpg,1,2,nan,4,", "line 2: the box .* is empty"),
+        ("a.jpg,1,2,inf,4,", "line 2: the box .* is empty"),
         ("a.jpg,1,2,,4,", "line 2: the box is '1', '2', '', '4', expected four numbers"),
         ("a.jpg,1,2,3,four,", "line 2: the box is .*, expected four numbers"),
-        ("a.jpg,1,2,3,4,\na.jpg,1,2,3,4,dog", "line 3: No class is called 'dog'; there are 4, such as 'tench'"),
+        ("a.jpg,1,2,3,4,\na.jpg,1,2,3,4,dog", "line 3: No class is called 'dog'; the model has 4, such as 'tench'"),
         ("a.jpg,1,2,3,4,4", "line 2: Class 4 does not exist: this model has 4 classes, 0 to 3"),
-        ("a.jpg,1,2,3,4,1\n\na.jpg,1.0,2,3,4,tiger cat", "line 4: this object .* is there twice, first in line 2"),
-        ("a.jpg,1,2,3,4", "line 2: has 5 columns, and the header has 6"),
-        ("a.jpg,1,2,3,4,,,", "line 2: has 8 columns, and the header has 6"),
-        (",1,2,3,4,", "line 2: names no picture"),
+        ("a.jpg,1,2,3,4,1\n\na.jpg,1.0,2,3,4,tiger cat", "line 4: duplicates line 2"),
+        ("a.jpg,1,2,3,4", "line 2: has 5 columns, but the header has 6"),
+        ("a.jpg,1,2,3,4,,,", "line 2: has 8 columns, but the header has 6"),
+        (",1,2,3,4,", "line 2: the image name is empty"),
         ('"a.jpg,1,2,3,4,', "cannot be read as a table"),
         ("", "has no boxes below its header"),
     ],
@@ -172,18 +174,16 @@ def test_a_header_that_does_not_say_where_the_boxes_are(tmp_path: Path, header: 
 def test_lists_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is empty, expected a header"):
         read(write(tmp_path, "\n \n"))
-    with pytest.raises(InputError, match="does not exist; expected annotations"):
+    with pytest.raises(InputError, match="does not exist, expected annotations"):
         read(tmp_path / "nothing.csv")
-    with pytest.raises(InputError, match="'.xml' is none of these"):
+    with pytest.raises(InputError, match="unknown suffix '.xml'"):
         read(write(tmp_path, "<a/>", "boxes.xml"))
 
 
 @pytest.mark.parametrize("box", ["-2,0,5,5", "0,-1.5,5,5", "90,0,102,5", "0,0,5,52", "200,100,300,200"])
 def test_a_box_that_is_not_in_the_picture(tmp_path: Path, box: str) -> None:
     annotations = read(write(tmp_path, f"image,left,top,right,bottom\na.jpg,{box}\n"))
-    with pytest.raises(
-        InputError, match=r"boxes.csv, line 2: the box from .* is not inside of the picture of 100 x 50"
-    ):
+    with pytest.raises(InputError, match=r"boxes.csv, line 2: the box from .* is not inside the image of 100 x 50"):
         truth(annotations)
 
 
@@ -375,15 +375,15 @@ def test_masks_below_folders_and_those_of_other_pictures(tmp_path: Path) -> None
         save_mask(tmp_path / name, make_numbers(), False)
     annotations = read(tmp_path)
     assert annotations.names == ["cats/b.png", "cats/c.webp"]
-    assert annotations.notes == ["2 masks are of pictures that are not evaluated, and left out."]
+    assert annotations.notes == ["2 masks are of images that are not evaluated and were left out."]
 
 
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"a.png": (10, 20)}, r"a.png: is of 20 x 10 pixels, and the picture is 100 x 50 once it is upright. Both"),
+        ({"a.png": (10, 20)}, r"a.png: has 20 x 10 pixels, but the upright image has 100 x 50. Both"),
         ({"a.png": (50, 100), "a.bmp": (50, 100)}, r"a.png: is a second mask of 'a.jpg', beside .*a.bmp"),
-        ({"d.png": (50, 100)}, "has 1 masks, and none of them is called as one of the 3 pictures, such as 'a.jpg'"),
+        ({"d.png": (50, 100)}, "has 1 masks, but none is named like one of the 3 images, such as 'a.jpg'"),
         ({}, "has 0 masks"),
     ],
 )
@@ -397,25 +397,25 @@ def test_masks_that_do_not_fit(tmp_path: Path, files: dict[str, tuple[int, int]]
 @pytest.mark.parametrize(("height", "width"), [(40, 100), (50, 80)])
 def test_masks_smaller_than_what_is_seen_are_told_without_the_picture(tmp_path: Path, height: int, width: int) -> None:
     save_mask(tmp_path / "a.png", np.ones((height, width), dtype=np.uint8), False)
-    message = f"is of {width} x {height} pixels, and the network sees 100 x 50 pixels from 0, 0"
+    message = f"has {width} x {height} pixels, but the model sees 100 x 50 pixels from 0, 0"
     with pytest.raises(InputError, match=message):
         read(tmp_path).truth("a.jpg", WHOLE, SIZE)
 
 
 def test_a_mask_that_may_be_of_several_pictures(tmp_path: Path) -> None:
     save_mask(tmp_path / "a.png", make_numbers(), False)
-    with pytest.raises(InputError, match="'a.png' may be 'a.jpg', 'a.webp'"):
+    with pytest.raises(InputError, match="'a.png' could be 'a.jpg', 'a.webp'"):
         read(tmp_path, ["a.jpg", "a.webp"])
 
 
 @pytest.mark.parametrize(
     ("image", "name", "message"),
     [
-        (Image.new("RGB", (100, 50)), "a.png", "holds colours .RGB., expected labels"),
-        (Image.new("LA", (100, 50)), "a.png", "holds colours .LA."),
-        (Image.new("F", (100, 50)), "a.tif", "holds fractions"),
-        (Image.new("L", (100, 50)), "a.jpg", "is JPEG, which does not keep numbers"),
-        (None, "a.png", "is not a picture"),
+        (Image.new("RGB", (100, 50)), "a.png", "contains colours .RGB., expected labels"),
+        (Image.new("LA", (100, 50)), "a.png", "contains colours .LA."),
+        (Image.new("F", (100, 50)), "a.tif", "contains fractions"),
+        (Image.new("L", (100, 50)), "a.jpg", "is JPEG, whose lossy compression"),
+        (None, "a.png", "is not an image"),
     ],
 )
 def test_masks_that_hold_no_numbers(tmp_path: Path, image: Image.Image | None, name: str, message: str) -> None:
@@ -437,7 +437,7 @@ def test_masks_that_hold_no_numbers(tmp_path: Path, image: Image.Image | None, n
         ("value,class\n1,tench\n1,espresso\n", "line 3: the value is '1'"),
         ("value,class\none,tench\n", "line 2: the value is 'one'"),
         ("number,name\n1,tench\n", "line 1: has the columns .*, expected value and class"),
-        ("value,class\n1,tench\n", "a.png: has the number 3, and classes.csv no class for it"),
+        ("value,class\n1,tench\n", "a.png: contains the value 3, which has no class in classes.csv"),
     ],
 )
 def test_what_is_wrong_with_the_classes_of_masks(tmp_path: Path, table: str, message: str) -> None:
@@ -506,8 +506,8 @@ def test_what_a_coco_file_has_of_others_is_left_out_and_said(tmp_path: Path) -> 
     assert annotations.classes("a.jpg") == [1, 3]  # the category 7 is the class that is called so; 2 is no index
     assert truth(annotations, index=3).boxes[0].tolist() == [[1, 1, 3, 3]]
     assert annotations.notes == [
-        "1 pictures in the file are not evaluated, and left out.",
-        "2 categories are no class of the model, and left out: 'dog', '2'.",
+        "1 images in the file are not evaluated and were left out.",
+        "2 categories are not classes of the model and were left out: 'dog', '2'.",
     ]
 
 
@@ -571,21 +571,27 @@ def test_masks_beside_pycocotools() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"image_id": 6}, "annotation 11: is of image 6, which this file does not have"),
-        ({"category_id": None}, "annotation 11: is of category None, which"),
+        ({"image_id": 6}, "annotation 11: has the image id 6, which is not in this file"),
+        ({"category_id": None}, "annotation 11: has the category id None, which"),
         ({"segmentation": None, "bbox": [1, 2, 0, 4]}, "annotation 11: the box from left 1, top 2 to right 1,"),
         ({"segmentation": None, "bbox": [1, 2, 3]}, r"annotation 11: its bbox is \[1, 2, 3\], expected left, top"),
         ({"segmentation": None, "bbox": None}, "annotation 11: its bbox is None"),
-        ({"segmentation": None, "bbox": [99, 2, 5, 5]}, "annotation 11: the box .* is not inside of the picture"),
-        ({"segmentation": [[1, 2, 3, 4]]}, "11: .* cannot be drawn: a polygon is .*, expected x, y of three points"),
+        ({"segmentation": None, "bbox": [99, 2, 5, 5]}, "annotation 11: the box .* is not inside the image"),
+        (
+            {"segmentation": [[1, 2, 3, 4]]},
+            "11: .* cannot be drawn: a polygon is .*, expected x, y of at least three points",
+        ),
         ({"segmentation": [[1, 2, 3, 4, 5, 6, 7]]}, "annotation 11: .* a polygon is"),
-        ({"segmentation": {"size": [50, 100], "counts": [3, 4]}}, "11: .* its runs are of 7 pixels, and 100 x 50"),
-        ({"segmentation": {"size": [5, 4], "counts": [20]}}, "11: .* of 4 x 5 pixels, and its image of 100 x 50"),
-        ({"segmentation": {"size": [50, 100], "counts": "0 1"}}, "annotation 11: .* its runs hold ' '"),
-        ({"segmentation": {"size": [50, 100], "counts": "0o"}}, "annotation 11: .* end within a number"),
-        ({"segmentation": {"counts": "06"}}, "annotation 11: its segmentation is .*, expected polygons, or runs"),
+        ({"segmentation": {"size": [50, 100], "counts": [3, 4]}}, "11: .* its RLE has 7 pixels, expected 5000"),
+        (
+            {"segmentation": {"size": [5, 4], "counts": [20]}},
+            "11: .* its RLE has 4 x 5 pixels, but its image has 100 x 50",
+        ),
+        ({"segmentation": {"size": [50, 100], "counts": "0 1"}}, "annotation 11: .* its RLE contains ' '"),
+        ({"segmentation": {"size": [50, 100], "counts": "0o"}}, "annotation 11: .* ends within a number"),
+        ({"segmentation": {"counts": "06"}}, "annotation 11: its segmentation is .*, expected polygons, or RLE"),
         ({"segmentation": 5}, "annotation 11: its segmentation is 5"),
-        ({"iscrowd": 1}, "no object of a class of the model in one of the pictures .1 of its 1 pictures were given"),
+        ({"iscrowd": 1}, "no object matches .1 of its 1 images were given"),
     ],
 )
 def test_what_is_wrong_with_a_coco_file_is_said_with_the_annotation(tmp_path: Path, changes: Any, message: str) -> None:
@@ -604,26 +610,26 @@ def test_what_is_twice_or_missing_in_a_coco_file(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=f"number 0 of its {key} has no id"):
             read_coco(tmp_path, content)
         del content[key]
-        with pytest.raises(InputError, match="is no COCO file of instances"):
+        with pytest.raises(InputError, match="is not a COCO instances file"):
             read_coco(tmp_path, content)
     content = coco()
     content["images"].append({"id": 6, "file_name": "a.jpg"})
-    with pytest.raises(InputError, match="image 6: is a second image of 'a.jpg', as image 5 is"):
+    with pytest.raises(InputError, match="image 6: duplicates image 5, 'a.jpg'"):
         read_coco(tmp_path, content)
     content["images"][1] = {"id": 6}
     with pytest.raises(InputError, match="image 6: has no file_name"):
         read_coco(tmp_path, content)
     content = coco()
     del content["images"][0]["width"]
-    with pytest.raises(InputError, match="annotation 11: has polygons, and its image no height and width"):
+    with pytest.raises(InputError, match="annotation 11: has polygons, but its image has no height and width"):
         read_coco(tmp_path, content)
-    with pytest.raises(InputError, match="is no JSON"):
+    with pytest.raises(InputError, match="is not JSON"):
         read(write(tmp_path, "{", "instances.json"))
 
 
 def test_a_coco_file_of_pictures_of_another_size(tmp_path: Path) -> None:
     annotations = read_coco(tmp_path, coco(segmentation=None))
-    with pytest.raises(InputError, match="annotation 11: is of 100 x 50 pixels, and the picture is 50 x 100 once it"):
+    with pytest.raises(InputError, match="annotation 11: has 100 x 50 pixels, but the upright image has 50 x 100"):
         annotations.truth("a.jpg", (0, 0, 100, 50), (10, 10), picture=(100, 50))
 
 

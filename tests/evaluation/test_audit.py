@@ -111,7 +111,8 @@ def test_the_mark_in_the_corner_comes_first_of_drawn_pictures(found: Audit, mark
     assert set(first.members) == set(marked[1])
     assert (first.class_name, first.where, first.pictures) == ("apple", "in the bottom right corner", 40)
     assert first.describe() == (
-        "in the bottom right corner, in 6 of 40 pictures of apple; of other classes none of 40 has as much evidence there"
+        "in the bottom right corner, in 6 of 40 images of apple; none of 40 images of other classes has as much evidence "
+        "there"
     )
     assert first.suspicion > 1.5 * found.clusters[1].suspicion
     assert found.source == "the folders' names"
@@ -245,7 +246,7 @@ def test_bands_frames_and_all_over_the_picture() -> None:
     assert describe_place(top) == "at the top"
     assert describe_place(top.T) == "on the left"
     assert describe_place(frame) == "along the border"
-    assert describe_place(np.ones((7, 7))) == "all over the picture"
+    assert describe_place(np.ones((7, 7))) == "all over the image"
     assert describe_place(np.ones((1, 1))) == "in the middle"
 
 
@@ -289,11 +290,11 @@ def test_each_bad_line_has_one_of_its_own_and_the_others_go_on(tmp_path: Path) -
     found = audit(tmp_path / "fruit", load(), labels=table)
     said = list(found.failures.values())
     assert len(said) == 5
-    assert said[0] == f"{table}, line 30: fruit/none.png is not among the pictures"
-    assert said[1] == f"{table}, line 31: fruit/apple/02.png is called lime here and apple before, which counts"
+    assert said[0] == f"{table}, line 30: fruit/none.png is not among the images"
+    assert said[1] == f"{table}, line 31: fruit/apple/02.png has the class lime here, but apple before, which is used"
     assert said[2] == f"{table}, line 32: fruit/apple/02.png has no class"
-    assert said[3].startswith("1 picture left out: No class is called 'pear'")
-    assert said[4].startswith("apple/13.png: is not a picture")
+    assert said[3].startswith("1 image left out: No class is called 'pear'")
+    assert said[4].startswith("apple/13.png: is not an image")
     assert count_labels(found) == {"apple": 12, "lime": 14}
 
 
@@ -308,18 +309,16 @@ def test_without_labels_folders_are_taken_or_predictions(marked: tuple[Path, lis
     assert audit(marked[0], load(), labels="predicted").source == "the model's predictions"
     named = {f"{fruit}{number}.png": fruit for number in range(12) for fruit in CLASSES}
     assert audit(tmp_path, load(), labels=named).source == "the labels given"
-    with pytest.raises(InputError, match="No picture has a class of the model's in the folders' names"):
+    with pytest.raises(InputError, match="No image has a class of the model in the folders' names"):
         audit(tmp_path, load(), labels="folders")
 
 
 def test_labels_that_are_none_are_refused(marked: tuple[Path, list[str]], tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="labels are a table with the columns image and class"):
+    with pytest.raises(InputError, match="labels.json: expected a table .* with the columns image and class"):
         audit(marked[0], load(), labels="labels.json")
     with pytest.raises(InputError, match="this list cannot be opened"):
         audit(marked[0], load(), labels=tmp_path / "none.csv")
-    words = (
-        r"No picture has a class of the model's in other.csv: .*line 2: a.png is not among the pictures \(and 80 more"
-    )
+    words = r"No image has a class of the model in other.csv: .*line 2: a.png is not among the images \(and 80 more"
     with pytest.raises(InputError, match=words):
         audit(marked[0], load(), labels=write_table(tmp_path / "other.csv", ["a.png,apple"]))
 
@@ -328,7 +327,7 @@ def test_labels_that_are_none_are_refused(marked: tuple[Path, list[str]], tmp_pa
 
 
 def test_one_class_alone_cannot_be_compared(marked: tuple[Path, list[str]]) -> None:
-    with pytest.raises(InputError, match="are of one class, lime: its evidence is compared with that of other classes"):
+    with pytest.raises(InputError, match="are of one class, lime: give images of at least two classes"):
         audit(marked[0] / "lime", load(), labels="predicted")
 
 
@@ -337,12 +336,12 @@ def test_a_class_with_few_pictures_stands_for_other_classes_only(marked: tuple[P
     labels |= {f"apple/{number:02}.png": "apple" for number in range(40)}
     found = audit(marked[0], load(), labels=labels)
     assert found.notes[-1] == (
-        "Classes with fewer than 10 pictures with evidence are not clustered, and stand for other classes only: lime (4)."
+        "Classes with fewer than 10 images with positive evidence are not clustered, only compared with: lime (4)."
     )
     assert {it.class_name for it in found.clusters} == {"apple"}
     assert {it.others for it in found.clusters} == {4}
     few = dict(list(labels.items())[:8])
-    with pytest.raises(InputError, match="No class has the 10 pictures with evidence that are needed"):
+    with pytest.raises(InputError, match="Clustering needs 10 images with positive evidence"):
         audit(marked[0], load(), labels=few)
 
 
@@ -351,7 +350,7 @@ def test_maps_that_are_blank_are_told_and_left_out(tmp_path: Path) -> None:
     gradcam.write_image(tmp_path / "apple/00.png", draw_fruit(0, "lime"))
     found = audit(tmp_path, load())
     assert found.blank == ("apple/00.png",)
-    assert any("1 picture has no evidence for the class" in note for note in found.notes)
+    assert any("1 image has no positive evidence for the class" in note for note in found.notes)
     assert all("apple/00.png" not in it.members for it in found.clusters)
     assert {it.pictures for it in found.clusters if it.class_name == "apple"} == {13}
 
@@ -387,12 +386,12 @@ def test_pictures_that_are_all_alike_are_clustered(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_audited_says_so(marked: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ModelError, match="'whole': take 'crop'"):
+    with pytest.raises(ModelError, match="'whole': use fit='crop'"):
         audit(marked[0], load(fit="whole"))
     with pytest.raises(ModelError):
         audit(marked[0], None)  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "sklearn.cluster", None)
-    with pytest.raises(GradcamError, match=r"need scikit-learn.*pip install 'gradcam-torch\[audit\]'"):
+    with pytest.raises(GradcamError, match=r"needs scikit-learn.*pip install 'gradcam-torch\[audit\]'"):
         audit(marked[0], load())
 
 
@@ -438,7 +437,7 @@ def test_the_record_has_everything_and_is_json(found: Audit, marked: tuple[Path,
     assert np.sum(first["map"]) == pytest.approx(1, abs=1e-4)
     again = audit(marked[0], load())
     assert again.to_record()["clusters"] == found.to_record()["clusters"]
-    assert repr(found).startswith("Audit(80 pictures of 2 classes in ")
+    assert repr(found).startswith("Audit(80 images of 2 classes in ")
 
 
 def test_progress_is_told(marked: tuple[Path, list[str]]) -> None:

@@ -89,7 +89,7 @@ def test_the_numbers_are_those_of_the_functions(koala: Verdict, classifier: grad
     )
     rival = next(sham for sham in koala.shams if sham.name == RIVAL)
     assert koala.rival == f"{classifier.label(exhibits.rivals[0])} ({float(likeness[0]):.2f})"
-    assert f"The same map serves {koala.rival}." in koala.summary
+    assert f"The rival class has the same heatmap: {koala.rival}." in koala.summary
     assert rival.alike > 0.5
 
 
@@ -229,7 +229,7 @@ def test_networks_that_are_sure_by_chance_tell_no_picture_from_others(seed: int)
     picture, others = shown[seed], [shown[it] for it in range(1, 6)]
     found = check(classifier, picture, method="layercam", others=others)
     assert found.outcome == "undecided"
-    told = re.search(r"by as much in probability \((-?[.\d]+)\)", found.tests[-1].reason)
+    told = re.search(r"\((-?[.\d]+) in probability\)", found.tests[-1].reason)
     assert told is not None
     with torch.no_grad():
         probabilities = model(classifier.batch([picture, *others])).softmax(1)[:, found.index]
@@ -252,7 +252,7 @@ def test_what_no_covering_changes_is_too_little(colours: gradcam.Classifier) -> 
 def test_a_map_of_one_value_marks_nothing(colours: gradcam.Classifier, green: Path) -> None:
     found = check(colours, green, method=lambda model, images, classes: torch.zeros(1, *images.shape[2:]))
     assert found.outcome == "failed"
-    assert [test.reason for test in found.tests] == ["The map is the same everywhere: it marks nothing."]
+    assert [test.reason for test in found.tests] == ["The heatmap is constant: it marks nothing."]
 
 
 def test_a_model_that_cannot_be_copied_is_asked_the_rest(colours: gradcam.Classifier, green: Path) -> None:
@@ -264,7 +264,8 @@ def test_a_model_that_cannot_be_copied_is_asked_the_rest(colours: gradcam.Classi
     assert outcomes(found)["randomisation"] == "undecided"
     assert outcomes(found)["placement"] == "passed"
     assert any(
-        "Without the map of a network with random weights: Uncopied cannot be copied" in it for it in found.notes
+        "Not compared with the heatmap of a network with random weights: Uncopied cannot be copied" in it
+        for it in found.notes
     )
     assert found.outcome == "undecided"
 
@@ -276,7 +277,7 @@ def test_a_picture_too_small_for_a_mosaic_is_tried_by_itself() -> None:
     picture = np.zeros((12, 12, 3), np.uint8)
     picture[4:8, 0:8] = (20, 245, 20)
     found = check(classifier, picture, target=GREEN)
-    assert "The class is not seen among other pictures, so that the picture was tried by itself." in found.notes
+    assert "The model does not recognise the class among other images, so the image was tested alone." in found.notes
     assert {sham.order for sham in found.shams} <= {None}
 
 
@@ -358,10 +359,10 @@ def test_progress_goes_up_to_its_end(colours: gradcam.Classifier, green: Path) -
         ({"score": "loss"}, TargetError, "There is no score 'loss'"),
         ({"seed": 1.5}, GradcamError, "seed is 1.5, expected an int"),
         ({"seed": True}, GradcamError, "seed is True"),
-        ({"target": [[0, 1]]}, TargetError, "There are 2 classes of each image, expected one"),
+        ({"target": [[0, 1]]}, TargetError, "There are 2 classes per image, expected one"),
         ({"target": 5}, TargetError, "Class 5 does not exist"),
         ({"layer": "9"}, GradcamError, "There is no layer '9'"),
-        ({"method": lambda *_: torch.zeros(1, 4, 4)}, ImageError, r"the shape \(1, 4, 4\), and the images"),
+        ({"method": lambda *_: torch.zeros(1, 4, 4)}, ImageError, r"the shape \(1, 4, 4\), expected"),
         ({"method": lambda *_: torch.full((1, 32, 32), torch.nan)}, ImageError, "NaN"),
     ],
 )
@@ -465,5 +466,5 @@ def test_long_names_stay_on_the_panel(koala: Verdict) -> None:
 
 @pytest.mark.parametrize("height", [0, 2.5, True, "a"])
 def test_a_height_that_cannot_be(height: object, koala: Verdict) -> None:
-    with pytest.raises(ImageError, match="expected the height of each picture in pixels"):
+    with pytest.raises(ImageError, match="expected the height of each image in pixels"):
         koala.panel(height=height)  # type: ignore[arg-type]

@@ -189,7 +189,7 @@ def test_the_second_map_is_made_in_evaluation_mode_with_gradients(mode: Callable
 
 
 def test_second_maps_that_do_not_fit() -> None:
-    with pytest.raises(ImageError, match=r"shape \(1, 7, 7\), and the images \(1, 2, 2\)"):
+    with pytest.raises(ImageError, match=r"shape \(1, 7, 7\), expected \(1, 2, 2\)"):
         coherency(judge([0.5]), HALF, give(torch.rand(1, 7, 7)))
     with pytest.raises(ImageError, match="NaN"):
         coherency(judge([0.5]), HALF, give(HALF / 0))
@@ -339,7 +339,7 @@ def test_changes_say_what_they_are() -> None:
 
 
 def test_heatmaps_that_do_not_fit() -> None:
-    with pytest.raises(ImageError, match=r"shape \(1, 2, 1\), and the images \(1, 2, 2\)"):
+    with pytest.raises(ImageError, match=r"shape \(1, 2, 1\), expected \(1, 2, 2\)"):
         confidence_change(judge([0.5]), HALF[..., :1])
     with pytest.raises(ImageError, match="NaN"):
         coherency(judge([0.5]), HALF / 0, give(HALF))
@@ -356,5 +356,5 @@ def test_what_adcc_cannot_be_made_of(name: str, value: Any) -> None:
 
 
 def test_adcc_of_different_numbers_of_images() -> None:
-    with pytest.raises(GradcamError, match="There are 1 of drop, 2 of coherency, 1 of complexity, expected one"):
+    with pytest.raises(GradcamError, match="2 of coherency, 1 of complexity: expected one"):
         adcc([0.5], [0.5, 0.5], [0.5])

@@ -104,7 +104,7 @@ def test_options(options: dict[str, str], other_defaults: Callable[[Callable[[],
     assert_same(lambda: [gradcam.explain(MODEL, IMAGES, **options).heatmaps], other_defaults)
 
 
-@pytest.mark.filterwarnings("ignore:.*may lie in wrong places")
+@pytest.mark.filterwarnings("ignore:.*may be misplaced")
 def test_reshape(other_defaults: Callable[[Callable[[], Any]], Any]) -> None:
     assert_same(lambda: [gradcam.explain(MODEL, IMAGES, "3", reshape=lambda it: it.flip(2)).maps], other_defaults)
 

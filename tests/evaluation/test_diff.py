@@ -192,7 +192,7 @@ def test_a_place_in_the_picture_is_one_place_whichever_part_is_seen() -> None:
 
 
 def test_parts_without_a_common_pixel_are_told() -> None:
-    with pytest.raises(GradcamError, match="different parts of it, and none of both"):
+    with pytest.raises(GradcamError, match="different parts of it without overlap"):
         compare(np.eye(7), np.eye(7), (0, 0, 50, 50), (60, 60, 50, 50), size=(200, 200))
 
 
@@ -224,15 +224,20 @@ def test_the_same_class_with_another_map_comes_first(
     assert found.worst is found.rows[0]
     for name in ("correlation", "overlap", "moved", "drop", "agree"):
         assert found.means[name] == pytest.approx(np.mean([getattr(row, name) for row in found.rows]))
-    words = f"{changes.count('map')} with the same class and another map, {changes.count('class')} with another class"
-    assert found.summary.startswith(f"4 pictures: {words}, ")
+    words = (
+        f"{changes.count('map')} with the same class and a different heatmap, "
+        f"{changes.count('class')} with a different class"
+    )
+    assert found.summary.startswith(f"4 images: {words}, ")
 
 
 def test_a_model_is_like_itself(classifier: gradcam.Classifier, photo: Photo) -> None:
     found = diff(classifier, classifier, photo("koala.webp"))
     assert found.rows[0].values == {"agree": 1, "correlation": 1, "overlap": 1, "moved": 0, "drop": 0}
     assert found.notes == ("OLD and NEW have the same weights and the same precision.",)
-    assert found.summary.startswith("1 picture: 0 with the same class and another map, 0 with another class, 1 alike;")
+    assert found.summary.startswith(
+        "1 image: 0 with the same class and a different heatmap, 0 with a different class, 1 alike;"
+    )
 
 
 def test_bfloat16_looks_where_float32_does(classifier: gradcam.Classifier, photo: Photo) -> None:
@@ -297,8 +302,8 @@ def test_a_broken_picture_does_not_stop_the_others(
     assert found.rows[0].image.endswith("koala.webp")
     ((name, reason),) = found.failures.items()
     assert name.endswith("broken.jpg")
-    assert "is not a picture" in reason
-    assert "1 picture, 1 failed" in found.summary
+    assert "is not an image" in reason
+    assert "1 image, 1 failed" in found.summary
     assert [done for done, _ in steps] == [1, 2, 3]
     assert steps[-1] == (3, 3)
 
@@ -325,19 +330,21 @@ def small(classes: int = 4, **options: Any) -> gradcam.Classifier:
 
 
 def test_other_classes_are_refused_in_one_line(photo: Photo) -> None:
-    with pytest.raises(ModelError, match="has 4 classes and NEW, .*, has 5: maps of one class are compared") as caught:
+    with pytest.raises(
+        ModelError, match="has 4 classes and NEW, .*, has 5: give two models with the same classes"
+    ) as caught:
         diff(small(4), small(5), photo("koala.webp"))
     assert "\n" not in str(caught.value)
     one, two = small(labels=["a", "b", "c", "d"]), small(labels=["A", "b", "x", "y"])
     with pytest.raises(
-        ModelError, match=r"Class 2 is 'c' in OLD, .*, and 'x' in NEW, .*, and 1 more differ: .*--labels"
+        ModelError, match=r"Class 2 is 'c' in OLD, .*, and 'x' in NEW, .* \(2 classes differ\).*--labels"
     ):
         diff(one, two, photo("koala.webp"))
     assert diff(small(), two, photo("koala.webp")).rows  # nobody knows the names of one of them
 
 
 def test_only_classifiers_are_compared(classifier: gradcam.Classifier, photo: Photo) -> None:
-    with pytest.raises(ModelError, match="Predictions and maps of classifiers are compared"):
+    with pytest.raises(ModelError, match="Expected a classifier, received"):
         diff(classifier, classifier.model, photo("koala.webp"))  # type: ignore[arg-type]
 
 
@@ -350,8 +357,8 @@ def test_two_sizes_of_input_and_two_architectures_are_compared(photo: Photo) -> 
     found = diff(small(), larger, photo("koala.webp"))
     assert len(found.rows) == 1
     told = " ".join(found.notes)
-    assert "Pictures are prepared for OLD by" in told
-    assert "see different parts of 1 of 1 pictures" in told
+    assert "OLD and NEW have different preprocessing" in told
+    assert "see different parts of 1 of 1 images" in told
 
 
 def test_alike_is_a_correlation(classifier: gradcam.Classifier, photo: Photo) -> None:
@@ -409,7 +416,7 @@ def test_pictures_are_known_by_what_is_in_them(
         "coffee.jpg": "coffee.jpg: has changed since the snapshot was taken",
         "new.jpg": "new.jpg: is not in the snapshot",
     }
-    assert "3 of the snapshot's 4 pictures were not given, or not as then." in found.notes
+    assert "3 of the snapshot's 4 images were not given, or changed." in found.notes
 
 
 def test_a_snapshot_of_something_else_is_told(kept: Snapshot, classifier: gradcam.Classifier, photo: Photo) -> None:
@@ -418,11 +425,11 @@ def test_a_snapshot_of_something_else_is_told(kept: Snapshot, classifier: gradca
     assert "OLD is explained at layer4 and NEW at layer3." in diff(kept, elsewhere, path).notes
     of_another = replace(kept, origin=replace(kept.origin, architecture="0", versions={"torch": "1.0"}))
     notes = " ".join(diff(of_another, classifier, path).notes)
-    assert "The snapshot is of another architecture" in notes
+    assert "The snapshot has another architecture" in notes
     assert "taken with gradcam None, torch 1.0" in notes
-    with pytest.raises(GradcamError, match="the method gradcam, and layercam is asked for.*leave the method out"):
+    with pytest.raises(GradcamError, match="the method gradcam, not layercam: leave the method out"):
         diff(kept, classifier, path, method="layercam")
-    with pytest.raises(GradcamError, match="the score logit, and contrast is asked for"):
+    with pytest.raises(GradcamError, match="the score logit, not contrast"):
         diff(kept, classifier, path, score="contrast")
 
 
@@ -436,18 +443,21 @@ def test_method_and_score_of_the_snapshot_are_taken(classifier: gradcam.Classifi
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda it: it.pop("maps"), "was changed, its arrays are"),
-        (lambda it: it.update(maps=it["maps"][:-1]), "its maps do not fit their grids"),
-        (lambda it: it.update(maps=it["maps"] * np.float16(np.nan)), "has values that no map or prediction has"),
-        (lambda it: it.update(predicted=it["predicted"] + 1000), "has values that no map or prediction has"),
+        (lambda it: it.pop("maps"), "is damaged, its arrays are"),
+        (lambda it: it.update(maps=it["maps"][:-1]), "its heatmaps do not fit their grids"),
+        (lambda it: it.update(maps=it["maps"] * np.float16(np.nan)), "it contains invalid values"),
+        (lambda it: it.update(predicted=it["predicted"] + 1000), "it contains invalid values"),
         (lambda it: it.update(region=it["region"][:, :3]), r"region is int64 \(4, 3\)"),
         (lambda it: it.update(sha256=it["sha256"][:2]), r"sha256 is <U64 \(2,\)"),
-        (lambda it: it.update(about=edit(it["about"], schema=2)), "schema is 2, and this version of gradcam reads 1"),
-        (lambda it: it.update(about=edit(it["about"], layer=None)), "does not say which model it is of"),
-        (lambda it: it.update(about=edit(it["about"], classes=7)), "it has 7 classes and other labels"),
-        (lambda it: it.update(about=edit(it["about"], versions=3)), "its versions are none"),
-        (lambda it: it.update(about=np.array("[1]")), "is no snapshot: gradcam diff MODEL PICTURE... --save FILE"),
-        (lambda it: it.pop("about"), "is no snapshot: gradcam diff"),
+        (lambda it: it.update(about=edit(it["about"], schema=2)), "has schema 2, but this version of gradcam reads 1"),
+        (lambda it: it.update(about=edit(it["about"], layer=None)), "its description of the model is incomplete"),
+        (lambda it: it.update(about=edit(it["about"], classes=7)), "its labels do not match its 7 classes"),
+        (lambda it: it.update(about=edit(it["about"], versions=3)), "its versions are missing"),
+        (
+            lambda it: it.update(about=np.array("[1]")),
+            "is not a snapshot. Take one with gradcam diff MODEL IMAGE... --save FILE",
+        ),
+        (lambda it: it.pop("about"), "is not a snapshot. Take one with gradcam diff"),
     ],
 )
 def test_a_snapshot_that_somebody_changed_is_refused(
@@ -479,16 +489,16 @@ def test_what_is_no_snapshot_is_refused_and_not_written_over(
     else:
         path.write_bytes(content)
     before = path.read_bytes()
-    with pytest.raises(OutputError, match="is no snapshot"):
+    with pytest.raises(OutputError, match="is not a snapshot"):
         read_snapshot(path)
-    with pytest.raises(OutputError, match="is no snapshot"):
+    with pytest.raises(OutputError, match="is not a snapshot"):
         kept.save(path)
     assert path.read_bytes() == before
     with pytest.raises(OutputError, match="does not exist"):
         read_snapshot(tmp_path / "missing")
     with pytest.raises(OutputError, match="cannot be read"):
         read_snapshot(tmp_path)
-    with pytest.raises(OutputError, match="there is no folder"):
+    with pytest.raises(OutputError, match="the folder .* does not exist"):
         kept.save(tmp_path / "nowhere" / "base.npz")
 
 
@@ -520,7 +530,7 @@ def test_what_a_condition_says(text: str, values: dict[str, float], is_met: bool
 )  # fmt: skip
 def test_a_bad_condition_is_a_line_with_the_names(text: str) -> None:
     with pytest.raises(
-        GradcamError, match="is no condition: expected NAME<NUMBER.*agree, correlation, overlap"
+        GradcamError, match="is not a condition: expected NAME<NUMBER.*agree, correlation, overlap"
     ) as caught:
         read_condition(text)
     assert "\n" not in str(caught.value)
@@ -545,7 +555,7 @@ def test_which_pictures_meet_which_conditions() -> None:
         "failures": "1",
         "errors": "1",
     }
-    assert [case.get("name") for case in suite] == ["bad & <b>\\x01.png", "good.png", "x", "the mean of all pictures"]
+    assert [case.get("name") for case in suite] == ["bad & <b>\\x01.png", "good.png", "x", "the mean of all images"]
     assert [[child.tag for child in case] for case in suite] == [["failure"], ["system-out"], ["error"], ["system-out"]]
     message = suite[0][0].get("message") or ""
     assert message == "correlation<0.9 and agree<1: agree 0, correlation 0.25"
@@ -553,7 +563,7 @@ def test_which_pictures_meet_which_conditions() -> None:
     assert not judge(["mean agree<0.5"], {"bad": bad}, means, {}).is_met
     assert judge(["mean agree<0.6"], {"bad": bad}, means, {}).is_met
     (case,) = judge(["mean agree<0.6"], {}, {}, {}).cases
-    assert case.error == "no picture could be compared"
+    assert case.error == "no image could be compared"
 
 
 def test_a_gate_without_pictures_or_conditions_is_valid_xml() -> None:

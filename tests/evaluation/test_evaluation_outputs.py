@@ -32,7 +32,7 @@ needs_matplotlib = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is 
 
 CONDITIONS = Conditions(
     model="net_v2", weights="ab" * 32, device="cpu", precision="float32", layer="layer4.0", score="logit",
-    target="the most probable class", resizing="shorter side to 256, the central 224 x 224 of it, bicubic", seed=3,
+    target="the most probable class", resizing="shorter side to 256, centre crop 224 x 224, bicubic", seed=3,
     annotations=None, versions={"gradcam": "1.2", "torch": "2.3"}, settings={},
 )  # fmt: skip
 
@@ -176,7 +176,7 @@ def test_of_too_few_pictures_there_are_means_and_no_judgement(count: int) -> Non
         assert (found["n"], found["low"], found["high"]) == (count, None, None)
         assert (found["best"], found["level_with_best"], found["difference_from_best"]) == (False, False, None)
     (note,) = document["notes"]
-    assert note.startswith("Too few: of fewer than 8 pictures")
+    assert note.startswith("Too few images (n): no method is called the best below 8")
     lines = table(results, 110)
     assert [" ".join(line.split()) for line in lines if line.startswith(("gradcam", "layercam", "random"))] == [
         "gradcam .500", "layercam .250", "random .750",
@@ -186,7 +186,7 @@ def test_of_too_few_pictures_there_are_means_and_no_judgement(count: int) -> Non
     assert not any("best" in line for line in lines[:-2])
     text = to_latex(results)
     assert r"gradcam & 0.500 \\" in text
-    assert "Too few: of fewer than 8 pictures" in text
+    assert "Too few images (n): no method is called the best below 8" in text
     assert "Bold" not in text
     enough = make_results({name: {"iou": numbers["iou"] * 8} for name, numbers in rows.items()}, controls=("random",))
     assert not any("Too few" in each for each in (to_json(enough), to_latex(enough), *table(enough, 110)))
@@ -198,14 +198,14 @@ def test_a_metric_that_too_few_pictures_have_is_left_out_of_the_judgement_alone(
     found = compare_methods(results)
     assert [it.is_best for it in found.values()].count(True) == 1
     lines = table(results, 110)
-    start = next(number for number, line in enumerate(lines) if line.startswith("difference from the best"))
+    start = next(number for number, line in enumerate(lines) if line.startswith("paired difference from the best"))
     assert lines[start + 1].split() == ["road", "↑"]
-    assert "of 1 metric" in lines[-1]
-    assert lines[-3].startswith("Too few: ")
+    assert "out of 1 metric" in lines[-1]
+    assert lines[-3].startswith("Too few images (n): ")
 
 
 def test_results_are_written_by_suffix(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match=r"results are written as '\.csv', '\.json', '\.tex'"):
+    with pytest.raises(OutputError, match=r"expected a file that ends in '\.csv', '\.json', '\.tex'"):
         write_results(EXAMPLE, tmp_path / "results.xlsx")
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="cannot be written"):
@@ -279,12 +279,14 @@ def test_the_table_marks_the_best_what_is_level_and_what_the_metric_cannot_tell(
     assert [line for line in lines if "n = 8" in line]
     assert [line for line in lines if "iou ↑" in line]
     assert [line for line in lines if "deletion ↓" in line]
-    start = next(number for number, line in enumerate(lines) if line.startswith("difference from the best"))
+    start = next(number for number, line in enumerate(lines) if line.startswith("paired difference from the best"))
     differences = {line.split()[0]: line for line in lines[start + 1 :] if line}
     assert re.search(r"-\.025 ±\.\d{3}", differences["layercam"])
     assert re.search(r"\+\.213 ±\.\d{3}|\+\.212 ±\.\d{3}", differences["layercam"])
     assert differences["gradcam"].split() == ["gradcam", "best", "best"]
-    assert lines[-1] == "Best or level with it by, of 1 metric (without 1 marked !): gradcam 1, layercam 1"
+    assert (
+        lines[-1] == "Best or not distinguished from it, out of 1 metric (without 1 marked !): gradcam 1, layercam 1"
+    )
 
 
 @pytest.mark.parametrize("width", [80, 110, 160])
@@ -302,7 +304,7 @@ def test_twenty_methods_and_ten_metrics_fit_the_terminal(width: int) -> None:
     titles = " ".join(lines)
     for metric in metrics:
         assert all(part in titles for part in metric.split("-"))
-    means = lines[: next(i for i, line in enumerate(lines) if line.startswith("difference"))]
+    means = lines[: next(i for i, line in enumerate(lines) if line.startswith("paired difference"))]
     found = [re.findall(r"(-?[\d.]+) ±", line) for line in means if line.startswith("rise ")]
     expected = [np.mean(rows["rise"][metric]) for metric in metrics]
     assert [float(value) for part in found for value in part] == pytest.approx(expected, abs=0.006)
@@ -377,7 +379,7 @@ def test_curves_are_means_and_the_band_is_the_tables_interval(count: int, monkey
 
 @needs_matplotlib
 def test_without_insertion_and_deletion_there_are_no_curves() -> None:
-    with pytest.raises(GradcamError, match="neither insertion nor deletion"):
+    with pytest.raises(GradcamError, match="measure insertion or deletion"):
         draw_curves(EXAMPLE)
 
 
@@ -413,7 +415,7 @@ def test_a_sheet_of_nothing(tmp_path: Path) -> None:
     (tmp_path / "broken.png").write_text("no picture")
     items = list_inputs(tmp_path / "broken.png").items
     study = prepare_study(load(), items, make_plan(["gradcam"], ["complexity"]), StudyOptions())
-    with pytest.raises(GradcamError, match="no picture was judged"):
+    with pytest.raises(GradcamError, match="no image was evaluated"):
         draw_examples(study, study.conclude(list(study.run())))
 
 

@@ -243,7 +243,7 @@ IMAGE, KNOWN = torch.zeros(1, 3, 4, 5), torch.ones(1, 4, 5, dtype=torch.bool)
 @pytest.mark.parametrize(
     ("images", "known", "options", "kind", "message"),
     [
-        (IMAGE[0], KNOWN, {}, ImageError, r"images are torch.float32 \(3, 4, 5\), expected a floating tensor"),
+        (IMAGE[0], KNOWN, {}, ImageError, r"images are torch.float32 \(3, 4, 5\), expected a floating-point tensor"),
         (IMAGE.int(), KNOWN, {}, ImageError, "images are torch.int32"),
         ("cat", KNOWN, {}, ImageError, "images are 'cat'"),
         (IMAGE, KNOWN.float(), {}, ImageError, r"known is torch.float32 \(1, 4, 5\), expected torch.bool \(1, 4, 5\)"),

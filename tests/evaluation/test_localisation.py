@@ -138,7 +138,7 @@ def test_maps_with_a_channel_are_taken() -> None:
 @pytest.mark.parametrize(
     ("boxes", "message"),
     [
-        ([[[0, 0, 2, 2]]], r"\(2, 4, 4\), and the images \(1, 4, 4\)"),
+        ([[[0, 0, 2, 2]]], r"\(2, 4, 4\), expected \(1, 4, 4\)"),
         ([[[0, 0, 2, 2]], []], "The boxes of image 1 are .*, expected one or more"),
         ([[0, 0, 2, 2], [0, 0, 2, 2]], "The boxes of image 0 are"),
         ([[[0, 0, 2, 2]], [[0, 0, 2]]], "The boxes of image 1 are"),
@@ -146,7 +146,7 @@ def test_maps_with_a_channel_are_taken() -> None:
         ([[[0, 0, 2, 2]], [[0, 0, 2, 2], [3, 0, 3, 2]]], "image 1 are .*: right must be greater than left"),
         ([[[0, 0, 2, 2]], [[0, 2, 2, 1]]], "image 1 are .*bottom than top"),
         ([[[0, 0, 2, 2]], [[0, 0, math.nan, 1]]], "image 1 are"),
-        ([], r"The boxes are \[\], expected for each image"),
+        ([], r"The boxes are \[\], expected one or more boxes per image"),
         (None, "The boxes are None"),
     ],
 )

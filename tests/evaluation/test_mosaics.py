@@ -152,16 +152,18 @@ def test_too_few_classes_are_named_with_their_probabilities() -> None:
     with pytest.raises(InputError) as caught:
         make_mosaics(classifier_of(ColourNet()), pictures, least=0.7)
     message = str(caught.value)
-    assert message.startswith("The model is sure of 2 classes, with a probability of 0.7 or more")
+    assert message.startswith(
+        "A mosaic needs images of four classes with a probability of 0.7 or more, but there are 2 classes"
+    )
     assert "red 1.00 (red), cyan 1.00 (cyan), red 2 1.00 (red), grey 0.17 (red)." in message
-    assert message.endswith("Give pictures of more classes, or lower that probability (least).")
+    assert message.endswith("Give images of more classes, or lower that probability (least).")
 
 
 def test_of_many_pictures_the_most_probable_are_named() -> None:
     pictures = {f"{i}": picture("red", strength=1 - i / 20) for i in range(15)}
-    with pytest.raises(InputError, match=r"sure of 1 class, with .* 11 [\d.]+ \(red\), and 3 less probable ones\."):
+    with pytest.raises(InputError, match=r"there is 1 class. Images: .* 11 [\d.]+ \(red\), and 3 less probable ones\."):
         make_mosaics(classifier_of(ColourNet()), pictures)
-    with pytest.raises(InputError, match="There are no pictures"):
+    with pytest.raises(InputError, match="there are 0 classes. Images: none"):
         make_mosaics(classifier_of(ColourNet()), {})
 
 
@@ -170,8 +172,8 @@ def test_of_many_pictures_the_most_probable_are_named() -> None:
     [
         ({"least": 1.5}, GradcamError, "least is 1.5, expected a probability"),
         ({"least": True}, GradcamError, "least is True"),
-        ({"limit": 0}, GradcamError, "limit is 0, expected a number of mosaics"),
-        ({"pictures": [picture("red")]}, ImageError, "expected a mapping from names to pictures"),
+        ({"limit": 0}, GradcamError, "limit is 0, expected the largest number of mosaics"),
+        ({"pictures": [picture("red")]}, ImageError, "expected a mapping from names to images"),
         ({"pictures": PICTURES | {"red": picture("red", 10)}}, ImageError, "3 x 8 x 8 and 3 x 10 x 10"),
     ],
 )

@@ -113,12 +113,12 @@ def test_ones_own_method_is_recommended_and_checked_too(
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda subject, heatmaps: heatmaps, r"gives torch.float32 \(1, 32, 32\), expected floats \(1,\)"),
-        (lambda subject, heatmaps: heatmaps.mean(), r"gives torch.float32 \(\), expected floats \(1,\)"),
-        (lambda subject, heatmaps: torch.ones(1, dtype=torch.int64), r"gives torch.int64 \(1,\), expected floats"),
-        (lambda subject, heatmaps: None, "gives None, expected floats"),
-        (lambda subject, heatmaps: ["a"], r"gives \['a'\], expected floats"),
-        (lambda subject, heatmaps: heatmaps.mean((1, 2)) * float("nan"), "odd is nan here"),
+        (lambda subject, heatmaps: heatmaps, r"returned torch.float32 \(1, 32, 32\), expected floats \(1,\)"),
+        (lambda subject, heatmaps: heatmaps.mean(), r"returned torch.float32 \(\), expected floats \(1,\)"),
+        (lambda subject, heatmaps: torch.ones(1, dtype=torch.int64), r"returned torch.int64 \(1,\), expected floats"),
+        (lambda subject, heatmaps: None, "returned None, expected floats"),
+        (lambda subject, heatmaps: ["a"], r"returned \['a'\], expected floats"),
+        (lambda subject, heatmaps: heatmaps.mean((1, 2)) * float("nan"), "odd is nan: check"),
         (lambda subject, heatmaps: 1 / 0, "The metric 'odd' failed: ZeroDivisionError"),
         (lambda subject, heatmaps: heatmaps.zero_().sum((1, 2)), None),  # a copy
         (lambda subject, heatmaps: [0.5], None),
@@ -138,13 +138,13 @@ def test_what_a_metric_gives_is_checked(colours: Any, pictures: Path, function: 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: metric("road", summary="", better="higher"), "There is a metric, or a group, 'road' already"),
-        (lambda: metric("a b", summary="", better="higher"), "A metric's name is of letters"),
+        (lambda: metric("road", summary="", better="higher"), "There is already a metric or group 'road'"),
+        (lambda: metric("a b", summary="", better="higher"), "'a b' is not a valid metric name"),
         (lambda: metric("odd", summary="", better="up"), "better is 'up', expected 'higher' or 'lower'"),
         (lambda: metric("odd", summary="", better="lower", needs=["maps"]), r"'odd' needs \['maps'\], expected some"),
         (
             lambda: metric("odd", summary="", better="lower", needs=["grid-mass", "heatmaps"]),
-            "'odd' needs grid-mass, of",
+            "'odd' needs grid-mass, which is for mosaics",
         ),
         (lambda: metric("odd", summary="", better="lower")(lambda maps: maps), r"has the parameters \(maps\)"),
         (lambda: metric("odd", summary="", better="lower")(3), "The metric 'odd' is 3, expected a function"),
@@ -158,12 +158,12 @@ def test_metrics_that_cannot_be(make: Callable[[], Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"metrics": [corner]}, "expected what @gradcam.evaluation.metric makes of a function"),
-        ({"metrics": ["mine.py:number"]}, "mine.py:number is 3, expected what @gradcam.evaluation.metric makes"),
+        ({"metrics": [corner]}, "expected a function decorated with @gradcam.evaluation.metric"),
+        ({"metrics": ["mine.py:number"]}, "mine.py:number is 3, expected a function decorated"),
         ({"metrics": ["mine.py:spreads"]}, "There is no 'spreads' in mine.py. Nearest: 'spread'"),
         ({"metrics": ["none.py:spread"]}, "none.py"),
         ({"metrics": [spread, "mine.py:spread"]}, "There are two metrics 'spread'"),
-        ({"methods": ["mine.py:number"]}, "mine.py:number is 3, expected a method, or a function"),
+        ({"methods": ["mine.py:number"]}, "mine.py:number is 3, expected a method or a function"),
         ({"methods": [corner, lambda *_: None, lambda *_: None]}, "There are two methods '<lambda>'"),
         ({"methods": [lambda images: images]}, "<lambda> failed: TypeError"),
         ({"methods": [lambda model, images, classes: images]}, "<lambda>: The heatmaps have the shape"),

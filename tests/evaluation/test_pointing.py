@@ -202,8 +202,8 @@ def test_nothing_that_was_given_is_changed() -> None:
         (torch.ones(1, 4, 4), torch.ones(1, 4, 4), r"The masks are torch.float32 \(1, 4, 4\), expected bool \(N,H,W\)"),
         (torch.ones(1, 4, 4), torch.ones(4, 4, dtype=torch.bool), "expected bool"),
         (torch.ones(1, 4, 4), None, "The masks are None"),
-        (torch.ones(1, 4, 4), torch.ones(1, 4, 5, dtype=torch.bool), r"\(1, 4, 4\), and the images \(1, 4, 5\)"),
-        (torch.ones(2, 4, 4), torch.zeros(2, 4, 4, dtype=torch.bool), "no object in the mask of image 0"),
+        (torch.ones(1, 4, 4), torch.ones(1, 4, 5, dtype=torch.bool), r"\(1, 4, 4\), expected \(1, 4, 5\)"),
+        (torch.ones(2, 4, 4), torch.zeros(2, 4, 4, dtype=torch.bool), "mask of image 0 has no object"),
         (torch.full((1, 4, 4), math.nan), torch.ones(1, 4, 4, dtype=torch.bool), "NaN"),
     ],
 )

@@ -89,7 +89,7 @@ def test_arrays_and_maps_with_a_class_axis() -> None:
 @pytest.mark.parametrize(
     ("a", "b", "message"),
     [
-        (torch.zeros(2, 4, 4), torch.zeros(2, 4, 5), r"have the shape \(2, 4, 5\), and the images \(2, 4, 4\)"),
+        (torch.zeros(2, 4, 4), torch.zeros(2, 4, 5), r"have the shape \(2, 4, 5\), expected \(2, 4, 4\)"),
         (torch.zeros(4, 4), torch.zeros(4, 4), "expected \\(N,H,W\\)"),
         (torch.full((1, 2, 2), torch.nan), torch.zeros(1, 2, 2), "NaN or infinite"),
         ("map", torch.zeros(1, 2, 2), "expected a tensor or an array"),

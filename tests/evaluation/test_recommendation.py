@@ -115,8 +115,8 @@ def test_a_method_without_a_choice_of_scores_is_there_once_for_each_layer() -> N
     ("methods", "scores", "message"),
     [
         (["gradcan"], ["logit"], "gradcan"),
-        (["rise"], ["logit"], "rise looks at no layer"),
-        (["legrad"], ["logit"], "legrad looks at no layer"),
+        (["rise"], ["logit"], "rise uses no target layer"),
+        (["legrad"], ["logit"], "legrad uses no target layer"),
         (["gradcam"], ["logits"], "expected some of logit, probability, contrast"),
         (["gradcam"], "logit", "expected some of"),
         (["gradcam"], [], "expected some of"),
@@ -434,7 +434,7 @@ def test_a_default_without_a_map_is_said_and_the_rest_goes_on() -> None:
 
 def test_too_few_classes_and_layers_that_are_not_there_are_errors() -> None:
     classifier = classifier_of(ColourNet())
-    with pytest.raises(InputError, match="sure of 2 classes"):
+    with pytest.raises(InputError, match="but there are 2 classes"):
         recommend(classifier, {colour: PICTURES[colour] for colour in ("red", "blue")})
     with pytest.raises(LayerError, match="no layer 'activ'"):
         recommend(classifier, PICTURES, layers=["activ"])

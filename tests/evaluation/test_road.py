@@ -268,7 +268,7 @@ def test_the_model_is_left_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"shares": ()}, r"shares is \(\), expected numbers from 0 to 1"),
+        ({"shares": ()}, r"shares is \(\), expected a list of numbers from 0 to 1"),
         ({"shares": 0.5}, "shares is 0.5"),
         ({"shares": "all"}, "shares is 'all'"),
         ({"shares": (0.5, 10)}, r"shares is \(0.5, 10\)"),
@@ -285,7 +285,7 @@ def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> No
 
 
 def test_a_map_of_another_size() -> None:
-    with pytest.raises(ImageError, match="there must be one for each"):
+    with pytest.raises(ImageError, match="one per image, at its size"):
         road(corner_subject(), torch.rand(1, 5, 6))
 
 

@@ -223,7 +223,7 @@ def test_maps_that_cannot_be_had_count_as_blank() -> None:
 
 def test_models_that_cannot_be_randomised() -> None:
     empty = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    with pytest.raises(ModelError, match="Sequential has no parameters: there is nothing that could be drawn anew"):
+    with pytest.raises(ModelError, match="Sequential has no parameters, so there is nothing to randomise"):
         randomisation(subject(empty), grey)
 
     class Unique(nn.Module):
@@ -237,21 +237,24 @@ def test_models_that_cannot_be_randomised() -> None:
         def __deepcopy__(self, memo: object) -> object:
             raise TypeError("there is only one")
 
-    with pytest.raises(ModelError, match="Unique cannot be copied, and its weights .* TypeError: there is only one"):
+    with pytest.raises(
+        ModelError,
+        match="Unique cannot be copied, which is needed to randomise its weights: TypeError: there is only one",
+    ):
         randomisation(subject(Unique()), grey)
 
 
 @pytest.mark.parametrize("stages", [0, -1, 1.5, True, "all"])
 def test_stages_that_cannot_be(stages: object) -> None:
-    with pytest.raises(GradcamError, match="expected how many layers to look at, 1 or more"):
+    with pytest.raises(GradcamError, match="expected the number of layers to compare, 1 or more"):
         randomisation(subject(), grey, stages=stages)  # type: ignore[arg-type]
 
 
 def test_maps_of_another_size_are_refused() -> None:
     for function in (randomisation, max_sensitivity):
-        with pytest.raises(ImageError, match=r"\(3, 5, 5\), and the images \(3, 12, 16\)"):
+        with pytest.raises(ImageError, match=r"\(3, 5, 5\), expected \(3, 12, 16\)"):
             function(subject(), grey, torch.zeros(3, 5, 5))
-    with pytest.raises(ImageError, match=r"\(3, 5, 5\), and the images \(3, 12, 16\)"):
+    with pytest.raises(ImageError, match=r"\(3, 5, 5\), expected \(3, 12, 16\)"):
         class_difference(subject(), grey, heatmaps=torch.zeros(3, 5, 5))
 
 
@@ -329,11 +332,11 @@ def test_the_scale_of_a_map_does_not_count() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"radius": -0.1}, "radius is -0.1, expected how far a value may change"),
+        ({"radius": -0.1}, "radius is -0.1, expected the largest change of a value"),
         ({"radius": math.nan}, "radius is nan"),
         ({"radius": math.inf}, "radius is inf"),
         ({"radius": True}, "radius is True"),
-        ({"samples": 0}, "samples is 0, expected how often to draw noise"),
+        ({"samples": 0}, "samples is 0, expected the number of noise samples"),
         ({"samples": 2.5}, "samples is 2.5"),
     ],
 )
@@ -394,7 +397,7 @@ def test_maps_that_were_made_before_are_compared() -> None:
 
 def test_a_model_of_one_class_has_no_rival() -> None:
     model = nn.Sequential(nn.Conv2d(3, 1, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    with pytest.raises(TargetError, match="has 1 class: there is no other"):
+    with pytest.raises(TargetError, match="has 1 class, but two are needed"):
         class_difference(Subject(model, TINY, activation="softmax"), grey)
 
 

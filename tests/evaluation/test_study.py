@@ -248,8 +248,8 @@ def test_the_class_is_the_most_probable_or_the_asked_one(colours: Classifier, pi
     listed.write_text(f"image,class\n{pictures}/0-red.png,cyan\n{pictures}/1-green.png,\n")
     found = judge(colours, listed, metrics=["complexity"])
     assert [entry.label for entry in found.entries] == ["cyan", "green"]
-    assert found.conditions.target == "the class that the list asks for, or the most probable one"
-    with pytest.raises(GradcamError, match="The list says which classes to explain"):
+    assert found.conditions.target == "the class in the list, or the most probable one"
+    with pytest.raises(GradcamError, match="The list already contains the classes to explain"):
         judge(colours, listed, target="red")
 
 
@@ -346,7 +346,7 @@ def test_grid_metrics_without_four_classes_are_left_out_unless_named(colours: Cl
 
 def test_metrics_that_need_annotations_say_so_when_they_are_named() -> None:
     for named in (["iou"], ["annotations"], ["all", "pointing-game"]):
-        with pytest.raises(GradcamError, match=r"give annotations.*--annotations PATH"):
+        with pytest.raises(GradcamError, match=r"annotations of the objects: give --annotations PATH"):
             make_plan(["gradcam"], named)
     everything = make_plan(["gradcam"], ["all"]).metrics
     assert everything == tuple(name for name, it in METRICS.items() if it.group != "annotations")
@@ -400,21 +400,21 @@ def test_methods_that_a_model_cannot_have_are_left_out_unless_named(colours: Cla
     study = prepare(colours, pictures, make_plan(["all"], ["complexity"]))
     assert set(study.plan.methods) == set(METHODS) - attention
     assert sorted(note.split()[0] for note in study.notes) == sorted(attention)
-    with pytest.raises(ModelError, match="rollout cannot be had of this model"):
+    with pytest.raises(ModelError, match="rollout cannot be used with this model"):
         prepare(colours, pictures, make_plan(["gradcam", "rollout"], ["complexity"]))
 
 
 def test_what_must_be_the_same_is_said(colours: Classifier, pictures: Path) -> None:
     conditions = judge(colours, pictures, metrics=["complexity"], seed=4).conditions
     assert (conditions.layer, conditions.score, conditions.seed, conditions.device) == ("relu", "logit", 4, "cpu")
-    assert conditions.resizing == "shorter side to 32, the central 32 x 32 of it, bilinear"
+    assert conditions.resizing == "shorter side to 32, centre crop 32 x 32, bilinear"
     assert conditions.versions["gradcam"] == gradcam.__version__
     assert conditions.versions["torch"] == torch.__version__
     whole = replace(colours.preprocess, resize=(32, 32))  # type: ignore[type-var]
-    assert describe_resizing(whole) == "the whole picture to 32 x 32, bilinear"
+    assert describe_resizing(whole) == "whole image to 32 x 32, bilinear"
     resized = describe_resizing(replace(whole, resize=(40, 48)))
-    assert resized == "the whole picture to 40 x 48, the central 32 x 32 of it, bilinear"
-    assert describe_resizing(len) == "as builtin_function_or_method does"
+    assert resized == "whole image to 40 x 48, centre crop 32 x 32, bilinear"
+    assert describe_resizing(len) == "preprocessed by builtin_function_or_method"
 
 
 def test_the_datas_hash_tells_pictures_by_any_name(colours: Classifier, pictures: Path, tmp_path: Path) -> None:
@@ -538,7 +538,9 @@ def test_a_journal_of_another_layout_is_refused_and_an_earlier_one_has_none(
     assert run["resolved"] == {"layouts": {"relu": "channels first"}, "output": None}
     for resolved in ({"layouts": {"relu": "channels last"}}, {"output": "logits"}):
         path.write_text("".join([json.dumps(run | {"resolved": resolved}) + "\n", *entries]))
-        with pytest.raises(OutputError, match=r"(channels last → channels first|logits → null)\. Give the same ones"):
+        with pytest.raises(
+            OutputError, match=r"(channels last → channels first|logits → null)\. Give the same settings"
+        ):
             judge(colours, pictures / "0-red.png", metrics=["complexity"], journal=path)
     del run["resolved"]
     path.write_text("".join([json.dumps(run) + "\n", *entries]))
@@ -549,13 +551,13 @@ def test_a_journal_that_is_none_or_in_use_or_in_the_way(colours: Classifier, pic
     path = tmp_path / "journal.jsonl"
     run = judge(colours, pictures / "0-red.png", metrics=["complexity"]).conditions.to_run(1)
     path.write_text("not a journal\n")
-    with pytest.raises(OutputError, match="does not begin as a study's journal"):
+    with pytest.raises(OutputError, match="is not a journal of this version"):
         Journal.open(path, run)
     with pytest.raises(OutputError, match=r"--resume.*--overwrite"):
         Journal.open(path, run, mode="new")
     with (
         Journal.open(path, run, mode="overwrite") as journal,
-        pytest.raises(OutputError, match="another process is at work"),
+        pytest.raises(OutputError, match="is in use by another process"),
     ):
         Journal.open(path, run)
     assert path.read_bytes().count(b"\n") == 1
@@ -563,7 +565,7 @@ def test_a_journal_that_is_none_or_in_use_or_in_the_way(colours: Classifier, pic
     journal.append(Judgement("a.png", sha256="ab", values={"gradcam": {"iou": 0.1}}))
     journal.close()
     path.write_bytes(path.read_bytes() + b'{"image": 3}\n')
-    with pytest.raises(OutputError, match="line 3: it is no whole entry"):
+    with pytest.raises(OutputError, match="line 3: it is not a complete entry"):
         Journal.open(path, run)
 
 
@@ -574,7 +576,7 @@ def test_entries_are_read_back_to_the_last_digit() -> None:
     )  # fmt: skip
     assert Judgement.from_json(entry.to_json()) == entry
     assert "\n" not in entry.to_json()
-    with pytest.raises(GradcamError, match="no whole entry"):
+    with pytest.raises(GradcamError, match="not a complete entry"):
         Judgement.from_json('{"image": "a"}')
 
 

@@ -237,7 +237,7 @@ def test_several_threads_judge_with_one_model() -> None:
 
 @pytest.mark.parametrize("images", [TINY[0], TINY.int(), TINY[:0], TINY.numpy(), None, [TINY], TINY[None]])
 def test_images_that_cannot_be_judged(images: Any) -> None:
-    with pytest.raises(ImageError, match=r"The images are .*, expected a floating tensor \(N,C,H,W\)"):
+    with pytest.raises(ImageError, match=r"The images are .*, expected a floating-point tensor \(N,C,H,W\)"):
         Subject(tiny_model(), images)
 
 
@@ -246,9 +246,9 @@ def test_classes_that_do_not_fit() -> None:
         Subject(First(), PAIRS, 2)
     with pytest.raises(TargetError, match=r"does not fit 3 image\(s\)"):
         Subject(First(), PAIRS, [0, 1])
-    with pytest.raises(TargetError, match="There are 2 classes of each image, expected one"):
+    with pytest.raises(TargetError, match="There are 2 classes per image, expected one"):
         Subject(First(), PAIRS, [[0, 1]] * 3)
-    with pytest.raises(TargetError, match="is not made of class indices"):
+    with pytest.raises(TargetError, match="does not contain class indices"):
         Subject(First(), PAIRS, "koala")
 
 
@@ -256,16 +256,16 @@ def test_classes_that_do_not_fit() -> None:
 def test_an_output_that_is_no_number(value: float) -> None:
     broken = PAIRS.clone()
     broken[1, 0, 0, 0] = value
-    with pytest.raises(ModelError, match="output is NaN or infinite in places"):
+    with pytest.raises(ModelError, match="output contains NaN or infinite values"):
         Subject(First(), broken)
-    with pytest.raises(ModelError, match="output is NaN or infinite in places"):
+    with pytest.raises(ModelError, match="output contains NaN or infinite values"):
         Subject(First(), PAIRS).score([PAIRS, broken])
 
 
 def test_what_is_no_model_and_what_is_no_classifier() -> None:
     with pytest.raises(ModelError, match=r"expected a torch.nn.Module"):
         Subject(lambda images: images, TINY)
-    with pytest.raises(TargetError, match=r"A class can be explained where the output is \(3, classes\)"):
+    with pytest.raises(TargetError, match=r"The output is .*, expected class scores \(3, classes\)"):
         Subject(nn.Conv2d(3, 4, 1), TINY)
 
 
@@ -298,7 +298,7 @@ def test_an_explanation_is_its_heatmaps() -> None:
     one = gradcam.explain(tiny_model(), TINY, "0")
     assert torch.equal(check_heatmaps(one, (3, 12, 16)), one.heatmaps[:, 0])
     several = gradcam.explain(tiny_model(), TINY, "0", target=[[0, 1]] * 3)
-    with pytest.raises(ImageError, match=r"shape \(3, 2, 12, 16\), expected \(N,H,W\): one for each image"):
+    with pytest.raises(ImageError, match=r"shape \(3, 2, 12, 16\), expected \(N,H,W\), one per image"):
         check_heatmaps(several, (3, 12, 16))
 
 
@@ -315,9 +315,9 @@ def test_what_is_no_heatmap(heatmaps: Any) -> None:
 
 
 def test_heatmaps_of_another_size_say_how_to_resize_them() -> None:
-    with pytest.raises(ImageError, match=r"shape \(2, 7, 7\), and the images \(2, 8, 8\).*interpolate"):
+    with pytest.raises(ImageError, match=r"shape \(2, 7, 7\), expected \(2, 8, 8\).*interpolate"):
         check_heatmaps(torch.ones(2, 7, 7), (2, 8, 8))
-    with pytest.raises(ImageError, match="one for each"):
+    with pytest.raises(ImageError, match="one per image"):
         check_heatmaps(torch.ones(1, 8, 8), (2, 8, 8))
 
 

@@ -365,7 +365,7 @@ def test_prompts_of_different_lengths() -> None:
         np.testing.assert_allclose(found.scores[i].numpy(), expected.scores[0].numpy(), rtol=1e-5)
         np.testing.assert_allclose(found.maps[i].numpy(), expected.maps[0].numpy(), rtol=1e-4, atol=1e-9)
     inputs["attention_mask"] = mask.flip(1)
-    with pytest.raises(TargetError, match="pad prompts at the left"):
+    with pytest.raises(TargetError, match="pad prompts on the left"):
         gradcam.explain(model, inputs, target=Token(CAPTION, 1))
 
 
@@ -392,7 +392,7 @@ def test_words_are_called_as_people_read_them(tmp_path: Path) -> None:
 
 def test_without_a_tokenizer(tmp_path: Path) -> None:
     model = make("git")
-    with pytest.raises(TargetError, match="no tokenizer beside the model"):
+    with pytest.raises(TargetError, match="No tokenizer was found for the model"):
         find_family(model, Captioner).words(CAPTION)
     model.save_pretrained(tmp_path)
     model = T.GitForCausalLM.from_pretrained(tmp_path, local_files_only=True)
@@ -403,17 +403,22 @@ def test_without_a_tokenizer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "inputs", "caption", "message"),
     [
-        ("llava", lambda x: x, CAPTION, "behind a prompt that keeps a place for the picture"),
+        ("llava", lambda x: x, CAPTION, "needs a prompt with a placeholder for the image"),
         ("git", lambda x: x, [5, WORDS], f"no token {WORDS} in the vocabulary of this GitForCausalLM: it has {WORDS}"),
         ("vit-gpt2", lambda x: x, [-1], "no token -1 in the vocabulary"),
-        ("vit-gpt2", lambda x: x, [5] * 16, "16 tokens behind the 1 that begin it: VisionEncoderDecoderModel reads 16"),
+        ("vit-gpt2", lambda x: x, [5] * 16, "16 tokens after the prompt's 1, but VisionEncoderDecoderModel takes 16"),
         (
             "git",
             lambda x: {"pixel_values": x, "input_ids": torch.tensor([[1]] * 3)},
             CAPTION,
-            "There are 3 texts in input_ids for 2 pictures: give one for each, or one for all",
+            "There are 3 texts in input_ids for 2 images: pass one per image, or one for all",
         ),
-        ("git", lambda x: (x, torch.tensor([[1]] * 2)), CAPTION, "by name, such as pixel_values and input_ids: 2 came"),
+        (
+            "git",
+            lambda x: (x, torch.tensor([[1]] * 2)),
+            CAPTION,
+            "by name, such as pixel_values and input_ids: 2 were passed",
+        ),
     ],
 )
 def test_bad_input(kind: str, inputs: Any, caption: list[int], message: str) -> None:
@@ -425,14 +430,14 @@ def test_bad_input(kind: str, inputs: Any, caption: list[int], message: str) -> 
 def test_a_caption_of_no_words() -> None:
     model, pictures = make("git"), make_pictures("git", 1)
     model.output.bias.data[END] = 100.0
-    with pytest.raises(TargetError, match="writes nothing of this picture"):
+    with pytest.raises(TargetError, match="writes an empty caption"):
         find_family(model, Captioner).write(pictures)
-    with pytest.raises(TargetError, match="of one picture, and these are 2"):
+    with pytest.raises(TargetError, match="one image, but the batch has 2"):
         find_family(model, Captioner).write(make_pictures("git"))
 
 
 def test_pictures_that_a_model_takes_in_pieces() -> None:
     """As rows of patches: there is no picture on which a map could lie."""
     rows = {"pixel_values": torch.rand(16, 192), "input_ids": torch.tensor([[1, 5]])}
-    with pytest.raises(ImageError, match="expected a floating tensor"):
+    with pytest.raises(ImageError, match="expected a floating-point tensor"):
         gradcam.explain(make("git"), rows, target=Token(CAPTION))

@@ -566,12 +566,12 @@ def test_outputs_of_other_forms(wrap: Callable[[Tensor], Any]) -> None:
 
 @pytest.mark.parametrize("wrap", [lambda maps: maps.mean((1, 2, 3)), lambda _: "nothing"])
 def test_outputs_without_vectors(wrap: Callable[[Tensor], Any]) -> None:
-    with pytest.raises(TargetError, match=r"The model gives .*, expected a vector for each picture \(N, D\)"):
+    with pytest.raises(TargetError, match=r"The model returned .*, expected one vector per image \(N, D\)"):
         gradcam.explain(Giving(wrap), PICTURES, "conv", target=Text(draw(6)))
 
 
 def test_vectors_of_another_length() -> None:
-    with pytest.raises(TargetError, match=r"The model gives \(2, 512\) for 2 image\(s\), expected \(2, 6\)"):
+    with pytest.raises(TargetError, match=r"The model returned \(2, 512\) for 2 image\(s\), expected \(2, 6\)"):
         gradcam.explain(made("any module"), PICTURES, "layer3", target=Like(draw(6)))
 
 

@@ -267,7 +267,7 @@ class TestErrors:
         for name, message in (
             ("elsewhere", "did not run"),
             ("relu", "ran 2"),
-            ("shape", "gave no floating-point tensor"),
+            ("shape", "returned no floating-point tensor"),
         ):
             with TargetLayer(layers[name], name=name) as layer:
                 score = model[1](model(IMAGES)).sum()
@@ -286,7 +286,7 @@ class TestErrors:
             with torch.no_grad():
                 output = model(IMAGES)
             torch.set_grad_enabled(False)
-            with pytest.raises(ModelError, match="recording is off behind layer 'second'"):
+            with pytest.raises(ModelError, match="recording is off after layer 'second'"):
                 layer.backward(output.detach().sum())
 
     def test_no_gradients_yet(self, model: nn.Sequential) -> None:
@@ -301,7 +301,7 @@ class TestErrors:
 
     def test_entered_twice(self, model: nn.Sequential) -> None:
         layer = TargetLayer(model[2], name="second")
-        with layer, pytest.raises(LayerError, match="'second' is recorded already"):
+        with layer, pytest.raises(LayerError, match="'second' is already recorded"):
             layer.__enter__()
         assert torch.is_grad_enabled()
         assert hooks_on(model) == 0
@@ -310,7 +310,7 @@ class TestErrors:
     def test_a_score_that_is_none(self, model: nn.Sequential, score: object) -> None:
         with TargetLayer(model[2]) as layer:
             model(IMAGES)
-            with pytest.raises(LayerError, match="expected a floating tensor of one value"):
+            with pytest.raises(LayerError, match="expected a floating-point tensor with one value"):
                 layer.backward(score)  # type: ignore[arg-type]
 
     def test_no_module(self) -> None:
@@ -503,7 +503,7 @@ def test_a_graph_that_is_used_up_is_said_to_be(model: nn.Sequential) -> None:
     with TargetLayer(model[2]) as layer:
         score = score_of(model(IMAGES))
         score.backward()
-        with pytest.raises(ModelError, match="used up: call score.backward\\(retain_graph=True\\)"):
+        with pytest.raises(ModelError, match="already freed: pass retain_graph=True"):
             layer.backward(score)
 
 
@@ -560,7 +560,9 @@ class TestTraining:
 
     def test_is_warned_of(self) -> None:
         model = torchvision.models.resnet18(weights=None, num_classes=5)
-        with pytest.warns(GradcamWarning, match="'layer4' is in training mode, and nothing before it is recorded"):
+        with pytest.warns(
+            GradcamWarning, match="'layer4' is in training mode, but gradients before it are not recorded"
+        ):
             layer = TargetLayer(model.layer4, name="layer4").__enter__()
         model(torch.randn(2, 3, 64, 64)).sum().backward()
         layer.__exit__(None, None, None)

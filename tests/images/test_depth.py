@@ -17,20 +17,24 @@ def grey(*levels: int) -> np.ndarray:
     ("values", "levels", "note"),
     [
         # 255 * (values - 40) / 3160: 1620 is in the middle, 127.5, which is rounded to the even 128
-        (np.array([[40, 1620, 3200]], np.uint16), (0, 128, 255), "shown from 40 to 3200 of 65535"),
-        (np.array([[60000, 60001, 60002]], np.uint16), (0, 128, 255), "shown from 60000 to 60002 of 65535"),
-        (np.array([[0, 32767]], np.uint16), (0, 255), "shown from 0 to 32767 of 65535"),
+        (np.array([[40, 1620, 3200]], np.uint16), (0, 128, 255), "showing values from 40 to 3200 of 65535"),
+        (np.array([[60000, 60001, 60002]], np.uint16), (0, 128, 255), "showing values from 60000 to 60002 of 65535"),
+        (np.array([[0, 32767]], np.uint16), (0, 255), "showing values from 0 to 32767 of 65535"),
         (np.array([[0, 32768]], np.uint16), (0, 128), None),  # 127.502
         (np.array([[257, 65535]], np.uint16), (1, 255), None),
         (np.array([[700, 700]], np.uint16), (3, 3), None),  # 2.72: a constant has no range
         (np.array([[700]], np.uint16), (3,), None),
         (np.array([[10, 20]], np.uint8), (10, 20), None),
-        (np.array([[-1024, 988, 3000]], np.int32), (0, 128, 255), "shown from -1024 to 3000"),
+        (np.array([[-1024, 988, 3000]], np.int32), (0, 128, 255), "showing values from -1024 to 3000"),
         (np.array([[0, 4000000000]], np.uint32), (0, 255), None),
-        (np.array([[0.0, 0.25]], np.float32), (0, 255), "shown from 0 to 0.25"),
+        (np.array([[0.0, 0.25]], np.float32), (0, 255), "showing values from 0 to 0.25"),
         (np.array([[0.0, 0.5, 1.0]], np.float64), (0, 128, 255), None),
-        (np.array([[-1.0, 0.0, 1.0]], np.float32), (0, 128, 255), "shown from -1 to 1"),
-        (np.array([[np.nan, 0.1, 0.2, np.inf, -np.inf]], np.float32), (0, 0, 255, 255, 0), "shown from 0.1 to 0.2"),
+        (np.array([[-1.0, 0.0, 1.0]], np.float32), (0, 128, 255), "showing values from -1 to 1"),
+        (
+            np.array([[np.nan, 0.1, 0.2, np.inf, -np.inf]], np.float32),
+            (0, 0, 255, 255, 0),
+            "showing values from 0.1 to 0.2",
+        ),
         (np.array([[np.nan, 0.0, 1.0, np.inf]], np.float32), (0, 0, 255, 255), None),
         (np.array([[np.nan, np.inf]], np.float32), (0, 0), None),
         (np.array([[0.0, 1e30]], np.float32), (0, 255), None),
@@ -48,16 +52,16 @@ def test_less_than_half_of_the_range_is_stretched(
 def test_colours_are_stretched_together() -> None:
     picture, note = show(np.array([[[0, 100, 200], [1000, 500, 400]]], np.uint16))
     np.testing.assert_array_equal(picture, [[[0, 26, 51], [255, 128, 102]]])  # 25.5 and 127.5 to the even
-    assert note == "shown from 0 to 1000 of 65535"
+    assert note == "showing values from 0 to 1000 of 65535"
 
 
 @pytest.mark.parametrize(
     ("channels", "shown", "note"),
     [
         (1, [[[51, 51, 51]]], None),
-        (2, [[[51, 51, 51]]], "shown is channel 1 of 2"),
+        (2, [[[51, 51, 51]]], "showing channel 1 of 2"),
         (3, [[[51, 102, 153]]], None),
-        (5, [[[51, 102, 153]]], "shown are channels 1 to 3 of 5"),
+        (5, [[[51, 102, 153]]], "showing channels 1 to 3 of 5"),
     ],
 )
 def test_the_first_channels_are_shown(channels: int, shown: list[list[list[int]]], note: str | None) -> None:
@@ -71,10 +75,10 @@ def test_channels_that_are_not_shown_do_not_count() -> None:
     values = np.array([[[0, 0, 0, 65535], [100, 100, 100, 0]]], np.uint16)
     picture, note = show(values)
     np.testing.assert_array_equal(picture, grey(0, 255))
-    assert note == "shown are channels 1 to 3 of 4; shown from 0 to 100 of 65535"
+    assert note == "showing channels 1 to 3 of 4; showing values from 0 to 100 of 65535"
     picture, note = show(np.array([[[0, 0, 0, 6e4], [1, 1, 1, 0]]], np.float32))
     np.testing.assert_array_equal(picture, grey(0, 255))
-    assert note == "shown are channels 1 to 3 of 4"
+    assert note == "showing channels 1 to 3 of 4"
 
 
 def test_values_are_not_changed() -> None:

@@ -378,7 +378,7 @@ def test_a_pgm_is_scaled_by_its_largest_value(
 
 def test_deep_channels_in_planes_of_their_own_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.tif").write_bytes(tiff(DEEP, photometric=2, planar=True))
-    refuse(tmp_path / "a.tif", "has channels of 16 bits in planes of their own, which cannot be read")
+    refuse(tmp_path / "a.tif", "stores its 16-bit channels in separate planes, which is not supported")
     shallow = (DEEP // 257).astype(np.uint8)
     (tmp_path / "b.tif").write_bytes(tiff(shallow, photometric=2, planar=True))
     np.testing.assert_array_equal(read_values(tmp_path / "b.tif"), shallow)
@@ -390,7 +390,7 @@ def test_deep_colours_that_opencv_does_not_decode_are_refused(tmp_path: Path, mo
     (tmp_path / "a.tif").write_bytes(tiff(DEEP, photometric=2))
     for found in (None, DEEP.astype(np.uint8), DEEP[..., 0]):
         monkeypatch.setattr(cv2, "imdecode", lambda *args, found=found: found)
-        refuse(tmp_path / "a.tif", "has channels of 16 bits that cannot be decoded: save it as PNG")
+        refuse(tmp_path / "a.tif", "has 16-bit channels that cannot be decoded: save it as PNG")
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -568,19 +568,19 @@ def test_a_whole_picture_of_the_kinds_that_were_cut_is_read(tmp_path: Path, phot
 )
 def test_what_is_no_picture_is_refused(tmp_path: Path, name: str, data: bytes) -> None:
     (tmp_path / name).write_bytes(data)
-    refuse(tmp_path / name, "is not a picture in a format that can be read")
+    refuse(tmp_path / name, "is not an image in a supported format")
 
 
 def test_a_png_that_claims_too_many_pixels_is_refused_before_memory_is_taken(tmp_path: Path) -> None:
     (tmp_path / "bomb.png").write_bytes(png(60000, 60000, 8, 2, b"\0" * 100))
-    refuse(tmp_path / "bomb.png", "has 60000 x 60000 pixels, and takes 23.5 GiB to read, of the 1 GiB that are allowed")
+    refuse(tmp_path / "bomb.png", "has 60000 x 60000 pixels and needs 23.5 GiB to read, but the limit is 1 GiB")
 
 
 def test_a_bmp_that_claims_too_many_pixels_is_refused_before_memory_is_taken(tmp_path: Path) -> None:
     data = bytearray(save(tmp_path / "bomb.bmp", PIXELS).read_bytes())
     data[18:26] = struct.pack("<ii", 60000, 60000)
     (tmp_path / "bomb.bmp").write_bytes(data)
-    refuse(tmp_path / "bomb.bmp", "has 60000 x 60000 pixels, and takes 23.5 GiB to read, of the 1 GiB that are allowed")
+    refuse(tmp_path / "bomb.bmp", "has 60000 x 60000 pixels and needs 23.5 GiB to read, but the limit is 1 GiB")
 
 
 MEASURE = """
@@ -633,9 +633,9 @@ def test_the_picture_of_350_kilobytes_that_took_5_gigabytes_is_refused_by_its_he
     (tmp_path / "bomb.png").write_bytes(data)
     refuse(
         tmp_path / "bomb.png",
-        "has 13370 x 13370 pixels, and takes 2.83 GiB to read, of the 1 GiB that are allowed: to read it",
+        "has 13370 x 13370 pixels and needs 2.83 GiB to read, but the limit is 1 GiB: raise it",
     )
-    refuse(tmp_path / "bomb.png", "give --max-pixels 178756900, or set GRADCAM_MAX_PIXELS in the environment")
+    refuse(tmp_path / "bomb.png", "raise it with --max-pixels 178756900, or set GRADCAM_MAX_PIXELS in the environment")
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("bomb.png", data)
     (result,) = gradcam.explain_files(tmp_path / "a.zip", batch_size=1)
@@ -643,9 +643,9 @@ def test_the_picture_of_350_kilobytes_that_took_5_gigabytes_is_refused_by_its_he
     monkeypatch.setenv("GRADCAM_MAX_PIXELS", str(13370**2))
     refuse(tmp_path / "bomb.png", "is damaged or cut off")
     monkeypatch.setenv("GRADCAM_MAX_PIXELS", str(13370**2 - 1))
-    refuse(tmp_path / "bomb.png", "has 13370 x 13370 pixels, 178756900, and 178756899 are allowed by --max-pixels or ")
+    refuse(tmp_path / "bomb.png", "has 13370 x 13370 = 178756900 pixels, but --max-pixels or ")
     monkeypatch.setenv("GRADCAM_MAX_PIXELS", "many")
-    refuse(tmp_path / "bomb.png", "GRADCAM_MAX_PIXELS is 'many', expected how many pixels it may have")
+    refuse(tmp_path / "bomb.png", "GRADCAM_MAX_PIXELS is 'many', expected a number of pixels")
 
 
 def test_more_pixels_than_pillow_reads_are_read_where_that_is_allowed(
@@ -660,14 +660,14 @@ def test_more_pixels_than_pillow_reads_are_read_where_that_is_allowed(
 def test_a_picture_in_an_icon_that_is_larger_than_the_icon_says_is_refused(tmp_path: Path) -> None:
     inner = png(20000, 20000, 8, 2, b"\0" * 100)
     (tmp_path / "a.ico").write_bytes(struct.pack("<HHHBBBBHHII", 0, 1, 1, 16, 16, 0, 0, 1, 32, len(inner), 22) + inner)
-    refuse(tmp_path / "a.ico", "has 20000 x 20000 pixels, and takes 2.98 GiB to read")
+    refuse(tmp_path / "a.ico", "has 20000 x 20000 pixels and needs 2.98 GiB to read")
 
 
 def test_a_tile_that_is_larger_than_its_picture_is_refused(tmp_path: Path) -> None:
     tags = {256: 16, 257: 16, 258: 8, 259: 5, 262: 1, 277: 1, 322: 2**16, 323: 2**16, 324: 8, 325: 100}
     entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
     (tmp_path / "a.tiff").write_bytes(struct.pack("<2sHIH", b"II", 42, 8, len(tags)) + entries + bytes(4))
-    refuse(tmp_path / "a.tiff", "16 GiB to read, of the 1 GiB that are allowed")
+    refuse(tmp_path / "a.tiff", "16 GiB to read, but the limit is 1 GiB")
 
 
 def test_a_tiff_of_many_pages_is_read_by_its_first(tmp_path: Path) -> None:
@@ -703,7 +703,7 @@ def test_postscript_is_never_run(tmp_path: Path, name: str, monkeypatch: pytest.
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)
     save(tmp_path / name, BLOCKS, format="EPS")
-    refuse(tmp_path / name, "is not a picture in a format that can be read")
+    refuse(tmp_path / name, "is not an image in a supported format")
     assert not marker.exists()
 
 

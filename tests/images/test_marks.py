@@ -513,7 +513,7 @@ def test_a_panels_legend() -> None:
         ({"box": np.ones((2, 4))}, "The box of a mark"),
         ({"point": (1, None)}, r"The point of a mark is \(1, None\), expected \(across, down\)"),
         ({"point": (1, 2, 3)}, "expected .across, down."),
-        ({"edge": "left"}, "The edge is 'left', expected one of 'left', 'top', 'right', 'bottom', of a box"),
+        ({"edge": "left"}, "The edge is 'left', expected one of 'left', 'top', 'right', 'bottom', with a box"),
         ({"edge": "middle", "box": BOX}, "The edge is 'middle'"),
         ({"mask": np.ones(SIZE)}, r"The mask of a mark is float64 \(200, 300\), expected bool \(H,W\)"),
         ({"mask": np.ones((1, *SIZE), bool)}, r"bool \(1, 200, 300\)"),
@@ -529,7 +529,7 @@ def test_marks_that_cannot_be(fields: dict[str, Any], message: str) -> None:
 
 def test_what_cannot_be_drawn() -> None:
     with pytest.raises(
-        ImageError, match="The mask of a mark is 300 x 199, and the picture 300 x 200: expected one size"
+        ImageError, match="The mask of a mark is 300 x 199, but the image is 300 x 200: expected the same size"
     ):
         draw_marks(GREY, [Mark(mask=np.ones((199, 300), bool))])
     with pytest.raises(ImageError, match="expected a Mark"):
@@ -541,10 +541,10 @@ def test_what_cannot_be_drawn() -> None:
         draw_mark_panel(GREY, [GREY, GREY], [Mark(box=BOX)])
     with pytest.raises(ImageError, match="expected an RGB array"):
         draw_mark_panel(GREY, [GREY / 255], [Mark(box=BOX)])
-    with pytest.raises(ImageError, match="expected one size"):
+    with pytest.raises(ImageError, match="expected the same size"):
         draw_mark_panel(GREY, [GREY], [Mark(mask=np.ones((400, 600), bool))])
     for height in (0, 2.5, True):
-        with pytest.raises(ImageError, match="the height of each picture"):
+        with pytest.raises(ImageError, match="the height of each image"):
             draw_mark_panel(GREY, [GREY], [Mark(box=BOX)], height=height)  # type: ignore[arg-type]
 
 

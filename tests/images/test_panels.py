@@ -81,12 +81,14 @@ def test_the_panel_of_a_comparison(classifier: gradcam.Classifier, photo: Callab
 
 def test_what_is_no_comparison(classifier: gradcam.Classifier, photo: Callable[[str], Path]) -> None:
     found = classifier.compare(photo("koala.webp"), layers=["layer3", "layer4"], methods=["gradcam", "fem"])
-    with pytest.raises(ImageError, match="There is no picture 1: there are 1"):
+    with pytest.raises(ImageError, match="There is no image 1: there are 1"):
         gradcam.panel(found, 1)
-    with pytest.raises(GradcamError, match="expected what Classifier.compare"):
+    with pytest.raises(GradcamError, match="expected the result of Classifier.compare"):
         gradcam.panel(list(found.values()))  # type: ignore[arg-type]
     del found["layer3", "fem"]
-    with pytest.raises(GradcamError, match="no explanation by fem at layer3: a panel needs each method at each layer"):
+    with pytest.raises(
+        GradcamError, match="no explanation by fem at layer3: a panel needs every method at every layer"
+    ):
         gradcam.panel(found)
 
 
@@ -116,13 +118,13 @@ def test_titles_name_the_class_the_layer_and_the_grid(
 def test_what_does_not_go_together(classifier: gradcam.Classifier, photo: Callable[[str], Path]) -> None:
     one = classifier.compare(photo("koala.webp"), layers=["layer4"], methods=["gradcam"])
     other = classifier.compare(photo("koala.webp"), layers=["layer4"], methods=["hirescam"], target="wombat")
-    with pytest.raises(GradcamError, match="different classes, which do not go together"):
+    with pytest.raises(GradcamError, match="different classes: pass the same target="):
         gradcam.panel({**one, **other})
 
 
 @pytest.mark.parametrize("height", [0, -3, 2.5, "a", True])
 def test_a_height_that_cannot_be(height: object) -> None:
-    with pytest.raises(ImageError, match="expected the height of each picture in pixels"):
+    with pytest.raises(ImageError, match="expected the height of each image in pixels"):
         draw_panel(["a"], [PanelRow("a", [RED])], height=height)  # type: ignore[arg-type]
 
 

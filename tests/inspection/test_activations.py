@@ -101,7 +101,7 @@ def test_somebody_says_how_the_tokens_lie() -> None:
     assert torch.equal(by_function[1, 2, 3], tokens[1, 96:128, 2])
     with pytest.raises(LayerError, match=r"reshape=\(5, 5\) does not fit"):
         activations(model, TINY, "linear", reshape=(5, 5))
-    with pytest.raises(LayerError, match="reshape is 'rows', expected the grid"):
+    with pytest.raises(LayerError, match="reshape is 'rows', expected the token grid"):
         activations(model, TINY, "linear", reshape="rows")
 
 
@@ -170,7 +170,7 @@ def test_the_strongest_come_first_and_before_them_what_is_nan() -> None:
         (["0", "5"], r"'5' gives \(3, 6, 1, 1\).*no spatial grid"),
         ("[5678]", r"'5' gives \(3, 6, 1, 1\).*no spatial grid"),
         ("9", "There is no layer '9'"),
-        ("x*", r"No layer fits 'x\*'"),
+        ("x*", r"No layer matches 'x\*'"),
         ([], "The layers are"),
         (None, "None"),
         (["0", 3], "The layer is 3, expected a dotted name"),
@@ -190,12 +190,12 @@ def test_a_layer_that_never_runs_and_one_that_gives_no_tensor() -> None:
             return ["a"]
 
     model = nn.Sequential(Names(), nn.Identity())
-    with pytest.raises(LayerError, match="'0' gave no floating-point tensor"):
+    with pytest.raises(LayerError, match="'0' returned no floating-point tensor"):
         activations(model, TINY, "0")
 
 
 def test_what_are_no_images() -> None:
-    with pytest.raises(ImageError, match=r"expected a floating tensor \(N,C,H,W\)"):
+    with pytest.raises(ImageError, match=r"expected a floating-point tensor \(N,C,H,W\)"):
         activations(tiny_model(), TINY[0], "0")
 
 

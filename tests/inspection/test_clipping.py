@@ -184,9 +184,9 @@ def test_norms_that_are_none(norm: Any) -> None:
 
 
 def test_parameters_that_are_none() -> None:
-    with pytest.raises(GradientError, match="No gradient comes to"):
+    with pytest.raises(GradientError, match="No gradient reaches"):
         clip_gradients(tiny_model().requires_grad_(False), 1)
-    with pytest.raises(GradientError, match="No parameter fits 'x.'"):
+    with pytest.raises(GradientError, match="No parameter matches 'x.'"):
         clip_gradients(tiny_model(), np.float32(1), parameters="x*")
 
 

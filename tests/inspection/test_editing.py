@@ -160,7 +160,7 @@ class TestTensors:
         assert x.grad.tolist() == [2, 2]
 
     def test_without_a_gradient(self) -> None:
-        with pytest.raises(GradientError, match=r"No gradient comes to the tensor \(2, 3\): call requires_grad_\(\)"):
+        with pytest.raises(GradientError, match=r"No gradient reaches the tensor \(2, 3\): call requires_grad_\(\)"):
             edit_gradients(torch.zeros(2, 3), double)
 
     def test_saving_an_edited_tensor_warns_of_nothing(self) -> None:
@@ -195,7 +195,7 @@ class TestParameters:
             table(torch.tensor([1, 1, 2])).sum().backward()
         assert table.weight.grad.is_sparse
         assert table.weight.grad.to_dense().tolist() == [[0, 0], [4, 4], [2, 2], [0, 0], [0, 0]]
-        message = r"returned float32 \(5, 2\) on cpu, expected what came in: sparse_coo float32 \(5, 2\)"
+        message = r"returned float32 \(5, 2\) on cpu, expected the gradient's sparse_coo float32 \(5, 2\)"
         with edit_gradients(table, Tensor.to_dense, parameters="weight"), pytest.raises(GradientError, match=message):
             table(torch.tensor([1])).sum().backward()
         with (
@@ -206,7 +206,7 @@ class TestParameters:
 
     def test_frozen_ones(self, model: nn.Sequential) -> None:
         model[0].requires_grad_(False)
-        with pytest.raises(GradientError, match=r"No gradient comes to '0\.weight'"):
+        with pytest.raises(GradientError, match=r"No gradient reaches '0\.weight'"):
             edit_gradients(model, double, parameters="0.*")
         with edit_gradients(model, double, parameters="*") as edit:
             assert "'0.weight'" not in repr(edit)
@@ -428,12 +428,12 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("function", "message"),
         [
-            (lambda g: g.sum(), r"returned float64 \(\) on cpu, expected what came in: float64 \(3, 5\) on cpu"),
-            (lambda g: g[:1], r"returned float64 \(1, 5\) on cpu, expected what came in: float64 \(3, 5\)"),
-            (lambda g: g.float(), r"returned float32 \(3, 5\) on cpu, expected what came in: float64"),
-            (lambda g: g.to("meta"), r"returned float64 \(3, 5\) on meta, expected what came in: .* on cpu"),
-            (lambda g: g.to_sparse(), r"returned sparse_coo float64 \(3, 5\) on cpu, expected what came in: float64"),
-            (lambda g: 3, r"returned 3, expected a tensor: float64 \(3, 5\) on cpu; or None"),
+            (lambda g: g.sum(), r"returned float64 \(\) on cpu, expected the gradient's float64 \(3, 5\) on cpu"),
+            (lambda g: g[:1], r"returned float64 \(1, 5\) on cpu, expected the gradient's float64 \(3, 5\)"),
+            (lambda g: g.float(), r"returned float32 \(3, 5\) on cpu, expected the gradient's float64"),
+            (lambda g: g.to("meta"), r"returned float64 \(3, 5\) on meta, expected the gradient's .* on cpu"),
+            (lambda g: g.to_sparse(), r"returned sparse_coo float64 \(3, 5\) on cpu, expected the gradient's float64"),
+            (lambda g: 3, r"returned 3, expected a tensor float64 \(3, 5\) on cpu, or None"),
             (lambda g: g.numpy(), r"returned array\(.*expected a tensor"),
             (lambda g: (g,), r"returned \(tensor\(.*expected a tensor"),
             (lambda g: g.mul_(2), r"changed the gradient in place.*return a new tensor"),
@@ -490,13 +490,13 @@ class TestErrors:
         model, tensor = network(), torch.ones(2, requires_grad=True)
         before = traces(model)
         for call, kind, message in (
-            (lambda: edit_gradients(model, double), GradientError, "Say where in the model"),
-            (lambda: edit_gradients(model, double, layers="0", parameters="*"), GradientError, "one of the two"),
+            (lambda: edit_gradients(model, double), GradientError, "Choose the gradients"),
+            (lambda: edit_gradients(model, double, layers="0", parameters="*"), GradientError, "Choose the gradients"),
             (lambda: edit_gradients(tensor, double, layers="0"), GradientError, "has no layers"),
             (lambda: edit_gradients(tensor, 2), GradientError, "The edit is 2, expected a function"),
             (lambda: edit_gradients(3, double, layers="0"), ModelError, "The model is int"),
             (lambda: edit_gradients(model, double, layers="O"), LayerError, "There is no layer 'O'"),
-            (lambda: edit_gradients(model, double, layers="x*"), LayerError, "No layer fits 'x.'"),
+            (lambda: edit_gradients(model, double, layers="x*"), LayerError, "No layer matches 'x.'"),
             (lambda: edit_gradients(model, double, layers=[]), LayerError, "The layers are"),
             (lambda: edit_gradients(model, double, parameters=[]), GradientError, "The parameters are"),
             (lambda: edit_gradients(model, double, parameters="8.bais"), GradientError, r"Nearest: '8\.bias'"),
@@ -512,7 +512,10 @@ class TestErrors:
                 return x.argmax(1)
 
         model = nn.Sequential(Index())
-        with pytest.raises(LayerError, match="'0' gave no floating-point"), edit_gradients(model, double, layers="0"):
+        with (
+            pytest.raises(LayerError, match="'0' returned no floating-point"),
+            edit_gradients(model, double, layers="0"),
+        ):
             model(TINY)
 
     def test_a_layer_that_never_runs(self, model: nn.Sequential) -> None:
@@ -542,10 +545,10 @@ class TestErrors:
 
     def test_where_no_gradient_can_come(self) -> None:
         model = network().requires_grad_(False)
-        message = r"Layer '0' gave nothing that requires a gradient.*requires_grad_\(\)"
+        message = r"Layer '0' returned nothing that requires a gradient.*requires_grad_\(\)"
         with pytest.raises(GradientError, match=message), edit_gradients(model, double, layers="0"):
             model(IMAGES)
-        message = r"None of the \d+ layers of '\*' gave anything that requires a gradient"
+        message = r"None of the \d+ layers of '\*' returned anything that requires a gradient"
         with pytest.raises(GradientError, match=message), edit_gradients(model, double, layers="*"):
             model(IMAGES)
         with edit_gradients(model, double, layers="0"):  # then that is no mistake

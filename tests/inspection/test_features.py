@@ -614,7 +614,7 @@ def test_an_end_that_comes_from_elsewhere_is_passed_on() -> None:
     ("layers", "message"),
     [
         ("layer5", r"There is no layer 'layer5' in ResNet\. Nearest: 'layer\d'"),
-        ("laier*.conv1", r"No layer fits 'laier\*\.conv1'\. Nearest: "),
+        ("laier*.conv1", r"No layer matches 'laier\*\.conv1'\. Nearest: "),
         ([], r"The layers are \[\], expected a dotted name"),
         (7, "The layers are 7, expected a dotted name"),
         ([7], "The layer is 7, expected a dotted name"),
@@ -632,7 +632,7 @@ def test_layers_without_a_floating_tensor() -> None:
             return x.argmax(1, keepdim=True).expand(-1, 4)
 
     model = nn.Sequential(nn.Linear(4, 4), Ids())
-    with pytest.raises(LayerError, match="Layer '1' gave no floating-point tensor: choose a layer"):
+    with pytest.raises(LayerError, match="Layer '1' returned no floating-point tensor: choose a layer"):
         features(model, X, ["0", "1"])
     assert list(features(model, X, "*")) == ["0"]
 

@@ -319,10 +319,10 @@ class Counts(nn.Module):
     ("layers", "message"),
     [
         ("lats", "There is no layer 'lats' in Odd. Nearest: 'last'"),
-        ("layer*", "No layer fits 'layer*'"),
+        ("layer*", "No layer matches 'layer*'"),
         ("unused", "Layer 'unused' did not run"),
         (["last", "un*"], "Layer 'unused' did not run"),
-        ("counts", "Layer 'counts' gave no floating-point tensor"),
+        ("counts", "Layer 'counts' returned no floating-point tensor"),
         ([], "expected a dotted name"),
     ],
 )
@@ -352,7 +352,7 @@ def test_what_cannot_be_differentiated() -> None:
         gradients(Unrecorded(), TINY)
     with pytest.raises(ModelError, match="use_reentrant=False"):
         gradients(Checkpointed(reentrant=True), torch.ones(1, 1, 2, 2))
-    with pytest.raises(ImageError, match="expected a floating tensor"):
+    with pytest.raises(ImageError, match="expected a floating-point tensor"):
         gradients(tiny_model(), [1, 2])
     with pytest.raises(TargetError):
         gradients(tiny_model(), TINY, target=17)
@@ -694,5 +694,5 @@ def test_without_matplotlib_the_error_says_how_to_get_it() -> None:
 
 
 def test_only_a_flow_is_drawn() -> None:
-    with pytest.raises(GradcamError, match="expected what inspection.gradients"):
+    with pytest.raises(GradcamError, match="expected the result of inspection.gradients"):
         draw_gradients([1, 2])

@@ -165,7 +165,7 @@ def test_every_nth_step_is_recorded_and_the_last_are_kept(model: nn.Sequential) 
         same(recorder.at(step).activations["2"], model(torch.full((1, 3), float(step))).detach())
     assert recorder.activations["2"] == recorder.at(9).activations["2"]
     for step in (0, 7, 10):
-        with pytest.raises(LayerError, match=rf"Step {step} is not recorded: there are \[6, 9\]"):
+        with pytest.raises(LayerError, match=rf"Step {step} is not recorded: the recorded steps are \[6, 9\]"):
             recorder.at(step)
 
 
@@ -348,7 +348,7 @@ def test_frozen_layers_give_activations_and_say_why_there_is_no_gradient(model: 
         model(torch.ones(1, 3)).backward()
     same(recorder.activations["0"], [[7, -13, 27, -29]])
     same(recorder.gradients["2"], [[1]])
-    with pytest.raises(LayerError, match="No gradient has come to layer '0' in step 0.*nothing.*|.*is trained"):
+    with pytest.raises(LayerError, match="No gradient reached layer '0' in step 0.*nothing.*|.*is trained"):
         recorder.gradients["0"]
 
 
@@ -723,7 +723,7 @@ def test_a_layer_that_never_ran_is_named_at_the_end(model: nn.Sequential) -> Non
         ({"every": True}, "every is True"),
         ({"last": 0}, "last is 0"),
         ({"layers": "conv1"}, "There is no layer 'conv1'"),
-        ({"layers": "conv*"}, r"No layer fits 'conv\*'"),
+        ({"layers": "conv*"}, r"No layer matches 'conv\*'"),
         ({"layers": []}, "expected a dotted name"),
     ],
 )
@@ -734,17 +734,17 @@ def test_what_cannot_be_recorded_is_said_at_once(options: dict[str, Any], messag
 
 def test_what_is_not_there_says_why(model: nn.Sequential) -> None:
     recorder = record(model, ["0", "2"])
-    with pytest.raises(LayerError, match="No step is recorded yet: a step is a run of the recorded model"):
+    with pytest.raises(LayerError, match="No step is recorded yet: run the recorded model"):
         recorder.activations["0"]
-    with pytest.raises(LayerError, match="Step 0 is not recorded: there is none"):
+    with pytest.raises(LayerError, match="Step 0 is not recorded: no step is recorded"):
         recorder.at(0)
     with recorder:
         model(torch.ones(1, 3))
-        with pytest.raises(LayerError, match=r"No gradient has come to layer '0' in step 0: call backward\(\)"):
+        with pytest.raises(LayerError, match=r"No gradient reached layer '0' in step 0: call backward\(\)"):
             recorder.gradients["0"]
         with pytest.raises(LayerError, match="Layer '1' is not recorded. Nearest: '0', '2'"):
             recorder.gradients["1"]
-        with pytest.raises(GradcamError, match="This recorder is open already"):
+        with pytest.raises(GradcamError, match="This recorder is already open"):
             recorder.__enter__()
     assert isinstance(recorder, Recorder)
     assert repr(recorder) == "Recorder(2 layers, 1 of 1 steps, keep='statistics')"
@@ -756,7 +756,7 @@ def test_a_layer_without_a_floating_tensor() -> None:
             return (x > 0).long()
 
     model = nn.Sequential(nn.Linear(2, 2), Counts())
-    with pytest.raises(LayerError, match="Layer '1' gave no floating-point tensor"), record(model, "1"):
+    with pytest.raises(LayerError, match="Layer '1' returned no floating-point tensor"), record(model, "1"):
         model(torch.ones(1, 2))
 
 

@@ -329,7 +329,7 @@ def test_a_model_that_does_something_else_in_each_pass_has_no_times() -> None:
     model = Runs(lambda self, x: self.get_submodule(choose.choice("ab"))(x), a=nn.ReLU(), b=nn.Tanh())
     found = trace(model, X, rounds=10)
     assert [call.seconds for call in found.calls] == [None, None]
-    assert found.notes == ("The model does something else in each pass, so that its calls have no times.",)
+    assert found.notes == ("The model's passes differ, so its calls have no times.",)
 
 
 def test_each_pass_gets_the_callers_values_and_leaves_them() -> None:
@@ -369,7 +369,7 @@ def test_compiled_models_and_torchscript_inside() -> None:
     found = trace(model, X)
     assert [call.name for call in found.calls] == ["", "0", "1", "1.0"]
     assert found.multiply_adds == 240 + 90 + 90
-    assert found.notes == ("'2': TorchScript, which hooks cannot follow, so that its calls are not listed.",)
+    assert found.notes == ("'2': TorchScript, which hooks cannot follow, so its calls are not listed.",)
     assert [call.name for call in trace(nn.DataParallel(nn.Linear(8, 3)), X).calls] == [""]
     itself = nn.Sequential(nn.Linear(8, 3))
     itself.compile(backend="eager")
@@ -461,7 +461,7 @@ def test_an_error_says_in_which_layer_it_arose() -> None:
         (nn.Linear(8, 3), 3, 3, ImageError, "The images are int, expected a tensor, or a tuple or dict with tensors"),
         (nn.Linear(8, 3), (), 3, ImageError, "The images are tuple"),
         (nn.Linear(8, 3), {1: X}, 3, ImageError, "expected the names of the model's arguments"),
-        (nn.Linear(8, 3), X, -1, GradcamError, "rounds is -1, expected how many passes are timed"),
+        (nn.Linear(8, 3), X, -1, GradcamError, "rounds is -1, expected the number of timed passes"),
         (nn.Linear(8, 3), X, 1.5, GradcamError, "rounds is 1.5"),
         (nn.Linear(8, 3), X, True, GradcamError, "rounds is True"),
         (lambda: torch.jit.script(nn.Linear(8, 3)), X, 3, ModelError, "TorchScript"),

@@ -64,8 +64,8 @@ def test_the_first_layer_on_the_way_back_is_named_once(model: Sick) -> None:
         Discovery(5, "middle", "output", "NaN", 20, None),
     )
     assert str(told[0].message) == (
-        "Step 2: the gradient at the output of layer 'middle' is NaN in 20 values, the first on the way back from the loss. "
-        "The forward pass was finite: look at the operations between layer 'middle' and the loss."
+        "Step 2: the gradient at the output of layer 'middle' is NaN in 20 values, the first such gradient in the backward "
+        "pass. The forward pass was finite: check the operations between layer 'middle' and the loss."
     )
     assert len(told) == 2
     assert told[0].filename == __file__  # where backward() is called
@@ -80,7 +80,7 @@ def test_infinity_and_nan_are_told_apart(model: Sick) -> None:
 def test_what_began_in_the_forward_pass_is_said_to_have_begun_there(model: Sick) -> None:
     with (
         watch_gradients(model) as watch,
-        pytest.warns(GradientWarning, match="the first output not to be finite is that of"),
+        pytest.warns(GradientWarning, match="the first non-finite output is that of"),
     ):
         step(model, "forward")
     (found,) = watch.discoveries

@@ -88,10 +88,10 @@ class Windows(nn.Module):
 @pytest.mark.parametrize("images", [16, 5])
 def test_as_many_images_as_cells_of_a_window_are_no_tokens(images: int) -> None:
     model, pictures = Windows().eval(), torch.randn(images, 3, 32, 32)
-    with pytest.raises(LayerError, match=rf"for {images} image\(s\): its rows are not the images"):
+    with pytest.raises(LayerError, match=rf"for {images} image\(s\): its rows are not images"):
         gradcam.explain(model, pictures, "norm", target=1)
     rows = {row.name: row for row in list_layers(model, pictures)}
-    assert rows["norm"].reason == "its rows are not the images"
+    assert rows["norm"].reason == "its rows are not images"
     assert gradcam.explain(model, pictures, target=1).layer == "stem"
 
 
@@ -148,7 +148,7 @@ def test_captions_are_no_pictures_however_long(decoder: str) -> None:
     model, pictures = caption(decoder), torch.randn(1, 3, 32, 32)
     for length in LENGTHS:
         given = {"pixel_values": pictures, "decoder_input_ids": words(length)}
-        refused = "not the images|of text" if length == 1 else "of text, or of text and picture in one row"
+        refused = "are not images|of text" if length == 1 else "of text tokens, or of text and image tokens"
         with pytest.raises(LayerError, match=f"{refused}|no spatial grid|not certain" if length < 4 else refused):
             gradcam.explain(model, given, "decoder", target=last_word)
         found = gradcam.explain(model, given, target=last_word)
@@ -165,7 +165,7 @@ def test_a_row_of_picture_and_text_is_no_picture() -> None:
         ids = words(length)
         given = {"pixel_values": torch.randn(1, 3, 32, 32), "input_ids": ids, "attention_mask": torch.ones_like(ids)}
         for layer in ("git.encoder", "output"):  # the picture's 17 tokens, and then the words
-            with pytest.raises(LayerError, match="of text, or of text and picture in one row"):
+            with pytest.raises(LayerError, match="of text tokens, or of text and image tokens"):
                 gradcam.explain(model, given, layer, target=last_word)
         assert gradcam.explain(model, given, target=last_word).layer == "git.visual_projection"
     rows = {row.name: row for row in list_layers(model, given)}
@@ -184,7 +184,7 @@ def test_pictures_within_the_words_are_no_picture_either() -> None:
         ids = torch.cat([torch.full((1, 16), 59), words(length)], 1)
         given = {"pixel_values": torch.randn(1, 3, 32, 32), "input_ids": ids, "attention_mask": torch.ones_like(ids)}
         for layer in ("lm_head", "model.language_model"):
-            with pytest.raises(LayerError, match="of text, or of text and picture in one row"):
+            with pytest.raises(LayerError, match="of text tokens, or of text and image tokens"):
                 gradcam.explain(model, given, layer, target=last_word)
         assert gradcam.explain(model, given, target=last_word).layer == "model.multi_modal_projector"
 

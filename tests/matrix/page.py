@@ -12,10 +12,13 @@ from tests.matrix.models import PROVIDERS, TASKS
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "matrix.md"
 HEAD = """# Providers, tasks and commands
 
-Every command was run with a small random model of every provider and task. A tick is a result that was verified: the heatmap
-follows a square that is painted into the image, `batch` gives the maps of single images, a resumed run those of an
-undisturbed one, and `diff` finds that a model agrees with itself. A number is a refusal in one line, listed below the
-table. `scripts/check_matrix` runs all of it again.
+Every command was run with a small randomly initialised model for every provider and task. Repeat all tests with
+`scripts/check_matrix`. Each cell has one of three values:
+
+- ✓ is a verified result. The heatmap follows a square painted into the image. `batch` gives the same maps as `run`, and a
+  resumed run the same as an uninterrupted one. `diff` of a model with itself finds no difference.
+- A number is an error message, listed below the table.
+- An empty cell was not tested.
 
 """
 Cells = Mapping[tuple[str, str, str], Cell]
@@ -35,13 +38,13 @@ def write_page(path: Path, cells: Cells) -> None:
                 row.append(mark if refusal is None else str(refusals.setdefault(refusal, len(refusals) + 1)))
             lines.append(f"| {provider} | {task} | {' | '.join(row)} |")
     listed = [f"{number}. `` {refusal} ``" for refusal, number in refusals.items()]
-    path.write_text(HEAD + "\n".join(lines) + "\n\n## Refusals\n\n" + "\n".join(listed) + "\n", encoding="utf-8")
+    path.write_text(HEAD + "\n".join(lines) + "\n\n## Error messages\n\n" + "\n".join(listed) + "\n", encoding="utf-8")
 
 
 def read_cells(path: Path) -> dict[tuple[str, str, str], Cell]:
     if not path.exists():
         return {}
-    table, _, listed = path.read_text(encoding="utf-8").partition("## Refusals")
+    table, _, listed = path.read_text(encoding="utf-8").partition("## Error messages")
     refusals = dict(re.findall(r"^(\d+)\. `` (.*) ``$", listed, re.M))
     rows = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("| ")][2:]
     cells = {}

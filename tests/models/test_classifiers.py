@@ -298,9 +298,9 @@ def test_weights_of_another_network_are_refused(
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"these are no weights\n" * 100, "is text"),
+        (b"these are no weights\n" * 100, "is a text file"),
         (b"", "is empty"),
-        (b"\x80\x02}q\x00.", "is a pickle that torch.save did not write, or damaged"),
+        (b"\x80\x02}q\x00.", "is damaged, or a pickle that torch.save did not write"),
     ],
     ids=["text", "empty", "pickle"],
 )
@@ -342,14 +342,14 @@ def test_options_of_a_wrong_type_are_refused(options: dict[str, Any], message: s
 
 @pytest.mark.parametrize("pictures", [3, None, 1.5])
 def test_what_are_no_pictures_is_refused(classifier: gradcam.Classifier, pictures: Any) -> None:
-    with pytest.raises(ImageError, match=f"pictures are {pictures}, expected a path"):
+    with pytest.raises(ImageError, match=f"images are {pictures}, expected a path"):
         classifier.explain(pictures)
 
 
 def test_a_map_that_is_not_there(classifier: gradcam.Classifier) -> None:
     explanation = classifier.explain(np.zeros((20, 20, 3), np.uint8), target=3)
     for index in ((1, 0), (0, 1), (-2, 0)):
-        with pytest.raises(ImageError, match="there are 1 picture\\(s\\), with 1 map\\(s\\) each"):
+        with pytest.raises(ImageError, match="there are 1 image\\(s\\), with 1 map\\(s\\) each"):
             explanation.overlay(*index)
     assert np.array_equal(explanation.overlay(-1, -1), explanation.overlay())
     with pytest.raises(ImageError, match="0 x 5, expected at least one pixel"):
@@ -373,7 +373,7 @@ def test_an_unknown_model_is_refused_with_the_nearest(name: str, nearest: str) -
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:99", "meta", "", "cuda:x", None])
 def test_a_device_that_is_not_here_is_refused(device: str) -> None:
-    with pytest.raises(ModelError, match="There is no device .*choose auto, cpu, cuda, cuda:N or mps") as caught:
+    with pytest.raises(ModelError, match="choose auto, cpu, cuda, cuda:N or mps") as caught:
         gradcam.load_classifier(device=device)
     assert repr(device) in str(caught.value)
 
@@ -388,13 +388,13 @@ def test_an_unknown_precision_is_refused(precision: str) -> None:
 @pytest.mark.parametrize(
     ("pictures", "error", "message"),
     [
-        ([], ImageError, "There are no pictures"),
+        ([], ImageError, "There are no images"),
         ("missing.jpg", ImageError, "missing.jpg: does not exist"),
         (np.zeros((8, 8, 3), complex), ImageError, "expected an RGB array"),
         ([np.zeros(8, np.uint8)], ImageError, "expected an RGB array"),
         (np.zeros((8, 0, 3), np.uint8), ImageError, "expected an RGB array"),
-        (np.zeros((8, 8, 5), np.uint8), ImageError, r"with 5 channel\(s\), and the network takes 3 channels"),
-        (3, ImageError, "The pictures are 3, expected a path, .*, or a sequence"),
+        (np.zeros((8, 8, 5), np.uint8), ImageError, r"with 5 channel\(s\), but the model takes 3 channels"),
+        (3, ImageError, "The images are 3, expected a path, .*, or a sequence"),
     ],
 )
 def test_what_is_no_picture_is_refused(

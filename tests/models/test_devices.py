@@ -44,7 +44,8 @@ def test_auto_is_cuda_then_mps_then_the_cpu(machine: Any, kinds: tuple[str, ...]
 def test_a_device_that_is_not_there_is_named_in_one_line(machine: Any) -> None:
     machine("mps")
     with pytest.raises(
-        ModelError, match=r"^There is no device 'cuda:1' here \(not there\): choose auto, cpu, cuda, cuda:N or mps\.$"
+        ModelError,
+        match=r"^The device 'cuda:1' is not available \(not there\): choose auto, cpu, cuda, cuda:N or mps\.$",
     ):
         find_device("cuda:1")
 

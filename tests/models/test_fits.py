@@ -223,12 +223,12 @@ def test_interpolated_positions_are_torchvisions_own() -> None:
 
 def test_a_network_of_one_size_says_so() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 8, 8), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 64, 5)).eval()
-    with pytest.raises(ModelError, match="takes 64 x 64 pixels alone.*'tiles'"):
+    with pytest.raises(ModelError, match="takes only 64 x 64 pixels.*'tiles'"):
         gradcam.load_classifier(model, size=64, crop=1, fit="whole")
     with pytest.raises(ModelError, match="takes 64 x 64 pixels alone"):
         gradcam.load_classifier(model, size=64, crop=1).explain(np.zeros((100, 80, 3), np.uint8), fit="whole")
     tiles = gradcam.load_classifier(model, size=64, crop=1, fit="tiles", layer="1")
-    with pytest.raises(ImageError, match="Windows of 1 pixels would be .* take the fit 'tiles:"):
+    with pytest.raises(ImageError, match="Tiles of 1 pixels would split .* use the fit 'tiles:"):
         tiles.explain(np.zeros((400, 400, 3), np.uint8), target=0, fit="tiles:1")
     assert tiles.explain(np.zeros((200, 300, 3), np.uint8), target=0).maps.shape == (1, 1, 24, 36)
 
@@ -239,13 +239,13 @@ def test_what_is_no_fit(classifier: gradcam.Classifier, photo: Photo) -> None:
             gradcam.load_classifier(fit=given)  # type: ignore[arg-type]
     with pytest.raises(GradcamError, match="predictions is 'mine', expected own or seen"):
         gradcam.load_classifier(predictions="mine")
-    with pytest.raises(ImageError, match="3000 x 40: whole, the network would be shown 19200 x 256 pixels.*'tiles'"):
+    with pytest.raises(ImageError, match="3000 x 40. .* would be 19200 x 256 pixels.*'tiles'"):
         classifier.explain(np.zeros((40, 3000, 3), np.uint8), fit="whole")
-    with pytest.raises(ImageError, match="256 x 384 and 352 x 256 once preprocessed.*one by one"):
+    with pytest.raises(ImageError, match="256 x 384 and 352 x 256 after preprocessing.*one by one"):
         classifier.explain([photo("coffee.jpg"), photo("koala.webp")], fit="whole")
-    with pytest.raises(ImageError, match="in windows, which do not"):
+    with pytest.raises(ImageError, match="in tiles, which do not"):
         classifier.explain([photo("coffee.jpg"), photo("koala.webp")], fit="tiles:400")
-    with pytest.raises(GradcamError, match="input-gradients is of the picture that the network is shown"):
+    with pytest.raises(GradcamError, match="input-gradients does not support the fit 'tiles'"):
         replace(classifier, fit="tiles").attribute(photo("coffee.jpg"), "input-gradients")
 
 
@@ -303,8 +303,8 @@ def test_the_shell_shows_all_of_pictures_of_several_sizes(
     ("typed", "said"),
     [
         (("--fit", "all"), "expected 'crop', 'whole', 'tiles'"),
-        (("--predictions", "seen"), "give one of these as well"),
-        (("--fit", "tiles", "--method", "input-gradients"), "--fit tiles is for maps at layers"),
+        (("--predictions", "seen"), "add one of them"),
+        (("--fit", "tiles", "--method", "input-gradients"), "--fit tiles does not work with --method input-gradients"),
     ],
 )
 def test_the_shell_refuses_what_does_not_go_together(

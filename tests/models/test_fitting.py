@@ -106,7 +106,7 @@ PREFIXES = (
 def test_the_one_prefix_is_taken_off_and_said(prefix: str) -> None:
     checkpoint = checkpoint_of(prefixed(prefix))
     assert count_classes(checkpoint, Small(1000)) == 5
-    assert loaded(checkpoint) == [f"'{prefix}' taken off 9 names."]
+    assert loaded(checkpoint) == [f"Prefix '{prefix}' removed from 9 names."]
 
 
 @pytest.mark.parametrize(
@@ -119,13 +119,13 @@ def test_the_one_prefix_is_taken_off_and_said(prefix: str) -> None:
 )
 def test_the_marks_of_compiled_models_are_taken_out(rename: Rename) -> None:
     notes = loaded(checkpoint_of(trained(), rename))
-    assert [re.sub(r"\d", "N", note) for note in notes] == ["'_orig_mod.' taken out of N names."]
+    assert [re.sub(r"\d", "N", note) for note in notes] == ["'_orig_mod.' removed from N names."]
 
 
 @pytest.mark.parametrize("wrap", ["module._orig_mod.", "_orig_mod.module.", "model._orig_mod."])
 def test_marks_and_prefixes_together(wrap: str) -> None:
     bare = wrap.replace("_orig_mod.", "")
-    assert loaded(prefixed(wrap)) == ["'_orig_mod.' taken out of 9 names.", f"'{bare}' taken off 9 names."]
+    assert loaded(prefixed(wrap)) == ["'_orig_mod.' removed from 9 names.", f"Prefix '{bare}' removed from 9 names."]
 
 
 def test_the_wrappers_of_torch_itself() -> None:
@@ -133,22 +133,22 @@ def test_the_wrappers_of_torch_itself() -> None:
         assert loaded(wrapped)
 
 
-PASSED_OVER = "tensor(s) that need not fit were passed over, the first"
+PASSED_OVER = "tensor(s) that the model does not need were ignored, such as"
 
 
 def test_an_averaged_model_of_torch() -> None:
     averaged = torch.optim.swa_utils.AveragedModel(trained())
-    assert loaded(averaged) == ["'module.' taken off 9 names.", f"1 {PASSED_OVER} 'n_averaged'."]
+    assert loaded(averaged) == ["Prefix 'module.' removed from 9 names.", f"1 {PASSED_OVER} 'n_averaged'."]
 
 
 def test_what_lies_outside_the_prefix_is_passed_over_and_said() -> None:
     state = prefixed("model.") | {"criterion.weight": torch.ones(5), "teacher.fc.weight": torch.ones(5, 4)}
-    assert loaded(state) == ["'model.' taken off 9 names.", f"2 {PASSED_OVER} 'criterion.weight'."]
+    assert loaded(state) == ["Prefix 'model.' removed from 9 names.", f"2 {PASSED_OVER} 'criterion.weight'."]
 
 
 def test_names_outside_the_prefix_may_be_the_models() -> None:
     checkpoint = checkpoint_of(trained(), lambda name: name if name.startswith("fc") else f"backbone.{name}")
-    assert loaded(checkpoint) == ["'backbone.' taken off 7 names."]
+    assert loaded(checkpoint) == ["Prefix 'backbone.' removed from 7 names."]
 
 
 def test_where_something_is_missing_what_lies_outside_the_prefix_is_told() -> None:
@@ -165,17 +165,17 @@ def test_where_something_is_missing_what_lies_outside_the_prefix_is_told() -> No
     ids=["an average", "a usual prefix"],
 )
 def test_of_two_models_the_average_and_the_usual_prefix_are_preferred(other: str, taken: str) -> None:
-    assert loaded(prefixed(other, 1) | prefixed(taken))[0] == f"'{taken}' taken off 9 names."
+    assert loaded(prefixed(other, 1) | prefixed(taken))[0] == f"Prefix '{taken}' removed from 9 names."
 
 
 def test_two_models_that_fit_alike_are_refused() -> None:
     message = refuse(Small(), checkpoint_of(prefixed("student.") | prefixed("teacher.")))
-    assert message == "holds weights for several models that fit alike, 'student.', 'teacher.': keep one of them."
+    assert message == "contains several models that fit equally well, 'student.', 'teacher.': keep one of them."
 
 
 def test_a_prefix_is_put_before_names_where_the_model_has_it() -> None:
     assert count_classes(checkpoint_of(trained()), Wrapped(Small(1000))) == 5
-    assert loaded(trained(), Wrapped(Small())) == ["'densenet121.' put before 9 names."]
+    assert loaded(trained(), Wrapped(Small())) == ["Prefix 'densenet121.' added to 9 names."]
 
 
 def test_a_prefix_that_the_model_has_itself_stays() -> None:
@@ -198,7 +198,7 @@ def test_a_few_names_that_look_alike_are_no_prefix() -> None:
     message = refuse(Small(), checkpoint_of(state))
     assert "unexpected: 10 ('layer0.conv.weight', 'layer1.conv.weight', 'layer2.conv.weight', ...)" in message
     assert "missing: 8 (" in message
-    assert message.endswith("These are the weights of another architecture.")
+    assert message.endswith("The weights belong to another architecture.")
 
 
 class Weightless(TorchFunctionMode):
@@ -272,9 +272,10 @@ def test_a_chexnet_loads_into_a_densenet_of_torchvision() -> None:
         with torch.device(device):
             model = torchvision.models.DenseNet(4, (2, 1), 8, num_classes=14)
         assert list(load_weights(model, checkpoint)) == [
-            "30 names of an older torchvision taken as those of today.",
-            f"'module.densenet121.' taken off {len(state)} names.",
-            "'classifier.0' taken as the last layer, 'classifier'; a sigmoid behind it, as in training, is not in the file.",
+            "30 names of an older torchvision version renamed.",
+            f"Prefix 'module.densenet121.' removed from {len(state)} names.",
+            "'classifier.0' loaded as the last layer, 'classifier'. The file does not say if training "
+            "applied a sigmoid after it.",
         ]
         assert torch.equal(answer(model, 64), answer(source, 64))
 
@@ -289,7 +290,7 @@ def test_a_vision_transformer_of_an_older_torchvision_loads() -> None:
     checkpoint = checkpoint_of(
         source, lambda n: n.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2.")
     )
-    assert list(load_weights(model, checkpoint)) == ["8 names of an older torchvision taken as those of today."]
+    assert list(load_weights(model, checkpoint)) == ["8 names of an older torchvision version renamed."]
     assert torch.equal(answer(model, 16), answer(source, 16))
 
 
@@ -319,7 +320,7 @@ def test_a_head_that_may_be_another_thing_is_not_followed(inner: str) -> None:
     assert count_classes(checkpoint_of(state), Small(1000)) is None
     message = refuse(Small(), checkpoint_of(state))
     assert "missing: 2 ('fc.weight', 'fc.bias')" in message
-    assert "The last layer, 'fc', is missing or has another form in the file. Build the model as it was" in message
+    assert "The last layer, 'fc', is missing or different in the file. Write a function" in message
 
 
 def test_a_layer_beside_the_head_is_not_taken_for_it() -> None:
@@ -334,9 +335,9 @@ def test_a_layer_beside_the_head_is_not_taken_for_it() -> None:
 def test_another_number_of_classes_is_told() -> None:
     message = refuse(Small(1000), checkpoint_of(trained(14)))
     assert message.splitlines() == [
-        "does not fit Small; 7 of the model's 9 tensors do.",
+        "does not fit Small: 7 of the model's 9 tensors match.",
         "missing: 0, unexpected: 0, wrong shape: 2 ('fc.weight' has (14, 4), expected (1000, 4); 'fc.bias' has (14,), "
-        "expected (1000,)). The file has another number of classes: 14, where the model has 1000.",
+        "expected (1000,)). The numbers of classes differ: 14 in the file, 1000 in the model.",
     ]
 
 
@@ -347,7 +348,7 @@ def test_another_size_of_the_architecture_is_told() -> None:
     message = refuse(Small(), checkpoint_of(state))
     assert "unexpected: 1 ('features.5.weight')" in message
     assert "wrong shape: 1 ('features.0.weight' has (6, 3, 3, 3), expected (4, 3, 3, 3))" in message
-    assert "The file is of another size or version of this architecture. Build the model as it was trained" in message
+    assert "The file belongs to another size or version of this architecture. Write a function" in message
 
 
 @pytest.mark.parametrize("name", ["features.1.running_mean", "features.1.weight", "fc.bias"])
@@ -472,9 +473,7 @@ def test_what_is_frozen_stays_frozen(frozen: bool, device: str) -> None:
 def test_weights_that_are_no_numbers_are_refused(name: str, value: float) -> None:
     state = trained().state_dict()
     state[name].view(-1)[-1] = value
-    assert refuse(Small(), checkpoint_of(state)).startswith(
-        f"1 of its tensors hold NaN or infinity, the first '{name}'"
-    )
+    assert refuse(Small(), checkpoint_of(state)).startswith(f"1 tensors contain NaN or infinity, the first is '{name}'")
 
 
 def test_large_weights_whose_sum_overflows_are_numbers() -> None:
@@ -508,7 +507,7 @@ def test_the_extra_state_of_modules_is_left_alone() -> None:
 def test_a_lazy_model_is_refused() -> None:
     model = nn.Sequential(nn.LazyLinear(5))
     for function in (load_weights, lambda model, checkpoint: count_classes(checkpoint, model)):
-        with pytest.raises(ModelError, match=r"^The model's '0.weight' has no shape yet"):
+        with pytest.raises(ModelError, match=r"^The model's '0.weight' is uninitialised"):
             function(model, checkpoint_of(trained()))
 
 

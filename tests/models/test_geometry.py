@@ -434,7 +434,7 @@ def test_depth_from_a_folder_takes_a_function(kind: str, layer: str, tmp_path: P
     explained = loaded.explain(noise((120, 241)), layer, target=lambda output: output.predicted_depth.mean((1, 2)))
     assert explained.regions == [(0, 0, 120, 241)]
     assert explained.heatmaps.shape[2:] == tuple(round(it) for it in loaded.preprocess.window(120, 241)[2:])
-    with pytest.raises(TargetError, match=f"{kind}ForDepthEstimation gives a depth.*--target"):
+    with pytest.raises(TargetError, match=f"{kind}ForDepthEstimation returns a depth.*--target"):
         loaded.explain(noise((120, 241)), layer)
 
 
@@ -460,5 +460,5 @@ def test_patches_of_siglip_from_a_folder(tmp_path: Path) -> None:
 
 
 def test_a_processor_that_fails_is_refused() -> None:
-    with pytest.raises(ModelError, match="prepares no picture"):
+    with pytest.raises(ModelError, match="fails on an image"):
         make_preprocess(T.DetrImageProcessor(size=EDGES, do_pad=True, pad_size={"height": 8, "width": 8}))

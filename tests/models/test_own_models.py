@@ -154,15 +154,15 @@ def test_weights_are_loaded_into_the_functions_model(factory: Path, tmp_path: Pa
         ("{folder}/missing.py:make", ["missing.py: does not exist, expected a Python file."]),
         (
             "{file}:needs",
-            ["takes arguments, needs(classes, width=3), and is called without", "def make(): return needs("],
+            ["needs arguments, needs(classes, width=3), but is called without any", "def make(): return needs("],
         ),
         ("{file}:boom", ["boom raised TypeError: linear()", "sibling.py:10)"]),
         ("{file}:leaves", ["leaves raised SystemExit: 3 (", "own.py:25)"]),
-        ("{file}:state", ["OrderedDict, expected a torch.nn.Module. A checkpoint goes to --weights."]),
-        ("{file}:number", ["own.py:number is 3, expected a function that gives a torch.nn.Module."]),
+        ("{file}:state", ["OrderedDict, expected a torch.nn.Module. Give a checkpoint with --weights."]),
+        ("{file}:number", ["own.py:number is 3, expected a function that returns a torch.nn.Module."]),
         ("{folder}/broken.py:make", ["broken.py cannot be imported: SyntaxError", "broken.py:1)"]),
         ("{folder}/lacks.py:make", ["lacks.py cannot be imported: ModuleNotFoundError: No module named 'not_there'"]),
-        ("not_there.models:make", ["There is no module 'not_there.models': Python looked in"]),
+        ("not_there.models:make", ["There is no module 'not_there.models': Python searched"]),
         ("a..b:make", ["There is no module 'a..b'"]),
     ],
 )
@@ -210,13 +210,13 @@ def test_options_change_a_library_models_preprocessing_step_by_step() -> None:
 @pytest.mark.parametrize(
     ("options", "note"),
     [
-        ({}, "Assumed a size of 224, a crop of 0.875, ImageNet's mean and std: "),
-        ({"size": 64, "std": (1, 1, 1)}, "Assumed a crop of 0.875, ImageNet's mean: "),
-        ({"size": (64, 64)}, "Assumed ImageNet's mean and std: "),
+        ({}, "Assumed a size of 224, a crop of 0.875, ImageNet's mean and std. "),
+        ({"size": 64, "std": (1, 1, 1)}, "Assumed a crop of 0.875, ImageNet's mean. "),
+        ({"size": (64, 64)}, "Assumed ImageNet's mean and std. "),
         ({"size": 64, "crop": 1, "mean": (0, 0, 0), "std": (1, 1, 1)}, None),
         (
             {"size": (64, 64), "mean": (124, 116, 104), "std": (1, 1, 1)},
-            "The mean is above 1: pictures of 8 and 16 bits",
+            "Values above 1 in mean: 8-bit and 16-bit images",
         ),
     ],
 )
@@ -230,18 +230,18 @@ def test_what_was_assumed_is_noted(factory: Path, options: dict[str, Any], note:
     ("options", "message"),
     [
         ({"mean": 0.5}, "mean has 1 value(s) and std has 3: give both"),
-        ({"mean": "x"}, "mean is 'x', expected a number for each channel"),
-        ({"mean": (0.5, float("nan"), 0.5)}, "expected a number for each channel"),
+        ({"mean": "x"}, "mean is 'x', expected one number per channel"),
+        ({"mean": (0.5, float("nan"), 0.5)}, "expected one number per channel"),
         ({"std": (0, 1, 1)}, "std is (0, 1, 1), expected values above 0"),
-        ({"size": 0}, "size is 0, expected pixels"),
-        ({"size": 2.5}, "size is 2.5, expected pixels"),
-        ({"size": (1, 2, 3)}, "expected pixels, as a number or as (height, width)"),
-        ({"crop": 0}, "crop is 0, expected the share"),
-        ({"crop": 1.2}, "crop is 1.2, expected the share"),
-        ({"crop": 224}, "crop is 224, expected the share"),
+        ({"size": 0}, "size is 0, expected a number of pixels"),
+        ({"size": 2.5}, "size is 2.5, expected a number of pixels"),
+        ({"size": (1, 2, 3)}, "expected a number of pixels, or (height, width)"),
+        ({"crop": 0}, "crop is 0, expected the fraction"),
+        ({"crop": 1.2}, "crop is 1.2, expected the fraction"),
+        ({"crop": 224}, "crop is 224, expected the fraction"),
         ({"activation": "relu"}, "There is no activation 'relu': choose one of auto, softmax, sigmoid, none, applied."),
-        ({"labels": 3}, "labels are 3, expected names, or the path of a file"),
-        ({"labels": ["a", 1]}, "expected names"),
+        ({"labels": 3}, "labels are 3, expected class names, or the path of a file"),
+        ({"labels": ["a", 1]}, "expected class names"),
         ({"reader": 3}, "The reader is 3, expected a function"),
         ({"reader": "no.such:function"}, "There is no module 'no.such'"),
         ({"weights": 3}, "weights are 3, expected the path of a checkpoint"),
@@ -253,10 +253,10 @@ def test_options_that_cannot_be_meant_are_refused(factory: Path, options: dict[s
 
 def test_three_channels_for_one_are_said(factory: Path) -> None:
     message = refusal(f"{factory}:make", device="cpu", mean=0.5, std=0.5)
-    assert "fails on a picture of 224 x 224 with 1 channel(s), RuntimeError: " in message
-    assert "--mean and --std with a value for each channel" in message
+    assert "fails on an image of 224 x 224 with 1 channel(s), RuntimeError: " in message
+    assert "--mean and --std with one value per channel" in message
     assert load(f"{factory}:grey", mean=0.5, std=0.5, size=32).classes == 5
-    assert "fails on a picture of 224 x 224 with 1 channel(s)" in refusal("efficientnet_lite0", mean=0.5, std=0.5)
+    assert "fails on an image of 224 x 224 with 1 channel(s)" in refusal("efficientnet_lite0", mean=0.5, std=0.5)
 
 
 def test_grey_pictures_come_to_a_model_of_one_channel(factory: Path, tmp_path: Path) -> None:
@@ -318,11 +318,11 @@ def test_labels_are_read_in_the_order_of_their_indices(
     ("name", "data", "message"),
     [
         ("l.txt", None, "cannot be read as labels (No such file or directory)"),
-        ("l.txt", b"\xff\xfe\x00", "it is not text in UTF-8"),
-        ("l.txt", b" \n", "is empty, expected a label on each line"),
-        ("l.txt", b"cat\n\ndog", "line 2 is empty, expected a label on each line"),
+        ("l.txt", b"\xff\xfe\x00", "it is not UTF-8 text"),
+        ("l.txt", b" \n", "is empty, expected one label per line"),
+        ("l.txt", b"cat\n\ndog", "line 2 is empty, expected one label per line"),
         ("l.txt", b'{"0": "cat", "2": "dog"}', "has 2 labels, but none for class 1"),
-        ("l.txt", b'["cat"', "is no JSON"),
+        ("l.txt", b'["cat"', "is not valid JSON"),
         ("l.txt", b'["cat", 3]', "expected a list of names"),
         ("l.txt", b"{}", "expected a list of names"),
         ("l.csv", b"0,cat\n2,dog", "has 2 labels, but none for class 1."),
@@ -342,10 +342,10 @@ def test_files_that_are_no_labels_are_refused(tmp_path: Path, name: str, data: b
 def test_labels_of_another_length_are_refused_with_both_numbers(factory: Path, tmp_path: Path) -> None:
     (tmp_path / "l.txt").write_text("a\nb\nc\n")
     assert refusal(f"{factory}:make", labels=tmp_path / "l.txt", device="cpu") == (
-        f"{tmp_path / 'l.txt'} has 3 labels, and the model has 5 classes."
+        f"{tmp_path / 'l.txt'} has 3 labels, but the model has 5 classes."
     )
     assert refusal(f"{factory}:make", labels=["a", "b"], device="cpu") == (
-        "There are 2 labels, and the model has 5 classes."
+        "There are 2 labels, but the model has 5 classes."
     )
     assert load(f"{factory}:make", labels=list("abcde")).find_class("d") == 3
 
@@ -396,7 +396,7 @@ def test_the_activation_is_guessed_where_it_is_certain(
         assert "--task regression" in found.notes[0]
     elif notes:
         assert "--activation sigmoid" in found.notes[0]
-        assert ("Its output lies between 0 and 1" in found.notes[0]) == (end(torch.zeros(1, 1)).item() == 0.5)
+        assert ("The output is between 0 and 1" in found.notes[0]) == (end(torch.zeros(1, 1)).item() == 0.5)
     picture = np.full((16, 16, 3), 100, np.uint8)
     probabilities = found.explain(picture).probabilities() if found.layer and activation != "none" else None
     if probabilities is not None:
@@ -446,8 +446,8 @@ def test_the_layer_is_the_one_that_is_explained_by_itself() -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (nn.Conv2d(3, 4, 3), "The model gives a tensor (1, 4, 222, 222) for one picture, expected one of (1, classes)"),
-        (nn.Conv2d(5, 4, 3), "fails on a picture of 224 x 224 with 3 channel(s), RuntimeError: "),
+        (nn.Conv2d(3, 4, 3), "The model returns a tensor (1, 4, 222, 222) for one image, expected (1, classes)"),
+        (nn.Conv2d(5, 4, 3), "fails on an image of 224 x 224 with 3 channel(s), RuntimeError: "),
     ],
 )
 def test_what_is_no_classifier_of_pictures_is_refused(model: nn.Module, message: str) -> None:
@@ -470,9 +470,11 @@ def test_what_is_said_of_an_exported_program_works(
     model, program = exported(tmp_path)
     monkeypatch.chdir(tmp_path)
     for explain in (lambda: gradcam.explain(program, TINY), lambda: gradcam.load_classifier(program)):
-        with pytest.raises(ModelError, match=r"explain torch\.export\.unflatten\(program\), which has them"):
+        with pytest.raises(ModelError, match=r"explain torch\.export\.unflatten\(program\)"):
             explain()
-    with pytest.raises(gradcam.GradcamError, match=r"of an exported program take torch\.export\.unflatten\(program\)"):
+    with pytest.raises(
+        gradcam.GradcamError, match=r"For an exported program, explain torch\.export\.unflatten\(program\)"
+    ):
         gradcam.explain(program.module(), TINY[:1])
     expected = gradcam.explain(model, TINY[:1], "3", target=1)
     torch.testing.assert_close(
@@ -517,7 +519,7 @@ class Both(nn.Module):
 def test_what_wraps_a_network_is_refused_with_the_network(wrapper: Callable[[], Any]) -> None:
     wrapped = wrapper()
     for explain in (lambda: gradcam.explain(wrapped, TINY), lambda: gradcam.load_classifier(wrapped)):
-        with pytest.raises(ModelError, match=rf"The model, {wrapper.__name__}, is .*: explain that, its \.model\.$"):
+        with pytest.raises(ModelError, match=rf"The model, {wrapper.__name__}, is .*: explain its \.model\.$"):
             explain()
     assert gradcam.explain(wrapped.model, TINY).maps.any()
     assert gradcam.load_classifier(wrapped.model, size=(12, 16)).classes == 5
@@ -555,7 +557,7 @@ def test_what_is_said_of_8_bits_works() -> None:
     for layer in (None, "1.3"):
         with pytest.raises(gradcam.GradcamError, match="8-bit integers, which have no gradient") as said:
             gradcam.explain(quantised, TINY, layer)
-        assert "the model in floating point that was quantised, or this one with method='rise'" in str(said.value)
+        assert "the original floating-point model, or this one with method='rise'" in str(said.value)
     with pytest.raises(ModelError, match="8-bit integers, which have no gradient"):
         gradcam.load_classifier(quantised, size=(12, 16))
     assert gradcam.explain(plain, TINY, "3").maps.any()
@@ -571,9 +573,9 @@ def test_a_file_of_another_framework_is_no_model(tmp_path: Path, suffix: str) ->
         if is_there:
             file.mkdir() if suffix == ".mlpackage" else file.write_bytes(b"\x08\x07 something")
         said = refusal(str(file))
-        assert "gradients need a PyTorch model. Name that, and its state dict with --weights" in said
+        assert "gradients need a PyTorch model. Give that model, and its state dict with --weights" in said
         assert "Nearest" not in said
-    assert "which PyTorch does not load: save the state dict of the PyTorch model" in refusal("resnet18", weights=file)
+    assert "save the state dict of the original PyTorch model" in refusal("resnet18", weights=file)
 
 
 def test_a_torchscript_file_in_place_of_a_model_is_told(tmp_path: Path) -> None:
@@ -584,7 +586,7 @@ def test_a_torchscript_file_in_place_of_a_model_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("module", ["onnxruntime.capi.session", "tensorflow.python.keras", "keras.src.models"])
 def test_a_model_object_of_another_framework_says_what_to_explain(module: str) -> None:
     model = type("Model", (), {"__module__": module})()
-    with pytest.raises(ModelError, match=r"The model, Model, is .*: explain (the PyTorch model|one of PyTorch)"):
+    with pytest.raises(ModelError, match=r"The model, Model, is .*: explain (the|a) PyTorch model"):
         gradcam.explain(model, TINY)
     assert "The model, Model, is " in refusal(model)
 
@@ -602,8 +604,8 @@ def test_a_callers_module_is_left_as_it_is(photo: Photo) -> None:
     assert classifier.model is model
     assert (classifier.name, classifier.classes) == ("Sequential", 5)
     assert explanation.heatmaps.max() == 1
-    assert "A module of yours is explained where it lies" in refusal(model, device="cpu")
-    assert "A module of yours" in refusal(model, precision="bf16")
+    assert "A model object keeps its device and precision" in refusal(model, device="cpu")
+    assert "A model object keeps" in refusal(model, precision="bf16")
 
 
 def test_weights_go_into_a_callers_module(tmp_path: Path) -> None:
@@ -659,7 +661,7 @@ def test_a_model_on_several_devices_is_explained_where_it_lies(
     assert classifier.explain(photo("koala.webp")).maps.isfinite().all()
     for options in ({"device": "cpu"}, {"precision": "bf16"}):
         message = refusal(f"{tmp_path / 'spread.py'}:make", **options)
-        assert message.startswith("The model lies on several devices already")
+        assert message.startswith("The model is spread over several devices")
 
 
 def test_a_model_that_accelerate_keeps_aside_is_explained(tmp_path: Path, photo: Photo) -> None:
@@ -692,7 +694,7 @@ def test_pictures_of_several_sizes_do_not_fit_one_batch(photo: Photo) -> None:
 
     classifier = gradcam.Classifier("own", tiny_model(), AsItIs(), 5, None, "4")
     pictures = [np.zeros((20, 30, 3), np.uint8), np.zeros((30, 20, 3), np.uint8)]
-    with pytest.raises(gradcam.GradcamError, match="20 x 30 and 30 x 20 once preprocessed"):
+    with pytest.raises(gradcam.GradcamError, match="20 x 30 and 30 x 20 after preprocessing"):
         classifier.explain(pictures)
 
 

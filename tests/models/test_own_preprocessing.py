@@ -64,14 +64,14 @@ def test_a_model_of_timm_that_a_function_returns(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(code)
     classifier = gradcam.load_classifier(f"{tmp_path}/net.py:build", device="cpu")
     assert classifier.preprocess.mean == (0.5, 0.5, 0.5)  # type: ignore[attr-defined]
-    assert any("The preprocessing is taken from the settings of the model" in note for note in classifier.notes)
+    assert any("Using the preprocessing in the settings of the model" in note for note in classifier.notes)
     larger = gradcam.load_classifier(f"{tmp_path}/net.py:build", device="cpu", mean=(0.1, 0.1, 0.1))
     assert larger.preprocess.mean == (0.1, 0.1, 0.1)  # type: ignore[attr-defined]
 
 
 def test_a_model_of_timm_for_greyscale_images_has_statistics_of_three_channels() -> None:
     model = timm.create_model("lcnet_050", in_chans=1)
-    with pytest.warns(gradcam.GradcamWarning, match="Assumed grey pictures"):
+    with pytest.warns(gradcam.GradcamWarning, match="Assumed greyscale images"):
         classifier = gradcam.load_classifier(model, activation="softmax")
     assert classifier.batch([IMAGE]).shape == (1, 1, 224, 224)
 
@@ -116,7 +116,7 @@ def test_a_model_of_transformers_without_a_processor_has_the_size_of_its_configu
 def test_a_segmenter_has_the_statistics_of_its_encoder() -> None:
     smp = pytest.importorskip("segmentation_models_pytorch")
     model = smp.Unet("tu-tf_efficientnet_lite0", encoder_weights=None, classes=3).eval()
-    with pytest.warns(gradcam.GradcamWarning, match="shorter side is 512 pixels: --size, --mean and --std"):
+    with pytest.warns(gradcam.GradcamWarning, match="a shorter side of 512 pixels. Override with --size"):
         segmenter = gradcam.load_segmenter(model)
     assert (segmenter.preprocess.mean, segmenter.preprocess.std) == ((0.5,) * 3, (0.5,) * 3)  # type: ignore[attr-defined]
     batch = segmenter.batch([IMAGE])
@@ -131,7 +131,7 @@ def test_what_is_assumed_of_a_model_object_is_a_warning_until_it_is_said() -> No
         gradcam.load_classifier(model)
     gradcam.load_classifier(model, size=32, crop=1, mean=(0, 0, 0), std=(1, 1, 1))
     segmenter = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 3, 1))
-    with pytest.warns(gradcam.GradcamWarning, match="Assumed all of a picture with a shorter side of 520"):
+    with pytest.warns(gradcam.GradcamWarning, match="Assumed the whole image with a shorter side of 520 pixels"):
         gradcam.load_segmenter(segmenter)
 
 
@@ -139,7 +139,7 @@ def test_what_is_assumed_of_a_model_object_is_a_warning_until_it_is_said() -> No
 def test_a_segmenter_on_features_of_timm_has_their_statistics() -> None:
     backbone = timm.create_model("vit_tiny_patch16_224", img_size=32, dynamic_img_size=True, num_classes=0)
     model = nn.Sequential(Grid(backbone), nn.Conv2d(192, 3, 1))
-    with pytest.warns(gradcam.GradcamWarning, match="Assumed all of a picture with a shorter side of 520: "):
+    with pytest.warns(gradcam.GradcamWarning, match="Assumed the whole image with a shorter side of 520 pixels. "):
         segmenter = gradcam.load_segmenter(model)
     assert segmenter.preprocess.mean == (0.5, 0.5, 0.5)  # type: ignore[attr-defined]
 

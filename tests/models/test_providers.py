@@ -289,19 +289,19 @@ def test_weights_are_named_as_torchvision_does(typed: str, expected: str) -> Non
     ("name", "message"),
     [
         ("resnet50:V3", "resnet50 has no weights 'V3': choose one of 'IMAGENET1K_V1', 'IMAGENET1K_V2'."),
-        ("vgg16:IMAGENET1K_FEATURES", "of no classifier"),
+        ("vgg16:IMAGENET1K_FEATURES", "have no classifier"),
         ("resnet51", "There is no model 'resnet51'. Nearest: 'resnet50', 'resnet18'"),
         ("resnet51:IMAGENET1K_V1", "There is no model 'resnet51:IMAGENET1K_V1'. Nearest: 'resnet50'"),
         ("ResNet50", "Nearest: 'resnet50'"),
         ("raft_large", "There is no model 'raft_large'"),
         (
             "zzz",
-            "`gradcam models` lists those with a name; others are open_clip:NAME, smp:FOLDER, yolo:FILE.pt, timm:NAME",
+            "`gradcam models` lists all names. Other forms are open_clip:NAME, smp:FOLDER, yolo:FILE.pt, timm:NAME",
         ),
         ("", "There is no model ''. `gradcam models`"),
-        ("weights.pth", "There is no model 'weights.pth'. A checkpoint needs its architecture: --model NAME --weights"),
-        ("google/vit-base-patch16", "named hf:google/vit-base-patch16"),
-        ("tests", "hf:tests where transformers saved it, timm:tests where timm did"),
+        ("weights.pth", "There is no model 'weights.pth'. A checkpoint needs an architecture: --model NAME --weights"),
+        ("google/vit-base-patch16", "give hf:google/vit-base-patch16"),
+        ("tests", "hf:tests if transformers saved it, or timm:tests if timm did"),
         (3, "There is no model 3: expected a name, such as 'efficientnet_lite0', or a torch.nn.Module."),
     ],
 )
@@ -330,7 +330,7 @@ def test_a_checkpoint_of_1000_classes_is_taken_for_imagenets(tmp_path: Path, hub
     torch.save(models.squeezenet1_1().state_dict(), tmp_path / "x.pth")
     classifier = gradcam.load_classifier("squeezenet1_1", weights=tmp_path / "x.pth", device="cpu")
     assert (classifier.labels[105], classifier.activation) == ("koala", "softmax")
-    assert any("taken for ImageNet's" in note for note in classifier.notes)
+    assert any("Assuming the 1000 classes of ImageNet" in note for note in classifier.notes)
 
 
 def test_a_checkpoint_of_one_logit_is_for_and_against(tmp_path: Path, hub: Path, photo: Photo) -> None:
@@ -435,7 +435,7 @@ def test_timms_pictures_are_prepared_as_its_own_transforms_do(photo: Photo, conf
 @pytest.mark.parametrize(("mode", "size"), [("border", (224, 224)), ("center", (224, 320))])
 def test_preprocessing_of_timms_that_pads_is_refused(mode: str, size: tuple[int, int]) -> None:
     config = {"input_size": (3, *size), "crop_pct": 0.9, "crop_mode": mode, "interpolation": "bicubic"}
-    with pytest.raises(ModelError, match="pads pictures"):
+    with pytest.raises(ModelError, match="pads images"):
         timm_provider.to_preprocessing({**config, "mean": (0,) * 3, "std": (1,) * 3})
 
 
@@ -445,7 +445,7 @@ def test_preprocessing_of_timms_that_pads_is_refused(mode: str, size: tuple[int,
         ("timm:resnet19", ["timm has no model 'resnet19'. Nearest: 'resnet18'"]),
         ("timm:resnet18.a9_in1k", ["timm has no model 'resnet18.a9_in1k'. Nearest: ", "'resnet18.a1_in1k'"]),
         ("timm:", ["timm has no model ''", "timm.list_models() lists them"]),
-        ("timm:./nothing", ["nothing: is no folder, expected a folder as timm.models.save_for_hf()"]),
+        ("timm:./nothing", ["nothing: is not a folder, expected a folder written by timm.models.save_for_hf()"]),
         ("timm:resnet18.a1_in1k", ["no network here", "huggingface.co/timm/resnet18.a1_in1k", "--weights FILE"]),
         ("timm:hf-hub:timm/nothing", ["no network here", "huggingface.co/timm/nothing", "'efficientnet_lite0'"]),
         ("timm:test_resnet", ["no network here"]),
@@ -586,7 +586,7 @@ def test_a_multi_label_model_has_sigmoids(tmp_path: Path) -> None:
 def test_a_folder_without_a_head_is_refused(tmp_path: Path) -> None:
     transformers.ViTModel(vit_config()).save_pretrained(tmp_path / "backbone")
     vit_processor().save_pretrained(tmp_path / "backbone")
-    message = "holds no trained classifier: 2 weights are missing, such as 'classifier.bias', 'classifier.weight'"
+    message = "is not a trained classifier: 2 weights are missing, such as 'classifier.bias', 'classifier.weight'"
     assert message in refusal(f"hf:{tmp_path / 'backbone'}")
 
 
@@ -612,18 +612,18 @@ def test_a_folder_without_a_processor_is_guessed_and_said(tmp_path: Path) -> Non
 def test_a_size_that_a_vit_does_not_take(tmp_path: Path) -> None:
     folder = save_classifier(tmp_path / "folder", vit_config(**named(3)), vit_processor())
     message = refusal(f"hf:{folder}", size=64)
-    assert "fails on a picture of 64 x 64 with 3 channel(s), ValueError: " in message
+    assert "fails on an image of 64 x 64 with 3 channel(s), ValueError: " in message
     assert "(64*64) doesn't match model (32*32)" in message
 
 
 @pytest.mark.parametrize(
     ("name", "parts"),
     [
-        ("hf:", ["names nothing"]),
-        ("hf:./nothing", ["hf:./nothing names nothing: there is no such folder"]),
-        ("hf:{empty}", ["has no config.json, expected a folder that save_pretrained() made"]),
+        ("hf:", ["does not exist"]),
+        ("hf:./nothing", ["hf:./nothing does not exist: there is no such folder"]),
+        ("hf:{empty}", ["has no config.json, expected a folder written by save_pretrained()"]),
         ("hf:nobody/nothing", ["no network here", "hf download nobody/nothing", "'efficientnet_lite0'"]),
-        ("hf:{text}", ["cannot be loaded", "it is no image classifier that transformers knows"]),
+        ("hf:{text}", ["cannot be loaded", "transformers has no image classifier of its type"]),
         ("hf:{broken}", ["cannot be loaded"]),
     ],
 )
@@ -687,12 +687,12 @@ def test_a_pickle_that_would_run_code_is_read_by_no_library(timm_folder: Path, t
     shutil.copytree(timm_folder, folder)
     (folder / "model.safetensors").unlink()
     torch.save({"weight": Malice(mark)}, folder / "pytorch_model.bin")
-    assert "would run code on being read" in refusal(f"timm:{folder}")
+    assert "contains code that runs when the file is loaded" in refusal(f"timm:{folder}")
     save_classifier(tmp_path / "hf", vit_config(), vit_processor())
     (tmp_path / "hf/model.safetensors").unlink()
     torch.save({"weight": Malice(mark)}, tmp_path / "hf/pytorch_model.bin")
     message = refusal(f"hf:{tmp_path / 'hf'}")
-    assert message.endswith("would run code on being read; it was not run. Take safetensors")
+    assert message.endswith("runs code when it is loaded. It was not loaded. Use safetensors")
     assert not mark.exists()
 
 
@@ -720,7 +720,7 @@ def test_a_processor_that_pads_is_measured() -> None:
     assert notes == []
     assert preprocess(np.zeros((100, 100, 3), np.uint8)).shape == (3, 80, 80)
     assert (preprocess.region(100, 100), preprocess.window(100, 100)) == ((0, 0, 100, 100), (8, 8, 64, 64))
-    with pytest.raises(gradcam.GradcamError, match="takes RGB of 8 bits: save it as that"):
+    with pytest.raises(gradcam.GradcamError, match="takes 8-bit RGB: convert the image"):
         preprocess(np.zeros((100, 100), np.uint16))
 
 
@@ -728,11 +728,11 @@ def test_a_regression_is_told_from_a_probability(tmp_path: Path, photo: Photo) -
     save_classifier(tmp_path, vit_config(num_labels=1, problem_type="regression"), vit_processor())
     classifier = gradcam.load_classifier(f"hf:{tmp_path}", device="cpu")
     assert (classifier.activation, classifier.classes, classifier.labels) == ("none", 1, ["output"])
-    assert "It is a regression" in classifier.notes[-1]
+    assert "The model is a regression" in classifier.notes[-1]
     found = classifier.explain(photo("koala.webp"))
     assert found.scores[0, 0] == pytest.approx(found.output.logits[0, 0].item())
 
 
 @pytest.mark.parametrize("size", [8193, (16, 10**9)])
 def test_a_size_beyond_all_networks_is_refused(size: Any) -> None:
-    assert "expected 8192 pixels at most" in refusal("efficientnet_lite0", size=size)
+    assert "expected at most 8192 pixels" in refusal("efficientnet_lite0", size=size)

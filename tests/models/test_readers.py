@@ -59,7 +59,7 @@ def test_a_deep_file_that_uses_little_of_its_range_is_stretched_for_drawing_alon
     values = np.linspace(40, 3200, 64).astype(np.uint16).reshape(8, 8)
     path = save(tmp_path / "scan.png", values)
     explanation = grey_classifier.explain(path)
-    assert explanation.notes == ["shown from 40 to 3200 of 65535"]
+    assert explanation.notes == ["showing values from 40 to 3200 of 65535"]
     picture = explanation.pictures[0]
     np.testing.assert_array_equal(picture[..., 0], np.round((values - 40.0) * 255 / 3160))
     np.testing.assert_array_equal(picture[..., 0], picture[..., 2])
@@ -96,14 +96,14 @@ def test_extreme_and_constant_deep_pictures_are_explained(
             np.array([[-1000, 0, 3000]], np.int32),
             [[-1000, 0, 3000]],
             [0, 64, 255],
-            "shown from -1000 to 3000; values from -1000 to 3000 go to the model as they are",
+            "showing values from -1000 to 3000; values from -1000 to 3000 go to the model unscaled",
         ),
         (np.array([[0.0, 0.5, 1.0]], np.float32), [[0.0, 0.5, 1.0]], [0, 128, 255], None),
         (
             np.array([[0.0, 128.0, 255.0]], np.float32),
             [[0.0, 128.0, 255.0]],
             [0, 128, 255],
-            "values from 0 to 255 go to the model as they are",
+            "values from 0 to 255 go to the model unscaled",
         ),
         (
             np.array([[np.nan, 0.25, -np.inf, np.inf, 0.75]], np.float32),
@@ -127,7 +127,7 @@ def test_a_file_of_nothing_but_nan_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path / "a.tif", np.full((2, 2), np.nan, np.float32))
     with pytest.raises(ImageError) as caught:
         read_picture(path)
-    assert str(caught.value) == f"{path}: has no finite value: expected a picture"
+    assert str(caught.value) == f"{path}: contains only NaN or infinite values"
 
 
 def test_pictures_of_all_kinds_are_explained_together(tmp_path: Path, grey_classifier: Classifier) -> None:
@@ -156,7 +156,7 @@ def test_an_array_is_one_picture_or_several(grey_classifier: Classifier) -> None
 
 def test_attributions_remember_the_note(grey_classifier: Classifier) -> None:
     attribution = grey_classifier.attribute(np.array([[40, 3200]], np.uint16), method="input-gradients", target=1)
-    assert attribution.notes == ["shown from 40 to 3200 of 65535"]
+    assert attribution.notes == ["showing values from 40 to 3200 of 65535"]
     assert attribution.picture().shape == (1, 2, 3)
 
 
@@ -166,9 +166,14 @@ PICTURE = np.arange(18, dtype=np.uint8).reshape(2, 3, 3)
 @pytest.mark.parametrize(
     ("given", "values", "picture", "note"),
     [
-        (RAMP, RAMP, np.repeat((RAMP * 51)[..., None], 3, axis=2), "shown from 0 to 5 of 65535"),
-        (RAMP.astype(">u2"), RAMP, np.repeat((RAMP * 51)[..., None], 3, axis=2), "shown from 0 to 5 of 65535"),
-        (RAMP[::-1], RAMP[::-1], np.repeat((RAMP[::-1] * 51)[..., None], 3, axis=2), "shown from 0 to 5 of 65535"),
+        (RAMP, RAMP, np.repeat((RAMP * 51)[..., None], 3, axis=2), "showing values from 0 to 5 of 65535"),
+        (RAMP.astype(">u2"), RAMP, np.repeat((RAMP * 51)[..., None], 3, axis=2), "showing values from 0 to 5 of 65535"),
+        (
+            RAMP[::-1],
+            RAMP[::-1],
+            np.repeat((RAMP[::-1] * 51)[..., None], 3, axis=2),
+            "showing values from 0 to 5 of 65535",
+        ),
         ((RAMP, PICTURE), RAMP, PICTURE, None),
         ((np.ones((2, 3, 7)), PICTURE), np.ones((2, 3, 7)), PICTURE, None),
         (Reading(RAMP, PICTURE, "by night"), RAMP, PICTURE, "by night"),
@@ -196,25 +201,25 @@ def test_a_function_gives_an_array_or_a_picture_with_it(
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        (None, "It is None, expected an array, (array, picture), or a Reading."),
+        (None, "It is None, expected an array, (array, image), or a Reading."),
         ([[1, 2]], "It is [[1, 2]], expected an array"),
-        ((RAMP, PICTURE, "note"), "expected an array, (array, picture), or a Reading."),
-        (np.zeros(3), "The picture is float64 (3,), expected an RGB array"),
-        (np.zeros((1, 2, 3, 4)), "The picture is float64 (1, 2, 3, 4), expected"),
-        (np.zeros((0, 3)), "The picture is float64 (0, 3), expected"),
-        (np.zeros((2, 3, 0)), "The picture is float64 (2, 3, 0), expected"),
-        (np.zeros((2, 3), bool), "The picture is bool (2, 3), expected"),
-        (np.zeros((2, 3), complex), "The picture is complex128 (2, 3), expected"),
-        (np.array([["a"]]), "The picture is <U1 (1, 1), expected"),
-        (np.array([[1, np.nan, np.inf]]), "The picture is float64 (1, 3), of which 2 value(s) are NaN or infinite"),
-        (np.array([[1, 1e300]]), "of which 1 value(s) are NaN or infinite"),
+        ((RAMP, PICTURE, "note"), "expected an array, (array, image), or a Reading."),
+        (np.zeros(3), "The image is float64 (3,), expected an RGB array"),
+        (np.zeros((1, 2, 3, 4)), "The image is float64 (1, 2, 3, 4), expected"),
+        (np.zeros((0, 3)), "The image is float64 (0, 3), expected"),
+        (np.zeros((2, 3, 0)), "The image is float64 (2, 3, 0), expected"),
+        (np.zeros((2, 3), bool), "The image is bool (2, 3), expected"),
+        (np.zeros((2, 3), complex), "The image is complex128 (2, 3), expected"),
+        (np.array([["a"]]), "The image is <U1 (1, 1), expected"),
+        (np.array([[1, np.nan, np.inf]]), "The image is float64 (1, 3), and 2 value(s) are NaN or infinite"),
+        (np.array([[1, 1e300]]), "and 1 value(s) are NaN or infinite"),
         ((RAMP, None, 3), "expected an array, (array, picture)"),
-        ((RAMP, PICTURE[:1]), "The picture to draw on is 3 x 1, and the values are 3 x 2: expected one size."),
-        ((RAMP, PICTURE.transpose(1, 0, 2)), "is 2 x 3, and the values are 3 x 2"),
-        ((RAMP, PICTURE[..., 0]), "The picture is uint8 (2, 3), expected an RGB array"),
-        ((RAMP, PICTURE / 255), "The picture is float64 (2, 3, 3), expected an RGB array"),
-        (("scan", PICTURE), "The picture is 'scan', expected"),
-        (Reading(RAMP, PICTURE, 3), "The note is 3, expected a text, or None."),  # type: ignore[arg-type]
+        ((RAMP, PICTURE[:1]), "The image to draw on is 3 x 1, but the values are 3 x 2: expected the same size."),
+        ((RAMP, PICTURE.transpose(1, 0, 2)), "is 2 x 3, but the values are 3 x 2"),
+        ((RAMP, PICTURE[..., 0]), "The image is uint8 (2, 3), expected an RGB array"),
+        ((RAMP, PICTURE / 255), "The image is float64 (2, 3, 3), expected an RGB array"),
+        (("scan", PICTURE), "The image is 'scan', expected"),
+        (Reading(RAMP, PICTURE, 3), "The note is 3, expected a string or None."),  # type: ignore[arg-type]
     ],
 )
 def test_what_a_function_may_not_give_is_named(given: Any, reason: str) -> None:
@@ -224,7 +229,7 @@ def test_what_a_function_may_not_give_is_named(given: Any, reason: str) -> None:
     with pytest.raises(ImageError) as caught:
         to_reader(read_scan)(Path("folder/scan.raw"))
     message = str(caught.value)
-    assert message.startswith(f"{Path('folder/scan.raw')}: what the reader read_scan gave cannot be used. ")
+    assert message.startswith(f"{Path('folder/scan.raw')}: the result of the reader read_scan cannot be used. ")
     assert reason in message
     assert "\n" not in message
 
@@ -269,7 +274,7 @@ def test_an_object_that_reads_is_named_by_its_class() -> None:
 
 @pytest.mark.parametrize("function", [None, "module:function", 3])
 def test_a_reader_is_a_function(function: Any) -> None:
-    with pytest.raises(GradcamError, match="expected a function from a picture's path to an array"):
+    with pytest.raises(GradcamError, match="expected a function from an image's path to an array"):
         to_reader(function)
 
 
@@ -295,4 +300,4 @@ def test_arrays_do_not_go_through_the_reader() -> None:
 
     reading = to_reading(RAMP, to_reader(fail))
     np.testing.assert_array_equal(reading.values, RAMP)
-    assert reading.note == "shown from 0 to 5 of 65535"
+    assert reading.note == "showing values from 0 to 5 of 65535"

@@ -57,7 +57,7 @@ def test_a_file_is_known_by_its_name(
     torch.save(state, tmp_path / file)
     classifier = load(tmp_path / file)
     assert_prepared_as(classifier, entry)
-    assert any(f"'{file}' is {entry}, by its name" in note for note in classifier.notes)
+    assert any(f"{file} is {entry}, recognised by its name" in note for note in classifier.notes)
     assert all(len(note) < 250 for note in classifier.notes)
 
 
@@ -75,8 +75,8 @@ def test_a_file_is_known_by_its_content(
     classifier = load(file)
     assert_prepared_as(classifier, WEIGHTS.IMAGENET1K_V1)
     assert classifier.notes == (
-        "'renamed.pth' is MobileNet_V2_Weights.IMAGENET1K_V1, by its content: pictures are prepared as for these (resized "
-        "to 256, cut to 224).",
+        "renamed.pth is MobileNet_V2_Weights.IMAGENET1K_V1, recognised by its content: using its preprocessing "
+        "(resize 256, centre crop 224).",
     )
     assert list(classifier.labels or ()) == WEIGHTS.IMAGENET1K_V1.meta["categories"]
 
@@ -121,10 +121,10 @@ def test_any_other_file_is_prepared_for_as_the_best_weights_and_that_is_said(
     torch.save(state, tmp_path / "mine.pth")
     classifier = load(tmp_path / "mine.pth")
     assert_prepared_as(classifier, WEIGHTS.IMAGENET1K_V2)
-    (note,) = [note for note in classifier.notes if "prepared" in note]
+    (note,) = [note for note in classifier.notes if "preprocessing" in note]
     assert note == (
-        "Pictures are prepared as for MobileNet_V2_Weights.IMAGENET1K_V2 (resized to 232, cut to 224): 'mine.pth' is none "
-        "of its library's own files."
+        "mine.pth is not an official torchvision file: using the preprocessing of MobileNet_V2_Weights.IMAGENET1K_V2 "
+        "(resize 232, centre crop 224). Override with --size, --crop, --mean, --std."
     )
 
 
@@ -133,7 +133,7 @@ def test_weights_that_are_named_decide_for_a_file(state: dict[str, torch.Tensor]
         torch.save(state, tmp_path / file)
         classifier = load(tmp_path / file, "mobilenet_v2:IMAGENET1K_V1")
         assert_prepared_as(classifier, WEIGHTS.IMAGENET1K_V1)
-        assert any("IMAGENET1K_V1, as was asked for" in note for note in classifier.notes)
+        assert any("IMAGENET1K_V1, as requested" in note for note in classifier.notes)
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def test_a_file_comes_before_a_name(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save(state, "IMAGENET1K_V1")
-    assert any("'IMAGENET1K_V1' is none of its" in note for note in load("IMAGENET1K_V1").notes)
+    assert any("IMAGENET1K_V1 is not an official" in note for note in load("IMAGENET1K_V1").notes)
 
 
 def test_names_that_are_none(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_the_shell(
         return " ".join(capsys.readouterr().err.split())
 
     assert "prepared" not in run("imagenet1k_v1")
-    assert f"Note: '{V1}' is MobileNet_V2_Weights.IMAGENET1K_V1, by its name" in run(str(cache / V1))
+    assert f"Note: {V1} is MobileNet_V2_Weights.IMAGENET1K_V1, recognised by its name" in run(str(cache / V1))
 
 
 def test_timms_files(tmp_path: Path) -> None:
@@ -195,8 +195,8 @@ def test_timms_files(tmp_path: Path) -> None:
     model = timm.create_model("resnet18")
     assert timm.get_pretrained_cfg("resnet18").crop_pct == 0.95
     for file, resize, said in (
-        ("resnet18-f37072fd.pth", 256, "'resnet18-f37072fd.pth' is timm's resnet18.tv_in1k, by its name"),
-        ("mine.pth", 235, "as for timm's resnet18.a1_in1k (resized to 235, cut to 224): 'mine.pth' is none"),
+        ("resnet18-f37072fd.pth", 256, "resnet18-f37072fd.pth is timm's resnet18.tv_in1k, recognised by its name"),
+        ("mine.pth", 235, "file: using the preprocessing of timm's resnet18.a1_in1k (resize 235, centre crop 224)"),
     ):
         torch.save(model.state_dict(), tmp_path / file)
         classifier = gradcam.load_classifier("timm:resnet18", weights=tmp_path / file, device="cpu")

@@ -60,7 +60,7 @@ def test_a_class_has_a_name_and_a_probability(explained: Any) -> None:
         assert explained.caption(0, k) == f"{name} ({index}), {share}, by gradcam at layer4"
     assert (explained.label(), explained.label(k=-1)) == ("Egyptian cat", "espresso")
     for ask in (explained.label, explained.probability, explained.caption):
-        with pytest.raises(ImageError, match=r"There is no class \[0, 2\]: there are 1 picture\(s\), with 2"):
+        with pytest.raises(ImageError, match=r"There is no class \[0, 2\]: there are 1 image\(s\), with 2"):
             ask(0, 2)
 
 
@@ -195,11 +195,11 @@ def test_one_map_is_saved_as_a_batch_does(classifier: gradcam.Classifier, photo:
             (),
             r"no image to draw on. .*load_classifier\(model\).explain\('photo.jpg'\).save\('.*a.png'\).* region=.* .npz",
         ),
-        ("a.gif", (), r"a.gif: expected the suffix of a picture \(.bmp, .*\), or .npz or .npy"),
+        ("a.gif", (), r"a.gif: expected an image suffix \(.bmp, .*\), or .npz or .npy"),
         ("a", (), "expected the suffix"),
-        ("a.npy", (), "a.npy: takes one map, and there are 6: give i and k, or save all of them as .npz"),
-        ("a.npy", (1,), "takes one map, and there are 3"),
-        ("a.npy", (2, 0), r"There is no map \[2, 0\]: there are 2 picture\(s\), with 3 map\(s\) each"),
+        ("a.npy", (), "a.npy: .npy stores one map, but there are 6: give i and k, or save all of them as .npz"),
+        ("a.npy", (1,), "stores one map, but there are 3"),
+        ("a.npy", (2, 0), r"There is no map \[2, 0\]: there are 2 image\(s\), with 3 map\(s\) each"),
         ("a.npz", (None, 3), r"There is no map \[:, 3\]"),
         ("none/a.npz", (), "a.npz: cannot be written"),
     ],

@@ -98,7 +98,7 @@ def test_maps_of_a_value_are_not_evaluated_by_probabilities(function: str) -> No
         "recommend": lambda: gradcam.evaluation.recommend(loaded, {"one": IMAGE, "two": IMAGE[::-1].copy()}),
         "diff": lambda: gradcam.evaluation.diff(loaded, loaded, [IMAGE]),
     }
-    with pytest.raises(gradcam.GradcamError, match="output is a value, and maps are evaluated by probabilities"):
+    with pytest.raises(gradcam.GradcamError, match="output is a single value, but evaluation needs probabilities"):
         calls[function]()
 
 

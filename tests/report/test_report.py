@@ -134,7 +134,7 @@ def test_no_two_pictures_share_a_view() -> None:
 
 @pytest.mark.parametrize("stem", ["../cat", "a/../../cat", "/cat", "", "a/.."])
 def test_views_stay_in_the_folder(tmp_path: Path, stem: str) -> None:
-    with pytest.raises(GradcamError, match="no name inside of the output folder"):
+    with pytest.raises(GradcamError, match="not a path inside the output folder"):
         write_views(tmp_path, stem, halves(4, 4), [])
     assert not list(tmp_path.iterdir())
 
@@ -476,7 +476,7 @@ def test_counts_and_names_stand_at_the_head(tmp_path: Path) -> None:
     assert "<dd>resnet50</dd>" in page
     assert "<dt>Layers</dt><dd>layer4, layer3</dd>" in page
     assert "<dt>Methods</dt><dd>gradcam, layercam</dd>" in page
-    assert "<dt>Pictures</dt><dd>1,201</dd>" in page
+    assert "<dt>Images</dt><dd>1,201</dd>" in page
     assert '<dd id="failures">1,200</dd>' in page
     assert "<dt>classes</dt><dd>none</dd><dt>audit</dt><dd>false</dd><dt>name</dt><dd>null</dd>" in page
     assert "<dt>weights file</dt><dd>x.pt</dd>" in page
@@ -490,7 +490,9 @@ def test_a_page_needs_no_settings(tmp_path: Path, text: str) -> None:
 
 
 def test_a_folder_without_a_manifest_is_said(tmp_path: Path) -> None:
-    with pytest.raises(GradcamError, match=r"holds no manifest\.jsonl, expected the output folder of `gradcam batch`"):
+    with pytest.raises(
+        GradcamError, match=r"contains no manifest\.jsonl, expected the output folder of `gradcam batch`"
+    ):
         write_report(tmp_path)
 
 

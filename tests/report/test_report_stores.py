@@ -145,21 +145,21 @@ def test_shares_that_end_at_one_time_leave_a_page_that_is_whole(fs: Any, monkeyp
 
 
 def test_what_keeps_a_report_from_being_written_is_said(fs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(GradcamError, match=rf"{URL}: holds no manifest\.jsonl, expected the output folder"):
+    with pytest.raises(GradcamError, match=rf"{URL}: contains no manifest\.jsonl, expected the output folder"):
         write_report(Store(URL))
     store = put_run([done("a.jpg")])
     store.write("index.html", b"<html>mine</html>")
-    with pytest.raises(OutputError, match=r"index\.html: is no report of gradcam, and one would replace it"):
+    with pytest.raises(OutputError, match=r"index\.html: is not a gradcam report, but a report would replace it"):
         write_report(store)
     store.remove(["index.html"])
     monkeypatch.setattr(failures, "PATIENCE", 0.05)
     fs.failures += [down() for _ in range(999)]
-    with pytest.raises(StoreError, match="does not answer as it should"):
+    with pytest.raises(StoreError, match="has not answered correctly"):
         write_report(store)
     fs.failures.clear()
     with monkeypatch.context() as patch:
         patch.setattr(
             ObjectStore, "pipe_file", lambda *_, **__: (_ for _ in ()).throw(PermissionError("Access Denied"))
         )
-        with pytest.raises(OutputError, match="may not be listed, read or written to"):
+        with pytest.raises(OutputError, match="may not list, read or write it"):
             write_report(store)

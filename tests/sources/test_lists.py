@@ -99,7 +99,7 @@ def test_standard_input_can_be_read_once(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(InputError, match="'-' is given 2 times, but standard input can be read once"):
         list_inputs(["-", "-"])
     monkeypatch.setattr(sys, "stdin", None)
-    with pytest.raises(InputError, match="standard input cannot be read, though '-' asks for it"):
+    with pytest.raises(InputError, match="standard input cannot be read, but '-' was given"):
         list_inputs(["-"])
 
 
@@ -181,16 +181,14 @@ def test_two_classes_for_one_picture_are_refused_with_their_lines() -> None:
     with pytest.raises(InputError) as caught:
         list_inputs(["x", "l.txt"])
     message = str(caught.value)
-    assert message.startswith("l.txt, line 4: asks for 'tabby' in ")
-    assert message.endswith(
-        "link/a.jpg, but l.txt, line 3, asks for 'cat'; a picture has one class in lists, so name it once"
-    )
+    assert message.startswith("l.txt, line 4: gives the class 'tabby' for ")
+    assert message.endswith("link/a.jpg, but l.txt, line 3, gives 'cat'; list each image with one class")
 
 
 def test_two_lists_that_ask_for_two_classes_are_refused() -> None:
     write("1.csv", 'image,class\n\n"a\n.jpg",cat\n')
     write("2.csv", '"a\n.jpg",dog\n')
-    with pytest.raises(InputError, match=r"(?s)^2\.csv, line 2: asks for 'dog' .* 1\.csv, line 4, asks for 'cat'"):
+    with pytest.raises(InputError, match=r"(?s)^2\.csv, line 2: gives the class 'dog' .* 1\.csv, line 4, gives 'cat'"):
         list_inputs(["1.csv", "2.csv"])
 
 
@@ -200,15 +198,15 @@ def test_two_lists_that_ask_for_two_classes_are_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("l.txt", "", "There are no pictures in 'l.txt'"),
-        ("l.csv", "image,class\n", "There are no pictures in 'l.csv'"),
-        ("l.csv", "image,class\na.jpg,cat\n,dog\n", "l.csv, line 3: asks for the class 'dog' of no picture"),
-        ("l.txt", "a.jpg\n\tdog\n", "l.txt, line 2: asks for the class 'dog' of no picture"),
+        ("l.txt", "", "There are no images in 'l.txt'"),
+        ("l.csv", "image,class\n", "There are no images in 'l.csv'"),
+        ("l.csv", "image,class\na.jpg,cat\n,dog\n", "l.csv, line 3: gives the class 'dog' without an image"),
+        ("l.txt", "a.jpg\n\tdog\n", "l.txt, line 2: gives the class 'dog' without an image"),
         ("l.txt", b"a.jpg\n\x00\x01\n", "l.txt, line 2: has a zero byte in its path; is this a list"),
         ("l.csv", b"a.jpg\n\x00\x01\n", "l.csv, line 2: (has a zero byte|cannot be read as a table)"),
         ("l.csv", 'a.jpg\n"b.jpg,cat\nc.jpg\n', "l.csv, line 3: cannot be read as a table"),
         ("l.csv", "a.jpg\n" + "x" * 200_000, "l.csv, line 2: cannot be read as a table"),
-        ("l.txt", b"\xff\xfea", "l.txt: begins as UTF-16, but is none .*; save it as UTF-8"),
+        ("l.txt", b"\xff\xfea", "l.txt: starts like UTF-16, but is not valid .*; save it as UTF-8"),
     ],
 )
 def test_what_cannot_be_read_is_named_with_its_line(name: str, content: str | bytes, message: str) -> None:

@@ -139,9 +139,7 @@ def test_the_output_is_left_out_as_on_a_disk(fs: Any, tmp_path: Path, pattern: s
 
 def test_an_input_that_is_the_output(fs: Any) -> None:
     put("out/a.jpg", "in/b.jpg")
-    with pytest.raises(
-        InputError, match="There are no pictures in .*; the output folder is left out, so choose another"
-    ):
+    with pytest.raises(InputError, match="There are no images in .*; the output folder is left out, so choose another"):
         list_inputs([f"{HERE}/out/"], exclude=Store(f"{HERE}/out"))
     assert name_all(list_inputs([f"{HERE}/out/", f"{HERE}/in"], exclude=Store(f"{HERE}/out"))) == ["b.jpg"]
     assert name_all(list_inputs([f"{HERE}/out/a.jpg"], exclude=Store(f"{HERE}/out"))) == ["a.jpg"], "it was named"
@@ -242,9 +240,9 @@ def test_urls_in_a_list_on_a_disk_and_on_standard_input(
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("nonsense://b/a.jpg", "is no URL that can be followed"),
-        ("objects://bucket", "names no object in this bucket"),
-        ("objects://", "names no object in this bucket"),
+        ("nonsense://b/a.jpg", "is not a supported URL"),
+        ("objects://bucket", "names a bucket, expected an object in it"),
+        ("objects://", "names a bucket, expected an object in it"),
         ("abfs://container/a.jpg", r"abfs:// needs another package: pip install \"gradcam-torch\[azure\]\""),
     ],
 )
@@ -257,7 +255,7 @@ def test_a_line_that_no_picture_can_be_at_is_named_before_work_begins(fs: Any, l
 def test_two_classes_for_one_object(fs: Any) -> None:
     url = put_data("l.csv", f"a.jpg,cat\n{HERE}/a.jpg,dog\n".encode())
     with pytest.raises(
-        InputError, match=r"line 2: asks for 'dog' in objects://bucket/a.jpg, but .* line 1, asks for 'cat'"
+        InputError, match=r"line 2: gives the class 'dog' for objects://bucket/a.jpg, but .* line 1, gives 'cat'"
     ):
         list_inputs([url])
 
@@ -275,7 +273,7 @@ def test_archives_are_read_where_they_lie(fs: Any, tmp_path: Path, suffix: str) 
     fs.requests.clear()
     assert {item.name: item.content.read() for item in listing.items[:-1]} == DATA
     assert len(fs.requests) == (0 if suffix[-1] != "p" and suffix != ".tar" else len(DATA)), "one for each picture"
-    assert find_reason(listing.items[-1]) == "leads out of the archive"
+    assert find_reason(listing.items[-1]) == "has a path outside the archive"
     put("in/b.jpg")
     assert name_all(list_inputs([url, f"{HERE}/in/b.jpg"]))[-2:] == [f"a{suffix}/up.jpg", "b.jpg"]
     assert name_all(list_inputs([f"{HERE}/in/*{os.path.splitext(url)[1]}"])) == name_all(listing)
@@ -323,9 +321,9 @@ def test_an_archive_that_changes_after_it_was_listed(fs: Any, tmp_path: Path, mo
     put_data("a.tar", archive + bytes(512))
     assert item.content.read() == b"x", "it was looked at a moment ago"
     monkeypatch.setattr(store_contents, "TRUSTED", 0.0)
-    assert find_reason(item) == "lies in an archive that changed after it was listed"
+    assert find_reason(item) == "is in an archive that changed after it was listed"
     Store(HERE).remove(["a.tar"])
-    assert find_reason(item) == "lies in an archive that does not exist"
+    assert find_reason(item) == "is in an archive that does not exist"
 
 
 @pytest.mark.parametrize(
@@ -380,7 +378,7 @@ def test_a_compressed_tar_is_unpacked_once_for_all_that_is_sent(
     assert len(made) == 1
     changed = pickle.dumps(list_inputs([make_archive(tmp_path / "b.tar.gz", DATA)]).items[0])
     make_archive(tmp_path / "b.tar.gz", DATA | {"more.jpg": b"x"})
-    assert find_reason(pickle.loads(changed)) == "lies in an archive that changed after it was listed"
+    assert find_reason(pickle.loads(changed)) == "is in an archive that changed after it was listed"
 
 
 # What goes wrong
@@ -389,8 +387,8 @@ def test_a_compressed_tar_is_unpacked_once_for_all_that_is_sent(
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (PermissionError(errno.EACCES, "Denied"), "may not be read: the store does not allow it (Denied)"),
-        (PermissionError("Forbidden"), "may not be read: the store does not allow it (Forbidden)"),
+        (PermissionError(errno.EACCES, "Denied"), "cannot be read: the store denies access (Denied)"),
+        (PermissionError("Forbidden"), "cannot be read: the store denies access (Forbidden)"),
         (FileNotFoundError("gone"), "does not exist"),
         (IsADirectoryError("x"), "is not a file"),
         (OSError(errno.ENAMETOOLONG, "Too long"), "cannot be opened (Too long)"),
@@ -418,13 +416,13 @@ def test_what_cannot_be_listed(fs: Any, hasty: None) -> None:
     put("in/a.jpg")
     for given in (f"{HERE}/in/", f"{HERE}/in/*.jpg", f"{HERE}/in/a.jpg", f"{HERE}/l.csv", f"{HERE}/a.zip"):
         fs.failures[:] = [PermissionError(errno.EACCES, "Access Denied")]
-        with pytest.raises(InputError, match=r"the store does not allow it to be listed or read \(Access Denied\)"):
+        with pytest.raises(InputError, match=r"the store denies access \(Access Denied\)"):
             list_inputs([given])
         fs.failures[:] = [FileNotFoundError("The specified bucket does not exist")] * 2
         with pytest.raises(InputError, match="does not exist"):
             list_inputs([given])
         fs.failures[:] = [down()]
-        with pytest.raises(StoreError, match="the store does not answer as it should"):
+        with pytest.raises(StoreError, match="the store has not answered correctly"):
             list_inputs([given])
         fs.failures.clear()
 
@@ -432,23 +430,21 @@ def test_what_cannot_be_listed(fs: Any, hasty: None) -> None:
 @pytest.mark.parametrize("given", ["", "a.jpg", "none", "none/", "in/a", "a.zip", "in/b*"])
 def test_where_there_is_nothing(fs: Any, given: str) -> None:
     put("in/a.jpg" if given else "in/a.doc")
-    with pytest.raises(
-        InputError, match="^(objects://.*: does not exist|There are no pictures in 'objects://bucket/')"
-    ):
+    with pytest.raises(InputError, match="^(objects://.*: does not exist|There are no images in 'objects://bucket/')"):
         list_inputs([f"{HERE}/{given}"])
 
 
 def test_urls_that_cannot_be_followed(fs: Any) -> None:
-    with pytest.raises(StoreError, match="nonsense://x/y: is no URL that can be followed"):
+    with pytest.raises(StoreError, match="nonsense://x/y: is not a supported URL"):
         list_inputs(["nonsense://x/y"])
     with pytest.raises(
-        InputError, match=r"objects://\*/a.jpg: a glob is of objects in one bucket: name the bucket itself"
+        InputError, match=r"objects://\*/a.jpg: a glob cannot match buckets: write the name of one bucket"
     ):
         list_inputs(["objects://*/a.jpg"])
-    with pytest.raises(InputError, match=r"^s3:///x: names no bucket, expected something like s3://BUCKET/FOLDER/"):
+    with pytest.raises(InputError, match=r"^s3:///x: names no bucket, expected a URL like s3://BUCKET/FOLDER/"):
         list_inputs(["s3:///x"])
     with pytest.raises(
-        InputError, match=r"^objects:/bucket/a: does not exist; give a URL as a string, as a Path takes a"
+        InputError, match=r"^objects:/bucket/a: does not exist; give a URL as a string, because a Path removes a"
     ):
         list_inputs([Path("objects://bucket/a")])
 
@@ -505,7 +501,7 @@ def test_a_store_that_fails_and_comes_back_and_one_that_stays_down(
     errors.extend(down() for _ in range(10_000))
     result = run(*given, "-o", tmp_path / "two", "--workers", 1)
     assert result.status == 1
-    assert "the store does not answer as it should (Connection refused)" in result.err
+    assert "the store has not answered correctly for" in result.err
     assert "Traceback" not in result.err
     assert [record.status for record in gradcam.read_manifest(tmp_path / "two")] == ["failed"] * len(photos)
     errors.clear()
@@ -550,7 +546,7 @@ def test_features_of_pictures_in_a_store(
     monkeypatch.setattr(ObjectStore, "cat_file", fail)
     outcome = gradcam_command(*arguments)
     assert outcome.status == 1
-    assert "the store does not answer as it should" in outcome.err
+    assert "the store has not answered correctly" in outcome.err
     assert "Nothing was written." in outcome.out
 
 
@@ -559,7 +555,7 @@ def test_explain_files_takes_urls(photos: list[str]) -> None:
     assert set(results) == {*photos, "sub/broken.jpg"}
     assert results[photos[0]].error is None
     assert results[photos[0]].path is None
-    assert "sub/broken.jpg: is not a picture in a format that can be read" in str(results["sub/broken.jpg"].error)
+    assert "sub/broken.jpg: is not an image in a supported format" in str(results["sub/broken.jpg"].error)
 
 
 def test_one_look_at_an_archive_for_all_that_is_sent(fs: Any, tmp_path: Path) -> None:
@@ -579,9 +575,9 @@ def test_an_archive_that_has_another_number_on_another_machine(tmp_path: Path) -
     path.write_bytes((tmp_path / "b.tar").read_bytes())
     os.utime(path, ns=times)
     assert sent.content.read() == DATA[item.name]
-    assert find_reason(item) == "lies in an archive that changed after it was listed"
+    assert find_reason(item) == "is in an archive that changed after it was listed"
     os.utime(path, ns=(1, 1))
-    assert find_reason(sent) == "lies in an archive that changed after it was listed"
+    assert find_reason(sent) == "is in an archive that changed after it was listed"
 
 
 def test_a_store_that_fails_while_an_archive_is_listed(
@@ -595,7 +591,7 @@ def test_a_store_that_fails_while_an_archive_is_listed(
     looked = ObjectStore.info(ObjectStore(), "bucket/a.tar")
     monkeypatch.setattr(ObjectStore, "info", lambda *_, **__: looked)
     fs.failures[:] = [down()] * 3
-    with pytest.raises(StoreError, match=f"^{url}: the store does not answer as it should"):
+    with pytest.raises(StoreError, match=f"^{url}: the store has not answered correctly"):
         list_inputs([url])
 
 

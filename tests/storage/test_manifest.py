@@ -141,22 +141,22 @@ ENTRY = (
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "no line of JSON"),
-        ("", "no line of JSON"),
-        (b"\xff", "no line of JSON"),
+        ("{", "not valid JSON"),
+        ("", "not valid JSON"),
+        (b"\xff", "not valid JSON"),
         ("[1]", r"it is \[1\], expected a record"),
         ("{}", "expected a record"),
-        ('{"schema": 2, "image": "a", "model": "m"}', "its schema is 2, and this version .* knows 1: .* newer one"),
-        ('{"schema": 1, "model": "m"}', "no whole record .*image"),
-        ('{"schema": 1, "image": 3, "model": "m"}', "3 is no str"),
-        ('{"schema": 1, "image": "a", "model": "m", "size": [1, "b"]}', "'b' is no int"),
-        ('{"schema": 1, "image": "a", "model": "m", "predictions": [{"index": 1}]}', "no whole record .*label"),
-        ('{"schema": 1, "image": "a", "model": "m", "explained": 5}', "no whole record"),
-        (ENTRY % '"box": [1, 2, 3]', "is not of 4 numbers"),
-        (ENTRY % '"box": [1, 2, 3, "4"]', "'4' is no int"),
-        (ENTRY % '"number": "3"', "'3' is no int"),
-        (ENTRY % '"missed": 1', "1 is no bool"),
-        (ENTRY % '"against": ["a", 1]', "1 is no str"),
+        ('{"schema": 2, "image": "a", "model": "m"}', "its schema is 2, but this version .* reads 1: .* newer one"),
+        ('{"schema": 1, "model": "m"}', "not a complete record .*image"),
+        ('{"schema": 1, "image": 3, "model": "m"}', "3 is not of type str"),
+        ('{"schema": 1, "image": "a", "model": "m", "size": [1, "b"]}', "'b' is not of type int"),
+        ('{"schema": 1, "image": "a", "model": "m", "predictions": [{"index": 1}]}', "not a complete record .*label"),
+        ('{"schema": 1, "image": "a", "model": "m", "explained": 5}', "not a complete record"),
+        (ENTRY % '"box": [1, 2, 3]', "does not have 4 numbers"),
+        (ENTRY % '"box": [1, 2, 3, "4"]', "'4' is not of type int"),
+        (ENTRY % '"number": "3"', "'3' is not of type int"),
+        (ENTRY % '"missed": 1', "1 is not of type bool"),
+        (ENTRY % '"against": ["a", 1]', "1 is not of type str"),
     ],
 )
 def test_what_is_no_record_is_refused(line: str | bytes, message: str) -> None:
@@ -180,7 +180,7 @@ def test_the_parts_of_all_shards_are_read_together_in_their_order(tmp_path: Path
 
 
 def test_a_folder_without_a_manifest_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match=f"{tmp_path}: holds no manifest.jsonl, expected the output folder"):
+    with pytest.raises(OutputError, match=f"{tmp_path}: contains no manifest.jsonl, expected the output folder"):
         read_manifest(tmp_path)
     with pytest.raises(OutputError, match="nowhere: cannot be read .No such file"):
         read_manifest(tmp_path / "nowhere")
@@ -199,13 +199,13 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
     path = tmp_path / "manifest.jsonl"
     first, second, third = write(path, make_record("a"), make_record("b"), make_record("c"))
     path.write_bytes(first + second[:20] + b"\n" + third)
-    with pytest.raises(OutputError, match=f"{path}, line 2: it is no line of JSON; mend the line, or remove it"):
+    with pytest.raises(OutputError, match=f"{path}, line 2: it is not valid JSON; repair the line, or remove it"):
         read_manifest(tmp_path)
     path.write_bytes(first + second[:20] + b"\n")  # it was ended, and is no unfinished one
     with pytest.raises(OutputError, match="line 2"):
         read_manifest(tmp_path)
     path.write_bytes(first.replace(b'"schema": 1', b'"schema": 2'))
-    with pytest.raises(OutputError, match="line 1: its schema is 2, and this version of gradcam knows 1"):
+    with pytest.raises(OutputError, match="line 1: its schema is 2, but this version of gradcam reads 1"):
         read_manifest(path)
 
 

@@ -167,8 +167,8 @@ def test_a_used_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OutputError) as raised:
         OutputFolder.open(tmp_path, RUN)
     assert str(raised.value) == (
-        f"{tmp_path}/: holds an earlier run, with 3 records; give --resume to go on with it, --overwrite to start anew, or "
-        "another --output"
+        f"{tmp_path}/: contains an earlier run, with 3 records; give --resume to continue it, --overwrite to start again, "
+        "or another --output"
     )
     assert files(tmp_path) == before
 
@@ -177,7 +177,7 @@ def test_a_used_folder_is_refused(tmp_path: Path) -> None:
 def test_any_file_of_an_earlier_run_makes_a_folder_used(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("one line\n")
     with pytest.raises(
-        OutputError, match=r"holds (an earlier run, with|shard 1/2, with 1 record|shard 2/3, with 0 rec)"
+        OutputError, match=r"contains (an earlier run, with|shard 1/2, with 1 record|shard 2/3, with 0 rec)"
     ):
         OutputFolder.open(tmp_path, RUN)
 
@@ -269,8 +269,8 @@ def test_other_settings_are_refused_and_said(tmp_path: Path) -> None:
         OutputFolder.open(tmp_path, other, mode="resume")
     assert str(raised.value) == (
         f"{tmp_path}/: the earlier run had other settings: model: net → other; weights: {'ab' * 32} → {'cd' * 32}; "
-        "alpha: 0.5 → 0.7; preprocessing.size: [224, 224] → [224, 256]; audit: nothing → true. Give the same ones, start "
-        "anew with --overwrite, or choose another --output"
+        "alpha: 0.5 → 0.7; preprocessing.size: [224, 224] → [224, 256]; audit: nothing → true. Give the same settings, "
+        "start again with --overwrite, or choose another --output"
     )
     assert files(tmp_path) == before
 
@@ -331,8 +331,8 @@ def test_other_versions_are_noted_and_the_first_ones_kept(tmp_path: Path, monkey
     versions = {**describe_versions(), "torch": "99.0"}
     monkeypatch.setattr("gradcam.storage.run_file.describe_versions", lambda: versions)
     (note,) = work(tmp_path, ORDER, mode="resume").notes
-    assert note.startswith("The earlier run had other versions (torch ")
-    assert note.endswith(" → 99.0): results may differ in their last digits.")
+    assert note.startswith("The earlier run used other versions (torch ")
+    assert note.endswith(" → 99.0): results may differ in the last digits.")
     assert (tmp_path / "run.json").read_bytes() == before
 
 
@@ -340,7 +340,7 @@ def test_more_pictures_are_noted_and_counted(tmp_path: Path) -> None:
     work(tmp_path, ORDER[:3], run=replace(RUN, pictures=3))
     folder = work(tmp_path, ORDER, mode="resume")
     assert folder.notes == [
-        "The input had 3 pictures and has 4 now: those that came are added, and what was recorded of others is kept."
+        "The input had 3 images and now has 4: new images are added, and existing records are kept."
     ]
     assert json.loads((tmp_path / "run.json").read_text())["pictures"] == 4
     assert [record.image for record in read_manifest(tmp_path)] == ORDER
@@ -350,7 +350,7 @@ def test_more_pictures_are_noted_and_counted(tmp_path: Path) -> None:
 def test_a_run_json_that_says_nothing_is_named(tmp_path: Path, contents: str) -> None:
     work(tmp_path, ORDER[:2])
     (tmp_path / "run.json").write_text(contents)
-    with pytest.raises(OutputError, match=r"run.json: (is not what a run says|its schema is 2).* --overwrite"):
+    with pytest.raises(OutputError, match=r"run.json: (does not contain the settings|its schema is 2).* --overwrite"):
         OutputFolder.open(tmp_path, RUN, mode="resume")
     work(tmp_path, ORDER, mode="overwrite")
 
@@ -358,9 +358,7 @@ def test_a_run_json_that_says_nothing_is_named(tmp_path: Path, contents: str) ->
 def test_a_manifest_without_its_settings_is_not_gone_on_with(tmp_path: Path) -> None:
     work(tmp_path, ORDER[:2])
     (tmp_path / "run.json").unlink()
-    with pytest.raises(
-        OutputError, match=r"holds manifest.jsonl, but no run.json that says how it was made; .*overwrite"
-    ):
+    with pytest.raises(OutputError, match=r"contains manifest.jsonl, but not run.json .*overwrite"):
         OutputFolder.open(tmp_path, RUN, mode="resume")
 
 
@@ -370,7 +368,7 @@ def test_a_broken_line_stops_resuming_and_nothing_is_changed(tmp_path: Path) -> 
     (tmp_path / "manifest.jsonl").write_bytes(lines[0] + lines[1][:9] + b"\n" + lines[2])
     before = files(tmp_path)
     with pytest.raises(
-        OutputError, match=r"manifest.jsonl, line 2: it is no line of JSON; mend the line, or remove it"
+        OutputError, match=r"manifest.jsonl, line 2: it is not valid JSON; repair the line, or remove it"
     ):
         OutputFolder.open(tmp_path, RUN, mode="resume")
     assert files(tmp_path) == before
@@ -447,13 +445,11 @@ def test_overwriting_removes_no_input(tmp_path: Path) -> None:
     before = files(path)
     (tmp_path / "link.jpg").symlink_to(path / "a-gradcam.jpg")
     for picture in (path / "a-gradcam.jpg", tmp_path / "link.jpg"):
-        with pytest.raises(
-            OutputError, match=r"a-gradcam.jpg: is both a picture to explain and a result of the earlier"
-        ):
+        with pytest.raises(OutputError, match=r"a-gradcam.jpg: is an input image, but also a result of the earlier"):
             OutputFolder.open(path, RUN, mode="overwrite", inputs=[tmp_path / "x.jpg", picture])
     (path / "sub").rename(path / "real")
     (path / "sub").symlink_to(path / "real")  # by which a result's path leads to the picture
-    with pytest.raises(OutputError, match=r"b-gradcam.jpg: is both"):
+    with pytest.raises(OutputError, match=r"b-gradcam.jpg: is an input image"):
         OutputFolder.open(path, RUN, mode="overwrite", inputs=[path / "real" / "b-gradcam.jpg"])
     (path / "sub").unlink()
     (path / "real").rename(path / "sub")
@@ -509,15 +505,17 @@ def test_a_shard_meets_only_shards_of_its_own_run(tmp_path: Path) -> None:
     for mode in ("new", "resume", "overwrite"):
         with pytest.raises(OutputError, match=r"the earlier run \(of shard 1/2\) had other settings: alpha: 0.5 → 0.9"):
             OutputFolder.open(tmp_path, other, mode=mode, shard=Shard(2, 2))
-        with pytest.raises(OutputError, match=r"holds shard 1/2, with 1 record, and this is shard 1/3; choose another"):
+        with pytest.raises(
+            OutputError, match=r"contains shard 1/2, with 1 record, but this is shard 1/3; choose another"
+        ):
             OutputFolder.open(tmp_path, RUN, mode=mode, shard=Shard(1, 3))
     for mode in ("new", "resume"):
-        with pytest.raises(OutputError, match=r"holds shard 1/2, with 1 record, and this is a run without shards"):
+        with pytest.raises(OutputError, match=r"contains shard 1/2, with 1 record, but this is a run without shards"):
             OutputFolder.open(tmp_path, RUN, mode=mode)
-    with pytest.raises(OutputError, match=r"holds an earlier run, with 1 record; give --resume"):
+    with pytest.raises(OutputError, match=r"contains an earlier run, with 1 record; give --resume"):
         OutputFolder.open(tmp_path, RUN, shard=Shard(1, 2))
     work(tmp_path / "whole", ["a.jpg"])
-    with pytest.raises(OutputError, match=r"holds a run without shards, with 1 record, and this is shard 1/2"):
+    with pytest.raises(OutputError, match=r"contains a run without shards, with 1 record, but this is shard 1/2"):
         OutputFolder.open(tmp_path / "whole", RUN, mode="overwrite", shard=Shard(1, 2))
 
 
@@ -530,7 +528,7 @@ def test_a_shard_overwrites_its_own_part_and_a_whole_run_all_of_them(tmp_path: P
     assert not (tmp_path / "c-gradcam.jpg").exists()
     with (
         OutputFolder.open(tmp_path, RUN, mode="resume", shard=Shard(2, 2)),
-        pytest.raises(OutputError, match=r"another process is at work there on shard 2/2; let it finish"),
+        pytest.raises(OutputError, match=r"another process is writing there on shard 2/2; wait"),
     ):
         OutputFolder.open(tmp_path, RUN, mode="overwrite")
     work(tmp_path, [], mode="overwrite")
@@ -544,7 +542,7 @@ def test_a_second_process_is_kept_out(tmp_path: Path) -> None:
             with pytest.raises(OutputError) as raised:
                 OutputFolder.open(tmp_path, RUN, mode=mode)
             assert str(raised.value) == (
-                f"{tmp_path}/: another process is at work there; let it finish, or choose another --output"
+                f"{tmp_path}/: another process is writing there; wait until it ends, or choose another --output"
             )
         assert folder.temporary.is_dir()
         folder.append(finish(folder, "c.jpg"))
@@ -581,7 +579,7 @@ def test_a_disk_without_locks_is_used_all_the_same(
     work(tmp_path, ORDER)
     assert [record.image for record in read_manifest(tmp_path)] == ORDER
     error = OSError(errno.EIO, "Input/output error")
-    with pytest.raises(OutputError, match=r"/: input/output error; look after that disk, then go on with --resume"):
+    with pytest.raises(OutputError, match=r"/: input/output error; check the disk, then continue with --resume"):
         OutputFolder.open(tmp_path / "other", RUN)
 
 
@@ -620,7 +618,7 @@ def test_a_full_disk_ends_the_run_in_one_line_and_it_can_go_on(tmp_path: Path) -
         path = disk / "explained"
         with pytest.raises(OutputError) as raised:
             fill(path, names)
-        assert str(raised.value) == f"{path}/: no space left on device; free some, then go on with --resume"
+        assert str(raised.value) == f"{path}/: no space left on device; free some space, then continue with --resume"
         whole = (path / "manifest.jsonl").read_bytes()
         assert whole.endswith(b"}\n")
         assert [record.image for record in read_manifest(path)] == names[: whole.count(b"\n")]
@@ -638,7 +636,7 @@ def test_a_folder_that_cannot_be_opened_is_let_go_of(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").mkdir()
     errors = []  # they are kept, and all that they know of with them
     for _ in range(2):
-        with pytest.raises(OutputError, match=r"log.jsonl: is no file, .*; move it away, or choose") as raised:
+        with pytest.raises(OutputError, match=r"log.jsonl: is not a file, .*; move it, or choose") as raised:
             OutputFolder.open(tmp_path, RUN, mode="resume")
         errors.append(raised.value)
         assert not (tmp_path / ".gradcam-partial").exists()

@@ -292,7 +292,7 @@ def test_an_earlier_run_is_in_the_way(fs: Any) -> None:
         with pytest.raises(OutputError) as caught:
             call()
         assert str(caught.value) == (
-            f"{URL}/: holds an earlier run, with 4 records; give --resume to go on with it, --overwrite to start anew, or "
+            f"{URL}/: contains an earlier run, with 4 records; give --resume to continue it, --overwrite to start again, or "
             "another --output"
         )
     check_records(Destination(Store(URL), "resume"))
@@ -309,7 +309,7 @@ def test_other_settings_are_refused(fs: Any) -> None:
 def test_a_manifest_without_settings_is_refused(fs: Any) -> None:
     work(ORDER)
     del fs.store["/bucket/out/run.json"]
-    with pytest.raises(OutputError, match=r"holds manifest/00001\.jsonl, but no run\.json"):
+    with pytest.raises(OutputError, match=r"contains manifest/00001\.jsonl, but not run\.json"):
         StoreResults.open(Store(URL), RUN, mode="resume")
 
 
@@ -329,9 +329,9 @@ def test_shards_share_a_folder(fs: Any) -> None:
     assert [name for name in tree(fs) if name not in RESULTS] == [
         "manifest-1-of-2/00001.jsonl", "manifest-2-of-2/00001.jsonl", "run-1-of-2.json", "run-2-of-2.json",
     ]  # fmt: skip
-    with pytest.raises(OutputError, match=r"holds shard 1/2, with 4 records, and this is a run without shards"):
+    with pytest.raises(OutputError, match=r"contains shard 1/2, with 4 records, but this is a run without shards"):
         check_records(Destination(Store(URL), "resume"))
-    with pytest.raises(OutputError, match=r"holds shard 1/2, with 4 records, and this is shard 1/3"):
+    with pytest.raises(OutputError, match=r"contains shard 1/2, with 4 records, but this is shard 1/3"):
         check_records(Destination(Store(URL), "new", Shard(1, 3)))
     with pytest.raises(OutputError, match=r"the earlier run \(of shard 1/2\) had other settings"):
         StoreResults.open(Store(URL), replace(RUN, device="cuda"), mode="overwrite", shard=Shard(2, 2))
@@ -352,7 +352,7 @@ def test_two_at_once_are_found_out(fs: Any) -> None:
     add(first, "a.jpg")
     add(second, "c.jpg")
     first.close()
-    with pytest.raises(OutputError, match=r"manifest/00001\.jsonl: another process wrote it meanwhile"):
+    with pytest.raises(OutputError, match=r"manifest/00001\.jsonl: another process wrote this file"):
         second.close()
     assert images() == ["a.jpg"]
 
@@ -430,14 +430,14 @@ def test_overwriting_a_share_keeps_the_report_and_the_other_shares(fs: Any) -> N
 def test_overwriting_removes_no_input(fs: Any) -> None:
     work(ORDER)
     before = tree(fs)
-    with pytest.raises(OutputError, match=rf"{URL}/a-gradcam\.jpg: is both a picture to explain and a result"):
+    with pytest.raises(OutputError, match=rf"{URL}/a-gradcam\.jpg: is an input image, but also a result"):
         StoreResults.open(Store(URL), RUN, mode="overwrite", inputs=[f"{URL}/a-gradcam.jpg"])
     assert tree(fs) == before
 
 
 def test_a_page_of_others_is_not_replaced(fs: Any) -> None:
     Store(URL).write("index.html", b"<html>mine</html>")
-    with pytest.raises(OutputError, match=r"index\.html: is no report of gradcam, and one would replace it"):
+    with pytest.raises(OutputError, match=r"index\.html: is not a gradcam report, but a report would replace it"):
         check_records(Destination(Store(URL), "new", report=True))
     check_records(Destination(Store(URL), "new"))
     work(ORDER)
@@ -463,7 +463,7 @@ def test_a_store_that_stays_down_stops_the_run_which_goes_on_later(fs: Any, monk
     results = StoreResults.open(Store(URL), RUN)
     add(results, "a.jpg")
     fs.failures += [down() for _ in range(999)]
-    with pytest.raises(StoreError, match="does not answer as it should"):
+    with pytest.raises(StoreError, match="has not answered correctly"):
         add(results, "sub/b.jpg")
     with pytest.raises(StoreError):
         results.close()
@@ -487,8 +487,8 @@ def test_records_wait_for_the_next_try(fs: Any, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (PermissionError("Access Denied"), r"may not be listed, read or written to with these .* \(Access Denied\)"),
-        (FileNotFoundError("The specified bucket does not exist"), "there is no such bucket"),
+        (PermissionError("Access Denied"), r"these credentials may not list, read or write it \(Access Denied\)"),
+        (FileNotFoundError("The specified bucket does not exist"), "the bucket, or an object in it, does not exist"),
         (OSError(errno.EROFS, "Read-only"), r"cannot be written to \(Read-only\); choose another --output"),
     ],
 )  # fmt: skip
@@ -558,7 +558,7 @@ def test_a_manifest_is_read_from_wherever_it_was_copied(fs: Any, tmp_path: Path)
 
 @pytest.mark.parametrize("url", [f"{URL}/nothing", f"{URL}/nothing.jsonl"])
 def test_a_manifest_that_is_not_there_is_said(fs: Any, url: str) -> None:
-    with pytest.raises(OutputError, match=f"{url}: (holds no manifest.jsonl, expected the output|cannot be read)"):
+    with pytest.raises(OutputError, match=f"{url}: (contains no manifest.jsonl, expected the output|cannot be read)"):
         gradcam.read_manifest(url)
 
 
@@ -577,7 +577,7 @@ def test_a_run_in_a_store_goes_on_in_a_copy_on_a_disk(fs: Any, tmp_path: Path, m
     monkeypatch.setattr(store_results, "RECORDS", 1)
     work(ORDER[:3], failing="sub/b.jpg")
     copy_out(fs, tmp_path)
-    with pytest.raises(OutputError, match="holds an earlier run, with 3 records"):
+    with pytest.raises(OutputError, match="contains an earlier run, with 3 records"):
         OutputFolder.open(tmp_path, RUN)
     folder = work_on_disk(tmp_path, ORDER, mode="resume")
     assert folder.recorded == 2

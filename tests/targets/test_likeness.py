@@ -117,7 +117,7 @@ def test_nothing_is_left_behind() -> None:
 
 @pytest.mark.parametrize("wrong", ["other.jpg", Path("other.jpg"), np.zeros((3, 4, 4), np.float32), None, [OTHER]])
 def test_files_are_read_by_what_is_loaded(wrong: Any) -> None:
-    message = r"The reference is .*, expected a tensor: a picture \(C,H,W\).* gradcam.load_matcher gives does"
+    message = r"The reference is .*, expected a tensor: an image \(C,H,W\).* use gradcam.load_matcher"
     with pytest.raises(TargetError, match=message):
         explain(made("any module"), Like(wrong))
 
@@ -125,9 +125,9 @@ def test_files_are_read_by_what_is_loaded(wrong: Any) -> None:
 def test_what_is_no_reference() -> None:
     shapes = (torch.zeros(()), torch.zeros(1, 1, 3, 4, 4), torch.zeros(0, 3, 4, 4))
     for wrong in (torch.zeros(3, 4, 4, dtype=torch.uint8), *shapes):
-        with pytest.raises(TargetError, match=r"The reference is torch\..*, expected a floating picture \(C,H,W\)"):
+        with pytest.raises(TargetError, match=r"The reference is torch\..*, expected a floating-point image \(C,H,W\)"):
             Like(wrong)
     with pytest.raises(TargetError, match="An embedding is zero, infinite or NaN"):
         explain(made("any module"), Like(torch.zeros(512)))
-    with pytest.raises(TargetError, match="There are 2 references, and 1 names"):
+    with pytest.raises(TargetError, match="There are 2 references, but 1 names"):
         explain(made("any module"), Like(draw(2, 512), ["one"]))

@@ -302,9 +302,9 @@ def said(target: Mask, pictures: Tensor = PICTURE, model: nn.Module | None = Non
 def test_a_class_without_a_pixel_is_told_with_those_that_are_there():
     share = (HEIGHT * WIDTH - 34 - 20) / (HEIGHT * WIDTH)
     message = said(Mask("sky"), model=ToyForSemanticSegmentation())
-    assert "No pixel is predicted to be sky (3)" in message
-    assert f"background (0) on {share:.1%}, red fox (1) on {34 / 192:.1%}, tree (2) on {20 / 192:.1%}" in message
-    assert said(Mask(BLUE)).startswith("No pixel is predicted to be class 3; there are class 0 on")
+    assert "No pixel is predicted as sky (3)" in message
+    assert f"background (0) {100 * share:.1f} %, red fox (1) {3400 / 192:.1f} %, tree (2) {2000 / 192:.1f} %" in message
+    assert said(Mask(BLUE)).startswith("No pixel is predicted as class 3. Predicted: class 0 ")
     assert said(Mask(GREEN), torch.cat([PICTURE, paint((0, 0, 4, 4, RED))])).startswith("image 1: No pixel")
 
 
@@ -316,14 +316,14 @@ def test_a_point_where_another_class_is_predicted_is_told_with_that():
 @pytest.mark.parametrize("point", [(WIDTH, 0), (-1, 3), (3, HEIGHT)])
 def test_a_point_outside_of_the_picture(point):
     message = said(Mask(mask=point))
-    assert f"{point} is outside of the picture, which is {WIDTH} pixels wide and {HEIGHT} high" in message
+    assert f"{point} is outside the image, which is {WIDTH} pixels wide and {HEIGHT} high" in message
 
 
 def test_classes_that_do_not_exist():
     assert "Class 4 does not exist: this model has 4 classes, 0 to 3" in said(Mask(4))
     assert "Class -1 does not exist" in said(Mask(-1))
     assert "'tree'" in said(Mask("treee"), model=ToyForSemanticSegmentation())
-    assert "by its index" in said(Mask("tree"))
+    assert "pass the index of" in said(Mask("tree"))
 
 
 def test_an_empty_mask(tmp_path: Path):
@@ -385,15 +385,15 @@ class Classes(nn.Module):
 
 def test_a_model_that_is_no_segmenter():
     message = said(Mask(1), model=Classes())
-    assert "Classes gives a tensor (1, 4)" in message
+    assert "Classes returned a tensor (1, 4)" in message
     assert "(1, classes, h, w)" in message
 
 
 def test_volumes_have_no_masks():
-    with pytest.raises(TargetError, match=r"\(1, 1, 4, 8, 8\): a mask lies in images"):
+    with pytest.raises(TargetError, match=r"\(1, 1, 4, 8, 8\), but a mask needs images"):
         gradcam.explain(nn.Conv3d(1, 2, 3), torch.rand(1, 1, 4, 8, 8), target=Mask(1))
 
 
 def test_other_views_would_have_the_mask_elsewhere():
-    with pytest.raises(TargetError, match="leave the augmentation out"):
+    with pytest.raises(TargetError, match="leave augmentation= out"):
         explain(Mask(RED), augmentation="flip")

@@ -20,7 +20,7 @@ from gradcam.targets.heads import refuse_features
 
 IMAGES = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 Named = namedtuple("Named", ["first", "second"])
-PROBABILITIES = "which the map explains in place of logits"
+PROBABILITIES = "which the heatmap explains instead of logits"
 
 
 @dataclasses.dataclass
@@ -167,7 +167,7 @@ def test_a_named_tuple_is_chosen_from_by_name_and_by_index() -> None:
 )
 def test_the_value_of_an_action_is_no_class(finish: Callable[..., Any]) -> None:
     model = Net(finish).eval()
-    with pytest.raises(TargetError, match="3 tensors .*Say which has the classes.*or pass a function as target="):
+    with pytest.raises(TargetError, match="3 tensors .*Choose the class scores.*or pass a function as target="):
         gradcam.explain(model, IMAGES, "body")
     with pytest.raises(ModelError, match="pass a function as target="):
         gradcam.load_classifier(model, size=32)
@@ -176,7 +176,7 @@ def test_the_value_of_an_action_is_no_class(finish: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("name", ["keypoints", "boxes"])
 def test_scores_of_objects_are_no_classes(name: str) -> None:
     model = Net(lambda z, f: {name: torch.rand(2, 5, 4), "scores": z}).eval()
-    with pytest.raises(TargetError, match=f"The output has '{name}', so that its scores are of objects"):
+    with pytest.raises(TargetError, match=f"The output has '{name}', so its scores are those of objects"):
         gradcam.explain(model, IMAGES, "body")
 
 
@@ -314,7 +314,7 @@ def test_models_of_hugging_face_for_other_tasks_are_refused() -> None:
         (transformers.ViTForMaskedImageModeling(vit), "masked image modeling"),
     ):
         for load in (gradcam.load_model, gradcam.load_classifier):
-            with pytest.raises(ModelError, match=rf"is for {task}, .* takes a function"):
+            with pytest.raises(ModelError, match=rf"is a model for {task}, .* with a function"):
                 load(model)
 
 
@@ -357,7 +357,7 @@ def test_levels_of_a_detector_are_no_segmentation() -> None:
             maps = super().forward(images)
             return [maps, F.max_pool2d(maps, 2)], [maps, F.max_pool2d(maps, 2)]
 
-    with pytest.raises(GradcamError, match=r"it is no classifier.* target="):
+    with pytest.raises(GradcamError, match=r"it is not a classifier.* target="):
         gradcam.load_model(Levels(9), size=64)
 
 

@@ -114,7 +114,7 @@ def test_open_clip_has_a_tokenizer() -> None:
     assert_close(score(model), expected)
     assert_close(score(open_clip("CustomTextCLIP"), SENTENCES).std() * 0, torch.tensor(0.0, dtype=torch.float64))
     with pytest.raises(
-        TargetError, match=r"has 18 tokens, and the model takes 12: it would be cut behind '\.\.\. on the sofa and'"
+        TargetError, match=r"has 18 tokens, but the model takes 12: it would be cut after '\.\.\. on the sofa and'"
     ):
         score(model, "a dog and a cat sit on the sofa and on the red chair and sleep")
 
@@ -124,7 +124,7 @@ def test_open_clip_with_another_vocabulary() -> None:
     vision = {"image_size": 32, "patch_size": 8, "width": 16, "layers": 1, "head_width": 8}
     text = {"width": 16, "heads": 2, "layers": 1, "context_length": 12, "vocab_size": 30}
     model = awake(library.CLIP(12, vision, text))
-    with pytest.raises(TargetError, match=r"a vocabulary of its own, .* tokenizer=open_clip.get_tokenizer\(NAME\)"):
+    with pytest.raises(TargetError, match=r"an unknown vocabulary: .* tokenizer=open_clip.get_tokenizer\(NAME\)"):
         score(model)
     tokens = word_tokenizer()(SENTENCES, padding="max_length", max_length=12, return_tensors="pt")["input_ids"]
     expected = cosines(model.encode_image(PICTURES), model.encode_text(tokens))
@@ -136,7 +136,7 @@ def test_towers_of_a_users_own() -> None:
     expected = cosines(model.encode_image(PICTURES), model.encode_text(model.tokenizer(SENTENCES)))
     assert_close(score(model), expected)
     model.tokenizer = None  # type: ignore[assignment]
-    with pytest.raises(TargetError, match=r"This Own is a text model without a tokenizer: pass Text\(..., tokenizer="):
+    with pytest.raises(TargetError, match=r"This Own has no tokenizer: pass Text\(..., tokenizer="):
         score(model)
     assert_close(score(model, tokenizer=Own().tokenizer), expected)
 
@@ -281,9 +281,7 @@ def test_views_of_the_pictures(clip: Any) -> None:
 
 def test_a_sentence_that_is_too_long(clip: Any) -> None:
     text = "a red dog and a blue cat sits on the red sofa and there is one"
-    message = (
-        r"has 18 tokens, and the model takes 12: it would be cut behind '\.\.\. cat sits on the'\. Make it shorter"
-    )
+    message = r"has 18 tokens, but the model takes 12: it would be cut after '\.\.\. cat sits on the'\. Shorten it"
     with pytest.raises(TargetError, match=message):
         score(clip, text)
     with pytest.raises(TargetError, match=message):
@@ -296,11 +294,11 @@ def test_a_sentence_that_is_too_long(clip: Any) -> None:
 def test_a_model_without_a_tokenizer_folder(tmp_path: Path) -> None:
     model = towers("CLIP", projection_dim=12)
     with pytest.raises(
-        TargetError, match=r"no tokenizer beside the model \(the model was not loaded from a folder\): save"
+        TargetError, match=r"No tokenizer was found for the model \(the model was not loaded from a folder\): save"
     ):
         score(model)
     model = save(model, tmp_path)
-    message = r"no tokenizer beside the model, .*: save the tokenizer beside the model, .* tokenizer=\.\.\."
+    message = r"No tokenizer was found for the model, .*: save the tokenizer in the model's folder .* tokenizer=\.\.\."
     with pytest.raises(TargetError, match=message):
         score(model)
     word_tokenizer().save_pretrained(tmp_path)
@@ -310,13 +308,13 @@ def test_a_model_without_a_tokenizer_folder(tmp_path: Path) -> None:
 def test_a_folder_that_is_gone(tmp_path: Path) -> None:
     model = save(towers("Siglip"), tmp_path / "siglip", word_tokenizer())
     shutil.rmtree(tmp_path / "siglip")
-    with pytest.raises(TargetError, match="no tokenizer beside the model, .*siglip"):
+    with pytest.raises(TargetError, match="No tokenizer was found for the model, .*siglip"):
         score(model)
 
 
 @pytest.mark.parametrize("text", ["", "  ", [], ["a dog", ""], [" "]])
 def test_empty_sentences(text: Any) -> None:
-    with pytest.raises(TargetError, match=r"text is .*: a sentence is empty\. Say what is to be looked for"):
+    with pytest.raises(TargetError, match=r"text is .*: a sentence is empty"):
         Text(text)
 
 
@@ -324,7 +322,7 @@ def test_what_is_no_sentence() -> None:
     for text in (None, 3, ["a dog", 3], b"a dog", torch.tensor([1, 2]), torch.zeros(1, 2, 3), torch.zeros(0, 4)):
         with pytest.raises(TargetError, match=r"text is .*, expected "):
             Text(text)
-    with pytest.raises(TargetError, match="against is 3, expected a sentence"):
+    with pytest.raises(TargetError, match="against is 3, expected one or several sentences"):
         Text("a dog", against=3)
     with pytest.raises(TargetError, match="against is .*a sentence is empty"):
         Text("a dog", against=["a cat", ""])
@@ -348,9 +346,7 @@ def test_sentences_of_a_model_without_text(kind: str) -> None:
             model = library.Dinov2Model(library.Dinov2Config(**config))
         else:
             model = library.ViTForImageClassification(library.ViTConfig(**config, intermediate_size=16))
-    with pytest.raises(
-        TargetError, match=r"has no tower of sentences, .*a classifier has classes \(target=281, --class\)"
-    ):
+    with pytest.raises(TargetError, match=r"has no text encoder: .*pass a class \(target=281, --class\)"):
         gradcam.explain(model.double().eval(), PICTURES, target=Text("a dog"))
 
 

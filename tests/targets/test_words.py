@@ -78,7 +78,7 @@ def test_the_caption_that_the_model_writes(model: nn.Module, pictures: Tensor) -
     assert torch.equal(found.maps, expected.maps)
     for place, word in enumerate(written):
         assert int(read_by_hand(model, pictures[0], place, written).argmax()) == word
-    with pytest.raises(TargetError, match="of one picture, and these are 2"):
+    with pytest.raises(TargetError, match="one image, but the batch has 2"):
         gradcam.explain(model, pictures, target=Token())
     with pytest.raises(TargetError, match=f"no token at position 99: the caption has {len(written)}"):
         gradcam.explain(model, pictures[:1], target=Token(position=99))
@@ -141,15 +141,15 @@ def test_a_model_inside_another(model: nn.Module, pictures: Tensor) -> None:
 @pytest.mark.parametrize(
     ("caption", "position", "message"),
     [
-        ([], None, "The caption has no tokens: there is no word to explain"),
+        ([], None, "The caption has no tokens"),
         (torch.tensor([], dtype=torch.int64), None, "The caption has no tokens"),
         (torch.tensor([CAPTION]), None, r"expected its tokens: integers in a list, or in a tensor \(T,\)"),
         ([5.0], None, "expected its tokens"),
         ("a dog", None, "The caption is 'a dog', expected its tokens"),
         (CAPTION, 3, "no token at position 3: the caption has 3, 0 to 2"),
         (CAPTION, [0, 7], "no token at position 7"),
-        (CAPTION, -1, "The position is -1, expected the number of a token from 0"),
-        (CAPTION, [], "expected the number of a token from 0, several, or None for all"),
+        (CAPTION, -1, "The position is -1, expected a token number from 0"),
+        (CAPTION, [], "expected a token number from 0, several, or None for all"),
         (CAPTION, True, "The position is True"),
         (CAPTION, 1.0, "The position is 1.0"),
         (None, "dog", "The position is 'dog'"),
@@ -163,5 +163,5 @@ def test_bad_input(caption: Any, position: Any, message: str) -> None:
 
 def test_a_model_that_writes_no_text() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.LazyLinear(5))
-    with pytest.raises(TargetError, match="The words of a Sequential cannot be read"):
+    with pytest.raises(TargetError, match="Sequential is not a supported captioning model"):
         gradcam.explain(model, torch.rand(1, 3, 8, 8), target=Token(CAPTION))

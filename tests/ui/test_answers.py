@@ -278,7 +278,7 @@ def test_strange_questions_are_told(talk: Talk, asked: dict[str, Any]) -> None:
 
 def test_what_is_no_question_is_told(talk: Talk) -> None:
     for content in ("", "[]", "{}", "[" * 100_000):
-        assert "not understood" in talk.web.post("/ask", content=content).json()["error"]
+        assert "reload the page" in talk.web.post("/ask", content=content).json()["error"]
 
 
 def test_too_large_uploads_are_refused_by_their_length_and_as_they_come(classifier: gradcam.Classifier) -> None:
@@ -461,7 +461,7 @@ def test_the_oldest_drops_make_room(photo: Callable[[str], Path], monkeypatch: p
     pictures = Pictures([("a", photo("coffee.jpg"))])
     numbers = [pictures.add("b", data) for _ in range(4)]
     assert [each["id"] for each in pictures.to_data()] == [0, *numbers[-2:]]
-    with pytest.raises(GradcamError, match="drop it again"):
+    with pytest.raises(GradcamError, match="onto the page again"):
         pictures.get(numbers[0])
 
 
@@ -480,5 +480,5 @@ def test_the_strip_of_a_folder_a_picture_and_a_finished_batch(photo: Callable[[s
     assert [(name, path.resolve()) for name, path in list_pictures([tmp_path / "done"])] == [
         (name, (folder / name).resolve()) for name in ("coffee.jpg", "rocket.jpg")
     ]
-    with pytest.raises(GradcamError, match="no such picture"):
+    with pytest.raises(GradcamError, match="no such image"):
         list_pictures([tmp_path / "nowhere"])

@@ -116,7 +116,7 @@ def test_a_dropped_picture_is_explained_and_a_brush_is_followed(
     page.locator("#kinds input[value='mean']").check(force=True)
     page.locator("#size").fill("25")
     drag(page, (0.35, 0.4), (0.65, 0.6), release=False)
-    expect(page.locator("#brushed")).to_contain_text("in the whole picture")
+    expect(page.locator("#brushed")).to_contain_text("in the unedited image")
     page.mouse.up()
     expect(page.locator("#undo")).to_be_enabled()
     assert not np.array_equal(pixels(page), before)
@@ -143,7 +143,7 @@ def test_a_window_is_moved_and_kept_by_mouse_and_by_keys(go: Go) -> None:
     page.locator("#kinds input[value='erase']").check(force=True)
     box = page.locator("#stage").bounding_box()
     page.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 0.5 * box["height"], steps=3)
-    expect(page.locator("#brushed")).to_contain_text("in the whole picture")
+    expect(page.locator("#brushed")).to_contain_text("in the unedited image")
     assert "--edit" not in command(page)
     page.mouse.down()
     page.mouse.up()
@@ -260,7 +260,7 @@ def test_what_is_told_of_files_does_not_depend_on_which_answer_comes_first(go: G
     give(page, ("c.txt", b"A text."))
     expect(page.locator("#trouble")).to_have_text(re.compile("^c.txt"))
     drag(page, (0.4, 0.4), (0.5, 0.5), release=False)  # its quick answer says nothing of files
-    expect(page.locator("#brushed")).to_contain_text("in the whole picture")
+    expect(page.locator("#brushed")).to_contain_text("in the unedited image")
     expect(page.locator("#trouble")).to_have_text(re.compile("^c.txt"))
     page.mouse.up()
     expect(page.locator("#trouble")).to_be_hidden()
@@ -462,7 +462,7 @@ def test_a_second_ui_and_a_port_that_is_taken_get_one_line(serving: Serving) -> 
     second = run_ui("--port", port)
     assert (second.returncode, second.stdout) == (2, "")
     assert len(second.stderr.splitlines()) == 1
-    assert f"running at port {port} already" in second.stderr
+    assert f"already running on port {port}" in second.stderr
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -496,7 +496,7 @@ def test_the_browser_s_command_line_has_no_token(tmp_path: Path) -> None:
 
 def test_another_host_is_warned_of_and_an_interruption_ends_it_quietly(place: Path) -> None:
     with serve("--host", "0.0.0.0", folder=place) as found:
-        assert any("Warning: at 0.0.0.0 other machines" in line for line in found.lines)
+        assert any("Warning: with --host 0.0.0.0" in line for line in found.lines)
         assert found.ask("strip").json() == []
         found.process.send_signal(signal.SIGINT)
         rest = found.process.stdout.read()
@@ -542,4 +542,4 @@ def wait_for(path: Path) -> None:
 def test_what_is_no_place_is_told() -> None:
     found = run_ui("nowhere", "--port", "0")
     assert found.returncode == 2
-    assert found.stderr.splitlines()[-1].startswith("Error: nowhere: there is no such picture")
+    assert found.stderr.splitlines()[-1].startswith("Error: nowhere: no such image")

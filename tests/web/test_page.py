@@ -269,7 +269,7 @@ def test_a_likeness_says_which_picture_and_not_where(photo: Callable[[str], Path
     matcher = gradcam.load_matcher(model)
     page = gradcam.page(photo("coffee.jpg"), matcher, target=Like(photo("rocket.jpg")))
     assert page.things.names == ["like rocket.jpg"]
-    assert "other picture" in page.notes[0]
+    assert "reference image" in page.notes[0]
     assert str(photo("rocket.jpg").parent) not in page.to_html()
 
 
@@ -338,9 +338,9 @@ def test_the_policy_heeds_nothing_but_what_is_in_the_page(cat: Page) -> None:
 
 
 def test_another_suffix_and_a_folder_that_is_not_there(cat: Page, tmp_path: Path) -> None:
-    with pytest.raises(GradcamError, match=r"page.png: a page is written as .html"):
+    with pytest.raises(GradcamError, match=r"page\.png: .*\.html"):
         cat.save(tmp_path / "page.png")
-    with pytest.raises(OutputError, match="there is no folder"):
+    with pytest.raises(OutputError, match="does not exist"):
         cat.save(tmp_path / "nowhere" / "page.html")
 
 

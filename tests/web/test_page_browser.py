@@ -157,7 +157,7 @@ def test_a_click_the_arrow_keys_and_a_name_switch_the_class(go: Callable[..., An
     page.fill("#search", "967")
     assert shown(page) == "espresso"
     page.fill("#search", "nothing is called this")
-    assert page.locator("#counted").inner_text() == "Nothing is called this."
+    assert page.locator("#counted").inner_text() == "No matches."
     assert shown(page) == "espresso"
 
 
@@ -171,9 +171,9 @@ def test_layers_and_methods_are_tabs(go: Callable[..., Any]) -> None:
     choose(page, "methods", "layercam")
     assert "layercam at head.0" in facts(page)
     assert page.locator("#evidence input[value=signed]").is_disabled()  # it has no signs
-    assert page.locator("#counted").inner_text() == "1,000 classes, 6 of them with maps here"
+    assert page.locator("#counted").inner_text() == "1,000 classes, 6 with heatmaps"
     page.locator("#things [role=option]").nth(500).click()
-    assert "has no map of" in page.locator("#blank").inner_text()
+    assert "has no heatmap of" in page.locator("#blank").inner_text()
     assert not pixels(page)[..., 3].any()
     page.locator("#things").focus()
     page.keyboard.press("Home")
@@ -227,7 +227,7 @@ def test_the_keys_move_over_the_picture(go: Callable[..., Any], cat: Page) -> No
     assert page.locator("#place .label").first.inner_text() == cat.things.names[int(values[:, 3, 2].argmax())]
     page.keyboard.press("Enter")
     assert page.locator("#release").is_visible()
-    assert page.locator("#said").inner_text().startswith("This place speaks for")
+    assert page.locator("#said").inner_text().startswith("Strongest evidence in this cell: ")
 
 
 def test_two_classes_are_compared(
@@ -254,7 +254,7 @@ def test_two_classes_are_compared(
     assert shown(page) == "soup bowl against Egyptian cat"
     page.locator("input[name=side][value=a]").check(force=True)
     page.locator("#things [role=option]").nth(0).click()
-    assert "The two maps are the same." in page.locator("#blank").inner_text()
+    assert "The two heatmaps are equal." in page.locator("#blank").inner_text()
     page.locator("#against").uncheck()
     assert shown(page) == "Egyptian cat"
 
@@ -437,7 +437,7 @@ def test_the_gallery_leads_to_the_pages_and_back(
     assert CliRunner().invoke(cli, words, standalone_mode=False).return_value == 0
     page = visit().open(tmp_path / "pages")
     page.locator("#grid .card").first.click()
-    page.get_by_role("link", name="Look at all maps").click()
+    page.get_by_role("link", name="Explore all heatmaps").click()
     expect(page.locator("#shown-name")).to_have_text("espresso")
     page.get_by_role("link", name="Gallery").click()
     expect(page.locator("#grid .card")).to_have_count(2)

@@ -90,26 +90,26 @@ class Opening(Destination):
 
 @dataclass(frozen=True)
 class Format:
-    """One way to keep results.
+    """An output format: one way to store results.
 
     Parameters
     ----------
     name, summary
-        What it is called in the shell, and what it writes, in a few words.
+        The name on the command line, and a few words on what the format writes.
     open
-        From an `Opening` to `OpenRun`, or to a `Writer`, which is simpler: an object with `write(record, files)` and
-        `close()`, whose records are kept in `manifest.jsonl`, so that runs can be gone on with. A class may stand here;
-        of gradcam's own formats it is "module:name" in this package, which is imported when it is first used.
+        A function (or class) from an `Opening` to an `OpenRun`, or to a `Writer`, which is simpler: an object with
+        `write(record, files)` and `close()`. The records of a `Writer` are stored in `manifest.jsonl`, so that runs can
+        be resumed. gradcam's own formats give "module:name" in this package, which is imported on first use.
     check
-        What can be told before a model is loaded: a function of a `Destination` that raises `GradcamError`.
+        A function of a `Destination` that raises `GradcamError` for problems that are known before a model is loaded.
     has_files
-        Whether each result is a file of its own in the output folder, which a report can show, and whose name could be
-        another's.
+        Whether each result is a separate file in the output folder. A report can show these files, and their names must
+        be unique.
 
     Raises
     ------
     GradcamError
-        For a name that is no text, and for what cannot be called.
+        For a name that is not a string, and for functions that are not callable.
 
     Examples
     --------
@@ -135,7 +135,7 @@ class Format:
         functions = all(callable(it) or isinstance(it, str) for it in (self.open, self.check))
         if not isinstance(self.name, str) or not self.name or not functions:
             raise GradcamError(
-                f"A format has a name, a summary and a function that opens it, and {shorten(self.name)} has not."
+                f"The format {shorten(self.name)} is incomplete: expected a name, a summary and a function that opens it."
             )
 
     def check_place(self, where: Destination) -> None:
@@ -156,8 +156,8 @@ def is_writer(found: object) -> bool:
 FORMATS = {
     each.name: each
     for each in (
-        Format("files", "A file for each result", "records:keep_records", has_files=True),
-        Format("webdataset", ".tar shards of a WebDataset", "webdataset:open_tars", "webdataset:check_tars"),
+        Format("files", "one file per result", "records:keep_records", has_files=True),
+        Format("webdataset", "WebDataset shards (.tar)", "webdataset:open_tars", "webdataset:check_tars"),
     )
 }
 
@@ -177,5 +177,5 @@ def find_format(name: str) -> Format:
             "close()."
         )
     if found.name in FORMATS:
-        raise GradcamError(f"{name}: there is a format {found.name!r} already: give yours another name.")
+        raise GradcamError(f"{name}: a format named {found.name!r} already exists: choose another name.")
     return found

@@ -58,7 +58,7 @@ def open_results(chosen: Format, where: Destination, run: Run, listing: Listing,
             found = load_late(chosen.open, __package__)(Opening(**vars(where), records=records, run=run, stems=stems))
         if not hasattr(found, "append") and not is_writer(found):
             raise OutputError(
-                f"The format {chosen.name} opened {shorten(found)}, expected something with write(record, files) and "
+                f"The format {chosen.name} returned {shorten(found)}, expected an object with write(record, files) and "
                 "close()."
             )
         stack.pop_all()
@@ -141,8 +141,8 @@ def check_classes(place: Path | Store, items: Iterable[Item], classifier: Classi
         if record.explained and record.image in wanted and not _fits(record, wanted[record.image], classifier):
             entry = record.explained[0]
             raise OutputError(
-                f"{reader.show()}: the earlier run explained '{entry.label or entry.index}' in {record.image}, and now the "
-                f"list asks for '{wanted[record.image] or 'the top class'}'. Give the same list, start anew with "
+                f"{reader.show()}: the earlier run explained '{entry.label or entry.index}' in {record.image}, but now the "
+                f"list gives '{wanted[record.image] or 'the top class'}'. Give the same list, start again with "
                 "--overwrite, or choose another --output"
             )
 

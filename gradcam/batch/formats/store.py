@@ -105,7 +105,7 @@ class StoreResults:
         self._manifest.write()
         if not self._store.is_file(self._part.run):  # without it nobody could go on with what is recorded
             self._store.write(self._part.run, self._contents)
-            warn(f"{self._store.below(self._part.run).url}: was removed by somebody else, and is written again.")
+            warn(f"{self._store.below(self._part.run).url}: another program removed this file. It is written again.")
         self._written = time.monotonic()
         with contextlib.suppress(OSError, GradcamError):
             self._log.write()
@@ -114,7 +114,7 @@ class StoreResults:
 def check_store(store: Store) -> bool:
     """Whether there may be something in a folder in a store. Raises `OutputError` for what can be no folder."""
     if store.url.endswith("://") and not store.url.startswith("memory"):
-        raise OutputError(f"{store}: names no bucket, expected such as {store}bucket/explained")
+        raise OutputError(f"{store}: names no bucket, expected a URL like {store}bucket/explained")
     if store.is_file():
         raise OutputError(f"{store.url}: is an object, expected a folder for the results; choose another --output")
     return True

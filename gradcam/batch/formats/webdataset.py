@@ -145,8 +145,8 @@ def _refuse_tars(place: Path | Store, part: ShardFiles) -> None:
     numbers = _list_tars(place, part)
     if numbers:
         raise OutputError(
-            f"{to_reader(place).show()}: holds {part.tar(numbers[0])}, which is of no run that is recorded there; move it "
-            "away, or choose another --output"
+            f"{to_reader(place).show()}: contains {part.tar(numbers[0])}, which belongs to no recorded run; move it, or "
+            "choose another --output"
         )
 
 
@@ -160,7 +160,7 @@ def _read_records(place: Path | Store, name: str) -> Iterator[Record]:
     except OutputError:
         raise
     except (tarfile.TarError, GradcamError) as error:
-        raise OutputError(f"{name}: is no tar of this run's results ({error}); move it away to go on") from error
+        raise OutputError(f"{name}: is not a tar of this run's results ({error}); move it to continue") from error
 
 
 class _OpenTar:

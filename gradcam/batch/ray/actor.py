@@ -227,11 +227,13 @@ class Actor:
         job, node = self._job, self._where["node"]
         if job.version != __version__:
             raise ClusterError(
-                f"gradcam is {__version__} on {node}, and {job.version} where the run was started: install the same there."
+                f"gradcam is {__version__} on {node}, but {job.version} where the run started: install the same version."
             )
         for folder in (job.folder, *job.seen) if job.seen else ():
             if not folder.is_dir():
-                raise ClusterError(f"{folder} is not on {node}: give a folder that all machines share, or a store.")
+                raise ClusterError(
+                    f"{folder} does not exist on {node}: use a folder that all machines share, or a store."
+                )
         with contextlib.suppress(OSError):
             os.chdir(job.folder)
 
@@ -242,8 +244,8 @@ class Actor:
         classifier = replace(self._job.load(self._job.device), **self._job.work.resumed_layers)
         if describe_weights(classifier)["sha256"] != self._job.weights:
             raise ClusterError(
-                f"The model's weights on {self._where['node']} are not those where the run was started: give a file of them "
-                "with --weights, or have the model's code make the same each time."
+                f"The model's weights on {self._where['node']} differ from those where the run started: give a checkpoint "
+                "with --weights, or make the model's code deterministic."
             )
         return classifier
 
@@ -252,5 +254,5 @@ class Actor:
         kind, text = type(error).__name__, str(error)
         if not isinstance(error, (ClusterError, DeviceError, OutputError, StoreError)):
             reason = text if isinstance(error, GradcamError) else describe_unexpected(error)
-            kind, text = "ClusterError", f"The actor on {self._where['node']} cannot work: {reason}"
+            kind, text = "ClusterError", f"The actor on {self._where['node']} failed: {reason}"
         return Failure(kind, text, "".join(traceback.format_exception(error)))

@@ -101,9 +101,9 @@ def _word(ray: Any, error: BaseException) -> str:
     ended = (ray.exceptions.RayActorError, ray.exceptions.ActorUnavailableError, ray.exceptions.OutOfMemoryError)
     if isinstance(error, ended):
         return (
-            f"An actor ended, and {TRIES} more tries did not help: its machine is gone, there is too little memory, or a "
-            f"picture ends its process (Ray: {shorten(lines[0] if lines else error)})."
+            f"An actor ended, also after {TRIES} retries. Possible causes: a lost machine, too little memory, or an image "
+            f"that crashes the process (Ray: {shorten(lines[0] if lines else error)})."
         )
     cause = getattr(error, "cause", None)  # of what was raised elsewhere; below it, Ray has advice of its own
     own = lines[-1] if lines else type(error).__name__
-    return f"Ray stopped the work: {describe_unexpected(cause) if isinstance(cause, Exception) else own}"
+    return f"Ray stopped the run: {describe_unexpected(cause) if isinstance(cause, Exception) else own}"

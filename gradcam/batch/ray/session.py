@@ -47,13 +47,13 @@ def check_address(address: str) -> None:
         return
     if address.startswith("ray://"):
         raise ClusterError(
-            f"{address}: is of Ray's client, which cannot do this. Give HOST:PORT of the head, such as 10.0.0.1:6379, on a "
-            "machine of the cluster; or send the whole command there with `ray job submit`."
+            f"{address}: Ray Client addresses are not supported. On a machine of the cluster, give HOST:PORT of the head, "
+            "such as 10.0.0.1:6379. Or submit the whole command with `ray job submit`."
         )
     found = re.fullmatch(r"\[?([^\s/]+?)\]?:(\d{1,5})", address)
     if found is None:
         raise ClusterError(
-            f"The address of Ray is {shorten(address)}, expected HOST:PORT, such as 10.0.0.1:6379, or auto."
+            f"The Ray address is {shorten(address)}, expected HOST:PORT, such as 10.0.0.1:6379, or auto."
         )
     try:
         with socket.create_connection((found[1], int(found[2])), timeout=SECONDS) as connection:
@@ -64,13 +64,9 @@ def check_address(address: str) -> None:
                 answer = b""
     except (OSError, OverflowError) as error:
         reason = (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()
-        raise ClusterError(
-            f"{address}: nothing answers there ({reason}): is the head up, started with `ray start --head`?"
-        ) from error
+        raise ClusterError(f"{address}: no answer ({reason}). Start the head with `ray start --head`.") from error
     if len(answer) < 9 or answer[3] != SETTINGS:
-        raise ClusterError(
-            f"{address}: what answers there is not Ray: give the port of the head, which usually is 6379."
-        )
+        raise ClusterError(f"{address}: the server there is not Ray: give the port of the head, usually 6379.")
 
 
 def is_loud() -> bool:
@@ -187,10 +183,10 @@ def _init(ray: Any, address: str, stack: contextlib.ExitStack) -> None:
             ray.init(log_to_driver=is_loud(), logging_level=level, **options)
     except Exception as error:  # ConnectionError, RuntimeError, ValueError, and those of processes that end at once
         reason = (" ".join(str(error).split()) or type(error).__name__).rstrip(".")
-        what = "Ray cannot be started here" if address == "local" else f"{address}: Ray cannot be joined there"
+        what = "Ray cannot be started here" if address == "local" else f"{address}: the Ray cluster cannot be joined"
         advice = ""
         if address != "local" and "RAY_AUTH_MODE" not in os.environ:  # Ray says nothing of tokens, and sends none then
-            advice = " Where the cluster wants a token, as `ray start` says then, set RAY_AUTH_MODE=token."
+            advice = " If the cluster needs a token (`ray start` reports that), set RAY_AUTH_MODE=token."
         raise ClusterError(f"{what} ({reason}).{advice}") from error
     finally:  # Ray takes SIGTERM for itself
         if threading.current_thread() is threading.main_thread():
@@ -204,9 +200,9 @@ def find_layout(ray: Any, device: str, per_gpu: int = 1) -> ActorLayout:
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     gpus = int(sum(node.get("GPU", 0) for node in nodes))
     if device == "cuda" and not gpus:
-        raise ClusterError("There is no GPU in this Ray cluster: leave --device out, or say cpu.")
+        raise ClusterError("There is no GPU in this Ray cluster: leave out --device, or give cpu.")
     if per_gpu > 1 and not gpus:
-        raise ClusterError("There is no GPU in this Ray cluster: leave --actors-per-gpu out.")
+        raise ClusterError("There is no GPU in this Ray cluster: leave out --actors-per-gpu.")
     if gpus and device != "cpu":
         cores = min(node.get("CPU", 0) / (node["GPU"] * per_gpu) for node in nodes if node.get("GPU", 0) >= 1)
         # Whole ones, where there is one; otherwise a part that all can have.
@@ -214,8 +210,6 @@ def find_layout(ray: Any, device: str, per_gpu: int = 1) -> ActorLayout:
         return ActorLayout(gpus * per_gpu, whole, "cuda", per_gpu)
     sizes = [math.floor(node.get("CPU", 0)) for node in nodes if node.get("CPU", 0) >= 1]
     if not sizes:
-        raise ClusterError(
-            "There is no core to be had in this Ray cluster: start machines with `ray start --num-cpus N`."
-        )
+        raise ClusterError("This Ray cluster has no CPU cores: start its machines with `ray start --num-cpus N`.")
     cores = min(CORES, *sizes)
     return ActorLayout(sum(size // cores for size in sizes), cores, "cpu")

@@ -130,8 +130,8 @@ def find_read(gradient: Tensor | None, blocks: Blocks) -> Tensor:
 def blind_attention(name: str) -> BlindLayerError:
     """The error for a score that does not change with the tokens behind this block."""
     return BlindLayerError(
-        f"The gradient at the last block with attention, '{name}', is exactly zero: nothing there can change the score "
-        "(weights of zero in the head, a probability that is exactly 0 or 1). Choose another score or class."
+        f"The gradient at the last attention block, '{name}', is exactly zero (a head with zero weights, or a probability "
+        "of exactly 0 or 1). Choose another score or class."
     )
 
 
@@ -243,8 +243,8 @@ def _legrad_run(
             raise no_gradient([blocks.last[0]])
         if _is_reached(gates, scores, without=joined[0]):
             raise ModelError(
-                f"Behind the last block with attention, '{blocks.last[0]}', the score depends on earlier ones in other ways "
-                "too, so that no block's output can stand in for its own: choose 'gradient-rollout' or 'rollout'."
+                f"The score also depends on earlier blocks by paths around the last attention block, '{blocks.last[0]}', so "
+                "no other block's output can replace its own: choose 'gradient-rollout' or 'rollout'."
             )
         return scores.unbind(), output
 
@@ -252,8 +252,8 @@ def _legrad_run(
 def _join(outputs: Sequence[Tensor], blocks: Blocks) -> Tensor:
     for shape in (tuple(output.shape) for output in outputs if output.shape != blocks.shape):
         raise ModelError(
-            f"A block with attention gives {shape} and the last one {blocks.shape}, so that the one cannot stand in for the "
-            "other: choose 'gradient-rollout' or 'rollout'."
+            f"An attention block returns {shape}, but the last one {blocks.shape}, so one cannot replace the other: choose "
+            "'gradient-rollout' or 'rollout'."
         )
     return torch.cat(list(outputs), blocks.layout.image_axis)
 
@@ -358,7 +358,7 @@ def _attend_again(recorded: Recorded, budget: RerunBudget, number: int) -> tuple
         found = find_attended(log, number)
         if found is None:
             where = log.sightings[number].where if number < len(log.sightings) else ""
-            raise cannot_follow(recorded, f"what attends in '{where}', and to what, is not seen")
+            raise cannot_follow(recorded, f"the queries and keys of the attention in '{where}' were not found")
         if not scores.requires_grad:
             raise no_gradient([log.sightings[number].where])
         return log, found, scores

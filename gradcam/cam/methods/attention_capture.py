@@ -28,7 +28,7 @@ SOFTMAXES = (F.softmax, torch.softmax, torch.Tensor.softmax, torch.special.softm
 PRODUCTS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.bmm, torch.Tensor.bmm, torch.baddbmm)
 HOLDING = (F.multi_head_attention_forward, torch.autograd.grad)  # attentions, which the latter repeats for checkpoints
 UNSEEN = (
-    "none was seen: it has none, or a kernel of its own, such as flash_attn's (for Hugging Face's take "
+    "none was found. It has none, or a custom kernel such as flash_attn (load Hugging Face models with "
     "attn_implementation='eager')"
 )
 QUESTION = "has_torch_function"  # what a function of PyTorch's asks before it does anything
@@ -319,7 +319,7 @@ def _all_over_the_picture(log: AttentionLog, recorded: Recorded) -> list[Sightin
             raise cannot_follow(recorded, _misfit(sighting, recorded.batch))
     counts = list(dict.fromkeys(sighting.keys for sighting in found))
     if len(counts) > 1:
-        raise cannot_follow(recorded, f"it has {' and then '.join(map(str, counts))} tokens, not the same throughout")
+        raise cannot_follow(recorded, f"its number of tokens changes from {' to '.join(map(str, counts))}")
     return found
 
 
@@ -362,13 +362,13 @@ def find_around(found: Attended, log: AttentionLog, recorded: Recorded) -> tuple
 
 
 def _misfit(sighting: Sighting, batch: Batch) -> str:
-    shape = f"one of them, in '{sighting.where}', is {sighting.shape}"
+    shape = f"the attention in '{sighting.where}' is {sighting.shape}"
     if sighting.shape[-2] != sighting.keys:
-        return f"{shape}: its queries and keys are not the same tokens (attention across, or over pooled keys)"
+        return f"{shape}: its queries and keys are different tokens (cross-attention, or pooled keys)"
     if sighting.shape[0] != batch.images or len(sighting.shape) > 4:
-        return f"{shape} for {batch.images} image(s): it stays inside windows, or another part of each image"
+        return f"{shape} for {batch.images} image(s): it is limited to windows, or another part of each image"
     size = " x ".join(map(str, batch.size))
-    return f"{shape}, and {sighting.keys} tokens form no grid on images of {size} (it may be channels that attend)"
+    return f"{shape}, and {sighting.keys} tokens form no grid on images of {size} (it may be channel attention)"
 
 
 def _owner(attentions: Sequence[Sighting], index: int, log: AttentionLog, recorded: Recorded) -> str:
@@ -382,15 +382,15 @@ def _owner(attentions: Sequence[Sighting], index: int, log: AttentionLog, record
         layout = _find_layout(shape, recorded, log.modules[name])
         if layout is not None and shape[1 - layout.image_axis] == tokens:
             return name
-    why = f"no module around '{attentions[index].where}' has this attention alone and gives its {tokens} tokens"
+    why = f"no module around '{attentions[index].where}' contains only this attention and returns its {tokens} tokens"
     raise cannot_follow(recorded, f"{why}, as a block does")
 
 
 def cannot_follow(recorded: Recorded, why: str) -> ModelError:
     """The error for a model whose attention does not lead back to the picture."""
     return ModelError(
-        f"The attention of {type(recorded.model).__name__} cannot be followed back to the picture: {why}. "
-        "Choose a method that looks at a layer, such as 'gradcam'."
+        f"The attention of {type(recorded.model).__name__} cannot be traced back to the image: {why}. "
+        "Choose a method that explains a layer, such as 'gradcam'."
     )
 
 
@@ -435,6 +435,6 @@ def require_all(attentions: list[Tensor], blocks: Blocks) -> None:
     """Raises `ModelError` where there is not one attention for each block."""
     if len(attentions) != len(blocks.modules):
         raise ModelError(
-            f"The model's {len(blocks.modules)} blocks computed {len(attentions)} attentions when they ran again, expected "
-            "one each: it does not do the same each time. Choose a method that looks at a layer, such as 'gradcam'."
+            f"The model's {len(blocks.modules)} blocks computed {len(attentions)} attentions in the second pass, expected "
+            "one each: its passes differ. Choose a method that explains a layer, such as 'gradcam'."
         )

@@ -25,32 +25,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Method:
-    """One way to make a map, of one of the kinds below, each of which says what its function takes and gives.
+    """A CAM method. Its kind, one of the subclasses below, defines what its function takes and returns.
 
     Parameters
     ----------
     name, summary
-        What it is called, and what it does, in one line.
+        Its name, and what it does, in one line.
     source
-        Where it is from; None for what has no paper.
+        The paper; None if there is none.
     function
-        The function, or "module:name" of it, in this package or by its whole name, to be imported when it is first used.
+        The function, or its "module:name" (in this package, or with the full module name), imported on first use.
     cost
-        Forward passes, in words.
+        The number of forward passes, in words.
     is_signed
-        Whether its negative values are evidence against the class.
+        True if its negative values are evidence against the class.
     assumes_positive
-        Whether it takes activations for strengths of features, so that it needs a layer without negative ones.
+        True if it assumes activations without negative values, so that it needs a layer after a ReLU.
     score
-        "finer" where it explains another number than the one that was asked for.
+        "finer" if it explains its own score instead of the requested one.
     options
-        What can be changed with `using`, and to what it is set.
+        The options that `using` can change, with their values.
     channels
-        Whether channels are "added" up, or a "component" of them is taken, or neither.
+        "added" if channels are summed, "component" if their principal component is used, or "" for neither.
     join
-        How channels are put together in place of adding them up, as `function`.
+        The function that joins channels instead of a sum, in the form of `function`.
     is_local
-        Whether a place of its map depends on that place of the layer alone, and is zero where the gradient is.
+        True if a cell of its map depends on that cell of the layer only, and is zero where the gradient is zero.
     """
 
     name: str
@@ -90,8 +90,10 @@ class Method:
         return self.compute(*given)
 
     def using(self, **options: Any) -> Method:
-        """The method with other options, to be passed where a name is: `METHODS["rise"].using(masks=2000)`. Raises
-        `GradcamError` for an option that it does not have."""
+        """Return the method with other options, to pass instead of a name: `METHODS["rise"].using(masks=2000)`.
+
+        Raises `GradcamError` for an option that it does not have.
+        """
         for name in options:
             if name not in self.options:
                 known = join_names(self.options) if self.options else "none"
@@ -105,7 +107,7 @@ class Method:
         if self.channels == "component":
             return self
         if self.channels != "added":
-            raise GradcamError(f"{self.name} adds no channels up, so that there is nothing to take a component of.")
+            raise GradcamError(f"{self.name} does not sum channels, so smoothing='eigen' does not apply: leave it out.")
         return replace(self, join="one_pass:weighted_component", is_local=False)
 
 
@@ -113,7 +115,9 @@ def check_plain(method: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
     """The options themselves. Raises `GradcamError` for a value that is neither a number, a text, a bool nor None."""
     for name, value in options.items():
         if not isinstance(value, (int, float, str, type(None))):
-            raise GradcamError(f"{method}: {name} is {shorten(value)}, expected a number, a text, True, False or None.")
+            raise GradcamError(
+                f"{method}: {name} is {shorten(value)}, expected a number, a string, True, False or None."
+            )
     return options
 
 

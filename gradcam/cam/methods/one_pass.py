@@ -141,8 +141,7 @@ def kpcacam(activations: Tensor) -> Tensor:
     cells = activations[0, 0].numel()
     if cells > MOST_CELLS:
         raise LayerError(
-            f"KPCA-CAM compares all {cells} places of this layer's grid with one another, and takes at most {MOST_CELLS}: "
-            "choose a layer further down."
+            f"The grid of this layer has {cells} cells, and KPCA-CAM takes at most {MOST_CELLS}: choose a deeper layer."
         )
     components = torch.stack([_kernel_component(points) for points in _precise(activations.flatten(2))])
     return _with_peak(components.to(activations).unflatten(1, activations.shape[2:]))

@@ -152,10 +152,10 @@ def require_effect(found: VariantScores, site: GridActivations, recorded: Record
         return
     rounding = 4 * torch.finfo(found.plain.dtype).eps * found.plain.abs().amax()
     if (found.values - found.plain).abs().amax() <= rounding:
-        said = f"Nothing on the grid of layer '{site.layer}' changes the score: it does not reach it."
+        said = f"Changes on the grid of layer '{site.layer}' do not reach the score."
         if "tokens" in site.layout.kind:
             raise BlindPatchesError(said)
-        raise BlindLayerError(f"{said} Choose another layer, or the logit for a score.")
+        raise BlindLayerError(f"{said} Choose another layer, or explain the logit.")
 
 
 def _score(recorded: Recorded, variants: Variants, ways: Sequence[_Way], budget: RerunBudget) -> VariantScores:
@@ -243,7 +243,9 @@ def _handed_on(outlet: Outlet, rows: Tensor, expected: torch.Size) -> Iterator[N
         tensor = floating_by_keys(output).get(outlet.keys)
         if tensor is None or tensor.shape != expected:
             got = "no floating tensor" if tensor is None else tuple(tensor.shape)
-            raise LayerError(f"The layer gave {got} when it ran again, expected {tuple(expected)} as before.")
+            raise LayerError(
+                f"The layer returned {got} in the second pass, expected {tuple(expected)} as in the first."
+            )
         if is_owned(tensor, module) or any(each.given is tensor and not each.is_changed for each in inputs):
             return replace_tensor(output, tensor, rows)  # what else uses it goes on as it came
         if can_exchange(tensor):
@@ -253,7 +255,7 @@ def _handed_on(outlet: Outlet, rows: Tensor, expected: torch.Size) -> Iterator[N
             tensor.copy_(rows)
         else:
             raise LayerError(
-                "Something else holds a part of what the layer gave, so that its batch cannot become larger."
+                "Another tensor shares a part of the layer's output, so its batch size cannot grow. Choose another layer."
             )
         return None
 

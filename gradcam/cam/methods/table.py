@@ -29,71 +29,71 @@ from gradcam.options import EVIDENCE, SMOOTHINGS
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
-        OfGradients("gradcam", "channels weighted by their mean gradient",
+        OfGradients("gradcam", "gradient-weighted: channels weighted by their mean gradient",
             papers.GRADCAM, "one_pass:gradcam", channels="added", is_signed=True),
-        OfGradients("gradcam-pp", "Grad-CAM++: channels weighted by positive gradients, of which weak ones count more",
+        OfGradients("gradcam-pp", "gradient-weighted: channels weighted by a weighted sum of positive gradients",
             papers.GRADCAM_PP, "one_pass:gradcam_pp", channels="added"),
-        OfGradients("xgradcam", "channels weighted by their mean gradient where they are active",
+        OfGradients("xgradcam", "gradient-weighted: channels weighted by their activation-weighted mean gradient",
             papers.XGRADCAM, "one_pass:xgradcam", channels="added", is_signed=True, assumes_positive=True),
-        OfGradients("hirescam", "activation times gradient, place by place",
+        OfGradients("hirescam", "gradient-weighted: activation times gradient, element-wise",
             papers.HIRESCAM, "one_pass:hirescam", channels="added", is_signed=True, is_local=True),
-        OfGradients("elementwise-gradcam", "the positive products of activation and gradient, place by place",
+        OfGradients("elementwise-gradcam", "gradient-weighted: positive part of activation times gradient, element-wise",
             papers.ELEMENTWISE, "one_pass:elementwise_gradcam", channels="added", is_local=True),
-        OfGradients("layercam", "activation times positive gradient, place by place",
+        OfGradients("layercam", "gradient-weighted: activation times positive gradient, element-wise",
             papers.LAYERCAM, "one_pass:layercam", channels="added", is_local=True),
-        OfGradients("finercam", "Grad-CAM of what sets the class apart from the three that score most like it",
+        OfGradients("finercam", "Grad-CAM of the class against its three most similar classes",
             papers.FINERCAM, "one_pass:gradcam", channels="added", is_signed=True, score="finer"),
-        OfCurvatures("shapleycam", "Grad-CAM with a second-order term: half of the Hessian times the activations",
-            papers.SHAPLEYCAM, "one_pass:shapleycam", cost="1, and the tail backwards twice", channels="added",
+        OfCurvatures("shapleycam", "Grad-CAM with a second-order (Hessian) term",
+            papers.SHAPLEYCAM, "one_pass:shapleycam", cost="1, plus 2 backward passes", channels="added",
             is_signed=True),
-        OfActivations("eigencam", "first principal component of the activations; of no class",
+        OfActivations("eigencam", "class-agnostic: first principal component of the activations",
             papers.EIGENCAM, "one_pass:eigencam", channels="component"),
-        OfGradients("eigengradcam", "first principal component of activations times gradients",
+        OfGradients("eigengradcam", "gradient-weighted: first principal component of activations times gradients",
             papers.ELEMENTWISE, "one_pass:eigengradcam", channels="component"),
-        OfActivations("kpcacam", "first component of kernel PCA of the activations; of no class",
+        OfActivations("kpcacam", "class-agnostic: first kernel principal component of the activations",
             papers.KPCACAM, "one_pass:kpcacam", channels="component"),
-        OfActivations("fem", "where channels are two standard deviations above their mean; of no class",
+        OfActivations("fem", "class-agnostic: activations two standard deviations above their mean",
             papers.FEM, "one_pass:fem", channels="added"),
-        OfReruns("smoothgradcam-pp", "Grad-CAM++ from derivatives that are averaged over noisy copies of the picture",
+        OfReruns("smoothgradcam-pp", "Grad-CAM++ with derivatives averaged over noisy copies of the image",
             papers.SMOOTHGRADCAM_PP, "perturbation:smooth_gradcam_pp", cost="1 + 20", channels="added",
             options={"samples": 20, "noise": 0.15, "seed": 0}),
-        OfReruns("ablationcam", "channels weighted by how much of the score is lost without each of them",
+        OfReruns("ablationcam", "gradient-free: channels weighted by the score drop without them",
             papers.ABLATIONCAM, "perturbation:ablationcam", cost="1 + tail x channels", channels="added",
             is_signed=True, assumes_positive=True),
-        OfReruns("reciprocam", "what the model scores where a small window of the activations is left alone",
+        OfReruns("reciprocam", "gradient-free: score when only one activation window is kept",
             papers.RECIPROCAM, "perturbation:reciprocam", cost="1 + tail x places", is_signed=True,
             assumes_positive=True),
-        OfReruns("scorecam", "channels weighted by the score of the picture seen through each of them",
+        OfReruns("scorecam", "gradient-free: channels weighted by the score of the masked image",
             papers.SCORECAM, "perturbation:scorecam", cost="1 + channels", channels="added", assumes_positive=True),
-        OfReruns("fasterscorecam", "Score-CAM of the ten channels that vary most",
+        OfReruns("fasterscorecam", "gradient-free: Score-CAM of the ten most variable channels",
             papers.FASTERSCORECAM, "perturbation:fasterscorecam", cost="1 + 10", channels="added",
             options={"channels": 10}, assumes_positive=True),
-        OfReruns("sscam", "Score-CAM with scores averaged over masks with noise",
+        OfReruns("sscam", "gradient-free: Score-CAM averaged over noisy masks",
             papers.SSCAM, "perturbation:sscam", cost="1 + 35 x channels", channels="added",
             options={"samples": 35, "noise": 2.0, "seed": 0}, assumes_positive=True),
-        OfReruns("iscam", "Score-CAM with scores averaged from an empty mask to the whole",
+        OfReruns("iscam", "gradient-free: Score-CAM averaged from empty to full masks",
             papers.ISCAM, "perturbation:iscam", cost="1 + 10 x channels", channels="added", options={"steps": 10},
             assumes_positive=True),
         OfInput("rise",
-            "the mean of random masks, weighted by the score of the picture seen through each; of no layer",
+            "gradient-free, without a layer: random masks weighted by their score",
             papers.RISE, "perturbation:rise", cost="1 + 4000", is_signed=True,
             options={"masks": 4000, "cells": 7, "probability": 0.5, "seed": 0}),
         OfInput("drise",
-            "RISE of a detector's box, scored by class and overlap in each masked picture; of no layer",
+            "gradient-free: RISE for a detected box, by class and overlap",
             papers.DRISE, "perturbation:rise", cost="1 + 5000", is_signed=True,
             options={"masks": 5000, "cells": 16, "probability": 0.5, "seed": 0}),
-        OfAttention("rollout", "attention of all a transformer's blocks, multiplied; of no layer and no class",
+        OfAttention("rollout", "class-agnostic: attention of all transformer blocks, multiplied",
             papers.ROLLOUT, "attention:rollout", cost="1 + 1"),
         OfAttention("gradient-rollout",
-            "attention of all a transformer's blocks times its gradient, accumulated; of no layer",
+            "attention times its gradient, accumulated over all transformer blocks",
             papers.GRADIENT_ROLLOUT, "attention:gradient_rollout",
-            cost="1 + 1, and all blocks backwards for each class"),
+            cost="1 + 1, plus a backward pass per class"),
         OfAttention("legrad",
-            "gradient at the attention of each of a transformer's blocks, of its own output's score; of no layer",
-            papers.LEGRAD, "attention:legrad", cost="1 + 1, and all blocks backwards for each class"),
+            "positive gradients at the attention of every transformer block, averaged",
+            papers.LEGRAD, "attention:legrad", cost="1 + 1, plus a backward pass per class"),
         OfAttention("grad-eclip",
-            "values of a transformer's last attention, weighted by their gradient and by loosened attention; of no layer",
-            papers.GRAD_ECLIP, "attention:grad_eclip", cost="1, and another the first time"),
+            "values of the last attention, weighted by gradients and attention",
+            papers.GRAD_ECLIP, "attention:grad_eclip", cost="1, plus 1 the first time"),
     )
 }
 # fmt: on
@@ -103,29 +103,30 @@ ALIASES = {"chefer": "gradient-rollout"}  # what others call a method
 
 
 def method(name: str, *, summary: str, signed: bool = False) -> Callable[[Callable[..., Any]], Method]:
-    """Make a method of a function of activations and gradients, to be passed wherever a method is named.
+    """Make a CAM method from a function of activations and gradients. Pass it wherever a method's name is expected.
 
     Parameters
     ----------
     name : str
-        What it is called in results and in the names of files: letters, digits, "-" and "_".
+        Its name in results and file names: letters, digits, "-" and "_".
     summary : str
         What it does, in one line.
     signed : bool, default False
-        Whether negative values of its maps are evidence against the class; then they can be asked for.
+        True if negative values of its maps are evidence against the class; then `evidence="negative"` and "signed" work.
 
     Returns
     -------
     callable
-        A decorator. Its function is pure, and has as parameters, by these names, the `activations` (N,C,...), and if it
-        needs them the `gradients` (N,K,C,...) of the K scores, and the `curvatures` H A (N,K,C,...); on a grid of any
-        rank, float32 or float64. It gives maps (N,K,...), and of activations alone maps (N,...), in their dtype and on
-        their device. Other parameters have defaults, and are options for `using`.
+        A decorator for a pure function. Its parameters have these names: `activations` (N,C,...), optionally
+        `gradients` (N,K,C,...) of the K scores, and optionally `curvatures` (N,K,C,...), the Hessian times the
+        activations. The grid has any rank, and values are float32 or float64. The function returns maps (N,K,...), or
+        maps (N,...) if it takes the activations alone. Maps have the dtype and device of the activations. Further
+        parameters need defaults, and are options for `using`.
 
     Raises
     ------
     GradcamError
-        For a name that cannot be in a file's name or that a method has already, and for another signature.
+        If the name is invalid or already exists, or if the function's parameters do not have the names above.
 
     Examples
     --------
@@ -137,9 +138,9 @@ def method(name: str, *, summary: str, signed: bool = False) -> Callable[[Callab
     'mycam'
     """
     if not isinstance(name, str) or re.fullmatch(r"[A-Za-z0-9][\w-]*", name, re.ASCII) is None:
-        raise GradcamError(f"A method's name is of letters, digits, '-' and '_', and {shorten(name)} is not.")
+        raise GradcamError(f"The method's name is {shorten(name)}, expected letters, digits, '-' and '_'.")
     if _find_known(name) is not None:
-        raise GradcamError(f"There is a method {name!r} already: give yours another name.")
+        raise GradcamError(f"A method named {name!r} already exists: choose another name.")
 
     def to_method(function: Callable[..., Any]) -> Method:
         kind, options = _read_signature(name, function)
@@ -153,9 +154,7 @@ def _read_signature(name: str, function: Any) -> tuple[type[Method], Mapping[str
     try:
         found = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
-        raise GradcamError(
-            f"{name} is {shorten(function)}, expected a function whose parameters can be read."
-        ) from None
+        raise GradcamError(f"{name} is {shorten(function)}, expected a function with a readable signature.") from None
     needs = tuple(each.name for each in found if each.default is each.empty and each.kind is not each.VAR_KEYWORD)
     kind = next((kind for kind in kinds if kind.needs == needs), None)
     is_odd = any(  # could not be called
@@ -165,7 +164,9 @@ def _read_signature(name: str, function: Any) -> tuple[type[Method], Mapping[str
     )
     if kind is None or is_odd:
         forms = " or ".join(f"({', '.join(kind.needs)})" for kind in kinds)
-        raise GradcamError(f"{name} has the parameters {inspect.signature(function)}, expected {forms}, and options.")
+        raise GradcamError(
+            f"{name} has the parameters {inspect.signature(function)}, expected {forms}, plus options with defaults."
+        )
     return kind, check_plain(name, {each.name: each.default for each in found if each.default is not each.empty})
 
 
@@ -182,7 +183,7 @@ def find_method(method: str | Method) -> Method:
     if plugins.is_own(name) or name in plugins.installed("methods"):
         found = plugins.load("methods", name)
         if not isinstance(found, Method):
-            raise GradcamError(f"{name} is {shorten(found)}, expected what @gradcam.method makes of a function.")
+            raise GradcamError(f"{name} is {shorten(found)}, expected a function decorated with @gradcam.method.")
         return found
     everything = [*METHODS, *plugins.installed("methods")]
     raise GradcamError(f"There is no method {shorten(method)}. {offer(_plain(name), everything)}")
@@ -194,7 +195,7 @@ def _find_known(name: str) -> Method | None:
 
 
 def offer(
-    name: str, known: Iterable[str], otherwise: str = "`gradcam methods` lists them, as gradcam.METHODS does."
+    name: str, known: Iterable[str], otherwise: str = "`gradcam methods` lists them (gradcam.METHODS in Python)."
 ) -> str:
     """What to say where nothing has that name: the nearest, if any looks like it, or where methods are listed."""
     offers = nearest(name, known)
@@ -215,11 +216,11 @@ def find_methods(methods: Iterable[str | Method]) -> list[Method]:
         if known != each:
             changed = [f"{key}={value}" for key, value in each.options.items() if known.options.get(key) != value]
             if not changed or known.function != each.function:
-                raise GradcamError(f"There are two methods {each.name!r}: give one of them another name.")
+                raise GradcamError(f"Two methods are named {each.name!r}: rename one of them.")
             # It becomes a part of files' names.
             name = re.sub(r"[^\w.=+-]+", "_", "-".join([each.name, *changed]), flags=re.ASCII)[:LONGEST_NAME]
             if found.setdefault(name, replace(each, name=name)) != replace(each, name=name):
-                raise GradcamError(f"There are two methods {name!r}: give one of them another name.")
+                raise GradcamError(f"Two methods are named {name!r}: rename one of them.")
     if not found:
         raise GradcamError(f"methods is {shorten(methods)}, expected a list of at least one name.")
     return list(found.values())
@@ -239,6 +240,4 @@ def check_evidence(evidence: str, methods: Sequence[Method]) -> None:
     unsigned = [method.name for method in methods if not method.is_signed]
     if evidence != "positive" and unsigned:
         signed = join_names(name for name, method in METHODS.items() if method.is_signed)
-        raise GradcamError(
-            f"{unsigned[0]} shows positive evidence only: evidence={evidence!r} has a meaning for {signed}."
-        )
+        raise GradcamError(f"{unsigned[0]} shows positive evidence only: evidence={evidence!r} works with {signed}.")

@@ -19,24 +19,24 @@ from gradcam.cli._terminal import to_name
     places={
         "trace": (
             "gradcam.cli.inspect.trace:trace_command",
-            "List each call of each layer: shapes, cost, memory, time.",
+            "List every layer call: shapes, cost, memory, time.",
         ),
         "features": (
             "gradcam.cli.inspect.features:features_command",
-            "Write what layers give for many pictures to one file.",
+            "Write the layer outputs of many images to one file.",
         ),
         "activations": (
             "gradcam.cli.inspect.activations:activations_command",
-            "Draw what the channels of layers give for pictures.",
+            "Draw the feature maps of a layer, channel by channel.",
         ),
         "gradients": (
             "gradcam.cli.inspect.gradients:gradients_command",
-            "How a class's gradient flows back: vanishing and exploding layers.",
+            "Show vanishing and exploding gradients, layer by layer.",
         ),
     },
 )
 def inspect_group() -> None:
-    """Look inside a network: what its layers give, and what comes back to them."""
+    """Look inside a model: layer calls, features, feature maps and gradients."""
 
 
 @dataclass(frozen=True)

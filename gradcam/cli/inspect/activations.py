@@ -82,23 +82,22 @@ class _Job:
 
 @click.command("activations", cls=Command)
 @options.pictures
-@options.layers("Layers to look at", default="the one that is explained")
-@options.number("--channels", "Channels of each layer, at most.", 64)
-@options.number("--columns", "Cells in a row.", 8, most=1000)
-@options.choice("--order", CHANNEL_ORDERS, "The strongest first, or as they are in the layer.")
-@options.choice(
-    "--scale", CHANNEL_SCALES, "Whose largest value the colours end at: each channel's own, or the layer's."
-)
-@options.number("--cell", "A cell's pixels.", 112, most=1024)
-@options.colormap("inferno", "A colour map of OpenCV, for layers without negative values.")
+@options.layers("Layers to draw", default="the target layer")
+@options.number("--channels", "Largest number of channels per layer.", 64)
+@options.number("--columns", "Number of cells in a row.", 8, most=1000)
+@options.choice("--order", CHANNEL_ORDERS, "Order of the channels: strongest first, or by index.")
+@options.choice("--scale", CHANNEL_SCALES, "Range of the colours: per channel, or the same for the layer.")
+@options.number("--cell", "Size of a cell in pixels.", 112, most=1024)
+@options.colormap("inferno", "OpenCV colour map for layers without negative values.")
 @options.model
 @options.output
 @options.printing
 def activations_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
-    """Draw activation maps: a cell for each channel of each layer, with its number and its strength.
+    """Draw the feature maps of a layer, channel by channel.
 
-    Early layers look like the picture, deep ones are abstract. Where a layer has negative values, zero is black, warm
-    colours are above it and cold ones below. Pictures are called <picture>-activations.png.
+    Each cell shows the activation map of one channel, with its number and strength. Early layers resemble the image, deep
+    layers are abstract. In layers with negative values, zero is black, positive values are warm and negative ones cold.
+    Each drawing is written to <image>-activations.png.
     """
     output = Output(as_json, quiet)
     job = _prepare(images, output, chosen)
@@ -137,7 +136,7 @@ def _look(job: _Job, image: Path) -> Drawn:
     reading = prepared.reading
     size: tuple[int, ...] = reading.picture.shape[:2]
     maps = activations(classifier.model, classifier.batch([reading.values]), job.layers, reshape=job.reshape)
-    title = f"{cut(printable(image.name), LONGEST_PART)}, as {classifier.name} saw it"
+    title = f"{cut(printable(image.name), LONGEST_PART)}, as seen by {classifier.name}"
     picture = crop(reading.picture, find_canvas(classifier.preprocess, prepared))
     sheet = draw_activations(maps, picture=picture, title=title, **job.look)
     make_folder(job.destination.folder)

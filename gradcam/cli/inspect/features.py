@@ -50,7 +50,7 @@ class Stored:
         return json.dumps(record | {"pictures": self.pictures, "failed": self.failed, "layers": layers})
 
     def format(self) -> str:
-        parts = [count(self.pictures, "picture")]
+        parts = [count(self.pictures, "image")]
         if self.failed:
             parts.append(click.style(f"{self.failed} failed", fg="red"))
         if self.left_out:
@@ -79,7 +79,7 @@ class _Features:
 
 def _to_path(context: click.Context, parameter: click.Parameter, path: Path) -> Path:
     if path.suffix.lower() not in SUFFIXES or path.is_dir():
-        raise click.BadParameter(f"'{path}' is no file that ends in .npz or .safetensors.", context, parameter)
+        raise click.BadParameter(f"'{path}' does not end in .npz or .safetensors.", context, parameter)
     return path
 
 
@@ -93,36 +93,35 @@ def _to_path(context: click.Context, parameter: click.Parameter, path: Path) -> 
     metavar="FILE",
     type=click.Path(path_type=Path),
     callback=_to_path,
-    help="The file: .npz or .safetensors. One that is there is replaced.",
+    help="Output file, .npz or .safetensors. An existing file is replaced.",
 )
-@options.layers("Layers whose output is kept", default="the one that is explained")
-@click.option("--pool", "pools", is_flag=True, help="The mean over the picture: (N,C) in place of (N,C,h,w).")
+@options.layers("Layers whose output is written", default="the target layer")
+@click.option("--pool", "pools", is_flag=True, help="Average over the image: (N,C) instead of (N,C,h,w).")
 @options.model
-@options.number("--batch-size", "Pictures in one pass of the model; halved where memory is short.", most=MAX_BATCH_SIZE)
-@options.number("--workers", "Threads that read; by default one for each core.", most=MAX_WORKERS)
-@click.option("--json", "as_json", is_flag=True, help="Print one record of the file, a line of JSON, and nothing else.")
-@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
+@options.number("--batch-size", "Batch size. It is halved when memory is short.", most=MAX_BATCH_SIZE)
+@options.number("--workers", "Number of threads that read images.  [default: one per core]", most=MAX_WORKERS)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON record, and nothing else.")
+@click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
 def features_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
-    """Write what layers give for pictures: files, folders, globs, lists and archives, as `gradcam batch` takes them.
+    """Write the layer outputs of many images to one file.
 
-    The file has an array for each layer, by its dotted name, with a row for each picture, in the precision of the model
-    (bfloat16 as float32 in .npz). The pictures' names are in the rows' order, in the array `names` of an .npz file, and in
-    the metadata of a .safetensors file, as a JSON list. A picture that fails is named, and has no row.
+    Takes image files, folders, globs, lists and archives, like `gradcam batch`. The file has one array per layer, under the
+    layer's dotted name, with one row per image, in the precision of the model (bfloat16 becomes float32 in .npz). The
+    image names, in the order of the rows, are in the array `names` of an .npz file, or as a JSON list in the metadata of a
+    .safetensors file. Images that fail are reported and have no row.
 
     \b
-      np.load("features.npz")["avgpool"]            (N,2048,1,1) of a resnet50
-      np.load("features.npz")["names"]              its rows' pictures
+      np.load("features.npz")["avgpool"]            (N,2048,1,1) for resnet50
+      np.load("features.npz")["names"]              the image of each row
       safetensors.torch.load_file("features.safetensors")["avgpool"]
 
-    A hundred thousand pictures of 2048 float32 values take 0.8 GB, and as much again of the disk while they are gathered;
-    in memory there are only a few batches. The model's pass ends at the last of the layers.
+    100,000 images with 2048 float32 values each take 0.8 GB, and twice that on disk while the file is written. Memory
+    holds only a few batches. The forward pass ends at the last of these layers.
     """
     own = {name: chosen[name] for name in ("layers", "pools", "reshape", "path", "batch_size", "workers")}
     wish = _Features(inputs=inputs, model=to_model_choice(chosen), output=Output(as_json, quiet), **own)
     if wish.reshape is not None and not wish.pools:
-        raise click.UsageError(
-            "--reshape says where a layer's grid is, which --pool alone asks for: give both, or none."
-        )
+        raise click.UsageError("--reshape is only used with --pool: give both, or leave it out.")
     from gradcam.batch.features import FeatureFile, check_feature_file, check_layers
     from gradcam.sources.list import list_inputs
 
@@ -155,7 +154,7 @@ def _spare_what_is_read(wish: _Features, listing: Listing) -> None:
     files = [wish.model.weights, wish.model.labels, *map(Path, wish.inputs)]
     files += [path for path in read if path.name == wish.path.name]
     if any(path is not None and is_same(wish.path, path) for path in files):
-        raise click.UsageError(f"{wish.path} is read itself, and is never overwritten: choose another name.")
+        raise click.UsageError(f"{wish.path} is an input file and is never overwritten: choose another name.")
 
 
 def _prepare(wish: _Features) -> Extractor:
@@ -179,7 +178,7 @@ def _gather(wish: _Features, listing: Listing, extractor: Extractor, file: Featu
     failed = 0
     size = wish.batch_size or choose_batch_size(extractor.classifier)
     found = extract_items(extractor, listing.items, batch_size=size, workers=wish.workers or count_cores())
-    with shown_bar(wish.output, "pictures", SHAPE, total=len(listing.items)) as bar, contextlib.closing(found) as rows:
+    with shown_bar(wish.output, "images", SHAPE, total=len(listing.items)) as bar, contextlib.closing(found) as rows:
         for name, row in rows:
             if isinstance(row, GradcamError):
                 failed += 1

@@ -72,13 +72,13 @@ class Measured(PictureOutcome):
         flow = self.flow
         name = printable(name_class(self.index, self.label))
         rows = flow.layers if self.show_all else _choose(flow.layers)
-        lines = [self.to_title(), f"norms of the gradient of {name} ({self.index}), {flow.scores.item():.4g}"]
+        lines = [self.to_title(), f"norms of the gradient of {name} ({self.index}), score {flow.scores.item():.4g}"]
         lines += ["", *_table(rows, flow), ""]
         if len(rows) < len(flow.layers):
-            lines.append(f"  {len(rows)} of {len(flow.layers)} layers; more with --all or --layer PATTERN.")
+            lines.append(f"  {len(rows)} of {len(flow.layers)} layers. Use --all or --layer PATTERN for more.")
         found = {verdict: [it.name or it.type for it in flow.layers if it.verdict == verdict] for verdict in COLOURS}
         said = [click.style(f"  {verdict}: {_list(it)}", fg=COLOURS[verdict]) for verdict, it in found.items() if it]
-        lines += said or ["  Nothing vanishes or explodes."]
+        lines += said or ["  No gradient vanishes or explodes."]
         if self.plot is not None:
             lines.append(to_arrow(self.plot))
         return "\n".join([*lines, ""])
@@ -134,8 +134,8 @@ def _bar(share: float, scale: tuple[float, float]) -> str:
 
 
 def _list(names: Sequence[str]) -> str:
-    several = f"{len(names)} layers; nearest to the score {names[-1]}, furthest {names[0]}"
-    return several if len(names) > 1 else f"{names[0]} alone"
+    several = f"{len(names)} layers; first {names[0]}, last {names[-1]}"
+    return several if len(names) > 1 else f"only {names[0]}"
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class _Job:
         from gradcam.inspection.plot import draw_gradients
 
         path = destination.file or self.names.claim([join_name(image.stem, f"-gradients{self.ending}")])[0]
-        title = f"{image.name}: the gradient of {name}, {flow.scores.item():.4g}, in {self.classifier.name}"
+        title = f"{image.name}: gradient of {name}, score {flow.scores.item():.4g}, in {self.classifier.name}"
         make_folder(path.parent)
         write_image(path, draw_gradients(flow, title=printable(title)))
         return str(path)
@@ -179,20 +179,21 @@ class _Job:
 
 @click.command("gradients", cls=Command)
 @options.pictures
-@options.class_("wanted", "The class.  [default: each picture's most probable]")
-@options.layers("Layers to look at", default="all")
+@options.class_("wanted", "Class name or index.  [default: top class of each image]")
+@options.layers("Layers to list", default="all")
 @options.model
-@options.output_at("A folder for the plots, or a file by its suffix.  [default: the current folder]")
-@click.option("--all", "show_all", is_flag=True, help="A row for every layer, however many.")
+@options.output_at("Output folder or file for the plot.  [default: the current folder]")
+@click.option("--all", "show_all", is_flag=True, help="Print all layers.")
 @options.printing
 def gradients_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
-    """Show how a class's gradient flows back through the network, layer by layer: as a table and as a plot.
+    """Show vanishing and exploding gradients, layer by layer.
 
-    Vanishing layers have less than 1/10,000 of the gradient at the model's output, exploding ones more than 10,000 times
-    that. Plots are called <picture>-gradients.png, and need matplotlib; without it there is the table alone.
+    Prints the norm of the class score's gradient at each layer, and draws a plot. A gradient vanishes if it is below
+    1/10,000 of the gradient at the model's output, and explodes if it is above 10,000 times that. Plots need matplotlib
+    and are written to <image>-gradients.png.
     """
     if chosen["reshape"] is not None:
-        raise click.UsageError("--reshape is for maps at layers, of which none is made here: leave it out.")
+        raise click.UsageError("--reshape is not used by gradcam inspect gradients: leave it out.")
     told = Output(as_json, quiet)
     job = _prepare(images, _find_destination(chosen["output"], images, told), chosen)
     say(job.classifier.notes, told)
@@ -204,8 +205,8 @@ def _find_destination(output: str | None, images: tuple[Path, ...], told: Output
     """Where plots go; None where nothing draws them, which is an error if they were asked for."""
     if importlib.util.find_spec("matplotlib") is None:
         if output is not None:
-            raise GradcamError(f"--output is for plots, and these need matplotlib: {PLOTS}")
-        say([f"there is no plot without matplotlib: {PLOTS}"], told)
+            raise GradcamError(f"--output writes plots, which need matplotlib: {PLOTS}")
+        say([f"plots need matplotlib: {PLOTS}"], told)
         return None
     return find_destination(output or ".", images, len(images))
 

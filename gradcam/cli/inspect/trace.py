@@ -50,9 +50,9 @@ def format_trace(trace: Trace, calls: Sequence[Call], name: str, what: str, widt
     lines = ["   ".join(title), "   ".join(totals), "", *table, "", *_shared(rows)]
     inner = len(trace.calls) - 1
     if len(rows) < inner:
-        lines.append(f"{len(rows)} of {inner} calls; more with --depth N, --all or --layer PATTERN.")
+        lines.append(f"{len(rows)} of {inner} calls. Use --depth N, --all or --layer PATTERN for more.")
     if spared:
-        lines.append(f"Too narrow for {', '.join(spared)}: widen the terminal, or see --json.")
+        lines.append(f"Hidden columns: {', '.join(spared)}. Widen the terminal, or use --json.")
     return "\n".join(lines).rstrip("\n")
 
 
@@ -110,8 +110,10 @@ def _number(number: int | None, unit: str = "") -> str:
 def _shared(calls: Sequence[Call]) -> list[str]:
     first_runs = [call for call in calls if call.run == 1]
     lines = [f"{call.name} is the same module as {', '.join(call.also)}." for call in first_runs if call.also]
-    lines += [f"{call.name} has a parameter in common: {', '.join(call.tied)}." for call in first_runs if call.tied]
-    more = [f"{len(lines) - MOST_SHARED} more are shared; see --json."] if len(lines) > MOST_SHARED else []
+    lines += [f"{call.name} shares a parameter: {', '.join(call.tied)}." for call in first_runs if call.tied]
+    more = (
+        [f"{len(lines) - MOST_SHARED} more are shared (use --json to list them)."] if len(lines) > MOST_SHARED else []
+    )
     return [*lines[:MOST_SHARED], *more]
 
 
@@ -126,26 +128,27 @@ class _Subject:
 @click.command("trace", cls=Command)
 @click.argument("image", required=False, type=click.Path(path_type=Path), metavar="[IMAGE]")
 @options.model
-@options.layers("Layers whose calls are listed", default="all")
-@options.number("--depth", "Only calls inside fewer than N others.")
-@click.option("--all", "show_all", is_flag=True, help="All calls, however many.")
-@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each call, and nothing else.")
+@options.layers("Layers to list", default="all")
+@options.number("--depth", "Largest nesting depth of the listed calls.")
+@click.option("--all", "show_all", is_flag=True, help="Print all calls.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON record per call, and nothing else.")
 def trace_command(
     image: Path | None, *, layers: tuple[str, ...], depth: int | None, show_all: bool, as_json: bool, **chosen: Any
 ) -> int:
-    """Run the network once, and list each call of each layer in order: what goes in, what comes out, what it costs.
+    """List every layer call: shapes, cost, memory, time.
 
-    Without IMAGE the network runs on noise, and with random weights unless --weights is given: nothing is downloaded.
-    Parameters, multiply-adds, memory and time include those of a layer's parts. Memory is what outputs took anew; what
-    is changed in place takes none. Without --layer, --depth and --all, the table goes as deep as fits on a screen.
+    The model runs once. Without IMAGE it runs on noise, and with random weights unless --weights is given, so nothing is
+    downloaded. Parameters, multiply-adds, memory and time of a layer include its submodules. Memory counts newly allocated
+    outputs; in-place operations count as none. Without --layer, --depth and --all, the table is as deep as fits on the
+    screen.
     """
     if show_all and depth is not None:
-        raise click.UsageError("--all and --depth both say how much to list: give one of them.")
+        raise click.UsageError("Give either --all or --depth, not both.")
     choice = to_model_choice(chosen)
     check_model_name(choice.model)
     given = [name for name in OF_PICTURES if chosen[name] is not None]
     if image is None and choice.weights is None and given:
-        raise click.UsageError(f"--{given[0]} is about pictures, and there is none: give an IMAGE, or leave it out.")
+        raise click.UsageError(f"--{given[0]} needs an image: give an IMAGE, or leave it out.")
     try:
         subject = _make_up(choice) if image is None and choice.weights is None else _load(choice, image)
     except _PictureError as error:
@@ -242,7 +245,7 @@ def _choose(trace: Trace, wanted: set[str] | None, depth: int | None, *, show_al
         calls = [call for call in calls if wanted & {call.name, *call.also}]
         if not calls:
             raise LayerError(
-                f"Layer {join_names(sorted(wanted)[:3])} does not run: in evaluation mode nothing calls it as a module."
+                f"Layer {join_names(sorted(wanted)[:3])} is not called in evaluation mode. Choose another one with --layer."
             )
     elif depth is None and not show_all:
         depth = fitting_depth([call.depth for call in calls if call.depth])

@@ -22,14 +22,14 @@ MOST_NAMED = 5  # categories in a note
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """Where the objects of one class are in one picture, in pixels of the network's input, as the metrics take it.
+    """The objects of one class in one image, in pixels of the model's input, for the localisation metrics.
 
     Attributes
     ----------
     masks : Tensor (1,H,W)
-        bool, True in the pixels of any of the objects.
+        bool, True in the pixels of any object.
     boxes : sequence of one Tensor (B,4)
-        float64, a row for each object: left, top, right, bottom, measured at the pixels' edges.
+        float64, one row per object: left, top, right, bottom, measured at the pixels' edges.
 
     Examples
     --------
@@ -38,7 +38,7 @@ class Truth:
     >>> _ = Path("boxes.csv").write_text("image,left,top,right,bottom\\nphoto.jpg,400,0,800,640\\n")
     >>> annotations = gradcam.evaluation.read_annotations("boxes.csv", names=["photo.jpg"], find_class=int)
     >>> truth = annotations.truth("photo.jpg", region=(40, 120, 560, 560), size=(224, 224))
-    >>> truth.masks.shape, truth.masks.float().mean().item()  # half of what the network sees
+    >>> truth.masks.shape, truth.masks.float().mean().item()  # half of the model's view
     (torch.Size([1, 224, 224]), 0.5)
     >>> truth.boxes[0].tolist()
     [[112.0, 0.0, 224.0, 224.0]]
@@ -52,18 +52,18 @@ class Truth:
 
 @dataclass(frozen=True, eq=False)
 class Annotations:
-    """What somebody marked in pictures; `read_annotations` makes it.
+    """Annotated objects in images, as read by `read_annotations`.
 
     Attributes
     ----------
     path : str
-        The file or folder that the annotations are from.
+        The file or folder of the annotations.
     names : sequence of str
-        The pictures that have annotations, in the order in which pictures were given.
+        The images with annotations, in the order of the input.
     notes : sequence of str
-        What was left out, a sentence each.
+        One sentence per kind of annotation that was left out.
     find : callable
-        A function from a picture's name to its objects, in the picture's own pixels.
+        A function from an image's name to its objects, in pixels of the image.
 
     Examples
     --------
@@ -78,7 +78,7 @@ class Annotations:
     >>> found.classes("photo.jpg")
     [967]
     >>> region = classifier.region(640, 800)
-    >>> found.truth("photo.jpg", region, size=(224, 224), index=285) is None  # nobody marked the cat
+    >>> found.truth("photo.jpg", region, size=(224, 224), index=285) is None  # the cat is not annotated
     True
     """
 
@@ -98,34 +98,33 @@ class Annotations:
         *,
         picture: Sequence[int] | None = None,
     ) -> Truth | None:
-        """Find the objects of a class in what the network sees of a picture.
+        """Find the objects of a class in the part of an image that the model sees.
 
-        An object outside of the region is left out, and one across its border is cut there.
+        Objects outside the region are left out; objects across its border are cropped.
 
         Parameters
         ----------
         name : str or path
-            The picture, as `names` has it.
+            The image, as in `names`.
         region : (int, int, int, int)
-            The pixels of the picture that the network sees: top, left, height, width, as `Classifier.region` gives
-            them.
+            The pixels that the model sees: top, left, height, width, as in `Classifier.region`.
         size : (int, int)
-            Height and width of the network's input.
+            Height and width of the model's input.
         index : int, default None
-            The class. Objects without a class count for each; None takes the objects of all classes.
+            The class. Class-agnostic objects count for every class; None takes the objects of all classes.
         picture : (int, int), default None
-            Height and width of the upright picture. Where it is given, annotations of another size are refused.
+            Height and width of the upright image. If given, annotations whose size differs from it raise an error.
 
         Returns
         -------
         Truth or None
-            The objects; None where the network sees none of them.
+            The objects; None if the model sees none of them.
 
         Raises
         ------
         InputError
-            For a box that is not in the picture (a pixel apart from rounding), for a mask that cannot be read or drawn,
-            and for a mask, or annotations, of another size. The message names the file and the line, or the annotation.
+            If a box exceeds the image by more than one pixel, if a mask cannot be read or drawn, or if an annotation's
+            size differs from the image's. The message names the file and the line, or the annotation.
         """
         view = View(region, (size[-2], size[-1]), None if picture is None else (picture[0], picture[1]))
         wanted = [it for it in self.find(os.fspath(name)) if index is None or it.index in (None, index)]
@@ -137,22 +136,22 @@ class Annotations:
         return Truth(torch.from_numpy(mask)[None], [boxes])
 
     def classes(self, name: str | os.PathLike[str]) -> list[int]:
-        """List the classes of a picture's objects, each once, sorted.
+        """List the classes of an image's objects, sorted, without duplicates.
 
         Parameters
         ----------
         name : str or path
-            The picture, as `names` has it.
+            The image, as in `names`.
 
         Returns
         -------
         list of int
-            The classes' indices. Objects without a class add none.
+            The class indices, without class-agnostic objects.
 
         Raises
         ------
         InputError
-            For a mask that cannot be read.
+            If a mask cannot be read.
         """
         return sorted({it.index for it in self.find(os.fspath(name)) if it.index is not None})
 
@@ -160,45 +159,44 @@ class Annotations:
 def read_annotations(
     path: str | os.PathLike[str], *, names: Iterable[str | os.PathLike[str]], find_class: Callable[[str], int]
 ) -> Annotations:
-    """Read where objects are in pictures: from a CSV of boxes, a folder of label masks, or a COCO file of instances.
+    """Read object annotations from a CSV of boxes, a folder of label masks, or a COCO instances file.
 
-    All pixels are those of the upright picture, as `gradcam.read_image` gives it: with the orientation in its EXIF data
-    applied. Boxes and outlines are measured at pixels' edges: the whole picture is from 0, 0 to its width and height,
-    and right and bottom are not inside.
+    Pixels are those of the upright image, with its EXIF orientation applied, as in `gradcam.read_image`. Boxes and
+    outlines are measured at the pixels' edges: the whole image is from 0, 0 to its width and height, and right and bottom
+    are exclusive.
 
     Parameters
     ----------
     path : str or path
         One of these:
 
-        - A ``.csv`` or ``.tsv`` of boxes, a row each, with a header. Its columns, in any order and case: image (or
-          path, file, filename); left, top, right, bottom (or xmin, ymin, xmax, ymax; or x, y, width, height); and, if
-          wanted, class (or label, target). Other columns are passed over. An object without a class counts for
-          whichever class is explained.
-        - A folder of label masks, each named as its picture is, with any suffix of a picture. They hold a palette's
-          indices or grey integers. 0 is background. 255 is ignored, unless it is the only other number or has a class.
-          Every other number is an object of whichever class is explained. Where the folder has a ``classes.csv``, with
-          the columns value and class, it says which class each number is.
-        - A ``.json`` file of COCO's instances. A category is the class of that name. Categories that are no class, and
-          crowds, are left out. An object is its segmentation, of polygons or runs; without one, its bbox.
+        - A ``.csv`` or ``.tsv`` file of boxes, one per row, with a header. Columns, in any order and case: image (or
+          path, file, filename); left, top, right, bottom (or xmin, ymin, xmax, ymax; or x, y, width, height); and
+          optionally class (or label, target). Other columns are ignored. An object without a class is class-agnostic:
+          it counts for every explained class.
+        - A folder of label masks, each named like its image, with any image suffix. Masks contain palette indices or grey
+          integers. 0 is background. 255 is ignored, unless it has a class or is the only value besides 0. Each
+          remaining value is a class-agnostic object. A ``classes.csv`` in the folder, with the columns value and class,
+          assigns classes to values.
+        - A ``.json`` file of COCO instances. A category is the class of the same name. Categories that are not a class of
+          the model, and crowds, are left out. An object is its segmentation (polygons or RLE), or else its bbox.
 
     names : iterable of str or path
-        All pictures that are evaluated. The annotations may call them by longer or shorter paths: two paths are of one
-        picture where one of them ends in the other. Masks and COCO's pictures beside these are left out.
+        All images to evaluate. The annotations may use longer or shorter paths: two paths match if one ends in the
+        other. Masks and COCO images that match none of these images are left out.
     find_class : callable
-        A function from a label, or an index in digits, to a class, such as `Classifier.find_class`.
+        A function from a label or an index in digits to a class, such as `Classifier.find_class`.
 
     Returns
     -------
     Annotations
-        The objects of each picture, and notes on what was left out.
+        The objects of each image, and notes on what was left out.
 
     Raises
     ------
     InputError
-        For a path that is none of these; for a file that is broken, or that says one thing twice; for a table with a
-        picture that is not among `names`, or with a label that is no class; for a name that several pictures may have;
-        and where nothing is left.
+        If the path is none of these, if a file is broken, or if a name is duplicate or ambiguous. For a table, also if
+        an image is not in `names` or a class is unknown. Also if no annotation remains.
 
     Examples
     --------
@@ -215,27 +213,27 @@ def read_annotations(
     if os.path.isdir(path):
         pictures = Pictures(names, keep_suffix=False)
         masks = read_label_masks(path, pictures, find_class)
-        notes = _count_left_out(masks.left_out, "masks", "are of pictures that are not evaluated")
+        notes = _count_left_out(masks.left_out, "masks", "are of images that are not evaluated")
         return Annotations(path, pictures.sort(masks.paths), notes, masks.find)
     if not os.path.exists(path):
-        raise InputError(f"{path}: does not exist; expected annotations.")
+        raise InputError(f"{path}: does not exist, expected annotations.")
     pictures = Pictures(names)
     if suffix in (".csv", ".tsv"):
         boxes = read_box_list(path, pictures, find_class)
         return Annotations(path, pictures.sort(boxes), (), lambda name: boxes.get(name, ()))
     if suffix == ".json":
         objects, left_out, unknown = read_coco(path, pictures, find_class)
-        notes = _count_left_out(left_out, "pictures in the file", "are not evaluated")
+        notes = _count_left_out(left_out, "images in the file", "are not evaluated")
         if unknown:
             named = ", ".join(f"'{name}'" for name in unknown[:MOST_NAMED])
             more = ", ..." if len(unknown) > MOST_NAMED else ""
-            notes.append(f"{len(unknown)} categories are no class of the model, and left out: {named}{more}.")
+            notes.append(f"{len(unknown)} categories are not classes of the model and were left out: {named}{more}.")
         return Annotations(path, pictures.sort(objects), notes, lambda name: objects.get(name, ()))
     raise InputError(
-        f"{path}: annotations are a .csv or .tsv file of boxes, a .json file as COCO has it, or a folder of label masks, "
-        f"and {shorten(suffix)} is none of these."
+        f"{path}: unknown suffix {shorten(suffix)}, expected a .csv or .tsv file of boxes, a COCO .json file, or a folder "
+        "of label masks."
     )
 
 
 def _count_left_out(count: int, what: str, why: str) -> list[str]:
-    return [f"{count} {what} {why}, and left out."] if count else []
+    return [f"{count} {what} {why} and were left out."] if count else []

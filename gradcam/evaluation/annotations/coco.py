@@ -34,7 +34,7 @@ def read_coco(path: str, pictures: Pictures, find_class: Callable[[str], int]) -
             raise InputError(f"{where}: has no file_name.")
         name = pictures.find(file, where)
         if name is not None and named.setdefault(name, key) != key:
-            raise InputError(f"{where}: is a second image of {shorten(name)}, as image {named[name]} is.")
+            raise InputError(f"{where}: duplicates image {named[name]}, {shorten(name)}.")
     names = {key: name for name, key in named.items()}
     classes = {key: _find_class(each, find_class) for key, each in _by_id(path, "categories", content).items()}
     found: defaultdict[str, list[Marking]] = defaultdict(list)
@@ -43,15 +43,15 @@ def read_coco(path: str, pictures: Pictures, find_class: Callable[[str], int]) -
         image, category = annotation.get("image_id"), annotation.get("category_id")
         for kind, number, known in (("image", image, images), ("category", category, classes)):
             if not isinstance(number, (int, str)) or number not in known:
-                raise InputError(f"{where}: is of {kind} {shorten(number)}, which this file does not have.")
+                raise InputError(f"{where}: has the {kind} id {shorten(number)}, which is not in this file.")
         index = classes[category]
         if image in names and index is not None and not annotation.get("iscrowd"):
             found[names[image]].append(_to_marking(where, annotation, index, images[image]))
     unknown = [str(each.get("name")) for each in content["categories"] if classes[each["id"]] is None]
     if not found:
         raise InputError(
-            f"{path}: has no object of a class of the model in one of the pictures ({len(names)} of its {len(images)} "
-            f"pictures were given, and {len(classes) - len(unknown)} of its {len(classes)} categories are classes)."
+            f"{path}: no object matches ({len(names)} of its {len(images)} images were given, and "
+            f"{len(classes) - len(unknown)} of its {len(classes)} categories are classes of the model)."
         )
     return found, len(images) - len(names), unknown
 
@@ -62,10 +62,10 @@ def _load(path: str) -> dict[str, Any]:
     except OSError as error:
         raise InputError(f"{path}: cannot be opened ({error.strerror})") from error
     except (ValueError, RecursionError) as error:  # of JSON, and of UTF-8
-        raise InputError(f"{path}: is no JSON ({error})") from error
+        raise InputError(f"{path}: is not JSON ({error})") from error
     keys = ("images", "annotations", "categories")
     if not isinstance(content, dict) or not all(isinstance(content.get(key), list) for key in keys):
-        raise InputError(f"{path}: is no COCO file of instances, which has lists of {join_names(keys)}.")
+        raise InputError(f"{path}: is not a COCO instances file: expected lists of {join_names(keys)}.")
     return content
 
 
@@ -97,7 +97,7 @@ def _to_marking(where: str, annotation: Mapping[str, Any], index: int, image: Ma
     drawing, bbox = annotation.get("segmentation"), annotation.get("bbox")
     if drawing:
         if isinstance(drawing, list) and picture is None:
-            raise InputError(f"{where}: has polygons, and its image no height and width to draw them in.")
+            raise InputError(f"{where}: has polygons, but its image has no height and width.")
         return Marking(where, index, draw=partial(_draw, where, drawing, picture), picture=picture)
     try:
         left, top, across, down = map(float, bbox)  # type: ignore[arg-type]  # tried out here
@@ -112,16 +112,16 @@ def _draw(where: str, drawing: Any, picture: tuple[int, int] | None) -> Mask:
             for each in drawing:
                 points = np.asarray(each, dtype=np.float64)
                 if points.ndim != 1 or len(points) < 6 or len(points) % 2 or not np.isfinite(points).all():
-                    raise ValueError(f"a polygon is {shorten(each)}, expected x, y of three points or more")
+                    raise ValueError(f"a polygon is {shorten(each)}, expected x, y of at least three points")
             return fill_polygons(drawing, picture)
         rows, columns = drawing["size"]
         if picture not in (None, (rows, columns)):
-            raise ValueError(f"its runs are of {columns} x {rows} pixels, and its image of {picture[1]} x {picture[0]}")
+            raise ValueError(f"its RLE has {columns} x {rows} pixels, but its image has {picture[1]} x {picture[0]}")
         runs = drawing["counts"]
         return fill_runs(unpack_runs(runs) if isinstance(runs, str) else runs, (rows, columns))
     except (TypeError, KeyError, OverflowError):
         said = f"its segmentation is {shorten(drawing)}"
-        raise InputError(f"{where}: {said}, expected polygons, or runs with their size.") from None
+        raise InputError(f"{where}: {said}, expected polygons, or RLE with its size.") from None
     except ValueError as error:
         raise InputError(f"{where}: its segmentation cannot be drawn: {error}.") from None
 
@@ -150,7 +150,7 @@ def fill_runs(counts: Sequence[int], size: tuple[int, int]) -> Mask:
     rows, columns = size
     lengths = np.asarray(counts, dtype=np.int64)
     if (lengths < 0).any() or lengths.sum() != rows * columns:
-        raise ValueError(f"its runs are of {lengths.sum()} pixels, and {columns} x {rows} are {rows * columns}")
+        raise ValueError(f"its RLE has {lengths.sum()} pixels, expected {rows * columns} ({columns} x {rows})")
     return np.repeat(np.arange(len(lengths)) % 2 == 1, lengths).reshape(columns, rows).T
 
 
@@ -162,7 +162,7 @@ def unpack_runs(text: str) -> list[int]:
     for character in text:
         code = ord(character) - 48
         if not 0 <= code < 64:
-            raise ValueError(f"its runs hold {character!r}, which no compressed ones do")
+            raise ValueError(f"its RLE contains {character!r}, which is not a valid character")
         value |= (code & 31) << shift
         shift += 5
         if not code & 32:  # the last character of this number; its highest bit is the sign
@@ -170,5 +170,5 @@ def unpack_runs(text: str) -> list[int]:
             counts.append(value + counts[-2] if len(counts) > 2 else value)
             value = shift = 0
     if shift:
-        raise ValueError("its runs end within a number")
+        raise ValueError("its RLE ends within a number")
     return counts

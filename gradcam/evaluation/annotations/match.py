@@ -56,7 +56,7 @@ class Marking:
         if min(left, top) < -SLACK or right > width + SLACK or bottom > height + SLACK:
             box = f"the box from {left:g}, {top:g} to {right:g}, {bottom:g}"
             size = "" if picture is None else f" of {width} x {height} pixels"
-            raise InputError(f"{self.where}: {box} is not inside of the picture{size}.")
+            raise InputError(f"{self.where}: {box} is not inside the image{size}.")
         return project_box(self.box, view)
 
     def _check_size(self, size: tuple[int, int] | None, view: View) -> None:
@@ -64,12 +64,12 @@ class Marking:
         if size is None or size == view.picture:
             return
         if view.picture is not None:
-            expected = f"and the picture is {view.picture[1]} x {view.picture[0]} once it is upright"
+            expected = f"but the upright image has {view.picture[1]} x {view.picture[0]}"
         elif top + height > size[0] or left + width > size[1]:
-            expected = f"and the network sees {width} x {height} pixels from {left}, {top}"
+            expected = f"but the model sees {width} x {height} pixels from {left}, {top}"
         else:
             return
-        raise InputError(f"{self.where}: is of {size[1]} x {size[0]} pixels, {expected}. Both must be of one size.")
+        raise InputError(f"{self.where}: has {size[1]} x {size[0]} pixels, {expected}. Both must have the same size.")
 
 
 def project_box(box: Box, view: View) -> tuple[Mask, Box] | None:
@@ -136,8 +136,8 @@ class Pictures:
             return None
         best = found[max(found)]
         if len(best) > 1:
-            said = f"{shorten(wanted)} may be {join_names(best[:3])}"
-            raise InputError(f"{where}: {said}: write more of its path, or give one of these pictures.")
+            said = f"{shorten(wanted)} could be {join_names(best[:3])}"
+            raise InputError(f"{where}: {said}: write more of its path, or give only one of these images.")
         return best[0]
 
     def sort(self, found: Iterable[str]) -> list[str]:

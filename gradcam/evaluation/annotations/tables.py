@@ -42,10 +42,10 @@ def read_box_list(path: str, pictures: Pictures, find_class: FindClass) -> Mappi
         marking, wanted = _to_marking(where, cells, columns, find_class)
         name = pictures.find(wanted, where)
         if name is None:
-            raise InputError(f"{where}: the picture {shorten(wanted)} is not among those that are to be evaluated.")
+            raise InputError(f"{where}: the image {shorten(wanted)} is not among the evaluated images.")
         line, key = where.rpartition(", ")[2], (name, marking.index, marking.box)
         if places.setdefault(key, line) != line:
-            raise InputError(f"{where}: this object of {shorten(wanted)} is there twice, first in {places[key]}.")
+            raise InputError(f"{where}: duplicates {places[key]}, the same object of {shorten(wanted)}.")
         found[name].append(marking)
     if not found:
         raise InputError(f"{path}: has no boxes below its header.")
@@ -63,10 +63,10 @@ def read_rows(path: str) -> Iterator[tuple[str, list[str]]]:
         where = f"{path}, line {line}"
         columns = columns or len(row)
         if len(row) != columns:
-            raise InputError(f"{where}: has {len(row)} columns, and the header has {columns}.")
+            raise InputError(f"{where}: has {len(row)} columns, but the header has {columns}.")
         yield where, [cell.strip() for cell in row]
     if not columns:
-        raise InputError(f"{path}: is empty, expected a header and a row for each object.")
+        raise InputError(f"{path}: is empty, expected a header and one row per object.")
 
 
 def _find_columns(where: str, header: list[str]) -> Columns:
@@ -77,7 +77,7 @@ def _find_columns(where: str, header: list[str]) -> Columns:
     if len(kinds) != 1 or len(images) != 1 or len(labels) > 1 or any(names.count(name) > 1 for name in kinds[0]):
         raise InputError(
             f"{where}: has the columns {shorten(header)}, expected a header with one of {', '.join(sorted(IMAGE_COLUMNS))}, "
-            f"with {', '.join(CORNERS[0])}, or {', '.join(CORNERS[1])}, or {', '.join(SIDES)}, and perhaps with one of "
+            f"with {', '.join(CORNERS[0])}, or {', '.join(CORNERS[1])}, or {', '.join(SIDES)}, and optionally one of "
             f"{', '.join(sorted(CLASS_COLUMNS))}."
         )
     numbers = [names.index(name) for name in kinds[0]]
@@ -88,7 +88,7 @@ def _to_marking(where: str, cells: list[str], columns: Columns, find_class: Find
     image, corners, has_sides, column = columns
     wanted = cells[image]
     if not wanted:
-        raise InputError(f"{where}: names no picture.")
+        raise InputError(f"{where}: the image name is empty.")
     numbers = [cells[it] for it in corners]
     try:
         first, second, third, fourth = map(float, numbers)
@@ -112,7 +112,7 @@ def check_box(where: str, box: Box) -> Box:
     left, top, right, bottom = box
     if not all(map(math.isfinite, box)) or right <= left or bottom <= top:
         said = f"the box from left {left:g}, top {top:g} to right {right:g}, bottom {bottom:g}"
-        raise InputError(f"{where}: {said} has no inside.")
+        raise InputError(f"{where}: {said} is empty.")
     return box
 
 
@@ -139,7 +139,7 @@ class LabelMasks:
             found = [number for number in found if number != IGNORED]
         for number in found:
             if self.classes is not None and number not in self.classes:
-                raise InputError(f"{path}: has the number {number}, and {CLASS_FILE} no class for it.")
+                raise InputError(f"{path}: contains the value {number}, which has no class in {CLASS_FILE}.")
         classes = self.classes or {}
         return [Marking(path, classes.get(it), draw=partial(np.equal, numbers, it)) for it in found]
 
@@ -161,11 +161,11 @@ def read_label_masks(folder: str, pictures: Pictures, find_class: FindClass) -> 
                 left_out += 1
             elif found.setdefault(name, path) != path:
                 other = found[name]
-                raise InputError(f"{path}: is a second mask of {shorten(name)}, beside {other}; keep one of them.")
+                raise InputError(f"{path}: is a second mask of {shorten(name)}, beside {other}. Remove one of them.")
     if not found:
         raise InputError(
-            f"{folder}: has {left_out} masks, and none of them is called as one of the {len(pictures.names)} pictures, such "
-            f"as {shorten(pictures.names[0]) if pictures.names else 'none'}."
+            f"{folder}: has {left_out} masks, but none is named like one of the {len(pictures.names)} images, such as "
+            f"{shorten(pictures.names[0]) if pictures.names else 'none'}."
         )
     path = os.path.join(folder, CLASS_FILE)
     return LabelMasks(found, _read_classes(path, find_class) if os.path.exists(path) else None, left_out)

@@ -62,7 +62,7 @@ PLACES = 19  # beside a map's own, where a picture stands by itself: one in twen
 LEVEL = 0.05
 # The map, with noise, of other classes, weights and pictures, in four places, of five views, and shams in these places.
 MOST_MAPS = 1 + SAMPLES + (1 + OTHERS) + STAGES + 1 + CELLS + 5 + (1 + 2 * CELLS)
-BLANK = "The map is the same everywhere: it marks nothing."
+BLANK = "The heatmap is constant: it marks nothing."
 
 
 def check(
@@ -78,65 +78,69 @@ def check(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Verdict:
-    """Ask five questions of the map of one picture, and tell it apart from shams of its own.
+    """Test whether a heatmap can be trusted, and compare it with control maps that explain nothing.
 
-    - stability: does it stay the same under a little noise?
-    - classes: does it differ between classes? It fails where the maps of three other classes differ from it by no more
-      than noise makes them differ.
-    - randomisation: does it change when the weights are drawn anew? It fails where noise changes it more than that.
-    - placement: does it follow the picture? The picture is put into each cell of a square beside three others, and the
-      map has to mark that cell: the value is the area under the ROC curve.
-    - covering: does what it marks matter to the class? The value is the share of the class's evidence that is lost when
-      what it marks is covered, and kept when it is all that is left. Four fillings take turns: the mean, a blur, another
-      picture, and what inpainting makes of it.
+    - stability: does the heatmap stay the same under a little noise?
+    - classes: does it differ between classes? It fails if the heatmaps of three random classes differ from it by no more
+      than noise does.
+    - randomisation: does it change when the weights are re-initialised (a sanity check)? It fails if noise changes it as
+      much.
+    - placement: does it follow the image? The image is placed in each cell of a 2 x 2 grid with three other images, and
+      the heatmap has to mark that cell. The value is the area under the ROC curve.
+    - covering: do the marked pixels matter for the class? The value is the share of the class's evidence that lies on
+      them. Evidence is the difference in log-odds between the image with only these pixels and the image without them.
+      Missing pixels are filled in four ways: mean colour, blur, another image, inpainting.
 
-    The same is asked of shams: the map mirrored, shifted, of another picture, of the rival class, of a network with
-    random weights, noise with the map's own spectrum, a blob in the centre, and the picture's edges. A map passes that is
-    told apart from all of them, the rival's aside, whose map may rightly be the same. All numbers that decide are of this
-    picture and this model; no threshold is taken over from another one.
+    There are eight control maps. Five are heatmaps: the mirrored one, the shifted one, and those of another image, of
+    the rival class and of a network with random weights. Three are made without the model: noise with the heatmap's
+    spectrum, a central blob, and the image's edges. A heatmap that is distinguished from all of them passes. The
+    heatmap of the rival class (the most probable other class) is an exception, because it may rightly be the same. All
+    numbers are measured on this image and this model.
 
-    Where the class is not seen among other pictures, and for what has a place of its own, such as a box, the picture stands
-    by itself: placement is then asked by shifting it, or not at all, and covering beside nineteen other places by chance.
+    The image is tested alone, without a grid, in two cases: the model does not recognise the class among other images,
+    or the target has a fixed place, such as a box. Then the placement test shifts the image, or is skipped, and the
+    covering test uses nineteen random positions.
 
     Parameters
     ----------
     classifier : Classifier
         The model.
     picture : picture
-        As in `Classifier.explain`.
+        The image, as in `Classifier.explain`.
     method : str, Method or callable, default None
-        A name in `METHODS` or `CONTROLS`, a method itself, `FILE.py:NAME`, or a function of a model, images (N,C,H,W)
-        and classes (N,) that gives heatmaps (N,H,W), of any library; it is called one image at a time, also with other
-        pictures, classes and weights. None is "gradcam", or what suits a model of another task.
+        A name in `METHODS` or `CONTROLS`, a method, `FILE.py:NAME`, or a function of a model, images (N,C,H,W) and
+        classes (N,) that returns heatmaps (N,H,W), from any library. It is called with one image at a time. The tests
+        also call it with other images, with other classes, and with re-initialised copies of the model. None is
+        "gradcam", or the default of the model's task.
     layer : str or nn.Module, default None
         As in `Classifier.explain`, for methods by name.
     target : int or str, default None
-        A class by index or label; None for the top class. Of a model of another task, such as a detector, what `explain`
-        takes, of which the first is judged; the other classes are then what else was found in the picture, such as its
-        other boxes, or what else the target names.
+        A class by index or label; None for the top class. For models of other tasks, such as detectors: a target as in
+        `explain`. If it selects several boxes or masks, the first one is tested. The model's other detections, or other
+        targets, then replace the other classes.
     score : str, default "logit"
         As in `targets.ClassTarget`, for methods by name.
     reshape : tuple, str or callable, default None
         As in `gradcam.explain`, for methods by name.
-    others : sequence of pictures, default ()
-        Three or more that may stand beside the picture: those are taken which show the class least. With fewer, these
-        are five photographs that come with the package.
+    others : sequence of images, default ()
+        Three or more comparison images. The three with the lowest probability of the class are used. If you pass fewer
+        than three, the package's five photographs are used instead.
     seed : int, default 0
-        Of all that is drawn.
+        Random seed.
     progress : callable, default None
-        Called with the steps done and the number of all.
+        Called with the number of finished steps and the total.
 
     Returns
     -------
     Verdict
-        Its `outcome` is "passed", "undecided" or "failed"; `told_apart` names the shams that the map does better than.
+        Its `outcome` is "passed", "undecided" or "failed"; `told_apart` names the control maps that the heatmap beats.
 
     Raises
     ------
     GradcamError
-        For an unknown method, a seed that is no int, and as `Classifier.explain` does.
+        If the method is unknown, or the seed is not an int. Also as in `Classifier.explain`.
     TargetError
-        For more than one class, and for an unknown score.
+        If there is more than one class, or the score is unknown.
 
     Examples
     --------
@@ -150,7 +154,7 @@ def check(
     References
     ----------
     Adebayo et al., "Sanity Checks for Saliency Maps", NeurIPS 2018, for weights and classes; Böhle et al.,
-    "Convolutional Dynamic Alignment Networks", CVPR 2021, section 4.2, for pictures side by side; Binder et al.,
+    "Convolutional Dynamic Alignment Networks", CVPR 2021, section 4.2, for the grid of images; Binder et al.,
     "Shortcomings of Top-Down Randomization-Based Sanity Checks", CVPR 2023, for why weights alone decide little.
     """
     if isinstance(seed, bool) or not isinstance(seed, int):
@@ -291,9 +295,7 @@ class Inquiry:
         masks = torch.stack([ground.mark(heatmap.expand(CELLS, -1, -1)), ground.whole])
         left = ground.subject.score(ground.cover(mask)[1] for mask in masks)
         if probability - float(left.min()) < ENOUGH:
-            least = (
-                f"The probability is {probability:.2f}, and {float(left.min()):.2f} at least where all of it is covered"
-            )
+            least = f"The probability is {probability:.2f} and stays at {float(left.min()):.2f} or more when covered"
             return f"{least}: there is too little to explain."
         return None if self.has_place else self._tell_untrained()
 
@@ -314,8 +316,8 @@ class Inquiry:
         if ahead == 0:
             return None
         return (
-            f"Of {NETWORKS} networks with weights drawn anew, {ahead} {'tells' if ahead == 1 else 'tell'} this picture from "
-            f"others by as much in probability ({own:.2f}): there is too little to explain."
+            f"{ahead} of {NETWORKS} re-initialised copies of the model {'prefers' if ahead == 1 else 'prefer'} "
+            f"this image to others as clearly as the model ({own:.2f} in probability): there is too little to explain."
         )
 
     def _ask_stability(self, exhibits: Exhibits, limit: float) -> tuple[Exhibits, list[Test]]:
@@ -325,8 +327,8 @@ class Inquiry:
         highest = float(by_chance.max())
         outcome: Outcome = "passed" if float(exhibits.noisy_likeness.min()) > highest else "undecided"
         reason = (
-            f"Under noise of up to {NOISE:.0%} of the picture's range, its rank correlation with itself is {value:.2f} on "
-            f"average; smooth noise comes to {highest:.2f} with it by chance."
+            f"With noise of up to {NOISE * 100:.0f} % of the image's range, the rank correlation with the original heatmap "
+            f"is {value:.2f} on average. Random smooth maps reach at most {highest:.2f}."
         )
         return exhibits, [Test("stability", "failed" if value <= highest else outcome, value, reason)]
 
@@ -342,13 +344,13 @@ class Inquiry:
         likeness = rank_correlation(exhibits.heatmap.expand_as(maps), maps)
         others = likeness[1:] if len(rivals) > 1 else likeness
         first = name_class(rivals[0], None if self.labels is None else self.labels[rivals[0]])
-        reason = f"Its rank correlation with the map of the rival, {first}, is {likeness[0]:.2f}"
+        reason = f"The rank correlation with the heatmap of the rival class, {first}, is {likeness[0]:.2f}"
         if len(rivals) > 1:
-            reason += f", and with those of {len(others)} classes drawn by chance {float(others.mean()):.2f} on average"
+            reason += f". With those of {len(others)} random classes it is {float(others.mean()):.2f} on average"
         outcome: Outcome = "passed"
         if bool((others >= limit).all()):
             outcome = "failed"
-            reason += f": noise changes it as much ({limit:.2f}), so that no class is in it"
+            reason += f". Noise alone changes it as much ({limit:.2f}): the heatmap ignores the class"
         test = Test("classes", outcome, float(others.mean()), f"{reason}.")
         return replace(exhibits, rivals=rivals, rival_maps=maps, likeness=likeness), [test]
 
@@ -363,16 +365,16 @@ class Inquiry:
         maps = torch.cat([*found.values()])
         likeness = rank_correlation(exhibits.heatmap.expand_as(maps), maps)
         reason = (
-            f"With weights drawn anew in {next(iter(found))}, its rank correlation with what it was is {likeness[0]:.2f}, "
-            f"and with all of them {likeness[-1]:.2f}"
+            f"The rank correlation with the original heatmap is {likeness[0]:.2f} with re-initialised weights in "
+            f"{next(iter(found))}, and {likeness[-1]:.2f} with all weights re-initialised"
         )
         outcome: Outcome = "passed"
         if float(likeness[-1]) >= limit:
             outcome = "failed"
-            reason += f": noise changes it as much ({limit:.2f}), so that nothing of what was learnt is in it"
+            reason += f". Noise alone changes it as much ({limit:.2f}): the heatmap ignores what the model has learnt"
         elif float(likeness[0]) >= limit:
             outcome = "undecided"
-            reason += ": what the head has learnt is not in it"
+            reason += ". The heatmap ignores what the head has learnt"
         drawn = Randomisation(tuple(found), likeness[None], maps[None])
         test = Test("randomisation", outcome, float(likeness.mean()), f"{reason}.")
         return replace(exhibits, randomisation=drawn), [test]
@@ -385,7 +387,9 @@ class Inquiry:
         likeness = float(rank_correlation(exhibits.heatmap[None], other))
         if likeness < limit:
             return exhibits, []
-        reason = f"Its rank correlation with the map of another picture is {likeness:.2f}: it ignores the picture."
+        reason = (
+            f"The rank correlation with the heatmap of another image is {likeness:.2f}: the heatmap ignores the image."
+        )
         return exhibits, [Test("placement", "failed", 1 / 2, reason)]
 
     def _choose_others(self) -> Tensor:
@@ -403,7 +407,7 @@ class Inquiry:
             placed = exhibits.heatmap.expand(CELLS, -1, -1)
             if not self.has_place:
                 self.notes.append(
-                    "The class is not seen among other pictures, so that the picture was tried by itself."
+                    "The model does not recognise the class among other images, so the image was tested alone."
                 )
                 tests.append(self._follow(exhibits.heatmap))
         else:
@@ -427,8 +431,9 @@ class Inquiry:
         )
         value, ahead = float(goes.mean()), int((goes > stays).sum())
         reason = (
-            f"Where the picture is shifted to four sides, or mirrored, its map goes along with a rank correlation of "
-            f"{value:.2f}, and stays with {float(stays.mean()):.2f}; it goes along in {ahead} of {len(goes)}."
+            f"When the image is shifted in four directions or mirrored, the heatmap moves along in {ahead} of {len(goes)} "
+            f"cases. The rank correlation with the moved heatmap is {value:.2f}, with the unmoved one "
+            f"{float(stays.mean()):.2f}."
         )
         outcome: Outcome = "passed" if ahead >= len(goes) - 1 and value >= 1 / 2 else "undecided"
         return Test("placement", "failed" if ahead == 0 else outcome, value, reason)
@@ -442,7 +447,7 @@ class Inquiry:
         for name, error in made.items():
             if isinstance(error, Exception):
                 said = str(error) if isinstance(error, GradcamError) else describe_unexpected(error)
-                self.notes.append(f"Without {SHAMS[name]}: {said}")
+                self.notes.append(f"Not compared with {SHAMS[name]}: {said}")
         places = [] if ground.cells is not None else move_by_chance(placed[0], self.seed)
         tried = [
             ground.whole,
@@ -451,7 +456,7 @@ class Inquiry:
         found = ground.measure(*tried).mean(1)
         whole, own, *rest = found.tolist()
         if whole <= 0:
-            reason = "Covering all of the picture leaves the class as probable: there is nothing that a map could show."
+            reason = "Covering the whole image does not make the class less probable: there is nothing to explain."
             return Test("covering", "undecided", 0.0, reason), ()
         effect = own / whole
 
@@ -510,8 +515,8 @@ def move_by_chance(heatmap: Tensor, seed: int) -> list[Tensor]:
 
 def _judge_order(value: float, chance: float) -> Test:
     reason = (
-        f"Beside three other pictures, in each of four places, {value:.0%} of the pairs of a place on the picture and one "
-        f"off it are in the right order; a map that knows nothing is as often right in {chance:.0%} of cases."
+        f"In a grid with three other images, the heatmap is higher on this image in {value * 100:.0f} % of pixel pairs. "
+        f"A heatmap that ignores the image does as well in {chance * 100:.0f} % of cases."
     )
     outcome: Outcome = "passed" if value >= SURELY and chance <= LEVEL else "undecided"
     return Test("placement", "failed" if value <= 1 / 2 else outcome, value, reason)
@@ -524,20 +529,22 @@ def _judge_effect(effect: float, shams: Sequence[Sham], elsewhere: Sequence[floa
     best = max(counted, key=lambda sham: sham.effect)
     share, most = max(0.0, effect), max(0.0, best.effect)
     reason = (
-        f"{share:.0%} of the class's evidence lies on what it marks, and {most:.0%} at most on a sham, {best.words}"
+        f"{share * 100:.0f} % of the class's evidence lies on the marked pixels. "
+        f"The best control map, {best.words}, reaches {most * 100:.0f} %"
     )
     if best.is_apart and effect - best.effect < EFFECT:
-        reason += ", which does not follow the picture"
+        reason += " but does not follow the image"
     rival = next((sham for sham in shams if sham.name == RIVAL), None)
     outcome: Outcome = "passed"
     if elsewhere:
         chance = (1 + sum(value >= effect for value in elsewhere)) / (1 + len(elsewhere))
-        reason += f"; laid elsewhere by chance, it is as good in {chance:.0%} of cases"
+        reason += f". At random positions, the heatmap does as well in {chance * 100:.0f} % of cases"
         outcome = "passed" if chance <= LEVEL else "undecided"
     if better:
-        return Test("covering", "failed", effect, f"{reason}: {', '.join(sham.words for sham in better)} does better.")
+        worse = ", ".join(sham.words for sham in better)
+        return Test("covering", "failed", effect, f"{reason}. The heatmap is worse than {worse}.")
     if rival is not None and rival.is_better:
-        return Test("covering", "undecided", effect, f"{reason}: {rival.words} does better.")
+        return Test("covering", "undecided", effect, f"{reason}. The heatmap is worse than {rival.words}.")
     if as_good:
-        return Test("covering", "undecided", effect, f"{reason}: {as_good[0].words} does as well.")
+        return Test("covering", "undecided", effect, f"{reason}. The heatmap is not better than {as_good[0].words}.")
     return Test("covering", outcome if effect >= ENOUGH else "undecided", effect, f"{reason}.")

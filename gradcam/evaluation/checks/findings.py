@@ -13,13 +13,13 @@ from gradcam.evaluation.metrics.soundness import Randomisation
 
 Outcome = Literal["passed", "undecided", "failed"]
 OUTCOMES: tuple[Outcome, ...] = ("passed", "undecided", "failed")  # from the best to the worst
-PASSED = "passed means that nothing here refuted the map, never that it is correct"
+PASSED = "A passed test does not prove that the heatmap is right."  # follows the outcome "passed"
 QUESTIONS = {
-    "stability": "Does it stay the same under a little noise?",
-    "classes": "Does it differ between classes?",
-    "randomisation": "Does it change when the weights are drawn anew?",
-    "placement": "Does it follow the picture?",
-    "covering": "Does what it marks matter to the class?",
+    "stability": "Does the heatmap stay the same under a little noise?",
+    "classes": "Does the heatmap differ between classes?",
+    "randomisation": "Does the heatmap change when the weights are re-initialised?",
+    "placement": "Does the heatmap follow the image?",
+    "covering": "Do the marked pixels matter for the class?",
 }
 
 

@@ -162,7 +162,7 @@ def make_alone(subject: Subject, others: Tensor) -> Ground:
 
 
 def make_mosaics(subject: Subject, others: Tensor, *, is_large: bool = False) -> Ground:
-    """The picture of a subject in each cell of a square of four, beside three others (3,C,H,W). Each is halved, or at its
+    """The image of a subject in each cell of a square of four, beside three others (3,C,H,W). Each is halved, or at its
     own size in a square that is twice as large."""
     height, width = subject.images.shape[2:]
     rows, columns = ((height, height), (width, width)) if is_large else (_halve(height), _halve(width))

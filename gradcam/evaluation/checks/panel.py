@@ -44,7 +44,7 @@ class Shown:
 
 def draw_verdict(shown: Shown, outcome: Outcome, title: str, said: str, *, height: int) -> Pixels:
     """A panel with cells of this height. Raises `ImageError` for one that is no number of pixels."""
-    check_count(height, "height", "the height of each picture in pixels, 1 or more.", error=ImageError)
+    check_count(height, "height", "the height of each image in pixels, 1 or more.", error=ImageError)
     picture = scale(shown.picture, height)
     width = max(LEAST, COLUMNS * (picture.shape[1] + GAP) - GAP)
     rows = [(test, _list_cells(shown, test, picture, height)) for test in shown.tests]
@@ -55,11 +55,9 @@ def draw_verdict(shown: Shown, outcome: Outcome, title: str, said: str, *, heigh
 def _list_cells(shown: Shown, test: Test, picture: Pixels, height: int) -> list[Cell]:
     """What one test looked at: rows of six cells."""
     found = shown.exhibits
-    own = _lay(picture, found.heatmap), "the map as it is"
+    own = _lay(picture, found.heatmap), "the original heatmap"
     if test.name == "stability":
-        unsure = (
-            [] if found.uncertainty is None else [(_lay_as_it_is(picture, found.uncertainty), "where it is uncertain")]
-        )
+        unsure = [] if found.uncertainty is None else [(_lay_as_it_is(picture, found.uncertainty), "uncertainty")]
         pairs = zip(found.noisy_maps, found.noisy_likeness)
         return [own, *unsure, *((_lay(picture, each), f"{value:.2f}   with noise") for each, value in pairs)][:COLUMNS]
     if test.name == "classes" and found.rival_maps is not None and found.likeness is not None:
@@ -69,7 +67,7 @@ def _list_cells(shown: Shown, test: Test, picture: Pixels, height: int) -> list[
     if test.name == "randomisation" and found.randomisation is not None:
         drawn = found.randomisation
         stages = zip(drawn.heatmaps[0], drawn.correlations[0], drawn.layers)
-        return [own, *((_lay(picture, heatmap), f"{value:.2f}   from {name}") for heatmap, value, name in stages)]
+        return [own, *((_lay(picture, heatmap), f"{value:.2f}   from {name} on") for heatmap, value, name in stages)]
     if (
         test.name == "placement"
         and found.ground is not None
@@ -79,7 +77,7 @@ def _list_cells(shown: Shown, test: Test, picture: Pixels, height: int) -> list[
         order = found.ground.order(found.placed)[:, 0]
         trials = zip(found.ground.images, found.placed, order)
         return [
-            (_lay(to_pixels(image, height), heatmap), f"{value:.2f}   in its place") for image, heatmap, value in trials
+            (_lay(to_pixels(image, height), heatmap), f"{value:.2f}   in this cell") for image, heatmap, value in trials
         ]
     if test.name == "covering" and found.ground is not None and shown.shams:
         seen = to_pixels(found.ground.images[0], height)
@@ -88,7 +86,7 @@ def _list_cells(shown: Shown, test: Test, picture: Pixels, height: int) -> list[
             sham.name: f"{sham.effect:.2f}   {sham.name}{'' if sham.is_apart else ', as good'}" for sham in shown.shams
         }
         laid = [
-            (found.placed[0], f"{test.value:.2f}   the map"),
+            (found.placed[0], f"{test.value:.2f}   the heatmap"),
             *((it.heatmap, marks[it.name]) for it in shown.shams),
         ]
         return [(_lay(seen, heatmap), caption) for heatmap, caption in laid]
@@ -120,10 +118,10 @@ def _draw_heading(outcome: Outcome, title: str, said: str, width: int) -> Pixels
     draw = ImageDraw.Draw(canvas)
     _write(draw, outcome, fit_text(title, width - measure_text(outcome, TITLE) - 2 * GAP, TITLE), lines)
     base = canvas.height - LINE // 2 + 4
-    draw.text((0, base), "no evidence", PALE, find_font(LABEL), anchor="ls")
-    start, bar = measure_text("no evidence", LABEL) + GAP, colour_bar(BAR, LINE - 8)
+    draw.text((0, base), "no positive evidence", PALE, find_font(LABEL), anchor="ls")
+    start, bar = measure_text("no positive evidence", LABEL) + GAP, colour_bar(BAR, LINE - 8)
     canvas.paste(Image.fromarray(bar), (start, base - bar.shape[0] + 1))
-    draw.text((start + BAR + GAP, base), "most, in each map by itself", PALE, find_font(LABEL), anchor="ls")
+    draw.text((start + BAR + GAP, base), "highest value of each heatmap", PALE, find_font(LABEL), anchor="ls")
     return np.array(canvas)
 
 

@@ -14,14 +14,14 @@ from gradcam.evaluation.subject import draw
 
 RIVAL = "rival"
 SHAMS = {  # by name, in words
-    "mirrored": "the map mirrored",
-    "shifted": "the map shifted by a third",
-    "another picture": "the map of another picture",
-    RIVAL: "the map of the rival class",
-    "random weights": "the map of a network with random weights",
-    "noise": "smooth noise with the map's own spectrum",
+    "mirrored": "the mirrored heatmap",
+    "shifted": "the heatmap shifted by a third",
+    "another picture": "the heatmap of another image",
+    RIVAL: "the heatmap of the rival class",
+    "random weights": "the heatmap of a network with random weights",
+    "noise": "smooth noise with the heatmap's spectrum",
     "centre": "a blob in the centre",
-    "edges": "the picture's edges",
+    "edges": "the image's edges",
 }
 ORDER = 0.1  # of the area under the ROC curve, by which one map marks the picture's place more surely than another
 EFFECT = 0.2  # of all evidence, by which covering what one map marks does more than what another one marks
@@ -29,25 +29,25 @@ EFFECT = 0.2  # of all evidence, by which covering what one map marks does more 
 
 @dataclass(frozen=True, eq=False)
 class Sham:
-    """A map in place of the one that is checked, and how it fares beside that.
+    """A control map: a heatmap that explains nothing, and its results beside the heatmap that is checked.
 
     Attributes
     ----------
     name : str
-        Which one: "mirrored", "shifted", "another picture", "rival", "random weights", "noise", "centre" or "edges".
+        "mirrored", "shifted", "another picture", "rival", "random weights", "noise", "centre" or "edges".
     order : float or None
-        How surely it marks the picture's place among others, from 0 to 1; one half is chance. None where the picture
-        was not among others.
+        How well it ranks the image's pixels above those of three other images, as the area under the ROC curve: from
+        0 to 1, chance is 0.5. None if the image was tested alone.
     effect : float
-        The share of the class's evidence that lies on what it marks; 1 is all of it.
+        The share of the class's evidence that lies on the marked pixels; 1 is all of it.
     alike : float
-        Its rank correlation with the map, from -1 to 1.
+        Its rank correlation with the checked heatmap, from -1 to 1.
     is_apart : bool
-        Whether the map does better: by 0.1 of `order`, or by 0.2 of `effect`.
+        True if the checked heatmap does better than the control map: by 0.1 in `order` or by 0.2 in `effect`.
     is_better : bool
-        Whether the sham does better than the map, by as much.
+        True if the control map does better than the checked heatmap: by 0.2 in `effect`, and not worse in `order`.
     heatmap : Tensor (H,W)
-        The sham on the first of the images that it was tried on.
+        The control map of the first test image.
 
     Examples
     --------
@@ -70,7 +70,7 @@ class Sham:
 
     @property
     def words(self) -> str:
-        """What it is, as a sentence has it."""
+        """The control map's description, for use in a sentence."""
         return SHAMS[self.name]
 
 

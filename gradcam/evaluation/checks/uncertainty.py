@@ -20,39 +20,39 @@ NOISE = 0.02  # the largest change of a value, as a share of the images' range
 def uncertainty(
     explain: Explain, model: nn.Module, images: Tensor, classes: Any, *, samples: int = 4, seed: int = 0
 ) -> Tensor:
-    """Measure where a map is uncertain: how far it disagrees with itself over views and noise.
+    """Measure how uncertain a heatmap is at each pixel, over shifted, mirrored and noisy views of the image.
 
-    Each image is explained as it is, shifted to four sides by a sixteenth of their length, mirrored, and with noise of up
-    to 2 % of its range. The maps are brought back to where they belong, each divided by its maximum, and the result is
-    their standard deviation at each pixel.
+    Each image is explained unchanged, shifted in four directions by a sixteenth of its sides, mirrored, and with noise
+    of up to 2 % of the image's range of values. The heatmaps are moved back into place, and each is divided by its
+    maximum. The result is their standard deviation at each pixel.
 
     Parameters
     ----------
     explain : callable
-        A function of a model, images (N,C,H,W) and classes (N,) that gives heatmaps (N,H,W), such as
-        `Explainer.only` gives.
+        A function of a model, images (N,C,H,W) and classes (N,) that returns heatmaps (N,H,W), such as the result of
+        `Explainer.only`.
     model : nn.Module
         The model.
     images : Tensor (N,C,H,W)
-        Preprocessed.
+        Preprocessed images.
     classes : Tensor (N,)
-        What is explained.
+        The classes to explain.
     samples : int, default 4
-        How often noise is drawn.
+        Number of noise samples.
     seed : int, default 0
-        Draws the noise.
+        Random seed of the noise.
 
     Returns
     -------
     Tensor (N,H,W)
-        float32, 0 where all maps agree, 1/2 at most.
+        float32, 0 where all heatmaps agree, 1/2 at most.
 
     Raises
     ------
     ImageError
-        Where `explain` gives no heatmaps of the images' size. Whatever else it raises comes through.
+        If `explain` does not return heatmaps of the images' size. Other errors of `explain` are passed on.
     GradcamError
-        For samples that are no number from 0 up, and images that are no tensor.
+        If the number of samples is below 0, or the images are not a tensor.
 
     Examples
     --------
@@ -64,9 +64,9 @@ def uncertainty(
     >>> found.shape, bool(found.amax() <= 0.5)
     (torch.Size([1, 224, 224]), True)
     """
-    check_count(samples, "samples", "how often to draw noise, 0 or more.", least=0)
+    check_count(samples, "samples", "the number of noise samples, 0 or more.", least=0)
     if not isinstance(images, Tensor) or images.ndim != 4:
-        raise refuse(shorten(images), "images", "a floating tensor (N,C,H,W).")
+        raise refuse(shorten(images), "images", "a floating-point tensor (N,C,H,W).")
     generator, found = draw(seed, "uncertainty"), []
     for image, index in zip(
         images.split(1), torch.as_tensor(classes, dtype=torch.int64, device=images.device).reshape(-1, 1)

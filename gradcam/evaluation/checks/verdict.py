@@ -18,49 +18,49 @@ ALIKE = 0.9  # rank correlation from which on one map serves two classes
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """What tests make of one explanation of one picture, and what it was told apart from.
+    """The result of five tests of one heatmap of one image.
 
-    "passed" means that the map was told apart from every sham, and refuted by nothing; never that it is correct.
-    "undecided" means that a sham does as well here, or that there is too little to explain. "failed" means that shams do
-    better, or that the map does not depend on weights, class or picture.
+    - "passed": the heatmap beats every control map. That does not prove that it is right.
+    - "undecided": a control map does as well as the heatmap, or there is too little to explain.
+    - "failed": a control map does better than the heatmap, or the heatmap ignores the weights, the class or the image.
 
     Attributes
     ----------
     tests : tuple of Test
-        Those that were asked, in the order of their questions; each has a `name`, `outcome`, `value` and `reason`. Once
-        one has failed, no more are asked.
+        The tests that were run, in order; each has a `name`, `outcome`, `value` and `reason`. Once one test has failed,
+        the remaining ones are not run.
     shams : tuple of Sham
-        What the map was to be told apart from, and how each fared. Empty where the tests did not come to that.
+        The control maps and their results. Empty if the tests ended before they were compared.
     model : str
         The classifier's name.
     method : str
         The method's name.
     layer : str or None
-        None where the method looks at none, or nobody knows.
+        The target layer; None if the method uses none, or if it is unknown.
     score : str
-        Which number of the class was explained.
+        The explained score of the class, such as "logit".
     index : int or None
-        The explained class; None where something else than a class is explained.
+        The explained class; None if something else is explained.
     label : str or None
         Its name.
     probability : float
         Its probability.
     seed : int
-        Of all that was drawn.
+        The random seed.
     labels : sequence of str or None
-        Of all classes.
+        The names of all classes.
     picture : array (H,W,3)
-        What the network saw of it: RGB, uint8.
+        The part of the image that the model sees: RGB, uint8.
     exhibits : Exhibits
-        What the panel shows.
+        The data behind the panel.
     doubt : str or None
-        Why the map may lie in wrong places; None where nothing says so.
+        Why the heatmap may be misplaced on the image; None if there is no sign of that.
     notes : tuple of str
-        What could not be tried, and why.
+        Tests that could not be run, and why.
     title : str or None
-        What is explained in place of a class, as people call it: "box 0, person".
+        A readable name of what is explained, if it is not a class: "box 0, person".
     thing : mapping
-        The same by the keys that a record has for it: "box", "number", "text" and so on.
+        What is explained, as record keys and values: "box", "number", "text" and so on.
 
     Examples
     --------
@@ -99,22 +99,22 @@ class Verdict:
 
     @property
     def outcome(self) -> Outcome:
-        """The worst of the tests'; of a map that may lie in wrong places it is failed."""
+        """The worst outcome of all tests; "failed" if there is a `doubt`."""
         return "failed" if self.doubt else max((test.outcome for test in self.tests), key=OUTCOMES.index)
 
     @property
     def class_name(self) -> str:
-        """The explained class, by its label and index, or what else is explained."""
+        """The explained class with its index, or the `title` if something else is explained."""
         return self.title or name_class(self.index, self.label, with_index=True)
 
     @property
     def told_apart(self) -> list[str]:
-        """The names of the shams that the map does better than."""
+        """The names of the control maps that the heatmap beats."""
         return [sham.name for sham in self.shams if sham.is_apart]
 
     @property
     def rival(self) -> str | None:
-        """The most probable other class, where the same map serves it: its name and the maps' rank correlation."""
+        """The rival class and the rank correlation of its heatmap with the checked one, if that is 0.9 or more."""
         likeness = self.exhibits.likeness
         if likeness is None or float(likeness[0]) < ALIKE:
             return None
@@ -124,27 +124,27 @@ class Verdict:
 
     @property
     def summary(self) -> str:
-        """What follows from the tests, in sentences: what the map was told apart from, and what would decide."""
+        """The result in sentences: which control maps the heatmap is distinguished from, and what to try next."""
         said = [self.doubt] if self.doubt else []
         if self.told_apart:
-            said.append(f"Told apart from {', '.join(_words(self.shams, apart=True))}.")
+            said.append(f"Distinguished from {', '.join(_words(self.shams, apart=True))}.")
         others = [sham for sham in self.shams if sham.name != RIVAL]
         if as_good := _words(others, apart=False):
-            said.append(f"Not told apart from {', '.join(as_good)}.")
+            said.append(f"Not distinguished from {', '.join(as_good)}.")
         if self.rival is not None:
-            said.append(f"The same map serves {self.rival}.")
+            said.append(f"The rival class has the same heatmap: {self.rival}.")
         if self.outcome == "undecided":
-            where = ", or one with the object elsewhere" if self.shams else ""
-            said.append(f"What would decide: a picture of which the model is surer{where}.")
+            where = ", or with the object elsewhere" if self.shams else ""
+            said.append(f"To decide, try an image with a higher probability{where}.")
         return " ".join([*said, *self.notes])
 
     def panel(self, *, height: int = 150) -> Pixels:
-        """Draw each test in a row.
+        """Draw a panel with one row per test.
 
         Parameters
         ----------
         height : int, default 150
-            Of each cell, in pixels. Shown is the part that the network saw.
+            The height of each cell, in pixels. Cells show the part of the image that the model sees.
 
         Returns
         -------
@@ -154,16 +154,16 @@ class Verdict:
         Raises
         ------
         ImageError
-            For a height that is not a number of pixels.
+            If `height` is not a positive number of pixels.
         """
         place = "" if self.layer is None else f" at {self.layer}"
-        title = f"{self.class_name}, {self.probability:.0%}, by {self.method}{place} in {self.model}"
-        said = f"{self.summary} {PASSED[:1].upper()}{PASSED[1:]}."
+        title = f"{self.class_name}, {self.probability * 100:.0f} %, by {self.method}{place} in {self.model}"
+        said = " ".join([self.summary, *([PASSED] if self.outcome == "passed" else [])])
         shown = Shown(self.picture, self.tests, self.shams, self.exhibits, self.labels)
         return draw_verdict(shown, self.outcome, title, said, height=height)
 
     def to_record(self) -> dict[str, Any]:
-        """Write all of it but the exhibits, as what JSON has."""
+        """Return everything except the exhibits, ready for JSON."""
         names = ("model", "method", "layer", "score", "index", "label", "probability", "seed", "outcome")
         tests = [{name: getattr(it, name) for name in ("name", "outcome", "value", "reason")} for it in self.tests]
         parts = ("name", "order", "effect", "alike", "is_apart")

@@ -20,38 +20,38 @@ Better = Literal["higher", "lower"]
 
 @dataclass(frozen=True)
 class Metric:
-    """One number of a map: what it says, what it is computed of, and what that costs.
+    """A metric of a heatmap: its meaning, its inputs, and its cost.
 
     Attributes
     ----------
     name : str
-        What it is called.
+        The metric's name.
     summary : str
         What it measures, in one line.
     better : str
         The better direction: "higher" or "lower".
     group : str
-        What it asks. The names of groups stand for all of their metrics; "own" for those that users add.
+        Its group; a group's name selects all its metrics. Custom metrics are in "own".
     source : Paper or None
-        Where it is from; None for what has no paper.
+        The paper; None if there is none.
     function : str or callable
-        Gives a number for each image, (N,), or several, (N,...), of which the mean is taken. "module:name" in this
-        package is imported when it is first used.
+        A function that returns one number per image, (N,), or several, (N,...), which are averaged. "module:name" in
+        this package is imported at its first use.
     needs : tuple of str
-        What the function is called with, in its order. Of a picture: "subject", the `Subject`; "heatmaps", float32
-        (N,H,W) in [0,1]; "explain", the method itself, a function of a model, images and classes; "masks" and "boxes",
-        of the annotations, as a `Truth` has them; the name of another metric, for its numbers; and "seed", by that
-        keyword. Of a mosaic: "mosaic", the heatmaps (M,4,H,W) of its four classes.
+        The function's arguments, in order. "subject" is the `Subject`. "heatmaps" are float32 (N,H,W) in [0,1].
+        "explain" is the method as a function of a model, images and classes. "masks" and "boxes" come from the
+        annotations, as in `Truth`. The name of a metric in `METRICS` stands for that metric's numbers. "seed" is passed
+        by keyword. For mosaics: "mosaic", the heatmaps (M,4,H,W) of the four classes.
     part : str
-        The attribute of what the function gives that has the numbers, "" where these are all that it gives.
+        The attribute of the function's result that has the numbers; "" if the result is the numbers.
     passes : int
-        Forward passes for one map, which metrics of one function share.
+        Forward passes per heatmap. Metrics of the same function share them.
     reruns : int
-        How often the method is run again for one map.
+        How many more times the method runs per heatmap.
     by_order : bool
-        Whether it looks at nothing but the order of a map's pixels, so that sharpening the map, such as raising it to
-        the eighth power, changes nothing. What is not by order can be bought: `scripts/measure_sharpening` prints for
-        how much.
+        Whether only the order of the heatmap's values counts. If so, sharpening the heatmap, for example raising it to
+        the eighth power, does not change the result. `scripts/measure_sharpening` measures how much sharpening changes
+        the other metrics.
 
     Examples
     --------
@@ -81,28 +81,28 @@ class Metric:
 
     @property
     def arrow(self) -> str:
-        """Up where higher is better, down where lower is."""
+        """An arrow: up if higher is better, down if lower is better."""
         return "↑" if self.better == "higher" else "↓"
 
     @property
     def paper(self) -> str:
-        """Where it is from, in words; "" for what has no paper."""
+        """The paper as text; "" if there is none."""
         return str(self.source or "")
 
     @property
     def is_of_mosaics(self) -> bool:
-        """Whether it judges maps of mosaics; other metrics judge those of single pictures."""
+        """Whether it evaluates heatmaps of mosaics. Other metrics evaluate heatmaps of single images."""
         return any(need == "mosaic" or (need in METRICS and METRICS[need].is_of_mosaics) for need in self.needs)
 
     @property
     def needs_annotations(self) -> bool:
-        """Whether it has to do with where objects are."""
+        """Whether it needs annotations of the objects."""
         of_metrics = [METRICS[need].needs_annotations for need in self.needs if need in METRICS]
         return any(of_metrics) or not {"masks", "boxes"}.isdisjoint(self.needs)
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What is the same for metrics that are parts of one result."""
+        """A key that is equal for metrics computed by the same call."""
         return (self.function if isinstance(self.function, str) else id(self.function), self.needs)
 
     @property
@@ -118,51 +118,51 @@ class Metric:
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
-        Metric("average-drop", "share of the probability lost on picture times map", "lower", "perturbation",
-               papers.GRADCAM_PP, "perturbation:confidence_change", part="drop", passes=1),
-        Metric("increase", "how often picture times map is more probable", "higher", "perturbation",
+        Metric("average-drop", "share of the probability lost when the image is multiplied by the heatmap", "lower",
+               "perturbation", papers.GRADCAM_PP, "perturbation:confidence_change", part="drop", passes=1),
+        Metric("increase", "how often multiplying the image by the heatmap raises the probability", "higher", "perturbation",
                papers.GRADCAM_PP, "perturbation:confidence_change", part="increase", passes=1),
-        Metric("average-gain", "share of the doubt that picture times map removes", "higher", "perturbation",
-               papers.GAIN, "perturbation:confidence_change", part="gain", passes=1),
-        Metric("insertion", "area under the probability as pixels appear", "higher", "perturbation",
+        Metric("average-gain", "share of the gap to probability 1 gained when the image is multiplied by the heatmap",
+               "higher", "perturbation", papers.GAIN, "perturbation:confidence_change", part="gain", passes=1),
+        Metric("insertion", "area under the probability as pixels are inserted", "higher", "perturbation",
                papers.RISE, "perturbation:insertion", ("subject", "heatmaps", "seed"), "areas", passes=49,
                by_order=True),
-        Metric("deletion", "area under the probability as pixels vanish", "lower", "perturbation",
+        Metric("deletion", "area under the probability as pixels are deleted", "lower", "perturbation",
                papers.RISE, "perturbation:deletion", ("subject", "heatmaps", "seed"), "areas", passes=49,
                by_order=True),
-        Metric("road", "least minus most relevant pixels imputed, halved", "higher", "perturbation",
+        Metric("road", "how much more the most relevant pixels matter than the least relevant", "higher", "perturbation",
                papers.ROAD, "perturbation:road", ("subject", "heatmaps", "seed"), "combined", passes=18,
                by_order=True),
-        Metric("sufficiency", "probability lost when only the top fifth is kept", "lower", "perturbation",
+        Metric("sufficiency", "probability lost when only the top fifth of pixels is kept", "lower", "perturbation",
                papers.ERASER, "perturbation:sufficiency", ("subject", "heatmaps", "seed"), passes=1, by_order=True),
-        Metric("grid-order", "how often a pixel of the class's own cell has more than one of the others", "higher", "grid",
+        Metric("grid-order", "how often the heatmap is higher in the class's cell than in the other cells", "higher", "grid",
                papers.ROC, "grid:grid_pointing_game", ("mosaic",), "order", by_order=True),
-        Metric("grid-mass", "map's mass in the class's own cell of a mosaic", "higher", "grid",
+        Metric("grid-mass", "share of the heatmap's mass in the class's cell of a mosaic", "higher", "grid",
                papers.GRID, "grid:grid_pointing_game", ("mosaic",), "mass"),
-        Metric("grid-maximum", "how often the maximum is in that cell", "higher", "grid",
+        Metric("grid-maximum", "how often the heatmap's maximum is in the class's cell of a mosaic", "higher", "grid",
                papers.GRID, "grid:grid_pointing_game", ("mosaic",), "hits", by_order=True),
-        Metric("box-order", "how often a pixel of the object has more than one beside it", "higher", "annotations",
+        Metric("box-order", "how often the heatmap is higher on the object than outside it", "higher", "annotations",
                papers.ROC, "localisation:order_pointing_game", ("heatmaps", "masks"), by_order=True),
-        Metric("pointing-game", "how often the maximum is within 15 px of the object", "higher", "annotations",
+        Metric("pointing-game", "how often the heatmap's maximum is within 15 px of the object", "higher", "annotations",
                papers.POINTING, "localisation:pointing_game", ("heatmaps", "masks"), by_order=True),
-        Metric("energy-pointing", "map's mass on the object", "higher", "annotations",
+        Metric("energy-pointing", "share of the heatmap's mass on the object", "higher", "annotations",
                papers.SCORECAM, "localisation:energy_pointing_game", ("heatmaps", "masks")),
-        Metric("iou", "overlap of the map's box with the object's", "higher", "annotations",
+        Metric("iou", "overlap of the heatmap's box with the object's box", "higher", "annotations",
                papers.GRADCAM, "localisation:localisation", ("heatmaps", "boxes"), "iou"),
-        Metric("localisation-error", "how often that overlap is below one half", "lower", "annotations",
-               papers.GRADCAM, "localisation:localisation", ("heatmaps", "boxes"), "errors"),
-        Metric("randomisation", "rank correlation with maps of randomised weights", "lower", "soundness", papers.ADEBAYO,
-               "soundness:randomisation", ("subject", "explain", "heatmaps", "seed"), "correlations", reruns=8,
-               by_order=True),
+        Metric("localisation-error", "how often the heatmap's box overlaps the object's box by less than 0.5", "lower",
+               "annotations", papers.GRADCAM, "localisation:localisation", ("heatmaps", "boxes"), "errors"),
+        Metric("randomisation", "rank correlation with heatmaps of the model with randomised weights", "lower", "soundness",
+               papers.ADEBAYO, "soundness:randomisation", ("subject", "explain", "heatmaps", "seed"), "correlations",
+               reruns=8, by_order=True),
         Metric("max-sensitivity", "largest relative change under small noise", "lower", "soundness", papers.SENSITIVITY,
                "soundness:max_sensitivity", ("subject", "explain", "heatmaps", "seed"), reruns=10),
-        Metric("class-difference", "how far the top two classes' maps differ", "higher", "soundness",
+        Metric("class-difference", "how much the heatmaps of the top two classes differ", "higher", "soundness",
                papers.ADEBAYO, "soundness:class_difference", ("subject", "explain", "heatmaps"), reruns=1, by_order=True),
         Metric("adcc", "harmonic mean of coherency, simplicity and confidence", "higher", "summary",
                papers.ADCC, "perturbation:adcc", ("average-drop", "coherency", "complexity")),
-        Metric("coherency", "correlation with the map of picture times map", "higher", "summary",
+        Metric("coherency", "correlation with the heatmap of the image multiplied by the heatmap", "higher", "summary",
                papers.ADCC, "perturbation:coherency", ("subject", "heatmaps", "explain"), reruns=1),
-        Metric("complexity", "mean of the map", "lower", "summary",
+        Metric("complexity", "mean of the heatmap", "lower", "summary",
                papers.ADCC, "perturbation:complexity", ("heatmaps",)),
     )
 }
@@ -180,49 +180,48 @@ def metric(
     needs: Sequence[str] = ("subject", "heatmaps"),
     by_order: bool = False,
 ) -> Callable[[Callable[..., Any]], Metric]:
-    """Make a metric of a function, to be passed wherever a metric is named.
+    """Turn a function into a metric that you can pass to `evaluate`.
 
     Parameters
     ----------
     name : str
-        What it is called in tables: letters, digits, "-" and "_".
+        The name in tables: letters, digits, "-" and "_".
     summary : str
         What it measures, in one line.
     better : str
         The better direction: "higher" or "lower".
     needs : sequence of str, default ("subject", "heatmaps")
-        What the function is called with, in its order, as `Metric` has it: with ("heatmaps", "masks") it has to do with
-        where objects are, and takes annotations.
+        The function's arguments, in order, as in `Metric`. A metric with "masks" or "boxes" needs annotations.
     by_order : bool, default False
-        Whether it looks at nothing but the order of a map's pixels, as `Metric` has it.
+        Whether only the order of the heatmap's values counts, as in `Metric`.
 
     Returns
     -------
     callable
-        A decorator. Its function takes the `Subject`, which holds N images, their classes and the model, and their
-        heatmaps, float32 (N,H,W) in [0,1] on the images' device; it gives N numbers: a floating tensor or an array
-        (N,). `evaluate` judges pictures one by one, so that N is 1.
+        A decorator. The function takes the `Subject`, with N images, their classes and the model, and the heatmaps,
+        float32 (N,H,W) in [0,1] on the images' device. It returns a floating tensor or array (N,). `evaluate` passes one
+        image at a time, so N is 1.
 
     Raises
     ------
     GradcamError
-        For a name of other characters, or that a metric or a group of them has already; for another direction; for
-        needs that there are not, and for those of mosaics beside others. The decorator: for what is no function, and
-        for another signature.
+        If the name is invalid or already used by a metric or group, if `better` is neither "higher" nor "lower", if
+        `needs` has an unknown name, or if "mosaic" is combined with other needs. The decorator raises it if the
+        decorated object is not a function, or does not take the arguments in `needs`.
 
     Examples
     --------
     >>> from gradcam.evaluation import metric
-    >>> @metric("spread", summary="share of the picture that is at least half as bright as the maximum", better="lower")
+    >>> @metric("spread", summary="share of the image that is at least half as bright as the maximum", better="lower")
     ... def spread(subject, heatmaps):
     ...     return (heatmaps >= 0.5).float().mean((1, 2))
     >>> spread.name, spread.arrow
     ('spread', '↓')
     """
     if not isinstance(name, str) or re.fullmatch(r"[A-Za-z0-9][\w-]*", name, re.ASCII) is None:
-        raise GradcamError(f"A metric's name is of letters, digits, '-' and '_', and {shorten(name)} is not.")
+        raise GradcamError(f"{shorten(name)} is not a valid metric name: use letters, digits, '-' and '_'.")
     if name.lower() in (*METRICS, *GROUPS, "all"):
-        raise GradcamError(f"There is a metric, or a group, {name!r} already: give yours another name.")
+        raise GradcamError(f"There is already a metric or group {name!r}: choose another name.")
     if better not in ("higher", "lower"):
         raise GradcamError(f"better is {shorten(better)}, expected 'higher' or 'lower'.")
     known = ("subject", "heatmaps", "explain", "masks", "boxes", "seed", "mosaic", *METRICS)
@@ -231,7 +230,7 @@ def metric(
 
     of_mosaics = [need for need in needs if need == "mosaic" or (need in METRICS and METRICS[need].is_of_mosaics)]
     if 0 < len(of_mosaics) < len(needs):
-        raise GradcamError(f"The metric {name!r} needs {of_mosaics[0]}, of mosaics, and nothing else can go with that.")
+        raise GradcamError(f"The metric {name!r} needs {of_mosaics[0]}, which is for mosaics: remove the other needs.")
 
     def to_metric(function: Callable[..., Any]) -> Metric:
         try:
@@ -255,7 +254,7 @@ def find_metrics(metrics: Iterable[str | Metric]) -> list[Metric]:
     for wanted in metrics:
         for each in _find(wanted):
             if found.setdefault(each.name, each) != each or METRICS.get(each.name, each) != each:
-                raise GradcamError(f"There are two metrics {each.name!r}: give one of them another name.")
+                raise GradcamError(f"There are two metrics {each.name!r}: rename one of them.")
     return [*(found.pop(name) for name in METRICS if name in found), *found.values()]
 
 
@@ -269,8 +268,8 @@ def _find(wanted: str | Metric) -> list[Metric]:
     if isinstance(brought, Metric):
         return [brought]
     if is_brought or callable(brought):
-        made = "what @gradcam.evaluation.metric makes of a function"
-        raise GradcamError(f"The metric {name or 'that was given'} is {shorten(brought)}, expected {made}.")
+        made = "a function decorated with @gradcam.evaluation.metric"
+        raise GradcamError(f"The metric {name or 'you gave'} is {shorten(brought)}, expected {made}.")
     everything = [*METRICS, *GROUPS, "all", *plugins.installed("metrics")]
-    listed = f"There are {', '.join(METRICS)}; and all of a group: {', '.join((*GROUPS, 'all'))}."
+    listed = f"Metrics: {', '.join(METRICS)}. Groups: {', '.join((*GROUPS, 'all'))}."
     raise GradcamError(f"There is no metric {shorten(wanted)}. {offer(name, everything, listed)}")

@@ -32,23 +32,23 @@ NAMED = 12  # pictures in a message
 
 @dataclass(frozen=True, eq=False)
 class GridPointing:
-    """How far each map of M mosaics is on its class's own cell. Higher is better.
+    """How well the heatmaps of M mosaics find the cells of their classes. Higher is better.
 
     Attributes
     ----------
     order : Tensor (M,4)
-        How often a pixel of the class's cell has more than one of the other three, float32 in [0,1], on the heatmaps'
-        device: the area under the ROC curve. 1/2 is chance.
+        How often the heatmap is higher at a pixel of the class's cell than at a pixel of the other three cells: the
+        area under the ROC curve, float32 in [0,1]. Chance is 1/2.
     mass : Tensor (M,4)
-        The share of each map's mass that is in its class's cell, float32 in [0,1]. 1/4 is chance.
+        The share of each heatmap's mass in its class's cell, float32 in [0,1]. Chance is 1/4.
     hits : Tensor (M,4)
-        The share of each map's maxima that is in its class's cell, float32 in [0,1]. 1/4 is chance.
+        The share of each heatmap's maxima in its class's cell, float32 in [0,1]. Chance is 1/4.
 
     Examples
     --------
     >>> import torch
     >>> from gradcam.evaluation import grid_pointing_game
-    >>> found = grid_pointing_game(torch.ones(1, 4, 8, 8))  # constant maps, which are at chance
+    >>> found = grid_pointing_game(torch.ones(1, 4, 8, 8))  # constant heatmaps score chance
     >>> found.order, found.mass, found.hits.shape
     (tensor([[0.5000, 0.5000, 0.5000, 0.5000]]), tensor([[0.2500, 0.2500, 0.2500, 0.2500]]), torch.Size([1, 4]))
     """
@@ -61,23 +61,23 @@ class GridPointing:
 
 
 def grid_pointing_game(heatmaps: Any) -> GridPointing:
-    """Ask whether the maps of a mosaic's four classes are on their own pictures.
+    """Measure whether the heatmaps of a mosaic's four classes mark the images of these classes.
 
-    For a map A with its negative values set to zero, and the pixels G_k of its cell, mass is the sum of A over G_k
-    divided by the sum of A: the paper's L_k. hits is 1 where the maximum is in G_k, otherwise 0. Several maxima count
-    by the share of them that is in the cell, so that a constant map is at chance, 1/4 in both. A blank map scores 0 in
-    both.
+    Let A be a heatmap with negative values set to zero, and G_k the pixels of its cell. "mass" is the sum of A over G_k
+    divided by the sum of A: the paper's L_k. "hits" is 1 if the maximum is in G_k, otherwise 0; if there are several
+    equal maxima, it is the share of them in the cell. A constant heatmap scores 1/4 in both, which is chance. A blank
+    heatmap scores 0.
 
-    order is the probability that a pixel of G_k, drawn at random, has a larger value than one of the other three cells;
-    equal ones count half, so that constant and blank maps are at chance, 1/2. Mass can be bought: a map's eighth power
-    looks at the same places in the same order, and has more of its mass in one cell. Order cannot. A map that is 1 in
-    its cell of a grid of 14 x 14 and 0 elsewhere, resized as `explain` does, has a mass of 0.967 and an order of 1.
+    "order" is the probability that a random pixel of G_k has a larger value than a random pixel of the other three cells;
+    equal values count half. Constant and blank heatmaps score 1/2, which is chance. Sharpening a heatmap, such as raising
+    it to the eighth power, increases its mass but not its order. A heatmap on a 14 x 14 grid that is 1 in its cell and 0
+    elsewhere, resized as in `explain`, has a mass of 0.967 and an order of 1.
 
     Parameters
     ----------
     heatmaps : Tensor, array or Explanation (M,4,H,W)
-        The maps of M mosaics, or an `Explanation` of four classes. Map k is of the class whose picture is in cell k,
-        counted by rows from the top left. The cells meet at H // 2 and W // 2, as in `make_mosaics`.
+        The heatmaps of M mosaics, or an `Explanation` of four classes. Heatmap k explains the class of the image in cell
+        k, counted by rows from the top left. The cells meet at H // 2 and W // 2, as in `make_mosaics`.
 
     Returns
     -------
@@ -87,7 +87,7 @@ def grid_pointing_game(heatmaps: Any) -> GridPointing:
     Raises
     ------
     ImageError
-        For heatmaps of another form, for cells without a pixel, and for NaN and infinite values.
+        If the heatmaps are not (M,4,H,W), are too small to have four cells, or contain NaN or infinite values.
 
     Examples
     --------
@@ -97,7 +97,7 @@ def grid_pointing_game(heatmaps: Any) -> GridPointing:
     >>> pictures = {"cat": "photo.jpg", "cup": "photos/coffee.jpg", "rocket": "photos/rocket.jpg", "man": "other.png"}
     >>> (mosaic,) = make_mosaics(classifier, pictures, least=0.2)
     >>> explanation = gradcam.explain(classifier.model, mosaic.image[None], "layer4", target=[list(mosaic.classes)])
-    >>> grid_pointing_game(explanation).hits  # each maximum is on its own picture
+    >>> grid_pointing_game(explanation).hits  # each maximum is on the right image
     tensor([[1., 1., 1., 1.]])
 
     References
@@ -111,8 +111,8 @@ def grid_pointing_game(heatmaps: Any) -> GridPointing:
     shape = tuple(values.shape)
     if len(shape) != 4 or shape[1] != CELLS or min(shape[2:]) < 2:
         raise ImageError(
-            f"The heatmaps have the shape {shape}, expected (M,4,H,W): of each mosaic one for each of its four classes, in "
-            "the order of its cells, at the mosaic's size."
+            f"The heatmaps have the shape {shape}, expected (M,4,H,W): one for each of a mosaic's four classes, in the "
+            "order of its cells, at its size."
         )
     checked = check_heatmaps(values.reshape(-1, *shape[2:]), (shape[0] * CELLS, *shape[2:]))
     cells = torch.zeros(CELLS, *shape[2:], dtype=torch.bool, device=checked.device)
@@ -144,16 +144,16 @@ class Tile:
 
 @dataclass(frozen=True, eq=False)
 class Mosaic:
-    """Four pictures in a square, each as the network would see it alone, H x W.
+    """Four images in a 2 x 2 grid. Each cell is H x W and shows the part of its image that the model sees.
 
     Attributes
     ----------
     names : tuple of str
-        The names of the four pictures, by rows from the top left.
+        The names of the four images, by rows from the top left.
     image : Tensor (C,2H,2W)
-        The square, preprocessed, on the CPU; (C,H,W) for a network that takes nothing larger.
+        The mosaic, preprocessed, on the CPU; (C,H,W) for a model that takes no larger input.
     classes : tuple of int
-        The classes of the four pictures, in the order of the names.
+        The classes of the four images, in the order of the names.
 
     Examples
     --------
@@ -178,27 +178,25 @@ class Mosaic:
 def make_mosaics(
     classifier: Classifier, pictures: Mapping[str, Any], *, limit: int = MOSAICS, least: float = LEAST, seed: int = 0
 ) -> list[Mosaic]:
-    """Make mosaics of the pictures that the model is sure of, for the grid pointing game.
+    """Make mosaics of confidently classified images, for the grid pointing game.
 
-    Each mosaic has four pictures of four classes, in random places. No four are together twice, and each picture is
-    taken about as often as the others. Cells have the network's own input size, so that a mosaic has twice its height
-    and width. Where the model refuses that, which is tried, mosaics have the network's own size, and each picture is
-    halved: the model may be less sure of these.
+    Each mosaic has four images of four classes, in random cells. No mosaic occurs twice, and each image is used about
+    equally often. Cells have the model's input size, so a mosaic has twice its height and width. If the model refuses
+    that size, mosaics have the model's input size and each image is halved, which may lower the probabilities.
 
     Parameters
     ----------
     classifier : Classifier
         The model, with its preprocessing.
     pictures : mapping of str to picture
-        The pictures by name, in any form that `classifier.prepare` takes. Floating tensors (C,H,W) are taken as
-        preprocessed.
+        The images by name, in any form that `classifier.prepare` takes. Floating tensors (C,H,W) count as preprocessed.
     limit : int, default 64
-        The most mosaics that are made.
+        The largest number of mosaics.
     least : float, default 0.5
-        The probability that a picture's most probable class must have for the picture to be taken. That class is the
-        picture's.
+        The smallest probability of the top class. Images with a lower one are not used. The top class counts as the
+        image's class.
     seed : int, default 0
-        Draws which pictures are together, and where.
+        Random seed for the images of each mosaic and their cells.
 
     Returns
     -------
@@ -208,12 +206,11 @@ def make_mosaics(
     Raises
     ------
     InputError
-        Where the model is sure of fewer than four classes.
+        If the confident images have fewer than four classes.
     ImageError
-        For pictures that are no mapping or that `gradcam.read_image` cannot read, and for sizes that differ once
-        preprocessed.
+        If the images are not a mapping, cannot be read, or have different sizes after preprocessing.
     GradcamError
-        For a limit below 1, and for `least` outside [0,1].
+        If the limit is below 1, or `least` is outside [0,1].
 
     Examples
     --------
@@ -235,7 +232,7 @@ def find_tiles(classifier: Classifier, pictures: Mapping[str, Any], *, least: fl
     """The pictures that the model is sure of, in order. Raises `InputError` for too few classes, `ImageError` for sizes."""
     check_number(least, "least", "a probability from 0 to 1, such as 0.5.", most=1)
     if not isinstance(pictures, Mapping):
-        raise ImageError(f"The pictures are {shorten(pictures)}, expected a mapping from names to pictures.")
+        raise ImageError(f"The images are {shorten(pictures)}, expected a mapping from names to images.")
     tiles = []
     for name, picture in pictures.items():  # each on its own: its numbers do not depend on its neighbours
         is_prepared = isinstance(picture, Tensor) and picture.is_floating_point()
@@ -250,22 +247,22 @@ def find_tiles(classifier: Classifier, pictures: Mapping[str, Any], *, least: fl
         seen = [f"{tile.name} {tile.probability:.2f} ({name})" for tile, name in zip(listed, names)]
         more = f", and {len(tiles) - NAMED} less probable ones" if len(tiles) > NAMED else ""
         raise InputError(
-            f"The model is sure of {count} class{'' if count == 1 else 'es'}, with a probability of {least:g} or more, and "
-            f"a mosaic takes pictures of four. There are {', '.join(seen) or 'no pictures'}{more}. Give pictures of more "
-            "classes, or lower that probability (least)."
+            f"A mosaic needs images of four classes with a probability of {least:g} or more, but there "
+            f"{'is 1 class' if count == 1 else f'are {count} classes'}. Images: {', '.join(seen) or 'none'}{more}. Give "
+            "images of more classes, or lower that probability (least)."
         )
     shapes = [" x ".join(map(str, shape)) for shape in sorted({tuple(tile.image.shape) for tile in sure})]
     if len(shapes) > 1:
         raise ImageError(
-            f"The pictures are {' and '.join(shapes[:2])} once preprocessed, which do not fit into one mosaic: choose a "
-            "size that all of them are brought to."
+            f"After preprocessing, the images are {' and '.join(shapes[:2])}, but a mosaic needs one size: choose a "
+            "preprocessing that resizes all images to one size."
         )
     return sure
 
 
 def arrange(model: nn.Module, tiles: Sequence[Tile], *, limit: int = MOSAICS, seed: int = 0) -> list[Mosaic]:
     """Mosaics of tiles that are of four classes at least, and of one size; as `make_mosaics` says."""
-    check_count(limit, "limit", "a number of mosaics at most, 1 or more.")
+    check_count(limit, "limit", "the largest number of mosaics, 1 or more.")
     chosen = [[tiles[i] for i in places] for places in _choose([tile.index for tile in tiles], limit, seed)]
     try:
         with preserve_state(model), torch.no_grad():

@@ -30,38 +30,37 @@ AT_ONCE, AT_ONCE_ON_DEVICE = 4, 64
 
 
 def impute(images: Tensor, known: Tensor, *, noise: float = NOISE, generator: torch.Generator | None = None) -> Tensor:
-    """Fill in pixels that are not known, by noisy linear imputation; the known ones stay as they were.
+    """Fill in unknown pixels by noisy linear imputation; known pixels stay unchanged.
 
-    Each unknown pixel becomes the mean of its eight neighbours, known or not, with weights of 1/6 for the direct and
-    1/12 for the diagonal ones. At the border the mean is of those neighbours that there are, their weights divided by
-    the sum of these. All equations are solved together, exact to 1/1000 of the known values' range: with images from -1
-    to 1, a fifth of the default noise at worst, and usually a hundredth. Then noise is added to each unknown pixel,
-    normally distributed. What stands in unknown pixels is not read. An image without any known pixel becomes zero and
-    noise.
+    Each unknown pixel becomes the mean of its eight neighbours, known or not, with weights of 1/6 for direct and 1/12 for
+    diagonal neighbours. At the border, the weights of the existing neighbours are normalised. All equations are solved
+    together, exact to 1/1000 of the known values' range. For images from -1 to 1, that is at most a fifth of the default
+    noise, and usually a hundredth. Then normally distributed noise is added to each unknown pixel. The input values of
+    unknown pixels are ignored. An image without known pixels becomes zero plus noise.
 
     Parameters
     ----------
     images : Tensor (N,C,H,W)
         The images, floating.
     known : Tensor (N,H,W)
-        bool, True where a pixel is known.
+        bool, True for known pixels.
     noise : float, default 0.01
         Standard deviation of the noise, in the images' units.
     generator : torch.Generator, default None
-        Draws the noise; None is a generator with seed 0. One draw (C,H,W) serves all images, so that what one becomes
-        does not depend on those beside it.
+        The generator of the noise; None uses seed 0. All images get the same noise (C,H,W), so an image's result does not
+        depend on the others.
 
     Returns
     -------
     Tensor (N,C,H,W)
-        The images, filled in, of their type and on their device. Computed in float32, or in float64 where images are.
+        The filled images, of the same type and device. Computed in float32, or in float64 for float64 images.
 
     Raises
     ------
     ImageError
-        For images and masks of another form.
+        If the images are not a floating tensor (N,C,H,W), or `known` is not a bool tensor (N,H,W).
     GradcamError
-        For noise that is no number from zero up.
+        If the noise is negative.
 
     Examples
     --------
@@ -69,7 +68,7 @@ def impute(images: Tensor, known: Tensor, *, noise: float = NOISE, generator: to
     >>> from gradcam.evaluation import impute
     >>> images, known = torch.zeros(1, 1, 3, 5), torch.ones(1, 3, 5, dtype=torch.bool)
     >>> images[..., 3:] = 1  # black on the left, white on the right
-    >>> known[..., 2] = False  # and between them a column that nobody knows
+    >>> known[..., 2] = False  # and an unknown column between them
     >>> [round(value, 1) for value in impute(images, known, noise=0)[0, 0, 1].tolist()]
     [0.0, 0.0, 0.5, 1.0, 1.0]
 
@@ -79,7 +78,7 @@ def impute(images: Tensor, known: Tensor, *, noise: float = NOISE, generator: to
     5.1, equation 6.
     """
     if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point():
-        raise ImageError(f"The images are {describe(images)}, expected a floating tensor (N,C,H,W).")
+        raise ImageError(f"The images are {describe(images)}, expected a floating-point tensor (N,C,H,W).")
     size = (len(images), *images.shape[2:])
     if not isinstance(known, Tensor) or known.dtype != torch.bool or known.shape != size:
         expected = f"expected torch.bool {size}: which pixels of each image are known."

@@ -25,22 +25,22 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Localisation:
-    """The box that each map draws around its object, and how well it fits.
+    """The box around the main region of each heatmap, and its overlap with the object.
 
     Attributes
     ----------
     boxes : Tensor (N,4)
-        The boxes, float32: left, top, right, bottom in pixels of the heatmap; zeros where the map is blank.
+        The boxes, float32: left, top, right, bottom in pixels of the heatmap; zeros if the heatmap is blank.
     iou : Tensor (N,)
-        The overlap with the object that fits best, intersection over union, float32 in [0,1]; higher is better.
+        The intersection over union with the best-fitting object, float32 in [0,1]; higher is better.
     errors : Tensor (N,)
-        1 where the overlap is below one half, else 0, float32; lower is better.
+        1 if the overlap is below 0.5, else 0, float32; lower is better.
 
     Examples
     --------
     >>> import torch
     >>> from gradcam.evaluation import localisation
-    >>> found = localisation(torch.ones(1, 8, 8), [[[0, 0, 4, 4]]])  # a constant map: its box is the whole picture
+    >>> found = localisation(torch.ones(1, 8, 8), [[[0, 0, 4, 4]]])  # a constant heatmap: its box is the whole image
     >>> found.boxes, found.iou, found.errors
     (tensor([[0., 0., 8., 8.]]), tensor([0.2500]), tensor([1.]))
     """
@@ -53,33 +53,34 @@ class Localisation:
 
 
 def localisation(heatmaps: Any, boxes: Sequence[Any], *, share: float = SHARE) -> Localisation:
-    """Draw the box around the largest connected part of each map, and measure its overlap with objects.
+    """Find the box around the largest connected part of each heatmap, and measure its overlap with objects.
 
-    Pixels above a share of the map's maximum count, and are connected to all eight around them. Of several largest
-    parts the topmost is taken, then the leftmost. The overlap is intersection over union; of several objects the best
-    one counts, as in ILSVRC. A constant map's box is the whole picture. A blank map has no box, and its overlap is 0.
+    Pixels above a share of the heatmap's maximum count; each is connected to its eight neighbours. If several parts are
+    equally large, the topmost is taken, then the leftmost. The overlap is intersection over union. If there are several
+    objects, the best overlap counts, as in ILSVRC. The box of a constant heatmap is the whole image. A blank heatmap
+    has no box, and its overlap is 0.
 
     Parameters
     ----------
     heatmaps : Tensor, array or Explanation (N,H,W)
-        One map per image, of any scale; negative values are zero.
+        One heatmap per image, of any scale; negative values count as zero.
     boxes : sequence of (B,4)
-        For each image one or more objects: left, top, right, bottom in pixels of the heatmap, measured at the pixels'
-        edges. The whole picture is 0, 0, W, H: right and bottom are not inside.
+        One or more objects per image: left, top, right, bottom in pixels of the heatmap, measured at the pixels' edges.
+        The whole image is 0, 0, W, H: right and bottom are exclusive.
     share : float, default 0.15
-        The share of the map's maximum that a pixel must exceed, from 0 to below 1.
+        The share of the heatmap's maximum that a pixel must exceed, from 0 to below 1.
 
     Returns
     -------
     Localisation
-        The box of each map, its overlap, and whether that is an error.
+        The box of each heatmap, its overlap, and whether it is an error.
 
     Raises
     ------
     ImageError
-        For heatmaps or boxes of another form or number, and for empty boxes.
+        If the heatmaps are not (N,H,W), if there are not one or more boxes (B,4) per image, or if a box is empty.
     GradcamError
-        For a share that is not from 0 to below 1.
+        If the share is not from 0 to below 1.
 
     Examples
     --------
@@ -98,7 +99,7 @@ def localisation(heatmaps: Any, boxes: Sequence[Any], *, share: float = SHARE) -
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < 1:
         raise refuse(share, "share", "a share of the maximum from 0 to below 1, such as 0.15.")
     if not isinstance(boxes, (Sequence, Tensor, np.ndarray)) or not len(boxes):
-        raise ImageError(f"The boxes are {shorten(boxes)}, expected for each image one or more as (B,4).")
+        raise ImageError(f"The boxes are {shorten(boxes)}, expected one or more boxes per image, (B,4).")
     objects = [_check_boxes(each, number) for number, each in enumerate(boxes)]
     shape = tuple(getattr(getattr(heatmaps, "heatmaps", heatmaps), "shape", ()))
     found = to_unit(check_heatmaps(heatmaps, (len(objects), *shape[-2:])))  # of any height and width, for these boxes
@@ -138,22 +139,21 @@ def _check_boxes(boxes: Any, number: int) -> Values:
 
 
 def pointing_game(heatmaps: Any, masks: Any, *, tolerance: float = TOLERANCE) -> Tensor:
-    """Ask whether the map's maximum is on the object, or near it; higher is better.
+    """Measure whether the heatmap's maximum is on or near the object; higher is better.
 
-    Each image scores 1 where it is, else 0. Of several maxima each counts by its share. So a constant map scores the
-    share of the picture that is on the object or near it, which is chance; a blank map scores 0. The mean over pictures
-    is the paper's Hits / (Hits + Misses), for one class. TorchRay takes the first maximum alone, and leaves out a
-    distance of exactly `tolerance`.
+    An image scores 1 if the maximum is on or near the object, else 0. If there are several equal maxima, the score is
+    the share of them on or near the object. A constant heatmap therefore scores the share of the image on or near the
+    object, which is chance; a blank one scores 0. The mean over images is the paper's Hits / (Hits + Misses) for one
+    class. TorchRay uses only the first maximum, and does not count a distance of exactly `tolerance`.
 
     Parameters
     ----------
     heatmaps : Tensor, array or Explanation (N,H,W)
-        One map per image, of any sign and scale.
+        One heatmap per image, of any sign and scale.
     masks : Tensor or array (N,H,W)
-        bool, True where the object is.
+        bool, True on the object.
     tolerance : float, default 15.0
-        How far from the object the maximum may be, in pixels of the heatmap between the centres of two pixels. A
-        distance of exactly that is within.
+        The largest distance from the object, inclusive, in pixels of the heatmap between the centres of two pixels.
 
     Returns
     -------
@@ -163,9 +163,9 @@ def pointing_game(heatmaps: Any, masks: Any, *, tolerance: float = TOLERANCE) ->
     Raises
     ------
     ImageError
-        For heatmaps or masks of another form, and for masks without an object.
+        If the heatmaps are not (N,H,W), if the masks are not bool of the same shape, or if a mask has no object.
     GradcamError
-        For a tolerance that is no number from zero up.
+        If the tolerance is negative.
 
     Examples
     --------
@@ -188,17 +188,17 @@ def pointing_game(heatmaps: Any, masks: Any, *, tolerance: float = TOLERANCE) ->
 
 
 def energy_pointing_game(heatmaps: Any, masks: Any) -> Tensor:
-    """Measure the share of the map's mass that is on the object; higher is better.
+    """Measure the share of the heatmap's mass that is on the object; higher is better.
 
-    It is the sum of the map inside the object, divided by its sum. A constant map scores the object's share of the
-    picture, which is chance; a blank one scores 0.
+    This is the sum of the heatmap inside the object divided by its total sum. A constant heatmap scores the object's share
+    of the image, which is chance; a blank one scores 0.
 
     Parameters
     ----------
     heatmaps : Tensor, array or Explanation (N,H,W)
-        One map per image, of any scale; negative values are zero.
+        One heatmap per image, of any scale; negative values count as zero.
     masks : Tensor or array (N,H,W)
-        bool, True where the object is.
+        bool, True on the object.
 
     Returns
     -------
@@ -208,7 +208,7 @@ def energy_pointing_game(heatmaps: Any, masks: Any) -> Tensor:
     Raises
     ------
     ImageError
-        For heatmaps or masks of another form, and for masks without an object.
+        If the heatmaps are not (N,H,W), if the masks are not bool of the same shape, or if a mask has no object.
 
     Examples
     --------
@@ -216,7 +216,7 @@ def energy_pointing_game(heatmaps: Any, masks: Any) -> Tensor:
     >>> from gradcam.evaluation import energy_pointing_game
     >>> heatmap, mask = torch.ones(1, 4, 4), torch.zeros(1, 4, 4, dtype=torch.bool)
     >>> mask[0, :2] = True  # the object is the upper half
-    >>> heatmap[0, :2] = 3  # where the map is three times as strong
+    >>> heatmap[0, :2] = 3  # where the heatmap is three times as strong
     >>> energy_pointing_game(heatmap, mask)
     tensor([0.7500])
 
@@ -231,20 +231,20 @@ def energy_pointing_game(heatmaps: Any, masks: Any) -> Tensor:
 
 
 def order_pointing_game(heatmaps: Any, masks: Any) -> Tensor:
-    """Measure how often the map has more on the object than beside it; higher is better.
+    """Measure how often the heatmap is higher on the object than outside it; higher is better.
 
-    It is the probability that a pixel of the object, drawn at random, has a larger value than a pixel of the rest of the
-    picture; equal ones count half. That is the area under the ROC curve of the map as a detector of the object's pixels.
-    Only the order of the pixels counts: raising a map to a power, which moves its mass to its peak, changes nothing.
-    Constant and blank maps score 1/2, which is chance, and so does each map of an object that is all of the picture. As
-    photographers like the middle, a blob there scores more than chance: compare with the control "centre".
+    This is the probability that a random pixel of the object has a larger value than a random pixel outside; equal values
+    count half. It is the area under the ROC curve of the heatmap as a detector of the object's pixels. Only the order of
+    the pixels counts: raising a heatmap to a power, which moves its mass to its peak, changes nothing. Constant and blank
+    heatmaps score 1/2, which is chance, and so does any heatmap of an object that fills the image. Objects are often near
+    the centre, where even a blob scores above chance: compare with the control map "centre".
 
     Parameters
     ----------
     heatmaps : Tensor, array or Explanation (N,H,W)
-        One map per image, of any sign and scale.
+        One heatmap per image, of any sign and scale.
     masks : Tensor or array (N,H,W)
-        bool, True where the object is.
+        bool, True on the object.
 
     Returns
     -------
@@ -254,16 +254,16 @@ def order_pointing_game(heatmaps: Any, masks: Any) -> Tensor:
     Raises
     ------
     ImageError
-        For heatmaps or masks of another form, and for masks without an object.
+        If the heatmaps are not (N,H,W), if the masks are not bool of the same shape, or if a mask has no object.
 
     Examples
     --------
     >>> import torch
     >>> from gradcam.evaluation import energy_pointing_game, order_pointing_game
     >>> heatmap, mask = torch.tensor([[[0.1, 0.2], [0.5, 0.3]]]), torch.tensor([[[False, False], [True, True]]])
-    >>> energy_pointing_game(heatmap, mask), energy_pointing_game(heatmap**8, mask)  # mass can be bought
+    >>> energy_pointing_game(heatmap, mask), energy_pointing_game(heatmap**8, mask)  # sharpening raises the mass
     (tensor([0.7273]), tensor([0.9994]))
-    >>> order_pointing_game(heatmap, mask), order_pointing_game(heatmap**8, mask)  # order cannot
+    >>> order_pointing_game(heatmap, mask), order_pointing_game(heatmap**8, mask)  # but not the order
     (tensor([1.]), tensor([1.]))
 
     References
@@ -291,11 +291,11 @@ def _check(heatmaps: Any, masks: Any) -> tuple[Tensor, Tensor]:
     inside = torch.from_numpy(np.ascontiguousarray(masks)) if isinstance(masks, np.ndarray) else masks
     if not isinstance(inside, Tensor) or inside.dtype != torch.bool or inside.ndim != 3:
         what = describe(masks, Tensor, np.ndarray)
-        raise ImageError(f"The masks are {what}, expected bool (N,H,W): where the object is, one for each image.")
+        raise ImageError(f"The masks are {what}, expected bool (N,H,W): one mask per image, True on the object.")
     found = check_heatmaps(heatmaps, inside.shape)
     empty = (~inside.any(2).any(1)).nonzero().flatten().tolist()
     if empty:
-        raise ImageError(f"There is no object in the mask of image {empty[0]}: leave out images without one.")
+        raise ImageError(f"The mask of image {empty[0]} has no object: leave out images without one.")
     return found, inside.to(found.device)
 
 

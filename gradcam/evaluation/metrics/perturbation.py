@@ -24,12 +24,12 @@ SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # that ROAD takes away
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """The probability of each image's class, step by step, as more and more of its pixels are changed.
+    """The probability of each image's class as more and more of its pixels are changed.
 
     Attributes
     ----------
     shares : Tensor (S,)
-        The share of the pixels that has been changed after each step, float32, from 0 to 1.
+        The share of changed pixels after each step, float32, from 0 to 1.
     probabilities : Tensor (N,S)
         The probability of each image's class after each step, float32.
     areas : Tensor (N,)
@@ -59,37 +59,37 @@ class Curve:
 
 
 def insertion(subject: Subject, heatmaps: Any, *, baseline: str = "blur", steps: int = STEPS, seed: int = 0) -> Curve:
-    """Measure the class's probability as pixels appear on a baseline, the map's highest first; more area is better.
+    """Measure the class's probability as pixels are inserted into a baseline, highest first; more area is better.
 
-    RISE's own code changes 224 pixels at a time in pictures of 224 x 224: `steps=224` gives its numbers.
+    RISE's own code changes 224 pixels per step in images of 224 x 224. `steps=224` gives the same numbers.
 
     Parameters
     ----------
     subject : Subject
         The model, the images and their classes.
     heatmaps : Tensor, array or Explanation (N,H,W)
-        One map per image, at the images' size, from any library. Only the order of the values counts: signed maps are
-        taken as they are.
+        One heatmap per image, at the images' size, from any library. Only the order of the values counts, so signed
+        heatmaps are allowed.
     baseline : str, default "blur"
-        What stands where pixels are missing: "blur", "mean" or "zero".
+        The replacement of missing pixels: "blur", "mean" or "zero".
     steps : int, default 50
-        Number of steps. Each changes the same number of pixels, to the nearest. The curve has one point more.
+        Number of steps. Each step changes the same number of pixels, up to rounding. The curve has `steps` + 1 points.
     seed : int, default 0
-        Draws the order of pixels of equal value, such as all pixels of a blank map.
+        Random seed for the order of pixels of equal value, such as those of a blank heatmap.
 
     Returns
     -------
     Curve
-        The curve of each image. Its `areas` are in [0,1] where probabilities are.
+        The curve of each image. Its `areas` are in [0,1].
 
     Raises
     ------
     ImageError
-        For heatmaps of another form or size, and for NaN and infinite values in them.
+        If the heatmaps are not one per image at the images' size, or contain NaN or infinite values.
     GradcamError
-        For an unknown baseline, and for steps below 1.
+        If the baseline is unknown, or `steps` is below 1.
     ModelError
-        Where the model's output is NaN or infinite.
+        If the model's output is NaN or infinite.
 
     Examples
     --------
@@ -112,7 +112,7 @@ def insertion(subject: Subject, heatmaps: Any, *, baseline: str = "blur", steps:
 
 
 def deletion(subject: Subject, heatmaps: Any, *, baseline: str = "zero", steps: int = STEPS, seed: int = 0) -> Curve:
-    """Measure the class's probability as a baseline replaces pixels, the map's highest first; less area is better.
+    """Measure the class's probability as pixels are deleted, highest first; less area is better.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ def deletion(subject: Subject, heatmaps: Any, *, baseline: str = "zero", steps: 
     heatmaps : Tensor, array or Explanation (N,H,W)
         As in `insertion`.
     baseline : str, default "zero"
-        What replaces the pixels, as in `insertion`.
+        The replacement of deleted pixels, as in `insertion`.
     steps : int, default 50
         As in `insertion`.
     seed : int, default 0
@@ -130,7 +130,7 @@ def deletion(subject: Subject, heatmaps: Any, *, baseline: str = "zero", steps: 
     Returns
     -------
     Curve
-        The curve of each image. Its `areas` are in [0,1] where probabilities are.
+        The curve of each image. Its `areas` are in [0,1].
 
     Raises
     ------
@@ -163,7 +163,7 @@ def deletion(subject: Subject, heatmaps: Any, *, baseline: str = "zero", steps: 
 def sufficiency(
     subject: Subject, heatmaps: Any, *, share: float = SHARE, baseline: str = "blur", seed: int = 0
 ) -> Tensor:
-    """Measure the probability that is lost where only the map's highest pixels are kept; less is better.
+    """Measure the probability that is lost if only the highest pixels are kept; less is better.
 
     Parameters
     ----------
@@ -172,23 +172,24 @@ def sufficiency(
     heatmaps : Tensor, array or Explanation (N,H,W)
         As in `insertion`.
     share : float, default 0.2
-        The share of the pixels that is kept, to the nearest pixel: above 0 and below 1.
+        The share of pixels that is kept, above 0 and below 1, rounded to whole pixels.
     baseline : str, default "blur"
-        What replaces the rest, as in `insertion`.
+        The replacement of the other pixels, as in `insertion`.
     seed : int, default 0
         As in `insertion`.
 
     Returns
     -------
     Tensor (N,)
-        float32 in [-1,1]: p(picture) - p(what is kept). Below zero where the kept part is more probable than the whole.
+        float32 in [-1,1]: p(image) - p(kept pixels). It is negative if the class is more probable with the kept pixels
+        alone than for the whole image.
 
     Raises
     ------
     ImageError
         As in `insertion`.
     GradcamError
-        For a share that is not between 0 and 1, and for an unknown baseline.
+        If the share is not between 0 and 1, or the baseline is unknown.
     ModelError
         As in `insertion`.
 
@@ -237,16 +238,16 @@ def _curve(subject: Subject, places: Tensor, baseline: str, steps: int, *, order
 
 @dataclass(frozen=True, eq=False)
 class ConfidenceChange:
-    """How the class's probability changes when the picture is multiplied by its map.
+    """The change of the class's probability when the image is multiplied by its heatmap.
 
     Attributes
     ----------
     drop : Tensor (N,)
         The share of the probability that is lost, float32 in [0,1]. Its mean is the average drop; less is better.
     increase : Tensor (N,)
-        1 where the probability grew, else 0, float32. Its mean is the increase in confidence; more is better.
+        1 if the probability grew, else 0, float32. Its mean is the increase in confidence; more is better.
     gain : Tensor (N,)
-        The share of what the probability lacked that was won, float32 in [0,1]. Its mean is the average gain; more is
+        The share of the gap to probability 1 that is gained, float32 in [0,1]. Its mean is the average gain; more is
         better.
 
     Examples
@@ -255,7 +256,7 @@ class ConfidenceChange:
     >>> from gradcam.evaluation import Subject, confidence_change
     >>> classifier = gradcam.load_classifier()
     >>> images = classifier.batch(["photo.jpg"])
-    >>> change = confidence_change(Subject(classifier.model, images), torch.ones(1, 224, 224))  # which hides nothing
+    >>> change = confidence_change(Subject(classifier.model, images), torch.ones(1, 224, 224))  # hides nothing
     >>> change.drop, change.increase, change.gain
     (tensor([0.]), tensor([0.]), tensor([0.]))
     """
@@ -270,20 +271,20 @@ class ConfidenceChange:
 
 
 def confidence_change(subject: Subject, heatmaps: Any) -> ConfidenceChange:
-    """Measure what the picture times its map keeps of the class's probability.
+    """Measure how the class's probability changes when the image is multiplied by its heatmap.
 
-    With Y the probability of the picture and O that of picture times map, drop is max(0, Y - O) / Y, increase is
-    whether O > Y, and gain is max(0, O - Y) / (1 - Y). Where Y is zero the drop is zero; where Y is one the gain is
-    zero. The picture is multiplied as the model takes it, after preprocessing. The map is brought to [0,1] first:
-    negative values are zero, the rest is divided by the maximum. A map that is one everywhere hides nothing: O is Y
-    itself, without the rounding of another pass. A blank map hides everything.
+    Let Y be the class's probability for the image, and O its probability for image times heatmap. Then drop is max(0, Y
+    - O) / Y, increase is O > Y, and gain is max(0, O - Y) / (1 - Y). The drop is zero if Y is zero, and the gain is
+    zero if Y is one. The multiplied image is the preprocessed one. The heatmap is scaled to [0,1] first: negative
+    values become zero, and all values are divided by the maximum. A heatmap of ones hides nothing, and O is exactly Y.
+    A blank heatmap hides everything.
 
     Parameters
     ----------
     subject : Subject
         The model, the images and their classes.
     heatmaps : Tensor, array or Explanation (N,H,W)
-        One map per image, at the images' size, from any library.
+        One heatmap per image, at the images' size, from any library.
 
     Returns
     -------
@@ -293,9 +294,9 @@ def confidence_change(subject: Subject, heatmaps: Any) -> ConfidenceChange:
     Raises
     ------
     ImageError
-        For heatmaps of another form or size, and for NaN and infinite values in them.
+        If the heatmaps are not one per image at the images' size, or contain NaN or infinite values.
     ModelError
-        Where the model's output is NaN or infinite.
+        If the model's output is NaN or infinite.
 
     Examples
     --------
@@ -324,21 +325,21 @@ def confidence_change(subject: Subject, heatmaps: Any) -> ConfidenceChange:
 
 
 def coherency(subject: Subject, heatmaps: Any, explain: Explain) -> Tensor:
-    """Measure how alike a map is to the map of picture times map, for the same class; more is better.
+    """Measure how similar a heatmap is to the heatmap of image times heatmap, for the same class; more is better.
 
-    It is Pearson's correlation r of the two maps, as (1 + r) / 2, both brought to [0,1] as in `confidence_change`. r is
-    0 where either map is constant, and where the second cannot be made since no gradient is left (`BlindLayerError`).
-    Images whose first map is constant are not explained again.
+    The result is (1 + r) / 2. Here r is Pearson's correlation of the two heatmaps, both scaled to [0,1] as in
+    `confidence_change`. The result is 0 if either heatmap is constant, or if the second heatmap has no gradient
+    (`BlindLayerError`). Images whose first heatmap is constant are not explained again.
 
     Parameters
     ----------
     subject : Subject
         The model, the images and their classes.
     heatmaps : Tensor, array or Explanation (N,H,W)
-        One map per image, at the images' size.
+        One heatmap per image, at the images' size.
     explain : callable
-        What made the maps: a function of the model, images (N,C,H,W) and classes (N,) that gives heatmaps (N,H,W). The
-        model is in evaluation mode meanwhile.
+        The method that made the heatmaps: a function of the model, images (N,C,H,W) and classes (N,) that returns
+        heatmaps (N,H,W). The model is in evaluation mode during the call.
 
     Returns
     -------
@@ -348,7 +349,8 @@ def coherency(subject: Subject, heatmaps: Any, explain: Explain) -> Tensor:
     Raises
     ------
     ImageError
-        For heatmaps of another form or size, those of `explain` too. Whatever else `explain` raises comes through.
+        If `heatmaps`, or the result of `explain`, is not one heatmap per image at the images' size. Other errors of
+        `explain` are passed on.
 
     Examples
     --------
@@ -386,12 +388,12 @@ def coherency(subject: Subject, heatmaps: Any, explain: Explain) -> Tensor:
 
 @dataclass(frozen=True)
 class Road:
-    """What `road` gives for N images at S shares.
+    """The result of `road` for N images at S shares.
 
     Attributes
     ----------
     combined : Tensor (N,)
-        The score, from -1/2 to 1/2, higher is better; chance has 0.
+        The score, from -1/2 to 1/2; higher is better, chance is 0.
     most : Tensor (N,S)
         The class's probability with the most relevant pixels imputed, for each share.
     least : Tensor (N,S)
@@ -421,28 +423,27 @@ class Road:
 def road(
     subject: Subject, heatmaps: Any, *, shares: Sequence[float] = SHARES, noise: float = NOISE, seed: int = 0
 ) -> Road:
-    """Compute ROAD, combined: how much more the most relevant pixels matter than the least relevant ones.
+    """Compute the combined ROAD score: how much more the most relevant pixels matter than the least relevant ones.
 
-    For each share, that share of the pixels is taken away, once the most relevant ones (MoRF) and once the least
-    relevant ones (LeRF). `impute` fills them in, which leaves no mask that the model might see. The score is the mean
-    over the shares of (p_least - p_most) / 2, of the class's probabilities, as in the package grad-cam, whose
-    percentile is 100 x (1 - share). Exactly that share is taken away, to the nearest pixel. Pixels of one value are in
-    a random order, the same for both ends, so that a constant map scores about 0. grad-cam takes away all pixels as
-    high as the percentile, which may be the whole picture.
+    Each share of the pixels is removed twice: the most relevant ones (MoRF) and the least relevant ones (LeRF).
+    `impute` fills them in, so that the model cannot see the mask. The score is the mean of (p_least - p_most) / 2 over
+    the shares, with the class's probabilities, as in the package grad-cam, whose percentile is 100 x (1 - share).
+    Exactly that share is removed, rounded to whole pixels. Pixels of equal value are in a random order, which is the
+    same for MoRF and LeRF, so a constant heatmap scores about 0. By contrast, grad-cam removes all pixels that reach
+    the percentile, possibly the whole image.
 
     Parameters
     ----------
     subject : Subject
         The model, the images and their classes.
     heatmaps : Tensor, array or Explanation (N,H,W)
-        One map per image, at the images' size, from any library. Only the order of the values counts.
+        One heatmap per image, at the images' size, from any library. Only the order of the values counts.
     shares : sequence of float, default 0.1 to 0.9
-        The shares of the pixels that are taken away, in [0,1]. 0 is the image itself; 1, where nothing is known, is
-        zero and noise.
+        The shares of the pixels that are removed, in [0,1]. 0 is the image itself; 1 is zero plus noise.
     noise : float, default 0.01
-        Standard deviation of what is added to imputed pixels, in the images' units.
+        Standard deviation of the noise on imputed pixels, in the images' units.
     seed : int, default 0
-        Draws the noise, once for each share, and the order of equal pixels.
+        Random seed of the noise, sampled once per share, and of the order of equal pixels.
 
     Returns
     -------
@@ -452,11 +453,11 @@ def road(
     Raises
     ------
     ImageError
-        For heatmaps of another form or size, and for NaN and infinite values in them.
+        If the heatmaps are not one per image at the images' size, or contain NaN or infinite values.
     GradcamError
-        For shares that are no numbers in [0,1], or none, and for noise that is no number from zero up.
+        If there are no shares, if a share is outside [0,1], or if the noise is negative.
     ModelError
-        Where the model's output is NaN or infinite.
+        If the model's output is NaN or infinite.
 
     Examples
     --------
@@ -477,7 +478,7 @@ def road(
     checked = tuple(shares) if isinstance(shares, Sequence) else ()
     are_numbers = all(isinstance(share, (int, float)) and not isinstance(share, bool) for share in checked)
     if not checked or not are_numbers or not all(0 <= share <= 1 for share in checked):
-        raise refuse(shares, "shares", "numbers from 0 to 1: the parts of the pixels to take.")
+        raise refuse(shares, "shares", "a list of numbers from 0 to 1: the shares of pixels to remove.")
     checked = tuple(map(float, checked))
     scores = subject.score(_remove(subject.images, rank_pixels(maps, seed), checked, noise, seed))
     most, least = scores[0::2].T.contiguous(), scores[1::2].T.contiguous()
@@ -495,15 +496,16 @@ def _remove(images: Tensor, places: Tensor, shares: Sequence[float], noise: floa
 
 
 def complexity(heatmaps: Any) -> Tensor:
-    """Measure how much of the picture a map marks: its mean, in [0,1]; less is better.
+    """Measure how much of the image a heatmap marks: its mean, in [0,1]; less is better.
 
-    It is the map's L1 norm, divided by the number of its pixels. The map is brought to [0,1] first: negative values are
-    zero, the rest is divided by the maximum. A blank map has 0, a constant one 1.
+    This is the L1 norm of the heatmap divided by the number of its pixels. The heatmap is scaled to [0,1] first:
+    negative values become zero, and all values are divided by the maximum. The complexity of a blank heatmap is 0, that
+    of a constant heatmap is 1.
 
     Parameters
     ----------
     heatmaps : Tensor, array or Explanation (N,H,W)
-        One map per image, from any library.
+        One heatmap per image, from any library.
 
     Returns
     -------
@@ -513,7 +515,7 @@ def complexity(heatmaps: Any) -> Tensor:
     Raises
     ------
     ImageError
-        For heatmaps of another form, and for NaN and infinite values in them.
+        If the heatmaps are not (N,H,W), or contain NaN or infinite values.
 
     Examples
     --------
@@ -532,16 +534,16 @@ def complexity(heatmaps: Any) -> Tensor:
 def adcc(drop: Any, coherency: Any, complexity: Any) -> Tensor:
     """Compute the harmonic mean of coherency, 1 - complexity and 1 - drop, of each image; more is better.
 
-    It is 3 / (1 / coherency + 1 / (1 - complexity) + 1 / (1 - drop)), and zero where one of the three parts is zero.
+    It is 3 / (1 / coherency + 1 / (1 - complexity) + 1 / (1 - drop)), and zero if one of the three parts is zero.
 
     Parameters
     ----------
     drop : Tensor (N,)
-        What `confidence_change(...).drop` gives, in [0,1].
+        The result of `confidence_change(...).drop`, in [0,1].
     coherency : Tensor (N,)
-        What `coherency` gives, in [0,1].
+        The result of `coherency`, in [0,1].
     complexity : Tensor (N,)
-        What `complexity` gives, in [0,1].
+        The result of `complexity`, in [0,1].
 
     Returns
     -------
@@ -551,7 +553,7 @@ def adcc(drop: Any, coherency: Any, complexity: Any) -> Tensor:
     Raises
     ------
     GradcamError
-        For values of another form or outside [0,1], and where there is not one of each for every image.
+        If the inputs are not (N,), have values outside [0,1], or differ in length.
 
     Examples
     --------
@@ -574,7 +576,7 @@ def adcc(drop: Any, coherency: Any, complexity: Any) -> Tensor:
             raise GradcamError(f"The {name} is {shorten(value)}, expected a tensor (N,) of values from 0 to 1.")
     if len({len(share) for share in shares.values()}) > 1:
         lengths = ", ".join(f"{len(share)} of {name}" for name, share in shares.items())
-        raise GradcamError(f"There are {lengths}, expected one of each for every image.")
+        raise GradcamError(f"There are {lengths}: expected one value of each per image.")
     parts = torch.stack([shares["coherency"], 1 - shares["complexity"], 1 - shares["drop"]])
     inverse = (1 / torch.where(parts > 0, parts, 1.0)).sum(0)
     return torch.where((parts > 0).all(0), len(parts) / inverse, 0.0)

@@ -46,20 +46,21 @@ def _rank(values: Tensor) -> Tensor:
 
 
 def class_difference(subject: Subject, explain: Explain, heatmaps: Any = None) -> Tensor:
-    """Measure how different a map is from that of the class's strongest rival: 1 minus their rank correlation.
+    """Measure how different the heatmaps of a class and its strongest rival are: 1 minus their rank correlation.
 
-    The rival is the most probable other class. 0 says that the map is the same for both, 1 that they have nothing in
-    common. Two classes of one kind, such as dogs, may rightly be looked for in one place: a small difference alone
-    refutes nothing, none at all does. Two constant maps have a difference of 0; a constant map and another one have 1.
+    The rival is the most probable other class. 0 means that both heatmaps are the same, 1 that they are uncorrelated. A
+    small difference can be right, since similar classes, such as two breeds of dogs, are in the same place. No
+    difference at all means that the heatmap ignores the class. The difference of two constant heatmaps is 0. The
+    difference of a constant and a varying heatmap is 1.
 
     Parameters
     ----------
     subject : Subject
         The model, the images and their classes.
     explain : callable
-        A function of the model, images (N,C,H,W) and classes (N,) that gives heatmaps (N,H,W).
+        A function of the model, images (N,C,H,W) and classes (N,) that returns heatmaps (N,H,W).
     heatmaps : Tensor, array or Explanation (N,H,W), default None
-        The maps of the subject's classes. None: `explain` makes them.
+        The heatmaps of the subject's classes; None computes them with `explain`.
 
     Returns
     -------
@@ -69,9 +70,10 @@ def class_difference(subject: Subject, explain: Explain, heatmaps: Any = None) -
     Raises
     ------
     TargetError
-        Where the model has one class only.
+        If the model has only one class.
     ImageError
-        For heatmaps of another form or size, those of `explain` too. Whatever else `explain` raises comes through.
+        If `heatmaps`, or the result of `explain`, is not one heatmap per image at the images' size. Other errors of
+        `explain` are passed on.
 
     Examples
     --------
@@ -103,33 +105,33 @@ def find_rivals(subject: Subject) -> Tensor:
     """The most probable class of each image beside its own: int64 (N,). Raises `TargetError` where there is no other."""
     count = subject.all_probabilities.shape[1]
     if count < 2:
-        raise TargetError(f"The model has {count} class: there is no other to compare its map with.")
+        raise TargetError(f"The model has {count} class, but two are needed to compare heatmaps.")
     return subject.all_probabilities.scatter(1, subject.classes[:, None], float("-inf")).argmax(1)
 
 
 def max_sensitivity(
     subject: Subject, explain: Explain, heatmaps: Any = None, *, radius: float = 0.02, samples: int = 10, seed: int = 0
 ) -> Tensor:
-    """Measure the largest change of a map under noise, from 0 up; 0 is best.
+    """Measure the largest change of a heatmap under noise; 0 is best.
 
-    It is the maximum over the draws of e of ``|E(x + e) - E(x)| / |E(x)|``, with the Euclidean norm. As usual it is
-    divided by the map's own norm, so that maps of any scale compare. A blank map's change is left as it is.
+    It is the maximum of ``|E(x + e) - E(x)| / |E(x)|`` over random e, with the Euclidean norm. Dividing by the heatmap's
+    norm makes heatmaps of any scale comparable. The change of a blank heatmap is not divided.
 
     Parameters
     ----------
     subject : Subject
         The model, the images and their classes.
     explain : callable
-        E: a function of the model, images (N,C,H,W) and classes (N,) that gives heatmaps (N,H,W). With noise too, the
-        classes are the subject's.
+        E: a function of the model, images (N,C,H,W) and classes (N,) that returns heatmaps (N,H,W). The classes stay the
+        same for noisy images.
     heatmaps : Tensor, array or Explanation (N,H,W), default None
-        The maps without noise. None: `explain` makes them.
+        The heatmaps without noise; None computes them with `explain`.
     radius : float, default 0.02
-        Each value of e is uniform in [-radius, radius], in the units of the images, as preprocessed.
+        Each value of e is uniform in [-radius, radius], in the units of the preprocessed images.
     samples : int, default 10
-        How many e are drawn.
+        Number of noise samples e.
     seed : int, default 0
-        Draws the noise.
+        Random seed of the noise.
 
     Returns
     -------
@@ -139,9 +141,10 @@ def max_sensitivity(
     Raises
     ------
     GradcamError
-        For a radius that is no number from zero up, and for samples below 1.
+        If the radius is negative, or `samples` is below 1.
     ImageError
-        For heatmaps of another form or size, those of `explain` too. Whatever else `explain` raises comes through.
+        If `heatmaps`, or the result of `explain`, is not one heatmap per image at the images' size. Other errors of
+        `explain` are passed on.
 
     Examples
     --------
@@ -151,15 +154,15 @@ def max_sensitivity(
     ...     return gradcam.explain(model, images, "layer4", target=classes).heatmaps[:, 0]
     >>> classifier = gradcam.load_classifier()
     >>> subject = Subject(classifier.model, classifier.batch(["photo.jpg"]))
-    >>> round(max_sensitivity(subject, explain, samples=2).item(), 1)  # a little noise hardly changes the map
+    >>> round(max_sensitivity(subject, explain, samples=2).item(), 1)  # a little noise hardly changes the heatmap
     0.0
 
     References
     ----------
     Yeh et al., "On the (In)fidelity and Sensitivity of Explanations", NeurIPS 2019, equation 2.
     """
-    check_number(radius, "radius", "how far a value may change, a number from 0 on.")
-    check_count(samples, "samples", "how often to draw noise, 1 or more.")
+    check_number(radius, "radius", "the largest change of a value, 0 or more.")
+    check_count(samples, "samples", "the number of noise samples, 1 or more.")
     images, before = subject.images, _explain_unless(heatmaps, subject, explain)
     generator = draw(seed, "noise")
     most = torch.zeros(len(images), dtype=torch.float32, device=images.device)
@@ -175,23 +178,23 @@ def max_sensitivity(
 
 @dataclass(frozen=True)
 class Randomisation:
-    """Maps of a network whose weights are drawn anew down to each of L layers, and how alike they are to those before.
+    """Heatmaps of models with randomised weights, and their rank correlation with the original heatmaps.
 
     Attributes
     ----------
     layers : tuple of str
-        The layers' dotted names, from the top down. At each, its weights and those of all that run after it are drawn
-        anew.
+        The dotted names of the L layers, from the output to the input. At each one, its weights and those of all layers
+        after it are randomised.
     correlations : Tensor (N,L)
-        Rank correlation with the maps of the network as it is, float32 in [-1,1].
+        Rank correlation with the original heatmaps, float32 in [-1,1].
     heatmaps : Tensor (N,L,H,W)
-        The maps of the network at each layer, float32.
+        The heatmaps at each of these layers, float32.
 
     Examples
     --------
     >>> import gradcam
     >>> from gradcam.evaluation import Subject, randomisation
-    >>> def blob(model, images, classes):  # which knows nothing of the model
+    >>> def blob(model, images, classes):  # ignores the model
     ...     return images.abs().mean(1)
     >>> classifier = gradcam.load_classifier()
     >>> found = randomisation(Subject(classifier.model, classifier.batch(["photo.jpg"])), blob, stages=2)
@@ -209,42 +212,43 @@ class Randomisation:
 def randomisation(
     subject: Subject, explain: Explain, heatmaps: Any = None, *, stages: int = 8, seed: int = 0
 ) -> Randomisation:
-    """Draw the model's weights anew, layer by layer from the top, and measure how much the map stays the same.
+    """Run the model parameter randomisation test, a sanity check: randomise the weights and compare the heatmaps.
 
-    A map that explains the model must change when the weights do: correlations near 0 are good, and 1 says that the map
-    does not depend on the weights. The weights are drawn anew on a copy of the model. Each parameter's values are put
-    into a random order, which keeps their scale: with weights of another scale a network may have no signal left, and
-    all its maps are blank. Statistics of batch norms stay. Layers are the modules that own parameters, in the reverse
-    of the order in which they start. A map that cannot be had, because its gradient is zero or its numbers overflow,
-    counts as blank. The correlation of two constant maps, such as blank ones, is 1, and that of a constant map with
-    another one 0.
+    A heatmap that explains the model must change with the weights. Correlations near 0 are good; 1 means that the
+    heatmap does not depend on the weights. A copy of the model is re-initialised layer by layer, from the output to the
+    input (cascading randomisation). Each parameter's values are shuffled, which keeps their scale. With a different
+    scale, the signal could vanish and all heatmaps would be blank. Batch norm statistics are unchanged. Layers are the
+    modules that own parameters, in reverse order of execution. A heatmap with a zero gradient or an overflow counts as
+    blank. The correlation of two constant heatmaps is 1. The correlation of a constant and a varying heatmap is 0.
 
     Parameters
     ----------
     subject : Subject
         The model, the images and their classes.
     explain : callable
-        A function of the model, images (N,C,H,W) and classes (N,) that gives heatmaps (N,H,W), as a tensor or an array.
+        A function of the model, images (N,C,H,W) and classes (N,) that returns heatmaps (N,H,W), a tensor or an array.
     heatmaps : Tensor, array or Explanation (N,H,W), default None
-        The maps of the model as it is. None: `explain` makes them.
+        The original heatmaps; None computes them with `explain`.
     stages : int, default 8
-        How many layers are looked at: the topmost, the last, where all weights are drawn, and about evenly between.
+        Number of layers at which heatmaps are compared: the one nearest the output, the one where all weights are
+        randomised, and others evenly between.
     seed : int, default 0
-        Draws the orders of the weights.
+        Random seed.
 
     Returns
     -------
     Randomisation
-        The layers, and at each the maps and their rank correlation with the maps of the model as it is.
+        The layers, and for each layer the heatmaps and their rank correlation with the original heatmaps.
 
     Raises
     ------
     ModelError
-        For a model without parameters, and for one that cannot be copied.
+        If the model has no parameters, or cannot be copied.
     GradcamError
-        For `stages` below 1.
+        If `stages` is below 1.
     ImageError
-        For heatmaps of another form or size, those of `explain` too. Whatever else `explain` raises comes through.
+        If `heatmaps`, or the result of `explain`, is not one heatmap per image at the images' size. Other errors of
+        `explain` are passed on.
 
     Examples
     --------
@@ -261,7 +265,7 @@ def randomisation(
     ----------
     Adebayo et al., "Sanity Checks for Saliency Maps", NeurIPS 2018, section 4.1 (cascading randomisation).
     """
-    check_count(stages, "stages", "how many layers to look at, 1 or more.")
+    check_count(stages, "stages", "the number of layers to compare, 1 or more.")
     before = _explain_unless(heatmaps, subject, explain)
     found = {
         name: explain_or_blank(explain, model, subject.images, subject.classes)
@@ -300,7 +304,7 @@ def _copy(model: nn.Module) -> nn.Module:
         return copy.deepcopy(model)
     except Exception as error:
         raise ModelError(
-            f"{type(model).__name__} cannot be copied, and its weights are drawn anew on a copy alone: "
+            f"{type(model).__name__} cannot be copied, which is needed to randomise its weights: "
             f"{describe_unexpected(error)}"
         ) from error
 
@@ -319,7 +323,7 @@ def _draw_anew(model: nn.Module, images: Tensor, stages: int, seed: int) -> Iter
     """Draw the weights of the model, which is changed, from the top down; at each stage the name of the layer it reached."""
     layers = _find_layers(model, images)
     if not layers:
-        raise ModelError(f"{type(model).__name__} has no parameters: there is nothing that could be drawn anew.")
+        raise ModelError(f"{type(model).__name__} has no parameters, so there is nothing to randomise.")
     last = len(layers) - 1
     ends = {round(stage * last / (stages - 1)) for stage in range(stages)} if stages > 1 else {last}
     drawn: set[Tensor] = set()

@@ -42,23 +42,23 @@ def audit(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Audit:
-    """Cluster the evidence for each class, and rank clusters by how much other classes have their like.
+    """Find shortcuts: cluster the evidence for each class, and rank clusters by how rare they are in other classes.
 
-    A cue that a model has learnt for a class, such as a watermark, makes a cluster of maps that lie in one place and mark
-    one look, where pictures of other classes have no evidence. What is found is a reason to look, and what is not found
-    may be there all the same: post-hoc methods miss cues that nobody planted (Adebayo et al. 2022). docs/howto/audit.md
-    has measured how often this one finds planted ones.
+    If a model has learnt a cue for a class, such as a watermark, its heatmaps form a cluster: the evidence lies in one
+    place and looks alike, and other classes have no evidence there. A cluster is a reason to look at the images, not a
+    proof. An audit can also miss shortcuts: post-hoc methods miss unknown cues (Adebayo et al. 2022).
+    docs/howto/audit.md reports how often this audit finds planted cues.
 
     Parameters
     ----------
-    inputs : path, URL or picture, or several
-        As in `gradcam.explain_files`: pictures of two classes or more.
+    inputs : path, URL or image, or several
+        As in `gradcam.explain_files`: images of two classes or more.
     classifier : Classifier
-        The model. Its `layer` is explained: `load_classifier(layer=...)` chooses it.
+        The model. Choose the target layer with `load_classifier(layer=...)`.
     labels : path or mapping of str to str, default None
-        The class of each picture, which is explained: a table with the columns image and class; a mapping from pictures'
-        names to classes; "folders", for the name of the folder that each lies in; or "predicted". None takes the folders
-        where these are called like classes of the model, and otherwise what the model predicts.
+        The class to explain in each image: a table with the columns image and class; a mapping from image names to
+        classes; "folders" for the name of each image's folder; or "predicted". None uses the folders if they are named
+        like classes of the model, and the predictions otherwise.
     method : str or Method, default None
         As in `gradcam.explain`.
     score : str, default "logit"
@@ -70,21 +70,22 @@ def audit(
     workers : int, default None
         As in `gradcam.explain_files`.
     progress : callable, default None
-        Called with the pictures done and the number of all.
+        Called with the number of finished images and the total.
 
     Returns
     -------
     Audit
-        With the most suspicious cluster first, and a line in `failures` for each picture that is left out.
+        The clusters, the most suspicious first, and a line in `failures` for each image that was left out.
 
     Raises
     ------
     GradcamError
-        Where scikit-learn is missing (`gradcam-torch[audit]`), and as `gradcam.explain_files` does.
+        If scikit-learn is missing (`gradcam-torch[audit]`). Also as in `gradcam.explain_files`.
     ModelError
-        For a model that is no classifier, or is shown pictures in windows.
+        If the model is not a classifier, or its `fit` is not "crop".
     InputError
-        For labels that cannot be read, and where fewer than two classes have evidence, or none enough of it.
+        If the labels cannot be read, if fewer than two classes have positive evidence, or if no class has enough images
+        with positive evidence.
 
     Examples
     --------
@@ -117,9 +118,7 @@ def audit_items(
     settings: Any = {"reshape": reshape, "batch_size": batch_size, "workers": workers}
     look = Look.of(classifier, method=method, score=score, **settings)
     if classifier.fit != "crop":
-        raise ModelError(
-            f"Pictures are clustered as the network itself sees them, and fit is {classifier.fit!r}: take 'crop'."
-        )
+        raise ModelError(f"An audit needs the model's default crop, but fit is {classifier.fit!r}: use fit='crop'.")
     labelled = find_labels(labels, items, classifier)
     counter = Counter(progress, total=len(labelled.items))
     marked, blank, failures = collect_evidence(look, labelled.items, counter.step)
@@ -150,18 +149,18 @@ def _check_classes(marked: Sequence[Marked], names: Any, failures: Mapping[str, 
     """Raises `InputError` where there is nothing to compare with, or nothing to cluster."""
     sizes = Count(one.explained for one in marked)
     if not marked:
-        first = f" The first of {len(failures)} lines: {shorten(next(iter(failures.values())))}" if failures else ""
-        raise InputError(f"No picture has evidence for its class.{first}")
+        first = f" The first of {len(failures)} failures: {shorten(next(iter(failures.values())))}" if failures else ""
+        raise InputError(f"No image has positive evidence for its class.{first}")
     if len(sizes) < 2:
         raise InputError(
-            f"All {len(marked)} pictures with evidence are of one class, {names(marked[0].explained)}: its evidence is "
-            "compared with that of other classes, so give pictures of two, at least."
+            f"All {len(marked)} images with positive evidence are of one class, {names(marked[0].explained)}: give images "
+            "of at least two classes to compare."
         )
     if max(sizes.values()) < LEAST:
         index, count = sizes.most_common(1)[0]
         raise InputError(
-            f"No class has the {LEAST} pictures with evidence that are needed to cluster it; the largest, "
-            f"{names(index)}, has {count}."
+            f"Clustering needs {LEAST} images with positive evidence in a class, but the largest class, "
+            f"{names(index)}, has {count}: give more images."
         )
 
 
@@ -198,17 +197,17 @@ def _note(
     source: str, marked: Sequence[Marked], blank: Sequence[str], few: Sequence[str], labels: Labels | None
 ) -> Iterator[str]:
     if labels is None:
-        advice = "" if "folders" in source else "; --labels FILE (labels= in Python) takes them from a table"
+        advice = "" if "folders" in source else ". Use --labels FILE (labels= in Python) to read them from a table"
         yield f"Classes are {source}{advice}."
     wrong = sum(one.explained != one.predicted for one in marked)
     if wrong:
-        yield f"The model predicts another class for {wrong} of {len(marked)} pictures; their maps are of the label's class."
+        yield f"The model predicts another class for {wrong} of {len(marked)} images. Their labels are explained."
     if blank:
-        has = "pictures have" if len(blank) > 1 else "picture has"
-        yield f"{len(blank)} {has} no evidence for the class: the map is blank, and in no cluster."
+        has = "images have" if len(blank) > 1 else "image has"
+        yield f"{len(blank)} {has} no positive evidence for the class: the heatmap is blank and not clustered."
     if few:
         names = ", ".join([*few[:NAMED], *([f"and {len(few) - NAMED} more"] if len(few) > NAMED else [])])
         yield (
-            f"Classes with fewer than {LEAST} pictures with evidence are not clustered, and stand for other classes only: "
+            f"Classes with fewer than {LEAST} images with positive evidence are not clustered, only compared with: "
             f"{names}."
         )

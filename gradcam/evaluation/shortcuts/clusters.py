@@ -37,7 +37,7 @@ def check_installed() -> None:
     try:
         import sklearn.cluster  # noqa: F401
     except ImportError as error:
-        raise GradcamError(f"Clusters need scikit-learn ({error}): pip install 'gradcam-torch[audit]'") from error
+        raise GradcamError(f"Clustering needs scikit-learn ({error}): pip install 'gradcam-torch[audit]'") from error
 
 
 @dataclass(frozen=True, eq=False)

@@ -70,7 +70,9 @@ def collect_evidence(
             blank.append(item.name)
         elif marked and found.map.shape != marked[0].map.shape:
             shapes = [" x ".join(map(str, it.map.shape)) for it in (found, marked[0])]
-            failures[item.name] = f"{item.name}: its map is {shapes[0]} and that of others {shapes[1]}: give one --size"
+            failures[item.name] = (
+                f"{item.name}: its heatmap is {shapes[0]}, but others are {shapes[1]}: give one --size"
+            )
         else:
             marked.append(found)
     return marked, blank, failures
@@ -103,7 +105,7 @@ def _to_grid(look: Look, outputs: Sequence[Tensor], pictures: Sequence[Prepared]
     module = find_layer(model, look.layer).module
     layout = axes.find_layout(outputs[0].shape, module, look.request.options["reshape"]) if outputs else None
     if layout is None or len(outputs[0]) != len(pictures):
-        raise LayerError(f"Layer '{look.layer}' gives no grid of features for each picture: choose another --layer.")
+        raise LayerError(f"Layer '{look.layer}' has no grid of features for each image: choose another --layer.")
     grid, windows = layout.to_grid(outputs[0]).float().cpu(), find_windows(look.classifier.preprocess, pictures)
     # As maps of padded images, which cover the image alone.
     return grid if windows is None else take_windows(grid, Frame((images.shape[2], images.shape[3]), windows))
@@ -119,12 +121,12 @@ def _finish(fetched: Fetched, found: _Seen | GradcamError) -> tuple[Item, Marked
         grids = [" x ".join(map(str, it)) for it in (values.shape, found.features.shape[1:])]
         return (
             item,
-            f"{item.name}: the map is {grids[0]} and the layer's features are {grids[1]}: choose another method",
+            f"{item.name}: the heatmap is {grids[0]}, but the layer's features are {grids[1]}: choose another method",
         )
     weights = values / values.sum().clamp(min=torch.finfo(torch.float32).tiny)
     features = (found.features * weights).sum((1, 2))
     if not (values.isfinite().all() and features.isfinite().all()):
-        return item, f"{item.name}: the layer gives NaN or infinite features: look at the weights, or the precision"
+        return item, f"{item.name}: the layer has NaN or infinite features: check the weights and the precision"
     explained = int(explanation.classes[0, 0])  # type: ignore[index]  # a class is explained
     predicted = found.result.predictions[0].index
     return item, Marked(item, explained, predicted, found.result.region, values.numpy(), features.numpy())

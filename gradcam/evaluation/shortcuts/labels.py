@@ -41,7 +41,7 @@ def find_labels(labels: Labels | None, items: Sequence[Item], classifier: Classi
     path = os.fspath(labels)
     if not path.lower().endswith(LIST_SUFFIXES):
         raise InputError(
-            f"{path}: labels are a table with the columns image and class, {', '.join(LIST_SUFFIXES)}, or the word "
+            f"{path}: expected a table ({', '.join(LIST_SUFFIXES)}) with the columns image and class, or the word "
             f"{FOLDERS} or {PREDICTED}."
         )
     given, failures = _match(read_list(os.path.abspath(path)), items, path)
@@ -77,11 +77,13 @@ def _match(entries: Sequence[Entry], items: Sequence[Item], path: str) -> tuple[
         shown = os.path.relpath(entry.path, beside).replace(os.sep, "/") if os.path.isabs(entry.path) else entry.path
         name = names.get(os.path.realpath(entry.path)) or names.get(shown) or names.get(entry.path)
         if name is None:
-            failures[where] = f"{where}: {shown} is not among the pictures"
+            failures[where] = f"{where}: {shown} is not among the images"
         elif entry.wanted is None:
             failures[where] = f"{where}: {shown} has no class"
         elif given.setdefault(name, entry.wanted) != entry.wanted:
-            failures[where] = f"{where}: {shown} is called {entry.wanted} here and {given[name]} before, which counts"
+            failures[where] = (
+                f"{where}: {shown} has the class {entry.wanted} here, but {given[name]} before, which is used"
+            )
     return given, failures
 
 
@@ -97,7 +99,7 @@ def _label(
     if not known:
         reasons = list(failures.values())
         more = f" (and {len(reasons) - 1} more lines)" if len(reasons) > 1 else ""
-        raise InputError(f"No picture has a class of the model's in {source}: {reasons[0]}{more}.")
+        raise InputError(f"No image has a class of the model in {source}: {reasons[0]}{more}.")
     return Labelled(known, source, failures)
 
 
@@ -106,4 +108,4 @@ def _find_unknown(given: Mapping[str, str], classifier: Classifier) -> Iterator[
         try:
             classifier.find_class(name)
         except TargetError as error:  # noqa: PERF203  (of this class)
-            yield name, f"{pictures} picture{'s' * (pictures > 1)} left out: {error}"
+            yield name, f"{pictures} image{'s' * (pictures > 1)} left out: {error}"

@@ -43,7 +43,7 @@ def describe_place(mean: NDArray[np.floating[Any]]) -> str:
             return _describe_band([names[int(bands.argmax())]])
     if min(mean.shape) > 2 and 1 - share[1:-1, 1:-1].sum() >= BORDER:
         return "along the border"
-    return "all over the picture"
+    return "all over the image"
 
 
 def _find_thirds(length: int) -> NDArray[np.int64]:
@@ -59,7 +59,7 @@ def _describe_band(words: list[str]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class EvidenceCluster:
-    """Pictures of one class whose evidence lies in like places and looks alike.
+    """Images of one class whose evidence lies in the same place and looks alike.
 
     Attributes
     ----------
@@ -68,29 +68,32 @@ class EvidenceCluster:
     label : str or None
         Its name.
     pictures : int
-        How many pictures of the class were clustered.
+        The number of clustered images of the class.
     members : tuple of str
-        The names of the pictures in the cluster, the most typical first.
+        The names of the images in the cluster, the most typical first.
     where : str
-        The place of its mean map in words, such as "in the top left corner".
+        The position of the mean heatmap in words, such as "in the top left corner".
     suspicion : float
-        From 0 to 1: `place` times `apart`. Near 1, the evidence lies where other classes have none and looks like nothing
-        else.
+        From 0 to 1, computed from `place` and `apart`. Near 1, the evidence lies where other classes have none, and
+        does not look like evidence outside the cluster.
     place : float
-        From 0 to 1: how much rarer evidence in the cluster's place is among pictures of other classes than among those
-        of its class. 0 is as common, 1 is never. Both rates are taken at the careful end of their 95 % intervals.
+        From 0 to 1: how much rarer evidence in this place is in other classes than in the cluster's class. 0 means
+        equally common, 1 means that other classes have none there. Both rates are taken at the conservative end of
+        their 95 % intervals.
     apart : float
-        From 0 to 1: how much rarer the look of what it marks is outside of the cluster than in it, in the same way.
+        From 0 to 1: how much rarer evidence that looks like the cluster's is outside the cluster than in it, computed
+        like `place`.
     elsewhere : int
-        How many pictures of other classes have as much evidence in that place as four of five members have.
+        The number of images of other classes that have evidence in this place, at least as much as four of five members
+        have.
     others : int
-        How many pictures of other classes there are.
+        The number of images of other classes.
     is_rest : bool
-        Whether these are the pictures of the class that fit into no cluster.
+        True if these are the images of the class that fit no cluster.
     map : array (h,w)
-        The mean of its members' maps on the layer's grid. Its sum is 1.
+        The mean heatmap of the members on the layer's grid. Its sum is 1.
     draw_member : callable
-        Draws a member by its name. The picture is read again.
+        A function that draws a member by name. It reads the image again.
 
     Examples
     --------
@@ -120,35 +123,35 @@ class EvidenceCluster:
 
     @property
     def share(self) -> float:
-        """The share of the class's pictures that are in it, from 0 to 1."""
+        """The cluster's share of the class's images, from 0 to 1."""
         return len(self.members) / self.pictures
 
     @property
     def class_name(self) -> str:
-        """The class's label, or its index in words."""
+        """The class's label, or "class" and its index."""
         return name_class(self.index, self.label)
 
     def describe(self) -> str:
-        """Say in a sentence where the evidence lies, how often, and how many pictures of other classes have some there."""
+        """Describe where the evidence lies, how often, and how many images of other classes have as much evidence there."""
         some = f"{self.elsewhere} of {self.others}" if self.elsewhere else f"none of {self.others}"
         verb = "has" if self.elsewhere in (0, 1) else "have"
         return (
-            f"{self.where}, in {len(self.members)} of {self.pictures} pictures of {self.class_name}; of other classes "
-            f"{some} {verb} as much evidence there"
+            f"{self.where}, in {len(self.members)} of {self.pictures} images of {self.class_name}; {some} images of other "
+            f"classes {verb} as much evidence there"
         )
 
     def draw(self, *, count: int = TYPICAL) -> dict[str, Pixels]:
-        """Draw the mean map, and the most typical pictures with their maps.
+        """Draw the mean heatmap, and the most typical images with their heatmaps.
 
         Parameters
         ----------
         count : int, default 5
-            How many pictures at most. One that cannot be read any more is left out.
+            The largest number of images. Images that can no longer be read are left out.
 
         Returns
         -------
         dict of str to array (H,W,3)
-            "mean map", and the pictures by their names: RGB, uint8.
+            The mean heatmap under "mean map", and the images by name: RGB, uint8.
         """
         grey = np.full((SIDE, SIDE, 3), 128, np.uint8)
         drawn = {"mean map": draw_marked(grey, self.map, (0, 0, SIDE, SIDE))}
@@ -160,7 +163,7 @@ class EvidenceCluster:
         return drawn
 
     def to_record(self) -> dict[str, Any]:
-        """Write all of it but the pictures, as what JSON has."""
+        """Return everything except the images, ready for JSON."""
         numbers = ("suspicion", "place", "apart", "elsewhere", "others", "is_rest", "where", "pictures")
         return {
             "class": {"index": self.index, "label": self.label},
@@ -180,19 +183,19 @@ class Audit:
     model : str
         The model's name.
     method : str
-        The method of the maps.
+        The method of the heatmaps.
     layer : str
-        Where maps and features are taken.
+        The target layer of heatmaps and features.
     source : str
-        Where the classes come from: a table, the folders' names, or the model's predictions.
+        The source of the classes: a table, the folders' names, or the model's predictions.
     clusters : tuple of EvidenceCluster
-        All clusters of all classes, by their suspicion.
+        All clusters of all classes, sorted by suspicion.
     blank : tuple of str
-        Pictures without any evidence for their class, which are in no cluster.
+        Images without positive evidence for their class, which are in no cluster.
     failures : mapping of str to str
-        Pictures, lines of the table and classes that are left out, and a line that says why.
+        Images, table lines and classes that were left out, with the reason.
     notes : tuple of str
-        What a person should know of the audit as a whole.
+        Notes on the audit as a whole.
 
     Examples
     --------
@@ -219,24 +222,24 @@ class Audit:
 
     @property
     def summary(self) -> str:
-        """One line: how many pictures, classes and clusters there are, and the first cluster."""
+        """One line: the numbers of images, classes and clusters, and the first cluster."""
         classes = {cluster.index for cluster in self.clusters}
         pictures = sum(len(cluster.members) for cluster in self.clusters)
         first = self.clusters[0]
         return (
-            f"{pictures} pictures of {len(classes)} classes in {len(self.clusters)} clusters; the most suspicious, "
-            f"{first.suspicion:.2f}: {first.describe()}"
+            f"{pictures} images of {len(classes)} classes in {len(self.clusters)} clusters; the most suspicious "
+            f"({first.suspicion:.2f}) is {first.describe()}"
         )
 
     def sheet(self, *, count: int = SHOWN, height: int = 160) -> Pixels:
-        """Draw the most suspicious clusters: of each its mean map and typical pictures, under what is said of it.
+        """Draw the most suspicious clusters, one per row: description, mean heatmap and typical images.
 
         Parameters
         ----------
         count : int, default 10
-            How many clusters at most.
+            The largest number of clusters.
         height : int, default 160
-            The height of each picture, in pixels.
+            The height of each image in pixels.
 
         Returns
         -------
@@ -246,7 +249,7 @@ class Audit:
         Raises
         ------
         ImageError
-            For a height that is no number of pixels.
+            If `height` is not a positive number of pixels.
         """
         blank = np.full((height if isinstance(height, int) and height > 0 else 1, 1, 3), 255, np.uint8)
         rows = []
@@ -254,10 +257,10 @@ class Audit:
             drawn = [*cluster.draw().values()]
             title = f"{number}. {cluster.suspicion:.2f}  {cluster.describe()}"
             rows.append(PanelRow(title, [*drawn, *[blank] * (1 + TYPICAL - len(drawn))]))
-        return draw_panel(["mean map", "typical pictures", *[""] * (TYPICAL - 1)], rows, height=height)
+        return draw_panel(["mean heatmap", "typical images", *[""] * (TYPICAL - 1)], rows, height=height)
 
     def to_record(self) -> dict[str, Any]:
-        """Write all of it in lists, dicts, strings and numbers, as JSON has them."""
+        """Return everything as lists, dicts, strings and numbers, ready for JSON."""
         kept = ("model", "method", "layer", "source")
         return {
             "schema": SCHEMA,

@@ -37,46 +37,46 @@ def diff(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Diff:
-    """Compare two models on the same pictures: their predictions, and where they look.
+    """Compare the predictions and heatmaps of two models on the same images.
 
-    Two checkpoints, two precisions, or a model and its quantised form. The maps of both are of one class, the old model's
-    prediction, and are compared where both models look. Old maps are rounded to 16 bits, as in a snapshot, and new ones
-    alike, so that both ways of comparing give the same numbers.
+    Compare two checkpoints, two precisions, or a model and its quantised version. Both heatmaps explain the class that the
+    old model predicts, and are compared on the region that both models see. Heatmaps are rounded to 16 bits, as in a
+    snapshot, so that a model and its snapshot give the same numbers.
 
     Parameters
     ----------
     old : Classifier or Snapshot
-        The model, or what `take_snapshot` kept of it.
+        The old model, or its snapshot from `take_snapshot`.
     new : Classifier
-        The other one, with the same classes. Each one's `layer` is explained: `load_classifier(layer=...)` chooses it.
-    inputs : path, URL or picture, or several
-        As in `take_snapshot`. Pictures are found in a snapshot by the SHA-256 of their files.
+        The new model, with the same classes. Choose the target layers with `load_classifier(layer=...)`.
+    inputs : path, URL or image, or several
+        As in `take_snapshot`. Images are matched with a snapshot by the SHA-256 of their files.
     method : str or Method, default None
-        As in `gradcam.explain`; None for the snapshot's, if there is one.
+        As in `gradcam.explain`; None uses the snapshot's method, if there is one.
     score : str, default None
-        As in `targets.ClassTarget`; None for the snapshot's, or "logit".
+        As in `targets.ClassTarget`; None uses the snapshot's score, or "logit".
     reshape : tuple, str or callable, default None
-        As in `gradcam.explain`, of both models.
+        As in `gradcam.explain`, for both models.
     alike : float, default 0.9
-        The rank correlation, from -1 to 1, from which on maps count as alike.
+        The smallest rank correlation, from -1 to 1, of heatmaps that count as alike.
     batch_size : int or "auto", default "auto"
         As in `gradcam.explain_files`.
     workers : int, default None
         As in `gradcam.explain_files`.
     progress : callable, default None
-        Called with the pictures done and the number of all; each model's count.
+        Called with the number of finished images and the total, counting each model.
 
     Returns
     -------
     Diff
-        With a row for each picture, and a line in `failures` for each that could not be compared.
+        One row per image, and a line in `failures` for each image that could not be compared.
 
     Raises
     ------
     ModelError
-        For models that are no classifiers, or have other classes.
+        If a model is not a classifier, or the models have different classes.
     GradcamError
-        For a method or score that is not the snapshot's, and as `gradcam.explain_files` does.
+        If the method or score differs from the snapshot's. Also as in `gradcam.explain_files`.
 
     Examples
     --------
@@ -84,7 +84,7 @@ def diff(
     >>> old, new = gradcam.load_classifier(), gradcam.load_classifier(layer="layer3")
     >>> found = gradcam.evaluation.diff(old, new, ["photo.jpg", "photos/"])
     >>> found.worst.change, found.summary
-    ('map', '3 pictures: 3 with the same class and another map, 0 with another class, 0 alike; correlation ...')
+    ('map', '3 images: 3 with the same class and a different heatmap, 0 with a different class, 0 alike; correlation ...')
     """
     check_number(alike, "alike", "a rank correlation from -1 to 1.", least=-1, most=1)
     if isinstance(old, Snapshot):
@@ -120,8 +120,7 @@ def _check_explained(kept: Origin, method: str | Method | None, score: str | Non
     for name, value, there in (("method", asked, kept.method), ("score", score, kept.score)):
         if value not in (None, there):
             raise GradcamError(
-                f"The snapshot's maps have the {name} {there}, and {value} is asked for, whose maps are others: leave the "
-                f"{name} out, or take another snapshot."
+                f"The snapshot was taken with the {name} {there}, not {value}: leave the {name} out, or take a new snapshot."
             )
 
 
@@ -129,16 +128,16 @@ def _check_classes(old: Origin, new: Origin) -> None:
     """Raises `ModelError` where a class of one model is not the same class of the other."""
     if old.classes != new.classes:
         raise ModelError(
-            f"OLD, {old.model}, has {old.classes} classes and NEW, {new.model}, has {new.classes}: maps of one class are "
-            "compared, which both need to have."
+            f"OLD, {old.model}, has {old.classes} classes and NEW, {new.model}, has {new.classes}: give two models with the "
+            "same classes."
         )
     pairs = list(zip(old.labels or (), new.labels or ()))
     differing = [i for i, (one, other) in enumerate(pairs) if one.casefold() != other.casefold()]
     if differing:
-        first, more = differing[0], f", and {len(differing) - 1} more differ" if len(differing) > 1 else ""
+        first, more = differing[0], f" ({len(differing)} classes differ)" if len(differing) > 1 else ""
         raise ModelError(
             f"Class {first} is {shorten(pairs[first][0])} in OLD, {old.model}, and {shorten(pairs[first][1])} in NEW, "
-            f"{new.model}{more}: where they mean the same, load both with the same labels (--labels FILE)."
+            f"{new.model}{more}. If they mean the same, load both with the same labels (--labels FILE)."
         )
 
 
@@ -179,21 +178,18 @@ def _read(classifier: Classifier, item: Item) -> Pixels:
 def _note_models(earlier: Look | Snapshot, new: Origin) -> Iterator[str]:
     old, is_kept = earlier.origin, isinstance(earlier, Snapshot)
     if is_kept and old.architecture != new.architecture:
-        yield (
-            f"The snapshot is of another architecture: the tensors of {old.model} and {new.model} have other names or "
-            "shapes."
-        )
+        yield (f"The snapshot has another architecture: tensor names or shapes of {old.model} and {new.model} differ.")
     changed = [
         f"{name} {old.versions.get(name)}" for name, now in new.versions.items() if old.versions.get(name) != now
     ]
     if changed:
-        yield f"The snapshot was taken with {', '.join(changed)}: maps may differ in their last digits."
+        yield f"The snapshot was taken with {', '.join(changed)}: heatmaps may differ in their last digits."
     if old.layer != new.layer:
         yield f"OLD is explained at {old.layer} and NEW at {new.layer}."
     if old.preprocessing != new.preprocessing:
         yield (
-            f"Pictures are prepared for OLD by {old.preprocessing} and for NEW by {new.preprocessing}, which changes maps "
-            "as well: --size, --crop, --mean and --std say it for both (size=, ... in Python)."
+            f"OLD and NEW have different preprocessing, which changes heatmaps as well: {old.preprocessing} and "
+            f"{new.preprocessing}. Use --size, --crop, --mean and --std to set both (size=, ... in Python)."
         )
     if not is_kept and (old.weights, old.dtype, old.layer) == (new.weights, new.dtype, new.layer):
         yield "OLD and NEW have the same weights and the same precision."
@@ -206,10 +202,10 @@ def _note_pictures(
         left = {it.sha256 for it in earlier.pictures} - {it.sha256 for it in before.pictures}
         if left:
             verb = "was" if len(left) == 1 else "were"
-            yield f"{len(left)} of the snapshot's {len(earlier.pictures)} pictures {verb} not given, or not as then."
+            yield f"{len(left)} of the snapshot's {len(earlier.pictures)} images {verb} not given, or changed."
     differing = [it.name for it in now.pictures if seen[it.name].region != it.region]
     if differing:
         yield (
-            f"OLD and NEW see different parts of {len(differing)} of {len(now.pictures)} pictures: their maps are compared "
-            "where both look."
+            f"OLD and NEW see different parts of {len(differing)} of {len(now.pictures)} images. Their heatmaps are "
+            "compared on the common part."
         )

@@ -16,13 +16,13 @@ ALIKE = 0.9  # the rank correlation from which on maps count as alike
 # What conditions may name, and what it says, for the docs and for who mistypes one.
 NAMES = {
     "agree": "1 where the predictions agree, 0 where they do not",
-    "correlation": "the rank correlation of the maps, -1 to 1",
-    "overlap": "the share of the top 30 % that both maps mark, 0 to 1",
-    "moved": "how far the map's centre moved, as a share of the diagonal, 0 to 1",
-    "drop": "how much less probable the old class is, -1 to 1",
+    "correlation": "the rank correlation of the heatmaps, -1 to 1",
+    "overlap": "the overlap of the top 30 % of the pixels, 0 to 1",
+    "moved": "how far the centre of mass moved, as a share of the diagonal, 0 to 1",
+    "drop": "the drop in probability of the old class, -1 to 1",
 }
 FORM = re.compile(r"\s*(?P<mean>mean\s+)?(?P<name>\w+)\s*(?P<sign>[<>])\s*(?P<number>\S+?)\s*")
-MEAN = "the mean of all pictures"
+MEAN = "the mean of all images"
 SUITE = "gradcam diff"
 
 
@@ -53,8 +53,8 @@ def read_condition(text: str) -> Condition:
             found = None
     if found is None or not math.isfinite(number) or found["name"] not in NAMES:
         raise GradcamError(
-            f"{shorten(text)} is no condition: expected NAME<NUMBER or NAME>NUMBER, such as 'correlation<0.9', or 'mean "
-            f"agree<1'; the names are {', '.join(NAMES)}."
+            f"{shorten(text)} is not a condition: expected NAME<NUMBER or NAME>NUMBER, such as 'correlation<0.9' or 'mean "
+            f"agree<1'. Names: {', '.join(NAMES)}."
         )
     plain = f"{'mean ' if found['mean'] else ''}{found['name']}{found['sign']}{found['number']}"
     return Condition(plain, found["name"], found["sign"], number, found["mean"] is not None)
@@ -74,15 +74,15 @@ class Case:
 
 @dataclass(frozen=True)
 class Gate:
-    """What conditions made of a comparison; `Diff.gate` makes it.
+    """The result of conditions on a comparison, as returned by `Diff.gate`.
 
     Attributes
     ----------
     conditions : tuple of str
-        As they were read.
+        The conditions.
     cases : tuple of Case
-        One for each picture, in the order of the comparison, and one for the mean where a condition is of it. Each has
-        a `name`, its `values`, the conditions that are `met`, and an `error` where the picture could not be compared.
+        One per image, in the order of the comparison, and one for the mean if a condition is on the mean. Each has a
+        `name`, its `values`, the conditions that are `met`, and an `error` if the image could not be compared.
 
     Examples
     --------
@@ -106,7 +106,7 @@ class Gate:
         return any(case.met for case in self.cases)
 
     def to_junit(self) -> bytes:
-        """Write it as JUnit XML, which services of continuous integration show: a test case for each picture."""
+        """Return JUnit XML with one test case per image, for continuous integration services."""
         failures, errors = (sum(bool(getattr(it, name)) for it in self.cases) for name in ("met", "error"))
         counts = {"tests": str(len(self.cases)), "failures": str(failures), "errors": str(errors), "skipped": "0"}
         root = ElementTree.Element("testsuites", counts)
@@ -145,6 +145,6 @@ def judge(
     cases = [Case(name, values, try_all(values, of_mean=False)) for name, values in pictures.items()]
     cases += [Case(name, {}, error=reason) for name, reason in failures.items()]
     if any(it.of_mean for it in read):
-        none: Any = {"error": "no picture could be compared"}
+        none: Any = {"error": "no image could be compared"}
         cases.append(Case(MEAN, means, try_all(means, of_mean=True)) if means else Case(MEAN, {}, **none))
     return Gate(tuple(it.text for it in read), tuple(cases))

@@ -31,34 +31,33 @@ CHANGES = ("map", "class", "none")  # what differs, the worst first
 
 @dataclass(frozen=True, eq=False)
 class PictureDiff:
-    """One picture as two models see it.
+    """The comparison of two models on one image.
 
     Attributes
     ----------
     image : str
-        The picture's name.
+        The image's name.
     old : Prediction
-        The old model's most probable class: `index`, `label` and `probability`. Both maps are of this class.
+        The old model's top class: `index`, `label` and `probability`. Both heatmaps explain this class.
     new : Prediction
-        The new model's most probable class.
+        The new model's top class.
     kept : float
-        The probability of the old model's class in the new model, from 0 to 1.
+        The new model's probability of the old model's class, from 0 to 1.
     correlation : float
-        The rank correlation of the two maps, from -1 to 1. 1 is the same order of the pixels. Of two constant maps it
-        is 1, and of a constant one and another it is 0.
+        The rank correlation of the two heatmaps, from -1 to 1. It is 1 for two constant heatmaps, and 0 for a constant
+        and a varying heatmap.
     overlap : float
-        The share of the 30 % of the pixels that the old map marks most which are also among the 30 % that the new one
-        marks most, from 0 to 1. By chance it is 0.3.
+        The overlap of the highest 30 % of the pixels of both heatmaps, from 0 to 1. Chance is 0.3.
     moved : float
-        How far the map's centre of mass has moved, as a share of the diagonal of what the models see, from 0 to 1. The
-        centre of a blank map is the middle.
+        The distance between the centres of mass, as a share of the diagonal of the common region, from 0 to 1. The centre
+        of a blank heatmap is the middle.
     change : str
-        "map" where the predictions agree and the correlation is below `alike`; "class" where the predictions differ;
-        "none" where neither is so.
+        "map" if the predictions agree and the correlation is below `alike`, "class" if the predictions differ, otherwise
+        "none".
     seen : (Seen, Seen)
-        What each model made of the picture, with its map on the layer's grid.
+        The result of each model, with its heatmap on the layer's grid.
     read : callable
-        Reads the picture again, to draw on.
+        A function that reads the image again, for drawing.
 
     Examples
     --------
@@ -90,20 +89,20 @@ class PictureDiff:
 
     @property
     def drop(self) -> float:
-        """How much less probable the old model's class is in the new one, from -1 to 1."""
+        """The drop in probability of the old model's class, from -1 to 1."""
         return self.old.probability - self.kept
 
     @property
     def values(self) -> dict[str, float]:
-        """The numbers that conditions name."""
+        """The numbers by the names that conditions use."""
         names = ("correlation", "overlap", "moved", "drop")
         return {"agree": float(self.agree), **{name: getattr(self, name) for name in names}}
 
     def draw(self) -> dict[str, Pixels]:
-        """Draw the part of the picture that both models see: as it is, with both maps, and with their difference.
+        """Draw the common region of both models: the image, both heatmaps, and their difference.
 
-        In the difference, red is where the new map is stronger, and blue where the old one is, each divided by its own
-        maximum. The picture is read again.
+        Each heatmap is divided by its own maximum. The difference is red where the new heatmap is stronger, and blue
+        where the old heatmap is stronger. The image is read again.
 
         Returns
         -------
@@ -113,7 +112,7 @@ class PictureDiff:
         Raises
         ------
         ImageError
-            Where the picture cannot be read any more.
+            If the image can no longer be read.
         """
         maps, region = lay_both(*self.seen)
         picture, (old, new) = crop(self.read(), region), to_unit(maps)
@@ -125,12 +124,12 @@ class PictureDiff:
         return {"picture": picture, "old": draw(picture, old), "new": draw(picture, new), "difference": difference}
 
     def panel(self, *, height: int = 224) -> Pixels:
-        """Draw the picture, both maps and their difference side by side, under their names and numbers.
+        """Draw the image, both heatmaps and their difference side by side, with names and numbers.
 
         Parameters
         ----------
         height : int, default 224
-            The height of each of them, in pixels.
+            The height of each image in pixels.
 
         Returns
         -------
@@ -140,24 +139,24 @@ class PictureDiff:
         Raises
         ------
         ImageError
-            As `draw` does, and for a height that is no number of pixels.
+            If `height` is not a positive number of pixels. Also as in `draw`.
         """
         names = {"old": _caption("old", self.old), "new": _caption("new", self.new)}
-        names["difference"] = "red: more in new, blue: less"
+        names["difference"] = "red: stronger in new, blue: in old"
         drawn = self.draw()
         row = PanelRow(f"{self.image}: {self.describe()}", list(drawn.values()))
         return draw_panel([names.get(name, name) for name in drawn], [row], height=height)
 
     def describe(self) -> str:
-        """Write the numbers in one line."""
+        """Return the numbers as one line of text."""
         name = name_class(self.old.index, self.old.label)
         return (
-            f"maps of {name}: correlation {self.correlation:.3f}, "
-            f"{100 * self.overlap:.0f} % of the top 30 % in both, centre moved by {100 * self.moved:.0f} %"
+            f"heatmaps of {name}: correlation {self.correlation:.3f}, "
+            f"{100 * self.overlap:.0f} % overlap of the top 30 %, centre moved by {100 * self.moved:.0f} %"
         )
 
     def to_record(self) -> dict[str, Any]:
-        """Write all of it but the maps, as what JSON has."""
+        """Return everything except the heatmaps, ready for JSON."""
         old, new = (
             {name: getattr(it, name) for name in ("index", "label", "probability")} for it in (self.old, self.new)
         )
@@ -171,23 +170,23 @@ def _caption(name: str, found: Prediction) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Diff:
-    """Two models on the same pictures, the pictures on which they differ most first.
+    """The comparison of two models on the same images, largest differences first.
 
     Attributes
     ----------
     old : Origin
         The old model, its method and its layer.
     new : Origin
-        The new one.
+        The new model, its method and its layer.
     rows : tuple of PictureDiff
-        First those on which predictions agree and maps do not, then those on which predictions differ, then the rest;
-        among each, the lowest correlation first.
+        First the images with the same prediction and different heatmaps, then the images with different predictions,
+        then all others. Within each group, the lowest correlation comes first.
     failures : mapping of str to str
-        Pictures that could not be compared, and a line that says why.
+        Images that could not be compared, with the reason.
     notes : tuple of str
-        What a person should know of the comparison as a whole.
+        Notes on the comparison as a whole.
     alike : float
-        The correlation from which on maps count as alike.
+        The smallest correlation of heatmaps that count as alike.
 
     Examples
     --------
@@ -212,52 +211,53 @@ class Diff:
 
     @property
     def worst(self) -> PictureDiff | None:
-        """The row that comes first; None where no picture could be compared."""
+        """The first row; None if no image could be compared."""
         return self.rows[0] if self.rows else None
 
     @property
     def means(self) -> dict[str, float]:
-        """The mean over pictures of each number, by its name; of "agree" it is the share. Empty without any picture."""
+        """The mean of each number over the images, by name. The mean of "agree" is a share. Empty without images."""
         values = [row.values for row in self.rows]
         return {name: sum(it[name] for it in values) / len(values) for name in values[0]} if values else {}
 
     @property
     def summary(self) -> str:
-        """One line: how many predictions agree, how many maps differ, and the correlation."""
+        """One line: how many predictions and heatmaps differ, and the correlation."""
         if not self.rows:
-            return "no picture could be compared"
+            return "no image could be compared"
         changes = [row.change for row in self.rows]
         least = min(row.correlation for row in self.rows)
         failed = f", {len(self.failures)} failed" if self.failures else ""
         return (
-            f"{len(changes)} picture{'' if len(changes) == 1 else 's'}{failed}: "
-            f"{changes.count('map')} with the same class and another map, {changes.count('class')} with another class, "
-            f"{changes.count('none')} alike; correlation {self.means['correlation']:.3f} on average, {least:.3f} at least"
+            f"{len(changes)} image{'' if len(changes) == 1 else 's'}{failed}: "
+            f"{changes.count('map')} with the same class and a different heatmap, "
+            f"{changes.count('class')} with a different class, {changes.count('none')} alike; "
+            f"correlation {self.means['correlation']:.3f} on average, lowest {least:.3f}"
         )
 
     def gate(self, conditions: Sequence[str]) -> Gate:
-        """Judge by conditions, as `gradcam diff --fail-if` does.
+        """Check conditions, as `gradcam diff --fail-if` does.
 
         Parameters
         ----------
         conditions : sequence of str
-            "NAME<NUMBER" or "NAME>NUMBER" is met by each picture of which it is true; "mean NAME<NUMBER" by the mean
-            over pictures. The names are "agree" (1 or 0), "correlation", "overlap", "moved" and "drop".
+            "NAME<NUMBER" or "NAME>NUMBER" is checked for each image, "mean NAME<NUMBER" for the mean over images. The
+            names are "agree" (1 or 0), "correlation", "overlap", "moved" and "drop".
 
         Returns
         -------
         Gate
-            `is_met` says whether any condition is met, and `to_junit()` writes it as JUnit XML.
+            `is_met` is True if any condition is met, and `to_junit()` returns JUnit XML.
 
         Raises
         ------
         GradcamError
-            For a condition of another form.
+            If a condition does not have this form.
         """
         return judge(conditions, {row.image: row.values for row in self.rows}, self.means, self.failures)
 
     def to_record(self) -> dict[str, Any]:
-        """Write all of it in lists, dicts, strings and numbers, as JSON has them."""
+        """Return everything as lists, dicts, strings and numbers, ready for JSON."""
         return {
             **{name: _describe(origin) for name, origin in (("old", self.old), ("new", self.new))},
             "alike": self.alike,
@@ -304,7 +304,7 @@ def lay_both(old: Seen, new: Seen) -> tuple[Tensor, Region]:
     there are none."""
     if old.size != new.size:
         was, now = (f"{width} x {height}" for height, width in (old.size, new.size))
-        raise ImageError(f"was {was} pixels for OLD and is {now} for NEW: read it in the same way")
+        raise ImageError(f"has {was} pixels for OLD and {now} for NEW: read it with the same --reader and size")
     region = _find_common(old.region, new.region)
     return torch.cat([_lay(it, region) for it in (old, new)]), region
 
@@ -315,7 +315,7 @@ def _find_common(one: Region, other: Region) -> Region:
     height = min(one[0] + one[2], other[0] + other[2]) - top
     width = min(one[1] + one[3], other[1] + other[3]) - left
     if min(height, width) < 1:
-        raise ImageError("OLD and NEW see different parts of it, and none of both")
+        raise ImageError("OLD and NEW see different parts of it without overlap")
     return top, left, height, width
 
 

@@ -93,25 +93,25 @@ class Seen:
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """What a model made of pictures: for each its class, the class's probability, and a map on the layer's grid.
+    """A model's results on images: the predicted class, its probability, and a heatmap on the layer's grid.
 
-    `take_snapshot` makes one, `read_snapshot` reads it back, and `diff` compares another model with it.
+    `take_snapshot` takes one, `read_snapshot` reads it, and `diff` compares another model with it.
 
     Attributes
     ----------
     origin : Origin
         The model's name, the SHA-256 of its weights, the method, the layer, the classes and the versions.
     pictures : tuple of Seen
-        One for each picture.
+        One result per image.
     failures : mapping of str to str
-        Pictures that could not be explained, and a line that says why. They are not in the file.
+        Images that could not be explained, with the reason. They are not saved.
 
     Examples
     --------
     >>> import gradcam
     >>> found = gradcam.evaluation.take_snapshot(gradcam.load_classifier(), "photos/")
     >>> found
-    Snapshot(2 pictures, gradcam at layer4 of efficientnet_lite0)
+    Snapshot(2 images, gradcam at layer4 of efficientnet_lite0)
     >>> found.pictures[0].name, found.pictures[0].map.shape, found.origin.label(found.pictures[0].predicted)
     ('coffee.jpg', (7, 7), 'espresso')
     >>> found.save("base.npz")
@@ -122,23 +122,23 @@ class Snapshot:
     failures: Mapping[str, str]
 
     def __repr__(self) -> str:
-        count = f"{len(self.pictures)} picture{'' if len(self.pictures) == 1 else 's'}"
+        count = f"{len(self.pictures)} image{'' if len(self.pictures) == 1 else 's'}"
         failed = f", {len(self.failures)} failed" if self.failures else ""
         return f"Snapshot({count}{failed}, {self.origin.method} at {self.origin.layer} of {self.origin.model})"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it to one file, which is whole or not there. The same snapshot gives the same bytes.
+        """Write the snapshot to one file, atomically. The same snapshot always gives the same bytes.
 
         Parameters
         ----------
         path : str or path
-            Of any suffix; the format is NumPy's .npz, which docs/howto/diff.md describes. An earlier snapshot there is
+            A file with any suffix. The format is NumPy's .npz, described in docs/howto/diff.md. An existing snapshot is
             replaced.
 
         Raises
         ------
         OutputError
-            Where it cannot be written, and for a file that is there and is no snapshot.
+            If the file cannot be written, or if it exists and is not a snapshot.
         """
         place = Path(path)
         check_place(place)
@@ -160,7 +160,7 @@ def check_place(path: Path) -> None:
     if os.path.lexists(path):
         read_snapshot(path)
     elif not path.parent.is_dir():
-        raise OutputError(f"{path}: there is no folder {path.parent} to write it into: make it first")
+        raise OutputError(f"{path}: the folder {path.parent} does not exist. Create it first")
 
 
 def _to_columns(pictures: Sequence[Seen]) -> dict[str, NDArray[Any]]:
@@ -181,7 +181,7 @@ KINDS = {"names": "U", "sha256": "U", "probability": "f", "maps": "f"}  # of Num
 
 
 def read_snapshot(path: str | os.PathLike[str]) -> Snapshot:
-    """Read what `Snapshot.save` wrote.
+    """Read a snapshot that `Snapshot.save` wrote.
 
     Parameters
     ----------
@@ -191,19 +191,19 @@ def read_snapshot(path: str | os.PathLike[str]) -> Snapshot:
     Returns
     -------
     Snapshot
-        Without failures.
+        The snapshot, without failures.
 
     Raises
     ------
     OutputError
-        For a file that cannot be read, that is no snapshot, or that a later version of gradcam wrote.
+        If the file cannot be read, is not a snapshot, or was written by a later version of gradcam.
 
     Examples
     --------
     >>> import gradcam
     >>> gradcam.evaluation.take_snapshot(gradcam.load_classifier(), "photos/").save("base.npz")
     >>> gradcam.evaluation.read_snapshot("base.npz")
-    Snapshot(2 pictures, gradcam at layer4 of efficientnet_lite0)
+    Snapshot(2 images, gradcam at layer4 of efficientnet_lite0)
     """
     try:
         content = read_text_file(path)
@@ -211,19 +211,19 @@ def read_snapshot(path: str | os.PathLike[str]) -> Snapshot:
             found = {name: np.asarray(file[name]) for name in file.files}
     except FileNotFoundError:
         raise OutputError(
-            f"{path}: does not exist; gradcam diff MODEL PICTURE... --save FILE writes a snapshot"
+            f"{path}: does not exist. Take a snapshot with gradcam diff MODEL IMAGE... --save FILE"
         ) from None
     except OSError as error:
         raise OutputError(f"{path}: cannot be read ({describe_os_error(error)})") from error
     except Exception as error:  # ValueError, BadZipFile, zlib.error, EOFError, and what a plain .npy has no context for
-        raise OutputError(f"{path}: is no snapshot, or is damaged ({type(error).__name__})") from error
+        raise OutputError(f"{path}: is not a snapshot, or is damaged ({type(error).__name__})") from error
     about = load_fields(str(found.pop("about", "")).encode("utf-8", "replace")) or {}
     if about.pop("kind", None) != KIND:
-        raise OutputError(f"{path}: is no snapshot: gradcam diff MODEL PICTURE... --save FILE writes one")
+        raise OutputError(f"{path}: is not a snapshot. Take one with gradcam diff MODEL IMAGE... --save FILE")
     if (schema := about.pop("schema", None)) != SCHEMA:
-        raise OutputError(f"{path}: its schema is {shorten(schema)}, and this version of gradcam reads {SCHEMA}")
+        raise OutputError(f"{path}: has schema {shorten(schema)}, but this version of gradcam reads {SCHEMA}")
     if (fault := next(_find_faults(about, found), None)) is not None:
-        raise OutputError(f"{path}: was changed, {fault}: take the snapshot anew")
+        raise OutputError(f"{path}: is damaged, {fault}. Take the snapshot again")
     labels = about["labels"]
     origin = Origin(**about | {"labels": None if labels is None else tuple(labels)})
     return Snapshot(origin, tuple(_to_rows(found)), {})
@@ -233,12 +233,12 @@ def _find_faults(about: Mapping[str, Any], found: Mapping[str, NDArray[Any]]) ->
     """What is missing, or is nothing that `save` writes, for a sentence; what comes later needs what comes first."""
     texts = ("model", "weights", "architecture", "dtype", "preprocessing", "method", "layer", "score")
     if set(about) != {field.name for field in fields(Origin)} or not all(isinstance(about[it], str) for it in texts):
-        yield "it does not say which model it is of, and how that was explained"
+        yield "its description of the model is incomplete"
     if not isinstance(about["versions"], dict):
-        yield "its versions are none"
+        yield "its versions are missing"
     labels, count = about["labels"], about["classes"]
     if type(count) is not int or not (labels is None or (isinstance(labels, list) and len(labels) == count)):
-        yield f"it has {shorten(count)} classes and other labels"
+        yield f"its labels do not match its {shorten(count)} classes"
     expected = _to_columns([])
     if set(found) != set(expected):
         yield f"its arrays are {', '.join(sorted(found))}"
@@ -248,13 +248,13 @@ def _find_faults(about: Mapping[str, Any], found: Mapping[str, NDArray[Any]]) ->
         if values.shape != shape or values.dtype.kind != KINDS.get(name, "i"):
             yield f"{name} is {values.dtype} {values.shape}"
     if (found["grid"] < 1).any() or found["grid"].prod(1).sum() != len(found["maps"]):
-        yield "its maps do not fit their grids"
+        yield "its heatmaps do not fit their grids"
     are_maps = ((found["maps"] >= 0) & (found["maps"] <= 1)).all()  # NaN fails both
     are_classes = ((found["predicted"] >= 0) & (found["predicted"] < count)).all()
     if not (
         are_maps and are_classes and np.isfinite(found["probability"]).all() and (found["region"][:, 2:] > 0).all()
     ):
-        yield "it has values that no map or prediction has"
+        yield "it contains invalid values"
 
 
 def _to_rows(found: Mapping[str, NDArray[Any]]) -> Iterator[Seen]:
@@ -292,17 +292,15 @@ class Look:
     ) -> Self:
         """Raises `GradcamError` for what does not fit, and `ModelError` for a model of another task."""
         if not isinstance(classifier, Classifier) or classifier.task != "classification":
-            what = (
-                f"{classifier.name} is for {classifier.task}" if isinstance(classifier, Classifier) else "this is none"
-            )
-            raise ModelError(f"Predictions and maps of classifiers are compared, and {what}: {shorten(classifier)}.")
+            task = f"a model for {classifier.task}, " if isinstance(classifier, Classifier) else ""
+            raise ModelError(f"Expected a classifier, received {task}{shorten(classifier)}.")
         check_probabilities(classifier.classes, classifier.activation)
         chosen = find_method(classifier.default_method if method is None else method)
         layer = classifier.layer_for(chosen) if chosen.has_layer else ""
         layers = {"layers": [layer] if layer else ()}
         request = Request.of([chosen], ClassTarget(score=score), {"reshape": reshape}, "diff", **layers)
         size = choose_batch_size(classifier) if batch_size == "auto" else batch_size
-        check_count(size, "batch_size", "a number of pictures to explain at once, 1 or more.")
+        check_count(size, "batch_size", "an integer, 1 or more.")
         return cls(classifier, request, layer or "input", int(size), count_cores() if workers is None else workers)
 
     @cached_property
@@ -390,14 +388,14 @@ def take_snapshot(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Snapshot:
-    """Keep what a model makes of pictures, to compare another one with it later, without this one.
+    """Take a snapshot of a model's predictions and heatmaps, to compare another model with it later.
 
     Parameters
     ----------
     classifier : Classifier
-        The model. Its `layer` is explained, so that `load_classifier(layer=...)` chooses another one.
-    inputs : path, URL or picture, or several
-        As in `gradcam.explain_files`. Classes that a list asks for are left aside: the most probable one is explained.
+        The model. Choose the target layer with `load_classifier(layer=...)`.
+    inputs : path, URL or image, or several
+        As in `gradcam.explain_files`. Classes in a list are ignored: the top class is explained.
     method : str or Method, default None
         As in `gradcam.explain`.
     score : str, default "logit"
@@ -409,19 +407,19 @@ def take_snapshot(
     workers : int, default None
         As in `gradcam.explain_files`.
     progress : callable, default None
-        Called with the pictures done and the number of all.
+        Called with the number of finished images and the total.
 
     Returns
     -------
     Snapshot
-        With a line in `failures` for each picture that could not be explained.
+        The snapshot, with a line in `failures` for each image that could not be explained.
 
     Raises
     ------
     ModelError
-        For a model that is no classifier.
+        If the model is not a classifier.
     GradcamError
-        As `gradcam.explain_files` does, before any picture is read.
+        As in `gradcam.explain_files`, before any image is read.
 
     Examples
     --------

@@ -42,7 +42,7 @@ class Journal(AbstractContextManager["Journal"]):
             try:
                 release = take_lock(path.with_name(f".{path.name}.lock"), seconds=0)
             except Timeout:
-                busy = f"{path}: another process is at work on it; let it finish, or choose another --output"
+                busy = f"{path}: is in use by another process. Wait for it to finish, or choose another --output"
                 raise OutputError(busy) from None
             try:
                 entries, notes = _begin(path, run, mode)
@@ -71,8 +71,8 @@ class Journal(AbstractContextManager["Journal"]):
 def check_journal(path: Path, mode: Mode) -> None:
     """What can be told before anything is computed. Raises `OutputError` for a journal where there must be none."""
     if mode == "new" and path.exists():
-        ways = "--resume to go on with it, --overwrite to start anew, or another --output"
-        raise OutputError(f"{path}: is of an earlier study; give {ways}")
+        ways = "--resume to continue it, --overwrite to replace it, or another --output"
+        raise OutputError(f"{path}: belongs to an earlier study. Give {ways}")
 
 
 def _begin(path: Path, run: Mapping[str, Any], mode: Mode) -> tuple[Entries, list[str]]:
@@ -85,19 +85,19 @@ def _begin(path: Path, run: Mapping[str, Any], mode: Mode) -> tuple[Entries, lis
         return {}, []
     earlier = load_fields(first)
     if earlier is None or earlier.get("schema") != SCHEMA or find_fault(earlier, FIELDS) is not None:
-        expected = "does not begin as a study's journal of this version does"
-        raise OutputError(f"{path}: {expected}; start anew with --overwrite")
+        expected = "is not a journal of this version"
+        raise OutputError(f"{path}: {expected}. Replace it with --overwrite")
     if differences := list_differences(earlier, run):
         raise OutputError(
-            f"{path}: the earlier study had other settings: {'; '.join(differences)}. Give the same ones, start anew "
-            "with --overwrite, or choose another --output"
+            f"{path}: the earlier study had other settings: {'; '.join(differences)}. Give the same settings, start "
+            "again with --overwrite, or choose another --output"
         )
     entries = {}
     for number, line in enumerate(lines, 2):
         try:
             entry = Judgement.from_json(line)
         except GradcamError as error:
-            raise OutputError(f"{path}, line {number}: {error}; mend the line, or remove it") from error
+            raise OutputError(f"{path}, line {number}: {error}; repair the line, or remove it") from error
         if entry.error is None and entry.sha256 is not None:  # what failed is tried again
             entries[entry.image, entry.sha256] = entry
     return entries, list_notes(earlier, run)

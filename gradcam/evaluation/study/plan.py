@@ -99,12 +99,12 @@ def make_plan(
     if not has_annotations:
         if named := [it.name for it in wanted if it.needs_annotations and it in asked]:
             raise GradcamError(
-                f"{join_names(named)} ask whether the map is on the object: give annotations, which say where that is "
-                "(--annotations PATH)."
+                f"{join_names(named)} {'needs' if len(named) == 1 else 'need'} annotations of the objects: give "
+                "--annotations PATH (annotations= in Python)."
             )
         wanted = [it for it in wanted if not it.needs_annotations]
         if not wanted:
-            raise GradcamError(f"There is no metric left, expected one of {join_names([*GROUPS, 'all'])}, or names.")
+            raise GradcamError(f"No metric is left: give metrics by name, or a group ({join_names([*GROUPS, 'all'])}).")
     ours = [it.name for it in found.values() if not isinstance(it, Control)]
     return Agenda(
         methods=tuple(sorted(ours, key=[*METHODS, *ours].index)),
@@ -132,9 +132,9 @@ def _find_methods(wanted: Sequence[Any]) -> tuple[dict[str, Explained], frozense
     found: dict[str, Explained] = {it.name: it for it in (find_methods(methods) if methods else ())}
     for it in asked:
         if isinstance(it, OwnFunction) and it.name in (*METHODS, *CONTROLS):
-            raise GradcamError(f"There is a method {it.name!r} already: give your function another name.")
+            raise GradcamError(f"There is already a method {it.name!r}: rename your function.")
         if not isinstance(it, Method) and found.setdefault(it.name, it) != it:
-            raise GradcamError(f"There are two methods {it.name!r}: give one of them another name.")
+            raise GradcamError(f"There are two methods {it.name!r}: rename one of them.")
     return found, frozenset({it.name for it in asked} | found.keys() - {it.name for it in groups})
 
 
@@ -156,13 +156,13 @@ def _list_computed(plan: Agenda) -> list[Metric]:
 def describe_cost(plan: Agenda, pictures: int, mosaics: int) -> list[str]:
     """Lines for a person who decides whether to wait: how much is computed, and which methods cost the most."""
     maps, passes, runs = len(plan.names), count_passes(plan), count_explanations(plan)
-    of_pictures = f"{_count(maps, 'map')} x {_count(passes, 'forward pass')} x {_count(pictures, 'picture')}"
-    of_mosaics = f", 1 for each of {_count(mosaics, 'mosaic')}" if mosaics else ""
-    again = f"{_count(runs, 'run')} of each method a picture{of_mosaics}"
+    of_pictures = f"{_count(maps, 'heatmap')} x {_count(passes, 'forward pass')} x {_count(pictures, 'image')}"
+    of_mosaics = f" and 1 per mosaic ({mosaics})" if mosaics else ""
+    again = f"{_count(runs, 'run')} of each method per image{of_mosaics}"
     methods = map(plan.explained, plan.methods)
     costs = ", ".join(f"{it.name} {it.cost}" for it in methods if isinstance(it, Method) and not it.needs)
-    lines = [f"Cost: {of_pictures} = {maps * passes * pictures:,}, and {again}."]
-    return lines + ([f"Methods that run the model again, forward passes a run: {costs}."] if costs else [])
+    lines = [f"Cost: {of_pictures} = {maps * passes * pictures:,}, plus {again}."]
+    return lines + ([f"Methods with several forward passes per run: {costs}."] if costs else [])
 
 
 def _count(number: int, what: str) -> str:

@@ -38,7 +38,7 @@ from gradcam.targets.classes import check_range
 
 CANDIDATES = 512  # pictures that are looked at for mosaics, since all of them are held at once
 MOST_TRIED = 8  # pictures of which one has what is judged
-HALVED = "The network takes no larger input than its own: pictures in mosaics have half their height and width."
+HALVED = "The model takes no larger input, so images in mosaics have half their height and width."
 
 
 def evaluate(
@@ -58,63 +58,64 @@ def evaluate(
     progress: Progress | None = None,
     journal: str | os.PathLike[str] | None = None,
 ) -> Results:
-    """Judge the maps of several methods over pictures, all under the same conditions.
+    """Evaluate the heatmaps of several methods on many images, under the same conditions.
 
-    Each picture is judged on its own: neither the others nor their order change its numbers. One that cannot be read,
-    or explained, has an error in the results, and the rest is done. The same pictures, seed and versions give the same
-    numbers, to the last digit, on one machine.
+    Images are independent: other images and their order do not change an image's numbers. An image that cannot be read or
+    explained has an error in the results, and the others are evaluated. The same images, seed and versions give exactly
+    the same numbers on the same machine.
 
     Parameters
     ----------
     classifier : Classifier
         The model.
-    inputs : path, URL or picture, or several
-        Files, folders, globs, lists, archives and pictures, as `gradcam.explain_files` takes them.
+    inputs : path, URL or image, or several
+        Files, folders, globs, lists, archives and images, as in `gradcam.explain_files`.
     methods : sequence of str, Method or callable
-        Keys of `gradcam.METHODS`, "single-pass" or "all"; methods themselves, ``METHODS["rise"].using(masks=500)``;
-        functions as `check` takes them. Names may also be `FILE.py:NAME`, or those of installed packages. By default
-        six of one pass.
+        Keys of `gradcam.METHODS`, "single-pass" or "all"; methods such as ``METHODS["rise"].using(masks=500)``; or
+        functions, as in `check`. Names may also be `FILE.py:NAME`, or come from installed packages. The default is six
+        methods that need one forward pass each.
     metrics : sequence of str or Metric, default None
-        Keys of `METRICS`, names of their groups, "all", or what `metric` makes of a function. Names may also be
-        `FILE.py:NAME`, or those of installed packages. None takes the groups that need nothing but pictures and are
-        not costly (soundness is), and those of annotations where these are given.
+        Keys of `METRICS`, names of groups, "all", or functions decorated with `metric`. Names may also be
+        `FILE.py:NAME`, or come from installed packages. If None, all groups that need only images are used, except the
+        costly soundness group. If annotations are given, the annotations group is used as well.
     controls : sequence of str, default None
-        Keys of `CONTROLS`, to compare with; None for all.
+        Control maps to compare with, keys of `CONTROLS`; None for all.
     layer : str, default None
-        A dotted name; None for `classifier.layer_for(method)`.
+        The target layer's dotted name. None uses `classifier.layer_for(method)` for each method.
     target : str or int, default None
-        The class to explain in all pictures, by label or index. None explains in each picture what a list asks for;
-        without a list the most probable class, among those that the annotations name there if there are any. Of a model
-        of another task, such as a detector, what `explain` takes; None is the surest of what was found in a picture.
+        The class to explain in all images, by label or index. If None, each image's class comes from the list of
+        inputs, if that gives classes. Otherwise it is the most probable annotated class if there are annotations, and
+        the top class if there are none. For models of other tasks, such as detectors: a target as in `explain`, or None
+        for the highest-scoring detection of each image.
     score : str, default "logit"
-        As in `targets.ClassTarget`; a method that explains a score of its own does so.
+        As in `targets.ClassTarget`. Methods with their own score keep it.
     reshape : tuple, str or callable, default None
         As in `gradcam.explain`.
     annotations : str or path, default None
-        Where objects are, as `read_annotations` takes it.
+        Object annotations, as in `read_annotations`.
     limit : int, default None
-        At most so many pictures, drawn by the seed; those of a smaller limit are among those of a larger one.
+        The largest number of images, sampled at random. A smaller limit samples a subset of a larger one.
     seed : int, default 0
-        Of all that is drawn.
+        Random seed.
     progress : callable, default None
-        Called with the maps judged, and all of them.
+        Called with the number of evaluated heatmaps and the total.
     journal : str or path, default None
-        A file that keeps what was judged; the same study goes on with it where it was stopped.
+        A file that stores the results, so that a stopped study can be resumed.
 
     Returns
     -------
     Results
-        `measurements`, a `Measurement` for each number; `compare_methods` ranks them.
+        The results: `measurements` has a `Measurement` for each number.
 
     Raises
     ------
     GradcamError
-        For unknown names, and for a metric or method that was named and cannot be had: grid metrics need confident
-        pictures of four classes, those of localisation need annotations, some methods need attention.
+        If a name is unknown, or if a requested metric or method cannot be used. Grid metrics need confident images of
+        four classes, localisation metrics need annotations, and some methods need attention.
     InputError
-        Where there is no picture.
+        If there is no image.
     OutputError
-        For a journal of another study.
+        If the journal belongs to a different study.
 
     Examples
     --------
@@ -154,14 +155,14 @@ def prepare_study(classifier: Classifier, items: Sequence[Item], plan: Agenda, o
     evaluator, left_out = _without_unfit(evaluator, items)
     evaluator, compositions, notes = _with_mosaics(evaluator, items)
     place = _describe_layers(layer, evaluator.plan)
-    best = "the surest of what was found" if is_task else "the most probable class"
+    best = "the highest-scoring detection" if is_task else "the most probable class"
     target = best if annotations is None else "the most probable annotated class"
     if wanted is not None:
         target = _describe_target(wanted)
     if index is not None:
         target = name_class(index, classifier.label(index), with_index=True)
     elif any(item.wanted is not None for item in items):
-        target = "the class that the list asks for, or the most probable one"
+        target = "the class in the list, or the most probable one"
     conditions = list_conditions(classifier, evaluator.plan, options, layer=place, target=target)
     notes = [*(() if annotations is None else annotations.notes), *left_out, *notes]
     return Study(evaluator, items, compositions, conditions, index, annotations, notes)
@@ -182,14 +183,14 @@ def _find_target(classifier: Classifier, target: Any, items: Iterable[Item]) -> 
     """The class of all pictures. Raises `GradcamError` for one that there is not, also of a list."""
     wanted = dict.fromkeys(item.wanted for item in items if item.wanted is not None)
     if wanted and target is not None:
-        raise GradcamError("The list says which classes to explain, and so does the target: leave that out.")
+        raise GradcamError("The list already contains the classes to explain: leave the target (--class) out.")
     for name in wanted:
         classifier.find_class(name)
     if isinstance(target, str):
         return classifier.find_class(target)
     if target is not None:
         if isinstance(target, bool) or not isinstance(target, int):
-            raise refuse(target, "target", "one class for all pictures, by label or index.")
+            raise refuse(target, "target", "one class for all images, by label or index.")
         if classifier.classes:  # else nobody knows how many
             check_range([target], classifier.classes)
     return target
@@ -234,7 +235,7 @@ def _without_unfit(evaluator: Evaluator, items: Iterable[Item]) -> tuple[Evaluat
     reasons = {name: reason for name in tried if (reason := _find_reason(first, [name])) is not None}
     for name, reason in reasons.items():
         if name in plan.asked_methods:
-            raise ModelError(f"{name} cannot be had of this model: {reason}")
+            raise ModelError(f"{name} cannot be used with this model: {reason}")
     plan = replace(plan, methods=tuple(name for name in plan.methods if name not in reasons))
     return replace(evaluator, plan=plan), [f"{name} is left out: {reason}" for name, reason in reasons.items()]
 
@@ -268,7 +269,7 @@ def _with_mosaics(evaluator: Evaluator, items: Sequence[Item]) -> tuple[Evaluato
     digests: dict[str, str] = {}
     try:
         if isinstance(classifier, TaskModel):
-            raise GradcamError("mosaics are for classifiers.")
+            raise GradcamError("mosaics need a classifier.")
         for item in sorted(choose_items(items, CANDIDATES, seed), key=lambda item: item.name):
             read = read_item(classifier, item, audit=True)
             if isinstance(read.picture, Prepared) and read.fetched.sha256 is not None:

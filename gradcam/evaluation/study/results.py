@@ -23,6 +23,11 @@ from gradcam.models.preprocess import Preprocessing, WholePicture, describe_prep
 from gradcam.storage.run_file import SCHEMA, describe_versions
 from gradcam.targets.classes import ClassTarget
 
+# Texts of earlier versions, whose journals resume.
+EARLIER_TARGETS = {
+    "the highest-scoring detection": "the surest of what was found",
+    "the class in the list, or the most probable one": "the class that the list asks for, or the most probable one",
+}
 JOINED = " + "  # between the names of a mosaic's pictures
 ROUNDING = 1e-6  # differences below that are of the order in which float32 numbers were added up
 
@@ -66,7 +71,11 @@ class Conditions:
             "versions": versions,
             "device": self.device,
             "model": {"name": self.model, "weights": {"sha256": self.weights}},
-            "settings": {name: getattr(self, name) for name in names} | dict(self.settings),
+            "settings": {
+                **{name: getattr(self, name) for name in names},
+                "target": EARLIER_TARGETS.get(self.target, self.target),
+                **self.settings,
+            },
             "pictures": pictures,
             "resolved": self.resolved,
         }
@@ -107,14 +116,14 @@ def list_conditions(classifier: Classifier, plan: Agenda, options: StudyOptions,
 def describe_resizing(preprocess: Any) -> str:
     """What is done to a picture before the network sees it, for a sentence."""
     if isinstance(preprocess, WholePicture):
-        side = "as it is" if preprocess.side is None else f"its shorter side to {preprocess.side}"
-        return f"all of the picture, {side}"
+        side = "original size" if preprocess.side is None else f"shorter side to {preprocess.side}"
+        return f"whole image, {side}"
     if not isinstance(preprocess, Preprocessing):
-        return f"as {type(preprocess).__name__} does"
+        return f"preprocessed by {type(preprocess).__name__}"
     size, resize = " x ".join(map(str, preprocess.size)), preprocess.resize
-    part, sides = ("shorter side", [resize]) if isinstance(resize, int) else ("the whole picture", resize)
+    part, sides = ("shorter side", [resize]) if isinstance(resize, int) else ("whole image", resize)
     done = f"{part} to {' x '.join(map(str, sides))}"
-    return f"{done}{'' if resize == preprocess.size else f', the central {size} of it'}, {preprocess.interpolation}"
+    return f"{done}{'' if resize == preprocess.size else f', centre crop {size}'}, {preprocess.interpolation}"
 
 
 def _hash_all(path: Path) -> str:
@@ -128,22 +137,22 @@ def _hash_all(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One number of the map of one image by one method.
+    """One metric of one method's heatmap of one image.
 
     Attributes
     ----------
     image : str
-        The picture's name; a mosaic has those of its four pictures, with " + " between them.
+        The image's name; for a mosaic, the names of its four images, joined by " + ".
     method : str
-        A key of `METHODS` or of `CONTROLS`.
+        The name of a method or control map.
     metric : str
-        A key of `METRICS`.
+        The name of a metric.
     value : float
         The number.
     index : int or None
-        The explained class; None of a mosaic, which has four.
+        The explained class; None for a mosaic, which has four.
     label : str or None
-        Its name, where it is known.
+        The class name, if known.
 
     Examples
     --------
@@ -198,7 +207,7 @@ class Judgement:
             found = json.loads(line)
             entry = Judgement(**{each.name: found[each.name] for each in fields(Judgement)})
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise GradcamError(f"it is no whole entry of a study ({type(error).__name__}: {error})") from error
+            raise GradcamError(f"it is not a complete entry of a study ({type(error).__name__}: {error})") from error
         tables = (entry.values, entry.curves)
         are_tables = all(isinstance(it, dict) and all(isinstance(row, dict) for row in it.values()) for it in tables)
         if not isinstance(entry.image, str) or not are_tables:
@@ -217,7 +226,7 @@ class Results:
 
     def __repr__(self) -> str:
         return (
-            f"Results({len(self.judged())} picture(s), {len(self.failures)} failed, "
+            f"Results({len(self.judged())} image(s), {len(self.failures)} failed, "
             f"methods {shorten(self.plan.methods)}, metrics {shorten(self.plan.metrics)})"
         )
 
@@ -282,8 +291,8 @@ def describe_shortage(rankings: Mapping[tuple[str, str], Ranking]) -> str | None
     if all(_is_enough(it.interval) for it in rankings.values()):
         return None
     return (
-        f"Too few: of fewer than {ENOUGH} pictures (n) no method is called the best, and fewer than {FEWEST} have no "
-        "interval. With so few, what looks clear is too often chance."
+        f"Too few images (n): no method is called the best below {ENOUGH}, and there are no intervals below {FEWEST}. "
+        "With so few images, apparent differences are often chance."
     )
 
 

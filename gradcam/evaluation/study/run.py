@@ -236,8 +236,8 @@ class Case:
                 numbers = self._compute(it)
                 number = float(numbers.float().flatten(1).mean(1)[0] if numbers.ndim > 1 else numbers[0])
                 if not math.isfinite(number):
-                    why = "the model's output, or the map, has no number of it."
-                    raise GradcamError(f"{it.name} is {number} here: {why}")
+                    why = "check the model's output and the heatmap."
+                    raise GradcamError(f"{it.name} is {number}: {why}")
                 found[it.name] = number
         return found
 
@@ -272,5 +272,5 @@ def _call_own(metric: Metric, images: int, *given: Any, **options: Any) -> Tenso
         numbers = to_tensor(made)
         if np.shape(made) == (images,) and numbers.is_floating_point():
             return numbers
-    said, expected = describe(made, Tensor, np.ndarray), f"expected floats ({images},): a number for each image."
-    raise GradcamError(f"The metric {metric.name!r} gives {said}, {expected}")
+    said, expected = describe(made, Tensor, np.ndarray), f"expected floats ({images},): one number per image."
+    raise GradcamError(f"The metric {metric.name!r} returned {said}, {expected}")

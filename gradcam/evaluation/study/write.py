@@ -39,7 +39,7 @@ SCHEMA = 1  # of the JSON document
 ARROWS = {"higher": r"$\uparrow$", "lower": r"$\downarrow$"}
 EXAMPLE_HEIGHT = 168  # pixels of each picture
 PLOTS = 'pip install "gradcam-torch[plots]"'
-CURVES = {"insertion": "pixels shown, highest of the map first", "deletion": "pixels hidden, highest of the map first"}
+CURVES = {"insertion": "pixels inserted, highest first", "deletion": "pixels deleted, highest first"}
 COLOURS = ("#2b6cb0", "#c2410c", "#0d9488", "#6b21a8", "#84a90f", "#db2777", "#d99a06", "#1e293b", "#38bdf8", "#7f1d1d")
 STYLES = ("-", (0, (5, 2)), (0, (1, 1.5)))  # once the colours are used up
 GREY_STYLES = ((0, (1, 1.5)), (0, (4, 3)), (0, (4, 2, 1, 2)), "-")
@@ -52,7 +52,7 @@ def write_results(results: Results, path: Path) -> None:
     forms = {".csv": to_csv, ".json": to_json, ".tex": to_latex}
     form = forms.get(path.suffix.lower())
     if form is None:
-        raise OutputError(f"{path}: results are written as {join_names(forms)}, or as all of these into a folder")
+        raise OutputError(f"{path}: expected a file that ends in {join_names(forms)}, or a folder")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, form(results).encode("utf-8", "surrogateescape"))
@@ -168,8 +168,8 @@ def draw_examples(study: Study, results: Results) -> Pixels:
     items = {item.name: item for item in study.items}
     rows = [_to_row(study, items[entry.image], entry) for entry in results.judged()[:EXAMPLES]]
     if not rows:
-        raise GradcamError("There are no examples: no picture was judged.")
-    return draw_panel(["picture", *study.plan.names], rows, height=EXAMPLE_HEIGHT)
+        raise GradcamError("There are no examples: no image was evaluated.")
+    return draw_panel(["image", *study.plan.names], rows, height=EXAMPLE_HEIGHT)
 
 
 def _to_row(study: Study, item: Item, entry: Judgement) -> PanelRow:
@@ -201,12 +201,12 @@ def draw_curves(results: Results) -> Pixels:
     `GradcamError` where matplotlib is missing, and where neither metric was measured."""
     metrics = list_curves(results)
     if not metrics:
-        raise GradcamError("There are no curves: neither insertion nor deletion was measured.")
+        raise GradcamError("There are no curves: measure insertion or deletion.")
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise GradcamError(f"Drawing curves needs matplotlib: {PLOTS}. The numbers need nothing.") from error
+        raise GradcamError(f"Drawing curves needs matplotlib: {PLOTS}") from error
     count = len(metrics)
     # A figure by itself: pyplot would keep it, and choose a display.
     figure = Figure(figsize=(WIDTH * count, HEIGHT), dpi=DOTS, facecolor="white", layout="constrained")
@@ -239,7 +239,7 @@ def _draw(axes: Axes, results: Results, metric: str) -> None:
             axes.fill_between(shares, low, high, color=style["color"], alpha=0.15, lw=0, zorder=1)
     count = len(results.curves(plan.names[0], metric))
     axes.set_title(
-        f"{metric} {plan.metric(metric).arrow}   mean of {count} picture{'s' * (count != 1)}",
+        f"{metric} {plan.metric(metric).arrow}   mean of {count} image{'s' * (count != 1)}",
         loc="left", fontsize=12, color=INK, parse_math=False,
     )  # fmt: skip
     axes.set_xlabel(f"% of {CURVES[metric]}", color=INK)
@@ -247,7 +247,7 @@ def _draw(axes: Axes, results: Results, metric: str) -> None:
     axes.set(xlim=(0, 100), ylim=(0, min(1.0, axes.get_ylim()[1])))
     axes.legend(
         loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8.5, alignment="left",
-        title="area ±95 %, band: the best's" if has_band else "area", borderaxespad=0.2, handlelength=2.2,
+        title="area ±95 % (band: best method)" if has_band else "area", borderaxespad=0.2, handlelength=2.2,
     )  # fmt: skip
 
 

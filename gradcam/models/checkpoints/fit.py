@@ -18,7 +18,7 @@ from gradcam.models.checkpoints.read import Checkpoint
 Tensors = dict[str, Tensor]
 
 MOST_NAMES = 3
-BUILD = "Build the model as it was trained in a function, and name that: --model FILE.py:FUNCTION."
+BUILD = "Write a function that builds the model as it was trained, and give --model FILE.py:FUNCTION."
 COUNTER = "num_batches_tracked"  # of batch norms, for training alone
 # Buffers that modules work out by themselves, and that their versions keep, drop or size differently; thop's counts.
 COMPUTED = (
@@ -78,7 +78,9 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> Sequence[str]:
 def _expect(model: nn.Module) -> Tensors:
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
-            raise ModelError(f"The model's '{name}' has no shape yet: let its factory run it on a picture once.")
+            raise ModelError(
+                f"The model's '{name}' is uninitialised (lazy). Run the model once in its factory function."
+            )
     expected = model.state_dict()
     for name in [name for name, value in expected.items() if not isinstance(value, Tensor)]:  # modules' extra state
         del expected[name]
@@ -104,8 +106,8 @@ def _check_finite(checkpoint: Checkpoint, tensors: Tensors) -> None:
         return
     if wrong := [name for name, tensor in floating.items() if not tensor.isfinite().all()]:
         raise ModelError(
-            f"{checkpoint.path}: {len(wrong)} of its tensors hold NaN or infinity, the first '{wrong[0]}': "
-            "the training diverged, or the model's precision cannot hold them. Take an earlier checkpoint."
+            f"{checkpoint.path}: {len(wrong)} tensors contain NaN or infinity, the first is '{wrong[0]}'. "
+            "The training diverged, or the values overflow the model's precision. Use an earlier checkpoint."
         )
 
 
@@ -127,7 +129,7 @@ def fit_names(tensors: Tensors, expected: Collection[str]) -> Fitted:
         unwrapped = {name.replace(part, ""): tensor for name, tensor in tensors.items()}
         if touched and len(unwrapped) == len(tensors) and not any(part in name for name in expected):
             tensors = unwrapped
-            notes.append(f"'{part}' taken out of {touched} names.")
+            notes.append(f"'{part}' removed from {touched} names.")
     renamed = list(tensors)
     for old, spelling in OLD_NAMES:
         if not any(old.search(name) for name in expected):
@@ -135,7 +137,7 @@ def fit_names(tensors: Tensors, expected: Collection[str]) -> Fitted:
     changed = sum(new != old for new, old in zip(renamed, tensors))
     if changed and len(set(renamed)) == len(tensors):
         tensors = dict(zip(renamed, tensors.values()))
-        notes.append(f"{changed} names of an older torchvision taken as those of today.")
+        notes.append(f"{changed} names of an older torchvision version renamed.")
     plain = sum(name in tensors for name in expected)
     too_long = _best(_prefixes(tensors, set(expected)), plain, len(expected))
     too_short = _best(_prefixes(expected, set(tensors)), plain, len(expected))
@@ -143,11 +145,11 @@ def fit_names(tensors: Tensors, expected: Collection[str]) -> Fitted:
         prefix = too_long[0]
         inside = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
         outside = {name: t for name, t in tensors.items() if not name.startswith(prefix) and name not in inside}
-        return Fitted(inside | outside, [*notes, f"'{prefix}' taken off {len(inside)} names."], list(outside))
+        return Fitted(inside | outside, [*notes, f"Prefix '{prefix}' removed from {len(inside)} names."], list(outside))
     if too_short:
         prefix, count = too_short
         tensors = {prefix + name if prefix + name in expected else name: tensor for name, tensor in tensors.items()}
-        notes.append(f"'{prefix}' put before {count} names.")
+        notes.append(f"Prefix '{prefix}' added to {count} names.")
     return Fitted(tensors, notes)
 
 
@@ -165,7 +167,7 @@ def _best(counts: Counter[str], plain: int, total: int) -> tuple[str, int] | Non
     best = [prefix for prefix in good if good[prefix] == max(good.values())]
     usual = sorted(filter(_is_usual, best), key=lambda prefix: [USUAL.index(part) for part in prefix[:-1].split(".")])
     if not usual and len(best) > 1:
-        raise ModelError(f"holds weights for several models that fit alike, {join_names(best)}: keep one of them.")
+        raise ModelError(f"contains several models that fit equally well, {join_names(best)}: keep one of them.")
     return ((usual or best)[0], max(good.values())) if best else None
 
 
@@ -198,7 +200,9 @@ def rename_head(tensors: Tensors, expected: Mapping[str, Tensor], head: str | No
         return tensors, ()
     inside = [name for name in tensors if name.startswith(f"{owner}.")]
     renamed = {name: f"{head}{name.removeprefix(owner)}" for name in inside}
-    note = f"'{owner}' taken as the last layer, '{head}'; a sigmoid behind it, as in training, is not in the file."
+    note = (
+        f"'{owner}' loaded as the last layer, '{head}'. The file does not say if training applied a sigmoid after it."
+    )
     return {renamed.get(name, name): tensor for name, tensor in tensors.items()}, [note]
 
 
@@ -216,7 +220,11 @@ class Difference:
     def notes(self) -> Sequence[str]:
         """A sentence on what was passed over; counters are not worth one."""
         names = [name for name in self.of_no_account if name.rpartition(".")[2] != COUNTER]
-        return [f"{len(names)} tensor(s) that need not fit were passed over, the first '{names[0]}'."] if names else ()
+        return (
+            [f"{len(names)} tensor(s) that the model does not need were ignored, such as '{names[0]}'."]
+            if names
+            else ()
+        )
 
     def describe(self, model: nn.Module) -> tuple[str, str]:
         """A line that says so, and one of three counted lists and the likely cause."""
@@ -227,23 +235,23 @@ class Difference:
         ]
         counted.append(("wrong shape", len(shapes), "; ".join(shapes[:MOST_NAMES])))
         lists = ", ".join(f"{what}: {count}{f' ({first})' if first else ''}" for what, count, first in counted)
-        fitting = f"{self.matching} of the model's {self.total} tensors do."
-        return f"does not fit {type(model).__name__}; {fitting}", f"{lists}. {self._cause(model)}"
+        fitting = f"{self.matching} of the model's {self.total} tensors match."
+        return f"does not fit {type(model).__name__}: {fitting}", f"{lists}. {self._cause(model)}"
 
     def _cause(self, model: nn.Module) -> str:
         head = find_head(model)
         wrong = [*self.missing, *self.unexpected, *self.shapes]
         in_head = head is not None and all(name.startswith(f"{head}.") for name in [*self.missing, *self.shapes])
         if self.matching < len(wrong):
-            return "These are the weights of another architecture."
+            return "The weights belong to another architecture."
         if in_head and self.shapes and not self.missing and not self.unexpected:
             classes = next(iter(self.shapes.values()))
-            return f"The file has another number of classes: {classes[0][0]}, where the model has {classes[1][0]}."
+            return f"The numbers of classes differ: {classes[0][0]} in the file, {classes[1][0]} in the model."
         if in_head and self.missing and not self.shapes:
-            return f"The last layer, '{head}', is missing or has another form in the file. {BUILD}"
+            return f"The last layer, '{head}', is missing or different in the file. {BUILD}"
         if not self.missing and not self.shapes:
-            return "The file has all of this model and more: another head beside it, or a larger model around it."
-        return f"The file is of another size or version of this architecture. {BUILD}"
+            return "The file contains this model and more: an additional head, or a larger model that includes it."
+        return f"The file belongs to another size or version of this architecture. {BUILD}"
 
 
 def compare(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], outside: Collection[str] = ()) -> Difference:

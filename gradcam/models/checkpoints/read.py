@@ -50,14 +50,14 @@ CHANGES = ("APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD")  # s
 BYTEARRAYS = ("builtins bytearray", "__builtin__ bytearray")  # which torch.load makes of any length
 UNPACKED = 4  # times the size of the file: torch.save does not compress
 MOST_BYTES = 2**26  # of a bytearray, and of what a small file may unpack to
-FACTORY = "A factory (--model file.py:function) may load it in its own way."
+FACTORY = "A function of yours can load it: --model file.py:function."
 PEEK = 512  # bytes
 OF_PYTORCH = (".pt", ".pth", ".ts", ".torchscript", ".bin", ".ckpt")  # suffixes of files that may be something else
-EXPORTED = "which PyTorch does not load: save the state dict of the PyTorch model that it was made from"
+EXPORTED = "which PyTorch does not load: save the state dict of the original PyTorch model"
 # What files of these suffixes are, whatever is in them.
 OTHERS = {
     ".onnx": "an ONNX model",
-    ".h5": "an HDF5 file, as Keras writes",
+    ".h5": "an HDF5 file (Keras)",
     ".keras": "a Keras model",
     ".pb": "a TensorFlow graph",
     ".tflite": "a TensorFlow Lite model",
@@ -65,13 +65,13 @@ OTHERS = {
     **dict.fromkeys((".mlmodel", ".mlpackage"), "a Core ML model"),
     ".pte": "an ExecuTorch program",
 }
-LFS = "is a git-LFS pointer, not the file itself: fetch that with 'git lfs pull', or download it"
-TAR = "is a tar archive, as torch.save wrote before 2017 or as people pack files: unpack it, or save it anew"
-PAGE = "is a web page, not what was to be downloaded from it"
+LFS = "is a git-LFS pointer, not the file itself: run 'git lfs pull', or download the file"
+TAR = "is a tar archive (torch.save wrote these before 2017): unpack it, or save the weights again with torch.save"
+PAGE = "is a web page, not a checkpoint: download the file itself"
 # (offset, bytes, what the file is)
 SIGNATURES = (
     (0, b"version https://git-lfs", LFS),
-    (0, b"\x89HDF\r\n\x1a\n", f"is an HDF5 file, as Keras writes, {EXPORTED}"),
+    (0, b"\x89HDF\r\n\x1a\n", f"is an HDF5 file (Keras), {EXPORTED}"),
     (0, b"\x93NUMPY", "is a NumPy array, expected a checkpoint"),
     (0, b"GGUF", "is a GGUF file, which PyTorch does not load"),
     (4, b"TFL3", f"is a TensorFlow Lite model, {EXPORTED}"),
@@ -144,11 +144,11 @@ def _choose(path: Path, content: object) -> Checkpoint:
         what = shorten(content)
         if isinstance(content, dict) and content:
             what = f"a dictionary of {', '.join(map(shorten, list(content)[:5]))}"
-        raise ModelError(f"{path}: holds no weights by name, but {what}. {FACTORY}")
+        raise ModelError(f"{path}: contains {what}, expected a state dict of named weights. {FACTORY}")
     chosen, *others = found
     if others and not chosen.is_known:
         names = join_names(each.name for each in found)
-        raise ModelError(f"{path}: holds several sets of weights, {names}, and none that is the usual one. {FACTORY}")
+        raise ModelError(f"{path}: contains several state dicts, {names}, none under a standard name. {FACTORY}")
     tensors = {name: value.detach() for name, value in chosen.values.items() if isinstance(value, Tensor)}
     odd = [name for name, tensor in tensors.items() if tensor.is_meta or tensor.is_quantized or tensor.is_sparse]
     if odd:
@@ -160,11 +160,13 @@ def _choose(path: Path, content: object) -> Checkpoint:
     if sum(each.nbytes for each in tensors.values()) > UNPACKED * held + MOST_BYTES:
         name = max(tensors, key=lambda name: tensors[name].nbytes)
         shape = " x ".join(map(str, tensors[name].shape))
-        raise ModelError(f"{path}: '{name}' claims to be {shape}, and the whole file holds {held} bytes of values.")
+        raise ModelError(
+            f"{path}: '{name}' declares a shape of {shape}, but the file contains only {held} bytes of values."
+        )
     if not others:
         return Checkpoint(path, tensors)
     left = join_names(each.name for each in others)
-    return Checkpoint(path, tensors, [f"Of several sets of weights, '{chosen.name}' was taken and {left} left."])
+    return Checkpoint(path, tensors, [f"The file has several state dicts: '{chosen.name}' was loaded, {left} ignored."])
 
 
 @dataclass(frozen=True)
@@ -236,14 +238,14 @@ def describe_stranger(head: bytes, path: Path) -> str | None:
 
 def describe_other_model(path: Path) -> str | None:
     """Why a file, named in place of a model, cannot be explained, and what can; None where it may be a checkpoint."""
-    suffix, give = path.suffix.lower(), "Give FILE.py:build, where `def build(): return"
+    suffix, give = path.suffix.lower(), "Give FILE.py:build, with `def build(): return"
     if suffix in OTHERS:
-        hint = "gradients need a PyTorch model. Name that, and its state dict with --weights"
+        hint = "gradients need a PyTorch model. Give that model, and its state dict with --weights"
         return f"is {OTHERS[suffix]}, which cannot be explained: {hint}"
     if suffix == ".pt2":
         return f"is an exported program. {give} torch.export.unflatten(torch.export.load({str(path)!r}))`"
     if suffix == ".pt" and "yolo" in path.stem.lower():
-        return f"is a model of ultralytics, as a rule. {give} ultralytics.YOLO({str(path)!r}).model`"
+        return f"looks like an ultralytics model. {give} ultralytics.YOLO({str(path)!r}).model`"
     if suffix in OF_PYTORCH and path.is_file():
         with path.open("rb") as file:
             return describe_stranger(file.read(PEEK), path)
@@ -252,17 +254,17 @@ def describe_other_model(path: Path) -> str | None:
 
 def _describe_zip(path: Path) -> str | None:
     if not zipfile.is_zipfile(path):
-        return "is damaged or cut off: it begins as torch.save's files do, and its end is missing"
+        return "is damaged or cut off: the end of the torch.save file is missing"
     with zipfile.ZipFile(path) as archive:
         names = [name.partition("/")[2] for name in archive.namelist()]
     if "constants.pkl" in names:
         return (
-            "is a TorchScript archive (torch.jit.save), whose layers cannot be looked into. Save the weights in it with "
-            "torch.save(torch.jit.load(path).state_dict(), 'weights.pth'), which needs trust in where it comes from"
+            "is a TorchScript archive (torch.jit.save), whose layers cannot be inspected. If you trust the file, save its "
+            "weights with torch.save(torch.jit.load(path).state_dict(), 'weights.pth')"
         )
     if any(name.startswith("models/") for name in names):
         return (
-            "is an exported program (torch.export.save). Save the weights in it with "
+            "is an exported program (torch.export.save). Save its weights with "
             "torch.save(torch.export.load(path).state_dict, 'weights.pth')"
         )
     return None if "data.pkl" in names else "is a zip file that torch.save did not write: unpack it first"
@@ -270,13 +272,13 @@ def _describe_zip(path: Path) -> str | None:
 
 def _describe_bytes(head: bytes) -> str:
     if not head.strip(b"\0"):
-        return "is empty" if not head else "holds nothing but zeros where a checkpoint begins: it is damaged"
+        return "is empty" if not head else "is damaged: it begins with zeros, not with a checkpoint's header"
     try:
         text = codecs.getincrementaldecoder("utf-8")().decode(head)  # of what may end within a character
     except UnicodeDecodeError:
         text = "\0"
-    kind = "text" if all(it.isprintable() or it.isspace() for it in text) else "of no known format"
-    return f"is {kind}, expected a checkpoint of safetensors or torch.save"
+    kind = "a text file" if all(it.isprintable() or it.isspace() for it in text) else "in an unknown format"
+    return f"is {kind}, expected a checkpoint written by safetensors or torch.save"
 
 
 def explain_refusal(path: Path) -> ModelError:
@@ -285,15 +287,15 @@ def explain_refusal(path: Path) -> ModelError:
         content, names = _outline(path)
     except Exception as error:  # a broken pickle raises anything
         reason = " ".join(str(error).split()) or type(error).__name__
-        return ModelError(f"{path}: is damaged, or no checkpoint ({reason})")
+        return ModelError(f"{path}: is damaged, or not a checkpoint ({reason})")
     foreign = [name for name in names if not PARTS_OF_TENSORS.fullmatch(name)]
     if not foreign:
-        return ModelError(f"{path}: is a pickle that torch.save did not write, or damaged")
+        return ModelError(f"{path}: is damaged, or a pickle that torch.save did not write")
     dangerous = [name for name in foreign if DANGEROUS.fullmatch(name)]
     if dangerous:
         return ModelError(
-            f"{path}: would run code on being read ({_list(dangerous)}), which no checkpoint needs. It was not run. "
-            "Do not open the file with anything that does."
+            f"{path}: contains code that runs when the file is loaded ({_list(dangerous)}), which no checkpoint needs. "
+            "It was not run. Do not load this file with other tools."
         )
     found = find_state_dicts(
         content, lambda it: isinstance(it, NotMade) and REBUILT_TENSOR.fullmatch(it.name) is not None
@@ -302,16 +304,16 @@ def explain_refusal(path: Path) -> ModelError:
         return _conversion(path, found[0], foreign)
     if any(name.startswith("ultralytics.") for name in foreign):
         return ModelError(
-            f"{path}: holds a whole model of ultralytics, which cannot be read without running code. If you trust it, give "
-            f"--model FILE.py:build, where `def build(): return ultralytics.YOLO({str(path)!r}).model`, and no --weights."
+            f"{path}: contains a pickled ultralytics model, and reading it would run code. If you trust the file, give "
+            f"--model FILE.py:build, with `def build(): return ultralytics.YOLO({str(path)!r}).model`, and no --weights."
         )
     values = list(content.values()) if isinstance(content, dict) else [content]
     states = [value.state for value in values if isinstance(value, NotMade)]
     is_model = any(isinstance(state, dict) and {"_parameters", "_modules"} <= set(state) for state in states)
-    what = "a whole pickled model" if is_model else "objects in place of plain weights"
+    what = "a whole pickled model" if is_model else "pickled objects instead of plain weights"
     return ModelError(
-        f"{path}: holds {what} ({_list(foreign)}), which cannot be read without running code. Where it was made, "
-        f"save the weights alone: torch.save(model.state_dict(), 'weights.pth'). {FACTORY}"
+        f"{path}: contains {what} ({_list(foreign)}), and reading it would run code. Save only the weights, "
+        f"in the environment where it was made: torch.save(model.state_dict(), 'weights.pth'). {FACTORY}"
     )
 
 
@@ -328,7 +330,7 @@ def _read_contents(path: Path) -> Sequence[bytes]:
     """The pickles in a zip: one, if torch.save wrote it. Raises `ExcessError` for one that unpacks to too much."""
     with zipfile.ZipFile(path) as archive:
         if sum(member.file_size for member in archive.infolist()) > UNPACKED * path.stat().st_size + MOST_BYTES:
-            raise ExcessError("it unpacks to far more than its own size")
+            raise ExcessError("it unpacks to far more than its file size")
         # The case of names does not count for torch.load.
         return [archive.read(each) for each in archive.infolist() if each.filename.lower().endswith("/data.pkl")]
 
@@ -341,8 +343,8 @@ def _conversion(path: Path, found: StateDict, foreign: Sequence[str]) -> ModelEr
     # Easier to read in double quotes, where a shell leaves it alone in them.
     command = shlex.join(["python", "-c", code]) if re.search(r'["$`\\!]', code) else f'python -c "{code}"'
     return ModelError(
-        f"{path}: its weights are plain, but beside them lie objects that cannot be read without running code "
-        f"({_list(foreign)}). {FACTORY} Only if you trust where the file comes from, convert it, which runs that code:",
+        f"{path}: besides plain weights, the file contains objects that run code when they are read "
+        f"({_list(foreign)}). {FACTORY} Or, only if you trust the file, convert it, which runs that code:",
         command,
     )
 
@@ -424,7 +426,7 @@ def check_pickles(path: Path) -> None:
                 for _ in range(4 if is_of_torch else 0):  # version, machine, content, and the storages' names
                     _check_pickle(file)
     except ExcessError as error:
-        raise ModelError(f"{path}: asks for more than the weights of a model do ({error}), and was not read.") from None
+        raise ModelError(f"{path}: was not read, because it exceeds the limits for model weights ({error}).") from None
 
 
 def is_zip(path: Path) -> bool:
@@ -437,7 +439,7 @@ def _check_pickle(file: IO[bytes]) -> object:
     walk, last = _Walk(), None
     for step, (code, argument, _) in enumerate(pickletools.genops(file)):
         if step >= MOST_STEPS:
-            raise ExcessError(f"it has more than {MOST_STEPS} steps")
+            raise ExcessError(f"it has more than {MOST_STEPS} pickle instructions")
         last = last if argument is None else argument
         walk.follow(code, argument)
     return last
@@ -474,7 +476,7 @@ class _Walk:
                 whole.depth = max(whole.depth, part.depth + 1)
                 whole.largest = max(whole.largest, part.largest)
             if self._values > MOST_VALUES or whole.depth > DEEPEST:
-                raise ExcessError(f"it holds more than {MOST_VALUES} values, or is nested deeper than {DEEPEST}")
+                raise ExcessError(f"it contains more than {MOST_VALUES} values, or is nested deeper than {DEEPEST}")
         else:  # the length of a frame is no value
             largest, called = argument if isinstance(argument, int) else 0, argument if name == "GLOBAL" else ""
             stack.extend(_Size(largest, called) for _ in code.stack_after)

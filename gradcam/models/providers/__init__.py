@@ -37,17 +37,15 @@ class Provider:
 # torchvision's provider tells apart.
 PROVIDERS = (
     Provider(DEFAULT, "comes with gradcam, needs no download", rf"({DEFAULT})", "embedded"),
+    Provider("open_clip:NAME", "an open_clip architecture, with --weights", r"open_clip:(.*)", "open_clip"),
+    Provider("smp:FOLDER", "a segmenter saved by segmentation-models-pytorch", r"smp:(.*)", "smp"),
+    Provider("yolo:FILE.pt", "an ultralytics detector, if ultralytics is installed", r"yolo:(.*)", "yolo"),
+    Provider("timm:NAME", "a timm model, or a folder saved by timm", r"timm:(.*)", "timm"),
+    Provider("hf:NAME", "a Hugging Face model, by name or by folder", r"hf:(.*)", "huggingface"),
+    Provider("FILE.py:FUNCTION", "your own model, returned by the function", r"(.+\.py(?::.*)?)", "own"),
+    Provider("MODULE:FUNCTION", "your own model, from a Python module", r"([^:]*\.[^:]*:.*)", "own"),
     Provider(
-        "open_clip:NAME", "a model of open_clip, by its architecture, with --weights", r"open_clip:(.*)", "open_clip"
-    ),
-    Provider("smp:FOLDER", "a segmenter that segmentation-models-pytorch saved", r"smp:(.*)", "smp"),
-    Provider("yolo:FILE.pt", "a detector of ultralytics, where that is installed", r"yolo:(.*)", "yolo"),
-    Provider("timm:NAME", "a model of timm, or a folder that timm saved", r"timm:(.*)", "timm"),
-    Provider("hf:NAME", "a model of Hugging Face, by name or by folder", r"hf:(.*)", "huggingface"),
-    Provider("FILE.py:FUNCTION", "your own: what the function gives", r"(.+\.py(?::.*)?)", "own"),
-    Provider("MODULE:FUNCTION", "your own, from a module", r"([^:]*\.[^:]*:.*)", "own"),
-    Provider(
-        "NAME[:WEIGHTS]", "a model of torchvision: classification, detection or segmentation", r"(.*)", "torchvision"
+        "NAME[:WEIGHTS]", "a torchvision model: classification, detection or segmentation", r"(.*)", "torchvision"
     ),
 )
 

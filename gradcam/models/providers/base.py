@@ -31,7 +31,7 @@ from gradcam.models.preprocess import Preprocess, Preprocessing
 
 USUAL_SIZE = (224, 224)
 PATIENCE = 5.0  # seconds
-WITHOUT = "The model 'efficientnet_lite0' needs none of this."
+WITHOUT = "The included model 'efficientnet_lite0' needs no download."
 HASH = re.compile(r"-([0-9a-f]{8,})$")  # the first digits of the file's SHA-256, at the end of the name of each
 MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))  # what every module has: its tensors, submodules and hooks
 
@@ -189,8 +189,8 @@ def fetch(url: str, path: Path, hash_prefix: str | None) -> None:
         except (OSError, RuntimeError, http.client.HTTPException) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
     raise ModelError(
-        f"The weights cannot be fetched ({reason}). Download {url} on another computer and put it at {path}, or anywhere, "
-        f"and give it with --weights FILE (weights= in Python). {WITHOUT}"
+        f"The weights cannot be downloaded ({reason}). Download {url} on another computer and save it as {path}, or give "
+        f"it with --weights FILE (weights= in Python). {WITHOUT}"
     )
 
 
@@ -213,12 +213,15 @@ def recognise(path: Path, names: Iterable[str]) -> Recognised | None:
     return next(iter([*certain, *alike]), None)
 
 
-def describe_preprocessing(path: Path, found: Recognised | None, name: str, preprocess: Preprocessing) -> str:
-    """A sentence on which preprocessing a file of weights gets; `name` is that of the weights whose it is."""
+def describe_preprocessing(
+    path: Path, found: Recognised | None, library: str, name: str, preprocess: Preprocessing
+) -> str:
+    """Return a sentence on the preprocessing for a checkpoint: that of the library's weights called `name`."""
     both = (each if isinstance(each, tuple) else (each, each) for each in (preprocess.resize, preprocess.size))
     resize, size = (f"{height}" if height == width else f"{height} x {width}" for height, width in both)
-    steps = f"resized to {resize}, cut to {size}"
+    steps = f"resize {resize}, centre crop {size}"
     if found is None:
-        return f"Pictures are prepared as for {name} ({steps}): '{path.name}' is none of its library's own files."
+        start = f"{path.name} is not an official {library} file: using the preprocessing of {name} ({steps})"
+        return f"{start}. Override with --size, --crop, --mean, --std."
     how = "content" if found.is_certain else "name"
-    return f"'{path.name}' is {name}, by its {how}: pictures are prepared as for these ({steps})."
+    return f"{path.name} is {name}, recognised by its {how}: using its preprocessing ({steps})."

@@ -33,10 +33,10 @@ TRIED_SIZES = ((300, 400), (400, 200))  # Settings for one aspect ratio may diff
 ALIKE = 0.98  # correlation of what a processor gives with what the same steps give; 0.6 where they are off by a crop
 PROCESSOR = "preprocessor_config.json"
 SAID = {  # by transformers, of what is no mistake of its own, and what we say
-    "weights_only": "its weights are a pickle that would run code on being read; it was not run. Take safetensors",
-    "trust_remote_code": "it comes with code of its own, which is never run here. Load it in a function of yours, "
+    "weights_only": "its weights are a pickle that runs code when it is loaded. It was not loaded. Use safetensors",
+    "trust_remote_code": "it needs code from its repository, which gradcam never runs. Load it in a function of yours, "
     "--model FILE.py:FUNCTION",
-    "Unrecognized configuration class": "it is no image classifier that transformers knows. In Python "
+    "Unrecognized configuration class": "transformers has no image classifier of its type. In Python, "
     "gradcam.explain(model, images, target=...) takes any model",
 }
 ACTIVATIONS = {  # how transformers itself tells probabilities from logits
@@ -45,7 +45,7 @@ ACTIVATIONS = {  # how transformers itself tells probabilities from logits
     "regression": "none",
     None: "softmax",
 }
-REGRESSION = "It is a regression: its value is shown in a probability's place."
+REGRESSION = "The model is a regression: its value is reported instead of a probability."
 
 
 def load(name: str, weights: Path | None, task: str | None = None, prompts: Sequence[str] = ()) -> Parts:
@@ -64,8 +64,8 @@ def load(name: str, weights: Path | None, task: str | None = None, prompts: Sequ
             model, info = _take(found, source, local_files_only=is_local, output_loading_info=True)
             if missing := sorted(info["missing_keys"]):
                 raise ModelError(
-                    f"hf:{source} holds no trained classifier: {len(missing)} weights are missing, such as "
-                    f"{join_names(missing[:3])}. Take one that was trained to classify, or give its checkpoint with "
+                    f"hf:{source} is not a trained classifier: {len(missing)} weights are missing, such as "
+                    f"{join_names(missing[:3])}. Use a model trained for classification, or give a checkpoint with "
                     "--weights."
                 )
             notes = parts.notes
@@ -147,11 +147,11 @@ def _find_source(transformers: Any, name: str) -> tuple[str, bool]:
     folder = Path(name).expanduser()
     if name and folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise ModelError(f"{folder}: has no config.json, expected a folder that save_pretrained() made.")
+            raise ModelError(f"{folder}: has no config.json, expected a folder written by save_pretrained().")
         return str(folder), True
     if not name or name.startswith((".", "/", "~", "\\")) or name.count("/") > 1:
-        hint = "there is no such folder, and a model of the hub is called OWNER/NAME"
-        raise ModelError(f"hf:{name} names nothing: {hint}.")
+        hint = "there is no such folder, and models on the hub are named OWNER/NAME"
+        raise ModelError(f"hf:{name} does not exist: {hint}.")
     try:
         transformers.AutoConfig.from_pretrained(name, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError):
@@ -159,8 +159,8 @@ def _find_source(transformers: Any, name: str) -> tuple[str, bool]:
         if reason is None:
             return name, False
         raise ModelError(
-            f"'{name}' is no folder here and not in Hugging Face's cache, and cannot be fetched ({reason}). On another "
-            f"computer, `hf download {name} --local-dir FOLDER` fetches a folder: copy it here, and name it hf:FOLDER. "
+            f"'{name}' is not a folder, is not in Hugging Face's cache, and cannot be downloaded ({reason}). Run "
+            f"`hf download {name} --local-dir FOLDER` on another computer, copy the folder here, and give hf:FOLDER. "
             f"{base.WITHOUT}"
         ) from None
     return name, True
@@ -181,8 +181,8 @@ def _build(transformers: Any, config: Any, classes: int) -> nn.Module:
     try:
         return transformers.AutoModelForImageClassification.from_config(config, trust_remote_code=False)
     except ValueError as error:
-        hint = "in Python gradcam.explain(model, images, target=...) takes any model"
-        raise ModelError(f"A {config.model_type} is no image classifier that transformers knows: {hint}.") from error
+        hint = "in Python, gradcam.explain(model, images, target=...) takes any model"
+        raise ModelError(f"transformers has no image classifier of type {config.model_type}: {hint}.") from error
 
 
 def find_preprocess(transformers: Any, name: str, is_local: bool, config: Any) -> Parts:
@@ -194,7 +194,7 @@ def find_preprocess(transformers: Any, name: str, is_local: bool, config: Any) -
             raise
         side = getattr(config, "image_size", None)
         assumed = replace(ASSUMED, size=(side, side), resize=round(side / 0.875)) if isinstance(side, int) else ASSUMED
-        note = f"{name} has no {PROCESSOR}: save its image processor beside it, with save_pretrained()."
+        note = f"{name} has no {PROCESSOR}: save the model's image processor there, with save_pretrained()."
         return Parts(nn.Identity(), assumed, is_assumed=True, notes=[note])
     return Parts(nn.Identity(), preprocess, notes=notes)
 
@@ -241,8 +241,8 @@ class ProcessorPreprocess:
         steps = self.plain or self.find_steps(height, width)
         if steps is None:
             raise ImageError(
-                f"The picture is {image.dtype} {image.shape}, and {type(self.processor).__name__} takes RGB of 8 bits: save "
-                "it as that, or give a reader that makes it."
+                f"The image is {image.dtype} {image.shape}, but {type(self.processor).__name__} takes 8-bit RGB: convert "
+                "the image, or give a reader that converts it."
             )
         return steps(image).flip(0) if getattr(self.processor, "do_flip_channel_order", False) else steps(image)
 
@@ -275,7 +275,7 @@ class ProcessorPreprocess:
             try:
                 pieces = measure(partial(run_processor, self.processor), height, width, *self._calibration)
                 if len(pieces) > 1:
-                    raise ImageError(f"it splits the image into {len(pieces)} crops, of which one would be seen")
+                    raise ImageError(f"it splits the image into {len(pieces)} crops, but only one would be used")
             except Exception as error:  # Processors raise errors of any kind.
                 name, reason = type(self.processor).__name__, " ".join(str(error).split())
                 what = f"{name} on an image of {width} x {height}: {reason}. Change its settings, or crop the image."
@@ -312,14 +312,14 @@ def takes_boxes(processor: Any) -> bool:
 def make_preprocess(processor: Any) -> tuple[ProcessorPreprocess, Sequence[str]]:
     """Return a processor as preprocessing, and notes. Raises `ModelError` for a processor that fails."""
     name, measured = type(processor).__name__, ProcessorPreprocess(processor)
-    notes = [f"{name} takes a person's box: the whole image is taken as one."] if takes_boxes(processor) else []
+    notes = [f"{name} needs a person's box: using the whole image as the box."] if takes_boxes(processor) else []
     first, second = (measured.find_steps(*size) for size in TRIED_SIZES)
     if first is None:
         try:
             run_processor(processor, np.zeros((*TRIED_SIZES[0], 3), np.uint8))
         except Exception as error:  # A configuration that contradicts itself.
             reason = " ".join(str(error).split())
-            raise ModelError(f"The image processor, {name}, prepares no picture: {reason}") from error
+            raise ModelError(f"The image processor {name} fails on an image: {reason}") from error
     is_plain = first == second and not getattr(processor, "do_flip_channel_order", False)
     return replace(measured, plain=first) if is_plain else measured, notes
 

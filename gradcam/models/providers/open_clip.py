@@ -19,9 +19,7 @@ def load(name: str, weights: Path | None) -> Parts:
     """`ViT-B-32` with the checkpoint of one. Raises `ModelError` for an unknown architecture, and without weights."""
     library = import_extra("open_clip", "open_clip")
     if weights is None:
-        raise ModelError(
-            f"open_clip:{name} needs the checkpoint that was trained for it: give --weights FILE (weights=)."
-        )
+        raise ModelError(f"open_clip:{name} needs a checkpoint: give --weights FILE (weights= in Python).")
     model: Any = _build(library, name)
     preprocess = to_preprocessing(model.visual.preprocess_cfg)
     return Parts(model, preprocess, notes=load_weights(model, read_checkpoint(weights)), task="matching")
@@ -50,7 +48,7 @@ def _build(library: Any, name: str) -> nn.Module:
     """The model, whose tokenizer goes with it. Raises `ModelError` for whatever the library raises."""
     settings = _find_settings(library, name)
     if settings.get("text_cfg", {}).get("hf_model_name"):
-        raise ModelError(f"The text tower of {name} is fetched from a hub when it is built: name the model hf:FOLDER.")
+        raise ModelError(f"open_clip downloads the text encoder of {name} from a hub: give the model as hf:FOLDER.")
     try:
         model: nn.Module = library.create_model(name, pretrained=None)
     except Exception as error:  # whatever an architecture's configuration makes it raise

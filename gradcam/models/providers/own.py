@@ -46,7 +46,7 @@ def _find_preprocessing(model: nn.Module) -> Parts:
         for name, module in model.named_modules():
             if (parts := _read_settings(module)) is not None:
                 note = (
-                    f"The preprocessing is taken from the settings of {f'its part {name!r}' if name else 'the model'}."
+                    f"Using the preprocessing in the settings of {f'the submodule {name!r}' if name else 'the model'}."
                 )
                 return replace(
                     parts, task=None if name else parts.task, is_of_part=bool(name), notes=[*parts.notes, note]
@@ -83,7 +83,7 @@ def _make(found: Any, name: str) -> nn.Module:
     if isinstance(found, nn.Module):
         return found
     if not callable(found):
-        raise ModelError(f"{name} is {shorten(found)}, expected a function that gives a torch.nn.Module.")
+        raise ModelError(f"{name} is {shorten(found)}, expected a function that returns a torch.nn.Module.")
     with contextlib.suppress(TypeError, ValueError):  # some callables of C have no signature
         signature = inspect.signature(found)
         try:
@@ -91,12 +91,12 @@ def _make(found: Any, name: str) -> nn.Module:
         except TypeError as error:
             short = name.rpartition(":")[2]
             raise ModelError(
-                f"{name} takes arguments, {short}{signature}, and is called without: write a function that gives them, such "
-                f"as `def make(): return {short}(...)`."
+                f"{name} needs arguments, {short}{signature}, but is called without any: write a function that passes "
+                f"them, such as `def make(): return {short}(...)`."
             ) from error
     model = plugins.call(found, name)
     refuse_other_kinds(model)
     if not isinstance(model, nn.Module):
-        hint = " A checkpoint goes to --weights." if isinstance(model, dict) else ""
-        raise ModelError(f"{name} gave {shorten(model)}, {type(model).__name__}, expected a torch.nn.Module.{hint}")
+        hint = " Give a checkpoint with --weights." if isinstance(model, dict) else ""
+        raise ModelError(f"{name} returned {shorten(model)}, {type(model).__name__}, expected a torch.nn.Module.{hint}")
     return model

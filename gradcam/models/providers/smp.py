@@ -31,12 +31,12 @@ def load(name: str, weights: Path | None) -> Parts:
 def to_parts(model: Any) -> Parts:
     """Return a model with the mean and std of its encoder of timm, or else ImageNet's, and a note."""
     usual = ASSUMED_GREY if first_channels(model) == 1 else ASSUMED
-    kind = "grey pictures" if usual is ASSUMED_GREY else "pictures"
+    kind = "greyscale images" if usual is ASSUMED_GREY else "images"
     own: Any = next((it.pretrained_cfg for it in model.encoder.modules() if hasattr(it, "pretrained_cfg")), {})
     is_own = usual is ASSUMED and own.get("mean") is not None
     mean, std = (tuple(own["mean"]), tuple(own["std"])) if is_own else (usual.mean, usual.std)
     statistics = "" if is_own else ", and ImageNet's mean and std"
-    note = f"Assumed {kind} whose shorter side is {SIDE} pixels{statistics}: --size, --mean and --std."
+    note = f"Assumed {kind} with a shorter side of {SIDE} pixels{statistics}. Override with --size, --mean, --std."
     multiple = int(getattr(model.encoder, "output_stride", 32))  # of which the sides of its pictures have to be
     return Parts(model, WholePicture(SIDE, None, mean, std, multiple=multiple), notes=[note], task="segmentation")
 
@@ -58,6 +58,6 @@ def _build(name: str) -> nn.Module:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ModelError(
-            f"smp:{name} cannot be built ({reason}): expected a folder that save_pretrained() of a model made."
+            f"smp:{name} cannot be built ({reason}): expected a folder written by a model's save_pretrained()."
         ) from error
     return model

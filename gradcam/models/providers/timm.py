@@ -43,7 +43,7 @@ def load(name: str, weights: Path | None, task: str | None = None) -> Parts:
     if not classes and task in (None, "matching"):
         return replace(_to_parts(timm, model, None), labels=None, task="matching")
     if not classes:
-        raise ModelError(f"timm's {name} has no classifier: take another, or give --weights with one.")
+        raise ModelError(f"timm's {name} has no classifier: use another model, or give --weights with one.")
     parts = _to_parts(timm, model, classes)
     if name.startswith("local-dir:"):
         return _name_classes(parts)
@@ -74,7 +74,7 @@ def _load_file(timm: Any, name: str, weights: Path, task: str | None) -> Parts:
     parts = _to_parts(timm, model, classes)
     tag = (getattr(model, "pretrained_cfg", None) or {}).get("tag")
     own = f"timm's {name}.{tag}" if tag and "." not in name and ":" not in name else f"timm's {name}"
-    note = base.describe_preprocessing(weights, found, own, cast("Preprocessing", parts.preprocess))
+    note = base.describe_preprocessing(weights, found, "timm", own, cast("Preprocessing", parts.preprocess))
     return _name_classes(replace(parts, notes=[*notes, note]))
 
 
@@ -94,8 +94,8 @@ def _find_source(timm: Any, name: str) -> str:
     if name.startswith("local-dir:") or (os.sep in name and not is_hub) or (name and Path(name).is_dir()):
         folder = Path(name.removeprefix("local-dir:")).expanduser()
         if not (folder / "config.json").is_file():
-            what = "has no config.json" if folder.is_dir() else "is no folder"
-            raise ModelError(f"{folder}: {what}, expected a folder as timm.models.save_for_hf() makes it.")
+            what = "has no config.json" if folder.is_dir() else "is not a folder"
+            raise ModelError(f"{folder}: {what}, expected a folder written by timm.models.save_for_hf().")
         for path in [each for each in map(folder.joinpath, FILES) if each.is_file()][:1]:
             read_checkpoint(path)
         return f"local-dir:{folder}"
@@ -154,7 +154,7 @@ def _require(source: str, address: str | None = None) -> None:
     """Raises `ModelError` where nothing answers: asked once, since timm would try for most of a minute."""
     if reason := base.reason_unreachable(address or source):
         raise ModelError(
-            f"The weights are not in the cache, and cannot be fetched ({reason}). Download them from {source} on another "
+            f"The weights are not in the cache and cannot be downloaded ({reason}). Download them from {source} on another "
             f"computer, and give them with --weights FILE (weights= in Python). {base.WITHOUT}"
         )
 
@@ -194,8 +194,8 @@ def to_preprocessing(config: dict[str, Any]) -> Preprocessing:
     scaled = tuple(math.floor(side / config["crop_pct"]) for side in size)
     if mode == "border" or (mode == "center" and scaled[0] != scaled[1]):
         raise ModelError(
-            f"timm's preprocessing of this model, crop mode '{mode}' to {size[0]} x {size[1]}, pads pictures, which is not "
-            "known here: load the model by a function of your own, with --size and --crop."
+            f"timm's preprocessing of this model, crop mode '{mode}' to {size[0]} x {size[1]}, pads images, which is not "
+            "supported: load the model with your own function, and give --size and --crop."
         )
     interpolation = "bilinear" if config["interpolation"] == "random" else config["interpolation"]
     resize = scaled if mode == "squash" else scaled[0]

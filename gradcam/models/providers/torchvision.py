@@ -61,7 +61,7 @@ def load(name: str, weights: Path | None) -> Parts:
         checkpoint = read_checkpoint(path)
     except ModelError as error:
         what = str(error).rstrip(".")
-        raise ModelError(f"{what}. Delete the file, and it is fetched anew from {enum.url}") from error
+        raise ModelError(f"{what}. Delete the file to download it again from {enum.url}") from error
     if task != "classification":
         return _load_places(name, enum, path)
     preprocess, labels = to_preprocessing(enum.transforms()), _categories(enum)
@@ -117,9 +117,9 @@ def _load_file(name: str, enum: Any, weights: Path, is_chosen: bool) -> Parts:
     enum = enum if found is None else entries[found.name]
     model, classes, notes = build_for(checkpoint, partial(_build, name, enum), imagenet.CLASSES)
     preprocess = to_preprocessing(enum.transforms())
-    note = f"Pictures are prepared as for {enum}, as was asked for."
+    note = f"Using the preprocessing of {enum}, as requested."
     if not is_chosen or found is not None:
-        note = describe_preprocessing(weights, found, str(enum), preprocess)
+        note = describe_preprocessing(weights, found, "torchvision", str(enum), preprocess)
     if found is not None and found.is_certain:
         return Parts(model, preprocess, labels=_categories(enum), classes=classes, activation="softmax", notes=[note])
     return imagenet.name_classes(Parts(model, preprocess, classes=classes, notes=[*notes, note]))
@@ -188,20 +188,20 @@ def _find_model(typed: str) -> tuple[str, Any, bool] | None:
     offers = nearest(name, [DEFAULT, *list_names(), *plugins.installed("models")])
     hint = " ".join([*([f"Nearest: {join_names(offers)}."] if offers else []), *_guess_meaning(typed)])
     forms = ", ".join(provider.form for provider in PROVIDERS[1:-1])
-    hint = hint or f"`gradcam models` lists those with a name; others are {forms}."
+    hint = hint or f"`gradcam models` lists all names. Other forms are {forms}."
     raise ModelError(f"There is no model {shorten(typed)}. {hint}")
 
 
 def _guess_meaning(typed: str) -> list[str]:
     path = Path(typed)
     if path.suffix.lower() in (".pth", ".pt", ".ckpt", ".safetensors", ".bin"):
-        return [f"A checkpoint needs its architecture: --model NAME --weights {typed}."]
+        return [f"A checkpoint needs an architecture: --model NAME --weights {typed}."]
     if typed and path.is_dir():
-        return [f"A folder is named hf:{typed} where transformers saved it, timm:{typed} where timm did."]
+        return [f"For a folder, give hf:{typed} if transformers saved it, or timm:{typed} if timm did."]
     if "/" in typed:
-        return [f"Hugging Face's models are named hf:{typed}."]
+        return [f"For a Hugging Face model, give hf:{typed}."]
     if ":" in typed:
-        return ["A function of yours is named FILE.py:FUNCTION or MODULE:FUNCTION; there is no such module here."]
+        return ["For your own function, give FILE.py:FUNCTION or MODULE:FUNCTION. No such module was found."]
     return []
 
 
@@ -217,8 +217,7 @@ def _build(name: str, enum: Any, classes: int) -> nn.Module:
 def _categories(enum: Any) -> list[str]:
     """The classes' names. Raises `ModelError` for weights that are not a classifier's."""
     if enum.meta.get("categories") is None:
-        what = "are of no classifier, since their last layers are left empty"
-        raise ModelError(f"The weights {enum} {what}: take others.")
+        raise ModelError(f"The weights {enum} have no classifier, because their last layers are empty: choose others.")
     return list(enum.meta["categories"])
 
 

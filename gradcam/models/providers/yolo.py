@@ -19,7 +19,7 @@ CLASSIFIER_PREPROCESSING = Preprocessing((224, 224), 224, (0.0, 0.0, 0.0), (1.0,
 def load(name: str, weights: Path | None) -> Parts:
     """`best.pt`: the network inside, whose images are letterboxed, or cropped for a classifier."""
     if weights is not None:
-        raise ModelError(f"yolo:{name} is its weights already: name another file in its place.")
+        raise ModelError(f"yolo:{name} already names the weights: leave out --weights, or give yolo:OTHER.pt.")
     model, labels = load_yolo(name)
     if type(model).__name__ == "ClassificationModel":
         return Parts(model, CLASSIFIER_PREPROCESSING, labels=labels, task="classification")

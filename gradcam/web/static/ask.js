@@ -9,7 +9,7 @@ async function fetchJson(path, settings = {}) {
   try {
     answer = await fetch(path, { ...settings, headers: { "X-Gradcam-Token": opened.token, ...settings.headers } });
   } catch {
-    throw new Error("The server does not answer: is gradcam ui still running?");
+    throw new Error("The server does not answer. Check that gradcam ui is still running.");
   }
   const found = await answer.json().catch(() => ({ error: `The server failed (${answer.status}).` }));
   if (found.error) throw new Error(found.error);
@@ -57,6 +57,6 @@ async function ask(question) { // null where a newer question took its place
 }
 
 async function drop(file) {
-  if (file.size > opened.largest) throw new Error(`${file.name}: it has more than ${Math.round(opened.largest / 1e6)} MB, which is the most that is taken here.`);
+  if (file.size > opened.largest) throw new Error(`${file.name} has more than ${Math.round(opened.largest / 1e6)} MB, the limit for a dropped file. Start gradcam ui with its path.`);
   return fetchJson("drop", { method: "POST", body: file, headers: { "X-Name": encodeURIComponent(file.name) } });
 }

@@ -31,7 +31,7 @@ class Detail {
     this.name.replaceChildren(...splitName(gradcam.names[i]));
     this.name.title = gradcam.names[i];
     document.getElementById("detail-place").textContent =
-      place < 0 ? "not among those shown" : `${integer.format(place + 1)} of ${integer.format(count)}`;
+      place < 0 ? "hidden by the filters" : `${integer.format(place + 1)} of ${integer.format(count)}`;
     if (!this.dialog.open) {
       this.dialog.showModal();
       this.name.focus();
@@ -67,7 +67,7 @@ class Detail {
     this.fade.disabled = !picture || !overlays;
     document.getElementById("fade-row").hidden = !explained.length;
     remark.hidden = !explained.length || !this.fade.disabled;
-    remark.textContent = overlays ? "The plain picture is not at hand, so there is nothing to fade to." : "No overlays were written.";
+    remark.textContent = overlays ? "The original image is not available, so the overlay cannot fade." : "No overlays were written.";
     this.fadeTo(this.fade.disabled ? 100 : Number(this.fade.value), { isKept: false });
   }
 
@@ -75,10 +75,10 @@ class Detail {
     const stack = make("div", { className: "stack" });
     const [height, width] = this.details.size ?? [3, 4];
     stack.style.setProperty("--ratio", width / height);
-    if (picture && !entry.on) stack.append(make("img", { className: "picture", src: picture, alt: `The picture ${gradcam.names[this.i]}` }));
+    if (picture && !entry.on) stack.append(make("img", { className: "picture", src: picture, alt: `The image ${gradcam.names[this.i]}` }));
     const source = entry.files.overlay ?? entry.small;
     if (source) {
-      const overlay = make("img", { className: entry.on ? "overlay other" : "overlay", alt: `Where ${entry.label} was seen at ${entry.layer}, by ${entry.method}` });
+      const overlay = make("img", { className: entry.on ? "overlay other" : "overlay", alt: `Heatmap of ${entry.label} at ${entry.layer} by ${entry.method}` });
       overlay.onerror = () => {
         overlay.onerror = null;
         if (entry.small && source !== entry.small) overlay.src = entry.small;
@@ -153,13 +153,13 @@ function countColumns(explained) { // classes beside each other, otherwise metho
 }
 
 function sayBlank(evidence) {
-  return evidence === "signed" ? "no evidence" : `no ${evidence} evidence`;
+  return evidence === "signed" ? "no evidence for or against" : `no ${evidence} evidence`;
 }
 
 function makeFacts(i, details) {
   const facts = [];
   if (details.page) {
-    facts.push(make("p", {}, make("a", { href: details.page, text: "Look at all maps" })));
+    facts.push(make("p", {}, make("a", { href: details.page, text: "Explore all heatmaps" })));
   }
   if (details.predictions.length) {
     const list = make("ol", { className: "predictions" });
@@ -172,7 +172,7 @@ function makeFacts(i, details) {
   }
   if (details.size) {
     const [height, width] = details.size;
-    facts.push(make("h3", { text: "Picture" }), make("p", { className: "number", text: `${width} × ${height}${saySeen(details)}` }));
+    facts.push(make("h3", { text: "Image" }), make("p", { className: "number", text: `${width} × ${height}${saySeen(details)}` }));
   }
   if (details.note) facts.push(make("h3", { text: "Note" }), make("p", { className: "note", text: details.note }));
   return facts;
@@ -180,5 +180,5 @@ function makeFacts(i, details) {
 
 function saySeen({ size, region }) {
   if (!region || (region[2] === size[0] && region[3] === size[1])) return "";
-  return `, of which the network saw ${region[3]} × ${region[2]}, from ${region[1]} across and ${region[0]} down`;
+  return `; the model saw ${region[3]} × ${region[2]}, from x = ${region[1]}, y = ${region[0]}`;
 }

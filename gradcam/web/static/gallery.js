@@ -73,9 +73,9 @@ function refresh() {
   grid.show(order, state.look);
   const all = gradcam.names.length;
   element("count").textContent =
-    order.length === all ? `${integer.format(all)} ${all === 1 ? "picture" : "pictures"}` : `${integer.format(order.length)} of ${integer.format(all)}`;
+    order.length === all ? `${integer.format(all)} ${all === 1 ? "image" : "images"}` : `${integer.format(order.length)} of ${integer.format(all)}`;
   element("nothing").hidden = order.length > 0;
-  element("nothing").textContent = all ? "No picture fits these filters." : "There are no pictures in this run.";
+  element("nothing").textContent = all ? "No image matches these filters." : "This run has no images.";
   const { image, look: _, sort: __, ...filters } = state;
   element("clear").hidden = Object.entries(filters).every(([name, value]) => value === DEFAULTS[name]);
 }

@@ -142,13 +142,13 @@ function makeThumb(i, look) {
   if (url) {
     const image = make("img", { alt: "", decoding: "async", draggable: "false" });
     image.onload = () => image.classList.add("here");
-    image.onerror = () => image.replaceWith(make("span", { className: "missing", text: "not at hand" }));
+    image.onerror = () => image.replaceWith(make("span", { className: "missing", text: "not available" }));
     image.src = url;
     thumb.append(image);
   } else {
-    thumb.append(make("span", { className: "missing", text: "not at hand" }));
+    thumb.append(make("span", { className: "missing", text: "not available" }));
   }
-  if (gradcam.has[i] & BLANK && look === "overlay") thumb.append(make("span", { className: "badge", text: "no evidence" }));
+  if (gradcam.has[i] & BLANK && look === "overlay") thumb.append(make("span", { className: "badge", text: "empty heatmap" }));
   return thumb;
 }
 

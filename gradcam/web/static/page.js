@@ -56,8 +56,8 @@ function draw() {
   const blank = element("blank");
   blank.hidden = Boolean(heatmap);
   blank.textContent = found
-    ? isPair() ? "The two maps are the same." : `There is no evidence ${WORDS[kind]} ${name(state.a)} here.`
-    : `${set.method} at ${set.layer} has no map of ${isPair() && set.has(state.a) ? name(state.b) : name(state.a)} in this page.`;
+    ? isPair() ? "The two heatmaps are equal." : `No evidence ${WORDS[kind]} ${name(state.a)} at this layer.`
+    : `${set.method} at ${set.layer} has no heatmap of ${isPair() && set.has(state.a) ? name(state.b) : name(state.a)} in this page.`;
 }
 
 function drawLegend() {
@@ -66,7 +66,7 @@ function drawLegend() {
   paint(element("legend"), ramp, 1, 256, makePalette(tables[state.colours], 1, isSigned), isSigned);
   const [low, high] = isPair()
     ? [`for ${name(state.b)}`, `for ${name(state.a)}`]
-    : { positive: ["nothing", "most, for it"], negative: ["nothing", "most, against it"], signed: ["against it", "for it"] }[kind];
+    : { positive: ["no evidence", "strongest evidence for"], negative: ["no evidence", "strongest evidence against"], signed: ["evidence against", "evidence for"] }[kind];
   element("legend-low").textContent = low;
   element("legend-high").textContent = high;
 }
@@ -76,7 +76,7 @@ function say() {
   element("shown-name").textContent = isPair() ? `${name(state.a)} against ${name(state.b)}` : name(state.a);
   const facts = [
     isPair() || share === null ? null : percent(share),
-    isPair() ? "difference of the two maps" : `evidence ${WORDS[evidence()]}`,
+    isPair() ? "difference of the two heatmaps" : `evidence ${WORDS[evidence()]}`,
     `${set.method} at ${set.layer}`,
     `${set.rows} × ${set.columns} cells`,
   ];
@@ -142,17 +142,17 @@ function filter() {
     if (fits && text.startsWith(words[0] ?? "")) starts.push(thing);
   });
   element("counted").textContent = words.length
-    ? fitting.length ? `${integer.format(fitting.length)} of ${integer.format(total)}` : "Nothing is called this."
+    ? fitting.length ? `${integer.format(fitting.length)} of ${integer.format(total)}` : "No matches."
     : sayAll();
   return starts[0] ?? fitting[0];
 }
 
 function sayAll() {
-  const kinds = { class: ["class", "classes"], box: ["box", "boxes"], missed: ["place", "places"], mask: ["mask", "masks"], text: ["sentence", "sentences"], like: ["likeness", "likenesses"], word: ["word", "words"], keypoint: ["keypoint", "keypoints"] };
+  const kinds = { class: ["class", "classes"], box: ["box", "boxes"], missed: ["missed box", "missed boxes"], mask: ["mask", "masks"], text: ["sentence", "sentences"], like: ["similarity", "similarities"], word: ["word", "words"], keypoint: ["keypoint", "keypoints"] };
   const [one, several] = kinds[things.kind] ?? ["score", "scores"];
   const mapped = options.filter((option) => !option.classList.contains("unmapped")).length;
   const all = `${integer.format(total)} ${total === 1 ? one : several}`;
-  return mapped < total ? `${all}, ${integer.format(mapped)} of them with maps here` : all;
+  return mapped < total ? `${all}, ${integer.format(mapped)} with heatmaps` : all;
 }
 
 let marked = [null, null];
@@ -220,7 +220,7 @@ function showPlace() {
   const where = state.kept ?? state.hovered, square = element("cell"), list = element("place"), set = current();
   square.hidden = !where;
   element("release").hidden = !state.kept;
-  element("place-hint").textContent = state.kept ? "This place is kept." : where ? "A click keeps the place." : "Move over the picture, or touch it. A click keeps the place.";
+  element("place-hint").textContent = state.kept ? "This cell is pinned." : where ? "Click to pin this cell." : "Move over the image, or tap it. Click to pin a cell.";
   if (!where) {
     list.replaceChildren();
     return;
@@ -231,7 +231,7 @@ function showPlace() {
   const found = set.at(row * set.columns + column);
   const best = findBest(found, LISTED);
   if (!best.length) {
-    element("place-hint").textContent = "This place speaks for nothing.";
+    element("place-hint").textContent = "No positive evidence in this cell.";
     list.replaceChildren();
     return;
   }
@@ -280,7 +280,7 @@ function keep(cell) {
 
 function sayPlace() {
   const names = [...element("place").querySelectorAll(".label")].slice(0, 3).map((each) => each.textContent);
-  if (names.length) element("said").textContent = `This place speaks for ${names.join(", ")}`;
+  if (names.length) element("said").textContent = `Strongest evidence in this cell: ${names.join(", ")}`;
 }
 
 // ---- How to make it again
@@ -288,7 +288,7 @@ function sayPlace() {
 const quote = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`);
 const python = (text) => JSON.stringify(text);
 
-const UNNAMED = "# What is explained here takes more than a line to name.";
+const UNNAMED = "# No single command reproduces this heatmap.";
 const isLayer = (set) => !["input", "attention"].includes(set.layer);
 const isNamed = (page, thing) => page.things.kind === "class" || Boolean(page.things.words?.[thing]);
 const isColoured = (kind) => kind !== "signed" && !["turbo", "grey"].includes(state.colours);
@@ -311,7 +311,7 @@ function writeAgain() {
   const set = current(), kind = evidence(), isClass = things.kind === "class";
   const isLinear = ["gradcam", "hirescam"].includes(set.method);
   if (!isNamed(data, state.a) || (isPair() && !(isClass && isLinear))) {
-    element("command").textContent = element("python").textContent = isPair() ? "# No one map is this difference: make both." : UNNAMED;
+    element("command").textContent = element("python").textContent = isPair() ? "# This difference needs two heatmaps: reproduce each one separately." : UNNAMED;
     return;
   }
   element("command").textContent = writeCommand(data, state.a, set, kind, isPair() ? ["--score", "contrast", "--against", String(things.indices[state.b])] : []);

@@ -24,7 +24,7 @@ const gradcam = {
       script.onerror = () => {
         this.chunks.delete(chunk);
         script.remove();
-        entry.reject(new Error(`${this.details}/${chunk}.js cannot be loaded: was the report made again? Load the page anew.`));
+        entry.reject(new Error(`${this.details}/${chunk}.js cannot be loaded. If the report was written again, reload the page.`));
       };
       document.head.append(script);
     }

@@ -123,8 +123,8 @@ function sayBrushed() {
   }
   const best = things.shares.indexOf(Math.max(...things.shares));
   const before = whole.get(things.indices[state.a]);
-  const was = before === undefined ? "" : `, ${percent(before)} in the whole picture`;
-  element("brushed").textContent = `${name(state.a)}: ${percent(things.shares[state.a])}${was}. Surest: ${name(best)}, ${percent(things.shares[best])}.`;
+  const was = before === undefined ? "" : `, ${percent(before)} in the unedited image`;
+  element("brushed").textContent = `${name(state.a)}: ${percent(things.shares[state.a])}${was}. Top class: ${name(best)}, ${percent(things.shares[best])}.`;
 }
 
 const isClasses = () => things.kind === "class";
@@ -168,7 +168,7 @@ function drawSecond() { // the map of what is shown, where the second model has 
   place(canvas, ...box);
   element("second-name").textContent = names[thing];
   const share = second.things.shares[thing];
-  element("second-facts").textContent = [share === null ? null : percent(share), second.model.name, `${set.method} at ${set.layer}`, set.has(thing) ? null : "no map of it"].filter(Boolean).join(" · ");
+  element("second-facts").textContent = [share === null ? null : percent(share), second.model.name, `${set.method} at ${set.layer}`, set.has(thing) ? null : "no heatmap"].filter(Boolean).join(" · ");
   element("second-command").textContent = writeCommand(second, thing, set, kind);
 }
 

@@ -1,0 +1,204 @@
+"""Examples of every command, and the options of its short help (-h). Imported only when help is printed.
+
+Every example is run by tests/cli/test_help.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class CommandHelp:
+    """Examples as (command line, comment), and the options of the short help by their long names; () for all options."""
+
+    examples: tuple[tuple[str, str], ...] = ()
+    options: tuple[str, ...] = ()
+
+
+MODEL = ("--model", "--weights", "--labels", "--layer")
+PRINTING = ("--output", "--json", "--quiet")
+
+HELP = {
+    "": CommandHelp(
+        (
+            ("gradcam run photo.jpg", "see where the model looks"),
+            ("gradcam compare photo.jpg", "several methods side by side"),
+            ("gradcam batch photos/ -o explained/ --report", "a whole folder, with a gallery"),
+        )
+    ),
+    "run": CommandHelp(
+        (
+            ("gradcam run photo.jpg", "the embedded ImageNet classifier"),
+            ("gradcam run photo.jpg --model resnet50 --layer layer4", "a torchvision model"),
+            ("gradcam run scans/ --model net.py:build --weights best.pth", "your own model, all images in a folder"),
+        ),
+        (
+            *(*MODEL, "--method", "--class", "--top-k", "--box", "--mask", "--text", "--caption", "--fit", "--device"),
+            *PRINTING,
+        ),
+    ),
+    "page": CommandHelp(
+        (
+            ("gradcam page photo.jpg -o photo.html", "one image in one file"),
+            ("gradcam page photos/ -o pages/", "a page per image, and a gallery"),
+            ("gradcam page photo.jpg --class espresso --check", "start with one class, and test its heatmap"),
+        ),
+        (
+            *(*MODEL, "--method", "--class", "--top", "--check", "--device"),
+            *("--output", "--overwrite", "--resume", "--quiet"),
+        ),
+    ),
+    "ui": CommandHelp(
+        (
+            ("gradcam ui", "open an empty page in the browser"),
+            ("gradcam ui photos/ --model resnet50", "list the images of a folder, use another model"),
+            ("gradcam ui --host 0.0.0.0 --no-browser", "let other machines connect, with the token"),
+        ),
+        ("--model", "--weights", "--labels", "--device", "--port", "--host", "--no-browser"),
+    ),
+    "batch": CommandHelp(
+        (
+            ("gradcam batch photos/ -o explained/ --report", "a folder, with a gallery"),
+            ("gradcam batch photos/ -o explained/ --resume", "continue a run that was interrupted"),
+            ("gradcam batch photos.tar -o maps/ --save map --format png", "an archive; raw heatmaps as .npy arrays"),
+        ),
+        (
+            *("--output", *MODEL, "--method", "--class", "--top-k", "--save", "--format", "--batch-size", "--workers"),
+            *("--resume", "--overwrite", "--report", "--device", "--json", "--quiet"),
+        ),
+    ),
+    "report": CommandHelp(
+        (
+            ("gradcam batch photos/ -o explained/", "explain a folder"),
+            ("gradcam report explained/", "then write explained/index.html"),
+        )
+    ),
+    "compare": CommandHelp(
+        (
+            ("gradcam compare photo.jpg", "common methods, side by side"),
+            (
+                "gradcam compare photo.jpg --method gradcam,layercam --layer layer3 --layer layer4",
+                "two methods at two layers",
+            ),
+            ("gradcam compare photo.jpg --class tabby --class espresso", "two classes"),
+        ),
+        (*MODEL, "--method", "--class", "--top-k", "--fit", "--alpha", "--colormap", "--device", *PRINTING),
+    ),
+    "check": CommandHelp(
+        (
+            ("gradcam check photo.jpg", "test the heatmap of the top class"),
+            ("gradcam check photo.jpg --method gradcam,eigencam", "test two methods"),
+            ("gradcam check photo.jpg --class espresso --fail-on failed", "exit with status 1 if it fails"),
+        ),
+        (*MODEL, "--method", "--class", "--score", "--fail-on", "--seed", "--device", *PRINTING),
+    ),
+    "diff": CommandHelp(
+        (
+            (
+                "gradcam diff net.py:build net.py:build photos/ --weights-old a.pth --weights-new b.pth",
+                "two checkpoints",
+            ),
+            ("gradcam diff net.py:build photos/ --weights a.pth --save a.npz", "take a snapshot"),
+            ("gradcam diff net.py:build photos/ --weights b.pth --against a.npz", "compare with it later"),
+        ),
+        (
+            *("--weights", "--weights-old", "--weights-new", "--labels", "--layer", "--method", "--save", "--against"),
+            *("--fail-if", "--junit", "--page", "--device", *PRINTING),
+        ),
+    ),
+    "audit": CommandHelp(
+        (
+            ("gradcam audit photos/", "one folder per class, or classes as predicted"),
+            ("gradcam audit photos/ --labels labels.csv", "classes from a table: columns image and class"),
+            ("gradcam audit photos/ --page audit.html", "write a page, too"),
+        ),
+        (
+            *("--labels", "--model", "--weights", "--class-names", "--layer", "--method", "--score", "--page"),
+            *("--device", *PRINTING),
+        ),
+    ),
+    "evaluate": CommandHelp(
+        (
+            ("gradcam evaluate photos/ --limit 100 -o study/", "default methods and metrics, on 100 images"),
+            ("gradcam evaluate photos/ --method gradcam,layercam --metric road", "two methods, one metric"),
+            ("gradcam evaluate photos/ --annotations boxes.csv --metric pointing-game", "localisation"),
+        ),
+        (
+            *(*MODEL, "--method", "--metric", "--annotations", "--class", "--controls", "--limit", "--seed"),
+            *("--device", "--output", "--resume", "--overwrite", "--json", "--quiet"),
+        ),
+    ),
+    "recommend": CommandHelp(
+        (
+            ("gradcam recommend photos/", "try all fast methods, scores and a few layers"),
+            ("gradcam recommend photos/ --method gradcam,layercam --layer layer3 --layer layer4", "try these only"),
+            ("gradcam recommend photos/ --annotations boxes.csv", "measure localisation on annotated objects"),
+        ),
+        (
+            *(*MODEL, "--method", "--score", "--limit", "--least", "--annotations", "--all", "--seed", "--device"),
+            *("--json", "--quiet"),
+        ),
+    ),
+    "layers": CommandHelp(
+        (
+            ("gradcam layers", "of the embedded classifier"),
+            ("gradcam layers resnet50", "of a torchvision model"),
+            ("gradcam layers resnet50 'layer4.*' --all", "names that match a pattern"),
+        ),
+        ("--model", "--size", "--depth", "--all", "--json"),
+    ),
+    "inspect": CommandHelp(
+        (
+            ("gradcam inspect trace --model resnet50", "each call of each layer"),
+            ("gradcam inspect activations photo.jpg", "an image of every channel of a layer"),
+            ("gradcam inspect gradients photo.jpg", "vanishing and exploding gradients"),
+        )
+    ),
+    "inspect trace": CommandHelp(
+        (
+            ("gradcam inspect trace --model resnet50", "random weights and noise: nothing to download"),
+            ("gradcam inspect trace photo.jpg --depth 2", "the embedded classifier on an image"),
+            ("gradcam inspect trace --model resnet50 --layer 'layer4.*' --json", "some layers, as JSON"),
+        ),
+        (*MODEL, "--depth", "--all", "--size", "--device", "--json"),
+    ),
+    "inspect features": CommandHelp(
+        (
+            ("gradcam inspect features photos/ -o features.npz", "the default layer of the embedded classifier"),
+            ("gradcam inspect features photos/ -o features.npz --layer layer4 --pool", "means over the image"),
+        ),
+        ("--output", *MODEL, "--pool", "--batch-size", "--workers", "--device", "--json", "--quiet"),
+    ),
+    "inspect activations": CommandHelp(
+        (
+            ("gradcam inspect activations photo.jpg", "the default layer"),
+            (
+                "gradcam inspect activations photo.jpg --layer layer1 --layer layer4 --channels 16",
+                "two layers, 16 channels each",
+            ),
+        ),
+        (*MODEL, "--channels", "--columns", "--order", "--scale", "--cell", "--colormap", "--device", *PRINTING),
+    ),
+    "inspect gradients": CommandHelp(
+        (
+            ("gradcam inspect gradients photo.jpg", "of the top class"),
+            ("gradcam inspect gradients photo.jpg --class espresso --layer 'layer*'", "of a class, at some layers"),
+        ),
+        (*MODEL, "--class", "--all", "--device", *PRINTING),
+    ),
+    "methods": CommandHelp(
+        (
+            ("gradcam methods", "all methods, one per line"),
+            ("gradcam methods layercam --verbose", "one method, with its paper"),
+            ("gradcam methods gradcam layercam --bibtex", "their citations"),
+        )
+    ),
+    "models": CommandHelp(
+        (
+            ("gradcam models", "all models"),
+            ("gradcam models resnet", "names that contain a word"),
+            ("gradcam models 'vit_*' --json", "names that match a pattern, as JSON"),
+        )
+    ),
+}
