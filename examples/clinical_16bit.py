@@ -1,10 +1,10 @@
-"""A 16-bit model with one logit, from a checkpoint to a picture with both signs and a line for the report.
+"""Explain a 16-bit scan with a one-logit model: from a checkpoint to an overlay with positive and negative evidence.
 
-    python examples/clinical_16bit.py                              a made-up scan, and a model with random weights
-    python examples/clinical_16bit.py scan.dcm --weights last.pth  yours; DICOM needs pip install "gradcam-torch[dicom]"
+    python examples/clinical_16bit.py                              a synthetic scan and a model with random weights
+    python examples/clinical_16bit.py scan.dcm --weights last.pth  your own; DICOM needs pip install "gradcam-torch[dicom]"
 
-To make it yours: `build`, and the preprocessing in `main`. The network gets all 65536 levels of the file; the overlay is on
-what a person can see of it. A heatmap is no finding: docs/howto/limits.md says what it cannot tell.
+To adapt it, change `build` and the preprocessing in `main`. The model gets all 65536 levels of the file. The overlay is
+drawn on an 8-bit version that a person can see. A heatmap is not a diagnosis: see docs/howto/limits.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import gradcam
 
 
 def build() -> nn.Module:
-    """A single channel in, a single logit out."""
+    """Return a model with one input channel and one output logit."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 5, stride=2),
         nn.ReLU(),
@@ -34,7 +34,7 @@ def build() -> nn.Module:
 
 
 def make_up_scan() -> Path:
-    """A bright line on a dark disc, in the lowest sixteenth of 16 bits, as scanners give it."""
+    """Write a bright line on a dark disc, with values below 4096 of 65536, as scanners do."""
     rows, columns = np.mgrid[:256, :256]
     disc = 1200.0 * (np.hypot(rows - 128, columns - 128) < 100)
     line = 2000.0 * (abs(rows - columns + 20) < 3) * (disc > 0)
@@ -61,7 +61,7 @@ def main() -> None:
     print(f"{scan.name}: {explanation.caption()}")
     for note in filter(None, explanation.notes):
         print(note)
-    print(f"red speaks for it, blue against it: {typed.output}")
+    print(f"{typed.output}: red is evidence for the class, blue is evidence against it")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Ask which method to trust, on pictures and boxes of yours.
+"""Compare CAM methods on your own images and boxes.
 
-    python examples/evaluate_methods.py                                                  photographs of the repository
-    python examples/evaluate_methods.py PICTURE... --boxes boxes.csv --methods gradcam,layercam,mine.py:mycam
+    python examples/evaluate_methods.py                                                photographs in assets/
+    python examples/evaluate_methods.py IMAGE... --boxes boxes.csv --methods gradcam,layercam,mine.py:mycam
 
-Prints a table: each method, and maps that know nothing of the model as controls, by faithfulness (ROAD), and where there are
-boxes by the share of the map that lies in them. `gradcam evaluate` is the same in the shell, with plots and a report.
+Prints a table of all methods, and of control maps that ignore the model. The metrics are faithfulness (ROAD) and, if you
+pass boxes, the share of the heatmap inside them. The command `gradcam evaluate` does the same, with plots and a report.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PICTURES = [
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Ask which method to trust, on pictures of yours.")
+    parser = argparse.ArgumentParser(description="Compare CAM methods on your own images.")
     parser.add_argument("pictures", nargs="*", type=Path, default=PICTURES)
     parser.add_argument("--boxes", type=Path, help="a CSV: image,left,top,right,bottom[,class]")
     parser.add_argument("--methods", default="gradcam,layercam,hirescam")
@@ -44,7 +44,7 @@ def main() -> None:
     for each in results.measurements:
         values[each.metric, each.method].append(each.value)
     for (metric, method), numbers in sorted(values.items()):
-        control = "  (knows nothing of the model)" if method in CONTROLS else ""
+        control = "  (control: ignores the model)" if method in CONTROLS else ""
         interval = mean_interval(numbers)
         print(f"{metric:22} {method:14} {interval.mean:6.3f}  {interval.low:6.3f} to {interval.high:6.3f}{control}")
 

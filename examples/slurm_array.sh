@@ -1,8 +1,8 @@
 #!/bin/bash
 # Explain a folder of any size as a job array: sbatch examples/slurm_array.sh photos/ explained/
 #
-# Each job takes its share. One that is stopped, by its time limit or by a failing node, goes on where it was when the same
-# line is submitted again. When all are through, `gradcam report explained/` makes one gallery of all shares.
+# Each job explains its share of the images. If a job is stopped by its time limit or a failing node, submit the same line
+# again: it continues where it stopped. When all jobs are done, `gradcam report explained/` makes one gallery of all shares.
 #
 #SBATCH --job-name=explain
 #SBATCH --array=1-8
@@ -12,9 +12,9 @@
 #SBATCH --signal=TERM@60
 
 set -euo pipefail
-pictures=${1:?the folder of pictures}
-output=${2:?the folder for the results}
+images=${1:?usage: slurm_array.sh IMAGES OUTPUT (IMAGES is missing)}
+output=${2:?usage: slurm_array.sh IMAGES OUTPUT (OUTPUT is missing)}
 
-# Outside of Slurm it is the only job.
-exec gradcam batch "$pictures" --output "$output" --resume \
+# Outside Slurm, this is the only job.
+exec gradcam batch "$images" --output "$output" --resume \
     --shard "${SLURM_ARRAY_TASK_ID:-1}/${SLURM_ARRAY_TASK_COUNT:-1}"

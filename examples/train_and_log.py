@@ -1,10 +1,10 @@
-"""Train a small classifier, and log after each epoch what it looks at.
+"""Train a small classifier and log its Grad-CAM heatmaps after each epoch.
 
-    python examples/train_and_log.py                     the photographs in assets/, two classes: animal or not
-    tensorboard --logdir runs                            then look at "gradcam"
+    python examples/train_and_log.py                     photographs in assets/, two classes: animal and thing
+    tensorboard --logdir runs                            then open the images named "gradcam"
 
-To make it yours: the lists of files and classes in `load_data`, and the model in `main`. The explanation changes nothing in
-the training: `explain` leaves flags, gradients, running statistics and random state as they were.
+To adapt it, change the files and classes in `CLASSES`, and the model in `main`. Explaining the model does not affect
+training: `explain` restores training mode, gradients, running statistics and random state.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SIZE = 96
 
 
 def load_data() -> tuple[list[np.ndarray], Tensor, Tensor]:
-    """Pictures (H,W,3) to draw on, the images (N,3,H,W) that the model takes, and their classes (N,)."""
+    """Return photos (H,W,3) to draw on, the model input (N,3,H,W), and the classes (N,)."""
     files = [(ASSETS / name, index) for index, names in enumerate(CLASSES.values()) for name in names]
     pictures = [cv2.resize(gradcam.read_image(file), (SIZE, SIZE)) for file, _ in files]
     images = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2) / 255
@@ -35,7 +35,7 @@ def load_data() -> tuple[list[np.ndarray], Tensor, Tensor]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train a small classifier, and log what it looks at.")
+    parser = argparse.ArgumentParser(description="Train a small classifier and log its Grad-CAM heatmaps.")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--log", default="runs")
     typed = parser.parse_args()

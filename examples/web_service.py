@@ -1,12 +1,12 @@
-"""A web service: a picture in, an overlay and the prediction out.
+"""A web service: upload an image, get the overlay and the prediction.
 
     pip install "gradcam-torch" fastapi uvicorn python-multipart
     uvicorn web_service:app --app-dir examples            then open http://127.0.0.1:8000
 
     curl -F picture=@photo.jpg "http://127.0.0.1:8000/explain?label=espresso" -o overlay.png
 
-One model for all requests: explanations of several threads at once do not disturb one another. What a stranger may send is
-limited by GRADCAM_MAX_PIXELS, and nothing is fetched from addresses in a request.
+All requests share one model: explanations in several threads do not disturb one another. GRADCAM_MAX_PIXELS limits the size
+of uploaded images. The service fetches nothing from URLs in a request.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from PIL import Image
 
 import gradcam
 
-app = FastAPI(title="Where did the model look?")
+app = FastAPI(title="See where the model looks")
 classifier = gradcam.load_classifier()
 
-PAGE = """<!doctype html><meta name="viewport" content="width=device-width"><title>Where did the model look?</title>
+PAGE = """<!doctype html><meta name="viewport" content="width=device-width"><title>See where the model looks</title>
 <form action="explain" method="post" enctype="multipart/form-data">
   <input type="file" name="picture" accept="image/*" required> <button>Explain</button>
 </form>"""
@@ -35,14 +35,12 @@ def show_form() -> str:
     return PAGE
 
 
-# Not `async`: FastAPI runs it in a thread of its pool, and the event loop stays free.
+# Not `async`: FastAPI runs it in its thread pool, so the event loop is not blocked.
 @app.post("/explain")
-def explain(
-    picture: UploadFile, label: Annotated[str | None, "a class's name; the top class without"] = None
-) -> Response:
+def explain(picture: UploadFile, label: Annotated[str | None, "class name; default: the top class"] = None) -> Response:
     try:
         explanation = classifier.explain(picture.file.read(), target=label)
-    except gradcam.GradcamError as error:  # no picture, too large, an unknown class: it says which
+    except gradcam.GradcamError as error:  # for example: not an image, too large, unknown class
         raise HTTPException(400, str(error)) from error
     png = io.BytesIO()
     Image.fromarray(explanation.overlay()).save(png, "PNG")

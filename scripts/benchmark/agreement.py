@@ -137,10 +137,10 @@ ROWS = {
     'smoothing="eigen"': Row(
         partial(ours, smoothing="eigen"), {"pytorch-grad-cam": pytorch_grad_cam("GradCAM", eigen_smooth=True)}
     ),
-    "gradcam, at the picture's size": Row(
+    "gradcam, at image size": Row(
         ours_at_the_pictures_size, {"pytorch-grad-cam": pytorch_grad_cam("GradCAM", is_resized=True)}
     ),
-    "two layers, fused": Row(
+    "two fused layers": Row(
         ours_at_the_pictures_size,
         {"pytorch-grad-cam": pytorch_grad_cam("GradCAM", is_resized=True)},
         layers=SEVERAL,
@@ -180,7 +180,7 @@ def compare_agreement(settings: Settings) -> Iterator[Table]:
                 cells.append("not measured" if peer in row.theirs else "-")
         rows.append([name, " and ".join(task.layers), *cells])
     notes = [
-        f"Correlation, least to greatest, of the maps of {len(images)} photographs ({PICTURES.name}) for the top class.",
+        f"Correlation, lowest to highest, of the maps of {len(images)} photographs ({PICTURES.name}) for the top class.",
         f"{classifier.name}, each method at its default layer.",
     ]
-    yield Table("agreement", "Our maps and theirs", ["here", "layer", *PEERS], rows, notes, raw)
+    yield Table("agreement", "Agreement with other libraries", ["method", "layer", *PEERS], rows, notes, raw)

@@ -75,7 +75,12 @@ def compare_busy(settings: Settings) -> Iterator[Table]:
         with keep_busy(count):
             pairs = np.concatenate([json.loads(run_python(["-c", CALL], ROOT)) for _ in range(rounds)])
         rows.append(
-            ["`explain`, ResNet-18", name, "the bare forward pass there", format_spread(pairs[:, 1] / pairs[:, 0])]
+            [
+                "`explain`, ResNet-18",
+                name,
+                "forward pass alone, on the same machine",
+                format_spread(pairs[:, 1] / pairs[:, 0]),
+            ]
         )
         raw.append({"call": "explain", "cores": count, "pairs": pairs.tolist()})
     with tempfile.TemporaryDirectory() as place:
@@ -90,7 +95,7 @@ def compare_busy(settings: Settings) -> Iterator[Table]:
                     with keep_busy(count):
                         times.append(time_command(words, folder))
             ratios = np.array(seconds[cores]) / np.array(seconds[0])
-            rows.append([command, "busy", "the same on an idle machine", format_spread(ratios)])
+            rows.append([command, "busy", "the same command on an idle machine", format_spread(ratios)])
             raw.append({"command": command, "seconds": list(seconds.values())})
         with limit_to_one_core() as group:
             for command, words in COMMANDS.items() if group else ():
@@ -102,7 +107,12 @@ def compare_busy(settings: Settings) -> Iterator[Table]:
                     found = {way[0]: time_command(words, folder, way) for way in order}
                     times.append([found[way[0]] for way in ways])
                 of_quota, of_core = np.array(times[1:]).T
-                row = [command, "idle, a quota of one core", "the same on one core", format_spread(of_quota / of_core)]
+                row = [
+                    command,
+                    "idle, a quota of one core",
+                    "the same command on one core",
+                    format_spread(of_quota / of_core),
+                ]
                 rows.append(row)
                 raw.append({"command": command, "quota": times[1:]})
         idle = np.median([float(run_python(["-c", PAGE], folder)) for _ in range(rounds)])
@@ -111,13 +121,15 @@ def compare_busy(settings: Settings) -> Iterator[Table]:
             with keep_busy(cores):  # once: it takes minutes where threads spin
                 seconds_busy = float(run_python(["-c", PAGE], folder, more))
             call = " with ".join(filter(None, ("`gradcam.page` in Python", name)))
-            rows.append([call, "busy", f"{idle:.1f} s on an idle machine, nothing set", f"{seconds_busy / idle:.1f}"])
+            rows.append(
+                [call, "busy", f"{idle:.1f} s on an idle machine, default settings", f"{seconds_busy / idle:.1f}"]
+            )
             raw.append({"call": call, "idle": float(idle), "busy": seconds_busy})
     notes = [
         f"One busy process for each of {cores} cores; medians (with quartiles) of {rounds} rounds. The batch has {PICTURES} "
-        f"JPEG files of {SIZE[0]} x {SIZE[1]} and the embedded model."
+        f"JPEG files of {SIZE[0]} x {SIZE[1]}, and uses the embedded model."
     ]
-    yield Table("busy", "On a busy machine (cpu)", ["call", "machine", "beside", "times as long"], rows, notes, raw)
+    yield Table("busy", "On a busy machine (cpu)", ["call", "machine", "baseline", "time / baseline"], rows, notes, raw)
 
 
 @contextlib.contextmanager

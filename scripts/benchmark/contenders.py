@@ -118,7 +118,7 @@ class Contender:
     gives: str
 
 
-BARE = "bare forward"
+BARE = "forward pass alone"
 
 
 CONTENDERS = {
@@ -137,6 +137,6 @@ CONTENDERS = {
         attach_captum,
         "captum.attr",
         "captum",
-        "signed maps at the layer's resolution; it does not cut off, normalise or resize them",
+        "signed maps at the layer's resolution; it does not clip, normalise or resize them",
     ),
 }

@@ -24,9 +24,9 @@ DETECTORS = {
     "retinanet_resnet50_fpn": ("head.classification_head.cls_logits", "detections_per_img"),
 }
 SIDES = (SIZE, 800)  # that the model resizes pictures to; the second is what it takes where nothing is said
-OURS = f"gradcam, {BOXES} boxes of each"
-EIGEN_CAM = "pytorch-grad-cam's EigenCAM, one map of each"
-ABLATION_CAM = "pytorch-grad-cam's Ablation-CAM, one map of each"
+OURS = f"gradcam, {BOXES} boxes per image"
+EIGEN_CAM = "pytorch-grad-cam EigenCAM, one map per image"
+ABLATION_CAM = "pytorch-grad-cam Ablation-CAM, one map per image"
 SHARE = 0.01  # of the channels that are ablated on the clock
 
 
@@ -52,14 +52,14 @@ def tabulate_detection(device: str, settings: Settings) -> Table:
                 rows.append([f"{name}, {side} px", str(batch), bare, *cells])
                 raw.append({"device": device, "network": name, "side": side, "batch": batch, "seconds": seconds})
     notes = [
-        f"Multiples of the bare detector in the same round, on pictures of {SIZE} px that it resizes to the side in the "
-        f"first column; the classifier's last layer is scaled so that scores differ, and each picture has {BOXES} boxes.",
-        "gradcam gives a map for each box. The peer's recipe for Faster R-CNN gives one for all boxes of a picture: of no "
-        "box at all by EigenCAM, and of the sum of their scores by Ablation-CAM, whose cost is measured once, of "
-        f"{SHARE:.0%} of one picture's channels, and multiplied.",
+        f"Multiples of the detector alone in the same round, on images of {SIZE} px. The detector resizes them to the side "
+        f"in the first column. The classifier's last layer is scaled so that scores differ; each image has {BOXES} boxes.",
+        "gradcam returns a map for each box. pytorch-grad-cam's tutorial for Faster R-CNN returns one map per image. "
+        "EigenCAM ignores the boxes. Ablation-CAM explains the sum of the scores of all boxes: its time is measured once, "
+        f"with {100 * SHARE:.0f} % of one image's channels, and multiplied.",
     ]
     header = ["detector", "batch", BARE, OURS, EIGEN_CAM, ABLATION_CAM]
-    return Table(f"detection {device}", f"Boxes of detectors ({device})", header, rows, notes, raw)
+    return Table(f"detection {device}", f"Detector boxes ({device})", header, rows, notes, raw)
 
 
 def format_peer(seconds: list[float], bare: list[float]) -> str:
@@ -118,9 +118,7 @@ def build_detector(name: str, side: int, batch: int, device: str) -> tuple[nn.Mo
         last.weight.div_(deviation)
         found = model(pictures)
     if {len(it["scores"]) for it in found} != {BOXES}:
-        raise RuntimeError(
-            f"{name} finds {[len(it['scores']) for it in found]} boxes, expected {BOXES} in each picture"
-        )
+        raise RuntimeError(f"{name} finds {[len(it['scores']) for it in found]} boxes, expected {BOXES} in each image")
     return model, pictures
 
 

@@ -51,8 +51,22 @@ def list_proofs() -> list[Proof]:
         Proof("boxes, RetinaNet", "detector", measures.judge_boxes, draw, levels),
         Proof("missed boxes, RetinaNet", "detector", measures.judge_missed, draw_missed, levels),
         Proof("regions, U-Net", "segmenter", measures.judge_masks, draw, regions, "bottleneck"),
-        Proof("sentences, convolutions", "convolutional", measures.judge_texts, draw_three, usual, has_others=True),
-        Proof("sentences, transformer", "transformer", measures.judge_texts, draw_three, attention, has_others=True),
+        Proof(
+            "sentences, convolutional encoder",
+            "convolutional",
+            measures.judge_texts,
+            draw_three,
+            usual,
+            has_others=True,
+        ),
+        Proof(
+            "sentences, transformer encoder",
+            "transformer",
+            measures.judge_texts,
+            draw_three,
+            attention,
+            has_others=True,
+        ),
     ]
 
 
@@ -69,13 +83,13 @@ def compare_drawn(settings: Settings) -> Iterator[Table]:
             found = {"energy": energy, "maximum": inside, "right": right, "maps": len(verdicts)}
             raw.append({"what": proof.title, "method": method, **found})
     notes = [
-        f"{COUNT} pictures, seed {SEED}, on photographs that the models were not trained with.",
-        "Energy: the share of the map inside the box of the shape that was asked for, its mean over maps. Maximum: the "
-        "share of maps whose largest value is there. Right of three: the share of maps of which more lies in the box of the "
-        "shape that is named than in those of the others. The first method of each is the one without a choice.",
+        f"{COUNT} images, seed {SEED}, with backgrounds from photographs that the models were not trained with.",
+        "Energy inside: the mean share of the map inside the box of the explained shape. Maximum inside: the share of maps "
+        "with their maximum in that box. Correct of three: the share of maps with more energy in the box of the named shape "
+        "than in the box of either other shape. The first method of each group is the default.",
     ]
-    header = ["what is explained", "method", "energy inside", "maximum inside", "right of three", "maps"]
-    yield Table("drawn", "Maps where the truth is known", header, rows, notes, raw)
+    header = ["target", "method", "energy inside", "maximum inside", "correct of three", "maps"]
+    yield Table("drawn", "Maps with known ground truth", header, rows, notes, raw)
 
 
 def summarise(verdicts: Sequence[Any]) -> tuple[float, float, float]:

@@ -63,13 +63,13 @@ def tabulate_time(source: Path, batch: int, rounds: int, version: str) -> Table:
         start = format_spread([each["start"] for each in runs])
         rows.append([engine, start, format_spread(seconds[engine]), ratio])
     notes = [
-        f"{PICTURES} JPEG files of {SIZE[0]} x {SIZE[1]}, the network that comes with the package, overlays as JPEG, "
-        f"batches of {batch}; Ray {version}, started for it on this machine.",
-        f"Seconds: medians (with quartiles) over {rounds} rounds, in each of which both took their turn, in processes of "
-        "their own. Start: until the first picture can be worked on, with the model loaded (by the actor, and before "
-        "that by the driver); work: from then until the last picture is done.",
+        f"{PICTURES} JPEG files of {SIZE[0]} x {SIZE[1]}, the embedded model, overlays as JPEG, batch size {batch}; "
+        f"Ray {version}, started on this machine for each run.",
+        f"Seconds: medians (with quartiles) over {rounds} rounds. Each round runs both engines in separate processes. "
+        "Start: the time until the model is loaded and the first image can be explained; with Ray, the driver and the "
+        "actor each load it. Work: from then until the last image is done.",
     ]
-    header = ["engine", "start", "work", "work, over the local engine's"]
+    header = ["engine", "start", "work", "work / local engine"]
     return Table("engines", "Engines (cpu)", header, rows, notes, [{"runs": found}])
 
 
@@ -78,26 +78,29 @@ def tabulate_shares(source: Path, batch: int) -> Table:
     report_progress("engines", "two machines")
     found = call_in_fresh_process(measure, CLUSTER, source, batch)
     shares = list(found["shares"].values())
-    rows = [[f"{share} pictures", f"{100 * share / sum(shares):.0f}%"] for share in shares]
-    notes = [f"Ray's cluster utility: two machines with a core each, on this one. {found['work']:.1f} s of work."]
-    return Table("engines shares", "Two machines (cpu)", ["each", "share"], rows, notes, [found])
+    rows = [[str(share), f"{100 * share / sum(shares):.0f} %"] for share in shares]
+    notes = [f"Two simulated machines with one core each, by Ray's cluster utility. {found['work']:.1f} s of work."]
+    return Table("engines shares", "Two machines (cpu)", ["images per machine", "share"], rows, notes, [found])
 
 
 def tabulate_memory(folder: Path, batch: int) -> Table:
     """The peaks of the driver, and of what lies in Ray's object store."""
     peaks = {}
     for count in COUNTS:
-        report_progress("engines", "memory", f"{count} pictures")
+        report_progress("engines", "memory", f"{count} images")
         peaks[count] = call_in_fresh_process(measure, RAY, folder / str(count), batch)
     rows = []
-    for what, name, unit, size in (("driver", "driver", "MB", MEGABYTE), ("object store", "objects", "kB", 1000)):
+    for what, name, unit, size in (
+        ("driver process", "driver", "MB", MEGABYTE),
+        ("object store", "objects", "kB", 1000),
+    ):
         values = [found[name] / size for found in peaks.values()]
         rows.append([what, *(f"{value:.0f} {unit}" for value in values)])
     notes = [
-        f"The most that was resident in the driver's process, and the most that the object store held when a batch was "
-        f"done. Pictures of {SMALL[0]} x {SMALL[1]}."
+        "Peak resident memory of the driver process, and the largest content of the object store after any batch. "
+        f"Images of {SMALL[0]} x {SMALL[1]}."
     ]
-    header = ["", *(f"{count:,} pictures" for count in COUNTS)]
+    header = ["", *(f"{count:,} images" for count in COUNTS)]
     return Table("engines memory", "Memory with Ray (cpu)", header, rows, notes, [{"peaks": peaks}])
 
 
@@ -162,7 +165,7 @@ def run(explain: Callable[..., Iterator[Any]], watch: Watch, source: Path, batch
         )
         last = time.time()
     if done != len(items):
-        raise RuntimeError(f"{done} of {len(items)} pictures were explained")
+        raise RuntimeError(f"{done} of {len(items)} images were explained")
     return min(watch.ready, default=start), last
 
 

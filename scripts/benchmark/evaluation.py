@@ -60,11 +60,14 @@ def compare_evaluation(settings: Settings) -> Iterator[Table]:
     rounds = ", ".join(map(str, settings.rounds.values()))
     at_once = ", ".join(f"{AT_ONCE[device]} ({device})" for device in settings.devices)
     notes = [
-        f"Multiples in the same round: medians (with quartiles) over {rounds} rounds. Bare passes: batches of {at_once}.",
-        f"ROAD: combined, percentiles {PERCENTILES[0]} to {PERCENTILES[-1]}, the same maps and pictures, 224 px. "
-        "Correlation is that of the probabilities behind the scores, each with noise of its own.",
+        f"Multiples of the baseline in the same round: medians (with quartiles) over {rounds} rounds. Batch size of "
+        f"the forward passes: {at_once}.",
+        f"ROAD: combined, percentiles {PERCENTILES[0]} to {PERCENTILES[-1]}, the same maps and images, 224 px. "
+        "Correlation: of the probabilities from which the metric is computed; each library adds different noise.",
     ]
-    yield Table("evaluation", "Judging maps", ["metrics", "device", "beside", "gradcam", "agreement"], rows, notes, raw)
+    yield Table(
+        "evaluation", "Cost of evaluation", ["metrics", "device", "baseline", "gradcam", "agreement"], rows, notes, raw
+    )
 
 
 def judge(batch: int, device: str) -> Judged:
@@ -87,7 +90,7 @@ def measure_curves(judged: Judged, device: str, rounds: int) -> tuple[list[str],
 
     pictures = len(judged.heatmaps)
     variants, at_once = 2 * STEPS * pictures, AT_ONCE[device]
-    report_progress("evaluation", device, f"insertion and deletion of {pictures} pictures")
+    report_progress("evaluation", device, f"insertion and deletion of {pictures} images")
 
     def bare() -> None:
         rows = judged.subject.images.repeat(-(-at_once // pictures), 1, 1, 1)[:at_once]
@@ -101,9 +104,9 @@ def measure_curves(judged: Judged, device: str, rounds: int) -> tuple[list[str],
 
     seconds = time_in_turns({"beside": bare, "gradcam": ours}, device, rounds)
     cells = [
-        f"insertion and deletion, {pictures} pictures",
+        f"insertion and deletion, {pictures} images",
         device,
-        f"{variants} bare forward passes, {float(np.median(seconds['beside'])):.1f} s",
+        f"{variants} forward passes, {float(np.median(seconds['beside'])):.1f} s",
         format_spread(np.divide(seconds["gradcam"], seconds["beside"])),
         "-",
     ]
@@ -114,7 +117,7 @@ def measure_road(judged: Judged, device: str, rounds: int) -> tuple[list[str], d
     from gradcam.evaluation import road
 
     pictures = len(judged.heatmaps)
-    report_progress("evaluation", device, f"ROAD of {pictures} pictures")
+    report_progress("evaluation", device, f"ROAD of {pictures} images")
     shares = [1 - percentile / 100 for percentile in PERCENTILES]
     ours = partial(road, judged.subject, judged.heatmaps, shares=shares)
     seconds = time_in_turns({"beside": partial(run_peer, judged), "gradcam": ours}, device, rounds)
@@ -124,7 +127,7 @@ def measure_road(judged: Judged, device: str, rounds: int) -> tuple[list[str], d
     combined = (least - most).mean(1) / 2
     apart = float((found.combined.cpu() - combined).abs().max())
     cells = [
-        f"ROAD, {pictures} pictures",
+        f"ROAD, {pictures} images",
         device,
         f"{PEER}, {float(np.median(seconds['beside'])):.1f} s",
         format_spread(np.divide(seconds["gradcam"], seconds["beside"])),

@@ -30,7 +30,7 @@ def compare_folder(settings: Settings, pictures: int = PICTURES) -> Iterator[Tab
     keep_freed_memory()
     has_bfloat16 = describe_bfloat16() != "no bf16 instructions"
     precisions = ["fp32", "bf16"] if has_bfloat16 else ["fp32"]
-    skipped = [] if has_bfloat16 else ["bfloat16 is left out: this processor has no instructions for it."]
+    skipped = [] if has_bfloat16 else ["bfloat16 is not measured: this CPU has no instructions for it."]
     ((batch, rounds),) = settings.rounds.items()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -77,7 +77,7 @@ def run_once(run: Run, source: Path, folder: Path) -> float:
         written = len(list(Path(output).glob("*.jpg")))
         expected = len(list(source.iterdir()))
     if written != expected:
-        raise RuntimeError(f"{written} overlays were written of {expected} pictures")
+        raise RuntimeError(f"{written} overlays were written of {expected} images")
     return seconds
 
 
@@ -124,20 +124,21 @@ def tabulate_speed(
         ]
         rate = format_spread([pictures / value for value in seconds[loop.name]])
         rows.append([loop.package, loop.precision, str(loop.batch), rate, *ratios])
-    header = ["", "precision", "batch", "pictures per second", *(f"gradcam, {name}, over it" for name in precisions)]
-    return Table("folder", "A folder of pictures (cpu)", header, rows, notes, [raw])
+    header = ["library", "precision", "batch", "images per second"]
+    header += [f"speed-up of gradcam, {name}" for name in precisions]
+    return Table("folder", "A folder of images (cpu)", header, rows, notes, [raw])
 
 
 def describe_job(pictures: int, rounds: int) -> list[str]:
     return [
-        f"{pictures} JPEG files of {WIDTH} x {HEIGHT}; {NETWORK} with random weights at {LAYER}, for each picture's top "
-        f"class; the overlay at the picture's full size as JPEG of quality {QUALITY}. All of it is on the clock, but for "
-        "imports, models and a first batch.",
-        f"Medians (with quartiles) over {rounds} rounds, in each of which all took their turn. The C library is told to "
-        "keep freed memory, so that none pays for taking it again.",
-        "All squeeze the whole picture to what the network takes, so that every heatmap covers all of its picture. Peers "
-        "read with Pillow, prepare with torchvision, and draw and write with their own function: as their documentation "
-        "has it, one picture after another or in batches; the faster of the two is the one to compare with.",
+        f"{pictures} JPEG files of {WIDTH} x {HEIGHT}; {NETWORK} with random weights at {LAYER}, for the top class of each "
+        f"image; the overlay at the image's full size as JPEG of quality {QUALITY}. The time includes everything except "
+        "imports, loading the model and a first batch.",
+        f"Medians (with quartiles) over {rounds} rounds. Each round runs all loops. The C library keeps freed memory, so "
+        "that no loop pays for allocating it again.",
+        "All loops resize the whole image to the model's input, so that every heatmap covers its whole image. The other "
+        "libraries read with Pillow, preprocess with torchvision, and draw and write with the library's own function, as "
+        "their documentation shows, one by one or in batches. Compare with the faster of the two.",
     ]
 
 
@@ -153,9 +154,9 @@ def tabulate_floor(precisions: Sequence[str], raw: dict[str, Any], pictures: int
         cells = [f"{1000 * float(np.median([each[name] for each in stages])) / pictures:.1f} ms" for name in stages[0]]
         rates = [f"{1000 * float(np.median(values)) / pictures:.1f} ms" for values in (floors, wall)]
         rows.append([precision, *cells, *rates, format_spread(np.divide(wall, floors))])
-        header = ["gradcam", *stages[0], f"floor: their sum over {cores} cores", "its time", "its time over the floor"]
+        header = ["gradcam", *stages[0], f"lower bound: sum / {cores} cores", "measured", "measured / lower bound"]
     notes = [
-        "A picture's share. Stages: what the processor spent on each, in all threads, run alone over all pictures.",
-        "Medians, and of the pairs in a round the ratio (with quartiles).",
+        "Per image. Stages: CPU time in all threads, with each stage run alone over all images.",
+        "Medians, and the ratio in each round (with quartiles).",
     ]
-    return Table("folder floor", "A folder's floor (cpu)", header, rows, notes)
+    return Table("folder floor", "Lower bound of the time of a folder (cpu)", header, rows, notes)

@@ -35,10 +35,10 @@ PROCESSES = (
 AMONG = (BARE, "gradcam", "torchcam", "captum")
 FIXED = ("ResNet-18", "ResNet-50", "MobileNetV2")
 NO_GPU = (
-    "There is no CUDA device here, or --device leaves it out: nothing was measured. `--pictures N` tries this section out "
-    "on the processor, with so many pictures."
+    "There is no CUDA device, or --device excludes it: nothing was measured. `--pictures N` tests this section on the CPU, "
+    "with N images."
 )
-TRIAL = "Tried out on the processor, which stands in for a GPU: these are no figures of one."
+TRIAL = "A test on the CPU in place of a GPU: these are not GPU figures."
 
 
 def compare_gpu(settings: Settings) -> Iterator[Table]:
@@ -66,9 +66,9 @@ def measure_folder(device: str, pictures: int, settings: Settings, notes: list[s
         runs: dict[str, Callable[[], float]] = {}
         peaks: dict[str, int | None] = {}
         for precision, model in models.items():
-            peaks[f"{precision}, bare inference"] = find_peak(device, partial(infer, model, batch))
+            peaks[f"{precision}, forward pass alone"] = find_peak(device, partial(infer, model, batch))
             for pixels in ("device", "cpu"):
-                name = f"{precision}, pixels on the {'GPU' if pixels == 'device' else 'processor'}"
+                name = f"{precision}, pixels on the {'GPU' if pixels == 'device' else 'CPU'}"
                 report_progress("gpu", name, "once")
                 run = partial(run_pipeline, model, batch=batch, pixels=pixels)
                 peaks[name] = find_peak(device, partial(run_once, run, folder / "some", folder))
@@ -76,7 +76,7 @@ def measure_folder(device: str, pictures: int, settings: Settings, notes: list[s
         report_progress("gpu", f"{rounds} rounds of {len(runs)}")
         seconds = take_turns(runs, rounds)
         for precision, pixels, count in PROCESSES if device == "cuda" else ():
-            name = f"{precision}, pixels on the {'GPU' if pixels == 'device' else 'processor'}, {count} processes"
+            name = f"{precision}, pixels on the {'GPU' if pixels == 'device' else 'CPU'}, {count} processes"
             report_progress("gpu", name)
             seconds[name] = time_processes(
                 folder, device, count, rounds, images=pictures, precision=precision, pixels=pixels
@@ -156,34 +156,33 @@ def measure_stages(
 def tabulate_folder(seconds: dict[str, list[float]], pictures: int, batch: int, rounds: int, notes: list[str]) -> Table:
     rows = [[name, format_spread(np.divide(pictures, values), 0)] for name, values in seconds.items()]
     job = (
-        f"{pictures} JPEG files of {WIDTH} x {HEIGHT}, from files to files through one process; {NETWORK} with random "
-        f"weights at {LAYER}, for each picture's top class; batches of {batch}; overlays as JPEG of quality {QUALITY}."
+        f"{pictures} JPEG files of {WIDTH} x {HEIGHT}, from input files to overlays, in one process unless a row says "
+        f"otherwise; {NETWORK} with random weights at {LAYER}, for the top class of each image; batch size {batch}; "
+        f"overlays as JPEG of quality {QUALITY}."
     )
-    spread = f"Medians (with quartiles) over {rounds} rounds, in each of which all took their turn."
-    header = ["gradcam", "pictures per second"]
-    return Table(
-        "gpu folder cuda", "A folder through one GPU", header, rows, [*notes, job, spread], [{"seconds": seconds}]
-    )
+    spread = f"Medians (with quartiles) over {rounds} rounds."
+    header = ["gradcam", "images per second"]
+    return Table("gpu folder cuda", "A folder on one GPU", header, rows, [*notes, job, spread], [{"seconds": seconds}])
 
 
 def tabulate_floor(stages: dict[str, dict[str, list[float]]], notes: list[str]) -> Table:
     names = list(next(iter(stages.values())))
     rows = [[precision, *(format_spread(found[name], 0) for name in names)] for precision, found in stages.items()]
     what = (
-        "Pictures per second of each stage alone, in one thread: a run that overlaps all of them cannot be faster than the "
-        "slowest, apart from reading and writing, for which it has a thread on each core."
+        "Images per second of each stage alone, in one thread. A run that overlaps all stages cannot be faster than the "
+        "slowest stage, except reading and writing, which use one thread per core."
     )
-    return Table("gpu floor cuda", "The floor of a folder on a GPU", ["", *names], rows, [*notes, what], [stages])
+    return Table("gpu floor cuda", "Stages of a folder on a GPU", ["gradcam", *names], rows, [*notes, what], [stages])
 
 
 def tabulate_peaks(peaks: dict[str, int | None], batch: int, notes: list[str]) -> Table:
     rows = [[name, "not measured" if it is None else f"{it / MEGABYTE:.0f} MB"] for name, it in peaks.items()]
     flight = 5 * batch * 3 * WIDTH * HEIGHT / MEGABYTE
     what = (
-        f"The most memory of the device over what was there before. Up to five batches of {batch} pictures are in flight, "
+        f"Peak device memory above the memory in use before. Up to five batches of {batch} images are in flight: "
         f"{flight:.0f} MB of pixels."
     )
-    return Table("gpu memory cuda", "Peak memory of a GPU", ["", "peak"], rows, [*notes, what], [peaks])
+    return Table("gpu memory cuda", "Peak memory of a GPU", ["gradcam", "peak"], rows, [*notes, what], [peaks])
 
 
 def tabulate_fixed(device: str, settings: Settings, notes: list[str]) -> Table:
@@ -204,8 +203,8 @@ def tabulate_fixed(device: str, settings: Settings, notes: list[str]) -> Table:
             raw.append({"network": network, "batch": batch, "seconds": seconds})
     counts = ", ".join(f"{rounds} at batch {batch}" for batch, rounds in settings.rounds.items())
     what = (
-        f"One of {CLASSES} classes of each image, fp32, in multiples of the bare pass of the same round: medians (with "
-        f"quartiles) over {counts}."
+        f"One of {CLASSES} classes of each image, fp32, as multiples of the forward pass alone in the same round: medians "
+        f"(with quartiles) over the rounds, {counts}."
     )
-    title = "The fixed cost of one call on a GPU"
+    title = "Fixed cost of a call on a GPU"
     return Table("gpu fixed cuda", title, ["network, layer", "batch", *AMONG], rows, [*notes, what], raw)

@@ -75,9 +75,9 @@ def measure_by_hand(tensor: Tensor) -> list[Tensor]:
 # How each is attached, and how many steps it is timed for.
 RECORDINGS: dict[str, tuple[Attach, int]] = {
     PLAIN: (attach_nothing, 1),
-    "statistics, each step": (attach_ours, 1),
-    "hooks by hand, each step": (attach_by_hand, 1),
-    "tensors, each step": (partial(attach_ours, keep="device", last=1), 1),
+    "statistics, every step": (attach_ours, 1),
+    "hooks by hand, every step": (attach_by_hand, 1),
+    "tensors, every step": (partial(attach_ours, keep="device", last=1), 1),
     f"{EVERY} training steps": (attach_nothing, EVERY),
     f"statistics, every {EVERY}th step": (partial(attach_ours, every=EVERY), EVERY),
 }
@@ -110,11 +110,11 @@ def tabulate_recording(device: str, settings: Settings) -> Table:
         rows.append([NETWORK, str(batch), f"{1000 * float(np.median(seconds[PLAIN])):.0f} ms", *cells])
         raw.append({"device": device, "network": NETWORK, "batch": batch, "seconds": seconds})
     notes = [
-        f"Activations and gradients of {len(layers)} convolutions, in multiples of as many training steps without, in the "
+        f"Activations and gradients of {len(layers)} convolutions, as multiples of training steps without recording in the "
         "same round: medians (with quartiles) over the rounds, "
-        f"{describe_rounds(settings)}. SGD with momentum, cross entropy, training mode.",
-        "Statistics: norm, mean, standard deviation, share of zeros, greatest absolute value, NaN, infinities; by hand the "
-        "same but for infinities, in float32. Tensors: snapshots on the device, of the latest step.",
+        f"{describe_rounds(settings)}. SGD with momentum, cross-entropy, training mode.",
+        "Statistics: norm, mean, standard deviation, share of zeros, largest absolute value, NaN, infinities. By hand: the "
+        "same except infinities, in float32. Tensors: snapshots of the latest step, on the device.",
     ]
     header = [
         "network",

@@ -13,7 +13,7 @@ from benchmark.tables import Table, describe_contenders
 def compare_memory(settings: Settings) -> Iterator[Table]:
     """The peak over the base, of one class of each image."""
     for device in settings.devices:
-        title = f"Peak memory over the base, one class of each image ({device})"
+        title = f"Peak memory above the memory in use before, one class of each image ({device})"
         if device == "cpu" and not STATUS.exists():
             yield Table(f"memory {device}", title, notes=["Skipped: it needs Linux's /proc."])
         else:
@@ -31,7 +31,7 @@ def tabulate_memory(title: str, network: str, device: str, settings: Settings) -
         rows.append([f"{network}, {NETWORKS[network].layer}", str(batch), *cells])
         raw.append({"device": device, "network": network, "batch": batch, "bytes": peaks})
     what = "resident memory" if device == "cpu" else "memory allocated on the device"
-    notes = [f"The peak of the {what} less what there was just before the call, each in a process of its own."]
-    notes += ["The C library is told to give large blocks back at once."] if device == "cpu" else []
+    notes = [f"Peak {what} during the call, minus that just before it. Each library runs in a separate process."]
+    notes += ["The C library returns large freed blocks to the system at once."] if device == "cpu" else []
     notes += describe_contenders(settings)
     return Table(f"memory {device}", title, ["network, layer", "batch", *CONTENDERS], rows, notes, raw)

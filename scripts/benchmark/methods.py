@@ -46,13 +46,13 @@ def tabulate_methods(device: str, settings: Settings) -> Table:
     layer = NETWORKS[NETWORK].layer
     columns = {
         "gradcam alone": partial(attach_ours, methods=["gradcam"]),
-        f"{len(first_order)} methods of one pass": partial(attach_ours, methods=first_order),
-        "Shapley-CAM too": partial(attach_ours, methods=one_pass),
+        f"{len(first_order)} single-pass methods": partial(attach_ours, methods=first_order),
+        "and Shapley-CAM": partial(attach_ours, methods=one_pass),
     }
     if "pytorch-grad-cam" not in settings.missing:
-        columns[f"pytorch-grad-cam, {len(PYTORCH_GRAD_CAM)} of them"] = attach_pytorch_grad_cam
+        columns[f"pytorch-grad-cam, {len(PYTORCH_GRAD_CAM)} methods"] = attach_pytorch_grad_cam
     if "torchcam" not in settings.missing:
-        columns[f"torchcam, {len(TORCHCAM)} of them"] = attach_torchcam
+        columns[f"torchcam, {len(TORCHCAM)} methods"] = attach_torchcam
     rows, raw = [], []
     for batch, rounds in settings.rounds.items():
         report_progress("methods", device, NETWORK, f"batch {batch}")
@@ -66,8 +66,8 @@ def tabulate_methods(device: str, settings: Settings) -> Table:
         raw.append({"device": device, "network": NETWORK, "layer": layer, "batch": batch, "seconds": seconds})
     counts = ", ".join(f"{rounds} at batch {batch}" for batch, rounds in settings.rounds.items())
     notes = [
-        f"Multiples of the bare forward pass in the same round: medians (with quartiles) over the rounds, {counts}.",
-        "Ours come from one call of compare(); peers have an object for each method, called one after another.",
+        f"Multiples of the forward pass alone in the same round: medians (with quartiles) over the rounds, {counts}.",
+        "gradcam: one call of compare(). Other libraries: one object per method, called one after another.",
     ]
     return Table(
         f"methods {device}", f"Many methods ({device})", ["network, layer", "batch", BARE, *columns], rows, notes, raw

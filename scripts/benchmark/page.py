@@ -22,7 +22,7 @@ TIMES = 100
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu"]
 # Both act as a person does, by an event, and read the layout afterwards, so that it is in the time.
 ACTIONS = {
-    "switch the class": """(i) => {
+    "switch class": """(i) => {
         const options = document.querySelectorAll("#things li");
         const start = performance.now();
         options[(i * 37) % options.length].click();
@@ -44,8 +44,8 @@ ACTIONS = {
 
 def measure_page(settings: Settings) -> Iterator[Table]:
     """Making it, beside one explanation and one bare pass; its bytes; and its answers, at each layer."""
-    title, rounds = "The page of one picture", max(settings.rounds.values())
-    report_progress(title, "making it")
+    title, rounds = "The HTML page of one image", max(settings.rounds.values())
+    report_progress(title, "writing")
     classifier, rows, raw, notes = gradcam.load_classifier(), [], [], []
     picture = classifier.prepare(ROOT / PICTURE)
     images = classifier.batch([picture])
@@ -55,7 +55,7 @@ def measure_page(settings: Settings) -> Iterator[Table]:
             classifier.model(images)
 
     made: dict[str, Callable[[], Any]] = {
-        "a bare pass": run_bare,
+        "forward pass alone": run_bare,
         "explain, one class, layer4": lambda: classifier.explain(picture, "layer4"),
         "page, 1000 classes, layer4": lambda: gradcam.page(picture, classifier, layers=LAYERS[:1]),
         "page, 1000 classes, 4 layers": lambda: gradcam.page(picture, classifier, layers=LAYERS),
@@ -74,7 +74,7 @@ def measure_page(settings: Settings) -> Iterator[Table]:
         file = Path(folder) / "page.html"
         page.save(file)
         beside = file.stat().st_size - len(page.to_data()["picture"]["source"])
-        notes.append(f"The file has {beside / 1e6:.3f} MB beside the picture, of 1000 classes at 4 layers.")
+        notes.append(f"Without the image, the file of 1000 classes at 4 layers has {beside / 1e6:.3f} MB.")
         for name, times in _time_in_browser(file, notes):
             raw.append({"what": name, "milliseconds": times})
             rows.append([name, *_format(np.array(times))])
@@ -88,14 +88,14 @@ def _time_in_browser(file: Path, notes: list[str]) -> Iterator[tuple[str, list[f
     except ImportError:
         chromium = None
     if chromium is None:
-        notes.append("There is no Playwright, or no Chromium: nothing was timed in a browser.")
+        notes.append("Playwright or Chromium is missing: nothing was timed in a browser.")
         return
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
         tab = browser.new_page(viewport={"width": 1280, "height": 800})
         tab.goto(file.as_uri())
         for layer in LAYERS:
-            report_progress("The page of one picture", layer)
+            report_progress("The HTML page of one image", layer)
             tab.locator(f"#layers input[value='{layer}']").check(force=True)
             for name, script in ACTIONS.items():
                 times = [tab.evaluate(script, i) for i in range(TIMES + 10)][10:]

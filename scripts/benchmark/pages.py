@@ -30,7 +30,7 @@ def fill_pages(tables: Sequence[Table], environment: dict[str, str], *, only: Se
                 continue
             if not parts.get(key):
                 raise click.ClickException(
-                    f"{page} has marks for '{key}', of which there is no table: run all sections."
+                    f"{page} has marks for '{key}', but this run has no such table. Run all sections."
                 )
             pattern = rf"(<!-- bench {key} -->\n).*?(<!-- end -->)"
             text = re.sub(

@@ -94,7 +94,9 @@ RERUNS = (
     Rerun(
         "Ablation-CAM", "ablationcam", "layer4", torch.float32, "1 forward pass", one_forward_pass, ABLATION_PEERS, 15
     ),
-    Rerun("Ablation-CAM", "ablationcam", "layer3", torch.float32, "256 tail runs", tail_passes, ABLATION_PEERS, 5),
+    Rerun(
+        "Ablation-CAM", "ablationcam", "layer3", torch.float32, "256 passes of the tail", tail_passes, ABLATION_PEERS, 5
+    ),
     Rerun("Score-CAM", "scorecam", "layer4", torch.float32, "512 forward passes", forward_passes, SCORE_PEERS, 2),
     Rerun("Score-CAM", "scorecam", "layer4", torch.bfloat16, "512 forward passes", forward_passes, SCORE_PEERS, 1),
 )
@@ -107,7 +109,7 @@ def compare_perturbation(settings: Settings) -> Iterator[Table]:
     skipped = (
         []
         if describe_bfloat16() != "no bf16 instructions"
-        else ["bfloat16 is left out: this processor has no instructions for it."]
+        else ["bfloat16 is not measured: this CPU has no instructions for it."]
     )
     for rerun in RERUNS:
         if skipped and rerun.dtype == torch.bfloat16:
@@ -124,12 +126,12 @@ def compare_perturbation(settings: Settings) -> Iterator[Table]:
         rows.append([f"{rerun.title} at {rerun.layer}, {kind}", base, cells["gradcam"], *peers])
         raw.append({"method": rerun.method, "layer": rerun.layer, "dtype": kind, "seconds": seconds})
     notes = [
-        "Multiples of the passes beside them in the same round: medians (with quartiles), or one round alone.",
-        f"Bare passes run in batches of {RERUN_BATCH}. A peer without a figure has no such method, or takes many minutes.",
+        "Multiples of the baseline in the same round: medians (with quartiles), or a single round.",
+        f"The baseline runs in batches of {RERUN_BATCH}. No figure: the library has no such method, or takes many minutes.",
         *skipped,
     ]
-    header = ["ResNet-18", "beside", "gradcam", *PERTURBATION_PEERS]
-    yield Table("perturbation cpu", "Methods that run the model again (cpu)", header, rows, notes, raw)
+    header = ["ResNet-18", "baseline", "gradcam", *PERTURBATION_PEERS]
+    yield Table("perturbation cpu", "Perturbation methods (cpu)", header, rows, notes, raw)
 
 
 def format_multiples(ratios: Sequence[float]) -> str:

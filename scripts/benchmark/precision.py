@@ -27,7 +27,7 @@ def compare_precisions(settings: Settings) -> Iterator[Table]:
 
 
 def tabulate_precisions(networks: Sequence[str], device: str, settings: Settings) -> Table:
-    title, rows, raw = f"Grad-CAM with the models that we load, by precision ({device})", [], []
+    title, rows, raw = f"Grad-CAM of loaded models, by precision ({device})", [], []
     for network in networks:
         models, layer = prepare_models(network, device), NETWORKS[network].layer
         correlations = {name: correlate_least(models["built"], models[name], layer, device) for name in PREPARED}
@@ -40,14 +40,14 @@ def tabulate_precisions(networks: Sequence[str], device: str, settings: Settings
             rows.append([f"{network}, {layer}", str(batch), *cells])
             what = {"device": device, "network": network, "layer": layer, "batch": batch}
             raw.append({**what, "seconds": seconds, "correlations": correlations})
-    header = ["network, layer", "batch", f"{BARE}, fp32", "as built, fp32", *(f"ours, {name}" for name in PREPARED)]
+    header = ["network, layer", "batch", f"{BARE}, fp32", "as built, fp32", *(f"loaded, {name}" for name in PREPARED)]
     header += [f"correlation, {name}" for name in PREPARED]
     counts = ", ".join(f"{rounds} at batch {batch}" for batch, rounds in settings.rounds.items())
     notes = [
-        f"Multiples of the bare forward pass in the same round: medians (with quartiles) over the rounds, {counts}.",
-        "As built: contiguous, as a caller hands it over. Ours: as `load_classifier` prepares its models.",
-        "Correlation: the least, over the photographs in assets/, of the maps with those of the model as built.",
-        "The weights are random for ResNet-50, and the trained ones for EfficientNet-Lite0.",
+        f"Multiples of the forward pass alone in the same round: medians (with quartiles) over the rounds, {counts}.",
+        "As built: contiguous memory format. Loaded: as `load_classifier` prepares its models.",
+        "Correlation: the lowest over the photographs in assets/, between the maps and those of the model as built.",
+        "ResNet-50 has random weights, EfficientNet-Lite0 trained ones.",
     ]
     return Table(f"precision {device}", title, header, rows, notes, raw)
 

@@ -71,7 +71,7 @@ print(statistics.median(seconds[10:]))
 BUSY = "while True: sum(range(100000))"
 MODELS = {
     "ResNet-50": ["--model", "resnet50", "--weights", "weights.pt", "--layer", "layer4"],
-    "the one that comes along": [],
+    "embedded": [],
 }
 
 
@@ -100,20 +100,20 @@ def compare_process(settings: Settings) -> Iterator[Table]:
             ratios = own / np.maximum(before, 1e-9)
             cells = [format_spread(1 / ratios[:, 0]), *(format_spread(ratios[:, column]) for column in (1, 2))]
             faults = " to ".join(f"{np.median(each[:, 3]) / 1000:.0f}" for each in (before, own))
-            rows.append([f"`gradcam {command}`", model, "a busy process" if is_busy else "", *cells, faults])
+            rows.append([f"`gradcam {command}`", model, "a busy process" if is_busy else "none", *cells, faults])
             raw.append({"command": command, "model": model, "busy": is_busy, "pairs": pairs})
     was = (
-        "an earlier state of this package"
+        "an earlier version of this package"
         if settings.against
-        else "the same with the allocator's and OpenMP's settings"
+        else "the same command with the default allocator and OpenMP settings"
     )
     notes = [
-        f"JPEG files of {SIZE[0]} x {SIZE[1]}, from files to overlays: a batch of {PICTURES} in a process that has done "
-        f"{FEW} before, and the whole process of a run of one, torch's import included. Medians (with quartiles) of "
-        f"{rounds} pairs, beside {was}. Load of the machine at the end: {os.getloadavg()[1]:.1f}."
+        f"JPEG files of {SIZE[0]} x {SIZE[1]}, from input files to overlays. Batch: {PICTURES} images, in a process that "
+        f"has explained {FEW} before. Run: the whole process for one image, including the import of torch. Medians (with "
+        f"quartiles) of {rounds} pairs, compared with {was}. Load average at the end: {os.getloadavg()[1]:.1f}."
     ]
-    header = ["command", "model", "beside", "times as fast", "processor time", "peak memory", "thousand page faults"]
-    yield Table("process", "Memory, waiting and ending (cpu)", header, rows, notes, raw)
+    header = ["command", "model", "load", "speed-up", "CPU time", "peak memory", "thousand page faults"]
+    yield Table("process", "Memory and threads of the command (cpu)", header, rows, notes, raw)
 
 
 def compare_drawing(settings: Settings) -> Iterator[Table]:
@@ -125,14 +125,12 @@ def compare_drawing(settings: Settings) -> Iterator[Table]:
         trees = (ROOT, settings.against)[:: -1 if number % 2 else 1]
         times.append({tree: draw(tree) for tree in trees})
     own, before = (np.array([each[tree] for each in times[1:]]) * 1000 for tree in (ROOT, settings.against))
-    notes = [
-        f"A picture of {SIZE[0]} x {SIZE[1]}, one thread; medians (with quartiles) of {rounds} pairs of processes."
-    ]
+    notes = [f"An image of {SIZE[0]} x {SIZE[1]}, one thread; medians (with quartiles) of {rounds} pairs of processes."]
     row = ["`gradcam.overlay`", *(format_spread(each) for each in (before, own, before / own))]
     yield Table(
         "drawing",
         "Drawing (cpu)",
-        ["", "before, ms", "now, ms", "times as fast"],
+        ["", "before, ms", "now, ms", "speed-up"],
         [row],
         notes,
         [list(each.values()) for each in times],

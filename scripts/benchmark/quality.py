@@ -41,10 +41,10 @@ def compare_quality(settings: Settings) -> Iterator[Table]:
     ]
     pictures, mosaics = len(results.judged()), len(results.judged("mosaic"))
     notes = [
-        f"{pictures} pictures and {mosaics} mosaics of {PICTURES.name}, {classifier.name}, {results.conditions.layer}, "
+        f"{pictures} images and {mosaics} mosaics of {PICTURES.name}, {classifier.name}, {results.conditions.layer}, "
         f"logit of the most probable class, seed {SEED}, data {results.data[:12]}.",
-        "Means, and half the 95 % interval. Bold: the best method. =: not told apart from it, all pairs compared at once. "
-        "!: a control that is as good as the best method.",
+        "Means, and half the 95 % interval. Bold: the best method. =: not significantly different from the best, with all "
+        "pairs compared at once. !: a control map that is as good as the best method.",
     ]
     raw = [{"method": it.method, "metric": it.metric, "mean": it.interval.mean} for it in standings.values()]
     yield Table("quality", "Methods by metrics", header, rows, notes, raw)

@@ -27,14 +27,14 @@ def tabulate_memory(counts: tuple[int, ...] = COUNTS) -> Table:
         return Table("folder memory", title, notes=["Skipped: it needs Linux's /proc."])
     peaks = {}
     for count in counts:
-        report_progress("folder", "memory", f"{count} pictures")
+        report_progress("folder", "memory", f"{count} images")
         peaks[count] = call_in_fresh_process(measure_run, count)
     cells = [f"{peak / MEGABYTE:.0f} MB" for peak in peaks.values()]
     ratio = peaks[counts[-1]] / peaks[counts[0]]
-    header = ["", *(f"{count:,} pictures" for count in counts), "ratio"]
+    header = ["", *(f"{count:,} images" for count in counts), "ratio"]
     notes = [
-        f"The most that was resident in a process of its own, everything counted. Pictures of {SMALL[0]} x {SMALL[1]}, "
-        "and the network that comes with the package."
+        "Peak resident memory of a separate process, including Python and the libraries. Images of "
+        f"{SMALL[0]} x {SMALL[1]}, the embedded model."
     ]
     return Table("folder memory", title, header, [["gradcam", *cells, f"{ratio:.2f}"]], notes, [{"bytes": peaks}])
 
@@ -65,9 +65,9 @@ def measure_listing(rounds: int, count: int = MANY) -> Table:
         steps = [time_steps(folder / "pictures", folder / f"manifest-{number}.jsonl") for number in range(rounds)]
     cells = [format_spread([1000 * each[name] / count for each in steps], 4) for name in steps[0]]
     total = format_spread([1000 * sum(each.values()) / count for each in steps], 4)
-    header = [f"{count:,} small files", *steps[0], "together"]
-    notes = [f"Milliseconds a file: medians (with quartiles) over {rounds} rounds."]
-    return Table("folder listing", "What a file costs beside its picture", header, [["gradcam", *cells, total]], notes)
+    header = [f"{count:,} small files", *steps[0], "total"]
+    notes = [f"Milliseconds per file: medians (with quartiles) over {rounds} rounds."]
+    return Table("folder listing", "Time per file without its image", header, [["gradcam", *cells, total]], notes)
 
 
 def time_steps(source: Path, manifest: Path) -> dict[str, float]:

@@ -17,7 +17,7 @@ from benchmark.tables import Table, format_spread
 
 SENTENCES = 50
 BARE, OURS, PEER = (
-    "one pass of the tower",
+    "one pass of the image encoder",
     f"gradcam, {SENTENCES} sentences",
     f"pytorch-grad-cam, {SENTENCES} sentences",
 )
@@ -54,7 +54,7 @@ def build_convolutional() -> nn.Module:
 TOWERS: dict[str, Callable[[], nn.Module]] = {
     "CLIP, ViT-B/16": build_clip,
     "SigLIP, ViT-B/16": build_siglip,
-    "mean of tokens, ViT-B/16 (open_clip)": build_mean,
+    "mean-pooled tokens, ViT-B/16 (open_clip)": build_mean,
     "CLIP, ResNet-50 (open_clip)": build_convolutional,
 }
 
@@ -79,12 +79,12 @@ def tabulate_sentences(device: str, settings: Settings) -> Table:
             rows.append([name, str(batch), bare, own, peer])
             raw.append({"device": device, "tower": name, "batch": batch, "seconds": seconds, "method": method})
     notes = [
-        f"Multiples of one pass of the tower in the same round, {SIZE} px. The sentences are given as embeddings, which are "
-        "computed once; the method is the one that is taken where nothing is said.",
-        "The peer's recipe for CLIP is Grad-CAM at the last block's first norm, one sentence at a time: its time is that of "
-        f"one, {SENTENCES} times.",
+        f"Multiples of one pass of the image encoder in the same round, {SIZE} px. The sentences are passed as embeddings, "
+        "which are computed once. The method is the default of the model.",
+        "pytorch-grad-cam's example for CLIP computes Grad-CAM at the first norm of the last block, one sentence at a time. "
+        f"Its time is that of one sentence times {SENTENCES}.",
     ]
-    header = ["towers", "batch", BARE, OURS, PEER]
+    header = ["model", "batch", BARE, OURS, PEER]
     return Table(f"sentences {device}", f"Maps of sentences ({device})", header, rows, notes, raw)
 
 

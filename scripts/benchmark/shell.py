@@ -20,7 +20,7 @@ from benchmark.tables import Table
 def compare_shell(settings: Settings) -> Iterator[Table]:
     """The commands, beside what Python itself needs to start and to load the same libraries."""
     command = Path(sysconfig.get_path("scripts"), "gradcam")
-    title, rounds = "The shell", max(settings.rounds.values())
+    title, rounds = "The command line", max(settings.rounds.values())
     rows, notes, raw = [], [], []
     with tempfile.TemporaryDirectory() as folder:
         for shown, arguments, statement in (
@@ -38,18 +38,18 @@ def compare_shell(settings: Settings) -> Iterator[Table]:
             rows.append([f"`{shown}`", f'`python -c "{statement}"`', *format_difference(*seconds)])
             raw.append({"command": shown, "statement": statement, "seconds": seconds})
     notes.append(
-        f"Seconds, over {rounds} alternating pairs: medians, their difference, quartiles of the pairs' differences."
+        f"Seconds, over {rounds} alternating pairs: medians, their difference, and quartiles of the difference in each pair."
     )
-    header = ["command", "beside", "its time", "beside it", "difference", "quartiles"]
+    header = ["command", "baseline", "command, s", "baseline, s", "difference, s", "quartiles, s"]
     yield Table("shell", title, header, rows, notes, raw)
 
 
 def find_obstacle(command: Path, commands: Sequence[list[str]]) -> str | None:
     """Why a pair of commands cannot be timed, if so; the attempt is its warm-up."""
     if not command.exists():
-        return "the command is not installed beside this Python."
+        return "the command is not installed with this Python."
     if str(PICTURE) in commands[0] and not (ROOT / PICTURE).exists():
-        return "the picture is missing."
+        return "the image is missing."
     for words in commands:
         result = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
         if result.returncode:

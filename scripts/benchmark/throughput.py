@@ -77,7 +77,7 @@ def weigh(classifier: Any, device: str, folder: Path) -> dict[str, float]:
         output = Path(place)
         run_pipeline(classifier, folder / "some", output, BATCH[device])
         found = {
-            "pictures to read": sum(path.stat().st_size for path in (folder / "some").iterdir()),
+            "images to read": sum(path.stat().st_size for path in (folder / "some").iterdir()),
             "overlays to write": sum(path.stat().st_size for path in output.glob("*.jpg")),
             "records in the manifest": (output / "manifest.jsonl").stat().st_size,
         }
@@ -138,25 +138,23 @@ def tabulate(device: str, seconds: dict[str, list[float]], stages: dict[str, flo
     rows = [[name, format_spread(np.divide(PICTURES[device], values), digits)] for name, values in seconds.items()]
     shares = ", ".join(f"{name} {value:.1f} ms" for name, value in stages.items() if name != "model")
     notes = [
-        f"From files to files: {PICTURES[device]} JPEG files of {WIDTH} x {HEIGHT}, {NETWORK} at "
-        f"{LAYER} in fp32, batches of {BATCH[device]}, overlays as JPEG; medians (with quartiles).",
-        "Threads read, decode, draw, encode and write; the model has its own"
-        + (", and the GPU." if device == "cuda" else ", and shares the cores with them."),
-        f"A picture's share of a core: {shares}.",
+        f"From input files to overlays: {PICTURES[device]} JPEG files of {WIDTH} x {HEIGHT}, {NETWORK} at "
+        f"{LAYER} in fp32, batch size {BATCH[device]}, overlays as JPEG; medians (with quartiles).",
+        "The threads read, decode, draw, encode and write. The model runs "
+        + ("on the GPU." if device == "cuda" else "in its own threads, on the same cores."),
+        f"CPU time per image: {shares}.",
     ]
-    header = ["gradcam", "pictures per second"]
-    return Table(
-        f"throughput {device}", f"A folder of pictures ({device})", header, rows, notes, [{"seconds": seconds}]
-    )
+    header = ["gradcam", "images per second"]
+    return Table(f"throughput {device}", f"Images per second ({device})", header, rows, notes, [{"seconds": seconds}])
 
 
 def tabulate_million(sizes: dict[str, float]) -> Table:
     """What a million of these pictures take in a store."""
     rows = [[what, f"{size / 1000:.1f} kB", f"{size * MILLION / 1e9:.1f} GB"] for what, size in sizes.items()]
     requests = 2 * MILLION + MILLION // LISTED + MILLION // IN_A_PIECE
-    rows.append(["requests to a store", "1 to read, 1 to write", f"{requests:,}"])
+    rows.append(["requests to object storage", "1 to read, 1 to write", f"{requests:,}"])
     notes = [
-        f"Of files of {WIDTH} x {HEIGHT}. Requests: with those of the listing, {LISTED} keys each, and of the manifest, "
-        f"{IN_A_PIECE} records a piece."
+        f"JPEG files of {WIDTH} x {HEIGHT}. The requests include listing, {LISTED} keys each, and the manifest, "
+        f"{IN_A_PIECE} records each."
     ]
-    return Table("million", "A million pictures in a store", ["", "a picture", "a million"], rows, notes)
+    return Table("million", "A million images in object storage", ["", "per image", "per million images"], rows, notes)

@@ -28,8 +28,8 @@ def compare_times(settings: Settings) -> Iterator[Table]:
 def compare_classes(settings: Settings) -> Iterator[Table]:
     """Twenty classes of each image: one call of ours, a loop of the peers'."""
     note = (
-        "gradcam explains all classes in one call. Peers' users loop: pytorch-grad-cam and captum repeat the forward "
-        "pass for each class, torchcam repeats the backward pass alone."
+        "gradcam explains all classes in one call. The other libraries need a loop: pytorch-grad-cam and captum repeat the "
+        "forward pass for each class, torchcam repeats only the backward pass."
     )
     cases = [(name, layer) for name, network in NETWORKS.items() for layer in (network.layer, network.last) if layer]
     for device in settings.devices:
@@ -40,7 +40,7 @@ def compare_classes(settings: Settings) -> Iterator[Table]:
 
 def compare_transformers(settings: Settings) -> Iterator[Table]:
     """One class of each image, on networks whose layers do not give channels first."""
-    note = "Only who is told, or finds out, how tokens lie on the picture: the others know channels first alone."
+    note = "torchcam and captum support only layers with channels first."
     among = (BARE, "gradcam", "pytorch-grad-cam")
     cases = [(name, network.layer) for name, network in TRANSFORMERS.items()]
     for device in settings.devices:
@@ -86,11 +86,11 @@ def compare_fixed(settings: Settings) -> Iterator[Table]:
     finally:
         torch.set_num_threads(threads)
     notes = [
-        f"Median of {settings.rounds[1]} pairs with the bare forward pass, one image of {FIXED_SIDE} x {FIXED_SIDE}, one "
-        "thread. Processor time over the bare pass, and as a multiple of that of a forward hook. The first call with a "
-        "default layer takes two more passes.",
+        f"Median of {settings.rounds[1]} pairs with the forward pass alone, one image of {FIXED_SIDE} x {FIXED_SIDE}, one "
+        "thread. CPU time of a call minus that of the forward pass, and as a multiple of the forward hook's. The first call "
+        "with a default layer takes two more forward passes.",
     ]
-    yield Table("fixed cpu", "The fixed cost of a call (cpu)", ["network", *names], rows, notes, raw)
+    yield Table("fixed cpu", "Fixed cost of a call (cpu)", ["network", *names], rows, notes, raw)
 
 
 def make_fixed_case(name: str) -> Case:
@@ -141,8 +141,8 @@ def tabulate_times(
             raw.append({**what, "seconds": seconds})
     counts = ", ".join(f"{rounds} at batch {batch}" for batch, rounds in settings.rounds.items())
     method = (
-        f"Multiples of the bare forward pass in the same round: medians (with quartiles) over the rounds, {counts}."
+        f"Multiples of the forward pass alone in the same round: medians (with quartiles) over the rounds, {counts}."
     )
-    allocation = ["The C library is told to keep freed memory, so that none pays for taking it again."]
+    allocation = ["The C library keeps freed memory, so that no library pays for allocating it again."]
     notes = [method, *(allocation if device == "cpu" else []), *remarks, *describe_contenders(settings)]
     return Table(f"{key} {device}", f"{title} ({device})", ["network, layer", "batch", *among], rows, notes, raw)

@@ -58,7 +58,7 @@ def try_training(contender: str) -> str:
     left = [
         "" if model.training else "evaluation mode",
         "`.grad` filled" if any(parameter.grad is not None for parameter in model.parameters()) else "",
-        "" if torch.equal(model.bn1.running_mean, statistics) else "other running statistics",  # type: ignore[union-attr]
+        "" if torch.equal(model.bn1.running_mean, statistics) else "changed running statistics",  # type: ignore[union-attr]
         "hooks" if any(module._forward_hooks for module in model.modules()) else "",
     ]
     return ", ".join(filter(None, left)) or "nothing"
@@ -69,10 +69,10 @@ def small_case(model: nn.Module) -> Case:
 
 
 TRAITS = {
-    "maps before an in-place ReLU": try_in_place,
+    "a layer before an in-place ReLU": try_in_place,
     "a frozen model": try_frozen,
     "a bfloat16 model": try_bfloat16,
-    "what is left on a training model": try_training,
+    "changes left on a model in training mode": try_training,
 }
 
 
@@ -83,8 +83,8 @@ def compare_traits(settings: Settings) -> Iterator[Table]:
     for trait, attempt in TRAITS.items():
         report_progress("traits", trait)
         rows.append([trait, *(describe_attempt(attempt, name) for name in names)])
-    notes = ["Each is used as its own documentation says, in one attempt on the CPU."]
-    yield Table("traits", "Where others are known to fail", ["", *names], rows, notes)
+    notes = ["Each library is used as its documentation says, once, on the CPU."]
+    yield Table("traits", "Models that other libraries fail on", ["", *names], rows, notes)
 
 
 def describe_attempt(attempt: Callable[[str], str], contender: str) -> str:

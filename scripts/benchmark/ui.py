@@ -55,7 +55,7 @@ def measure_ui(settings: Settings) -> Iterator[Table]:
         yield Table("ui", TITLE, notes=["Skipped: it needs Playwright, Chromium and Linux's /proc."])
         return
     rounds = max(settings.rounds.values())
-    report_progress(TITLE, "a model that is loaded")
+    report_progress(TITLE, "loading the model")
     with subprocess.Popen([sys.executable, "-c", LOADED], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         process.stdout.readline()  # type: ignore[union-attr]
         loaded = _find_memory(process.pid)
@@ -72,11 +72,13 @@ def measure_ui(settings: Settings) -> Iterator[Table]:
         process.terminate()
     rows = [[name, *_format(np.array(each))] for name, each in times.items()]
     sizes = {
-        "a process that has loaded the model": loaded,
-        "the server before the first picture": fresh,
+        "a process that has only loaded the model": loaded,
+        "the server before the first image": fresh,
         "the server afterwards, idle": used,
     }
-    rows += [[name, f"{size / MEGABYTE:.0f} MB", f"{size / loaded:.2f} of the first"] for name, size in sizes.items()]
+    rows += [
+        [name, f"{size / MEGABYTE:.0f} MB", f"{size / loaded:.2f} of that process"] for name, size in sizes.items()
+    ]
     yield Table("ui", TITLE, ["", "median", "quartiles"], rows, [], [times, sizes])
 
 
@@ -86,11 +88,11 @@ def _time(browser: Any, address: str, rounds: int) -> Iterator[tuple[str, list[f
     photo = base64.b64encode((ROOT / PICTURE).read_bytes()).decode()
     report_progress(TITLE, "drops")
     first = tab.evaluate(DROP, photo)
-    yield "the first picture, from its drop", [first]
-    yield "another picture, from its drop", [tab.evaluate(DROP, photo) for _ in range(rounds)]
+    yield "first image, from its drop", [first]
+    yield "later images, from the drop", [tab.evaluate(DROP, photo) for _ in range(rounds)]
     report_progress(TITLE, "brush")
     tab.locator("#tools input[value='window']").check(force=True)
-    yield "brush to score", [tab.evaluate(BRUSH, i) for i in range(rounds + 3)][3:]
+    yield "scores after a brush move", [tab.evaluate(BRUSH, i) for i in range(rounds + 3)][3:]
 
 
 def _find_memory(process: int) -> int:

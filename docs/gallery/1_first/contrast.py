@@ -1,8 +1,8 @@
 """
-Why this class rather than another?
-===================================
+Explain one class against another
+=================================
 
-The logit of a class minus that of a rival: what is shared by both falls away.
+The score is the logit of a class minus the logit of a rival class. Evidence shared by both classes cancels out.
 """
 
 import gradcam

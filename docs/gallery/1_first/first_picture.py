@@ -1,8 +1,8 @@
 """
-A first picture
+A first heatmap
 ===============
 
-The top class of a photograph, with the small classifier that comes with the package.
+Explain the top class of a photo with the embedded classifier.
 """
 
 import gradcam
@@ -12,5 +12,5 @@ explanation = classifier.explain("assets/coffee.jpg")
 print(explanation.caption())
 
 # %%
-# The overlay lies on the pixels that the network saw, which a fine line shows.
+# A thin line outlines the part of the image that the model saw; the overlay covers this part.
 explanation.save("coffee.png")

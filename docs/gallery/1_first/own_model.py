@@ -2,7 +2,7 @@
 Your own model and tensor
 =========================
 
-Any PyTorch model, with what it takes. Here a small network of one's own, and a picture as a tensor.
+gradcam works with any PyTorch model and its input. This example uses a small network and an image as a tensor.
 """
 
 import torch
@@ -27,5 +27,5 @@ explanation = gradcam.explain(model, images, target=3)
 print(explanation)
 
 # %%
-# Random weights look at nothing in particular; the drawing is the same.
+# The weights are random, so the heatmap has no meaning here. With a trained model, you draw the overlay in the same way.
 gradcam.write_image("own.png", gradcam.overlay(picture, explanation.heatmaps[0, 0]))

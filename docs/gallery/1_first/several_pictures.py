@@ -1,8 +1,8 @@
 """
-Several pictures at once
-========================
+Explain a batch of images
+=========================
 
-A batch shares one pass. Each picture is explained for its own top class.
+A batch shares one pass. Each image is explained for its own top class.
 """
 
 import gradcam

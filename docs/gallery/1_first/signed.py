@@ -1,8 +1,8 @@
 """
-For and against
-===============
+Evidence for and against a class
+================================
 
-Both signs in one picture: red speaks for the class, blue against it.
+A signed heatmap: red marks evidence for the class, blue marks evidence against it.
 """
 
 import gradcam

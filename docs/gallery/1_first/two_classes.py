@@ -1,8 +1,8 @@
 """
-Two things in one picture
-=========================
+Two classes in one image
+========================
 
-Ask for each class by its name: the map follows the question.
+Select each class by its name. Each class has its own heatmap.
 """
 
 import gradcam

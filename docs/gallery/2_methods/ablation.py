@@ -2,7 +2,7 @@
 Without gradients: Ablation-CAM
 ===============================
 
-Each channel is taken away in turn, and only the part of the network behind the layer runs again.
+Ablation-CAM removes one channel at a time. Only the part of the network after the layer runs again.
 """
 
 import time

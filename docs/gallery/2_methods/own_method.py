@@ -1,8 +1,8 @@
 """
-A method of your own
-====================
+A custom CAM method
+===================
 
-A function of activations and gradients goes wherever a method's name goes.
+You can pass a function of activations and gradients wherever a method name is accepted.
 """
 
 import gradcam

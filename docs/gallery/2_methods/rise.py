@@ -2,7 +2,8 @@
 A model as a black box: RISE
 ============================
 
-Random masks over the picture, weighted by the score that is left. 300 masks here, 4000 in the paper.
+RISE hides random parts of the image and weights each mask by the score of the masked image.
+This example uses 300 masks; the paper uses 4000.
 """
 
 import gradcam

@@ -1,8 +1,8 @@
 """
-Six methods side by side
-========================
+Six CAM methods side by side
+============================
 
-All from a single pass through the network, for two classes.
+All heatmaps come from a single pass through the network, for two classes.
 """
 
 import gradcam

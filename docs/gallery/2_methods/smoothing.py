@@ -1,8 +1,8 @@
 """
-The first principal component
-=============================
+Eigen-smoothing
+===============
 
-Eigen-smoothing takes the strongest component of the weighted channels in place of their sum.
+Eigen-smoothing replaces the sum of the weighted channels with their first principal component.
 """
 
 import gradcam

@@ -1,8 +1,9 @@
 """
-Steadier maps: flips and scales
-===============================
+Less noise with flips and scales
+================================
 
-The mean over the mirrored picture and over two more scales, in one batch.
+The heatmap is the mean over six views in one batch: the image and its mirror image, each with its values multiplied
+by 1, 0.9 and 1.1.
 """
 
 import gradcam

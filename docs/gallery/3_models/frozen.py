@@ -1,8 +1,8 @@
 """
-Frozen, in training, half precision
-===================================
+Frozen, in training mode, half precision
+========================================
 
-Three models on which naive hooks fail, and the same map from each.
+Simple hooks fail on these three variants of a model. gradcam returns the same heatmap for each variant.
 """
 
 import numpy as np
@@ -13,13 +13,13 @@ import gradcam
 classifier = gradcam.load_classifier()
 model, prepared = classifier.model, classifier.prepare("assets/coffee.jpg")
 images = classifier.batch([prepared])
-maps = {"as it came": gradcam.explain(model, images, "layer4").heatmaps}
+maps = {"original": gradcam.explain(model, images, "layer4").heatmaps}
 
 maps["frozen"] = gradcam.explain(model.requires_grad_(False), images, "layer4").heatmaps
 maps["in training"] = gradcam.explain(model.train(), images, "layer4").heatmaps
 maps["bfloat16"] = gradcam.explain(model.eval().bfloat16(), images.bfloat16(), "layer4").heatmaps
 for name, each in maps.items():
-    both = torch.stack([maps["as it came"].flatten(), each.flatten()])
+    both = torch.stack([maps["original"].flatten(), each.flatten()])
     print(f"{name:12} correlation {torch.corrcoef(both)[0, 1]:.4f}")
 
 picture = ((images[0] + 1) * 127.5).byte()

@@ -1,8 +1,8 @@
 """
-A regression: one number
-========================
+Explain a regression model
+==========================
 
-Without a target, an output (N,1) is explained itself. Both signs count.
+Without a target, a single output (N,1) is the score. The heatmap shows evidence of both signs.
 """
 
 import torch
@@ -16,5 +16,5 @@ picture = gradcam.read_image("assets/astronaut.jpg")
 images = torch.from_numpy(picture).permute(2, 0, 1)[None] / 255
 
 explanation = gradcam.explain(model, images, "layer4", evidence="signed")
-print(f"it gives {explanation.output.item():.3f}")
+print(f"output: {explanation.output.item():.3f}")
 gradcam.write_image("regression.png", gradcam.overlay(picture, explanation.heatmaps[0, 0], signed=True))

@@ -1,8 +1,8 @@
 """
-Segmentation: why is this region called that?
-=============================================
+Explain a region of a segmentation model
+========================================
 
-The score is a class's mean logit over a region; the map is taken at the encoder's end.
+The score is the mean logit of a class over a region. The target layer is the end of the encoder.
 """
 
 import torch

@@ -1,8 +1,8 @@
 """
-Swin: channels last
-===================
+Swin Transformer: channels last
+===============================
 
-Layers that give (N,h,w,C) are recognised too.
+Layers with output (N,h,w,C) are recognised, too.
 """
 
 import torch

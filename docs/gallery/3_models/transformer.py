@@ -2,7 +2,7 @@
 A vision transformer
 ====================
 
-Nothing to pass: the layer and the grid of its tokens are found. Random weights here, so look at the shapes.
+The target layer and the token grid are detected automatically. The weights are random here: look at the shapes only.
 """
 
 import timm
@@ -20,5 +20,5 @@ print(explanation.layer, tuple(explanation.maps.shape))
 explanation.save("vit.png")
 
 # %%
-# Methods that follow the attention through all blocks are of no layer.
+# Attention rollout follows the attention through all blocks, so it needs no target layer.
 classifier.explain(picture, target=3, method="rollout").save("rollout.png")

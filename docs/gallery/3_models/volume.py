@@ -2,7 +2,7 @@
 Volumes and video
 =================
 
-A clip of eight frames gives a heatmap of eight frames.
+A video clip of eight frames gives a heatmap for each of the eight frames.
 """
 
 import numpy as np

@@ -1,9 +1,9 @@
 """
-Likeness: what makes these two alike?
-=====================================
+Image similarity: why are two images alike?
+===========================================
 
-The cosine of two pictures' features, and the map on both. Any network of features can be asked: here the one that comes with
-the package, without its classes.
+The score is the cosine similarity of the features of two images. Each image gets a heatmap. Any feature extractor works.
+This example uses the embedded classifier without its last layer.
 """
 
 import torch
@@ -16,6 +16,6 @@ model.head[-1] = torch.nn.Identity()
 matcher = gradcam.load_matcher(model, mean=[0.5] * 3, std=[0.5] * 3)
 
 explanation = matcher.explain("assets/cat_and_espresso.jpg", target=Like("assets/chelsea.jpg"))
-print(f"alike by {explanation.scores.item():.2f}")
+print(f"cosine similarity: {explanation.scores.item():.2f}")
 explanation.save("on_one.png")
 explanation.reference.save("on_the_other.png")

@@ -1,8 +1,9 @@
 """
-Boxes: why is each one here?
-============================
+Object detection: explain each box
+==================================
 
-A map for each box of a detector, all from one pass; torchvision's, Hugging Face's and those of your own go the same way.
+A heatmap for each detection, all from one pass.
+Detectors from torchvision, Hugging Face and your own code work the same way.
 """
 
 import gradcam
@@ -12,15 +13,15 @@ from tests.drawn.pictures import SHAPES, draw_scenes
 
 detector = gradcam.load_detector(drawn.load("detector"), labels=["nothing", *SHAPES])
 small = next(it.picture for it in draw_scenes(5, 20) if len(it.things) == 4)
-picture = small.repeat(3, 0).repeat(3, 1)  # for people: the network sees it as small as it was
+picture = small.repeat(3, 0).repeat(3, 1)  # enlarged for display: the model resizes it back
 
 found = detector.compare(picture, methods=["hirescam"], target=Box(all))
 (explanation,) = found.values()
 for it in explanation.instances[0]:
-    print(it.number, it.name, f"{it.score:.0%}", [round(side) for side in it.box])
+    print(it.number, it.name, f"{100 * it.score:.0f} %", [round(side) for side in it.box])
 gradcam.write_image("boxes.png", gradcam.panel(found, height=288))
 
 # %%
-# A method that knows no box gives the same map for each of them.
+# Eigen-CAM is class-agnostic: it gives the same heatmap for every box.
 found = detector.compare(picture, methods=["eigencam"], target=Box(all))
 gradcam.write_image("eigencam.png", gradcam.panel(found, height=288))

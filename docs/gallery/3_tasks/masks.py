@@ -1,8 +1,8 @@
 """
-Masks: where did it look to call this region so?
-================================================
+Segmentation: explain a region
+==============================
 
-The class that covers most, the region under a point, or pixels of your own.
+The target can be the largest class, the region under a point, or a mask of pixels. This example uses points.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ labels = ["background", *SHAPES]
 segmenter = gradcam.load_segmenter(drawn.load("segmenter"), labels=labels, size=96, mean=[0] * 3, std=[1] * 3)
 scene = next(it for it in draw_scenes(7, 20) if len(it.things) == 4)
 
-large = scene.picture.repeat(3, 0).repeat(3, 1)  # for people: the network sees it as small as it was
+large = scene.picture.repeat(3, 0).repeat(3, 1)  # enlarged for display: the model resizes it back
 
 drawn_on = [large]
 for thing in scene.things:

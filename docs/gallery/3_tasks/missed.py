@@ -1,8 +1,9 @@
 """
-Missed: why was nothing found there?
-====================================
+Explain a missed detection
+==========================
 
-Name the place, and what should be there: the map shows what speaks for it among all that the detector weighed and left out.
+Name the box and the class that you expected. The heatmap shows the evidence for candidate boxes that the
+detector discarded.
 """
 
 import numpy as np
@@ -15,7 +16,7 @@ from tests.drawn.pictures import SHAPES, Wish, draw_scene
 detector = gradcam.load_detector(drawn.load("detector"), labels=["nothing", *SHAPES])
 star, red = SHAPES.index("star"), 0
 scene = draw_scene(np.random.default_rng(7), things=[Wish(star, red, opacity=0.35)])  # faint
-large = scene.picture.repeat(3, 0).repeat(3, 1)  # for people: the network sees it as small as it was
+large = scene.picture.repeat(3, 0).repeat(3, 1)  # enlarged for display: the model resizes it back
 place = tuple(3 * side for side in scene.things[0].box)
 
 explanation = detector.explain(large, target=MissedBox(place, "star"))

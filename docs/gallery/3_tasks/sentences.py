@@ -1,8 +1,8 @@
 """
-Sentences: where does the picture say so?
-=========================================
+CLIP-like models: locate a sentence
+===================================
 
-Two towers, of pictures and of sentences, and a map for each sentence; CLIP and SigLIP go the same way.
+A heatmap for each sentence, from an image encoder and a text encoder. CLIP and SigLIP work the same way.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ matcher = gradcam.load_matcher(drawn.load("convolutional"), size=96, crop=1, mea
 scene = next(draw_three(5, 1, alike=True))  # some share a shape, some a colour
 sentences = [f"a {thing.name}" for thing in scene.things]
 
-large = scene.picture.repeat(3, 0).repeat(3, 1)  # for people: the network sees it as small as it was
+large = scene.picture.repeat(3, 0).repeat(3, 1)  # enlarged for display: the model resizes it back
 explanation = matcher.explain(large, target=Text(sentences))
 print(explanation.method, [f"{it.name}: {it.score:.2f}" for it in explanation.instances[0]])
 drawn_on = [explanation.overlay(0, k) for k in range(len(sentences))]

@@ -1,8 +1,8 @@
 """
-Early and late layers
+Early and deep layers
 =====================
 
-Finer cells and simpler features towards the input.
+Earlier layers have finer cells and simpler features.
 """
 
 import gradcam

@@ -1,8 +1,9 @@
 """
-Several layers in one map
-=========================
+Several layers in one heatmap
+=============================
 
-Heatmaps that have their own maximum first, then their mean; or raw maps, added at the finest grid.
+The first image is the mean of two heatmaps, each divided by its maximum.
+The second is the sum of the raw maps on the finest grid.
 """
 
 import gradcam

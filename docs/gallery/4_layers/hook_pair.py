@@ -1,8 +1,8 @@
 """
-The hook pair by itself
-=======================
+Use the hooks directly
+======================
 
-Activations and gradients of a layer, for what you write yourself.
+Get the activations and gradients of a target layer for your own computations.
 """
 
 import torch

@@ -1,8 +1,8 @@
 """
-Where a map can be taken
-========================
+List the possible target layers
+===============================
 
-What `gradcam layers` prints, in Python.
+Get the table of `gradcam layers` in Python.
 """
 
 import torch

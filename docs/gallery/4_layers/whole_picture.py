@@ -1,8 +1,8 @@
 """
-All of the picture
-==================
+Explain the whole image
+=======================
 
-Most networks see the middle. `fit` shows them all of it, at once or in windows.
+Most classifiers see a centre crop. With `fit`, the model sees the whole image, either resized or in tiles.
 """
 
 import gradcam

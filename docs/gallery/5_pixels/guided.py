@@ -2,7 +2,7 @@
 Guided Grad-CAM
 ===============
 
-Fine lines from guided backpropagation, where Grad-CAM sees the class.
+Fine detail from guided backpropagation, limited to the region of the class by Grad-CAM.
 """
 
 import gradcam

@@ -2,7 +2,7 @@
 Integrated gradients
 ====================
 
-The sum of the attribution is the difference of two scores; the gap says how nearly.
+The attributions sum to the score of the image minus the score of the baseline. The gap is the numerical error of this sum.
 """
 
 import gradcam

@@ -2,7 +2,7 @@
 SmoothGrad
 ==========
 
-Gradients of the input, averaged over noise.
+Input gradients, averaged over noisy copies of the image.
 """
 
 import gradcam

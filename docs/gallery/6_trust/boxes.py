@@ -1,8 +1,8 @@
 """
-How much lies on the object?
-============================
+Energy pointing game: how much lies on the object?
+==================================================
 
-The energy pointing game: the share of a map's mass inside a box.
+The energy pointing game measures the share of the heatmap that is inside a box.
 """
 
 import cv2
@@ -14,11 +14,11 @@ from gradcam.evaluation import energy_pointing_game
 classifier = gradcam.load_classifier()
 images = classifier.batch([classifier.prepare("assets/coffee.jpg")])
 heatmaps = gradcam.explain(classifier.model, images, "layer4").heatmaps[:, 0]
-left, top, right, bottom = 22, 5, 205, 115  # of the cup, in pixels of what the network saw
+left, top, right, bottom = 22, 5, 205, 115  # the cup, in pixels of the model's input
 masks = torch.zeros(1, 224, 224, dtype=torch.bool)
 masks[0, top:bottom, left:right] = True
 share = energy_pointing_game(heatmaps, masks)
-print(f"{share.item():.0%} of the map, on {masks.float().mean():.0%} of the picture")
+print(f"{100 * share.item():.0f} % of the heatmap, on {100 * masks.float().mean():.0f} % of the image")
 
 picture = ((images[0] + 1) * 127.5).byte()
 overlay = gradcam.overlay(picture, heatmaps[0])

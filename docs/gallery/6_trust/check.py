@@ -1,8 +1,8 @@
 """
-A verdict
-=========
+Check a heatmap
+===============
 
-Five tests of one map, and what it is told apart from.
+Five tests compare a heatmap with control maps: heatmaps that explain nothing.
 """
 
 import gradcam
@@ -13,5 +13,5 @@ print(verdict.outcome)
 for test in verdict.tests:
     print(f"{test.name:14} {test.outcome:9} {test.value:6.3f}  {test.reason}")
 for sham in verdict.shams:
-    print(f"{sham.name:16} {sham.effect:6.2f}  {'told apart' if sham.is_apart else 'as good'}")
+    print(f"{sham.name:16} {sham.effect:6.2f}  {'distinguished' if sham.is_apart else 'not distinguished'}")
 gradcam.write_image("check.png", verdict.panel())

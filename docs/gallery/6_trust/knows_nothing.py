@@ -1,8 +1,8 @@
 """
-A map that knows nothing
-========================
+A control that fails the check
+==============================
 
-A blob in the centre looks convincing on many photographs. It fails.
+A blob in the centre looks convincing on many photos. The check detects that it explains nothing.
 """
 
 import gradcam

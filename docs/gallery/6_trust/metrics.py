@@ -2,7 +2,7 @@
 Insertion, deletion and ROAD
 ============================
 
-Metrics are functions of heatmaps, of whichever library.
+The metrics take heatmaps from any library, as tensors.
 """
 
 import matplotlib.pyplot as plt

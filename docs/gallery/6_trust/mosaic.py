@@ -2,7 +2,7 @@
 The grid pointing game
 ======================
 
-Four photographs of four classes in one mosaic: does the map of each lie in its cell?
+Four photos of four classes form one mosaic. The score is the share of each heatmap in the cell of its class.
 """
 
 import numpy as np
@@ -21,7 +21,7 @@ for method in ("gradcam", "eigencam"):
     print(f"{method:9}", " ".join(f"{name} {share:.2f}" for name, share in zip(mosaic.names, game.mass[0].tolist())))
 
 # %%
-# Eigen-CAM ignores the class, so that its share is about a quarter. Grad-CAM's maps of the four classes:
+# Eigen-CAM is class-agnostic, so its mean share is a quarter. The next figure shows Grad-CAM's heatmaps of the four classes:
 low, high = mosaic.image.aminmax()
 picture = ((mosaic.image - low) / (high - low) * 255).byte().permute(1, 2, 0).numpy()
 heatmaps = gradcam.explain(classifier.model, image, "layer4", target=[list(mosaic.classes)]).heatmaps[0]

@@ -1,8 +1,8 @@
 """
-What layers give
-================
+Draw feature maps
+=================
 
-The strongest channels of an early and a late layer.
+The strongest channels of early and deep layers.
 """
 
 import gradcam

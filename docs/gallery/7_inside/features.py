@@ -1,8 +1,8 @@
 """
-Features for a classifier of your own
-=====================================
+Extract features
+================
 
-A pass that ends at the layer that is asked for.
+The forward pass ends at the requested layer. The features then serve to compare images.
 """
 
 import matplotlib.pyplot as plt

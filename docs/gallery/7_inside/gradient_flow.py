@@ -1,8 +1,8 @@
 """
-Where gradients vanish
-======================
+Find vanishing gradients
+========================
 
-A class's gradient at every layer, as a table.
+The gradient of a class at every layer, as a table.
 """
 
 import gradcam

@@ -1,6 +1,6 @@
 """
-Every call of every layer
-=========================
+Trace every layer call
+======================
 
 Shapes, parameters and multiply-adds, in the order of execution.
 """

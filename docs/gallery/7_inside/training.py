@@ -1,8 +1,8 @@
 """
-Watch a training
-================
+Record gradients during training
+================================
 
-Statistics of gradients at every second step; the training goes the same way as without.
+Record gradient statistics at every second step. Recording does not change the training.
 """
 
 import matplotlib.pyplot as plt

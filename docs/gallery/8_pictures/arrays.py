@@ -1,8 +1,8 @@
 """
-Maps for NumPy
-==============
+Save heatmaps for NumPy
+=======================
 
-Raw values in one file, and back.
+Save the raw maps in one file and load them again.
 """
 
 import matplotlib.pyplot as plt
@@ -20,5 +20,5 @@ with np.load("maps.npz") as file:
 
 figure, axes = plt.subplots(1, 2, figsize=(6, 3), layout="constrained")
 for each, axis in zip(maps, axes):
-    axis.imshow(each, cmap="magma")  # 7 x 7 values, as the method gave them
+    axis.imshow(each, cmap="magma")  # 7 x 7 raw values of the method
 figure.savefig("maps.png")

@@ -2,7 +2,7 @@
 Colour maps and opacity
 =======================
 
-One heatmap, drawn in four ways.
+The same heatmap in four styles.
 """
 
 import numpy as np

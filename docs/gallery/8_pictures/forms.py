@@ -1,8 +1,8 @@
 """
-Pictures in every form
-======================
+Supported input formats
+=======================
 
-Paths, bytes, PIL's pictures, arrays and tensors give the same map.
+Paths, bytes, PIL images, arrays and tensors give the same heatmap.
 """
 
 import numpy as np

@@ -1,8 +1,8 @@
 """
-Results as they come
-====================
+Explain many files
+==================
 
-A generator over many files: pictures are read and drawn in threads while the model is at work.
+`explain_files` is a generator over many files. Threads read and draw images while the model runs.
 """
 
 from pathlib import Path
