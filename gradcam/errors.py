@@ -145,7 +145,7 @@ class OutputError(GradcamError):
     >>> import gradcam
     >>> gradcam.read_manifest("photos/")
     Traceback (most recent call last):
-    gradcam.errors.OutputError: ...holds no manifest.jsonl...
+    gradcam.errors.OutputError: ...contains no manifest.jsonl...
     """
 
 

@@ -132,7 +132,7 @@ HELP = {
     "recommend": CommandHelp(
         (
             ("gradcam recommend photos/", "try all fast methods, scores and a few layers"),
-            ("gradcam recommend photos/ --method gradcam,layercam --layer layer3 --layer layer4", "try these only"),
+            ("gradcam recommend photos/ --method gradcam,layercam -l layer3 -l layer4", "try these only"),
             ("gradcam recommend photos/ --annotations boxes.csv", "measure localisation on annotated objects"),
         ),
         (

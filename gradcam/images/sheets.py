@@ -21,8 +21,8 @@ LINE = 26  # a line's height
 BAR = 260  # the length of the colour bar
 INK, WHITE = (25, 25, 25), (255, 255, 255)
 LEGENDS = {  # what the ends of the colour bar mean, by whether the maps are signed
-    False: ("no evidence", "strongest, per heatmap"),
-    True: ("evidence against", "evidence for, per heatmap"),
+    False: ("no positive evidence", "strongest in each heatmap"),
+    True: ("evidence against", "evidence for, in each heatmap"),
 }
 
 

@@ -469,7 +469,7 @@ class TestLost:
         devices.check_device(gpu, ValueError("of the model"))
         devices.check_device(gpu, torch.OutOfMemoryError("CUDA out of memory"))
         with pytest.raises(
-            DeviceError, match=r"^cuda:1 was lost \(CUDA error: unspecified launch failure\): .*--resume"
+            DeviceError, match=r"^cuda:1 was lost \(CUDA error: unspecified launch failure\), .*--resume"
         ):
             devices.check_device(gpu, lost)
 

@@ -225,7 +225,7 @@ def test_a_network_of_one_size_says_so() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 8, 8), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 64, 5)).eval()
     with pytest.raises(ModelError, match="takes only 64 x 64 pixels.*'tiles'"):
         gradcam.load_classifier(model, size=64, crop=1, fit="whole")
-    with pytest.raises(ModelError, match="takes 64 x 64 pixels alone"):
+    with pytest.raises(ModelError, match="takes only 64 x 64 pixels"):
         gradcam.load_classifier(model, size=64, crop=1).explain(np.zeros((100, 80, 3), np.uint8), fit="whole")
     tiles = gradcam.load_classifier(model, size=64, crop=1, fit="tiles", layer="1")
     with pytest.raises(ImageError, match="Tiles of 1 pixels would split .* use the fit 'tiles:"):

@@ -54,7 +54,7 @@ def test_labels_of_a_file_and_a_checkpoint(tmp_path: Path) -> None:
 def test_labels_of_a_segmenter_without_the_background(build: Any) -> None:
     segmenter = gradcam.load_segmenter(build(4), labels=NAMES, size=64)
     assert segmenter.labels == ["background", *NAMES]
-    assert any("class 1 as cup" in note for note in segmenter.notes)
+    assert any("class 1 is cup" in note for note in segmenter.notes)
     with pytest.raises(gradcam.GradcamError, match="There are 3 labels, but the model has 5 classes"):
         gradcam.load_segmenter(build(5), labels=NAMES, size=64)
 

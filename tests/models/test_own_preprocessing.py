@@ -80,7 +80,7 @@ def test_settings_that_pad_images_are_reported() -> None:
     model = timm.create_model("lcnet_050", pretrained_cfg_overlay={"crop_mode": "border"})
     with pytest.warns(gradcam.GradcamWarning, match="Assumed a size of 224"):
         classifier = gradcam.load_classifier(model)
-    assert any("pads pictures" in note for note in classifier.notes)
+    assert any("pads images" in note for note in classifier.notes)
 
 
 @pytest.mark.parametrize(("mode", "shape"), [("shortest", (32, 32)), ("squash", (32, 32)), ("squash", (32, 48))])

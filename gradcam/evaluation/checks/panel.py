@@ -16,7 +16,7 @@ from gradcam.evaluation.checks.shams import Sham
 from gradcam.evaluation.subject import to_unit
 from gradcam.images.draw import GAP, colour_bar, overlay, scale, stack
 from gradcam.images.read import Pixels
-from gradcam.images.sheets import INK, MARGIN, WHITE, find_font, fit_text, measure_text
+from gradcam.images.sheets import INK, LEGENDS, MARGIN, WHITE, find_font, fit_text, measure_text
 from gradcam.inspection.sheets import LABEL, PALE, TEXT, TITLE
 from gradcam.models.labels import name_class
 from gradcam.options import check_count
@@ -118,10 +118,11 @@ def _draw_heading(outcome: Outcome, title: str, said: str, width: int) -> Pixels
     draw = ImageDraw.Draw(canvas)
     _write(draw, outcome, fit_text(title, width - measure_text(outcome, TITLE) - 2 * GAP, TITLE), lines)
     base = canvas.height - LINE // 2 + 4
-    draw.text((0, base), "no positive evidence", PALE, find_font(LABEL), anchor="ls")
-    start, bar = measure_text("no positive evidence", LABEL) + GAP, colour_bar(BAR, LINE - 8)
+    low, high = LEGENDS[False]
+    draw.text((0, base), low, PALE, find_font(LABEL), anchor="ls")
+    start, bar = measure_text(low, LABEL) + GAP, colour_bar(BAR, LINE - 8)
     canvas.paste(Image.fromarray(bar), (start, base - bar.shape[0] + 1))
-    draw.text((start + BAR + GAP, base), "highest value of each heatmap", PALE, find_font(LABEL), anchor="ls")
+    draw.text((start + BAR + GAP, base), high, PALE, find_font(LABEL), anchor="ls")
     return np.array(canvas)
 
 

@@ -66,7 +66,7 @@ function drawLegend() {
   paint(element("legend"), ramp, 1, 256, makePalette(tables[state.colours], 1, isSigned), isSigned);
   const [low, high] = isPair()
     ? [`for ${name(state.b)}`, `for ${name(state.a)}`]
-    : { positive: ["no evidence", "strongest evidence for"], negative: ["no evidence", "strongest evidence against"], signed: ["evidence against", "evidence for"] }[kind];
+    : { positive: ["no positive evidence", "strongest evidence for"], negative: ["no negative evidence", "strongest evidence against"], signed: ["evidence against", "evidence for"] }[kind];
   element("legend-low").textContent = low;
   element("legend-high").textContent = high;
 }
