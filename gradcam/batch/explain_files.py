@@ -99,10 +99,11 @@ def explain_files(
     Yields
     ------
     FileResult
-        `name` is the image's name, relative to the input's root. `path` is None for images in archives, in stores and in
-        other forms. `error` is None if the image was explained. `explanations` is a dict by layer name and method name.
-        `attributions` are the results of attribution methods. `predictions` are the most probable classes, or the
-        model's detections. `note` is a remark on how the image is displayed.
+        `name` is the image's name, relative to the input's root. `path` is None for images in archives and stores, and
+        for images that are not given by path, such as arrays. `error` is None if the image was explained.
+        `explanations` is a dict by layer name and method name. `attributions` are the results of attribution methods.
+        `predictions` are the most probable classes, or the model's detections. `note` is a remark on how the image is
+        displayed.
 
     Raises
     ------

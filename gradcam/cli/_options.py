@@ -76,7 +76,9 @@ def to_weights(text: str) -> Path:
 
 def _find_numbers(names: Sequence[str]) -> Sequence[int]:
     if odd := [name for name in names if not re.fullmatch(r"\d{1,9}", name, re.ASCII)]:
-        raise GradcamError(f"{odd[0]!r} is not a number from 0, or several numbers with commas between them.")
+        raise GradcamError(
+            f"{odd[0]!r} is not a whole number from 0 up: give one, or several with commas between them."
+        )
     return [int(name) for name in names]
 
 
@@ -84,7 +86,7 @@ def _find_some(names: Sequence[str]) -> Sequence[int | str]:
     if ALL not in names:
         return _find_numbers(names)
     if set(names) != {ALL}:
-        raise GradcamError("all includes every number: leave the numbers out.")
+        raise GradcamError("'all' already includes every number: give it alone.")
     return [ALL]
 
 
@@ -385,8 +387,8 @@ _TARGET = (
     choice(
         "--augmentation",
         AUGMENTATIONS,
-        "Average several heatmaps. flip: of the image and its mirror image. flip-scale: of both, each also with its values "
-        "multiplied by 0.9 and by 1.1.",
+        "Average the heatmaps of several views. flip: the image and its mirror image. flip-scale: these two, and copies "
+        "of both with all values multiplied by 0.9 and by 1.1.",
     ),
     choice(
         "--smoothing",

@@ -34,8 +34,9 @@ MOST = 50  # clusters on a page
 LISTED = 10  # failures that are told one by one
 SHEET = "audit.png"
 WHAT_IT_MEANS = (
-    "Suspicion ranges from 0 to 1. Near 1, the evidence lies where other classes have none, and looks like nothing else. "
-    "It is a reason to look at the images, not a proof. An audit can also miss shortcuts."
+    "Suspicion ranges from 0 to 1. Near 1, other classes have almost no evidence at the cluster's place, and almost no "
+    "evidence outside the cluster looks similar. A high suspicion is a reason to look at the images, not a "
+    "proof. An audit can also miss shortcuts."
 )
 
 

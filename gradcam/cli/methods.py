@@ -25,8 +25,8 @@ TITLES = ("method", "forward passes", "summary")
 def methods_command(names: tuple[str, ...], verbose: bool, bibtex: bool) -> int:
     """List the methods: name, cost and summary.
 
-    The cost is the number of forward passes of the model, and 1 for methods that need a single pass. The "tail" is the
-    part of the model after the target layer.
+    The cost is the number of forward passes of the model: 1 for single-pass methods. The "tail" is the part of the model
+    after the target layer.
     """
     chosen = [find_any(name) for name in names] or [*METHODS.values(), *_find_installed(), *ATTRIBUTIONS.values()]
     if bibtex:

@@ -37,7 +37,7 @@ class Explainer:
     Parameters
     ----------
     names : sequence of str, Method or callable
-        Keys of `METHODS` and `CONTROLS`, methods, or functions as `check` takes them.
+        Each is a key of `METHODS` or `CONTROLS`, a method, or a function with the signature that `check` describes.
     layer : str, mapping of str to str, or None
         A dotted layer name, or a mapping from method to layer name; None if no method uses a layer.
     score : str, default "logit"

@@ -37,8 +37,8 @@ OTHER_VIEW = (
 # By what PyTorch says, in part, where what lies behind a layer is differentiated.
 BEHIND_A_LAYER = {
     "BackwardHookFunction": (
-        "A full backward hook on the model comes before an in-place operation, which PyTorch forbids (pytorch issue 61519): "
-        "remove the hook, or replace the operation with an out-of-place one."
+        "A module has a full backward hook, and its input or output is changed in place. PyTorch forbids this (pytorch "
+        "issue 61519): remove the hook, or replace the in-place operation with an out-of-place one."
     ),
     "Inference tensors cannot be saved for backward": (
         "The model has parameters or buffers created in torch.inference_mode(), which autograd cannot use: build or load "

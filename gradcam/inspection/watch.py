@@ -52,7 +52,7 @@ class Discovery:
     Attributes
     ----------
     step : int
-        The step since the watch began, counted from 1.
+        The number of the training step. The first step of the watch is 1.
     layer : str
         Its dotted name, "" for the model itself.
     tensor : str

@@ -80,7 +80,11 @@ def choose_activation(asked: str, known: str | None, findings: Findings) -> tupl
         return certain, ()
     if findings.logits == 1:
         return "sigmoid", (BINARY.format('--task regression (activation="none" in Python)'),)
-    hint = " The output is between 0 and 1: use none if it is probabilities." if findings.in_unit_interval else ""
+    hint = (
+        " The output is between 0 and 1: if these values are probabilities, use the activation none."
+        if findings.in_unit_interval
+        else ""
+    )
     return "softmax", (
         "Assumed softmax for the class probabilities. For a multi-label model, use --activation sigmoid "
         f'(activation="sigmoid" in Python).{hint}',

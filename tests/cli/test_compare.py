@@ -120,7 +120,7 @@ def test_a_contrast_with_a_named_class(run: Command, small: Photo) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["-c", "koala", "--score", "contrast", "--against", "koala"], "--against names a class that is explained"),
+        (["-c", "koala", "--score", "contrast", "--against", "koala"], "--class and --against name the same class"),
         (["--top-k", "1001"], "--top-k is 1001, but this model has 1000 classes"),
         (
             ["--method", "guided-gradcam", "--evidence", "negative"],

@@ -317,7 +317,8 @@ class Inquiry:
             return None
         return (
             f"{ahead} of {NETWORKS} re-initialised copies of the model {'prefers' if ahead == 1 else 'prefer'} "
-            f"this image to others as clearly as the model ({own:.2f} in probability): there is too little to explain."
+            "this image to the comparison images at least as clearly as the model does. The model's difference in "
+            f"probability is {own:.2f}: there is too little to explain."
         )
 
     def _ask_stability(self, exhibits: Exhibits, limit: float) -> tuple[Exhibits, list[Test]]:
@@ -350,7 +351,7 @@ class Inquiry:
         outcome: Outcome = "passed"
         if bool((others >= limit).all()):
             outcome = "failed"
-            reason += f". Noise alone changes it as much ({limit:.2f}): the heatmap ignores the class"
+            reason += f". At {limit:.2f} or more, two heatmaps count as the same: the heatmap ignores the class"
         test = Test("classes", outcome, float(others.mean()), f"{reason}.")
         return replace(exhibits, rivals=rivals, rival_maps=maps, likeness=likeness), [test]
 
@@ -371,7 +372,8 @@ class Inquiry:
         outcome: Outcome = "passed"
         if float(likeness[-1]) >= limit:
             outcome = "failed"
-            reason += f". Noise alone changes it as much ({limit:.2f}): the heatmap ignores what the model has learnt"
+            reason += f". At {limit:.2f} or more, two heatmaps count as the same: "
+            reason += "the heatmap ignores what the model has learnt"
         elif float(likeness[0]) >= limit:
             outcome = "undecided"
             reason += ". The heatmap ignores what the head has learnt"

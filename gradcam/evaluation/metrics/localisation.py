@@ -153,7 +153,8 @@ def pointing_game(heatmaps: Any, masks: Any, *, tolerance: float = TOLERANCE) ->
     masks : Tensor or array (N,H,W)
         bool, True on the object.
     tolerance : float, default 15.0
-        The largest distance from the object, inclusive, in pixels of the heatmap between the centres of two pixels.
+        The largest distance from the object that still counts as near, in pixels of the heatmap. Distances are measured
+        between the centres of pixels.
 
     Returns
     -------
