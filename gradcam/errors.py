@@ -33,7 +33,7 @@ def _escape(found: re.Match[str]) -> str:
 
 
 class GradcamError(Exception):
-    """An error that a user can fix. All errors that this package raises on purpose are of this class.
+    """An error that a user can fix. It is the base class of all errors that this package raises on purpose.
 
     Each argument is a line of the message; control characters in it are escaped.
 

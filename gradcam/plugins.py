@@ -74,8 +74,8 @@ def load(kind: Kind, name: str) -> Any:
     entry, same = installed(kind)[name], _list_all().select(group=f"gradcam.{kind}", name=name)
     owners = sorted({each.dist.name for each in same if each.dist})
     if len(owners) > 1:
-        packages = f"the {kind} of several packages, {join_names(owners)}"
-        raise GradcamError(f"{name} is in {packages}: keep only one of them installed.")
+        packages = f"several packages, {join_names(owners)}"
+        raise GradcamError(f"{name} is registered in gradcam.{kind} by {packages}: keep only one of them installed.")
     _loaded.add(name)
     try:
         return entry.load()

@@ -305,7 +305,7 @@ class Judge:
 
     def _compare_runs(self, ours: dict[str, Any], theirs: dict[str, Any], ended: Ended) -> None:
         names = {name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)}
-        if names - set(KEPT_FROM_BEFORE) or (names - {"device"} and "other versions" not in ended.err):
+        if names - set(KEPT_FROM_BEFORE) or (names - {"device"} and "different versions" not in ended.err):
             raise Wrong(f"run.json differs in {names}: {ended.err}")
 
 

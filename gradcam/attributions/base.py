@@ -43,8 +43,8 @@ class Attribution:
     Attributes
     ----------
     values : Tensor (N,K,C,H,W)
-        float32, or (N,K,C,D,H,W) for volumes. Signed, neither clipped nor normalised, in units of the score (per unit of
-        the image, if the method returns gradients).
+        float32; (N,K,C,D,H,W) for volumes. Values are signed, neither clipped nor normalised. Integrated gradients are
+        in units of the score. The values of all other methods are in units of the score per unit of the image.
     classes : Tensor (N,K) or None
         int64; None if the target was a function.
     scores : Tensor (N,K)
@@ -84,7 +84,7 @@ class Attribution:
         return f"{type(self).__name__}({of}, {gap}{self.values.device})"
 
     def save(self, path: str | os.PathLike[str], i: int | None = None, k: int | None = None) -> None:
-        """Write the attribution for NumPy: all of it to ``.npz``, or the values (C,H,W) of one score to ``.npy``.
+        """Write the attribution as NumPy arrays: all of it to ``.npz``, or the values (C,H,W) of one score to ``.npy``.
 
         An ``.npz`` file has `values`, `classes`, `scores`, `gaps`, `method` and `layer`, without those that are None.
 
@@ -100,8 +100,8 @@ class Attribution:
         Raises
         ------
         ImageError
-            If the suffix is neither ``.npz`` nor ``.npy``, if an ``.npy`` file would get several scores, if there is no
-            such image or score, or if the file cannot be written.
+            If the suffix is neither ``.npz`` nor ``.npy``, if an ``.npy`` file would hold more than one score, if there
+            is no such image or score, or if the file cannot be written.
         """
         if check_suffix(path) not in SUFFIXES:
             raise ImageError(
@@ -165,9 +165,9 @@ class Opened:
                 found = [part for (part,) in parts if part is not None]
         if not found:
             raise ModelError(
-                "The score does not depend on the images: no recorded operation leads from them to it. The model switches "
-                "recording off (torch.no_grad in a forward method), detaches a value, or uses an operation without a "
-                "derivative (argmax, rounding, 8-bit layers): remove it, or use gradcam.explain() at a layer after it."
+                "The score does not depend on the images: no recorded operation leads from the images to the score. "
+                "Possible causes: torch.no_grad in a forward method, a detached value, or an operation without a derivative "
+                "(argmax, rounding, 8-bit layers). Remove the cause, or use gradcam.explain() at a later layer."
             )
         return at_least_float32(torch.cat(found).transpose(0, 1))
 
@@ -222,9 +222,9 @@ def refuse_zero(gradients: Tensor) -> None:
     """Raises `ModelError` where no gradient is anything but zero, of all images and classes, or where one is NaN."""
     if check_range(gradients, "The gradients at the images are") == (0, 0):
         raise ModelError(
-            "The gradient at the images is exactly zero (an operation such as rounding, only dead units, or a probability "
-            "of exactly 0 or 1). Choose another score, or use gradcam.explain() at a layer after the operation that stops "
-            "the gradient."
+            "The gradient at the images is exactly zero. Possible causes: an operation such as rounding, only dead units, "
+            "or a probability of exactly 0 or 1. Choose another score, or use gradcam.explain() at a layer after the "
+            "operation that stops the gradient."
         )
 
 
@@ -232,7 +232,9 @@ def _split(output: Any, rows: int, images: int) -> list[Any]:
     if rows == images:
         return [output]
     if not has_rows(output, rows):
-        raise ModelError(f"The model's output does not have one row per image of a pass ({rows}): pass chunk=1.")
+        raise ModelError(
+            f"The model's output does not have one row for each of the {rows} images in a pass: pass chunk=1."
+        )
     return [take_rows(output, slice(start, start + images), rows) for start in range(0, rows, images)]
 
 

@@ -23,9 +23,9 @@ GREY = 128
 def draw_attribution(values: NDArray[Any] | Tensor) -> Pixels:
     """Draw one attribution as an image: grey (128) is zero, brighter is positive, darker is negative.
 
-    Three channels are red, green and blue; any other number of channels is summed and drawn in grey. White and black are at
-    the 99th percentile of the non-zero absolute values, so that single outliers do not fade the rest. If all values are
-    zero, the image is grey.
+    Three channels are drawn as red, green and blue. Any other number of channels is summed and drawn in grey. White and
+    black are at the 99th percentile of the non-zero absolute values, so that a few outliers do not turn all other
+    pixels grey. If all values are zero, the image is grey.
 
     Parameters
     ----------

@@ -30,9 +30,9 @@ def integrated_gradients(
     """Compute integrated gradients: the image minus a baseline, times the mean gradient on the straight line between them.
 
     The integral uses Gauss-Legendre quadrature. By completeness (the paper's proposition 1), the values sum to the
-    score of the image minus the score of the baseline. `gaps` is the sum of the values minus this difference. If a gap
-    is not small compared with the difference, use more `steps`. Without a target, the top class of the image itself is
-    explained.
+    score of the image minus the score of the baseline. `gaps` is the sum of the values minus this difference of scores.
+    If a gap is not small compared with the difference, increase `steps`. If `target` is None, the top class of the
+    image (not of the baseline) is explained.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def integrated_gradients(
     steps : int, default 50
         The number of quadrature points.
     chunk : int, default 1
-        The number of steps per forward pass, as in `smoothgrad`.
+        The number of quadrature points per forward pass, as in `smoothgrad`.
     progress : callable, default None
         Called with the number of steps done and the total.
 
@@ -171,8 +171,9 @@ def smoothgrad(
 ) -> Attribution:
     """Compute SmoothGrad: the mean gradient over copies of each image with Gaussian noise.
 
-    The noise is sampled on the CPU with its own generator, once for all images: an image's attribution depends neither on
-    the other images nor on the device. The top class, scores and output are those of the image without noise.
+    The noise is sampled on the CPU, with its own generator, and is the same for all images. An image's attribution
+    therefore depends neither on the other images nor on the device. The top class, scores and output are those of the
+    image without noise.
 
     Parameters
     ----------
@@ -185,13 +186,12 @@ def smoothgrad(
     samples : int, default 25
         The number of noisy copies.
     noise : float, default 0.15
-        Its standard deviation, as a fraction of the image's largest value minus its smallest.
+        The standard deviation of the noise, as a fraction of the image's range (its largest value minus its smallest).
     seed : int, default 0
         Random seed of the noise, from 0 to 2^63 - 1.
     chunk : int, default 1
         The number of copies of all images per forward pass. A larger number is faster on a device with free capacity,
-        and needs that many times the memory. Input tensors other than the images are repeated to match, if they have
-        one row per image.
+        and needs proportionally more memory. Other input tensors with one row per image are repeated to match.
     progress : callable, default None
         Called with the number of copies done and the total.
 

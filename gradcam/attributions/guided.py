@@ -117,9 +117,9 @@ def _is_relu_node(node: Node) -> bool:
 
 
 def guided_backpropagation(model: nn.Module, images: Any, *, target: Any = None) -> Attribution:
-    """Compute the gradient at the image, where every ReLU passes back only positive gradients.
+    """Compute the gradient at the image, letting every ReLU pass back only positive gradients.
 
-    It shows fine detail and hardly depends on the class: it shows what the network responds to in general. The result
+    The result shows fine detail, but hardly depends on the class: it shows what the network responds to in general. It
     may be all zero. Hooks cover `nn.ReLU`, `nn.ReLU6`, their subclasses, and `nn.Hardtanh` with minimum 0. These
     modules may work in place, and may run several times. Other nonlinearities keep their gradient.
 
@@ -140,8 +140,9 @@ def guided_backpropagation(model: nn.Module, images: Any, *, target: Any = None)
     Raises
     ------
     ModelError
-        If there is no ReLU between the image and the score, or one that hooks do not reach: F.relu, torch.relu,
-        clamp(min=0), clamp(0, 6) or F.threshold at 0. Code such as `x * (x > 0)` is not recognised.
+        If there is no ReLU between the image and the score, or if there is one that hooks do not reach: F.relu,
+        torch.relu, clamp(min=0), clamp(0, 6) or F.threshold at 0. Code such as `x * (x > 0)` is not recognised as a
+        ReLU.
     GradcamError
         As in `input_gradients`.
 
@@ -168,7 +169,7 @@ def guided_backpropagation(model: nn.Module, images: Any, *, target: Any = None)
 def guided_gradcam(
     model: nn.Module, images: Any, layer: str | nn.Module | None = None, *, target: Any = None, reshape: Any = None
 ) -> Attribution:
-    """Multiply guided backpropagation by the Grad-CAM heatmap at the image's size: fine detail, and class-specific.
+    """Multiply guided backpropagation by the Grad-CAM heatmap, which makes the fine detail class-specific.
 
     Parameters
     ----------

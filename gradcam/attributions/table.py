@@ -33,7 +33,7 @@ class AttributionMethod:
     function_name : str
         The name of its function in `gradcam.attributions`.
     has_layer : bool
-        True if it takes a layer, as `gradcam.explain` does.
+        True if its function takes `layer=`, as `gradcam.explain` does.
     has_progress : bool
         True if it needs many passes. Its function then takes `progress=`.
 
@@ -62,7 +62,7 @@ class AttributionMethod:
 
     @property
     def function(self) -> Callable[..., Attribution]:
-        """The function: it takes a model, images, `target=`, and with `has_layer` also `layer=` and `reshape=`."""
+        """The function. It takes a model, images and `target=`; if `has_layer` is True, also `layer=` and `reshape=`."""
         return getattr(importlib.import_module("gradcam.attributions"), self.function_name)
 
 

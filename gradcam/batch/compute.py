@@ -88,6 +88,6 @@ def _fail(each: Read, error: BaseException) -> GradcamError:
     """An error for that picture. A new one: one that was raised would keep all that its traceback refers to."""
     name = each.fetched.item.name
     if is_out_of_memory(error):
-        advice = "use a layer or method that needs less memory, a smaller model, or another device"
+        advice = "use a smaller model, a layer or method that needs less memory, or a device with more memory"
         return ImageError(f"{name}: does not fit into memory, even at batch size 1: {advice}")
     return GradcamError(describe_failure(name, error))

@@ -54,23 +54,25 @@ def find_pixels(
     if reason is None:
         codec = find_codec(place)
         reason = (
-            None if codec else f"JPEG cannot be decoded on {place}, which needs CUDA and torchcodec 0.16 or torchvision"
+            None
+            if codec
+            else f"JPEG cannot be decoded on {place} (this needs CUDA, and torchcodec 0.16 or torchvision)"
         )
     if reason is not None and wanted == "device":
-        raise DeviceError(f"Images cannot be processed on the device: {reason}. Use auto or cpu.")
+        raise DeviceError(f"Images cannot be processed on the device: {reason}. Use --pixels auto or --pixels cpu.")
     return codec
 
 
 def _find_hindrance(classifier: Classifier, request: Request | None) -> str | None:
     own = classifier.preprocess
     if classifier.task != "classification":
-        return f"only classifiers support that, and {classifier.name} is a model for {classifier.task}"
+        return f"this needs a classifier, but {classifier.name} is a model for {classifier.task}"
     if classifier.fit != "crop":
-        return f"only the fit crop supports that, and the fit is {classifier.fit}"
+        return f"this needs the fit 'crop', but the fit is '{classifier.fit}'"
     if classifier.reader is not read_picture:
         return "the reader is user-defined"
     if not isinstance(own, Preprocessing) or own.channels != 3:
-        return "the model's preprocessing is not a resize and crop of RGB"
+        return "the model's preprocessing is not a plain resize and crop of RGB images"
     return None if request is None or request.make_page is None else "pages are made on the CPU"
 
 

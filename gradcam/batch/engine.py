@@ -101,8 +101,8 @@ def explain_into(
                     times = "1 failure" if failures == 1 else f"{failures} failures"
                     share = f" ({most} of {len(work.items)} images)" if limit.is_share else ""
                     raise TooManyFailuresError(
-                        f"Stopped after {times}: --max-failures is {limit}{share}. Use --resume to continue. It retries the "
-                        "failed images, and does not count them again."
+                        f"Stopped after {times}: --max-failures is {limit}{share}. Use --resume to continue. The "
+                        "run then retries the failed images, and does not count them again."
                     )
     except BaseException as error:
         records = []

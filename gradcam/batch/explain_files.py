@@ -63,36 +63,37 @@ def explain_files(
 ) -> Generator[FileResult, None, None]:
     """Explain many images: yield one result per image, in input order, as soon as it is computed.
 
-    Only a few batches are in memory at a time. The model runs in the thread that iterates over the results; close the
-    generator to stop. An image that cannot be explained yields a result with its error, and the run continues. If an
-    object store does not answer, its images are read last, and the store gets a minute to recover.
+    Only a few batches are in memory at a time. The model runs in the thread that iterates over the results. To stop
+    early, close the generator. An image that cannot be explained yields a result with its error, and the run continues.
+    If an object store does not answer, its images are read last, and the store gets a minute to recover.
 
     Parameters
     ----------
     inputs : path, URL or image, or several
-        Files, folders, globs, lists and archives, by path or URL ("s3://bucket/photos/"), and images in any other form
-        that `gradcam.read_image` takes.
+        Files, folders, globs, lists and archives, by path or URL ("s3://bucket/photos/"). Arrays, tensors, PIL images,
+        bytes and open files are accepted as well, as in `gradcam.read_image`.
     classifier : Classifier, default None
-        None uses the included model. Models of other tasks from `gradcam.load_model`, such as detectors, are accepted
-        as well.
+        None uses the included model. Models that are not classifiers, such as the detectors of `gradcam.load_model`,
+        are accepted as well.
     layers : list of str, default None
         Dotted names of target layers. None uses the default layer of each method.
     methods : list of str, Method or AttributionMethod, default None
-        Keys of `gradcam.METHODS` and of `gradcam.attributions.ATTRIBUTIONS`, or their values, such as
+        Keys of `gradcam.METHODS` and of `gradcam.attributions.ATTRIBUTIONS`, or method objects, such as
         ``gradcam.METHODS["rise"].using(masks=2000)``. None uses "gradcam", or the default method of the model's task.
     target : Any, default None
-        The target for every image that has no class in a list. For a classifier: one or several classes by index or
-        label, or a `ClassTarget` with at most one row of classes. For other models: a box, a mask, a sentence or any
-        other target of `gradcam.targets`. For any model: a function from the model's output to scores (N,) or (N,K).
-        None explains the top class of each image, or the default target of the model's task, such as the
-        highest-scoring box.
+        The target of every image, unless a list gives a class for the image. For a classifier: one or several classes
+        by index or label, or a `ClassTarget` with at most one row of classes. For models that are not classifiers: a
+        target of `gradcam.targets`, such as a box, a mask or a sentence. For any model: a function from the model's
+        output to scores (N,) or (N,K). None explains the top class of each image, or the default target of the model's
+        task, such as the highest-scoring box.
     batch_size : int or "auto", default "auto"
         The batch size. It is halved if the device runs out of memory.
     workers : int, default None
         The number of threads that read images. None uses one per core.
     pixels : str, default "auto"
-        Where images are decoded and resized: "cpu", "device" (the model's device), or "auto", which uses a CUDA device
-        that can decode JPEG. The CPU decodes the images that the device cannot.
+        Where images are decoded and resized: "cpu", "device" (the model's device) or "auto". "auto" uses the model's
+        device if it is a CUDA device that can decode JPEG, and the CPU otherwise. The CPU also decodes images that the
+        device cannot decode.
     **options : Any
         The options of `explain`.
 
@@ -102,8 +103,8 @@ def explain_files(
         `name` is the image's name, relative to the input's root. `path` is None for images in archives and stores, and
         for images that are not given by path, such as arrays. `error` is None if the image was explained.
         `explanations` is a dict by layer name and method name. `attributions` are the results of attribution methods.
-        `predictions` are the most probable classes, or the model's detections. `note` is a remark on how the image is
-        displayed.
+        `predictions` are the most probable classes, or the model's detections. `note` is a remark on how the image was
+        read or is displayed.
 
     Raises
     ------

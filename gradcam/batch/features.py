@@ -60,7 +60,7 @@ class Extractor:
             if not tensor.ndim or len(tensor) != len(images):
                 raise LayerError(
                     f"Layer '{name}' returns {tuple(tensor.shape)} for {len(images)} images: its first dimension is not the "
-                    "batch, so features cannot be assigned to images. Choose a layer before or after that reshape."
+                    "batch, so features cannot be assigned to images. Choose a layer whose first dimension is the batch."
                 )
         return {name: self._pool(name, tensor, images) for name, tensor in found.items()} if self.pools else found
 
@@ -163,7 +163,7 @@ class FeatureFile:
             if first is not None and first.shape != tuple(tensor.shape):
                 raise LayerError(
                     f"Layer '{layer}' returns {tuple(tensor.shape)} for {name}, but {first.shape} for earlier images, so "
-                    "they do not fit into one array: give one --size HEIGHTxWIDTH for all images, or --pool."
+                    "the features do not fit into one array: give one --size HEIGHTxWIDTH for all images, or --pool."
                 )
         with _blaming(self.path):
             for layer, tensor in tensors.items():

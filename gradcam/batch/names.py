@@ -224,7 +224,7 @@ def check_panel(saving: Saving, request: Request) -> None:
     unfit = [each.name for each in request.methods or request.attributions if not request.methods or not each.has_layer]
     if "panel" in saving.kinds and unfit:
         raise GradcamError(
-            f"A panel needs maps at layers, but {unfit[0]} makes none: leave out the panel, or this method."
+            f"A panel needs heatmaps at a layer, but {unfit[0]} has no layer: leave out the panel, or {unfit[0]}."
         )
 
 

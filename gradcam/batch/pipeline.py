@@ -60,7 +60,10 @@ def compute_items(
     Images of a store that does not answer come last: they are read again once all others are done, and fail if it still
     does not. With `unanswered` they are added there and not read again. `hurries=False`: waits for stores from the start.
     """
-    at_once, threads = f"images to explain at once, from 1 to {MAX_BATCH_SIZE}.", f"threads, from 1 to {MAX_WORKERS}."
+    at_once, threads = (
+        f"a number of images, from 1 to {MAX_BATCH_SIZE}.",
+        f"a number of threads, from 1 to {MAX_WORKERS}.",
+    )
     check_count(batch_size, "batch_size", at_once, most=MAX_BATCH_SIZE)
     check_count(workers, "workers", threads, most=MAX_WORKERS)
     tell = tell or (lambda event, **details: None)
@@ -95,7 +98,7 @@ def compute_items(
 
 def say_unanswered(images: int) -> None:
     """Log that images of stores that did not answer are read again."""
-    LOG.warning("%d image(s) are read again at the end, because their store did not answer", images)
+    LOG.warning("Reading %d image(s) again, because their object store did not answer", images)
 
 
 def _read_hurrying(read: Callable[[Item], Read], item: Item) -> Read:

@@ -82,10 +82,10 @@ class _Process:
             self.process.join(SECONDS)
             code = self.process.exitcode
             how = f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"
-            lost = "the GPU was lost, " if self.device.startswith("cuda") else ""
+            lost = "a lost GPU, " if self.device.startswith("cuda") else ""
             raise DeviceError(
                 f"{self.device}: a worker process ended ({how}). Possible causes: {lost}too little memory, or an image that "
-                "crashes it. Continue with --resume."
+                "crashes the process. Continue with --resume."
             ) from None
 
 

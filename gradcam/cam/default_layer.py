@@ -27,8 +27,8 @@ from gradcam.targets.classes import is_function
 Result = TypeVar("Result")
 
 BLIND = (
-    "The gradient is exactly zero at every layer that has a grid, so no layer can change the score (a head with zero "
-    "weights, or a probability of exactly 0 or 1). Choose another score or class."
+    "The gradient is exactly zero at every layer that has a grid, so no layer can change the score. Possible causes: a "
+    "head with zero weights, or a probability of exactly 0 or 1. Choose another score or class."
 )
 MAX_CANDIDATES = 24  # layers of which it is measured whether they respond in place, after the first did not
 

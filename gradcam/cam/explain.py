@@ -58,30 +58,32 @@ class Explanation:
     Attributes
     ----------
     maps : Tensor (N,K,h,w)
-        The raw output of the method, float32, at the layer's resolution: the positive values, the absolute negative values,
-        or both, as `evidence` selects. If the model pads images, a map covers the image only, without the padding.
+        The raw output of the method, float32, at the layer's resolution. `evidence` selects the positive values, the
+        absolute values of the negative ones, or all values. If the model pads images, a map covers the image only,
+        without the padding.
     heatmaps : Tensor (N,K,H,W)
         The maps at the input's size, float32, each divided by its own maximum: from 0 to 1, or from -1 to 1 for signed
         evidence. A blank map stays zero. For a list of images of different sizes, a list of N tensors (K,H,W).
     classes : Tensor (N,K) or None
         The explained classes, int64; None if the target was a function, a sentence or a reference image.
     scores : Tensor (N,K)
-        The explained scores, float32. If images have different numbers of boxes, missing ones have score NaN, class -1 and a
-        blank map.
+        The explained scores, float32. If images have different numbers of boxes, missing boxes have score NaN, class -1
+        and a blank map.
     output : Any
         The model's output, detached.
     layer : str
-        The target layer's dotted name, or "input", or "attention".
+        The target layer's dotted name; "input" or "attention" if the method needs no layer.
     method : str
         The method's name.
     evidence : str
         "positive", "negative" or "signed".
     instances : sequence of sequences of Instance, or None
-        What each map of each image explains, where that is more than a class: a box, a mask, a sentence.
+        The box, mask, sentence or other `gradcam.targets` object that each map of each image explains; None for classes
+        and functions.
     found : sequence of sequences of Instance, or None
         All detections of the model in each image, such as its boxes.
     reference : Explanation or None
-        The maps on the reference image, when images are compared with `targets.Like`.
+        The maps on the reference image, if the target is `targets.Like` with an image.
     layout : str or None
         The layout of the layer's output, such as "channels first" or "tokens"; None if no layer is explained.
     output_name : str or None
@@ -124,7 +126,7 @@ class Explanation:
         )
 
     def save(self, path: str | os.PathLike[str], i: int | None = None, k: int | None = None) -> None:
-        """Write the explanation for NumPy: all of it to an ``.npz`` file, or a single map (h,w) to an ``.npy`` file.
+        """Write the explanation as NumPy arrays: all of it to an ``.npz`` file, or a single map (h,w) to an ``.npy`` file.
 
         `numpy.load("a.npz")` has `maps`, `heatmaps`, `classes` (unless the target was a function), `scores`, `layer`,
         `method` and `evidence`. A single map has the format of `gradcam batch --save map`. The file is written completely or
@@ -155,9 +157,9 @@ class Explanation:
         """
         if check_suffix(path) not in SUFFIXES:
             raise ImageError(
-                f"{path}: this explanation has no image to draw on. Explain the image file, "
-                f"gradcam.load_classifier(model).explain('photo.jpg').save({os.fspath(path)!r}); draw it with "
-                "gradcam.overlay(image, explanation.heatmaps[0, 0], region=(top, left, height, width)); or save it as .npz."
+                f"{path}: this explanation has no image to draw on. Explain the image file: "
+                f"gradcam.load_classifier(model).explain('photo.jpg').save({os.fspath(path)!r}). Or draw one heatmap: "
+                "gradcam.overlay(image, explanation.heatmaps[0, 0], region=(top, left, height, width)). Or save it as .npz."
             )
         tensors = {name: getattr(self, name) for name in ("maps", "heatmaps", "classes", "scores")}
         write_arrays(path, tensors, {name: getattr(self, name) for name in ("layer", "method", "evidence")}, i, k)
@@ -175,9 +177,10 @@ def explain(
 ) -> Explanation:
     """Compute class activation maps, in one forward pass and a backward pass through the layers after the target layer.
 
-    The model is left unchanged: hooks, training flags, buffers, `requires_grad`, ``.grad``, grad mode, random state. It
-    runs in evaluation mode. Several threads may explain one model at once. Do not train a model in another thread
-    meanwhile: training flags are shared by all threads, so a training step would run in evaluation mode.
+    The model runs in evaluation mode. Its hooks, training flags, buffers, `requires_grad` and ``.grad`` are left
+    unchanged, and so are grad mode and random states. Several threads may explain one model at once. Meanwhile, do not
+    train the model in another thread: training flags are shared by all threads, so a training step would run in
+    evaluation mode.
 
     Parameters
     ----------
@@ -189,19 +192,20 @@ def explain(
         of images (C,H,W), of any sizes.
     layer : str or nn.Module, default None
         The target layer: its dotted name, or the module. "backbone:out" or "backbone.fpn:2" names one of several output
-        tensors, by key or index. "encoder.layer4#1" names one of several runs, counted from 0. If a layer returns
-        several tensors and none is named, the first one that has a grid and affects the score is used; for a feature
-        pyramid, the sum of its levels. None selects the last layer that meets three conditions: it has a grid, all of
-        the image reaches the score through it, and its cells respond where the image changes. (Methods that assume
-        non-negative activations get a layer after an activation such as ReLU; dense outputs get the last layer of the
-        coarsest grid.) The search costs two more forward passes the first time, one of them of one image. The result is
-        cached while the model and the shape of the images stay the same. It is not cached for functions as target and
-        for `gradcam.targets` other than `ClassTarget`: name the layer in loops.
+        tensors, by key or index. "encoder.layer4#1" names one of several runs of a layer, counted from 0. If a layer
+        returns several tensors and none is named, the first one that has a grid and affects the score is used; for a
+        feature pyramid, the sum of its levels. None selects the last layer that meets three conditions: it has a grid,
+        the score depends on the image only through it, and its cells respond where the image changes. (Methods that
+        assume non-negative activations get a layer after an activation function such as ReLU. For dense outputs, it is
+        the last layer with the coarsest grid.) The first search costs two extra forward passes, one of them with a
+        single image. The result is cached while the model and the shape of the images stay the same. It is not cached
+        if the target is a function or a `gradcam.targets` object other than `ClassTarget`: in a loop with such a
+        target, name the layer.
     method : str or Method, default None
-        A key of `gradcam.METHODS`, or one of its values. Rollout, gradient-rollout and legrad follow a transformer's
-        attention; they and RISE need no layer. None is "gradcam" for classes. For boxes and other targets with places, and
-        for functions of an output other than (N,C), such as a segmentation, it is "hirescam", at each level of a feature
-        pyramid.
+        A key of `gradcam.METHODS`, or one of its values. "rise", "drise" and the methods that follow a transformer's
+        attention, such as "rollout", need no layer. None means "gradcam" for classes. It means "hirescam", at each
+        level of a feature pyramid, for boxes and other targets with a position. The same holds for functions of an
+        output that is not (N,C), such as a segmentation.
     target : Any, default None
         What to explain. None: each image's top class. An int for all images, N ints, or a nested (N,K) sequence or tensor
         for K maps per image. A `gradcam.targets.ClassTarget`. A function from the model's output to scores (N,) or (N,K).
@@ -215,7 +219,7 @@ def explain(
         "sum" adds the raw maps of `layers`, at the finest of their grids.
     evidence : str, default "positive"
         "positive" is evidence for the class, "negative" evidence against it; "signed" is both, in [-1,1]. "negative"
-        and "signed" need a method with `is_signed`. Use them for regression and for single logits.
+        and "signed" need a method with `is_signed`. Use these two for regression and for single logits.
     augmentation : str, default "none"
         Test-time augmentation. "flip" adds the mirrored images to the batch. "flip-scale" also adds the images and the
         mirrored images with all values multiplied by 0.9 and by 1.1. Maps are means over these views.
@@ -223,12 +227,12 @@ def explain(
         "eigen" uses the first principal component of the weighted channels instead of their sum.
     reshape : tuple, str or callable, default None
         The layout of the layer's output, if it is ambiguous. A tuple is the grid (h, w) or (d, h, w) that the tokens
-        form. Extra tokens before the grid, such as a class token, are skipped. A name is "channels first", "channels
+        form. Extra tokens before the grid, such as a class token, are skipped. A string is "channels first", "channels
         last", "tokens" (N,T,D) or "tokens first" (T,N,D). A function turns the layer's tensor into (N,C,h,w) or
         (N,C,d,h,w), and may only pick and move values.
     memory_budget : int, default None
-        Memory in bytes for methods that run the model several times. None means 256 MB, or the memory of one variant of
-        the images if that is more.
+        Memory in bytes for methods that run the model several times. None means 256 MB, or the memory for one perturbed
+        copy of the images if that is more.
     progress : callable, default None
         Called by methods that run the model several times, with the number of passes done and the total. An exception
         that it raises ends the explanation.
@@ -243,7 +247,8 @@ def explain(
     ModelError
         If the model cannot be explained.
     LayerError
-        If there is no such layer, or it has no grid; `BlindLayerError` if the score does not depend on it.
+        If the layer does not exist or has no grid. The subclass `BlindLayerError` is raised if the score does not
+        depend on the layer.
     TargetError
         If the target does not fit the model's output.
     ImageError
@@ -310,7 +315,8 @@ def compare(
     images : Tensor (N,C,H,W) or (N,C,D,H,W), tuple or dict
         As in `explain`.
     layers : sequence of str or nn.Module
-        Layers by name or module; methods that need no layer ignore them. With `join="sum"` they make one map.
+        Layers by name or module; methods that need no layer ignore them. With `join="sum"`, the maps of all layers are
+        added.
     methods : iterable of str or Method
         Keys or values of `gradcam.METHODS`.
     target : Any, default None
@@ -321,8 +327,9 @@ def compare(
     Returns
     -------
     dict of (str, str) to Explanation
-        By layer name and method name. RISE occurs once, as ("input", "rise"), attention methods as ("attention", name),
-        joined layers as "layer3 + layer4". A layer without gradient has blank maps, with a warning.
+        The explanations by layer name and method name. The key of RISE is ("input", "rise"), and that of an attention
+        method is ("attention", name). Joined layers have a name such as "layer3 + layer4". A layer without gradient has
+        blank maps, with a warning.
 
     Raises
     ------
@@ -429,7 +436,7 @@ def carry_out(
         with contextlib.suppress(Exception):  # whatever a model raises when it runs once more
             found = find_suggestion(bound.model, bound.batch, bound.target)
             layer = find_last_with_gradient(model, bound, found.layers, facts)
-            said = said if layer is None else f"{error} Choose '{layer}', whose patches reach it."
+            said = said if layer is None else f"{error} Choose '{layer}', whose patches reach the score."
         raise type(error)(said) from None
 
 

@@ -231,13 +231,13 @@ def _refuse_frames(batch: Batch, modules: Sequence[nn.Module]) -> None:
     if convolutions and convolutions[0].in_channels == batch.size[0] != channels and not takes_them:
         if {"input_ids", "pixel_attention_mask"} & batch.kwargs.keys():
             raise ImageError(
-                f"pixel_values are {tuple(batch.pictures.shape)}, several images or tiles for each sample. "
+                f"pixel_values are {tuple(batch.pictures.shape)}: several images or tiles per sample. "
                 "Turn off splitting in the processor (do_image_splitting=False), pass pixel_values[:, 0], and wrap the "
-                "model in a module whose forward passes pixel_values[:, None] to it."
+                "model in a module whose forward passes pixel_values[:, None] to the model."
             )
         raise ImageError(
-            f"The images are {tuple(batch.pictures.shape)}, frames before channels: pass frames.transpose(1, 2), and wrap "
-            "the model in a module whose forward(clips) returns model(clips.transpose(1, 2))."
+            f"The images are {tuple(batch.pictures.shape)}, with frames before channels: pass frames.transpose(1, 2), and "
+            "wrap the model in a module whose forward(clips) returns model(clips.transpose(1, 2))."
         )
 
 

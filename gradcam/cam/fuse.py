@@ -20,7 +20,7 @@ AnyExplanation = TypeVar("AnyExplanation", bound=Explanation)
 def fuse(
     explanations: Sequence[AnyExplanation] | Mapping[tuple[str, str], AnyExplanation], how: str = "mean"
 ) -> AnyExplanation:
-    """Fuse several explanations of the same images and classes into one, for example of several layers or methods.
+    """Fuse explanations of the same images and classes into one, for example from several layers or methods.
 
     Each heatmap is divided by its own maximum first, so that all have equal weight.
 
@@ -30,13 +30,13 @@ def fuse(
         At least one, or the result of `compare`. They have to be of the same images and target functions; this is not
         checked.
     how : str, default "mean"
-        "mean" averages them; "max" takes the value with the largest magnitude at each pixel.
+        "mean" averages the heatmaps; "max" takes the value with the largest magnitude at each pixel.
 
     Returns
     -------
     Explanation
-        Its `maps` are float32 (N,K,H,W), at the input's size. `layer` and `method` join all names with "+". `scores`,
-        `output` and images are those of the first explanation.
+        The fused explanation. Its `maps` are float32 (N,K,H,W), at the input's size. `layer` and `method` join all
+        names with "+". `scores`, `output` and images are those of the first explanation.
 
     Raises
     ------

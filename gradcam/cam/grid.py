@@ -45,8 +45,8 @@ _corrected_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 MIN_GRADIENT = 1e-35  # in float32, which ends at 1e-38: products with less have few digits
 ORDERED = "a token order was measured"  # the key of that fact
 SHARES = (
-    "whose rows sum to 1: attention weights between tokens, not a feature map. Choose the block around it, or an "
-    "attention method such as 'rollout'."
+    "whose rows sum to 1: attention weights between tokens, not a feature map. Choose the block around this layer, "
+    "or an attention method such as 'rollout'."
 )
 
 
@@ -282,8 +282,8 @@ def find_placed_layer(
 def tell_misplaced(layer: str, problem: str) -> str:
     """Return what there is to say of a map whose cells do not respond in their places."""
     return (
-        f"The heatmap at layer '{layer}' may be misplaced: {problem}. Choose another layer, or give the grid of its output "
-        "with reshape=."
+        f"The heatmap at layer '{layer}' may be misplaced: {problem}. Choose another layer, or pass the grid of this "
+        "layer's output with reshape=."
     )
 
 
@@ -308,25 +308,25 @@ def find_doubt(model: nn.Module, images: Tensor, layer: str, reshape: Reshape = 
 def _why_not(shape: tuple[int, ...], batch: Batch, reshape: str | tuple[int, ...] | None) -> str:
     size = " x ".join(map(str, batch.size))
     if reshape is not None:
-        fits = f"which reshape={reshape!r} does not fit"
-        return f"for {batch.images} image(s) of {size}, {fits}: {_options(shape, batch)}"
+        misfit = f"but reshape={reshape!r} does not fit this output"
+        return f"for {batch.images} image(s) of {size}, {misfit}: {_options(shape, batch)}"
     if batch.images not in shape[:2] or (batch.images != shape[0] and len(shape) != 3):
         return _folded(batch)
     if len(shape) == 3 or (len(shape) == len(batch.size) + 2 and max(shape[2:]) > 1):
-        return f"for images of {size}, and its spatial grid is ambiguous: {_options(shape, batch)}"
-    return f"for images of {size}, which has no spatial grid: choose a layer before pooling and flattening."
+        return f"for images of {size}, but the spatial grid of this output is ambiguous: {_options(shape, batch)}"
+    return f"for images of {size}, but this output has no spatial grid: choose a layer before pooling and flattening."
 
 
 def _folded(batch: Batch) -> str:
     return (
-        f"for {batch.images} image(s): its rows are not images, so no heatmap can be assigned to an image. Choose a layer "
-        "outside the part that folds the batch."
+        f"for {batch.images} image(s): its first axis is not the batch, so no heatmap can be assigned to an image. Choose a "
+        "layer outside the part of the model that reshapes the batch."
     )
 
 
 def _options(shape: tuple[int, ...], batch: Batch) -> str:
     cells = ", ".join("dhw"[-len(batch.size) :])
-    function = f"a function to (N, C, {cells})"
+    function = f"a function that returns (N, C, {cells})"
     if len(shape) != 3:
         return f"pass reshape='channels first' or 'channels last', or {function}."
     tokens = shape[1] if shape[0] == batch.images else shape[0]
@@ -336,8 +336,8 @@ def _options(shape: tuple[int, ...], batch: Batch) -> str:
     grid = min(((it.prefix, it.grid) for it in candidates(tokens, grids)), default=(0, None))[1]
     such = f", such as reshape={grid}" if grid else ""
     return (
-        f"pass the grid of its {tokens} tokens, reshape=({cells}){such} (up to {MOST_NAMED_PREFIX} extra tokens may come "
-        f"first), or {function}."
+        f"pass the grid of its {tokens} tokens, reshape=({cells}){such} (up to {MOST_NAMED_PREFIX} extra tokens may "
+        f"precede the grid), or {function}."
     )
 
 
@@ -364,8 +364,8 @@ def blind_layer(site: GridActivations) -> BlindLayerError:
             f"The gradient at layer '{site.layer}' is exactly zero on every patch: no patch of this layer reaches the score."
         )
     return BlindLayerError(
-        f"The gradient at layer '{site.layer}' is exactly zero, so the layer cannot change the score (a dead unit, a "
-        "probability of exactly 0 or 1, or a factor of zero). Choose another layer, or explain the logit."
+        f"The gradient at layer '{site.layer}' is exactly zero, so the layer cannot change the score. Possible causes: a "
+        "dead unit, a probability of exactly 0 or 1, or a factor of zero. Choose another layer, or explain the logit."
     )
 
 

@@ -68,17 +68,17 @@ def list_layers(model: nn.Module, images: Any = 224) -> tuple[LayerRow, ...]:
     model : nn.Module
         Any model. On the meta device it needs no weights, and nothing is computed.
     images : int, tuple, Tensor or dict, default 224
-        The side of a square RGB image in pixels, its (height, width), or the (depth, height, width) of a volume or
-        video clip (depth 16 if only height and width are given). You can also pass the model's input, as in `explain`;
-        its values do not matter.
+        The size of an RGB image in pixels: the side of a square, or (height, width). For models of volumes or video
+        clips, it is (depth, height, width); the default depth is 16. You can also pass a model input, as in `explain`;
+        the values of the input do not matter.
 
     Returns
     -------
     tuple of LayerRow
-        In the order of `model.named_modules()`: `name`, `type`, `shape`, `grid`, `stride`, `parameters`, `cam` (True if
-        the layer can be a target layer), `reason` (why it cannot), `is_suggested` (the default layer of `explain`),
-        `both_signs`, `places`. If the default layer runs several times, it also has a row for its last run:
-        "layer4.1.relu#1".
+        One row per layer, in the order of `model.named_modules()`. The fields are `name`, `type`, `shape`, `grid`,
+        `stride`, `parameters`, `cam` (True if the layer can be a target layer), `reason` (why it cannot be one),
+        `is_suggested` (the default layer of `explain`), `both_signs`, `places`. If the default layer runs several
+        times, it also has a row for its last run: "layer4.1.relu#1".
 
     Raises
     ------
@@ -203,7 +203,7 @@ class _Look:
         is_text = layout is None and self._axes.holds_text(shape, module)
         is_shared = layout is not None and tensor.ndim > 3 and is_guess(layout, module, shape, self._batch.size)
         is_shared = is_shared and (is_softmax(tensor.grad_fn, tensor.ndim) if tensor.is_meta else are_shares(tensor))
-        why = "its rows are text" if is_text else "its rows are attention weights" if is_shared else None
+        why = "its tokens include text" if is_text else "it returns attention weights" if is_shared else None
         layout = None if why else layout
         return _Output(shape, layout, to_place(tensor, layout, self._batch.size), why)
 
@@ -266,7 +266,7 @@ class _Look:
             return "returns no floating-point tensor"
         if output.layout is None:
             is_folded = len(output.shape) > 2 and output.shape[0] != self._batch.images
-            return output.why_none or ("its rows are not images" if is_folded else "no grid")
+            return output.why_none or ("its first axis is not the batch" if is_folded else "no grid")
         edge = output.place.edge
         if edge is None or edge not in depends:
             return "the score does not depend on it"

@@ -282,8 +282,8 @@ def _mark_rounding(piece: Settled) -> Tensor:
 def _warn_of_underflow(subject: str, counts: list[float]) -> None:
     if counts[0]:
         warn(
-            f"{counts[0]:.0f} of the {subject} are too small for float32: they lose precision, or are blank. Multiply the "
-            "score by a constant, with a function as target=."
+            f"{counts[0]:.0f} of the {subject} are too small for float32: they lose precision, or are blank. Pass target=, "
+            "a function that multiplies the score by a large constant."
         )
 
 
@@ -525,7 +525,7 @@ def _finer_scores(name: str, scored: Scored) -> Tensor:
     if isinstance(target, RepeatedTarget):
         target, views = target.target, target.blocks
     if target.score != "logit":
-        raise TargetError(f"{name} defines its own score, but score={target.score!r} was requested: leave it out.")
+        raise TargetError(f"{name} defines its own score, but score={target.score!r} was requested: leave score= out.")
     images = len(scored.logits) // views
     rivals = find_nearest(scored.logits[:images].detach(), scored.classes[:images]).repeat(views, 1, 1)
     with torch.enable_grad():

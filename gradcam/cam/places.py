@@ -129,8 +129,8 @@ class Probe:
             return layouts[best]
         if answers < MIN_ANSWERS - (is_likely and not is_better):
             raise MisplacedError(
-                f"its cells responded at {answers} of {len(PLACES)} places changed in the image, expected {MIN_ANSWERS} or "
-                "more"
+                f"its cells responded to {answers} of {len(PLACES)} local changes of the image, expected at least "
+                f"{MIN_ANSWERS}"
             )
         return assumed
 

@@ -14,8 +14,8 @@ from gradcam.errors import ModelError, warn
 
 Judge = Callable[[list[float]], None]
 UNDERFLOW = (
-    "too small for float32: heatmaps lose precision or are blank. Multiply the score by a constant, with a function as "
-    "target=."
+    "too small for float32: heatmaps lose precision or are blank. Pass target=, a function that multiplies the score by a "
+    "large constant."
 )
 Range = tuple[float, float]  # the least and the largest value
 

@@ -123,8 +123,9 @@ def warn_of_rounding(drawn: Tensor, was_rounding: Tensor, evidence: str, what: s
     if count:
         which = "The heatmap" if blank.numel() == 1 else f"{count} of {blank.numel()} heatmaps"
         warn(
-            f"{which} of {what} contained only rounding errors, and {'is' if count == 1 else 'are'} blank: the "
-            "contributions cancel, as before a normalisation layer. Choose another layer, method or score."
+            f"{which} of {what} contained only rounding errors, and {'is' if count == 1 else 'are'} blank: "
+            "positive and negative contributions cancel, as before a normalisation layer. Choose another layer, method or "
+            "score."
         )
 
 

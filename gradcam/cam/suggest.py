@@ -27,19 +27,22 @@ from gradcam.targets.classes import is_custom_function, is_function, to_class_ta
 STAGE = 4  # times as many places at most: a layer further up sees much less of what the score is made of
 FEWEST_WEIGHTS = 2  # behind a layer, for a score of places: behind one, maps are the output again
 PART = (
-    "The default layer '{}' is on a branch: only part of the image's information passes it on the way to the score. Name "
-    "another layer, or fuse the heatmaps of several."
+    "The default layer '{}' is on a branch: only part of the image's information reaches the score through this layer. "
+    "Name another layer, or fuse the heatmaps of several layers."
 )
 PART_RUN = (
-    "The default layer '{}' is one run of several: only part of the image's information passes it on the way to the score. "
-    "Name another run or layer. Fuse the heatmaps of several runs only if none of them sees a mirrored or shifted image."
+    "The default layer '{}' is one of several runs: only part of the image's information reaches the score through this "
+    "run. Name another run or layer. Fuse the heatmaps of several runs only if none of them sees a mirrored or shifted "
+    "image."
 )
 EARLY = (
-    "Layer '{}' comes before all attention, and no later layer has a grid whose cells reach the score. Its heatmap shows "
-    "little of what the model computes. Name a later layer, with reshape= if its grid is ambiguous."
+    "Layer '{}' comes before all attention, and no later layer has a grid whose cells reach the score. This "
+    "heatmap shows little of what the model computes. Name a later layer, with reshape= if the grid of that layer is "
+    "ambiguous."
 )
 OUTPUT = (
-    "Layer '{}' returns the model's output, and no earlier one has a usable grid. Name an earlier layer, with reshape=."
+    "Layer '{}' returns the model's output, and no earlier layer has a usable grid. Name an earlier layer, with "
+    "reshape=."
 )
 EARLY_SHARE = 0.25  # of a model's weights, up to which a layer in front of all attention is a patch embedding
 LAST = 4  # layers of the same grid, counted from the end, among which one behind an activation is looked for

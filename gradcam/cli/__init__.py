@@ -23,8 +23,8 @@ from gradcam.errors import GradcamError, describe_unexpected
         "run": ("gradcam.cli.run:run_command", "Explain images: write an overlay for each."),
         "page": ("gradcam.cli.page:page_command", "Write an interactive HTML page with the heatmaps of every class."),
         "ui": ("gradcam.cli.ui:ui_command", "Explain images interactively in the browser."),
-        "batch": ("gradcam.cli.batch:batch_command", "Explain a folder of any size; resume if interrupted."),
-        "report": ("gradcam.cli.batch:report_command", "Write the gallery of a batch."),
+        "batch": ("gradcam.cli.batch:batch_command", "Explain a folder of any size, and resume an interrupted run."),
+        "report": ("gradcam.cli.batch:report_command", "Write an HTML gallery of the results of a batch."),
         "compare": ("gradcam.cli.run:compare_command", "Compare methods, layers and classes side by side."),
         "check": ("gradcam.cli.check:check_command", "Test whether a heatmap can be trusted."),
         "diff": ("gradcam.cli.diff:diff_command", "Compare the heatmaps of two models or checkpoints."),
@@ -34,12 +34,12 @@ from gradcam.errors import GradcamError, describe_unexpected
             "gradcam.cli.recommend:recommend_command",
             "Find the best method, score and layer for a model.",
         ),
-        "layers": ("gradcam.cli.layers:layers_command", "List the layers of a model, and which ones can be explained."),
+        "layers": ("gradcam.cli.layers:layers_command", "List the layers of a model, and which can be target layers."),
         "inspect": (
             "gradcam.cli.inspect:inspect_group",
             "Inspect a model: layer calls, features, activations, gradients.",
         ),
-        "methods": ("gradcam.cli.methods:methods_command", "List the methods, and what they cost."),
+        "methods": ("gradcam.cli.methods:methods_command", "List the methods and their cost."),
         "models": ("gradcam.cli.models:models_command", "List the models."),
     },
 )
@@ -90,7 +90,7 @@ def main() -> NoReturn:
             _show(error, f"{error.filename}: cannot be used ({error.strerror}).")
         else:
             _discard_output()
-            click.echo(f"Error: standard output cannot be written ({error.strerror}).", err=True)
+            click.echo(f"Error: cannot write to standard output ({error.strerror}).", err=True)
         sys.exit(1)
     except SystemExit:
         raise

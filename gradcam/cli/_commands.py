@@ -64,7 +64,7 @@ def to_numbers(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(number) for number in text.split(","))
     except ValueError:
-        raise GradcamError(f"{text!r} is not a number, or several numbers with commas between them.") from None
+        raise GradcamError(f"{text!r} is neither a number nor a list of numbers with commas between them.") from None
 
 
 def to_integer(text: str, *, least: int, most: int) -> int:
@@ -83,7 +83,7 @@ def to_real(text: str, *, least: float, most: float, above: bool) -> float:
     except ValueError:
         raise GradcamError(f"{text!r} is not a number.") from None
     if not least <= number <= most or (above and number == least):
-        expected = f"a number above {least:g}, up to {most:g}" if above else f"a number from {least:g} to {most:g}"
+        expected = f"a number above {least:g} and at most {most:g}" if above else f"a number from {least:g} to {most:g}"
         raise GradcamError(f"{text} is out of range: expected {expected}.")
     return number
 
@@ -92,7 +92,9 @@ def to_size(text: str) -> int | tuple[int, ...]:
     """Return a side, or sides. Raises `GradcamError` for anything else."""
     sides = re.fullmatch(r"[1-9]\d{0,4}(\s*[x×]\s*[1-9]\d{0,4}){0,2}", text.strip(), re.ASCII | re.IGNORECASE)
     if sides is None:
-        raise GradcamError(f"{text!r} is not a size: expected a side, such as 224, or height x width, such as 320x240.")
+        raise GradcamError(
+            f"{text!r} is not a size: expected one side, such as 224, or height x width, such as 320x240."
+        )
     size = tuple(map(int, re.findall(r"\d+", sides[0], re.ASCII)))
     return size if len(size) > 1 else size[0]
 

@@ -42,7 +42,7 @@ HELP = {
         (
             ("gradcam page photo.jpg -o photo.html", "one image in one file"),
             ("gradcam page photos/ -o pages/", "a page per image, and a gallery"),
-            ("gradcam page photo.jpg --class espresso --check", "start with one class, and test its heatmap"),
+            ("gradcam page photo.jpg --class espresso --check", "show this class first, and test its heatmap"),
         ),
         (
             *(*MODEL, "--method", "--class", "--top", "--check", "--device"),
@@ -53,7 +53,7 @@ HELP = {
         (
             ("gradcam ui", "open an empty page in the browser"),
             ("gradcam ui photos/ --model resnet50", "list the images of a folder, use another model"),
-            ("gradcam ui --host 0.0.0.0 --no-browser", "let other machines connect, with the token"),
+            ("gradcam ui --host 0.0.0.0 --no-browser", "let other machines connect if they have the token"),
         ),
         ("--model", "--weights", "--labels", "--device", "--port", "--host", "--no-browser"),
     ),
@@ -61,7 +61,10 @@ HELP = {
         (
             ("gradcam batch photos/ -o explained/ --report", "a folder, with a gallery"),
             ("gradcam batch photos/ -o explained/ --resume", "continue a run that was interrupted"),
-            ("gradcam batch photos.tar -o maps/ --save map --format png", "an archive; raw heatmaps as .npy arrays"),
+            (
+                "gradcam batch photos.tar -o maps/ --save map --format png",
+                "an archive, with raw heatmaps as .npy arrays",
+            ),
         ),
         (
             *("--output", *MODEL, "--method", "--class", "--top-k", "--save", "--format", "--batch-size", "--workers"),
@@ -89,7 +92,7 @@ HELP = {
         (
             ("gradcam check photo.jpg", "test the heatmap of the top class"),
             ("gradcam check photo.jpg --method gradcam,eigencam", "test two methods"),
-            ("gradcam check photo.jpg --class espresso --fail-on failed", "exit with status 1 if it fails"),
+            ("gradcam check photo.jpg --class espresso --fail-on failed", "exit with status 1 if the test fails"),
         ),
         (*MODEL, "--method", "--class", "--score", "--fail-on", "--seed", "--device", *PRINTING),
     ),
@@ -100,7 +103,7 @@ HELP = {
                 "two checkpoints",
             ),
             ("gradcam diff net.py:build photos/ --weights a.pth --save a.npz", "take a snapshot"),
-            ("gradcam diff net.py:build photos/ --weights b.pth --against a.npz", "compare with it later"),
+            ("gradcam diff net.py:build photos/ --weights b.pth --against a.npz", "compare with the snapshot later"),
         ),
         (
             *("--weights", "--weights-old", "--weights-new", "--labels", "--layer", "--method", "--save", "--against"),
@@ -109,9 +112,9 @@ HELP = {
     ),
     "audit": CommandHelp(
         (
-            ("gradcam audit photos/", "one folder per class, or classes as predicted"),
-            ("gradcam audit photos/ --labels labels.csv", "classes from a table: columns image and class"),
-            ("gradcam audit photos/ --page audit.html", "write a page, too"),
+            ("gradcam audit photos/", "classes from the folder names or the predictions"),
+            ("gradcam audit photos/ --labels labels.csv", "classes from a table with the columns image and class"),
+            ("gradcam audit photos/ --page audit.html", "also write an HTML page"),
         ),
         (
             *("--labels", "--model", "--weights", "--class-names", "--layer", "--method", "--score", "--page"),
@@ -131,8 +134,11 @@ HELP = {
     ),
     "recommend": CommandHelp(
         (
-            ("gradcam recommend photos/", "try all fast methods, scores and a few layers"),
-            ("gradcam recommend photos/ --method gradcam,layercam -l layer3 -l layer4", "try these only"),
+            ("gradcam recommend photos/", "try all fast methods, all scores and some layers"),
+            (
+                "gradcam recommend photos/ --method gradcam,layercam -l layer3 -l layer4",
+                "try only these methods and layers",
+            ),
             ("gradcam recommend photos/ --annotations boxes.csv", "measure localisation on annotated objects"),
         ),
         (
@@ -142,22 +148,22 @@ HELP = {
     ),
     "layers": CommandHelp(
         (
-            ("gradcam layers", "of the embedded classifier"),
-            ("gradcam layers resnet50", "of a torchvision model"),
-            ("gradcam layers resnet50 'layer4.*' --all", "names that match a pattern"),
+            ("gradcam layers", "layers of the embedded classifier"),
+            ("gradcam layers resnet50", "layers of a torchvision model"),
+            ("gradcam layers resnet50 'layer4.*' --all", "layers whose names match a pattern"),
         ),
         ("--model", "--size", "--depth", "--all", "--json"),
     ),
     "inspect": CommandHelp(
         (
-            ("gradcam inspect trace --model resnet50", "each call of each layer"),
+            ("gradcam inspect trace --model resnet50", "every call of every layer"),
             ("gradcam inspect activations photo.jpg", "an image of every channel of a layer"),
             ("gradcam inspect gradients photo.jpg", "vanishing and exploding gradients"),
         )
     ),
     "inspect trace": CommandHelp(
         (
-            ("gradcam inspect trace --model resnet50", "random weights and noise: nothing to download"),
+            ("gradcam inspect trace --model resnet50", "random weights and noise, without a download"),
             ("gradcam inspect trace photo.jpg --depth 2", "the embedded classifier on an image"),
             ("gradcam inspect trace --model resnet50 --layer 'layer4.*' --json", "some layers, as JSON"),
         ),
@@ -166,7 +172,10 @@ HELP = {
     "inspect features": CommandHelp(
         (
             ("gradcam inspect features photos/ -o features.npz", "the default layer of the embedded classifier"),
-            ("gradcam inspect features photos/ -o features.npz --layer layer4 --pool", "means over the image"),
+            (
+                "gradcam inspect features photos/ -o features.npz --layer layer4 --pool",
+                "the mean of each channel over the image",
+            ),
         ),
         ("--output", *MODEL, "--pool", "--batch-size", "--workers", "--device", "--json", "--quiet"),
     ),
@@ -182,8 +191,11 @@ HELP = {
     ),
     "inspect gradients": CommandHelp(
         (
-            ("gradcam inspect gradients photo.jpg", "of the top class"),
-            ("gradcam inspect gradients photo.jpg --class espresso --layer 'layer*'", "of a class, at some layers"),
+            ("gradcam inspect gradients photo.jpg", "gradients of the top class"),
+            (
+                "gradcam inspect gradients photo.jpg --class espresso --layer 'layer*'",
+                "gradients of one class, at some layers",
+            ),
         ),
         (*MODEL, "--class", "--all", "--device", *PRINTING),
     ),
@@ -191,14 +203,14 @@ HELP = {
         (
             ("gradcam methods", "all methods, one per line"),
             ("gradcam methods layercam --verbose", "one method, with its paper"),
-            ("gradcam methods gradcam layercam --bibtex", "their citations"),
+            ("gradcam methods gradcam layercam --bibtex", "BibTeX entries of two methods"),
         )
     ),
     "models": CommandHelp(
         (
             ("gradcam models", "all models"),
-            ("gradcam models resnet", "names that contain a word"),
-            ("gradcam models 'vit_*' --json", "names that match a pattern, as JSON"),
+            ("gradcam models resnet", "models whose names contain a word"),
+            ("gradcam models 'vit_*' --json", "models whose names match a pattern, as JSON"),
         )
     ),
 }

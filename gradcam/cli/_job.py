@@ -293,7 +293,7 @@ def _to_classes(settings: Settings, classifier: Classifier) -> Any:
     if settings.top_k > classifier.classes:
         raise click.UsageError(f"--top-k is {settings.top_k}, but this model has {classifier.classes} classes.")
     if set(classes) & set(against):
-        raise click.UsageError("--class and --against name the same class: give --against other classes.")
+        raise click.UsageError("--class and --against name the same class: give a different class to --against.")
     return settings.target or ClassTarget(
         [classes] if classes else None, top=settings.top_k, score=settings.score, against=against
     )

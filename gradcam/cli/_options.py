@@ -77,7 +77,7 @@ def to_weights(text: str) -> Path:
 def _find_numbers(names: Sequence[str]) -> Sequence[int]:
     if odd := [name for name in names if not re.fullmatch(r"\d{1,9}", name, re.ASCII)]:
         raise GradcamError(
-            f"{odd[0]!r} is not a whole number from 0 up: give one, or several with commas between them."
+            f"{odd[0]!r} is not a whole number: give a number from 0 up, or several with commas between them."
         )
     return [int(name) for name in names]
 
@@ -86,7 +86,7 @@ def _find_some(names: Sequence[str]) -> Sequence[int | str]:
     if ALL not in names:
         return _find_numbers(names)
     if set(names) != {ALL}:
-        raise GradcamError("'all' already includes every number: give it alone.")
+        raise GradcamError("'all' already includes every number: give only 'all'.")
     return [ALL]
 
 
@@ -111,7 +111,9 @@ def find_reshape(context: click.Context, parameter: click.Parameter, text: str |
         return text
     if not re.fullmatch(r"[1-9]\d{0,4}(x[1-9]\d{0,4}){1,2}", text):
         raise click.BadParameter(
-            f"{text!r} is not a grid, such as 14x14, or one of {join_names(LAYOUTS)}.", context, parameter
+            f"{text!r} is not a layout: expected a grid, such as 14x14, or one of {join_names(LAYOUTS)}.",
+            context,
+            parameter,
         )
     return tuple(map(int, text.split("x")))
 
@@ -195,7 +197,7 @@ max_pixels = click.option(
 
 
 def _of_others(kind: Kind) -> str:
-    return f" From other packages: {', '.join(installed(kind))}." if installed(kind) else ""
+    return f" Other packages add: {', '.join(installed(kind))}." if installed(kind) else ""
 
 
 def _find_target(context: click.Context, parameter: click.Parameter, name: str | None) -> Any:
@@ -207,7 +209,7 @@ def _find_target(context: click.Context, parameter: click.Parameter, name: str |
     except GradcamError as error:
         raise click.BadParameter(str(error), context, parameter) from error
     if not callable(found) or isinstance(found, type):
-        said = f"{name} is {shorten(found)}: expected a function of the model's output."
+        said = f"{name} is {shorten(found)}: expected a function that takes the model's output."
         raise click.BadParameter(said, context, parameter)
     return found
 
@@ -268,7 +270,9 @@ edits = click.option(
     type=Parsed("edit", _to_edit),
     help=f"Remove a part of the image before the model sees it; may be repeated. The form is {EDIT_FORM}.",
 )
-score = choice("--score", SCORES, "Score to explain. contrast: the logit minus the mean of its five strongest rivals.")
+score = choice(
+    "--score", SCORES, "Score to explain. contrast: the class's logit minus the mean of the five highest other logits."
+)
 output = output_at("Output file or folder.  [default: the current folder]", default=".")
 
 
@@ -285,7 +289,11 @@ def file_of(*suffixes: str) -> Parsed:
     return Parsed("file", find)
 
 
-_NAMES: Any = {"metavar": "FILE", "type": FILE, "help": "Names of the model's classes, one per line or JSON."}
+_NAMES: Any = {
+    "metavar": "FILE",
+    "type": FILE,
+    "help": "File with the names of the model's classes, one per line or as JSON.",
+}
 _LABELS = click.option("--labels", **_NAMES)
 _MODEL = (
     click.option(
@@ -325,7 +333,7 @@ _MODEL = (
         "--crop",
         metavar="SHARE",
         type=real(0, 1, above=True),
-        help="Share of the resized image that the centre crop keeps, up to 1 (the whole image).",
+        help="Fraction of the resized image that the centre crop keeps, up to 1 (the whole image).",
     ),
     choice(
         "--activation",
@@ -344,7 +352,7 @@ _MODEL = (
         "--reshape",
         metavar="GRID|LAYOUT",
         callback=find_reshape,
-        help="Layout of the layer's output, if it is not detected. A grid of tokens, such as 14x14, or "
+        help="Layout of the layer's output, if it is not detected. Give the grid of the tokens, such as 14x14, or one of: "
         f"{', '.join(LAYOUTS)}.",
     ),
 )
@@ -355,8 +363,8 @@ _FIT = (
         default="crop",
         show_default=True,
         metavar="crop|whole|tiles[:N]",
-        help="Part of the image that the model sees. crop: its default centre crop; whole: the whole image; tiles: "
-        "overlapping windows of N x N pixels, joined to one heatmap.",
+        help="Part of the image that the model sees. crop: the model's default centre crop; whole: the whole image; tiles: "
+        "overlapping windows of N x N pixels, whose heatmaps are joined.",
     ),
     choice(
         "--predictions",
@@ -378,11 +386,14 @@ _TARGET = (
         "--target",
         metavar="FILE.py:NAME",
         callback=_find_target,
-        help="Custom target function, instead of a class. It gets the model's output and returns the score to explain."
+        help="Custom target function, instead of a class. The function gets the model's output and returns the score."
         f"{_of_others('targets')}",
     ),
     score,
-    against("Class to contrast with (--score contrast), or sentence (--text); may be repeated.", "NAME|SENTENCE"),
+    against(
+        "Class to contrast with --class (needs --score contrast), or sentence to contrast with --text; may be repeated.",
+        "NAME|SENTENCE",
+    ),
     choice("--evidence", EVIDENCE, "Show evidence for the class (positive), against it (negative), or both (signed)."),
     choice(
         "--augmentation",
@@ -434,7 +445,9 @@ def several(
     return click.option(*names, multiple=True, callback=to_names, shell_complete=offers, **settings)
 
 
-_EDGE = click.option("--edge", type=click.Choice(EDGES), help="Detectors: edge of the box whose position is explained.")
+_EDGE = click.option(
+    "--edge", type=click.Choice(EDGES), help="Detectors: explain the position of this edge of the box."
+)
 _AXIS = click.option("--axis", type=click.Choice(AXES), help="Pose models: coordinate to explain.")
 _THINGS = (
     click.option(
@@ -457,16 +470,16 @@ _THINGS = (
         metavar="L,T,R,B",
         type=Parsed("box", to_box),
         multiple=True,
-        help="Detectors: box where a detection is missing; may be repeated. Left, top, right and bottom, in pixels, of "
-        "the place where you expected an object, of --class if given.",
+        help="Detectors: box where a detection is missing; may be repeated. Give left, top, right and bottom in pixels. "
+        "With --class, an object of this class is expected in the box.",
     ),
     click.option("--threshold", metavar="SCORE", type=real(0, 1), help="Detectors: minimum score, from 0 to 1."),
     click.option(
         "--mask",
         metavar="X,Y|BOX|FILE",
         type=Parsed("mask", to_mask),
-        help="Segmenters: region to explain. The predicted region at a point; a box: left, top, right, bottom; or an "
-        "image whose black pixels are outside. Without --mask: all pixels that are predicted to be of the class.",
+        help="Segmenters: region to explain. X,Y: the predicted region at this point; BOX: left,top,right,bottom in pixels; "
+        "FILE: an image that is black outside the region. Without --mask: all pixels that are predicted as the class.",
     ),
     click.option(
         "--text",
@@ -476,7 +489,7 @@ _THINGS = (
         multiple=True,
         help="CLIP-like models: sentence to locate; may be repeated. Text-prompted detectors: objects to detect.",
     ),
-    click.option("--like", metavar="FILE", type=FILE, help="Second image. Explains why the two images are similar."),
+    click.option("--like", metavar="FILE", type=FILE, help="Explain why the image is similar to this second image."),
     click.option("--caption", is_flag=True, help="Captioners: explain every word of the caption."),
     several(
         *("--word", "words"),
@@ -490,8 +503,8 @@ _THINGS = (
         find=_find_some,
         known=[ALL],
         metavar="N|all",
-        help="Pose models: number of the keypoint to explain; may be repeated. It belongs to the highest-scoring box, or "
-        "to --box.  [default: 0]",
+        help="Pose models: number of the keypoint to explain; may be repeated. The keypoint belongs to "
+        "the highest-scoring box, or to --box.  [default: 0]",
     ),
     _AXIS,
 )
@@ -521,7 +534,9 @@ def _methods(find: Callable[[str], Any], ours: Iterable[str], default: str) -> C
     )
 
 
-def choices(*, default: str = " Some tasks have another default.  [default: gradcam]") -> Callable[[Command], Command]:
+def choices(
+    *, default: str = " Some tasks have a different default.  [default: gradcam]"
+) -> Callable[[Command], Command]:
     """What to explain, and with which model; `default`: what is said of the methods that are taken otherwise."""
     text = "Target layer (see `gradcam layers`); may be repeated. Without --layer, the model's default layer is used."
     methods = _methods(find_any, [*METHODS, *ATTRIBUTIONS], default)
@@ -533,19 +548,20 @@ def paged() -> Callable[[Command], Command]:
     return together(
         *_MODEL,
         layer(
-            "Target layer (see `gradcam layers`); may be repeated. Without --layer: the default layer, and three before it.",
+            "Target layer (see `gradcam layers`); may be repeated. Without --layer, the page shows the default layer and up "
+            "to three earlier layers.",
             "layers",
             multiple=True,
         ),
-        _methods(find_method, METHODS, " Some models have another default.  [default: gradcam]"),
+        _methods(find_method, METHODS, " Some models have a different default.  [default: gradcam]"),
         _choice_of(
             "-c",
             "--class",
             "classes",
             multiple=True,
-            help="Class to show first, always with heatmaps; may be repeated.  [default: top class]",
+            help="Class to show first; may be repeated. These classes always have heatmaps.  [default: top class]",
         ),
-        number("--top", "Number of classes with heatmaps. Used if heatmaps of all classes would cost too much.", 50),
+        number("--top", "Number of classes with heatmaps, if heatmaps of all classes would cost too much.", 50),
         *_THINGS,
         *_FIT,
     )
@@ -583,7 +599,7 @@ audited_model = together(  # where --labels says the class of each picture
 )
 named_model = together(*_MODEL[1:])  # how one computes that an argument names
 _OF_WHOLES = (it for it in _THINGS if it not in (_EDGE, _AXIS))  # a place has no probability to judge its map by
-things = together(*_OF_WHOLES, against("Sentence that --text is contrasted with; may be repeated.", "SENTENCE"))
+things = together(*_OF_WHOLES, against("Sentence to contrast with --text; may be repeated.", "SENTENCE"))
 save = several(
     "--save",
     "saved",
@@ -594,7 +610,14 @@ save = several(
     help=f"Files to write: {', '.join(SAVED)}; may be repeated.  [default: overlay]",
 )
 appearance = together(
-    click.option("--alpha", type=real(0, 1), default=0.5, show_default=True, metavar="A", help="Opacity, from 0 to 1."),
+    click.option(
+        "--alpha",
+        type=real(0, 1),
+        default=0.5,
+        show_default=True,
+        metavar="A",
+        help="Opacity of the heatmap, from 0 to 1.",
+    ),
     colormap("turbo", "OpenCV colour map of the heatmap."),
 )
 printing = together(

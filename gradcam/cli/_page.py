@@ -59,7 +59,8 @@ class PageMaking:
         verdict = check(classifier, picture, method=shown.method, layer=layer, target=target)
         tests = [{name: getattr(test, name) for name in ("question", "outcome", "reason")} for test in verdict.tests]
         place = "" if verdict.layer is None else f" at {verdict.layer}"
-        of = f"Heatmap of {verdict.class_name}: {verdict.method}{place}. A passed test does not prove that it is right."
+        of = f"Heatmap of {verdict.class_name}: {verdict.method}{place}. "
+        of += "A passed test does not prove that the heatmap is right."
         return made.judged({"of": of, "outcome": verdict.outcome, "summary": verdict.summary, "tests": tests})
 
 

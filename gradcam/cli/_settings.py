@@ -191,7 +191,7 @@ def to_settings(chosen: dict[str, Any]) -> Settings:
         raise click.UsageError("--class and --top-k both choose the classes to explain: give only one of them.")
     _check_things(found)
     if found.against and not wanted.texts and found.score != "contrast":
-        raise click.UsageError("--against needs --score contrast: add that, or remove --against.")
+        raise click.UsageError("--against needs --score contrast: add --score contrast, or remove --against.")
     _check_for_attributions(found)
     if model.fit == "crop" and model.predictions == "seen":
         raise click.UsageError("--predictions seen needs --fit whole or --fit tiles: add one of them.")
@@ -252,7 +252,7 @@ def to_judged_target(settings: Settings, model: Classifier) -> Any:
     if model.task != "classification":
         return to_target(settings, model)
     if settings.against:
-        raise click.UsageError("--against is only for --text here: remove it.")
+        raise click.UsageError("In this command, --against only works with --text: remove --against.")
     return model.find_class(settings.classes[0]) if settings.classes else None
 
 
@@ -306,7 +306,7 @@ def check_task(settings: Settings, model: Classifier) -> None:
         takes = [name for name in (*known, "--target") if name in taken]
         listed = " and ".join(filter(None, [", ".join(takes[:-1]), takes[-1]]))
         raise click.UsageError(
-            f"{unfit[0]} is for {' and '.join(tasks)}, but {model.name} is for {model.task}, with {listed}."
+            f"{unfit[0]} is for {' and '.join(tasks)}, but {model.name} is for {model.task}. You can use {listed}."
         )
 
 
@@ -335,7 +335,7 @@ def find_destination(
         return OutputPlace(path)
     if path.suffix.lower() not in suffixes:
         what = "images" if suffixes is WRITE_SUFFIXES else "maps"
-        raise click.UsageError(f"{path}: {what} are written as {', '.join(sorted(suffixes))}.")
+        raise click.UsageError(f"{path}: {what} can only be written as {', '.join(sorted(suffixes))}.")
     if results > 1:
         raise click.UsageError(f"{path} is one file, but there are several results: give a folder to --output.")
     if any(is_same(path, image) for image in images):

@@ -378,11 +378,11 @@ class Display:
         pace = f"{seconds:.1f} s, {worked_on / seconds:.1f} images per second" if worked_on else "nothing left to do"
         parts = [f"{count(self._done, 'image')} explained"]
         if self._done_before:
-            parts.append(f"{self._done_before} explained before")
+            parts.append(f"{self._done_before} explained in an earlier run")
         if self._failed:
             parts.append(click.style(f"{self._failed} failed", fg="red"))
         if left_out:
-            parts.append(f"{count(left_out, 'other file')} ignored")
+            parts.append(f"{count(left_out, 'non-image file')} ignored")
         click.echo(f"{', '.join(parts)}   ({pace})")
         for written in filter(None, (folder, report)):
             click.echo(to_arrow(written))

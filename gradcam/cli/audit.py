@@ -34,9 +34,9 @@ MOST = 50  # clusters on a page
 LISTED = 10  # failures that are told one by one
 SHEET = "audit.png"
 WHAT_IT_MEANS = (
-    "Suspicion ranges from 0 to 1. Near 1, other classes have almost no evidence at the cluster's place, and almost no "
-    "evidence outside the cluster looks similar. A high suspicion is a reason to look at the images, not a "
-    "proof. An audit can also miss shortcuts."
+    "Suspicion is between 0 and 1. A suspicion near 1 means that other classes have almost no evidence in the cluster's "
+    "place, and that evidence outside the cluster rarely looks similar. A high suspicion is a reason to look at the "
+    "images, not a proof. An audit can also miss shortcuts."
 )
 
 
@@ -46,8 +46,8 @@ WHAT_IT_MEANS = (
     "--labels",
     "classes",
     metavar="TABLE|folders|predicted",
-    help="Source of the class of each image. A table with the columns image and class, the folder names, or the model's "
-    "predictions.  [default: folders if they are named like classes, otherwise predicted]",
+    help="Source of each image's class. TABLE: a file with the columns image and class; folders: the folder names; "
+    "predicted: the model's predictions.  [default: folders if the folders are named like classes, otherwise predicted]",
 )
 @options.audited_model
 @options.layer("Target layer (see `gradcam layers`).")
@@ -62,11 +62,11 @@ def audit_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen:
 
     The heatmaps of each class are clustered. If a model has learnt a watermark, a frame or a caption, the images with it
     form a cluster: their evidence lies in one place and looks alike, and other classes have no evidence there. The most
-    suspicious clusters come first. An overview image shows them with their most typical images.
+    suspicious clusters come first. An overview image shows each cluster with its most typical images.
 
-    Takes image files, folders, globs, lists and archives, like `gradcam batch`: at least two classes, with ten or more
-    images each. Clustering needs scikit-learn: pip install 'gradcam-torch[audit]'. Images that cannot be read or have no
-    class are reported and left out, and the exit status is 1.
+    FOLDER can also be an image file, a glob, a list or an archive, as for `gradcam batch`. At least two classes are needed,
+    with ten or more images each. Clustering needs scikit-learn: pip install 'gradcam-torch[audit]'. Images that cannot be
+    read or have no class are reported and left out, and the exit status is 1.
     """
     output, start = Output(as_json, quiet), time.perf_counter()
     import_torch()
@@ -176,7 +176,7 @@ def _to_card(cluster: EvidenceCluster) -> Card:
         ("Rarity of place", f"{cluster.place:.2f}"),
         ("Rarity of look", f"{cluster.apart:.2f}"),
         ("Images", f"{len(cluster.members)} of {cluster.pictures}"),
-        ("In other classes", f"{cluster.elsewhere} of {cluster.others}"),
+        ("Same place in other classes", f"{cluster.elsewhere} of {cluster.others}"),
     ]
     badge = f"{cluster.where}{', not clustered' if cluster.is_rest else ''}"
     return Card(cluster.class_name, badge, facts, cluster.draw())

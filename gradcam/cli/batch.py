@@ -214,8 +214,8 @@ def _find_work(typed: Typed, listing: Listing, device: str | None) -> Work:
         and classifier.device.type == "cpu"
     ):
         raise DeviceError(
-            "--pixels device needs a GPU, and none was found: remove it, or add --device cpu to decode, resize and draw "
-            "with PyTorch on the CPU."
+            "--pixels device needs a GPU, but no GPU was found: remove --pixels, or add --device cpu to decode, resize and "
+            "draw with PyTorch on the CPU."
         )
     request = replace(request, make_page=choice.make_page)
     if listing.has_classes and (settings.classes or settings.top_k > 1):
@@ -224,7 +224,7 @@ def _find_work(typed: Typed, listing: Listing, device: str | None) -> Work:
     named += ["--target"] if settings.target is not None else []
     if listing.has_classes and named:
         raise click.UsageError(
-            f"The list names the classes to explain, but {named[0]} explains none: remove {named[0]}."
+            f"The list names the classes to explain, but {named[0]} does not explain a class: remove {named[0]}."
         )
     for name in dict.fromkeys(item.wanted for item in listing.items if item.wanted is not None):
         classifier.find_class(name)
@@ -381,19 +381,19 @@ class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gener
 @options.choice(
     "--pixels",
     PIXELS,
-    "Where images are decoded, resized, drawn and encoded. auto: on the GPU if it can do that.",
+    "Where images are decoded, resized, drawn and encoded. auto: on the GPU if the GPU supports this.",
 )
 @click.option("--resume", is_flag=True, help="Continue an earlier run: explain images that are missing or failed.")
 @click.option("--overwrite", is_flag=True, help="Delete the results of an earlier run, and start again.")
-@click.option("--report", is_flag=True, help="Write a gallery, too: index.html.")
-@click.option("--pages", is_flag=True, help="Write an HTML page per image, too, with the heatmaps of every class.")
+@click.option("--report", is_flag=True, help="Also write a gallery, index.html.")
+@click.option("--pages", is_flag=True, help="Also write an HTML page per image, with the heatmaps of every class.")
 @click.option(
     "--max-failures",
     "limit",
     type=options.LIMIT,
     metavar="N|P%",
-    help="Stop if more images fail than this number, or this share. With --resume, failures of an earlier run do not "
-    "count again.",
+    help="Stop if more than N images, or more than P % of all images, fail. With --resume, images that failed in an "
+    "earlier run do not count again.",
 )
 @click.option(
     "--shard",
@@ -401,7 +401,11 @@ class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gener
     metavar="I/N",
     help="Explain only part I of N, so that several machines can share one output folder.",
 )
-@options.choice("--engine", ["local", "ray"], "What does the work: this process, or Ray actors.")
+@options.choice(
+    "--engine",
+    ["local", "ray"],
+    "Engine that explains the images. local: this machine; ray: Ray actors, on one machine or a cluster.",
+)
 @click.option(
     "--ray-address",
     "address",
@@ -412,14 +416,14 @@ class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gener
 @click.option("--audit", is_flag=True, help="Add the SHA-256 of each input to its record.")
 @options.printing
 def batch_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
-    """Explain many images: write an overlay for each, and resume if interrupted.
+    """Explain many images: write an overlay for each, and resume an interrupted run.
 
     INPUT is a file, a folder, a glob, a list (.txt, .csv, or - for standard input), or an archive (.zip, .tar). It may also
-    be a URL, such as s3://bucket/photos/. "shards-{000000..000146}.tar" are the shards of a WebDataset.
+    be a URL, such as s3://bucket/photos/. "shards-{000000..000146}.tar" names the shards of a WebDataset.
 
-    Overlays keep the relative names of the images. manifest.jsonl has a record per image, as printed by `gradcam run
-    --json`. An image that cannot be read does not stop the run. After a run that stopped early, --resume explains the
-    missing images.
+    Overlays have the names of the images, in the same subfolders. manifest.jsonl has a record per image, as printed by
+    `gradcam run --json`. An image that cannot be read does not stop the run. After a run that stopped early, --resume
+    explains the missing images.
     """
     names = {field.name for field in fields(BatchChoice)}
     choice = BatchChoice(**{name: value for name, value in chosen.items() if name in names})
@@ -431,13 +435,15 @@ def batch_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen:
             f"--report needs files, but --output-format {choice.output_format.name} writes none: remove one of them."
         )
     if choice.address is not None and choice.engine != "ray":
-        raise click.UsageError("--ray-address needs --engine ray: add that, or remove --ray-address.")
+        raise click.UsageError("--ray-address needs --engine ray: add --engine ray, or remove --ray-address.")
     if choice.actors_per_gpu > 1 and choice.engine != "ray":
-        raise click.UsageError("--actors-per-gpu needs --engine ray: add that, or remove --actors-per-gpu.")
+        raise click.UsageError("--actors-per-gpu needs --engine ray: add --engine ray, or remove --actors-per-gpu.")
     if choice.processes > 1 and choice.engine == "ray":
         raise click.UsageError("--processes is for --engine local: use --actors-per-gpu with Ray.")
     if choice.pixels == "device" and choice.engine == "ray":
-        raise click.UsageError("--pixels device does not work with --engine ray: remove it, or use --engine local.")
+        raise click.UsageError(
+            "--pixels device does not work with --engine ray: remove --pixels, or use --engine local."
+        )
     if choice.pages and not choice.output_format.has_files:
         raise click.UsageError(
             f"--pages needs files, but --output-format {choice.output_format.name} writes none: remove one of them."

@@ -122,23 +122,23 @@ def check_command(
 ) -> int:  # fmt: skip
     """Test whether a heatmap can be trusted.
 
-    Five tests check the heatmap. It must also beat control maps, which explain nothing: mirrored, shifted, from another
-    image, from a network with random weights, noise, a blob, edges.
+    Five tests check the heatmap. It must also beat control maps, which explain nothing. Control maps are the mirrored and
+    the shifted heatmap, the heatmaps of another image and of a re-initialised model, noise, a blob and edges.
 
     \b
-    Passed: the heatmap beats every control.
-    Undecided: a control does as well, or there is too little to explain.
-    Failed: a control does better, or the heatmap ignores the weights, the class or the image.
+    Passed: the heatmap beats every control map.
+    Undecided: a control map does as well as the heatmap, or there is too little to explain.
+    Failed: a control map does better, or the heatmap ignores the weights, the class or the image.
 
     A passed test does not prove that the heatmap is right.
 
-    A panel with all tests is written to <image>-<method>-check.png. One test puts the image beside three others: of your
-    images if you give four or more, otherwise of five photographs that come with gradcam. For detectors, one box is tested,
-    and its heatmap is compared with those of the other boxes instead of other classes. With several --text, only the first
-    sentence is tested.
+    A panel with all tests is written to <image>-<method>-check.png. One test puts the image beside three other images.
+    These are your images if you give four or more, otherwise photographs that come with gradcam. For detectors, one box is
+    tested: its heatmap is compared with the heatmaps of the other boxes, not of other classes. With several --text, only
+    the first sentence is tested.
 
-    The exit status is 0 if every image could be tested, whatever the verdict, unless --fail-on is given. With --json, the
-    key "outcome" holds the verdict.
+    Without --fail-on, the exit status is 0 if every image could be tested, whatever the verdict is. With --json, the key
+    "outcome" holds the verdict.
     """
     output = Output(as_json, quiet)
     require_images(images, output)

@@ -64,7 +64,9 @@ class Compared:
 def _read_words(words: Sequence[str], against: Path | None, save: Path | None) -> Compared:
     """Raises `click.UsageError` where there are too few words, or a picture stands where a model should."""
     if against is not None and save is not None:
-        raise click.UsageError("--against compares with a snapshot, --save takes one: give only one of them.")
+        raise click.UsageError(
+            "--against compares with a snapshot, but --save takes a snapshot: give only one of them."
+        )
     models = 1 if against is not None or save is not None else 2
     is_picture = [it.endswith(("/", os.sep)) or Path(it).suffix.lower() in READ_SUFFIXES for it in words[:models]]
     if any(is_picture):
@@ -83,7 +85,7 @@ def _read_words(words: Sequence[str], against: Path | None, save: Path | None) -
 @options.named_model
 @_of_one("old")
 @_of_one("new")
-@options.layer("Target layer of both models (see `gradcam layers`).  [default: OLD's default, and the same in NEW]")
+@options.layer("Target layer of both models (see `gradcam layers`).  [default: the default layer of OLD]")
 @options.method("gradcam, or the snapshot's method")
 @click.option(
     "--alike",
@@ -91,13 +93,13 @@ def _read_words(words: Sequence[str], against: Path | None, save: Path | None) -
     default=ALIKE,
     show_default=True,
     metavar="R",
-    help="Smallest rank correlation of heatmaps that count as alike.",
+    help="Smallest rank correlation at which two heatmaps count as alike.",
 )
 @click.option(
     "--save",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Save a snapshot of one model to compare with later.",
+    help="Save a snapshot of one model for a later comparison.",
 )
 @click.option(
     "--against",
@@ -111,8 +113,8 @@ def _read_words(words: Sequence[str], against: Path | None, save: Path | None) -
     metavar="CONDITION",
     multiple=True,
     type=options.Parsed("condition", read_condition),
-    help="Exit with status 1 if the condition is met; may be repeated. Any image: 'correlation<0.9'. Mean of all images: "
-    f"'mean agree<1'. Names: {', '.join(NAMES)}.",
+    help="Exit with status 1 if the condition is met; may be repeated. 'correlation<0.9' is met if any image meets it. "
+    f"'mean agree<1' tests the mean of all images. Names: {', '.join(NAMES)}.",
 )
 @click.option(
     "--junit", metavar="FILE.xml", type=options.file_of(".xml"), help="Write JUnit XML with one test case per image."
@@ -129,14 +131,16 @@ def diff_command(words: tuple[str, ...], as_json: bool, quiet: bool, **chosen: A
     with the same prediction and different heatmaps are listed first.
 
     Three numbers compare the heatmaps. "correlation" is the rank correlation of their pixels, from -1 to 1. "top 30 %" is
-    the overlap of the highest 30 % of the pixels; chance is 30 %. "moved" is the distance between their centres of mass,
-    as a percentage of the diagonal.
+    the overlap of the highest 30 % of the pixels; unrelated heatmaps overlap by about 30 %. "moved" is the distance between
+    the heatmaps' centres of mass, as a percentage of the image diagonal.
     """
     output, start = Output(as_json, quiet), time.perf_counter()
     typed = _read_words(words, chosen["against"], chosen["save"])
     unfit = [it for it in OF_ONE if chosen[f"{it}_old"] is not None]
     if unfit and len(typed.models) == 1:
-        raise click.UsageError(f"--{unfit[0]}-old needs two models, OLD NEW, and there is only one: leave it out.")
+        raise click.UsageError(
+            f"--{unfit[0]}-old needs two models, OLD NEW, but only one is given: remove --{unfit[0]}-old."
+        )
     import_torch()
     if typed.save is not None:
         return _save(typed, chosen, output)
@@ -175,7 +179,7 @@ def _load(role: str, name: str, chosen: dict[str, Any], layer: str | None = None
     try:
         classifier = load_model(choice, layer=layer)
         if classifier.task != "classification":
-            raise ModelError(f"gradcam diff compares classifiers, and this model is for {classifier.task}.")
+            raise ModelError(f"gradcam diff compares classifiers, but this model is for {classifier.task}.")
         return classifier, _title(choice)
     except GradcamError as error:
         hint = f" Set the layer of {role.upper()} with --layer-{role}." if isinstance(error, LayerError) else ""
@@ -191,7 +195,7 @@ def _save(typed: Compared, chosen: dict[str, Any], output: Output) -> int:
     from gradcam.evaluation.snapshots.snapshot import check_place, take_snapshot
 
     if chosen["conditions"] or chosen["junit"] or chosen["page"] or chosen["output"]:
-        raise click.UsageError("--save does not compare: leave out --fail-if, --junit, --page and --output.")
+        raise click.UsageError("--save compares nothing: remove --fail-if, --junit, --page and --output.")
     path: Any = typed.save
     check_place(path)
     classifier, title = _load("new", typed.models[0], chosen)
@@ -299,7 +303,7 @@ def _describe_gate(gate: Gate) -> Iterator[str]:
             found = read_condition(condition)
             worst = sorted(cases, key=lambda case: case.values[found.name], reverse=found.sign == ">")[0]
             said = f"{printable(worst.name)} has {worst.values[found.name]:.4g}"
-            of = "" if found.of_mean else f" of {count(len(cases), 'image')}"
+            of = "" if found.of_mean else f" in {count(len(cases), 'image')}"
             yield f"Failed: {condition}{of}: {said}"
 
 
@@ -338,9 +342,10 @@ def _write_page(path: Path, found: Diff, titles: Sequence[str]) -> None:
     lines += [f"This page shows the first {shown} of {len(found.rows)} images."] if shown < len(found.rows) else []
     lines.append(
         "Both heatmaps explain the class that the old model predicts. Correlation: the rank correlation of their pixels; 1 "
-        "is the same order. Top 30 %: the overlap of the highest 30 % of the pixels; chance is 30 %. Moved: the distance "
-        "between their centres of mass, as a percentage of the diagonal. In the difference image, red marks pixels where "
-        "the new heatmap is stronger, and blue those where the old one is."
+        "means that the pixels have the same order. Top 30 %: the overlap of the highest 30 % of the pixels; unrelated "
+        "heatmaps overlap by about 30 %. Moved: the distance between the heatmaps' centres of mass, as a percentage of "
+        "the image diagonal. In the difference image, red marks pixels where the new heatmap is stronger. Blue marks "
+        "pixels where the old heatmap is stronger."
     )
     page = CardPage(
         title=" → ".join(Path(title).name if os.path.isabs(title) else title for title in titles),

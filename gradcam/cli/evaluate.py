@@ -52,7 +52,7 @@ GAP = "  "
 BEST, LEVEL, FOOLED = "*", "=", "!"
 LEGEND = {
     BEST: "best method",
-    LEVEL: "not distinguished from the best method (all pairs of methods compared, Holm correction)",
+    LEVEL: "not distinguished from the best method (Holm correction for all pairs of methods)",
     FOOLED: "a control map does as well as the best method: the metric says little here",
 }
 NAMED = 3  # methods in the last line
@@ -67,8 +67,8 @@ SHAPE = "{percentage:3.0f}% |{bar}| {n_fmt} of {total_fmt} heatmaps   {remaining
     find=list,
     known=[*METHODS, *METHOD_GROUPS, *CONTROLS, *installed("methods")],
     metavar="NAME[,NAME]",
-    help=f"CAM method to compare (see `gradcam methods`); may be repeated. Also FILE.py:NAME, {', '.join(METHOD_GROUPS)}."
-    f"  [default: {','.join(DEFAULT_METHODS)}]",
+    help=f"CAM method to compare (see `gradcam methods`); may be repeated. FILE.py:NAME is your own method. "
+    f"Groups: {', '.join(METHOD_GROUPS)}.  [default: {','.join(DEFAULT_METHODS)}]",
 )
 @options.several(
     "--metric",
@@ -77,42 +77,48 @@ SHAPE = "{percentage:3.0f}% |{bar}| {n_fmt} of {total_fmt} heatmaps   {remaining
     known=[*METRICS, *installed("metrics"), *GROUPS, "all"],
     metavar="NAME[,NAME]",
     help=f"Metric or group of metrics; may be repeated. Metrics: {', '.join([*METRICS, *installed('metrics')])}, or "
-    f"FILE.py:NAME. Groups: {', '.join(GROUPS)}, all.  [default: metrics that need no annotations, without soundness]",
+    f"FILE.py:NAME. Groups: {', '.join(GROUPS)}, all.  [default: all groups except soundness; "
+    "the group annotations only with --annotations]",
 )
 @click.option(
     "--annotations",
     metavar="PATH",
-    help="Object annotations for the localisation metrics. Boxes (.csv), a folder of label masks, or COCO (.json).",
+    help="Object annotations for the localisation metrics. Give boxes (.csv), a folder of label masks, or COCO (.json).",
 )
 @options.model
 @options.layer("Target layer of all methods.  [default: each method's default]")
 @options.class_("class_", "Class to explain in all images.  [default: top class of each image]")
 @options.things
 @options.score
-@click.option("--controls/--no-controls", default=True, help="Evaluate control maps, which explain nothing, as well.")
+@click.option("--controls/--no-controls", default=True, help="Also evaluate control maps, which explain nothing.")
 @options.number("--limit", "Largest number of images, sampled at random.")
 @options.number("--seed", "Random seed.", 0, least=0, most=MAX_SEED)
 @options.output_at(
-    "Output folder or file. A folder gets .csv, .json and .tex tables, curves.png and examples.png; a file is one table."
+    "Output folder or file. A folder gets .csv, .json and .tex tables, curves.png and examples.png. "
+    "A file (.csv, .json or .tex) gets one table."
 )
-@click.option("--resume", is_flag=True, help="Resume an earlier study. Missing and failed images are evaluated.")
+@click.option("--resume", is_flag=True, help="Resume an earlier study. Only missing and failed images are evaluated.")
 @click.option("--overwrite", is_flag=True, help="Replace the results of an earlier study.")
 @options.printing
 def evaluate_command(inputs: tuple[str, ...], *, as_json: bool, quiet: bool, **chosen: Any) -> int:
     """Compare CAM methods by metrics on your images.
 
-    Takes image files, folders, globs, lists and archives. No annotations are needed.
+    INPUT is an image file, a folder, a glob, a list or an archive. Annotations are optional.
 
     The table shows the mean of each method with its 95 % confidence interval, and its paired difference from the best
-    method. Methods are called different only after correction for all pairs. Control maps, which explain nothing, are
-    evaluated as well: a metric that does not prefer a method to them says little. All methods explain the same class at
-    the same size, and at the same layer with --layer. For detectors and segmenters, the highest-scoring detection of each
-    image is explained; with annotations, it is the best one of an annotated class. With --output, you can stop a study
-    and continue it with --resume.
+    method. Two methods count as different only if they are significantly different after correction for all pairs. Control
+    maps, which explain nothing, are also evaluated. If a control map does as well as the best method, the metric says
+    little.
+
+    All methods explain the same class, and their heatmaps have the same size. With --layer, they also use the same layer.
+    For detectors and segmenters, the highest-scoring detection of each image is explained. With annotations, it is the
+    highest-scoring detection of an annotated class. With --output, you can stop a study and continue it with --resume.
     """
     resume, overwrite, output = chosen["resume"], chosen["overwrite"], Output(as_json, quiet)
     if resume and overwrite:
-        raise click.UsageError("--resume continues an earlier study, --overwrite replaces it: give only one of them.")
+        raise click.UsageError(
+            "--resume continues an earlier study, but --overwrite replaces it: give only one of them."
+        )
     if (resume or overwrite) and chosen["output"] is None:
         raise click.UsageError("--resume and --overwrite need --output: give the folder or file of the earlier study.")
     mode: Mode = "resume" if resume else "overwrite" if overwrite else "new"
@@ -368,7 +374,7 @@ def _conclude(results: Results, rankings: Rankings, metrics: Sequence[str]) -> l
         return []
     wins = {it: sum(rankings[it, one].is_best or rankings[it, one].is_level for one in telling) for it in methods}
     listed = ", ".join(f"{name} {wins[name]}" for name in sorted(wins, key=lambda name: -wins[name])[:NAMED])
-    what = "metric" if len(telling) == 1 else "metrics"
     left_out = len(metrics) - len(telling)
     but = f" (without {left_out} marked {FOOLED})" if left_out else ""
-    return [f"Best or not distinguished from it, out of {len(telling)} {what}{but}: {click.style(listed, bold=True)}"]
+    title = f"Number of metrics marked {BEST} or {LEVEL}, out of {len(telling)}{but}"
+    return [f"{title}: {click.style(listed, bold=True)}"]

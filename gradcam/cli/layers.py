@@ -41,8 +41,9 @@ def format_layers(survey: Survey, rows: Sequence[LayerRow], words: Sequence[str]
     if survey.note:
         lines.append(click.style(survey.note, fg="yellow"))
     methods = ", ".join(method.name for method in METHODS.values() if method.assumes_positive)
-    own = next((f", which use {row.name}" for row in survey.rows if row.suggested_for_positive), "")
-    text = f"{BOTH_SIGNS} has negative values: not for {methods}{own}." if any(row.both_signs for row in rows) else ""
+    own = next((f" These methods use {row.name} by default." for row in survey.rows if row.suggested_for_positive), "")
+    text = f"{BOTH_SIGNS} marks layers with negative values. Do not use them for {methods}.{own}"
+    text = text if any(row.both_signs for row in rows) else ""
     signs = textwrap.wrap(text, WIDTH)
     lines += ["", *_table(rows), "", *signs]
     if len(rows) < len(survey.rows):
@@ -93,9 +94,11 @@ def _mark(row: LayerRow, line: str) -> str:
 def _use(survey: Survey, words: Sequence[str]) -> str:
     suggested = next((row for row in survey.rows if row.is_suggested), None)
     if suggested is None:
-        return "No layer of this model can be explained."
+        return "No layer of this model can be used as target layer."
     if len(survey.skeleton.size) == 3:
-        return f"This model takes volumes. Explain one in Python: gradcam.explain(model, volume, '{suggested.name}')."
+        return (
+            f"This model takes volumes. Explain a volume in Python: gradcam.explain(model, volume, '{suggested.name}')."
+        )
     named = [] if survey.is_of_task else ["--layer", suggested.name]
     return to_command(["gradcam", "run", "photo.jpg", *words, *named])
 
@@ -103,18 +106,18 @@ def _use(survey: Survey, words: Sequence[str]) -> str:
 @click.command("layers", cls=Command)
 @click.argument("names", nargs=-1, metavar="[MODEL] [PATTERN]", shell_complete=complete(list_models))
 @options.model
-@options.number("--depth", "Maximum depth: list only names with at most N parts.")
+@options.number("--depth", "Maximum depth: list only names with at most N parts. layer4.0 has two parts.")
 @click.option("--all", "show_all", is_flag=True, help="List all layers.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON record per layer, and nothing else.")
 def layers_command(names: tuple[str, ...], depth: int | None, show_all: bool, as_json: bool, **model: Any) -> int:
-    """List the layers of a model, and which ones can be explained.
+    """List the layers of a model, and which can be target layers.
 
     The table shows the name, type, output shape, stride and parameters of each layer, and whether it can be used as target
     layer. An arrow marks the default. PATTERN selects names that contain it or match it: layer4, 'layer?.0', '*.conv1'.
-    Without PATTERN, --depth and --all, the table is as deep as fits on a screen.
+    Without PATTERN, --depth and --all, the table shows only as many levels of submodules as fit on a screen.
 
-    No weights are needed. Except for --size, the options for the model only appear in the command that is suggested in
-    the last line.
+    No weights are needed. The last line suggests a command for the default layer. Model options such as --weights are
+    copied into this command. Of these options, only --model and --size change the table.
     """
     if show_all and depth is not None:
         raise click.UsageError("--all and --depth contradict each other: give only one of them.")

@@ -20,13 +20,13 @@ TITLES = ("method", "forward passes", "summary")
 
 @click.command("methods", cls=Command)
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete(lambda _: [*METHODS, *ATTRIBUTIONS]))
-@click.option("--verbose", is_flag=True, help="Show the papers, too.")
+@click.option("--verbose", is_flag=True, help="Also show the papers.")
 @click.option("--bibtex", is_flag=True, help="Print the BibTeX entries of the papers, and nothing else.")
 def methods_command(names: tuple[str, ...], verbose: bool, bibtex: bool) -> int:
     """List the methods: name, cost and summary.
 
-    The cost is the number of forward passes of the model: 1 for single-pass methods. The "tail" is the part of the model
-    after the target layer.
+    The cost is the number of forward passes of the model: 1 for single-pass methods. The "tail" in some
+    costs is the part of the model after the target layer.
     """
     chosen = [find_any(name) for name in names] or [*METHODS.values(), *_find_installed(), *ATTRIBUTIONS.values()]
     if bibtex:

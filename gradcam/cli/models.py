@@ -30,9 +30,9 @@ class Listed:
 def models_command(pattern: str | None, as_json: bool) -> int:
     """List the models.
 
-    With PATTERN, list the models whose name contains it or matches it: resnet, 'vit_*'. To choose pretrained weights,
-    write their name after a colon: resnet50:IMAGENET1K_V1. Otherwise the first ones in the list are used. Weights that are
-    not marked as downloaded are downloaded when they are first needed.
+    With PATTERN, such as resnet or 'vit_*', list only models whose names contain or match it. To choose pretrained weights,
+    write their name after a colon: resnet50:IMAGENET1K_V1. Otherwise, the first weights in the list are used. Weights that
+    are not marked as downloaded are downloaded when they are first needed.
     """
     listed = [*_list_named(), *_list_forms()]
     wanted = (pattern or "").lower()

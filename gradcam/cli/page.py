@@ -29,7 +29,7 @@ SUFFIXES = (".html", ".htm")
 @options.paged()
 @click.option("--check", "is_checked", is_flag=True, help="Test whether the first heatmap can be trusted.")
 @options.output_at(
-    "Output file, FILE.html, or folder. Several images need a folder.  [default: <image>.html]",
+    "Output file (.html) or folder. For several images, give a folder.  [default: <image>.html]",
     default=None,
 )
 @click.option("--overwrite", is_flag=True, help="For a folder: delete the results of an earlier run and start again.")
@@ -43,10 +43,10 @@ def page_command(
     The page is one file that contains the image, the heatmaps and the code. It opens in any browser, without a server or
     an internet connection, so you can send it by mail. You can choose any class, compare the signed heatmaps of two
     classes, and see which classes a part of the image is evidence for. With gradcam and hirescam, all classes have
-    heatmaps. With other methods, and at layers where that would cost too much, only the most probable classes have them.
+    heatmaps. With other methods, or if this would cost too much at a layer, only the most probable classes have heatmaps.
 
     INPUT is a file, folder, glob, list or archive, as for `gradcam batch`. For several images, each one gets a page, and
-    index.html is a gallery that links to them. Overlays and records are written, too, as by `gradcam batch --report
+    index.html is a gallery that links to them. Overlays and records are also written, as with `gradcam batch --report
     --pages`.
     """
     told = Output(as_json=False, quiet=quiet)

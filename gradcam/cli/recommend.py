@@ -43,7 +43,7 @@ def _find_methods(names: Sequence[str]) -> list[str]:
     found = {name: find_method(name) for name in names}
     for method in found.values():
         if not method.has_layer:
-            raise GradcamError(f"{method.name} uses no target layer: leave it out.")
+            raise GradcamError(f"{method.name} uses no target layer: remove it from --method.")
     return [method.name if METHODS.get(method.name) == method else name for name, method in found.items()]
 
 
@@ -56,14 +56,18 @@ def _find_scores(names: Sequence[str]) -> list[str]:
 @click.command("recommend", cls=Command)
 @click.argument("inputs", nargs=-1, required=True, metavar="FOLDER...")
 @options.model
-@options.layer("Layer to try (see `gradcam layers`); may be repeated.  [default: up to seven]", "layers", multiple=True)
+@options.layer(
+    "Layer to try (see `gradcam layers`); may be repeated.  [default: up to seven layers of the model]",
+    "layers",
+    multiple=True,
+)
 @options.several(
     "--method",
     "methods",
     metavar="NAME[,NAME]",
     find=_find_methods,
     known=METHODS,
-    help="CAM method to try; may be repeated.  [default: methods of one forward pass]",
+    help="CAM method to try; may be repeated.  [default: methods with one forward pass]",
 )
 @options.several(
     "--score",
@@ -74,20 +78,20 @@ def _find_scores(names: Sequence[str]) -> list[str]:
     known=SCORES,
     help=f"Score to try; may be repeated.  [default: {','.join(SCORES)}]",
 )
-@options.number("--limit", "Largest number of images. From more, a random sample is taken.", 24, least=4)
+@options.number("--limit", "Largest number of images. Larger sets are sampled at random.", 24, least=4)
 @click.option(
     "--least",
     type=options.real(0, 1),
     default=0.5,
     show_default=True,
     metavar="P",
-    help="Smallest probability of the top class. Other images are left out.",
+    help="Smallest probability of the top class. Images with a lower probability are left out.",
 )
 @options.number("--seed", "Random seed.", 0, least=0, most=MAX_SEED)
 @click.option(
     "--annotations",
     metavar="PATH",
-    help="Object annotations. Boxes (.csv), a folder of label masks, or COCO (.json), to find where the object is.",
+    help="Object annotations, to test localisation. Give boxes (.csv), a folder of label masks, or COCO (.json).",
 )
 @click.option("--all", "show_all", is_flag=True, help="Print all rows of the table.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON record, and nothing else.")
@@ -95,18 +99,19 @@ def _find_scores(names: Sequence[str]) -> list[str]:
 def recommend_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
     """Find the best method, score and layer for a model on your images.
 
-    Takes image files, folders, globs, lists and archives, like `gradcam batch`. No annotations are needed; about 24 images
-    of different classes are a good number. The command answers two questions.
+    FOLDER can also be an image file, a glob, a list or an archive, as for `gradcam batch`. About 24 images of different
+    classes are enough, and annotations are optional. The command answers two questions.
 
-    Which of several objects is it? In mosaics of four images of four classes, "order" is how often a pixel of the class's
-    image is higher than a pixel of the other images; chance is 0.5.
+    Which of several objects is it? The test images are mosaics of four images of four classes. "order" is how often a pixel
+    in the image of the explained class has a higher value than a pixel in the other three images. By chance, it is 0.5.
 
-    Where is the object? "ROAD" is how much more the probability drops without the most relevant pixels than without the
-    least relevant ones. With --annotations, the order on the annotated objects is used instead.
+    Where is the object? "ROAD" compares two removals: of the most relevant pixels, and of the least relevant pixels. It is
+    high if the probability is much lower without the most relevant pixels. With --annotations, "order" on the annotated
+    objects is used instead of "ROAD".
 
-    The default combination is kept unless another one is significantly better on 8 images or more, after correction for
-    all combinations. "mass" is only printed, since sharpening a heatmap raises it. Unreadable images are reported and left
-    out, and the exit status is 1.
+    A combination other than the default is recommended only if it is significantly better on 8 images or more, after
+    correction for all combinations. "mass" is not used, because sharpening a heatmap raises it. Unreadable images are
+    reported and left out, and the exit status is 1.
     """
     output = Output(as_json, quiet)
     import_torch()
@@ -223,7 +228,7 @@ class RecommendResult:
         rows = found.rows if show_all else tuple(firsts)
         lines = ["   ".join(title), "", *_table(rows, found), ""]
         if len(rows) < len(found.rows):
-            lines.append(f"{len(rows)} of {len(found.rows)} combinations are listed. Use --all for the others.")
+            lines.append(f"{len(rows)} of {len(found.rows)} combinations are listed. Use --all to list them all.")
         lines += [f"{it} cannot be used: {reason}" for it, reason in found.left_out.items()]
         return "\n".join([*lines, *self._sentences()])
 
@@ -276,7 +281,7 @@ def _explain(answer: Answer, found: Recommendation) -> str:
     stays = f"Keep the default, {found.default.combination}. {leader.combination} has the best {number}"
     if answer.is_unfaithful and answer.gain.low > 0:
         return f"{stays}, {_compare(answer.gain)}, but its ROAD is {_compare(cast('Interval', answer.road_gain))}."
-    return f"{stays}, {_compare(answer.gain)}, corrected for all combinations."
+    return f"{stays}, but after correction for all combinations it is {_compare(answer.gain)}."
 
 
 def _table(rows: Sequence[Row], found: Recommendation) -> list[str]:
@@ -289,7 +294,7 @@ def _table(rows: Sequence[Row], found: Recommendation) -> list[str]:
     marked = ["".join(mark if row is of else " " for mark, of in marks.items()) for row in rows]
     table = [f"{mark} {line}" for mark, line in zip(["   ", *marked], lines)]
     chosen = [click.style(line, fg="green", bold=True) if {*line[:2]} != {" "} else line for line in table]
-    return [*chosen, "", "1 best for one object   4 best for several objects   * default"]
+    return [*chosen, "", "1: best for one object   4: best for several objects   *: default"]
 
 
 def _name(row: Row) -> tuple[str, ...]:

@@ -37,13 +37,13 @@ SIGNED = ("gradcam", "xgradcam", "hirescam", "finercam")
 def run_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
     """Explain images: write an overlay that shows where the model looked.
 
-    IMAGE is an image file, or a folder of images. The task is detected from the model. By default, the top class of a
-    classifier is explained, the highest-scoring box of a detector, the largest class of a segmenter, and every word of a
-    caption. Predictions are printed with their numbers, so that you can choose another one.
+    IMAGE is an image file, or a folder of images. The task is detected from the model. The default target is the
+    top class (classifiers), the highest-scoring box (detectors), the largest class (segmenters), or every word of the
+    caption (captioners). Predictions are printed with their numbers, so that you can choose a different target.
 
-    Overlays are called <image>-<method>.png. The name also contains the class (or box, sentence, word) if you name one or
-    if there are several, and the layer if there are several. It also contains the kind of evidence, the
-    model and its weights, where these are not the defaults.
+    Overlays are called <image>-<method>.png. The name also contains the class (or box, sentence, word) if you choose one or
+    if several are explained. It contains the layer if several layers are explained. It contains the kind of evidence, the
+    model and its weights if they are not the defaults.
     """
     output = Output(as_json, quiet)
     return work(prepare(to_settings(chosen), images, output), images, output)
@@ -58,9 +58,9 @@ def run_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **chosen: 
 def compare_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
     """Compare methods: draw a panel with a column per method, and a row per layer and class.
 
-    Methods that need one pass of the model share it. Without --method, common methods are compared. Panels are called
+    Single-pass methods share one pass of the model. Without --method, common methods are compared. Panels are called
     <image>-compare.png; the name also contains the kind of evidence if it is not positive. Without --layer, methods that
-    assume non-negative activations use a layer of their own, which is named in the heading of the column.
+    assume non-negative activations may use a different layer than other methods. The heading of the column names the layer.
     """
     unfit = [each.name for each in chosen["methods"] if isinstance(each, AttributionMethod) or not each.has_layer]
     if unfit:

@@ -43,24 +43,25 @@ PORT = 8765
     default=PORT,
     show_default=True,
     metavar="N",
-    help="Port; 0 for any free one.",
+    help="Port of the page. 0: any free port.",
 )
 @click.option(
     "--host",
     default=HERE,
     show_default=True,
     metavar="ADDRESS",
-    help="Network address. With another one than 127.0.0.1, other machines can connect, with the token.",
+    help="Network address. With an address other than 127.0.0.1, other machines can connect if they have the token.",
 )
 @click.option("--no-browser", is_flag=True, help="Do not open a browser; only print the address.")
 def ui_command(places: tuple[Path, ...], port: int, host: str, no_browser: bool, **chosen: Any) -> int:
     """Explain images interactively: a local page in your browser.
 
-    Drop images on the page, and choose model, layer, method and class: the heatmap follows at once. Brush over a part of
-    the image, or move a window over it, and the scores and the heatmap are computed again. You can compare two models, or
-    two checkpoints of one model. Everything you do can be copied as a command.
+    Drop images on the page, and choose a model, layer, method and class: the heatmap is updated at once. If you brush over
+    a part of the image, or move a window over it, the scores and the heatmap are computed without this part. You can
+    compare two models, or two checkpoints of one model. You can copy everything you do as a command.
 
-    Images, folders, and output folders of `gradcam batch` that you name are listed on the left. This command needs an extra:
+    The images, folders and output folders of `gradcam batch` that you give are listed on the left. This command needs an
+    extra:
 
     \b
       pip install "gradcam-torch[ui]"

@@ -69,7 +69,7 @@ CONTROLS: dict[str, Control] = {
         Control("random", "noise on a 7 x 7 grid", "explainers:make_random"),
         Control("centre", "a blob in the centre of every image", "explainers:make_centre"),
         Control("edges", "the image's Sobel edges", "explainers:make_edges"),
-        Control("constant", "one everywhere", "explainers:make_constant"),
+        Control("constant", "1 at every pixel", "explainers:make_constant"),
     )
 }
 Explained = Method | Control | OwnFunction

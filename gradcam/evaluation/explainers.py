@@ -131,9 +131,9 @@ class Explainer:
         Raises
         ------
         KeyError
-            If the name is unknown.
+            If `name` is not in `explained`.
         GradcamError
-            As `explained` does.
+            If a name in `names` is unknown.
         """
         own = self.explained[name]
         if isinstance(own, OwnFunction):

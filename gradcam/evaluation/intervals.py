@@ -65,7 +65,7 @@ class Interval:
     def excludes(self, value: float = 0.0) -> bool:
         """Return whether a value is outside the interval.
 
-        A difference that excludes zero is significant. An interval of too few images excludes nothing.
+        A difference whose interval excludes zero is significant. With too few images, the interval excludes nothing.
 
         Parameters
         ----------
@@ -75,7 +75,7 @@ class Interval:
         Returns
         -------
         bool
-            True if the value is below the lower or above the upper end.
+            True if the value is below the lower end or above the upper end.
         """
         return not self.low <= value <= self.high
 
@@ -101,9 +101,9 @@ def mean_interval(
 ) -> Interval:
     """Compute the mean of one number per image, and its confidence interval.
 
-    The interval is Student's t, corrected for skewness by Hall's transformation, because means of a few skewed numbers,
-    such as overlaps and probabilities, are skewed themselves. For numbers that are all 0 or 1, such as hits, it is
-    Wilson's interval: 8 hits in 8 images give 0.68 to 1.
+    Overlaps and probabilities are skewed, and so is the mean of a few of them. The interval is therefore Student's t,
+    corrected for skewness by Hall's transformation. If all numbers are 0 or 1, such as hits, it is Wilson's interval: 8
+    hits in 8 images give 0.68 to 1.
 
     Parameters
     ----------
@@ -112,14 +112,14 @@ def mean_interval(
     level : float, default 0.95
         The confidence level, between 0 and 1.
     pictures : sequence of sequences, default None
-        The images behind each number, if a number depends on several images, such as the four of a mosaic. Numbers that
-        share images are correlated. The variance is therefore divided between images and numbers, by least squares over
-        all pairs, and the interval is Student's t.
+        The images that each number depends on, if there are several, such as the four images of a mosaic. Numbers that
+        share images are correlated. A least-squares fit over all pairs of numbers therefore splits the variance into a
+        part of the images and a part of the numbers, and the interval is Student's t.
 
     Returns
     -------
     Interval
-        The mean and its interval, which is infinite for fewer than 6 numbers or 6 images.
+        The mean and its interval. The interval is infinite if there are fewer than 6 numbers or 6 images.
 
     Raises
     ------
@@ -191,10 +191,10 @@ def paired_difference(
     level: float = LEVEL,
     pictures: Sequence[Sequence[Hashable]] | None = None,
 ) -> Interval:
-    """Compute the mean paired difference, values minus reference per image, and its interval by Student's t.
+    """Compute the mean of the differences `values` minus `reference`, image by image, and its interval by Student's t.
 
-    Differences are about symmetric, so skewness needs no correction. Since they are paired, images that are difficult
-    for both methods do not widen the interval. Images with None or NaN in either sequence are left out.
+    Differences are roughly symmetric, so skewness needs no correction. The differences are paired, so images that are
+    difficult for both methods do not widen the interval. Images with None or NaN in either sequence are left out.
 
     Parameters
     ----------
@@ -332,8 +332,8 @@ def _subtract(values: Sequence[Any], reference: Sequence[Any]) -> list[float]:
     ours, theirs = _to_floats(values), _to_floats(reference)
     if len(ours) != len(theirs):
         raise GradcamError(
-            f"There are {len(ours)} values and {len(theirs)} of the reference: expected one of each per image, in the same "
-            "order, and None for images without a value."
+            f"There are {len(ours)} values and {len(theirs)} reference values: expected one of each per image, in the same "
+            "order, with None for images without a value."
         )
     return [a - b for a, b in zip(ours, theirs)]
 

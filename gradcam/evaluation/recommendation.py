@@ -88,12 +88,12 @@ class Answer:
     row : Row
         The recommended combination: the leader if it is significantly better than the default, otherwise the default.
     leader : Row
-        The combination with the best numbers, significant or not.
+        The combination with the highest value of the measure, even if it is not significantly better than the default.
     judged_by : str
         The measure: "order" in mosaics, "road", or "objects".
     gain : Interval or None
-        The paired difference, leader minus default, over the images. Its confidence level is 95 % for all combinations
-        together, since the leader was chosen among them. None if the default cannot be used.
+        The mean difference, leader minus default, image by image. Its confidence level is 95 % for all combinations
+        together, because the leader was chosen among them. None if the default cannot be used.
     road_gain : Interval or None
         The leader's ROAD minus the default's, at 95 %.
 
@@ -125,7 +125,7 @@ class Answer:
         return self.road_gain is not None and self.road_gain.high < -SAME
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as dicts, strings and numbers, ready for JSON."""
+        """Return the recommendation as dicts, strings and numbers, ready for JSON."""
         return {
             **vars(self.row.combination),
             "judged_by": self.judged_by,
@@ -144,11 +144,12 @@ class Recommendation:
     model : str
         The classifier's name.
     rows : tuple of Row
-        All combinations: first those with a ROAD score, highest first, then the rest, sorted by their order in mosaics.
+        All combinations. The combinations with a ROAD score come first, sorted by ROAD. The rest are sorted by `order`.
+        The highest values come first.
     one : Answer
-        Where is the object? Measured by the order on annotated objects, or else by ROAD.
+        Where is the object? The measure is `objects` if there are enough annotations, otherwise ROAD.
     several : Answer
-        Which of several objects is it? Measured by the order in mosaics.
+        Which of several objects is it? The measure is `order` in mosaics.
     default : Row or None
         The default combination; None if it cannot be used.
     pictures : tuple of str
@@ -186,7 +187,9 @@ class Recommendation:
     def __repr__(self) -> str:
         rows = (self.one.row, self.several.row)
         one, several = (f"{it.combination}{', the default' if it is self.default else ''}" for it in rows)
-        found = f"the best of {len(self.rows)} on {len(self.pictures)} image(s) in {self.mosaics} mosaic(s)"
+        found = (
+            f"the best of {len(self.rows)} combinations on {len(self.pictures)} image(s) in {self.mosaics} mosaic(s)"
+        )
         return f"Recommendation(one object: {one}; which of several: {several}; for {self.model}: {found})"
 
     def to_dict(self) -> dict[str, Any]:
@@ -223,18 +226,18 @@ def recommend(
     reshape: Any = None,
     progress: Progress | None = None,
 ) -> Recommendation:
-    """Find the best method, score and layer for a model on your images, without annotations, for two questions.
+    """Find the best method, score and layer for two questions about your images. Annotations are optional.
 
-    *Which of several objects is it?* In mosaics of four images, the order is how often the heatmap is higher at a pixel
-    of the class's image than at a pixel of the other three images. *Where is the object?* In single images, ROAD
-    measures how much the marked pixels matter to the model; it is computed for the five best combinations of the first
-    question. With annotations, the order on the objects is used instead of ROAD: how often the heatmap is higher at a
-    pixel of the object than at one outside it. Mass is listed but not used, since sharpening a heatmap increases it.
+    *Which of several objects is it?* In mosaics of four images, `order` measures how often the heatmap is higher at a
+    pixel of the class's image than at a pixel of the other three images. *Where is the object?* In single images, ROAD
+    measures how much the marked pixels matter to the model. It is computed for the five best combinations of the first
+    question. If you give annotations, `objects` replaces ROAD: it measures how often the heatmap is higher at a pixel of
+    the object than at a pixel outside it. `mass` is listed but not used, since sharpening a heatmap increases it.
 
-    The best of many combinations is best partly by chance. The default is Grad-CAM of the logit at the classifier's
-    layer. It is kept unless another combination is significantly better in a paired comparison (Bonferroni, 5 %, all
-    combinations) and its ROAD is not significantly lower. This needs 8 images. Combinations with the same heatmaps
-    share their numbers.
+    Among many combinations, the best one wins partly by chance. The default, Grad-CAM of the logit at the classifier's
+    layer, is therefore kept unless the leader is significantly better in a paired comparison (Bonferroni, 5 %, all
+    combinations) and its ROAD is not significantly lower. With fewer than 8 images, the default is always kept.
+    Combinations with the same heatmaps share their numbers.
 
     Parameters
     ----------
@@ -243,15 +246,15 @@ def recommend(
     pictures : mapping of str to picture
         The images by name, as in `make_mosaics`.
     methods : sequence of str or Method, default None
-        Methods that use a target layer. None means all methods with a target layer that need one forward pass.
+        Methods that use a target layer. None selects all of these methods that need only one forward pass.
     scores : sequence of str, default ("logit", "probability", "contrast")
         As in `targets.ClassTarget`.
     layers : sequence of str, default None
-        Layer names. None means the classifier's layer and a few deep layers that may be better.
+        Layer names. None selects the classifier's layer and a few deep layers that may be better.
     objects : mapping of str to mappings of int to Tensor or array (H,W), default None
         Annotated objects: a mapping from image name to a mapping from class index to a bool mask. The mask covers the
-        part of the image that the model sees. Images in which no object has the image's top class are left out of the
-        order on the objects.
+        part of the image that the model sees. An image is left out of this measure if no object in it belongs to its top
+        class.
     mosaics : int, default 12
         The largest number of mosaics.
     least : float, default 0.5
@@ -271,7 +274,7 @@ def recommend(
     Raises
     ------
     InputError
-        If the confident images have fewer than four classes.
+        If the images with a probability of at least `least` belong to fewer than four classes.
     LayerError
         If no combination can be used.
     GradcamError
@@ -360,7 +363,7 @@ def combine(methods: Sequence[str | Method], scores: Sequence[str], layers: Sequ
         if method.place != "layer":
             raise GradcamError(f"{method.name} uses no target layer: leave it out.")
     if isinstance(scores, str) or not scores or not all(score in SCORES for score in scores):
-        raise GradcamError(f"scores is {shorten(scores)}, expected some of {', '.join(SCORES)}.")
+        raise GradcamError(f"scores is {shorten(scores)}, expected a list of some of {', '.join(SCORES)}.")
     without = {it.name for it in found if it.score is not None or it.needs == ("activations",)}
     each = product(layers, [method.name for method in found], scores)
     return [*dict.fromkeys(Combination(name, None if name in without else score, layer) for layer, name, score in each)]
@@ -568,7 +571,7 @@ def find_candidates(model: nn.Module, image: Tensor, default: str) -> list[str]:
 def check_layers(model: nn.Module, names: Iterable[str]) -> list[str]:
     """The layers' full names, each once. Raises `LayerError` for an unknown one, and where there are none."""
     if isinstance(names, str) or not names:
-        raise LayerError(f"layers is {names!r}, expected a list of at least one layer, by name.")
+        raise LayerError(f"layers is {names!r}, expected a list of one or more layer names.")
     return list(dict.fromkeys(find_layer(unwrap(model), name).name for name in names))
 
 

@@ -32,7 +32,7 @@ PIXELS_ON_CPU = 4 * 224 * 224
 class Subject:
     """A model, N images and one class of each image: the input of all metrics, for heatmaps from any library.
 
-    The probabilities of the images and of the baselines, which all metrics share, are computed once. The model runs in
+    All metrics share the probabilities of the images and of the baselines, which are computed once. The model runs in
     evaluation mode and is left unchanged. All tensors are on the images' device.
 
     Parameters
@@ -46,7 +46,7 @@ class Subject:
     activation : str, default "auto"
         How logits become probabilities, as in `targets.ClassTarget`.
     batch_size : int, default None
-        Batch size; None chooses a fast one. It is halved when memory is short.
+        Batch size; None chooses one that suits the image size. If memory runs out, the batch size is halved.
 
     Attributes
     ----------
@@ -93,7 +93,7 @@ class Subject:
     ) -> None:
         if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point() or not len(images):
             raise ImageError(
-                f"The images are {describe(images)}, expected a floating-point tensor (N,C,H,W), preprocessed."
+                f"The images are {describe(images)}, expected preprocessed images, a floating-point tensor (N,C,H,W)."
             )
         if batch_size is not None:
             check_count(batch_size, "Subject: batch_size", "an int, 1 or more.")
@@ -123,7 +123,7 @@ class Subject:
         return (len(self.images), *self.images.shape[2:])
 
     def baseline(self, kind: str) -> Tensor:
-        """Return the baseline that replaces hidden pixels. It is computed once.
+        """Return the baseline that replaces hidden pixels. It is computed only once.
 
         Parameters
         ----------
@@ -145,7 +145,7 @@ class Subject:
         return self._baselines[kind]
 
     def baseline_probabilities(self, kind: str) -> Tensor:
-        """Return the classes' probabilities for the baseline. They are computed once.
+        """Return the classes' probabilities for the baseline. They are computed only once.
 
         Parameters
         ----------
@@ -218,7 +218,7 @@ class Subject:
 def check_probabilities(classes: int, activation: str) -> None:
     """Raises `ModelError` for a model whose single output is a value: it has no probability to evaluate maps by."""
     if classes == 1 and activation == "none":
-        advice = 'Explain it with gradcam run, or give --activation sigmoid (activation="sigmoid") if it is a logit.'
+        advice = 'Use gradcam run instead. If the value is a logit, give --activation sigmoid (activation="sigmoid").'
         raise ModelError(f"The model's output is a single value, but evaluation needs probabilities. {advice}")
 
 
@@ -276,7 +276,7 @@ def check_heatmaps(heatmaps: Any, size: Sequence[int] | None = None, device: tor
         raise ImageError(f"The heatmaps have the shape {tuple(found.shape)}, expected (N,H,W), one per image.")
     if size is not None and tuple(found.shape) != tuple(size):
         raise ImageError(
-            f"The heatmaps have the shape {tuple(found.shape)}, expected {tuple(size)}: one per image, at its size. Resize "
+            f"The heatmaps have the shape {tuple(found.shape)}, expected {tuple(size)}: one per image, of its size. Resize "
             'them with torch.nn.functional.interpolate(maps[:, None], size=(H, W), mode="bilinear").'
         )
     found = found.to(device if device is not None else found.device, torch.float32)

@@ -140,7 +140,7 @@ class Family(ABC):
 
     def set_threshold(self, threshold: float) -> None:
         """Have the model give boxes from this score on. Raises `ModelError` for one that has no such."""
-        raise ModelError(f"{type(self.model).__name__} has no threshold: leave it out.")
+        raise ModelError(f"{type(self.model).__name__} takes no threshold: leave the threshold out.")
 
     @property
     def usual_prompts(self) -> Sequence[str] | None:
@@ -149,7 +149,7 @@ class Family(ABC):
 
     def to_prompts(self, prompts: Sequence[str]) -> dict[str, Tensor]:
         """What it takes of these words beside one picture. Raises `ModelError` for a model that is not told by words."""
-        raise ModelError(f"{type(self.model).__name__} takes no text prompts: leave them out.")
+        raise ModelError(f"{type(self.model).__name__} takes no text prompts: leave the prompts out.")
 
     def to_inputs(self, images: Tensor) -> Any:
         """Pictures (N,C,H,W), preprocessed, as this family takes them."""

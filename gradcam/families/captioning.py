@@ -71,7 +71,7 @@ class Writer(Captioner):
         texts, begun = given[self.row].shape
         if texts not in (1, images):
             raise TargetError(
-                f"There are {texts} texts in {self.row} for {images} images: pass one per image, or one for all."
+                f"There are {texts} texts in {self.row} for {images} images: pass one text per image, or one for all images."
             )
         self._check(tokens, begun)
         new = torch.tensor([list(tokens)], dtype=torch.int64, device=batch.device)
@@ -102,7 +102,7 @@ class Writer(Captioner):
         if batch.args and (len(batch.args) > 1 or batch.kwargs):
             raise TargetError(
                 f"{type(self.model).__name__} takes the images alone, or a dict of its arguments by name, such as "
-                f"{PICTURES} and input_ids: {len(batch.args)} were passed without a name."
+                f"{PICTURES} and input_ids: {len(batch.args)} arguments were passed without a name."
             )
         return {PICTURES: batch.pictures} if batch.args else dict(batch.kwargs)
 
@@ -120,8 +120,8 @@ class Writer(Captioner):
     def _repeat(self, tokens: Sequence[int], batch: Batch) -> Tensor:
         if not tokens:
             raise TargetError(
-                f"{type(self.model).__name__} defines no start token for captions: pass the {self.row} before the first "
-                f"word, in a dict with {PICTURES}."
+                f"{type(self.model).__name__} defines no start token for captions: pass the tokens before the first "
+                f"word as {self.row}, in a dict with {PICTURES}."
             )
         return torch.tensor([list(tokens)], dtype=torch.int64, device=batch.device).repeat(batch.images, 1)
 
@@ -144,7 +144,7 @@ class Writer(Captioner):
     def _check(self, tokens: Sequence[int], begun: int) -> None:
         if self._longest is not None and begun + len(tokens) > self._longest:
             raise TargetError(
-                f"The caption has {len(tokens)} tokens after the prompt's {begun}, but {type(self.model).__name__} takes "
+                f"The prompt has {begun} token(s) and the caption {len(tokens)}, but {type(self.model).__name__} takes "
                 f"{self._longest} in total. Shorten the caption."
             )
         count = cast("Any", self.model).get_input_embeddings().weight.shape[0]
@@ -152,7 +152,7 @@ class Writer(Captioner):
         if strange:
             raise TargetError(
                 f"There is no token {strange[0]} in the vocabulary of this {type(self.model).__name__}: it "
-                f"has {count}, 0 to {count - 1}."
+                f"has {count} tokens, 0 to {count - 1}."
             )
 
 
@@ -249,7 +249,7 @@ class Llava(Writer):
         except Exception as error:  # whatever the library raises for files that are missing or broken
             reason = " ".join(str(error).split())[:200]
             raise ModelError(
-                f"No processor was found for the model to put an image into a prompt ({reason}): save it in the model's "
+                f"No processor was found for the model, to put an image into a prompt ({reason}): save it in the model's "
                 "folder with processor.save_pretrained(folder), and load the model from that folder."
             ) from error
         return {name: given[name] for name in (self.row, "attention_mask")}
@@ -259,7 +259,7 @@ class Llava(Writer):
         if self.row not in given:
             raise TargetError(
                 f"{type(self.model).__name__} needs a prompt with a placeholder for the image: pass the output of its "
-                f"processor for both, a dict with {PICTURES}, {self.row} and attention_mask."
+                f"processor for the prompt and the image, a dict with {PICTURES}, {self.row} and attention_mask."
             )
         return given
 

@@ -31,8 +31,8 @@ VECTORS = (
 CLASS_TOKENS = ("cls_token", "class_token", "class_embedding")  # as the names of parameters end
 OF_PICTURES = ("interpolate_pos_encoding",)  # arguments beside the pictures that a tower of pictures takes
 TOKENIZER = (
-    "pass Text(..., tokenizer=...), a function from a list of sentences to the model's text input, or the sentences' "
-    "embeddings as a tensor (T, D)"
+    "pass Text(..., tokenizer=function), where the function turns a list of sentences into the model's text input, or pass "
+    "the sentences' embeddings as a tensor (T, D)"
 )
 SAVE_OR_PASS = f"save the tokenizer in the model's folder with tokenizer.save_pretrained(folder), or {TOKENIZER}"
 
@@ -100,8 +100,8 @@ def to_vectors(output: Any, *, has_class_token: bool = False) -> Tensor:
     if not isinstance(found, Tensor) or found.ndim not in (2, 3, 4) or not found.is_floating_point():
         what = f"{found.dtype} {tuple(found.shape)}" if isinstance(found, Tensor) else type(output).__name__
         raise TargetError(
-            f"The model returned {what}, expected one vector per image (N, D): add a pooling layer after it, or pass a "
-            "function of its output as the target."
+            f"The model returned {what}, expected one vector per image (N, D): add a pooling layer to the model, or pass "
+            "a function of its output as the target."
         )
     if found.ndim == 3:
         return found[:, 0] if has_class_token else found.mean(1)

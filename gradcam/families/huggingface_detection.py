@@ -125,7 +125,7 @@ class HuggingFaceDetector(Detector):
         config: Any = self.model.config
         given = [prompt.strip().removesuffix(".") for prompt in prompts]
         if not all(given) or (self.kind.scores == "phrases" and any(mark in it for it in given for mark in ".?")):
-            raise ModelError(f"The prompts are {list(prompts)}, expected a word or phrase each, without a full stop.")
+            raise ModelError(f"The prompts are {list(prompts)}: each must be a word or phrase without a full stop.")
         tokenizer = load_tokenizer(str(config.name_or_path), ModelError)
         if self.kind.scores == "phrases":  # in one text, in small letters, as it was trained
             tokens = tokenize(tokenizer, [". ".join(given).lower() + "."], config.max_text_len, fill=False)

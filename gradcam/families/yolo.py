@@ -239,7 +239,7 @@ def load_yolo(path: str | Path) -> tuple[nn.Module, list[str]]:
             "(AGPL-3.0) suits you."
         ) from error
     if not Path(path).is_file():  # ultralytics would look for one of that name on the web
-        raise ModelError(f"There is no file {path}: yolo: takes an ultralytics checkpoint, such as yolo:best.pt.")
+        raise ModelError(f"There is no file {path}. Pass an ultralytics checkpoint, such as yolo:best.pt.")
     try:
         model = ultralytics.YOLO(str(path)).model
     except Exception as error:  # whatever it raises for files that are none of its

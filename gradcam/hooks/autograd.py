@@ -27,8 +27,8 @@ ROUTE_DETAILS = ("_saved_training", "_saved_dim")  # of an operation, which its 
 MOST_BYTES = 2**28  # of one layer's gradients, for the classes that share a backward pass
 
 CHANGED_VALUE = (
-    "changes in place a value that its own gradient needs, so it could not be trained either: replace that operation with "
-    "an out-of-place one."
+    "changes a value in place that the backward pass needs, so training would fail as well: replace the in-place operation "
+    "with an out-of-place one."
 )
 OTHER_VIEW = (
     "After the layer, the model reads or changes in place another view of the layer's output or input, where no gradient "
@@ -56,8 +56,8 @@ BEHIND_A_LAYER = {
         "needs only the first derivative, such as 'gradcam', or a layer after that operation."
     ),
     "no autograd formula was registered": (
-        "After the layer there is an operation without a second derivative, or without any: choose a layer after it, "
-        "or a method that needs only the first derivative, such as 'gradcam'."
+        "After the layer there is an operation without a second derivative, or without any derivative: choose a layer after "
+        "that operation, or a method that needs only the first derivative, such as 'gradcam'."
     ),
     "is incompatible with .grad()": (
         "After the layer there is a reentrant checkpoint, through which PyTorch computes no gradient at a layer: "
@@ -291,8 +291,8 @@ def no_gradient(layers: Sequence[str]) -> ModelError | BlindLayerError:
 def recording_is_off(layers: Sequence[str]) -> ModelError:
     """The error for a model that switches recording off behind a layer."""
     return ModelError(
-        f"Gradient recording is off after layer {join_names(layers)}: the model, or the code around it, disables it "
-        "(torch.no_grad or inference_mode in a forward method, a reentrant checkpoint around the layer). "
+        f"Gradient recording is off after layer {join_names(layers)}: the model, or the code that calls it, disables "
+        "recording (torch.no_grad or inference_mode in a forward method, a reentrant checkpoint around the layer). "
         "Remove that for the explanation, or choose a layer after it."
     )
 
@@ -300,7 +300,7 @@ def recording_is_off(layers: Sequence[str]) -> ModelError:
 def no_dependence(layers: Sequence[str]) -> BlindLayerError:
     """The error for a score that no path connects with a layer."""
     return BlindLayerError(
-        f"The score does not depend on layer {join_names(layers)}: no recorded operation leads from it to the score. "
+        f"The score does not depend on layer {join_names(layers)}: no recorded operation leads from the layer to the score. "
         "Choose a layer on the path to the score, and a score that is not detached from the model's output."
     )
 

@@ -281,7 +281,7 @@ class TargetLayer:
     run : int, default None
         The run to record, counted from 0, if the layer runs several times.
     has_backward_hook : bool, default True
-        True if a plain `score.backward()` sets `gradients`. Otherwise only `backward` does.
+        If True, a plain `score.backward()` also sets `gradients`. If False, only the method `backward` does.
 
     Raises
     ------
@@ -389,7 +389,7 @@ class TargetLayer:
                 f"'{self.name}#0' to '#{self._runs - 1}', or a layer that runs once, such as the block around it."
             )
         if self._run is not None and self._runs <= self._run:
-            raise LayerError(f"Layer '{self.name}' ran {self._runs} time(s): its runs are counted from 0.")
+            raise LayerError(f"Layer '{self.name}' ran {self._runs} time(s): runs are counted from 0.")
         if not self._recorded:
             if self._keys:
                 given = [":".join(keys) for keys in self._given if keys]
@@ -479,7 +479,7 @@ class TargetLayer:
         Parameters
         ----------
         score : Tensor
-            With its graph.
+            The score, with its autograd graph.
 
         Raises
         ------

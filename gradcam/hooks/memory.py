@@ -157,8 +157,8 @@ class RerunBudget:
         """Raises `GradcamError` where a budget was given into which not even one variant of the batch fits."""
         if self.budget is not None and bytes_each > self.budget:
             raise GradcamError(
-                f"memory_budget is {self.budget} bytes, but one variant of the {self.batch.images} image(s) takes "
-                f"{bytes_each}: increase it, or explain fewer images per call."
+                f"memory_budget is {self.budget} bytes, but one perturbed copy of the {self.batch.images} image(s) "
+                f"takes {bytes_each}: increase memory_budget, or explain fewer images per call."
             )
 
     def report(self, done: int, total: int) -> None:

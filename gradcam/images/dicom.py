@@ -95,7 +95,7 @@ def _decode(dataset: Dataset) -> NDArray[Any]:
             raise
         reason = " ".join(str(error).split())
         raise ImageError(
-            f"is damaged or cut off, or its {syntax.name} needs another plugin, such as {plugin} ({reason})"
+            f"is damaged or cut off, or no installed plugin can decode its {syntax.name}: try {plugin} ({reason})"
         ) from error
 
 
@@ -134,7 +134,7 @@ def _to_shares(stored: NDArray[Any], dataset: Dataset) -> tuple[NDArray[np.float
         ends = [(strip.min().item(), strip.max().item()) for strip in finite if strip.size] or [(0.0, 0.0)]
         low, high = min(least for least, _ in ends), max(most for _, most in ends)
         to_shares = partial(_take_range, low=low, high=high)
-        note = f"no usable window in the file: using its full range, {low:.6g} to {high:.6g}"
+        note = f"no usable window in the file: using the full range of values, {low:.6g} to {high:.6g}"
     shares = np.empty(stored.shape, np.float32)
     for rows in in_strips(*stored.shape):
         part = to_shares(rescale(rows))

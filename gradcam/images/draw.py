@@ -50,16 +50,16 @@ def overlay(
     heatmap : array or Tensor (h,w)
         Floats in [0,1], of any size. The heatmap is stretched over the region.
     alpha : float, default 0.5
-        The opacity, in [0,1], where the heatmap is at least half its maximum. Where it is lower, the colour fades out,
-        so pixels without evidence stay unchanged.
+        The opacity, in [0,1], of the colour where the heatmap is 0.5 or more. Below 0.5 the colour fades out, so pixels
+        without evidence stay unchanged.
     colormap : str, default "turbo"
         The name of an OpenCV colour map, in upper or lower case.
     region : (int, int, int, int), default None
         Top, left, height and width of the pixels that the model saw. None means the whole image, with a warning if the
         sizes of heatmap and image differ. Pixels outside the region stay unchanged.
     signed : bool, default False
-        True if the heatmap is in [-1,1]. Positive values are then red and negative values are blue, whichever colour
-        map is set.
+        True if the heatmap is in [-1,1]. Positive values are then red, negative values are blue, and `colormap` has no
+        effect.
     outline : bool, default False
         Whether to draw a thin line along the border of a region that is not the whole image. A blank heatmap gets no
         line.
@@ -109,7 +109,7 @@ def _warn_of_stretching(shape: tuple[int, ...], height: int, width: int) -> None
     if len(shape) != 2 or not all(shape) or shape == (height, width):
         return
     aspect = (shape[1] / shape[0]) / (width / height)
-    how = "" if 1 / MAX_ASPECT_RATIO <= aspect <= MAX_ASPECT_RATIO else ", distorted,"
+    how = "" if 1 / MAX_ASPECT_RATIO <= aspect <= MAX_ASPECT_RATIO else " and distorted"
     warn(
         f"A heatmap of {shape[1]} x {shape[0]} is stretched{how} over the whole image of {width} x {height}. If the model "
         "saw a crop, pass region=explanation.regions[0], or region=classifier.region(height, width). If it saw the whole "

@@ -90,11 +90,13 @@ class Mark:
         if not isinstance(self.text, str):
             raise ImageError(f"The text of a mark is {shorten(self.text)}, expected a str.")
         if self.number is not None:
-            check_count(self.number, "The number of a mark", "a whole number from 0.", least=0, error=ImageError)
+            check_count(self.number, "The number of a mark", "a whole number, 0 or more.", least=0, error=ImageError)
         _check_numbers(self.box, "box", ("left", "top", "right", "bottom"))
         _check_numbers(self.point, "point", ("across", "down"))
         if self.edge is not None and (self.edge not in EDGES or self.box is None):
-            raise ImageError(f"The edge is {shorten(self.edge)}, expected one of {join_names(EDGES)}, with a box.")
+            raise ImageError(
+                f"The edge is {shorten(self.edge)}, expected one of {join_names(EDGES)}, in a mark with a box."
+            )
         if self.mask is not None:
             values = to_numpy(self.mask)
             if values.dtype != np.bool_ or values.ndim != 2:

@@ -60,9 +60,9 @@ def read_image(picture: PictureLike) -> Pixels:
     Parameters
     ----------
     picture : path, bytes, file, PIL.Image, array or Tensor
-        The path or the bytes of a file, a file open in binary mode, a PIL image, an array, or a tensor on any device. An
-        open file is read from its start, and keeps its position. Arrays are (H,W), (H,W,1), (H,W,3) or (H,W,4), tensors
-        (H,W) or (C,H,W). Both must be uint8, uint16, or floats from 0 to 1.
+        The path or the bytes of a file, a file open in binary mode, a PIL image, an array, or a tensor on any device.
+        An open file is read from its start, and keeps its position. Arrays are (H,W), (H,W,1), (H,W,3) or (H,W,4),
+        tensors (H,W) or (C,H,W). Arrays and tensors must be uint8, uint16, or floats from 0 to 1.
 
     Returns
     -------
@@ -72,9 +72,9 @@ def read_image(picture: PictureLike) -> Pixels:
     Raises
     ------
     ImageError
-        If the image cannot be read; the message names the file. Also if the image would need more than 1 GiB of memory;
-        this is checked before decoding. The environment variable GRADCAM_MAX_PIXELS replaces this limit with a number
-        of pixels.
+        If the image cannot be read, or if it would need more than 1 GiB of memory. The size is checked before decoding,
+        and the message names the file. The environment variable GRADCAM_MAX_PIXELS replaces the limit of 1 GiB with a
+        number of pixels.
 
     Examples
     --------
@@ -128,10 +128,14 @@ def check_range(values: NDArray[Any]) -> NDArray[Any]:
         return values
     if values.dtype.kind == "f" and values.size and values.min() >= -1e-4 and values.max() <= 1 + 1e-4:  # NaN is not
         return np.clip(values, 0, 1)
-    reach = f" from {values.min():.4g} to {values.max():.4g}" if values.size and values.dtype.kind in "iuf" else ""
+    reach = (
+        f" with values from {values.min():.4g} to {values.max():.4g}"
+        if values.size and values.dtype.kind in "iuf"
+        else ""
+    )
     hint = " For normalised input, use gradcam.explain(model, images)." if values.dtype.kind == "f" else ""
     raise ImageError(
-        f"The image is {describe_array(values)} with values{reach}, expected uint8, uint16, or floats from 0 to 1.{hint}"
+        f"The image is {describe_array(values)}{reach}, expected uint8, uint16, or floats from 0 to 1.{hint}"
     )
 
 
@@ -196,8 +200,8 @@ def _read_open(file: Any) -> bytes:
         return bytes(data)
     if hasattr(data, "close"):
         data.close()  # of a coroutine that nobody waits for
-        raise ImageError("has an asynchronous read(): pass the file inside it, such as .file, or its bytes")
-    raise ImageError('is not open for bytes: open it with "rb"')
+        raise ImageError("has an asynchronous read(): pass the underlying file, such as upload.file, or its bytes")
+    raise ImageError('is not open in binary mode: open it with "rb"')
 
 
 def read_values(path: str | os.PathLike[str], data: Given | None = None) -> NDArray[Any]:

@@ -37,8 +37,7 @@ def write_image(path: str | os.PathLike[str], image: Pixels) -> None:
     Raises
     ------
     ImageError
-        If the suffix is not one of these, the array is invalid, or the file cannot be written. The message names the
-        file.
+        If the suffix is not supported, the array is invalid, or the file cannot be written. The message names the file.
 
     Examples
     --------

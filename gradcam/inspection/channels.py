@@ -47,7 +47,7 @@ def activations(model: nn.Module, images: Any, layers: Layers, *, reshape: Any =
         As in `features`. Also if a layer has no grid, such as a fully connected layer, or if no layer that matches a
         pattern has one.
     ImageError
-        If there are no images (N,C,H,W) or (N,C,D,H,W).
+        If the input contains no images (N,C,H,W) or (N,C,D,H,W).
 
     Examples
     --------

@@ -31,9 +31,10 @@ REFUSALS = ("refers to a single memory location", "in-place operation")
 class Edit:
     """The handle of a gradient edit, which is active from its creation until `remove()`.
 
-    As a context manager, it removes the edit at the end. If the context ends without an error, it raises `LayerError`
-    if a layer never ran although the model did, and `GradientError` if a layer can have no gradient. A pattern needs
-    only one valid layer. Deleting the handle does not remove the edit, as with PyTorch's own hooks.
+    As a context manager, it removes the edit at the end. A context that ends without an error also checks the layers:
+    it raises `LayerError` for a layer that never ran although the model did, and `GradientError` for a layer that
+    cannot have a gradient. Of a pattern's layers, only one needs to pass. Deleting the handle does not remove the edit,
+    as with PyTorch's own hooks.
 
     Parameters
     ----------
@@ -110,8 +111,8 @@ def edit_gradients(
         The layers whose output gradient is edited, in all later passes of this thread: names, patterns and modules. If
         a layer returns several tensors, the gradient of the first floating-point tensor is edited.
     parameters : str or sequence of str, default None
-        The names and patterns of the parameters whose gradient is edited: once in each backward pass, before it is
-        added to ``.grad``.
+        The names and patterns of the parameters whose gradient is edited. The function runs once in each backward pass,
+        before the gradient is added to ``.grad``.
 
     Returns
     -------
@@ -121,8 +122,8 @@ def edit_gradients(
     Raises
     ------
     GradientError
-        If no gradient reaches a place. In the backward pass: if the function's result does not match the gradient, or the
-        function changed the gradient in place (changes through ``.data`` are not detected).
+        If no gradient reaches the tensor or the parameters. In the backward pass: if the function's result does not
+        match the gradient, or the function changed the gradient in place (changes through ``.data`` are not detected).
     LayerError
         If a layer or parameter does not exist. In the forward pass: if a layer returns no floating-point tensor.
     ModelError
@@ -208,8 +209,8 @@ def replace_gradient(place: str, function: GradientHook, gradient: Tensor) -> Te
         refusal = error
     if refusal is not None or version_of(gradient) != before:
         raise GradientError(
-            f"The edit at {place} changed the gradient in place, which other tensors may share: return a new tensor, such "
-            "as gradient * 2 instead of gradient.mul_(2)."
+            f"The edit at {place} changed the gradient in place, but other tensors may share its memory: return a new "
+            "tensor, such as gradient * 2 instead of gradient.mul_(2)."
         ) from refusal
     if replacement is None:
         return None
@@ -235,10 +236,10 @@ def clip_gradients(
 ) -> Edit:
     """Clip the gradient of each parameter, before it is added to ``.grad``.
 
-    Each parameter is clipped separately, during the backward pass. (To scale all gradients together, call
-    ``torch.nn.utils.clip_grad_norm_`` after it.) With gradient accumulation, the gradient of each backward pass is
-    clipped, not their sum. NaN stays NaN; with a norm, one NaN makes the whole gradient NaN, and infinite values become
-    NaN.
+    Each parameter's gradient is clipped separately, during the backward pass. (To scale all gradients together, call
+    ``torch.nn.utils.clip_grad_norm_`` after the backward pass.) With gradient accumulation, the gradient of each
+    backward pass is clipped, not the accumulated sum. NaN stays NaN; with a norm, one NaN makes the whole gradient NaN,
+    and infinite values become NaN.
 
     Parameters
     ----------
@@ -260,7 +261,8 @@ def clip_gradients(
     Raises
     ------
     GradientError
-        If the limit or the norm is not positive. (A norm may be infinite.) Also as in `edit_gradients`.
+        If the limit is not positive and finite, or if the norm is not positive (it may be infinite). Also as in
+        `edit_gradients`.
 
     Examples
     --------

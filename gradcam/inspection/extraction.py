@@ -22,9 +22,9 @@ from gradcam.layers.find import unwrap
 def features(model: nn.Module, images: Any, layers: Layers) -> dict[str, Tensor]:
     """Extract the outputs of layers; the forward pass stops after the last requested layer.
 
-    Tensors have the layer's precision and device, detached, and later in-place operations of the model do not change
-    them. The model runs in evaluation mode, eagerly, without gradients, and is left unchanged. Layers after the last
-    requested one do not run, nor do forward hooks on the modules that contain it. If one of those hooks has to run
+    Tensors are detached, and have the layer's precision and device. Later in-place operations of the model do not
+    change them. The model runs in evaluation mode, eagerly, without gradients, and is left unchanged. Layers after the
+    last requested one do not run, nor do forward hooks on the modules that contain it. If one of those hooks has to run
     (`always_call=True`, as in accelerate), the whole forward pass runs. Several threads may call this at once.
 
     Parameters
@@ -48,7 +48,7 @@ def features(model: nn.Module, images: Any, layers: Layers) -> dict[str, Tensor]
     ------
     LayerError
         If a layer does not exist (the message lists similar names), does not run, or returns no floating-point tensor.
-        Also if a pattern matches no layer that runs and returns one.
+        Also if a pattern matches no layer that runs and returns such a tensor.
     ModelError
         If `model` is not a module.
     ImageError

@@ -95,10 +95,10 @@ class LayerGradients:
     runs : int
         How often it ran; 0 if only its parameters were used.
     activations : Statistics or None
-        The gradient at its output, over all runs together. If it returns several tensors, the first floating-point one
-        is used.
+        Statistics of the gradient at the layer's output, over all runs together. If the layer returns several tensors,
+        the first floating-point one is used.
     parameters : tuple of ParameterGradient
-        Its own parameters, without those of its submodules.
+        The layer's own parameters, without those of its submodules.
     verdict : str or None
         A problem such as "vanishing"; None if there is none.
 
@@ -126,7 +126,7 @@ class LayerGradients:
         return math.hypot(*norms) if norms else math.nan
 
     def rows(self) -> list[dict[str, Any]]:
-        """List one flat dict for the output and for each parameter: its name, statistics, ratio and verdict."""
+        """List one flat dict for the output and one per parameter, each with name, statistics, ratio and verdict."""
         found: list[tuple[str, Statistics | None, float | None]]
         found = [("output", self.activations, None)] if self.runs else []
         found += [(it.name, it.gradient, it.ratio) for it in self.parameters]
@@ -155,7 +155,7 @@ class ParameterGradient:
     norm : float
         The norm of the parameter itself.
     gradient : Statistics or None
-        None if the score does not depend on it.
+        Statistics of the gradient; None if the score does not depend on the parameter.
 
     Examples
     --------
@@ -173,7 +173,7 @@ class ParameterGradient:
 
     @property
     def ratio(self) -> float | None:
-        """The gradient's norm divided by the parameter's norm; None without a gradient, and for a parameter of zeros."""
+        """The gradient's norm divided by the parameter's norm; None without a gradient, or if the parameter is all zeros."""
         return None if self.gradient is None or self.norm == 0 else self.gradient.norm / self.norm
 
 
@@ -181,8 +181,8 @@ class ParameterGradient:
 class Statistics:
     """Summary statistics of a tensor.
 
-    For an empty tensor, norm and largest are 0, and means are NaN. With NaN or infinite values, the other numbers follow
-    floating-point arithmetic.
+    For an empty tensor, `norm` and `largest` are 0, and `mean`, `std` and `zeros` are NaN. With NaN or infinite values,
+    the other numbers follow floating-point arithmetic.
 
     Attributes
     ----------
@@ -193,7 +193,7 @@ class Statistics:
     mean : float
         The mean.
     std : float
-        The standard deviation with count - 1; 0 for one value.
+        The sample standard deviation, with divisor count - 1; 0 for one value.
     zeros : float
         The fraction of values that are exactly zero, in [0,1].
     largest : float
@@ -257,7 +257,7 @@ def gradients(model: nn.Module, images: Any, *, target: Any = None, layers: Laye
     ------
     LayerError
         If a layer does not exist, never runs, or returns no floating-point tensor. Also if a pattern matches no layer
-        that runs and returns one.
+        that runs and returns such a tensor.
     ModelError
         If no recorded operation leads to the score.
     GradcamError
@@ -289,9 +289,9 @@ def gradients(model: nn.Module, images: Any, *, target: Any = None, layers: Laye
             scored = compute_scores(target, output, batch.images)
         if not scored.values.requires_grad:
             raise ModelError(
-                "The score does not depend on the images or on any parameter: no recorded operation leads from them to it. "
-                "The model switches recording off (torch.no_grad in a forward method), detaches a value, or uses an "
-                "operation without a derivative (argmax, rounding, 8-bit layers): remove it, or choose another score."
+                "The score does not depend on the images or on any parameter: no recorded operation leads from these to the "
+                "score. Possible causes: torch.no_grad in a forward method, a detached value, or an operation without a "
+                "derivative (argmax, rounding, 8-bit layers). Remove the cause, or choose another score."
             )
         device = scored.values.device.type
         is_scaled = caller_autocast(device) == torch.float16 or has_float16((given.args, given.kwargs, output), modules)

@@ -28,18 +28,18 @@ MOST_DECADES = 36  # of the axis on either side of the reference
 
 
 def draw_gradients(flow: GradientFlow, *, title: str | None = None) -> Pixels:
-    """Plot the norm of each layer's gradient, from the first layer to run to the last.
+    """Plot the norm of each layer's gradient, in order of execution.
 
     The line shows the gradient at each layer's output. A ring shows the gradients of all parameters of a layer
-    together. The axis is logarithmic; ranges of vanishing and exploding gradients have a coloured background. Zero or
-    missing gradients are marked at the bottom, NaN and infinite ones at the top.
+    together. The axis is logarithmic, and the background is coloured where gradients vanish or explode. Zero or missing
+    gradients are marked at the bottom, NaN and infinite ones at the top.
 
     Parameters
     ----------
     flow : GradientFlow
         The result of `inspection.gradients`.
     title : str, default None
-        The title; None for the model's class and the scores.
+        The title. None names the model's class and the score.
 
     Returns
     -------

@@ -50,8 +50,8 @@ def record(
     layers : str, nn.Module, or a sequence of them
         Dotted names, patterns such as `layer*.conv1`, and modules.
     keep : str, default "statistics"
-        "statistics" keeps seven numbers per tensor on the device, so that no step waits for a GPU. "device" keeps copies of
-        the tensors on their device; "cpu" copies them to the CPU, which waits for the GPU.
+        "statistics" keeps seven numbers per tensor on the device, so that no step waits for a GPU. "device" keeps
+        copies of the tensors on their device. "cpu" copies the tensors to the CPU, so each step waits for the GPU.
     every : int, default 1
         Steps 0, `every`, 2 * `every` and so on are recorded.
     last : int, default None
@@ -138,7 +138,7 @@ class Recorder(Generic[Value]):
     def __enter__(self) -> Recorder[Value]:
         if self._hooks is not None:
             raise GradcamError(
-                "This recorder is already open: leave its context first, or call record() for another one."
+                "This recorder is already open: leave its context first, or call record() for a second recorder."
             )
         refuse_compiled(self._model)
         self._current = None

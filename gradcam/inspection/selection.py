@@ -77,7 +77,7 @@ def select_parameters(model: nn.Module, parameters: str | Sequence[str]) -> dict
         chosen = _fitting(name, known, "parameter")
         if not any(parameter.requires_grad for parameter in chosen.values()):
             raise GradientError(
-                f"No gradient reaches {join_names(list(chosen)[:3])}: call requires_grad_() on it, or choose others."
+                f"No gradient reaches {join_names(list(chosen)[:3])}: call requires_grad_() on it, or choose another."
             )
         found |= {key: parameter for key, parameter in chosen.items() if parameter.requires_grad}
     return found

@@ -32,7 +32,7 @@ HEADING, CAPTION = 34, 18  # the heights of the line above cells, and of what is
 BAR, BAR_HEIGHT = 80, 12
 PALE = (105, 105, 105)
 MOST_PIXELS = 2**28  # of all cells; of the usual size there is room for 21 thousand
-LEGEND = "Each cell is a channel: below it its number, and how strong it is, its mean absolute activation."
+LEGEND = "Each cell is a channel. Below it are its number and its mean absolute activation."
 
 
 def draw_activations(
@@ -66,9 +66,9 @@ def draw_activations(
     order : str, default "strongest"
         "strongest" sorts by the mean absolute activation, "index" by channel number.
     scale : str, default "channel"
-        The range of the colours: "channel" scales each channel to its own maximum, which shows its structure; "layer"
-        scales all channels to the maximum of the layer, so that strong channels stand out. The maximum is the 99th
-        percentile of the non-zero absolute values.
+        The colour scale. "channel" scales each channel to its own maximum, which shows its structure; "layer" scales
+        all channels to the maximum of the layer, so that strong channels stand out. Both maxima are the 99th percentile
+        of the non-zero absolute values.
     size : int, default 112
         The longer side of a cell, in pixels; smaller maps are enlarged without blurring.
     colormap : str, default "inferno"
@@ -76,7 +76,7 @@ def draw_activations(
     picture : picture, default None
         The model's input image, in any form that `gradcam.read_image` takes, drawn above the blocks.
     title : str, default ""
-        The text beside that image.
+        The text beside `picture`.
 
     Returns
     -------

@@ -48,7 +48,7 @@ class Call:
     multiply_adds : int or None
         The multiply-adds of the call. None if the count of an operator is unknown.
     activation_bytes : int
-        Memory of the module outputs that was first used during the call; views and in-place changes count as none.
+        The new memory that module outputs took during the call. Views and in-place changes take none.
     seconds : float or None
         The time of the call. None on the meta device, or if the passes ran different calls.
     run : int
@@ -300,7 +300,7 @@ def count_pass(subject: TracedModel) -> CallLog:
                 entry = log.open[-1]
                 shapes = ", ".join(map(str, entry.begun.shapes)) if entry.begun is not None else "something odd"
                 name, kind = subject.names[entry.module][0], type(entry.module).__name__
-                error.add_note(f"In layer '{name}', {kind}, which got {shapes}.")
+                error.add_note(f"In layer '{name}', {kind}, with input {shapes}.")
             raise
     return log
 

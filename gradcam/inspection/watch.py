@@ -52,15 +52,15 @@ class Discovery:
     Attributes
     ----------
     step : int
-        The number of the training step. The first step of the watch is 1.
+        The number of the training step, counted from 1 in each `watch_gradients` context.
     layer : str
-        Its dotted name, "" for the model itself.
+        The layer's dotted name, "" for the model itself.
     tensor : str
         "output", or the parameter's name in the layer.
     kind : str
         "NaN" or "infinite"; "NaN" if there are both.
     count : int or None
-        The number of NaN or infinite values; None on devices where counting would mean waiting.
+        The number of NaN or infinite values; None on devices other than the CPU, where counting would slow training down.
     cause : str or None
         The first layer in the forward pass whose output was not finite; None if all were finite.
 
@@ -96,7 +96,7 @@ class Discovery:
 
 
 class Watch:
-    """The results of a watch so far.
+    """The results of `watch_gradients` so far.
 
     Attributes
     ----------
@@ -124,9 +124,9 @@ def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_found:
 
     The first layer is the one nearest to the loss, in the order of the backward pass. After a report, the next one
     comes only after a step with finite gradients. Training does not change: results are identical to the bit. Only the
-    thread that entered the context is watched. The watch waits for a device such as a GPU once, at the end of the
-    backward pass. With float16 and a `GradScaler`, an occasional infinite gradient is normal: `GradScaler` finds its
-    scale this way. Outputs that autograd does not record, and parameters that are unfrozen later, are not watched.
+    thread that entered the context is watched. Each backward pass waits for a GPU once, at its end. With float16 and a
+    `GradScaler`, an occasional infinite gradient is normal: `GradScaler` finds its scale this way. Outputs that
+    autograd does not record, and parameters that are unfrozen later, are not watched.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_found:
         The model in training.
     layers : str, nn.Module, or a sequence of them, default None
         Names, patterns or modules. Their outputs and parameters are watched, including those of submodules. None
-        watches the outputs of all layers, and the parameters that require gradients when the watch begins.
+        watches the outputs of all layers, and the parameters that require gradients when the context begins.
     on_found : str, default "warn"
         "warn" issues a `GradientWarning`, "raise" raises `GradientError`; both at the end of the backward pass, before an
         optimiser uses the gradients.
@@ -142,7 +142,7 @@ def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_found:
     Yields
     ------
     Watch
-        Its `discoveries` so far.
+        The object whose `discoveries` grow during training.
 
     Raises
     ------

@@ -548,7 +548,7 @@ def pick(function: Function, layer: str, activations: Tensor, images: int, rank:
     another shape, computes, takes a value twice, or mixes images."""
     shape, count = activations.shape, activations.numel()
     kind = torch.float32 if activations.device.type == "mps" else torch.float64  # exact for so many numbers
-    what = f"The reshape function, called with {tuple(shape)} of layer '{layer}',"
+    what = f"The reshape function, called with the tensor {tuple(shape)} of layer '{layer}',"
     numbers = torch.arange(1, count + 1, dtype=kind, device=activations.device).reshape(shape)
     found = _call(function, numbers, what)
     if found.ndim != rank + 2 or len(found) != images or max(found.shape[2:]) < 2:

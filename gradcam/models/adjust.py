@@ -53,7 +53,7 @@ def adjust(parts: Parts, wish: Adjustment) -> tuple[Preprocess, Sequence[str]]:
     large = " and ".join(name for name in ("mean", "std") if max(getattr(wish, name) or (0,)) > 1)
     if large:
         notes.append(
-            f"Values above 1 in {large}: 8-bit and 16-bit images are scaled to [0,1]. For them, divide by 255."
+            f"Values above 1 in {large}: 8-bit and 16-bit images are scaled to [0,1]. For them, divide {large} by 255."
         )
     if not wish:
         return parts.preprocess, notes

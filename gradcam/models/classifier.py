@@ -57,7 +57,8 @@ class Classifier:
     model : nn.Module
         The model itself.
     preprocess : callable
-        A function from an RGB array, uint8 (H,W,3), or the reader's values, to a tensor (C,H,W).
+        A function that turns an image into a tensor (C,H,W). The image is an RGB array, uint8 (H,W,3), or the array
+        that the reader returns.
     classes : int
         The number of classes. A single logit counts as two classes: 1 (positive) and 0 (negative).
     labels : sequence of str or None
@@ -71,7 +72,7 @@ class Classifier:
     reader : callable
         A function from a file to a `Reading`: the values in it, and the image to draw on.
     notes : sequence of str
-        What was assumed when the model was loaded, and other remarks.
+        Assumptions that were made when the model was loaded, and further remarks.
     fit : str
         As in `load_classifier`.
     predictions : str
@@ -162,7 +163,8 @@ class Classifier:
         Returns
         -------
         Prepared
-            `image` is the tensor (C,H,W) that the model takes; `reading` is what was read from the file.
+            `image` is the tensor (C,H,W) that the model takes; `reading` contains the values that were read and the
+            image to draw on.
 
         Raises
         ------
@@ -175,7 +177,7 @@ class Classifier:
         return Prepared(reading, self.preprocess(reading.values))
 
     def batch(self, pictures: Sequence[Picture]) -> Tensor:
-        """Preprocess images to one batch, on the model's device and in its precision.
+        """Preprocess images into one batch, on the model's device and in its precision.
 
         Parameters
         ----------
@@ -262,10 +264,10 @@ class Classifier:
         ----------
         pictures : image or sequence of images
             Any form that `gradcam.read_image` takes (a path, bytes, an open file, a PIL image, an array, a tensor), or
-            the result of `prepare`. A sequence may mix sizes and forms; a tensor (N,C,H,W) is a sequence. An array may
-            also hold integers or floats (H,W) or (H,W,C) that the preprocessing supports. The image to draw on is then
-            made from these values. If they are negative, or use less than half of their type's range, contrast is
-            stretched from the smallest to the largest value.
+            the result of `prepare`. A sequence may mix sizes and forms; a tensor (N,C,H,W) is a sequence. An array
+            (H,W) or (H,W,C) may also hold integers or floats of any range, if the preprocessing supports them. The
+            image to draw on is then made from these values. If some of them are negative, or all of them use less than
+            half of their type's range, the contrast is stretched from the smallest to the largest value.
         layer : str or nn.Module, default None
             The target layer: a dotted name, or a module. None uses `layer_for(method)`.
         method : str or Method, default None
@@ -282,12 +284,13 @@ class Classifier:
         Returns
         -------
         PictureExplanation
-            With `overlay`, `save`, `label` and `probability`.
+            It has the methods `overlay`, `save`, `label` and `probability`.
 
         Raises
         ------
         ImageError
-            If an image cannot be read, or the images do not fit into one batch. In that case, explain them one by one.
+            If an image cannot be read, or if the images differ in size after preprocessing. Explain images of different
+            sizes one by one.
         GradcamError
             As in `gradcam.explain`. Also if `fit` is unknown, or the model does not support it.
 
@@ -336,7 +339,7 @@ class Classifier:
         Returns
         -------
         dict of (str, str) to PictureExplanation
-            By layer name and method name.
+            The keys are (layer name, method name).
 
         Raises
         ------
@@ -370,7 +373,7 @@ class Classifier:
         Returns
         -------
         dict of (str, str) to PictureExplanation
-            By layer name and method name.
+            The keys are (layer name, method name).
 
         Raises
         ------
@@ -482,12 +485,12 @@ class Classifier:
         Returns
         -------
         PictureAttribution
-            Signed values; `picture(i, k)` draws them.
+            The values are signed. `picture(i, k)` draws them.
 
         Raises
         ------
         LayerError
-            If you pass a layer or a `reshape`, and the method takes none.
+            If you pass `layer` or `reshape` to a method that has no target layer.
         GradcamError
             As in `explain` and in the method's function. Also if the method is unknown, or the fit is "tiles".
 
@@ -583,7 +586,7 @@ class Classifier:
             raise ImageError(f"The images are {shorten(found)}, expected {FORMS}, or a sequence of them.")
         prepared = [self.prepare(picture) for picture in found]
         if not prepared:
-            raise ImageError("There are no images: expected one, or a sequence of them.")
+            raise ImageError("There are no images: expected one image, or a sequence of images.")
         return prepared
 
     def _describe(self, prepared: Sequence[Prepared]) -> dict[str, Any]:

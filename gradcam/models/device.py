@@ -46,8 +46,8 @@ def check_device(device: torch.device, error: BaseException) -> None:
         if not is_out_of_memory(failure):
             reason = " ".join(str(error).split(". ")[0].split("\n")[0].split()).rstrip(".")
             raise DeviceError(
-                f"{device} was lost ({reason}), and this process cannot use it any more. Continue with --resume, on "
-                "another device if this one does not come back."
+                f"{device} was lost ({reason}), and this process cannot use it any more. Continue with --resume. If "
+                "the device does not come back, give another --device."
             ) from error
 
 

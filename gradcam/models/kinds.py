@@ -162,7 +162,9 @@ class TaskModel(Classifier):
             window = (0, 0, rows, columns) if windows is None else windows[i]
             found.add(Placement((height, width), self.region(height, width), window, (rows, columns)))
         if len(found) > 1:
-            raise ImageError("A location is valid for images of one size: explain images of other sizes one by one.")
+            raise ImageError(
+                "A location in pixels fits images of one size only: explain images of different sizes one by one."
+            )
         return found.pop()
 
     def list_all(self) -> Any:
@@ -360,7 +362,7 @@ class Matcher(TaskModel):
         if isinstance(target, str) or (isinstance(target, (list, tuple)) and all(isinstance(it, str) for it in target)):
             return targets.Text(target)
         raise TargetError(
-            "The model compares images with sentences or other images. Give targets.Text(sentence) (--text) or "
+            "The model compares images with sentences or reference images. Give targets.Text(sentence) (--text) or "
             "targets.Like(image) (--like)."
         )
 
@@ -393,7 +395,9 @@ class Captioner(TaskModel):
         if not isinstance(found, targets.Token) or found.ids is not None:
             return found
         if len(prepared) > 1:
-            raise ImageError("Each image has its own caption: explain the images one by one, or give the tokens.")
+            raise ImageError(
+                "Each image has its own caption: explain the images one by one, or give targets.Token(ids)."
+            )
         if not isinstance(self.family, families.Captioner):
             raise TargetError("The model does not generate text: give the token ids, targets.Token(ids).")
         return replace(found, ids=self.family.write(self.to_batch(prepared)))

@@ -42,7 +42,9 @@ def find_class(labels: Sequence[str] | None, wanted: str, count: int | None = No
         raise TargetError(f"Several classes are called '{wanted}': choose one by its index, {choices}.")
     offers = nearest(name, labels)
     hint = (
-        f"nearest: {join_names(offers)}" if offers else f"the model has {len(labels)}, such as {join_names(labels[:3])}"
+        f"nearest: {join_names(offers)}"
+        if offers
+        else f"the model has {len(labels)} classes, such as {join_names(labels[:3])}"
     )
     raise TargetError(f"No class is called '{wanted}'; {hint}.")
 

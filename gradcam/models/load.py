@@ -79,45 +79,47 @@ def load_classifier(
 ) -> Classifier:
     """Load a classifier with its preprocessing and its labels, to explain images from files.
 
-    Without arguments, this is the small ImageNet classifier that is included in the package and needs no download. The
-    classifier's `notes` list what was assumed about a model.
+    Without arguments, this loads the small ImageNet classifier that is included in the package and needs no download.
+    The classifier's `notes` list what was assumed about a model.
 
     Parameters
     ----------
     name : str or nn.Module, default "efficientnet_lite0"
         A model's name, or your own module. Names are "resnet50" or "resnet50:IMAGENET1K_V1" for torchvision, and
-        "timm:NAME" or "hf:NAME" for models from the hub or a folder. A function of yours, called without arguments, is
-        "file.py:function", "package.module:function" or the entry point of an installed package (group
-        `gradcam.models`). `gradcam models` lists all names. Your own module is not moved, not frozen and not switched to
-        evaluation mode, so that you can explain it between two training steps.
+        "timm:NAME" or "hf:NAME" for models from the hub or a folder. For your own function, give "file.py:function",
+        "package.module:function" or the entry point of an installed package (group `gradcam.models`). The function is
+        called without arguments. `gradcam models` lists all names. Your own module is not moved, not frozen and not
+        switched to evaluation mode, so that you can explain it between two training steps.
     weights : str or path, default None
-        A checkpoint (safetensors, or written by `torch.save`) instead of the model's default weights, loaded into your
-        module if you pass one. It determines the number of classes. Official checkpoints of torchvision and timm are
-        recognised by hash or name, and get the preprocessing that they were trained with; `notes` report it. You can
-        also pass the name of official weights: "IMAGENET1K_V1".
+        A checkpoint (safetensors, or written by `torch.save`) that replaces the model's default weights. If `name` is
+        your own module, the checkpoint is loaded into it. For models of torchvision, timm and Hugging Face, the
+        checkpoint also determines the number of classes. Official checkpoints of torchvision and timm are recognised by
+        hash or name, and get the preprocessing that they were trained with; `notes` report it. You can also pass the
+        name of official weights: "IMAGENET1K_V1".
     labels : sequence of str, or path, default None
-        The class names, or a file of them: one per line, CSV, or JSON. None uses the model's labels.
+        The class names, or the path of a file: one name per line, CSV, or JSON. None uses the model's labels.
     mean : float or sequence of float, default None
-        The mean per channel, of values in [0,1]; a single number means greyscale images. None uses the model's own mean,
-        which models of timm, open_clip and transformers carry; otherwise ImageNet's, with a warning.
+        The mean per channel, for values in [0,1]. A single number means greyscale images. None uses the mean in the
+        model's settings, which models of timm, open_clip and transformers have. If there is none, ImageNet's mean is
+        used, with a warning.
     std : float or sequence of float, default None
         The standard deviation per channel, in the same form as `mean`.
     size : int or (int, int), default None
         The input size in pixels. With one number, the model sees a square crop from the centre of the image. With
-        (height, width), the whole image is resized to that size, without keeping its aspect ratio. None uses the
-        model's own size; for your own module, 224.
+        (height, width), the whole image is resized to that size, without keeping its aspect ratio. None uses the size
+        in the model's settings, or else 224.
     crop : float, default None
-        The fraction of the resized image that the centre crop keeps, in (0,1]. None uses the model's own; for your own
-        module, 0.875.
+        The fraction of the resized image that the centre crop keeps, in (0,1]. None uses the fraction in the model's
+        settings, or else 0.875.
     activation : str, default "auto"
         How logits become probabilities: "softmax", "sigmoid" (multi-label), "none" (the outputs are probabilities, or a
-        single value), "applied" (the output is a single probability), or "auto" (the model's known activation, or
-        sigmoid for a single logit).
+        single value), "applied" (the output is a single probability), or "auto". "auto" uses the model's known
+        activation. If there is none, it uses sigmoid for a single logit and softmax for several.
     reader : callable or str, default None
         A function from a path to an array, or to an array and the image to draw on. You can also pass its name,
         "module:function". None reads the formats of `gradcam.read_image`, and DICOM.
     layer : str, default None
-        The default target layer. None uses the last layer with a spatial grid that the score depends on.
+        The default target layer. None uses the last layer that has a spatial grid and that affects the score.
     device : str, default "auto"
         "auto", "cpu", "cuda", "cuda:N" or "mps". A model that is spread over several devices keeps them.
     precision : str, default "fp32"
@@ -130,13 +132,14 @@ def load_classifier(
         in large images. It splits the image into overlapping windows of the model's input size, and "tiles:512" into
         windows of 512 pixels. Evaluation and inspection always use "crop".
     predictions : str, default "own"
-        The input for the predictions: the model's default crop ("own"), or the same view as the explanation ("seen";
-        with tiles, the mean of the windows' logits). The most probable class is explained by default.
+        The part of the image that the predictions are computed from. "own" is the model's default crop, and "seen" is
+        the part that is explained. With tiles, "seen" averages the logits of all windows. By default, the most probable
+        class of these predictions is explained.
 
     Returns
     -------
     Classifier
-        With `explain`, `compare` and `attribute` for images.
+        Its methods `explain`, `compare` and `attribute` take images.
 
     Raises
     ------
@@ -198,17 +201,17 @@ def load_model(
     Parameters
     ----------
     name : str or nn.Module, default "efficientnet_lite0"
-        As in `load_classifier`. It may also be a torchvision detector or segmenter, "hf:NAME" for any of these tasks,
-        "open_clip:NAME", "smp:FOLDER" and "yolo:FILE.pt".
+        As in `load_classifier`. It may also be a torchvision detector or segmenter, "hf:NAME" for any task,
+        "open_clip:NAME", "smp:FOLDER" or "yolo:FILE.pt".
     task : str, default "auto"
         "classification", "regression", "detection", "segmentation", "matching" (comparing images with sentences or with
         reference images), "captioning" or "pose". "auto" determines the task from the model.
     prompts : sequence of str, default ()
         Text prompts for a detector that takes them, one per class.
     threshold : float, default None
-        The lowest score of a detector's boxes. None uses the model's threshold.
+        The minimum score of the boxes that a detector returns. None uses the model's threshold.
     weights : str or path, default None
-        As in `load_classifier`, like all parameters below.
+        This and all parameters below are as in `load_classifier`.
     labels : sequence of str, or path, default None
         The class names.
     mean : float or sequence of float, default None
@@ -216,7 +219,7 @@ def load_model(
     std : float or sequence of float, default None
         The standard deviation per channel.
     size : int or (int, int), default None
-        The input size. For models that take the whole image, the length of its shorter side.
+        The input size. For models that take the whole image, give the length of the image's shorter side.
     crop : float, default None
         Only for classifiers.
     activation : str, default "auto"
@@ -237,7 +240,7 @@ def load_model(
     Returns
     -------
     Classifier
-        Or a subclass: `Detector`, `Segmenter`, `Matcher`, `Captioner` or `PoseFinder`.
+        A `Classifier`, or one of its subclasses `Detector`, `Segmenter`, `Matcher`, `Captioner` and `PoseFinder`.
 
     Raises
     ------
@@ -283,7 +286,7 @@ def load_detector(name: str | nn.Module, **options: Any) -> Detector:
     Returns
     -------
     Detector
-        With `explain` and `compare` for images.
+        Its methods `explain` and `compare` take images.
 
     Raises
     ------
@@ -313,7 +316,7 @@ def load_segmenter(name: str | nn.Module, **options: Any) -> Segmenter:
     Returns
     -------
     Segmenter
-        With `explain` and `compare` for images.
+        Its methods `explain` and `compare` take images.
 
     Raises
     ------
@@ -336,14 +339,14 @@ def load_matcher(name: str | nn.Module, **options: Any) -> Matcher:
     Parameters
     ----------
     name : str or nn.Module
-        As in `load_model`. It may also be a timm classifier; then its features are compared.
+        As in `load_model`. It may also be a timm classifier, whose features are then compared.
     **options : Any
         The options of `load_model`, except `task`.
 
     Returns
     -------
     Matcher
-        With `explain` and `compare` for images.
+        Its methods `explain` and `compare` take images.
 
     Raises
     ------

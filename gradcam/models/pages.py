@@ -49,36 +49,37 @@ def page(
 ) -> Page:
     """Make an interactive page of an image: heatmaps of every class, in one HTML file that needs no server.
 
-    The heatmaps are signed if the method supports that. Grad-CAM and HiResCAM explain all classes at once, from the
-    derivatives of the network after the layer. This takes one additional pass, and a partial pass per cell or channel
-    of the layer. If the method is neither of these, or this shortcut is not possible, the page covers the `top` most
-    probable classes.
+    The heatmaps are signed if the method supports that. With Grad-CAM and HiResCAM, the page covers all classes: their
+    heatmaps are computed together, from the derivatives of the part of the network after the layer. This takes one
+    additional pass, and a partial pass per cell or channel of the layer. With other methods, or if these derivatives
+    cannot be computed, the page covers the `top` most probable classes.
 
     Parameters
     ----------
     picture : image
         As in `Classifier.explain`.
     classifier : Classifier, default None
-        None uses the included model. Models of other tasks, from `gradcam.load_model`, are accepted as well. The page
-        then shows the model's results, such as boxes, instead of classes.
+        None uses the included model. Models that are not classifiers, such as the detectors of `gradcam.load_model`,
+        are accepted as well. For these, the page shows the model's results, such as boxes, instead of classes.
     layers : sequence of str, default None
-        Dotted names. None uses the default layer and up to three earlier layers, each the last layer of its resolution.
+        Dotted names of target layers. None uses the default layer and up to three earlier layers: for each higher
+        resolution, the last layer that has it.
     methods : sequence of str or Method, default ()
         As in `gradcam.compare`. The default is "gradcam" for classifiers, and the task's default method otherwise.
     target : Any, default None
         For a classifier, the class to show first, or several classes to include, by index or label. For other models, as
         in `explain`.
     top : int, default 50
-        The number of most probable classes to include, if heatmaps of all classes cost too much.
+        The number of most probable classes to include, if the page does not cover all classes.
     name : str, default None
-        The title of the image, if it is not given by its path.
+        The title of the image. None uses the file name. Give a title if the image is not given by its path.
     **options : Any
-        "reshape" and "progress" of `explain`.
+        The options "reshape" and "progress" of `explain`.
 
     Returns
     -------
     Page
-        With `save`, `to_html` and `to_data`. A notebook displays it automatically.
+        It has the methods `save`, `to_html` and `to_data`. A notebook displays it automatically.
 
     Raises
     ------
@@ -143,7 +144,9 @@ class _Making:
         if not self.one.scores.isfinite().all():
             raise GradcamError("The model's output contains NaN or infinite values: check its weights.")
         if self.one.reference is not None:
-            self.notes.append("This page leaves out the heatmap on the reference image: gradcam run writes both.")
+            self.notes.append(
+                "This page leaves out the heatmap on the reference image: gradcam run writes both heatmaps."
+            )
         self.things, order = list_things(self.one)
         self.total = 0
         return [to_set(each.maps[0].numpy()[order], each) for each in found.values()]
@@ -298,5 +301,5 @@ def _say_few(missing: Sequence[tuple[str, str]], some: int, total: int) -> str:
     where = ", ".join(f"{method} at {layer}" for layer, method in missing[:3]) + (" and more" if missing[3:] else "")
     return (
         f"Heatmaps of {where} are limited to {some} of {total} classes, because each class needs a backward pass. "
-        "For more, use gradcam page --top N or --class NAME."
+        "For more classes, use gradcam page --top N or --class NAME."
     )

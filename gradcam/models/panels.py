@@ -24,17 +24,17 @@ def panel(
 ) -> Pixels:
     """Draw the results of `Classifier.compare` for one image: a column per method, a row per layer and class.
 
-    The panel shows the part of the image that the model saw, first without a heatmap. A colour bar is below. If each
-    method has its own layer, the column's title names the layer. If there is only one method and layer, and several
-    boxes, masks or sentences are explained, the panel shows the image with all of them, and then one heatmap per box,
-    mask or sentence.
+    The panel shows the part of the image that the model saw, first without a heatmap and then with each heatmap. A
+    colour bar is at the bottom. If each method has its own layer, the titles of the columns name the layers. If there
+    is only one method and layer, and several boxes, masks or sentences are explained, the panel shows the image with
+    all of them, and then one heatmap per box, mask or sentence.
 
     Parameters
     ----------
     explanations : mapping of (str, str) to PictureExplanation
         The result of `Classifier.compare`.
     i : int, default 0
-        The image, counted from 0.
+        The index of the image.
     height : int, default 224
         The height of each cell, in pixels.
     alpha : float, default 0.5
@@ -74,7 +74,7 @@ def panel(
     layers, methods = (list(dict.fromkeys(key[axis] for key in explanations)) for axis in (0, 1))
     first, titles, across = found[0], methods, [found]
     if not -len(first.pictures) <= i < len(first.pictures):
-        raise ImageError(f"There is no image {i}: there are {len(first.pictures)}.")
+        raise ImageError(f"There is no image {i}: there are {len(first.pictures)} image(s).")
     if len(layers) > 1 and len(methods) == len(explanations):  # each method has a layer of its own
         titles = [each.method if each.layer == first.layer else f"{each.method} at {each.layer}" for each in found]
     else:

@@ -172,8 +172,8 @@ def check_form(values: Any) -> NDArray[Any]:
     is_picture = isinstance(values, np.ndarray) and values.ndim in (2, 3) and values.size > 0
     if not is_picture or values.dtype.kind not in "uif":
         raise ImageError(
-            f"The image is {_describe(values)}, expected an RGB array, uint8 (H,W,3) with values from 0 to 255; or "
-            "integers or floats (H,W) or (H,W,C)."
+            f"The image is {_describe(values)}, expected an RGB array, uint8 (H,W,3), or an array (H,W) or "
+            "(H,W,C) of integers or floats."
         )
     return np.asarray(values, values.dtype.newbyteorder("="))
 
@@ -284,10 +284,10 @@ Reader = Callable[[Path], Reading]
 def read_picture(path: Path, data: Given | None = None) -> Reading:
     """Read an image: its values at the file's bit depth for the model, and an 8-bit image for drawing.
 
-    `data` is the file's content, if it has already been read, or a PIL image. If given, the path is only a name. DICOM
-    files are read through their window, as float32 in [0,1] or RGB. Floats, signed and 32-bit integers are passed to
-    the model unscaled, and NaN and infinite values are replaced by the smallest or largest finite value. Raises
-    `ImageError` as in `gradcam.read_image`.
+    `data` is a PIL image, or the file's content if it has already been read. The path then only names the image. Grey
+    values of DICOM files are mapped through the file's window to float32 in [0,1]; colours are read as RGB. Floats,
+    signed integers and 32-bit integers are passed to the model unscaled. NaN and negative infinity are replaced by the
+    smallest finite value, positive infinity by the largest. Raises `ImageError` as in `gradcam.read_image`.
     """
     try:
         if read.to_path(path).suffix.lower() in read.DICOM_SUFFIXES and not isinstance(data, Image.Image):
@@ -305,7 +305,7 @@ def read_picture(path: Path, data: Given | None = None) -> Reading:
         raise ImageError(f"{path}: contains only NaN or infinite values")
     low, high = values[is_finite].min(), values[is_finite].max()
     if not is_finite.all():
-        notes.append(f"{is_finite.size - np.count_nonzero(is_finite)} value(s) NaN or infinite")
+        notes.append(f"{is_finite.size - np.count_nonzero(is_finite)} value(s) are NaN or infinite")
         values = np.nan_to_num(values, nan=low, posinf=high, neginf=low)
     if low < 0 or high > 1:
         notes.append(f"values from {low.item():.6g} to {high.item():.6g} go to the model unscaled")

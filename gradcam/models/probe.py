@@ -32,8 +32,8 @@ from gradcam.targets.classes import (
 from gradcam.targets.heads import refuse_features
 
 VOLUMES = (
-    "The model takes volumes or clips (N,C,D,H,W), not images: explain one in Python, with "
-    "gradcam.explain(model, volume). `gradcam layers` and `gradcam inspect trace` support it."
+    "The model takes volumes or clips (N,C,D,H,W), not images: explain them in Python, with "
+    "gradcam.explain(model, volume). `gradcam layers` and `gradcam inspect trace` support such models."
 )
 SIDE = 224  # of the picture, for preprocessing that says nothing of sizes
 # The activation still to be applied, by the last operation of a model.
@@ -71,7 +71,9 @@ def choose_activation(asked: str, known: str | None, findings: Findings) -> tupl
     """How logits become probabilities, and a note where that is assumed. Raises `ModelError` for what cannot be."""
     if asked != "auto":
         if asked == "softmax" and findings.logits == 1:
-            raise ModelError("The model has a single logit, whose softmax is always 1: use the activation sigmoid.")
+            raise ModelError(
+                "The model has a single logit, whose softmax is always 1: use --activation sigmoid, or auto."
+            )
         return asked, ()
     if findings.activation == "none":
         applied = "applied" if findings.logits == 1 else "none"
@@ -81,7 +83,7 @@ def choose_activation(asked: str, known: str | None, findings: Findings) -> tupl
     if findings.logits == 1:
         return "sigmoid", (BINARY.format('--task regression (activation="none" in Python)'),)
     hint = (
-        " The output is between 0 and 1: if these values are probabilities, use the activation none."
+        " The output is between 0 and 1: if these values are probabilities, use --activation none."
         if findings.in_unit_interval
         else ""
     )
@@ -147,6 +149,6 @@ def run(model: nn.Module, images: Tensor) -> Any:
         channels, height, width = images.shape[1:]
         raise ModelError(
             f"The model fails on an image of {height} x {width} with {channels} channel(s), {type(error).__name__}: "
-            f"{said.rstrip('.')}. For another input, give --size, and --mean and --std with one value per channel "
-            "(size=, mean=, std= in Python)."
+            f"{said.rstrip('.')}. If the model takes a different size, give --size. If it takes a different number of "
+            "channels, give --mean and --std with one value per channel (size=, mean=, std= in Python)."
         ) from error

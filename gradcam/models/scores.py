@@ -91,7 +91,7 @@ def to_classifier(
     batch, wanted = model.to_batch([picture]), model.resolve(model.list_all() if target is None else target, [picture])
     if (part := getattr(wanted, "edge", None) or getattr(wanted, "axis", None)) is not None:
         what = f"The target is a position, {part}, which has no probability to evaluate."
-        raise TargetError(f"{what} Leave it out, and evaluate the whole box or keypoint.")
+        raise TargetError(f"{what} Leave out the position, and evaluate the whole box or keypoint.")
     bound = bind(wanted, unwrap(model.model), batch)
     with preserve_state(bound.model), torch.no_grad():
         scored = compute_scores(bound.target, bound.batch.copy(caller_keeps).run(bound.model), 1)

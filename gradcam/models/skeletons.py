@@ -85,7 +85,10 @@ def _survey(blueprint: Blueprint, skeleton: Skeleton) -> Survey:
     except (Exception, SystemExit) as error:  # whatever a model raises
         if "meta" not in str(error).lower():
             raise does_not_run(skeleton.name, (skeleton.channels, *skeleton.size), error) from error
-        rows, note = _list_for_real(blueprint, skeleton), "its forward pass needs real values: run with random weights"
+        rows, note = (
+            _list_for_real(blueprint, skeleton),
+            "The forward pass needs real values: the model was run with random weights.",
+        )
     family = find_main(skeleton.model)
     own = () if family is None else [layer.partition(":")[0] for layer in family.layers]
     own, positive = ([skeleton.layer], skeleton.layer_for_positive) if skeleton.layer is not None else (own, None)

@@ -47,7 +47,7 @@ class Tiles:
         """Raises `ImageError` where there are more windows than anybody waits for."""
         count = math.prod(len(self._spread(length, window)) for length, window in zip(self.canvas, self.own.size))
         if count > MOST:
-            what = f"Tiles of {self.side} pixels would split this image into {count}, expected at most {MOST}"
+            what = f"Tiles of {self.side} pixels would split this image into {count} tiles, expected at most {MOST}"
             raise ImageError(f"{what}: use the fit 'tiles:{math.ceil(self.side * math.sqrt(count / MOST))}'.")
 
     @property

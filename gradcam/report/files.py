@@ -140,7 +140,7 @@ def read_run(files: Files) -> ReportRun:
     reader = files.reader
     tar = next((record.tar for record in records.values() if record.tar is not None), None)
     if tar is not None:
-        advice = "Run gradcam batch into another folder without --output-format webdataset."
+        advice = "Run gradcam batch again without --output-format webdataset, and give a new folder with --output."
         raise OutputError(
             f"{reader.show()}: the results are in tar files such as {tar}, which a report cannot read. {advice}"
         )

@@ -50,7 +50,8 @@ def _scan(path: str) -> list[os.DirEntry[str]]:
             return sorted((entry for entry in entries if entry.name[0] != "."), key=lambda entry: entry.name)
     except OSError as error:
         raise InputError(
-            f"{path}: this folder cannot be read ({error.strerror}); change its permissions, or list the other folders"
+            f"{path}: this folder cannot be read ({error.strerror}); change its permissions, or give only folders that can "
+            "be read"
         ) from error
 
 

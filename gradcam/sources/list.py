@@ -157,9 +157,10 @@ def list_inputs(inputs: Inputs, *, exclude: Path | Store | None = None) -> Listi
     left_out = collection.left_out
     if not collection.items:
         where = join_names(texts[:NAMED]) + (f" and {len(texts) - NAMED} more" if len(texts) > NAMED else "")
-        files = f"; {left_out} other {'file was' if left_out == 1 else 'files were'} left out" if left_out else ""
+        subject, verb = ("file", "was") if left_out == 1 else ("files", "were")
+        files = f"; {left_out} {subject} without an image suffix {verb} left out" if left_out else ""
         is_output = any(_is_output(source, excluded) for source in sources)
-        output = "; the output folder is left out, so choose another --output" if is_output else ""
+        output = "; the output folder is left out: choose another --output" if is_output else ""
         raise InputError(f"There are no images in {where}{files}{output}.")
     archives = [source.archive for source in sources if source.archive is not None]
     place = None if roots.root is None or roots.root in archives else to_place(roots.root)
@@ -174,7 +175,9 @@ def _to_texts(inputs: Any) -> list[str | Item]:
         raise InputError("There is nothing to explain: give files, folders, globs, lists or archives.")
     found = [_to_text(one, place) for place, one in enumerate(given)]
     if found.count("-") > 1:
-        raise InputError(f"'-' is given {found.count('-')} times, but {STANDARD_INPUT} can be read once.")
+        raise InputError(
+            f"'-' is given {found.count('-')} times, but {STANDARD_INPUT} can be read only once: give '-' once."
+        )
     return found
 
 

@@ -40,7 +40,7 @@ def read_list(path: str) -> list[Entry]:
         text = decode_text(read_text_file(path), path)
     except OSError as error:
         hint = (
-            "; to read a list from a pipe, give - as input, and redirect with <"
+            "; to read a list from a pipe, give - as the input, and redirect standard input with <"
             if isinstance(error, NotAFileError)
             else ""
         )
@@ -138,7 +138,7 @@ def _to_entries(rows: Iterator[Row], beside: str, source: str) -> Iterator[Entry
                 raise InputError(f"{source}, line {line}: gives the class '{wanted}' without an image; add its path")
             continue
         if "\0" in path:
-            raise InputError(f"{source}, line {line}: has a zero byte in its path; is this a list?")
+            raise InputError(f"{source}, line {line}: has a zero byte in its path; check that the file is a list")
         yield Entry(_look_up(path, beside), sys.intern(wanted) or None, line)
 
 

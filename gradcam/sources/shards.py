@@ -34,7 +34,7 @@ def parse_limit(text: str) -> FailureLimit:
     found = re.fullmatch(r"(\d{1,12})|(\d{1,3}(?:\.\d+)?)\s*%", text.strip(), re.ASCII)
     if found is None or (found[2] is not None and float(found[2]) > 100):
         raise GradcamError(
-            f"{text!r} is not a failure limit: expected a number of images, such as 10, or a share, such as 5%."
+            f"{text!r} is not a failure limit: expected a number of images, such as 10, or a percentage, such as 5%."
         )
     return FailureLimit(float(found[1])) if found[1] else FailureLimit(float(found[2]), is_share=True)
 

@@ -71,8 +71,8 @@ def _check_alike(reader: RunReader, names: Collection[str], part: ShardFiles, no
     """Raises `OutputError` unless that part was made with the same settings."""
     if part.run not in names:
         raise OutputError(
-            f"{reader.show()}: contains {list_manifests(names, part)[0]}, but not {part.run} with its settings; start again "
-            "with --overwrite"
+            f"{reader.show()}: contains {list_manifests(names, part)[0]}, but not {part.run} with the run's settings; start "
+            "again with --overwrite"
         )
     earlier = _read_run(reader, names, part)
     differences = run_file.list_differences(earlier, now)

@@ -85,7 +85,8 @@ def open_lines(path: Path) -> Iterator[bytes]:
         while line := file.readline(LONGEST_LINE):
             if len(line) == LONGEST_LINE:
                 raise OutputError(
-                    f"{path}: has a line of over {LONGEST_LINE} bytes, more than a run writes; start again with --overwrite"
+                    f"{path}: has a line of over {LONGEST_LINE} bytes, longer than any line of a run; start again with "
+                    "--overwrite"
                 )
             yield line
 

@@ -140,7 +140,7 @@ def blaming_store(url: str) -> Iterator[None]:
         yield
     except PermissionError as error:
         raise InputError(
-            f"{url}: the store denies access ({refusal_of(error)}); use credentials that may list and read it"
+            f"{url}: the store denies access ({refusal_of(error)}); use credentials that allow listing and reading it"
         ) from error
     except FileNotFoundError as error:
         raise InputError(f"{url}: does not exist ({refusal_of(error)})") from error

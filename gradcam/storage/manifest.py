@@ -55,13 +55,14 @@ class Logbook:
 def read_manifest(path: str | os.PathLike[str] | Store) -> list[Record]:
     """Read the records of `gradcam batch`, in order.
 
-    You can read the manifest while the run is in progress: an incomplete last line is ignored, and so are unknown keys.
+    You can read the manifest while the run is in progress: an incomplete last line is ignored. Unknown keys are ignored
+    as well.
 
     Parameters
     ----------
     path : str, path or Store
-        The output folder, on disk or as a URL, with the manifests of all shards; or one manifest file. In a store, a
-        manifest consists of several objects; the last record of each image counts.
+        The output folder, on disk or as a URL, or one manifest file. Of a folder, the manifests of all shards are read.
+        In a store, a manifest consists of several objects; if an image has several records there, the last one counts.
 
     Returns
     -------

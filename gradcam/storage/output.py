@@ -145,13 +145,13 @@ def blaming_store(store: Store) -> Iterator[None]:
         yield
     except PermissionError as error:
         raise OutputError(
-            f"{store}: these credentials may not list, read or write it ({refusal_of(error)}); use others, or choose "
-            "another --output"
+            f"{store}: the credentials do not allow listing, reading or writing it ({refusal_of(error)}); use other "
+            "credentials, or choose another --output"
         ) from error
     except FileNotFoundError as error:
         raise OutputError(
-            f"{store}: the bucket, or an object in it, does not exist ({refusal_of(error)}); check it, or choose another "
-            "--output"
+            f"{store}: the bucket, or an object in it, does not exist ({refusal_of(error)}); check the URL, or choose "
+            "another --output"
         ) from error
     except (OSError, NotImplementedError) as error:
         raise OutputError(f"{store}: cannot be written to ({refusal_of(error)}); choose another --output") from error

@@ -183,7 +183,7 @@ class Record:
                 **texts,
             )
             if found.get("status", record.status) != record.status:
-                raise ValueError(f"its status is {shorten(found['status'])}, but its error means {record.status}")
+                raise ValueError(f"its status is {shorten(found['status'])}, but its error requires '{record.status}'")
             return record
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise GradcamError(f"it is not a complete record ({type(error).__name__}: {error})") from error

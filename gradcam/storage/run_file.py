@@ -223,7 +223,7 @@ def list_notes(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     notes = []
     if changed:
         notes.append(
-            f"The earlier run used other versions ({', '.join(changed)}): results may differ in the last digits."
+            f"The earlier run used different versions ({', '.join(changed)}): results may differ in the last digits."
         )
     if earlier.get("pictures") != now["pictures"]:
         notes.append(

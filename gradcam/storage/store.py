@@ -197,7 +197,7 @@ class Store:
         except ImportError as error:
             own = f'"gradcam-torch[{EXTRAS[protocol]}]"' if protocol in EXTRAS else f"what fsspec needs for {protocol}"
             raise StoreError(
-                f"{self.url}: {protocol}:// needs another package: pip install {own} ({refusal_of(error)})"
+                f"{self.url}: {protocol}:// needs an additional package: pip install {own} ({refusal_of(error)})"
             ) from error
         except ValueError as error:
             raise StoreError(

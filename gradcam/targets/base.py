@@ -30,7 +30,7 @@ class Instance:
     name : str
         Its readable name: "person", a sentence, a word.
     index : int or None
-        Its class.
+        The index of its class.
     score : float or None
         The model's confidence, from 0 to 1, or the cosine similarity for text and reference images. None if there is no
         score.
@@ -70,7 +70,7 @@ class Instance:
     against: Sequence[str] = ()
 
     def moved(self, source: Window, target: Window, size: Sequence[int]) -> Instance:
-        """Map the box, point and mask from a region of one canvas to a region of another.
+        """Map the box, point and mask from a region of this canvas to a region of another canvas.
 
         Parameters
         ----------
@@ -79,7 +79,7 @@ class Instance:
         target : (float, float, float, float)
             The region on the new canvas.
         size : (int, int)
-            Height and width of the new canvas, and of the new mask; the mask is zero outside its own canvas.
+            Height and width of the new canvas, and of the new mask; the mask is zero outside the present canvas.
 
         Returns
         -------

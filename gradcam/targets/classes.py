@@ -24,12 +24,13 @@ RIGHT_FORMS = (
     "output"
 )
 PROBABILITIES = (
-    "The model's output is {}, which the heatmap explains instead of logits. Their gradient vanishes for confident "
-    "predictions. Explain the model without its last activation, or confirm with "
+    "The model's output is {}, which the heatmap explains instead of logits. The gradient of such an output vanishes for "
+    "confident predictions. Explain the model without its last activation, or confirm with "
     'targets.ClassTarget(..., activation="none") (--activation none).'
 )
 BINARY = (
-    "Assumed that the single output is a binary logit: class 1 is positive, class 0 negative. For a value, pass {}."
+    "Assumed that the single output is a binary logit: class 1 is positive, class 0 negative. If the output is a "
+    "regression value, pass {}."
 )
 FEWEST_HALVES = 64  # numbers of half precision, whose length says something
 LINEAR = ("Addmm", "Mm", "Linear", "Convolution")  # operations with weights, after which values are logits
@@ -153,18 +154,18 @@ class ClassTarget:
     Parameters
     ----------
     classes : int, sequence or Tensor, default None
-        An int for all images, N ints, or (N,K); None for the `top` classes of each image.
+        An int for all images, N ints, or (N,K); None for the `top` most probable classes of each image.
     top : int, default 1
         The number of most probable classes to explain.
     score : str, default "logit"
         "logit", "probability", or "contrast": the class's logit minus the mean of its five strongest rivals.
     against : int or sequence of int, default ()
-        The rivals of a contrast, instead of the strongest ones.
+        The rivals for score "contrast", instead of the five strongest.
     activation : str, default "auto"
         How logits become probabilities: "softmax", "sigmoid" (multi-label), "none" (the output is values or
-        probabilities), "applied" (a single output is a probability), or "auto": softmax, and sigmoid for a single logit.
-        With "sigmoid" or "applied", a single output is two classes: 1 is positive, 0 is negative. With "none", it is a
-        regression value, explained as class 0.
+        probabilities), "applied" (a single output is a probability), or "auto" (sigmoid for a single logit, otherwise
+        softmax). With "sigmoid" or "applied", a single output is two classes: 1 is positive, 0 is negative. With
+        "none", a single output is a regression value, explained as class 0.
     output : str or int, default None
         The key or index of the class scores in an output with several heads. None works if there is only one head, or
         if one is named `logits`.
@@ -173,7 +174,7 @@ class ClassTarget:
     ------
     TargetError
         If the score or activation is unknown, `top` is below 1, or `against` is given with a score other than
-        "contrast". When used with a model: if it does not have a class, or a class is contrasted with itself.
+        "contrast". When used with a model: if the model does not have a class, or a class is contrasted with itself.
 
     Examples
     --------
@@ -219,7 +220,7 @@ class ClassTarget:
         Returns
         -------
         ClassTarget
-            With `classes` as a tensor.
+            The same target, with `classes` as a tensor.
 
         Raises
         ------
@@ -408,7 +409,7 @@ def find_logits(output: Any, images: int, *, head: str | int | None = None) -> T
             f"{_advise(logits)}pass target=, a function from the model's output to one score per image."
         )
     if _is_normalised(logits):
-        raise TargetError(f"The output's rows have length 1, like embeddings and unlike logits: {NO_CLASSES}")
+        raise TargetError(f"The output's vectors have norm 1, like embeddings and unlike logits: {NO_CLASSES}")
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 

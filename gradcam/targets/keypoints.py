@@ -35,14 +35,14 @@ class Keypoint(Target):
     box : int, default 0
         The number of the detected box, the highest-scoring first, if the model finds keypoints per box.
     temperature : float, default None
-        Divides the heatmap before the softmax. None is 0.05 for ViTPose, whose heatmaps are peaks of height 1, and 1
-        otherwise, for logits as in Keypoint R-CNN.
+        The divisor of the heatmap before the softmax. None means 0.05 for ViTPose, whose heatmaps peak at 1. For all
+        other models, such as Keypoint R-CNN, None means 1, which suits logits.
 
     Raises
     ------
     TargetError
-        If the number, axis, box or temperature is invalid. When used with a model: if it has no keypoint heatmaps, if a
-        keypoint or box does not exist, or if no box is detected in an image.
+        If the number, axis, box or temperature is invalid. When used with a model: if the model has no keypoint
+        heatmaps, if a keypoint or box does not exist, or if no box is detected in an image.
 
     Notes
     -----
@@ -131,7 +131,7 @@ class KeypointReader(Reader):
                 raise TargetError(f"No box with keypoints was found in {which}: none is above the model's threshold.")
             if number >= count:
                 there = (
-                    "its heatmaps cover the whole image"
+                    "the keypoint heatmaps cover the whole image, so pass box=0"
                     if poses.scores is None
                     else f"there are {count}, 0 to {count - 1}"
                 )

@@ -26,14 +26,14 @@ ROUNDING = 64  # units in the last place, by which embeddings of one picture may
 class Like(Target):
     """A reference image: explain what makes the images similar to it.
 
-    The score is the cosine similarity of the two embeddings. The reference's embedding is a constant. The explanation's
-    `reference` has the maps on the reference image, one for each image, if the reference is an image.
+    The score is the cosine similarity of the two embeddings. The reference's embedding is a constant. If the reference
+    is an image, the explanation's `reference` has the maps on that image, one for each explained image.
 
     Parameters
     ----------
     reference : Tensor (C,H,W), (R,C,H,W), (D,) or (R,D), or an image
         The reference image, preprocessed like the images, or its embedding. Several references give one map each. With
-        `gradcam.load_matcher` it may be any form of image that `gradcam.read_image` takes, or a list of them.
+        `gradcam.load_matcher`, the reference may be anything that `gradcam.read_image` takes, or a list of such images.
     name : str or sequence of str, default "reference"
         The name of the reference, or a list of names for several references.
 

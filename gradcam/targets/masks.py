@@ -60,19 +60,20 @@ class Mask(Target):
         predicted at the point. Without a point, it is the most frequent predicted class within the mask or the image,
         other than the background.
     mask : sequence, array, Tensor or path, default None
-        The pixels. None: all pixels predicted as the class. A point (x, y) in pixels of the image: the pixels predicted
-        as the class that are connected to the point, by edges or corners. A box (left, top, right, bottom). An array
-        (H,W) of bools or integers of the size of the model's input image, or (N,H,W) for one per image; non-zero is
-        inside. The path of an image file with labels, grey values or colours; everything but black is inside.
+        The pixels. None takes all pixels predicted as the class. A point (x, y), in pixels of the image, takes those
+        pixels of the class that are connected to the point by edges or corners. A box is (left, top, right, bottom). An
+        array (H,W) of bools or integers has the size of the model's input image, or is (N,H,W) for one mask per image;
+        non-zero pixels are inside. A path names an image file with labels, grey values or colours; all pixels but black
+        ones are inside.
     reduction : str, default "mean"
         "mean" or "sum" of the logits over the mask.
 
     Raises
     ------
     TargetError
-        If the reduction is unknown, or the mask is invalid. When used with a model: if it is not a segmentation model,
-        or if the class does not exist or is predicted at no pixel. Also if a mask is empty or does not have the input
-        image's size, or if the point is outside the image.
+        If the reduction is unknown, or the mask is invalid. When used with a model: if the model is not a segmentation
+        model, or if the class does not exist or is predicted at no pixel. Also if a mask is empty or does not have the
+        input image's size, or if the point is outside the image.
     ImageError
         When used with a model: if the mask file cannot be read.
 
@@ -111,7 +112,7 @@ class Mask(Target):
 
     @property
     def kind(self) -> str:
-        """The form of the mask: "predicted", "point", "box", "array" or "file". Otherwise raises `TargetError`."""
+        """The form of the mask: "predicted", "point", "box", "array" or "file". Raises `TargetError` for any other form."""
         mask = self.mask
         if mask is None:
             return "predicted"

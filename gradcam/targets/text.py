@@ -21,13 +21,13 @@ class Text(Target):
     """A sentence: explain what in the image matches it, for image-text models such as CLIP.
 
     The score is the cosine similarity of the image's and the sentence's embeddings; with `against`, the mean of the
-    similarities to those sentences is subtracted. Sentences are tokenised and embedded by the model's own parts, once.
+    similarities to those sentences is subtracted. The model's own tokenizer and text encoder embed each sentence once.
     Only the image encoder runs for an explanation.
 
     Parameters
     ----------
     text : str, sequence of str, Tensor (D,) or (T,D)
-        One or several sentences, each of which gives a map; or their embeddings.
+        One or several sentences, or their embeddings. Each sentence gives one map.
     against : str, sequence of str, Tensor (D,) or (A,D), default ()
         The sentences to contrast with.
     tokenizer : callable, default None
@@ -37,8 +37,8 @@ class Text(Target):
     Raises
     ------
     TargetError
-        If a sentence is empty or missing, or is neither text nor an embedding. When used with a model: if it has no
-        text encoder or no tokenizer, or a sentence is too long.
+        If a sentence is empty or missing, or is neither text nor an embedding. When used with a model: if the model has
+        no text encoder or no tokenizer, or a sentence is too long.
 
     Examples
     --------

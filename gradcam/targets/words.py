@@ -21,9 +21,9 @@ from gradcam.targets.base import LOCAL, Bound, Instance, Reader, Scored, Target
 class Token(Target):
     """A word of a caption: explain what the model looked at when it chose that word.
 
-    The score is the word's logit, given the image and the words before it. The finished caption is read again (teacher
-    forcing), so one forward pass and one batched backward pass explain all of its words. Attention weights are not used, and
-    models keep their fast attention.
+    The score is the word's logit, given the image and the words before it. The model reads the finished caption again
+    (teacher forcing), so one forward pass and one batched backward pass explain all of its words. Attention weights are
+    not used, and models keep their fast attention.
 
     Parameters
     ----------
@@ -36,8 +36,8 @@ class Token(Target):
     Raises
     ------
     TargetError
-        If the caption has no tokens, or a position does not exist. When used with a model: if it generates no text, if
-        a token is outside its vocabulary, or if it needs a prompt and none was passed.
+        If the caption has no tokens, or a position does not exist. When used with a model: if the model generates no
+        text, if a token is outside its vocabulary, or if it needs a prompt and none was passed.
 
     Notes
     -----
@@ -82,7 +82,7 @@ class Token(Target):
 
     @property
     def positions(self) -> Sequence[Any]:
-        """The given positions as a list; [0] for all."""
+        """The given positions as a list; [0] if `position` is None."""
         several = isinstance(self.position, (list, tuple, range))
         return self.position if several else [0 if self.position is None else self.position]
 

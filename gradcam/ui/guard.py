@@ -104,7 +104,7 @@ class Guard:
         return receive_some
 
     def _say_limit(self) -> str:
-        return f"The file has more than {self.largest / 1e6:g} MB, the limit for a dropped file."
+        return f"The file is larger than {self.largest / 1e6:g} MB, the limit for a dropped file."
 
 
 def _is_same(given: str, own: str | None) -> bool:

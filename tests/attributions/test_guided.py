@@ -171,7 +171,7 @@ def test_an_output_that_is_changed_in_place_later(in_place: bool) -> None:
     found = attribute(_changed_later, relu=nn.ReLU6(inplace=in_place))
     plain = Net(_changed_as_in_place if in_place else _changed_copy, relu=nn.ReLU6())
     torch.testing.assert_close(found.values, reference(plain, TINY, [0, 1]))
-    with pytest.raises(gradcam.errors.ModelError, match="changes in place a value that its own gradient needs"):
+    with pytest.raises(gradcam.errors.ModelError, match="changes a value in place that the backward pass needs"):
         attribute(_changed_later, relu=nn.ReLU(inplace=in_place))
 
 

@@ -212,22 +212,26 @@ def load_another(device: str) -> gradcam.Classifier:
         (
             {"load": load_another},
             "ClusterError",
-            "The model's weights on .+ differ from those where the run started: give",
+            "The model's weights on .+ differ from those on the machine that started the run: give",
         ),
-        ({"load": partial(fail, error=OSError("no"))}, "ClusterError", r"The actor on .+ cannot work: OSError: no \("),
-        ({"load": partial(fail, error=ModelError("no"))}, "ClusterError", "The actor on .+ cannot work: no"),
+        ({"load": partial(fail, error=OSError("no"))}, "ClusterError", r"The actor on .+ failed: OSError: no \("),
+        ({"load": partial(fail, error=ModelError("no"))}, "ClusterError", "The actor on .+ failed: no"),
         ({"load": partial(fail, error=StoreError("no"))}, "StoreError", "no"),
         (
             {"version": "0.1"},
             "ClusterError",
-            r"gradcam is .+ on .+, but 0\.1 where the run started: install the same",
+            r"gradcam is version .+ on .+, but version 0\.1 on .+: install the same",
         ),
         (
             {"seen": [Path("/nowhere/out")]},
             "ClusterError",
             "/nowhere/out does not exist on .+: use a folder that all machines share",
         ),
-        ({"seen": [Path("/")], "folder": Path("/nowhere")}, "ClusterError", "/nowhere is not on .+: give a folder"),
+        (
+            {"seen": [Path("/")], "folder": Path("/nowhere")},
+            "ClusterError",
+            "/nowhere does not exist on .+: use a folder",
+        ),
     ],
 )
 def test_an_actor_that_cannot_work_says_why(
@@ -249,7 +253,7 @@ def test_another_version_says_so_before_it_looks_at_what_it_cannot_read(
     job = to_job(load, work, to_saver(work, disk), "cpu", 1)
     for made, said in (
         (replace(job, version="0.1", run="another"), "gradcam is "),
-        (job, "The actor on .+ cannot work: error: "),
+        (job, "The actor on .+ failed: error: "),
     ):
         (answer,) = [pickle.loads(row["answer"][0]) for row in act(made)({"block": [b"of another version"]})]
         assert re.match(said, answer.error.text), answer.error.text
@@ -266,9 +270,9 @@ def test_what_ray_says_is_the_reason_and_no_advice() -> None:
 
     Ray.exceptions = exceptions  # type: ignore[attr-defined]
     error = exceptions.RayTaskError("f", "Traceback\nTo change retry attempts, configure", ValueError("not whole"))
-    said = "Ray stopped the work: ValueError: not whole (GRADCAM_TRACEBACK=1 shows where)"
+    said = "Ray stopped the run: ValueError: not whole (GRADCAM_TRACEBACK=1 shows where)"
     assert _word(Ray, error.as_instanceof_cause()) == said
-    assert _word(Ray, RuntimeError("first\nlast")) == "Ray stopped the work: last"
+    assert _word(Ray, RuntimeError("first\nlast")) == "Ray stopped the run: last"
 
 
 class Full:
@@ -322,7 +326,10 @@ def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     check_address("auto")
     with served(Grpc) as address:
         check_address(address)
-    with served(Plain) as address, pytest.raises(ClusterError, match=f"^{address}: the server there is not Ray: "):
+    with (
+        served(Plain) as address,
+        pytest.raises(ClusterError, match=f"^{address}: the server at this address is not Ray"),
+    ):
         check_address(address)
     with pytest.raises(ClusterError, match=f"^{address}: no answer \\(connection refused\\). Start the head"):
         check_address(address)
@@ -419,7 +426,7 @@ def test_wrong_usage(gradcam_command: Command, photos: Path, folder: Path, monke
     assert "--ray-address needs --engine ray" in batch("--ray-address", "a:1")
     assert "--actors-per-gpu needs --engine ray" in batch("--actors-per-gpu", "2")
     assert "--actors-per-gpu needs GPUs" in batch("--engine", "ray", "--device", "cpu", "--actors-per-gpu", "2")
-    assert "choose one of auto, cpu, cuda" in batch("--engine", "ray", "--device", "cuda:1")
+    assert "use one of auto, cpu, cuda" in batch("--engine", "ray", "--device", "cuda:1")
     with socket.create_server(("127.0.0.1", 0)) as server:
         dead = f"127.0.0.1:{server.getsockname()[1]}"
     said = f"Error: {dead}: no answer (connection refused). Start the head with `ray start --head`.\n"
@@ -458,7 +465,7 @@ def test_a_cluster_that_cannot_be_joined(monkeypatch: pytest.MonkeyPatch) -> Non
     handler = signal.getsignal(signal.SIGTERM)
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     said = r"^auto: the Ray cluster cannot be joined \(Version mismatch: The cluster was started with: Ray: 2\.9\.0\)\."
-    with pytest.raises(ClusterError, match=said + r" Where .+ set RAY_AUTH_MODE=token\.$"), session.joined("auto"):
+    with pytest.raises(ClusterError, match=said + r" If .+ set RAY_AUTH_MODE=token\.$"), session.joined("auto"):
         pass
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     with pytest.raises(ClusterError, match=said + "$"), session.joined("auto"):

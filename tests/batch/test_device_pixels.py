@@ -425,22 +425,22 @@ class TestChoice:
     @pytest.mark.parametrize(
         ("change", "reason"),
         [
-            ({"fit": "whole"}, "the fit is whole"),
+            ({"fit": "whole"}, "the fit is 'whole'"),
             ({"reader": lambda path: None}, "the reader is user-defined"),
-            ({"preprocess": SimpleNamespace(channels=3)}, "preprocessing is not a resize and crop of RGB"),
+            ({"preprocess": SimpleNamespace(channels=3)}, "preprocessing is not a plain resize and crop of RGB"),
         ],
     )
     def test_what_cannot_be_on_the_device(self, classifier: gradcam.Classifier, change: Any, reason: str) -> None:
         changed = replace(classifier, **change)
         assert find_pixels("auto", changed) is None
         with pytest.raises(
-            DeviceError, match=rf"^Images cannot be processed on the device: .*{reason}.*auto or cpu\.$"
+            DeviceError, match=rf"^Images cannot be processed on the device: .*{reason}.*auto or --pixels cpu\.$"
         ):
             find_pixels("device", changed)
 
     def test_a_device_without_a_codec(self, classifier: gradcam.Classifier, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(device, "find_codec", lambda place: None)
-        with pytest.raises(DeviceError, match="JPEG cannot be decoded on cpu, which needs CUDA"):
+        with pytest.raises(DeviceError, match="JPEG cannot be decoded on cpu .this needs CUDA"):
             find_pixels("device", classifier)
         assert find_pixels("auto", classifier, device="cuda") is None  # a driver without nvJPEG
 
@@ -562,7 +562,7 @@ class TestShell:
     @pytest.mark.parametrize(
         ("options", "said"),
         [
-            (("--fit", "whole"), "Images cannot be processed on the device: only the fit crop"),
+            (("--fit", "whole"), "Images cannot be processed on the device: this needs the fit 'crop'"),
             (("--pages",), "Images cannot be processed on the device: pages are made on the CPU"),
             (("--engine", "ray"), "--pixels device does not work with --engine ray"),
         ],
@@ -601,4 +601,4 @@ def test_formats_that_the_processor_decodes_are_resized_on_the_device() -> None:
     ) -> None:
         outcome = gradcam_command("batch", "photos", "-o", "out", "--pixels", "device")
         assert outcome.status != 0
-        assert "--pixels device needs a GPU, and none was found" in outcome.err
+        assert "--pixels device needs a GPU, but no GPU was found" in outcome.err

@@ -416,7 +416,7 @@ def test_what_cannot_be_saved_is_refused(asked: dict[str, Any], message: str) ->
 def test_a_panel_of_no_maps_is_refused_before_work_begins(
     do: Callable[..., Work], asked: dict[str, Any], unfit: str
 ) -> None:
-    with pytest.raises(GradcamError, match=f"needs maps at layers, but {unfit} makes none"):
+    with pytest.raises(GradcamError, match=f"needs heatmaps at a layer, but {unfit} has no layer"):
         check(do(Saving(kinds=("panel",)), **asked), ["cat"])
 
 

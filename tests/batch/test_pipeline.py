@@ -597,7 +597,7 @@ class TestMemory:
         items[1] = Item("white.png", Content(white.getvalue()))
         found = run(tiny(listen), items, INNER)
         assert str(found[1]).startswith(
-            "white.png: does not fit into memory, even at batch size 1: use a layer or method"
+            "white.png: does not fit into memory, even at batch size 1: use a smaller model"
         )
         assert [isinstance(each, PictureResult) for each in found] == [True, False, True, True, True, True]
 

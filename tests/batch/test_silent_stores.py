@@ -119,7 +119,7 @@ def test_a_store_that_recovers_is_read_in_the_end(truncating: Server, caplog: py
     truncating.is_broken = False
     (last,) = results
     assert (last.name.rpartition("/")[2], last.error) == ("cut.jpg", None)
-    assert "1 image(s) are read again at the end" in caplog.text
+    assert "Reading 1 image(s) again" in caplog.text
 
 
 def test_numbers_do_not_depend_on_an_outage(batch: Command, folder: Path, truncating: Server) -> None:

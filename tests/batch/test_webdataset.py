@@ -676,6 +676,6 @@ def test_a_store_that_refuses_tars_is_told_of_as_for_files() -> None:
         with pytest.raises(OutputError) as caught:
             start(Bucket(Store("objects://bucket/out")))
     assert str(caught.value) == (
-        "objects://bucket/out/: these credentials may not list, read or write it (Access Denied); use "
-        "others, or choose another --output"
+        "objects://bucket/out/: the credentials do not allow listing, reading or writing it (Access Denied); use "
+        "other credentials, or choose another --output"
     )

@@ -224,7 +224,7 @@ def test_tokens_that_were_chosen_are_no_grid(keep: int) -> None:
     torch.manual_seed(0)
     model, images = Written(patch=16, keep=keep).eval(), torch.randn(1, 3, 224, 224)
     assert gradcam.explain(model, images, target=1).layer == "blocks.0"
-    with pytest.raises(gradcam.GradcamError, match="its spatial grid is ambiguous: pass the grid of its"):
+    with pytest.raises(gradcam.GradcamError, match="spatial grid of this output is ambiguous: pass the grid of its"):
         gradcam.explain(model, images, "blocks.1.norm1", target=1)
     assert {row.name: row.cam for row in gradcam.list_layers(model)}["blocks.1.norm1"] is False
 
@@ -238,7 +238,7 @@ def test_channels_in_a_row_are_no_places() -> None:
 
 def test_frames_before_channels_are_refused() -> None:
     model = nn.Sequential(nn.Flatten(0, 1), nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 9, 2))
-    with pytest.raises(gradcam.GradcamError, match=r"\(2, 4, 3, 5, 5\), frames before channels: pass"):
+    with pytest.raises(gradcam.GradcamError, match=r"\(2, 4, 3, 5, 5\), with frames before channels: pass"):
         gradcam.explain(model, torch.randn(2, 4, 3, 5, 5), "1", target=1)
 
 

@@ -592,12 +592,12 @@ class Coarser(OpenViT):
 
 
 REFUSED: list[tuple[Callable[[], nn.Module], str]] = [
-    (tiny_model, "Sequential cannot be traced back to the image: none was found. It has none"),
+    (tiny_model, "Sequential cannot be traced back to the image: no attention was found. The model has none"),
     (
         lambda: OpenViT("patches", 0, block=Windows),
-        r"in 'blocks\.0' is \(4, 2, 3, 3\) for 2 image\(s\): it is limited to",
+        r"in 'blocks\.0' is \(4, 2, 3, 3\) for 2 image\(s\): it covers only",
     ),
-    (first_in_windows, r"in 'blocks\.0' is \(4, 2, 3, 3\) for 2 image\(s\): it is limited to windows"),
+    (first_in_windows, r"in 'blocks\.0' is \(4, 2, 3, 3\) for 2 image\(s\): it covers only windows"),
     (lambda: OpenViT(block=Twice), "no module around 'blocks.0' contains only this attention and returns its 7 tokens"),
     (
         lambda: OpenViT(block=OverChannels),
@@ -605,7 +605,7 @@ REFUSED: list[tuple[Callable[[], nn.Module], str]] = [
     ),
     (lambda: OpenViT(block=OverHeadsChannels), r"is \(2, 2, 4, 4\), and 4 tokens form no grid on images of 16 x 24"),
     (lambda: OpenViT(block=PooledKeys), r"\(2, 1, 7, 4\): its queries and keys are different tokens"),
-    (Coarser, "its number of tokens changes from 7 to 6"),
+    (Coarser, "the number of tokens changes from 7 to 6"),
 ]
 
 
@@ -785,7 +785,7 @@ def test_the_shell_says_that_a_network_has_no_attention(
     outcome = run(photo("chelsea.jpg"), "--method", name)
     assert outcome.status == 1
     assert "chelsea.jpg: The attention of" in outcome.err
-    assert "cannot be traced back to the image: none was found" in outcome.err
+    assert "cannot be traced back to the image: no attention was found" in outcome.err
     assert list(folder.iterdir()) == []
 
 

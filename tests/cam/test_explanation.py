@@ -430,7 +430,10 @@ class TestModes:
     @pytest.mark.parametrize(
         ("behind", "message"),
         [
-            (lambda y, before: _changed_after_use(y.sigmoid()), "changes in place a value that its own gradient needs"),
+            (
+                lambda y, before: _changed_after_use(y.sigmoid()),
+                "changes a value in place that the backward pass needs",
+            ),
             (
                 lambda y, before: before.add_(y[:, :1]).expand_as(y) * y,
                 "another view of the layer's output or input",
@@ -708,7 +711,7 @@ class TestLayerErrors:
                     x = self.body[:5](images)
                 return self.body[5:](x)
 
-        with pytest.raises(ModelError, match="disables it"):
+        with pytest.raises(ModelError, match="disables recording"):
             gradcam.explain(Disables().eval(), TINY, "body.3")
 
     def test_recording_disabled_between_two_layers(self) -> None:
@@ -725,7 +728,7 @@ class TestLayerErrors:
                     y = self.middle(x)
                 return (self.last(y.sin()) * x).mean((2, 3))
 
-        with pytest.raises(ModelError, match="disables it"):
+        with pytest.raises(ModelError, match="disables recording"):
             gradcam.compare(Between(), TINY, layers=["first", "last"], methods=["gradcam"])
         assert gradcam.explain(Between(), TINY, "last", target=1).maps.isfinite().all()
 
@@ -743,7 +746,7 @@ class TestLayerErrors:
                 x = checkpoint(self.body[:5], images, use_reentrant=self.reentrant)
                 return self.body[5:](x)
 
-        with pytest.raises(ModelError, match="disables it"):
+        with pytest.raises(ModelError, match="disables recording"):
             gradcam.explain(Checkpointed(True).eval(), TINY, "body.3")
         found = gradcam.explain(Checkpointed(False).eval(), TINY, "body.3", target=1)
         torch.testing.assert_close(found.maps, TestWrappers.expected)
@@ -778,7 +781,7 @@ class TestLayerErrors:
                 halves = torch.cat(images.chunk(2, dim=3))
                 return self.conv(halves).mean((2, 3)).unflatten(0, (2, -1)).sum(0)
 
-        with pytest.raises(LayerError, match="rows are not images"):
+        with pytest.raises(LayerError, match="first axis is not the batch"):
             gradcam.explain(Folds(), TINY, "conv")
 
 
@@ -984,7 +987,7 @@ def test_scores_that_are_not_finite_are_an_error() -> None:
 
 
 def test_names_of_arguments_that_are_none_are_refused() -> None:
-    with pytest.raises(ImageError, match=r"mapping from \[0\], expected the names"):
+    with pytest.raises(ImageError, match=r"keys \[0\], expected the names"):
         gradcam.explain(tiny_model(), {0: TINY}, "3")
 
 

@@ -374,5 +374,5 @@ def test_windows_are_no_attention_over_the_picture() -> None:
         def forward(self, tokens: Tensor) -> Tensor:
             return super().forward(tokens.reshape(-1, 3, 8)).reshape(tokens.shape)
 
-    with pytest.raises(ModelError, match="it is limited to windows"):
+    with pytest.raises(ModelError, match="it covers only windows"):
         gradcam.explain(OpenViT("patches", 0, block=Windows), IMAGES, method="grad-eclip", target=1)

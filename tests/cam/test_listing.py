@@ -223,7 +223,7 @@ def test_the_reasons_and_strides() -> None:
         "parts.0": None,
         "parts.1": None,
         "training_only": "not called in evaluation mode",
-        "rows": "its rows are not images",
+        "rows": "its first axis is not the batch",
         "indices": "returns no floating-point tensor",
         "head": "no grid",
     }

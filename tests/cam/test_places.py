@@ -21,7 +21,7 @@ from gradcam.evaluation.checks.check import check
 from gradcam.hooks import facts
 from tests.helpers import assert_same, traces
 
-WRONG = "may be misplaced: its cells responded at [0-3] of 6 places changed in the image, expected 4 or more"
+WRONG = "may be misplaced: its cells responded to [0-3] of 6 local changes of the image, expected at least 4"
 
 
 def hiera() -> nn.Module:
@@ -149,7 +149,7 @@ def test_usual_orders_are_corrected_without_a_warning(order: str) -> None:
 def test_cells_that_all_change_alike_answer_to_no_place() -> None:
     where = torch.randn(1, 37, 16)  # whole numbers, which add up exactly
     model = Tokens(lambda tokens: (64 * tokens.mean(1, keepdim=True)).round() + where.round()).eval().double()
-    with pytest.warns(GradcamWarning, match="its cells responded at 0 of"):
+    with pytest.warns(GradcamWarning, match="its cells responded to 0 of"):
         gradcam.explain(model, torch.randn(1, 3, 48, 48).double(), "turned", method="eigencam", target=1)
 
 
@@ -269,7 +269,7 @@ def test_matrices_of_attention_are_no_pictures_behind_whatever_module() -> None:
     assert len(str(caught.value)) < 250
     for given in (model, plain_attention_vit().to("meta")):
         rows = {row.name: row for row in list_layers(given, 96)}
-        assert rows[name].reason == "its rows are attention weights"
+        assert rows[name].reason == "it returns attention weights"
         assert rows["blocks.1.norm1"].cam
     said = gradcam.explain(model, images[:1], "blocks.1.norm1", target=1)
     assert said.maps.shape[2:] == (6, 6)

@@ -301,7 +301,7 @@ class TestMemory:
         model = tiny_model()
         before = traces(model)
         with pytest.raises(
-            GradcamError, match=r"memory_budget is 10 bytes, but one variant of the 3 image\(s\) takes \d+"
+            GradcamError, match=r"memory_budget is 10 bytes, but one perturbed copy of the 3 image\(s\) takes \d+"
         ):
             gradcam.explain(model, TINY, "4", method=method, memory_budget=10)
         assert_same(before, traces(model))

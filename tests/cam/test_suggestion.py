@@ -381,7 +381,7 @@ def test_a_head_that_there_is_not() -> None:
     [
         (
             lambda x: F.normalize(x),
-            "rows have length 1, like embeddings and unlike logits: the model has no image classes. Pass target=",
+            "vectors have norm 1, like embeddings and unlike logits: the model has no image classes. Pass target=",
         ),
         (lambda x: {"image_embeds": x}, "'image_embeds' is an embedding: the model has no image classes. Pass target="),
     ],
@@ -448,7 +448,7 @@ def test_the_layer_to_choose_where_the_patches_are_not_read_works(towers: bool, 
         target = lambda output: output[0] @ output[1].T  # noqa: E731
     with pytest.raises(gradcam.errors.BlindLayerError, match=f"layer '{layer}'") as said:
         gradcam.explain(model, inputs, layer, method=method, target=target)
-    ((advised),) = re.findall("Choose '([^']+)', whose patches reach it", str(said.value))
+    ((advised),) = re.findall("Choose '([^']+)', whose patches reach the score", str(said.value))
     assert advised == ("visual." if towers else "") + "blocks.1.norm1"
     assert gradcam.explain(model, inputs, advised, method=method, target=target).maps.any()
 

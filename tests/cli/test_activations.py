@@ -206,7 +206,7 @@ def test_a_layer_without_a_grid_is_the_pictures_failure(inspect: Command, folder
         (["--order", "weakest"], "'weakest' is not one of 'strongest', 'index'"),
         (["--scale", "image"], "'image' is not one of 'channel', 'layer'"),
         (["--colormap", "infernal"], "There is no colour map 'infernal'. Nearest: 'inferno'"),
-        (["-o", "maps.gif"], "images are written as"),
+        (["-o", "maps.gif"], "images can only be written as"),
         (["other.jpg", "-o", "maps.png"], "is one file, but there are several results"),
         (["--model", ""], "The model's name is empty"),
     ],

@@ -97,7 +97,7 @@ def test_a_folder_is_explained_under_the_same_relative_names(
 def test_broken_files_are_named_at_the_end_and_others_counted(batch: Command, photos: Path) -> None:
     outcome = batch("photos", "-o", "out")
     assert re.fullmatch(
-        r"5 images explained, 1 failed, 1 other file ignored   \(\d+\.\d s, \d+\.\d images per second\)\n  →  out\n",
+        r"5 images explained, 1 failed, 1 non-image file ignored   \(\d+\.\d s, \d+\.\d images per second\)\n  →  out\n",
         outcome.out,
     ), outcome.out
     assert re.fullmatch(r"b/broken\.jpg: is damaged or cut off \(.+\)\n", outcome.err), outcome.err
@@ -387,7 +387,7 @@ def test_nothing_is_done_twice(batch: Command, folder: Path, photos: Path) -> No
     }
     outcome = batch("photos", "-o", "out", "--resume")
     assert outcome.status == 0
-    assert outcome.out.startswith("0 images explained, 5 explained before")
+    assert outcome.out.startswith("0 images explained, 5 explained in an earlier run")
     after = {name: (folder / "out" / name).stat().st_mtime_ns for name in before}
     assert before == after
 
@@ -543,7 +543,7 @@ def test_what_somebody_removes_while_it_runs_is_told_of_and_nothing_is_lost(
     outcome = batch("photos", "-o", "out")
     assert outcome.status == 1
     if name == "run.json":
-        assert "run.json: another program removed this file during the run. It is written again." in outcome.err
+        assert "run.json: another program removed this file during the run. gradcam wrote it again." in outcome.err
     else:
         assert "manifest.jsonl: another program removed or changed this file" in outcome.err
         assert batch("photos", "-o", "out", "--resume").status == 1

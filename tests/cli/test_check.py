@@ -150,7 +150,7 @@ def test_quiet_says_nothing(check: Command, folder: Path, small: Photo) -> None:
         (["--seed", -1], "-1 is out of range"),
         (["-l", "nothing"], "There is no layer 'nothing'"),
         (["-c", "koala"], "koala"),
-        (["-o", "it.gif"], "images are written as"),
+        (["-o", "it.gif"], "images can only be written as"),
     ],
 )
 def test_wrong_usage_is_told_before_anything_is_done(

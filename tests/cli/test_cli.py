@@ -342,7 +342,7 @@ def test_several_results_do_not_fit_into_one_file(
         (["--top-k", "0"], "'--top-k': 0 is out of range"),
         (["--weights", "missing.safetensors"], "'missing.safetensors' does not exist"),
         (["--weights", "{picture}"], "expected a checkpoint written by safetensors or torch.save"),
-        (["-o", "out.gif"], r"out\.gif: images are written as \.bmp, "),
+        (["-o", "out.gif"], r"out\.gif: images can only be written as \.bmp, "),
         (["--nonsense"], "No such option"),
         (["--model", ""], "^Error: The model's name is empty: remove --model"),
     ],
@@ -719,7 +719,7 @@ def test_an_output_that_cannot_be_written_is_one_line(folder: Path, small: Photo
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 1
-    assert done.stderr == "Error: standard output cannot be written (No space left on device).\n"
+    assert done.stderr == "Error: cannot write to standard output (No space left on device).\n"
 
 
 def result(share: float, region: tuple[int, int, int, int] = (0, 0, 10, 20)) -> Report:
@@ -830,7 +830,7 @@ def test_a_dicom_file_is_explained(run: Command, tmp_path: Path, photo: Photo) -
 def test_overlays_are_not_written_as_dicom(run: Command, small: Photo, name: str) -> None:
     done = run(small("coffee.jpg"), "-o", name)
     assert done.status == 2
-    assert "images are written as" in done.err
+    assert "images can only be written as" in done.err
 
 
 # The program as a whole
@@ -960,14 +960,14 @@ def test_a_reshape_that_does_not_fit_is_one_line(run: Command, small: Photo) -> 
         outcome = run(small("coffee.jpg"), "--reshape", "7x7", "--method", method)
         assert outcome.status == 1
         assert outcome.err.count("\n") == 1
-        assert "which reshape=(7, 7) does not fit: pass reshape='channels first'" in outcome.err
+        assert "but reshape=(7, 7) does not fit this output: pass reshape='channels first'" in outcome.err
 
 
 @pytest.mark.parametrize("text", ["7", "7x", "0x7", "7x7x7x7", "7 x 7", "channels", "-7x7"])
 def test_a_reshape_is_a_grid_or_a_layout(run: Command, small: Photo, text: str) -> None:
     outcome = run(small("coffee.jpg"), f"--reshape={text}")
     assert outcome.status == 2
-    assert "not a grid, such as 14x14, or one of 'channels first'" in " ".join(outcome.err.split())
+    assert "expected a grid, such as 14x14, or one of 'channels first'" in " ".join(outcome.err.split())
 
 
 def test_a_reshape_where_no_method_has_a_layer(run: Command, small: Photo) -> None:

@@ -171,8 +171,8 @@ def test_conditions_end_with_status_1_and_say_why(
     greatest = max(
         records(diff(models("make"), models("other"), pictures, "--json")), key=lambda it: float(str(it["moved"]))
     )
-    assert most == f"Failed: moved>0.0001 of 3 images: {greatest['image']} has {greatest['moved']:.4g}\n"
-    assert re.search(r"^Failed: correlation<0.99 of \d images?: \w+\.png has -?0\.\d+$", outcome.err, re.M)
+    assert most == f"Failed: moved>0.0001 in 3 images: {greatest['image']} has {greatest['moved']:.4g}\n"
+    assert re.search(r"^Failed: correlation<0.99 in \d images?: \w+\.png has -?0\.\d+$", outcome.err, re.M)
     assert re.search(r"^Failed: mean agree<2: the mean of all images has [\d.]+$", outcome.err, re.M)
     assert "moved" not in outcome.err
     (suite,) = ElementTree.parse(folder / "it.xml").getroot()
@@ -189,7 +189,7 @@ def test_the_layer_of_a_snapshot_is_taken_where_the_model_has_it(
     assert outcome.status == 0
     assert "gradcam at stem → last" in outcome.out
     assert "Note: OLD is explained at stem and NEW at last." in outcome.err
-    assert "Note: The snapshot has another architecture" in outcome.err
+    assert "Note: The models have different architectures" in outcome.err
     asked = diff(models("renamed"), pictures, "--against", "base", "--layer", "stem")
     assert asked.status == 2
     assert "Error: NEW, " in asked.err
@@ -275,7 +275,7 @@ def test_panels_are_those_of_python(diff: Command, models: Callable[[str], str],
         ),
         (["make", "photos/", "--save", "new", "--layer-old", "last"], "--layer-old needs two models"),
         (["make", "photos/", "--save", "models.py"], "models.py: is not a snapshot"),
-        (["make", "photos/", "--save", "new", "--page", "a.html"], "does not compare: leave out"),
+        (["make", "photos/", "--save", "new", "--page", "a.html"], "compares nothing: remove"),
         (["make", "other", "photos/", "--fail-if", "colour<1"], "'colour<1' is not a condition"),
         (["make", "other", "photos/", "--fail-if", "correlation<=1"], "expected NAME<NUMBER or NAME>NUMBER"),
         (["make", "other", "photos/", "--page", "a.png"], "does not end in .html"),

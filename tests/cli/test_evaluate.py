@@ -73,13 +73,14 @@ def test_a_table_on_the_terminal_and_what_is_the_same_for_all(command: Command, 
     assert said == [
         f"7 images, 7 mosaics of four   {model}   layer relu   seed 2",
         "logit of the most probable class; shorter side to 32, centre crop 32 x 32, bilinear",
-        "Cost: 6 heatmaps x 1 forward pass x 7 images = 42, plus 1 run of each method per image and 1 per mosaic (7).",
+        "Cost: 6 heatmaps x 1 forward pass x 7 images = 42 forward passes, plus 1 run of each method per image and 1 per "
+        "mosaic (7).",
     ]
     results = evaluate(load(), pictures, methods=["gradcam", "eigencam"], metrics=["average-drop", "grid"], seed=2)
     mean = np.mean([value for value in results.values("gradcam", "average-drop") if value is not None])
     (row, *_) = [line for line in outcome.out.splitlines() if line.startswith("gradcam ")]
     assert f"{mean:.3f}".removeprefix("0") + " ±" in row
-    assert outcome.out.splitlines()[-2].startswith("Too few images (n): no method is called the best below 8")
+    assert outcome.out.splitlines()[-2].startswith("Too few images (n): a best method needs 8 images")
 
 
 def test_all_kinds_of_output_in_a_folder(command: Command, folder: Path, pictures: Path) -> None:

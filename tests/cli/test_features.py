@@ -110,7 +110,7 @@ def test_an_npz_file_has_every_pictures_features_and_their_names(
                 expected = hooked(classifier, photos / name, layer).numpy()
                 np.testing.assert_allclose(row, expected, rtol=1e-4, atol=1e-5)
     first, blank, *rows, file_line = outcome.out.splitlines()
-    assert first.startswith("efficientnet_lite0 on cpu   3 images, 1 other file left out   ")
+    assert first.startswith("efficientnet_lite0 on cpu   3 images, 1 non-image file left out   ")
     assert rows == ["  head.1   3 x 1280 x 1 x 1   float32", "  layer4   3 x 320 x 7 x 7    float32"]
     assert (blank, file_line) == ("", "  →  out/features.npz")
     assert files(folder / "out") == ["features.npz"]

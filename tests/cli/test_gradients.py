@@ -51,7 +51,7 @@ def test_a_table_and_a_plot(inspect: Command, folder: Path, small: Photo, classi
     (row,) = [line for line in lines if line.split()[:1] == [first.name]]
     assert row.split()[1] == f"{first.activations.norm:.1e}"
     assert row.split()[-2:] == [f"{int(first.activations.zeros * 100)}", "%"]
-    assert f"  {MOST_ROWS} of {len(flow.layers)} layers. Use --all or --layer PATTERN for more." in lines
+    assert f"  {MOST_ROWS} of {len(flow.layers)} layers are listed. Use --all or --layer PATTERN for more." in lines
     assert "  No gradient vanishes or explodes." in lines
     assert lines[-2] == "  →  koala-gradients.png"
     assert max(map(len, lines)) <= 80

@@ -87,7 +87,7 @@ def test_a_number_out_of_range_is_refused_with_the_range(gradcam_command: Comman
         ("--top-k", "0", "0 is out of range: expected an integer from 1 to 1000000000."),
         ("--top-k", "two", "'two' is not an integer."),
         ("--alpha", "nan", "nan is out of range: expected a number from 0 to 1."),
-        ("--crop", "0", "0 is out of range: expected a number above 0, up to 1."),
+        ("--crop", "0", "0 is out of range: expected a number above 0 and at most 1."),
     ):
         outcome = gradcam_command("run", "photo.jpg", option, value)
         assert outcome.status == 2

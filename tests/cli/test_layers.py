@@ -156,7 +156,7 @@ def test_the_suggestion_catches_the_eye_in_colour_too(layers: Command, monkeypat
         (["alexnet", "--size", "8"], 2, "alexnet does not run with an image of 3 x 8 x 8: "),
         ([""], 2, "The model's name is empty: remove --model"),
         (["-m", " "], 2, "The model's name is empty"),
-        (["--size", "0"], 2, "'0' is not a size: expected a side, such as 224"),
+        (["--size", "0"], 2, "'0' is not a size: expected one side, such as 224"),
         (["--size", "20x"], 2, "'20x' is not a size"),
         (["--size", "-5"], 2, "'-5' is not a size"),
         (["--depth", "0"], 2, "Invalid value for '--depth'"),
@@ -268,7 +268,7 @@ def test_a_model_of_ones_own(layers: Command, tmp_path: Path) -> None:
     lines = layers("own.py:build", "--size", "9x17").out.splitlines()
     assert lines[0] == "own.py:build   3 x 9 x 17   136 parameters"  # the shared 16 are counted once
     assert "→ conv   Conv2d   4 x 4 x 8  2.2 x 2.1         112  suggested ±" in lines
-    assert "  rows   Flatten  4 x 4 x 8          -           -  its rows are not images" in lines
+    assert "  rows   Flatten  4 x 4 x 8          -           -  its first axis is not the batch" in lines
     assert lines[-1] == "gradcam run photo.jpg --model own.py:build --size 9x17 --layer conv"
     assert layers("own.py:looks", "--size", "9x17").out.splitlines()[1:-1] == lines[1:-1]
     assert "own.py:raises raised ValueError: not today (" in layers("own.py:raises").err
@@ -309,7 +309,7 @@ def test_a_network_of_volumes(layers: Command, tmp_path: Path, channels: int) ->
     lines = layers("own.py:build", "--size", "6x8x12").out.splitlines()
     assert lines[0].startswith(f"own.py:build   {channels} x 6 x 8 x 12   ")
     assert any(line.startswith("→ 1") and "4 x 3 x 4 x 6 " in line for line in lines)
-    way = lines[-1].removeprefix("This model takes volumes. Explain one in Python: ").removesuffix(".")
+    way = lines[-1].removeprefix("This model takes volumes. Explain a volume in Python: ").removesuffix(".")
     model, volume = find_function("own.py:build")().eval(), torch.randn(1, channels, 6, 8, 12)
     found = eval(way, {"gradcam": gradcam, "model": model, "volume": volume})
     assert (found.layer, found.maps.shape) == ("1", (1, 1, 3, 4, 6))
@@ -380,7 +380,7 @@ def test_the_last_line_works_for_a_grey_network(
 def test_a_model_that_asks_for_values_is_run_with_random_weights(layers: Command, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN.format(channels=3, line="x = x * float(x.detach().mean())"))
     lines = layers("own.py:build", "--size", "9").out.splitlines()
-    assert lines[1] == "its forward pass needs real values: run with random weights"
+    assert lines[1] == "The forward pass needs real values: the model was run with random weights."
     assert any(line.startswith("→ conv ") for line in lines)
 
 

@@ -172,7 +172,7 @@ def test_a_model_of_torchvision_with_weights_from_a_file(run: Command, here: Pat
         (["-m", "nothing.py:make"], "Error: nothing.py: does not exist, expected a Python file."),
         (
             ["-m", "net.py:make", "--size", "2x"],
-            "'--size': '2x' is not a size: expected a side, such as 224",
+            "'--size': '2x' is not a size: expected one side, such as 224",
         ),
         (["-m", "net.py:make", "--size", "-3"], "'--size': '-3' is not a size"),
         (["-m", "net.py:make", "--mean", "a,b"], "'--mean': 'a,b' is not a number"),

@@ -115,5 +115,5 @@ def test_pytorch_is_not_imported_for_a_number_that_is_refused(words: tuple[str, 
 
 def test_python_refuses_as_many_threads(tmp_path: Path) -> None:
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
-    with pytest.raises(GradcamError, match="workers is 99999999999, expected threads, from 1 to 1024"):
+    with pytest.raises(GradcamError, match="workers is 99999999999, expected a number of threads, from 1 to 1024"):
         list(gradcam.explain_files(tmp_path, gradcam.load_classifier(), workers=99999999999))

@@ -189,7 +189,7 @@ def test_quiet_says_nothing_and_the_table_is_cut_unless_all_is_asked_for(
     monkeypatch.setattr(recommend_outcome, "MOST_ROWS", 1)
     options = ("photos", "--methods", "gradcam,hirescam,layercam")
     short, whole = recommend(*options).out, recommend(*options, "--all").out
-    assert "of 18 combinations are listed. Use --all for the others." in short
+    assert "of 18 combinations are listed. Use --all to list them all." in short
     assert short.count("  gradcam  logit") < 6
     assert "--all" not in whole
     assert sum("layercam" in row for row in whole.splitlines()) == 6
@@ -237,7 +237,7 @@ def test_too_few_classes_are_an_error_with_what_there_is(recommend: Command, fol
     ("arguments", "message"),
     [
         (["photos", "--methods", "gradcan"], "'gradcam'"),
-        (["photos", "--methods", "gradcam,rise"], "rise uses no target layer: leave it out"),
+        (["photos", "--methods", "gradcam,rise"], "rise uses no target layer: remove it"),
         (["photos", "--scores", "logits"], "There is no score 'logits'. Choose from logit, probability, contrast"),
         (["photos", "-l", "activ"], "There is no layer 'activ'"),
         (["photos", "--limit", "3"], "--limit"),

@@ -94,7 +94,7 @@ def test_going_on_in_a_bucket(batch: Command, folder: Path, photos: Path, s3: st
     Store(url).remove(["b/koala-gradcam.jpg"])
     outcome = batch("photos", "-o", url, "--resume")
     assert (outcome.status, outcome.err) == (0, "")
-    assert outcome.out.startswith("2 images explained, 4 explained before, 1 other file ignored")
+    assert outcome.out.startswith("2 images explained, 4 explained in an earlier run, 1 non-image file ignored")
     assert [record.image for record in gradcam.read_manifest(url)] == ORDER
     batch("photos", "-o", "out")
     ours, theirs = read_all(url), on_disk(folder / "out")
@@ -228,7 +228,7 @@ def reader(s3: str, s3_address: str, monkeypatch: Patch) -> Iterator[str]:
 def test_a_bucket_that_may_not_be_written_to(batch: Command, photos: Path, reader: str) -> None:
     outcome = batch("photos", "-o", f"{reader}/out")
     assert (outcome.status, outcome.out, outcome.err.count("\n")) == (2, "", 1)
-    assert f"Error: {reader}/out/: these credentials may not list, read or write it" in outcome.err
+    assert f"Error: {reader}/out/: the credentials do not allow listing, reading or writing it" in outcome.err
 
 
 @pytest.mark.usefixtures("no_model")
@@ -239,7 +239,7 @@ def test_a_bucket_that_may_not_be_listed(batch: Command, photos: Path, reader: s
     s3fs.S3FileSystem.clear_instance_cache()
     outcome = batch("photos", "-o", f"{reader}/out")
     assert (outcome.status, outcome.err.count("\n")) == (2, 1), outcome.err
-    assert "may not list" in outcome.err or "no valid credentials" in outcome.err
+    assert "do not allow listing" in outcome.err or "no valid credentials" in outcome.err
 
 
 @pytest.mark.usefixtures("no_model")
@@ -387,7 +387,7 @@ def test_a_stopped_process_goes_on(batch: Command, folder: Path, photos: Path, s
         assert process.returncode == 128 + number
         assert f"{len(kept)} of 60 images are finished." in said
     outcome = batch("many", "-o", f"{s3}/out", "--batch-size", 4, "--resume")
-    assert outcome.out.startswith(f"{60 - len(kept)} images explained, {len(kept)} explained before")
+    assert outcome.out.startswith(f"{60 - len(kept)} images explained, {len(kept)} explained in an earlier run")
     assert [record.image for record in gradcam.read_manifest(f"{s3}/out")] == [f"{i:02}.png" for i in range(60)]
     lines = [
         line for name in Store(f"{s3}/out").find("manifest") for line in Store(f"{s3}/out").read(name).splitlines()

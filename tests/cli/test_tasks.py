@@ -531,7 +531,7 @@ def test_lists_of_classes_are_of_boxes_and_masks_alone(gradcam_command: Command,
     assert [each["explained"][0]["label"] for each in told] == ["green", "red"]
     refused = batch(gradcam_command, "list.csv", "-o", "texts", *MATCHER, "--labels", "../colours.txt", "--text", "red")
     assert refused.status == 2
-    assert "The list names the classes to explain, but --text explains none" in refused.err
+    assert "The list names the classes to explain, but --text does not explain a class" in refused.err
 
 
 def test_files_from_python(folder: Path, photos: Path, mine: str) -> None:
@@ -557,7 +557,7 @@ def test_files_from_python(folder: Path, photos: Path, mine: str) -> None:
         (("--box", "0", "--top-k", "2"), "--box and --top-k each choose what is explained"),
         (("--box", "0", "--target", "../mine.py:best"), "--box and --target each choose what is explained"),
         (("--edge", "left", "--missed", "1,2,3,4"), "--edge and --missed each choose what is explained"),
-        (("--box", "first"), "'first' is not a whole number from 0"),
+        (("--box", "first"), "'first' is not a whole number"),
         (("--box", "all,1"), "'all' already includes every number"),
         (("--missed", "40,60,20,400"), "'40,60,20,400' is not a box: expected left, top, right and bottom"),
         (("--mask", "no.png"), "'no.png' does not exist"),
@@ -584,7 +584,7 @@ def test_contradictions_are_found_before_a_model_is_loaded(
             "classes",
             ("--text", "a dog"),
             "--text is for matching and text-prompted detectors, but ../mine.py:classes is for "
-            "classification, with --class, --top-k, --score, --against and --target.",
+            "classification. You can use --class, --top-k, --score, --against and --target.",
         ),
         ("classes", ("--box", "0"), "--box is for detection and pose, but ../mine.py:classes is for classification"),
         ("classes", ("--word", "0"), "--word is for captioning, but"),
@@ -669,7 +669,7 @@ def test_a_sentence_is_checked_against_the_others(gradcam_command: Command, flag
         ("check", ("--box", "0", "--text", "dog"), "--text is for matching and text-prompted detectors"),
         ("check", ("--edge", "left"), "No such option '--edge'"),
         ("check", ("--box", "40"), "There is no box 40 in the image: there are 12, 0 to 11."),
-        ("evaluate", ("--word", "0"), "--word is for captioning, but ../mine.py:detector is for detection, with --box"),
+        ("evaluate", ("--word", "0"), "--word is for captioning, but ../mine.py:detector is for detection"),
         ("recommend", (), "../mine.py:detector is a model for detection, not a classifier"),
     ],
 )  # fmt: skip

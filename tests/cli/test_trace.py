@@ -95,7 +95,7 @@ def test_the_table_of_resnet18(run: Command) -> None:
     assert rows[2][:7] == ["relu", "ReLU", "64 x 112 x 112", "64 x 112 x 112", "-", "-", "-"]
     assert rows[-1][:7] == ["fc", "Linear", "512", "1000", "513 k", "512 k", "4.00 kB"]
     assert [row[0] for row in rows][4:8] == ["layer1", "layer1.0", "layer1.1", "layer2"]
-    assert lines[-1] == "18 of 75 calls. Use --depth N, --all or --layer PATTERN for more."
+    assert lines[-1] == "18 of 75 calls are listed. Use --depth N, --all or --layer PATTERN for more."
 
 
 def test_times_and_shares_are_of_the_whole_pass() -> None:
@@ -291,7 +291,7 @@ def test_a_network_of_volumes_with_one_channel(
         said = gradcam_command(*command, photo("china.jpg"), "-m", "volumes.py:build", "--device", "cpu")
         assert said.status == 2
         assert "takes volumes or clips (N,C,D,H,W), not images" in said.err
-        assert "explain one in Python, with gradcam.explain(model, volume)." in said.err
+        assert "explain them in Python, with gradcam.explain(model, volume)." in said.err
 
 
 @pytest.mark.parametrize(
@@ -331,7 +331,7 @@ def test_a_model_that_fails_gets_one_error(run: Command, tmp_path: Path, line: s
 def test_an_error_names_the_layer(run: Command, tmp_path: Path) -> None:
     outcome = run("-m", own(tmp_path, line="x = self.unused(x)"), "--size", "9", "--device", "cpu")
     if hasattr(Exception, "add_note"):
-        assert outcome.err.endswith("In layer 'unused', Linear, which got (1, 4).\n")
+        assert outcome.err.endswith("In layer 'unused', Linear, with input (1, 4).\n")
 
 
 @pytest.mark.parametrize(

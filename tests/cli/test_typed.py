@@ -193,7 +193,7 @@ def test_a_map_alone_can_be_one_file(run: Command, small: Photo, folder: Path) -
     assert "espresso at layer4 (7 x 7)  →  it.npy\n" in outcome.out
     assert files(folder) == ["it.npy"]
     assert np.load(folder / "it.npy").shape == (7, 7)
-    assert "it.png: maps are written as .npy" in run(path, "--save", "map", "-o", "it.png").err
+    assert "it.png: maps can only be written as .npy" in run(path, "--save", "map", "-o", "it.png").err
     assert "several results" in run(path, "--save", "map,heatmap", "-o", "it.png").err
 
 
@@ -203,7 +203,7 @@ def test_a_panel_is_saved_once(run: Command, small: Photo, folder: Path) -> None
     assert "  →  coffee-compare.png\n" in outcome.out
     outcome = run(small("coffee.jpg"), "--save", "panel", "--method", "input-gradients")
     assert outcome.status == 2
-    assert "A panel needs maps at layers" in outcome.err
+    assert "A panel needs heatmaps at a layer" in outcome.err
 
 
 # Names of what is written

@@ -136,7 +136,10 @@ def test_pictures_are_found_by_longer_and_shorter_paths(tmp_path: Path) -> None:
         ("a.jpg,1,2,inf,4,", "line 2: the box .* is empty"),
         ("a.jpg,1,2,,4,", "line 2: the box is '1', '2', '', '4', expected four numbers"),
         ("a.jpg,1,2,3,four,", "line 2: the box is .*, expected four numbers"),
-        ("a.jpg,1,2,3,4,\na.jpg,1,2,3,4,dog", "line 3: No class is called 'dog'; the model has 4, such as 'tench'"),
+        (
+            "a.jpg,1,2,3,4,\na.jpg,1,2,3,4,dog",
+            "line 3: No class is called 'dog'; the model has 4 classes, such as 'tench'",
+        ),
         ("a.jpg,1,2,3,4,4", "line 2: Class 4 does not exist: this model has 4 classes, 0 to 3"),
         ("a.jpg,1,2,3,4,1\n\na.jpg,1.0,2,3,4,tiger cat", "line 4: duplicates line 2"),
         ("a.jpg,1,2,3,4", "line 2: has 5 columns, but the header has 6"),
@@ -167,7 +170,9 @@ def test_what_is_wrong_with_a_row_is_said_with_its_line(tmp_path: Path, rows: st
     ],
 )
 def test_a_header_that_does_not_say_where_the_boxes_are(tmp_path: Path, header: str) -> None:
-    with pytest.raises(InputError, match=r"line 1: has the columns .*, expected a header with one of file, filename"):
+    with pytest.raises(
+        InputError, match=r"line 1: has the columns .*, expected one column for the image .file, filename"
+    ):
         read(write(tmp_path, header + "\na.jpg,1,2,3,4,5,6,7,8\n"))
 
 
@@ -433,7 +438,7 @@ def test_masks_that_hold_no_numbers(tmp_path: Path, image: Image.Image | None, n
     ("table", "message"),
     [
         ("value,class\n1,dog\n", "classes.csv, line 2: No class is called 'dog'"),
-        ("value,class\n0,tench\n", "line 2: the value is '0', expected an integer above 0, each once"),
+        ("value,class\n0,tench\n", "line 2: the value is '0', expected an integer above 0"),
         ("value,class\n1,tench\n1,espresso\n", "line 3: the value is '1'"),
         ("value,class\none,tench\n", "line 2: the value is 'one'"),
         ("number,name\n1,tench\n", "line 1: has the columns .*, expected value and class"),
@@ -579,7 +584,7 @@ def test_masks_beside_pycocotools() -> None:
         ({"segmentation": None, "bbox": [99, 2, 5, 5]}, "annotation 11: the box .* is not inside the image"),
         (
             {"segmentation": [[1, 2, 3, 4]]},
-            "11: .* cannot be drawn: a polygon is .*, expected x, y of at least three points",
+            "11: .* cannot be drawn: a polygon is .*, expected a list x, y, x, y, ... of at least three points",
         ),
         ({"segmentation": [[1, 2, 3, 4, 5, 6, 7]]}, "annotation 11: .* a polygon is"),
         ({"segmentation": {"size": [50, 100], "counts": [3, 4]}}, "11: .* its RLE has 7 pixels, expected 5000"),
@@ -607,7 +612,7 @@ def test_what_is_twice_or_missing_in_a_coco_file(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=f"two of its {key} have the id"):
             read_coco(tmp_path, content)
         content[key] = [{}]
-        with pytest.raises(InputError, match=f"number 0 of its {key} has no id"):
+        with pytest.raises(InputError, match=f"entry 0 of its {key} has no id"):
             read_coco(tmp_path, content)
         del content[key]
         with pytest.raises(InputError, match="is not a COCO instances file"):

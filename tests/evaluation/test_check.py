@@ -229,7 +229,7 @@ def test_networks_that_are_sure_by_chance_tell_no_picture_from_others(seed: int)
     picture, others = shown[seed], [shown[it] for it in range(1, 6)]
     found = check(classifier, picture, method="layercam", others=others)
     assert found.outcome == "undecided"
-    told = re.search(r"\((-?[.\d]+) in probability\)", found.tests[-1].reason)
+    told = re.search(r"difference in probability is (-?[.\d]+)", found.tests[-1].reason)
     assert told is not None
     with torch.no_grad():
         probabilities = model(classifier.batch([picture, *others])).softmax(1)[:, found.index]

@@ -192,7 +192,7 @@ def test_a_place_in_the_picture_is_one_place_whichever_part_is_seen() -> None:
 
 
 def test_parts_without_a_common_pixel_are_told() -> None:
-    with pytest.raises(GradcamError, match="different parts of it without overlap"):
+    with pytest.raises(GradcamError, match="OLD and NEW see do not overlap"):
         compare(np.eye(7), np.eye(7), (0, 0, 50, 50), (60, 60, 50, 50), size=(200, 200))
 
 
@@ -416,7 +416,7 @@ def test_pictures_are_known_by_what_is_in_them(
         "coffee.jpg": "coffee.jpg: has changed since the snapshot was taken",
         "new.jpg": "new.jpg: is not in the snapshot",
     }
-    assert "3 of the snapshot's 4 images were not given, or changed." in found.notes
+    assert "3 of the snapshot's 4 images were missing or changed." in found.notes
 
 
 def test_a_snapshot_of_something_else_is_told(kept: Snapshot, classifier: gradcam.Classifier, photo: Photo) -> None:
@@ -425,7 +425,7 @@ def test_a_snapshot_of_something_else_is_told(kept: Snapshot, classifier: gradca
     assert "OLD is explained at layer4 and NEW at layer3." in diff(kept, elsewhere, path).notes
     of_another = replace(kept, origin=replace(kept.origin, architecture="0", versions={"torch": "1.0"}))
     notes = " ".join(diff(of_another, classifier, path).notes)
-    assert "The snapshot has another architecture" in notes
+    assert "The models have different architectures" in notes
     assert "taken with gradcam None, torch 1.0" in notes
     with pytest.raises(GradcamError, match="the method gradcam, not layercam: leave the method out"):
         diff(kept, classifier, path, method="layercam")

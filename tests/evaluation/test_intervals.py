@@ -258,5 +258,5 @@ def test_what_is_no_number(values: list[object], options: dict[str, object], mes
 
 
 def test_pairs_of_other_lengths() -> None:
-    with pytest.raises(gradcam.GradcamError, match="There are 3 values and 2 of the reference"):
+    with pytest.raises(gradcam.GradcamError, match="There are 3 values and 2 reference values"):
         paired_difference([1, 2, 3], [1, 2])

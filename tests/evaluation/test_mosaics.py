@@ -156,7 +156,7 @@ def test_too_few_classes_are_named_with_their_probabilities() -> None:
         "A mosaic needs images of four classes with a probability of 0.7 or more, but there are 2 classes"
     )
     assert "red 1.00 (red), cyan 1.00 (cyan), red 2 1.00 (red), grey 0.17 (red)." in message
-    assert message.endswith("Give images of more classes, or lower that probability (least).")
+    assert message.endswith("Give images of more classes, or lower the required probability (least).")
 
 
 def test_of_many_pictures_the_most_probable_are_named() -> None:

@@ -86,7 +86,7 @@ def test_a_default_that_is_not_among_the_last_is_a_candidate_all_the_same(classi
 def test_layers_are_checked(classifier: gradcam.Classifier) -> None:
     assert check_layers(classifier.model, ["layer4", "head.0", "layer4"]) == ["layer4", "head.0"]
     for wrong in ([], "layer4", ["layer44"]):
-        with pytest.raises(LayerError, match=r"expected a list of at least one|no layer 'layer44'"):
+        with pytest.raises(LayerError, match=r"expected a list of one or more|no layer 'layer44'"):
             check_layers(classifier.model, wrong)
     with pytest.raises(LayerError, match="no layer 'nothing'"):
         find_candidates(classifier.model, torch.zeros(1, 3, 32, 32), "nothing")
@@ -117,9 +117,9 @@ def test_a_method_without_a_choice_of_scores_is_there_once_for_each_layer() -> N
         (["gradcan"], ["logit"], "gradcan"),
         (["rise"], ["logit"], "rise uses no target layer"),
         (["legrad"], ["logit"], "legrad uses no target layer"),
-        (["gradcam"], ["logits"], "expected some of logit, probability, contrast"),
-        (["gradcam"], "logit", "expected some of"),
-        (["gradcam"], [], "expected some of"),
+        (["gradcam"], ["logits"], "expected a list of some of logit, probability, contrast"),
+        (["gradcam"], "logit", "expected a list of some of"),
+        (["gradcam"], [], "expected a list of some of"),
     ],
 )
 def test_unknown_methods_and_scores_are_said_before_anything_is_computed(

@@ -237,7 +237,7 @@ def test_several_threads_judge_with_one_model() -> None:
 
 @pytest.mark.parametrize("images", [TINY[0], TINY.int(), TINY[:0], TINY.numpy(), None, [TINY], TINY[None]])
 def test_images_that_cannot_be_judged(images: Any) -> None:
-    with pytest.raises(ImageError, match=r"The images are .*, expected a floating-point tensor \(N,C,H,W\)"):
+    with pytest.raises(ImageError, match=r"The images are .*, expected preprocessed images, a floating-point tensor"):
         Subject(tiny_model(), images)
 
 

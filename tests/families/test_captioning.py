@@ -406,18 +406,23 @@ def test_without_a_tokenizer(tmp_path: Path) -> None:
         ("llava", lambda x: x, CAPTION, "needs a prompt with a placeholder for the image"),
         ("git", lambda x: x, [5, WORDS], f"no token {WORDS} in the vocabulary of this GitForCausalLM: it has {WORDS}"),
         ("vit-gpt2", lambda x: x, [-1], "no token -1 in the vocabulary"),
-        ("vit-gpt2", lambda x: x, [5] * 16, "16 tokens after the prompt's 1, but VisionEncoderDecoderModel takes 16"),
+        (
+            "vit-gpt2",
+            lambda x: x,
+            [5] * 16,
+            r"has 1 token\(s\) and the caption 16, but VisionEncoderDecoderModel takes 16",
+        ),
         (
             "git",
             lambda x: {"pixel_values": x, "input_ids": torch.tensor([[1]] * 3)},
             CAPTION,
-            "There are 3 texts in input_ids for 2 images: pass one per image, or one for all",
+            "There are 3 texts in input_ids for 2 images: pass one text per image, or one for all images",
         ),
         (
             "git",
             lambda x: (x, torch.tensor([[1]] * 2)),
             CAPTION,
-            "by name, such as pixel_values and input_ids: 2 were passed",
+            "by name, such as pixel_values and input_ids: 2 arguments were passed",
         ),
     ],
 )

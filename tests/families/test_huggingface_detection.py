@@ -480,7 +480,7 @@ def test_queries_become_a_text_each(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("prompts", [["w20", " "], ["w20. w21"], ["w20?"]])
 def test_phrases_that_are_none(prompts: list[str]) -> None:
-    with pytest.raises(ModelError, match="expected a word or phrase each"):
+    with pytest.raises(ModelError, match="each must be a word or phrase"):
         find(lively("GroundingDino")).to_prompts(prompts)
 
 

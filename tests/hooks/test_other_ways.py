@@ -372,7 +372,7 @@ class ReadsAnEarlierBlock(nn.Module):
 def test_legrad_sees_that_an_earlier_block_is_read_by_a_hook() -> None:
     model = ReadsAnEarlierBlock(0).double().eval()
     for _ in range(2):
-        with pytest.raises(ModelError, match="depends on earlier blocks by paths around"):
+        with pytest.raises(ModelError, match="depends on earlier blocks through paths around"):
             gradcam.explain(model, IMAGES, method="legrad", target=1)
 
 

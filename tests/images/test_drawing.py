@@ -439,7 +439,7 @@ def test_drawing_in_several_threads_gives_the_same_pictures() -> None:
 @pytest.mark.parametrize(
     ("shape", "region", "message"),
     [
-        ((224, 224), None, r"224 x 224 is stretched, distorted, over the whole image of 300 x 200.* region="),
+        ((224, 224), None, r"224 x 224 is stretched and distorted over the whole image of 300 x 200.* region="),
         ((20, 30), None, r"30 x 20 is stretched over the whole image of 300 x 200.* region="),
         ((200, 300), None, None),
         ((20, 20), (0, 50, 200, 200), None),

@@ -639,7 +639,7 @@ def test_the_picture_of_350_kilobytes_that_took_5_gigabytes_is_refused_by_its_he
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("bomb.png", data)
     (result,) = gradcam.explain_files(tmp_path / "a.zip", batch_size=1)
-    assert "bomb.png: has 13370 x 13370 pixels, and takes 2.83 GiB" in str(result.error)
+    assert "bomb.png: has 13370 x 13370 pixels and needs 2.83 GiB" in str(result.error)
     monkeypatch.setenv("GRADCAM_MAX_PIXELS", str(13370**2))
     refuse(tmp_path / "bomb.png", "is damaged or cut off")
     monkeypatch.setenv("GRADCAM_MAX_PIXELS", str(13370**2 - 1))

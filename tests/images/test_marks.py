@@ -513,12 +513,15 @@ def test_a_panels_legend() -> None:
         ({"box": np.ones((2, 4))}, "The box of a mark"),
         ({"point": (1, None)}, r"The point of a mark is \(1, None\), expected \(across, down\)"),
         ({"point": (1, 2, 3)}, "expected .across, down."),
-        ({"edge": "left"}, "The edge is 'left', expected one of 'left', 'top', 'right', 'bottom', with a box"),
+        (
+            {"edge": "left"},
+            "The edge is 'left', expected one of 'left', 'top', 'right', 'bottom', in a mark with a box",
+        ),
         ({"edge": "middle", "box": BOX}, "The edge is 'middle'"),
         ({"mask": np.ones(SIZE)}, r"The mask of a mark is float64 \(200, 300\), expected bool \(H,W\)"),
         ({"mask": np.ones((1, *SIZE), bool)}, r"bool \(1, 200, 300\)"),
         ({"text": 3}, "The text of a mark is 3, expected a str"),
-        ({"number": -1}, "The number of a mark is -1, expected a whole number from 0"),
+        ({"number": -1}, "The number of a mark is -1, expected a whole number, 0 or more"),
         ({"number": 1.5}, "The number of a mark is 1.5"),
     ],
 )

@@ -325,7 +325,7 @@ def closed_picture(photo: Photo) -> Any:
     [
         (closed_file, r"coffee\.jpg: is closed"),
         (closed_picture, r"coffee\.jpg: is closed"),
-        (lambda photo: io.StringIO("text"), 'the given file: is not open for bytes: open it with "rb"'),
+        (lambda photo: io.StringIO("text"), 'the given file: is not open in binary mode: open it with "rb"'),
         (lambda photo: Upload(photo("coffee.jpg").read_bytes()), r"upload\.png: has an asynchronous read\(\): .*\.file"),
         (lambda photo: b"", "the given bytes: is empty"),
         (lambda photo: io.BytesIO(), "the given file: is empty"),
@@ -354,7 +354,7 @@ def test_a_file_of_text(classifier: gradcam.Classifier, photo: Photo, tmp_path: 
     for path in (photo("coffee.jpg"), tmp_path / "a.txt"):
         with (
             open(path, encoding="utf-8") as file,
-            pytest.raises(ImageError, match='not open for bytes: open it with "rb"'),
+            pytest.raises(ImageError, match='not open in binary mode: open it with "rb"'),
         ):
             classifier.explain(file)
 

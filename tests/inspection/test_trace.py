@@ -450,7 +450,7 @@ def test_an_error_says_in_which_layer_it_arose() -> None:
         trace(model, torch.zeros(1, 3, 8, 8))
     notes = getattr(caught.value, "__notes__", None)
     if hasattr(caught.value, "add_note"):
-        assert notes == ["In layer '1.0', Conv2d, which got (1, 4, 8, 8)."]
+        assert notes == ["In layer '1.0', Conv2d, with input (1, 4, 8, 8)."]
 
 
 @pytest.mark.filterwarnings("ignore")  # PyTorch's own deprecations

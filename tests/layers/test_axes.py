@@ -88,10 +88,10 @@ class Windows(nn.Module):
 @pytest.mark.parametrize("images", [16, 5])
 def test_as_many_images_as_cells_of_a_window_are_no_tokens(images: int) -> None:
     model, pictures = Windows().eval(), torch.randn(images, 3, 32, 32)
-    with pytest.raises(LayerError, match=rf"for {images} image\(s\): its rows are not images"):
+    with pytest.raises(LayerError, match=rf"for {images} image\(s\): its first axis is not the batch"):
         gradcam.explain(model, pictures, "norm", target=1)
     rows = {row.name: row for row in list_layers(model, pictures)}
-    assert rows["norm"].reason == "its rows are not images"
+    assert rows["norm"].reason == "its first axis is not the batch"
     assert gradcam.explain(model, pictures, target=1).layer == "stem"
 
 
@@ -148,7 +148,7 @@ def test_captions_are_no_pictures_however_long(decoder: str) -> None:
     model, pictures = caption(decoder), torch.randn(1, 3, 32, 32)
     for length in LENGTHS:
         given = {"pixel_values": pictures, "decoder_input_ids": words(length)}
-        refused = "are not images|of text" if length == 1 else "of text tokens, or of text and image tokens"
+        refused = "axis is not the batch|of text" if length == 1 else "of text tokens, or of text and image tokens"
         with pytest.raises(LayerError, match=f"{refused}|no spatial grid|not certain" if length < 4 else refused):
             gradcam.explain(model, given, "decoder", target=last_word)
         found = gradcam.explain(model, given, target=last_word)
@@ -169,7 +169,7 @@ def test_a_row_of_picture_and_text_is_no_picture() -> None:
                 gradcam.explain(model, given, layer, target=last_word)
         assert gradcam.explain(model, given, target=last_word).layer == "git.visual_projection"
     rows = {row.name: row for row in list_layers(model, given)}
-    assert rows["git.encoder"].reason == "its rows are text"
+    assert rows["git.encoder"].reason == "its tokens include text"
     assert rows["git.visual_projection"].cam
 
 

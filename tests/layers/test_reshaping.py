@@ -102,7 +102,7 @@ def test_a_function_joins_windows_and_cuts_their_padding_off(name: str, images: 
     assert found.maps.shape == (images, 1, 3, 4)
     torch.testing.assert_close(found.maps, expected.maps, rtol=1e-4, atol=1e-5)
     if images > 1:
-        with pytest.raises(LayerError, match=r"its rows are not images"):
+        with pytest.raises(LayerError, match=r"its first axis is not the batch"):
             gradcam.explain(model, IMAGES, "mix")
 
 
@@ -162,13 +162,13 @@ def test_a_reshape_that_says_nothing(reshape: Any) -> None:
 
 def test_a_reshape_that_does_not_fit_shows_the_shape_and_what_would() -> None:
     with pytest.raises(
-        LayerError, match=r"\(3, 13, 8\) for 3 image\(s\) of 12 x 16, which reshape=\(5, 4\).*reshape=\(3, 4\)"
+        LayerError, match=r"\(3, 13, 8\) for 3 image\(s\) of 12 x 16, but reshape=\(5, 4\).*reshape=\(3, 4\)"
     ):
         gradcam.explain(transformer(), IMAGES, "first", reshape=(5, 4))
-    with pytest.raises(LayerError, match=r"which reshape='channels last' does not fit"):
+    with pytest.raises(LayerError, match=r"reshape='channels last' does not fit"):
         gradcam.explain(transformer(), IMAGES, "first", reshape="channels last")
     with pytest.raises(
-        LayerError, match=r"\(3, 8, 3, 4\).*reshape=\(3, 4\) does not fit: pass reshape='channels first'"
+        LayerError, match=r"\(3, 8, 3, 4\).*reshape=\(3, 4\) does not fit this output: pass reshape='channels first'"
     ):
         gradcam.explain(transformer(), IMAGES, "stem", reshape=[3, 4])
 
@@ -191,9 +191,9 @@ def test_where_it_is_not_certain_the_error_says_what_to_pass() -> None:
     with pytest.raises(LayerError) as error:
         gradcam.explain(model, images, "row")
     assert str(error.value) == (
-        "Layer 'row' gives (2, 16, 4) for images of 16 x 16, and its spatial grid is ambiguous: pass the "
-        "grid of its 16 tokens, reshape=(h, w), such as reshape=(4, 4) (up to 8 extra tokens may come first), or a function "
-        "to (N, C, h, w)."
+        "Layer 'row' gives (2, 16, 4) for images of 16 x 16, but the spatial grid of this output is ambiguous: pass the "
+        "grid of its 16 tokens, reshape=(h, w), such as reshape=(4, 4) (up to 8 extra tokens may precede the grid), or a "
+        "function that returns (N, C, h, w)."
     )
     assert gradcam.explain(model, images).layer == "stem"
     expected = gradcam.explain(model, images, "stem", target=1)

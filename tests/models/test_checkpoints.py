@@ -134,7 +134,9 @@ def test_averages_come_first_and_it_is_said(tmp_path: Path, weights: Weights, av
     torch.save({plain: others, average: weights}, tmp_path / "run.pt")
     checkpoint = read_checkpoint(tmp_path / "run.pt")
     assert same(checkpoint.tensors, weights)
-    assert list(checkpoint.notes) == [f"The file has several state dicts: '{average}' was loaded, '{plain}' ignored."]
+    assert list(checkpoint.notes) == [
+        f"The file has several state dicts: '{average}' was loaded, and '{plain}' ignored."
+    ]
 
 
 def test_averages_may_lie_deeper(tmp_path: Path, weights: Weights) -> None:
@@ -142,7 +144,7 @@ def test_averages_may_lie_deeper(tmp_path: Path, weights: Weights) -> None:
     torch.save({"model": others, "ema": {"module": weights, "updates": 100}}, tmp_path / "run.pt")
     checkpoint = read_checkpoint(tmp_path / "run.pt")
     assert same(checkpoint.tensors, weights)
-    assert list(checkpoint.notes) == ["The file has several state dicts: 'ema.module' was loaded, 'model' ignored."]
+    assert list(checkpoint.notes) == ["The file has several state dicts: 'ema.module' was loaded, and 'model' ignored."]
 
 
 def test_several_unusual_sets_of_weights_are_refused(tmp_path: Path, weights: Weights) -> None:
@@ -194,8 +196,8 @@ def test_objects_beside_the_weights_are_named_with_the_line_that_converts(
     message = refuse(path)
     assert message.startswith("besides plain weights, the file contains objects")
     assert name in message.splitlines()[0]
-    assert "only if you trust the file" in message
-    assert "A function of yours can load it: --model file.py:function." in message
+    assert "If you trust the file" in message
+    assert "with your own function, give --model FILE.py:FUNCTION." in message
     exec(converting(message), {})
     converted = read_checkpoint(tmp_path / "it's a run-weights.pth")
     assert same(converted.tensors, weights)

@@ -170,7 +170,7 @@ def test_of_two_models_the_average_and_the_usual_prefix_are_preferred(other: str
 
 def test_two_models_that_fit_alike_are_refused() -> None:
     message = refuse(Small(), checkpoint_of(prefixed("student.") | prefixed("teacher.")))
-    assert message == "contains several models that fit equally well, 'student.', 'teacher.': keep one of them."
+    assert message == "contains several models that fit equally well, 'student.', 'teacher.': save only one of them."
 
 
 def test_a_prefix_is_put_before_names_where_the_model_has_it() -> None:
@@ -198,7 +198,7 @@ def test_a_few_names_that_look_alike_are_no_prefix() -> None:
     message = refuse(Small(), checkpoint_of(state))
     assert "unexpected: 10 ('layer0.conv.weight', 'layer1.conv.weight', 'layer2.conv.weight', ...)" in message
     assert "missing: 8 (" in message
-    assert message.endswith("The weights belong to another architecture.")
+    assert message.endswith("The weights belong to a different architecture than this model.")
 
 
 class Weightless(TorchFunctionMode):
@@ -272,10 +272,10 @@ def test_a_chexnet_loads_into_a_densenet_of_torchvision() -> None:
         with torch.device(device):
             model = torchvision.models.DenseNet(4, (2, 1), 8, num_classes=14)
         assert list(load_weights(model, checkpoint)) == [
-            "30 names of an older torchvision version renamed.",
+            "30 tensors renamed: the file uses the names of an older torchvision version.",
             f"Prefix 'module.densenet121.' removed from {len(state)} names.",
-            "'classifier.0' loaded as the last layer, 'classifier'. The file does not say if training "
-            "applied a sigmoid after it.",
+            "The tensors of 'classifier.0' were loaded into the last layer, 'classifier'. The file does not say whether "
+            "training applied a sigmoid after this layer.",
         ]
         assert torch.equal(answer(model, 64), answer(source, 64))
 
@@ -290,7 +290,9 @@ def test_a_vision_transformer_of_an_older_torchvision_loads() -> None:
     checkpoint = checkpoint_of(
         source, lambda n: n.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2.")
     )
-    assert list(load_weights(model, checkpoint)) == ["8 names of an older torchvision version renamed."]
+    assert list(load_weights(model, checkpoint)) == [
+        "8 tensors renamed: the file uses the names of an older torchvision version."
+    ]
     assert torch.equal(answer(model, 16), answer(source, 16))
 
 

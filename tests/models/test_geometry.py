@@ -123,9 +123,9 @@ def test_a_painted_square_is_where_it_was_painted(name: str, size: tuple[int, in
     ("kind", "settings", "message"),
     [
         ("Eomt", {"size": {"shortest_edge": 64, "longest_edge": None}, "do_split_image": True}, "into [23] crops"),
-        ("LlavaNext", {}, "into [0-9] crops|does not depend|more than to"),
+        ("LlavaNext", {}, "into [0-9] crops|does not depend|more than"),
         ("Mllama", {}, "does not depend on the image"),
-        ("Nougat", {}, "more than to resize"),  # cuts the margins of each image
+        ("Nougat", {}, "more than resize"),  # cuts the margins of each image
         ("Qwen2VL", {}, "rows of patches"),
         ("Pix2Struct", {}, "'pixel_values'"),
     ],

@@ -310,7 +310,7 @@ class TestPlaces:
 
     def test_pictures_of_two_sizes(self) -> None:
         segmenter = gradcam.load_segmenter(bright(), labels=LABELS, size=96)
-        with pytest.raises(ImageError, match="explain images of other sizes one by one"):
+        with pytest.raises(ImageError, match="explain images of different sizes one by one"):
             segmenter.explain([two_squares(), two_squares()[:100, :150]], target=Mask(1, (50, 40)))
 
     def test_a_missed_box_stays_where_it_is(self, detector: Detector) -> None:

@@ -85,7 +85,11 @@ def test_an_unknown_name_is_refused_with_the_nearest(typed: str, offered: str) -
 
 @pytest.mark.parametrize("typed", ["zzzzzz", "", "name:", "²", "--5", "1.5", "½", "+", "7:name"])
 def test_a_name_like_no_other_is_refused_with_examples(typed: str) -> None:
-    refuse(typed, f"No class is called '{typed}'; there are 3, such as 'ant', 'bee', 'cow'.", ["ant", "bee", "cow"])
+    refuse(
+        typed,
+        f"No class is called '{typed}'; the model has 3 classes, such as 'ant', 'bee', 'cow'.",
+        ["ant", "bee", "cow"],
+    )
 
 
 @pytest.mark.parametrize(

@@ -390,7 +390,7 @@ def test_the_activation_is_guessed_where_it_is_certain(
     found = gradcam.load_classifier(Ending(classes, end), size=16, crop=1, mean=(0, 0, 0), std=(1, 1, 1))
     assert (found.activation, found.classes, len(found.notes)) == (activation, expected_classes, notes)
     if activation in ("none", "applied"):
-        assert "Their gradient vanishes for confident predictions" in found.notes[0]
+        assert "The gradient of such an output vanishes for confident predictions" in found.notes[0]
         assert f"--activation {activation}" in found.notes[0]
     elif activation == "sigmoid":
         assert "--task regression" in found.notes[0]

@@ -296,7 +296,7 @@ def test_weights_are_named_as_torchvision_does(typed: str, expected: str) -> Non
         ("raft_large", "There is no model 'raft_large'"),
         (
             "zzz",
-            "`gradcam models` lists all names. Other forms are open_clip:NAME, smp:FOLDER, yolo:FILE.pt, timm:NAME",
+            "A model can also be given as open_clip:NAME, smp:FOLDER, yolo:FILE.pt, timm:NAME",
         ),
         ("", "There is no model ''. `gradcam models`"),
         ("weights.pth", "There is no model 'weights.pth'. A checkpoint needs an architecture: --model NAME --weights"),
@@ -623,7 +623,7 @@ def test_a_size_that_a_vit_does_not_take(tmp_path: Path) -> None:
         ("hf:./nothing", ["hf:./nothing does not exist: there is no such folder"]),
         ("hf:{empty}", ["has no config.json, expected a folder written by save_pretrained()"]),
         ("hf:nobody/nothing", ["no network here", "hf download nobody/nothing", "'efficientnet_lite0'"]),
-        ("hf:{text}", ["cannot be loaded", "transformers has no image classifier of its type"]),
+        ("hf:{text}", ["cannot be loaded", "transformers has no image classifier of the model's type"]),
         ("hf:{broken}", ["cannot be loaded"]),
     ],
 )
@@ -692,7 +692,7 @@ def test_a_pickle_that_would_run_code_is_read_by_no_library(timm_folder: Path, t
     (tmp_path / "hf/model.safetensors").unlink()
     torch.save({"weight": Malice(mark)}, tmp_path / "hf/pytorch_model.bin")
     message = refusal(f"hf:{tmp_path / 'hf'}")
-    assert message.endswith("runs code when it is loaded. It was not loaded. Use safetensors")
+    assert message.endswith("would run code when it is loaded. Use a model with safetensors weights")
     assert not mark.exists()
 
 

@@ -109,7 +109,7 @@ def test_extreme_and_constant_deep_pictures_are_explained(
             np.array([[np.nan, 0.25, -np.inf, np.inf, 0.75]], np.float32),
             [[0.25, 0.25, 0.25, 0.75, 0.75]],
             [0, 64, 0, 191, 191],
-            "3 value(s) NaN or infinite",
+            "3 value(s) are NaN or infinite",
         ),
     ],
 )
@@ -213,7 +213,7 @@ def test_a_function_gives_an_array_or_a_picture_with_it(
         (np.array([["a"]]), "The image is <U1 (1, 1), expected"),
         (np.array([[1, np.nan, np.inf]]), "The image is float64 (1, 3), and 2 value(s) are NaN or infinite"),
         (np.array([[1, 1e300]]), "and 1 value(s) are NaN or infinite"),
-        ((RAMP, None, 3), "expected an array, (array, picture)"),
+        ((RAMP, None, 3), "expected an array, (array, image)"),
         ((RAMP, PICTURE[:1]), "The image to draw on is 3 x 1, but the values are 3 x 2: expected the same size."),
         ((RAMP, PICTURE.transpose(1, 0, 2)), "is 2 x 3, but the values are 3 x 2"),
         ((RAMP, PICTURE[..., 0]), "The image is uint8 (2, 3), expected an RGB array"),

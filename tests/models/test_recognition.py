@@ -57,7 +57,7 @@ def test_a_file_is_known_by_its_name(
     torch.save(state, tmp_path / file)
     classifier = load(tmp_path / file)
     assert_prepared_as(classifier, entry)
-    assert any(f"{file} is {entry}, recognised by its name" in note for note in classifier.notes)
+    assert any(f"{file} was recognised as {entry} by the file's name" in note for note in classifier.notes)
     assert all(len(note) < 250 for note in classifier.notes)
 
 
@@ -75,8 +75,8 @@ def test_a_file_is_known_by_its_content(
     classifier = load(file)
     assert_prepared_as(classifier, WEIGHTS.IMAGENET1K_V1)
     assert classifier.notes == (
-        "renamed.pth is MobileNet_V2_Weights.IMAGENET1K_V1, recognised by its content: using its preprocessing "
-        "(resize 256, centre crop 224).",
+        "renamed.pth was recognised as MobileNet_V2_Weights.IMAGENET1K_V1 by the file's content: "
+        "using the preprocessing of MobileNet_V2_Weights.IMAGENET1K_V1 (resize 256, centre crop 224).",
     )
     assert list(classifier.labels or ()) == WEIGHTS.IMAGENET1K_V1.meta["categories"]
 
@@ -186,7 +186,7 @@ def test_the_shell(
         return " ".join(capsys.readouterr().err.split())
 
     assert "prepared" not in run("imagenet1k_v1")
-    assert f"Note: {V1} is MobileNet_V2_Weights.IMAGENET1K_V1, recognised by its name" in run(str(cache / V1))
+    assert f"Note: {V1} was recognised as MobileNet_V2_Weights.IMAGENET1K_V1 by the file's name" in run(str(cache / V1))
 
 
 def test_timms_files(tmp_path: Path) -> None:
@@ -195,7 +195,11 @@ def test_timms_files(tmp_path: Path) -> None:
     model = timm.create_model("resnet18")
     assert timm.get_pretrained_cfg("resnet18").crop_pct == 0.95
     for file, resize, said in (
-        ("resnet18-f37072fd.pth", 256, "resnet18-f37072fd.pth is timm's resnet18.tv_in1k, recognised by its name"),
+        (
+            "resnet18-f37072fd.pth",
+            256,
+            "resnet18-f37072fd.pth was recognised as timm's resnet18.tv_in1k by the file's name",
+        ),
         ("mine.pth", 235, "file: using the preprocessing of timm's resnet18.a1_in1k (resize 235, centre crop 224)"),
     ):
         torch.save(model.state_dict(), tmp_path / file)

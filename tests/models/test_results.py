@@ -196,7 +196,7 @@ def test_one_map_is_saved_as_a_batch_does(classifier: gradcam.Classifier, photo:
             r"no image to draw on. .*load_classifier\(model\).explain\('photo.jpg'\).save\('.*a.png'\).* region=.* .npz",
         ),
         ("a.gif", (), r"a.gif: expected an image suffix \(.bmp, .*\), or .npz or .npy"),
-        ("a", (), "expected the suffix"),
+        ("a", (), "expected an image suffix"),
         ("a.npy", (), "a.npy: .npy stores one map, but there are 6: give i and k, or save all of them as .npz"),
         ("a.npy", (1,), "stores one map, but there are 3"),
         ("a.npy", (2, 0), r"There is no map \[2, 0\]: there are 2 image\(s\), with 3 map\(s\) each"),
@@ -267,7 +267,7 @@ def test_results_fit_a_prompt(classifier: gradcam.Classifier, photo: Photo, expl
         "ClassTarget(classes=int64 (70, 3), top=1, ": ClassTarget(torch.zeros(70, 3, dtype=torch.int64)),
         "Road(combined=float32 (70,))": evaluation.road(subject, heatmaps),
         "Truth(masks=bool (24, 32), boxes=float64 (1, 4))": evaluation.Truth(np.ones((24, 32), bool), np.ones((1, 4))),
-        "Results(2 picture(s), 0 failed, methods ('gradcam',), metrics ('complexity',))": evaluation.evaluate(
+        "Results(2 image(s), 0 failed, methods ('gradcam',), metrics ('complexity',))": evaluation.evaluate(
             own, list(pictures[:2]), methods=["gradcam"], metrics=["complexity"], controls=[]
         ),
         "Mosaic(names=('": evaluation.make_mosaics(classifier, tile, limit=1)[0],
@@ -289,5 +289,5 @@ def test_a_recommendation_names_the_best() -> None:
         "own", rows, *answers, rows[0], ("a", "b") * 40, 12, (448, 448), 0, {Combination("x", None, "y"): "none"}
     )
     one = "one object: gradcam of the logit at layer4, the default; which of several: hirescam of the logit at layer4"
-    assert repr(made) == f"Recommendation({one}; for own: the best of 2 on 80 picture(s) in 12 mosaic(s))"
+    assert repr(made) == f"Recommendation({one}; for own: the best of 2 combinations on 80 image(s) in 12 mosaic(s))"
     assert len(repr(rows[0])) <= LONGEST

@@ -628,6 +628,6 @@ def test_a_page_without_views_or_records(visit: Callable[..., Visit], tmp_path: 
 
 def test_without_javascript_the_page_says_what_it_needs(visit: Callable[..., Visit], zoo: Path) -> None:
     page = visit(java_script_enabled=False).open(zoo)
-    assert page.get_by_text("needs JavaScript and the folder “report”").is_visible()
+    assert page.get_by_text("needs JavaScript. The folder “report”").is_visible()
     assert not visit().open(zoo).get_by_text("needs JavaScript").is_visible()
     assert page.get_by_text("resnet50").first.is_visible()

@@ -161,5 +161,5 @@ def test_what_keeps_a_report_from_being_written_is_said(fs: Any, monkeypatch: py
         patch.setattr(
             ObjectStore, "pipe_file", lambda *_, **__: (_ for _ in ()).throw(PermissionError("Access Denied"))
         )
-        with pytest.raises(OutputError, match="may not list, read or write it"):
+        with pytest.raises(OutputError, match="do not allow listing, reading or writing it"):
             write_report(store)

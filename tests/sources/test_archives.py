@@ -472,7 +472,9 @@ def test_a_tar_is_unpacked_by_what_it_is_not_by_what_it_is_called(tmp_path: Path
 
 
 def test_an_archive_without_pictures(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"There are no images in '.*a\.zip'; 1 other file was left out\."):
+    with pytest.raises(
+        InputError, match=r"There are no images in '.*a\.zip'; 1 file without an image suffix was left out\."
+    ):
         list_inputs([make(tmp_path / "a.zip", {"notes.txt": b"x"})])
     with pytest.raises(InputError, match=r"There are no images in '.*a\.tar'\."):
         list_inputs([make(tmp_path / "a.tar", {})])

@@ -96,7 +96,7 @@ def test_standard_input_beside_other_inputs(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_standard_input_can_be_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="'-' is given 2 times, but standard input can be read once"):
+    with pytest.raises(InputError, match="'-' is given 2 times, but standard input can be read only once"):
         list_inputs(["-", "-"])
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(InputError, match="standard input cannot be read, but '-' was given"):
@@ -202,7 +202,7 @@ def test_two_lists_that_ask_for_two_classes_are_refused() -> None:
         ("l.csv", "image,class\n", "There are no images in 'l.csv'"),
         ("l.csv", "image,class\na.jpg,cat\n,dog\n", "l.csv, line 3: gives the class 'dog' without an image"),
         ("l.txt", "a.jpg\n\tdog\n", "l.txt, line 2: gives the class 'dog' without an image"),
-        ("l.txt", b"a.jpg\n\x00\x01\n", "l.txt, line 2: has a zero byte in its path; is this a list"),
+        ("l.txt", b"a.jpg\n\x00\x01\n", "l.txt, line 2: has a zero byte in its path; check that the file is a list"),
         ("l.csv", b"a.jpg\n\x00\x01\n", "l.csv, line 2: (has a zero byte|cannot be read as a table)"),
         ("l.csv", 'a.jpg\n"b.jpg,cat\nc.jpg\n', "l.csv, line 3: cannot be read as a table"),
         ("l.csv", "a.jpg\n" + "x" * 200_000, "l.csv, line 2: cannot be read as a table"),

@@ -367,7 +367,7 @@ def test_pictures_beside_which_the_output_goes_are_explained(tmp_path: Path, mon
 
 def test_an_input_that_is_the_output_folder(tmp_path: Path) -> None:
     make(tmp_path, "a.jpg")
-    with pytest.raises(InputError, match="There are no images in .*; the output folder is left out, so choose another"):
+    with pytest.raises(InputError, match="There are no images in .*; the output folder is left out: choose another"):
         list_inputs([tmp_path], exclude=tmp_path)
 
 
@@ -400,8 +400,8 @@ def test_what_does_not_exist(tmp_path: Path) -> None:
     ("names", "ending"),
     [
         ((), "."),
-        (("a.txt",), "; 1 other file was left out."),
-        (("a.txt", "sub/b.pdf", ".hidden.jpg"), "; 2 other files were left out."),
+        (("a.txt",), "; 1 file without an image suffix was left out."),
+        (("a.txt", "sub/b.pdf", ".hidden.jpg"), "; 2 files without an image suffix were left out."),
     ],
 )
 def test_no_pictures_at_all(tmp_path: Path, names: tuple[str, ...], ending: str) -> None:

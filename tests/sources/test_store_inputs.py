@@ -139,7 +139,7 @@ def test_the_output_is_left_out_as_on_a_disk(fs: Any, tmp_path: Path, pattern: s
 
 def test_an_input_that_is_the_output(fs: Any) -> None:
     put("out/a.jpg", "in/b.jpg")
-    with pytest.raises(InputError, match="There are no images in .*; the output folder is left out, so choose another"):
+    with pytest.raises(InputError, match="There are no images in .*; the output folder is left out: choose another"):
         list_inputs([f"{HERE}/out/"], exclude=Store(f"{HERE}/out"))
     assert name_all(list_inputs([f"{HERE}/out/", f"{HERE}/in"], exclude=Store(f"{HERE}/out"))) == ["b.jpg"]
     assert name_all(list_inputs([f"{HERE}/out/a.jpg"], exclude=Store(f"{HERE}/out"))) == ["a.jpg"], "it was named"
@@ -243,7 +243,7 @@ def test_urls_in_a_list_on_a_disk_and_on_standard_input(
         ("nonsense://b/a.jpg", "is not a supported URL"),
         ("objects://bucket", "names a bucket, expected an object in it"),
         ("objects://", "names a bucket, expected an object in it"),
-        ("abfs://container/a.jpg", r"abfs:// needs another package: pip install \"gradcam-torch\[azure\]\""),
+        ("abfs://container/a.jpg", r"abfs:// needs an additional package: pip install \"gradcam-torch\[azure\]\""),
     ],
 )
 def test_a_line_that_no_picture_can_be_at_is_named_before_work_begins(fs: Any, line: str, reason: str) -> None:

@@ -331,7 +331,7 @@ def test_other_versions_are_noted_and_the_first_ones_kept(tmp_path: Path, monkey
     versions = {**describe_versions(), "torch": "99.0"}
     monkeypatch.setattr("gradcam.storage.run_file.describe_versions", lambda: versions)
     (note,) = work(tmp_path, ORDER, mode="resume").notes
-    assert note.startswith("The earlier run used other versions (torch ")
+    assert note.startswith("The earlier run used different versions (torch ")
     assert note.endswith(" → 99.0): results may differ in the last digits.")
     assert (tmp_path / "run.json").read_bytes() == before
 
@@ -528,7 +528,7 @@ def test_a_shard_overwrites_its_own_part_and_a_whole_run_all_of_them(tmp_path: P
     assert not (tmp_path / "c-gradcam.jpg").exists()
     with (
         OutputFolder.open(tmp_path, RUN, mode="resume", shard=Shard(2, 2)),
-        pytest.raises(OutputError, match=r"another process is writing there on shard 2/2; wait"),
+        pytest.raises(OutputError, match=r"another process is writing to this folder \(shard 2/2\); wait"),
     ):
         OutputFolder.open(tmp_path, RUN, mode="overwrite")
     work(tmp_path, [], mode="overwrite")
@@ -542,7 +542,8 @@ def test_a_second_process_is_kept_out(tmp_path: Path) -> None:
             with pytest.raises(OutputError) as raised:
                 OutputFolder.open(tmp_path, RUN, mode=mode)
             assert str(raised.value) == (
-                f"{tmp_path}/: another process is writing there; wait until it ends, or choose another --output"
+                f"{tmp_path}/: another process is writing to this folder; wait until it ends, or choose another "
+                "--output"
             )
         assert folder.temporary.is_dir()
         folder.append(finish(folder, "c.jpg"))

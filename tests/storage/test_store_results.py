@@ -487,7 +487,7 @@ def test_records_wait_for_the_next_try(fs: Any, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (PermissionError("Access Denied"), r"these credentials may not list, read or write it \(Access Denied\)"),
+        (PermissionError("Access Denied"), r"the credentials do not allow listing, reading or writing it \(Access Denied\)"),
         (FileNotFoundError("The specified bucket does not exist"), "the bucket, or an object in it, does not exist"),
         (OSError(errno.EROFS, "Read-only"), r"cannot be written to \(Read-only\); choose another --output"),
     ],

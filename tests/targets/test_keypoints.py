@@ -59,7 +59,7 @@ def test_forms_of_a_number(model: nn.Module, pictures: Tensor) -> None:
 def test_what_is_not_there(model: nn.Module, pictures: Tensor) -> None:
     with pytest.raises(TargetError, match="There is no keypoint 5: the model has 5, 0 to 4"):
         gradcam.explain(model, pictures, "0", target=Keypoint([1, 5]))
-    with pytest.raises(TargetError, match="There is no box 1 in image 0: its heatmaps cover the whole image"):
+    with pytest.raises(TargetError, match="There is no box 1 in image 0: the keypoint heatmaps cover the whole image"):
         gradcam.explain(model, pictures, "0", target=Keypoint(1, box=1))
     detector, listed = make_detector("keypointrcnn"), make_pictures()
     with pytest.raises(TargetError, match="There is no box 12 in image 0: there are 12, 0 to 11"):

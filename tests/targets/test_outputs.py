@@ -114,7 +114,7 @@ def test_probabilities_alone_are_explained_with_a_warning(finish: Callable[..., 
 def test_a_classifier_of_probabilities_has_a_note_and_no_warning() -> None:
     classifier = gradcam.load_classifier(Net(lambda z, f: z.softmax(1)), size=32, layer="body")
     assert classifier.activation == "none"
-    assert "Their gradient vanishes" in classifier.notes[-1]
+    assert "The gradient of such an output vanishes" in classifier.notes[-1]
     classifier.explain(IMAGES[0].permute(1, 2, 0).mul(255).byte().numpy())
 
 

@@ -275,7 +275,7 @@ def test_a_file_of_two_gigabytes_is_refused_before_it_is_sent(go: Go) -> None:
             take([file]);
         }"""
     )
-    expect(page.locator("#trouble")).to_contain_text("more than 200 MB")
+    expect(page.locator("#trouble")).to_contain_text("large.jpg is larger than 200 MB")
 
 
 def test_fifty_drops_at_once(go: Go, photo: Callable[[str], Path]) -> None:

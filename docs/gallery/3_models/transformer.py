@@ -2,7 +2,7 @@
 A vision transformer
 ====================
 
-The target layer and the token grid are detected automatically. The weights are random here: look at the shapes only.
+The target layer and the token grid are detected automatically. The weights are random here, so only the shapes matter.
 """
 
 import timm

@@ -2,7 +2,7 @@
 Extract features
 ================
 
-The forward pass ends at the requested layer. The features then serve to compare images.
+The forward pass ends at the requested layer. This example compares images by their features.
 """
 
 import matplotlib.pyplot as plt

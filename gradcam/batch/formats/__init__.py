@@ -145,7 +145,7 @@ class Format:
         except GradcamError:
             raise
         except (Exception, SystemExit) as error:
-            raise GradcamError(f"The format {self.name} cannot be checked: {describe_unexpected(error)}") from error
+            raise GradcamError(f"The check of the format {self.name} failed: {describe_unexpected(error)}") from error
 
 
 def is_writer(found: object) -> bool:

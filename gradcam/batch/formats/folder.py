@@ -88,7 +88,7 @@ class OutputFolder:
     def _mend_run(self) -> None:
         if not self._run.exists():
             write_whole(self._run, self._contents, beside=self.temporary)
-            warn(f"{self._run}: another program removed this file during the run. It is written again.")
+            warn(f"{self._run}: another program removed this file during the run. gradcam wrote it again.")
 
     def _join_pieces(self, manifest: Path) -> None:
         """Of a folder that was copied from a store: here a manifest is one file."""
@@ -176,7 +176,8 @@ def _lock(folder: Path, part: ShardFiles) -> Callable[[], None]:
     try:
         return disk.take_lock(folder / part.lock, seconds=0)
     except Timeout:
-        what = f" on {part}" if part.of else ""
+        what = f" ({part})" if part.of else ""
         raise OutputError(
-            f"{disk.show(folder)}: another process is writing there{what}; wait until it ends, or choose another --output"
+            f"{disk.show(folder)}: another process is writing to this folder{what}; wait until it ends, or choose another "
+            "--output"
         ) from None

@@ -105,7 +105,7 @@ class StoreResults:
         self._manifest.write()
         if not self._store.is_file(self._part.run):  # without it nobody could go on with what is recorded
             self._store.write(self._part.run, self._contents)
-            warn(f"{self._store.below(self._part.run).url}: another program removed this file. It is written again.")
+            warn(f"{self._store.below(self._part.run).url}: another program removed this file. gradcam wrote it again.")
         self._written = time.monotonic()
         with contextlib.suppress(OSError, GradcamError):
             self._log.write()

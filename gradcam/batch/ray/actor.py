@@ -227,7 +227,8 @@ class Actor:
         job, node = self._job, self._where["node"]
         if job.version != __version__:
             raise ClusterError(
-                f"gradcam is {__version__} on {node}, but {job.version} where the run started: install the same version."
+                f"gradcam is version {__version__} on {node}, but version {job.version} on the machine that started the "
+                "run: install the same version."
             )
         for folder in (job.folder, *job.seen) if job.seen else ():
             if not folder.is_dir():
@@ -244,8 +245,8 @@ class Actor:
         classifier = replace(self._job.load(self._job.device), **self._job.work.resumed_layers)
         if describe_weights(classifier)["sha256"] != self._job.weights:
             raise ClusterError(
-                f"The model's weights on {self._where['node']} differ from those where the run started: give a checkpoint "
-                "with --weights, or make the model's code deterministic."
+                f"The model's weights on {self._where['node']} differ from those on the machine that started the run: give "
+                "a checkpoint with --weights, or make the model's code deterministic."
             )
         return classifier
 

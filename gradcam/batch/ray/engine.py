@@ -97,11 +97,11 @@ def dump(ray: Any, job: ActorJob) -> bytes:
 def _word(ray: Any, error: BaseException) -> str:
     lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
     if "No module named 'gradcam" in str(error):
-        return "gradcam is not installed on all machines of the cluster: pip install 'gradcam-torch[ray]' there."
+        return "gradcam is missing on a machine of the cluster. On every machine, run: pip install 'gradcam-torch[ray]'"
     ended = (ray.exceptions.RayActorError, ray.exceptions.ActorUnavailableError, ray.exceptions.OutOfMemoryError)
     if isinstance(error, ended):
         return (
-            f"An actor ended, also after {TRIES} retries. Possible causes: a lost machine, too little memory, or an image "
+            f"An actor still ended after {TRIES} retries. Possible causes: a lost machine, too little memory, or an image "
             f"that crashes the process (Ray: {shorten(lines[0] if lines else error)})."
         )
     cause = getattr(error, "cause", None)  # of what was raised elsewhere; below it, Ray has advice of its own

@@ -66,7 +66,9 @@ def check_address(address: str) -> None:
         reason = (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()
         raise ClusterError(f"{address}: no answer ({reason}). Start the head with `ray start --head`.") from error
     if len(answer) < 9 or answer[3] != SETTINGS:
-        raise ClusterError(f"{address}: the server there is not Ray: give the port of the head, usually 6379.")
+        raise ClusterError(
+            f"{address}: the server at this address is not Ray. Give the port of the head, usually 6379."
+        )
 
 
 def is_loud() -> bool:
@@ -183,7 +185,11 @@ def _init(ray: Any, address: str, stack: contextlib.ExitStack) -> None:
             ray.init(log_to_driver=is_loud(), logging_level=level, **options)
     except Exception as error:  # ConnectionError, RuntimeError, ValueError, and those of processes that end at once
         reason = (" ".join(str(error).split()) or type(error).__name__).rstrip(".")
-        what = "Ray cannot be started here" if address == "local" else f"{address}: the Ray cluster cannot be joined"
+        what = (
+            "Ray cannot be started on this machine"
+            if address == "local"
+            else f"{address}: the Ray cluster cannot be joined"
+        )
         advice = ""
         if address != "local" and "RAY_AUTH_MODE" not in os.environ:  # Ray says nothing of tokens, and sends none then
             advice = " If the cluster needs a token (`ray start` reports that), set RAY_AUTH_MODE=token."
@@ -200,7 +206,7 @@ def find_layout(ray: Any, device: str, per_gpu: int = 1) -> ActorLayout:
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     gpus = int(sum(node.get("GPU", 0) for node in nodes))
     if device == "cuda" and not gpus:
-        raise ClusterError("There is no GPU in this Ray cluster: leave out --device, or give cpu.")
+        raise ClusterError("There is no GPU in this Ray cluster: leave out --device, or give --device cpu.")
     if per_gpu > 1 and not gpus:
         raise ClusterError("There is no GPU in this Ray cluster: leave out --actors-per-gpu.")
     if gpus and device != "cpu":

@@ -130,8 +130,8 @@ def find_read(gradient: Tensor | None, blocks: Blocks) -> Tensor:
 def blind_attention(name: str) -> BlindLayerError:
     """The error for a score that does not change with the tokens behind this block."""
     return BlindLayerError(
-        f"The gradient at the last attention block, '{name}', is exactly zero (a head with zero weights, or a probability "
-        "of exactly 0 or 1). Choose another score or class."
+        f"The gradient at the last attention block, '{name}', is exactly zero. Possible causes: a head with zero weights, "
+        "or a probability of exactly 0 or 1. Choose another score or class."
     )
 
 
@@ -243,8 +243,9 @@ def _legrad_run(
             raise no_gradient([blocks.last[0]])
         if _is_reached(gates, scores, without=joined[0]):
             raise ModelError(
-                f"The score also depends on earlier blocks by paths around the last attention block, '{blocks.last[0]}', so "
-                "no other block's output can replace its own: choose 'gradient-rollout' or 'rollout'."
+                "The score also depends on earlier blocks through paths around the last attention block, "
+                f"'{blocks.last[0]}', so another block's output cannot replace the last one's: choose "
+                "'gradient-rollout' or 'rollout'."
             )
         return scores.unbind(), output
 
@@ -252,8 +253,8 @@ def _legrad_run(
 def _join(outputs: Sequence[Tensor], blocks: Blocks) -> Tensor:
     for shape in (tuple(output.shape) for output in outputs if output.shape != blocks.shape):
         raise ModelError(
-            f"An attention block returns {shape}, but the last one {blocks.shape}, so one cannot replace the other: choose "
-            "'gradient-rollout' or 'rollout'."
+            f"An attention block returns {shape}, but the last block returns {blocks.shape}, so one output cannot replace "
+            "the other: choose 'gradient-rollout' or 'rollout'."
         )
     return torch.cat(list(outputs), blocks.layout.image_axis)
 

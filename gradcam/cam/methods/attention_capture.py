@@ -28,7 +28,7 @@ SOFTMAXES = (F.softmax, torch.softmax, torch.Tensor.softmax, torch.special.softm
 PRODUCTS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.bmm, torch.Tensor.bmm, torch.baddbmm)
 HOLDING = (F.multi_head_attention_forward, torch.autograd.grad)  # attentions, which the latter repeats for checkpoints
 UNSEEN = (
-    "none was found. It has none, or a custom kernel such as flash_attn (load Hugging Face models with "
+    "no attention was found. The model has none, or uses a custom kernel such as flash_attn (load Hugging Face models with "
     "attn_implementation='eager')"
 )
 QUESTION = "has_torch_function"  # what a function of PyTorch's asks before it does anything
@@ -319,7 +319,7 @@ def _all_over_the_picture(log: AttentionLog, recorded: Recorded) -> list[Sightin
             raise cannot_follow(recorded, _misfit(sighting, recorded.batch))
     counts = list(dict.fromkeys(sighting.keys for sighting in found))
     if len(counts) > 1:
-        raise cannot_follow(recorded, f"its number of tokens changes from {' to '.join(map(str, counts))}")
+        raise cannot_follow(recorded, f"the number of tokens changes from {' to '.join(map(str, counts))}")
     return found
 
 
@@ -366,7 +366,7 @@ def _misfit(sighting: Sighting, batch: Batch) -> str:
     if sighting.shape[-2] != sighting.keys:
         return f"{shape}: its queries and keys are different tokens (cross-attention, or pooled keys)"
     if sighting.shape[0] != batch.images or len(sighting.shape) > 4:
-        return f"{shape} for {batch.images} image(s): it is limited to windows, or another part of each image"
+        return f"{shape} for {batch.images} image(s): it covers only windows, or another part of each image"
     size = " x ".join(map(str, batch.size))
     return f"{shape}, and {sighting.keys} tokens form no grid on images of {size} (it may be channel attention)"
 
@@ -436,5 +436,5 @@ def require_all(attentions: list[Tensor], blocks: Blocks) -> None:
     if len(attentions) != len(blocks.modules):
         raise ModelError(
             f"The model's {len(blocks.modules)} blocks computed {len(attentions)} attentions in the second pass, expected "
-            "one each: its passes differ. Choose a method that explains a layer, such as 'gradcam'."
+            "one per block: the two passes differ. Choose a method that explains a layer, such as 'gradcam'."
         )

@@ -107,7 +107,9 @@ class Method:
         if self.channels == "component":
             return self
         if self.channels != "added":
-            raise GradcamError(f"{self.name} does not sum channels, so smoothing='eigen' does not apply: leave it out.")
+            raise GradcamError(
+                f"{self.name} does not sum channels, so smoothing='eigen' does not apply: leave smoothing= out."
+            )
         return replace(self, join="one_pass:weighted_component", is_local=False)
 
 

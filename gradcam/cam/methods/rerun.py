@@ -255,7 +255,7 @@ def _handed_on(outlet: Outlet, rows: Tensor, expected: torch.Size) -> Iterator[N
             tensor.copy_(rows)
         else:
             raise LayerError(
-                "Another tensor shares a part of the layer's output, so its batch size cannot grow. Choose another layer."
+                "The layer's output shares memory with other tensors, so its batch size cannot grow. Choose another layer."
             )
         return None
 

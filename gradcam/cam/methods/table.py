@@ -57,7 +57,7 @@ METHODS: dict[str, Method] = {
         OfReruns("smoothgradcam-pp", "Grad-CAM++ with derivatives averaged over noisy copies of the image",
             papers.SMOOTHGRADCAM_PP, "perturbation:smooth_gradcam_pp", cost="1 + 20", channels="added",
             options={"samples": 20, "noise": 0.15, "seed": 0}),
-        OfReruns("ablationcam", "gradient-free: channels weighted by the score drop without them",
+        OfReruns("ablationcam", "gradient-free: channels weighted by how much the score falls without them",
             papers.ABLATIONCAM, "perturbation:ablationcam", cost="1 + tail x channels", channels="added",
             is_signed=True, assumes_positive=True),
         OfReruns("reciprocam", "gradient-free: score when only one activation window is kept",
@@ -71,7 +71,7 @@ METHODS: dict[str, Method] = {
         OfReruns("sscam", "gradient-free: Score-CAM averaged over noisy masks",
             papers.SSCAM, "perturbation:sscam", cost="1 + 35 x channels", channels="added",
             options={"samples": 35, "noise": 2.0, "seed": 0}, assumes_positive=True),
-        OfReruns("iscam", "gradient-free: Score-CAM averaged from empty to full masks",
+        OfReruns("iscam", "gradient-free: Score-CAM averaged over masks of increasing strength",
             papers.ISCAM, "perturbation:iscam", cost="1 + 10 x channels", channels="added", options={"steps": 10},
             assumes_positive=True),
         OfInput("rise",
@@ -103,7 +103,7 @@ ALIASES = {"chefer": "gradient-rollout"}  # what others call a method
 
 
 def method(name: str, *, summary: str, signed: bool = False) -> Callable[[Callable[..., Any]], Method]:
-    """Make a CAM method from a function of activations and gradients. Pass it wherever a method's name is expected.
+    """Make a CAM method from a function of activations and gradients. Pass the result in place of a method's name.
 
     Parameters
     ----------
@@ -112,7 +112,8 @@ def method(name: str, *, summary: str, signed: bool = False) -> Callable[[Callab
     summary : str
         What it does, in one line.
     signed : bool, default False
-        True if negative values of its maps are evidence against the class; then `evidence="negative"` and "signed" work.
+        True if negative values of its maps are evidence against the class. This allows `evidence="negative"` and
+        "signed".
 
     Returns
     -------
@@ -120,8 +121,8 @@ def method(name: str, *, summary: str, signed: bool = False) -> Callable[[Callab
         A decorator for a pure function. Its parameters have these names: `activations` (N,C,...), optionally
         `gradients` (N,K,C,...) of the K scores, and optionally `curvatures` (N,K,C,...), the Hessian times the
         activations. The grid has any rank, and values are float32 or float64. The function returns maps (N,K,...), or
-        maps (N,...) if it takes the activations alone. Maps have the dtype and device of the activations. Further
-        parameters need defaults, and are options for `using`.
+        maps (N,...) if it takes only `activations`. Maps have the dtype and device of the activations. Further
+        parameters need defaults, and become options of `Method.using`.
 
     Raises
     ------

@@ -19,7 +19,7 @@ from gradcam.cli._terminal import to_name
     places={
         "trace": (
             "gradcam.cli.inspect.trace:trace_command",
-            "List every layer call: shapes, cost, memory, time.",
+            "List every layer call with its shapes, cost, memory and time.",
         ),
         "features": (
             "gradcam.cli.inspect.features:features_command",

@@ -82,11 +82,11 @@ class _Job:
 
 @click.command("activations", cls=Command)
 @options.pictures
-@options.layers("Layers to draw", default="the target layer")
+@options.layers("Layers to draw", default="the model's default layer")
 @options.number("--channels", "Largest number of channels per layer.", 64)
-@options.number("--columns", "Number of cells in a row.", 8, most=1000)
+@options.number("--columns", "Number of cells per row.", 8, most=1000)
 @options.choice("--order", CHANNEL_ORDERS, "Order of the channels: strongest first, or by index.")
-@options.choice("--scale", CHANNEL_SCALES, "Range of the colours: per channel, or the same for the layer.")
+@options.choice("--scale", CHANNEL_SCALES, "Scaling of the colours: for each channel, or for the whole layer.")
 @options.number("--cell", "Size of a cell in pixels.", 112, most=1024)
 @options.colormap("inferno", "OpenCV colour map for layers without negative values.")
 @options.model
@@ -95,9 +95,9 @@ class _Job:
 def activations_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
     """Draw the feature maps of a layer, channel by channel.
 
-    Each cell shows the activation map of one channel, with its number and strength. Early layers resemble the image, deep
-    layers are abstract. In layers with negative values, zero is black, positive values are warm and negative ones cold.
-    Each drawing is written to <image>-activations.png.
+    Each cell shows the feature map of one channel, with the channel's number and mean absolute activation. In layers with
+    negative values, zero is black, positive values have warm colours, and negative values have cold colours. The drawing of
+    each image is written to <image>-activations.png.
     """
     output = Output(as_json, quiet)
     job = _prepare(images, output, chosen)

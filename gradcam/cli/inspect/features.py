@@ -54,7 +54,7 @@ class Stored:
         if self.failed:
             parts.append(click.style(f"{self.failed} failed", fg="red"))
         if self.left_out:
-            parts.append(f"{count(self.left_out, 'other file')} left out")
+            parts.append(f"{count(self.left_out, 'non-image file')} left out")
         title = [f"{click.style(self.model, bold=True)} on {self.device}", ", ".join(parts), f"{self.seconds:.1f} s"]
         if not self.pictures:
             return "\n".join(["   ".join(title), "Nothing was written."])
@@ -95,33 +95,35 @@ def _to_path(context: click.Context, parameter: click.Parameter, path: Path) -> 
     callback=_to_path,
     help="Output file, .npz or .safetensors. An existing file is replaced.",
 )
-@options.layers("Layers whose output is written", default="the target layer")
-@click.option("--pool", "pools", is_flag=True, help="Average over the image: (N,C) instead of (N,C,h,w).")
+@options.layers("Layers whose output is written", default="the model's default layer")
+@click.option(
+    "--pool", "pools", is_flag=True, help="Average each channel over the image, to arrays (N,C) instead of (N,C,h,w)."
+)
 @options.model
-@options.number("--batch-size", "Batch size. It is halved when memory is short.", most=MAX_BATCH_SIZE)
+@options.number("--batch-size", "Batch size. It is halved if memory runs out.", most=MAX_BATCH_SIZE)
 @options.number("--workers", "Number of threads that read images.  [default: one per core]", most=MAX_WORKERS)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON record, and nothing else.")
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
 def features_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
     """Write the layer outputs of many images to one file.
 
-    Takes image files, folders, globs, lists and archives, like `gradcam batch`. The file has one array per layer, under the
-    layer's dotted name, with one row per image, in the precision of the model (bfloat16 becomes float32 in .npz). The
-    image names, in the order of the rows, are in the array `names` of an .npz file, or as a JSON list in the metadata of a
-    .safetensors file. Images that fail are reported and have no row.
+    INPUT is an image file, a folder, a glob, a list or an archive, as for `gradcam batch`. The output file has one array
+    per layer, with the layer's name and one row per image. The arrays have the precision of the model, but bfloat16 becomes
+    float32 in an .npz file. An .npz file has the image names in the array `names`, in the order of the rows. A .safetensors
+    file has them as a JSON list in its metadata. Images that fail are reported and have no row.
 
     \b
       np.load("features.npz")["avgpool"]            (N,2048,1,1) for resnet50
       np.load("features.npz")["names"]              the image of each row
       safetensors.torch.load_file("features.safetensors")["avgpool"]
 
-    100,000 images with 2048 float32 values each take 0.8 GB, and twice that on disk while the file is written. Memory
-    holds only a few batches. The forward pass ends at the last of these layers.
+    100,000 images with 2048 float32 values each take 0.8 GB. While the file is written, it needs twice as much disk space.
+    Only a few batches are in memory at a time. The forward pass ends at the last of the chosen layers.
     """
     own = {name: chosen[name] for name in ("layers", "pools", "reshape", "path", "batch_size", "workers")}
     wish = _Features(inputs=inputs, model=to_model_choice(chosen), output=Output(as_json, quiet), **own)
     if wish.reshape is not None and not wish.pools:
-        raise click.UsageError("--reshape is only used with --pool: give both, or leave it out.")
+        raise click.UsageError("--reshape is only used with --pool: add --pool, or remove --reshape.")
     from gradcam.batch.features import FeatureFile, check_feature_file, check_layers
     from gradcam.sources.list import list_inputs
 

@@ -75,7 +75,9 @@ class Measured(PictureOutcome):
         lines = [self.to_title(), f"norms of the gradient of {name} ({self.index}), score {flow.scores.item():.4g}"]
         lines += ["", *_table(rows, flow), ""]
         if len(rows) < len(flow.layers):
-            lines.append(f"  {len(rows)} of {len(flow.layers)} layers. Use --all or --layer PATTERN for more.")
+            lines.append(
+                f"  {len(rows)} of {len(flow.layers)} layers are listed. Use --all or --layer PATTERN for more."
+            )
         found = {verdict: [it.name or it.type for it in flow.layers if it.verdict == verdict] for verdict in COLOURS}
         said = [click.style(f"  {verdict}: {_list(it)}", fg=COLOURS[verdict]) for verdict, it in found.items() if it]
         lines += said or ["  No gradient vanishes or explodes."]
@@ -188,12 +190,12 @@ class _Job:
 def gradients_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
     """Show vanishing and exploding gradients, layer by layer.
 
-    Prints the norm of the class score's gradient at each layer, and draws a plot. A gradient vanishes if it is below
-    1/10,000 of the gradient at the model's output, and explodes if it is above 10,000 times that. Plots need matplotlib
-    and are written to <image>-gradients.png.
+    The command prints the norm of the class score's gradient at each layer, and draws a plot. A gradient vanishes if its
+    norm is below 1/10,000 of the norm at the model's output. It explodes if its norm is above 10,000 times the norm at the
+    output. Plots need matplotlib and are written to <image>-gradients.png.
     """
     if chosen["reshape"] is not None:
-        raise click.UsageError("--reshape is not used by gradcam inspect gradients: leave it out.")
+        raise click.UsageError("gradcam inspect gradients does not use --reshape: remove it.")
     told = Output(as_json, quiet)
     job = _prepare(images, _find_destination(chosen["output"], images, told), chosen)
     say(job.classifier.notes, told)

@@ -50,7 +50,7 @@ def format_trace(trace: Trace, calls: Sequence[Call], name: str, what: str, widt
     lines = ["   ".join(title), "   ".join(totals), "", *table, "", *_shared(rows)]
     inner = len(trace.calls) - 1
     if len(rows) < inner:
-        lines.append(f"{len(rows)} of {inner} calls. Use --depth N, --all or --layer PATTERN for more.")
+        lines.append(f"{len(rows)} of {inner} calls are listed. Use --depth N, --all or --layer PATTERN for more.")
     if spared:
         lines.append(f"Hidden columns: {', '.join(spared)}. Widen the terminal, or use --json.")
     return "\n".join(lines).rstrip("\n")
@@ -135,12 +135,12 @@ class _Subject:
 def trace_command(
     image: Path | None, *, layers: tuple[str, ...], depth: int | None, show_all: bool, as_json: bool, **chosen: Any
 ) -> int:
-    """List every layer call: shapes, cost, memory, time.
+    """List every layer call with its shapes, cost, memory and time.
 
-    The model runs once. Without IMAGE it runs on noise, and with random weights unless --weights is given, so nothing is
-    downloaded. Parameters, multiply-adds, memory and time of a layer include its submodules. Memory counts newly allocated
-    outputs; in-place operations count as none. Without --layer, --depth and --all, the table is as deep as fits on the
-    screen.
+    Without IMAGE, the input is noise. If --weights is also missing, the weights are random and nothing is downloaded. The
+    parameters, multiply-adds, memory and time of a layer include its submodules. Memory counts only newly allocated
+    outputs, so in-place operations need none. Without --layer, --depth and --all, the table shows only as many levels of
+    submodules as fit on the screen.
     """
     if show_all and depth is not None:
         raise click.UsageError("Give either --all or --depth, not both.")
@@ -148,7 +148,7 @@ def trace_command(
     check_model_name(choice.model)
     given = [name for name in OF_PICTURES if chosen[name] is not None]
     if image is None and choice.weights is None and given:
-        raise click.UsageError(f"--{given[0]} needs an image: give an IMAGE, or leave it out.")
+        raise click.UsageError(f"--{given[0]} needs an image: give an IMAGE, or remove --{given[0]}.")
     try:
         subject = _make_up(choice) if image is None and choice.weights is None else _load(choice, image)
     except _PictureError as error:
@@ -245,7 +245,8 @@ def _choose(trace: Trace, wanted: set[str] | None, depth: int | None, *, show_al
         calls = [call for call in calls if wanted & {call.name, *call.also}]
         if not calls:
             raise LayerError(
-                f"Layer {join_names(sorted(wanted)[:3])} is not called in evaluation mode. Choose another one with --layer."
+                f"Layer {join_names(sorted(wanted)[:3])} is not called in evaluation mode. Choose a different layer with "
+                "--layer."
             )
     elif depth is None and not show_all:
         depth = fitting_depth([call.depth for call in calls if call.depth])

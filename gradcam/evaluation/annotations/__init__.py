@@ -27,9 +27,9 @@ class Truth:
     Attributes
     ----------
     masks : Tensor (1,H,W)
-        bool, True in the pixels of any object.
+        bool, True at each pixel of an object.
     boxes : sequence of one Tensor (B,4)
-        float64, one row per object: left, top, right, bottom, measured at the pixels' edges.
+        float64, one row per object: left, top, right, bottom. Coordinates refer to the edges of pixels.
 
     Examples
     --------
@@ -61,7 +61,7 @@ class Annotations:
     names : sequence of str
         The images with annotations, in the order of the input.
     notes : sequence of str
-        One sentence per kind of annotation that was left out.
+        Sentences that report how many annotations were left out, and why.
     find : callable
         A function from an image's name to its objects, in pixels of the image.
 
@@ -100,7 +100,7 @@ class Annotations:
     ) -> Truth | None:
         """Find the objects of a class in the part of an image that the model sees.
 
-        Objects outside the region are left out; objects across its border are cropped.
+        Objects outside the region are left out, and objects across its border are cropped.
 
         Parameters
         ----------
@@ -111,9 +111,9 @@ class Annotations:
         size : (int, int)
             Height and width of the model's input.
         index : int, default None
-            The class. Class-agnostic objects count for every class; None takes the objects of all classes.
+            The class. Class-agnostic objects count for every class. None selects the objects of all classes.
         picture : (int, int), default None
-            Height and width of the upright image. If given, annotations whose size differs from it raise an error.
+            Height and width of the upright image. If you give them, an annotation of a different size raises an error.
 
         Returns
         -------
@@ -161,9 +161,9 @@ def read_annotations(
 ) -> Annotations:
     """Read object annotations from a CSV of boxes, a folder of label masks, or a COCO instances file.
 
-    Pixels are those of the upright image, with its EXIF orientation applied, as in `gradcam.read_image`. Boxes and
-    outlines are measured at the pixels' edges: the whole image is from 0, 0 to its width and height, and right and bottom
-    are exclusive.
+    Pixels are those of the upright image, with its EXIF orientation applied, as in `gradcam.read_image`. Coordinates of
+    boxes and outlines refer to the edges of pixels: a box around the whole image has left 0, top 0, and the image's width
+    and height as right and bottom.
 
     Parameters
     ----------
@@ -178,14 +178,15 @@ def read_annotations(
           integers. 0 is background. 255 is ignored, unless it has a class or is the only value besides 0. Each
           remaining value is a class-agnostic object. A ``classes.csv`` in the folder, with the columns value and class,
           assigns classes to values.
-        - A ``.json`` file of COCO instances. A category is the class of the same name. Categories that are not a class of
-          the model, and crowds, are left out. An object is its segmentation (polygons or RLE), or else its bbox.
+        - A ``.json`` file of COCO instances. A category is matched with the class of the same name. Categories that are
+          not classes of the model are left out, and so are crowd annotations. Objects are read from their segmentation
+          (polygons or RLE), or from their bbox if they have no segmentation.
 
     names : iterable of str or path
         All images to evaluate. The annotations may use longer or shorter paths: two paths match if one ends in the
         other. Masks and COCO images that match none of these images are left out.
     find_class : callable
-        A function from a label or an index in digits to a class, such as `Classifier.find_class`.
+        A function that returns a class index for a label or for an index in digits, such as `Classifier.find_class`.
 
     Returns
     -------
@@ -195,8 +196,8 @@ def read_annotations(
     Raises
     ------
     InputError
-        If the path is none of these, if a file is broken, or if a name is duplicate or ambiguous. For a table, also if
-        an image is not in `names` or a class is unknown. Also if no annotation remains.
+        If the path is none of these, if a file is broken, if a name is duplicate or ambiguous, or if no annotation
+        remains. For a table, also if an image is not in `names` or a class is unknown.
 
     Examples
     --------

@@ -74,7 +74,7 @@ def _by_id(path: str, kind: str, content: Mapping[str, Any]) -> dict[Any, dict[s
     for position, each in enumerate(content[kind]):
         key = each.get("id") if isinstance(each, dict) else None
         if not isinstance(key, (int, str)):
-            raise InputError(f"{path}: number {position} of its {kind} has no id.")
+            raise InputError(f"{path}: entry {position} of its {kind} has no id.")
         if key in found:
             raise InputError(f"{path}: two of its {kind} have the id {key}.")
         found[key] = each
@@ -112,7 +112,8 @@ def _draw(where: str, drawing: Any, picture: tuple[int, int] | None) -> Mask:
             for each in drawing:
                 points = np.asarray(each, dtype=np.float64)
                 if points.ndim != 1 or len(points) < 6 or len(points) % 2 or not np.isfinite(points).all():
-                    raise ValueError(f"a polygon is {shorten(each)}, expected x, y of at least three points")
+                    expected = "expected a list x, y, x, y, ... of at least three points"
+                    raise ValueError(f"a polygon is {shorten(each)}, {expected}")
             return fill_polygons(drawing, picture)
         rows, columns = drawing["size"]
         if picture not in (None, (rows, columns)):
@@ -121,7 +122,7 @@ def _draw(where: str, drawing: Any, picture: tuple[int, int] | None) -> Mask:
         return fill_runs(unpack_runs(runs) if isinstance(runs, str) else runs, (rows, columns))
     except (TypeError, KeyError, OverflowError):
         said = f"its segmentation is {shorten(drawing)}"
-        raise InputError(f"{where}: {said}, expected polygons, or RLE with its size.") from None
+        raise InputError(f"{where}: {said}, expected polygons, or RLE with counts and size.") from None
     except ValueError as error:
         raise InputError(f"{where}: its segmentation cannot be drawn: {error}.") from None
 

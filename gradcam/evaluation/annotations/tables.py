@@ -76,9 +76,9 @@ def _find_columns(where: str, header: list[str]) -> Columns:
     labels = [number for number, name in enumerate(names) if name in CLASS_COLUMNS]
     if len(kinds) != 1 or len(images) != 1 or len(labels) > 1 or any(names.count(name) > 1 for name in kinds[0]):
         raise InputError(
-            f"{where}: has the columns {shorten(header)}, expected a header with one of {', '.join(sorted(IMAGE_COLUMNS))}, "
-            f"with {', '.join(CORNERS[0])}, or {', '.join(CORNERS[1])}, or {', '.join(SIDES)}, and optionally one of "
-            f"{', '.join(sorted(CLASS_COLUMNS))}."
+            f"{where}: has the columns {shorten(header)}, expected one column for the image "
+            f"({', '.join(sorted(IMAGE_COLUMNS))}), four for the box ({', '.join(CORNERS[0])}; or {', '.join(CORNERS[1])}; "
+            f"or {', '.join(SIDES)}), and at most one for the class ({', '.join(sorted(CLASS_COLUMNS))})."
         )
     numbers = [names.index(name) for name in kinds[0]]
     return images[0], numbers, kinds[0] == SIDES, labels[0] if labels else None
@@ -181,6 +181,8 @@ def _read_classes(path: str, find_class: FindClass) -> dict[int, int]:
     for where, row in rows:
         value, label = row[names.index("value")], row[names.index("class")]
         if not value.isdecimal() or int(value) == 0 or int(value) in found:
-            raise InputError(f"{where}: the value is {shorten(value)}, expected an integer above 0, each once.")
+            raise InputError(
+                f"{where}: the value is {shorten(value)}, expected an integer above 0 that is not yet used."
+            )
         found[int(value)] = find_index(where, label, find_class)
     return found

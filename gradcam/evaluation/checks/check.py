@@ -81,25 +81,25 @@ def check(
     """Test whether a heatmap can be trusted, and compare it with control maps that explain nothing.
 
     - stability: does the heatmap stay the same under a little noise?
-    - classes: does it differ between classes? It fails if the heatmaps of three random classes differ from it by no more
-      than noise does.
-    - randomisation: does it change when the weights are re-initialised (a sanity check)? It fails if noise changes it as
-      much.
-    - placement: does it follow the image? The image is placed in each cell of a 2 x 2 grid with three other images, and
-      the heatmap has to mark that cell. The value is the area under the ROC curve.
+    - classes: does the heatmap differ between classes? The test fails if the heatmaps of three random classes are as
+      similar to it as heatmaps of noisy images.
+    - randomisation: does the heatmap change when the weights are re-initialised (a sanity check)? The test fails if noise
+      changes the heatmap as much.
+    - placement: does the heatmap follow the image? The image is placed in each cell of a 2 x 2 grid with three other
+      images, and the heatmap has to mark that cell. The value is the area under the ROC curve.
     - covering: do the marked pixels matter for the class? The value is the share of the class's evidence that lies on
       them. Evidence is the difference in log-odds between the image with only these pixels and the image without them.
       Missing pixels are filled in four ways: mean colour, blur, another image, inpainting.
 
-    There are eight control maps. Five are heatmaps: the mirrored one, the shifted one, and those of another image, of
-    the rival class and of a network with random weights. Three are made without the model: noise with the heatmap's
-    spectrum, a central blob, and the image's edges. A heatmap that is distinguished from all of them passes. The
-    heatmap of the rival class (the most probable other class) is an exception, because it may rightly be the same. All
-    numbers are measured on this image and this model.
+    There are eight control maps. Two are copies of the heatmap, mirrored and shifted. Three are heatmaps of something
+    else: a different image, the rival class (the most probable of the other classes), and a network with random weights.
+    Three are made without the model: noise with the heatmap's spectrum, a central blob, and the image's edges. A heatmap
+    that is distinguished from all of them passes. Only the heatmap of the rival class may be the same, because similar
+    classes can depend on the same pixels. All numbers are measured on this image and this model.
 
-    The image is tested alone, without a grid, in two cases: the model does not recognise the class among other images,
-    or the target has a fixed place, such as a box. Then the placement test shifts the image, or is skipped, and the
-    covering test uses nineteen random positions.
+    The image is tested alone, without a grid, in two cases. If the model does not recognise the class among other images,
+    the placement test shifts and mirrors the image. If the target has a fixed place, such as a box, there is no placement
+    test. In both cases, the covering test compares the heatmap with copies of it at nineteen random positions.
 
     Parameters
     ----------
@@ -111,20 +111,20 @@ def check(
         A name in `METHODS` or `CONTROLS`, a method, `FILE.py:NAME`, or a function of a model, images (N,C,H,W) and
         classes (N,) that returns heatmaps (N,H,W), from any library. It is called with one image at a time. The tests
         also call it with other images, with other classes, and with re-initialised copies of the model. None is
-        "gradcam", or the default of the model's task.
+        "gradcam" for classifiers, and the default of the task for other models.
     layer : str or nn.Module, default None
         As in `Classifier.explain`, for methods by name.
     target : int or str, default None
         A class by index or label; None for the top class. For models of other tasks, such as detectors: a target as in
-        `explain`. If it selects several boxes or masks, the first one is tested. The model's other detections, or other
-        targets, then replace the other classes.
+        `explain`. If the target selects several boxes or masks, the first one is tested. In place of other classes, the
+        tests then use the model's other detections or other targets.
     score : str, default "logit"
         As in `targets.ClassTarget`, for methods by name.
     reshape : tuple, str or callable, default None
         As in `gradcam.explain`, for methods by name.
     others : sequence of images, default ()
-        Three or more comparison images. The three with the lowest probability of the class are used. If you pass fewer
-        than three, the package's five photographs are used instead.
+        Three or more comparison images. The tests use the three images with the lowest probability of the class. If you
+        pass fewer than three images, the package's five photographs replace them.
     seed : int, default 0
         Random seed.
     progress : callable, default None
@@ -140,7 +140,7 @@ def check(
     GradcamError
         If the method is unknown, or the seed is not an int. Also as in `Classifier.explain`.
     TargetError
-        If there is more than one class, or the score is unknown.
+        If the target is more than one class, or if the score is unknown.
 
     Examples
     --------
@@ -295,8 +295,8 @@ class Inquiry:
         masks = torch.stack([ground.mark(heatmap.expand(CELLS, -1, -1)), ground.whole])
         left = ground.subject.score(ground.cover(mask)[1] for mask in masks)
         if probability - float(left.min()) < ENOUGH:
-            least = f"The probability is {probability:.2f} and stays at {float(left.min()):.2f} or more when covered"
-            return f"{least}: there is too little to explain."
+            least = f"The probability is {probability:.2f} and stays at {float(left.min()):.2f} or more"
+            return f"{least} if the marked pixels or the whole image are covered: there is too little to explain."
         return None if self.has_place else self._tell_untrained()
 
     def _tell_untrained(self) -> str | None:
@@ -317,7 +317,7 @@ class Inquiry:
             return None
         return (
             f"{ahead} of {NETWORKS} re-initialised copies of the model {'prefers' if ahead == 1 else 'prefer'} "
-            "this image to the comparison images at least as clearly as the model does. The model's difference in "
+            "this image to the comparison images at least as clearly as the model does. For the model, the difference in "
             f"probability is {own:.2f}: there is too little to explain."
         )
 
@@ -329,7 +329,7 @@ class Inquiry:
         outcome: Outcome = "passed" if float(exhibits.noisy_likeness.min()) > highest else "undecided"
         reason = (
             f"With noise of up to {NOISE * 100:.0f} % of the image's range, the rank correlation with the original heatmap "
-            f"is {value:.2f} on average. Random smooth maps reach at most {highest:.2f}."
+            f"is {value:.2f} on average. For random smooth maps, it is at most {highest:.2f}."
         )
         return exhibits, [Test("stability", "failed" if value <= highest else outcome, value, reason)]
 
@@ -347,7 +347,7 @@ class Inquiry:
         first = name_class(rivals[0], None if self.labels is None else self.labels[rivals[0]])
         reason = f"The rank correlation with the heatmap of the rival class, {first}, is {likeness[0]:.2f}"
         if len(rivals) > 1:
-            reason += f". With those of {len(others)} random classes it is {float(others.mean()):.2f} on average"
+            reason += f". For {len(others)} random classes, it is {float(others.mean()):.2f} on average"
         outcome: Outcome = "passed"
         if bool((others >= limit).all()):
             outcome = "failed"
@@ -366,8 +366,8 @@ class Inquiry:
         maps = torch.cat([*found.values()])
         likeness = rank_correlation(exhibits.heatmap.expand_as(maps), maps)
         reason = (
-            f"The rank correlation with the original heatmap is {likeness[0]:.2f} with re-initialised weights in "
-            f"{next(iter(found))}, and {likeness[-1]:.2f} with all weights re-initialised"
+            f"The rank correlation with the original heatmap is {likeness[0]:.2f} if the weights of {next(iter(found))} are "
+            f"re-initialised, and {likeness[-1]:.2f} if all weights are re-initialised"
         )
         outcome: Outcome = "passed"
         if float(likeness[-1]) >= limit:
@@ -433,9 +433,9 @@ class Inquiry:
         )
         value, ahead = float(goes.mean()), int((goes > stays).sum())
         reason = (
-            f"When the image is shifted in four directions or mirrored, the heatmap moves along in {ahead} of {len(goes)} "
-            f"cases. The rank correlation with the moved heatmap is {value:.2f}, with the unmoved one "
-            f"{float(stays.mean()):.2f}."
+            f"The image was shifted in four directions and mirrored, and the heatmap moved with it in {ahead} of "
+            f"{len(goes)} cases. The rank correlation with the original heatmap is {value:.2f} after the heatmap is moved "
+            f"back, and {float(stays.mean()):.2f} before."
         )
         outcome: Outcome = "passed" if ahead >= len(goes) - 1 and value >= 1 / 2 else "undecided"
         return Test("placement", "failed" if ahead == 0 else outcome, value, reason)
@@ -517,8 +517,9 @@ def move_by_chance(heatmap: Tensor, seed: int) -> list[Tensor]:
 
 def _judge_order(value: float, chance: float) -> Test:
     reason = (
-        f"In a grid with three other images, the heatmap is higher on this image in {value * 100:.0f} % of pixel pairs. "
-        f"A heatmap that ignores the image does as well in {chance * 100:.0f} % of cases."
+        "In a grid with three other images, a random pixel of this image has a higher heatmap value than a random pixel of "
+        f"the others in {value * 100:.0f} % of cases. For a heatmap that ignores the image, the probability of this result "
+        f"or a better one is {chance * 100:.0f} %."
     )
     outcome: Outcome = "passed" if value >= SURELY and chance <= LEVEL else "undecided"
     return Test("placement", "failed" if value <= 1 / 2 else outcome, value, reason)
@@ -535,12 +536,12 @@ def _judge_effect(effect: float, shams: Sequence[Sham], elsewhere: Sequence[floa
         f"The best control map, {best.words}, reaches {most * 100:.0f} %"
     )
     if best.is_apart and effect - best.effect < EFFECT:
-        reason += " but does not follow the image"
+        reason += ", but does not follow the image"
     rival = next((sham for sham in shams if sham.name == RIVAL), None)
     outcome: Outcome = "passed"
     if elsewhere:
         chance = (1 + sum(value >= effect for value in elsewhere)) / (1 + len(elsewhere))
-        reason += f". At random positions, the heatmap does as well in {chance * 100:.0f} % of cases"
+        reason += f". Moved to random positions, the heatmap does at least as well in {chance * 100:.0f} % of cases"
         outcome = "passed" if chance <= LEVEL else "undecided"
     if better:
         worse = ", ".join(sham.words for sham in better)

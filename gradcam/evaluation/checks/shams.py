@@ -29,23 +29,23 @@ EFFECT = 0.2  # of all evidence, by which covering what one map marks does more 
 
 @dataclass(frozen=True, eq=False)
 class Sham:
-    """A control map: a heatmap that explains nothing, and its results beside the heatmap that is checked.
+    """A control map: a heatmap that explains nothing, and its results compared with those of the checked heatmap.
 
     Attributes
     ----------
     name : str
         "mirrored", "shifted", "another picture", "rival", "random weights", "noise", "centre" or "edges".
     order : float or None
-        How well it ranks the image's pixels above those of three other images, as the area under the ROC curve: from
-        0 to 1, chance is 0.5. None if the image was tested alone.
+        How well the control map ranks the image's pixels above those of three other images: the area under the ROC
+        curve, from 0 to 1; chance is 0.5. None if the image was tested alone.
     effect : float
-        The share of the class's evidence that lies on the marked pixels; 1 is all of it.
+        The share of the class's evidence that lies on the pixels that the control map marks; 1 is all of the evidence.
     alike : float
-        Its rank correlation with the checked heatmap, from -1 to 1.
+        The rank correlation of the control map with the checked heatmap, from -1 to 1.
     is_apart : bool
         True if the checked heatmap does better than the control map: by 0.1 in `order` or by 0.2 in `effect`.
     is_better : bool
-        True if the control map does better than the checked heatmap: by 0.2 in `effect`, and not worse in `order`.
+        True if the control map does better than the checked heatmap: by 0.2 in `effect`, without a worse `order`.
     heatmap : Tensor (H,W)
         The control map of the first test image.
 

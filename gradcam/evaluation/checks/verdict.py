@@ -20,7 +20,8 @@ ALIKE = 0.9  # rank correlation from which on one map serves two classes
 class Verdict:
     """The result of five tests of one heatmap of one image.
 
-    - "passed": the heatmap beats every control map. That does not prove that it is right.
+    - "passed": the heatmap beats every control map, except perhaps the rival class's heatmap. A passed test does not
+      prove that the heatmap is right.
     - "undecided": a control map does as well as the heatmap, or there is too little to explain.
     - "failed": a control map does better than the heatmap, or the heatmap ignores the weights, the class or the image.
 
@@ -40,11 +41,11 @@ class Verdict:
     score : str
         The explained score of the class, such as "logit".
     index : int or None
-        The explained class; None if something else is explained.
+        The explained class; None if the target is not a class.
     label : str or None
-        Its name.
+        The name of the explained class.
     probability : float
-        Its probability.
+        The probability of the explained class or target.
     seed : int
         The random seed.
     labels : sequence of str or None
@@ -56,11 +57,11 @@ class Verdict:
     doubt : str or None
         Why the heatmap may be misplaced on the image; None if there is no sign of that.
     notes : tuple of str
-        Tests that could not be run, and why.
+        What could not be tested or compared, and why.
     title : str or None
-        A readable name of what is explained, if it is not a class: "box 0, person".
+        A readable name of the target if it is not a class, such as "box 0, person".
     thing : mapping
-        What is explained, as record keys and values: "box", "number", "text" and so on.
+        The explained target, as record keys and values: "box", "number", "text" and so on.
 
     Examples
     --------
@@ -104,7 +105,7 @@ class Verdict:
 
     @property
     def class_name(self) -> str:
-        """The explained class with its index, or the `title` if something else is explained."""
+        """The explained class with its index, or the `title` if the target is not a class."""
         return self.title or name_class(self.index, self.label, with_index=True)
 
     @property
@@ -114,7 +115,7 @@ class Verdict:
 
     @property
     def rival(self) -> str | None:
-        """The rival class and the rank correlation of its heatmap with the checked one, if that is 0.9 or more."""
+        """The rival class, with its heatmap's rank correlation to the checked heatmap; None if that is below 0.9."""
         likeness = self.exhibits.likeness
         if likeness is None or float(likeness[0]) < ALIKE:
             return None
@@ -134,8 +135,8 @@ class Verdict:
         if self.rival is not None:
             said.append(f"The rival class has the same heatmap: {self.rival}.")
         if self.outcome == "undecided":
-            where = ", or with the object elsewhere" if self.shams else ""
-            said.append(f"To decide, try an image with a higher probability{where}.")
+            where = ", or in which the object is in a different place" if self.shams else ""
+            said.append(f"For a clearer result, try an image in which the probability is higher{where}.")
         return " ".join([*said, *self.notes])
 
     def panel(self, *, height: int = 150) -> Pixels:

@@ -31,7 +31,7 @@ class Metric:
     better : str
         The better direction: "higher" or "lower".
     group : str
-        Its group; a group's name selects all its metrics. Custom metrics are in "own".
+        The metric's group. The name of a group selects all of its metrics. Custom metrics are in the group "own".
     source : Paper or None
         The paper; None if there is none.
     function : str or callable
@@ -41,13 +41,13 @@ class Metric:
         The function's arguments, in order. "subject" is the `Subject`. "heatmaps" are float32 (N,H,W) in [0,1].
         "explain" is the method as a function of a model, images and classes. "masks" and "boxes" come from the
         annotations, as in `Truth`. The name of a metric in `METRICS` stands for that metric's numbers. "seed" is passed
-        by keyword. For mosaics: "mosaic", the heatmaps (M,4,H,W) of the four classes.
+        by keyword. "mosaic" stands for the heatmaps (M,4,H,W) of the four classes of M mosaics.
     part : str
         The attribute of the function's result that has the numbers; "" if the result is the numbers.
     passes : int
-        Forward passes per heatmap. Metrics of the same function share them.
+        Forward passes per heatmap. Metrics with the same function share these passes.
     reruns : int
-        How many more times the method runs per heatmap.
+        How often the metric runs the method again, per heatmap.
     by_order : bool
         Whether only the order of the heatmap's values counts. If so, sharpening the heatmap, for example raising it to
         the eighth power, does not change the result. `scripts/measure_sharpening` measures how much sharpening changes
@@ -91,18 +91,18 @@ class Metric:
 
     @property
     def is_of_mosaics(self) -> bool:
-        """Whether it evaluates heatmaps of mosaics. Other metrics evaluate heatmaps of single images."""
+        """Whether the metric evaluates heatmaps of mosaics instead of heatmaps of single images."""
         return any(need == "mosaic" or (need in METRICS and METRICS[need].is_of_mosaics) for need in self.needs)
 
     @property
     def needs_annotations(self) -> bool:
-        """Whether it needs annotations of the objects."""
+        """Whether the metric needs annotations of the objects."""
         of_metrics = [METRICS[need].needs_annotations for need in self.needs if need in METRICS]
         return any(of_metrics) or not {"masks", "boxes"}.isdisjoint(self.needs)
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """A key that is equal for metrics computed by the same call."""
+        """A key that is equal for metrics that are computed by the same call."""
         return (self.function if isinstance(self.function, str) else id(self.function), self.needs)
 
     @property
@@ -122,12 +122,13 @@ METRICS: dict[str, Metric] = {
                "perturbation", papers.GRADCAM_PP, "perturbation:confidence_change", part="drop", passes=1),
         Metric("increase", "how often multiplying the image by the heatmap raises the probability", "higher", "perturbation",
                papers.GRADCAM_PP, "perturbation:confidence_change", part="increase", passes=1),
-        Metric("average-gain", "share of the gap to probability 1 gained when the image is multiplied by the heatmap",
+        Metric("average-gain",
+               "rise in probability when the image is multiplied by the heatmap, divided by the largest possible rise",
                "higher", "perturbation", papers.GAIN, "perturbation:confidence_change", part="gain", passes=1),
-        Metric("insertion", "area under the probability as pixels are inserted", "higher", "perturbation",
-               papers.RISE, "perturbation:insertion", ("subject", "heatmaps", "seed"), "areas", passes=49,
+        Metric("insertion", "area under the probability curve as pixels are inserted, highest first", "higher",
+               "perturbation", papers.RISE, "perturbation:insertion", ("subject", "heatmaps", "seed"), "areas", passes=49,
                by_order=True),
-        Metric("deletion", "area under the probability as pixels are deleted", "lower", "perturbation",
+        Metric("deletion", "area under the probability curve as pixels are deleted, highest first", "lower", "perturbation",
                papers.RISE, "perturbation:deletion", ("subject", "heatmaps", "seed"), "areas", passes=49,
                by_order=True),
         Metric("road", "how much more the most relevant pixels matter than the least relevant", "higher", "perturbation",
@@ -135,8 +136,8 @@ METRICS: dict[str, Metric] = {
                by_order=True),
         Metric("sufficiency", "probability lost when only the top fifth of pixels is kept", "lower", "perturbation",
                papers.ERASER, "perturbation:sufficiency", ("subject", "heatmaps", "seed"), passes=1, by_order=True),
-        Metric("grid-order", "how often the heatmap is higher in the class's cell than in the other cells", "higher", "grid",
-               papers.ROC, "grid:grid_pointing_game", ("mosaic",), "order", by_order=True),
+        Metric("grid-order", "how often the heatmap is higher in the class's cell of a mosaic than outside it", "higher",
+               "grid", papers.ROC, "grid:grid_pointing_game", ("mosaic",), "order", by_order=True),
         Metric("grid-mass", "share of the heatmap's mass in the class's cell of a mosaic", "higher", "grid",
                papers.GRID, "grid:grid_pointing_game", ("mosaic",), "mass"),
         Metric("grid-maximum", "how often the heatmap's maximum is in the class's cell of a mosaic", "higher", "grid",
@@ -147,20 +148,22 @@ METRICS: dict[str, Metric] = {
                papers.POINTING, "localisation:pointing_game", ("heatmaps", "masks"), by_order=True),
         Metric("energy-pointing", "share of the heatmap's mass on the object", "higher", "annotations",
                papers.SCORECAM, "localisation:energy_pointing_game", ("heatmaps", "masks")),
-        Metric("iou", "overlap of the heatmap's box with the object's box", "higher", "annotations",
+        Metric("iou", "overlap (IoU) of the heatmap's box with the object's box", "higher", "annotations",
                papers.GRADCAM, "localisation:localisation", ("heatmaps", "boxes"), "iou"),
-        Metric("localisation-error", "how often the heatmap's box overlaps the object's box by less than 0.5", "lower",
-               "annotations", papers.GRADCAM, "localisation:localisation", ("heatmaps", "boxes"), "errors"),
-        Metric("randomisation", "rank correlation with heatmaps of the model with randomised weights", "lower", "soundness",
+        Metric("localisation-error",
+               "how often the overlap (IoU) of the heatmap's box with the object's box is below 0.5", "lower", "annotations",
+               papers.GRADCAM, "localisation:localisation", ("heatmaps", "boxes"), "errors"),
+        Metric("randomisation", "rank correlation with the heatmaps that randomised weights give", "lower", "soundness",
                papers.ADEBAYO, "soundness:randomisation", ("subject", "explain", "heatmaps", "seed"), "correlations",
                reruns=8, by_order=True),
-        Metric("max-sensitivity", "largest relative change under small noise", "lower", "soundness", papers.SENSITIVITY,
-               "soundness:max_sensitivity", ("subject", "explain", "heatmaps", "seed"), reruns=10),
+        Metric("max-sensitivity", "largest relative change of the heatmap when small noise is added to the image", "lower",
+               "soundness", papers.SENSITIVITY, "soundness:max_sensitivity", ("subject", "explain", "heatmaps", "seed"),
+               reruns=10),
         Metric("class-difference", "how much the heatmaps of the top two classes differ", "higher", "soundness",
                papers.ADEBAYO, "soundness:class_difference", ("subject", "explain", "heatmaps"), reruns=1, by_order=True),
-        Metric("adcc", "harmonic mean of coherency, simplicity and confidence", "higher", "summary",
+        Metric("adcc", "harmonic mean of coherency, 1 - complexity and 1 - average drop", "higher", "summary",
                papers.ADCC, "perturbation:adcc", ("average-drop", "coherency", "complexity")),
-        Metric("coherency", "correlation with the heatmap of the image multiplied by the heatmap", "higher", "summary",
+        Metric("coherency", "how similar the heatmap remains when the image is multiplied by it", "higher", "summary",
                papers.ADCC, "perturbation:coherency", ("subject", "heatmaps", "explain"), reruns=1),
         Metric("complexity", "mean of the heatmap", "lower", "summary",
                papers.ADCC, "perturbation:complexity", ("heatmaps",)),
@@ -198,16 +201,17 @@ def metric(
     Returns
     -------
     callable
-        A decorator. The function takes the `Subject`, with N images, their classes and the model, and the heatmaps,
-        float32 (N,H,W) in [0,1] on the images' device. It returns a floating tensor or array (N,). `evaluate` passes one
-        image at a time, so N is 1.
+        A decorator. With the default `needs`, the decorated function takes two arguments. The first one is the `Subject`,
+        which has N images, their classes and the model. The second one is the heatmaps, float32 (N,H,W) in [0,1] on the
+        images' device. The function returns a floating tensor or array (N,). `evaluate` passes one image at a time, so N
+        is 1.
 
     Raises
     ------
     GradcamError
         If the name is invalid or already used by a metric or group, if `better` is neither "higher" nor "lower", if
-        `needs` has an unknown name, or if "mosaic" is combined with other needs. The decorator raises it if the
-        decorated object is not a function, or does not take the arguments in `needs`.
+        `needs` has an unknown name, or if "mosaic" is combined with other needs. The decorator also raises this error if
+        the decorated object is not a function, or does not take the arguments in `needs`.
 
     Examples
     --------

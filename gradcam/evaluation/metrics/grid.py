@@ -63,21 +63,21 @@ class GridPointing:
 def grid_pointing_game(heatmaps: Any) -> GridPointing:
     """Measure whether the heatmaps of a mosaic's four classes mark the images of these classes.
 
-    Let A be a heatmap with negative values set to zero, and G_k the pixels of its cell. "mass" is the sum of A over G_k
-    divided by the sum of A: the paper's L_k. "hits" is 1 if the maximum is in G_k, otherwise 0; if there are several
-    equal maxima, it is the share of them in the cell. A constant heatmap scores 1/4 in both, which is chance. A blank
-    heatmap scores 0.
+    Let A be the heatmap of class k with negative values set to zero, and G_k the pixels of the cell of class k. "mass" is
+    the sum of A over G_k divided by the sum of A: the paper's L_k. "hits" is 1 if the maximum is in G_k, otherwise 0. If
+    there are several equal maxima, "hits" is the share of them in G_k. A constant heatmap scores 1/4 in mass and hits,
+    which is chance. A blank heatmap scores 0 in both.
 
     "order" is the probability that a random pixel of G_k has a larger value than a random pixel of the other three cells;
     equal values count half. Constant and blank heatmaps score 1/2, which is chance. Sharpening a heatmap, such as raising
-    it to the eighth power, increases its mass but not its order. A heatmap on a 14 x 14 grid that is 1 in its cell and 0
-    elsewhere, resized as in `explain`, has a mass of 0.967 and an order of 1.
+    it to the eighth power, increases its mass but not its order. Resizing lowers the mass slightly: a 14 x 14 heatmap that
+    is 1 in G_k and 0 elsewhere has a mass of 0.967 and an order of 1 after it is resized as in `explain`.
 
     Parameters
     ----------
     heatmaps : Tensor, array or Explanation (M,4,H,W)
         The heatmaps of M mosaics, or an `Explanation` of four classes. Heatmap k explains the class of the image in cell
-        k, counted by rows from the top left. The cells meet at H // 2 and W // 2, as in `make_mosaics`.
+        k, counted row by row from the top left. The cells meet at H // 2 and W // 2, as in `make_mosaics`.
 
     Returns
     -------
@@ -111,8 +111,8 @@ def grid_pointing_game(heatmaps: Any) -> GridPointing:
     shape = tuple(values.shape)
     if len(shape) != 4 or shape[1] != CELLS or min(shape[2:]) < 2:
         raise ImageError(
-            f"The heatmaps have the shape {shape}, expected (M,4,H,W): one for each of a mosaic's four classes, in the "
-            "order of its cells, at its size."
+            f"The heatmaps have the shape {shape}, expected (M,4,H,W): for each mosaic four heatmaps of its size, one per "
+            "cell."
         )
     checked = check_heatmaps(values.reshape(-1, *shape[2:]), (shape[0] * CELLS, *shape[2:]))
     cells = torch.zeros(CELLS, *shape[2:], dtype=torch.bool, device=checked.device)
@@ -149,9 +149,9 @@ class Mosaic:
     Attributes
     ----------
     names : tuple of str
-        The names of the four images, by rows from the top left.
+        The names of the four images, row by row from the top left.
     image : Tensor (C,2H,2W)
-        The mosaic, preprocessed, on the CPU; (C,H,W) for a model that takes no larger input.
+        The mosaic, preprocessed, on the CPU. It is (C,H,W) if the model does not accept a larger input.
     classes : tuple of int
         The classes of the four images, in the order of the names.
 
@@ -181,8 +181,9 @@ def make_mosaics(
     """Make mosaics of confidently classified images, for the grid pointing game.
 
     Each mosaic has four images of four classes, in random cells. No mosaic occurs twice, and each image is used about
-    equally often. Cells have the model's input size, so a mosaic has twice its height and width. If the model refuses
-    that size, mosaics have the model's input size and each image is halved, which may lower the probabilities.
+    equally often. A cell has the model's input size, and a mosaic has twice that height and width. If the model does not
+    accept that size, the mosaic has the model's input size, and each image is resized to half its height and width. This
+    may lower the probabilities.
 
     Parameters
     ----------
@@ -193,8 +194,8 @@ def make_mosaics(
     limit : int, default 64
         The largest number of mosaics.
     least : float, default 0.5
-        The smallest probability of the top class. Images with a lower one are not used. The top class counts as the
-        image's class.
+        The smallest probability of the top class. Images with a lower probability are not used. The top class counts as
+        the image's class.
     seed : int, default 0
         Random seed for the images of each mosaic and their cells.
 
@@ -206,7 +207,7 @@ def make_mosaics(
     Raises
     ------
     InputError
-        If the confident images have fewer than four classes.
+        If the images with a probability of at least `least` belong to fewer than four classes.
     ImageError
         If the images are not a mapping, cannot be read, or have different sizes after preprocessing.
     GradcamError
@@ -249,13 +250,13 @@ def find_tiles(classifier: Classifier, pictures: Mapping[str, Any], *, least: fl
         raise InputError(
             f"A mosaic needs images of four classes with a probability of {least:g} or more, but there "
             f"{'is 1 class' if count == 1 else f'are {count} classes'}. Images: {', '.join(seen) or 'none'}{more}. Give "
-            "images of more classes, or lower that probability (least)."
+            "images of more classes, or lower the required probability (least)."
         )
     shapes = [" x ".join(map(str, shape)) for shape in sorted({tuple(tile.image.shape) for tile in sure})]
     if len(shapes) > 1:
         raise ImageError(
-            f"After preprocessing, the images are {' and '.join(shapes[:2])}, but a mosaic needs one size: choose a "
-            "preprocessing that resizes all images to one size."
+            f"After preprocessing, the images are {' and '.join(shapes[:2])}, but a mosaic needs images of one size: choose "
+            "a preprocessing that resizes all images to one size."
         )
     return sure
 

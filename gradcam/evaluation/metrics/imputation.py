@@ -34,9 +34,9 @@ def impute(images: Tensor, known: Tensor, *, noise: float = NOISE, generator: to
 
     Each unknown pixel becomes the mean of its eight neighbours, known or not, with weights of 1/6 for direct and 1/12 for
     diagonal neighbours. At the border, the weights of the existing neighbours are normalised. All equations are solved
-    together, exact to 1/1000 of the known values' range. For images from -1 to 1, that is at most a fifth of the default
-    noise, and usually a hundredth. Then normally distributed noise is added to each unknown pixel. The input values of
-    unknown pixels are ignored. An image without known pixels becomes zero plus noise.
+    together, with an error of at most 1/1000 of the known values' range. For images from -1 to 1, that error is at most a
+    fifth of the default noise, and usually a hundredth. Then normally distributed noise is added to each unknown pixel.
+    The input values of unknown pixels are ignored. In an image without known pixels, all pixels become zero plus noise.
 
     Parameters
     ----------
@@ -48,12 +48,12 @@ def impute(images: Tensor, known: Tensor, *, noise: float = NOISE, generator: to
         Standard deviation of the noise, in the images' units.
     generator : torch.Generator, default None
         The generator of the noise; None uses seed 0. All images get the same noise (C,H,W), so an image's result does not
-        depend on the others.
+        depend on the other images.
 
     Returns
     -------
     Tensor (N,C,H,W)
-        The filled images, of the same type and device. Computed in float32, or in float64 for float64 images.
+        The filled images, of the same type and device. They are computed in float32, or in float64 for float64 images.
 
     Raises
     ------

@@ -55,25 +55,25 @@ class Localisation:
 def localisation(heatmaps: Any, boxes: Sequence[Any], *, share: float = SHARE) -> Localisation:
     """Find the box around the largest connected part of each heatmap, and measure its overlap with objects.
 
-    Pixels above a share of the heatmap's maximum count; each is connected to its eight neighbours. If several parts are
-    equally large, the topmost is taken, then the leftmost. The overlap is intersection over union. If there are several
-    objects, the best overlap counts, as in ILSVRC. The box of a constant heatmap is the whole image. A blank heatmap
-    has no box, and its overlap is 0.
+    A pixel counts if its value exceeds `share` times the heatmap's maximum. Pixels are connected to their eight
+    neighbours. If several parts are equally large, the topmost part is used; if these are equally high, the leftmost. The
+    overlap is intersection over union. If there are several objects, the best overlap counts, as in ILSVRC. The box of a
+    constant heatmap is the whole image. A blank heatmap has no box, and its overlap is 0.
 
     Parameters
     ----------
     heatmaps : Tensor, array or Explanation (N,H,W)
         One heatmap per image, of any scale; negative values count as zero.
     boxes : sequence of (B,4)
-        One or more objects per image: left, top, right, bottom in pixels of the heatmap, measured at the pixels' edges.
-        The whole image is 0, 0, W, H: right and bottom are exclusive.
+        One or more objects per image: left, top, right, bottom in pixels of the heatmap. Coordinates refer to the edges
+        of pixels: a box around the whole image is 0, 0, W, H.
     share : float, default 0.15
         The share of the heatmap's maximum that a pixel must exceed, from 0 to below 1.
 
     Returns
     -------
     Localisation
-        The box of each heatmap, its overlap, and whether it is an error.
+        The box of each heatmap, its overlap, and whether that overlap counts as an error.
 
     Raises
     ------
@@ -99,7 +99,7 @@ def localisation(heatmaps: Any, boxes: Sequence[Any], *, share: float = SHARE) -
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < 1:
         raise refuse(share, "share", "a share of the maximum from 0 to below 1, such as 0.15.")
     if not isinstance(boxes, (Sequence, Tensor, np.ndarray)) or not len(boxes):
-        raise ImageError(f"The boxes are {shorten(boxes)}, expected one or more boxes per image, (B,4).")
+        raise ImageError(f"The boxes are {shorten(boxes)}, expected one or more boxes per image, as an array (B,4).")
     objects = [_check_boxes(each, number) for number, each in enumerate(boxes)]
     shape = tuple(getattr(getattr(heatmaps, "heatmaps", heatmaps), "shape", ()))
     found = to_unit(check_heatmaps(heatmaps, (len(objects), *shape[-2:])))  # of any height and width, for these boxes
@@ -132,7 +132,9 @@ def _check_boxes(boxes: Any, number: int) -> Values:
         found = np.empty(0)
     said = f"The boxes of image {number} are"
     if found.ndim != 2 or found.shape[1] != 4 or not len(found):
-        raise ImageError(f"{said} {shorten(boxes)}, expected one or more as (B,4): left, top, right, bottom.")
+        raise ImageError(
+            f"{said} {shorten(boxes)}, expected an array (B,4) of one or more boxes: left, top, right, bottom."
+        )
     if not np.isfinite(found).all() or (found[:, 2:] <= found[:, :2]).any():
         raise ImageError(f"{said} {shorten(found.tolist())}: right must be greater than left, and bottom than top.")
     return found
@@ -142,9 +144,10 @@ def pointing_game(heatmaps: Any, masks: Any, *, tolerance: float = TOLERANCE) ->
     """Measure whether the heatmap's maximum is on or near the object; higher is better.
 
     An image scores 1 if the maximum is on or near the object, else 0. If there are several equal maxima, the score is
-    the share of them on or near the object. A constant heatmap therefore scores the share of the image on or near the
-    object, which is chance; a blank one scores 0. The mean over images is the paper's Hits / (Hits + Misses) for one
-    class. TorchRay uses only the first maximum, and does not count a distance of exactly `tolerance`.
+    the share of the maxima that are on or near the object. A constant heatmap therefore scores the share of the image's
+    pixels that are on or near the object, which is chance. A blank heatmap scores 0. The mean over images is the paper's
+    Hits / (Hits + Misses) for one class. TorchRay uses only the first maximum, and counts a distance of exactly
+    `tolerance` as a miss.
 
     Parameters
     ----------
@@ -192,7 +195,7 @@ def energy_pointing_game(heatmaps: Any, masks: Any) -> Tensor:
     """Measure the share of the heatmap's mass that is on the object; higher is better.
 
     This is the sum of the heatmap inside the object divided by its total sum. A constant heatmap scores the object's share
-    of the image, which is chance; a blank one scores 0.
+    of the image, which is chance. A blank heatmap scores 0.
 
     Parameters
     ----------
@@ -236,9 +239,9 @@ def order_pointing_game(heatmaps: Any, masks: Any) -> Tensor:
 
     This is the probability that a random pixel of the object has a larger value than a random pixel outside; equal values
     count half. It is the area under the ROC curve of the heatmap as a detector of the object's pixels. Only the order of
-    the pixels counts: raising a heatmap to a power, which moves its mass to its peak, changes nothing. Constant and blank
-    heatmaps score 1/2, which is chance, and so does any heatmap of an object that fills the image. Objects are often near
-    the centre, where even a blob scores above chance: compare with the control map "centre".
+    the values counts: raising a heatmap to a power moves its mass to its peak, but does not change the score. Constant and
+    blank heatmaps score 1/2, which is chance. If the object fills the image, every heatmap scores 1/2. Objects are often
+    near the centre, so even a blob in the centre scores above chance. Compare with the control map "centre".
 
     Parameters
     ----------
@@ -296,7 +299,7 @@ def _check(heatmaps: Any, masks: Any) -> tuple[Tensor, Tensor]:
     found = check_heatmaps(heatmaps, inside.shape)
     empty = (~inside.any(2).any(1)).nonzero().flatten().tolist()
     if empty:
-        raise ImageError(f"The mask of image {empty[0]} has no object: leave out images without one.")
+        raise ImageError(f"The mask of image {empty[0]} has no object: leave out images without an object.")
     return found, inside.to(found.device)
 
 

@@ -59,9 +59,10 @@ class Curve:
 
 
 def insertion(subject: Subject, heatmaps: Any, *, baseline: str = "blur", steps: int = STEPS, seed: int = 0) -> Curve:
-    """Measure the class's probability as pixels are inserted into a baseline, highest first; more area is better.
+    """Measure the class's probability as pixels are inserted into a baseline, highest first; a larger area is better.
 
-    RISE's own code changes 224 pixels per step in images of 224 x 224. `steps=224` gives the same numbers.
+    RISE's own code changes 224 pixels per step in images of 224 x 224. With `steps=224`, this function gives the same
+    numbers.
 
     Parameters
     ----------
@@ -112,7 +113,7 @@ def insertion(subject: Subject, heatmaps: Any, *, baseline: str = "blur", steps:
 
 
 def deletion(subject: Subject, heatmaps: Any, *, baseline: str = "zero", steps: int = STEPS, seed: int = 0) -> Curve:
-    """Measure the class's probability as pixels are deleted, highest first; less area is better.
+    """Measure the class's probability as pixels are deleted, highest first; a smaller area is better.
 
     Parameters
     ----------
@@ -163,7 +164,7 @@ def deletion(subject: Subject, heatmaps: Any, *, baseline: str = "zero", steps: 
 def sufficiency(
     subject: Subject, heatmaps: Any, *, share: float = SHARE, baseline: str = "blur", seed: int = 0
 ) -> Tensor:
-    """Measure the probability that is lost if only the highest pixels are kept; less is better.
+    """Measure the probability that is lost if only the pixels with the highest values are kept; lower is better.
 
     Parameters
     ----------
@@ -172,9 +173,9 @@ def sufficiency(
     heatmaps : Tensor, array or Explanation (N,H,W)
         As in `insertion`.
     share : float, default 0.2
-        The share of pixels that is kept, above 0 and below 1, rounded to whole pixels.
+        The share of the pixels to keep, above 0 and below 1, rounded to whole pixels.
     baseline : str, default "blur"
-        The replacement of the other pixels, as in `insertion`.
+        The replacement of the pixels that are not kept, as in `insertion`.
     seed : int, default 0
         As in `insertion`.
 
@@ -243,12 +244,12 @@ class ConfidenceChange:
     Attributes
     ----------
     drop : Tensor (N,)
-        The share of the probability that is lost, float32 in [0,1]. Its mean is the average drop; less is better.
+        The share of the probability that is lost, float32 in [0,1]. Its mean is the average drop; lower is better.
     increase : Tensor (N,)
-        1 if the probability grew, else 0, float32. Its mean is the increase in confidence; more is better.
+        1 if the probability rose, else 0, float32. Its mean is the increase in confidence; higher is better.
     gain : Tensor (N,)
-        The share of the gap to probability 1 that is gained, float32 in [0,1]. Its mean is the average gain; more is
-        better.
+        The rise of the probability p, divided by the largest possible rise, 1 - p; float32 in [0,1]. Its mean is the
+        average gain; higher is better.
 
     Examples
     --------
@@ -273,9 +274,9 @@ class ConfidenceChange:
 def confidence_change(subject: Subject, heatmaps: Any) -> ConfidenceChange:
     """Measure how the class's probability changes when the image is multiplied by its heatmap.
 
-    Let Y be the class's probability for the image, and O its probability for image times heatmap. Then drop is max(0, Y
-    - O) / Y, increase is O > Y, and gain is max(0, O - Y) / (1 - Y). The drop is zero if Y is zero, and the gain is
-    zero if Y is one. The multiplied image is the preprocessed one. The heatmap is scaled to [0,1] first: negative
+    Let Y be the class's probability for the image, and O its probability for the image multiplied by the heatmap. Then
+    drop is max(0, Y - O) / Y, increase is O > Y, and gain is max(0, O - Y) / (1 - Y). The drop is zero if Y is zero, and
+    the gain is zero if Y is one. The heatmap multiplies the preprocessed image. It is scaled to [0,1] first: negative
     values become zero, and all values are divided by the maximum. A heatmap of ones hides nothing, and O is exactly Y.
     A blank heatmap hides everything.
 
@@ -325,11 +326,12 @@ def confidence_change(subject: Subject, heatmaps: Any) -> ConfidenceChange:
 
 
 def coherency(subject: Subject, heatmaps: Any, explain: Explain) -> Tensor:
-    """Measure how similar a heatmap is to the heatmap of image times heatmap, for the same class; more is better.
+    """Measure how similar a class's heatmap remains when the image is multiplied by it; higher is better.
 
-    The result is (1 + r) / 2. Here r is Pearson's correlation of the two heatmaps, both scaled to [0,1] as in
-    `confidence_change`. The result is 0 if either heatmap is constant, or if the second heatmap has no gradient
-    (`BlindLayerError`). Images whose first heatmap is constant are not explained again.
+    The second heatmap explains the same class for the multiplied image. The result is (1 + r) / 2. Here r is Pearson's
+    correlation of the two heatmaps, both scaled to [0,1] as in `confidence_change`. The result is 0 if either heatmap is
+    constant, or if computing the second heatmap raises `BlindLayerError`. Images whose first heatmap is constant are not
+    explained again.
 
     Parameters
     ----------
@@ -425,12 +427,12 @@ def road(
 ) -> Road:
     """Compute the combined ROAD score: how much more the most relevant pixels matter than the least relevant ones.
 
-    Each share of the pixels is removed twice: the most relevant ones (MoRF) and the least relevant ones (LeRF).
-    `impute` fills them in, so that the model cannot see the mask. The score is the mean of (p_least - p_most) / 2 over
-    the shares, with the class's probabilities, as in the package grad-cam, whose percentile is 100 x (1 - share).
-    Exactly that share is removed, rounded to whole pixels. Pixels of equal value are in a random order, which is the
-    same for MoRF and LeRF, so a constant heatmap scores about 0. By contrast, grad-cam removes all pixels that reach
-    the percentile, possibly the whole image.
+    For each share, pixels are removed twice: first the most relevant pixels (MoRF), then the least relevant (LeRF).
+    `impute` fills in the removed pixels, so that the model cannot see the mask. The class's probabilities are then p_most
+    and p_least, and the score is the mean of (p_least - p_most) / 2 over the shares. The package grad-cam uses the same
+    formula; its percentile is 100 x (1 - share). Here, exactly the given share is removed, rounded to whole pixels. Pixels
+    of equal value are in a random order, which is the same for MoRF and LeRF, so a constant heatmap scores about 0. By
+    contrast, grad-cam removes all pixels that reach the percentile, possibly the whole image.
 
     Parameters
     ----------
@@ -439,11 +441,12 @@ def road(
     heatmaps : Tensor, array or Explanation (N,H,W)
         One heatmap per image, at the images' size, from any library. Only the order of the values counts.
     shares : sequence of float, default 0.1 to 0.9
-        The shares of the pixels that are removed, in [0,1]. 0 is the image itself; 1 is zero plus noise.
+        The shares of the pixels that are removed, in [0,1]. Share 0 leaves the image unchanged. With share 1, all pixels
+        become zero plus noise.
     noise : float, default 0.01
         Standard deviation of the noise on imputed pixels, in the images' units.
     seed : int, default 0
-        Random seed of the noise, sampled once per share, and of the order of equal pixels.
+        Random seed of the noise and of the order of equal pixels. The noise is sampled once per share.
 
     Returns
     -------
@@ -496,11 +499,11 @@ def _remove(images: Tensor, places: Tensor, shares: Sequence[float], noise: floa
 
 
 def complexity(heatmaps: Any) -> Tensor:
-    """Measure how much of the image a heatmap marks: its mean, in [0,1]; less is better.
+    """Measure how much of the image a heatmap marks: its mean, in [0,1]; lower is better.
 
     This is the L1 norm of the heatmap divided by the number of its pixels. The heatmap is scaled to [0,1] first:
-    negative values become zero, and all values are divided by the maximum. The complexity of a blank heatmap is 0, that
-    of a constant heatmap is 1.
+    negative values become zero, and all values are divided by the maximum. The complexity of a blank heatmap is 0, and
+    the complexity of a constant heatmap is 1.
 
     Parameters
     ----------
@@ -532,7 +535,7 @@ def complexity(heatmaps: Any) -> Tensor:
 
 
 def adcc(drop: Any, coherency: Any, complexity: Any) -> Tensor:
-    """Compute the harmonic mean of coherency, 1 - complexity and 1 - drop, of each image; more is better.
+    """Compute the harmonic mean of coherency, 1 - complexity and 1 - drop for each image; higher is better.
 
     It is 3 / (1 / coherency + 1 / (1 - complexity) + 1 / (1 - drop)), and zero if one of the three parts is zero.
 
@@ -576,7 +579,7 @@ def adcc(drop: Any, coherency: Any, complexity: Any) -> Tensor:
             raise GradcamError(f"The {name} is {shorten(value)}, expected a tensor (N,) of values from 0 to 1.")
     if len({len(share) for share in shares.values()}) > 1:
         lengths = ", ".join(f"{len(share)} of {name}" for name, share in shares.items())
-        raise GradcamError(f"There are {lengths}: expected one value of each per image.")
+        raise GradcamError(f"The inputs have different lengths ({lengths}): expected one value of each per image.")
     parts = torch.stack([shares["coherency"], 1 - shares["complexity"], 1 - shares["drop"]])
     inverse = (1 / torch.where(parts > 0, parts, 1.0)).sum(0)
     return torch.where((parts > 0).all(0), len(parts) / inverse, 0.0)

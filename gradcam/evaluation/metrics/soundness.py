@@ -48,10 +48,10 @@ def _rank(values: Tensor) -> Tensor:
 def class_difference(subject: Subject, explain: Explain, heatmaps: Any = None) -> Tensor:
     """Measure how different the heatmaps of a class and its strongest rival are: 1 minus their rank correlation.
 
-    The rival is the most probable other class. 0 means that both heatmaps are the same, 1 that they are uncorrelated. A
-    small difference can be right, since similar classes, such as two breeds of dogs, are in the same place. No
-    difference at all means that the heatmap ignores the class. The difference of two constant heatmaps is 0. The
-    difference of a constant and a varying heatmap is 1.
+    The rival is the most probable of the other classes. 0 means that both heatmaps are the same, and 1 means that they
+    are uncorrelated. A small difference can be right, since the evidence for similar classes, such as two dog breeds, is
+    in the same place. No difference at all means that the heatmap ignores the class. The difference of two constant
+    heatmaps is 0. The difference of a constant and a varying heatmap is 1.
 
     Parameters
     ----------
@@ -114,8 +114,8 @@ def max_sensitivity(
 ) -> Tensor:
     """Measure the largest change of a heatmap under noise; 0 is best.
 
-    It is the maximum of ``|E(x + e) - E(x)| / |E(x)|`` over random e, with the Euclidean norm. Dividing by the heatmap's
-    norm makes heatmaps of any scale comparable. The change of a blank heatmap is not divided.
+    The result is the maximum of ``|E(x + e) - E(x)| / |E(x)|`` over random e, with the Euclidean norm. Dividing by the
+    heatmap's norm makes heatmaps of any scale comparable. If the heatmap is blank, the change is not divided.
 
     Parameters
     ----------
@@ -183,8 +183,8 @@ class Randomisation:
     Attributes
     ----------
     layers : tuple of str
-        The dotted names of the L layers, from the output to the input. At each one, its weights and those of all layers
-        after it are randomised.
+        The dotted names of the L layers, from the output to the input. At each of these layers, its own weights and the
+        weights of all layers after it are randomised.
     correlations : Tensor (N,L)
         Rank correlation with the original heatmaps, float32 in [-1,1].
     heatmaps : Tensor (N,L,H,W)
@@ -218,8 +218,9 @@ def randomisation(
     heatmap does not depend on the weights. A copy of the model is re-initialised layer by layer, from the output to the
     input (cascading randomisation). Each parameter's values are shuffled, which keeps their scale. With a different
     scale, the signal could vanish and all heatmaps would be blank. Batch norm statistics are unchanged. Layers are the
-    modules that own parameters, in reverse order of execution. A heatmap with a zero gradient or an overflow counts as
-    blank. The correlation of two constant heatmaps is 1. The correlation of a constant and a varying heatmap is 0.
+    modules that own parameters, in reverse order of execution. If the gradient is zero or a value overflows, the heatmap
+    counts as blank. The correlation of two constant heatmaps is 1. The correlation of a constant and a varying heatmap is
+    0.
 
     Parameters
     ----------
@@ -230,8 +231,8 @@ def randomisation(
     heatmaps : Tensor, array or Explanation (N,H,W), default None
         The original heatmaps; None computes them with `explain`.
     stages : int, default 8
-        Number of layers at which heatmaps are compared: the one nearest the output, the one where all weights are
-        randomised, and others evenly between.
+        Number of layers at which heatmaps are compared. The first layer is nearest the output, and the last layer is
+        nearest the input, where all weights are randomised. The others are evenly spaced between them.
     seed : int, default 0
         Random seed.
 

@@ -44,9 +44,9 @@ def audit(
 ) -> Audit:
     """Find shortcuts: cluster the evidence for each class, and rank clusters by how rare they are in other classes.
 
-    If a model has learnt a cue for a class, such as a watermark, its heatmaps form a cluster: the evidence lies in one
-    place and looks alike, and other classes have no evidence there. A cluster is a reason to look at the images, not a
-    proof. An audit can also miss shortcuts: post-hoc methods miss unknown cues (Adebayo et al. 2022).
+    If a model has learnt a cue for a class, such as a watermark, the class's heatmaps form a cluster. The evidence lies in
+    one place and looks alike, and other classes have no evidence there. A cluster is a reason to look at the images, not a
+    proof. An audit can also miss shortcuts: post-hoc explanations often do not reveal unknown cues (Adebayo et al. 2022).
     docs/howto/audit.md reports how often this audit finds planted cues.
 
     Parameters
@@ -56,9 +56,9 @@ def audit(
     classifier : Classifier
         The model. Choose the target layer with `load_classifier(layer=...)`.
     labels : path or mapping of str to str, default None
-        The class to explain in each image: a table with the columns image and class; a mapping from image names to
-        classes; "folders" for the name of each image's folder; or "predicted". None uses the folders if they are named
-        like classes of the model, and the predictions otherwise.
+        The class to explain in each image: a table with the columns image and class, a mapping from image names to
+        classes, "folders" or "predicted". "folders" is the name of each image's folder, and "predicted" is the class that
+        the model predicts. None is "folders" if folders are named like classes of the model, and "predicted" otherwise.
     method : str or Method, default None
         As in `gradcam.explain`.
     score : str, default "logit"
@@ -198,16 +198,16 @@ def _note(
 ) -> Iterator[str]:
     if labels is None:
         advice = "" if "folders" in source else ". Use --labels FILE (labels= in Python) to read them from a table"
-        yield f"Classes are {source}{advice}."
+        yield f"The explained classes are {source}{advice}."
     wrong = sum(one.explained != one.predicted for one in marked)
     if wrong:
-        yield f"The model predicts another class for {wrong} of {len(marked)} images. Their labels are explained."
+        yield f"For {wrong} of {len(marked)} images, the model does not predict the label. Their heatmaps explain the label."
     if blank:
         has = "images have" if len(blank) > 1 else "image has"
-        yield f"{len(blank)} {has} no positive evidence for the class: the heatmap is blank and not clustered."
+        yield f"{len(blank)} {has} no positive evidence for the class. Blank heatmaps are not clustered."
     if few:
         names = ", ".join([*few[:NAMED], *([f"and {len(few) - NAMED} more"] if len(few) > NAMED else [])])
         yield (
-            f"Classes with fewer than {LEAST} images with positive evidence are not clustered, only compared with: "
-            f"{names}."
+            f"Classes with fewer than {LEAST} images with positive evidence are not clustered. Clusters of other classes "
+            f"are compared with them: {names}."
         )

@@ -71,7 +71,7 @@ def collect_evidence(
         elif marked and found.map.shape != marked[0].map.shape:
             shapes = [" x ".join(map(str, it.map.shape)) for it in (found, marked[0])]
             failures[item.name] = (
-                f"{item.name}: its heatmap is {shapes[0]}, but others are {shapes[1]}: give one --size"
+                f"{item.name}: its heatmap is {shapes[0]}, but the first image's is {shapes[1]}: give all images one --size"
             )
         else:
             marked.append(found)

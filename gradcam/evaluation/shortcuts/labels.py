@@ -82,7 +82,7 @@ def _match(entries: Sequence[Entry], items: Sequence[Item], path: str) -> tuple[
             failures[where] = f"{where}: {shown} has no class"
         elif given.setdefault(name, entry.wanted) != entry.wanted:
             failures[where] = (
-                f"{where}: {shown} has the class {entry.wanted} here, but {given[name]} before, which is used"
+                f"{where}: {shown} has the class {entry.wanted} here, but {given[name]} on an earlier line, which is used"
             )
     return given, failures
 
@@ -98,7 +98,7 @@ def _label(
     known = [replace(it, wanted=given[it.name]) for it in items if it.name in given and given[it.name] not in unknown]
     if not known:
         reasons = list(failures.values())
-        more = f" (and {len(reasons) - 1} more lines)" if len(reasons) > 1 else ""
+        more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
         raise InputError(f"No image has a class of the model in {source}: {reasons[0]}{more}.")
     return Labelled(known, source, failures)
 

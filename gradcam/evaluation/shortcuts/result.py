@@ -64,11 +64,11 @@ class EvidenceCluster:
     Attributes
     ----------
     index : int
-        The class, by its index.
+        The index of the class.
     label : str or None
-        Its name.
+        The name of the class.
     pictures : int
-        The number of clustered images of the class.
+        The number of images of the class that have positive evidence.
     members : tuple of str
         The names of the images in the cluster, the most typical first.
     where : str
@@ -77,19 +77,18 @@ class EvidenceCluster:
         From 0 to 1, computed from `place` and `apart`. Near 1, the evidence lies where other classes have none, and
         does not look like evidence outside the cluster.
     place : float
-        From 0 to 1: how much rarer evidence in this place is in other classes than in the cluster's class. 0 means
-        equally common, 1 means that other classes have none there. Both rates are taken at the conservative end of
-        their 95 % intervals.
+        From 0 to 1: how much less often other classes have evidence in this place than the cluster's class. 0 means
+        equally often, and 1 means that other classes have no evidence there. Each of the two rates is the conservative
+        end of its 95 % interval.
     apart : float
-        From 0 to 1: how much rarer evidence that looks like the cluster's is outside the cluster than in it, computed
-        like `place`.
+        From 0 to 1, computed like `place`: how much less often evidence that looks like the cluster's occurs outside the
+        cluster than inside.
     elsewhere : int
-        The number of images of other classes that have evidence in this place, at least as much as four of five members
-        have.
+        The number of images of other classes with enough evidence in this place: as much as 80 % of the members have.
     others : int
         The number of images of other classes.
     is_rest : bool
-        True if these are the images of the class that fit no cluster.
+        True if the members are the images of the class that fit no cluster.
     map : array (h,w)
         The mean heatmap of the members on the layer's grid. Its sum is 1.
     draw_member : callable
@@ -123,7 +122,7 @@ class EvidenceCluster:
 
     @property
     def share(self) -> float:
-        """The cluster's share of the class's images, from 0 to 1."""
+        """The number of members divided by `pictures`, from 0 to 1."""
         return len(self.members) / self.pictures
 
     @property
@@ -132,7 +131,7 @@ class EvidenceCluster:
         return name_class(self.index, self.label)
 
     def describe(self) -> str:
-        """Describe where the evidence lies, how often, and how many images of other classes have as much evidence there."""
+        """Describe where the evidence lies, and how many images of this class and of other classes have evidence there."""
         some = f"{self.elsewhere} of {self.others}" if self.elsewhere else f"none of {self.others}"
         verb = "has" if self.elsewhere in (0, 1) else "have"
         return (

@@ -58,13 +58,13 @@ def diff(
     reshape : tuple, str or callable, default None
         As in `gradcam.explain`, for both models.
     alike : float, default 0.9
-        The smallest rank correlation, from -1 to 1, of heatmaps that count as alike.
+        The smallest rank correlation, from -1 to 1, at which two heatmaps count as alike.
     batch_size : int or "auto", default "auto"
         As in `gradcam.explain_files`.
     workers : int, default None
         As in `gradcam.explain_files`.
     progress : callable, default None
-        Called with the number of finished images and the total, counting each model.
+        Called with the number of finished images and the total. An image counts once for each model that runs.
 
     Returns
     -------
@@ -178,12 +178,12 @@ def _read(classifier: Classifier, item: Item) -> Pixels:
 def _note_models(earlier: Look | Snapshot, new: Origin) -> Iterator[str]:
     old, is_kept = earlier.origin, isinstance(earlier, Snapshot)
     if is_kept and old.architecture != new.architecture:
-        yield (f"The snapshot has another architecture: tensor names or shapes of {old.model} and {new.model} differ.")
+        yield f"The models have different architectures: tensor names or shapes of {old.model} and {new.model} differ."
     changed = [
         f"{name} {old.versions.get(name)}" for name, now in new.versions.items() if old.versions.get(name) != now
     ]
     if changed:
-        yield f"The snapshot was taken with {', '.join(changed)}: heatmaps may differ in their last digits."
+        yield f"The snapshot was taken with other versions ({', '.join(changed)}): heatmaps may differ in their last digits."
     if old.layer != new.layer:
         yield f"OLD is explained at {old.layer} and NEW at {new.layer}."
     if old.preprocessing != new.preprocessing:
@@ -202,7 +202,7 @@ def _note_pictures(
         left = {it.sha256 for it in earlier.pictures} - {it.sha256 for it in before.pictures}
         if left:
             verb = "was" if len(left) == 1 else "were"
-            yield f"{len(left)} of the snapshot's {len(earlier.pictures)} images {verb} not given, or changed."
+            yield f"{len(left)} of the snapshot's {len(earlier.pictures)} images {verb} missing or changed."
     differing = [it.name for it in now.pictures if seen[it.name].region != it.region]
     if differing:
         yield (

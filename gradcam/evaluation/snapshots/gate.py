@@ -15,11 +15,11 @@ ALIKE = 0.9  # the rank correlation from which on maps count as alike
 
 # What conditions may name, and what it says, for the docs and for who mistypes one.
 NAMES = {
-    "agree": "1 where the predictions agree, 0 where they do not",
+    "agree": "1 if the predictions agree, 0 if they do not",
     "correlation": "the rank correlation of the heatmaps, -1 to 1",
     "overlap": "the overlap of the top 30 % of the pixels, 0 to 1",
     "moved": "how far the centre of mass moved, as a share of the diagonal, 0 to 1",
-    "drop": "the drop in probability of the old class, -1 to 1",
+    "drop": "how much less probable the new model finds the old model's class, -1 to 1",
 }
 FORM = re.compile(r"\s*(?P<mean>mean\s+)?(?P<name>\w+)\s*(?P<sign>[<>])\s*(?P<number>\S+?)\s*")
 MEAN = "the mean of all images"
@@ -74,15 +74,15 @@ class Case:
 
 @dataclass(frozen=True)
 class Gate:
-    """The result of conditions on a comparison, as returned by `Diff.gate`.
+    """The result of checking conditions on a comparison, as returned by `Diff.gate`.
 
     Attributes
     ----------
     conditions : tuple of str
         The conditions.
     cases : tuple of Case
-        One per image, in the order of the comparison, and one for the mean if a condition is on the mean. Each has a
-        `name`, its `values`, the conditions that are `met`, and an `error` if the image could not be compared.
+        One case per image, in the order of the comparison, and one for the mean if a condition is on the mean. Each case
+        has a `name`, its `values`, the conditions that are `met`, and an `error` if the image could not be compared.
 
     Examples
     --------
@@ -102,7 +102,7 @@ class Gate:
 
     @property
     def is_met(self) -> bool:
-        """Whether any condition is met by any case."""
+        """Whether at least one case meets a condition."""
         return any(case.met for case in self.cases)
 
     def to_junit(self) -> bytes:

@@ -42,7 +42,7 @@ class PictureDiff:
     new : Prediction
         The new model's top class.
     kept : float
-        The new model's probability of the old model's class, from 0 to 1.
+        The new model's probability of the old model's top class, from 0 to 1.
     correlation : float
         The rank correlation of the two heatmaps, from -1 to 1. It is 1 for two constant heatmaps, and 0 for a constant
         and a varying heatmap.
@@ -50,7 +50,7 @@ class PictureDiff:
         The overlap of the highest 30 % of the pixels of both heatmaps, from 0 to 1. Chance is 0.3.
     moved : float
         The distance between the centres of mass, as a share of the diagonal of the common region, from 0 to 1. The centre
-        of a blank heatmap is the middle.
+        of mass of a blank heatmap is the middle of the region.
     change : str
         "map" if the predictions agree and the correlation is below `alike`, "class" if the predictions differ, otherwise
         "none".
@@ -89,12 +89,12 @@ class PictureDiff:
 
     @property
     def drop(self) -> float:
-        """The drop in probability of the old model's class, from -1 to 1."""
+        """How much lower the probability of the old model's top class is in the new model, from -1 to 1."""
         return self.old.probability - self.kept
 
     @property
     def values(self) -> dict[str, float]:
-        """The numbers by the names that conditions use."""
+        """The numbers by name, as in conditions."""
         names = ("correlation", "overlap", "moved", "drop")
         return {"agree": float(self.agree), **{name: getattr(self, name) for name in names}}
 
@@ -186,7 +186,7 @@ class Diff:
     notes : tuple of str
         Notes on the comparison as a whole.
     alike : float
-        The smallest correlation of heatmaps that count as alike.
+        The smallest correlation at which two heatmaps count as alike.
 
     Examples
     --------
@@ -315,7 +315,7 @@ def _find_common(one: Region, other: Region) -> Region:
     height = min(one[0] + one[2], other[0] + other[2]) - top
     width = min(one[1] + one[3], other[1] + other[3]) - left
     if min(height, width) < 1:
-        raise ImageError("OLD and NEW see different parts of it without overlap")
+        raise ImageError("the parts of the image that OLD and NEW see do not overlap")
     return top, left, height, width
 
 

@@ -95,12 +95,12 @@ class Seen:
 class Snapshot:
     """A model's results on images: the predicted class, its probability, and a heatmap on the layer's grid.
 
-    `take_snapshot` takes one, `read_snapshot` reads it, and `diff` compares another model with it.
+    `take_snapshot` takes a snapshot, `read_snapshot` reads it from a file, and `diff` compares a new model with it.
 
     Attributes
     ----------
     origin : Origin
-        The model's name, the SHA-256 of its weights, the method, the layer, the classes and the versions.
+        The model's name, the SHA-256 of its weights, the method, the layer, the classes and the library versions.
     pictures : tuple of Seen
         One result per image.
     failures : mapping of str to str
@@ -388,7 +388,7 @@ def take_snapshot(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Snapshot:
-    """Take a snapshot of a model's predictions and heatmaps, to compare another model with it later.
+    """Take a snapshot of a model's predictions and heatmaps, for a later comparison with a new model.
 
     Parameters
     ----------
@@ -419,7 +419,7 @@ def take_snapshot(
     ModelError
         If the model is not a classifier.
     GradcamError
-        As in `gradcam.explain_files`, before any image is read.
+        As in `gradcam.explain_files`. These errors are raised before any image is read.
 
     Examples
     --------

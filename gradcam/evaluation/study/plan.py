@@ -161,7 +161,7 @@ def describe_cost(plan: Agenda, pictures: int, mosaics: int) -> list[str]:
     again = f"{_count(runs, 'run')} of each method per image{of_mosaics}"
     methods = map(plan.explained, plan.methods)
     costs = ", ".join(f"{it.name} {it.cost}" for it in methods if isinstance(it, Method) and not it.needs)
-    lines = [f"Cost: {of_pictures} = {maps * passes * pictures:,}, plus {again}."]
+    lines = [f"Cost: {of_pictures} = {maps * passes * pictures:,} forward passes, plus {again}."]
     return lines + ([f"Methods with several forward passes per run: {costs}."] if costs else [])
 
 

@@ -38,7 +38,7 @@ from gradcam.targets.classes import check_range
 
 CANDIDATES = 512  # pictures that are looked at for mosaics, since all of them are held at once
 MOST_TRIED = 8  # pictures of which one has what is judged
-HALVED = "The model takes no larger input, so images in mosaics have half their height and width."
+HALVED = "The model does not accept larger inputs, so each image in a mosaic has half its height and width."
 
 
 def evaluate(
@@ -60,9 +60,9 @@ def evaluate(
 ) -> Results:
     """Evaluate the heatmaps of several methods on many images, under the same conditions.
 
-    Images are independent: other images and their order do not change an image's numbers. An image that cannot be read or
-    explained has an error in the results, and the others are evaluated. The same images, seed and versions give exactly
-    the same numbers on the same machine.
+    The numbers of an image do not depend on the other images or on their order. If an image cannot be read or explained,
+    the results contain its error, and the other images are evaluated. The same images, seed and versions give exactly the
+    same numbers on the same machine.
 
     Parameters
     ----------
@@ -83,10 +83,10 @@ def evaluate(
     layer : str, default None
         The target layer's dotted name. None uses `classifier.layer_for(method)` for each method.
     target : str or int, default None
-        The class to explain in all images, by label or index. If None, each image's class comes from the list of
-        inputs, if that gives classes. Otherwise it is the most probable annotated class if there are annotations, and
-        the top class if there are none. For models of other tasks, such as detectors: a target as in `explain`, or None
-        for the highest-scoring detection of each image.
+        The class to explain in all images, by label or index. If None, each image's class comes from the input list, if
+        that list has classes. Otherwise, it is the most probable annotated class, or the top class if there are no
+        annotations. For models of other tasks, such as detectors: a target as in `explain`, or None for the
+        highest-scoring detection of each image.
     score : str, default "logit"
         As in `targets.ClassTarget`. Methods with their own score keep it.
     reshape : tuple, str or callable, default None
@@ -94,7 +94,8 @@ def evaluate(
     annotations : str or path, default None
         Object annotations, as in `read_annotations`.
     limit : int, default None
-        The largest number of images, sampled at random. A smaller limit samples a subset of a larger one.
+        The largest number of images, sampled at random. A smaller limit gives a subset of the images that a larger limit
+        gives.
     seed : int, default 0
         Random seed.
     progress : callable, default None

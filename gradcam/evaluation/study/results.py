@@ -291,8 +291,8 @@ def describe_shortage(rankings: Mapping[tuple[str, str], Ranking]) -> str | None
     if all(_is_enough(it.interval) for it in rankings.values()):
         return None
     return (
-        f"Too few images (n): no method is called the best below {ENOUGH}, and there are no intervals below {FEWEST}. "
-        "With so few images, apparent differences are often chance."
+        f"Too few images (n): a best method needs {ENOUGH} images, and an interval needs {FEWEST}. With so few images, "
+        "apparent differences are often due to chance."
     )
 
 

@@ -201,7 +201,7 @@ def draw_curves(results: Results) -> Pixels:
     `GradcamError` where matplotlib is missing, and where neither metric was measured."""
     metrics = list_curves(results)
     if not metrics:
-        raise GradcamError("There are no curves: measure insertion or deletion.")
+        raise GradcamError("There are no curves: evaluate the metric insertion or deletion (--metric).")
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

@@ -137,7 +137,7 @@ def fit_names(tensors: Tensors, expected: Collection[str]) -> Fitted:
     changed = sum(new != old for new, old in zip(renamed, tensors))
     if changed and len(set(renamed)) == len(tensors):
         tensors = dict(zip(renamed, tensors.values()))
-        notes.append(f"{changed} names of an older torchvision version renamed.")
+        notes.append(f"{changed} tensors renamed: the file uses the names of an older torchvision version.")
     plain = sum(name in tensors for name in expected)
     too_long = _best(_prefixes(tensors, set(expected)), plain, len(expected))
     too_short = _best(_prefixes(expected, set(tensors)), plain, len(expected))
@@ -167,7 +167,7 @@ def _best(counts: Counter[str], plain: int, total: int) -> tuple[str, int] | Non
     best = [prefix for prefix in good if good[prefix] == max(good.values())]
     usual = sorted(filter(_is_usual, best), key=lambda prefix: [USUAL.index(part) for part in prefix[:-1].split(".")])
     if not usual and len(best) > 1:
-        raise ModelError(f"contains several models that fit equally well, {join_names(best)}: keep one of them.")
+        raise ModelError(f"contains several models that fit equally well, {join_names(best)}: save only one of them.")
     return ((usual or best)[0], max(good.values())) if best else None
 
 
@@ -201,7 +201,8 @@ def rename_head(tensors: Tensors, expected: Mapping[str, Tensor], head: str | No
     inside = [name for name in tensors if name.startswith(f"{owner}.")]
     renamed = {name: f"{head}{name.removeprefix(owner)}" for name in inside}
     note = (
-        f"'{owner}' loaded as the last layer, '{head}'. The file does not say if training applied a sigmoid after it."
+        f"The tensors of '{owner}' were loaded into the last layer, '{head}'. The file does not say whether training "
+        "applied a sigmoid after this layer."
     )
     return {renamed.get(name, name): tensor for name, tensor in tensors.items()}, [note]
 
@@ -243,14 +244,16 @@ class Difference:
         wrong = [*self.missing, *self.unexpected, *self.shapes]
         in_head = head is not None and all(name.startswith(f"{head}.") for name in [*self.missing, *self.shapes])
         if self.matching < len(wrong):
-            return "The weights belong to another architecture."
+            return "The weights belong to a different architecture than this model."
         if in_head and self.shapes and not self.missing and not self.unexpected:
             classes = next(iter(self.shapes.values()))
             return f"The numbers of classes differ: {classes[0][0]} in the file, {classes[1][0]} in the model."
         if in_head and self.missing and not self.shapes:
             return f"The last layer, '{head}', is missing or different in the file. {BUILD}"
         if not self.missing and not self.shapes:
-            return "The file contains this model and more: an additional head, or a larger model that includes it."
+            return (
+                "The file contains this model and more: an additional head, or a larger model that includes this model."
+            )
         return f"The file belongs to another size or version of this architecture. {BUILD}"
 
 

@@ -50,7 +50,7 @@ CHANGES = ("APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD")  # s
 BYTEARRAYS = ("builtins bytearray", "__builtin__ bytearray")  # which torch.load makes of any length
 UNPACKED = 4  # times the size of the file: torch.save does not compress
 MOST_BYTES = 2**26  # of a bytearray, and of what a small file may unpack to
-FACTORY = "A function of yours can load it: --model file.py:function."
+FACTORY = "To load the file with your own function, give --model FILE.py:FUNCTION."
 PEEK = 512  # bytes
 OF_PYTORCH = (".pt", ".pth", ".ts", ".torchscript", ".bin", ".ckpt")  # suffixes of files that may be something else
 EXPORTED = "which PyTorch does not load: save the state dict of the original PyTorch model"
@@ -166,7 +166,9 @@ def _choose(path: Path, content: object) -> Checkpoint:
     if not others:
         return Checkpoint(path, tensors)
     left = join_names(each.name for each in others)
-    return Checkpoint(path, tensors, [f"The file has several state dicts: '{chosen.name}' was loaded, {left} ignored."])
+    return Checkpoint(
+        path, tensors, [f"The file has several state dicts: '{chosen.name}' was loaded, and {left} ignored."]
+    )
 
 
 @dataclass(frozen=True)
@@ -313,7 +315,7 @@ def explain_refusal(path: Path) -> ModelError:
     what = "a whole pickled model" if is_model else "pickled objects instead of plain weights"
     return ModelError(
         f"{path}: contains {what} ({_list(foreign)}), and reading it would run code. Save only the weights, "
-        f"in the environment where it was made: torch.save(model.state_dict(), 'weights.pth'). {FACTORY}"
+        f"in the environment where the file was made: torch.save(model.state_dict(), 'weights.pth'). {FACTORY}"
     )
 
 
@@ -344,7 +346,7 @@ def _conversion(path: Path, found: StateDict, foreign: Sequence[str]) -> ModelEr
     command = shlex.join(["python", "-c", code]) if re.search(r'["$`\\!]', code) else f'python -c "{code}"'
     return ModelError(
         f"{path}: besides plain weights, the file contains objects that run code when they are read "
-        f"({_list(foreign)}). {FACTORY} Or, only if you trust the file, convert it, which runs that code:",
+        f"({_list(foreign)}). {FACTORY} If you trust the file, you can also convert it. This command runs that code:",
         command,
     )
 

@@ -189,8 +189,8 @@ def fetch(url: str, path: Path, hash_prefix: str | None) -> None:
         except (OSError, RuntimeError, http.client.HTTPException) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
     raise ModelError(
-        f"The weights cannot be downloaded ({reason}). Download {url} on another computer and save it as {path}, or give "
-        f"it with --weights FILE (weights= in Python). {WITHOUT}"
+        f"The weights cannot be downloaded ({reason}). Download {url} on another computer. Save the file as {path}, or "
+        f"give it with --weights FILE (weights= in Python). {WITHOUT}"
     )
 
 
@@ -224,4 +224,4 @@ def describe_preprocessing(
         start = f"{path.name} is not an official {library} file: using the preprocessing of {name} ({steps})"
         return f"{start}. Override with --size, --crop, --mean, --std."
     how = "content" if found.is_certain else "name"
-    return f"{path.name} is {name}, recognised by its {how}: using its preprocessing ({steps})."
+    return f"{path.name} was recognised as {name} by the file's {how}: using the preprocessing of {name} ({steps})."

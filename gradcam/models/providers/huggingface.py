@@ -33,10 +33,10 @@ TRIED_SIZES = ((300, 400), (400, 200))  # Settings for one aspect ratio may diff
 ALIKE = 0.98  # correlation of what a processor gives with what the same steps give; 0.6 where they are off by a crop
 PROCESSOR = "preprocessor_config.json"
 SAID = {  # by transformers, of what is no mistake of its own, and what we say
-    "weights_only": "its weights are a pickle that runs code when it is loaded. It was not loaded. Use safetensors",
-    "trust_remote_code": "it needs code from its repository, which gradcam never runs. Load it in a function of yours, "
-    "--model FILE.py:FUNCTION",
-    "Unrecognized configuration class": "transformers has no image classifier of its type. In Python, "
+    "weights_only": "its weights are a pickle that would run code when it is loaded. Use a model with safetensors weights",
+    "trust_remote_code": "it needs code from its repository, which gradcam never runs. Load the model in your own function, "
+    "and give --model FILE.py:FUNCTION",
+    "Unrecognized configuration class": "transformers has no image classifier of the model's type. In Python, "
     "gradcam.explain(model, images, target=...) takes any model",
 }
 ACTIVATIONS = {  # how transformers itself tells probabilities from logits
@@ -103,7 +103,7 @@ def _load_other(
         if missing := sorted(info["missing_keys"]):
             raise ModelError(
                 f"hf:{source} lacks {len(missing)} weights of a {kind.__name__}, such as {join_names(missing[:3])}: give "
-                "its checkpoint with --weights."
+                "a complete checkpoint with --weights."
             )
     else:
         model = kind(config)
@@ -278,8 +278,8 @@ class ProcessorPreprocess:
                     raise ImageError(f"it splits the image into {len(pieces)} crops, but only one would be used")
             except Exception as error:  # Processors raise errors of any kind.
                 name, reason = type(self.processor).__name__, " ".join(str(error).split())
-                what = f"{name} on an image of {width} x {height}: {reason}. Change its settings, or crop the image."
-                raise ImageError(what) from error
+                what = f"{name} cannot preprocess an image of {width} x {height}: {reason}"
+                raise ImageError(f"{what}. Change the processor's settings, or crop the image.") from error
             self._pieces[height, width] = pieces[0]
         return self._pieces[height, width]
 
@@ -299,7 +299,7 @@ def run_processor(processor: Any, image: NDArray[np.uint8]) -> Tensor:
         cells = values[0, : rows * columns].reshape(rows, columns, processor.patch_size, processor.patch_size, -1)
         values = cells.permute(4, 0, 2, 1, 3).flatten(3).flatten(1, 2)[None]
     if values.ndim < 4:
-        raise ModelError(f"It returns rows of patches {tuple(values.shape)}, expected images (N,C,H,W).")
+        raise ModelError(f"it returns rows of patches {tuple(values.shape)}, expected images (N,C,H,W).")
     return values.flatten(0, -4)
 
 

@@ -48,7 +48,9 @@ def _build(library: Any, name: str) -> nn.Module:
     """The model, whose tokenizer goes with it. Raises `ModelError` for whatever the library raises."""
     settings = _find_settings(library, name)
     if settings.get("text_cfg", {}).get("hf_model_name"):
-        raise ModelError(f"open_clip downloads the text encoder of {name} from a hub: give the model as hf:FOLDER.")
+        raise ModelError(
+            f"open_clip would download the text encoder of {name} from a hub: give the model as hf:FOLDER instead."
+        )
     try:
         model: nn.Module = library.create_model(name, pretrained=None)
     except Exception as error:  # whatever an architecture's configuration makes it raise

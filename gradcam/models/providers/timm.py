@@ -43,7 +43,9 @@ def load(name: str, weights: Path | None, task: str | None = None) -> Parts:
     if not classes and task in (None, "matching"):
         return replace(_to_parts(timm, model, None), labels=None, task="matching")
     if not classes:
-        raise ModelError(f"timm's {name} has no classifier: use another model, or give --weights with one.")
+        raise ModelError(
+            f"timm's {name} has no classifier: choose another model, or give a classifier's checkpoint with --weights."
+        )
     parts = _to_parts(timm, model, classes)
     if name.startswith("local-dir:"):
         return _name_classes(parts)
@@ -127,7 +129,9 @@ def _find_weights(timm: Any, name: str) -> dict[str, Any]:
         return {"pretrained": True}
     config = timm.get_pretrained_cfg(name)
     if config is None or not config.has_weights:
-        raise ModelError(f"timm has no weights for {name}: give --weights FILE (weights= in Python), or another name.")
+        raise ModelError(
+            f"timm has no weights for {name}: give --weights FILE (weights= in Python), or choose another model."
+        )
     if config.hf_hub_id:
         cached = _find_cached(config.hf_hub_id, [config.hf_hub_filename] if config.hf_hub_filename else FILES)
         if cached is not None:

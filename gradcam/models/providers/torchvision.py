@@ -188,7 +188,7 @@ def _find_model(typed: str) -> tuple[str, Any, bool] | None:
     offers = nearest(name, [DEFAULT, *list_names(), *plugins.installed("models")])
     hint = " ".join([*([f"Nearest: {join_names(offers)}."] if offers else []), *_guess_meaning(typed)])
     forms = ", ".join(provider.form for provider in PROVIDERS[1:-1])
-    hint = hint or f"`gradcam models` lists all names. Other forms are {forms}."
+    hint = hint or f"`gradcam models` lists all names. A model can also be given as {forms}."
     raise ModelError(f"There is no model {shorten(typed)}. {hint}")
 
 
@@ -201,7 +201,7 @@ def _guess_meaning(typed: str) -> list[str]:
     if "/" in typed:
         return [f"For a Hugging Face model, give hf:{typed}."]
     if ":" in typed:
-        return ["For your own function, give FILE.py:FUNCTION or MODULE:FUNCTION. No such module was found."]
+        return ["No module of this name was found. For your own function, give FILE.py:FUNCTION or MODULE:FUNCTION."]
     return []
 
 
@@ -217,7 +217,9 @@ def _build(name: str, enum: Any, classes: int) -> nn.Module:
 def _categories(enum: Any) -> list[str]:
     """The classes' names. Raises `ModelError` for weights that are not a classifier's."""
     if enum.meta.get("categories") is None:
-        raise ModelError(f"The weights {enum} have no classifier, because their last layers are empty: choose others.")
+        raise ModelError(
+            f"The weights {enum} have no classifier, because their last layers are empty: choose other weights."
+        )
     return list(enum.meta["categories"])
 
 

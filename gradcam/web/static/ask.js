@@ -57,6 +57,6 @@ async function ask(question) { // null where a newer question took its place
 }
 
 async function drop(file) {
-  if (file.size > opened.largest) throw new Error(`${file.name} has more than ${Math.round(opened.largest / 1e6)} MB, the limit for a dropped file. Start gradcam ui with its path.`);
+  if (file.size > opened.largest) throw new Error(`${file.name} is larger than ${Math.round(opened.largest / 1e6)} MB, the limit for a dropped file. Instead, start gradcam ui with the path of the file.`);
   return fetchJson("drop", { method: "POST", body: file, headers: { "X-Name": encodeURIComponent(file.name) } });
 }

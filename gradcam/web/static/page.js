@@ -57,7 +57,7 @@ function draw() {
   blank.hidden = Boolean(heatmap);
   blank.textContent = found
     ? isPair() ? "The two heatmaps are equal." : `No evidence ${WORDS[kind]} ${name(state.a)} at this layer.`
-    : `${set.method} at ${set.layer} has no heatmap of ${isPair() && set.has(state.a) ? name(state.b) : name(state.a)} in this page.`;
+    : `This page has no heatmap of ${isPair() && set.has(state.a) ? name(state.b) : name(state.a)} by ${set.method} at ${set.layer}.`;
 }
 
 function drawLegend() {
@@ -66,7 +66,7 @@ function drawLegend() {
   paint(element("legend"), ramp, 1, 256, makePalette(tables[state.colours], 1, isSigned), isSigned);
   const [low, high] = isPair()
     ? [`for ${name(state.b)}`, `for ${name(state.a)}`]
-    : { positive: ["no positive evidence", "strongest evidence for"], negative: ["no negative evidence", "strongest evidence against"], signed: ["evidence against", "evidence for"] }[kind];
+    : { positive: ["no positive evidence", "strongest"], negative: ["no negative evidence", "strongest"], signed: ["evidence against", "evidence for"] }[kind];
   element("legend-low").textContent = low;
   element("legend-high").textContent = high;
 }

@@ -24,7 +24,7 @@ const gradcam = {
       script.onerror = () => {
         this.chunks.delete(chunk);
         script.remove();
-        entry.reject(new Error(`${this.details}/${chunk}.js cannot be loaded. If the report was written again, reload the page.`));
+        entry.reject(new Error(`${this.details}/${chunk}.js cannot be loaded. If you have written the report again, reload the page.`));
       };
       document.head.append(script);
     }
