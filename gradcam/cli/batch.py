@@ -399,7 +399,7 @@ class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gener
     "--shard",
     type=options.SHARE,
     metavar="I/N",
-    help="Explain only part I of N, so that several machines can share one output folder.",
+    help="Split the images into N parts and explain only part I, so that several machines can share one output folder.",
 )
 @options.choice(
     "--engine",

@@ -80,11 +80,15 @@ class CheckResult:
             first = (
                 f"  {_style(test.outcome)}{' ' * (WORD - len(test.outcome))}  {click.style(test.question, bold=True)}"
             )
-            reason = textwrap.wrap(test.reason, WIDTH, initial_indent=indent, subsequent_indent=indent)
+            reason = textwrap.wrap(
+                test.reason, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+            )
             lines += [first, *reason, ""]
         meaning = f" {PASSED}" if verdict.outcome == "passed" else ""
         lines.append(f"  Verdict: {_style(verdict.outcome)}.{meaning}")
-        lines += textwrap.wrap(verdict.summary, WIDTH, initial_indent="  ", subsequent_indent="  ")
+        lines += textwrap.wrap(
+            verdict.summary, WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
+        )
         return "\n".join([*lines, to_arrow(self.panel or ""), ""])
 
 

@@ -106,8 +106,8 @@ def load_classifier(
         The standard deviation per channel, in the same form as `mean`.
     size : int or (int, int), default None
         The input size in pixels. With one number, the model sees a square crop from the centre of the image. With
-        (height, width), the whole image is resized to that size, without keeping its aspect ratio. None uses the size
-        in the model's settings, or else 224.
+        (height, width), the whole image is resized to that size, without keeping its aspect ratio. If None, it is the
+        size in the model's settings, or else 224.
     crop : float, default None
         The fraction of the resized image that the centre crop keeps, in (0,1]. None uses the fraction in the model's
         settings, or else 0.875.

@@ -63,8 +63,8 @@ class Mask(Target):
         The pixels. None takes all pixels predicted as the class. A point (x, y), in pixels of the image, takes those
         pixels of the class that are connected to the point by edges or corners. A box is (left, top, right, bottom). An
         array (H,W) of bools or integers has the size of the model's input image, or is (N,H,W) for one mask per image;
-        non-zero pixels are inside. A path names an image file with labels, grey values or colours; all pixels but black
-        ones are inside.
+        non-zero pixels are inside. A path is that of an image file with labels, grey values or colours: every pixel that
+        is not black is inside.
     reduction : str, default "mean"
         "mean" or "sum" of the logits over the mask.
 

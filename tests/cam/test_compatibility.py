@@ -115,7 +115,9 @@ def test_a_list_of_pictures_is_for_a_detector() -> None:
         again = gradcam.explain(model, same, "backbone.body.13", target=surest)
         torch.testing.assert_close(again.scores, both.scores[rows])
         torch.testing.assert_close(again.maps, both.maps[rows], rtol=1e-3, atol=1e-3 * both.maps.max().item())
-    with pytest.raises(gradcam.errors.ImageError, match=r"2 of \(3, 64, 96\) in a list.*: torch\.stack\(images\), or"):
+    with pytest.raises(
+        gradcam.errors.ImageError, match=r"list of 2 tensors \(3, 64, 96\).*: pass torch\.stack\(images\), or"
+    ):
         gradcam.explain(torchvision.models.resnet18(weights=None), images, "layer4", target=1)
 
 

@@ -198,9 +198,9 @@ class TestTargets:
     @pytest.mark.parametrize(
         ("function", "message"),
         [
-            (lambda output: output[:, 1].to("meta"), "gave meta torch.float32"),
-            (lambda output: output.to_sparse(), "gave sparse_coo torch.float32"),
-            (lambda output: output.detach().to(torch.float8_e4m3fn), "gave torch.float8_e4m3fn"),
+            (lambda output: output[:, 1].to("meta"), "returned meta torch.float32"),
+            (lambda output: output.to_sparse(), "returned sparse_coo torch.float32"),
+            (lambda output: output.detach().to(torch.float8_e4m3fn), "returned torch.float8_e4m3fn"),
         ],
     )
     def test_scores_that_cannot_be_computed_with(self, function: Callable[[Tensor], Any], message: str) -> None:

@@ -175,7 +175,7 @@ def test_a_model_of_torchvision_with_weights_from_a_file(run: Command, here: Pat
             "'--size': '2x' is not a size: expected one side, such as 224",
         ),
         (["-m", "net.py:make", "--size", "-3"], "'--size': '-3' is not a size"),
-        (["-m", "net.py:make", "--mean", "a,b"], "'--mean': 'a,b' is not a number"),
+        (["-m", "net.py:make", "--mean", "a,b"], "'--mean': 'a,b' is neither a number nor a list"),
         (["-m", "net.py:make", "--mean", "0.5"], "Error: mean has 1 value(s) and std has 3"),
         (["-m", "net.py:make", "--crop", "0"], "'--crop': 0 is out of range: expected a number above 0"),
         (["-m", "net.py:make", "--activation", "relu"], "'--activation': 'relu' is not one of"),

@@ -41,10 +41,16 @@ def list_options(group: Any = cli, words: tuple[str, ...] = ()) -> Iterator[tupl
             yield from (((*words, name), parameter) for parameter in command.params)
 
 
+def limits(option: Any) -> dict[str, Any]:
+    """Of a number, `least`, `most` and perhaps `above`."""
+    return getattr(getattr(option.type, "_parse", None), "keywords", {})
+
+
 NUMBERS = {
     (*words, option.opts[-1]): option
     for words, option in list_options()
-    if isinstance(option.type, (click.types.IntParamType, click.types.FloatParamType))
+    if {"least", "most"} <= limits(option).keys()
+    or isinstance(option.type, (click.types.IntParamType, click.types.FloatParamType))  # which would have no limits
 }
 OTHERS = {
     (*words, option.opts[-1], value): option
@@ -67,11 +73,11 @@ def test_there_are_numbers_in_most_commands() -> None:
 @pytest.mark.parametrize("words", NUMBERS, ids=" ".join)
 def test_a_number_has_two_limits_and_keeps_within_them(words: tuple[str, ...]) -> None:
     option = NUMBERS[words]
-    low, high = option.type.min, option.type.max
+    low, high, above = (limits(option).get(name) for name in ("least", "most", "above"))
     assert low is not None, "no lower limit"
     assert high is not None, "no upper limit"
     assert math.isfinite(high)
-    below = low if option.type.min_open else low - 1
+    below = low if above else low - 1
     for value in (str(below), str(high + 1), *HUGE, "nan", "abc", ""):
         with pytest.raises(click.UsageError) as refused:
             read(option, value)
@@ -79,7 +85,7 @@ def test_a_number_has_two_limits_and_keeps_within_them(words: tuple[str, ...]) -
     if option.opts[-1] == "--max-pixels":
         return  # which would raise the limit of this process
     for value in (low, high):
-        if value != low or not option.type.min_open:
+        if value != low or not above:
             assert read(option, str(value)) == value
 
 

@@ -97,5 +97,5 @@ def test_commands_that_evaluate_by_probabilities_refuse(
 ) -> None:
     outcome = gradcam_command(command, small("coffee.jpg"), *options(net, "value"))
     assert outcome.status in (1, 2)
-    (line,) = [line for line in outcome.err.splitlines() if "output is a value" in line]
+    (line,) = [line for line in outcome.err.splitlines() if "output is a single value" in line]
     assert "--activation sigmoid" in line

@@ -88,9 +88,9 @@ def test_from_python(small: Photo) -> None:
     [
         (("--target", "MINE:score", "--class", "281"), "--target replaces --class, --top-k and --score"),
         (("--target", "MINE:score", "--top-k", "2"), "--target replaces --class, --top-k and --score"),
-        (("--target", "MINE:number"), "mine.py:number is 3, expected a function"),
+        (("--target", "MINE:number"), "mine.py:number is 3: expected a function"),
         (("--target", "~no.such/mine.py:score"), "~no.such/mine.py: does not exist"),
-        (("--target", "MINE:Kind"), "Kind'>, expected a function"),
+        (("--target", "MINE:Kind"), "Kind'>: expected a function"),
         (("--target", "MINE:nothing"), "There is no 'nothing' in"),
         (("--target", "nowhere.py:score"), "nowhere.py: does not exist"),
         (("--target", "score"), "There is no entry point 'score' in the group gradcam.targets"),

@@ -356,5 +356,5 @@ def test_what_adcc_cannot_be_made_of(name: str, value: Any) -> None:
 
 
 def test_adcc_of_different_numbers_of_images() -> None:
-    with pytest.raises(GradcamError, match="2 of coherency, 1 of complexity: expected one"):
+    with pytest.raises(GradcamError, match=r"2 of coherency, 1 of complexity\): expected one value"):
         adcc([0.5], [0.5, 0.5], [0.5])

@@ -426,7 +426,7 @@ def test_a_snapshot_of_something_else_is_told(kept: Snapshot, classifier: gradca
     of_another = replace(kept, origin=replace(kept.origin, architecture="0", versions={"torch": "1.0"}))
     notes = " ".join(diff(of_another, classifier, path).notes)
     assert "The models have different architectures" in notes
-    assert "taken with gradcam None, torch 1.0" in notes
+    assert "taken with other versions (gradcam None, torch 1.0" in notes
     with pytest.raises(GradcamError, match="the method gradcam, not layercam: leave the method out"):
         diff(kept, classifier, path, method="layercam")
     with pytest.raises(GradcamError, match="the score logit, not contrast"):

@@ -200,7 +200,7 @@ def test_a_metric_that_too_few_pictures_have_is_left_out_of_the_judgement_alone(
     lines = table(results, 110)
     start = next(number for number, line in enumerate(lines) if line.startswith("paired difference from the best"))
     assert lines[start + 1].split() == ["road", "↑"]
-    assert "out of 1 metric" in lines[-1]
+    assert "out of 1: " in lines[-1]
     assert lines[-3].startswith("Too few images (n): ")
 
 

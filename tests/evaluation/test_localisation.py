@@ -139,7 +139,7 @@ def test_maps_with_a_channel_are_taken() -> None:
     ("boxes", "message"),
     [
         ([[[0, 0, 2, 2]]], r"\(2, 4, 4\), expected \(1, 4, 4\)"),
-        ([[[0, 0, 2, 2]], []], "The boxes of image 1 are .*, expected one or more"),
+        ([[[0, 0, 2, 2]], []], "The boxes of image 1 are .*, expected an array .* of one or more boxes"),
         ([[0, 0, 2, 2], [0, 0, 2, 2]], "The boxes of image 0 are"),
         ([[[0, 0, 2, 2]], [[0, 0, 2]]], "The boxes of image 1 are"),
         ([[[0, 0, 2, 2]], [["a", 0, 2, 2]]], "The boxes of image 1 are"),

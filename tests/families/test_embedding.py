@@ -615,7 +615,7 @@ def test_pictures_beside_other_arguments(kind: str) -> None:
     words = torch.zeros(2, 5, dtype=torch.int64)
     for given in ({"pixel_values": PICTURES, "input_ids": words}, (words, PICTURES), list(PICTURES)):
         torch.testing.assert_close(gradcam.explain(model, given, case.layer, target=target).maps, expected)
-    with pytest.raises(ImageError, match="of several sizes"):
+    with pytest.raises(ImageError, match="different sizes"):
         gradcam.explain(model, [PICTURES[0], PICTURES[0, :, :16]], case.layer, target=target)
 
 

@@ -432,6 +432,6 @@ def test_a_detector_has_no_mask_for_each_pixel():
     model = torchvision.models.detection.ssdlite320_mobilenet_v3_large(
         weights=None, weights_backbone=None, num_classes=3
     )
-    with pytest.raises(TargetError, match=r"SSD gives a list") as caught:
+    with pytest.raises(TargetError, match=r"SSD returned a list") as caught:
         gradcam.explain(model, [torch.rand(3, 64, 64)], target=Mask(1))
     assert "(1, classes, h, w)" in str(caught.value)

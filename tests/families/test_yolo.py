@@ -309,7 +309,7 @@ def test_boxes_that_are_turned(ultralytics: Any) -> None:
     model = tasks.OBBModel(
         {**configure("OBB"), "head": [*configure("OBB")["head"][:-1], [[3, 8, 5], 1, "OBB", ["nc", 1]]]}
     )
-    with pytest.raises(ModelError, match="The boxes of OBB"):
+    with pytest.raises(ModelError, match="OBB, the head of this OBBModel, is not supported"):
         explain(model.eval(), make_pictures().float(), Box(0))
 
 

@@ -446,7 +446,8 @@ def road(
     noise : float, default 0.01
         Standard deviation of the noise on imputed pixels, in the images' units.
     seed : int, default 0
-        Random seed of the noise and of the order of equal pixels. The noise is sampled once per share.
+        Random seed of the noise and of the order of equal pixels. The noise is sampled once for each fraction of
+        removed pixels.
 
     Returns
     -------
