@@ -71,70 +71,26 @@ def plan(name: str) -> Blueprint:
     return Blueprint(partial(EfficientNetLite0, CLASSES), PREPROCESSING.size, **LAYERS)
 
 
-class Convolution(nn.Conv2d):
-    """A convolution without a bias, padded as TensorFlow's "SAME": the odd pixel of padding goes to the right and bottom."""
+class SamePaddedConv2d(nn.Conv2d):
+    """A strided convolution padded as TensorFlow's "SAME": the odd pixel of padding goes to the right and the bottom."""
 
-    def __init__(self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> None:
-        super().__init__(inputs, outputs, kernel, stride, groups=groups, bias=False)
-
-    def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Apply the convolution with the given weights."""
-        paddings: list[int] = []  # of the input, on both sides
-        extensions: list[int] = []  # of the kernel
+    def forward(self, x: Tensor) -> Tensor:
+        paddings: list[int] = []
         for size, kernel, stride in zip(x.shape[:-3:-1], self.kernel_size[::-1], self.stride[::-1]):  # width first
             total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
-            paddings.append(-(-total // 2))
-            extensions += total % 2, 0
-        # A pixel more on the left, under a zero of the kernel, is the same as a pixel less: no padded copy is needed.
-        weight = F.pad(weight, extensions) if any(extensions) else weight
-        return F.conv2d(x, weight, bias, self.stride, paddings[::-1], groups=self.groups)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.convolve(x, self.weight)
+            paddings += total // 2, total - total // 2
+        return super().forward(F.pad(x, paddings))
 
 
-class ConvolutionUnit(nn.Sequential):
-    """A convolution, a batch norm, and an activation if there is one.
-
-    In evaluation mode on the CPU, the batch norm is folded into the weights of the convolution, which saves a quarter of
-    the network's time. Each pass folds the current weights, so no copy of them can be out of date.
-    """
-
-    def __init__(self, convolution: Convolution, *activation: nn.Module) -> None:
-        super().__init__(convolution, nn.BatchNorm2d(convolution.out_channels, eps=TENSORFLOW_EPSILON), *activation)
-
-    def forward(self, x: Tensor) -> Tensor:
-        convolution, norm, *activation = self
-        # Other classes are wrappers and replacements (adapters, parametrizations, quantised modules).
-        if (
-            type(convolution) is not Convolution
-            or type(norm) is not nn.BatchNorm2d
-            or not _can_fold(convolution, norm, x)
-        ):
-            return super().forward(x)
-        mean, variance = norm.running_mean, norm.running_var
-        assert mean is not None
-        assert variance is not None
-        scale = norm.weight * torch.rsqrt(variance + norm.eps)
-        x = convolution.convolve(x, convolution.weight * scale[:, None, None, None], norm.bias - mean * scale)
-        for module in activation:
-            x = module(x)
-        return x
+def _convolution(inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> nn.Conv2d:
+    if stride == 1:  # symmetric: plain padding is the same thing, without a copy of the input
+        return nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, groups=groups, bias=False)
+    return SamePaddedConv2d(inputs, outputs, kernel, stride, groups=groups, bias=False)
 
 
-def _can_fold(convolution: Convolution, norm: nn.BatchNorm2d, x: Tensor) -> bool:
-    """Return whether one convolution gives what both modules give, and nobody looks in between."""
-    if norm.training or norm.running_mean is None or not norm.affine or _is_watched(convolution) or _is_watched(norm):
-        return False
-    if x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
-        return False
-    return x.dtype == convolution.weight.dtype == norm.running_mean.dtype == torch.float32
-
-
-def _is_watched(module: nn.Module) -> bool:
-    """Return whether a module has hooks, which must see its own input and output, or another `forward`."""
-    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
-    return any(hooks) or "forward" in vars(module)
+def _convolution_unit(inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> nn.Sequential:
+    norm = nn.BatchNorm2d(outputs, eps=TENSORFLOW_EPSILON)
+    return nn.Sequential(_convolution(inputs, outputs, kernel, stride, groups), norm, nn.ReLU6(inplace=True))
 
 
 class InvertedResidual(nn.Module):
@@ -143,9 +99,9 @@ class InvertedResidual(nn.Module):
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, expansion: int) -> None:
         super().__init__()
         hidden = inputs * expansion
-        self.expand = ConvolutionUnit(Convolution(inputs, hidden), nn.ReLU6(True)) if expansion > 1 else nn.Identity()
-        self.depthwise = ConvolutionUnit(Convolution(hidden, hidden, kernel, stride, groups=hidden), nn.ReLU6(True))
-        self.project = ConvolutionUnit(Convolution(hidden, outputs))
+        self.expand = _convolution_unit(inputs, hidden) if expansion > 1 else nn.Identity()
+        self.depthwise = _convolution_unit(hidden, hidden, kernel, stride, groups=hidden)
+        self.project = nn.Sequential(_convolution(hidden, outputs), nn.BatchNorm2d(outputs, eps=TENSORFLOW_EPSILON))
         self.is_residual = stride == 1 and inputs == outputs
 
     def forward(self, x: Tensor) -> Tensor:
@@ -167,8 +123,7 @@ class EfficientNetLite0(nn.Module):
     def __init__(self, classes: int = 1000) -> None:
         super().__init__()
         self.stem = nn.Sequential(
-            ConvolutionUnit(Convolution(3, 32, kernel=3, stride=2), nn.ReLU6(True)),
-            InvertedResidual(32, 16, kernel=3, stride=1, expansion=1),
+            _convolution_unit(3, 32, kernel=3, stride=2), InvertedResidual(32, 16, kernel=3, stride=1, expansion=1)
         )
         self.layer1 = nn.Sequential(*_blocks(16, 24, kernel=3, stride=2, repeats=2))
         self.layer2 = nn.Sequential(*_blocks(24, 40, kernel=5, stride=2, repeats=2))
@@ -179,10 +134,7 @@ class EfficientNetLite0(nn.Module):
             *_blocks(112, 192, kernel=5, stride=2, repeats=4), *_blocks(192, 320, kernel=3, stride=1, repeats=1)
         )
         self.head = nn.Sequential(
-            ConvolutionUnit(Convolution(320, 1280), nn.ReLU6(True)),
-            nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(),
-            nn.Linear(1280, classes),
+            _convolution_unit(320, 1280), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, classes)
         )
 
     def forward(self, images: Tensor) -> Tensor:
