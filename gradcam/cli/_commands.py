@@ -18,7 +18,7 @@ from gradcam._version import __version__
 from gradcam.cli._terminal import to_command
 from gradcam.errors import GradcamError, join_names, nearest, shorten
 from gradcam.images.files import READ_SUFFIXES, is_url
-from gradcam.options import MAX_MAGNITUDE
+from gradcam.options import LAYOUTS, MAX_MAGNITUDE
 from gradcam.storage.store import EXTRAS, Store, to_place
 
 if TYPE_CHECKING:
@@ -121,6 +121,23 @@ def to_stds(text: str) -> tuple[float, ...]:
     if min(numbers) <= 0:
         raise GradcamError(f"{text!r} is out of range: expected numbers above 0.")
     return numbers
+
+
+def to_weights(text: str) -> Path:
+    """Return the path of a checkpoint, or the name of pretrained weights as a path."""
+    is_word = re.fullmatch(r"(\w+_Weights\.)?\w+", text) and not Path(text).exists()
+    return Path(text) if is_word else Path(FILE.convert(text, None, None))
+
+
+def to_layout(text: str) -> str | tuple[int, ...]:
+    """Return a grid, or the name of a layout. Raises `GradcamError` for anything else."""
+    if text.replace("-", " ") in LAYOUTS:
+        return text
+    if not re.fullmatch(r"[1-9]\d{0,4}(x[1-9]\d{0,4}){1,2}", text):
+        raise GradcamError(
+            f"{text!r} is not a layout: expected a grid, such as 14x14, or one of {join_names(LAYOUTS)}."
+        )
+    return tuple(map(int, text.split("x")))
 
 
 def to_box(text: str) -> tuple[float, ...]:

@@ -15,22 +15,11 @@ import click
 from gradcam.attributions.table import ATTRIBUTIONS, AttributionMethod
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import METHODS, find_method, offer
-from gradcam.cli._commands import (
-    FILE,
-    to_box,
-    to_folder,
-    to_integer,
-    to_mask,
-    to_means,
-    to_real,
-    to_sentence,
-    to_size,
-    to_stds,
-)
+from gradcam.cli import _commands as parse
 from gradcam.cli._completion import complete, list_classes, list_colormaps, list_layers, list_models
 from gradcam.cli._settings import ALL
 from gradcam.cli._terminal import code_of_the_user, to_command
-from gradcam.errors import GradcamError, InputError, join_names, shorten
+from gradcam.errors import GradcamError, InputError, shorten
 from gradcam.images.files import is_url, to_path, to_plain
 from gradcam.options import (
     ACTIVATIONS,
@@ -69,11 +58,6 @@ class Parsed(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generi
             self.fail(str(error), parameter, context)
 
 
-def to_weights(text: str) -> Path:
-    is_word = re.fullmatch(r"(\w+_Weights\.)?\w+", text) and not Path(text).exists()
-    return Path(text) if is_word else Path(FILE.convert(text, None, None))
-
-
 def _find_numbers(names: Sequence[str]) -> Sequence[int]:
     if odd := [name for name in names if not re.fullmatch(r"\d{1,9}", name, re.ASCII)]:
         raise GradcamError(
@@ -90,32 +74,19 @@ def _find_some(names: Sequence[str]) -> Sequence[int | str]:
     return [ALL]
 
 
-FOLDER = Parsed("folder", to_folder)
+FOLDER = Parsed("folder", parse.to_folder)
 LIMIT = Parsed("limit", parse_limit)  # of failures: a number, or a share with %
 SHARE = Parsed("share", parse_shard)  # of the pictures: I/N
 
 
 def real(least: float, most: float, *, above: bool = False) -> Parsed:
     """A number in a range. `click.FloatRange` would accept NaN, and print the range in the help."""
-    return Parsed("float", functools.partial(to_real, least=least, most=most, above=above))
+    return Parsed("float", functools.partial(parse.to_real, least=least, most=most, above=above))
 
 
 def integer(least: int, most: int) -> Parsed:
     """An integer in a range. `click.IntRange` would print the range in the help."""
-    return Parsed("integer", functools.partial(to_integer, least=least, most=most))
-
-
-def find_reshape(context: click.Context, parameter: click.Parameter, text: str | None) -> str | tuple[int, ...] | None:
-    """What `--reshape` says: a grid, or a layout's name."""
-    if text is None or text.replace("-", " ") in LAYOUTS:
-        return text
-    if not re.fullmatch(r"[1-9]\d{0,4}(x[1-9]\d{0,4}){1,2}", text):
-        raise click.BadParameter(
-            f"{text!r} is not a layout: expected a grid, such as 14x14, or one of {join_names(LAYOUTS)}.",
-            context,
-            parameter,
-        )
-    return tuple(map(int, text.split("x")))
+    return Parsed("integer", functools.partial(parse.to_integer, least=least, most=most))
 
 
 MANY = 100  # pictures of a folder; of more, it is said what is made for them
@@ -291,7 +262,7 @@ def file_of(*suffixes: str) -> Parsed:
 
 _NAMES: Any = {
     "metavar": "FILE",
-    "type": FILE,
+    "type": parse.FILE,
     "help": "File with the names of the model's classes, one per line or as JSON.",
 }
 _LABELS = click.option("--labels", **_NAMES)
@@ -307,26 +278,26 @@ _MODEL = (
     click.option(
         "--weights",
         metavar="FILE|NAME",
-        type=Parsed("weights", to_weights),
+        type=Parsed("weights", parse.to_weights),
         help="Checkpoint to load, or the name of pretrained weights, such as IMAGENET1K_V1.",
     ),
     _LABELS,
     click.option(
         "--mean",
         metavar="M[,M,M]",
-        type=Parsed("numbers", to_means),
+        type=Parsed("numbers", parse.to_means),
         help="Mean of each channel, for pixel values from 0 to 1. Give one value for a greyscale model.",
     ),
     click.option(
         "--std",
         metavar="S[,S,S]",
-        type=Parsed("numbers", to_stds),
+        type=Parsed("numbers", parse.to_stds),
         help="Standard deviation of each channel, for pixel values from 0 to 1.",
     ),
     click.option(
         "--size",
         metavar="N|HxW",
-        type=Parsed("size", to_size),
+        type=Parsed("size", parse.to_size),
         help="Input size of the model, in pixels. N: a centre crop of N x N; HxW: the whole image, resized.",
     ),
     click.option(
@@ -351,7 +322,7 @@ _MODEL = (
     click.option(
         "--reshape",
         metavar="GRID|LAYOUT",
-        callback=find_reshape,
+        type=Parsed("layout", parse.to_layout),
         help="Layout of the layer's output, if it is not detected. Give the grid of the tokens, such as 14x14, or one of: "
         f"{', '.join(LAYOUTS)}.",
     ),
@@ -468,7 +439,7 @@ _THINGS = (
     click.option(
         "--missed",
         metavar="L,T,R,B",
-        type=Parsed("box", to_box),
+        type=Parsed("box", parse.to_box),
         multiple=True,
         help="Detectors: box where a detection is missing; may be repeated. Give left, top, right and bottom in pixels. "
         "With --class, an object of this class is expected in the box.",
@@ -477,7 +448,7 @@ _THINGS = (
     click.option(
         "--mask",
         metavar="X,Y|BOX|FILE",
-        type=Parsed("mask", to_mask),
+        type=Parsed("mask", parse.to_mask),
         help="Segmenters: region to explain. X,Y: the predicted region at this point; BOX: left,top,right,bottom in pixels; "
         "FILE: an image that is black outside the region. Without --mask: all pixels that are predicted as the class.",
     ),
@@ -485,11 +456,13 @@ _THINGS = (
         "--text",
         "texts",
         metavar="SENTENCE",
-        type=Parsed("text", to_sentence),
+        type=Parsed("text", parse.to_sentence),
         multiple=True,
         help="CLIP-like models: sentence to locate; may be repeated. Text-prompted detectors: objects to detect.",
     ),
-    click.option("--like", metavar="FILE", type=FILE, help="Explain why the image is similar to this second image."),
+    click.option(
+        "--like", metavar="FILE", type=parse.FILE, help="Explain why the image is similar to this second image."
+    ),
     click.option("--caption", is_flag=True, help="Captioners: explain every word of the caption."),
     several(
         *("--word", "words"),

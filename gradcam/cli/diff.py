@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gradcam.cli import _options as options
-from gradcam.cli._commands import Command
+from gradcam.cli._commands import Command, to_weights
 from gradcam.cli._job import load_model, make_folder, say
 from gradcam.cli._settings import ModelChoice, Output, to_model_choice
 from gradcam.cli._terminal import code_of_the_user, count, cut_type, import_torch, shown_passes, to_arrow
@@ -43,7 +43,7 @@ OF_ONE = ("weights", "precision", "layer")  # options that each model has of its
 def _of_one(role: str) -> Callable[[options.Command], options.Command]:
     """The options that say of one of the two models what others say of both."""
     name = role.upper()
-    weights = options.Parsed("weights", options.to_weights)
+    weights = options.Parsed("weights", to_weights)
     return options.together(
         click.option(f"--weights-{role}", metavar="FILE|NAME", type=weights, help=f"Weights of {name} only."),
         click.option(f"--precision-{role}", type=click.Choice([*PRECISIONS]), help=f"Precision of {name} only."),

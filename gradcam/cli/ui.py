@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gradcam.cli import _options as options
-from gradcam.cli._commands import Command
+from gradcam.cli._commands import Command, to_weights
 from gradcam.cli._job import load_model, say
 from gradcam.cli._page import to_code
 from gradcam.cli._settings import ModelChoice, Output, to_model_choice
@@ -158,7 +158,7 @@ def _load(usual: ModelChoice, reshape: Any, wanted: Wanted) -> Loaded:
         choice = ModelChoice(wanted.model, device=usual.device, precision=usual.precision, task="auto")
     try:
         if wanted.weights is not None:
-            choice = replace(choice, weights=options.to_weights(wanted.weights))
+            choice = replace(choice, weights=to_weights(wanted.weights))
         classifier = load_model(replace(choice, prompts=wanted.texts))
     except click.UsageError as error:
         raise GradcamError(error.message) from error

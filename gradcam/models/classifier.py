@@ -46,9 +46,7 @@ Picture = PictureLike | Reading | Prepared
 
 @dataclass(frozen=True, eq=False)
 class Classifier:
-    """A model in evaluation mode, with its preprocessing, its classes, and its default target layer.
-
-    `load_classifier` returns one.
+    """A model in evaluation mode with its preprocessing, classes and default target layer, from `load_classifier`.
 
     Attributes
     ----------
@@ -73,9 +71,7 @@ class Classifier:
         A function from a file to a `Reading`: the values in it, and the image to draw on.
     notes : sequence of str
         Assumptions that were made when the model was loaded, and further remarks.
-    fit : str
-        As in `load_classifier`.
-    predictions : str
+    fit, predictions : str
         As in `load_classifier`.
 
     Examples

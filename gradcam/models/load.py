@@ -51,9 +51,7 @@ from gradcam.plugins import find_function
 from gradcam.targets.heads import ends_in_features, find_end
 
 TOWERS = ("encode_image", "encode_text")  # of whoever follows CLIP's own code
-USE_A_FUNCTION = (
-    "use gradcam.explain(model, images, target=...) with a function from the output to one score per image."
-)
+USE_A_FUNCTION = "use gradcam.explain(model, images, target=...) with a function from the output to scores per image."
 OTHER_TASK = rf"{MODELING}\w+?For(?!\w*Classification)(\w+)"  # classes of Hugging Face that do not classify
 OTHER_MAPS = re.compile("pose|keypoint|heatmap|landmark|depth(?!wise)")  # in names of models that do not segment
 KEYPOINT_COUNTS = (16, 17, 68, 98, 133)  # of MPII, COCO, 300-W, WFLW and COCO-WholeBody
