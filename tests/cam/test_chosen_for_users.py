@@ -270,6 +270,13 @@ def test_of_several_runs_the_one_that_responds_in_place_is_explained(flip: Any, 
     assert heatmap[:80, 80:].sum() > 0.4 * heatmap.sum()
 
 
+def test_runs_of_mirrored_images_are_not_recommended_for_fusing() -> None:
+    model = FlipAveraged(lambda x: x.flip(-1), is_last=False).eval()
+    with pytest.warns(GradcamWarning, match="is one of several runs") as caught:
+        gradcam.explain(model, torch.randn(1, 3, 160, 160), target=1)
+    assert "only if none of them sees a mirrored" in str(caught[0].message)
+
+
 def test_a_network_that_sees_the_image_transposed_is_drawn_upright() -> None:
     class Transposed(nn.Module):
         def __init__(self) -> None:

@@ -76,6 +76,9 @@ def test_a_map_that_fails_is_a_result(gradcam_command: Command, folder: Path, ph
     ]
     assert record["panel"] == "koala-centre-check.png"
     assert files(folder) == ["koala-centre-check.png"]
+    outcome = gradcam_command("check", "--device", "cpu", "--method", "centre", photo("koala.webp"))
+    assert "Verdict: failed." in outcome.out
+    assert "passed test" not in outcome.out
 
 
 def test_several_methods_get_a_verdict_each(check: Command, folder: Path, small: Photo) -> None:

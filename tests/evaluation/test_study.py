@@ -547,6 +547,18 @@ def test_a_journal_of_another_layout_is_refused_and_an_earlier_one_has_none(
     judge(colours, pictures / "0-red.png", metrics=["complexity"], journal=path)
 
 
+def test_a_journal_of_a_list_has_the_words_of_earlier_versions(
+    colours: Classifier, pictures: Path, tmp_path: Path
+) -> None:
+    """They are compared when a study is resumed."""
+    listed, path = tmp_path / "list.csv", tmp_path / "journal.jsonl"
+    listed.write_text(f"path,class\n{pictures / '0-red.png'},0\n")
+    judge(colours, listed, metrics=["complexity"], journal=path)
+    run = json.loads(path.read_text().splitlines()[0])
+    assert run["settings"]["target"] == "the class that the list asks for, or the most probable one"
+    judge(colours, listed, metrics=["complexity"], journal=path)
+
+
 def test_a_journal_that_is_none_or_in_use_or_in_the_way(colours: Classifier, pictures: Path, tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     run = judge(colours, pictures / "0-red.png", metrics=["complexity"]).conditions.to_run(1)

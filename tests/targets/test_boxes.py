@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,8 @@ from gradcam.errors import TargetError
 from gradcam.families.base import Candidates
 from gradcam.families.torchvision_detection import AnchorDetector
 from gradcam.hooks.nested import to_batch
-from gradcam.targets import Box, MissedBox
+from gradcam.targets import Box, Instance, MissedBox
+from gradcam.targets.boxes import NoBoxError
 from tests.detectors import make_detector, make_pictures, overlap, run, weigh_by_hand
 from tests.helpers import tiny_model
 from tests.perturbation_oracles import enlarge
@@ -91,6 +93,17 @@ def test_no_box_above_the_threshold_lists_the_best_candidates() -> None:
             assert f"class {label} {float(scores[row, label]):.2g} at {sides}" in said
         assert "--missed" in said
         assert "MissedBox" in said
+
+
+def test_each_listed_candidate_is_a_box_that_can_be_explained() -> None:
+    """Candidates may reach beyond the image, where no missed box may begin."""
+    boxes = [(-3.4, 2.0, 20.0, 18.6), (-9.0, 2.0, -1.0, 8.0), (5.0, -2.0, 9.0, 7.0)]
+    candidates = [Instance("box", f"class {i}", i, box=box, score=0.5) for i, box in enumerate(boxes)]
+    message = str(NoBoxError.of("No box was found", 0, candidates))
+    assert "class 0 0.5 at 0,2,20,19; class 2 0.5 at 5,0,9,7." in message
+    assert "class 1" not in message, "it is outside the image"
+    for text in re.findall(r"at ([\d,]+)", message):
+        MissedBox(tuple(map(int, text.split(","))))
 
 
 MISTAKES: list[tuple[Any, str]] = [
