@@ -203,8 +203,8 @@ def smoothgrad(
     Raises
     ------
     GradcamError
-        If `samples` or `chunk` is below 1, `noise` is negative or not finite, `seed` is out of range, or `progress` is
-        not callable. Also as in `input_gradients`.
+        If `samples` or `chunk` is below 1, if `noise` is negative or not finite, if `seed` is out of range, or if
+        `progress` is not callable. Also as in `input_gradients`.
 
     Examples
     --------

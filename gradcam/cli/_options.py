@@ -441,8 +441,8 @@ _THINGS = (
         metavar="L,T,R,B",
         type=Parsed("box", parse.to_box),
         multiple=True,
-        help="Detectors: box where a detection is missing; may be repeated. Give left, top, right and bottom in pixels. "
-        "With --class, an object of this class is expected in the box.",
+        help="Detectors: box around an object that was not detected; may be repeated. Give left, top, right and bottom in "
+        "pixels. With --class, an object of this class is expected in the box.",
     ),
     click.option("--threshold", metavar="SCORE", type=real(0, 1), help="Detectors: minimum score, from 0 to 1."),
     click.option(

@@ -52,7 +52,8 @@ def format_layers(survey: Survey, rows: Sequence[LayerRow], words: Sequence[str]
         )
     if skeleton.channels not in (1, 3):
         lines.append(
-            f"Images with {skeleton.channels} channels need --reader, and --mean and --std with a value per channel."
+            f"Images with {skeleton.channels} channels need --reader. They also need --mean and --std, with one value per "
+            "channel."
         )
     return "\n".join([*lines, _use(survey, words)])
 

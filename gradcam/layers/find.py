@@ -72,7 +72,7 @@ def unwrap(model: Any) -> nn.Module:
             "The model is a TorchScript module, whose layer outputs hooks cannot replace: explain the original Python model."
         )
     if not isinstance(model, nn.Module):
-        advice = "pass the module that it contains, or a module that calls this object in its forward method"
+        advice = "pass the module inside it, or a module of your own whose forward method calls it"
         if inspect.isroutine(model):
             advice = "wrap the function in a module, and pass that without torch.vmap"
         raise ModelError(f"The model is {type(model).__name__}, expected a torch.nn.Module: {advice}.")

@@ -144,7 +144,7 @@ class TestWords:
         with pytest.raises(ModelError, match=r"its \.model\.model\.") as caught:
             gradcam.explain(network, IMAGES)
         assert "vmap" not in str(caught.value)
-        with pytest.raises(ModelError, match="pass the module that it contains") as caught:
+        with pytest.raises(ModelError, match="pass the module inside it") as caught:
             gradcam.explain(types.SimpleNamespace(), IMAGES)
         assert "vmap" not in str(caught.value)
 

@@ -139,7 +139,7 @@ def trace_command(
 
     Without IMAGE, the input is noise. If --weights is also missing, the weights are random and nothing is downloaded. The
     parameters, multiply-adds, memory and time of a layer include its submodules. Memory counts only newly allocated
-    outputs, so in-place operations need none. Without --layer, --depth and --all, the table shows only as many levels of
+    outputs: in-place operations add nothing. Without --layer, --depth and --all, the table shows only as many levels of
     submodules as fit on the screen.
     """
     if show_all and depth is not None:

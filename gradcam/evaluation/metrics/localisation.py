@@ -78,7 +78,7 @@ def localisation(heatmaps: Any, boxes: Sequence[Any], *, share: float = SHARE) -
     Raises
     ------
     ImageError
-        If the heatmaps are not (N,H,W), if there are not one or more boxes (B,4) per image, or if a box is empty.
+        If the heatmaps are not (N,H,W), if an image has no boxes or they are not (B,4), or if a box is empty.
     GradcamError
         If the share is not from 0 to below 1.
 
