@@ -19,8 +19,9 @@ from tests.helpers import assert_same, traces
 PHOTOGRAPHS = sorted(path for path in ASSETS.iterdir() if path.suffix in (".jpg", ".png", ".webp"))
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 TIE = 0.01  # two classes as near as this may change places
-# The most that any class's probability may be off: bfloat16 keeps 8 bits, so that a logit of 10 is off by up to 0.03.
-MOST_OFF = {"bf16": 0.03, "fp16": 0.005}
+# The largest accepted error of a probability. bfloat16 rounds a logit between 8 and 16 by up to 0.03, and so does every
+# layer before it: 0.0301 to 0.0307 were measured with the kernels of five instruction sets.
+MOST_OFF = {"bf16": 0.04, "fp16": 0.005}
 CPU = torch.device("cpu")
 
 
