@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 from torchvision.models import resnet50
 
 from benchmark.measuring import Settings, report_progress
@@ -69,6 +70,8 @@ for _ in range(60):
 print(statistics.median(seconds[10:]))
 """
 BUSY = "while True: sum(range(100000))"
+# A folder of photographs, with the embedded model: the command alone, without other processes beside it.
+FOLDER, PHOTOGRAPHS, PHOTOGRAPH_PIXELS = "photographs", 632, 640
 MODELS = {
     "ResNet-50": ["--model", "resnet50", "--weights", "weights.pt", "--layer", "layer4"],
     "embedded": [],
@@ -86,7 +89,10 @@ def compare_process(settings: Settings) -> Iterator[Table]:
         torch.save(resnet50(weights=None).state_dict(), folder / "weights.pt")
         for name, count in (("pictures", PICTURES), ("few", FEW)):
             make_pictures(folder / name, count, SIZE)
-        for command, model, is_busy in itertools.product(("batch", "run"), MODELS, (False, True)):
+        if settings.against:
+            copy_photographs(folder / FOLDER, PHOTOGRAPHS)
+        cases = itertools.product(("batch", "run"), MODELS, (False, True))
+        for command, model, is_busy in [*([(FOLDER, "embedded", False)] if settings.against else []), *cases]:
             report_progress("process", command, model, "busy" if is_busy else "alone")
             with busy_process() if is_busy else contextlib.nullcontext():
                 for way in ways:  # the first compiles what it imports, and fills the machine's cache of files
@@ -100,7 +106,8 @@ def compare_process(settings: Settings) -> Iterator[Table]:
             ratios = own / np.maximum(before, 1e-9)
             cells = [format_spread(1 / ratios[:, 0]), *(format_spread(ratios[:, column]) for column in (1, 2))]
             faults = " to ".join(f"{np.median(each[:, 3]) / 1000:.0f}" for each in (before, own))
-            rows.append([f"`gradcam {command}`", model, "a busy process" if is_busy else "none", *cells, faults])
+            title = f"`gradcam batch`, {PHOTOGRAPHS} photographs" if command == FOLDER else f"`gradcam {command}`"
+            rows.append([title, model, "a busy process" if is_busy else "none", *cells, faults])
             raw.append({"command": command, "model": model, "busy": is_busy, "pairs": pairs})
     was = (
         "an earlier version of this package"
@@ -109,7 +116,8 @@ def compare_process(settings: Settings) -> Iterator[Table]:
     )
     notes = [
         f"JPEG files of {SIZE[0]} x {SIZE[1]}, from input files to overlays. Batch: {PICTURES} images, in a process that "
-        f"has explained {FEW} before. Run: the whole process for one image, including the import of torch. Medians (with "
+        f"has explained {FEW} before. {PHOTOGRAPHS} photographs: JPEG files of up to {PHOTOGRAPH_PIXELS} pixels a "
+        "side, the whole process. Run: the whole process for one image, including the import of torch. Medians (with "
         f"quartiles) of {rounds} pairs, compared with {was}. Load average at the end: {os.getloadavg()[1]:.1f}."
     ]
     header = ["command", "model", "load", "speed-up", "CPU time", "peak memory", "thousand page faults"]
@@ -144,6 +152,17 @@ def draw(tree: Path) -> float:
     return float(done.stdout)
 
 
+def copy_photographs(folder: Path, count: int) -> None:
+    """Write small copies of the photographs in assets/, each turned by another angle, so that no two files are equal."""
+    folder.mkdir()
+    files = [path for path in sorted((ROOT / "assets").iterdir()) if path.suffix in (".jpg", ".webp")]
+    photographs = [Image.open(path).convert("RGB") for path in files if not path.name.startswith("readme")]
+    for number in range(count):
+        image = photographs[number % len(photographs)].rotate(number // len(photographs))
+        image.thumbnail((PHOTOGRAPH_PIXELS, PHOTOGRAPH_PIXELS))
+        image.save(folder / f"{number:04}.jpg", quality=90)
+
+
 @contextlib.contextmanager
 def busy_process() -> Iterator[None]:
     process = subprocess.Popen([sys.executable, "-c", BUSY])
@@ -159,9 +178,10 @@ def measure(folder: Path, command: str, model: str, more: dict[str, str]) -> lis
     own = ("MALLOC_", "GLIBC_TUNABLES", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "PYTHONDONTWRITEBYTECODE")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(own)}
     with tempfile.TemporaryDirectory(dir=folder) as output:
-        names = ("few", "pictures") if command == "batch" else (str(next((folder / "few").iterdir())),)
+        names = {"batch": ("few", "pictures"), FOLDER: (FOLDER,)}.get(command, (str(next((folder / "few").iterdir())),))
         rest = [*MODELS[model], "--device", "cpu", "-q", "-o"]
-        lines = [[command, name, *rest, f"{output}/{number}/"] for number, name in enumerate(names)]
+        verb = "batch" if command == FOLDER else command
+        lines = [[verb, name, *rest, f"{output}/{number}/"] for number, name in enumerate(names)]
         done = subprocess.run(
             [sys.executable, "-c", BATCH if command == "batch" else RUN],
             cwd=folder,
