@@ -273,7 +273,7 @@ def test_the_outline_is_fine_and_within_what_was_seen(classifier: gradcam.Classi
     border = np.concatenate([changed[top, left : left + width], changed[top : top + height, left]])
     assert border.mean() > 0.95
     blank = np.zeros((7, 7), np.float32)
-    picture = found.pictures[0]
+    picture = found.images[0]
     assert np.array_equal(gradcam.overlay(picture, blank, region=found.regions[0], outline=True), picture)
     whole = classifier.explain(photo(CAT_AND_CUP), fit="whole")
     assert np.array_equal(whole.overlay(), whole.overlay(outline=False))
@@ -292,7 +292,9 @@ def test_the_shell_shows_all_of_pictures_of_several_sizes(
     shapes = [np.load(out / record["explained"][0]["map"]).shape for record in found]
     assert shapes == [(8, 12), (11, 8), (8, 10)]
     own = gradcam_command("run", photo("coffee.jpg"), "-o", tmp_path / "own", "--json")
-    assert json.loads(own.out)["predictions"] == found[0]["predictions"]
+    # Not to the last digits: these predictions come from another pass, without gradients.
+    for one, other in zip(json.loads(own.out)["predictions"], found[0]["predictions"], strict=True):
+        assert one == other | {"probability": pytest.approx(other["probability"], rel=1e-4)}
     assert "fit" not in json.loads(own.out)
     again = gradcam_command(*typed, "--resume")
     assert again.status != 0
