@@ -3,7 +3,7 @@
     pip install "gradcam-torch" fastapi uvicorn python-multipart
     uvicorn web_service:app --app-dir examples            then open http://127.0.0.1:8000
 
-    curl -F picture=@photo.jpg "http://127.0.0.1:8000/explain?label=espresso" -o overlay.png
+    curl -F image=@photo.jpg "http://127.0.0.1:8000/explain?label=espresso" -o overlay.png
 
 All requests share one model: explanations in several threads do not disturb one another. GRADCAM_MAX_PIXELS limits the size
 of uploaded images. The service fetches nothing from URLs in a request.
@@ -26,7 +26,7 @@ classifier = gradcam.load_classifier()
 
 PAGE = """<!doctype html><meta name="viewport" content="width=device-width"><title>See where the model looks</title>
 <form action="explain" method="post" enctype="multipart/form-data">
-  <input type="file" name="picture" accept="image/*" required> <button>Explain</button>
+  <input type="file" name="image" accept="image/*" required> <button>Explain</button>
 </form>"""
 
 
@@ -37,9 +37,9 @@ def show_form() -> str:
 
 # Not `async`: FastAPI runs it in its thread pool, so the event loop is not blocked.
 @app.post("/explain")
-def explain(picture: UploadFile, label: Annotated[str | None, "class name; default: the top class"] = None) -> Response:
+def explain(image: UploadFile, label: Annotated[str | None, "class name; default: the top class"] = None) -> Response:
     try:
-        explanation = classifier.explain(picture.file.read(), target=label)
+        explanation = classifier.explain(image.file.read(), target=label)
     except gradcam.GradcamError as error:  # for example: not an image, too large, unknown class
         raise HTTPException(400, str(error)) from error
     png = io.BytesIO()

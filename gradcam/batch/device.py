@@ -26,7 +26,7 @@ from gradcam.images.read import Pixels, to_numpy
 from gradcam.models.classifier import Classifier
 from gradcam.models.device import check_device
 from gradcam.models.preprocess import Prepared, Preprocessing, Reading, read_picture
-from gradcam.models.results import PictureExplanation
+from gradcam.models.results import ImageExplanation
 from gradcam.options import PIXELS, check_choice
 
 One = TypeVar("One")
@@ -293,8 +293,8 @@ class DevicePixels:
         return cast(Mapping[int, Sequence[Drawn]], whole)
 
     def _overlay(self, part: Sequence[MapResult]) -> list[Tensor | None]:
-        sources, saving = [cast(PictureExplanation, one.source) for one in part], cast(Saving, self._saving)
-        pictures = torch.stack([cast(Tensor, source.pictures[0]).permute(2, 0, 1) for source in sources])
+        sources, saving = [cast(ImageExplanation, one.source) for one in part], cast(Saving, self._saving)
+        pictures = torch.stack([cast(Tensor, source.images[0]).permute(2, 0, 1) for source in sources])
         heatmaps = torch.stack([source.heatmaps[0, one.k] for source, one in zip(sources, part)])
         look: Any = {"alpha": saving.alpha, "colormap": saving.colormap, "outline": True}
         signed = sources[0].evidence == "signed"
@@ -329,16 +329,16 @@ def _group(items: Sequence[One], key: Callable[[One], object]) -> list[list[tupl
 
 def _is_drawable(found: PictureResult) -> bool:
     sources = [it.source for it in found.results]
-    return all(isinstance(it, PictureExplanation) and isinstance(it.pictures[0], Tensor) for it in sources)
+    return all(isinstance(it, ImageExplanation) and isinstance(it.images[0], Tensor) for it in sources)
 
 
 def _find_form(result: MapResult) -> object:
-    source = cast(PictureExplanation, result.source)
-    return source.pictures[0].shape, source.heatmaps.shape[2:], source.regions[0], source.evidence
+    source = cast(ImageExplanation, result.source)
+    return source.images[0].shape, source.heatmaps.shape[2:], source.regions[0], source.evidence
 
 
 def _count_bytes(result: MapResult) -> int:
-    return cast(Tensor, result.source.pictures[0]).numel()
+    return cast(Tensor, result.source.images[0]).numel()
 
 
 def _to_pixels(picture: Tensor) -> Pixels:
@@ -350,15 +350,15 @@ def _let_go(found: PictureResult, drawn: Sequence[Drawn] | None) -> PictureResul
     """The same without anything on the device; of pictures that are drawn their sizes are all that is needed."""
     if drawn is None:
         maps = {key: _fetch(each) for key, each in found.maps.items()}
-        others = [replace(each, pictures=[*map(to_numpy, each.pictures)]) for each in found.attributions]
+        others = [replace(each, images=[*map(to_numpy, each.images)]) for each in found.attributions]
         return replace(found, maps=maps, attributions=others)
     shape = np.broadcast_to(np.uint8(0), tuple(found.picture.shape))
-    maps = {key: replace(each, pictures=[shape], heatmaps=NONE) for key, each in found.maps.items()}
+    maps = {key: replace(each, images=[shape], heatmaps=NONE) for key, each in found.maps.items()}
     sources = {id(each): maps[key] for key, each in found.maps.items()}
     made = [replace(it, source=sources[id(it.source)], drawn=own) for it, own in zip(found.results, drawn)]
     return replace(found, maps=maps, made=made)
 
 
-def _fetch(source: PictureExplanation) -> PictureExplanation:
-    pictures = [np.ascontiguousarray(to_numpy(picture)) for picture in source.pictures]
-    return replace(source, pictures=pictures, heatmaps=source.heatmaps.cpu())
+def _fetch(source: ImageExplanation) -> ImageExplanation:
+    pictures = [np.ascontiguousarray(to_numpy(picture)) for picture in source.images]
+    return replace(source, images=pictures, heatmaps=source.heatmaps.cpu())

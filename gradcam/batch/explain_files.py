@@ -22,7 +22,7 @@ from gradcam.errors import GradcamError, LayerError, ModelError, TargetError, sh
 from gradcam.layers.find import find_layer
 from gradcam.models.classifier import Classifier
 from gradcam.models.load import load_classifier
-from gradcam.models.results import PictureAttribution, PictureExplanation
+from gradcam.models.results import ImageAttribution, ImageExplanation
 from gradcam.options import ExplainOptions, check_count, count_cores
 from gradcam.sources.list import Inputs, list_inputs
 from gradcam.storage.records import Prediction
@@ -41,8 +41,8 @@ class FileResult:
     name: str
     path: Path | None
     error: GradcamError | None = None
-    explanations: Mapping[tuple[str, str], PictureExplanation] = field(default_factory=dict, repr=False)
-    attributions: Sequence[PictureAttribution] = field(default=(), repr=False)
+    explanations: Mapping[tuple[str, str], ImageExplanation] = field(default_factory=dict, repr=False)
+    attributions: Sequence[ImageAttribution] = field(default=(), repr=False)
     predictions: Sequence[Prediction] = field(default=(), repr=False)
     note: str | None = None
 

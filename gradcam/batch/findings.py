@@ -25,7 +25,7 @@ from gradcam.images.read import Pixels, Region
 from gradcam.layers.find import find_layer
 from gradcam.models.classifier import Classifier
 from gradcam.models.preprocess import Prepared
-from gradcam.models.results import PictureAttribution, PictureExplanation
+from gradcam.models.results import ImageAttribution, ImageExplanation
 from gradcam.storage.records import Explained, Prediction, Record
 from gradcam.storage.run_file import list_places
 from gradcam.targets import Box, Keypoint, Like, Mask, MissedBox, Text, Token
@@ -109,7 +109,7 @@ class MapResult:
 
     entry: Explained
     grid: tuple[int, ...]
-    source: PictureExplanation | PictureAttribution = field(repr=False)
+    source: ImageExplanation | ImageAttribution = field(repr=False)
     k: int = 0
     drawn: Drawn | None = field(default=None, repr=False)
 
@@ -118,15 +118,15 @@ class MapResult:
     @property
     def values(self) -> Tensor:
         """The method's own, float32: a map (h,w) on the region that the network saw, or an attribution's (C,H,W)."""
-        return (self.source.maps if isinstance(self.source, PictureExplanation) else self.source.values)[0, self.k]
+        return (self.source.maps if isinstance(self.source, ImageExplanation) else self.source.values)[0, self.k]
 
     def draw(self, *, alpha: float = 0.5, colormap: str = "turbo") -> Drawn:
         """RGB, uint8 (H,W,3): the overlay, or an attribution in colour on grey; or the bytes of its file."""
         if self.drawn is not None:
             return self.drawn
-        if isinstance(self.source, PictureExplanation):
+        if isinstance(self.source, ImageExplanation):
             return self.source.overlay(0, self.k, alpha=alpha, colormap=colormap)
-        return self.source.picture(0, self.k)
+        return self.source.draw(0, self.k)
 
     def draw_kinds(self, overlay: Drawn | None, kinds: Sequence[str], colormap: str) -> list[tuple[str, Drawn]]:
         """Of each of these kinds, but the panel, a picture, or a map as the bytes of its file; the overlay is given."""
@@ -135,12 +135,12 @@ class MapResult:
             made.append(("overlay", overlay))
         if "heatmap" in kinds:
             source = self.source
-            if isinstance(source, PictureExplanation):
-                black, signed = np.zeros_like(source.pictures[0]), source.evidence == "signed"
+            if isinstance(source, ImageExplanation):
+                black, signed = np.zeros_like(source.images[0]), source.evidence == "signed"
                 how: Any = {"alpha": 1, "colormap": colormap, "region": source.regions[0], "signed": signed}
                 made.append(("heatmap", draw_overlay(black, source.heatmaps[0, self.k], **how)))
             else:
-                made.append(("heatmap", source.picture(0, self.k)))
+                made.append(("heatmap", source.draw(0, self.k)))
         if "map" in kinds:
             file = io.BytesIO()
             np.save(file, np.ascontiguousarray(self.values.float().cpu().numpy()))
@@ -154,8 +154,8 @@ class PictureResult:
     picture may lie on a device, as a tensor (H,W,3), and the heatmaps then do. `made`: the results, where these were
     drawn there already."""
 
-    maps: Mapping[tuple[str, str], PictureExplanation]
-    attributions: Sequence[PictureAttribution]
+    maps: Mapping[tuple[str, str], ImageExplanation]
+    attributions: Sequence[ImageAttribution]
     predictions: Sequence[Prediction]
     target: ClassTarget | Target | Callable[[Any], Any] | None = None
     page: Page | None = None
@@ -165,7 +165,7 @@ class PictureResult:
 
     @property
     def picture(self) -> Pixels:
-        return self._sources[0].pictures[0]
+        return self._sources[0].images[0]
 
     @property
     def region(self) -> Region:
@@ -182,7 +182,7 @@ class PictureResult:
         if self.made is not None:
             return list(self.made)
         found = [_to_result(each, k, self.target) for each in self._sources for k in range(each.scores.shape[1])]
-        others = [each.reference for each in self.maps.values() if isinstance(each.reference, PictureExplanation)]
+        others = [each.reference for each in self.maps.values() if isinstance(each.reference, ImageExplanation)]
         for each in others:
             here = [_to_result(each, k, self.target) for k in range(each.scores.shape[1])]
             found += [replace(it, entry=replace(it.entry, on="reference")) for it in here]
@@ -202,7 +202,7 @@ class PictureResult:
         )
 
     @property
-    def _sources(self) -> list[PictureExplanation | PictureAttribution]:
+    def _sources(self) -> list[ImageExplanation | ImageAttribution]:
         return [*self.maps.values(), *self.attributions]
 
 
@@ -221,7 +221,7 @@ def resolve(classifier: Classifier, request: Request) -> dict[str, Any]:
     with contextlib.suppress(Exception, SystemExit), warnings.catch_warnings():  # A detector finds nothing in noise.
         warnings.simplefilter("ignore")
         plan = replace(request, methods=methods, target=_to_target(request.target, None, 1))
-        results = classifier.carry_out(noise, layers, plan)
+        results = classifier.run_plan(noise, layers, plan)
         layouts = {layer: result.layout for (layer, _), result in results.items() if result.layout is not None}
         output = next(iter(results.values())).output_name
         return {**(resolved or list_places(results)), "layouts": layouts, "output": output}
@@ -243,10 +243,10 @@ def find(
         chosen = [None] * len(pictures) if classes is None else [[index] for index in classes]
         return [found for one, its in zip(pictures, chosen) for found in find(classifier, request, [one], classes=its)]
     target = _to_target(request.target, classes, len(pictures))
-    maps: dict[tuple[str, str], PictureExplanation] = {}
+    maps: dict[tuple[str, str], ImageExplanation] = {}
     if request.methods or not request.attributions:
-        maps = classifier.carry_out(pictures, request.layers or None, replace(request, target=target))
-    attributions: list[PictureAttribution] = []
+        maps = classifier.run_plan(pictures, request.layers or None, replace(request, target=target))
+    attributions: list[ImageAttribution] = []
     more: dict[str, Any] = {"target": target, "progress": request.options["progress"]}
     for method in request.attributions:
         more["reshape"] = request.options["reshape"] if method.has_layer else None
@@ -262,8 +262,8 @@ def find(
             continue
         found = PictureResult(maps, attributions, said, request.target)
         if len(pictures) > 1:
-            own_maps = {key: explanation.one(i) for key, explanation in maps.items()}
-            found = replace(found, maps=own_maps, attributions=[each.one(i) for each in attributions])
+            own_maps = {key: explanation.select(i) for key, explanation in maps.items()}
+            found = replace(found, maps=own_maps, attributions=[each.select(i) for each in attributions])
         is_empty = not found.results and len(pictures) > 1
         results.append(_tell_why(classifier, request, pictures[i], classes) if is_empty else found)
         if request.make_page is not None and isinstance(results[i], PictureResult):
@@ -271,9 +271,9 @@ def find(
     return results
 
 
-def _fetch(found: PictureExplanation) -> PictureExplanation:
+def _fetch(found: ImageExplanation) -> ImageExplanation:
     """With its tensors on the processor; heatmaps stay where their pictures are."""
-    if not any(isinstance(picture, Tensor) for picture in found.pictures):
+    if not any(isinstance(picture, Tensor) for picture in found.images):
         return found.cpu()
     own = {name: value for name, value in vars(found).items() if isinstance(value, Tensor)}
     fetched: dict[str, Any] = {name: own[name].cpu() for name in own.keys() - {"heatmaps", "output"}}
@@ -322,7 +322,7 @@ def _tell_why(
 
 
 def _predict_all(
-    classifier: Classifier, first: PictureExplanation | PictureAttribution, target: Any, pictures: int
+    classifier: Classifier, first: ImageExplanation | ImageAttribution, target: Any, pictures: int
 ) -> list[list[Prediction] | None]:
     """What the model says of each picture: its most probable classes, or all that it found; None where it is NaN."""
     if classifier.task != "classification":
@@ -330,7 +330,7 @@ def _predict_all(
         seen = [[it for it in own if it.kind in FOUND] for own in instances or [[]] * pictures]
         counts = [first.scores.shape[1] if instances is None else len(own) for own in instances or seen]
         is_finite = [bool(own[:count].isfinite().all()) for own, count in zip(first.scores, counts)]
-        found = getattr(first, "found", None) or seen
+        found = getattr(first, "detections", None) or seen
         sure = [[it for it in own if it.score is not None] for own in found]
         return [[*map(_to_prediction, own)] if fine else None for own, fine in zip(sure, is_finite)]
     probabilities = first.scores.cpu()
@@ -363,14 +363,14 @@ def _predict(classifier: Classifier, probabilities: Tensor, explained: Tensor | 
     return predictions
 
 
-def _to_result(found: PictureExplanation | PictureAttribution, k: int, target: Any) -> MapResult:
-    instance = found.instances[0][k] if isinstance(found, PictureExplanation) and found.instances is not None else None
+def _to_result(found: ImageExplanation | ImageAttribution, k: int, target: Any) -> MapResult:
+    instance = found.instances[0][k] if isinstance(found, ImageExplanation) and found.instances is not None else None
     name = name_target(target) if found.scores.shape[1] == 1 else f"{name_target(target)} {k}"
     index = None if found.classes is None else int(found.classes[0, k])
     label = name if index is None else None if found.labels is None else found.labels[index]
     if instance is not None:
         index, label = instance.index, _name(instance, target)
-    values = found.maps if isinstance(found, PictureExplanation) else found.values[:, :, 0]
+    values = found.maps if isinstance(found, ImageExplanation) else found.values[:, :, 0]
     entry = Explained(
         index=index,
         label=label,
@@ -379,7 +379,7 @@ def _to_result(found: PictureExplanation | PictureAttribution, k: int, target: A
         method=found.method,
         overlay=None,
         blank=not values[0, k].any().item(),
-        evidence=found.evidence if isinstance(found, PictureExplanation) else "signed",
+        evidence=found.evidence if isinstance(found, ImageExplanation) else "signed",
         **({} if instance is None else describe_instance(instance, target)),
     )
     return MapResult(entry, tuple(values.shape[2:]), found, k)

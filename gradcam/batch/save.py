@@ -20,7 +20,7 @@ from gradcam.images.write import encode_image
 from gradcam.models.checkpoints.read import hash_weights
 from gradcam.models.classifier import Classifier
 from gradcam.models.panels import panel
-from gradcam.models.results import PictureExplanation
+from gradcam.models.results import ImageExplanation
 from gradcam.sources.contents import Item
 from gradcam.storage.clear import PAGE
 from gradcam.storage.output import ResultWriter
@@ -77,7 +77,7 @@ class Saver:
             names = name_kinds(name, saving)
             for kind, made in result.draw_kinds(overlay, saving.kinds, saving.colormap):
                 files[names[kind]] = made if isinstance(made, bytes) else encode(made)
-            has_part = isinstance(result.source, PictureExplanation) and result.entry.on is None
+            has_part = isinstance(result.source, ImageExplanation) and result.entry.on is None
             named.append({**names, "panel": panel_name if has_part else None})
         page = None if found.page is None else name_page(stem)
         if page is not None and found.page is not None:

@@ -44,11 +44,13 @@ from gradcam.layers.find import check_layers, find_layers, unwrap
 from gradcam.layers.frames import find_frame
 from gradcam.layers.layout import to_reshape
 from gradcam.options import DEFAULTS, ExplainOptions, fill_options
+from gradcam.renames import keep_old_attributes
 from gradcam.targets.base import LOCAL, Bound, Instance, Scored, Target, bind
 from gradcam.targets.classes import is_custom_function, is_function, name_output
 from gradcam.targets.heads import refuse_features
 
 
+@keep_old_attributes
 @dataclass(frozen=True, eq=False)
 class Explanation:
     """Heatmaps of N images: K class activation maps for each image.
@@ -80,7 +82,7 @@ class Explanation:
     instances : sequence of sequences of Instance, or None
         The box, mask, sentence or other `gradcam.targets` object that each map of each image explains; None for classes
         and functions.
-    found : sequence of sequences of Instance, or None
+    detections : sequence of sequences of Instance, or None
         All detections of the model in each image, such as its boxes.
     reference : Explanation or None
         The maps on the reference image, if the target is `targets.Like` with an image.
@@ -109,7 +111,7 @@ class Explanation:
     method: str
     evidence: str
     instances: Sequence[Sequence[Instance]] | None = field(default=None, repr=False, kw_only=True)
-    found: Sequence[Sequence[Instance]] | None = field(default=None, repr=False, kw_only=True)
+    detections: Sequence[Sequence[Instance]] | None = field(default=None, repr=False, kw_only=True)
     reference: Explanation | None = field(default=None, repr=False, kw_only=True)
     layout: str | None = field(default=None, repr=False, kw_only=True)
     output_name: str | None = field(default=None, repr=False, kw_only=True)
@@ -489,7 +491,7 @@ def _explain_at(
         logits = None if is_single else scored.logits
         shared["output_name"] = None if logits is None else name_output(recorded.output, logits)
         listed = None if bound.list_found is None else bound.list_found(recorded.output)
-        shared["found"], shared["instances"] = (_lay_instances(rows, batch) for rows in (listed, scored.instances))
+        shared["detections"], shared["instances"] = (_lay_instances(rows, batch) for rows in (listed, scored.instances))
         of_gradients = {method.name for method in plan.methods if "gradients" in method.needs}
         for (layer, method), each in maps.items():
             levels = _without_settled(each.levels, scored) if method in of_gradients else each.levels

@@ -193,9 +193,9 @@ def recorded_pass(
             if differentiable and not scored.values.requires_grad:
                 raise no_gradient(list(recorders))
             for recorder in recorders.values():
-                recorder.require_only_way(scored.values)
+                recorder.require_single_path(scored.values)
         for recorder in recorders.values():
-            stack.callback(recorder.let_go)
+            stack.callback(recorder.release)
         device = scored.values.device.type
         autocast = caller_autocast(device)  # without which maps are computed: it would make products half as precise
         with torch.no_grad(), torch.autocast(device, enabled=False):
@@ -278,7 +278,7 @@ def _switched_off_again(recorders: Mapping[nn.Module, TargetLayer]) -> Iterator[
     tensors, of which the graph tells those that the score depends on."""
 
     def switch_off(module: nn.Module, *_: object) -> None:
-        if not recorders[module].gave_several:
+        if not recorders[module].has_several_outputs:
             torch.set_grad_enabled(False)
 
     with recording_off(), Hooks() as hooks:

@@ -11,14 +11,16 @@ import torch
 from gradcam.cam.explain import Explanation
 from gradcam.cam.postprocess import to_heatmaps
 from gradcam.errors import GradcamError, join_names, shorten
+from gradcam.renames import accept_old_parameters
 
 HOW = ("mean", "max")
 
 AnyExplanation = TypeVar("AnyExplanation", bound=Explanation)
 
 
+@accept_old_parameters
 def fuse(
-    explanations: Sequence[AnyExplanation] | Mapping[tuple[str, str], AnyExplanation], how: str = "mean"
+    explanations: Sequence[AnyExplanation] | Mapping[tuple[str, str], AnyExplanation], reduction: str = "mean"
 ) -> AnyExplanation:
     """Fuse explanations of the same images and classes into one, for example from several layers or methods.
 
@@ -29,7 +31,7 @@ def fuse(
     explanations : sequence or mapping of Explanation
         At least one, or the result of `compare`. They have to be of the same images and target functions; this is not
         checked.
-    how : str, default "mean"
+    reduction : str, default "mean"
         "mean" averages the heatmaps; "max" takes the value with the largest magnitude at each pixel.
 
     Returns
@@ -41,7 +43,7 @@ def fuse(
     Raises
     ------
     GradcamError
-        If the list is empty, if `how` is unknown, or if sizes, classes or evidence differ.
+        If the list is empty, if `reduction` is unknown, or if sizes, classes or evidence differ.
 
     Examples
     --------
@@ -55,8 +57,8 @@ def fuse(
         raise GradcamError(
             f"The explanations are {shorten(explanations)}, expected a non-empty list, or the result of compare()."
         )
-    if not isinstance(how, str) or how not in HOW:
-        raise GradcamError(f"how is {shorten(how)}, expected one of {join_names(HOW)}.")
+    if not isinstance(reduction, str) or reduction not in HOW:
+        raise GradcamError(f"reduction is {shorten(reduction)}, expected one of {join_names(HOW)}.")
     first = found[0]
     if any(isinstance(each.heatmaps, list) for each in found):
         raise GradcamError("The images have different sizes: fuse explanations of images of one size.")
@@ -64,7 +66,7 @@ def fuse(
         check_alike(first, other)
     heatmaps = torch.stack([each.heatmaps.to(first.heatmaps.device) for each in found])
     # The strongest is the value that is furthest from zero.
-    joined = heatmaps.mean(0) if how == "mean" else heatmaps.gather(0, heatmaps.abs().argmax(0, keepdim=True))[0]
+    joined = heatmaps.mean(0) if reduction == "mean" else heatmaps.gather(0, heatmaps.abs().argmax(0, keepdim=True))[0]
     signed = first.evidence == "signed"
     return replace(
         first,

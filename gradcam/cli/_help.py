@@ -142,7 +142,17 @@ HELP = {
             ("gradcam recommend photos/ --annotations boxes.csv", "measure localisation on annotated objects"),
         ),
         (
-            *(*MODEL, "--method", "--score", "--limit", "--least", "--annotations", "--all", "--seed", "--device"),
+            *(
+                *MODEL,
+                "--method",
+                "--score",
+                "--limit",
+                "--min-probability",
+                "--annotations",
+                "--all",
+                "--seed",
+                "--device",
+            ),
             *("--json", "--quiet"),
         ),
     ),

@@ -51,7 +51,7 @@ class PageMaking:
     def _judge(self, classifier: Classifier, picture: Prepared, made: Page) -> Page:
         from gradcam.evaluation.checks.check import check
 
-        shown, things = made.maps[0], made.things
+        shown, things = made.maps[0], made.targets
         target = things.indices[made.first] if things.kind == "class" else None
         if classifier.task != "classification" and not _says_nothing(self.settings):
             target = to_target(self.settings, classifier)
@@ -61,7 +61,7 @@ class PageMaking:
         place = "" if verdict.layer is None else f" at {verdict.layer}"
         of = f"Heatmap of {verdict.class_name}: {verdict.method}{place}. "
         of += "A passed test does not prove that the heatmap is right."
-        return made.judged({"of": of, "outcome": verdict.outcome, "summary": verdict.summary, "tests": tests})
+        return made.with_verdict({"of": of, "outcome": verdict.outcome, "summary": verdict.summary, "tests": tests})
 
 
 def _says_nothing(settings: Settings) -> bool:

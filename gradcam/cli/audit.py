@@ -140,9 +140,9 @@ def _to_table(clusters: Sequence[EvidenceCluster]) -> Iterator[str]:
             str(rank),
             f"{it.suspicion:.2f}",
             printable(it.class_name),
-            f"{len(it.members)} of {it.pictures}",
+            f"{len(it.members)} of {it.image_count}",
             f"{it.where}{' (not clustered)' if it.is_rest else ''}",
-            f"{it.elsewhere} of {it.others}",
+            f"{it.elsewhere} of {it.other_image_count}",
         )
         for rank, it in enumerate(clusters, 1)
     ]
@@ -175,8 +175,8 @@ def _to_card(cluster: EvidenceCluster) -> Card:
         ("Suspicion", f"{cluster.suspicion:.2f}"),
         ("Rarity of place", f"{cluster.place:.2f}"),
         ("Rarity of look", f"{cluster.apart:.2f}"),
-        ("Images", f"{len(cluster.members)} of {cluster.pictures}"),
-        ("Same place in other classes", f"{cluster.elsewhere} of {cluster.others}"),
+        ("Images", f"{len(cluster.members)} of {cluster.image_count}"),
+        ("Same place in other classes", f"{cluster.elsewhere} of {cluster.other_image_count}"),
     ]
     badge = f"{cluster.where}{', not clustered' if cluster.is_rest else ''}"
     return Card(cluster.class_name, badge, facts, cluster.draw())

@@ -286,7 +286,7 @@ def _open_results(typed: Typed, listing: Listing, work: Work, saving: Saving, st
         settings=describe_settings(settings, work, saving) | ours | describe_files(brought),
         inputs=list(typed.inputs),
         root=describe_root(listing.root, choice.folder),
-        pictures=len(work.items),
+        images=len(work.items),
         left_out=listing.left_out,
         resolved=work.resolved,
     )

@@ -166,7 +166,7 @@ def check_command(
     def fail(image: str, error: str) -> CheckResult:
         return CheckResult(image, classifier.name, error=error)
 
-    options["others"] = _prepare_some(classifier, images) if len(images) > BESIDE else {}
+    options["other_images"] = _prepare_some(classifier, images) if len(images) > BESIDE else {}
     looks = [partial(_check, classifier, {**options, "method": it}, claim, output) for it in methods.values()]
     found: list[str] = []
 
@@ -209,8 +209,8 @@ def _check(
     start = time.perf_counter()
     prepared = classifier.prepare(image)
     with shown_passes(output) as progress:
-        others = [other for path, other in options["others"].items() if path != image]
-        verdict = check(classifier, prepared, **{**options, "others": others}, progress=progress)
+        others = [other for path, other in options["other_images"].items() if path != image]
+        verdict = check(classifier, prepared, **{**options, "other_images": others}, progress=progress)
     path = claim(image, verdict.method)
     write_image(path, verdict.panel())
     height, width = prepared.reading.picture.shape[:2]

@@ -26,7 +26,7 @@ from gradcam.storage.disk import describe_os_error
 from gradcam.storage.records import SCHEMA
 
 if TYPE_CHECKING:
-    from gradcam.evaluation.snapshots.result import Diff, PictureDiff
+    from gradcam.evaluation.snapshots.result import Diff, ImageDiff
     from gradcam.evaluation.snapshots.snapshot import Snapshot
     from gradcam.models.classifier import Classifier
     from gradcam.report.cards import Card
@@ -207,7 +207,7 @@ def _save(typed: Compared, chosen: dict[str, Any], output: Output) -> int:
     for reason in found.failures.values():
         click.echo(reason, err=True)
     if output.as_json:
-        for seen in found.pictures:
+        for seen in found.entries:
             top = {
                 "index": seen.predicted,
                 "label": found.origin.label(seen.predicted),
@@ -219,7 +219,7 @@ def _save(typed: Compared, chosen: dict[str, Any], output: Output) -> int:
     elif not output.quiet:
         origin = found.origin
         click.echo(
-            f"{printable(title)}   {origin.method} at {printable(origin.layer)}   {count(len(found.pictures), 'image')}"
+            f"{printable(title)}   {origin.method} at {printable(origin.layer)}   {count(len(found.entries), 'image')}"
         )
         click.echo(to_arrow(str(path)))
     return int(bool(found.failures))
@@ -255,7 +255,7 @@ def _place(found: Diff) -> str:
     return f"{found.new.method} at {' → '.join(layers)}"
 
 
-def _to_table(rows: Sequence[PictureDiff]) -> Iterator[str]:
+def _to_table(rows: Sequence[ImageDiff]) -> Iterator[str]:
     """The first rows, in columns, and how many more there are."""
     if not rows:
         return
@@ -366,7 +366,7 @@ def _list_facts(origin: Any) -> list[tuple[str, str]]:
     return [*kept.items(), *origin.versions.items()]
 
 
-def _to_card(row: PictureDiff) -> Card:
+def _to_card(row: ImageDiff) -> Card:
     from gradcam.report.cards import Card
 
     try:

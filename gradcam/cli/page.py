@@ -117,8 +117,8 @@ def _write_one(image: Path, making: PageMaking, told: Output, output: str | None
         click.echo(attempt.error, err=True)
         return 1
     if not told.quiet:
-        things, seconds = page.things, time.perf_counter() - start
-        height, width = page.picture.shape[:2]
+        things, seconds = page.targets, time.perf_counter() - start
+        height, width = page.image.shape[:2]
         by = f"{printable(page.model)} on {classifier.device}"
         sets = [f"{it.method} at {it.layer}" for it in page.maps]
         click.echo("   ".join([to_name(str(image)), f"{width} x {height}", by, f"{seconds:.1f} s"]))

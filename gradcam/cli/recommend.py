@@ -21,6 +21,7 @@ from gradcam.cli._terminal import count, import_torch, shown_passes, telling_wai
 from gradcam.errors import GradcamError, LayerError, printable
 from gradcam.evaluation.intervals import ENOUGH
 from gradcam.options import MAX_SEED, SCORES
+from gradcam.renames import RECOMMEND, add_old_keys
 from gradcam.storage.records import SCHEMA
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def _find_scores(names: Sequence[str]) -> list[str]:
 )
 @options.number("--limit", "Largest number of images. Larger sets are sampled at random.", 24, least=4)
 @click.option(
-    "--least",
+    "--min-probability",
     type=options.real(0, 1),
     default=0.5,
     show_default=True,
@@ -123,7 +124,7 @@ def recommend_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **cho
     with telling_waits(output):
         listing = list_inputs(inputs)
         classifier = _load(choice, layers)
-        options = {name: chosen[name] for name in ("scores", "least", "seed", "reshape")}
+        options = {name: chosen[name] for name in ("scores", "min_probability", "seed", "reshape")}
         options["layers"] = check_layers(classifier.model, layers) if layers else None
         say(classifier.notes, output)
         names, path = [item.name for item in listing.items], chosen["annotations"]
@@ -189,7 +190,7 @@ def _find_objects(classifier: Classifier, annotations: Annotations, name: str, p
     canvas, size = find_canvas(classifier.preprocess, prepared), prepared.reading.picture.shape[:2]
     masks = {}
     for label in annotations.classes(name):
-        masks[label] = annotations.truth(name, canvas, prepared.image.shape[1:], label, picture=size)
+        masks[label] = annotations.truth(name, canvas, prepared.image.shape[1:], label, image_size=size)
     return {label: truth.masks[0] for label, truth in masks.items() if truth is not None}
 
 
@@ -207,11 +208,11 @@ class RecommendResult:
     seconds: float
 
     def to_json(self) -> str:
-        numbers = {"given": self.given, "taken": self.taken, "failed": self.failed}
-        found = self.found.to_dict()
-        for name, answer in (("one", self.found.one), ("several", self.found.several)):
-            found[name] |= {"command": self._command(answer)}
-        return json.dumps({"schema": SCHEMA, **found, **numbers})
+        record = self.found.to_dict()
+        for name in ("single_object", "several_objects"):
+            record[name] |= {"command": self._command(getattr(self.found, name))}
+        numbers = {"input_count": self.given, "sampled_count": self.taken, "failed": self.failed}
+        return json.dumps({"schema": SCHEMA, **add_old_keys(RECOMMEND, record | numbers)})
 
     def format(self, *, show_all: bool) -> str:
         """Several lines: what was measured, the table, which combination is the best, and what to type."""
@@ -223,7 +224,7 @@ class RecommendResult:
             f"seed {found.seed}",
             f"{self.seconds:.1f} s",
         ]
-        named = (found.default, found.one.row, found.several.row)
+        named = (found.default, found.single_object.row, found.several_objects.row)
         firsts = (row for place, row in enumerate(found.rows) if place < MOST_ROWS or any(row is it for it in named))
         rows = found.rows if show_all else tuple(firsts)
         lines = ["   ".join(title), "", *_table(rows, found), ""]
@@ -233,7 +234,7 @@ class RecommendResult:
         return "\n".join([*lines, *self._sentences()])
 
     def _pictures(self) -> str:
-        taken = len(self.found.pictures)
+        taken = len(self.found.images)
         left = {
             "not sampled": self.given - self.taken,
             click.style("failed", fg="red"): self.failed,
@@ -245,9 +246,9 @@ class RecommendResult:
     def _sentences(self) -> Iterator[str]:
         """What to take for each question, why, and the line to type."""
         found = self.found
-        if len(found.pictures) < ENOUGH:
-            yield f"{len(found.pictures)} images are too few: with fewer than {ENOUGH}, only the default is recommended."
-        for title, answer in ((ONE, found.one), (SEVERAL, found.several)):
+        if len(found.images) < ENOUGH:
+            yield f"{len(found.images)} images are too few: with fewer than {ENOUGH}, only the default is recommended."
+        for title, answer in ((ONE, found.single_object), (SEVERAL, found.several_objects)):
             yield f"{click.style(title, bold=True)} {_explain(answer, found)}"
             yield f"  {self._command(answer)}"
 
@@ -265,7 +266,7 @@ class RecommendResult:
 
 def _explain(answer: Answer, found: Recommendation) -> str:
     """Which combination an answer is, and why it is that."""
-    number, leader = NUMBERS[answer.judged_by], answer.leader
+    number, leader = NUMBERS[answer.measure], answer.leader
     if found.default is None or answer.gain is None:
         return f"{answer.row.combination} has the best {number}. The default cannot be used."
     if leader is found.default:
@@ -273,7 +274,7 @@ def _explain(answer: Answer, found: Recommendation) -> str:
     if answer.is_clear:
         faithful = (
             ""
-            if answer.judged_by == "road" or answer.road_gain is None
+            if answer.measure == "road" or answer.road_gain is None
             else f" and its ROAD is {_compare(answer.road_gain)}"
         )
         default = f"the default, {found.default.combination}"
@@ -290,7 +291,7 @@ def _table(rows: Sequence[Row], found: Recommendation) -> list[str]:
     cells = [titles, *([*_name(row), *(_cell(row, it) for it in shown)] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells)]
     lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths)).rstrip() for line in cells]
-    marks = {"1": found.one.row, "4": found.several.row, "*": found.default}
+    marks = {"1": found.single_object.row, "4": found.several_objects.row, "*": found.default}
     marked = ["".join(mark if row is of else " " for mark, of in marks.items()) for row in rows]
     table = [f"{mark} {line}" for mark, line in zip(["   ", *marked], lines)]
     chosen = [click.style(line, fg="green", bold=True) if {*line[:2]} != {" "} else line for line in table]

@@ -6,4 +6,7 @@ gradcam.evaluation.road(subject, heatmaps).combined         # heatmaps (N,H,W) f
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+from gradcam.renames import find_old_names
+
+_find, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__ = find_old_names(__name__, _find)

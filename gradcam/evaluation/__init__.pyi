@@ -2,7 +2,7 @@ from .annotations import Annotations as Annotations
 from .annotations import Truth as Truth
 from .annotations import read_annotations as read_annotations
 from .checks.check import check as check
-from .checks.shams import Sham as Sham
+from .checks.shams import ControlMap as ControlMap
 from .checks.uncertainty import uncertainty as uncertainty
 from .checks.verdict import Verdict as Verdict
 from .controls import CONTROLS as CONTROLS
@@ -48,7 +48,7 @@ from .shortcuts.result import EvidenceCluster as EvidenceCluster
 from .snapshots.diff import diff as diff
 from .snapshots.gate import Gate as Gate
 from .snapshots.result import Diff as Diff
-from .snapshots.result import PictureDiff as PictureDiff
+from .snapshots.result import ImageDiff as ImageDiff
 from .snapshots.snapshot import Snapshot as Snapshot
 from .snapshots.snapshot import read_snapshot as read_snapshot
 from .snapshots.snapshot import take_snapshot as take_snapshot

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from gradcam.errors import GradcamError, shorten
 from gradcam.options import refuse
+from gradcam.renames import accept_old_parameters
 
 LEVEL = 0.95
 TINY = 1e-6  # spread or skewness that is rounding
@@ -96,8 +97,9 @@ class Interval:
         return {"n": self.n, **{name: value if math.isfinite(value) else None for name, value in numbers.items()}}
 
 
+@accept_old_parameters
 def mean_interval(
-    values: Iterable[Any], *, level: float = LEVEL, pictures: Sequence[Sequence[Hashable]] | None = None
+    values: Iterable[Any], *, level: float = LEVEL, images: Sequence[Sequence[Hashable]] | None = None
 ) -> Interval:
     """Compute the mean of one number per image, and its confidence interval.
 
@@ -111,7 +113,7 @@ def mean_interval(
         One number per image. None and NaN mean that an image has no number, and are left out.
     level : float, default 0.95
         The confidence level, between 0 and 1.
-    pictures : sequence of sequences, default None
+    images : sequence of sequences, default None
         The images that each number depends on, if there are several, such as the four images of a mosaic. Numbers that
         share images are correlated. A least-squares fit over all pairs of numbers therefore splits the variance into a
         part of the images and a part of the numbers, and the interval is Student's t.
@@ -124,7 +126,7 @@ def mean_interval(
     Raises
     ------
     GradcamError
-        If a value is infinite or not a number, if the level is out of range, or if `pictures` does not have one entry
+        If a value is infinite or not a number, if the level is out of range, or if `images` does not have one entry
         per value.
 
     Examples
@@ -139,7 +141,7 @@ def mean_interval(
     Hall, "On the Removal of Skewness by Transformation", Journal of the Royal Statistical Society B, 1992. Wilson,
     "Probable Inference, the Law of Succession, and Statistical Inference", JASA, 1927.
     """
-    return _to_interval(_to_floats(values), level, pictures, is_skewed=pictures is None)
+    return _to_interval(_to_floats(values), level, images, is_skewed=images is None)
 
 
 def _to_interval(
@@ -184,12 +186,13 @@ def _bound_skewed(numbers: NDArray[np.float64], level: float) -> tuple[float, fl
     return ends[0], ends[1]
 
 
+@accept_old_parameters
 def paired_difference(
     values: Sequence[Any],
     reference: Sequence[Any],
     *,
     level: float = LEVEL,
-    pictures: Sequence[Sequence[Hashable]] | None = None,
+    images: Sequence[Sequence[Hashable]] | None = None,
 ) -> Interval:
     """Compute the mean of the differences `values` minus `reference`, image by image, and its interval by Student's t.
 
@@ -204,7 +207,7 @@ def paired_difference(
         The numbers of the same images, in the same order.
     level : float, default 0.95
         As in `mean_interval`.
-    pictures : sequence of sequences, default None
+    images : sequence of sequences, default None
         As in `mean_interval`.
 
     Returns
@@ -229,7 +232,7 @@ def paired_difference(
     ----------
     Student, "The Probable Error of a Mean", Biometrika, 1908.
     """
-    return _to_interval(_subtract(values, reference), level, pictures, is_skewed=False)
+    return _to_interval(_subtract(values, reference), level, images, is_skewed=False)
 
 
 def find_told_apart(

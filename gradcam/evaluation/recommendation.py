@@ -32,6 +32,7 @@ from gradcam.layers.find import find_layer, unwrap
 from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_dtype
 from gradcam.options import SCORES, Progress
+from gradcam.renames import RECOMMEND, accept_old_parameters, add_old_keys, keep_old_attributes
 from gradcam.targets.classes import ClassTarget
 
 MOSAICS = 12
@@ -79,6 +80,7 @@ class Row:
     __repr__ = show_fields
 
 
+@keep_old_attributes
 @dataclass(frozen=True)
 class Answer:
     """The recommendation for one question.
@@ -89,7 +91,7 @@ class Answer:
         The recommended combination: the leader if it is significantly better than the default, otherwise the default.
     leader : Row
         The combination with the highest value of the measure, even if it is not significantly better than the default.
-    judged_by : str
+    measure : str
         The measure: "order" in mosaics, "road", or "objects".
     gain : Interval or None
         The mean difference, leader minus default, image by image. Its confidence level is 95 % for all combinations
@@ -100,17 +102,17 @@ class Answer:
     Examples
     --------
     >>> import gradcam
-    >>> pictures = {"both": "photo.jpg", "cup": "photos/coffee.jpg", "rocket": "photos/rocket.jpg", "man": "other.png"}
-    >>> few = {"methods": ["gradcam"], "scores": ["logit"], "layers": ["layer4"], "least": 0.2}
-    >>> found = gradcam.evaluation.recommend(gradcam.load_classifier(), pictures, **few)
-    >>> answer: gradcam.evaluation.Answer = found.several
-    >>> answer.judged_by, answer.row.combination.layer, answer.is_clear  # four images are too few
+    >>> images = {"both": "photo.jpg", "cup": "photos/coffee.jpg", "rocket": "photos/rocket.jpg", "man": "other.png"}
+    >>> few = {"methods": ["gradcam"], "scores": ["logit"], "layers": ["layer4"], "min_probability": 0.2}
+    >>> found = gradcam.evaluation.recommend(gradcam.load_classifier(), images, **few)
+    >>> answer: gradcam.evaluation.Answer = found.several_objects
+    >>> answer.measure, answer.row.combination.layer, answer.is_clear  # four images are too few
     ('order', 'layer4', False)
     """
 
     row: Row
     leader: Row
-    judged_by: Literal["order", "road", "objects"]
+    measure: Literal["order", "road", "objects"]
     gain: Interval | None
     road_gain: Interval | None
 
@@ -126,15 +128,17 @@ class Answer:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the recommendation as dicts, strings and numbers, ready for JSON."""
-        return {
+        record = {
             **vars(self.row.combination),
-            "judged_by": self.judged_by,
+            "measure": self.measure,
             "leader": {**vars(self.leader.combination)},
             "gain": self.gain and self.gain.to_fields(),
             "road_gain": self.road_gain and self.road_gain.to_fields(),
         }
+        return add_old_keys(RECOMMEND, record)
 
 
+@keep_old_attributes
 @dataclass(frozen=True)
 class Recommendation:
     """The best combinations of method, score and layer for a model on your images, for two questions.
@@ -146,13 +150,13 @@ class Recommendation:
     rows : tuple of Row
         All combinations. The combinations with a ROAD score come first, sorted by ROAD. The rest are sorted by `order`.
         The highest values come first.
-    one : Answer
+    single_object : Answer
         Where is the object? The measure is `objects` if there are enough annotations, otherwise ROAD.
-    several : Answer
+    several_objects : Answer
         Which of several objects is it? The measure is `order` in mosaics.
     default : Row or None
         The default combination; None if it cannot be used.
-    pictures : tuple of str
+    images : tuple of str
         The names of the used images.
     mosaics : int
         The number of mosaics.
@@ -166,41 +170,39 @@ class Recommendation:
     Examples
     --------
     >>> import gradcam
-    >>> pictures = {"both": "photo.jpg", "cup": "photos/coffee.jpg", "rocket": "photos/rocket.jpg", "man": "other.png"}
-    >>> few = {"methods": ["gradcam"], "scores": ["logit"], "layers": ["layer4"], "least": 0.2}
-    >>> found = gradcam.evaluation.recommend(gradcam.load_classifier(), pictures, **few)
-    >>> found.one.row is found.default, found.to_dict()["mosaics"]
+    >>> images = {"both": "photo.jpg", "cup": "photos/coffee.jpg", "rocket": "photos/rocket.jpg", "man": "other.png"}
+    >>> few = {"methods": ["gradcam"], "scores": ["logit"], "layers": ["layer4"], "min_probability": 0.2}
+    >>> found = gradcam.evaluation.recommend(gradcam.load_classifier(), images, **few)
+    >>> found.single_object.row is found.default, found.to_dict()["mosaics"]
     (True, 1)
     """
 
     model: str
     rows: tuple[Row, ...]
-    one: Answer
-    several: Answer
+    single_object: Answer
+    several_objects: Answer
     default: Row | None
-    pictures: tuple[str, ...]
+    images: tuple[str, ...]
     mosaics: int
     size: tuple[int, int]
     seed: int
     left_out: Mapping[Combination, str]
 
     def __repr__(self) -> str:
-        rows = (self.one.row, self.several.row)
+        rows = (self.single_object.row, self.several_objects.row)
         one, several = (f"{it.combination}{', the default' if it is self.default else ''}" for it in rows)
-        found = (
-            f"the best of {len(self.rows)} combinations on {len(self.pictures)} image(s) in {self.mosaics} mosaic(s)"
-        )
+        found = f"the best of {len(self.rows)} combinations on {len(self.images)} image(s) in {self.mosaics} mosaic(s)"
         return f"Recommendation(one object: {one}; which of several: {several}; for {self.model}: {found})"
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as lists, dicts, strings and numbers, ready for JSON."""
         numbers = ("order", "order_behind", "mass", "maximum", "objects", "road", "road_behind")
-        return {
+        record = {
             "model": self.model,
-            "one": self.one.to_dict(),
-            "several": self.several.to_dict(),
+            "single_object": self.single_object.to_dict(),
+            "several_objects": self.several_objects.to_dict(),
             "default": self.default and {**vars(self.default.combination)},
-            "pictures": list(self.pictures),
+            "images": list(self.images),
             "mosaics": self.mosaics,
             "size": list(self.size),
             "seed": self.seed,
@@ -210,18 +212,20 @@ class Recommendation:
             ],
             "left_out": [{**vars(it), "reason": reason} for it, reason in self.left_out.items()],
         }
+        return add_old_keys(RECOMMEND, record)
 
 
+@accept_old_parameters
 def recommend(
     classifier: Classifier,
-    pictures: Mapping[str, Any],
+    images: Mapping[str, Any],
     *,
     methods: Sequence[str | Method] | None = None,
     scores: Sequence[str] = SCORES,
     layers: Sequence[str] | None = None,
     objects: Objects | None = None,
     mosaics: int = MOSAICS,
-    least: float = LEAST,
+    min_probability: float = LEAST,
     seed: int = 0,
     reshape: Any = None,
     progress: Progress | None = None,
@@ -243,7 +247,7 @@ def recommend(
     ----------
     classifier : Classifier
         The model.
-    pictures : mapping of str to picture
+    images : mapping of str to picture
         The images by name, as in `make_mosaics`.
     methods : sequence of str or Method, default None
         Methods that use a target layer. None selects all of these methods that need only one forward pass.
@@ -257,7 +261,7 @@ def recommend(
         class.
     mosaics : int, default 12
         The largest number of mosaics.
-    least : float, default 0.5
+    min_probability : float, default 0.5
         As in `make_mosaics`.
     seed : int, default 0
         Random seed of the mosaics and the noise.
@@ -269,12 +273,12 @@ def recommend(
     Returns
     -------
     Recommendation
-        Its `one` and `several` each have a method, a score and a layer.
+        Its `single_object` and `several_objects` each have a method, a score and a layer.
 
     Raises
     ------
     InputError
-        If the images with a probability of at least `least` belong to fewer than four classes.
+        If the images with a probability of at least `min_probability` belong to fewer than four classes.
     LayerError
         If no combination can be used.
     GradcamError
@@ -283,10 +287,10 @@ def recommend(
     Examples
     --------
     >>> import gradcam
-    >>> pictures = {"both": "photo.jpg", "cup": "photos/coffee.jpg", "rocket": "photos/rocket.jpg", "man": "other.png"}
-    >>> few = {"methods": ["gradcam", "hirescam"], "scores": ["logit"], "layers": ["layer4"], "least": 0.2}
-    >>> found = gradcam.evaluation.recommend(gradcam.load_classifier(), pictures, **few)
-    >>> found.several.row.combination.layer, len(found.rows)
+    >>> images = {"both": "photo.jpg", "cup": "photos/coffee.jpg", "rocket": "photos/rocket.jpg", "man": "other.png"}
+    >>> few = {"methods": ["gradcam", "hirescam"], "scores": ["logit"], "layers": ["layer4"], "min_probability": 0.2}
+    >>> found = gradcam.evaluation.recommend(gradcam.load_classifier(), images, **few)
+    >>> found.several_objects.row.combination.layer, len(found.rows)
     ('layer4', 2)
     """
     model = classifier.model
@@ -294,7 +298,7 @@ def recommend(
     named = None if layers is None else check_layers(model, layers)
     names = list_single_pass() if methods is None else methods
     combine(names, scores, [default.layer])  # so that what is wrong with these is said before anything is computed
-    tiles = find_tiles(classifier, pictures, least=least)
+    tiles = find_tiles(classifier, images, least=min_probability)
     arranged = arrange(model, tiles, limit=mosaics, seed=seed)
     chosen = named or find_candidates(model, to_batch(classifier, [tiles[0].image]), default.layer)
     used = {name for mosaic in arranged for name in mosaic.names}
@@ -339,10 +343,10 @@ def decide(contest: Contest, combinations: Sequence[Combination], objects: Objec
     return Recommendation(
         model=contest.trials.classifier.name,
         rows=tuple(rows),
-        one=answer("objects", on_objects, of_one) if on_objects else answer("road", roads, of_one),
-        several=answer("order", game.order, in_mosaics),
+        single_object=answer("objects", on_objects, of_one) if on_objects else answer("road", roads, of_one),
+        several_objects=answer("order", game.order, in_mosaics),
         default=by_name.get(default),
-        pictures=tuple(tile.name for tile in contest.tiles),
+        images=tuple(tile.name for tile in contest.tiles),
         mosaics=len(contest.mosaics),
         size=(int(height), int(width)),
         seed=contest.seed,

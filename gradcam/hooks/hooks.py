@@ -28,6 +28,7 @@ from gradcam.hooks.nested import (
     replace_tensor,
     take_inputs,
 )
+from gradcam.renames import keep_old_attributes
 
 ForwardHook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
 PreHook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]] | None]
@@ -262,6 +263,7 @@ def recording_off() -> Iterator[None]:
         found[:] = [other for other in found if other is not mode]
 
 
+@keep_old_attributes
 class TargetLayer:
     """Record one layer's activations, and compute the gradient of a score with respect to them.
 
@@ -449,7 +451,7 @@ class TargetLayer:
         scaled = torch.float16 in (activations.dtype, score.dtype)
         with torch.enable_grad():
             scores = score.reshape(1, 1)
-        self.require_only_way(score)
+        self.require_single_path(score)
         try:
             ((gradient,),) = gradients.jacobian(scores, [activations], scaled=scaled)
         except RuntimeError as error:
@@ -464,16 +466,16 @@ class TargetLayer:
         return self._gradients
 
     @property
-    def gave_several(self) -> bool:
+    def has_several_outputs(self) -> bool:
         """True if the layer returned several tensors to choose from."""
         return len(self._recorded) > 1
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Detach the recorded tensors from the graph, when no backward pass will follow."""
         while self._given_on:
             self._given_on.pop().let_go()
 
-    def require_only_way(self, score: Tensor) -> None:
+    def require_single_path(self, score: Tensor) -> None:
         """Raise an error if the score depends on the layer's output through a path that is not recorded.
 
         Parameters

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from gradcam.errors import GradcamError, ImageError, shorten
 from gradcam.images.read import Pixels
 from gradcam.options import EDIT_FORM, EDITS
+from gradcam.renames import accept_old_parameters, find_old_names
 
 BLUR = 0.05  # of the longer side: the blur's standard deviation
 MOST_POINTS = 10_000
@@ -54,12 +55,13 @@ def to_edit(text: str) -> Edit:
     return found
 
 
-def edit_picture(picture: Pixels, edits: Sequence[str | Edit]) -> Pixels:
-    """Take parts of a picture away.
+@accept_old_parameters
+def edit_image(image: Pixels, edits: Sequence[str | Edit]) -> Pixels:
+    """Remove parts of an image.
 
     Parameters
     ----------
-    picture : array (H,W,3)
+    image : array (H,W,3)
         RGB, uint8.
     edits : sequence of str or Edit
         Such as "blur:20:100,80+120,90", a brush of 20 pixels' radius along two points, or "mean:10,10,60,60", a window.
@@ -67,25 +69,25 @@ def edit_picture(picture: Pixels, edits: Sequence[str | Edit]) -> Pixels:
     Returns
     -------
     array (H,W,3)
-        A copy. What is put there is of the picture as it came, whatever else is edited.
+        A copy. Each edit is filled from the original image, not from earlier edits.
 
     Raises
     ------
     GradcamError
-        For an edit of another form.
+        If an edit has another form.
     ImageError
-        For another kind of picture, and an edit that covers nothing of it.
+        If the image has another form, or an edit lies outside it.
     """
-    if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
-        raise ImageError(f"The image is {picture.dtype} {picture.shape}, expected RGB: uint8 (H,W,3).")
-    found, filled = picture.copy(), {}
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+        raise ImageError(f"The image is {image.dtype} {image.shape}, expected RGB: uint8 (H,W,3).")
+    found, filled = image.copy(), {}
     for each in edits:
         edit = to_edit(each) if isinstance(each, str) else each
         if edit.kind not in filled:
-            filled[edit.kind] = _fill(picture, edit.kind)
-        mask = _cover(edit, *picture.shape[:2])
+            filled[edit.kind] = _fill(image, edit.kind)
+        mask = _cover(edit, *image.shape[:2])
         if not mask.any():
-            height, width = picture.shape[:2]
+            height, width = image.shape[:2]
             raise ImageError(f"{edit} is outside the image, which is {width} pixels wide and {height} high.")
         found[mask] = filled[edit.kind][mask]
     return found
@@ -128,3 +130,6 @@ def _cover(edit: Edit, height: int, width: int) -> NDArray[np.bool_]:
     for point in whole:
         cv2.circle(mask, point.tolist(), radius, 1, -1)
     return mask.astype(bool)
+
+
+__getattr__ = find_old_names(__name__)

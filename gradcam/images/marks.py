@@ -201,8 +201,8 @@ def draw_mark_panel(
     --------
     >>> import gradcam
     >>> from gradcam.images.marks import Mark, draw_mark_panel
-    >>> picture, cat = gradcam.read_image("photo.jpg"), Mark("0 tiger cat 98 %", box=(20, 10, 400, 630))
-    >>> draw_mark_panel(picture, [picture], [cat], height=160).shape
+    >>> image, cat = gradcam.read_image("photo.jpg"), Mark("0 tiger cat 98 %", box=(20, 10, 400, 630))
+    >>> draw_mark_panel(image, [image], [cat], height=160).shape
     (226, ..., 3)
     """
     check_count(height, "height", "the height of each image in pixels, 1 or more.", error=ImageError)

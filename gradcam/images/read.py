@@ -19,6 +19,7 @@ from PIL import Image, ImageFile, TiffImagePlugin, UnidentifiedImageError
 from gradcam.errors import ImageError, shorten
 from gradcam.images.files import is_url, open_file
 from gradcam.options import MAX_PIXELS
+from gradcam.renames import accept_old_parameters
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,7 +52,8 @@ FULL = {"uint8": 255, "uint16": 65535}  # integers with a scale of their own; 32
 STRIP = 2**18  # pixels that are worked on at once, so that what is computed of them takes no memory to speak of
 
 
-def read_image(picture: PictureLike) -> Pixels:
+@accept_old_parameters
+def read_image(image: PictureLike) -> Pixels:
     """Read an image as RGB, uint8 (H,W,3), as an image viewer shows it.
 
     The EXIF orientation is applied, and transparent pixels are drawn on white. Only the first frame of an animation is
@@ -59,7 +61,7 @@ def read_image(picture: PictureLike) -> Pixels:
 
     Parameters
     ----------
-    picture : path, bytes, file, PIL.Image, array or Tensor
+    image : path, bytes, file, PIL.Image, array or Tensor
         The path or the bytes of a file, a file open in binary mode, a PIL image, an array, or a tensor on any device.
         An open file is read from its start, and keeps its position. Arrays are (H,W), (H,W,1), (H,W,3) or (H,W,4),
         tensors (H,W) or (C,H,W). Arrays and tensors must be uint8, uint16, or floats from 0 to 1.
@@ -79,13 +81,13 @@ def read_image(picture: PictureLike) -> Pixels:
     Examples
     --------
     >>> import gradcam
-    >>> picture = gradcam.read_image("photo.jpg")
-    >>> picture.shape, picture.dtype
+    >>> image = gradcam.read_image("photo.jpg")
+    >>> image.shape, image.dtype
     ((640, 800, 3), dtype('uint8'))
     """
-    values = to_array(picture)
+    values = to_array(image)
     if values is None:
-        return to_8_bits(read_values(*to_content(picture)))
+        return to_8_bits(read_values(*to_content(image)))
     if values.ndim not in (2, 3) or values.size == 0 or values.shape[2:] not in ((), (1,), (3,), (4,)):
         expected = "an array (H,W), (H,W,3) or (H,W,4), or a tensor (C,H,W)"
         raise ImageError(f"The image is {describe_array(values)}, expected {expected}.")

@@ -20,6 +20,7 @@ from gradcam.images.read import PictureLike, Pixels, read_image
 from gradcam.images.sheets import INK, LINE, MARGIN, WHITE, find_font, measure_text
 from gradcam.inspection.channels import measure_strengths, order_channels, take_maps
 from gradcam.options import CHANNEL_ORDERS, CHANNEL_SCALES, check_choice, check_count
+from gradcam.renames import accept_old_parameters
 
 # Looked at on photographs. Zero is black in both kinds, so that a dead channel looks alike everywhere. Of those for signed
 # values, white at zero makes sparse maps pale, and grey without hues hides the sign.
@@ -35,6 +36,7 @@ MOST_PIXELS = 2**28  # of all cells; of the usual size there is room for 21 thou
 LEGEND = "Each cell is a channel. Below it are its number and its mean absolute activation."
 
 
+@accept_old_parameters
 def draw_activations(
     activations: Any,
     *,
@@ -45,7 +47,7 @@ def draw_activations(
     scale: str = "channel",
     size: int = 112,
     colormap: str = "inferno",
-    picture: PictureLike | None = None,
+    input_image: PictureLike | None = None,
     title: str = "",
 ) -> Pixels:
     """Draw feature maps as an image: a block per layer, and a cell per channel.
@@ -73,10 +75,10 @@ def draw_activations(
         The longer side of a cell, in pixels; smaller maps are enlarged without blurring.
     colormap : str, default "inferno"
         The name of an OpenCV colour map.
-    picture : picture, default None
+    input_image : picture, default None
         The model's input image, in any form that `gradcam.read_image` takes, drawn above the blocks.
     title : str, default ""
-        The text beside `picture`.
+        The text beside `input_image`.
 
     Returns
     -------
@@ -108,7 +110,7 @@ def draw_activations(
             f"{cells} cells of {size} x {size} pixels exceed the limit of {MOST_PIXELS} pixels: choose fewer channels or "
             "layers, or smaller cells."
         )
-    head = _draw_head(title, None if picture is None else to_height(read_image(picture), size))
+    head = _draw_head(title, None if input_image is None else to_height(read_image(input_image), size))
     blocks = [draw_block(name, maps, look) for name, maps in found.items()]
     return np.pad(stack([head, *blocks]), ((MARGIN, MARGIN), (MARGIN, MARGIN), (0, 0)), constant_values=255)
 

@@ -21,10 +21,12 @@ from gradcam.hooks.preserve import preserve_state
 from gradcam.inspection.counters import MultiplyAdds, Storages, find_clock
 from gradcam.layers.find import unwrap
 from gradcam.options import check_count
+from gradcam.renames import keep_old_attributes
 
 Shape = tuple[int, ...]
 
 
+@keep_old_attributes
 @dataclass(frozen=True)
 class Call:
     """One call of one module. Its counts include the calls of its submodules.
@@ -55,7 +57,7 @@ class Call:
         The number of this call among the module's calls in the pass.
     runs : int
         The number of the module's calls in the pass.
-    also : tuple of str
+    other_names : tuple of str
         The module's other names in the model.
     tied : tuple of str
         Parameters of other modules that are shared with this one.
@@ -81,7 +83,7 @@ class Call:
     seconds: float | None
     run: int
     runs: int
-    also: tuple[str, ...]
+    other_names: tuple[str, ...]
     tied: tuple[str, ...]
 
     __repr__ = show_fields
@@ -233,7 +235,7 @@ def _to_calls(
     for entry, duration in zip(entries, seconds):
         module, begun = entry.module, entry.begun
         run[module] += 1
-        name, *also = names[module]
+        name, *other_names = names[module]
         ended = entry.ended or begun._replace(shapes=(), dtypes=())
         is_known = entry.ended is not None and ended.unknown == begun.unknown
         call = Call(
@@ -249,7 +251,7 @@ def _to_calls(
             seconds=duration,
             run=run[module],
             runs=runs[module],
-            also=tuple(also),
+            other_names=tuple(other_names),
             tied=tuple(tied[module]),
         )
         calls.append(call)

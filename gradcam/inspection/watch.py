@@ -23,6 +23,7 @@ from gradcam.hooks.nested import tensors, version_of
 from gradcam.inspection.selection import Layers, RunCheck, refuse_compiled, select_layers
 from gradcam.layers.find import unwrap
 from gradcam.options import refuse
+from gradcam.renames import accept_old_parameters
 
 OUTPUT = "output"
 NAN, INFINITE = "NaN", "infinite"
@@ -118,8 +119,9 @@ class Watch:
         self.discoveries: tuple[Discovery, ...] = ()
 
 
+@accept_old_parameters
 @contextlib.contextmanager
-def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_found: str = "warn") -> Iterator[Watch]:
+def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_nonfinite: str = "warn") -> Iterator[Watch]:
     """Watch a training loop, and warn of the first layer with a NaN or infinite gradient.
 
     The first layer is the one nearest to the loss, in the order of the backward pass. After a report, the next one
@@ -135,7 +137,7 @@ def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_found:
     layers : str, nn.Module, or a sequence of them, default None
         Names, patterns or modules. Their outputs and parameters are watched, including those of submodules. None
         watches the outputs of all layers, and the parameters that require gradients when the context begins.
-    on_found : str, default "warn"
+    on_nonfinite : str, default "warn"
         "warn" issues a `GradientWarning`, "raise" raises `GradientError`; both at the end of the backward pass, before an
         optimiser uses the gradients.
 
@@ -147,7 +149,7 @@ def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_found:
     Raises
     ------
     GradientError
-        If `on_found` is unknown. If `on_found` is "raise", also if a gradient is NaN or infinite.
+        If `on_nonfinite` is unknown. If `on_nonfinite` is "raise", also if a gradient is NaN or infinite.
     ModelError
         If the model is compiled.
     LayerError
@@ -159,20 +161,20 @@ def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_found:
     >>> from gradcam import errors, inspection
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
     >>> try:
-    ...     with inspection.watch_gradients(model, on_found="raise"):
+    ...     with inspection.watch_gradients(model, on_nonfinite="raise"):
     ...         (model(torch.ones(1, 2)) * float("nan")).sum().backward()
     ... except errors.GradientError:
     ...     print("NaN")
     NaN
     """
-    if on_found not in REACTIONS:
-        raise refuse(on_found, "on_found", f"one of {', '.join(REACTIONS)}.", GradientError)
+    if on_nonfinite not in REACTIONS:
+        raise refuse(on_nonfinite, "on_nonfinite", f"one of {', '.join(REACTIONS)}.", GradientError)
     refuse_compiled(model)
     model = unwrap(model)
     every = {name: it for name, it in model.named_modules() if not isinstance(it, torch.jit.ScriptModule)}
     chosen = every if layers is None else select_layers(model, layers)
     run_check = RunCheck(model, () if layers is None else layers)  # nobody asked for each and every one
-    steps = Steps(on_found)
+    steps = Steps(on_nonfinite)
 
     def look(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if is_undisturbed():  # what gradcam runs itself is none of the user's passes
@@ -206,11 +208,11 @@ def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_found:
 
 
 class Steps:
-    """What hooks see of one step after another. `watch`: what came of it. `on_found`: "warn" or "raise"."""
+    """What hooks see of one step after another. `watch`: what came of it. `on_nonfinite`: "warn" or "raise"."""
 
-    def __init__(self, on_found: str) -> None:
+    def __init__(self, on_nonfinite: str) -> None:
         self.watch = Watch()
-        self._on_found = on_found
+        self._on_nonfinite = on_nonfinite
         self._step = 0
         self._is_forward = False
         self._tasks: set[int] = set()  # backward passes of this step, as autograd numbers them
@@ -270,7 +272,7 @@ class Steps:
         cause = None if was_not_finite is None else list(self._outputs)[first]
         found = Discovery(self._step, layer, tensor, kind, look.count, cause)
         self.watch.discoveries += (found,)
-        if self._on_found == "raise":
+        if self._on_nonfinite == "raise":
             raise GradientError(str(found))
         warnings.warn(str(found), GradientWarning, stacklevel=_level_of_caller())
 

@@ -34,9 +34,10 @@ from gradcam.models.preprocess import (
     read_picture,
     to_reading,
 )
-from gradcam.models.results import PictureAttribution, PictureExplanation, to_probabilities
+from gradcam.models.results import ImageAttribution, ImageExplanation, to_probabilities
 from gradcam.models.tiles import Tiles, explain_tiles, stack
 from gradcam.options import PREDICTIONS, ExplainOptions, Fit, Progress, to_fit
+from gradcam.renames import accept_old_parameters, keep_old_attributes
 from gradcam.targets.classes import ClassTarget, to_class_target
 
 Pass = tuple[Sequence[str | nn.Module], Plan]  # layers, and what is explained there
@@ -44,6 +45,7 @@ Found = dict[tuple[str, str], Explanation]  # by layer and method
 Picture = PictureLike | Reading | Prepared
 
 
+@keep_old_attributes
 @dataclass(frozen=True, eq=False)
 class Classifier:
     """A model in evaluation mode with its preprocessing, classes and default target layer, from `load_classifier`.
@@ -86,7 +88,7 @@ class Classifier:
     >>> photo = classifier.prepare("photo.jpg")
     >>> photo.image.shape, classifier.batch([photo, "other.png"]).shape
     (torch.Size([3, 224, 224]), torch.Size([2, 3, 224, 224]))
-    >>> list(classifier.carry_out(photo, ["layer4"], Plan()))
+    >>> list(classifier.run_plan(photo, ["layer4"], Plan()))
     [('layer4', 'gradcam')]
     >>> noise = torch.rand(1, 3, 224, 224, device=classifier.device)
     >>> classifier.probabilities(classifier.model(noise), 1).shape
@@ -148,12 +150,13 @@ class Classifier:
         """
         return self.preprocess.region(height, width)
 
-    def prepare(self, picture: Picture) -> Prepared:
+    @accept_old_parameters
+    def prepare(self, image: Picture) -> Prepared:
         """Read and preprocess an image once, for several calls of `explain` and `compare`. This is thread-safe.
 
         Parameters
         ----------
-        picture : image
+        image : image
             In any form that `explain` takes.
 
         Returns
@@ -167,17 +170,18 @@ class Classifier:
         ImageError
             As in `gradcam.read_image`. Also if the preprocessing does not support the values.
         """
-        if isinstance(picture, Prepared):
-            return picture
-        reading = to_reading(picture, self.reader, getattr(self.preprocess, "channels", 3))
+        if isinstance(image, Prepared):
+            return image
+        reading = to_reading(image, self.reader, getattr(self.preprocess, "channels", 3))
         return Prepared(reading, self.preprocess(reading.values))
 
-    def batch(self, pictures: Sequence[Picture]) -> Tensor:
+    @accept_old_parameters
+    def batch(self, images: Sequence[Picture]) -> Tensor:
         """Preprocess images into one batch, on the model's device and in its precision.
 
         Parameters
         ----------
-        pictures : sequence of images
+        images : sequence of images
             One or more, each in any form that `explain` takes.
 
         Returns
@@ -190,7 +194,7 @@ class Classifier:
         ImageError
             As in `prepare`. Also if the images' sizes differ after preprocessing.
         """
-        return self._stack([self.prepare(picture).image for picture in pictures])
+        return self._stack([self.prepare(picture).image for picture in images])
 
     def _stack(self, images: list[Tensor]) -> Tensor:
         if len(images) > 1:
@@ -243,9 +247,10 @@ class Classifier:
         positive = self.layer_for_positive
         return self.layer if positive is None or not find_method(method).assumes_positive else positive
 
+    @accept_old_parameters
     def explain(
         self,
-        pictures: Picture | Sequence[Picture],
+        images: Picture | Sequence[Picture],
         layer: str | nn.Module | None = None,
         *,
         method: str | Method | None = None,
@@ -253,12 +258,12 @@ class Classifier:
         layers: Sequence[str | nn.Module] | None = None,
         fit: str | None = None,
         **options: Unpack[ExplainOptions],
-    ) -> PictureExplanation:
+    ) -> ImageExplanation:
         """Explain where the model looks in one image, or in a sequence of images.
 
         Parameters
         ----------
-        pictures : image or sequence of images
+        images : image or sequence of images
             Any form that `gradcam.read_image` takes (a path, bytes, an open file, a PIL image, an array, a tensor), or
             the result of `prepare`. A sequence may mix sizes and forms; a tensor (N,C,H,W) is a sequence. An array
             (H,W) or (H,W,C) may also hold integers or floats of any range, if the preprocessing supports them. The
@@ -279,7 +284,7 @@ class Classifier:
 
         Returns
         -------
-        PictureExplanation
+        ImageExplanation
             It has the methods `overlay`, `save`, `label` and `probability`.
 
         Raises
@@ -296,30 +301,31 @@ class Classifier:
         >>> explanation = gradcam.load_classifier().explain("photo.jpg", target="espresso")
         >>> explanation.save("espresso.png")
         >>> explanation
-        PictureExplanation(1 image(s), 1 map(s) each, gradcam at layer4, 7 x 7 to 224 x 224, ...)
+        ImageExplanation(1 image(s), 1 map(s) each, gradcam at layer4, 7 x 7 to 224 x 224, ...)
         """
         chosen = one_map(layer, layers, options.get("join"))
         plan = Plan.of([] if method is None else [find_method(method)], target, options, "explain")
-        return next(iter(self._fitted(fit).carry_out(pictures, chosen, plan).values()))
+        return next(iter(self._fitted(fit).run_plan(images, chosen, plan).values()))
 
     def _fitted(self, fit: str | None) -> Self:
         return self if fit is None else replace(self, fit=fit)
 
+    @accept_old_parameters
     def compare(
         self,
-        pictures: Picture | Sequence[Picture],
+        images: Picture | Sequence[Picture],
         *,
         layers: Sequence[str | nn.Module] | None = None,
         methods: Sequence[str | Method],
         target: Any = None,
         fit: str | None = None,
         **options: Unpack[ExplainOptions],
-    ) -> dict[tuple[str, str], PictureExplanation]:
+    ) -> dict[tuple[str, str], ImageExplanation]:
         """Explain images at several layers with several methods, from one pass.
 
         Parameters
         ----------
-        pictures : image or sequence of images
+        images : image or sequence of images
             As in `explain`.
         layers : sequence of str or nn.Module, default None
             The target layers. None uses the default layer of each method, `layer_for(method)`, with one pass per layer.
@@ -334,7 +340,7 @@ class Classifier:
 
         Returns
         -------
-        dict of (str, str) to PictureExplanation
+        dict of (str, str) to ImageExplanation
             The keys are (layer name, method name).
 
         Raises
@@ -350,16 +356,16 @@ class Classifier:
         [('layer4', 'gradcam'), ('head.0', 'xgradcam')]
         """
         plan = Plan.of(find_methods(methods), target, options, "compare")
-        return self._fitted(fit).carry_out(pictures, layers, plan)
+        return self._fitted(fit).run_plan(images, layers, plan)
 
-    def carry_out(
-        self, pictures: Picture | Sequence[Picture], layers: Sequence[str | nn.Module] | None, plan: Plan
-    ) -> dict[tuple[str, str], PictureExplanation]:
+    def run_plan(
+        self, images: Picture | Sequence[Picture], layers: Sequence[str | nn.Module] | None, plan: Plan
+    ) -> dict[tuple[str, str], ImageExplanation]:
         """Explain images as in `compare`, with a validated plan.
 
         Parameters
         ----------
-        pictures : image or sequence of images
+        images : image or sequence of images
             As in `explain`.
         layers : sequence of str or nn.Module or None
             As in `compare`.
@@ -368,7 +374,7 @@ class Classifier:
 
         Returns
         -------
-        dict of (str, str) to PictureExplanation
+        dict of (str, str) to ImageExplanation
             The keys are (layer name, method name).
 
         Raises
@@ -376,7 +382,7 @@ class Classifier:
         GradcamError
             As in `explain`.
         """
-        prepared = self._prepare_all(pictures)
+        prepared = self._prepare_all(images)
         plan = plan if plan.methods else plan.complete(self.default_method)
         plan = replace(plan, target=self._to_target(plan.target))
         assigned: dict[str, list[Method]] = {}
@@ -388,7 +394,7 @@ class Classifier:
             order = [method.name for method in plan.methods]
             found = dict(sorted(found.items(), key=lambda item: order.index(item[0][1])))
         described = self._describe(prepared)
-        return {key: PictureExplanation(**vars(explanation), **described) for key, explanation in found.items()}
+        return {key: ImageExplanation(**vars(explanation), **described) for key, explanation in found.items()}
 
     def _explain_shown(self, prepared: Sequence[Prepared], passes: list[Pass]) -> Found:
         """What is found in what the network is shown of the pictures, whose number of pixels is the same."""
@@ -407,7 +413,7 @@ class Classifier:
         passes = [(layers, replace(plan, options=silent)) for layers, plan in passes]
 
         def explain_some(images: Tensor, i: int) -> Found:
-            wanted = chosen if callable(chosen) else chosen.one(i).repeat(len(images))
+            wanted = chosen if callable(chosen) else chosen.select(i).repeat(len(images))
             return self._run_passes(self._place(images), passes, wanted)
 
         each = [explain_tiles(one, partial(explain_some, i=i), options["progress"]) for i, one in enumerate(tiles)]
@@ -451,21 +457,22 @@ class Classifier:
             return self.model, images
         return take_size(self.model, images, get_steps(self.preprocess).size)
 
+    @accept_old_parameters
     def attribute(
         self,
-        pictures: Picture | Sequence[Picture],
+        images: Picture | Sequence[Picture],
         method: str | AttributionMethod = "guided-gradcam",
         *,
         layer: str | nn.Module | None = None,
         target: Any = None,
         reshape: Any = None,
         progress: Progress | None = None,
-    ) -> PictureAttribution:
+    ) -> ImageAttribution:
         """Compute how much each input pixel matters: an attribution, or saliency map.
 
         Parameters
         ----------
-        pictures : image or sequence of images
+        images : image or sequence of images
             As in `explain`.
         method : str or AttributionMethod, default "guided-gradcam"
             A key of `gradcam.attributions.ATTRIBUTIONS`, or one of its values.
@@ -480,7 +487,7 @@ class Classifier:
 
         Returns
         -------
-        PictureAttribution
+        ImageAttribution
             The values are signed. `picture(i, k)` draws them.
 
         Raises
@@ -494,7 +501,7 @@ class Classifier:
         --------
         >>> import gradcam
         >>> found = gradcam.load_classifier().attribute("photo.jpg", "input-gradients", target="espresso")
-        >>> found.values.shape, found.picture().shape
+        >>> found.values.shape, found.draw().shape
         (torch.Size([1, 1, 3, 224, 224]), (640, 800, 3))
         """
         chosen = method if isinstance(method, AttributionMethod) else find_attribution(method)
@@ -502,26 +509,27 @@ class Classifier:
             if value is not None and not chosen.has_layer:
                 what = "takes no layer, because it explains the input image itself"
                 raise LayerError(f"{chosen.name} {what}. Leave out {name}=.")
-        prepared = self._prepare_all(pictures)
+        prepared = self._prepare_all(images)
         options = {"layer": self.layer if layer is None else layer, "reshape": reshape} if chosen.has_layer else {}
         if chosen.has_progress:
             options["progress"] = progress
         if self._fit.kind == "tiles":
             raise GradcamError(f"{chosen.name} does not support the fit 'tiles': use 'crop' or 'whole'.")
-        images, wanted, output = self._show(prepared, self._to_target(target))
-        model, inputs = self._take(images)
+        batch, wanted, output = self._show(prepared, self._to_target(target))
+        model, inputs = self._take(batch)
         if model is not self.model and chosen.has_layer:
             options["layer"] = find_layer(unwrap(self.model), options["layer"]).name
         found = vars(chosen.function(model, inputs, target=wanted, **options))
         found = found if output is None else found | {"output": output}
-        return PictureAttribution(**found, **self._describe(prepared))
+        return ImageAttribution(**found, **self._describe(prepared))
 
-    def find_class(self, wanted: str) -> int:
+    @accept_old_parameters
+    def find_class(self, name: str) -> int:
         """Find the index of a class by its label, ignoring case.
 
         Parameters
         ----------
-        wanted : str
+        name : str
             The label, or the index in digits. "name:7" means the class with the label "7". If the number of classes is
             unknown, as for some detectors, any index is accepted.
 
@@ -535,7 +543,7 @@ class Classifier:
         TargetError
             If the label is unknown, several classes share it, or no class has the index.
         """
-        return find_class(self.labels, wanted, self.classes or None)
+        return find_class(self.labels, name, self.classes or None)
 
     def label(self, index: int) -> str | None:
         """Return the label of a class.
@@ -592,7 +600,7 @@ class Classifier:
         notes = [each.reading.note for each in prepared]
         shown = replace(self._fit, side=self._tile_side) if self._fit.kind == "tiles" else self._fit
         own = {"labels": self.labels, "activation": self.activation, "fit": None if is_crop else str(shown)}
-        return {"pictures": pictures, "regions": regions, "notes": notes, **own}
+        return {"images": pictures, "regions": regions, "notes": notes, **own}
 
     @property
     def _tile_side(self) -> int:

@@ -21,7 +21,7 @@ from gradcam.images.read import Region
 from gradcam.layers.find import unwrap
 from gradcam.models.classifier import Classifier, Picture
 from gradcam.models.preprocess import Prepared, find_windows
-from gradcam.models.results import PictureExplanation
+from gradcam.models.results import ImageExplanation
 from gradcam.targets.base import Target, take_window
 from gradcam.targets.boxes import NoBoxError, check_inside
 from gradcam.targets.classes import ClassTarget, is_function
@@ -105,10 +105,10 @@ class TaskModel(Classifier):
     inputs: Mapping[str, Tensor] = field(default_factory=dict, repr=False, kw_only=True)
     is_chosen: bool = field(default=False, repr=False, kw_only=True)
 
-    def carry_out(
-        self, pictures: Picture | Sequence[Picture], layers: Sequence[str | nn.Module] | None, plan: Plan
-    ) -> dict[tuple[str, str], PictureExplanation]:
-        prepared = self._prepare_all(pictures)
+    def run_plan(
+        self, images: Picture | Sequence[Picture], layers: Sequence[str | nn.Module] | None, plan: Plan
+    ) -> dict[tuple[str, str], ImageExplanation]:
+        prepared = self._prepare_all(images)
         batch, target = self.to_batch(prepared), self.resolve(plan.target, prepared)
         has_layer = plan.needs_layers or not plan.methods
         own: Sequence[str | nn.Module] = [self.layer] if self.is_chosen and has_layer else []
@@ -216,8 +216,8 @@ class TaskModel(Classifier):
         more = {name: value.repeat(len(images), *[1] * (value.ndim - 1)) for name, value in self.inputs.items()}
         return {**(given if isinstance(given, dict) else {"pixel_values": given}), **more}
 
-    def _to_pictures(self, explanation: Explanation, prepared: Sequence[Prepared]) -> PictureExplanation:
-        return PictureExplanation(**vars(explanation), **self._describe(prepared)).laid_on_pictures()
+    def _to_pictures(self, explanation: Explanation, prepared: Sequence[Prepared]) -> ImageExplanation:
+        return ImageExplanation(**vars(explanation), **self._describe(prepared)).laid_on_pictures()
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,12 +244,12 @@ class Detector(TaskModel):
     task: ClassVar[str] = "detection"
     default_method: ClassVar[str] = "hirescam"
 
-    def carry_out(
-        self, pictures: Picture | Sequence[Picture], layers: Sequence[str | nn.Module] | None, plan: Plan
-    ) -> dict[tuple[str, str], PictureExplanation]:
-        prepared = self._prepare_all(pictures)
+    def run_plan(
+        self, images: Picture | Sequence[Picture], layers: Sequence[str | nn.Module] | None, plan: Plan
+    ) -> dict[tuple[str, str], ImageExplanation]:
+        prepared = self._prepare_all(images)
         try:
-            return super().carry_out(prepared, layers, plan)
+            return super().run_plan(prepared, layers, plan)
         except NoBoxError as error:
             restore_box = self.place([prepared[error.image]]).restore_box
             moved = [replace(candidate, box=restore_box(candidate.box or ())) for candidate in error.candidates]
@@ -337,10 +337,10 @@ class Matcher(TaskModel):
 
     task: ClassVar[str] = "matching"
 
-    def carry_out(
-        self, pictures: Picture | Sequence[Picture], layers: Sequence[str | nn.Module] | None, plan: Plan
-    ) -> dict[tuple[str, str], PictureExplanation]:
-        found = super().carry_out(pictures, layers, plan)
+    def run_plan(
+        self, images: Picture | Sequence[Picture], layers: Sequence[str | nn.Module] | None, plan: Plan
+    ) -> dict[tuple[str, str], ImageExplanation]:
+        found = super().run_plan(images, layers, plan)
         if not _is_of_pictures(plan.target):
             return found
         others = self._prepare_all(plan.target.reference)

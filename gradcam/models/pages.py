@@ -25,9 +25,10 @@ from gradcam.models.classifier import Classifier, Picture
 from gradcam.models.load import load_classifier
 from gradcam.models.preprocess import Prepared, find_windows
 from gradcam.models.providers import DEFAULT
-from gradcam.models.results import PictureExplanation
+from gradcam.models.results import ImageExplanation
 from gradcam.models.shown import list_classes, list_things, to_set
 from gradcam.options import DEFAULTS, ExplainOptions, check_count
+from gradcam.renames import accept_old_parameters
 from gradcam.targets.classes import ClassTarget
 from gradcam.web.page import MapSet, Page
 
@@ -36,8 +37,9 @@ TOP = 50  # classes, where maps of all of them cost too much
 MOST_CELLS = 2**18  # of the maps by one method at one layer: a byte each in the page
 
 
+@accept_old_parameters
 def page(
-    picture: Picture,
+    image: Picture,
     classifier: Classifier | None = None,
     *,
     layers: Sequence[str] | None = None,
@@ -56,7 +58,7 @@ def page(
 
     Parameters
     ----------
-    picture : image
+    image : image
         As in `Classifier.explain`.
     classifier : Classifier, default None
         None uses the included model. Models that are not classifiers, such as the detectors of `gradcam.load_model`,
@@ -90,7 +92,7 @@ def page(
     --------
     >>> import gradcam
     >>> page = gradcam.page("photo.jpg", layers=["layer4"], target="espresso")
-    >>> page.things.names[page.first], page.maps[0]
+    >>> page.targets.names[page.first], page.maps[0]
     ('espresso', MapSet(layer='layer4', method='gradcam', evidence='signed', ...))
     >>> page.save("photo.html")
     """
@@ -100,9 +102,9 @@ def page(
         raise ModelError(
             f"classifier is {type(classifier).__name__}, expected a model from gradcam.load_classifier or load_model."
         )
-    is_file = isinstance(picture, (str, os.PathLike))
-    title = name or (PurePath(os.fspath(picture)).name if is_file else "picture")  # type: ignore[arg-type]  # it is one
-    making = _Making(classifier, classifier.prepare(picture), options)
+    is_file = isinstance(image, (str, os.PathLike))
+    title = name or (PurePath(os.fspath(image)).name if is_file else "picture")  # type: ignore[arg-type]  # it is one
+    making = _Making(classifier, classifier.prepare(image), options)
     chosen = find_methods(methods) if methods else []
     if classifier.task != "classification" or callable(target):
         sets = making.explain_things(layers, chosen, target)
@@ -122,17 +124,17 @@ class _Making:
         self.options: ExplainOptions = {**DEFAULTS, **options}  # type: ignore[typeddict-item]  # they are
         self.notes: list[str] = []
         self.first = 0
-        self.one: PictureExplanation
+        self.one: ImageExplanation
 
     def explain(self, layers: Sequence[str] | None, methods: Sequence[Method], target: Any) -> Any:
         """Explanations by layer and method: signed by methods that can be."""
-        found: dict[tuple[str, str], PictureExplanation] = {}
+        found: dict[tuple[str, str], ImageExplanation] = {}
         for signed in (True, False):
             own = [method for method in methods if method.is_signed == signed]
             if own or (signed and not methods):
                 options: Any = self.options | {"evidence": "signed" if signed and methods else "positive"}
                 plan = Plan.of(own, target, options, "page", prefers_signed=not methods)
-                found |= self.classifier.carry_out([self.prepared], layers, plan)
+                found |= self.classifier.run_plan([self.prepared], layers, plan)
         return {key: each.cpu() for key, each in found.items()}
 
     def explain_things(self, layers: Sequence[str] | None, methods: Sequence[Method], target: Any) -> list[MapSet]:
@@ -212,7 +214,7 @@ class _Making:
         stages = find_stages(unwrap(self.classifier.model), images, last)
         return [*dict.fromkeys([*named, *stages])][:MOST_LAYERS]
 
-    def _explain_all(self, layer: str, method: Method | None, one: PictureExplanation, ranked: Tensor) -> MapSet | None:
+    def _explain_all(self, layer: str, method: Method | None, one: ImageExplanation, ranked: Tensor) -> MapSet | None:
         """The maps of all classes, in this order; None where there is no short way."""
         is_plain = one.evidence == "signed" and one.fit is None and one.classes is not None
         is_plain = is_plain and find_windows(self.classifier.preprocess, [self.prepared]) is None
@@ -240,8 +242,8 @@ class _Making:
 
     def _explain_some(
         self, missing: Sequence[tuple[str, str]], by_name: dict[str, Method], classes: list[int]
-    ) -> dict[tuple[str, str], PictureExplanation]:
-        found: dict[tuple[str, str], PictureExplanation] = {}
+    ) -> dict[tuple[str, str], ImageExplanation]:
+        found: dict[tuple[str, str], ImageExplanation] = {}
         for layer in dict.fromkeys(layer for layer, _ in missing):
             own = [by_name[method] for at, method in missing if at == layer]
             named = [layer] if own[0].place == "layer" else None
@@ -259,7 +261,7 @@ class _Making:
             "words": [] if is_usual else ["--model", model.name],
             "reshape": None if callable(self.options["reshape"]) else self.options["reshape"],
         }
-        seen = one.pictures[0], one.regions[0]
+        seen = one.images[0], one.regions[0]
         return Page(title, *seen, model.name, self.things, sets, self.total, notes=notes, first=self.first, **more)
 
 

@@ -11,11 +11,11 @@ from gradcam.errors import GradcamError, ImageError, shorten
 from gradcam.images.marks import draw_mark_panel
 from gradcam.images.read import Pixels, crop
 from gradcam.images.sheets import PanelRow, draw_panel
-from gradcam.models.results import PictureExplanation, to_mark
+from gradcam.models.results import ImageExplanation, to_mark
 
 
 def panel(
-    explanations: Mapping[tuple[str, str], PictureExplanation],
+    explanations: Mapping[tuple[str, str], ImageExplanation],
     i: int = 0,
     *,
     height: int = 224,
@@ -31,7 +31,7 @@ def panel(
 
     Parameters
     ----------
-    explanations : mapping of (str, str) to PictureExplanation
+    explanations : mapping of (str, str) to ImageExplanation
         The result of `Classifier.compare`.
     i : int, default 0
         The index of the image.
@@ -58,14 +58,14 @@ def panel(
     --------
     >>> import gradcam
     >>> found = gradcam.load_classifier().compare("photo.jpg", methods=["gradcam", "layercam"], target="espresso")
-    >>> picture = gradcam.panel(found, height=160)
-    >>> picture.shape
+    >>> image = gradcam.panel(found, height=160)
+    >>> image.shape
     (278, ..., 3)
-    >>> gradcam.write_image("panel.png", picture)
+    >>> gradcam.write_image("panel.png", image)
     """
     found = list(explanations.values()) if isinstance(explanations, Mapping) else []
     is_comparison = all(isinstance(key, tuple) and len(key) == 2 for key in explanations)
-    if not found or not is_comparison or not all(isinstance(each, PictureExplanation) for each in found):
+    if not found or not is_comparison or not all(isinstance(each, ImageExplanation) for each in found):
         raise GradcamError(
             f"The explanations are {shorten(explanations)}, expected the result of Classifier.compare()."
         )
@@ -73,8 +73,8 @@ def panel(
         check_alike(found[0], other)
     layers, methods = (list(dict.fromkeys(key[axis] for key in explanations)) for axis in (0, 1))
     first, titles, across = found[0], methods, [found]
-    if not -len(first.pictures) <= i < len(first.pictures):
-        raise ImageError(f"There is no image {i}: there are {len(first.pictures)} image(s).")
+    if not -len(first.images) <= i < len(first.images):
+        raise ImageError(f"There is no image {i}: there are {len(first.images)} image(s).")
     if len(layers) > 1 and len(methods) == len(explanations):  # each method has a layer of its own
         titles = [each.method if each.layer == first.layer else f"{each.method} at {each.layer}" for each in found]
     else:
@@ -94,25 +94,25 @@ def panel(
     return draw_panel(["image", *titles], rows, height=height, colormap=colormap, signed=signed)
 
 
-def _draw_instances(explanation: PictureExplanation, i: int, height: int, *, alpha: float, colormap: str) -> Pixels:
+def _draw_instances(explanation: ImageExplanation, i: int, height: int, *, alpha: float, colormap: str) -> Pixels:
     """All boxes on one picture, and then one after another, each with its map."""
     instances = explanation.instances[i]  # type: ignore[index]  # which is there
     look: dict[str, Any] = {"alpha": alpha, "colormap": colormap, "outline": False}
     overlays = [explanation.overlay(i, k, **look) for k in range(len(instances))]
     signed = explanation.evidence == "signed"
     marks = [to_mark(each) for each in instances]
-    return draw_mark_panel(explanation.pictures[i], overlays, marks, height=height, colormap=colormap, signed=signed)
+    return draw_mark_panel(explanation.images[i], overlays, marks, height=height, colormap=colormap, signed=signed)
 
 
-def _title(explanation: PictureExplanation, i: int, k: int) -> str:
+def _title(explanation: ImageExplanation, i: int, k: int) -> str:
     grid = " x ".join(map(str, explanation.maps.shape[2:]))
     kind = "" if explanation.evidence == "positive" else f", {explanation.evidence} evidence"
     return f"{explanation.name_class(i, k)} at {explanation.layer} ({grid}){kind}"
 
 
 def _seen(
-    explanation: PictureExplanation, i: int, k: int | None = None, alpha: float = 0.5, colormap: str = "turbo"
+    explanation: ImageExplanation, i: int, k: int | None = None, alpha: float = 0.5, colormap: str = "turbo"
 ) -> Pixels:
     look: dict[str, Any] = {"alpha": alpha, "colormap": colormap, "outline": False}
-    picture = explanation.pictures[i] if k is None else explanation.overlay(i, k, **look)
+    picture = explanation.images[i] if k is None else explanation.overlay(i, k, **look)
     return crop(picture, explanation.regions[i])

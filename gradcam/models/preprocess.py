@@ -19,7 +19,7 @@ from torch import Tensor
 from gradcam.errors import GradcamError, ImageError, ModelError, shorten, show_fields
 from gradcam.hooks.nested import Window
 from gradcam.images import read
-from gradcam.images.edit import Edit, edit_picture
+from gradcam.images.edit import Edit, edit_image
 from gradcam.images.read import FULL, Given, PictureLike, Pixels, Region, show
 from gradcam.images.write import check_pixels
 
@@ -266,7 +266,7 @@ def find_canvas(preprocess: Preprocess, prepared: Prepared) -> Region:
 
 def edit_reading(reading: Reading, edits: Sequence[str | Edit]) -> Reading:
     """What was read, with parts of it taken away. Raises `ImageError` where it is no RGB picture of 8 bits."""
-    edited = edit_picture(reading.values, edits)
+    edited = edit_image(reading.values, edits)
     return Reading(edited, edited, reading.note)
 
 

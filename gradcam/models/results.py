@@ -24,6 +24,7 @@ from gradcam.images.read import Pixels, Region
 from gradcam.images.write import SUFFIXES, check_suffix, choose, encode_image, encode_png, write_image
 from gradcam.models.labels import name_class
 from gradcam.models.shown import show_explanation
+from gradcam.renames import find_old_names, keep_old_attributes
 from gradcam.targets.base import Instance
 from gradcam.targets.classes import ClassTarget, probabilities, take_logits
 from gradcam.web.page import Page
@@ -47,7 +48,7 @@ class Pictured(_Result):
     `regions`: the pixels of each picture that the network saw. `notes`: what a person should know of how each is shown.
     `fit`: how the network was shown the pictures, where that is not by its own preprocessing."""
 
-    pictures: Sequence[Pixels] = field(repr=False)
+    images: Sequence[Pixels] = field(repr=False)
     regions: Sequence[Region] = field(repr=False)
     labels: Sequence[str] | None = field(repr=False)
     notes: Sequence[str | None] = field(repr=False)
@@ -67,7 +68,7 @@ class Pictured(_Result):
         TargetError
             If the model's output does not have one row of class scores per image, or has several classification heads.
         """
-        return to_probabilities(self.output, len(self.pictures), self.activation)
+        return to_probabilities(self.output, len(self.images), self.activation)
 
     def label(self, i: int = 0, k: int = 0) -> str | None:
         """Return the label of the k-th class of image i.
@@ -200,7 +201,7 @@ class Pictured(_Result):
         kind = "" if evidence == "positive" else f"{evidence} evidence "
         return f"{self.name_class(i, k)}{shown}, {kind}by {self.method}{f' at {self.layer}' if self.layer else ''}"
 
-    def one(self, i: int) -> Self:
+    def select(self, i: int) -> Self:
         """Return the result of image i alone.
 
         Parameters
@@ -210,13 +211,13 @@ class Pictured(_Result):
 
         Returns
         -------
-        PictureExplanation or PictureAttribution
+        ImageExplanation or ImageAttribution
             A copy with N = 1, including the model's output.
         """
-        per_picture = self._tensors() | {name: getattr(self, name) for name in ("pictures", "regions", "notes")}
+        per_picture = self._tensors() | {name: getattr(self, name) for name in ("images", "regions", "notes")}
         changed: dict[str, Any] = {name: values[i : i + 1] for name, values in per_picture.items()}
         changed |= self._take_instances(i)
-        count = len(self.pictures)
+        count = len(self.images)
         output = self.output if count == 1 else take_rows(self.output, slice(i, i + 1), count)
         return replace(self, **(changed | {"output": output}))
 
@@ -229,7 +230,7 @@ class Pictured(_Result):
 
         Returns
         -------
-        PictureExplanation or PictureAttribution
+        ImageExplanation or ImageAttribution
             A copy with its tensors on the CPU.
         """
         return replace(self, **{name: tensor.cpu() for name, tensor in self._tensors().items()})
@@ -271,15 +272,16 @@ def _to_figure(picture: Pixels, height: int, caption: str) -> str:
     )
 
 
+@keep_old_attributes
 @dataclass(frozen=True, eq=False)
-class PictureExplanation(Pictured, Explanation):
+class ImageExplanation(Pictured, Explanation):
     """An `Explanation` with its images, and with the region of each image that the model saw.
 
     It has the fields of `Explanation`. A notebook displays it automatically.
 
     Attributes
     ----------
-    pictures : sequence of arrays
+    images : sequence of arrays
         The images, RGB, uint8 (H,W,3).
     regions : sequence of (int, int, int, int)
         The pixels of each image that the model saw: top, left, height, width.
@@ -303,7 +305,7 @@ class PictureExplanation(Pictured, Explanation):
     ('tripod', 0.9, torch.Size([2, 1000]))
     >>> explanation.overlay(0).shape, explanation.regions[0]
     ((640, 800, 3), (40, 120, 560, 560))
-    >>> explanation.one(1).cpu().save("tripod.png")
+    >>> explanation.select(1).cpu().save("tripod.png")
     """
 
     __repr__ = Explanation.__repr__
@@ -342,7 +344,7 @@ class PictureExplanation(Pictured, Explanation):
         choose(i, k, tuple(self.maps.shape))
         look: dict[str, Any] = {"alpha": alpha, "colormap": colormap, "outline": outline}
         shown, region = self.heatmaps[i][k], self.regions[i]
-        drawn = overlay(self.pictures[i], shown, region=region, signed=self.evidence == "signed", **look)
+        drawn = overlay(self.images[i], shown, region=region, signed=self.evidence == "signed", **look)
         instance = self.instance(i, k)
         return drawn if instance is None or not outline else draw_marks(drawn, [to_mark(instance)])
 
@@ -415,7 +417,7 @@ class PictureExplanation(Pictured, Explanation):
         --------
         >>> import gradcam
         >>> explanation = gradcam.load_classifier().explain("photo.jpg", target=[["espresso", "tripod"]])
-        >>> explanation.page("photo.html").things.names
+        >>> explanation.page("photo.html").targets.names
         ['espresso', 'tripod']
         """
         choose(i, None, tuple(self.scores.shape))
@@ -425,7 +427,7 @@ class PictureExplanation(Pictured, Explanation):
         return made
 
     def _repr_html_(self) -> str:
-        is_one = len(self.pictures) == 1 and self.maps.ndim == 4 and self.reference is None
+        is_one = len(self.images) == 1 and self.maps.ndim == 4 and self.reference is None
         return self.page()._repr_html_() if is_one else super()._repr_html_()
 
     def _draw_one(self, i: int, k: int, **options: Any) -> Pixels:
@@ -433,9 +435,12 @@ class PictureExplanation(Pictured, Explanation):
 
     def _take_instances(self, i: int) -> dict[str, Any]:
         if self.instances is None:
-            return {"found": None if self.found is None else self.found[i : i + 1]}
+            return {"detections": None if self.detections is None else self.detections[i : i + 1]}
         own = self.instances[i]
-        changed: dict[str, Any] = {"instances": [own], "found": None if self.found is None else self.found[i : i + 1]}
+        changed: dict[str, Any] = {
+            "instances": [own],
+            "detections": None if self.detections is None else self.detections[i : i + 1],
+        }
         for name in ("maps", "scores", "classes"):  # without what fills the rows of pictures that have fewer
             values = getattr(self, name)
             changed[name] = None if values is None else values[i : i + 1, : len(own)]
@@ -455,11 +460,11 @@ class PictureExplanation(Pictured, Explanation):
 
         Returns
         -------
-        PictureExplanation
+        ImageExplanation
             A copy with converted boxes, points and masks.
         """
         changed: dict[str, Any] = {}
-        for name in ("instances", "found"):
+        for name in ("instances", "detections"):
             rows = getattr(self, name)
             if rows is not None:
                 changed[name] = [[self._lay(i, each) for each in row] for i, row in enumerate(rows)]
@@ -467,7 +472,7 @@ class PictureExplanation(Pictured, Explanation):
 
     def _lay(self, i: int, instance: Instance) -> Instance:
         rows, columns = self.heatmaps[i].shape[-2:]
-        return instance.moved((0, 0, rows, columns), self.regions[i], self.pictures[i].shape[:2])
+        return instance.moved((0, 0, rows, columns), self.regions[i], self.images[i].shape[:2])
 
 
 def to_mark(instance: Instance) -> Mark:
@@ -493,15 +498,16 @@ def to_probabilities(output: Any, images: int, activation: str) -> Tensor:
     return probabilities(logits, target.activation)
 
 
+@keep_old_attributes
 @dataclass(frozen=True, eq=False)
-class PictureAttribution(Pictured, Attribution):
+class ImageAttribution(Pictured, Attribution):
     """An `Attribution` with its images, and with the region of each image that the model saw.
 
     It has the fields of `Attribution`. A notebook displays it automatically.
 
     Attributes
     ----------
-    pictures : sequence of arrays
+    images : sequence of arrays
         The images, RGB, uint8 (H,W,3).
     regions : sequence of (int, int, int, int)
         The pixels of each image that the model saw: top, left, height, width.
@@ -523,14 +529,14 @@ class PictureAttribution(Pictured, Attribution):
     ('espresso (967), 11 %, by input-gradients', 'tripod (872)')
     >>> found.label(1), round(found.probability(1), 1), found.probabilities().shape
     ('tripod', 0.9, torch.Size([2, 1000]))
-    >>> found.picture(0).shape, found.regions[0]
+    >>> found.draw(0).shape, found.regions[0]
     ((640, 800, 3), (40, 120, 560, 560))
-    >>> found.one(1).cpu().save("tripod.png")
+    >>> found.select(1).cpu().save("tripod.png")
     """
 
     __repr__ = Attribution.__repr__
 
-    def picture(self, i: int = 0, k: int = 0) -> Pixels:
+    def draw(self, i: int = 0, k: int = 0) -> Pixels:
         """Draw the k-th attribution of image i, in colour on grey.
 
         It covers the pixels that the model saw. Pixels that the model did not see are grey, which means zero.
@@ -553,7 +559,7 @@ class PictureAttribution(Pictured, Attribution):
             If there is no such image or attribution.
         """
         choose(i, k, tuple(self.values.shape), "attribution")
-        height, width = self.pictures[i].shape[:2]
+        height, width = self.images[i].shape[:2]
         return place(draw_attribution(self.values[i, k]), self.regions[i], height, width)
 
     def save(self, path: str | os.PathLike[str], i: int | None = None, k: int | None = None) -> None:
@@ -582,4 +588,7 @@ class PictureAttribution(Pictured, Attribution):
             write_image(path, self._draw_all(i, k))
 
     def _draw_one(self, i: int, k: int, **options: Any) -> Pixels:
-        return self.picture(i, k)
+        return self.draw(i, k)
+
+
+__getattr__ = find_old_names(__name__)

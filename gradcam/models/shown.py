@@ -12,14 +12,14 @@ import numpy as np
 from gradcam.errors import GradcamError
 from gradcam.models.labels import name_class
 from gradcam.targets.base import Instance
-from gradcam.web.page import MapSet, Page, Things
+from gradcam.web.page import MapSet, Page, PageTargets
 
 ONLY = "This page has heatmaps of {some} of the model's {total} classes. Use gradcam page for all classes."
 
 
 def show_explanation(explanation: Any, i: int, name: str) -> Page:
-    """The page of an explanation's picture i, with the maps that the explanation has. Raises as `Explanation.one`."""
-    one = explanation.one(i).cpu() if len(explanation.pictures) > 1 else explanation.cpu()
+    """The page of an explanation's picture i, with the maps that the explanation has. Raises as `Explanation.select`."""
+    one = explanation.select(i).cpu() if len(explanation.images) > 1 else explanation.cpu()
     things, order = list_things(one)
     maps = to_set(one.maps[0].numpy()[order], one)
     total = 0
@@ -27,17 +27,17 @@ def show_explanation(explanation: Any, i: int, name: str) -> Page:
         total = one.probabilities().shape[1] if things.kind == "class" else 0
     notes = [ONLY.format(some=len(things.names), total=total)] if total > len(things.names) else []
     notes += [note for note in one.notes if note]
-    return Page(name, one.pictures[0], one.regions[0], "model", things, [maps], total=total, notes=notes)
+    return Page(name, one.images[0], one.regions[0], "model", things, [maps], total=total, notes=notes)
 
 
 def to_set(maps: Any, explanation: Any, things: Sequence[int] | None = None) -> MapSet:
     """Maps (K,h,w) of an explanation; negative evidence, which an explanation has without its sign, gets it back."""
     sign, evidence = (-1, "signed") if explanation.evidence == "negative" else (1, explanation.evidence)
     values = sign * np.asarray(maps, np.float32)
-    return MapSet(explanation.layer or "input", explanation.method, evidence, values, things=things)
+    return MapSet(explanation.layer or "input", explanation.method, evidence, values, targets=things)
 
 
-def list_things(one: Any) -> tuple[Things, list[int]]:
+def list_things(one: Any) -> tuple[PageTargets, list[int]]:
     """What an explanation of one picture has maps of, the surest first where these are classes, and its maps' order."""
     count = one.maps.shape[1]
     instances = [one.instance(0, k) for k in range(count)]
@@ -45,7 +45,7 @@ def list_things(one: Any) -> tuple[Things, list[int]]:
         return _list_instances(one, instances), list(range(count))
     if one.classes is None:
         names = [one.name_class(0, k) for k in range(count)]
-        return Things("score", names, [None] * count, [None] * count, words=[None] * count, code=[None] * count), [
+        return PageTargets("score", names, [None] * count, [None] * count, words=[None] * count, code=[None] * count), [
             *range(count)
         ]
     indices = [int(it) for it in one.classes[0]]
@@ -56,17 +56,17 @@ def list_things(one: Any) -> tuple[Things, list[int]]:
     return list_classes([indices[k] for k in order], one.labels, [shares[k] for k in order]), order
 
 
-def list_classes(indices: Sequence[int], labels: Sequence[str] | None, shares: Sequence[float | None]) -> Things:
+def list_classes(indices: Sequence[int], labels: Sequence[str] | None, shares: Sequence[float | None]) -> PageTargets:
     """Classes in this order."""
     names = [name_class(index, None if labels is None else labels[index]) for index in indices]
-    return Things("class", names, indices, shares)
+    return PageTargets("class", names, indices, shares)
 
 
-def _list_instances(one: Any, instances: Sequence[Instance | None]) -> Things:
+def _list_instances(one: Any, instances: Sequence[Instance | None]) -> PageTargets:
     known = [it if it is not None else Instance("score", "") for it in instances]
     said = [_to_words(it) for it in known]
     numbers = ["" if it.number is None else f"{it.kind} {it.number}, " for it in known]
-    return Things(
+    return PageTargets(
         known[0].kind,
         [f"{number}{_to_name(it) or one.name_class(0, k)}" for k, (number, it) in enumerate(zip(numbers, known))],
         [it.index for it in known],

@@ -16,6 +16,7 @@ from gradcam._version import __version__
 from gradcam.errors import OutputError, shorten
 from gradcam.images.files import read_text_file
 from gradcam.plugins import fingerprint
+from gradcam.renames import RUN, add_new_keys, add_old_keys
 from gradcam.storage.store import Store
 
 SCHEMA = 1
@@ -95,7 +96,7 @@ def _number_pieces(names: Iterable[str], folder: str) -> list[tuple[int, str]]:
 @dataclass(frozen=True)
 class Run:
     """What a run does. There are no times in it: the same run gives the same file. `settings`: whatever changes the
-    results or their names, as values that JSON has. `pictures`: how many there are to do. `resolved`: the layers,
+    results or their names, as values that JSON has. `images`: how many there are to do. `resolved`: the layers,
     methods, layouts and output that the package chose, as far as they are known."""
 
     device: str
@@ -104,7 +105,7 @@ class Run:
     settings: Mapping[str, Any]
     inputs: Sequence[str]
     root: str | None
-    pictures: int
+    images: int
     left_out: int
     resolved: Mapping[str, Any] = field(default_factory=dict)
 
@@ -112,8 +113,8 @@ class Run:
         made = {"schema": SCHEMA, "gradcam": __version__, "versions": describe_versions(), "device": self.device}
         fields = made | vars(self) | {"model": {"name": self.model, "weights": self.weights}}
         del fields["weights"]
-        found: dict[str, Any] = json.loads(json.dumps(fields))
-        return found
+        record: dict[str, Any] = json.loads(json.dumps(add_old_keys(RUN, fields)))
+        return record
 
 
 def describe_files(brought: Mapping[str, object]) -> dict[str, Any]:
@@ -156,7 +157,7 @@ def load_fields(data: bytes) -> dict[str, Any] | None:
         found = json.loads(data)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return add_new_keys(RUN, found) if isinstance(found, dict) else None
 
 
 # What must be there.
@@ -168,7 +169,7 @@ FIELDS: Mapping[str, type | tuple[type, ...]] = {
     "settings": dict,
     "inputs": list,
     "root": (str, type(None)),
-    "pictures": int,
+    "images": int,
     "left_out": int,
     "resolved": dict,
 }
@@ -225,9 +226,9 @@ def list_notes(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         notes.append(
             f"The earlier run used different versions ({', '.join(changed)}): results may differ in the last digits."
         )
-    if earlier.get("pictures") != now["pictures"]:
+    if earlier.get("images") != now["images"]:
         notes.append(
-            f"The input had {shorten(earlier.get('pictures'))} images and now has {now['pictures']}: new images are added, "
+            f"The input had {shorten(earlier.get('images'))} images and now has {now['images']}: new images are added, "
             "and existing records are kept."
         )
     return notes

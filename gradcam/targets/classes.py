@@ -16,6 +16,7 @@ from torch import Tensor
 from gradcam.errors import TargetError, shorten, show_fields, warn
 from gradcam.hooks.nested import first_floating, has_rows, take_rows
 from gradcam.options import ACTIVATIONS, SCORES
+from gradcam.renames import keep_old_attributes
 from gradcam.targets.base import Reader, Scored, Target
 from gradcam.targets.heads import NO_CLASSES
 
@@ -147,6 +148,7 @@ def probabilities(logits: Tensor, activation: str = "auto") -> Tensor:
     return logits.softmax(1)
 
 
+@keep_old_attributes
 @dataclass(frozen=True)
 class ClassTarget:
     """The classes to explain, and the kind of score.
@@ -274,7 +276,7 @@ class ClassTarget:
         is_logit = self.score == "logit"
         return logit(logits, self.classes) if is_logit else probability(logits, self.classes, self.activation)
 
-    def one(self, i: int) -> ClassTarget:
+    def select(self, i: int) -> ClassTarget:
         """Return the resolved target for image i alone."""
         rivals = None if self._rivals is None else self._rivals[i : i + 1]
         return replace(self, classes=self.classes[i : i + 1], _rivals=rivals)

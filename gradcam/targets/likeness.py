@@ -15,6 +15,7 @@ from gradcam.families.base import Embedder
 from gradcam.families.embedding import TwoTowers, find_embedder
 from gradcam.hooks.nested import Batch, caller_keeps, to_batch
 from gradcam.hooks.preserve import preserve_state
+from gradcam.renames import keep_old_attributes
 from gradcam.targets.base import Bound, Instance, Reader, Scored, Target
 
 # The methods, by what the tower of pictures ends with. Behind a mean each place, or token, has its own share.
@@ -22,6 +23,7 @@ OF_MEAN, OF_ATTENTION = "gradcam", "grad-eclip"
 ROUNDING = 64  # units in the last place, by which embeddings of one picture may differ
 
 
+@keep_old_attributes
 @dataclass(frozen=True, eq=False)
 class Like(Target):
     """A reference image: explain what makes the images similar to it.
@@ -49,8 +51,8 @@ class Like(Target):
     >>> from gradcam.targets import Like
     >>> model = torchvision.models.resnet18(weights=None).eval()
     >>> model.fc = torch.nn.Identity()
-    >>> pictures, other = torch.rand(2, 3, 64, 64), torch.rand(3, 64, 64)
-    >>> explanation = gradcam.explain(model, pictures, target=Like(other))
+    >>> images, other = torch.rand(2, 3, 64, 64), torch.rand(3, 64, 64)
+    >>> explanation = gradcam.explain(model, images, target=Like(other))
     >>> explanation.heatmaps.shape, explanation.reference.heatmaps.shape
     (torch.Size([2, 1, 64, 64]), torch.Size([1, 2, 64, 64]))
     """
@@ -68,7 +70,7 @@ class Like(Target):
             )
 
     @property
-    def pictures(self) -> Tensor | None:
+    def images(self) -> Tensor | None:
         """The reference images (R,C,H,W); None if an embedding was given."""
         given: Any = self.reference
         if not isinstance(given, Tensor):
@@ -79,7 +81,7 @@ class Like(Target):
         return None if given.ndim < 3 else given if given.ndim == 4 else given[None]
 
     def bind(self, model: nn.Module, batch: Batch) -> Bound:
-        family, others = find_embedder(model), self.pictures
+        family, others = find_embedder(model), self.images
         vectors = self.reference.reshape(-1, self.reference.shape[-1])
         if others is not None and others.ndim != batch.pictures.ndim:
             raise TargetError(

@@ -108,7 +108,7 @@ class Answers:
         )  # fmt: skip
         data = replace(made, words=loaded.words, code=loaded.code).to_data()
         if isinstance(entry.source, Path):
-            data["picture"]["path"] = printable(str(entry.source))
+            data["image"]["path"] = printable(str(entry.source))
         return data
 
     def _find_target(self, classifier: Classifier, question: Question) -> Any:
@@ -155,7 +155,7 @@ class Answers:
             return None
         loaded = self.models.get(question.other)
         prepared = self._prepare(question.picture, question.other, loaded, question.edits)
-        same, things = None, first["things"]
+        same, things = None, first["targets"]
         if things["kind"] == "class" and loaded.classifier.task == "classification":
             same = _find_same(loaded.classifier, things["names"][first["first"]], things["indices"][first["first"]])
         asked = replace(question, wanted=question.other, layer=None, first=same)

@@ -19,9 +19,10 @@ from gradcam._version import __version__
 from gradcam.errors import GradcamError, OutputError, printable, show_fields
 from gradcam.images.read import Pixels, Region
 from gradcam.images.write import encode_image, fit_view
+from gradcam.renames import PAGE, OldKeys, find_old_names, keep_old_attributes
 from gradcam.web.render import render_whole, to_source, write_page
 
-SCHEMA = 1
+SCHEMA = 2
 LONGEST = 1600  # pixels of the picture in the page
 QUALITY = 88
 COLORMAPS = ("turbo", "viridis", "cividis", "grey")  # cividis and grey for whoever sees colours otherwise
@@ -32,7 +33,7 @@ Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Things:
+class PageTargets:
     """The targets that a page explains: classes, most probable first; or boxes, masks, sentences, words.
 
     Attributes
@@ -56,8 +57,8 @@ class Things:
     Examples
     --------
     >>> import gradcam
-    >>> things: gradcam.web.page.Things = gradcam.page("photo.jpg", layers=["layer4"]).things
-    >>> things.kind, things.names[0], things.indices[0]
+    >>> targets: gradcam.web.page.PageTargets = gradcam.page("photo.jpg", layers=["layer4"]).targets
+    >>> targets.kind, targets.names[0], targets.indices[0]
     ('class', 'Egyptian cat', 285)
     """
 
@@ -70,6 +71,7 @@ class Things:
     code: Sequence[str | None] | None = None
 
 
+@keep_old_attributes
 @dataclass(frozen=True, eq=False)
 class MapSet:
     """The maps of a page by one method at one layer, in float32: as values, or as weighted sums of channels.
@@ -88,8 +90,8 @@ class MapSet:
         Weight of each channel, for each target.
     channels : array (C,h,w) or None
         The channels. A map is their sum with these weights.
-    things : sequence of int or None
-        Positions of the targets in `Page.things` that have a map; None for all.
+    targets : sequence of int or None
+        Positions of the targets in `Page.targets` that have a map; None for all.
 
     Examples
     --------
@@ -105,7 +107,7 @@ class MapSet:
     maps: Floats | None = None
     weights: Floats | None = None
     channels: Floats | None = None
-    things: Sequence[int] | None = None
+    targets: Sequence[int] | None = None
 
     __repr__ = show_fields
 
@@ -132,10 +134,11 @@ class MapSet:
             found |= {"grid": list(maps.shape[1:]), "maps": encode(maps.reshape(len(maps), -1))}
         elif weights is not None and channels is not None:
             found |= {"weights": encode(weights, "int16"), "channels": encode(channels.reshape(len(channels), -1))}
-        is_all = self.things is None or list(self.things) == list(range(total))
-        return found | {"things": None if is_all else [int(it) for it in self.things or ()]}
+        is_all = self.targets is None or list(self.targets) == list(range(total))
+        return found | {"targets": None if is_all else [int(it) for it in self.targets or ()]}
 
 
+@keep_old_attributes
 @dataclass(frozen=True, eq=False)
 class Page:
     """An interactive HTML page of one image and its heatmaps. It needs no server and no network.
@@ -147,18 +150,18 @@ class Page:
     ----------
     name : str
         Name of the image.
-    picture : array (H,W,3)
+    image : array (H,W,3)
         The image, RGB, uint8.
     region : (int, int, int, int)
         The part of the image that the model saw, in pixels: top, left, height, width.
     model : str
         Name of the model.
-    things : Things
+    targets : PageTargets
         The targets that the maps explain.
     maps : sequence of MapSet
         The maps, one entry per layer and method.
     total : int
-        Number of classes of the model; `things` may hold fewer.
+        Number of classes of the model; `targets` may hold fewer.
     words : sequence of str
         Command-line options that select the model.
     code : str
@@ -178,18 +181,18 @@ class Page:
     --------
     >>> import gradcam
     >>> page = gradcam.page("photo.jpg", layers=["layer4"])
-    >>> len(page.things.names), page.maps[0].maps.shape
+    >>> len(page.targets.names), page.maps[0].maps.shape
     (1000, (1000, 7, 7))
     >>> page.save("photo.html")
     >>> page.to_data()["schema"]
-    1
+    2
     """
 
     name: str
-    picture: Pixels = field(repr=False)
+    image: Pixels = field(repr=False)
     region: Region
     model: str
-    things: Things = field(repr=False)
+    targets: PageTargets = field(repr=False)
     maps: Sequence[MapSet] = field(repr=False)
     total: int = 0
     words: Sequence[str] = ()
@@ -202,7 +205,7 @@ class Page:
 
     __repr__ = show_fields
 
-    def judged(self, verdict: Mapping[str, Any]) -> Self:
+    def with_verdict(self, verdict: Mapping[str, Any]) -> Self:
         """Return a copy of the page with the result of a check.
 
         Parameters
@@ -225,22 +228,22 @@ class Page:
         dict
             The image as a JPEG and the quantised maps, both in base64, with all names and settings.
         """
-        shown = fit_view(self.picture, LONGEST)
-        height, width = self.picture.shape[:2]
-        things = self.things
+        shown = fit_view(self.image, LONGEST)
+        height, width = self.image.shape[:2]
+        targets = self.targets
         listed: dict[str, Any] = {
-            "kind": things.kind,
-            "names": list(map(printable, things.names)),
-            "indices": list(things.indices),
-            "shares": [None if it is None or not math.isfinite(it) else float(f"{it:.4g}") for it in things.shares],
+            "kind": targets.kind,
+            "names": list(map(printable, targets.names)),
+            "indices": list(targets.indices),
+            "shares": [None if it is None or not math.isfinite(it) else float(f"{it:.4g}") for it in targets.shares],
         }
         for name in ("boxes", "words", "code"):
-            if (values := getattr(things, name)) is not None:
+            if (values := getattr(targets, name)) is not None:
                 listed[name] = [list(it) if isinstance(it, (tuple, list)) else it for it in values]
-        return {
+        data = {
             "schema": SCHEMA,
             "version": __version__,
-            "picture": {
+            "image": {
                 "name": printable(self.name),
                 "width": width,
                 "height": height,
@@ -254,13 +257,14 @@ class Page:
                 "code": self.code,
                 "reshape": self.reshape,
             },
-            "things": listed,
-            "maps": [each.to_data(len(things.names)) for each in self.maps],
+            "targets": listed,
+            "maps": [each.to_data(len(targets.names)) for each in self.maps],
             "first": self.first,
             "notes": list(map(printable, self.notes)),
             "verdict": None if self.verdict is None else dict(self.verdict),
             "link": self.link,
         }
+        return OldKeys(PAGE, data)
 
     def to_html(self) -> str:
         """Render the page as HTML.
@@ -335,3 +339,6 @@ def to_table(name: str) -> str:
     else:
         table = colours_of(find_colormap(name)).astype(np.uint8)
     return base64.b64encode(np.ascontiguousarray(table).tobytes()).decode()
+
+
+__getattr__ = find_old_names(__name__)

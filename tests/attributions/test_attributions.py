@@ -697,8 +697,8 @@ class TestClassifier:
         expected = guided_gradcam(classifier.model, images, "layer4", target=found.classes)
         assert torch.equal(found.values, expected.values)
         assert [classifier.labels[index] for index in found.classes[:, 0]] == ["espresso", "koala"]
-        assert repr(found).startswith("PictureAttribution(2 image(s), 2 score(s) each, guided-gradcam at layer4")
-        picture = found.picture(0, 1)
+        assert repr(found).startswith("ImageAttribution(2 image(s), 2 score(s) each, guided-gradcam at layer4")
+        picture = found.draw(0, 1)
         top, left, height, width = classifier.region(640, 800)
         assert picture.shape == (640, 800, 3)
         outside = np.ones((640, 800), bool)
@@ -707,12 +707,12 @@ class TestClassifier:
         seen = picture[top : top + height, left : left + width].astype(int) - 128
         cat, espresso = np.abs(seen[:, : width // 2]).mean(), np.abs(seen[:, width // 2 :]).mean()
         assert cat > 2 * espresso  # the cat is on the left
-        other = found.picture(0, 0)[top : top + height, left : left + width].astype(int) - 128
+        other = found.draw(0, 0)[top : top + height, left : left + width].astype(int) - 128
         assert np.abs(other[:, width // 2 :]).mean() > 2 * np.abs(other[:, : width // 2]).mean()
         assert found._repr_png_().startswith(b"\x89PNG")
         for i, k in ((2, 0), (0, 2), (-3, 0)):
             with pytest.raises(ImageError, match="There is no attribution"):
-                found.picture(i, k)
+                found.draw(i, k)
 
     def test_a_picture_of_the_networks_size_is_drawn_as_it_is(self, classifier: gradcam.Classifier) -> None:
         image = np.random.default_rng(0).integers(0, 256, (256, 256, 3), np.uint8)
@@ -720,7 +720,7 @@ class TestClassifier:
         assert found.layer is None
         assert found.regions == [(16, 16, 224, 224)]
         drawn = attributions.draw_attribution(found.values[0, 0])
-        assert np.array_equal(found.picture()[16:240, 16:240], drawn)
+        assert np.array_equal(found.draw()[16:240, 16:240], drawn)
         assert found._repr_png_().startswith(b"\x89PNG")
 
     def test_layers_and_names(self, classifier: gradcam.Classifier, photo: Any) -> None:

@@ -171,8 +171,8 @@ class TestEquality:
         pair = [gradcam.explain_files(paths, classifier, pixels=pixels, batch_size=3) for pixels in ("device", "cpu")]
         for ours, theirs in zip(*pair):
             one, other = (next(iter(it.explanations.values())) for it in (ours, theirs))
-            assert isinstance(one.pictures[0], np.ndarray)
-            assert np.array_equal(one.pictures[0], other.pictures[0])
+            assert isinstance(one.images[0], np.ndarray)
+            assert np.array_equal(one.images[0], other.images[0])
             assert one.heatmaps.device.type == "cpu"
             assert torch.equal(one.classes, other.classes)
             assert (one.probabilities() - other.probabilities()).abs().max() <= 0.005

@@ -196,7 +196,7 @@ def test_attributions_are_written_in_their_own_way(do: Callable[..., Work], phot
     assert of_map.panel == "sub/cat-compare.png"
     assert of_attribution.evidence == "signed"
     for name in (of_attribution.overlay, of_attribution.heatmap):
-        assert np.array_equal(gradcam.read_image(work.folder / str(name)), expected.picture())
+        assert np.array_equal(gradcam.read_image(work.folder / str(name)), expected.draw())
     values = np.load(work.folder / str(of_attribution.map))
     assert values.dtype == np.float32
     assert values.min() < 0 < values.max()
@@ -293,7 +293,7 @@ def test_a_picture_that_cannot_be_drawn_fails_by_itself(
     assert work.files() == set()  # nor is anything written of it
     with monkeypatch.context() as patch:
         patch.setattr(
-            gradcam.batch.findings.PictureExplanation, "overlay", lambda *_, **__: np.zeros((9, 70_000, 3), np.uint8)
+            gradcam.batch.findings.ImageExplanation, "overlay", lambda *_, **__: np.zeros((9, 70_000, 3), np.uint8)
         )
         error = work.save(Path("x"), found=found).record.error
     assert error == "sub/cat.jpg: 70000 x 9 pixels are too large for this format: choose .png"

@@ -171,7 +171,7 @@ class TestNumbers:
             assert torch.equal(ours.classes, alone.classes)
             for part in ("maps", "heatmaps", "scores"):
                 torch.testing.assert_close(getattr(ours, part), getattr(alone, part), rtol=1e-5, atol=1e-5)
-            assert np.array_equal(each.picture, alone.pictures[0])  # type: ignore[union-attr]
+            assert np.array_equal(each.picture, alone.images[0])  # type: ignore[union-attr]
             assert ours.regions == alone.regions
             best = alone.probabilities()[0].argmax().item()
             assert each.predictions[0].index == best  # type: ignore[union-attr]

@@ -69,7 +69,7 @@ def test_pictures_are_remembered(classifier: gradcam.Classifier, photo: Callable
     expected = gradcam.overlay(
         gradcam.read_image(photo("koala.webp")),
         fused.heatmaps[0, 0],
-        region=classifier.region(*fused.pictures[0].shape[:2]),
+        region=classifier.region(*fused.images[0].shape[:2]),
         outline=True,
     )
     assert (fused.overlay() == expected).all()
@@ -82,7 +82,7 @@ def test_pictures_are_remembered(classifier: gradcam.Classifier, photo: Callable
         (dict, "mean", "expected a non-empty list"),
         (lambda: explain("0"), "mean", "expected a non-empty list"),
         (lambda: [explain("0"), "heatmap"], "mean", "expected a non-empty list"),
-        (lambda: [explain("0")], "min", "how is 'min', expected one of 'mean', 'max'"),
+        (lambda: [explain("0")], "min", "reduction is 'min', expected one of 'mean', 'max'"),
         (lambda: [explain("0", target=1), explain("3", target=2)], "mean", "different classes"),
         (lambda: [explain("0", target=1), explain("3", target=lambda x: x[:, 1])], "mean", "different classes"),
         (

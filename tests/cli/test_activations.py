@@ -41,7 +41,7 @@ def draw(classifier: gradcam.Classifier, path: Path, layers: list[str], **option
     top, left, height, width = classifier.region(*picture.shape[:2])
     return draw_activations(
         activations(classifier.model, classifier.batch([picture]), layers),
-        picture=picture[top : top + height, left : left + width],
+        input_image=picture[top : top + height, left : left + width],
         title=f"{path.name}, as seen by efficientnet_lite0",
         **options,
     )

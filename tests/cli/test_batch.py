@@ -736,7 +736,7 @@ def test_no_memory_even_for_one_picture(
     def fail(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    monkeypatch.setattr(gradcam.Classifier, "carry_out", fail)
+    monkeypatch.setattr(gradcam.Classifier, "run_plan", fail)
     outcome = batch("photos/b/koala.png", "photos/macaw.png", "-o", "out")
     assert outcome.status == 1
     assert outcome.out.startswith("0 images explained, 2 failed")

@@ -69,7 +69,7 @@ def test_a_map_that_fails_is_a_result(gradcam_command: Command, folder: Path, ph
     outcome = gradcam_command("check", "--device", "cpu", "--method", "centre", photo("koala.webp"), "--json")
     (record,) = records(outcome)
     assert (outcome.status, record["outcome"], record["status"]) == (0, "failed", "ok")
-    assert (record["method"], record["layer"], record["told_apart"]) == ("centre", None, [])
+    assert (record["method"], record["layer"], record["distinguished_from"]) == ("centre", None, [])
     assert [(test["name"], test["outcome"]) for test in record["tests"]] == [
         ("stability", "passed"),
         ("classes", "failed"),
@@ -107,7 +107,7 @@ def test_the_command_s_other_pictures_stand_beside(
     found = records(outcome)
     assert [record["status"] for record in found] == ["ok"] * 4 + ["failed"]
     alone = records(gradcam_command("check", *named, "--device", "cpu", "--json", "-o", "alone", pictures[0]))[0]
-    effects = [{sham["name"]: sham["effect"] for sham in record["shams"]} for record in (found[0], alone)]
+    effects = [{sham["name"]: sham["effect"] for sham in record["controls"]} for record in (found[0], alone)]
     assert effects[0]["edges"] != effects[1]["edges"]  # other pictures stand beside it
 
 

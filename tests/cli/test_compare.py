@@ -215,7 +215,7 @@ def test_run_writes_the_picture_of_an_attribution(
     (entry,) = record["explained"]
     assert files(folder) == ["koala-guided-gradcam-106-wombat.png"]
     attribution = classifier.attribute(small("koala.webp"), "guided-gradcam", target=106)
-    assert np.array_equal(pixels(folder / "koala-guided-gradcam-106-wombat.png"), attribution.picture())
+    assert np.array_equal(pixels(folder / "koala-guided-gradcam-106-wombat.png"), attribution.draw())
     assert (entry["label"], entry["layer"], entry["method"], entry["evidence"]) == (
         "wombat",
         "layer4",

@@ -124,7 +124,7 @@ def test_a_snapshot_is_taken_and_compared_with(
 ) -> None:
     assert diff(models("make"), pictures, "--save", "base").status == 0
     assert files(folder) == ["base"]
-    assert len(read_snapshot("base").pictures) == 3
+    assert len(read_snapshot("base").entries) == 3
     same = diff(models("make"), pictures, "--against", "base", "--fail-if", "correlation<0.999", "--fail-if", "agree<1")
     assert (same.status, "Failed" in same.err) == (0, False)
     kept = diff(models("other"), pictures, "--against", "base", "--json")

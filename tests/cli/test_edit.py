@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import gradcam
-from gradcam.images.edit import edit_picture
+from gradcam.images.edit import edit_image
 from tests.cli.test_cli import Command, files, folder, gradcam_command, pixels, run
 
 __all__ = ["folder", "gradcam_command", "run"]  # fixtures
@@ -23,7 +23,7 @@ def test_the_edited_picture_is_explained_and_drawn(
     told = run(picture, *(word for each in edits for word in ("--edit", each)), "--json")
     assert told.status == 0, told.err
     record = json.loads(told.out)
-    edited = edit_picture(gradcam.read_image(picture), edits)
+    edited = edit_image(gradcam.read_image(picture), edits)
     one = classifier.explain(edited)
     assert record["edits"] == edits
     assert record["predictions"][0]["probability"] == pytest.approx(float(one.probabilities().max()), abs=1e-4)

@@ -125,7 +125,8 @@ def test_a_safetensors_file_keeps_the_precision_and_says_whose_features_they_are
         "schema": 1,
         "file": "f.safetensors",
         "model": "efficientnet_lite0",
-        "pictures": 3,
+        "images": 3,
+        "pictures": 3,  # the old name
         "failed": 0,
         "layers": {
             "layer1": {"shape": [3, 24, 56, 56], "dtype": "bfloat16"},
@@ -211,7 +212,7 @@ def test_a_broken_picture_is_named_and_left_out(
     assert "b/broken.png: is damaged or cut off" in outcome.err
     assert np.load("f.npz")["names"].tolist() == NAMES
     (record,) = map(json.loads, outcome.out.splitlines())
-    assert (record["pictures"], record["failed"]) == (3, 1)
+    assert (record["images"], record["failed"]) == (3, 1)
     assert record["layers"] == {"conv": {"shape": [3, 4, 4, 4], "dtype": "float32"}}
 
 
@@ -355,7 +356,7 @@ def test_a_file_that_is_there_is_replaced_and_the_same_pictures_give_the_same_by
 
 def test_the_models_own_words_do_not_mix_with_the_record(tiny: Command, photos: Path) -> None:
     outcome = tiny("photos", "-l", "conv", "-o", "f.npz", "--json")
-    assert json.loads(outcome.out)["pictures"] == 3
+    assert json.loads(outcome.out)["images"] == 3
     assert "the model speaks" in outcome.err
 
 

@@ -47,8 +47,8 @@ def test_one_picture_is_one_file(photo: Callable[[str], Path], tmp_path: Path, m
     shutil.copy(photo("coffee.jpg"), tmp_path)
     told = run("page", "coffee.jpg", *FAST, "-o", "photo.html", "--class", "tripod").output
     data = read(tmp_path / "photo.html")
-    assert data["picture"]["name"] == "coffee.jpg"
-    assert data["things"]["names"][data["first"]] == "tripod"
+    assert data["image"]["name"] == "coffee.jpg"
+    assert data["targets"]["names"][data["first"]] == "tripod"
     assert data["model"]["words"] == []
     assert data["verdict"] is None
     assert "photo.html" in told
@@ -96,7 +96,7 @@ def test_a_folder_has_a_page_for_each_and_a_gallery(photo: Callable[[str], Path]
     assert done["index.jpg"] == "index-page.html"
     for name, page in done.items():
         data = read(pages / str(page))
-        assert data["picture"]["name"] == Path(name).name
+        assert data["image"]["name"] == Path(name).name
         assert (pages / str(page)).parent.joinpath(data["link"]).resolve() == (pages / "index.html").resolve()
     details = "".join(path.read_text() for path in pages.glob("report/details-*/*.js"))
     assert '"page":"more/rocket.html"' in details

@@ -103,9 +103,9 @@ def test_of_too_few_pictures_nothing_is_recommended(recommend: Command, folder: 
     assert [shlex.split(text) for text in commands] == [line("--method", "gradcam", "--layer", "turn")] * 2
     said = recommend("photos", "--methods", "gradcam,hirescam", "--scores", "logit", "--json").out.splitlines()[-1]
     record = json.loads(said, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    gain = record["several"]["gain"]
+    gain = record["several_objects"]["gain"]
     assert (gain["n"], gain["low"], gain["high"]) == (6, None, None)
-    assert record["several"]["leader"]["layer"] == "active"
+    assert record["several_objects"]["leader"]["layer"] == "active"
 
 
 def test_annotated_objects_say_where_one_is(recommend: Command, folder: Path) -> None:
@@ -114,7 +114,7 @@ def test_annotated_objects_say_where_one_is(recommend: Command, folder: Path) ->
     (folder / "boxes.csv").write_text("\n".join(["image,left,top,right,bottom,class", *rows]))
     options = ("photos", "--methods", "gradcam", "--scores", "logit", "--annotations", "boxes.csv")
     record = json.loads(recommend(*options, "--json").out.splitlines()[-1])
-    assert record["one"]["judged_by"] == "objects"
+    assert record["single_object"]["measure"] == "objects"
     found = {row["layer"]: row["objects"] for row in record["rows"]}
     # Brightness grows by rows: at "active" the upper half has less than the lower in all pairs, at "turn" more in all.
     assert (found["active"]["mean"], found["turn"]["mean"]) == pytest.approx((0, 1), abs=0.01)  # 8 bits have ties
@@ -137,15 +137,16 @@ def test_json_has_all_that_python_measures(recommend: Command, folder: Path) -> 
     outcome = recommend("photos", "--methods", "gradcam,eigencam", "--json", "--seed", "3")
     assert outcome.status == 0, outcome.err
     (record,) = map(json.loads, outcome.out.splitlines())
-    commands = [record[name].pop("command") for name in ("one", "several")]
+    commands = [record[name].pop("command") for name in ("single_object", "several_objects", "one", "several")]
     assert all(command.startswith("gradcam run photo.jpg ") for command in commands)
     settings = {"labels": COLOURS, "mean": (0.5,) * 3, "std": (0.5,) * 3, "size": (8, 8), "layer": "turn"}
     classifier = gradcam.load_classifier("net.py:make", **settings)
     pictures = {path.name: path for path in sorted((folder / "photos").glob("*.png"))}
     expected = measure(classifier, pictures, methods=["gradcam", "eigencam"], seed=3).to_dict()
-    assert record == {"schema": 1, **json.loads(json.dumps(expected)), "given": 9, "taken": 9, "failed": 0}
-    assert (record["several"]["method"], record["several"]["layer"]) == ("gradcam", "active")
-    assert record["pictures"] == sorted(f"{name}.png" for name in (*COLOURS, "red2", "green2"))
+    counts = dict.fromkeys(("input_count", "sampled_count", "given", "taken"), 9)
+    assert record == {"schema": 1, **json.loads(json.dumps(expected)), **counts, "failed": 0}
+    assert (record["several_objects"]["method"], record["several_objects"]["layer"]) == ("gradcam", "active")
+    assert record["images"] == sorted(f"{name}.png" for name in (*COLOURS, "red2", "green2"))
     again = recommend("photos", "--methods", "gradcam,eigencam", "--json", "--seed", "3").out
     assert again.splitlines()[-1] == outcome.out.strip()  # before it is what the model above printed
 
@@ -156,7 +157,7 @@ def test_a_picture_that_cannot_be_read_is_named_and_left_out(recommend: Command,
     assert outcome.status == 1
     assert "broken.png: " in outcome.err
     record = json.loads(outcome.out)
-    assert (record["given"], record["taken"], record["failed"]) == (10, 10, 1)
+    assert (record["input_count"], record["sampled_count"], record["failed"]) == (10, 10, 1)
     said = recommend("photos", "--methods", "gradcam", "--scores", "logit")
     assert "8 of 10 images, 1 failed, 1 not in a mosaic" in said.out
 
@@ -170,8 +171,13 @@ def test_of_many_pictures_some_are_drawn_by_the_seed(recommend: Command, folder:
             "photos", "--limit", 5, "--methods", "gradcam", "--scores", "logit", "--seed", seed, "--json"
         )
         record = json.loads(outcome.out)
-        assert (record["given"], record["taken"], len(record["pictures"]), record["mosaics"]) == (6, 5, 5, 5)
-        drawn.add(tuple(record["pictures"]))
+        assert (record["input_count"], record["sampled_count"], len(record["images"]), record["mosaics"]) == (
+            6,
+            5,
+            5,
+            5,
+        )
+        drawn.add(tuple(record["images"]))
     assert len(drawn) > 1
 
 
@@ -229,7 +235,7 @@ def test_too_few_classes_are_an_error_with_what_there_is(recommend: Command, fol
     assert "needs images of four classes with a probability of 0.5 or more, but there are 3 classes" in outcome.err
     assert "grey.png 0.1" in outcome.err
     assert outcome.out == ""
-    enough = recommend("photos", "--least", "0.1", "--methods", "gradcam", "--scores", "logit")
+    enough = recommend("photos", "--min-probability", "0.1", "--methods", "gradcam", "--scores", "logit")
     assert (enough.status, "4 of 4 images" in enough.out) == (0, True)
 
 
@@ -241,7 +247,7 @@ def test_too_few_classes_are_an_error_with_what_there_is(recommend: Command, fol
         (["photos", "--scores", "logits"], "There is no score 'logits'. Choose from logit, probability, contrast"),
         (["photos", "-l", "activ"], "There is no layer 'activ'"),
         (["photos", "--limit", "3"], "--limit"),
-        (["photos", "--least", "2"], "--least"),
+        (["photos", "--min-probability", "2"], "--min-probability"),
         (["nowhere"], "nowhere: does not exist"),
         ([], "Missing argument"),
     ],

@@ -99,7 +99,7 @@ class TestService:
     @pytest.mark.parametrize("label", [None, "cup"])
     def test_a_picture(self, client: Any, label: str | None) -> None:
         data = (ROOT / "assets/coffee.jpg").read_bytes()
-        answer = client.post("/explain", files={"picture": data}, params={"label": label} if label else {})
+        answer = client.post("/explain", files={"image": data}, params={"label": label} if label else {})
         assert answer.status_code == 200
         assert answer.headers["X-Label"] == (label or "espresso")
         Path("answer.png").write_bytes(answer.content)
@@ -109,7 +109,7 @@ class TestService:
     @pytest.mark.parametrize(("data", "label"), [(b"nothing", None), (b"", None), ("coffee.jpg", "no such class")])
     def test_what_is_wrong_is_said(self, client: Any, data: bytes | str, label: str | None) -> None:
         sent = (ROOT / "assets" / data).read_bytes() if isinstance(data, str) else data
-        answer = client.post("/explain", files={"picture": ("a", sent)}, params={"label": label} if label else {})
+        answer = client.post("/explain", files={"image": ("a", sent)}, params={"label": label} if label else {})
         assert answer.status_code == 400
         assert len(answer.json()["detail"]) > 20
 

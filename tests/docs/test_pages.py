@@ -86,7 +86,7 @@ def _(names: dict[str, Any]) -> None:
 @shown("docs/reference/page.md")
 def _(names: dict[str, Any]) -> None:
     one = gradcam.load_classifier().explain("photo.jpg", "layer4", evidence="signed")
-    assert names["data"]["things"]["names"][0] == "espresso"
+    assert names["data"]["targets"]["names"][0] == "espresso"
     assert np.abs(names["maps"][0] - one.maps.flatten().numpy()).max() <= 0.005 * float(one.maps.abs().max())
 
 

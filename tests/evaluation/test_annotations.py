@@ -37,7 +37,7 @@ def write(folder: Path, text: str, name: str = "boxes.csv") -> Path:
 
 
 def truth(annotations: Annotations, name: str = "a.jpg", **options: Any) -> Truth:
-    found = annotations.truth(name, WHOLE, SIZE, picture=SIZE, **options)
+    found = annotations.truth(name, WHOLE, SIZE, image_size=SIZE, **options)
     assert found is not None
     return found
 
@@ -284,7 +284,7 @@ def test_truth_is_where_the_network_sees_the_object(tmp_path: Path, classifier: 
     prepared = classifier.prepare(tmp_path / "a.png")
     picture = prepared.reading.picture.shape[:2]
     assert picture == (300, 420)
-    found = annotations.truth("a.png", classifier.region(*picture), prepared.image.shape[1:], picture=picture)
+    found = annotations.truth("a.png", classifier.region(*picture), prepared.image.shape[1:], image_size=picture)
     assert found is not None
     middle = (prepared.image.min() + prepared.image.max()) / 2
     bright = (prepared.image > middle).all(0)
@@ -635,7 +635,7 @@ def test_what_is_twice_or_missing_in_a_coco_file(tmp_path: Path) -> None:
 def test_a_coco_file_of_pictures_of_another_size(tmp_path: Path) -> None:
     annotations = read_coco(tmp_path, coco(segmentation=None))
     with pytest.raises(InputError, match="annotation 11: has 100 x 50 pixels, but the upright image has 50 x 100"):
-        annotations.truth("a.jpg", (0, 0, 100, 50), (10, 10), picture=(100, 50))
+        annotations.truth("a.jpg", (0, 0, 100, 50), (10, 10), image_size=(100, 50))
 
 
 # The sample pictures
@@ -654,7 +654,7 @@ def test_gradcam_points_to_objects_of_the_samples(photo: Callable[[str], Path], 
         heatmaps = classifier.explain(prepared, target=[classes]).heatmaps[0]
         for index, heatmap in zip(classes, heatmaps):
             size = prepared.image.shape[1:]
-            found = annotations.truth(name, classifier.region(*picture), size, index, picture=picture)
+            found = annotations.truth(name, classifier.region(*picture), size, index, image_size=picture)
             assert found is not None
             hits.append(pointing_game(heatmap[None], found.masks).item())
             constant = energy_pointing_game(torch.ones_like(heatmap)[None], found.masks).item()
@@ -673,7 +673,7 @@ def test_each_of_two_classes_has_its_mass_on_its_object(photo: Any, classifier: 
     picture = prepared.reading.picture.shape[:2]
     heatmaps = classifier.explain(prepared, target=[["Egyptian cat", "espresso"]]).heatmaps[0]
     truths = [
-        annotations.truth(path.name, classifier.region(*picture), (224, 224), index, picture=picture)
+        annotations.truth(path.name, classifier.region(*picture), (224, 224), index, image_size=picture)
         for index in (285, 967)
     ]
     mass = [[energy_pointing_game(heatmap[None], it.masks).item() for it in truths if it] for heatmap in heatmaps]

@@ -109,7 +109,7 @@ def test_each_picture_of_a_class_is_in_one_cluster_and_it_repeats() -> None:
 def test_the_mark_in_the_corner_comes_first_of_drawn_pictures(found: Audit, marked: tuple[Path, list[str]]) -> None:
     first = found.clusters[0]
     assert set(first.members) == set(marked[1])
-    assert (first.class_name, first.where, first.pictures) == ("apple", "in the bottom right corner", 40)
+    assert (first.class_name, first.where, first.image_count) == ("apple", "in the bottom right corner", 40)
     assert first.describe() == (
         "in the bottom right corner, in 6 of 40 images of apple; none of 40 images of other classes has as much evidence "
         "there"
@@ -259,7 +259,7 @@ def write_table(path: Path, rows: list[str]) -> Path:
 
 
 def count_labels(found: Audit) -> dict[str, int]:
-    return {it.class_name: it.pictures for it in found.clusters}
+    return {it.class_name: it.image_count for it in found.clusters}
 
 
 @pytest.mark.parametrize("start", ["", "fruit/", "beside"])
@@ -342,7 +342,7 @@ def test_a_class_with_few_pictures_stands_for_other_classes_only(marked: tuple[P
         "compared with them: lime (4)."
     )
     assert {it.class_name for it in found.clusters} == {"apple"}
-    assert {it.others for it in found.clusters} == {4}
+    assert {it.other_image_count for it in found.clusters} == {4}
     few = dict(list(labels.items())[:8])
     with pytest.raises(InputError, match="Clustering needs 10 images with positive evidence"):
         audit(marked[0], load(), labels=few)
@@ -355,7 +355,7 @@ def test_maps_that_are_blank_are_told_and_left_out(tmp_path: Path) -> None:
     assert found.blank == ("apple/00.png",)
     assert any("1 image has no positive evidence for the class" in note for note in found.notes)
     assert all("apple/00.png" not in it.members for it in found.clusters)
-    assert {it.pictures for it in found.clusters if it.class_name == "apple"} == {13}
+    assert {it.image_count for it in found.clusters if it.class_name == "apple"} == {13}
 
 
 class Spoilt(nn.Module):

@@ -67,15 +67,15 @@ def test_gradcam_on_the_koala_passes(koala: Verdict) -> None:
     assert koala.outcome == "passed"
     assert outcomes(koala) == dict.fromkeys(QUESTIONS, "passed")
     assert (koala.class_name, koala.method, koala.layer) == ("koala (105)", "gradcam", "layer4")
-    assert set(SHAMS) - {RIVAL} <= set(koala.told_apart)
-    assert [sham.name for sham in koala.shams] == list(SHAMS)
-    assert not any(sham.is_better for sham in koala.shams)
+    assert set(SHAMS) - {RIVAL} <= set(koala.distinguished_from)
+    assert [sham.name for sham in koala.controls] == list(SHAMS)
+    assert not any(sham.is_better for sham in koala.controls)
 
 
 def test_the_numbers_are_those_of_the_functions(koala: Verdict, classifier: gradcam.Classifier, photo: Photo) -> None:
     values = {test.name: test.value for test in koala.tests}
     subject = Subject(classifier.model, classifier.batch([photo("koala.webp")]))
-    explain, exhibits = gradcam_of(classifier), koala.exhibits
+    explain, exhibits = gradcam_of(classifier), koala.artifacts
     own = explain(subject.model, subject.images, subject.classes)
     assert torch.equal(own[0], exhibits.heatmap)
     drawn = randomisation(subject, explain, own, stages=3, seed=0)
@@ -87,7 +87,7 @@ def test_the_numbers_are_those_of_the_functions(koala: Verdict, classifier: grad
     assert values["stability"] == pytest.approx(
         float(rank_correlation(own.expand(4, -1, -1), exhibits.noisy_maps).mean()), abs=1e-5
     )
-    rival = next(sham for sham in koala.shams if sham.name == RIVAL)
+    rival = next(sham for sham in koala.controls if sham.name == RIVAL)
     assert koala.rival == f"{classifier.label(exhibits.rivals[0])} ({float(likeness[0]):.2f})"
     assert f"The rival class has the same heatmap: {koala.rival}." in koala.summary
     assert rival.alike > 0.5
@@ -96,7 +96,7 @@ def test_the_numbers_are_those_of_the_functions(koala: Verdict, classifier: grad
 def test_the_map_is_tried_in_mosaics_of_pictures_that_show_the_class_least(
     koala: Verdict, classifier: gradcam.Classifier
 ) -> None:
-    ground, placed = koala.exhibits.ground, koala.exhibits.placed
+    ground, placed = koala.artifacts.ground, koala.artifacts.placed
     assert ground is not None
     assert placed is not None
     assert ground.cells is not None
@@ -139,7 +139,7 @@ def test_maps_that_know_nothing_of_the_model_fail(
     assert found.outcome == "failed"
     assert outcomes(found)[decided] == "failed"
     assert found.tests[-1].name == decided  # nothing is asked once one has failed
-    assert found.told_apart == []
+    assert found.distinguished_from == []
 
 
 def shifted(explain: Any) -> Any:
@@ -227,7 +227,7 @@ def test_networks_that_are_sure_by_chance_tell_no_picture_from_others(seed: int)
     classifier = gradcam.load_classifier(model, size=(96, 96), layer="5")
     shown = [draw_scene(np.random.default_rng([8, it]), things=[Wish(colour=it % 4)]).picture for it in range(12)]
     picture, others = shown[seed], [shown[it] for it in range(1, 6)]
-    found = check(classifier, picture, method="layercam", others=others)
+    found = check(classifier, picture, method="layercam", other_images=others)
     assert found.outcome == "undecided"
     told = re.search(r"difference in probability is (-?[.\d]+)", found.tests[-1].reason)
     assert told is not None
@@ -278,7 +278,7 @@ def test_a_picture_too_small_for_a_mosaic_is_tried_by_itself() -> None:
     picture[4:8, 0:8] = (20, 245, 20)
     found = check(classifier, picture, target=GREEN)
     assert "The model does not recognise the class among other images, so the image was tested alone." in found.notes
-    assert {sham.order for sham in found.shams} <= {None}
+    assert {sham.order for sham in found.controls} <= {None}
 
 
 # How it is asked
@@ -287,21 +287,21 @@ def test_a_picture_too_small_for_a_mosaic_is_tried_by_itself() -> None:
 def test_other_pictures_may_stand_beside(colours: gradcam.Classifier, green: Path, tmp_path: Path) -> None:
     reds = [colour_model.paint(tmp_path / f"{number}.png", 0, seed=number) for number in range(3)]
     cyan = colour_model.paint(tmp_path / "cyan.png", 4)
-    found = check(colours, green, others=[green, *reds, cyan])
-    ground = found.exhibits.ground
+    found = check(colours, green, other_images=[green, *reds, cyan])
+    ground = found.artifacts.ground
     assert ground is not None
     corners = ground.images[0].flatten(1)
     assert (corners[0] - corners[1] > 0.5).float().mean() > 0.05  # red squares stand beside it
     with pytest.raises(ImageError):
-        check(colours, green, others=[green, *reds, tmp_path / "none.png"])
-    by_itself = check(colours, green, others=reds[:2])  # too few: those of the package
-    assert torch.equal(by_itself.exhibits.ground.images, check(colours, green).exhibits.ground.images)  # type: ignore[union-attr]
+        check(colours, green, other_images=[green, *reds, tmp_path / "none.png"])
+    by_itself = check(colours, green, other_images=reds[:2])  # too few: those of the package
+    assert torch.equal(by_itself.artifacts.ground.images, check(colours, green).artifacts.ground.images)  # type: ignore[union-attr]
 
 
 def test_the_seed_decides_what_is_drawn(colours: gradcam.Classifier, green: Path) -> None:
     one, same, other = (check(colours, green, seed=seed).to_record() for seed in (3, 3, 4))
     assert one == same
-    by_name = [{sham["name"]: sham["effect"] for sham in record["shams"]} for record in (one, other)]
+    by_name = [{sham["name"]: sham["effect"] for sham in record["controls"]} for record in (one, other)]
     assert by_name[0]["noise"] != by_name[1]["noise"]
     assert by_name[0]["mirrored"] == by_name[1]["mirrored"]
 
@@ -320,10 +320,10 @@ def test_a_class_a_layer_and_a_score_can_be_named() -> None:
     assert (found.index, found.layer, found.score, found.method) == (2, "1", "contrast", "hirescam")
     target = gradcam.targets.ClassTarget(2, score="contrast")
     expected = tiny.explain(picture, "1", method="hirescam", target=target).heatmaps[0, 0]
-    assert torch.equal(found.exhibits.heatmap, expected)
+    assert torch.equal(found.artifacts.heatmap, expected)
     assert found.probability == pytest.approx(float(tiny.explain(picture).probabilities()[0, 2]), abs=1e-6)
-    assert 2 not in found.exhibits.rivals
-    assert len(set(found.exhibits.rivals)) == 4
+    assert 2 not in found.artifacts.rivals
+    assert len(set(found.artifacts.rivals)) == 4
 
 
 def test_a_class_by_its_label(classifier: gradcam.Classifier, photo: Photo) -> None:
@@ -337,7 +337,7 @@ def test_two_classes_are_compared_with_one_another() -> None:
     nn.init.normal_(model[4].weight)
     picture = np.random.default_rng(0).integers(0, 256, (24, 32, 3), dtype=np.uint8)
     found = check(gradcam.load_classifier(model, size=(24, 32), layer="1"), picture, method="edges")
-    assert found.exhibits.rivals == (1 - found.index,)  # type: ignore[operator]
+    assert found.artifacts.rivals == (1 - found.index,)  # type: ignore[operator]
     assert found.tests[-1].value == 1
     assert found.outcome == "failed"
 
@@ -386,10 +386,10 @@ def test_the_record_is_json(koala: Verdict) -> None:
     assert record["outcome"] == "passed"
     assert [test["name"] for test in record["tests"]] == list(QUESTIONS)
     assert set(record["tests"][0]) == {"name", "outcome", "value", "reason"}
-    assert record["told_apart"] == koala.told_apart
-    first = record["shams"][0]
+    assert record["distinguished_from"] == koala.distinguished_from
+    first = record["controls"][0]
     assert (first["name"], first["is_apart"]) == ("mirrored", True)
-    assert first["order"] == koala.shams[0].order
+    assert first["order"] == koala.controls[0].order
     assert record["same_map"] == koala.rival
 
 
@@ -432,8 +432,8 @@ def find(panel: np.ndarray, cell: np.ndarray) -> list[tuple[int, int]]:
 
 
 def test_the_panel_shows_what_the_tests_looked_at(koala: Verdict) -> None:
-    panel, exhibits = koala.panel(height=120), koala.exhibits
-    picture = scale(koala.picture, 120)
+    panel, exhibits = koala.panel(height=120), koala.artifacts
+    picture = scale(koala.image, 120)
     whole = (0, 0, *picture.shape[:2])
     own = find(panel, overlay(picture, exhibits.heatmap, region=whole))
     assert [left for _, left in own] == [MARGIN] * 3  # of stability, classes and weights

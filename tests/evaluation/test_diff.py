@@ -21,7 +21,7 @@ from torch import nn
 
 import gradcam
 from gradcam.errors import GradcamError, ModelError, OutputError
-from gradcam.evaluation import Diff, PictureDiff, Snapshot, diff, read_snapshot, take_snapshot
+from gradcam.evaluation import Diff, ImageDiff, Snapshot, diff, read_snapshot, take_snapshot
 from gradcam.evaluation.snapshots.gate import judge, read_condition
 from gradcam.evaluation.snapshots.result import compare_seen
 from gradcam.evaluation.snapshots.snapshot import Origin, Seen
@@ -79,7 +79,9 @@ def test_the_numbers_are_those_of_both_models_heatmaps(
         np.testing.assert_allclose(row.old.probability, float(old.probabilities()[0].max()), atol=1e-4)
         np.testing.assert_allclose(row.new.probability, float(probabilities.max()), atol=1e-4)
         np.testing.assert_allclose(
-            [row.kept, row.drop], [probabilities[index], row.old.probability - row.kept], atol=1e-4
+            [row.old_class_probability, row.drop],
+            [probabilities[index], row.old.probability - row.old_class_probability],
+            atol=1e-4,
         )
         assert row.agree is (index == int(probabilities.argmax()))
         one, two = (it.heatmaps[0, 0].double().numpy() for it in (old, new))
@@ -112,7 +114,7 @@ WHOLE = (0, 0, 224, 224)
 
 def compare(
     old: NDArray[Any], new: NDArray[Any], region: Any = WHOLE, region_of_new: Any = None, **more: Any
-) -> PictureDiff:
+) -> ImageDiff:
     def see(values: NDArray[Any], region: Any, predicted: int) -> Seen:
         size = (region[0] + region[2] + 50, region[1] + region[3] + 50) if "size" not in more else more["size"]
         return Seen("a.png", "0" * 64, predicted, 0.75, 1, 0.5, size, region, values.astype(np.float16))
@@ -170,7 +172,7 @@ def test_maps_of_two_crops_are_compared_where_both_look() -> None:
     wide, narrow = slope[20:220, 30:290], slope[60:260, 10:210]  # common: rows 60 to 220, columns 30 to 210
     row = compare(wide, narrow, (20, 30, 200, 260), (60, 10, 200, 200), size=(300, 300))
     assert row.correlation > 0.999
-    assert row.draw()["picture"].shape == (160, 180, 3)
+    assert row.draw()["image"].shape == (160, 180, 3)
     shifted = compare(wide, narrow, (20, 30, 200, 260), (20, 30, 200, 260), size=(300, 300))
     assert shifted.correlation > 0.99  # a slope is a slope
     step = np.where(np.arange(300) < 150, 0.0, 1.0) * np.ones((300, 1))
@@ -259,8 +261,8 @@ def test_a_quantised_head(classifier: gradcam.Classifier, photo: Photo) -> None:
 
 def test_the_record_is_json_and_has_all_numbers(found: Diff) -> None:
     record = json.loads(json.dumps(found.to_record(), allow_nan=False))
-    assert [it["image"] for it in record["pictures"]] == [row.image for row in found.rows]
-    first = record["pictures"][0]
+    assert [it["image"] for it in record["images"]] == [row.image for row in found.rows]
+    first = record["images"][0]
     assert {name: first[name] for name in ("correlation", "overlap", "moved", "drop")} == {
         name: value for name, value in found.rows[0].values.items() if name != "agree"
     }
@@ -274,10 +276,10 @@ def test_the_record_is_json_and_has_all_numbers(found: Diff) -> None:
 def test_what_is_drawn(found: Diff, classifier: gradcam.Classifier, photo: Photo) -> None:
     row = next(it for it in found.rows if it.image == "coffee.jpg")
     drawn = row.draw()
-    assert list(drawn) == ["picture", "old", "new", "difference"]
+    assert list(drawn) == ["image", "old", "new", "difference"]
     top, left, height, width = classifier.region(*gradcam.read_image(photo("coffee.jpg")).shape[:2])
     expected = gradcam.read_image(photo("coffee.jpg"))[top : top + height, left : left + width]
-    assert np.array_equal(drawn["picture"], expected)
+    assert np.array_equal(drawn["image"], expected)
     overlay = classifier.explain(photo("coffee.jpg")).overlay(outline=False)[top : top + height, left : left + width]
     assert abs(drawn["old"].astype(int) - overlay).max() <= 6  # the map has 16 bits
     assert row.panel(height=64).shape[0] < row.panel(height=100).shape[0]

@@ -155,7 +155,7 @@ def test_the_json_document_has_conditions_summaries_and_every_number() -> None:
     found = json.loads(to_json(replace(EXAMPLE, entries=[*EXAMPLE.entries, failed], notes=["a note"])))
     assert found["conditions"]["layer"] == "layer4.0"
     assert found["conditions"]["versions"] == {"gradcam": "1.2", "torch": "2.3"}
-    assert (found["data_sha256"], found["pictures"], found["mosaics"]) == (EXAMPLE.data, 8, 0)
+    assert (found["data_sha256"], found["images"], found["mosaics"]) == (EXAMPLE.data, 8, 0)
     assert found["failures"] == [{"image": "broken.png", "error": "broken.png: is empty"}]
     assert found["notes"] == ["a note"]
     assert len(found["measurements"]) == 48

@@ -227,7 +227,7 @@ def test_a_map_is_told_apart_by_what_it_does_better(
     own: tuple[float | None, float], other: tuple[float | None, float], is_apart: bool, is_better: bool
 ) -> None:
     found = judge_sham("edges", torch.zeros(2, 2), 0.0, own, other)
-    assert (found.is_apart, found.is_better) == (is_apart, is_better)
+    assert (found.is_distinguished, found.is_better) == (is_apart, is_better)
 
 
 def test_the_package_s_own_pictures() -> None:

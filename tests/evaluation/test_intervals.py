@@ -176,7 +176,7 @@ def test_mosaics_that_share_pictures_are_not_counted_as_so_many(pictures: int, c
     rounds = 500
     for _ in range(rounds):
         values, fours = draw_mosaics(generator, pictures, count, share)
-        held += not mean_interval(values, pictures=fours).excludes(2 / 5)
+        held += not mean_interval(values, images=fours).excludes(2 / 5)
         naive += not mean_interval(values).excludes(2 / 5)
     assert 0.92 <= held / rounds <= 0.98
     if (pictures, count, share) == (24, 40, 0.7):
@@ -185,10 +185,10 @@ def test_mosaics_that_share_pictures_are_not_counted_as_so_many(pictures: int, c
 
 def test_mosaics_that_share_nothing_are_numbers_like_others() -> None:
     pictures = [[f"{number}{part}" for part in "abcd"] for number in range(8)]
-    found = mean_interval(VALUES, pictures=pictures)
+    found = mean_interval(VALUES, images=pictures)
     expected = paired_difference(VALUES, [0.0] * 8)
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high), rel=1e-9)
-    assert not mean_interval(VALUES, pictures=[["a", "b", "c", "d"]] * 8).is_known  # four pictures
+    assert not mean_interval(VALUES, images=[["a", "b", "c", "d"]] * 8).is_known  # four pictures
 
 
 ALIKE: dict[str, Draw] = {  # eight methods, which share what is hard about a picture
@@ -249,7 +249,7 @@ def test_pairs_are_tested_by_holms_procedure() -> None:
         ([1.0], {"level": 1}, "level is 1, expected a number between 0 and 1"),
         ([1.0], {"level": True}, "level is True"),
         ([1.0], {"level": "high"}, "level is 'high'"),
-        ([1.0, 2.0], {"pictures": [["a"]]}, "There are 2 values and 1 lists of images"),
+        ([1.0, 2.0], {"images": [["a"]]}, "There are 2 values and 1 lists of images"),
     ],
 )
 def test_what_is_no_number(values: list[object], options: dict[str, object], message: str) -> None:

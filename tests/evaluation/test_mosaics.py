@@ -150,13 +150,13 @@ def test_too_few_classes_are_named_with_their_probabilities() -> None:
     pictures = {colour: PICTURES[colour] for colour in ("red", "cyan")}
     pictures |= {"red 2": picture("red", strength=0.9), "grey": torch.zeros(3, SIZE, SIZE)}
     with pytest.raises(InputError) as caught:
-        make_mosaics(classifier_of(ColourNet()), pictures, least=0.7)
+        make_mosaics(classifier_of(ColourNet()), pictures, min_probability=0.7)
     message = str(caught.value)
     assert message.startswith(
         "A mosaic needs images of four classes with a probability of 0.7 or more, but there are 2 classes"
     )
     assert "red 1.00 (red), cyan 1.00 (cyan), red 2 1.00 (red), grey 0.17 (red)." in message
-    assert message.endswith("Give images of more classes, or lower the required probability (least).")
+    assert message.endswith("Give images of more classes, or lower the required probability (min_probability).")
 
 
 def test_of_many_pictures_the_most_probable_are_named() -> None:
@@ -170,15 +170,15 @@ def test_of_many_pictures_the_most_probable_are_named() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"least": 1.5}, GradcamError, "least is 1.5, expected a probability"),
-        ({"least": True}, GradcamError, "least is True"),
+        ({"min_probability": 1.5}, GradcamError, "min_probability is 1.5, expected a probability"),
+        ({"min_probability": True}, GradcamError, "min_probability is True"),
         ({"limit": 0}, GradcamError, "limit is 0, expected the largest number of mosaics"),
-        ({"pictures": [picture("red")]}, ImageError, "expected a mapping from names to images"),
-        ({"pictures": PICTURES | {"red": picture("red", 10)}}, ImageError, "3 x 8 x 8 and 3 x 10 x 10"),
+        ({"images": [picture("red")]}, ImageError, "expected a mapping from names to images"),
+        ({"images": PICTURES | {"red": picture("red", 10)}}, ImageError, "3 x 8 x 8 and 3 x 10 x 10"),
     ],
 )
 def test_what_is_wrong_is_said(options: dict[str, Any], error: type[Exception], message: str) -> None:
-    options = {"pictures": PICTURES, **options}
+    options = {"images": PICTURES, **options}
     with pytest.raises(error, match=message):
         make_mosaics(classifier_of(ColourNet()), **options)
 

@@ -247,7 +247,7 @@ def found() -> Recommendation:
 
 
 def test_the_layer_that_knows_where_the_colours_are_is_recommended(found: Recommendation) -> None:
-    answer = found.several
+    answer = found.several_objects
     assert answer.is_clear
     assert answer.row is answer.leader
     assert (answer.row.combination.method, answer.row.combination.layer) == ("gradcam", "active")
@@ -258,7 +258,7 @@ def test_the_layer_that_knows_where_the_colours_are_is_recommended(found: Recomm
     # At the default's layer, a class's map is in the opposite cell: as much as two of the others, and less than one.
     assert (found.default.order.mean, found.default.mass.mean) == pytest.approx((1 / 3, 0), abs=1e-6)
     assert (answer.gain.mean, answer.gain.low) == pytest.approx((2 / 3, 2 / 3), abs=1e-6)
-    assert (found.mosaics, found.size, set(found.pictures)) == (8, (16, 16), set(MORE))
+    assert (found.mosaics, found.size, set(found.images)) == (8, (16, 16), set(MORE))
 
 
 def test_every_combination_has_a_row(found: Recommendation) -> None:
@@ -304,18 +304,18 @@ def test_where_objects_are_annotated_their_order_says_where_one_is() -> None:
     mask = torch.zeros(8, 8, dtype=torch.bool)
     mask[:4] = True
     objects: dict[str, dict[int, Any]] = {name: {COLOURS.index(name.split()[0]): mask.numpy()} for name in halves}
-    options: Any = {"methods": ["gradcam"], "scores": ["logit"], "mosaics": 4, "least": 0}
+    options: Any = {"methods": ["gradcam"], "scores": ["logit"], "mosaics": 4, "min_probability": 0}
     classifier = classifier_of(ColourNet())
     result = recommend(classifier, halves, objects=objects, **options)
-    assert (result.one.judged_by, result.several.judged_by) == ("objects", "order")
-    assert result.one.row.combination == GRADCAM[1]
+    assert (result.single_object.measure, result.several_objects.measure) == ("objects", "order")
+    assert result.single_object.row.combination == GRADCAM[1]
     assert result.default is not None
-    assert None not in (result.one.gain, result.one.row.objects, result.default.objects)
-    assert (result.one.row.objects.mean, result.default.objects.mean) == (1, 0)  # type: ignore[union-attr]
+    assert None not in (result.single_object.gain, result.single_object.row.objects, result.default.objects)
+    assert (result.single_object.row.objects.mean, result.default.objects.mean) == (1, 0)  # type: ignore[union-attr]
     # Of seven pictures too few are annotated; those of another class than is explained do not count.
     objects["red"] = {COLOURS.index("blue"): mask}
     without = recommend(classifier, halves, objects=objects, **options)
-    assert without.one.judged_by == "road"
+    assert without.single_object.measure == "road"
     assert all(row.objects is None for row in without.rows)
 
 
@@ -362,9 +362,9 @@ def test_gains_are_the_leaders_numbers_minus_the_defaults() -> None:
     for image in pale.values():
         image[:, 4:] *= 0.5  # one half says more than the other
     options: Any = {"methods": ["gradcam"], "scores": ["logit"], "layers": ["active"]}
-    result = recommend(classifier_of(ColourNet()), pale, **options, least=0)
-    answer = result.one
-    assert answer.judged_by == "road"
+    result = recommend(classifier_of(ColourNet()), pale, **options, min_probability=0)
+    answer = result.single_object
+    assert answer.measure == "road"
     assert result.default is not None
     assert None not in (answer.leader.road, result.default.road, result.default.road_behind, answer.gain)
     assert answer.leader.road.mean > result.default.road.mean + 0.01  # type: ignore[union-attr]
@@ -383,18 +383,18 @@ def test_the_same_seed_gives_the_same_to_the_last_digit(found: Recommendation) -
 def test_of_fewer_than_eight_pictures_the_default_is_recommended() -> None:
     """However clear it looks."""
     result = recommend(classifier_of(ColourNet()), PICTURES, methods=["gradcam"], scores=["logit"], mosaics=4)
-    for answer in (result.one, result.several):
+    for answer in (result.single_object, result.several_objects):
         assert answer.row is result.default
         assert answer.gain is not None
         assert not answer.gain.is_known
-    assert result.several.leader.combination == GRADCAM[1]
-    assert result.several.gain is not None
-    assert result.several.gain.mean == pytest.approx(2 / 3)
+    assert result.several_objects.leader.combination == GRADCAM[1]
+    assert result.several_objects.gain is not None
+    assert result.several_objects.gain.mean == pytest.approx(2 / 3)
 
 
 def test_the_default_is_recommended_where_nothing_is_better() -> None:
     result = recommend(classifier_of(ColourNet(), "active"), MORE, methods=["hirescam"], scores=["logit"])
-    for answer in (result.one, result.several):
+    for answer in (result.single_object, result.several_objects):
         assert answer.row is answer.leader is result.default
         assert answer.gain is not None
         assert (answer.gain.mean, answer.gain.low, answer.gain.high) == (0, 0, 0)
@@ -420,14 +420,14 @@ def test_the_progress_ends_with_all_steps() -> None:
 def test_a_default_without_a_map_is_said_and_the_rest_goes_on() -> None:
     model = Forked()
     result = recommend(classifier_of(model, "dead"), MORE, methods=["gradcam"], layers=["active"], mosaics=8)
-    assert result.several.row.combination.layer == "active"
+    assert result.several_objects.row.combination.layer == "active"
     assert result.default is not None
     assert (result.default.order.mean, result.default.mass.mean) == (0.5, 0)
     with pytest.raises(LayerError, match="head"):
         recommend(classifier_of(model, "head"), PICTURES, methods=["gradcam"], layers=["head"], mosaics=2)
     without = recommend(classifier_of(model, "head"), PICTURES, methods=["gradcam"], layers=["active"], mosaics=2)
-    assert without.default is without.one.gain is without.several.road_gain is None
-    assert without.several.row.combination.layer == "active"
+    assert without.default is without.single_object.gain is without.several_objects.road_gain is None
+    assert without.several_objects.row.combination.layer == "active"
     assert [it.layer for it in without.left_out] == ["head"]
     assert without.to_dict()["left_out"][0]["method"] == "gradcam"
 

@@ -47,7 +47,7 @@ def judge(classifier: Classifier, inputs: Any, **options: Any) -> Results:
     return evaluate(classifier, inputs, **{"methods": ["gradcam", "eigencam"], "metrics": QUICK, **options})
 
 
-def numbers(results: Results, *, kind: str = "picture") -> dict[tuple[str, str, str], float]:
+def numbers(results: Results, *, kind: str = "image") -> dict[tuple[str, str, str], float]:
     names = {entry.image for entry in results.entries if entry.kind == kind}
     return {(it.image, it.method, it.metric): it.value for it in results.measurements if it.image in names}
 

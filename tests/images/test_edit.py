@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradcam.errors import GradcamError, ImageError
-from gradcam.images.edit import Edit, edit_picture, to_edit
+from gradcam.images.edit import Edit, edit_image, to_edit
 from gradcam.options import EDITS
 
 
@@ -18,7 +18,7 @@ def noise(height: int = 40, width: int = 60):
 
 def test_a_brush_covers_what_is_near_its_path() -> None:
     picture = noise()
-    found = edit_picture(picture, ["erase:5:10,20+40,20"])
+    found = edit_image(picture, ["erase:5:10,20+40,20"])
     down, across = np.mgrid[:40, :60]
     distance = np.hypot(down - 20, across - across.clip(10, 40))
     assert (found[distance < 4] == 0).all()
@@ -28,7 +28,7 @@ def test_a_brush_covers_what_is_near_its_path() -> None:
 @pytest.mark.parametrize("kind", EDITS)
 def test_a_window_is_filled_and_all_else_stays(kind: str) -> None:
     picture = noise()
-    found = edit_picture(picture, [f"{kind}:10,5,30,25"])
+    found = edit_image(picture, [f"{kind}:10,5,30,25"])
     inside = np.zeros((40, 60), bool)
     inside[5:25, 10:30] = True
     assert (found[~inside] == picture[~inside]).all()
@@ -45,28 +45,28 @@ def test_the_order_of_edits_of_one_kind_does_not_matter_and_the_picture_is_left(
     picture = noise()
     before = picture.copy()
     edits = ["mean:0,0,30,30", "mean:6:30,20"]
-    assert (edit_picture(picture, edits) == edit_picture(picture, edits[::-1])).all()
+    assert (edit_image(picture, edits) == edit_image(picture, edits[::-1])).all()
     assert (picture == before).all()
 
 
 def test_a_brush_wider_than_any_line_covers_what_is_near_its_path() -> None:
     """Far to the left of a long picture: all that is within its radius, of whatever end or middle."""
     picture = noise(8, 9000)
-    found = edit_picture(picture, ["erase:20500:-20000,-3000+-20000,3000"])
+    found = edit_image(picture, ["erase:20500:-20000,-3000+-20000,3000"])
     assert not found[:, :495].any()
     assert np.array_equal(found[:, 505:], picture[:, 505:])
 
 
 def test_what_lies_outside_in_part_is_no_matter() -> None:
     picture = noise()
-    inside = edit_picture(picture, ["erase:0,0,10,10"])
-    assert (edit_picture(picture, ["erase:-50,-1e9,10,10"]) == inside).all()
+    inside = edit_image(picture, ["erase:0,0,10,10"])
+    assert (edit_image(picture, ["erase:-50,-1e9,10,10"]) == inside).all()
 
 
 @pytest.mark.parametrize("edit", ["erase:5:-1e9,1e9", "erase:500,500,600,600", "blur:-10,0,0,20"])
 def test_an_edit_of_nothing_is_an_error(edit: str) -> None:
     with pytest.raises(ImageError, match=r"is outside the image, which is 60 pixels wide and 40 high"):
-        edit_picture(noise(), ["erase:0,0,10,10", edit])
+        edit_image(noise(), ["erase:0,0,10,10", edit])
 
 
 numbers = st.integers(-1000, 1000).map(float)
@@ -92,4 +92,4 @@ def test_other_forms_are_told(text: str) -> None:
 
 def test_other_pictures_are_told() -> None:
     with pytest.raises(ImageError, match=r"expected RGB: uint8"):
-        edit_picture(np.zeros((4, 4, 3), np.float32), ["blur:2:1,1"])  # type: ignore[arg-type]
+        edit_image(np.zeros((4, 4, 3), np.float32), ["blur:2:1,1"])  # type: ignore[arg-type]

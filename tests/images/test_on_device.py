@@ -127,7 +127,7 @@ def test_overlays_are_those_of_opencv(photo: Any, classifier: gradcam.Classifier
     evidence = "signed" if look.get("signed") else "positive"
     for name in PHOTOGRAPHS:
         found = classifier.explain(photo(name), evidence=evidence)
-        picture, heatmap = found.pictures[0], found.heatmaps[0, 0]
+        picture, heatmap = found.images[0], found.heatmaps[0, 0]
         for region in (found.regions[0], (0, 0, *picture.shape[:2]), (20, 30, 100, 90)):
             planes, maps = to_planes(picture, device)[None], heatmap.to(device)[None]
             (drawn,) = on_device.overlay(planes, maps, region=region, **look)

@@ -69,7 +69,7 @@ def test_the_panel_of_a_comparison(classifier: gradcam.Classifier, photo: Callab
     panel = gradcam.panel(found, 1, height=560)  # the side of what is seen of it: nothing is scaled
     top, left, height, width = found["layer4", "gradcam"].regions[1]
     assert (height, width) == (560, 560)
-    picture = found["layer4", "gradcam"].pictures[1]
+    picture = found["layer4", "gradcam"].images[1]
     for row, (layer, k) in enumerate([("layer3", 0), ("layer3", 1), ("layer4", 0), ("layer4", 1)]):
         start = MARGIN + LINE + row * (LINE + 560 + GAP) + LINE
         expected = [picture, *(found[layer, method].overlay(1, k, outline=False) for method in methods)]

@@ -314,7 +314,7 @@ def test_a_long_heading_fits() -> None:
 
 def test_the_picture_stands_above_at_the_size_of_a_cell(texts: list[str]) -> None:
     picture = np.random.default_rng(0).integers(0, 256, (60, 90, 3), np.uint8)
-    sheet = draw_activations({"a": flat(1)}, picture=picture, title="what it saw", size=30)
+    sheet = draw_activations({"a": flat(1)}, input_image=picture, title="what it saw", size=30)
     assert np.array_equal(sheet[MARGIN : MARGIN + 30, MARGIN : MARGIN + 45], drawing.scale(picture, 30))
     assert texts[:2] == ["what it saw", texts[1]]
     assert "its mean absolute activation" in texts[1]
@@ -346,7 +346,7 @@ def test_a_sheet_can_be_drawn_on() -> None:
         (flat(1), {"image": 1}, "There is no image 1: there are 1, counted from 0"),
         (flat(1), {"image": -1}, "There is no image -1"),
         (flat(1), {"image": False}, "There is no image False"),
-        (flat(1), {"picture": np.zeros((2, 2, 2))}, "expected an array"),
+        (flat(1), {"input_image": np.zeros((2, 2, 2))}, "expected an array"),
         (flat(1), {"size": 20000}, "1 cells of 20000 x 20000 pixels exceed the limit"),
         ({}, {}, "There are no activations"),
         ({"fc": torch.ones(1, 10)}, {}, r"activations of 'fc' are .*float64 \(1, 10\), expected floats \(C,h,w\)"),

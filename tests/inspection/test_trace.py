@@ -74,7 +74,7 @@ def test_each_call_of_a_tiny_network_worked_by_hand() -> None:
         assert (call.inputs, call.outputs, call.dtypes) == ((given,), (gave,), ("float32",))
         assert (call.parameters, call.multiply_adds) == (parameters, multiply_adds)
         assert call.activation_bytes == (whole if size is None else size)
-        assert (call.seconds, call.run, call.runs, call.also, call.tied) == (None, 1, 1, (), ())
+        assert (call.seconds, call.run, call.runs, call.other_names, call.tied) == (None, 1, 1, (), ())
     assert len(found.calls) == len(expected)
     assert (found.parameters, found.activation_bytes, found.device, found.notes) == (377, whole, "cpu", ())
     assert repr(found) == (
@@ -215,7 +215,7 @@ def test_a_module_that_runs_three_times_and_one_with_two_names() -> None:
     assert [call.name for call in found.calls] == names
     assert [call.depth for call in found.calls] == [0, 1, 2, 1, 1, 2, 1, 1, 2, 1]
     assert [(call.run, call.runs) for call in found.calls if call.name == "act.0"] == [(1, 3), (2, 3), (3, 3)]
-    assert [(call.run, call.runs, call.also) for call in found.calls if call.name == "one"] == [
+    assert [(call.run, call.runs, call.other_names) for call in found.calls if call.name == "one"] == [
         (1, 2, ("alias",)),
         (2, 2, ("alias",)),
     ]

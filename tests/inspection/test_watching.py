@@ -118,7 +118,7 @@ def test_values_that_are_finite_are_not_told_of_however_large_their_sum() -> Non
 def test_raising_stops_before_the_optimiser(model: Sick) -> None:
     before = traces(model)
     message = "Step 2: the gradient at the output of layer 'middle' is NaN"
-    with pytest.raises(GradientError, match=message), watch_gradients(model, on_found="raise"):
+    with pytest.raises(GradientError, match=message), watch_gradients(model, on_nonfinite="raise"):
         step(model, "none", "sqrt", "none")
     assert torch.isnan(model.first.weight.grad).any()  # of the second step: the third did not come to pass
     assert_same(before["hooks"], traces(model)["hooks"])
@@ -241,8 +241,8 @@ def made_wrong(kind: Callable[[], Any]) -> None:
 
 
 def test_bad_input() -> None:
-    with pytest.raises(GradientError, match="on_found is 'print', expected one of warn, raise"):
-        made_wrong(lambda: watch_gradients(tiny_model(), on_found="print"))
+    with pytest.raises(GradientError, match="on_nonfinite is 'print', expected one of warn, raise"):
+        made_wrong(lambda: watch_gradients(tiny_model(), on_nonfinite="print"))
     with pytest.raises(LayerError, match="There is no layer 'nine'"):
         made_wrong(lambda: watch_gradients(tiny_model(), "nine"))
     with pytest.raises(ModelError, match="compiled"):

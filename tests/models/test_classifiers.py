@@ -221,9 +221,7 @@ def test_a_notebook_shows_pictures_in_rows_and_classes_in_columns(classifier: gr
 
 
 def test_an_explanation_prints_one_line(explained: gradcam.Explanation) -> None:
-    assert (
-        repr(explained) == "PictureExplanation(1 image(s), 2 map(s) each, gradcam at layer4, 7 x 7 to 224 x 224, cpu)"
-    )
+    assert repr(explained) == "ImageExplanation(1 image(s), 2 map(s) each, gradcam at layer4, 7 x 7 to 224 x 224, cpu)"
 
 
 def test_several_layers_are_explained_in_one_pass(classifier: gradcam.Classifier, photo: Photo) -> None:

@@ -265,7 +265,7 @@ class TestLoading:
             assert type(found) is kind
             assert found.preprocess(two_squares()).shape == size
             assert "greyscale image" in found.notes[0]
-            assert found.explain(two_squares()).pictures[0].shape[2] == 3
+            assert found.explain(two_squares()).images[0].shape[2] == 3
 
     def test_modules(self) -> None:
         assert isinstance(gradcam.load_model(bright()), Segmenter)
@@ -335,7 +335,7 @@ class TestMatching:
         explanation = matcher.explain(two_squares(), target=Like(tmp_path / "other.png"))
         there = explanation.reference
         assert there is not None
-        assert np.array_equal(there.pictures[0], two_squares()[:, ::-1])  # type: ignore[attr-defined]
+        assert np.array_equal(there.images[0], two_squares()[:, ::-1])  # type: ignore[attr-defined]
         images = matcher.batch([two_squares(), tmp_path / "other.png"])
         with torch.no_grad():
             one, other = nn.functional.normalize(matcher.model(images), dim=1)
@@ -399,7 +399,7 @@ class TestJudging:
             **dict.fromkeys(["stability", "classes", "randomisation"], "passed"),
             "covering": "undecided",  # bright squares have edges, and are marked by any weights
         }
-        assert {"mirrored", "shifted", "noise", "centre"} <= {*verdict.told_apart}
+        assert {"mirrored", "shifted", "noise", "centre"} <= {*verdict.distinguished_from}
         assert (
             "Not distinguished from the heatmap of a network with random weights, the image's edges." in verdict.summary
         )
@@ -409,12 +409,12 @@ class TestJudging:
         verdict = gradcam.evaluation.check(shapes, scene.picture, target=Box(1))
         named = [f"box {it.number}, {it.name}" for it in boxes]
         assert (verdict.class_name, verdict.label, verdict.labels) == (named[1], boxes[1].name, named)
-        assert {verdict.exhibits.rivals.index(k) for k in range(len(boxes)) if k != 1} == set(range(len(boxes) - 1))
+        assert {verdict.artifacts.rivals.index(k) for k in range(len(boxes)) if k != 1} == set(range(len(boxes) - 1))
         told = verdict.to_record()
         assert (told["number"], told["index"]) == (1, boxes[1].index)
         assert told["box"] == pytest.approx(boxes[1].box, abs=0.06)
         heatmap = shapes.explain(scene.picture, target=Box(1)).heatmaps[0][0]
-        torch.testing.assert_close(verdict.exhibits.heatmap, heatmap, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(verdict.artifacts.heatmap, heatmap, rtol=1e-3, atol=1e-4)
         with pytest.raises(TargetError, match="The target is a position, left, which has no probability"):
             gradcam.evaluation.check(shapes, scene.picture, target=Box(1, "left"))
 

@@ -275,7 +275,7 @@ def test_values_of_another_reader_may_have_any_scale(factory: Path, photo: Photo
 
     classifier = load(f"{factory}:make", reader=read, mean=(124, 116, 104), std=(58, 57, 57))
     explanation = classifier.explain(photo("koala.webp"))
-    assert np.array_equal(explanation.pictures[0], gradcam.read_image(photo("koala.webp")))
+    assert np.array_equal(explanation.images[0], gradcam.read_image(photo("koala.webp")))
     assert list(explanation.notes) == ["negative"]
 
 

@@ -41,14 +41,14 @@ def photographs(precision: str) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def expected(classifier: gradcam.Classifier, photographs: list[Path]) -> gradcam.PictureExplanation:
+def expected(classifier: gradcam.Classifier, photographs: list[Path]) -> gradcam.ImageExplanation:
     return classifier.explain(photographs)
 
 
 @pytest.fixture(scope="module")
 def found(
-    half: gradcam.Classifier, expected: gradcam.PictureExplanation, photographs: list[Path]
-) -> gradcam.PictureExplanation:
+    half: gradcam.Classifier, expected: gradcam.ImageExplanation, photographs: list[Path]
+) -> gradcam.ImageExplanation:
     return half.explain(photographs, target=expected.classes)
 
 
@@ -64,7 +64,7 @@ def test_there_are_photographs() -> None:
 
 
 def test_maps_of_every_photograph_agree_with_float32(
-    found: gradcam.PictureExplanation, expected: gradcam.PictureExplanation, precision: str
+    found: gradcam.ImageExplanation, expected: gradcam.ImageExplanation, precision: str
 ) -> None:
     assert found.output.dtype == DTYPES[precision]
     assert_correlated(found.maps, expected.maps, least=0.998)
@@ -73,7 +73,7 @@ def test_maps_of_every_photograph_agree_with_float32(
 
 
 def test_every_photograph_keeps_its_class_and_its_probabilities(
-    found: gradcam.PictureExplanation, expected: gradcam.PictureExplanation, precision: str
+    found: gradcam.ImageExplanation, expected: gradcam.ImageExplanation, precision: str
 ) -> None:
     ours, full = found.probabilities(), expected.probabilities()
     assert found.scores.dtype == ours.dtype == torch.float32

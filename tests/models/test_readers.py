@@ -60,7 +60,7 @@ def test_a_deep_file_that_uses_little_of_its_range_is_stretched_for_drawing_alon
     path = save(tmp_path / "scan.png", values)
     explanation = grey_classifier.explain(path)
     assert explanation.notes == ["showing values from 40 to 3200 of 65535"]
-    picture = explanation.pictures[0]
+    picture = explanation.images[0]
     np.testing.assert_array_equal(picture[..., 0], np.round((values - 40.0) * 255 / 3160))
     np.testing.assert_array_equal(picture[..., 0], picture[..., 2])
     expected = grey_classifier.model(torch.from_numpy(values / 65535.0)[None, None].float())
@@ -84,7 +84,7 @@ def test_extreme_and_constant_deep_pictures_are_explained(
     explanation = classifier.explain(save(tmp_path / "a.png", np.full(size, 700, np.uint16)), target=3)
     assert explanation.overlay().shape == (*size, 3)
     assert explanation.notes == [None]
-    np.testing.assert_array_equal(explanation.pictures[0], np.full((*size, 3), 3))
+    np.testing.assert_array_equal(explanation.images[0], np.full((*size, 3), 3))
     same = classifier.explain(np.full(size, 700 / 65535, np.float32), target=3)
     torch.testing.assert_close(explanation.output, same.output, rtol=0, atol=1e-4)
 
@@ -137,18 +137,18 @@ def test_pictures_of_all_kinds_are_explained_together(tmp_path: Path, grey_class
     floats = generator.random((8, 8, 1), dtype=np.float32)
     pictures = [rgb, save(tmp_path / "a.png", deep), floats, str(save(tmp_path / "b.png", rgb)), floats[..., 0]]
     together = grey_classifier.explain(pictures, target=1)
-    assert [picture.shape[:2] for picture in together.pictures] == [(9, 12), (20, 10), (8, 8), (9, 12), (8, 8)]
+    assert [picture.shape[:2] for picture in together.images] == [(9, 12), (20, 10), (8, 8), (9, 12), (8, 8)]
     for i, picture in enumerate(pictures):
         alone = grey_classifier.explain(picture, target=1)
         torch.testing.assert_close(together.maps[i], alone.maps[0], rtol=0, atol=1e-5)
-        np.testing.assert_array_equal(together.pictures[i], alone.pictures[0])
-        assert together.overlay(i).shape == together.pictures[i].shape
+        np.testing.assert_array_equal(together.images[i], alone.images[0])
+        assert together.overlay(i).shape == together.images[i].shape
 
 
 def test_an_array_is_one_picture_or_several(grey_classifier: Classifier) -> None:
     values = np.random.default_rng(0).integers(0, 65536, (2, 9, 8, 1), dtype=np.uint16)
     together = grey_classifier.explain(values, target=1)
-    assert len(together.pictures) == 2
+    assert len(together.images) == 2
     for i in range(2):
         for alone in (values[i], values[i, :, :, 0]):
             torch.testing.assert_close(together.maps[i], grey_classifier.explain(alone, target=1).maps[0])
@@ -157,7 +157,7 @@ def test_an_array_is_one_picture_or_several(grey_classifier: Classifier) -> None
 def test_attributions_remember_the_note(grey_classifier: Classifier) -> None:
     attribution = grey_classifier.attribute(np.array([[40, 3200]], np.uint16), method="input-gradients", target=1)
     assert attribution.notes == ["showing values from 40 to 3200 of 65535"]
-    assert attribution.picture().shape == (1, 2, 3)
+    assert attribution.draw().shape == (1, 2, 3)
 
 
 PICTURE = np.arange(18, dtype=np.uint8).reshape(2, 3, 3)
@@ -289,7 +289,7 @@ def test_a_classifier_reads_files_of_ones_own(tmp_path: Path, grey_classifier: C
     theirs = grey_classifier.explain(values, target=2)
     ours = own.explain([tmp_path / "scan.raw"], target=2)
     torch.testing.assert_close(ours.maps, theirs.maps)
-    np.testing.assert_array_equal(ours.pictures[0], theirs.pictures[0])
+    np.testing.assert_array_equal(ours.images[0], theirs.images[0])
     reader = pickle.loads(pickle.dumps(own.reader))  # for other processes
     np.testing.assert_array_equal(reader(tmp_path / "scan.raw").values, values)
 

@@ -118,7 +118,7 @@ def test_a_notebook_shows_a_page_that_needs_no_kernel(explained: Any) -> None:
     assert "allow-same-origin" not in shown  # its scripts cannot reach the notebook
     page = html.unescape(re.findall('srcdoc="(.*?)" sandbox', shown, re.S)[0])
     data = json.loads(re.findall('id="data">(.*?)</script>', page)[0])
-    assert data["things"]["names"] == [explained.label(0, k) for k in range(2)]
+    assert data["targets"]["names"] == [explained.label(0, k) for k in range(2)]
     assert explained._repr_png_().startswith(b"\x89PNG")
 
 
@@ -143,7 +143,7 @@ def test_an_overlay_is_saved(explained: Any, attributed: Any, tmp_path: Path) ->
         "cat.png": explained.overlay(),
         "cup.png": explained.overlay(0, 1, alpha=0.9, colormap="viridis"),
         "both.png": sheet([[explained.overlay(), explained.overlay(0, 1)]]),
-        "fine.png": attributed.picture(),
+        "fine.png": attributed.draw(),
     }
     assert {path.name for path in tmp_path.iterdir()} == set(expected)
     for name, picture in expected.items():
@@ -239,7 +239,7 @@ def test_a_verdict_says_what_a_person_needs() -> None:
     doubtful = replace(verdict, index=0, label=classifier.label(0), doubt="its cells lie elsewhere " * 20)
     assert "failed" in repr(doubtful)
     assert "its cells lie elsewhere" in repr(doubtful)
-    for value in (verdict, verdict.tests[0], verdict.exhibits):
+    for value in (verdict, verdict.tests[0], verdict.artifacts):
         assert len(repr(value)) <= LONGEST
         assert "\n" not in repr(value)
     assert len(repr(doubtful)) <= LONGEST + 100
@@ -257,8 +257,8 @@ def test_results_fit_a_prompt(classifier: gradcam.Classifier, photo: Photo, expl
     }
     found = {
         "Classifier(name='efficientnet_lite0', ": classifier,
-        "PictureExplanation(": explained,
-        "PictureAttribution(": attributed,
+        "ImageExplanation(": explained,
+        "ImageAttribution(": attributed,
         "Prepared(reading=Reading(values=uint8 (24, 32, 3), ": own.prepare(pictures[0]),
         "Reading(values=uint8 (24, 32, 3), picture=uint8 (24, 32, 3), note=None)": own.prepare(pictures[0]).reading,
         "FileResult(name='inputs[0]', path=None, error=ImageError(": failed,

@@ -34,7 +34,7 @@ RUN = Run(
     settings={"alpha": 0.5, "layers": ("layer4",), "preprocessing": {"size": (224, 224), "mean": None}},
     inputs=["photos"],
     root="../photos",
-    pictures=4,
+    images=4,
     left_out=1,
 )
 ORDER = ["a.jpg", "sub/b.jpg", "c.jpg", "d.jpg"]
@@ -133,7 +133,8 @@ def test_run_json_says_what_made_the_results_and_has_no_times(tmp_path: Path) ->
         "settings": {"alpha": 0.5, "layers": ["layer4"], "preprocessing": {"size": [224, 224], "mean": None}},
         "inputs": ["photos"],
         "root": "../photos",
-        "pictures": 4,
+        "images": 4,
+        "pictures": 4,  # the old name
         "left_out": 1,
         "resolved": {},
     }
@@ -337,12 +338,12 @@ def test_other_versions_are_noted_and_the_first_ones_kept(tmp_path: Path, monkey
 
 
 def test_more_pictures_are_noted_and_counted(tmp_path: Path) -> None:
-    work(tmp_path, ORDER[:3], run=replace(RUN, pictures=3))
+    work(tmp_path, ORDER[:3], run=replace(RUN, images=3))
     folder = work(tmp_path, ORDER, mode="resume")
     assert folder.notes == [
         "The input had 3 images and now has 4: new images are added, and existing records are kept."
     ]
-    assert json.loads((tmp_path / "run.json").read_text())["pictures"] == 4
+    assert json.loads((tmp_path / "run.json").read_text())["images"] == 4
     assert [record.image for record in read_manifest(tmp_path)] == ORDER
 
 

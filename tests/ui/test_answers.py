@@ -22,7 +22,7 @@ from starlette.testclient import TestClient
 
 import gradcam
 from gradcam.errors import GradcamError
-from gradcam.images.edit import edit_picture
+from gradcam.images.edit import edit_image
 from gradcam.ui.answers import Answers
 from gradcam.ui.guard import HEADER
 from gradcam.ui.jobs import Jobs, Stopped
@@ -75,7 +75,7 @@ def test_an_answer_has_the_maps_of_explain(
     found = talk.ask(first=505)
     page = found["page"]
     at = page["first"]
-    assert page["things"]["indices"][at] == 505
+    assert page["targets"]["indices"][at] == 505
     one = classifier.explain(photo("coffee.jpg"), target=505, evidence="signed")
     np.testing.assert_allclose(
         to_maps(page["maps"][0])[at], one.maps[0, 0].numpy(), atol=0.005 * float(one.maps.abs().max())
@@ -96,7 +96,7 @@ def test_under_the_brush_scores_and_map_are_those_of_the_edited_picture(
 ) -> None:
     edits = ["blur:60:300,200+340,220", "erase:0,0,200,200"]
     found = talk.ask(edits=edits, quick=True, first=967, method=method)["quick"]
-    edited = edit_picture(gradcam.read_image(photo("coffee.jpg")), edits)
+    edited = edit_image(gradcam.read_image(photo("coffee.jpg")), edits)
     evidence: Any = "signed" if method is None else "positive"
     one = classifier.explain(
         edited, classifier.layer_for(method or "gradcam"), method=method or "gradcam", target=967, evidence=evidence
@@ -105,7 +105,7 @@ def test_under_the_brush_scores_and_map_are_those_of_the_edited_picture(
     np.testing.assert_allclose(
         to_maps(found["map"])[0], one.maps[0, 0].numpy(), atol=0.005 * float(one.maps.abs().max())
     )
-    whole = talk.ask(edits=edits)["page"]["things"]
+    whole = talk.ask(edits=edits)["page"]["targets"]
     assert max(whole["shares"]) == pytest.approx(max(found["shares"]), rel=1e-3)
 
 
@@ -116,7 +116,7 @@ def test_two_models_are_compared_by_the_class_of_the_first(
     other = gradcam.load_classifier(classifier.model, layer="layer4", labels=turned, size=224)
     talk = Talk(loader(classifier, other), [("coffee.jpg", photo("coffee.jpg"))])
     found = talk.ask(other={"model": "second"}, first=967)
-    first, second = found["page"]["things"], found["other"]["things"]
+    first, second = found["page"]["targets"], found["other"]["targets"]
     assert first["names"][found["page"]["first"]] == second["names"][found["other"]["first"]] == "espresso"
     assert second["indices"][found["other"]["first"]] == 999 - 967
 
@@ -129,7 +129,7 @@ def test_of_two_classes_of_one_name_the_other_model_has_the_same(
     talk = Talk(loader(twice, twice), [("coffee.jpg", photo("coffee.jpg"))])
     for index in (134, 517):
         found = talk.ask(other={"model": "second"}, first=index)
-        assert found["other"]["things"]["indices"][found["other"]["first"]] == index
+        assert found["other"]["targets"]["indices"][found["other"]["first"]] == index
 
 
 def space() -> dict[str, Any]:
@@ -142,7 +142,7 @@ def test_boxes(tmp_path: Path) -> None:
     detector = gradcam.load_model(space()["detector"](), labels=["background", "person", "dog"])
     talk = Talk(loader(detector), [("street.png", write_noise(tmp_path / "street.png", 0))])
     found = talk.ask()
-    things = found["page"]["things"]
+    things = found["page"]["targets"]
     assert found["task"] == "detection"
     assert things["kind"] == "box"
     assert len(things["boxes"]) > 1
@@ -155,7 +155,7 @@ def test_boxes(tmp_path: Path) -> None:
     )
     own = to_maps(found["page"]["maps"][0])[1]
     np.testing.assert_allclose(own, one.maps[0, 0].numpy(), atol=0.01 * float(one.maps.abs().max()))
-    assert talk.ask(edits=["erase:0,0,96,64"], quick=True)["page"]["things"]["kind"] == "box"  # the whole answer
+    assert talk.ask(edits=["erase:0,0,96,64"], quick=True)["page"]["targets"]["kind"] == "box"  # the whole answer
 
 
 def test_masks(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_masks(tmp_path: Path) -> None:
         space()["segmenter"](), labels=["red", "green", "blue"], task="segmentation", size=32
     )
     talk = Talk(loader(segmenter), [("flag.png", write_colours(tmp_path / "flag.png", (220, 20, 20), (20, 220, 20)))])
-    things = talk.ask()["page"]["things"]
+    things = talk.ask()["page"]["targets"]
     assert things["kind"] == "mask"
     assert set(things["names"]) & {"red", "green"}
 
@@ -173,8 +173,8 @@ def test_sentences(tmp_path: Path) -> None:
     talk = Talk(loader(matcher), [("flag.png", write_colours(tmp_path / "flag.png", (220, 20, 20), (20, 220, 20)))])
     assert "sentences" in talk.ask()["error"]
     found = talk.ask(texts=["a red flag", " ", "green"])["page"]
-    assert found["things"]["kind"] == "text"
-    assert found["things"]["names"] == ["a red flag", "green"]
+    assert found["targets"]["kind"] == "text"
+    assert found["targets"]["names"] == ["a red flag", "green"]
     left, right = (it.clip(0).sum(0) for it in to_maps(found["maps"][0]))
     half = left.shape[0] // 2
     assert left[:half].sum() > left[half:].sum()
@@ -187,7 +187,7 @@ def test_words_of_a_caption(tmp_path: Path) -> None:
     talk = Talk(loader(captioner), [("street.png", write_noise(tmp_path / "street.png", 0))])
     found = talk.ask()
     assert found["task"] == "captioning"
-    things = found["page"]["things"]
+    things = found["page"]["targets"]
     assert things["kind"] == "word"
     assert things["words"][0] == ["--word", "0"]
 
@@ -219,8 +219,8 @@ def test_the_model_that_was_named_keeps_its_options_and_its_reader_reads_what_is
             page = found.explain(1, **asked)["page"]
             assert page["model"]["words"] == ["--size", "128", "--reader", "rd.py:read"]
             assert page["model"]["reshape"] == "channels-first"
-            assert "path" not in page["picture"]
-        assert found.explain(0)["page"]["picture"]["path"] == "scan.npy"
+            assert "path" not in page["image"]
+        assert found.explain(0)["page"]["image"]["path"] == "scan.npy"
         assert "scan.npy" in found.explain(0, model="mine.py:small")["error"], "which has no such reader"
 
 
@@ -245,7 +245,7 @@ def test_what_is_no_picture_is_told_and_not_kept(talk: Talk, data: bytes, name: 
 def test_a_name_is_a_name(talk: Talk, photo: Callable[[str], Path]) -> None:
     found = talk.drop(photo("coffee.jpg").read_bytes(), "..%2F..%2F%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E.jpg")
     assert found["name"] == f"{HOSTILE}.jpg"
-    assert talk.ask(found["id"])["page"]["picture"]["name"] == found["name"]
+    assert talk.ask(found["id"])["page"]["image"]["name"] == found["name"]
     assert talk.web.get(f"/view/{found['id']}").content[:3] == b"\xff\xd8\xff"
 
 

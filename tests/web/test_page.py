@@ -100,9 +100,9 @@ def test_maps_through_odd_layers_are_those_of_backward_passes(
     page = gradcam.page(
         photo("coffee.jpg"), classifier, methods=[method], progress=lambda done, total: heard.append((done, total))
     )
-    assert page.maps[0].things is None, "all classes, by the short way, in place of the 7 most probable"
+    assert page.maps[0].targets is None, "all classes, by the short way, in place of the 7 most probable"
     assert heard == [(i + 1, len(heard)) for i in range(12 if method == "gradcam" else 576)]
-    one = classifier.explain(photo("coffee.jpg"), target=[page.things.indices], method=method, evidence="signed")
+    one = classifier.explain(photo("coffee.jpg"), target=[page.targets.indices], method=method, evidence="signed")
     (each,) = page.maps
     own = each.maps if each.maps is not None else np.tensordot(each.weights, each.channels, 1)
     np.testing.assert_allclose(own, one.maps[0].numpy(), atol=1e-5 * float(one.maps.abs().max()))
@@ -122,7 +122,7 @@ print({{"torch._dynamo", "torch._inductor", "sympy"}} & set(sys.modules))
 """
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert told.splitlines()[-2:] == ["0", "set()"]
-    assert '"things":null' in (tmp_path / "coffee.html").read_text()
+    assert '"targets":null' in (tmp_path / "coffee.html").read_text()
 
 
 @pytest.mark.slow
@@ -132,19 +132,19 @@ def test_all_classes_at_four_layers_are_the_maps_of_explain(
     cat.save(tmp_path / "cat.html")
     data = read(tmp_path / "cat.html")
     assert [entry["layer"] for entry in data["maps"]] == ["layer4", "layer3", "layer2", "layer1"]
-    assert sorted(data["things"]["indices"]) == list(range(CLASSES))
-    shares = data["things"]["shares"]
+    assert sorted(data["targets"]["indices"]) == list(range(CLASSES))
+    shares = data["targets"]["shares"]
     assert shares == sorted(shares, reverse=True)
     chosen = [0, 1, 7, 400, 999]
-    indices = [data["things"]["indices"][each] for each in chosen]
+    indices = [data["targets"]["indices"][each] for each in chosen]
     for entry, tolerance in zip(data["maps"], (0.004, 0.004, 0.02, 0.02)):
-        assert entry["things"] is None
+        assert entry["targets"] is None
         found = to_maps(entry)
         assert len(found) == CLASSES
         one = classifier.explain(photo("cat_and_espresso.jpg"), entry["layer"], target=[indices], evidence="signed")
         for at, expected in zip(chosen, one.maps[0].numpy()):
             assert np.abs(found[at] - expected).max() <= tolerance * np.abs(expected).max()
-    own = len(data["picture"]["source"])
+    own = len(data["image"]["source"])
     assert (tmp_path / "cat.html").stat().st_size - own < 1_000_000
 
 
@@ -155,7 +155,7 @@ def test_the_exact_maps_are_those_of_backward_passes(
     page = gradcam.page(photo("coffee.jpg"), classifier, layers=["layer4"], methods=["gradcam", "hirescam"])
     for each in page.maps:
         assert each.maps is not None
-        indices = [page.things.indices[at] for at in (0, 10, 500)]
+        indices = [page.targets.indices[at] for at in (0, 10, 500)]
         one = classifier.explain(photo("coffee.jpg"), "layer4", method=each.method, target=[indices], evidence="signed")
         np.testing.assert_allclose(
             each.maps[[0, 10, 500]], one.maps[0].numpy(), atol=1e-5 * float(one.maps.abs().max())
@@ -179,7 +179,7 @@ def test_the_last_layer_takes_two_passes_more_than_run(photo: Callable[[str], Pa
     classifier.explain(photo("coffee.jpg"))
     own, counting.passes = counting.passes, 0
     page = gradcam.page(photo("coffee.jpg"), classifier, layers=["model.layer4"])
-    assert page.maps[0].things is None
+    assert page.maps[0].targets is None
     assert counting.passes <= own + 2
 
 
@@ -202,14 +202,14 @@ def test_other_methods_have_maps_of_the_most_probable_and_say_so(
         photo("coffee.jpg"), classifier, layers=["layer4"], methods=["gradcam", "layercam"], target="tripod", top=5
     )
     own, other = page.to_data()["maps"]
-    assert own["things"] is None
+    assert own["targets"] is None
     assert other["evidence"] == "positive"
-    at = page.things.names.index("tripod")
-    assert set(other["things"]) == {*range(5), at}
+    at = page.targets.names.index("tripod")
+    assert set(other["targets"]) == {*range(5), at}
     assert page.first == at
     one = classifier.explain(photo("coffee.jpg"), "layer4", method="layercam", target="tripod")
     np.testing.assert_allclose(
-        to_maps(other)[other["things"].index(at)], one.maps[0, 0].numpy(), atol=0.005 * float(one.maps.max())
+        to_maps(other)[other["targets"].index(at)], one.maps[0, 0].numpy(), atol=0.005 * float(one.maps.max())
     )
     (note,) = page.notes
     assert "layercam at layer4" in note
@@ -227,8 +227,8 @@ def test_models_of_all_kinds(name: str, photo: Callable[[str], Path]) -> None:
     page = gradcam.page(photo("coffee.jpg"), classifier, top=3)
     jsonschema.validate(page.to_data(), SCHEMA)
     for each in page.to_data()["maps"]:
-        things = each["things"] or [0, 1, 2]
-        index = page.things.indices[things[1]]
+        things = each["targets"] or [0, 1, 2]
+        index = page.targets.indices[things[1]]
         one = classifier.explain(photo("coffee.jpg"), each["layer"], target=index, evidence="signed")
         expected = one.maps[0, 0].numpy()
         assert np.abs(to_maps(each)[1] - expected).max() <= 0.03 * np.abs(expected).max()
@@ -240,7 +240,7 @@ def test_an_explanation_has_a_page_of_its_own_maps(
     one = classifier.explain(photo("coffee.jpg"), target=[["tripod", "espresso"]], evidence="negative")
     page = one.page(tmp_path / "page.html")
     data = read(tmp_path / "page.html")
-    assert data["things"]["names"] == ["espresso", "tripod"]  # the more probable one first
+    assert data["targets"]["names"] == ["espresso", "tripod"]  # the more probable one first
     expected = -one.maps[0].numpy()[::-1]  # against: the sign is back
     assert np.abs(to_maps(data["maps"][0]) - expected).max() <= 0.005 * np.abs(expected).max()
     assert "2 of the model's 1000 classes" in page.notes[0]
@@ -253,10 +253,10 @@ def test_a_detector_has_boxes_in_place_of_classes(photo: Callable[[str], Path]) 
     detector = gradcam.load_detector(model, labels=["background", HOSTILE, "cat"])
     data = gradcam.page(photo("coffee.jpg"), detector).to_data()
     jsonschema.validate(data, SCHEMA)
-    assert data["things"]["kind"] == "box"
-    count = len(data["things"]["names"])
-    assert count == len(data["things"]["boxes"]) == len(to_maps(data["maps"][0])) > 1
-    assert data["things"]["words"][1] == ["--box", "1"]
+    assert data["targets"]["kind"] == "box"
+    count = len(data["targets"]["names"])
+    assert count == len(data["targets"]["boxes"]) == len(to_maps(data["maps"][0])) > 1
+    assert data["targets"]["words"][1] == ["--box", "1"]
     one = detector.explain(photo("coffee.jpg"), target=Box(1), evidence="signed")
     assert one.maps.shape[2:] == tuple(data["maps"][0]["grid"])
     expected = one.maps[0, 0].numpy()
@@ -268,7 +268,7 @@ def test_a_likeness_says_which_picture_and_not_where(photo: Callable[[str], Path
     model.fc = torch.nn.Identity()
     matcher = gradcam.load_matcher(model)
     page = gradcam.page(photo("coffee.jpg"), matcher, target=Like(photo("rocket.jpg")))
-    assert page.things.names == ["like rocket.jpg"]
+    assert page.targets.names == ["like rocket.jpg"]
     assert "reference image" in page.notes[0]
     assert str(photo("rocket.jpg").parent) not in page.to_html()
 
@@ -291,16 +291,16 @@ def test_another_fit_has_the_most_probable_classes(fit: str, photo: Callable[[st
     classifier = gradcam.load_classifier(fit=fit)
     page = gradcam.page(photo("coffee.jpg"), classifier, layers=["layer4"], top=2)
     assert page.region == (0, 0, 400, 600)
-    assert list(page.maps[0].things or ()) == [0, 1]
-    one = classifier.explain(photo("coffee.jpg"), "layer4", target=page.things.indices[1], evidence="signed")
+    assert list(page.maps[0].targets or ()) == [0, 1]
+    one = classifier.explain(photo("coffee.jpg"), "layer4", target=page.targets.indices[1], evidence="signed")
     assert page.maps[0].maps is not None
     np.testing.assert_allclose(page.maps[0].maps[1], one.maps[0, 0].numpy(), rtol=1e-4, atol=1e-6)
 
 
 def test_a_function_is_named_by_its_number(classifier: gradcam.Classifier, photo: Callable[[str], Path]) -> None:
     page = gradcam.page(photo("coffee.jpg"), classifier, target=lambda output: output[:, :2])
-    assert page.things.names == ["score 0", "score 1"]
-    assert page.things.indices == [None, None]
+    assert page.targets.names == ["score 0", "score 1"]
+    assert page.targets.indices == [None, None]
 
 
 def test_nan_is_an_error(photo: Callable[[str], Path]) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 import gradcam
 from gradcam.targets import ClassTarget
-from gradcam.web.page import MapSet, Page, Things
+from gradcam.web.page import MapSet, Page, PageTargets
 from tests.browser import DESKTOP, PHONE, Visit, expect, is_remembered, needs_browser
 
 pytestmark = [pytest.mark.slow, needs_browser]
@@ -30,7 +30,7 @@ def cat(classifier: gradcam.Classifier, photo: Callable[[str], Path], tmp_path_f
     )
     tests = [{"question": "Does it differ?", "outcome": "passed", "reason": "It does."}]
     verdict = {"of": "Of this map.", "outcome": "undecided", "summary": "Who knows.", "tests": tests}
-    return made.judged(verdict)
+    return made.with_verdict(verdict)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def drawn_overlay(page: Any, one: Any) -> Any:
     top, left, height, width = one.regions[0]
     heat = np.asarray(Image.fromarray(pixels(page)).resize((width, height), Image.Resampling.BILINEAR), float)
     alpha = heat[..., 3:] / 255
-    picture = one.pictures[0][top : top + height, left : left + width].astype(float)
+    picture = one.images[0][top : top + height, left : left + width].astype(float)
     return picture * (1 - alpha) + heat[..., :3] * alpha
 
 
@@ -191,7 +191,7 @@ def test_hovering_lists_what_a_place_speaks_for(go: Callable[..., Any], cat: Pag
         row, column = int(down * 7), int(across * 7)
         order = np.argsort(-values[:, row, column])[:8]
         names = page.locator("#place .label").all_inner_texts()
-        assert names[:3] == [cat.things.names[k] for k in order[:3]]
+        assert names[:3] == [cat.targets.names[k] for k in order[:3]]
         numbers = [int(it) for it in page.locator("#place .number").all_inner_texts()]
         assert numbers[0] == 100
         assert abs(numbers[4] - 100 * values[order[4], row, column] / values[order[0], row, column]) < 2
@@ -224,7 +224,7 @@ def test_the_keys_move_over_the_picture(go: Callable[..., Any], cat: Page) -> No
     page.keyboard.press("ArrowLeft")
     values = cat.maps[0].maps
     assert values is not None
-    assert page.locator("#place .label").first.inner_text() == cat.things.names[int(values[:, 3, 2].argmax())]
+    assert page.locator("#place .label").first.inner_text() == cat.targets.names[int(values[:, 3, 2].argmax())]
     page.keyboard.press("Enter")
     assert page.locator("#release").is_visible()
     assert page.locator("#said").inner_text().startswith("Strongest evidence in this cell: ")
@@ -337,8 +337,8 @@ def test_the_picture_is_downloaded(go: Callable[..., Any], cat: Page, tmp_path: 
     waiting.value.save_as(tmp_path / "a.png")
     found = np.asarray(Image.open(tmp_path / "a.png").convert("RGB")).astype(int)
     assert found.shape == (640, 800, 3)
-    assert np.abs(found[:30] - cat.picture[:30]).mean() < 4  # outside, the picture as it is
-    assert np.abs(found[100:500, 150:350] - cat.picture[100:500, 150:350]).mean() > 15
+    assert np.abs(found[:30] - cat.image[:30]).mean() < 4  # outside, the picture as it is
+    assert np.abs(found[100:500, 150:350] - cat.image[100:500, 150:350]).mean() > 15
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -403,11 +403,11 @@ def test_the_page_lives_in_a_notebook_without_a_kernel(cat: Page, visit: Callabl
 
 def test_boxes_are_marked_and_hostile_texts_are_texts(go: Callable[..., Any], cat: Page, tmp_path: Path) -> None:
     maps = MapSet("layer4", HOSTILE, "signed", np.arange(18, dtype=np.float32).reshape(2, 3, 3) - 9)
-    things = Things(
+    things = PageTargets(
         "box", [HOSTILE, "cup"], [1, 2], [0.9, None], [[80, 64, 400, 320], None], [["--box", "it's"], None], ["x", None]
     )
     page_of = replace(
-        cat, name=f"{HOSTILE}.jpg", things=things, maps=[maps], notes=[HOSTILE], verdict=None, first=0, model=HOSTILE
+        cat, name=f"{HOSTILE}.jpg", targets=things, maps=[maps], notes=[HOSTILE], verdict=None, first=0, model=HOSTILE
     )
     page_of.save(tmp_path / "hostile.html")
     page = go(tmp_path / "hostile.html")

@@ -20,12 +20,12 @@ model = nn.Sequential(
     nn.Flatten(),
     nn.Linear(32, 5),
 )
-picture = gradcam.read_image("assets/astronaut.jpg")
-images = torch.from_numpy(picture).permute(2, 0, 1)[None] / 255
+image = gradcam.read_image("assets/astronaut.jpg")
+images = torch.from_numpy(image).permute(2, 0, 1)[None] / 255
 
 explanation = gradcam.explain(model, images, target=3)
 print(explanation)
 
 # %%
 # The weights are random, so the heatmap has no meaning here. With a trained model, you draw the overlay in the same way.
-gradcam.write_image("own.png", gradcam.overlay(picture, explanation.heatmaps[0, 0]))
+gradcam.write_image("own.png", gradcam.overlay(image, explanation.heatmaps[0, 0]))

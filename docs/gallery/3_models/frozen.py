@@ -22,5 +22,5 @@ for name, each in maps.items():
     both = torch.stack([maps["original"].flatten(), each.flatten()])
     print(f"{name:12} correlation {torch.corrcoef(both)[0, 1]:.4f}")
 
-picture = ((images[0] + 1) * 127.5).byte()
-gradcam.write_image("four.png", np.hstack([gradcam.overlay(picture, each[0, 0]) for each in maps.values()]))
+image = ((images[0] + 1) * 127.5).byte()
+gradcam.write_image("four.png", np.hstack([gradcam.overlay(image, each[0, 0]) for each in maps.values()]))

@@ -12,8 +12,8 @@ import gradcam
 
 torch.manual_seed(0)
 model = torchvision.models.segmentation.lraspp_mobilenet_v3_large(weights=None, weights_backbone=None).eval()
-picture = gradcam.read_image("assets/chelsea.jpg")
-images = torch.from_numpy(picture).permute(2, 0, 1)[None] / 255
+image = gradcam.read_image("assets/chelsea.jpg")
+images = torch.from_numpy(image).permute(2, 0, 1)[None] / 255
 mask = torch.zeros(images.shape[2:])
 mask[100:200, 150:300] = 1
 
@@ -24,4 +24,4 @@ def cat_in_the_middle(output):
 
 explanation = gradcam.explain(model, images, target=cat_in_the_middle)
 print(explanation.layer, tuple(explanation.maps.shape))
-gradcam.write_image("region.png", gradcam.overlay(picture, explanation.heatmaps[0, 0]))
+gradcam.write_image("region.png", gradcam.overlay(image, explanation.heatmaps[0, 0]))

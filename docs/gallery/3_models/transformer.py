@@ -12,13 +12,13 @@ import gradcam
 
 torch.manual_seed(0)
 model = timm.create_model("vit_tiny_patch16_224", num_classes=10).eval()
-picture = gradcam.read_image("assets/chelsea.jpg")
+image = gradcam.read_image("assets/chelsea.jpg")
 classifier = gradcam.load_classifier(model, mean=[0.5] * 3, std=[0.5] * 3, size=224)
 
-explanation = classifier.explain(picture, target=3)
+explanation = classifier.explain(image, target=3)
 print(explanation.layer, tuple(explanation.maps.shape))
 explanation.save("vit.png")
 
 # %%
 # Attention rollout follows the attention through all blocks, so it needs no target layer.
-classifier.explain(picture, target=3, method="rollout").save("rollout.png")
+classifier.explain(image, target=3, method="rollout").save("rollout.png")

@@ -12,8 +12,8 @@ from torchvision.models.video import r3d_18
 import gradcam
 
 torch.manual_seed(0)
-picture = gradcam.read_image("assets/rocket.jpg")[:256, :256]
-frames = np.stack([np.roll(picture, 12 * step, axis=0) for step in range(8)])
+image = gradcam.read_image("assets/rocket.jpg")[:256, :256]
+frames = np.stack([np.roll(image, 12 * step, axis=0) for step in range(8)])
 clip = torch.from_numpy(frames).permute(3, 0, 1, 2)[None] / 255
 
 explanation = gradcam.explain(r3d_18(weights=None).eval(), clip, target=5)

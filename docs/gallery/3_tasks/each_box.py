@@ -13,9 +13,9 @@ from tests.drawn.pictures import SHAPES, draw_scenes
 
 detector = gradcam.load_detector(drawn.load("detector"), labels=["nothing", *SHAPES])
 small = next(it.picture for it in draw_scenes(5, 20) if len(it.things) == 4)
-picture = small.repeat(3, 0).repeat(3, 1)  # enlarged for display: the model resizes it back
+image = small.repeat(3, 0).repeat(3, 1)  # enlarged for display: the model resizes it back
 
-found = detector.compare(picture, methods=["hirescam"], target=Box(all))
+found = detector.compare(image, methods=["hirescam"], target=Box(all))
 (explanation,) = found.values()
 for it in explanation.instances[0]:
     print(it.number, it.name, f"{100 * it.score:.0f} %", [round(side) for side in it.box])
@@ -23,5 +23,5 @@ gradcam.write_image("boxes.png", gradcam.panel(found, height=288))
 
 # %%
 # Eigen-CAM is class-agnostic: it gives the same heatmap for every box.
-found = detector.compare(picture, methods=["eigencam"], target=Box(all))
+found = detector.compare(image, methods=["eigencam"], target=Box(all))
 gradcam.write_image("eigencam.png", gradcam.panel(found, height=288))

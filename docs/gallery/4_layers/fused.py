@@ -10,7 +10,7 @@ import gradcam
 
 classifier = gradcam.load_classifier()
 explained = classifier.compare("assets/panda.webp", layers=["layer3", "layer4"], methods=["layercam"])
-fused = gradcam.fuse(explained, how="mean")
+fused = gradcam.fuse(explained, reduction="mean")
 fused.save("fused.png")
 
 classifier.explain("assets/panda.webp", layers=["layer3", "layer4"], join="sum", method="layercam").save("added.png")

@@ -21,5 +21,5 @@ weights = gradients.mean((2, 3), keepdim=True)
 maps = (weights * layer.activations).sum(1).relu()
 print(torch.allclose(maps, gradcam.explain(model, images, "layer4").maps[:, 0]))
 
-picture = ((images[0] + 1) * 127.5).byte()
-gradcam.write_image("by_hand.png", gradcam.overlay(picture, maps[0] / maps.max()))
+image = ((images[0] + 1) * 127.5).byte()
+gradcam.write_image("by_hand.png", gradcam.overlay(image, maps[0] / maps.max()))

@@ -9,4 +9,4 @@ import gradcam
 
 classifier = gradcam.load_classifier()
 attribution = classifier.attribute("assets/chelsea.jpg", "guided-gradcam")
-gradcam.write_image("guided.png", attribution.picture())
+gradcam.write_image("guided.png", attribution.draw())

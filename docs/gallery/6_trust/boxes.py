@@ -20,6 +20,6 @@ masks[0, top:bottom, left:right] = True
 share = energy_pointing_game(heatmaps, masks)
 print(f"{100 * share.item():.0f} % of the heatmap, on {100 * masks.float().mean():.0f} % of the image")
 
-picture = ((images[0] + 1) * 127.5).byte()
-overlay = gradcam.overlay(picture, heatmaps[0])
+image = ((images[0] + 1) * 127.5).byte()
+overlay = gradcam.overlay(image, heatmaps[0])
 gradcam.write_image("box.png", cv2.rectangle(overlay, (left, top), (right, bottom), (255, 255, 255), 2))

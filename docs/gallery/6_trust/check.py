@@ -12,6 +12,8 @@ verdict = gradcam.evaluation.check(classifier, "assets/coffee.jpg")
 print(verdict.outcome)
 for test in verdict.tests:
     print(f"{test.name:14} {test.outcome:9} {test.value:6.3f}  {test.reason}")
-for sham in verdict.shams:
-    print(f"{sham.name:16} {sham.effect:6.2f}  {'distinguished' if sham.is_apart else 'not distinguished'}")
+for control in verdict.controls:
+    print(
+        f"{control.name:16} {control.effect:6.2f}  {'distinguished' if control.is_distinguished else 'not distinguished'}"
+    )
 gradcam.write_image("check.png", verdict.panel())

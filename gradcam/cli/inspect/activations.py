@@ -138,7 +138,7 @@ def _look(job: _Job, image: Path) -> Drawn:
     maps = activations(classifier.model, classifier.batch([reading.values]), job.layers, reshape=job.reshape)
     title = f"{cut(printable(image.name), LONGEST_PART)}, as seen by {classifier.name}"
     picture = crop(reading.picture, find_canvas(classifier.preprocess, prepared))
-    sheet = draw_activations(maps, picture=picture, title=title, **job.look)
+    sheet = draw_activations(maps, input_image=picture, title=title, **job.look)
     make_folder(job.destination.folder)
     path = job.destination.file or job.names.claim([join_name(image.stem, f"-activations{job.ending}")])[0]
     write_image(path, sheet)

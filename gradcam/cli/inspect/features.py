@@ -21,6 +21,7 @@ from gradcam.cli._settings import ModelChoice, Output, is_same, to_model_choice
 from gradcam.cli._terminal import SHAPE, count, import_torch, shown_bar, telling_waits, to_arrow
 from gradcam.errors import GradcamError, LayerError, OutputError, StoreError, printable
 from gradcam.options import MAX_BATCH_SIZE, MAX_WORKERS
+from gradcam.renames import FEATURES, add_old_keys
 from gradcam.storage.records import SCHEMA
 
 if TYPE_CHECKING:
@@ -47,7 +48,9 @@ class Stored:
     def to_json(self) -> str:
         layers = {name: {"shape": shape, "dtype": dtype} for name, (shape, dtype) in self.layers.items()}
         record = {"schema": SCHEMA, "file": str(self.path) if self.pictures else None, "model": self.model}
-        return json.dumps(record | {"pictures": self.pictures, "failed": self.failed, "layers": layers})
+        return json.dumps(
+            add_old_keys(FEATURES, record | {"images": self.pictures, "failed": self.failed, "layers": layers})
+        )
 
     def format(self) -> str:
         parts = [count(self.pictures, "image")]

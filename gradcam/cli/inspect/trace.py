@@ -18,6 +18,7 @@ from gradcam.cli._job import check_model_name, load_model, say
 from gradcam.cli._settings import ModelChoice, Output, to_model_choice
 from gradcam.cli._terminal import code_of_the_user, cut_type, fitting_depth, import_torch, show_shape
 from gradcam.errors import GradcamError, LayerError, describe_failure, join_names, printable
+from gradcam.renames import TRACE, add_old_keys
 from gradcam.storage.records import SCHEMA
 
 if TYPE_CHECKING:
@@ -109,7 +110,9 @@ def _number(number: int | None, unit: str = "") -> str:
 
 def _shared(calls: Sequence[Call]) -> list[str]:
     first_runs = [call for call in calls if call.run == 1]
-    lines = [f"{call.name} is the same module as {', '.join(call.also)}." for call in first_runs if call.also]
+    lines = [
+        f"{call.name} is the same module as {', '.join(call.other_names)}." for call in first_runs if call.other_names
+    ]
     lines += [f"{call.name} shares a parameter: {', '.join(call.tied)}." for call in first_runs if call.tied]
     more = (
         [f"{len(lines) - MOST_SHARED} more are shared (use --json to list them)."] if len(lines) > MOST_SHARED else []
@@ -164,7 +167,7 @@ def trace_command(
     if as_json:
         for call in calls:
             record = {"schema": SCHEMA, "model": subject.name, "device": found.device, **asdict(call)}
-            click.echo(json.dumps(record, allow_nan=False))
+            click.echo(json.dumps(add_old_keys(TRACE, record), allow_nan=False))
     else:
         width = shutil.get_terminal_size((WIDTH, 0)).columns
         click.echo(format_trace(found, calls, subject.name, subject.what, width))
@@ -242,7 +245,7 @@ def _noise(model: nn.Module, shape: Sequence[int]) -> Tensor:
 def _choose(trace: Trace, wanted: set[str] | None, depth: int | None, *, show_all: bool) -> list[Call]:
     calls = list(trace.calls)
     if wanted is not None:
-        calls = [call for call in calls if wanted & {call.name, *call.also}]
+        calls = [call for call in calls if wanted & {call.name, *call.other_names}]
         if not calls:
             raise LayerError(
                 f"Layer {join_names(sorted(wanted)[:3])} is not called in evaluation mode. Choose a different layer with "

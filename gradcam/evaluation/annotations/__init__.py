@@ -15,6 +15,7 @@ from gradcam.evaluation.annotations.coco import read_coco
 from gradcam.evaluation.annotations.match import Marking, Pictures, View
 from gradcam.evaluation.annotations.tables import read_box_list, read_label_masks
 from gradcam.images.read import Region
+from gradcam.renames import accept_old_parameters
 
 Find = Callable[[str], Sequence[Marking]]
 MOST_NAMED = 5  # categories in a note
@@ -89,6 +90,7 @@ class Annotations:
 
     __repr__ = show_fields
 
+    @accept_old_parameters
     def truth(
         self,
         name: str | os.PathLike[str],
@@ -96,7 +98,7 @@ class Annotations:
         size: Sequence[int],
         index: int | None = None,
         *,
-        picture: Sequence[int] | None = None,
+        image_size: Sequence[int] | None = None,
     ) -> Truth | None:
         """Find the objects of a class in the part of an image that the model sees.
 
@@ -112,7 +114,7 @@ class Annotations:
             Height and width of the model's input.
         index : int, default None
             The class. Class-agnostic objects count for every class. None selects the objects of all classes.
-        picture : (int, int), default None
+        image_size : (int, int), default None
             Height and width of the upright image. If you give them, an annotation of a different size raises an error.
 
         Returns
@@ -126,7 +128,7 @@ class Annotations:
             If a box exceeds the image by more than one pixel, if a mask cannot be read or drawn, or if an annotation's
             size differs from the image's. The message names the file and the line, or the annotation.
         """
-        view = View(region, (size[-2], size[-1]), None if picture is None else (picture[0], picture[1]))
+        view = View(region, (size[-2], size[-1]), None if image_size is None else (image_size[0], image_size[1]))
         wanted = [it for it in self.find(os.fspath(name)) if index is None or it.index in (None, index)]
         seen = [found for marking in wanted if (found := marking.project(view)) is not None]
         if not seen:

@@ -24,7 +24,7 @@ from gradcam.evaluation.checks.grounds import (
     read_others,
     resize,
 )
-from gradcam.evaluation.checks.shams import EFFECT, RIVAL, SHAMS, Sham, draw_noise, judge_sham, make_shams
+from gradcam.evaluation.checks.shams import EFFECT, RIVAL, SHAMS, ControlMap, draw_noise, judge_sham, make_shams
 from gradcam.evaluation.checks.uncertainty import spread, undo_views, view_images
 from gradcam.evaluation.checks.verdict import ALIKE, Verdict
 from gradcam.evaluation.controls import Explain, find_explained
@@ -47,6 +47,7 @@ from gradcam.models.labels import name_class
 from gradcam.models.preprocess import find_canvas
 from gradcam.models.scores import COSINES, IN_UNIT, PictureScores, find_among
 from gradcam.options import Progress
+from gradcam.renames import accept_old_parameters
 from gradcam.targets.classes import ClassTarget
 
 STAGES = 3  # the head, the middle, all of it
@@ -65,16 +66,17 @@ MOST_MAPS = 1 + SAMPLES + (1 + OTHERS) + STAGES + 1 + CELLS + 5 + (1 + 2 * CELLS
 BLANK = "The heatmap is constant: it marks nothing."
 
 
+@accept_old_parameters
 def check(
     classifier: Classifier,
-    picture: Picture,
+    image: Picture,
     *,
     method: str | Explain | None = None,
     layer: str | nn.Module | None = None,
     target: Any = None,
     score: str = "logit",
     reshape: Any = None,
-    others: Sequence[Picture] = (),
+    other_images: Sequence[Picture] = (),
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Verdict:
@@ -105,7 +107,7 @@ def check(
     ----------
     classifier : Classifier
         The model.
-    picture : picture
+    image : picture
         The image, as in `Classifier.explain`.
     method : str, Method or callable, default None
         A name in `METHODS` or `CONTROLS`, a method, `FILE.py:NAME`, or a function of a model, images (N,C,H,W) and
@@ -122,7 +124,7 @@ def check(
         As in `targets.ClassTarget`, for methods by name.
     reshape : tuple, str or callable, default None
         As in `gradcam.explain`, for methods by name.
-    others : sequence of images, default ()
+    other_images : sequence of images, default ()
         Three or more comparison images. The tests use the three images with the lowest probability of the class. If you
         pass fewer than three images, the package's five photographs replace them.
     seed : int, default 0
@@ -133,7 +135,8 @@ def check(
     Returns
     -------
     Verdict
-        Its `outcome` is "passed", "undecided" or "failed"; `told_apart` names the control maps that the heatmap beats.
+        Its `outcome` is "passed", "undecided" or "failed"; `distinguished_from` names the control maps that
+        the heatmap beats.
 
     Raises
     ------
@@ -148,7 +151,7 @@ def check(
     >>> verdict = gradcam.evaluation.check(gradcam.load_classifier(), "photos/coffee.jpg")
     >>> verdict.outcome, [test.name for test in verdict.tests]
     ('passed', ['stability', 'classes', 'randomisation', 'placement', 'covering'])
-    >>> "mirrored" in verdict.told_apart
+    >>> "mirrored" in verdict.distinguished_from
     True
 
     References
@@ -160,8 +163,8 @@ def check(
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise GradcamError(f"seed is {shorten(seed)}, expected an int.")
     ClassTarget(score=score)  # of an unknown one it says which there are
-    prepared = classifier.prepare(picture)
-    shown = others if len(others) >= CELLS - 1 else read_others()
+    prepared = classifier.prepare(image)
+    shown = other_images if len(other_images) >= CELLS - 1 else read_others()
     wanted = target
     if isinstance(classifier, TaskModel):
         own, target = find_among(classifier, prepared, target)
@@ -193,7 +196,7 @@ def check(
     inquiry.counter.reach(MOST_MAPS)
     return Verdict(
         tests=tests,
-        shams=shams,
+        controls=shams,
         model=classifier.name,
         method=explained.name,
         layer=used and without_wrappers(used),
@@ -202,8 +205,8 @@ def check(
         probability=float(subject.probabilities),
         seed=seed,
         labels=classifier.labels,
-        picture=crop(prepared.reading.picture, find_canvas(classifier.preprocess, prepared)),
-        exhibits=exhibits,
+        image=crop(prepared.reading.picture, find_canvas(classifier.preprocess, prepared)),
+        artifacts=exhibits,
         doubt=used and find_doubt(unwrap(classifier.model), images, used, to_reshape(reshape)),
         notes=tuple(inquiry.notes),
     )
@@ -224,7 +227,7 @@ def _name(classifier: Classifier, index: int, target: Any) -> dict[str, Any]:
         return {"index": index, "label": label}
     instance = classifier.instance(index)
     said = {name: value for name, value in describe_instance(instance, target).items() if value is not None}
-    return {"index": instance.index, "label": instance.name, "title": label, "thing": said}
+    return {"index": instance.index, "label": instance.name, "title": label, "target_fields": said}
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,7 +245,7 @@ class Inquiry:
     is_probability: bool
     notes: list[str] = field(default_factory=list)
 
-    def ask(self) -> tuple[tuple[Test, ...], tuple[Sham, ...], Exhibits]:
+    def ask(self) -> tuple[tuple[Test, ...], tuple[ControlMap, ...], Exhibits]:
         """The tests one after another, until one has failed; the shams once the others have passed."""
         tests: list[Test] = []
         steps = (self._ask_stability, self._ask_classes, self._ask_weights, self._ask_picture)
@@ -401,7 +404,7 @@ class Inquiry:
         found = Subject(subject.model, self.beside, classes, activation=subject.activation)
         return self.beside[found.probabilities.argsort(stable=True)[: CELLS - 1]]
 
-    def _ask_ground(self, exhibits: Exhibits) -> tuple[Exhibits, list[Test], tuple[Sham, ...]]:
+    def _ask_ground(self, exhibits: Exhibits) -> tuple[Exhibits, list[Test], tuple[ControlMap, ...]]:
         others = self.beside if self.has_place else self._choose_others()
         ground = None if self.has_place else find_ground(self.subject, others)
         tests: list[Test] = []
@@ -442,7 +445,7 @@ class Inquiry:
 
     def _cover(
         self, exhibits: Exhibits, ground: Ground, placed: Tensor, others: Tensor
-    ) -> tuple[Test, tuple[Sham, ...]]:
+    ) -> tuple[Test, tuple[ControlMap, ...]]:
         """The map beside its shams on a ground."""
         made = make_shams(placed, ground.images, dict(self._list_makers(exhibits, ground, others)), self.seed)
         maps = {name: each for name, each in made.items() if isinstance(each, Tensor)}
@@ -492,7 +495,7 @@ class Inquiry:
             return self._look_on(ground, model=model)
 
         if not self.has_place:
-            yield "another picture", look_elsewhere
+            yield "another image", look_elsewhere
         yield RIVAL, partial(self._look_on, ground, index=exhibits.rivals[0])
         yield "random weights", look_by_chance
 
@@ -525,17 +528,17 @@ def _judge_order(value: float, chance: float) -> Test:
     return Test("placement", "failed" if value <= 1 / 2 else outcome, value, reason)
 
 
-def _judge_effect(effect: float, shams: Sequence[Sham], elsewhere: Sequence[float]) -> Test:
+def _judge_effect(effect: float, shams: Sequence[ControlMap], elsewhere: Sequence[float]) -> Test:
     counted = [sham for sham in shams if sham.name != RIVAL]
     better = [sham for sham in counted if sham.is_better]
-    as_good = [sham for sham in counted if not sham.is_apart]
+    as_good = [sham for sham in counted if not sham.is_distinguished]
     best = max(counted, key=lambda sham: sham.effect)
     share, most = max(0.0, effect), max(0.0, best.effect)
     reason = (
         f"{share * 100:.0f} % of the class's evidence lies on the marked pixels. "
         f"The best control map, {best.words}, reaches {most * 100:.0f} %"
     )
-    if best.is_apart and effect - best.effect < EFFECT:
+    if best.is_distinguished and effect - best.effect < EFFECT:
         reason += ", but does not follow the image"
     rival = next((sham for sham in shams if sham.name == RIVAL), None)
     outcome: Outcome = "passed"

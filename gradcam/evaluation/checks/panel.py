@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gradcam.errors import ImageError
 from gradcam.evaluation.checks.findings import Exhibits, Outcome, Test
-from gradcam.evaluation.checks.shams import Sham
+from gradcam.evaluation.checks.shams import ControlMap
 from gradcam.evaluation.subject import to_unit
 from gradcam.images.draw import GAP, colour_bar, overlay, scale, stack
 from gradcam.images.read import Pixels
@@ -37,7 +37,7 @@ class Shown:
 
     picture: Pixels
     tests: Sequence[Test]
-    shams: Sequence[Sham]
+    shams: Sequence[ControlMap]
     exhibits: Exhibits
     labels: Sequence[str] | None
 
@@ -83,7 +83,8 @@ def _list_cells(shown: Shown, test: Test, picture: Pixels, height: int) -> list[
         seen = to_pixels(found.ground.images[0], height)
         assert found.placed is not None  # it is there with a ground
         marks = {
-            sham.name: f"{sham.effect:.2f}   {sham.name}{'' if sham.is_apart else ', as good'}" for sham in shown.shams
+            sham.name: f"{sham.effect:.2f}   {sham.name}{'' if sham.is_distinguished else ', as good'}"
+            for sham in shown.shams
         }
         laid = [
             (found.placed[0], f"{test.value:.2f}   the heatmap"),

@@ -11,12 +11,13 @@ from torch import Tensor
 from gradcam.errors import show_fields
 from gradcam.evaluation.explainers import make_centre, make_edges
 from gradcam.evaluation.subject import draw
+from gradcam.renames import keep_old_attributes
 
 RIVAL = "rival"
 SHAMS = {  # by name, in words
     "mirrored": "the mirrored heatmap",
     "shifted": "the heatmap shifted by a third",
-    "another picture": "the heatmap of another image",
+    "another image": "the heatmap of another image",
     RIVAL: "the heatmap of the rival class",
     "random weights": "the heatmap of a network with random weights",
     "noise": "smooth noise with the heatmap's spectrum",
@@ -27,14 +28,15 @@ ORDER = 0.1  # of the area under the ROC curve, by which one map marks the pictu
 EFFECT = 0.2  # of all evidence, by which covering what one map marks does more than what another one marks
 
 
+@keep_old_attributes
 @dataclass(frozen=True, eq=False)
-class Sham:
+class ControlMap:
     """A control map: a heatmap that explains nothing, and its results compared with those of the checked heatmap.
 
     Attributes
     ----------
     name : str
-        "mirrored", "shifted", "another picture", "rival", "random weights", "noise", "centre" or "edges".
+        "mirrored", "shifted", "another image", "rival", "random weights", "noise", "centre" or "edges".
     order : float or None
         How well the control map ranks the image's pixels above those of three other images: the area under the ROC
         curve, from 0 to 1; chance is 0.5. None if the image was tested alone.
@@ -42,7 +44,7 @@ class Sham:
         The share of the class's evidence that lies on the pixels that the control map marks; 1 is all of the evidence.
     alike : float
         The rank correlation of the control map with the checked heatmap, from -1 to 1.
-    is_apart : bool
+    is_distinguished : bool
         True if the checked heatmap does better than the control map: by 0.1 in `order` or by 0.2 in `effect`.
     is_better : bool
         True if the control map does better than the checked heatmap: by 0.2 in `effect`, without a worse `order`.
@@ -53,8 +55,8 @@ class Sham:
     --------
     >>> import gradcam
     >>> verdict = gradcam.evaluation.check(gradcam.load_classifier(), "photos/coffee.jpg")
-    >>> sham: gradcam.evaluation.Sham = verdict.shams[0]
-    >>> sham.name, sham.is_apart
+    >>> control: gradcam.evaluation.ControlMap = verdict.controls[0]
+    >>> control.name, control.is_distinguished
     ('mirrored', True)
     """
 
@@ -62,7 +64,7 @@ class Sham:
     order: float | None
     effect: float
     alike: float
-    is_apart: bool
+    is_distinguished: bool
     is_better: bool
     heatmap: Tensor
 
@@ -76,13 +78,13 @@ class Sham:
 
 def judge_sham(
     name: str, heatmap: Tensor, alike: float, own: tuple[float | None, float], other: tuple[float | None, float]
-) -> Sham:
+) -> ControlMap:
     """A sham beside the map that is checked: `own` and `other` are the order and the effect of the map and of the sham."""
     (order, effect), (its_order, its_effect) = own, other
     ahead = None if order is None or its_order is None else order - its_order
     is_apart = effect - its_effect >= EFFECT or (ahead is not None and ahead >= ORDER)
     is_better = its_effect - effect >= EFFECT and (ahead is None or ahead <= 0)
-    return Sham(name, its_order, its_effect, alike, is_apart and not is_better, is_better, heatmap)
+    return ControlMap(name, its_order, its_effect, alike, is_apart and not is_better, is_better, heatmap)
 
 
 def make_shams(

@@ -9,13 +9,15 @@ from typing import Any
 from gradcam.errors import shorten
 from gradcam.evaluation.checks.findings import OUTCOMES, PASSED, Exhibits, Outcome, Test
 from gradcam.evaluation.checks.panel import Shown, draw_verdict
-from gradcam.evaluation.checks.shams import RIVAL, Sham
+from gradcam.evaluation.checks.shams import RIVAL, ControlMap
 from gradcam.images.read import Pixels
 from gradcam.models.labels import name_class
+from gradcam.renames import CHECK, add_old_keys, keep_old_attributes
 
 ALIKE = 0.9  # rank correlation from which on one map serves two classes
 
 
+@keep_old_attributes
 @dataclass(frozen=True, eq=False)
 class Verdict:
     """The result of five tests of one heatmap of one image.
@@ -30,7 +32,7 @@ class Verdict:
     tests : tuple of Test
         The tests that were run, in order; each has a `name`, `outcome`, `value` and `reason`. Once one test has failed,
         the remaining ones are not run.
-    shams : tuple of Sham
+    controls : tuple of ControlMap
         The control maps and their results. Empty if the tests ended before they were compared.
     model : str
         The classifier's name.
@@ -50,9 +52,9 @@ class Verdict:
         The random seed.
     labels : sequence of str or None
         The names of all classes.
-    picture : array (H,W,3)
+    image : array (H,W,3)
         The part of the image that the model sees: RGB, uint8.
-    exhibits : Exhibits
+    artifacts : Exhibits
         The data behind the panel.
     doubt : str or None
         Why the heatmap may be misplaced on the image; None if there is no sign of that.
@@ -60,14 +62,14 @@ class Verdict:
         What could not be tested or compared, and why.
     title : str or None
         A readable name of the target if it is not a class, such as "box 0, person".
-    thing : mapping
+    target_fields : mapping
         The explained target, as record keys and values: "box", "number", "text" and so on.
 
     Examples
     --------
     >>> import gradcam
     >>> verdict = gradcam.evaluation.check(gradcam.load_classifier(), "photos/coffee.jpg", method="centre")
-    >>> verdict.outcome, verdict.class_name, verdict.told_apart
+    >>> verdict.outcome, verdict.class_name, verdict.distinguished_from
     ('failed', 'espresso (967)', [])
     >>> verdict.to_record()["tests"][-1]["outcome"]
     'failed'
@@ -75,7 +77,7 @@ class Verdict:
     """
 
     tests: tuple[Test, ...]
-    shams: tuple[Sham, ...]
+    controls: tuple[ControlMap, ...]
     model: str
     method: str
     layer: str | None
@@ -85,12 +87,12 @@ class Verdict:
     probability: float
     seed: int
     labels: Sequence[str] | None = field(repr=False)
-    picture: Pixels = field(repr=False)
-    exhibits: Exhibits = field(repr=False)
+    image: Pixels = field(repr=False)
+    artifacts: Exhibits = field(repr=False)
     doubt: str | None = None
     notes: tuple[str, ...] = ()
     title: str | None = None
-    thing: Mapping[str, Any] = field(default_factory=dict)
+    target_fields: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         tests = ", ".join(f"{test.name} {test.outcome} ({test.value:.2g})" for test in self.tests)
@@ -109,17 +111,17 @@ class Verdict:
         return self.title or name_class(self.index, self.label, with_index=True)
 
     @property
-    def told_apart(self) -> list[str]:
+    def distinguished_from(self) -> list[str]:
         """The names of the control maps that the heatmap beats."""
-        return [sham.name for sham in self.shams if sham.is_apart]
+        return [control.name for control in self.controls if control.is_distinguished]
 
     @property
     def rival(self) -> str | None:
         """The rival class, with its heatmap's rank correlation to the checked heatmap; None if that is below 0.9."""
-        likeness = self.exhibits.likeness
+        likeness = self.artifacts.likeness
         if likeness is None or float(likeness[0]) < ALIKE:
             return None
-        first = self.exhibits.rivals[0]
+        first = self.artifacts.rivals[0]
         name = name_class(first, None if self.labels is None else self.labels[first])
         return f"{name} ({float(likeness[0]):.2f})"
 
@@ -127,15 +129,15 @@ class Verdict:
     def summary(self) -> str:
         """The result in sentences: which control maps the heatmap is distinguished from, and what to try next."""
         said = [self.doubt] if self.doubt else []
-        if self.told_apart:
-            said.append(f"Distinguished from {', '.join(_words(self.shams, apart=True))}.")
-        others = [sham for sham in self.shams if sham.name != RIVAL]
+        if self.distinguished_from:
+            said.append(f"Distinguished from {', '.join(_words(self.controls, apart=True))}.")
+        others = [control for control in self.controls if control.name != RIVAL]
         if as_good := _words(others, apart=False):
             said.append(f"Not distinguished from {', '.join(as_good)}.")
         if self.rival is not None:
             said.append(f"The rival class has the same heatmap: {self.rival}.")
         if self.outcome == "undecided":
-            where = ", or in which the object is in a different place" if self.shams else ""
+            where = ", or in which the object is in a different place" if self.controls else ""
             said.append(f"For a clearer result, try an image in which the probability is higher{where}.")
         return " ".join([*said, *self.notes])
 
@@ -160,24 +162,26 @@ class Verdict:
         place = "" if self.layer is None else f" at {self.layer}"
         title = f"{self.class_name}, {self.probability * 100:.0f} %, by {self.method}{place} in {self.model}"
         said = " ".join([self.summary, *([PASSED] if self.outcome == "passed" else [])])
-        shown = Shown(self.picture, self.tests, self.shams, self.exhibits, self.labels)
+        shown = Shown(self.image, self.tests, self.controls, self.artifacts, self.labels)
         return draw_verdict(shown, self.outcome, title, said, height=height)
 
     def to_record(self) -> dict[str, Any]:
-        """Return everything except the exhibits, ready for JSON."""
+        """Return everything except the artifacts, ready for JSON."""
         names = ("model", "method", "layer", "score", "index", "label", "probability", "seed", "outcome")
         tests = [{name: getattr(it, name) for name in ("name", "outcome", "value", "reason")} for it in self.tests]
-        parts = ("name", "order", "effect", "alike", "is_apart")
-        shams = [{name: getattr(sham, name) for name in parts} for sham in self.shams]
-        found = {**{name: getattr(self, name) for name in names}, **self.thing, "doubt": self.doubt, "tests": tests}
-        return {
-            **found,
-            "shams": shams,
-            "told_apart": self.told_apart,
+        parts = ("name", "order", "effect", "alike", "is_distinguished")
+        record = {
+            **{name: getattr(self, name) for name in names},
+            **self.target_fields,
+            "doubt": self.doubt,
+            "tests": tests,
+            "controls": [{name: getattr(control, name) for name in parts} for control in self.controls],
+            "distinguished_from": self.distinguished_from,
             "same_map": self.rival,
             "notes": list(self.notes),
         }
+        return add_old_keys(CHECK, record)
 
 
-def _words(shams: Sequence[Sham], *, apart: bool) -> list[str]:
-    return [sham.words for sham in shams if sham.is_apart == apart]
+def _words(controls: Sequence[ControlMap], *, apart: bool) -> list[str]:
+    return [control.words for control in controls if control.is_distinguished == apart]

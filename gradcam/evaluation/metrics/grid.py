@@ -22,6 +22,7 @@ from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_device, find_input_dtype
 from gradcam.models.labels import name_class
 from gradcam.options import check_count, check_number
+from gradcam.renames import accept_old_parameters
 
 CELLS = 4  # of a mosaic: top left, top right, bottom left, bottom right
 MOSAICS = 64
@@ -94,8 +95,8 @@ def grid_pointing_game(heatmaps: Any) -> GridPointing:
     >>> import gradcam
     >>> from gradcam.evaluation import grid_pointing_game, make_mosaics
     >>> classifier = gradcam.load_classifier()
-    >>> pictures = {"cat": "photo.jpg", "cup": "photos/coffee.jpg", "rocket": "photos/rocket.jpg", "man": "other.png"}
-    >>> (mosaic,) = make_mosaics(classifier, pictures, least=0.2)
+    >>> images = {"cat": "photo.jpg", "cup": "photos/coffee.jpg", "rocket": "photos/rocket.jpg", "man": "other.png"}
+    >>> (mosaic,) = make_mosaics(classifier, images, min_probability=0.2)
     >>> explanation = gradcam.explain(classifier.model, mosaic.image[None], "layer4", target=[list(mosaic.classes)])
     >>> grid_pointing_game(explanation).hits  # each maximum is on the right image
     tensor([[1., 1., 1., 1.]])
@@ -160,8 +161,8 @@ class Mosaic:
     >>> import gradcam
     >>> from gradcam.evaluation import make_mosaics
     >>> classifier = gradcam.load_classifier()
-    >>> pictures = {"cat": "photo.jpg", "cup": "photos/coffee.jpg", "rocket": "photos/rocket.jpg", "man": "other.png"}
-    >>> (mosaic,) = make_mosaics(classifier, pictures, least=0.2)
+    >>> images = {"cat": "photo.jpg", "cup": "photos/coffee.jpg", "rocket": "photos/rocket.jpg", "man": "other.png"}
+    >>> (mosaic,) = make_mosaics(classifier, images, min_probability=0.2)
     >>> sorted(mosaic.names), mosaic.image.shape
     (['cat', 'cup', 'man', 'rocket'], torch.Size([3, 448, 448]))
     >>> sorted(classifier.label(index) for index in mosaic.classes)
@@ -175,8 +176,14 @@ class Mosaic:
     __repr__ = show_fields
 
 
+@accept_old_parameters
 def make_mosaics(
-    classifier: Classifier, pictures: Mapping[str, Any], *, limit: int = MOSAICS, least: float = LEAST, seed: int = 0
+    classifier: Classifier,
+    images: Mapping[str, Any],
+    *,
+    limit: int = MOSAICS,
+    min_probability: float = LEAST,
+    seed: int = 0,
 ) -> list[Mosaic]:
     """Make mosaics of confidently classified images, for the grid pointing game.
 
@@ -189,11 +196,11 @@ def make_mosaics(
     ----------
     classifier : Classifier
         The model, with its preprocessing.
-    pictures : mapping of str to picture
+    images : mapping of str to picture
         The images by name, in any form that `classifier.prepare` takes. Floating tensors (C,H,W) count as preprocessed.
     limit : int, default 64
         The largest number of mosaics.
-    least : float, default 0.5
+    min_probability : float, default 0.5
         The smallest probability of the top class. Images with a lower probability are not used. The top class counts as
         the image's class.
     seed : int, default 0
@@ -207,18 +214,18 @@ def make_mosaics(
     Raises
     ------
     InputError
-        If the images with a probability of at least `least` belong to fewer than four classes.
+        If the images with a probability of at least `min_probability` belong to fewer than four classes.
     ImageError
         If the images are not a mapping, cannot be read, or have different sizes after preprocessing.
     GradcamError
-        If the limit is below 1, or `least` is outside [0,1].
+        If the limit is below 1, or `min_probability` is outside [0,1].
 
     Examples
     --------
     >>> import gradcam
     >>> from gradcam.evaluation import make_mosaics
-    >>> pictures = {"cat": "photo.jpg", "cup": "photos/coffee.jpg", "rocket": "photos/rocket.jpg", "man": "other.png"}
-    >>> mosaics = make_mosaics(gradcam.load_classifier(), pictures, least=0.2)
+    >>> images = {"cat": "photo.jpg", "cup": "photos/coffee.jpg", "rocket": "photos/rocket.jpg", "man": "other.png"}
+    >>> mosaics = make_mosaics(gradcam.load_classifier(), images, min_probability=0.2)
     >>> len(mosaics), mosaics[0].image.shape
     (1, torch.Size([3, 448, 448]))
 
@@ -226,12 +233,12 @@ def make_mosaics(
     ----------
     Böhle et al., "Convolutional Dynamic Alignment Networks", CVPR 2021, section 4.2.
     """
-    return arrange(classifier.model, find_tiles(classifier, pictures, least=least), limit=limit, seed=seed)
+    return arrange(classifier.model, find_tiles(classifier, images, least=min_probability), limit=limit, seed=seed)
 
 
 def find_tiles(classifier: Classifier, pictures: Mapping[str, Any], *, least: float = LEAST) -> list[Tile]:
     """The pictures that the model is sure of, in order. Raises `InputError` for too few classes, `ImageError` for sizes."""
-    check_number(least, "least", "a probability from 0 to 1, such as 0.5.", most=1)
+    check_number(least, "min_probability", "a probability from 0 to 1, such as 0.5.", most=1)
     if not isinstance(pictures, Mapping):
         raise ImageError(f"The images are {shorten(pictures)}, expected a mapping from names to images.")
     tiles = []
@@ -250,7 +257,7 @@ def find_tiles(classifier: Classifier, pictures: Mapping[str, Any], *, least: fl
         raise InputError(
             f"A mosaic needs images of four classes with a probability of {least:g} or more, but there "
             f"{'is 1 class' if count == 1 else f'are {count} classes'}. Images: {', '.join(seen) or 'none'}{more}. Give "
-            "images of more classes, or lower the required probability (least)."
+            "images of more classes, or lower the required probability (min_probability)."
         )
     shapes = [" x ".join(map(str, shape)) for shape in sorted({tuple(tile.image.shape) for tile in sure})]
     if len(shapes) > 1:

@@ -91,7 +91,7 @@ def audit(
     --------
     >>> import gradcam
     >>> found = gradcam.evaluation.audit("labelled/", gradcam.load_classifier())
-    >>> found.source, sorted({(cluster.class_name, cluster.pictures) for cluster in found.clusters})
+    >>> found.source, sorted({(cluster.class_name, cluster.image_count) for cluster in found.clusters})
     ("the folders' names", [('espresso', 12), ('macaw', 12)])
     >>> found.clusters[0].suspicion < 0.5
     True
@@ -168,13 +168,12 @@ def _describe(
     group: Group, marked: Sequence[Marked], sizes: Mapping[int, int], classifier: Classifier
 ) -> EvidenceCluster:
     members = {marked[i].item.name: marked[i] for i in group.members}
-    numbers: Any = {
-        name: getattr(group, name) for name in ("suspicion", "place", "apart", "elsewhere", "others", "is_rest")
-    }
+    numbers: Any = {name: getattr(group, name) for name in ("suspicion", "place", "apart", "elsewhere", "is_rest")}
     return EvidenceCluster(
         index=group.class_,
         label=classifier.label(group.class_),
-        pictures=sizes[group.class_],
+        image_count=sizes[group.class_],
+        other_image_count=group.others,
         members=tuple(members),
         where=describe_place(group.map),
         map=group.map,

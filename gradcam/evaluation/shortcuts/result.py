@@ -16,6 +16,7 @@ from gradcam.images.draw import overlay
 from gradcam.images.read import Pixels, Region
 from gradcam.images.sheets import PanelRow, draw_panel
 from gradcam.models.labels import name_class
+from gradcam.renames import AUDIT, add_old_keys, keep_old_attributes
 
 SCHEMA = 1
 KIND = "gradcam audit"
@@ -57,6 +58,7 @@ def _describe_band(words: list[str]) -> str:
     return {"left": "on the left", "right": "on the right", "middle": "in the middle"}.get(side, f"at the {side}")
 
 
+@keep_old_attributes
 @dataclass(frozen=True, eq=False)
 class EvidenceCluster:
     """Images of one class whose evidence lies in the same place and looks alike.
@@ -67,7 +69,7 @@ class EvidenceCluster:
         The index of the class.
     label : str or None
         The name of the class.
-    pictures : int
+    image_count : int
         The number of images of the class that have positive evidence.
     members : tuple of str
         The names of the images in the cluster, the most typical first.
@@ -85,7 +87,7 @@ class EvidenceCluster:
         cluster than inside.
     elsewhere : int
         The number of images of other classes with enough evidence in this place: as much as 80 % of the members have.
-    others : int
+    other_image_count : int
         The number of images of other classes.
     is_rest : bool
         True if the members are the images of the class that fit no cluster.
@@ -106,14 +108,14 @@ class EvidenceCluster:
 
     index: int
     label: str | None
-    pictures: int
+    image_count: int
     members: tuple[str, ...]
     where: str
     suspicion: float
     place: float
     apart: float
     elsewhere: int
-    others: int
+    other_image_count: int
     is_rest: bool
     map: NDArray[np.floating[Any]] = field(repr=False)
     draw_member: Callable[[str], Pixels] = field(repr=False)
@@ -122,8 +124,8 @@ class EvidenceCluster:
 
     @property
     def share(self) -> float:
-        """The number of members divided by `pictures`, from 0 to 1."""
-        return len(self.members) / self.pictures
+        """The number of members divided by `image_count`, from 0 to 1."""
+        return len(self.members) / self.image_count
 
     @property
     def class_name(self) -> str:
@@ -132,11 +134,13 @@ class EvidenceCluster:
 
     def describe(self) -> str:
         """Describe where the evidence lies, and how many images of this class and of other classes have evidence there."""
-        some = f"{self.elsewhere} of {self.others}" if self.elsewhere else f"none of {self.others}"
+        some = (
+            f"{self.elsewhere} of {self.other_image_count}" if self.elsewhere else f"none of {self.other_image_count}"
+        )
         verb = "has" if self.elsewhere in (0, 1) else "have"
         return (
-            f"{self.where}, in {len(self.members)} of {self.pictures} images of {self.class_name}; {some} images of other "
-            f"classes {verb} as much evidence there"
+            f"{self.where}, in {len(self.members)} of {self.image_count} images of {self.class_name}; {some} images of "
+            f"other classes {verb} as much evidence there"
         )
 
     def draw(self, *, count: int = TYPICAL) -> dict[str, Pixels]:
@@ -163,14 +167,15 @@ class EvidenceCluster:
 
     def to_record(self) -> dict[str, Any]:
         """Return everything except the images, ready for JSON."""
-        numbers = ("suspicion", "place", "apart", "elsewhere", "others", "is_rest", "where", "pictures")
-        return {
+        numbers = ("suspicion", "place", "apart", "elsewhere", "other_image_count", "is_rest", "where", "image_count")
+        record = {
             "class": {"index": self.index, "label": self.label},
             **{name: getattr(self, name) for name in numbers},
             "share": self.share,
             "members": list(self.members),
             "map": [[round(float(value), 6) for value in row] for row in self.map],
         }
+        return add_old_keys(AUDIT, record)
 
 
 @dataclass(frozen=True, eq=False)

@@ -97,11 +97,11 @@ def diff(
     items = list_inputs(inputs).items
     counter = Counter(progress, total=len(items) * (1 if isinstance(earlier, Snapshot) else 2))
     before = _find_kept(earlier, new, items) if isinstance(earlier, Snapshot) else collect(earlier, items, counter.step)
-    seen, left = {it.name: it for it in before.pictures}, [it for it in items if it.name not in before.failures]
+    seen, left = {it.name: it for it in before.entries}, [it for it in items if it.name not in before.failures]
     counter.total -= len(items) - len(left)
     now = collect(look, left, counter.step, {name: it.explained for name, it in seen.items()})
     rows, failures, reads = [], {**before.failures, **now.failures}, {item.name: item for item in left}
-    for one in now.pictures:
+    for one in now.entries:
         read = partial(_read, new, reads[one.name])
         try:
             rows.append(compare_seen(seen[one.name], one, (before.origin, now.origin), alike, read))
@@ -144,7 +144,7 @@ def _check_classes(old: Origin, new: Origin) -> None:
 def _find_kept(kept: Snapshot, classifier: Classifier, items: Sequence[Item]) -> Snapshot:
     """What the snapshot holds of these pictures, under the names that they have here; a failure for each that it does not
     hold, or that cannot be read."""
-    by_hash, names = {it.sha256: it for it in kept.pictures}, {it.name for it in kept.pictures}
+    by_hash, names = {it.sha256: it for it in kept.entries}, {it.name for it in kept.entries}
     found, failures = [], {}
     for item in items:
         try:
@@ -199,13 +199,13 @@ def _note_pictures(
     earlier: Look | Snapshot, before: Snapshot, seen: Mapping[str, Seen], now: Snapshot
 ) -> Iterator[str]:
     if isinstance(earlier, Snapshot):
-        left = {it.sha256 for it in earlier.pictures} - {it.sha256 for it in before.pictures}
+        left = {it.sha256 for it in earlier.entries} - {it.sha256 for it in before.entries}
         if left:
             verb = "was" if len(left) == 1 else "were"
-            yield f"{len(left)} of the snapshot's {len(earlier.pictures)} images {verb} missing or changed."
-    differing = [it.name for it in now.pictures if seen[it.name].region != it.region]
+            yield f"{len(left)} of the snapshot's {len(earlier.entries)} images {verb} missing or changed."
+    differing = [it.name for it in now.entries if seen[it.name].region != it.region]
     if differing:
         yield (
-            f"OLD and NEW see different parts of {len(differing)} of {len(now.pictures)} images. Their heatmaps are "
+            f"OLD and NEW see different parts of {len(differing)} of {len(now.entries)} images. Their heatmaps are "
             "compared on the common part."
         )

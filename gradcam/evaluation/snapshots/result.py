@@ -22,6 +22,7 @@ from gradcam.images.draw import overlay
 from gradcam.images.read import Pixels, Region, crop
 from gradcam.images.sheets import PanelRow, draw_panel
 from gradcam.models.labels import name_class
+from gradcam.renames import DIFF, DRAWN_DIFF, OldKeys, add_old_keys, keep_old_attributes
 from gradcam.storage.records import Prediction
 
 POINTS = 224  # maps are compared on so many rows and columns of what both models see
@@ -29,8 +30,9 @@ TOP = 0.3  # the share of the pixels whose overlap is measured
 CHANGES = ("map", "class", "none")  # what differs, the worst first
 
 
+@keep_old_attributes
 @dataclass(frozen=True, eq=False)
-class PictureDiff:
+class ImageDiff:
     """The comparison of two models on one image.
 
     Attributes
@@ -41,7 +43,7 @@ class PictureDiff:
         The old model's top class: `index`, `label` and `probability`. Both heatmaps explain this class.
     new : Prediction
         The new model's top class.
-    kept : float
+    old_class_probability : float
         The new model's probability of the old model's top class, from 0 to 1.
     correlation : float
         The rank correlation of the two heatmaps, from -1 to 1. It is 1 for two constant heatmaps, and 0 for a constant
@@ -54,7 +56,7 @@ class PictureDiff:
     change : str
         "map" if the predictions agree and the correlation is below `alike`, "class" if the predictions differ, otherwise
         "none".
-    seen : (Seen, Seen)
+    entries : (Seen, Seen)
         The result of each model, with its heatmap on the layer's grid.
     read : callable
         A function that reads the image again, for drawing.
@@ -72,12 +74,12 @@ class PictureDiff:
     image: str
     old: Prediction
     new: Prediction
-    kept: float
+    old_class_probability: float
     correlation: float
     overlap: float
     moved: float
     change: str
-    seen: tuple[Seen, Seen] = field(repr=False)
+    entries: tuple[Seen, Seen] = field(repr=False)
     read: Callable[[], Pixels] = field(repr=False)
 
     __repr__ = show_fields
@@ -90,7 +92,7 @@ class PictureDiff:
     @property
     def drop(self) -> float:
         """How much lower the probability of the old model's top class is in the new model, from -1 to 1."""
-        return self.old.probability - self.kept
+        return self.old.probability - self.old_class_probability
 
     @property
     def values(self) -> dict[str, float]:
@@ -107,21 +109,24 @@ class PictureDiff:
         Returns
         -------
         dict of str to array (H,W,3)
-            "picture", "old", "new" and "difference": RGB, uint8.
+            "image", "old", "new" and "difference": RGB, uint8.
 
         Raises
         ------
         ImageError
             If the image can no longer be read.
         """
-        maps, region = lay_both(*self.seen)
-        picture, (old, new) = crop(self.read(), region), to_unit(maps)
-        draw = partial(overlay, region=(0, 0, *picture.shape[:2]))
-        grey = np.repeat(picture.mean(2, keepdims=True), 3, 2).astype(
+        maps, region = lay_both(*self.entries)
+        image, (old, new) = crop(self.read(), region), to_unit(maps)
+        draw = partial(overlay, region=(0, 0, *image.shape[:2]))
+        grey = np.repeat(image.mean(2, keepdims=True), 3, 2).astype(
             np.uint8
         )  # On which faint red and blue are visible.
         difference = draw(grey, new - old, signed=True, alpha=0.8)
-        return {"picture": picture, "old": draw(picture, old), "new": draw(picture, new), "difference": difference}
+        return OldKeys(
+            DRAWN_DIFF,
+            {"image": image, "old": draw(image, old), "new": draw(image, new), "difference": difference},
+        )
 
     def panel(self, *, height: int = 224) -> Pixels:
         """Draw the image, both heatmaps and their difference side by side, with names and numbers.
@@ -161,7 +166,13 @@ class PictureDiff:
             {name: getattr(it, name) for name in ("index", "label", "probability")} for it in (self.old, self.new)
         )
         numbers = {name: value for name, value in self.values.items() if name != "agree"}
-        return {"old": old, "new": {**new, "kept": self.kept}, "agree": self.agree, "change": self.change, **numbers}
+        return {
+            "old": old,
+            "new": add_old_keys(DIFF, {**new, "old_class_probability": self.old_class_probability}),
+            "agree": self.agree,
+            "change": self.change,
+            **numbers,
+        }
 
 
 def _caption(name: str, found: Prediction) -> str:
@@ -178,7 +189,7 @@ class Diff:
         The old model, its method and its layer.
     new : Origin
         The new model, its method and its layer.
-    rows : tuple of PictureDiff
+    rows : tuple of ImageDiff
         First the images with the same prediction and different heatmaps, then the images with different predictions,
         then all others. Within each group, the lowest correlation comes first.
     failures : mapping of str to str
@@ -201,7 +212,7 @@ class Diff:
 
     old: Origin
     new: Origin
-    rows: tuple[PictureDiff, ...]
+    rows: tuple[ImageDiff, ...]
     failures: Mapping[str, str]
     notes: tuple[str, ...]
     alike: float
@@ -210,7 +221,7 @@ class Diff:
         return f"Diff({self.summary})"
 
     @property
-    def worst(self) -> PictureDiff | None:
+    def worst(self) -> ImageDiff | None:
         """The first row; None if no image could be compared."""
         return self.rows[0] if self.rows else None
 
@@ -258,14 +269,15 @@ class Diff:
 
     def to_record(self) -> dict[str, Any]:
         """Return everything as lists, dicts, strings and numbers, ready for JSON."""
-        return {
+        record = {
             **{name: _describe(origin) for name, origin in (("old", self.old), ("new", self.new))},
             "alike": self.alike,
             "means": self.means,
             "notes": list(self.notes),
-            "pictures": [{"image": row.image, **row.to_record()} for row in self.rows],
+            "images": [{"image": row.image, **row.to_record()} for row in self.rows],
             "failures": dict(self.failures),
         }
+        return add_old_keys(DIFF, record)
 
 
 def _describe(origin: Origin) -> dict[str, Any]:
@@ -276,7 +288,7 @@ def _describe(origin: Origin) -> dict[str, Any]:
 
 def compare_seen(
     old: Seen, new: Seen, origins: tuple[Origin, Origin], alike: float, read: Callable[[], Pixels]
-) -> PictureDiff:
+) -> ImageDiff:
     """The numbers of one picture. Raises `ImageError` as `lay_both` does."""
     maps, region = lay_both(old, new)
     correlation = float(rank_correlation(maps[:1], maps[1:]))
@@ -285,16 +297,16 @@ def compare_seen(
     was, now = (
         Prediction(it.predicted, origin.label(it.predicted), it.probability) for it, origin in zip((old, new), origins)
     )
-    return PictureDiff(
+    return ImageDiff(
         image=new.name,
         old=was,
         new=now,
-        kept=new.share,
+        old_class_probability=new.share,
         correlation=correlation,
         overlap=float((top[0] & top[1]).sum() / top[0].sum()),
         moved=float((centres[0] - centres[1]).norm()) / math.hypot(*region[2:]),
         change="class" if was.index != now.index else "map" if correlation < alike else "none",
-        seen=(old, new),
+        entries=(old, new),
         read=read,
     )
 

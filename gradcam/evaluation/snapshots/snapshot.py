@@ -36,6 +36,7 @@ from gradcam.images.read import Region
 from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_dtype
 from gradcam.options import Progress, check_count, count_cores
+from gradcam.renames import keep_old_attributes
 from gradcam.sources.contents import Item
 from gradcam.sources.list import Inputs, list_inputs
 from gradcam.storage.disk import describe_os_error
@@ -91,6 +92,7 @@ class Seen:
     __repr__ = show_fields
 
 
+@keep_old_attributes
 @dataclass(frozen=True, eq=False)
 class Snapshot:
     """A model's results on images: the predicted class, its probability, and a heatmap on the layer's grid.
@@ -101,7 +103,7 @@ class Snapshot:
     ----------
     origin : Origin
         The model's name, the SHA-256 of its weights, the method, the layer, the classes and the library versions.
-    pictures : tuple of Seen
+    entries : tuple of Seen
         One result per image.
     failures : mapping of str to str
         Images that could not be explained, with the reason. They are not saved.
@@ -112,17 +114,17 @@ class Snapshot:
     >>> found = gradcam.evaluation.take_snapshot(gradcam.load_classifier(), "photos/")
     >>> found
     Snapshot(2 images, gradcam at layer4 of efficientnet_lite0)
-    >>> found.pictures[0].name, found.pictures[0].map.shape, found.origin.label(found.pictures[0].predicted)
+    >>> found.entries[0].name, found.entries[0].map.shape, found.origin.label(found.entries[0].predicted)
     ('coffee.jpg', (7, 7), 'espresso')
     >>> found.save("base.npz")
     """
 
     origin: Origin
-    pictures: tuple[Seen, ...]
+    entries: tuple[Seen, ...]
     failures: Mapping[str, str]
 
     def __repr__(self) -> str:
-        count = f"{len(self.pictures)} image{'' if len(self.pictures) == 1 else 's'}"
+        count = f"{len(self.entries)} image{'' if len(self.entries) == 1 else 's'}"
         failed = f", {len(self.failures)} failed" if self.failures else ""
         return f"Snapshot({count}{failed}, {self.origin.method} at {self.origin.layer} of {self.origin.model})"
 
@@ -145,7 +147,7 @@ class Snapshot:
         about = {"kind": KIND, "schema": SCHEMA, **asdict(self.origin)}
         content = io.BytesIO()
         with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, values in {"about": np.array(json.dumps(about)), **_to_columns(self.pictures)}.items():
+            for name, values in {"about": np.array(json.dumps(about)), **_to_columns(self.entries)}.items():
                 array = io.BytesIO()
                 np.lib.format.write_array(array, values, allow_pickle=False)
                 archive.writestr(zipfile.ZipInfo(f"{name}.npy"), array.getvalue(), zipfile.ZIP_DEFLATED)
@@ -425,7 +427,7 @@ def take_snapshot(
     --------
     >>> import gradcam
     >>> found = gradcam.evaluation.take_snapshot(gradcam.load_classifier(), ["photo.jpg", "other.png"])
-    >>> [(it.name, it.map.shape) for it in found.pictures]
+    >>> [(it.name, it.map.shape) for it in found.entries]
     [('photo.jpg', (7, 7)), ('other.png', (7, 7))]
     """
     look = Look.of(classifier, method=method, score=score, reshape=reshape, batch_size=batch_size, workers=workers)

@@ -16,7 +16,7 @@ from gradcam.images.files import open_file, write_whole
 from gradcam.storage.disk import LineFile, blaming_disk, take_lock
 from gradcam.storage.run_file import SCHEMA, find_fault, list_differences, list_notes, load_fields
 
-FIELDS = ("gradcam", "versions", "device", "model", "settings", "pictures")  # of those of a run
+FIELDS = ("gradcam", "versions", "device", "model", "settings", "images")  # of those of a run
 Entries = dict[tuple[str, str], Judgement]  # by image and SHA-256
 Mode = Literal["new", "resume", "overwrite"]
 

@@ -20,6 +20,7 @@ from gradcam.images.files import hash_file
 from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_dtype
 from gradcam.models.preprocess import Preprocessing, WholePicture, describe_preprocess
+from gradcam.renames import JOURNAL, RUN, add_old_keys, to_new_value
 from gradcam.storage.run_file import SCHEMA, describe_versions
 from gradcam.targets.classes import ClassTarget
 
@@ -31,7 +32,7 @@ EARLIER_TARGETS = {
 JOINED = " + "  # between the names of a mosaic's pictures
 ROUNDING = 1e-6  # differences below that are of the order in which float32 numbers were added up
 
-Kind = Literal["picture", "mosaic"]
+Kind = Literal["image", "mosaic"]
 Values = Mapping[str, Mapping[str, float]]  # by method and metric
 Curves = Mapping[str, Mapping[str, Sequence[float]]]  # by method and metric, probabilities at equal distances
 
@@ -76,10 +77,10 @@ class Conditions:
                 "target": EARLIER_TARGETS.get(self.target, self.target),
                 **self.settings,
             },
-            "pictures": pictures,
+            "images": pictures,
             "resolved": self.resolved,
         }
-        return json.loads(json.dumps(counted))
+        return json.loads(json.dumps(add_old_keys(RUN, counted)))
 
 
 def list_conditions(classifier: Classifier, plan: Agenda, options: StudyOptions, layer: str, target: str) -> Conditions:
@@ -180,7 +181,7 @@ class Judgement:
 
     __repr__ = show_fields
     image: str
-    kind: Kind = "picture"
+    kind: Kind = "image"
     sha256: str | None = None
     error: str | None = None
     index: int | None = None
@@ -205,7 +206,8 @@ class Judgement:
         """The entry in one line, as `to_json` gives it, without unknown keys. Raises `GradcamError` for what is no entry."""
         try:
             found = json.loads(line)
-            entry = Judgement(**{each.name: found[each.name] for each in fields(Judgement)})
+            values = {each.name: found[each.name] for each in fields(Judgement)}
+            entry = Judgement(**values | {"kind": to_new_value(JOURNAL, values["kind"])})
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise GradcamError(f"it is not a complete entry of a study ({type(error).__name__}: {error})") from error
         tables = (entry.values, entry.curves)
@@ -245,7 +247,7 @@ class Results:
         found = sorted(entry.sha256 or "" for entry in self.judged())
         return hashlib.sha256("\n".join(found).encode()).hexdigest()
 
-    def judged(self, kind: Kind = "picture") -> list[Judgement]:
+    def judged(self, kind: Kind = "image") -> list[Judgement]:
         """The entries of one kind that did not fail."""
         return [entry for entry in self.entries if entry.kind == kind and entry.error is None]
 
@@ -308,14 +310,14 @@ def compare_methods(results: Results) -> Mapping[tuple[str, str], Ranking]:
         if all(value is None for row in values.values() for value in row):
             continue
         pictures = results.pictures(metric)
-        means = {name: mean_interval(row, pictures=pictures) for name, row in values.items()}
+        means = {name: mean_interval(row, images=pictures) for name, row in values.items()}
         sign = 1 if plan.metric(metric).better == "higher" else -1
         known = {name: sign * means[name].mean for name in plan.methods if _is_enough(means[name])}
         best = next((name for name, mean in known.items() if mean >= max(known.values()) - ROUNDING), None)
         told_apart = find_told_apart({name: values[name] for name in known}, pictures=pictures)
         for name, row in values.items():
             is_control, is_level, beats_all = name in plan.controls, False, False
-            difference = None if best in (None, name) else paired_difference(row, values[best], pictures=pictures)
+            difference = None if best in (None, name) else paired_difference(row, values[best], images=pictures)
             if difference is not None:
                 is_near = frozenset((name, best)) not in told_apart or abs(difference.mean) <= ROUNDING
                 is_level, beats_all = not is_control and is_near, is_control and sign * difference.mean >= -ROUNDING

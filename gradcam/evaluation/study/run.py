@@ -101,13 +101,13 @@ class Study:
             truth = None
             if self.annotations is not None and index is not None:
                 region = find_canvas(evaluator.classifier.preprocess, read.picture)
-                truth = self.annotations.truth(item.name, region, subject.size[1:], index, picture=size)
+                truth = self.annotations.truth(item.name, region, subject.size[1:], index, image_size=size)
             entry, heatmaps = evaluator.judge(item.name, sha256 or "", subject, truth, counter)
             if item in self.items[:EXAMPLES]:
                 self.kept[item.name] = {name: maps.cpu() for name, maps in heatmaps.items()}
             return entry
 
-        return _recall_or(judge, journal, item.name, "picture", sha256)
+        return _recall_or(judge, journal, item.name, "image", sha256)
 
     def look(self, item: Item, picture: Prepared, wanted: int | None) -> tuple[Evaluator, Subject, int | None]:
         """What is judged of a picture, by which evaluator, and the class whose annotations are of it: that which a list
@@ -202,7 +202,7 @@ class Evaluator:
         found = int(subject.classes)
         label, probability = self.classifier.label(found), float(subject.probabilities)
         index = self.classifier.instance(found).index if isinstance(self.classifier, PictureScores) else found
-        return Judgement(name, "picture", sha256, None, index, label, probability, values, curves), heatmaps
+        return Judgement(name, "image", sha256, None, index, label, probability, values, curves), heatmaps
 
     def judge_mosaic(self, composition: Composition, counter: Counter) -> Judgement:
         """The numbers of one mosaic's maps by all methods, each a mean over its four classes."""

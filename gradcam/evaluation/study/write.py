@@ -25,6 +25,7 @@ from gradcam.images.read import Pixels, crop
 from gradcam.images.sheets import PanelRow, draw_panel
 from gradcam.models.labels import name_class
 from gradcam.models.preprocess import find_canvas
+from gradcam.renames import EVALUATE, add_old_keys
 from gradcam.sources.contents import Item
 
 if TYPE_CHECKING:
@@ -98,14 +99,14 @@ def to_json(results: Results) -> str:
         "schema": SCHEMA,
         "conditions": results.conditions.to_fields(),
         "data_sha256": results.data,
-        "pictures": len(results.judged()),
+        "images": len(results.judged()),
         "mosaics": len(results.judged("mosaic")),
         "failures": [{"image": entry.image, "error": entry.error} for entry in results.failures],
         "notes": [*results.notes, *filter(None, [shortage])],
         "summaries": summaries,
         "measurements": [vars(measurement) for measurement in results.measurements],
     }
-    return json.dumps(found, indent=1, allow_nan=False) + "\n"
+    return json.dumps(add_old_keys(EVALUATE, found), indent=1, allow_nan=False) + "\n"
 
 
 def to_latex(results: Results) -> str:

@@ -19,12 +19,12 @@ class MapSet { // by one method at one layer
   constructor(data, total) {
     Object.assign(this, { layer: data.layer, method: data.method, evidence: data.evidence, grid: data.grid });
     [this.rows, this.columns] = data.grid;
-    this.things = data.things; // positions, or null for all of them
-    this.row = data.things && new Map(data.things.map((thing, row) => [thing, row]));
+    this.targets = data.targets; // positions, or null for all of them
+    this.row = data.targets && new Map(data.targets.map((thing, row) => [thing, row]));
     this.maps = data.maps ? readRows(data.maps) : null;
     this.weights = data.weights ? readRows(data.weights) : null;
     this.channels = data.channels ? readRows(data.channels) : null;
-    this.count = data.things ? data.things.length : total;
+    this.count = data.targets ? data.targets.length : total;
   }
 
   has(thing) {

@@ -242,7 +242,7 @@ function showPlace() {
     list.append(make("li", {}, make("button", { type: "button", className: "pick" }, row)));
   }
   best.forEach((at, i) => {
-    const thing = set.things ? set.things[at] : at;
+    const thing = set.targets ? set.targets[at] : at;
     const button = list.children[i].firstChild, row = button.firstChild;
     button.dataset.thing = thing;
     row.children[0].textContent = label(thing);
@@ -290,14 +290,14 @@ const python = (text) => JSON.stringify(text);
 
 const UNNAMED = "# No single command reproduces this heatmap.";
 const isLayer = (set) => !["input", "attention"].includes(set.layer);
-const isNamed = (page, thing) => page.things.kind === "class" || Boolean(page.things.words?.[thing]);
+const isNamed = (page, thing) => page.targets.kind === "class" || Boolean(page.targets.words?.[thing]);
 const isColoured = (kind) => kind !== "signed" && !["turbo", "grey"].includes(state.colours);
 
 function writeCommand(page, thing, set, kind, more = []) { // of this page's model, for the picture that is shown
   if (!isNamed(page, thing)) return UNNAMED;
   const file = picture.path ?? picture.name;
   const words = ["gradcam", "run", file.startsWith("-") ? `./${file}` : file, ...page.model.words, ...edits.flatMap((each) => ["--edit", each])];
-  words.push(...(page.things.kind === "class" ? ["--class", String(page.things.indices[thing])] : page.things.words[thing]), ...more);
+  words.push(...(page.targets.kind === "class" ? ["--class", String(page.targets.indices[thing])] : page.targets.words[thing]), ...more);
   if (isLayer(set)) words.push("--layer", set.layer);
   if (isLayer(set) && page.model.reshape) words.push("--reshape", [page.model.reshape].flat().join("x"));
   words.push("--method", set.method);
@@ -319,14 +319,14 @@ function writeAgain() {
     ? `gradcam.targets.ClassTarget(${things.indices[state.a]}, score="contrast", against=[${things.indices[state.b]}])`
     : isClass ? things.indices[state.a] : things.code[state.a];
   const file = python(picture.path ?? picture.name), reshape = isLayer(set) && model.reshape;
-  const source = edits.length ? "picture" : file;
+  const source = edits.length ? "image" : file;
   const more = (kind === "positive" ? "" : `, evidence="${kind}"`) + (reshape ? `, reshape=${Array.isArray(reshape) ? `(${reshape.join(", ")})` : python(reshape)}` : "");
   const look = [isColoured(kind) ? `colormap="${state.colours}"` : "", state.opacity === 0.5 ? "" : `alpha=${state.opacity}`];
   element("python").textContent = [
     "import gradcam",
     "",
     `model = ${model.code}`,
-    ...(edits.length ? [`picture = gradcam.images.edit.edit_picture(gradcam.read_image(${file}), ${JSON.stringify(edits)})`] : []),
+    ...(edits.length ? [`image = gradcam.images.edit.edit_image(gradcam.read_image(${file}), ${JSON.stringify(edits)})`] : []),
     `explanation = model.explain(${source}, ${isLayer(set) ? `${python(set.layer)}, ` : ""}method=${python(set.method)}, target=${wanted}${more})`,
     `explanation.save(${["\"map.png\"", ...look.filter(Boolean)].join(", ")})`,
   ].join("\n");
@@ -531,7 +531,7 @@ function bind() {
 
 function show(page) { // a page's data
   data = page;
-  ({ things, picture, region, model } = data);
+  ({ targets: things, image: picture, region, model } = data);
   total = things.names.length;
   sets = data.maps.map((each) => new MapSet(each, total));
   live = null;

@@ -148,16 +148,16 @@ function showSecond(page) {
   second = page;
   element("second").hidden = !page;
   if (!page) return;
-  element("second-picture").src = page.picture.source;
+  element("second-picture").src = page.image.source;
   drawSecond();
-  const top = (each) => each.things.names.slice(0, 5).map((text, i) => `${text}${each.things.shares[i] === null ? "" : `, ${percent(each.things.shares[i])}`}`);
+  const top = (each) => each.targets.names.slice(0, 5).map((text, i) => `${text}${each.targets.shares[i] === null ? "" : `, ${percent(each.targets.shares[i])}`}`);
   const [first, other] = [top(data), top(page)];
   element("both").replaceChildren(...Array.from({ length: Math.max(first.length, other.length) }, (_, i) => make("tr", {}, make("td", { text: first[i] ?? "" }), make("td", { text: other[i] ?? "" }))));
 }
 
 function drawSecond() { // the map of what is shown, where the second model has it
   if (!second) return;
-  const names = second.things.names, same = second.things.indices.indexOf(things.indices[state.a]);
+  const names = second.targets.names, same = second.targets.indices.indexOf(things.indices[state.a]);
   let thing = names[same] === name(state.a) ? same : names.indexOf(name(state.a)); // several classes may have one name
   if (thing < 0) thing = second.first;
   const set = new MapSet(second.maps[0], names.length), box = second.region;
@@ -167,7 +167,7 @@ function drawSecond() { // the map of what is shown, where the second model has 
   paint(canvas, set.has(thing) ? toHeatmap(set.map(thing), set, kind, ...size) : null, ...size, makePalette(tables[state.colours], state.opacity, kind === "signed"), kind === "signed");
   place(canvas, ...box);
   element("second-name").textContent = names[thing];
-  const share = second.things.shares[thing];
+  const share = second.targets.shares[thing];
   element("second-facts").textContent = [share === null ? null : percent(share), second.model.name, `${set.method} at ${set.layer}`, set.has(thing) ? null : "no heatmap"].filter(Boolean).join(" · ");
   element("second-command").textContent = writeCommand(second, thing, set, kind);
 }

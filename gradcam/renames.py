@@ -1,0 +1,244 @@
+"""Public names that changed: one table, from which aliases, record keys and the migration page are made.
+
+Until the version in `REMOVED_IN`, an old name works like the new one and issues a `FutureWarning`. Records have the old
+keys beside the new ones.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, TypeVar
+
+Kind = Literal["name", "parameter", "attribute", "option", "key", "value"]
+F = TypeVar("F", bound=Callable[..., Any])
+C = TypeVar("C", bound=type)
+REMOVED_IN = "0.5"
+
+# Records whose keys changed.
+CHECK, DIFF, AUDIT, RECOMMEND = (
+    "gradcam check --json",
+    "gradcam diff --json",
+    "gradcam audit --json",
+    "gradcam recommend --json",
+)
+EVALUATE, JOURNAL, FEATURES = (
+    "gradcam evaluate --json",
+    "the journal of gradcam evaluate",
+    "gradcam inspect features --json",
+)
+TRACE = "gradcam inspect trace --json"
+RUN, PAGE, DRAWN_DIFF = "run.json", "the data of an HTML page", "ImageDiff.draw()"
+
+
+class Rename(NamedTuple):
+    """One old name and its replacement.
+
+    `owner` is what the name belongs to: a module, a function or class with its module, or a kind of record.
+    """
+
+    kind: Kind
+    owner: str
+    old: str
+    new: str
+    removed_in: str = REMOVED_IN
+
+
+def _rename(kind: Kind, owner: str, **names: str) -> list[Rename]:
+    return [Rename(kind, owner, old, new) for old, new in names.items()]
+
+
+RENAMES: tuple[Rename, ...] = (
+    *_rename("name", "gradcam.evaluation", Sham="ControlMap", PictureDiff="ImageDiff"),
+    *_rename(
+        "name",
+        "gradcam.models.results",
+        PictureExplanation="ImageExplanation",
+        PictureAttribution="ImageAttribution",
+    ),
+    *_rename("name", "gradcam.web.page", Things="PageTargets"),
+    *_rename("name", "gradcam.images.edit", edit_picture="edit_image"),
+    *_rename("parameter", "gradcam.read_image", picture="image"),
+    *_rename("parameter", "gradcam.page", picture="image"),
+    *_rename("parameter", "gradcam.images.edit.edit_image", picture="image"),
+    *_rename("parameter", "gradcam.fuse", how="reduction"),
+    *_rename("parameter", "gradcam.Classifier.prepare", picture="image"),
+    *_rename("parameter", "gradcam.Classifier.explain", pictures="images"),
+    *_rename("parameter", "gradcam.Classifier.compare", pictures="images"),
+    *_rename("parameter", "gradcam.Classifier.attribute", pictures="images"),
+    *_rename("parameter", "gradcam.Classifier.batch", pictures="images"),
+    *_rename("parameter", "gradcam.Classifier.find_class", wanted="name"),
+    *_rename("parameter", "gradcam.inspection.draw_activations", picture="input_image"),
+    *_rename("parameter", "gradcam.inspection.watch_gradients", on_found="on_nonfinite"),
+    *_rename("parameter", "gradcam.evaluation.check", picture="image", others="other_images"),
+    *_rename("parameter", "gradcam.evaluation.make_mosaics", pictures="images", least="min_probability"),
+    *_rename("parameter", "gradcam.evaluation.recommend", pictures="images", least="min_probability"),
+    *_rename("parameter", "gradcam.evaluation.mean_interval", pictures="images"),
+    *_rename("parameter", "gradcam.evaluation.paired_difference", pictures="images"),
+    *_rename("parameter", "gradcam.evaluation.Annotations.truth", picture="image_size"),
+    *_rename("attribute", "gradcam.Explanation", found="detections"),
+    *_rename("attribute", "gradcam.Classifier", carry_out="run_plan"),
+    *_rename(
+        "attribute",
+        "gradcam.TargetLayer",
+        let_go="release",
+        gave_several="has_several_outputs",
+        require_only_way="require_single_path",
+    ),
+    *_rename("attribute", "gradcam.inspection.Call", also="other_names"),
+    *_rename("attribute", "gradcam.targets.ClassTarget", one="select"),
+    *_rename("attribute", "gradcam.targets.Like", pictures="images"),
+    *_rename("attribute", "gradcam.models.results.ImageExplanation", pictures="images", one="select"),
+    *_rename("attribute", "gradcam.models.results.ImageAttribution", pictures="images", one="select", picture="draw"),
+    *_rename("attribute", "gradcam.web.page.Page", picture="image", things="targets", judged="with_verdict"),
+    *_rename("attribute", "gradcam.web.page.MapSet", things="targets"),
+    *_rename(
+        "attribute",
+        "gradcam.evaluation.Verdict",
+        told_apart="distinguished_from",
+        shams="controls",
+        picture="image",
+        exhibits="artifacts",
+        thing="target_fields",
+    ),
+    *_rename("attribute", "gradcam.evaluation.ControlMap", is_apart="is_distinguished"),
+    *_rename("attribute", "gradcam.evaluation.ImageDiff", kept="old_class_probability", seen="entries"),
+    *_rename("attribute", "gradcam.evaluation.Snapshot", pictures="entries"),
+    *_rename("attribute", "gradcam.evaluation.Answer", judged_by="measure"),
+    *_rename(
+        "attribute",
+        "gradcam.evaluation.Recommendation",
+        one="single_object",
+        several="several_objects",
+        pictures="images",
+    ),
+    *_rename("attribute", "gradcam.evaluation.EvidenceCluster", pictures="image_count", others="other_image_count"),
+    Rename("option", "gradcam recommend", "--least", "--min-probability"),
+    *_rename("key", CHECK, told_apart="distinguished_from", shams="controls", is_apart="is_distinguished"),
+    Rename("value", CHECK, "another picture", "another image"),
+    *_rename("key", DIFF, pictures="images", kept="old_class_probability"),
+    *_rename("key", DRAWN_DIFF, picture="image"),
+    *_rename("key", AUDIT, pictures="image_count", others="other_image_count"),
+    *_rename("key", RECOMMEND, one="single_object", several="several_objects", pictures="images", judged_by="measure"),
+    *_rename("key", RECOMMEND, given="input_count", taken="sampled_count"),
+    *_rename("key", EVALUATE, pictures="images"),
+    Rename("value", JOURNAL, "picture", "image"),
+    *_rename("key", FEATURES, pictures="images"),
+    *_rename("key", TRACE, also="other_names"),
+    *_rename("key", RUN, pictures="images"),
+    *_rename("key", PAGE, picture="image", things="targets"),
+)
+
+
+def accept_old_parameters(function: F) -> F:
+    """Let a function also take its old parameter names, as keywords."""
+    names = _select("parameter", function.__qualname__)
+    if not names:
+        raise LookupError(f"{function.__qualname__} has no renamed parameters: leave the decorator out")
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for old in names.keys() & kwargs.keys():
+            new = names[old].new
+            if new in kwargs:
+                raise TypeError(f"{function.__name__}() got both {new}= and its old name {old}=: leave {old}= out.")
+            _warn(f"{function.__name__}({old}=...)", f"{new}=", names[old])
+            kwargs[new] = kwargs.pop(old)
+        return function(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
+
+
+def keep_old_attributes(kind: C) -> C:
+    """Give a class its old attributes and methods as properties."""
+    names = _select("attribute", kind.__qualname__)
+    if not names:
+        raise LookupError(f"{kind.__qualname__} has no renamed attributes: leave the decorator out")
+    for row in names.values():
+        setattr(kind, row.old, _make_alias(kind.__name__, row))
+    return kind
+
+
+def _make_alias(owner: str, row: Rename) -> property:
+    def read(self: Any) -> Any:
+        _warn(f"{owner}.{row.old}", row.new, row)
+        return getattr(self, row.new)
+
+    return property(read, doc=f"Deprecated: use `{row.new}`.")
+
+
+def find_old_names(module: str, get: Callable[[str], Any] | None = None) -> Callable[[str], Any]:
+    """Return a module's `__getattr__` that finds its old names. `get` finds other names, if the module is lazy."""
+    names = {row.old: row for row in RENAMES if row.kind == "name" and row.owner == module}
+
+    def find(name: str) -> Any:
+        row = names.get(name)
+        if row is None and get is not None:
+            return get(name)
+        if row is None:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        _warn(f"{module}.{name}", row.new, row)
+        return getattr(sys.modules[module], row.new)
+
+    return find
+
+
+class OldKeys(dict[str, Any]):
+    """A dict in which an old key finds the value of the new one. Listing it gives the new keys alone."""
+
+    def __init__(self, owner: str, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self._rows = {row.old: row for row in _of_record(owner, "key")}
+
+    def __missing__(self, key: str) -> Any:
+        row = self._rows.get(key)
+        if row is None:
+            raise KeyError(key)
+        _warn(f"[{key!r}]", f"[{row.new!r}]", row)
+        return self[row.new]
+
+
+def add_old_keys(owner: str, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record with the old keys beside the new ones. Below an old key, all keys and values are old."""
+    keys, values = ({row.new: row.old for row in _of_record(owner, kind)} for kind in ("key", "value"))
+    old = {keys[key]: _replace(value, keys, values) for key, value in record.items() if key in keys}
+    return {**record, **old}
+
+
+def add_new_keys(owner: str, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an earlier record with the new keys beside the old ones."""
+    keys = {row.old: row.new for row in _of_record(owner, "key")}
+    return {**{keys[key]: value for key, value in record.items() if key in keys}, **record}
+
+
+def to_new_value(owner: str, value: str) -> str:
+    """Return the new name of a value in an earlier record."""
+    return next((row.new for row in _of_record(owner, "value") if row.old == value), value)
+
+
+def _of_record(owner: str, kind: Kind) -> list[Rename]:
+    return [row for row in RENAMES if (row.kind, row.owner) == (kind, owner)]
+
+
+def _replace(value: Any, keys: Mapping[str, str], values: Mapping[str, str]) -> Any:
+    """Replace keys and strings in nested lists and dicts."""
+    if isinstance(value, str):
+        return values.get(value, value)
+    if isinstance(value, list):
+        return [_replace(entry, keys, values) for entry in value]
+    if isinstance(value, dict):
+        return {keys.get(key, key): _replace(entry, keys, values) for key, entry in value.items()}
+    return value
+
+
+def _select(kind: Kind, qualname: str) -> dict[str, Rename]:
+    """Return the rows of a function or class, by old name."""
+    return {row.old: row for row in RENAMES if row.kind == kind and row.owner.endswith(f".{qualname}")}
+
+
+def _warn(old: str, new: str, row: Rename) -> None:
+    """Warn in the caller's line."""
+    message = f"{old} is now {new}. The old name will be removed in gradcam {row.removed_in}."
+    warnings.warn(message, FutureWarning, stacklevel=3)
