@@ -6,14 +6,20 @@ No torch is imported here: the shell reads these before there is anything to com
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, TypedDict
+from types import FunctionType
+from typing import Any, TypedDict, TypeVar
 
 from gradcam.errors import GradcamError, join_names, shorten
+from gradcam.renames import Rename, find_renamed, warn_of_old_name
+
+F = TypeVar("F", bound=Callable[..., Any])
+C = TypeVar("C", bound=type)
 
 EVIDENCE = ("positive", "negative", "signed")
 SMOOTHINGS = ("none", "eigen")
@@ -234,3 +240,40 @@ def _read_text(path: Path) -> str:
         return path.read_text()
     except OSError:
         return ""
+
+
+def accept_old_parameters(function: F) -> F:
+    """Let a function also take its old parameter names, as keywords."""
+    names = find_renamed("parameter", function.__qualname__)
+    if not names:
+        raise LookupError(f"{function.__qualname__} has no renamed parameters: leave the decorator out")
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for old in names.keys() & kwargs.keys():
+            new = names[old].new
+            if new in kwargs:
+                raise TypeError(f"{function.__name__}() got both {new}= and its old name {old}=: leave {old}= out.")
+            warn_of_old_name(f"{function.__name__}({old}=...)", f"{new}=", names[old])
+            kwargs[new] = kwargs.pop(old)
+        return function(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
+
+
+def keep_old_names(kind: C) -> C:
+    """Give a class its old attributes and methods as properties, and its methods their old parameters."""
+    for row in find_renamed("attribute", kind.__qualname__).values():
+        setattr(kind, row.old, _make_alias(kind.__name__, row))
+    for name, value in list(vars(kind).items()):
+        if isinstance(value, FunctionType) and find_renamed("parameter", value.__qualname__):
+            setattr(kind, name, accept_old_parameters(value))
+    return kind
+
+
+def _make_alias(owner: str, row: Rename) -> property:
+    def read(self: Any) -> Any:
+        warn_of_old_name(f"{owner}.{row.old}", row.new, row)
+        return getattr(self, row.new)
+
+    return property(read, doc=f"Deprecated: use `{row.new}`.")

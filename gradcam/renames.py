@@ -6,15 +6,12 @@ keys beside the new ones.
 
 from __future__ import annotations
 
-import functools
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 Kind = Literal["name", "parameter", "attribute", "option", "key", "value"]
-F = TypeVar("F", bound=Callable[..., Any])
-C = TypeVar("C", bound=type)
 REMOVED_IN = "0.5"
 
 # Records whose keys changed.
@@ -132,43 +129,6 @@ RENAMES: tuple[Rename, ...] = (
 )
 
 
-def accept_old_parameters(function: F) -> F:
-    """Let a function also take its old parameter names, as keywords."""
-    names = _select("parameter", function.__qualname__)
-    if not names:
-        raise LookupError(f"{function.__qualname__} has no renamed parameters: leave the decorator out")
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        for old in names.keys() & kwargs.keys():
-            new = names[old].new
-            if new in kwargs:
-                raise TypeError(f"{function.__name__}() got both {new}= and its old name {old}=: leave {old}= out.")
-            _warn(f"{function.__name__}({old}=...)", f"{new}=", names[old])
-            kwargs[new] = kwargs.pop(old)
-        return function(*args, **kwargs)
-
-    return call  # type: ignore[return-value]
-
-
-def keep_old_attributes(kind: C) -> C:
-    """Give a class its old attributes and methods as properties."""
-    names = _select("attribute", kind.__qualname__)
-    if not names:
-        raise LookupError(f"{kind.__qualname__} has no renamed attributes: leave the decorator out")
-    for row in names.values():
-        setattr(kind, row.old, _make_alias(kind.__name__, row))
-    return kind
-
-
-def _make_alias(owner: str, row: Rename) -> property:
-    def read(self: Any) -> Any:
-        _warn(f"{owner}.{row.old}", row.new, row)
-        return getattr(self, row.new)
-
-    return property(read, doc=f"Deprecated: use `{row.new}`.")
-
-
 def find_old_names(module: str, get: Callable[[str], Any] | None = None) -> Callable[[str], Any]:
     """Return a module's `__getattr__` that finds its old names. `get` finds other names, if the module is lazy."""
     names = {row.old: row for row in RENAMES if row.kind == "name" and row.owner == module}
@@ -179,7 +139,7 @@ def find_old_names(module: str, get: Callable[[str], Any] | None = None) -> Call
             return get(name)
         if row is None:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        _warn(f"{module}.{name}", row.new, row)
+        warn_of_old_name(f"{module}.{name}", row.new, row)
         return getattr(sys.modules[module], row.new)
 
     return find
@@ -196,7 +156,7 @@ class OldKeys(dict[str, Any]):
         row = self._rows.get(key)
         if row is None:
             raise KeyError(key)
-        _warn(f"[{key!r}]", f"[{row.new!r}]", row)
+        warn_of_old_name(f"[{key!r}]", f"[{row.new!r}]", row)
         return self[row.new]
 
 
@@ -233,12 +193,12 @@ def _replace(value: Any, keys: Mapping[str, str], values: Mapping[str, str]) -> 
     return value
 
 
-def _select(kind: Kind, qualname: str) -> dict[str, Rename]:
+def find_renamed(kind: Kind, qualname: str) -> dict[str, Rename]:
     """Return the rows of a function or class, by old name."""
     return {row.old: row for row in RENAMES if row.kind == kind and row.owner.endswith(f".{qualname}")}
 
 
-def _warn(old: str, new: str, row: Rename) -> None:
+def warn_of_old_name(old: str, new: str, row: Rename) -> None:
     """Warn in the caller's line."""
     message = f"{old} is now {new}. The old name will be removed in gradcam {row.removed_in}."
     warnings.warn(message, FutureWarning, stacklevel=3)

@@ -147,12 +147,12 @@ def test_an_old_value_is_read_as_the_new_one(row: Rename) -> None:
 @rows("option")
 def test_an_old_option_does_what_the_new_one_does(row: Rename, gradcam_command: Command) -> None:
     command = row.owner.split()[1:]
-    for old, new in (([row.old, "2"], [row.new, "2"]), ([f"{row.old}=2"], [f"{row.new}=2"])):
-        before, after = gradcam_command(*command, *old), gradcam_command(*command, *new)
-        note = f"{row.old} is now {row.new}. The old name will be removed in gradcam {row.removed_in}.\n"
-        assert before.err == note + after.err
-        assert row.new in after.err
-        assert before.status == after.status == 2
+    before, after = gradcam_command(*command, row.old, "0.5", "."), gradcam_command(*command, row.new, "0.5", ".")
+    note = f"{row.old} is now {row.new}. The old name will be removed in gradcam {row.removed_in}.\n"
+    assert before.err == note + after.err
+    assert (before.out, before.status) == (after.out, after.status)
+    wrong = gradcam_command(*command, row.old, "2")
+    assert (wrong.status, f"'{row.old}'" in wrong.err) == (2, True)
 
 
 def test_the_migration_page_is_made_from_the_table() -> None:

@@ -43,14 +43,13 @@ from gradcam.images.write import SUFFIXES, check_suffix, write_arrays
 from gradcam.layers.find import check_layers, find_layers, unwrap
 from gradcam.layers.frames import find_frame
 from gradcam.layers.layout import to_reshape
-from gradcam.options import DEFAULTS, ExplainOptions, fill_options
-from gradcam.renames import keep_old_attributes
+from gradcam.options import DEFAULTS, ExplainOptions, fill_options, keep_old_names
 from gradcam.targets.base import LOCAL, Bound, Instance, Scored, Target, bind
 from gradcam.targets.classes import is_custom_function, is_function, name_output
 from gradcam.targets.heads import refuse_features
 
 
-@keep_old_attributes
+@keep_old_names
 @dataclass(frozen=True, eq=False)
 class Explanation:
     """Heatmaps of N images: K class activation maps for each image.

@@ -11,7 +11,7 @@ import torch
 from gradcam.cam.explain import Explanation
 from gradcam.cam.postprocess import to_heatmaps
 from gradcam.errors import GradcamError, join_names, shorten
-from gradcam.renames import accept_old_parameters
+from gradcam.options import accept_old_parameters
 
 HOW = ("mean", "max")
 

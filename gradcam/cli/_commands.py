@@ -6,7 +6,7 @@ import importlib
 import os
 import platform
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,6 @@ from gradcam.cli._terminal import to_command
 from gradcam.errors import GradcamError, join_names, nearest, shorten
 from gradcam.images.files import READ_SUFFIXES, is_url
 from gradcam.options import LAYOUTS, MAX_MAGNITUDE
-from gradcam.renames import RENAMES
 from gradcam.storage.store import EXTRAS, Store, to_place
 
 if TYPE_CHECKING:
@@ -290,9 +289,6 @@ class Command(click.Command):
         self._own = own
         add_short_help(self)
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, list(_rename_options(ctx.command_path, args)))
-
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         write_long_help(ctx, formatter)
 
@@ -374,16 +370,6 @@ class Group(click.Group):
         if not ctx.resilient_parsing and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             raise click.UsageError(_guess(args, self.list_commands(ctx), ctx), ctx)
         return super().resolve_command(ctx, args)
-
-
-def _rename_options(command: str, args: Sequence[str]) -> Iterator[str]:
-    """Yield the arguments with the new names of options. A note on standard error names each old option."""
-    options = {row.old: row for row in RENAMES if row.kind == "option" and row.owner == command}
-    for arg in args:
-        name, equals, value = arg.partition("=")
-        if row := options.get(name):
-            click.echo(f"{name} is now {row.new}. The old name will be removed in gradcam {row.removed_in}.", err=True)
-        yield f"{row.new if row else name}{equals}{value}"
 
 
 def _guess(args: list[str], commands: list[str], context: click.Context) -> str:

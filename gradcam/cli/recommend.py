@@ -21,7 +21,7 @@ from gradcam.cli._terminal import count, import_torch, shown_passes, telling_wai
 from gradcam.errors import GradcamError, LayerError, printable
 from gradcam.evaluation.intervals import ENOUGH
 from gradcam.options import MAX_SEED, SCORES
-from gradcam.renames import RECOMMEND, add_old_keys
+from gradcam.renames import RECOMMEND, REMOVED_IN, add_old_keys
 from gradcam.storage.records import SCHEMA
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ def _find_scores(names: Sequence[str]) -> list[str]:
     metavar="P",
     help="Smallest probability of the top class. Images with a lower probability are left out.",
 )
+@click.option("--least", type=options.real(0, 1), hidden=True)
 @options.number("--seed", "Random seed.", 0, least=0, most=MAX_SEED)
 @click.option(
     "--annotations",
@@ -120,6 +121,9 @@ def recommend_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **cho
     from gradcam.evaluation.recommendation import check_layers, recommend
     from gradcam.sources.list import list_inputs
 
+    if (least := chosen.pop("least")) is not None:
+        click.echo(f"--least is now --min-probability. The old name will be removed in gradcam {REMOVED_IN}.", err=True)
+        chosen["min_probability"] = least
     start, choice, layers = time.perf_counter(), to_model_choice(chosen), chosen["layers"]
     with telling_waits(output):
         listing = list_inputs(inputs)

@@ -21,8 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradcam.errors import GradcamError, shorten
-from gradcam.options import refuse
-from gradcam.renames import accept_old_parameters
+from gradcam.options import accept_old_parameters, refuse
 
 LEVEL = 0.95
 TINY = 1e-6  # spread or skewness that is rounding

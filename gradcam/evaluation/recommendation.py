@@ -31,8 +31,8 @@ from gradcam.hooks.preserve import preserve_state
 from gradcam.layers.find import find_layer, unwrap
 from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_dtype
-from gradcam.options import SCORES, Progress
-from gradcam.renames import RECOMMEND, accept_old_parameters, add_old_keys, keep_old_attributes
+from gradcam.options import SCORES, Progress, accept_old_parameters, keep_old_names
+from gradcam.renames import RECOMMEND, add_old_keys
 from gradcam.targets.classes import ClassTarget
 
 MOSAICS = 12
@@ -80,7 +80,7 @@ class Row:
     __repr__ = show_fields
 
 
-@keep_old_attributes
+@keep_old_names
 @dataclass(frozen=True)
 class Answer:
     """The recommendation for one question.
@@ -138,7 +138,7 @@ class Answer:
         return add_old_keys(RECOMMEND, record)
 
 
-@keep_old_attributes
+@keep_old_names
 @dataclass(frozen=True)
 class Recommendation:
     """The best combinations of method, score and layer for a model on your images, for two questions.

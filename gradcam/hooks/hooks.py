@@ -28,7 +28,7 @@ from gradcam.hooks.nested import (
     replace_tensor,
     take_inputs,
 )
-from gradcam.renames import keep_old_attributes
+from gradcam.options import keep_old_names
 
 ForwardHook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
 PreHook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]] | None]
@@ -263,7 +263,7 @@ def recording_off() -> Iterator[None]:
         found[:] = [other for other in found if other is not mode]
 
 
-@keep_old_attributes
+@keep_old_names
 class TargetLayer:
     """Record one layer's activations, and compute the gradient of a score with respect to them.
 

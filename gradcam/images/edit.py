@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from gradcam.errors import GradcamError, ImageError, shorten
 from gradcam.images.read import Pixels
-from gradcam.options import EDIT_FORM, EDITS
-from gradcam.renames import accept_old_parameters, find_old_names
+from gradcam.options import EDIT_FORM, EDITS, accept_old_parameters
+from gradcam.renames import find_old_names
 
 BLUR = 0.05  # of the longer side: the blur's standard deviation
 MOST_POINTS = 10_000

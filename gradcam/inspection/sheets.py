@@ -19,8 +19,7 @@ from gradcam.images.opencv import cv2
 from gradcam.images.read import PictureLike, Pixels, read_image
 from gradcam.images.sheets import INK, LINE, MARGIN, WHITE, find_font, measure_text
 from gradcam.inspection.channels import measure_strengths, order_channels, take_maps
-from gradcam.options import CHANNEL_ORDERS, CHANNEL_SCALES, check_choice, check_count
-from gradcam.renames import accept_old_parameters
+from gradcam.options import CHANNEL_ORDERS, CHANNEL_SCALES, accept_old_parameters, check_choice, check_count
 
 # Looked at on photographs. Zero is black in both kinds, so that a dead channel looks alike everywhere. Of those for signed
 # values, white at zero makes sparse maps pale, and grey without hues hides the sign.

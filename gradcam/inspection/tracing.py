@@ -20,13 +20,12 @@ from gradcam.hooks.nested import map_tensors, tensors, to_inputs
 from gradcam.hooks.preserve import preserve_state
 from gradcam.inspection.counters import MultiplyAdds, Storages, find_clock
 from gradcam.layers.find import unwrap
-from gradcam.options import check_count
-from gradcam.renames import keep_old_attributes
+from gradcam.options import check_count, keep_old_names
 
 Shape = tuple[int, ...]
 
 
-@keep_old_attributes
+@keep_old_names
 @dataclass(frozen=True)
 class Call:
     """One call of one module. Its counts include the calls of its submodules.

@@ -22,8 +22,7 @@ from gradcam.hooks.hooks import Hooks, is_backward_running, is_undisturbed
 from gradcam.hooks.nested import tensors, version_of
 from gradcam.inspection.selection import Layers, RunCheck, refuse_compiled, select_layers
 from gradcam.layers.find import unwrap
-from gradcam.options import refuse
-from gradcam.renames import accept_old_parameters
+from gradcam.options import accept_old_parameters, refuse
 
 OUTPUT = "output"
 NAN, INFINITE = "NaN", "infinite"

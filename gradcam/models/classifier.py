@@ -36,8 +36,7 @@ from gradcam.models.preprocess import (
 )
 from gradcam.models.results import ImageAttribution, ImageExplanation, to_probabilities
 from gradcam.models.tiles import Tiles, explain_tiles, stack
-from gradcam.options import PREDICTIONS, ExplainOptions, Fit, Progress, to_fit
-from gradcam.renames import accept_old_parameters, keep_old_attributes
+from gradcam.options import PREDICTIONS, ExplainOptions, Fit, Progress, keep_old_names, to_fit
 from gradcam.targets.classes import ClassTarget, to_class_target
 
 Pass = tuple[Sequence[str | nn.Module], Plan]  # layers, and what is explained there
@@ -45,7 +44,7 @@ Found = dict[tuple[str, str], Explanation]  # by layer and method
 Picture = PictureLike | Reading | Prepared
 
 
-@keep_old_attributes
+@keep_old_names
 @dataclass(frozen=True, eq=False)
 class Classifier:
     """A model in evaluation mode with its preprocessing, classes and default target layer, from `load_classifier`.
@@ -150,7 +149,6 @@ class Classifier:
         """
         return self.preprocess.region(height, width)
 
-    @accept_old_parameters
     def prepare(self, image: Picture) -> Prepared:
         """Read and preprocess an image once, for several calls of `explain` and `compare`. This is thread-safe.
 
@@ -175,7 +173,6 @@ class Classifier:
         reading = to_reading(image, self.reader, getattr(self.preprocess, "channels", 3))
         return Prepared(reading, self.preprocess(reading.values))
 
-    @accept_old_parameters
     def batch(self, images: Sequence[Picture]) -> Tensor:
         """Preprocess images into one batch, on the model's device and in its precision.
 
@@ -247,7 +244,6 @@ class Classifier:
         positive = self.layer_for_positive
         return self.layer if positive is None or not find_method(method).assumes_positive else positive
 
-    @accept_old_parameters
     def explain(
         self,
         images: Picture | Sequence[Picture],
@@ -310,7 +306,6 @@ class Classifier:
     def _fitted(self, fit: str | None) -> Self:
         return self if fit is None else replace(self, fit=fit)
 
-    @accept_old_parameters
     def compare(
         self,
         images: Picture | Sequence[Picture],
@@ -457,7 +452,6 @@ class Classifier:
             return self.model, images
         return take_size(self.model, images, get_steps(self.preprocess).size)
 
-    @accept_old_parameters
     def attribute(
         self,
         images: Picture | Sequence[Picture],
@@ -523,7 +517,6 @@ class Classifier:
         found = found if output is None else found | {"output": output}
         return ImageAttribution(**found, **self._describe(prepared))
 
-    @accept_old_parameters
     def find_class(self, name: str) -> int:
         """Find the index of a class by its label, ignoring case.
 
@@ -588,7 +581,7 @@ class Classifier:
         found: Any = pictures if is_list or not (is_prepared or is_one_picture(pictures)) else [pictures]
         if not isinstance(found, (Sequence, np.ndarray, Tensor)):
             raise ImageError(f"The images are {shorten(found)}, expected {FORMS}, or a sequence of them.")
-        prepared = [self.prepare(picture) for picture in found]
+        prepared = [picture if isinstance(picture, Prepared) else self.prepare(picture) for picture in found]
         if not prepared:
             raise ImageError("There are no images: expected one image, or a sequence of images.")
         return prepared

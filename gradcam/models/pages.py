@@ -27,8 +27,7 @@ from gradcam.models.preprocess import Prepared, find_windows
 from gradcam.models.providers import DEFAULT
 from gradcam.models.results import ImageExplanation
 from gradcam.models.shown import list_classes, list_things, to_set
-from gradcam.options import DEFAULTS, ExplainOptions, check_count
-from gradcam.renames import accept_old_parameters
+from gradcam.options import DEFAULTS, ExplainOptions, accept_old_parameters, check_count
 from gradcam.targets.classes import ClassTarget
 from gradcam.web.page import MapSet, Page
 

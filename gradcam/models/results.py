@@ -24,7 +24,8 @@ from gradcam.images.read import Pixels, Region
 from gradcam.images.write import SUFFIXES, check_suffix, choose, encode_image, encode_png, write_image
 from gradcam.models.labels import name_class
 from gradcam.models.shown import show_explanation
-from gradcam.renames import find_old_names, keep_old_attributes
+from gradcam.options import keep_old_names
+from gradcam.renames import find_old_names
 from gradcam.targets.base import Instance
 from gradcam.targets.classes import ClassTarget, probabilities, take_logits
 from gradcam.web.page import Page
@@ -272,7 +273,7 @@ def _to_figure(picture: Pixels, height: int, caption: str) -> str:
     )
 
 
-@keep_old_attributes
+@keep_old_names
 @dataclass(frozen=True, eq=False)
 class ImageExplanation(Pictured, Explanation):
     """An `Explanation` with its images, and with the region of each image that the model saw.
@@ -498,7 +499,7 @@ def to_probabilities(output: Any, images: int, activation: str) -> Tensor:
     return probabilities(logits, target.activation)
 
 
-@keep_old_attributes
+@keep_old_names
 @dataclass(frozen=True, eq=False)
 class ImageAttribution(Pictured, Attribution):
     """An `Attribution` with its images, and with the region of each image that the model saw.

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from gradcam.errors import TargetError, shorten, show_fields, warn
 from gradcam.hooks.nested import first_floating, has_rows, take_rows
-from gradcam.options import ACTIVATIONS, SCORES
-from gradcam.renames import keep_old_attributes
+from gradcam.options import ACTIVATIONS, SCORES, keep_old_names
 from gradcam.targets.base import Reader, Scored, Target
 from gradcam.targets.heads import NO_CLASSES
 
@@ -148,7 +147,7 @@ def probabilities(logits: Tensor, activation: str = "auto") -> Tensor:
     return logits.softmax(1)
 
 
-@keep_old_attributes
+@keep_old_names
 @dataclass(frozen=True)
 class ClassTarget:
     """The classes to explain, and the kind of score.

@@ -15,7 +15,7 @@ from gradcam.families.base import Embedder
 from gradcam.families.embedding import TwoTowers, find_embedder
 from gradcam.hooks.nested import Batch, caller_keeps, to_batch
 from gradcam.hooks.preserve import preserve_state
-from gradcam.renames import keep_old_attributes
+from gradcam.options import keep_old_names
 from gradcam.targets.base import Bound, Instance, Reader, Scored, Target
 
 # The methods, by what the tower of pictures ends with. Behind a mean each place, or token, has its own share.
@@ -23,7 +23,7 @@ OF_MEAN, OF_ATTENTION = "gradcam", "grad-eclip"
 ROUNDING = 64  # units in the last place, by which embeddings of one picture may differ
 
 
-@keep_old_attributes
+@keep_old_names
 @dataclass(frozen=True, eq=False)
 class Like(Target):
     """A reference image: explain what makes the images similar to it.

@@ -19,7 +19,8 @@ from gradcam._version import __version__
 from gradcam.errors import GradcamError, OutputError, printable, show_fields
 from gradcam.images.read import Pixels, Region
 from gradcam.images.write import encode_image, fit_view
-from gradcam.renames import PAGE, OldKeys, find_old_names, keep_old_attributes
+from gradcam.options import keep_old_names
+from gradcam.renames import PAGE, OldKeys, find_old_names
 from gradcam.web.render import render_whole, to_source, write_page
 
 SCHEMA = 2
@@ -71,7 +72,7 @@ class PageTargets:
     code: Sequence[str | None] | None = None
 
 
-@keep_old_attributes
+@keep_old_names
 @dataclass(frozen=True, eq=False)
 class MapSet:
     """The maps of a page by one method at one layer, in float32: as values, or as weighted sums of channels.
@@ -138,7 +139,7 @@ class MapSet:
         return found | {"targets": None if is_all else [int(it) for it in self.targets or ()]}
 
 
-@keep_old_attributes
+@keep_old_names
 @dataclass(frozen=True, eq=False)
 class Page:
     """An interactive HTML page of one image and its heatmaps. It needs no server and no network.

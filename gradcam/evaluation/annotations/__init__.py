@@ -15,7 +15,7 @@ from gradcam.evaluation.annotations.coco import read_coco
 from gradcam.evaluation.annotations.match import Marking, Pictures, View
 from gradcam.evaluation.annotations.tables import read_box_list, read_label_masks
 from gradcam.images.read import Region
-from gradcam.renames import accept_old_parameters
+from gradcam.options import keep_old_names
 
 Find = Callable[[str], Sequence[Marking]]
 MOST_NAMED = 5  # categories in a note
@@ -51,6 +51,7 @@ class Truth:
     __repr__ = show_fields
 
 
+@keep_old_names
 @dataclass(frozen=True, eq=False)
 class Annotations:
     """Annotated objects in images, as read by `read_annotations`.
@@ -90,7 +91,6 @@ class Annotations:
 
     __repr__ = show_fields
 
-    @accept_old_parameters
     def truth(
         self,
         name: str | os.PathLike[str],

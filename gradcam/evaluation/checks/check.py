@@ -46,8 +46,7 @@ from gradcam.models.kinds import TaskModel
 from gradcam.models.labels import name_class
 from gradcam.models.preprocess import find_canvas
 from gradcam.models.scores import COSINES, IN_UNIT, PictureScores, find_among
-from gradcam.options import Progress
-from gradcam.renames import accept_old_parameters
+from gradcam.options import Progress, accept_old_parameters
 from gradcam.targets.classes import ClassTarget
 
 STAGES = 3  # the head, the middle, all of it

@@ -11,7 +11,7 @@ from torch import Tensor
 from gradcam.errors import show_fields
 from gradcam.evaluation.explainers import make_centre, make_edges
 from gradcam.evaluation.subject import draw
-from gradcam.renames import keep_old_attributes
+from gradcam.options import keep_old_names
 
 RIVAL = "rival"
 SHAMS = {  # by name, in words
@@ -28,7 +28,7 @@ ORDER = 0.1  # of the area under the ROC curve, by which one map marks the pictu
 EFFECT = 0.2  # of all evidence, by which covering what one map marks does more than what another one marks
 
 
-@keep_old_attributes
+@keep_old_names
 @dataclass(frozen=True, eq=False)
 class ControlMap:
     """A control map: a heatmap that explains nothing, and its results compared with those of the checked heatmap.

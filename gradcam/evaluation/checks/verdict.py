@@ -12,12 +12,13 @@ from gradcam.evaluation.checks.panel import Shown, draw_verdict
 from gradcam.evaluation.checks.shams import RIVAL, ControlMap
 from gradcam.images.read import Pixels
 from gradcam.models.labels import name_class
-from gradcam.renames import CHECK, add_old_keys, keep_old_attributes
+from gradcam.options import keep_old_names
+from gradcam.renames import CHECK, add_old_keys
 
 ALIKE = 0.9  # rank correlation from which on one map serves two classes
 
 
-@keep_old_attributes
+@keep_old_names
 @dataclass(frozen=True, eq=False)
 class Verdict:
     """The result of five tests of one heatmap of one image.

@@ -21,8 +21,7 @@ from gradcam.hooks.preserve import preserve_state
 from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_device, find_input_dtype
 from gradcam.models.labels import name_class
-from gradcam.options import check_count, check_number
-from gradcam.renames import accept_old_parameters
+from gradcam.options import accept_old_parameters, check_count, check_number
 
 CELLS = 4  # of a mosaic: top left, top right, bottom left, bottom right
 MOSAICS = 64

@@ -16,7 +16,8 @@ from gradcam.images.draw import overlay
 from gradcam.images.read import Pixels, Region
 from gradcam.images.sheets import PanelRow, draw_panel
 from gradcam.models.labels import name_class
-from gradcam.renames import AUDIT, add_old_keys, keep_old_attributes
+from gradcam.options import keep_old_names
+from gradcam.renames import AUDIT, add_old_keys
 
 SCHEMA = 1
 KIND = "gradcam audit"
@@ -58,7 +59,7 @@ def _describe_band(words: list[str]) -> str:
     return {"left": "on the left", "right": "on the right", "middle": "in the middle"}.get(side, f"at the {side}")
 
 
-@keep_old_attributes
+@keep_old_names
 @dataclass(frozen=True, eq=False)
 class EvidenceCluster:
     """Images of one class whose evidence lies in the same place and looks alike.

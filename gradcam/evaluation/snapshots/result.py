@@ -22,7 +22,8 @@ from gradcam.images.draw import overlay
 from gradcam.images.read import Pixels, Region, crop
 from gradcam.images.sheets import PanelRow, draw_panel
 from gradcam.models.labels import name_class
-from gradcam.renames import DIFF, DRAWN_DIFF, OldKeys, add_old_keys, keep_old_attributes
+from gradcam.options import keep_old_names
+from gradcam.renames import DIFF, DRAWN_DIFF, OldKeys, add_old_keys
 from gradcam.storage.records import Prediction
 
 POINTS = 224  # maps are compared on so many rows and columns of what both models see
@@ -30,7 +31,7 @@ TOP = 0.3  # the share of the pixels whose overlap is measured
 CHANGES = ("map", "class", "none")  # what differs, the worst first
 
 
-@keep_old_attributes
+@keep_old_names
 @dataclass(frozen=True, eq=False)
 class ImageDiff:
     """The comparison of two models on one image.

@@ -35,8 +35,7 @@ from gradcam.images.opencv import cv2
 from gradcam.images.read import Region
 from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_dtype
-from gradcam.options import Progress, check_count, count_cores
-from gradcam.renames import keep_old_attributes
+from gradcam.options import Progress, check_count, count_cores, keep_old_names
 from gradcam.sources.contents import Item
 from gradcam.sources.list import Inputs, list_inputs
 from gradcam.storage.disk import describe_os_error
@@ -92,7 +91,7 @@ class Seen:
     __repr__ = show_fields
 
 
-@keep_old_attributes
+@keep_old_names
 @dataclass(frozen=True, eq=False)
 class Snapshot:
     """A model's results on images: the predicted class, its probability, and a heatmap on the layer's grid.

@@ -189,9 +189,9 @@ class EfficientNetLite0(nn.Module):
         self.layer4 = nn.Sequential(
             *_blocks(112, 192, kernel=5, stride=2, repeats=4), *_blocks(192, 320, kernel=3, stride=1, repeats=1)
         )
-        self.head = nn.Sequential(
-            _convolution_unit(320, 1280), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, classes)
-        )
+        # After the usual target layer gradients flow, so that there is nothing to fold.
+        features = nn.Sequential(*_convolution_unit(320, 1280))
+        self.head = nn.Sequential(features, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, classes))
 
     def forward(self, images: Tensor) -> Tensor:
         return self.head(self.layer4(self.layer3(self.layer2(self.layer1(self.stem(images))))))
