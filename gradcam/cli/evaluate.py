@@ -78,7 +78,7 @@ SHAPE = "{percentage:3.0f}% |{bar}| {n_fmt} of {total_fmt} heatmaps   {remaining
     metavar="NAME[,NAME]",
     help=f"Metric or group of metrics; may be repeated. Metrics: {', '.join([*METRICS, *installed('metrics')])}, or "
     f"FILE.py:NAME. Groups: {', '.join(GROUPS)}, all.  [default: all groups except soundness; "
-    "the group annotations only with --annotations]",
+    "without --annotations, also except 'annotations']",
 )
 @click.option(
     "--annotations",

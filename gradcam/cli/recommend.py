@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 COLUMNS = {"order": "order ↑", "objects": "on objects ↑", "road": "ROAD ↑", "mass": "mass", "maximum": "maximum"}
 NUMBERS = {"order": "order in mosaics", "road": "ROAD", "objects": "order on annotated objects"}
-ONE, SEVERAL = "Where is the object?", "Which of several objects is it?"
+ONE, SEVERAL = "Where is the object?", "Which of several objects belongs to the class?"
 MOST_ROWS = 16
 
 
@@ -104,8 +104,9 @@ def recommend_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **cho
     FOLDER can also be an image file, a glob, a list or an archive, as for `gradcam batch`. About 24 images of different
     classes are enough, and annotations are optional. The command answers two questions.
 
-    Which of several objects is it? The test images are mosaics of four images of four classes. "order" is how often a pixel
-    in the image of the explained class has a higher value than a pixel in the other three images. By chance, it is 0.5.
+    Which of several objects belongs to the class? The test images are mosaics of four images of four classes. "order"
+    is how often a pixel in the image of the explained class has a higher value than a pixel in the other three images.
+    By chance, it is 0.5.
 
     Where is the object? "ROAD" compares two removals: of the most relevant pixels, and of the least relevant pixels. It is
     high if the probability is much lower without the most relevant pixels. With --annotations, "order" on the annotated
@@ -286,7 +287,8 @@ def _explain(answer: Answer, found: Recommendation) -> str:
     stays = f"Keep the default, {found.default.combination}. {leader.combination} has the best {number}"
     if answer.is_unfaithful and answer.gain.low > 0:
         return f"{stays}, {_compare(answer.gain)}, but its ROAD is {_compare(cast('Interval', answer.road_gain))}."
-    return f"{stays}, but after correction for all combinations it is {_compare(answer.gain)}."
+    compared = "compared with the default, and after correction for all combinations"
+    return f"{stays}, but {compared}, its {number} is {_compare(answer.gain)}."
 
 
 def _table(rows: Sequence[Row], found: Recommendation) -> list[str]:

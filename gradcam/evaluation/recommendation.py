@@ -153,7 +153,7 @@ class Recommendation:
     single_object : Answer
         Where is the object? The measure is `objects` if there are enough annotations, otherwise ROAD.
     several_objects : Answer
-        Which of several objects is it? The measure is `order` in mosaics.
+        Which of several objects belongs to the class? The measure is `order` in mosaics.
     default : Row or None
         The default combination; None if it cannot be used.
     images : tuple of str
@@ -232,11 +232,12 @@ def recommend(
 ) -> Recommendation:
     """Find the best method, score and layer for two questions about your images. Annotations are optional.
 
-    *Which of several objects is it?* In mosaics of four images, `order` measures how often the heatmap is higher at a
-    pixel of the class's image than at a pixel of the other three images. *Where is the object?* In single images, ROAD
-    measures how much the marked pixels matter to the model. It is computed for the five best combinations of the first
-    question. If you give annotations, `objects` replaces ROAD: it measures how often the heatmap is higher at a pixel of
-    the object than at a pixel outside it. `mass` is listed but not used, since sharpening a heatmap increases it.
+    *Which of several objects belongs to the class?* In mosaics of four images, `order` measures how often the heatmap
+    is higher at a pixel of the class's image than at a pixel of the other three images. *Where is the object?* In
+    single images, ROAD measures how much the marked pixels matter to the model. It is computed for the five best
+    combinations of the first question. If you give annotations, `objects` replaces ROAD: it measures how often the
+    heatmap is higher at a pixel of the object than at a pixel outside it. `mass` is listed but not used, since
+    sharpening a heatmap increases it.
 
     Among many combinations, the best one wins partly by chance. The default, Grad-CAM of the logit at the classifier's
     layer, is therefore kept unless the leader is significantly better in a paired comparison (Bonferroni, 5 %, all

@@ -60,7 +60,8 @@ def record(
     Returns
     -------
     Recorder
-        A context manager with the `activations` and `gradients` of the latest step by layer, and `rows()` for pandas.
+        A context manager. Its `activations` and `gradients` hold the values of the latest step, by layer; `rows()` is for
+        pandas.
 
     Raises
     ------

@@ -82,8 +82,8 @@ def test_it_says_what_is_best_for_two_questions_and_by_how_much(recommend: Comma
     ]  # 8 / (8 + 1.96²), as Wilson has it for 8 hits of 8
     assert default.split()[-7:-5] == ["logit", "turn"] or "turn" in default
     assert (
-        "Which of several objects is it? gradcam of the logit at active: compared with the default, gradcam of the logit "
-        "at turn, its order in mosaics is higher by 0.667 " in outcome.out
+        "Which of several objects belongs to the class? gradcam of the logit at active: compared with the default, "
+        "gradcam of the logit at turn, its order in mosaics is higher by 0.667 " in outcome.out
     )
     assert shlex.split(outcome.out.splitlines()[-1]) == line("--method", "gradcam", "--layer", "active")
     assert "Where is the object? The default, gradcam of the logit at turn" in outcome.out
@@ -235,8 +235,9 @@ def test_too_few_classes_are_an_error_with_what_there_is(recommend: Command, fol
     assert "needs images of four classes with a probability of 0.5 or more, but there are 3 classes" in outcome.err
     assert "grey.png 0.1" in outcome.err
     assert outcome.out == ""
-    enough = recommend("photos", "--min-probability", "0.1", "--methods", "gradcam", "--scores", "logit")
-    assert (enough.status, "4 of 4 images" in enough.out) == (0, True)
+    for option in ("--min-probability", "--least"):  # the old name
+        enough = recommend("photos", option, "0.1", "--methods", "gradcam", "--scores", "logit")
+        assert (enough.status, "4 of 4 images" in enough.out) == (0, True)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 Integrated gradients
 ====================
 
-The attributions sum to the score of the image minus the score of the baseline. The gap is the numerical error of this sum.
+The attributions sum to the score of the image minus the score of the baseline. The printed
+gap is the numerical error: how far the computed sum is from this difference.
 """
 
 import gradcam

@@ -128,7 +128,7 @@ class Verdict:
 
     @property
     def summary(self) -> str:
-        """The result in sentences: which control maps the heatmap is distinguished from, and what to try next."""
+        """The result in sentences: the control maps that the heatmap is distinguished from, and what to try next."""
         said = [self.doubt] if self.doubt else []
         if self.distinguished_from:
             said.append(f"Distinguished from {', '.join(_words(self.controls, apart=True))}.")

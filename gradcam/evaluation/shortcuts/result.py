@@ -84,8 +84,8 @@ class EvidenceCluster:
         equally often, and 1 means that other classes have no evidence there. Each of the two rates is the conservative
         end of its 95 % interval.
     apart : float
-        From 0 to 1, computed like `place`: how much less often evidence that looks like the cluster's occurs outside the
-        cluster than inside.
+        From 0 to 1, computed like `place`: how much less often similar evidence occurs in images outside the cluster
+        than in images inside it.
     elsewhere : int
         The number of images of other classes with enough evidence in this place: as much as 80 % of the members have.
     other_image_count : int
