@@ -90,7 +90,7 @@ def test_the_long_help_has_every_option_once(command: list[str], gradcam_command
     listed = re.findall(r"^  (?:-\w, )?(--[\w-]+|-\w)", sections, re.M)
     assert len(listed) == len(set(listed))
     assert set(listed).isdisjoint(f"--{name}" for name in SINGULAR)
-    options = [it for it in find_command(command).params if it.param_type_name == "option"]
+    options = [it for it in find_command(command).params if it.param_type_name == "option" and not it.hidden]
     assert set(listed) - {"--help"} == {max(it.opts, key=len) for it in options}
 
 

@@ -388,7 +388,9 @@ def test_the_record_is_json(koala: Verdict) -> None:
     assert set(record["tests"][0]) == {"name", "outcome", "value", "reason"}
     assert record["distinguished_from"] == koala.distinguished_from
     first = record["controls"][0]
-    assert (first["name"], first["is_apart"]) == ("mirrored", True)
+    assert (first["name"], first["is_distinguished"]) == ("mirrored", True)
+    assert record["shams"][0]["is_apart"] is True  # the old names
+    assert record["told_apart"][2] == "another picture"
     assert first["order"] == koala.controls[0].order
     assert record["same_map"] == koala.rival
 
