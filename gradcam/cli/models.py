@@ -30,7 +30,7 @@ class Listed:
 def models_command(pattern: str | None, as_json: bool) -> int:
     """List the models.
 
-    With PATTERN, such as resnet or 'vit_*', list only models whose names contain or match it. To choose pretrained weights,
+    With PATTERN, such as resnet or 'vit*', list only models whose names contain or match it. To choose pretrained weights,
     write their name after a colon: resnet50:IMAGENET1K_V1. Otherwise, the first weights in the list are used. Weights that
     are not marked as downloaded are downloaded when they are first needed.
     """

@@ -248,7 +248,7 @@ def recommend(
     ----------
     classifier : Classifier
         The model.
-    images : mapping of str to picture
+    images : mapping of str to image
         The images by name, as in `make_mosaics`.
     methods : sequence of str or Method, default None
         Methods that use a target layer. None selects all of these methods that need only one forward pass.

@@ -74,7 +74,7 @@ def draw_activations(
         The longer side of a cell, in pixels; smaller maps are enlarged without blurring.
     colormap : str, default "inferno"
         The name of an OpenCV colour map.
-    input_image : picture, default None
+    input_image : image, default None
         The model's input image, in any form that `gradcam.read_image` takes, drawn above the blocks.
     title : str, default ""
         The text beside `input_image`.

@@ -106,7 +106,7 @@ def check(
     ----------
     classifier : Classifier
         The model.
-    image : picture
+    image : image
         The image, as in `Classifier.explain`.
     method : str, Method or callable, default None
         A name in `METHODS` or `CONTROLS`, a method, `FILE.py:NAME`, or a function of a model, images (N,C,H,W) and

@@ -195,7 +195,7 @@ def make_mosaics(
     ----------
     classifier : Classifier
         The model, with its preprocessing.
-    images : mapping of str to picture
+    images : mapping of str to image
         The images by name, in any form that `classifier.prepare` takes. Floating tensors (C,H,W) count as preprocessed.
     limit : int, default 64
         The largest number of mosaics.
