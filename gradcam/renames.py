@@ -23,7 +23,7 @@ CHECK, DIFF, AUDIT, RECOMMEND = (
 )
 EVALUATE, JOURNAL, FEATURES = (
     "gradcam evaluate --json",
-    "the journal of gradcam evaluate",
+    "kind in gradcam evaluate --json and its journal",
     "gradcam inspect features --json",
 )
 TRACE = "gradcam inspect trace --json"
