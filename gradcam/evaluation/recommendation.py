@@ -132,8 +132,7 @@ class Answer:
             **vars(self.row.combination),
             "measure": self.measure,
             "leader": {**vars(self.leader.combination)},
-            "gain": self.gain and self.gain.to_fields(),
-            "road_gain": self.road_gain and self.road_gain.to_fields(),
+            **{name: (gain := getattr(self, name)) and gain.to_fields() for name in ("gain", "road_gain")},
         }
         return add_old_keys(RECOMMEND, record)
 
@@ -232,12 +231,11 @@ def recommend(
 ) -> Recommendation:
     """Find the best method, score and layer for two questions about your images. Annotations are optional.
 
-    *Which of several objects belongs to the class?* In mosaics of four images, `order` measures how often the heatmap
-    is higher at a pixel of the class's image than at a pixel of the other three images. *Where is the object?* In
-    single images, ROAD measures how much the marked pixels matter to the model. It is computed for the five best
-    combinations of the first question. If you give annotations, `objects` replaces ROAD: it measures how often the
-    heatmap is higher at a pixel of the object than at a pixel outside it. `mass` is listed but not used, since
-    sharpening a heatmap increases it.
+    *Which of several objects belongs to the class?* In mosaics of four images, `order` measures how often the heatmap is
+    higher at a pixel of the class's image than at a pixel of the other three. *Where is the object?* In single images,
+    ROAD measures how much the marked pixels matter to the model. It is computed for the five best combinations of the
+    first question. With annotations, `objects` replaces ROAD: it measures how often the heatmap is higher at a pixel of
+    the object than outside it. `mass` is listed but not used, since sharpening increases it.
 
     Among many combinations, the best one wins partly by chance. The default, Grad-CAM of the logit at the classifier's
     layer, is therefore kept unless the leader is significantly better in a paired comparison (Bonferroni, 5 %, all

@@ -564,7 +564,7 @@ class ImageAttribution(Pictured, Attribution):
         return place(draw_attribution(self.values[i, k]), self.regions[i], height, width)
 
     def save(self, path: str | os.PathLike[str], i: int | None = None, k: int | None = None) -> None:
-        """Write the drawing of `draw` to an image file, or the values to ``.npz`` or ``.npy``.
+        """Write the image that `draw` returns to a file, or the values to ``.npz`` or ``.npy``.
 
         The values have the format of `Attribution.save`. The file is never incomplete. Its folder must exist.
 

@@ -91,13 +91,14 @@ def test_gradients_are_those_of_the_two_modules() -> None:
     torch.testing.assert_close(folded, plain, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("of", ["input", "weights"])
+@pytest.mark.parametrize("of", ["input", "weights", "norm"])
 def test_nothing_is_folded_where_gradients_flow(of: str) -> None:
     unit, x = make_unit(), torch.randn(2, 4, 8, 8)
     expected = nn.Sequential(*unit)(x)
     assert not torch.equal(unit(x), expected)
     x.requires_grad_(of == "input")
     unit.requires_grad_(of == "weights")
+    unit[1].requires_grad_(of in ("weights", "norm"))
     assert torch.equal(unit(x), expected)
     with torch.no_grad():
         assert not torch.equal(unit(x), expected)
@@ -107,6 +108,16 @@ def test_nothing_is_folded_where_gradients_flow(of: str) -> None:
 def test_other_precisions_run(dtype: torch.dtype) -> None:
     unit, x = make_unit().to(dtype), torch.randn(2, 4, 8, 8, dtype=dtype)
     torch.testing.assert_close(unit(x).double(), run_by_hand(unit, x), atol=0.1, rtol=0.05)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, "autocast"])
+def test_nothing_is_folded_in_other_precisions(dtype: torch.dtype | str) -> None:
+    is_autocast = dtype == "autocast"
+    unit, x = make_unit(), torch.randn(2, 4, 8, 8)
+    if isinstance(dtype, torch.dtype):
+        unit, x = unit.to(dtype), x.to(dtype)
+    with torch.autocast("cpu", torch.bfloat16, enabled=is_autocast):
+        assert torch.equal(unit(x), nn.Sequential(*unit)(x))
 
 
 def test_the_network_agrees_with_its_parts() -> None:
