@@ -24,6 +24,7 @@ from gradcam.storage.run_file import ShardFiles, find_shard_files, list_manifest
 from gradcam.storage.store import Store
 
 LOCK = ".gradcam-report.lock"  # of the output folder; it stays there, as those of its parts do
+TEMPORARY = ".gradcam-partial-report"  # where files are before they are whole; the process with the lock owns it
 DETAILS = re.compile(f"{REPORT}/(details-[0-9a-f]{{12}})(?:/.*)?", re.DOTALL)
 
 
@@ -31,9 +32,9 @@ class Files:
     """An output folder. Names are relative to it, with "/". Several threads may use it. A folder in a store is listed
     once: to ask for each object on its own would take hours."""
 
-    def __init__(self, place: Path | Store) -> None:
+    def __init__(self, place: Path | Store, temporary: Path | None = None) -> None:
         self.place, self.reader = place, to_reader(place)
-        self._writer = to_writer(place)
+        self._writer = to_writer(place, temporary)
         self._sizes = place.find() if isinstance(place, Store) else None
         page = place.read(PAGE) if isinstance(place, Store) and self.is_there(PAGE) else b""
         found = re.search(rb"details-[0-9a-f]{12}", page)
@@ -94,10 +95,15 @@ def opening(place: Path | Store) -> Iterator[Files]:
         return
     try:
         with contextlib.ExitStack() as stack:
+            temporary = None
             if place.is_dir() and find_shard_files(to_reader(place).list_names()):
+                temporary = place / TEMPORARY
                 # Shards may end at one time: each would take the other's details away, and the older page could stay.
                 stack.callback(take_lock(place / LOCK, seconds=-1))
-            yield Files(place)
+                shutil.rmtree(temporary, ignore_errors=True)  # Left by a report whose process was killed.
+                temporary.mkdir()
+                stack.callback(shutil.rmtree, temporary, ignore_errors=True)
+            yield Files(place, temporary)
     except OSError as error:
         raise OutputError(f"{place}: the report cannot be written ({error.strerror or error})") from error
 

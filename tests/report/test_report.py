@@ -503,6 +503,21 @@ def test_a_report_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     assert not (tmp_path / "index.html").exists()
 
 
+def test_unfinished_files_lie_in_a_folder_that_the_next_report_removes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = [done("a.jpg")]
+    write_overlays(write_run(tmp_path, records), records)
+    partial = tmp_path / ".gradcam-partial-report"
+    partial.mkdir()
+    (partial / ".gradcam-0123.tmp").write_bytes(b"left by a process that was killed")
+    replace, sources = os.replace, list[Path]()
+    monkeypatch.setattr(os, "replace", lambda source, path: (sources.append(Path(source)), replace(source, path)))
+    write_report(tmp_path)
+    assert {path.parent for path in sources} == {partial}
+    assert not partial.exists()
+
+
 def test_overwriting_knows_all_files_of_a_report(tmp_path: Path) -> None:
     records = [done("a.jpg")]
     write_overlays(write_run(tmp_path, records), records)
