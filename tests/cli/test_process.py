@@ -62,9 +62,9 @@ def test_the_command_keeps_freed_memory_and_spins_for_a_moment() -> None:
     assert spins == "5000"
 
 
-def test_threads_do_not_spin_where_others_decode() -> None:
+def test_threads_spin_less_where_others_decode() -> None:
     words = 'sys.argv = ["gradcam", "batch", "--help"]'
-    assert look(COMMAND.replace('sys.argv = ["gradcam", "methods"]', words))[1] == "0"
+    assert look(COMMAND.replace('sys.argv = ["gradcam", "methods"]', words))[1] == "2000"
 
 
 @GLIBC
