@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 import gradcam
 from tests import s3 as s3_protocol
+from tests import selection
 from tests.browser import CHROMIUM, FLAGS, Visit, sync_playwright
 
 torch.set_num_threads(1)  # several test processes at once would otherwise wait for one another's threads
@@ -21,13 +23,43 @@ for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
 ASSETS = Path(__file__).parent.parent / "assets"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+sys.meta_path.append(selection.MissingPackages())
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    passed = selection.read_passed()
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in passed])
+    items[:] = [item for item in items if item.nodeid not in passed]
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="there is no CUDA device here")
     for item in items:
         if "cuda" in item.keywords:
             item.add_marker(skip)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    selection.note_passed(report)
+
+
+def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
+    return None if selection.find_missing(report) is None else ("deselected", "", "")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    stats = terminalreporter.stats
+    skipped = stats.get("skipped", [])  # among them files that import a package which is missing
+    stats["skipped"] = [report for report in skipped if selection.find_missing(report) is None]
+    reports = [*skipped, *stats.get("deselected", [])]
+    missing = {package for report in reports if (package := selection.find_missing(report)) is not None}
+    if missing:
+        terminalreporter.write_line(
+            f"Left out: tests that need {', '.join(sorted(missing))}. "
+            'Install them with: pip install -e ".[test-all]"'
+        )
+    if config.option.markexpr == "not slow":
+        terminalreporter.write_line('Left out: slow tests. Run all tests with: pytest -m ""')
 
 
 @pytest.fixture(autouse=True)

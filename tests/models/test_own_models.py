@@ -665,6 +665,7 @@ def test_a_model_on_several_devices_is_explained_where_it_lies(
 
 
 def test_a_model_that_accelerate_keeps_aside_is_explained(tmp_path: Path, photo: Photo) -> None:
+    pytest.importorskip("accelerate")
     (tmp_path / "aside.py").write_text(
         "import accelerate\nfrom tests.helpers import tiny_model\n"
         "def make(): return accelerate.cpu_offload(tiny_model().eval(), execution_device='cpu')\n"

@@ -1,0 +1,74 @@
+"""Which tests run: none that need packages which are not installed, and none that passed in an earlier part of CI."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# What `.[test-all]` installs beside `.[test]`, and what some of these bring; the last line is tested where it is there.
+PACKAGES = frozenset(
+    """
+    accelerate boto3 captum fastapi httpx ipykernel jsonschema lightning matplotlib moto nbclient nbformat numpydoc
+    open_clip pandas playwright pyarrow pydicom pytorch_grad_cam ray s3fs segmentation_models_pytorch sklearn starlette
+    tensorboard timm tokenizers torchcam transformers uvicorn webdataset
+    effdet einops gcsfs monai pycocotools quantus ultralytics vit_pytorch
+    """.split()
+)
+MISSING = re.compile(r"needs (\w+)|could not import '(\w+)")
+PASSED = "GRADCAM_PASSED_TESTS"  # an environment variable: the file that lists tests that need not run again
+
+
+class MissingPackages:
+    """A finder of modules, asked last: an import of a missing package in this repository's code skips the test.
+
+    Questions whether a package is there get their answer.
+    """
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Skip the test, or return None so that Python raises its own error."""
+        package = name.partition(".")[0]
+        if package in PACKAGES and _is_ours():
+            pytest.skip(f"needs {package}", allow_module_level=True)
+        return None
+
+
+def _is_ours() -> bool:
+    frame = sys._getframe(2)
+    while frame is not None and "importlib" in frame.f_code.co_filename:
+        if "importlib/util" in frame.f_code.co_filename.replace(os.sep, "/"):
+            return False
+        frame = frame.f_back
+    return frame is not None and Path(frame.f_code.co_filename).is_relative_to(ROOT)
+
+
+def find_missing(report: object) -> str | None:
+    """Return the package for whose absence a test was skipped; None of anything else that pytest counts."""
+    is_report = isinstance(report, (pytest.TestReport, pytest.CollectReport))
+    if not is_report or not report.skipped or not isinstance(report.longrepr, tuple):
+        return None
+    match = MISSING.search(report.longrepr[2])
+    package = match and (match[1] or match[2])
+    return package if package in PACKAGES else None
+
+
+def read_passed() -> frozenset[str]:
+    """Return the tests that passed in an earlier part of CI."""
+    file = os.environ.get(PASSED)
+    return frozenset(Path(file).read_text().splitlines()) if file and Path(file).exists() else frozenset()
+
+
+def note_passed(report: pytest.TestReport) -> None:
+    """Add a test that passed to the list."""
+    if report.passed and report.when == "call" and os.environ.get(PASSED):
+        with open(os.environ[PASSED], "a") as file:
+            file.write(f"{report.nodeid}\n")
