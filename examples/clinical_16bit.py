@@ -1,7 +1,7 @@
 """Explain a 16-bit scan with a one-logit model: from a checkpoint to an overlay with positive and negative evidence.
 
     python examples/clinical_16bit.py                              a synthetic scan and a model with random weights
-    python examples/clinical_16bit.py scan.dcm --weights last.pth  your own; DICOM needs pip install "gradcam-torch[dicom]"
+    python examples/clinical_16bit.py scan.dcm --weights last.pth  your own; DICOM needs pip install pydicom
 
 To adapt it, change `build` and the preprocessing in `main`. The model gets all 65536 levels of the file. The overlay is
 drawn on an 8-bit version that a person can see. A heatmap is not a diagnosis: see docs/howto/limits.md.

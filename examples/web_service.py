@@ -1,6 +1,6 @@
 """A web service: upload an image, get the overlay and the prediction.
 
-    pip install "gradcam-torch" fastapi uvicorn python-multipart
+    pip install . fastapi uvicorn python-multipart        in the folder of this repository
     uvicorn web_service:app --app-dir examples            then open http://127.0.0.1:8000
 
     curl -F image=@photo.jpg "http://127.0.0.1:8000/explain?label=espresso" -o overlay.png

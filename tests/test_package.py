@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import gradcam
+from gradcam.errors import to_pip_command
 
 ROOT = Path(__file__).parent.parent
 
@@ -48,3 +50,34 @@ def test_the_version_is_said() -> None:
     command = [sys.executable, "-m", "gradcam", "--version"]
     assert gradcam.__version__ in subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert f"## [{gradcam.__version__}] - 20" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def read_texts() -> dict[str, str]:
+    """The files of the repository, by their paths; without what tools write."""
+    folders = (".ci", ".github", "assets", "docs", "examples", "gradcam", "scripts", "tests")
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
+    paths += [path for path in ROOT.iterdir() if path.suffix in (".md", ".txt", ".toml", ".cff")]
+    return {
+        path.relative_to(ROOT).as_posix(): path.read_bytes().decode("utf-8", "replace")
+        for path in paths
+        if not {"_build", "__pycache__"} & set(path.parts)
+    }
+
+
+def test_nothing_is_installed_by_a_name_that_is_not_published() -> None:
+    """And `gradcam` is another package there."""
+    texts = read_texts()
+    name = re.findall(r'^name = "(.+)"$', texts["pyproject.toml"], re.M)[0]
+    mentions = {path for path, text in texts.items() if re.search(name.replace("-", "[-_.]"), text)}
+    assert mentions - {"pyproject.toml", ".github/workflows/release.yml"} == {"CONTRIBUTING.md"}
+    assert texts["CONTRIBUTING.md"].count(name) == texts["pyproject.toml"].count(name) == 1
+    by_name = re.compile(r"""pip install(?: [^\s`#&]+)*? ["']?gradcam(?=["'`\[=<>~!@\s]|$)""", re.M)
+    assert [f"{path}: {match[0]}" for path, text in texts.items() for match in by_name.finditer(text)] == []
+
+
+def test_a_missing_package_is_installed_as_its_extra_would_be() -> None:
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.11 or later reads pyproject.toml")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for extra in project["optional-dependencies"].keys() - {"test", "docs", "lint", "bench"}:
+        requirements = " ".join(f'"{requirement}"' for requirement in project["optional-dependencies"][extra])
+        assert to_pip_command(extra) == f"pip install {requirements}"

@@ -65,8 +65,8 @@ def audit_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen:
     suspicious clusters come first. An overview image shows each cluster with its most typical images.
 
     FOLDER can also be an image file, a glob, a list or an archive, as for `gradcam batch`. At least two classes are needed,
-    with ten or more images each. Clustering needs scikit-learn: pip install 'gradcam-torch[audit]'. Images that cannot be
-    read or have no class are reported and left out, and the exit status is 1.
+    with ten or more images each. Clustering needs scikit-learn: pip install scikit-learn. Images that cannot be read or
+    have no class are reported and left out, and the exit status is 1.
     """
     output, start = Output(as_json, quiet), time.perf_counter()
     import_torch()

@@ -30,7 +30,7 @@ from gradcam.cli._terminal import (
     telling_waits,
     to_arrow,
 )
-from gradcam.errors import OutputError, StoreError, printable
+from gradcam.errors import OutputError, StoreError, printable, to_pip_command
 from gradcam.evaluation.controls import CONTROLS
 from gradcam.evaluation.metrics import GROUPS, METRICS
 from gradcam.evaluation.study.plan import DEFAULT_METHODS, METHOD_GROUPS, Agenda, StudyOptions, describe_cost, make_plan
@@ -257,7 +257,7 @@ def _check_paths(paths: ResultPaths | None, mode: Mode) -> None:
 
 
 def _write_all(study: Study, results: Results, paths: ResultPaths, output: Output) -> Iterator[Path]:
-    from gradcam.evaluation.study.write import PLOTS, draw_curves, draw_examples, list_curves, write_results
+    from gradcam.evaluation.study.write import draw_curves, draw_examples, list_curves, write_results
     from gradcam.images.write import write_image
 
     for path in paths.tables:
@@ -267,7 +267,7 @@ def _write_all(study: Study, results: Results, paths: ResultPaths, output: Outpu
         return
     curves, examples = paths.folder / "curves.png", paths.folder / "examples.png"
     if list_curves(results) and importlib.util.find_spec("matplotlib") is None:
-        say([f"curves.png needs matplotlib: {PLOTS}"], output)
+        say([f"curves.png needs matplotlib: {to_pip_command('plots')}"], output)
     elif list_curves(results):
         write_image(curves, draw_curves(results))
         yield curves

@@ -22,7 +22,7 @@ from gradcam.cli._job import load_model, say
 from gradcam.cli._page import to_code
 from gradcam.cli._settings import ModelChoice, Output, to_model_choice
 from gradcam.cli._terminal import Terminated, acknowledge, import_torch
-from gradcam.errors import GradcamError, printable
+from gradcam.errors import GradcamError, printable, to_pip_command
 
 if TYPE_CHECKING:
     from gradcam.images.read import Pixels
@@ -60,11 +60,11 @@ def ui_command(places: tuple[Path, ...], port: int, host: str, no_browser: bool,
     a part of the image, or move a window over it, the scores and the heatmap are computed without this part. You can
     compare two models, or two checkpoints of one model. You can copy everything you do as a command.
 
-    The images, folders and output folders of `gradcam batch` that you give are listed on the left. This command needs an
-    extra:
+    The images, folders and output folders of `gradcam batch` that you give are listed on the left. This command needs two
+    more packages:
 
     \b
-      pip install "gradcam-torch[ui]"
+      pip install starlette uvicorn
     """
     sockets = [_bind(host, port)]
     port = sockets[0].getsockname()[1]
@@ -79,7 +79,7 @@ def ui_command(places: tuple[Path, ...], port: int, host: str, no_browser: bool,
         from gradcam.ui.server import EVERYWHERE, Server, Start, find_address, find_hosts
     except ImportError as error:
         if error.name in ("uvicorn", "starlette"):
-            raise GradcamError('gradcam ui needs starlette and uvicorn: pip install "gradcam-torch[ui]"') from error
+            raise GradcamError(f"gradcam ui needs starlette and uvicorn: {to_pip_command('ui')}") from error
         raise
     files = list_pictures(places)
     usual = replace(to_model_choice(chosen), task="auto")

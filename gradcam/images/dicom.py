@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from gradcam.errors import ImageError, shorten
+from gradcam.errors import ImageError, shorten, to_pip_command
 from gradcam.images.read import BUDGET, DICOM_MAGIC, blaming, check_memory, find_size, in_strips, open_content, to_path
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def _open(file: BinaryIO) -> Dataset:
         from pydicom.errors import InvalidDicomError
         from pydicom.pixels import utils  # noqa: F401  since pydicom 3
     except ImportError:
-        raise ImageError("is a DICOM file, which needs pydicom 3: pip install 'gradcam-torch[dicom]'") from None
+        raise ImageError(f"is a DICOM file, which needs pydicom 3: {to_pip_command('dicom')}") from None
     try:
         _check_packed(file)
         dataset = dcmread(file)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gradcam.errors import GradcamError
+from gradcam.errors import GradcamError, to_pip_command
 from gradcam.images.read import Pixels
 from gradcam.inspection.flow import EXPLODING, LEAST, MOST, NO_GRADIENT, VANISHING, GradientFlow, LayerGradients
 from gradcam.options import refuse
@@ -49,7 +49,7 @@ def draw_gradients(flow: GradientFlow, *, title: str | None = None) -> Pixels:
     Raises
     ------
     GradcamError
-        If matplotlib is missing (`gradcam-torch[plots]`), or if `flow` is not a `GradientFlow` with layers.
+        If matplotlib is missing (extra `plots`), or if `flow` is not a `GradientFlow` with layers.
 
     Examples
     --------
@@ -102,7 +102,7 @@ def _new_axes(layers: Sequence[LayerGradients]) -> tuple[Figure, Axes]:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise GradcamError(
-            'Drawing gradients needs matplotlib: pip install "gradcam-torch[plots]". The numbers need no extra package.'
+            f"Drawing gradients needs matplotlib: {to_pip_command('plots')}. The numbers need no extra package."
         ) from error
     width = min(MOST_INCHES, max(LEAST_INCHES, 1.5 + INCHES * len(layers)))
     height = HEIGHT + INCHES_OF_LETTER * max(len(_shorten(layer)) for layer in layers)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, BinaryIO
 
-from gradcam.errors import GradcamError, ImageError, InputError, StoreError
+from gradcam.errors import GradcamError, ImageError, InputError, StoreError, to_pip_command
 from gradcam.images.files import is_url, open_file
 from gradcam.sources.contents import Archive, ArchiveFile, Content, Refused, TarContent, ZipContent
 from gradcam.sources.folders import is_hidden, is_picture
@@ -256,7 +256,7 @@ def check_webdataset() -> None:
     except ImportError as error:
         raise GradcamError(
             f"WebDatasets need the webdataset library, which cannot be imported ({' '.join(str(error).split())}): "
-            'pip install "gradcam-torch[webdataset]"'
+            + to_pip_command("webdataset")
         ) from error
 
 

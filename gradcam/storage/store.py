@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gradcam.errors import StoreError
+from gradcam.errors import StoreError, to_pip_command
 from gradcam.images.files import is_url, to_path
 from gradcam.storage.retry import patiently, refusal_of
 
@@ -195,9 +195,9 @@ class Store:
         try:
             fs, path = url_to_fs(self.url, **options)
         except ImportError as error:
-            own = f'"gradcam-torch[{EXTRAS[protocol]}]"' if protocol in EXTRAS else f"what fsspec needs for {protocol}"
+            remedy = to_pip_command(EXTRAS[protocol]) if protocol in EXTRAS else "see the documentation of fsspec"
             raise StoreError(
-                f"{self.url}: {protocol}:// needs an additional package: pip install {own} ({refusal_of(error)})"
+                f"{self.url}: {protocol}:// needs an additional package: {remedy} ({refusal_of(error)})"
             ) from error
         except ValueError as error:
             raise StoreError(

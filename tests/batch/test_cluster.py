@@ -273,6 +273,8 @@ def test_what_ray_says_is_the_reason_and_no_advice() -> None:
     said = "Ray stopped the run: ValueError: not whole (GRADCAM_TRACEBACK=1 shows where)"
     assert _word(Ray, error.as_instanceof_cause()) == said
     assert _word(Ray, RuntimeError("first\nlast")) == "Ray stopped the run: last"
+    missing = _word(Ray, RuntimeError("first\nNo module named 'gradcam'"))
+    assert missing.endswith('On every machine, run in a clone of gradcam: pip install ".[ray]"')
 
 
 class Full:
@@ -434,7 +436,7 @@ def test_wrong_usage(gradcam_command: Command, photos: Path, folder: Path, monke
     monkeypatch.setenv("RAY_ADDRESS", dead)
     assert batch("--engine", "ray") == said
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert batch("--engine", "ray") == "Error: Ray is not installed: pip install 'gradcam-torch[ray]'\n"
+    assert batch("--engine", "ray") == 'Error: Ray is not installed: pip install "ray[data]>=2.51"\n'
 
 
 def test_a_broken_ray_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ A comment in front of a block says what is special about it:
     <!-- line test -->                          scripts/check runs it
     <!-- slow -->                               the page's test is a slow one
 
-Commands of `gradcam` run in this process, everything else in a shell. `pip install` is not run: its extras have to exist.
+Commands of `gradcam` run in this process, everything else in a shell. `git clone` and `pip install` are not run: a
+page installs this repository, with extras that exist.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ ROOT = Path(__file__).parent.parent.parent
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w+)\n(?P<code>.*?)^ *```$", re.S | re.M)
 NOTE = re.compile(r"<!-- (.+?) -->\s*\Z")
 MARKS = ("raises ", "status ", "prints", "slow", "line ", "elsewhere")
-EXTRAS = re.compile(r"gradcam-torch\[([\w,]+)\]|\.\[([\w,]+)\]")
+INSTALLS = re.compile(r"""pip install (-e )?(\.|"\.\[(?P<extras>[\w,]+)\]"|"git\+<this repository>")( +#.*)?""")
 
 
 @dataclass(frozen=True)
@@ -108,9 +109,11 @@ def run_commands(block: Block) -> str:
 
 def run_command(line: str) -> tuple[int, str]:
     words = shlex.split(line, comments=True)
+    if words[:2] == ["git", "clone"]:
+        return 0, ""
     if words[:2] == ["pip", "install"]:
         installed, _, rest = line.partition(" && ")
-        check_extras(installed)
+        check_installed(installed)
         return run_command(rest) if rest else (0, "")
     if words[0] != "gradcam" or {"|", ">", "&&", ";"} & set(words) or "$" in line:
         ended = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, env=environment())
@@ -131,13 +134,14 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
 
 
-def check_extras(line: str) -> None:
-    if sys.version_info >= (3, 11):
+def check_installed(line: str) -> None:
+    match = INSTALLS.fullmatch(line)
+    assert match, f"does not install this repository: {line}"
+    if match["extras"] and sys.version_info >= (3, 11):
         import tomllib
 
         known = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-        asked = {name for found in EXTRAS.findall(line) for name in "".join(found).split(",")}
-        assert asked <= known.keys(), f"no such extra: {line}"
+        assert set(match["extras"].split(",")) <= known.keys(), f"no such extra: {line}"
 
 
 def settle(text: str) -> str:

@@ -97,7 +97,10 @@ def dump(ray: Any, job: ActorJob) -> bytes:
 def _word(ray: Any, error: BaseException) -> str:
     lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
     if "No module named 'gradcam" in str(error):
-        return "gradcam is missing on a machine of the cluster. On every machine, run: pip install 'gradcam-torch[ray]'"
+        return (
+            "gradcam is missing on a machine of the cluster. On every machine, run in a clone of gradcam: "
+            'pip install ".[ray]"'
+        )
     ended = (ray.exceptions.RayActorError, ray.exceptions.ActorUnavailableError, ray.exceptions.OutOfMemoryError)
     if isinstance(error, ended):
         return (

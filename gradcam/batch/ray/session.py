@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from gradcam.errors import ClusterError, shorten
+from gradcam.errors import ClusterError, shorten, to_pip_command
 from gradcam.options import MAX_PIXELS, count_cores
 
 SECONDS = 10  # to wait for an answer
@@ -143,7 +143,7 @@ def import_ray() -> ModuleType:
     except ImportError as error:
         is_missing = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "ray"
         what = "is not installed" if is_missing else f"cannot be imported ({' '.join(str(error).split())})"
-        raise ClusterError(f"Ray {what}: pip install 'gradcam-torch[ray]'") from error
+        raise ClusterError(f"Ray {what}: {to_pip_command('ray')}") from error
     return ray
 
 

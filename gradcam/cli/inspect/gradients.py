@@ -18,7 +18,7 @@ from gradcam.cli._job import load_model, make_folder, say, tell_each
 from gradcam.cli._settings import Output, OutputPlace, find_destination, to_model_choice
 from gradcam.cli._terminal import draw_bar, import_torch, to_arrow
 from gradcam.cli.inspect import PictureOutcome
-from gradcam.errors import GradcamError, printable
+from gradcam.errors import GradcamError, printable, to_pip_command
 from gradcam.images.files import OutputNames, join_name
 from gradcam.models.labels import name_class
 
@@ -32,7 +32,6 @@ LEAST_DECADES = 4  # of a bar on either side of the reference: what differs litt
 LONGEST_NAME = 26  # characters, with which a line has 80; of longer ones the end is shown
 COLOURS = {"vanishing": "blue", "exploding": "yellow", "no gradient": "magenta", "NaN": "red", "infinite": "red"}
 TITLES = ("layer", "output", "", "params", "zeros", "")
-PLOTS = 'pip install "gradcam-torch[plots]"'
 
 
 @dataclass(frozen=True)
@@ -207,8 +206,8 @@ def _find_destination(output: str | None, images: tuple[Path, ...], told: Output
     """Where plots go; None where nothing draws them, which is an error if they were asked for."""
     if importlib.util.find_spec("matplotlib") is None:
         if output is not None:
-            raise GradcamError(f"--output writes plots, which need matplotlib: {PLOTS}")
-        say([f"plots need matplotlib: {PLOTS}"], told)
+            raise GradcamError(f"--output writes plots, which need matplotlib: {to_pip_command('plots')}")
+        say([f"plots need matplotlib: {to_pip_command('plots')}"], told)
         return None
     return find_destination(output or ".", images, len(images))
 

@@ -80,7 +80,7 @@ def audit(
     Raises
     ------
     GradcamError
-        If scikit-learn is missing (`gradcam-torch[audit]`). Also as in `gradcam.explain_files`.
+        If scikit-learn is missing (extra `audit`). Also as in `gradcam.explain_files`.
     ModelError
         If the model is not a classifier, or its `fit` is not "crop".
     InputError

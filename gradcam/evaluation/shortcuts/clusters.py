@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradcam.errors import GradcamError
+from gradcam.errors import GradcamError, to_pip_command
 from gradcam.evaluation.intervals import bound_share
 
 Array = NDArray[np.floating[Any]]
@@ -37,7 +37,7 @@ def check_installed() -> None:
     try:
         import sklearn.cluster  # noqa: F401
     except ImportError as error:
-        raise GradcamError(f"Clustering needs scikit-learn ({error}): pip install 'gradcam-torch[audit]'") from error
+        raise GradcamError(f"Clustering needs scikit-learn ({error}): {to_pip_command('audit')}") from error
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gradcam.batch.read import read_item
-from gradcam.errors import GradcamError, OutputError, join_names
+from gradcam.errors import GradcamError, OutputError, join_names, to_pip_command
 from gradcam.evaluation.intervals import mean_interval
 from gradcam.evaluation.study.plan import Agenda
 from gradcam.evaluation.study.results import Judgement, Ranking, Results, compare_methods, describe_shortage
@@ -39,7 +39,6 @@ SPECIAL = {
 SCHEMA = 1  # of the JSON document
 ARROWS = {"higher": r"$\uparrow$", "lower": r"$\downarrow$"}
 EXAMPLE_HEIGHT = 168  # pixels of each picture
-PLOTS = 'pip install "gradcam-torch[plots]"'
 CURVES = {"insertion": "pixels inserted, highest first", "deletion": "pixels deleted, highest first"}
 COLOURS = ("#2b6cb0", "#c2410c", "#0d9488", "#6b21a8", "#84a90f", "#db2777", "#d99a06", "#1e293b", "#38bdf8", "#7f1d1d")
 STYLES = ("-", (0, (5, 2)), (0, (1, 1.5)))  # once the colours are used up
@@ -207,7 +206,7 @@ def draw_curves(results: Results) -> Pixels:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise GradcamError(f"Drawing curves needs matplotlib: {PLOTS}") from error
+        raise GradcamError(f"Drawing curves needs matplotlib: {to_pip_command('plots')}") from error
     count = len(metrics)
     # A figure by itself: pyplot would keep it, and choose a display.
     figure = Figure(figsize=(WIDTH * count, HEIGHT), dpi=DOTS, facecolor="white", layout="constrained")

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
-from gradcam.errors import ModelError
+from gradcam.errors import ModelError, to_pip_command
 from gradcam.hooks.nested import tensors
 from gradcam.models.checkpoints.fit import count_classes, load_weights
 from gradcam.models.checkpoints.read import Checkpoint, hash_weights
@@ -152,13 +152,13 @@ def build_for(checkpoint: Checkpoint, build: Build, classes: int) -> tuple[nn.Mo
 
 
 def import_extra(package: str, extra: str) -> ModuleType:
-    """A package that comes with `gradcam-torch[extra]`. Raises `ModelError` with the line that installs it."""
+    """Import a package of an extra. Raises `ModelError` with the command that installs it."""
     try:
         return importlib.import_module(package)
     except ImportError as error:
         is_missing = isinstance(error, ModuleNotFoundError) and error.name == package
         what = "is not installed" if is_missing else f"cannot be imported ({' '.join(str(error).split())})"
-        raise ModelError(f"{package} {what}: pip install 'gradcam-torch[{extra}]'") from error
+        raise ModelError(f"{package} {what}: {to_pip_command(extra)}") from error
 
 
 def hub_address() -> str:
