@@ -16,23 +16,6 @@ from typing import Any
 
 LONGEST = 60  # characters of somebody's value in a message
 LONGEST_RESULT = 180  # of a result at a prompt
-# The optional dependencies of pyproject.toml, by extra. A message names them, because pip can install them from anywhere,
-# whereas `pip install ".[hf]"` works only in a clone.
-REQUIREMENTS = {
-    "timm": ("timm>=1.0.17",),
-    "hf": ("transformers>=4.57.1",),
-    "dicom": ("pydicom>=3.0",),
-    "plots": ("matplotlib>=3.8",),
-    "audit": ("scikit-learn>=1.5",),
-    "ray": ("ray[data]>=2.51",),
-    "s3": ("s3fs>=2024.2",),
-    "gcs": ("gcsfs>=2024.2",),
-    "azure": ("adlfs>=2024.2",),
-    "ui": ("starlette>=0.40", "uvicorn>=0.30"),
-    "webdataset": ("webdataset>=0.2.100",),
-    "open_clip": ("open_clip_torch>=2.24",),
-    "smp": ("segmentation-models-pytorch>=0.5",),
-}
 # Characters that move a terminal's cursor, change what it is, or turn the text around; and bytes of names that are no text.
 CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -279,8 +262,8 @@ def _show_value(value: object) -> str:
 
 
 def to_pip_command(extra: str) -> str:
-    """Return the command that installs the optional dependencies of an extra."""
-    return " ".join(["pip install", *(f'"{requirement}"' for requirement in REQUIREMENTS[extra])])
+    """Return what installs the packages of an extra. The distribution is not published, so that it takes a clone."""
+    return f'pip install ".[{extra}]" in a clone of gradcam'
 
 
 def join_names(names: Iterable[str]) -> str:

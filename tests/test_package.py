@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import gradcam
-from gradcam.errors import to_pip_command
 
 ROOT = Path(__file__).parent.parent
 
@@ -73,11 +72,3 @@ def test_nothing_is_installed_by_a_name_that_is_not_published() -> None:
     assert texts["CONTRIBUTING.md"].count(name) == texts["pyproject.toml"].count(name) == 1
     by_name = re.compile(r"""pip install(?: [^\s`#&]+)*? ["']?gradcam(?=["'`\[=<>~!@\s]|$)""", re.M)
     assert [f"{path}: {match[0]}" for path, text in texts.items() for match in by_name.finditer(text)] == []
-
-
-def test_a_missing_package_is_installed_as_its_extra_would_be() -> None:
-    tomllib = pytest.importorskip("tomllib", reason="Python 3.11 or later reads pyproject.toml")
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    for extra in project["optional-dependencies"].keys() - {"test", "docs", "lint", "bench"}:
-        requirements = " ".join(f'"{requirement}"' for requirement in project["optional-dependencies"][extra])
-        assert to_pip_command(extra) == f"pip install {requirements}"

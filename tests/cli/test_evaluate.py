@@ -350,7 +350,7 @@ def test_without_matplotlib_there_are_no_curves_and_that_is_said(
     )
     outcome = command(pictures / "0-red.png", "--methods", "gradcam", "--metrics", "insertion", "-o", "out/")
     assert outcome.status == 0
-    assert 'Note: curves.png needs matplotlib: pip install "matplotlib>=3.8"' in outcome.err
+    assert 'Note: curves.png needs matplotlib: pip install ".[plots]"' in outcome.err
     assert "curves.png" not in files(folder / "out")
 
 

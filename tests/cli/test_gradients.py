@@ -137,7 +137,7 @@ def test_without_matplotlib_there_is_the_table(
     path = small("koala.webp")
     outcome = inspect(path, "-l", "head.*")
     assert outcome.status == 0
-    assert outcome.err == 'Note: plots need matplotlib: pip install "matplotlib>=3.8"\n'
+    assert outcome.err == 'Note: plots need matplotlib: pip install ".[plots]" in a clone of gradcam\n'
     assert "params" in outcome.out
     assert files(folder) == []
     assert records(inspect(path, "--json", "-l", "head.*"))[0]["plot"] is None

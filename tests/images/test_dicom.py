@@ -415,7 +415,7 @@ def test_without_pydicom_the_line_that_installs_it_is_printed(write: Write, monk
         return really_import(name, *args, **options)
 
     monkeypatch.setattr(builtins, "__import__", fail)
-    refuse(path, 'is a DICOM file, which needs pydicom 3: pip install "pydicom>=3.0"')
+    refuse(path, 'is a DICOM file, which needs pydicom 3: pip install ".[dicom]" in a clone of gradcam')
 
 
 def test_pydicom_is_imported_only_for_its_files(tmp_path: Path) -> None:

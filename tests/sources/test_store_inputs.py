@@ -243,7 +243,7 @@ def test_urls_in_a_list_on_a_disk_and_on_standard_input(
         ("nonsense://b/a.jpg", "is not a supported URL"),
         ("objects://bucket", "names a bucket, expected an object in it"),
         ("objects://", "names a bucket, expected an object in it"),
-        ("abfs://container/a.jpg", r"abfs:// needs an additional package: pip install \"adlfs>=2024.2\""),
+        ("abfs://container/a.jpg", r"abfs:// needs an additional package: pip install \"\.\[azure\]\""),
     ],
 )
 def test_a_line_that_no_picture_can_be_at_is_named_before_work_begins(fs: Any, line: str, reason: str) -> None:

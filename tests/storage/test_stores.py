@@ -322,7 +322,7 @@ def test_a_mistake_in_the_code_is_none_of_the_store(fs: Any, waits: list[float])
     ("url", "message"),
     [
         ("s3x://bucket", "s3x://bucket: is not a supported URL .*Protocol not known: s3x"),
-        ("gs://bucket", r'gs:// needs an additional package: pip install "gcsfs>=2024.2"'),
+        ("gs://bucket", r'gs:// needs an additional package: pip install "\.\[gcs\]"'),
     ],
 )
 def test_urls_that_cannot_be_followed_say_so(url: str, message: str) -> None:
