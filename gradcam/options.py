@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -277,3 +278,12 @@ def _make_alias(owner: str, row: Rename) -> property:
         return getattr(self, row.new)
 
     return property(read, doc=f"Deprecated: use `{row.new}`.")
+
+
+def load_late(function: str | Callable[..., Any], package: str) -> Callable[..., Any]:
+    """Return a function, or import the one that is called "module:name" in a package."""
+    if not isinstance(function, str):
+        return function
+    module, _, name = function.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(f"{package}.{module}"), name)
+    return found

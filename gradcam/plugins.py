@@ -17,7 +17,7 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -88,15 +88,6 @@ def load(kind: Kind, name: str) -> Any:
 @functools.lru_cache(maxsize=256)
 def _load_once(name: str, path: Path, sha256: str, folder: str) -> Any:
     return find_function(name)
-
-
-def load_late(function: str | Callable[..., Any], package: str) -> Callable[..., Any]:
-    """A function, or the one that is called so, "module:name", in a package."""
-    if not isinstance(function, str):
-        return function
-    module, _, name = function.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(f"{package}.{module}"), name)
-    return found
 
 
 def fingerprint(brought: Any) -> dict[str, str] | None:

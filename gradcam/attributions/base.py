@@ -16,6 +16,7 @@ from gradcam.cam.forward import caller_autocast, has_float16, warn_of_shared_sta
 from gradcam.cam.grid import at_least_float32
 from gradcam.cam.readings import check_range
 from gradcam.errors import GradcamError, ImageError, ModelError
+from gradcam.hooks import pytorch
 from gradcam.hooks.autograd import IN_A_MODEL, jacobian, known_failures
 from gradcam.hooks.nested import Batch, caller_keeps, has_rows, map_tensors, take_rows, to_batch
 from gradcam.hooks.preserve import preserve_state
@@ -160,7 +161,7 @@ class Opened:
         if run.scores.requires_grad:
             device = run.scores.device.type
             is_scaled = caller_autocast(device) == torch.float16 or has_float16((run.leaf, run.output), self.modules)
-            with torch.autocast(device, enabled=False):
+            with pytorch.without_autocast(device):
                 parts = jacobian(run.scores, [run.leaf], scaled=is_scaled, most_bytes=MOST_BYTES)
                 found = [part for (part,) in parts if part is not None]
         if not found:

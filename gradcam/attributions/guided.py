@@ -14,19 +14,10 @@ from torch.autograd.graph import Node
 from gradcam.attributions.base import Attribution, differentiable, fix_classes
 from gradcam.cam.explain import explain
 from gradcam.errors import ModelError
+from gradcam.hooks import pytorch
 from gradcam.hooks.hooks import Hooks, refuse_vmap
 from gradcam.hooks.nested import to_batch
 from gradcam.targets.classes import is_function
-
-# What autograd calls an operation's derivative, and what is zero where the operation is a ReLU. A clamp between 0 and
-# anything but 6 is left out: that is how values are kept in range, and no activation.
-RELU_NODES = {
-    "ReluBackward": (), "HardtanhBackward": ("_saved_min_val",), "ThresholdBackward": ("_saved_threshold",),
-    "ClampMinBackward": ("_saved_min",), "ClampBackward": ("_saved_min",),
-}  # fmt: skip
-# Parts of a graph that hide what is in them.
-OPAQUE_NODES = ("DifferentiableGraphBackward", "CompiledFunctionBackward")
-
 
 # What autograd knows of a hooked output: its node, and, where that is a view changed in place, the whole's.
 GuidedOutput = tuple[Node, "Node | None"]
@@ -46,7 +37,8 @@ def guided(modules: Sequence[nn.Module]) -> Iterator[list[GuidedOutput]]:
         if output.requires_grad:
             hooks.at_gradient(output, lambda gradient: gradient.clamp(min=0))
             if output.grad_fn is not None:
-                outputs.append((output.grad_fn, output._base.grad_fn if output._base is not None else None))
+                whole = pytorch.base_of(output)
+                outputs.append((output.grad_fn, None if whole is None else whole.grad_fn))
 
     with hooks:
         for module in modules:
@@ -62,8 +54,8 @@ def require_all_guided(scores: Tensor, entrance: Tensor, outputs: Sequence[Guide
     hooked = {node for node, _ in outputs} & users.keys()
     # A gradient that comes to the whole by another way than through the view passes the view's hook by.
     hooked |= {whole for _, whole in outputs if whole in users and users[whole] <= hooked}
-    missed = [node for node in users if node not in hooked and _is_relu_node(node)]
-    opaque = sum(any(name in node.name() for name in OPAQUE_NODES) for node in users)
+    missed = [node for node in users if node not in hooked and pytorch.is_relu(node)]
+    opaque = sum(map(pytorch.is_opaque, users))
     if missed:
         raise ModelError(
             f"Guided backpropagation must change the gradient at every ReLU, but hooks cannot reach {len(missed)} of this "
@@ -100,20 +92,6 @@ def _nodes_between(scores: Tensor, entrance: Tensor) -> dict[Node, set[Node]]:
         found |= new
         waiting.extend(new)
     return {node: users[node] for node in found}
-
-
-def _is_relu_node(node: Node) -> bool:
-    is_of_view = "CopySlices" in node.name()  # of an operation in place on a view
-    if is_of_view and not hasattr(node, "_wrapped_node"):
-        return True  # older releases of PyTorch do not say which it is: better refused than wrong
-    node = getattr(node, "_wrapped_node", node)
-    name = node.name().rstrip("0123456789")
-    if name not in RELU_NODES:
-        return False
-    zeros = [getattr(node, attribute) for attribute in RELU_NODES[name]]
-    largest = getattr(node, "_saved_max", None)
-    is_range = name == "ClampBackward" and largest not in (None, 6)
-    return not is_range and all(isinstance(value, (int, float)) and value == 0 for value in zeros)
 
 
 def guided_backpropagation(model: nn.Module, images: Any, *, target: Any = None) -> Attribution:

@@ -18,13 +18,13 @@ from torch.nn.modules.conv import _ConvNd
 
 from gradcam.cam.readings import Readings
 from gradcam.errors import ImageError, LayerError, ModelError, warn
+from gradcam.hooks import pytorch
 from gradcam.hooks.autograd import (
     BEHIND_A_LAYER,
     Edge,
     Tail,
     edge_of,
     known_failures,
-    may_cast,
     no_gradient,
     read_tail,
     recording_is_off,
@@ -99,7 +99,7 @@ class Recorded:
         if torch.float16 in (self.autocast, *self._kinds):
             return True
         # Between float32 ends none of the parameters is float16 without a cast.
-        return _has_float16_weights(self.modules) and may_cast(self.tail.nodes)
+        return _has_float16_weights(self.modules) and pytorch.may_cast(self.tail.nodes)
 
     @property
     def slack(self) -> float:
@@ -136,8 +136,8 @@ def _has_float16_weights(modules: Sequence[nn.Module]) -> bool:
 
 
 def caller_autocast(device: str) -> torch.dtype | None:
-    """The dtype of the autocast that is on for this type of device, None without."""
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    """Return the dtype of the autocast that is on for this type of device; None without."""
+    return torch.get_autocast_dtype(device) if pytorch.is_autocast_enabled(device) else None
 
 
 @contextlib.contextmanager
@@ -161,6 +161,8 @@ def recorded_pass(
         warn_of_shared_statistics(modules, batch.images)
         if differentiable > 1:
             stack.enter_context(plain_attention())
+        resizing = getattr(sys.modules.get(TRANSFORM), "GeneralizedRCNNTransform", ())
+        has_frames = any(isinstance(module, resizing) for module in modules)
         with contextlib.ExitStack() as hooks:
             recorders = {
                 it.name: hooks.enter_context(
@@ -175,13 +177,12 @@ def recorded_pass(
             elif differentiable == 0:
                 hooks.enter_context(_switched_off_again({it.module: recorders[it.name] for it in chosen}))
             version = version_of(batch.pictures)
-            resizing = getattr(sys.modules.get(TRANSFORM), "GeneralizedRCNNTransform", ())
-            has_frames = any(isinstance(module, resizing) for module in modules)
             frames = watch_frames(modules, hooks.enter_context(Hooks())) if has_frames else []
             with contextlib.ExitStack() as watching:
                 for each in around:
                     watching.enter_context(each)
                 output = own.run(model)
+                images_changed = version_of(batch.pictures) != version
             activations, outlets, parts = _divide(chosen, recorders)
             if (
                 differentiable and len(recorders) > 1
@@ -198,13 +199,13 @@ def recorded_pass(
             stack.callback(recorder.release)
         device = scored.values.device.type
         autocast = caller_autocast(device)  # without which maps are computed: it would make products half as precise
-        with torch.no_grad(), torch.autocast(device, enabled=False):
+        with torch.no_grad(), pytorch.without_autocast(device):
             is_whole = not frames and batch.windows is None and batch.listed is None
             frame = None if is_whole else find_frame(batch, frames)
-            given, batch = batch, batch if frame is None else replace(batch, size=frame.canvas)
+            batch = batch if frame is None else replace(batch, size=frame.canvas)
             yield Recorded(
                 activations, outlets, parts, output, scored, model, modules, batch, autocast, frame,
-                facts=facts or Facts(model), image_edge=image_edge, images_changed=version_of(given.pictures) != version,
+                facts=facts or Facts(model), image_edge=image_edge, images_changed=images_changed,
             )  # fmt: skip
 
 

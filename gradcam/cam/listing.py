@@ -19,7 +19,8 @@ from gradcam.hooks.autograd import Edge, edge_of, nodes_behind
 from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.nested import Batch, caller_keeps, floating_by_keys, map_tensors, tensors, to_batch
 from gradcam.hooks.preserve import preserve_state
-from gradcam.layers.find import Outlet, Ways, is_activated, is_softmax, layers_with_grid, unwrap
+from gradcam.hooks.pytorch import is_softmax
+from gradcam.layers.find import Outlet, Ways, is_activated, layers_with_grid, unwrap
 from gradcam.layers.layout import USUAL_DEPTH, Axes, Layout, find_layout, find_patches, is_guess, takes_volumes
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gradcam.cam.forward import record_outlets
+from gradcam.hooks import pytorch
 from gradcam.hooks.memory import is_out_of_memory
 from gradcam.hooks.nested import Batch, tensors
 from gradcam.layers.find import Outlet
@@ -186,7 +187,7 @@ def run_changed(
 ) -> Mapping[str, Tensor]:
     """Return what these layers give for a batch, by name; nothing if it fails for other reasons than memory."""
     try:
-        with torch.autocast(batch.device.type, dtype=autocast, enabled=autocast is not None):
+        with pytorch.autocast(batch.device.type, autocast):
             return record_outlets(model, batch, outlets)
     except Exception as error:  # whatever a model raises when it runs once more
         if is_out_of_memory(error):

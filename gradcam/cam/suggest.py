@@ -15,11 +15,12 @@ from torch.autograd.graph import Node
 from gradcam.cam.forward import find_layers_with_grid, look_for_layers
 from gradcam.cam.grid import try_all
 from gradcam.cam.places import MIN_CELLS
+from gradcam.hooks import pytorch
 from gradcam.hooks.autograd import Edge, edge_of, graph_of, leaves, read_tail
 from gradcam.hooks.facts import Facts
 from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.nested import Batch, caller_keeps, first_floating, map_tensors, tensors
-from gradcam.layers.find import ATTENDING, WEIGHING, Outlet, Ways, is_activated
+from gradcam.layers.find import Outlet, Ways, is_activated
 from gradcam.layers.layout import Layout, find_layout, find_patches, find_rivals, one_image, order_question
 from gradcam.targets.base import Reader
 from gradcam.targets.classes import is_custom_function, is_function, to_class_target
@@ -141,9 +142,8 @@ def _is_early(edge: Edge | None, ways: Ways) -> bool:
 
 def _count_kinds(nodes: Iterable[Node]) -> tuple[int, int]:
     """Count the operations of attention, and those with weights."""
-    names = [node.name().lower() for node in nodes]
-    attending, weighing = (sum(any(it in name for it in words) for name in names) for words in (ATTENDING, WEIGHING))
-    return attending, weighing
+    kinds = [(pytorch.attends(node), pytorch.has_weights(node)) for node in nodes]
+    return sum(attends for attends, _ in kinds), sum(has_weights for _, has_weights in kinds)
 
 
 def read_scores(target: Any, output: Any, images: int) -> list[Tensor]:
@@ -222,7 +222,7 @@ def _let_go(holder: Any, is_ours: Callable[[Tensor], bool], depth: int = 3) -> N
     def detached(tensor: Tensor) -> Tensor:
         if not is_ours(tensor):
             return tensor
-        return tensor.detach() if tensor._is_view() else tensor.detach_()  # the same object, unless it is a view
+        return tensor.detach() if pytorch.is_view(tensor) else tensor.detach_()  # the same object, unless it is a view
 
     for key, value in list(enumerate(holder) if isinstance(holder, list) else holder.items()):
         if isinstance(value, (dict, list)) and depth:

@@ -12,7 +12,7 @@ from gradcam import plugins
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import METHODS, find_method, offer
 from gradcam.errors import GradcamError, shorten
-from gradcam.plugins import load_late
+from gradcam.options import load_late
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -17,6 +17,7 @@ from gradcam.families import find_family
 from gradcam.families.base import Embedder, Seen, Watched
 from gradcam.families.pooling import cheap_pooling, find_pool
 from gradcam.families.tokens import load_tokenizer, tokenize
+from gradcam.hooks import pytorch
 from gradcam.hooks.nested import Batch, tensors
 from gradcam.hooks.preserve import preserve_state
 
@@ -205,7 +206,7 @@ class TwoTowers(Embedder):
         if missing:
             tokens = tokenize(tokenizer, missing, self.most_tokens, fill=self.pads_all)
             device = next(self.model.parameters()).device
-            with preserve_state(self.model), torch.no_grad(), torch.autocast(device.type, enabled=False):
+            with preserve_state(self.model), torch.no_grad(), pytorch.without_autocast(device.type):
                 self._check_tokens(tokens)
                 found = self.encode_tokens(_move(tokens, device)).detach()
             known.update({(id(tokenizer), text): (state, tokenizer, row) for text, row in zip(missing, found.clone())})

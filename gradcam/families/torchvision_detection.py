@@ -19,10 +19,10 @@ from torchvision.ops import boxes as operations
 from gradcam.families.base import MODEL, Candidates, Detections, Detector, LocalGradient, Seen
 from gradcam.hooks.autograd import graph_of, leaves
 from gradcam.hooks.nested import Batch
+from gradcam.hooks.pytorch import passes_on
 
 HEAD, ANCHORS, TRANSFORM, PREDICTOR = "head", "anchors", "transform", "predictor"
 CLASSES, BOXES = "cls_logits", "bbox_regression"  # of what heads give, as torchvision calls it
-PASSED_ON = ("CloneBackward0", "BackwardHookFunctionBackward", "torch::autograd::AccumulateGrad")
 ROUNDING = 8  # units in the last place of a score that is computed again in the same way,
 SLACK = 1024  # and of one that is computed in another order,
 TF32 = 2.0**-8  # where the GPU rounds the terms themselves
@@ -314,7 +314,7 @@ def _cut(levels: Sequence[Tensor], number: int, image: int, rows: tuple[int, int
 def _is_passed_on(start: Tensor, level: Tensor) -> bool:
     """Whether a level of the pyramid is this tensor, and nothing was done to it in between."""
     nodes = graph_of(level)
-    return bool(nodes) and all(it.name() in PASSED_ON for it in nodes) and any(it is start for it in leaves(level))
+    return bool(nodes) and all(map(passes_on, nodes)) and any(it is start for it in leaves(level))
 
 
 def _is_close(values: Tensor, expected: Tensor) -> bool:

@@ -15,15 +15,13 @@ from torch.autograd.graph import Node
 from torch.utils.hooks import unserializable_hook
 
 from gradcam.errors import BlindLayerError, LayerError, ModelError, join_names
+from gradcam.hooks import pytorch
 
 Edge = tuple[Node, int]  # an operation, and which of its outputs
 GradientHook = Callable[[Tensor], Tensor | None]  # what it returns replaces the gradient, None leaves it
 
 # Powers of two, so that scaling rounds nothing. The first whose gradients are finite is the one that loses least.
 HALF_PRECISION_SCALES = tuple(2.0**exponent for exponent in (15, 10, 5, 0, -5, -10, -15))
-TAKING_WEIGHTS = ("Convolution", "Addmm", "Linear", "Mm", "NativeBatchNorm", "NativeLayerNorm", "NativeGroupNorm")
-COPYING = ("CopyBackwards", "CloneBackward0")  # which recording itself adds
-ROUTE_DETAILS = ("_saved_training", "_saved_dim")  # of an operation, which its name does not tell
 MOST_BYTES = 2**28  # of one layer's gradients, for the classes that share a backward pass
 
 CHANGED_VALUE = (
@@ -36,34 +34,34 @@ OTHER_VIEW = (
 )
 # By what PyTorch says, in part, where what lies behind a layer is differentiated.
 BEHIND_A_LAYER = {
-    "BackwardHookFunction": (
+    pytorch.HOOKED_VIEW: (
         "A module has a full backward hook, and its input or output is changed in place. PyTorch forbids this (pytorch "
         "issue 61519): remove the hook, or replace the in-place operation with an out-of-place one."
     ),
-    "Inference tensors cannot be saved for backward": (
+    pytorch.INFERENCE_TENSOR: (
         "The model has parameters or buffers created in torch.inference_mode(), which autograd cannot use: build or load "
         "the model outside that mode."
     ),
-    "has been modified by an inplace operation": f"After the layer, the model {CHANGED_VALUE}",
-    "created in no_grad mode": OTHER_VIEW,
-    "a leaf Variable that requires grad": OTHER_VIEW,
-    "cudnn RNN backward can only be called in training mode": (
+    pytorch.CHANGED_IN_PLACE: f"After the layer, the model {CHANGED_VALUE}",
+    pytorch.UNRECORDED_VIEW: OTHER_VIEW,
+    pytorch.CHANGED_LEAF: OTHER_VIEW,
+    pytorch.RECURRENT: (
         "After the layer there is a recurrent network, for which cuDNN has gradients in training mode only: explain "
         "inside `with torch.backends.cudnn.flags(enabled=False):`."
     ),
-    "backward is not implemented": (
+    pytorch.NOT_DIFFERENTIABLE_TWICE: (
         "After the layer there is an operation without a second derivative, such as fused attention: choose a method that "
         "needs only the first derivative, such as 'gradcam', or a layer after that operation."
     ),
-    "no autograd formula was registered": (
+    pytorch.NO_FORMULA: (
         "After the layer there is an operation without a second derivative, or without any derivative: choose a layer after "
         "that operation, or a method that needs only the first derivative, such as 'gradcam'."
     ),
-    "is incompatible with .grad()": (
+    pytorch.REENTRANT: (
         "After the layer there is a reentrant checkpoint, through which PyTorch computes no gradient at a layer: "
         "set use_reentrant=False, or switch checkpointing off for the explanation."
     ),
-    "the derivative for": (
+    pytorch.NO_DERIVATIVE: (
         "After the layer there is an operation without a derivative, so no layer before it has a gradient: choose a layer "
         "after it."
     ),
@@ -75,14 +73,14 @@ VIEW_IN_PLACE = (
     "out-of-place one."
 )
 IN_A_MODEL = BEHIND_A_LAYER | {
-    "has been modified by an inplace operation": f"The model {CHANGED_VALUE}",
-    "created in no_grad mode": VIEW_IN_PLACE,
-    "a leaf Variable that requires grad": VIEW_IN_PLACE,
-    "cudnn RNN backward can only be called in training mode": (
+    pytorch.CHANGED_IN_PLACE: f"The model {CHANGED_VALUE}",
+    pytorch.UNRECORDED_VIEW: VIEW_IN_PLACE,
+    pytorch.CHANGED_LEAF: VIEW_IN_PLACE,
+    pytorch.RECURRENT: (
         "The model contains a recurrent network, for which cuDNN has gradients in training mode only: run this "
         "inside `with torch.backends.cudnn.flags(enabled=False):`."
     ),
-    "is incompatible with .grad()": (
+    pytorch.REENTRANT: (
         "The model has a reentrant checkpoint, through which PyTorch computes gradients of parameters only: "
         "set use_reentrant=False, or switch checkpointing off for this call."
     ),
@@ -96,7 +94,7 @@ def known_failures(explanations: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        explanation = next((it for part, it in explanations.items() if part in str(error)), None)
+        explanation = next((it for part, it in explanations.items() if pytorch.says(error, [part])), None)
         if explanation is None:
             raise
         raise ModelError(explanation) from error
@@ -176,9 +174,9 @@ def _second_order(value: Tensor, activations: Tensor, scale: float) -> tuple[Ten
     if product is None:
         # A function written in Python may give a gradient that cannot be differentiated again, and says so at best by a
         # node for the error that would come of it. Hooks, of which ours is one, are such functions that do nothing to it.
-        hidden = [node for node in graph_of(value) if _is_python(node)]
-        if hidden or any("Error" in node.name() for node in graph_of(gradient)):
-            name = hidden[0].name().removesuffix("Backward") if hidden else "a function written in Python"
+        hidden = [node for node in graph_of(value) if pytorch.is_python(node)]
+        if hidden or any(map(pytorch.is_error, graph_of(gradient))):
+            name = pytorch.show_function(hidden[0]) if hidden else "a function written in Python"
             raise ModelError(
                 f"After the layer there is {name}, whose gradient cannot be differentiated again: choose a method that "
                 "needs only the first derivative, such as 'gradcam', or a layer after that operation."
@@ -187,16 +185,6 @@ def _second_order(value: Tensor, activations: Tensor, scale: float) -> tuple[Ten
     if scale != 1:
         gradient, product = gradient.float() / scale, product.float() / scale
     return gradient.detach(), product
-
-
-def may_cast(nodes: Iterable[Node]) -> bool:
-    """Return whether among these operations there may be a cast, or a function written in Python."""
-    return any("Copy" in node.name() or _is_python(node) for node in nodes)
-
-
-def _is_python(node: Node) -> bool:
-    """Whether it is of a function written in Python; hooks on modules, of which ours is one, are such and do nothing."""
-    return hasattr(node, "_forward_cls") and "Hook" not in node.name()
 
 
 def graph_of(tensor: Tensor) -> list[Node]:
@@ -232,18 +220,14 @@ class Tail:
     @functools.cached_property
     def route(self) -> Hashable:
         """What decides how activations lie in memory and which of them reach the scores, to be compared."""
-        nodes = [node for node in self.nodes if not node.name().endswith(COPYING)]
-        return tuple((node.name(), *(getattr(node, name, None) for name in ROUTE_DETAILS)) for node in nodes)
+        return tuple(pytorch.describe_operation(node) for node in self.nodes if not pytorch.is_copy(node))
 
     @property
     def is_joined(self) -> bool:
         """Whether something that was not recorded may join: an operation has an input without a graph, and that is no
         weight."""
         return any(
-            given is None
-            for node in self.nodes
-            if not node.name().startswith(TAKING_WEIGHTS)
-            for given, _ in node.next_functions
+            given is None for node in self.nodes if not pytorch.takes_weights(node) for given, _ in node.next_functions
         )
 
 
@@ -264,8 +248,7 @@ def read_tail(scores: Iterable[Edge | None], activations: Iterable[Edge | None],
         nodes[edge[0]] = None
         is_bypassed = is_bypassed or edge == images
         # A copy overwrites all of what was there before, its first input.
-        is_copy = edge[0].name().endswith("CopyBackwards")
-        for node, index in edge[0].next_functions[is_copy:]:
+        for node, index in edge[0].next_functions[pytorch.overwrites(edge[0]) :]:
             if node is not None and (node, index) not in edges and (node, index) not in ends:
                 edges.add((node, index))
                 waiting.append((node, index))
@@ -274,7 +257,7 @@ def read_tail(scores: Iterable[Edge | None], activations: Iterable[Edge | None],
 
 def leaves(scores: Tensor) -> list[Tensor]:
     """The tensors at which the graph behind scores ends."""
-    return [node.variable for node in graph_of(scores) if hasattr(node, "variable")]
+    return [leaf for node in graph_of(scores) for leaf in pytorch.list_leaf(node)]
 
 
 def reached(scores: Tensor, inputs: Sequence[Tensor]) -> list[bool]:

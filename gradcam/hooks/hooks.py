@@ -19,12 +19,12 @@ from torch.utils.hooks import RemovableHandle, unserializable_hook
 
 from gradcam.errors import LayerError, ModelError, join_names, shorten, warn
 from gradcam.hooks import autograd as gradients
+from gradcam.hooks import pytorch
 from gradcam.hooks.nested import (
     IN_FLOATS,
     LayerInput,
     floating_by_keys,
     is_in_8_bits,
-    list_modules,
     replace_tensor,
     take_inputs,
 )
@@ -124,7 +124,7 @@ class Hooks:
 
 def is_backward_running() -> bool:
     """In this thread: PyTorch itself tells checkpoints and hooks so."""
-    return torch._C._current_graph_task_id() != -1
+    return pytorch.find_backward_task() != -1
 
 
 def refuse_compiling() -> None:
@@ -137,7 +137,7 @@ def find_tap(tensor: Tensor) -> tuple[gradients.GradientTap, Tensor]:
     """The tap of a tensor that requires gradients, and the tensor. Views go on as a clone: what is done to them in
     place leaves their node out. So do leaves, which have none. A view that nobody has looked at yet becomes its clone,
     for whoever has it by another name."""
-    if tensor.grad_fn is None or tensor._is_view():
+    if tensor.grad_fn is None or pytorch.is_view(tensor):
         clone = tensor.clone()
         if tensor.grad_fn is not None and can_exchange(tensor):
             exchange(tensor, clone)
@@ -155,7 +155,7 @@ def is_owned(tensor: Tensor, module: nn.Module) -> bool:
     """Whether it is a parameter or a buffer of the module, which has to stay what it is."""
     if isinstance(tensor, nn.Parameter):
         return True
-    return any(tensor is buffer for part in list_modules(module) for buffer in part._buffers.values())
+    return any(tensor is buffer for buffer in module.buffers())
 
 
 class Given:
@@ -169,7 +169,7 @@ class Given:
 
     def let_go(self) -> None:
         tensor = self()
-        if tensor is not None and tensor.grad_fn is not None and not tensor._is_view():
+        if tensor is not None and tensor.grad_fn is not None and not pytorch.is_view(tensor):
             tensor.detach_()
 
 
@@ -180,8 +180,7 @@ def can_exchange(tensor: Tensor) -> bool:
     """Whether the object alone has its contents: no view of them, nothing that autograd saved, no foreign weak reference."""
     known = _given.get(id(tensor))
     own = int(known is not None and known() is tensor)
-    counted: Any = tensor  # not every version of PyTorch tells type checkers of `_use_count`
-    return counted._use_count() == 1 and weakref.getweakrefcount(tensor) == own
+    return pytorch.count_uses(tensor) == 1 and weakref.getweakrefcount(tensor) == own
 
 
 def exchange(tensor: Tensor, other: Tensor) -> Given:
@@ -455,7 +454,7 @@ class TargetLayer:
         try:
             ((gradient,),) = gradients.jacobian(scores, [activations], scaled=scaled)
         except RuntimeError as error:
-            if "second time" not in str(error):
+            if not pytorch.says(error, pytorch.GRAPH_IS_FREED):
                 raise
             raise ModelError(
                 "The graph of this forward pass is already freed: pass retain_graph=True to all but the last backward()."
@@ -526,7 +525,8 @@ class TargetLayer:
         handed_on = output
         for keys, tensor in found.items():
             goes_on = self._record(keys, tensor, inputs, list(given.values()))
-            handed_on = handed_on if goes_on is tensor else replace_tensor(handed_on, tensor, goes_on)
+            if goes_on is not tensor:
+                handed_on = goes_on if handed_on is tensor else replace_tensor(handed_on, tensor, goes_on)
         return None if handed_on is output else handed_on
 
     def _record(self, keys: tuple[str, ...], tensor: Tensor, inputs: list[LayerInput], given: list[Tensor]) -> Tensor:
@@ -540,7 +540,7 @@ class TargetLayer:
         is_shared = _shares_storage(tensor, [each.given for each in inputs])
         is_kept = is_owned(tensor, self._module) or (source is not None and not is_changed)
         is_free = not is_kept and can_exchange(tensor)
-        is_view = tensor._is_view()
+        is_view = pytorch.is_view(tensor)
         if tensor.requires_grad:  # a TargetLayer further up is open: a new leaf would cut its gradient off
             start = tensor.clone() if is_shared else tensor
         else:
@@ -548,7 +548,7 @@ class TargetLayer:
         # Without a name for what comes in between: `exchange` counts who holds it.
         handed_on = (start if self._passage is None else self._passage(start)).clone(memory_format=_format_of(start))
         if is_free:
-            memory = tensor._base if is_view and not (is_shared or tensor.requires_grad) else None
+            memory = pytorch.base_of(tensor) if is_view and not (is_shared or tensor.requires_grad) else None
             self._given_on.append(exchange(tensor, handed_on))
             start, handed_on = handed_on if start is tensor else start, tensor
             others = itertools.chain(self._module.buffers(), given)
@@ -590,7 +590,7 @@ def _is_free(memory: Tensor) -> bool:
 
 def refuse_vmap(tensor: Tensor) -> None:
     """Raises `ModelError` for what only torch.func sees, and takes back."""
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+    if pytorch.is_functorch_tensor(tensor):
         raise ModelError(
             "The model runs under torch.func (vmap, grad, jvp), where hooks cannot store tensors: "
             "call the model, or gradcam.explain(), on the whole batch instead."

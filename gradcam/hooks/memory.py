@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradcam.errors import GradcamError
+from gradcam.hooks import pytorch
 from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.nested import Batch, tensors
 from gradcam.options import Progress
@@ -25,15 +26,12 @@ Result = TypeVar("Result")
 DEFAULT_BUDGET = 2**28  # bytes
 MOST_ROWS = 1024  # of a batch; larger ones are not faster
 
-# How PyTorch and its libraries say it in a RuntimeError.
-NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "_ALLOC_FAILED")
-
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether there was no memory left, of the machine or of a device."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
-    return isinstance(error, RuntimeError) and any(part.lower() in str(error).lower() for part in NO_MEMORY)
+    return isinstance(error, RuntimeError) and pytorch.says(error, pytorch.NO_MEMORY)
 
 
 class Halving:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.errors import ImageError
+from gradcam.hooks import pytorch
 
 STATIC = ("torch.ao.nn.quantized.modules", "torch.ao.nn.intrinsic.quantized.modules")  # of activations too
 IN_FLOATS = (
@@ -131,7 +132,7 @@ class LayerInput:
         parameter, on which the graph would stay, nor into a view that was made without recording: autograd would then
         refuse all other views of that memory. What the model does with those under another name stays unseen."""
         original = self.original
-        is_unrecorded_view = original._is_view() and not original.requires_grad
+        is_unrecorded_view = pytorch.is_view(original) and not original.requires_grad
         if original is values or is_unrecorded_view or isinstance(original, nn.Parameter):
             return values
         return original.copy_(values)
@@ -206,7 +207,7 @@ class Batch:
         try:
             return model(*given[0], **given[1])
         except (TypeError, AttributeError) as error:
-            if not any(word in str(error) for word in ("list", "must be Tensor")):
+            if not pytorch.says(error, pytorch.TAKES_LISTS):
                 raise
             raise ImageError(
                 f"The images are a list of {len(pictures)} tensors {tuple(pictures[0].shape)}, expected one tensor "

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _NormBase
 
+from gradcam.hooks import pytorch
 from gradcam.hooks.hooks import Holder, Hooks, here
 from gradcam.hooks.nested import list_modules
 
@@ -127,7 +128,7 @@ def unchanged_buffers(modules: Sequence[nn.Module]) -> Iterator[None]:
         for buffer, copy in buffers if _count_writes(modules) == before else ():
             # Out of the graph of what was written to it. A tensor that took another's place is left: it is a cache as a
             # rule, and its module remembers elsewhere what it is for.
-            if buffer.grad_fn is not None and not buffer._is_view():
+            if buffer.grad_fn is not None and not pytorch.is_view(buffer):
                 buffer.detach_()
             is_same_kind = (buffer.dtype, buffer.shape) == (copy.dtype, copy.shape)
             if is_same_kind and not _is_equal(buffer, copy):
@@ -176,11 +177,6 @@ class _Mode:
                     self._leave.pop()()
 
 
-def _run_eagerly() -> Callable[[], None]:
-    stance = torch.compiler.set_stance("force_eager")
-    return lambda: stance.__exit__(None, None, None)
-
-
 def _without_fused_attention() -> Callable[[], None]:
     kinds = torch.backends.cuda  # of the processor's kernels too, in spite of the name
     switches = (kinds.enable_flash_sdp, kinds.enable_mem_efficient_sdp, kinds.enable_cudnn_sdp, kinds.enable_math_sdp)
@@ -196,14 +192,21 @@ def _without_fused_attention() -> Callable[[], None]:
     return lambda: switch(*enabled)
 
 
-_eager, _plain_attention = _Mode(_run_eagerly), _Mode(_without_fused_attention)
+_eager, _plain_attention = _Mode(pytorch.run_eagerly), _Mode(_without_fused_attention)
+_calls: _Register = weakref.WeakKeyDictionary()
 
 
-def eager_mode(modules: Sequence[nn.Module]) -> AbstractContextManager[None]:
-    """Compiled modules among these run uncompiled, since compiled code ignores hooks that come later."""
-    is_compiled = (it._compiled_call_impl is not None or "_orig_mod" in it._modules for it in modules)
-    # No stance without need: it holds in all threads, and would slow them down.
-    return _eager.held() if "torch._dynamo" in sys.modules and any(is_compiled) else contextlib.nullcontext()
+@contextlib.contextmanager
+def eager_mode(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Run uncompiled, and without PyTorch's fast path, what would ignore hooks that come later."""
+    unhooked = pytorch.find_unhooked(modules)
+    with contextlib.ExitStack() as stack:
+        if unhooked:  # Not without need: it holds in all threads, and would slow them down.
+            stack.enter_context(_eager.held())
+        if unhooked and not pytorch.HAS_STANCE:
+            calls = pytorch.read_calls, pytorch.restore_calls
+            stack.enter_context(_keep_while_held(_calls, unhooked, *calls, change=pytorch.call_eagerly))
+        yield
 
 
 def plain_attention() -> AbstractContextManager[None]:

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from gradcam.hooks.nested import tensors
+from gradcam.hooks.pytorch import synchronize
 
 Formula = Callable[..., int]
 # Operators of these, and of PyTorch itself but for what is below, multiply nothing with weights: they count as none.
@@ -157,7 +158,7 @@ def find_clock(devices: Collection[torch.device]) -> Clock:
 
     def wait() -> None:
         for device in others:
-            torch.accelerator.synchronize(device)
+            synchronize(device)
 
     def mark() -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)

@@ -11,10 +11,10 @@ from typing import Any, TypeGuard
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from gradcam.errors import GradientError, join_names, shorten
+from gradcam.hooks import pytorch
 from gradcam.hooks.autograd import GradientHook
 from gradcam.hooks.hooks import Hooks, is_undisturbed, refuse_vmap
 from gradcam.hooks.nested import map_tensors, tensors, version_of
@@ -24,8 +24,6 @@ from gradcam.layers.find import unwrap
 from gradcam.options import refuse
 
 MOST_NAMED = 3  # places in an edit's repr
-# How PyTorch itself refuses a change in place: of a gradient that is one value seen many times, of a leaf.
-REFUSALS = ("refers to a single memory location", "in-place operation")
 
 
 class Edit:
@@ -204,7 +202,7 @@ def replace_gradient(place: str, function: GradientHook, gradient: Tensor) -> Te
     try:
         replacement = function(gradient)
     except RuntimeError as error:
-        if not any(part in str(error) for part in REFUSALS):
+        if not pytorch.says(error, pytorch.IN_PLACE_REFUSALS):
             raise
         refusal = error
     if refusal is not None or version_of(gradient) != before:
@@ -342,9 +340,9 @@ class Aliases(TorchFunctionMode):
                 targets.append((parameter, parameter))
         # As edges of the graph: tensors, autograd would take for arguments to replace, and leave this mode for the while,
         # which a checkpoint that repeats a part of the forward pass needs.
-        edges = [get_gradient_edge(leaf) for leaf in (*(leaf for _, leaf in targets), *others)]
+        leaves = [*(leaf for _, leaf in targets), *others]
         with self:
-            gradients = torch.autograd.grad([get_gradient_edge(score)], edges, retain_graph=True, allow_unused=True)
+            gradients = pytorch.differentiate_edges(score, leaves)
         sums: dict[nn.Parameter, Tensor] = {}
         for (parameter, _), gradient in zip(targets, gradients):
             if gradient is not None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from gradcam.cam.forward import caller_autocast, has_float16
 from gradcam.cam.grid import at_least_float32
 from gradcam.errors import LayerError, ModelError, join_names
+from gradcam.hooks import pytorch
 from gradcam.hooks.autograd import HALF_PRECISION_SCALES, IN_A_MODEL, known_failures
 from gradcam.hooks.hooks import Hooks, refuse_vmap
 from gradcam.hooks.nested import caller_keeps, first_floating, replace_tensor, to_batch
@@ -295,7 +296,7 @@ def gradients(model: nn.Module, images: Any, *, target: Any = None, layers: Laye
             )
         device = scored.values.device.type
         is_scaled = caller_autocast(device) == torch.float16 or has_float16((given.args, given.kwargs, output), modules)
-        with torch.autocast(device, enabled=False):
+        with pytorch.without_autocast(device):
             seen.differentiate(scored.values.sum(), aliases, leaves, is_scaled=is_scaled)
         found, reference = [seen.describe(name) for name in _names(model, layers, seen)], seen.reference()
     return GradientFlow(

@@ -19,6 +19,7 @@ from gradcam.errors import GradientError, LayerError, ModelError, join_names, ne
 from gradcam.hooks.autograd import GradientHook, no_floating_tensor
 from gradcam.hooks.hooks import Hooks, is_undisturbed, refuse_vmap
 from gradcam.hooks.nested import first_floating, replace_tensor
+from gradcam.hooks.pytorch import find_running_node, is_compiled
 from gradcam.layers.find import find_layer, unwrap
 
 Layers = str | nn.Module | Sequence[str | nn.Module]
@@ -101,8 +102,7 @@ def _fitting(pattern: str, known: Mapping[str, Value], what: str) -> dict[str, V
 
 def refuse_compiled(model: nn.Module) -> None:
     """Raises `ModelError` where the model, or a part of it, runs as compiled code, which ignores hooks that come later."""
-    modules = model.named_modules()
-    compiled = [name for name, it in modules if it._compiled_call_impl is not None or hasattr(it, "_orig_mod")]
+    compiled = [name for name, module in model.named_modules() if is_compiled(module)]
     if compiled:
         which = f"Its {join_names(compiled[:3])} is" if compiled[0] else "The model is"
         raise ModelError(
@@ -212,7 +212,7 @@ class _Unrecorded:
             self._functions.setdefault(node, defaultdict(deque))[name].append(function)
 
     def find(self, name: str) -> GradientHook | None:
-        node = torch._C._current_autograd_node()
+        node = find_running_node()
         is_checkpoint = isinstance(node, BackwardCFunction)  # PyTorch's other nodes cannot even be looked up
         functions = self._functions.get(node, {}).get(name) if is_checkpoint else None
         if functions:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.errors import GradientError
+from gradcam.hooks import pytorch
 from gradcam.hooks.autograd import GradientHook
 from gradcam.hooks.hooks import Hooks, is_backward_running, is_undisturbed
 from gradcam.hooks.nested import tensors, version_of
@@ -183,7 +184,7 @@ def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_nonfin
             steps.note_run()
             run_check.note_run(name)
         for tensor in tensors(output):
-            if not tensor.is_floating_point() or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            if not tensor.is_floating_point() or pytorch.is_functorch_tensor(tensor):
                 continue
             if steps.has_just_seen(tensor):  # a block gives what its last part gave
                 continue
@@ -243,7 +244,7 @@ class Steps:
     def keep(self, layer: str, tensor: str) -> GradientHook:
 
         def look(gradient: Tensor) -> None:
-            task = torch._C._current_graph_task_id()
+            task = pytorch.find_backward_task()
             if task not in self._tasks:
                 if tensor != OUTPUT:  # a parameter's gradient may be another thread's
                     return
@@ -251,7 +252,7 @@ class Steps:
                 self._step += self._is_forward
                 self._is_forward = False
                 # As DistributedDataParallel does: called when the backward pass has ended, in whichever thread that is.
-                torch.autograd.Variable._execution_engine.queue_callback(self._end)
+                pytorch.call_after_backward(self._end)
             if (found := _look(gradient)) is not None:
                 self._gradients.append((layer, tensor, found))
 

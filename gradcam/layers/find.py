@@ -16,27 +16,13 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from gradcam.errors import LayerError, ModelError, join_names, nearest, shorten
+from gradcam.hooks import pytorch
 from gradcam.hooks.autograd import Edge, edge_of
 from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.nested import Batch, tensors
 from gradcam.layers.layout import Layout, find_layout, find_patches
 
 FindLayout = Callable[[Sequence[int]], Layout | None]  # how a tensor of this shape lies on the picture
-# Tokens with tokens.
-MIXING = ("bmm", "attention", "dotproduct", "convolution", "roll", "flip", "fft", "gather", "index")
-ATTENDING = ("softmax", "attention", "dotproduct")
-# Channels with channels, by weights; a convolution of groups does so within each of them only.
-WEIGHING = ("convolution", "mm", "mv", "attention", "dotproduct", "linear", "bilinear")
-# Functions whose values are not negative, but for a dip below zero that is small beside what they let through.
-ACTIVATING = ("relu", "silu", "gelu", "hardswish", "mish", "softplus", "sigmoid", "hardsigmoid", "softmax")
-CLAMPING = {"hardtanh": "_saved_min_val", "clampmin": "_saved_min", "clampb": "_saved_min"}
-LEAST_LEAK = 0.1  # slope of a leaky ReLU below which it counts as one
-# Operations that pick, move, pool and resize values. "add" and "mul" need both of their values in the graph.
-KEEPING_SIGNS = (
-    *("pool", "view", "permute", "transpose", "tbackward", "slice", "select", "clone", "alias", "copy", "stride"),
-    *("upsample", "expand", "cat", "stack", "pad", "squeeze", "split", "unbind", "shuffle", "roll"),
-)
-JOINING = ("addbackward", "mulbackward")
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 WRAPPER_NAMES = ("module", "_orig_mod")  # what wrappers and compiled modules call the model inside
 # By the full name of a model's class.
@@ -231,15 +217,13 @@ class Ways:
         self.whole = frozenset[Edge]() if pictures is None else self._find_whole(pictures)
         self.weights = dict.fromkeys(self.scores, 0)
         for edge in self._order:
-            name = edge[0].name().lower()  # upsampling is bilinear, and without weights
-            has_weights = any(word in name for word in WEIGHING) and not name.startswith("upsample")
-            behind = self.weights[edge] + (has_weights and getattr(edge[0], "_saved_groups", 1) == 1)
+            behind = self.weights[edge] + pytorch.mixes_all_channels(edge[0])
             for given in _inputs(edge):
                 self.weights[given] = min(self.weights.get(given, behind), behind)
         self.pooled: set[Edge] = set()
         for edge in reversed(self._order):
             inputs = [it for it in _inputs(edge) if _inputs(it)]  # no parameters
-            if "adaptive" in edge[0].name().lower() or (inputs and self.pooled.issuperset(inputs)):
+            if pytorch.is_adaptive_pool(edge[0]) or (inputs and self.pooled.issuperset(inputs)):
                 self.pooled.add(edge)
 
     def __contains__(self, edge: Edge | None) -> bool:
@@ -255,7 +239,7 @@ class Ways:
             if edge in found and found[edge] >= with_patches:
                 continue
             found[edge] = with_patches
-            onward = _mixes_tokens(edge[0]) or (with_patches and not self._reads_prefix(edge[0]))
+            onward = pytorch.mixes_tokens(edge[0]) or (with_patches and not self._reads_prefix(edge[0]))
             waiting.extend((given, onward) for given in _inputs(edge))
         return found
 
@@ -265,7 +249,9 @@ class Ways:
         ends, order = self.scores, _sort(self.scores, stop=self._reads_prefix)
         if pictures not in order:
             reading = set(order)
-            ends = [next((it for it in self._order if it not in reading and _mixes_tokens(it[0])), self._order[0])]
+            ends = [
+                next((it for it in self._order if it not in reading and pytorch.mixes_tokens(it[0])), self._order[0])
+            ]
             order = _sort(ends)
         behind = dict.fromkeys(order, 0) | dict.fromkeys(ends, 1)
         for edge in order:
@@ -280,18 +266,13 @@ class Ways:
 
     def _reads_prefix(self, node: Node) -> bool:
         """Return whether the operation takes some of the tokens beside the patches, and nothing else."""
-        if node.name() not in ("SelectBackward0", "SliceBackward0"):
+        selection = pytorch.read_selection(node)
+        if selection is None:
             return False
-        node_of_any: Any = node
-        shape, axis = node_of_any._saved_self_sym_sizes, node_of_any._saved_dim
+        shape, axis, read = selection
         layout = self._find_layout(shape)
         if layout is None or "tokens" not in layout.kind or axis != 1 - layout.image_axis:
             return False
-        if node.name() == "SelectBackward0":
-            index = node_of_any._saved_index
-            read = range(shape[axis])[index - 2**64 if index >= 2**63 else index :][:1]
-        else:
-            read = range(shape[axis])[node_of_any._saved_start : node_of_any._saved_end]
         cells = layout.list_cells()
         return len(read) > 0 and not set(read).intersection(
             range(shape[axis])[cells] if isinstance(cells, slice) else cells
@@ -303,11 +284,10 @@ def is_activated(edge: Edge) -> bool:
     waiting, seen = [edge], {edge}
     while waiting:
         each = waiting.pop()
-        if _activates(each[0]):
+        if pytorch.activates(each[0]):
             continue
-        given, name = _inputs(each), each[0].name().lower()
-        keeps_signs = any(word in name for word in KEEPING_SIGNS) or (name.startswith(JOINING) and len(given) > 1)
-        if not given or not keeps_signs:
+        given = _inputs(each)
+        if not given or not pytorch.keeps_signs(each[0], len(given)):
             return False
         waiting.extend(it for it in given if it not in seen)
         seen.update(given)
@@ -333,27 +313,3 @@ def _sort(ends: Sequence[Edge], stop: Callable[[Node], bool] = lambda _: False) 
                 waiting.append((edge, True))
                 waiting.extend((given, False) for given in ([] if stop(edge[0]) else _inputs(edge)))
     return found[::-1]
-
-
-def is_softmax(node: Node | None, axes: int) -> bool:
-    """Whether an operation on so many axes gives shares of a whole along the last one."""
-    if node is None or node.name() != "SoftmaxBackward0":
-        return False
-    axis: int = node._saved_dim  # type: ignore[attr-defined]
-    return axis in (axes - 1, 2**64 - 1, -1)
-
-
-def _mixes_tokens(node: Node) -> bool:
-    name = node.name().lower()
-    return hasattr(node, "_forward_cls") or any(word in name for word in MIXING)
-
-
-def _activates(node: Node) -> bool:
-    name = node.name().lower()
-    for kind, least in CLAMPING.items():
-        if name.startswith(kind):
-            value = getattr(node, least, None)
-            return value is not None and float(value) >= 0
-    if name.startswith("leakyrelu"):
-        return getattr(node, "_saved_negative_slope", 1.0) <= LEAST_LEAK
-    return name.startswith(ACTIVATING) or "swish" in name

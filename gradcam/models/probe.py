@@ -16,6 +16,7 @@ from gradcam.cam.suggest import find_suggestion
 from gradcam.errors import ModelError, TargetError
 from gradcam.hooks.nested import first_floating, tensors, to_batch
 from gradcam.hooks.preserve import preserve_state
+from gradcam.hooks.pytorch import find_last_operation
 from gradcam.layers.find import find_layer, unwrap
 from gradcam.layers.layout import takes_volumes
 from gradcam.models.device import find_input_device, find_input_dtype
@@ -26,7 +27,6 @@ from gradcam.targets.classes import (
     PROBABILITIES,
     are_probabilities,
     find_activation,
-    find_last_operation,
     find_logits,
 )
 from gradcam.targets.heads import refuse_features
@@ -37,7 +37,7 @@ VOLUMES = (
 )
 SIDE = 224  # of the picture, for preprocessing that says nothing of sizes
 # The activation still to be applied, by the last operation of a model.
-REMAINING = {"Softmax": "none", "Sigmoid": "none", "LogSoftmax": "softmax"}
+REMAINING = {"softmax": "none", "sigmoid": "none", "log_softmax": "softmax"}
 
 
 @dataclass(frozen=True)

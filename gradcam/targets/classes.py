@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gradcam.errors import TargetError, shorten, show_fields, warn
 from gradcam.hooks.nested import first_floating, has_rows, take_rows
+from gradcam.hooks.pytorch import find_last_operation
 from gradcam.options import ACTIVATIONS, SCORES, keep_old_names
 from gradcam.targets.base import Reader, Scored, Target
 from gradcam.targets.heads import NO_CLASSES
@@ -33,9 +34,7 @@ BINARY = (
     "regression value, pass {}."
 )
 FEWEST_HALVES = 64  # numbers of half precision, whose length says something
-LINEAR = ("Addmm", "Mm", "Linear", "Convolution")  # operations with weights, after which values are logits
-RESHAPING = ("View", "Reshape", "UnsafeView", "Squeeze", "Unsqueeze", "Clone", "ToCopy", "Alias", "Select", "Slice")
-ACTIVATED = {"Softmax": "probabilities", "Sigmoid": "probabilities", "LogSoftmax": "log-probabilities"}
+ACTIVATED = {"softmax": "probabilities", "sigmoid": "probabilities", "log_softmax": "log-probabilities"}
 LOGIT_NAMES = ("logits", "logits_per_image")
 EMBEDDING_NAME = re.compile("embed|pool|feature|hidden|flatten|latent|descriptor", re.IGNORECASE)
 OBJECT_NAME = re.compile("keypoint|boxes|descriptor|matches", re.IGNORECASE)  # beside it, scores are of objects
@@ -344,7 +343,7 @@ def compute_scores(target: Any, output: Any, images: int) -> Scored:
         scores = scores.reshape(images, -1)
         return Scored(scores.to(torch.promote_types(scores.dtype, torch.float32)), None, None, target)
     target, logits = take_logits(to_class_target(target), output, images)
-    _warn_of_output(target, output, logits, images)
+    _warn_of_output(target, output, logits, images, find_last_operation(logits))
     target = target.resolve(logits, images)
     return Scored(target.compute(logits), target.classes, logits, target)
 
@@ -431,14 +430,6 @@ def name_output(output: Any, logits: Tensor) -> str | None:
     return None
 
 
-def find_last_operation(tensor: Tensor) -> str:
-    """Return the name that autograd has for the operation that computed the values, "" without a graph."""
-    node: Any = tensor.grad_fn
-    while node is not None and node.name().lstrip("_").startswith(RESHAPING):
-        node = node.next_functions[0][0]
-    return "" if node is None else node.name().partition("Backward")[0].lstrip("_")
-
-
 def find_activation(values: Tensor, logits: Tensor) -> str | None:
     """Return which of "softmax", "log_softmax" and "sigmoid" maps these logits to these values; None for another tensor."""
     if values is logits or values.shape != logits.shape or not values.is_floating_point():
@@ -459,20 +450,19 @@ def are_probabilities(values: Tensor) -> bool:
     return bool((values.amin() >= 0) & ((values.sum(1) - 1).abs().amax() < MAX_SUM_ERROR))
 
 
-def _warn_of_output(target: ClassTarget, output: Any, logits: Tensor, images: int) -> None:
+def _warn_of_output(target: ClassTarget, output: Any, logits: Tensor, images: int, operation: str) -> None:
     """Warn where the scores are probabilities, or where the first of several tensors was taken for the logits."""
     heads = {} if isinstance(output, Tensor) or target.output is not None else _list_heads(output)
     others = [] if not heads or any(name in heads for name in LOGIT_NAMES) else _find_class_scores(heads, images)[1:]
-    operation = find_last_operation(logits)
-    if operation.startswith(LINEAR):  # Features often come second, and they do not end in weights.
-        others = [name for name in others if find_last_operation(heads[name]).startswith(LINEAR)]
+    if operation == "linear":  # Features often come second, and they do not end in weights.
+        others = [name for name in others if find_last_operation(heads[name]) == "linear"]
     if others:
         warn(
             f"The output has several tensors ({images}, C), and the first one is explained. Choose one with "
             f"targets.ClassTarget(..., output={others[0]!r}), or confirm the first with its index."
         )
     is_asked = target.score == "probability" and are_probabilities(logits)
-    if target.activation in ("none", "applied") or is_asked or operation.startswith(LINEAR):
+    if target.activation in ("none", "applied") or is_asked or operation == "linear":
         return
     kind = ACTIVATED.get(operation) or ("probabilities" if are_probabilities(logits) else None)
     if kind is not None:
@@ -535,8 +525,9 @@ def _list_rows(heads: Mapping[str | int, Any], images: int) -> dict[str | int, T
 def _is_normalised(logits: Tensor) -> bool:
     """Whether all rows have length 1; one-hot probabilities have, too, and a few numbers of half precision by chance."""
     values, itemsize = logits.detach(), logits.dtype.itemsize
-    is_linear = find_last_operation(logits).startswith(LINEAR)  # the layer itself has no such rows
-    if is_linear or logits.shape[1] < (FEWEST_HALVES if itemsize < 4 else 2):
+    if logits.shape[1] < (FEWEST_HALVES if itemsize < 4 else 2):
+        return False
+    if logits.grad_fn is not None and find_last_operation(logits) == "linear":  # The layer itself has no such rows.
         return False
     tolerance = torch.finfo(logits.dtype).eps * (4 if itemsize > 2 else 1)
     if not all(abs(length - 1) < tolerance for length in torch.linalg.vector_norm(values, dim=1).tolist()):

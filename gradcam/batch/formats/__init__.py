@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gradcam import plugins
 from gradcam.errors import GradcamError, describe_unexpected, shorten
+from gradcam.options import load_late
 
 if TYPE_CHECKING:
     from gradcam.sources.shards import Shard
@@ -141,7 +142,7 @@ class Format:
     def check_place(self, where: Destination) -> None:
         """What can be told before a model is loaded. Raises `GradcamError`."""
         try:
-            plugins.load_late(self.check, __package__)(where)
+            load_late(self.check, __package__)(where)
         except GradcamError:
             raise
         except (Exception, SystemExit) as error:

@@ -13,7 +13,7 @@ from gradcam.batch.formats.folder import OutputFolder, check_folder
 from gradcam.batch.formats.store import StoreResults, check_store
 from gradcam.errors import GradcamError, OutputError, describe_unexpected, shorten
 from gradcam.images.files import is_url
-from gradcam.plugins import load_late
+from gradcam.options import load_late
 from gradcam.sources.contents import Item, find_url
 from gradcam.sources.list import Listing
 from gradcam.storage.clear import check_page, check_parts

@@ -35,6 +35,7 @@ from gradcam.cam.methods.attention_capture import (
 from gradcam.cam.methods.rerun import reproduces_plain, run_again, score_rows
 from gradcam.cam.readings import check_range
 from gradcam.errors import BlindLayerError, ModelError
+from gradcam.hooks import pytorch
 from gradcam.hooks.autograd import MOST_BYTES, jacobian, no_gradient, reached
 from gradcam.hooks.hooks import Hooks, TargetLayer, can_exchange, exchange, recording_off
 from gradcam.hooks.memory import RerunBudget
@@ -454,6 +455,6 @@ def _run_block(recorded: Recorded, running: Running, given: Tensor, other: Tenso
     """What a block gives for other tokens than it was given."""
     args, kwargs = map_tensors((running.args, running.kwargs), lambda it: other if it is given else it)
     device, autocast = recorded.scored.values.device.type, recorded.autocast
-    with torch.autocast(device, dtype=autocast, enabled=autocast is not None):
+    with pytorch.autocast(device, autocast):
         output: Any = first_floating(running.module(*args, **kwargs))
     return output

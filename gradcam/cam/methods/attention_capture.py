@@ -19,6 +19,7 @@ from gradcam.cam.forward import Recorded, caller_autocast
 from gradcam.cam.grid import at_least_float32, find_order
 from gradcam.cam.places import run_changed
 from gradcam.errors import ModelError
+from gradcam.hooks import pytorch
 from gradcam.hooks.hooks import Hooks, is_backward_running
 from gradcam.hooks.nested import Batch, first_floating, version_of
 from gradcam.layers.find import Outlet
@@ -127,7 +128,7 @@ def _attend_openly(  # noqa: PLR0917  # as they are there
     device = query.device.type
     autocast = None if query.dtype == torch.float64 else caller_autocast(device)
     kind = autocast or query.dtype
-    with torch.autocast(device, enabled=False):
+    with pytorch.without_autocast(device):
         query, key, value = query.to(kind), key.to(kind), value.to(kind)
         if enable_gqa:  # several heads share their keys and values
             shared = query.shape[-3] // key.shape[-3]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from gradcam.cam.methods.papers import Paper
 from gradcam.errors import GradcamError, join_names, shorten
-from gradcam.plugins import load_late
+from gradcam.options import load_late
 
 if TYPE_CHECKING:
     from torch import Tensor

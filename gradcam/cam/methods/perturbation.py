@@ -16,6 +16,7 @@ from gradcam.cam.methods.one_pass import Join, add_up
 from gradcam.cam.methods.rerun import Variants, layer_output, require_effect, score_input, score_layer
 from gradcam.cam.rounding import TURNS, Settled, Shake, compare, settle, shake
 from gradcam.errors import GradcamError, shorten
+from gradcam.hooks import pytorch
 from gradcam.hooks.autograd import jacobian
 from gradcam.hooks.memory import RerunBudget
 from gradcam.hooks.nested import Batch
@@ -319,7 +320,7 @@ def _gradients(recorded: Recorded, site: GridActivations, batch: Batch) -> Tenso
     layer = site.layer
     device, autocast = recorded.scored.values.device.type, recorded.autocast
     with (
-        torch.autocast(device, dtype=autocast, enabled=autocast is not None),
+        pytorch.autocast(device, autocast),
         recorded_pass(recorded.model, batch, [recorded.outlets[layer]], recorded.scored.target) as again,
     ):
         chunks = jacobian(again.scored.values, [again.activations[layer]], scaled=again.has_float16)

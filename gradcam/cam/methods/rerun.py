@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from gradcam.cam.forward import Recorded
 from gradcam.cam.grid import BlindPatchesError, GridActivations, at_least_float32
 from gradcam.errors import BlindLayerError, LayerError, TargetError
+from gradcam.hooks import pytorch
 from gradcam.hooks.hooks import Hooks, can_exchange, exchange, is_owned
 from gradcam.hooks.memory import Meter, RerunBudget
 from gradcam.hooks.nested import (
@@ -222,7 +223,7 @@ def run_again(recorded: Recorded, budget: RerunBudget, count: int, pictures: Ten
 
     batch = budget.batch.copy(repeat, pictures)
     device, autocast = recorded.scored.values.device.type, recorded.autocast
-    with torch.autocast(device, dtype=autocast, enabled=autocast is not None):
+    with pytorch.autocast(device, autocast):
         return batch.run(recorded.model)
 
 

@@ -14,6 +14,7 @@ from gradcam import plugins
 from gradcam.cam.methods import papers
 from gradcam.cam.methods.table import offer
 from gradcam.errors import GradcamError, shorten
+from gradcam.options import load_late
 
 Better = Literal["higher", "lower"]
 
@@ -108,7 +109,7 @@ class Metric:
     @property
     def compute(self) -> Callable[..., Any]:
         """The function, imported."""
-        return plugins.load_late(self.function, __package__)
+        return load_late(self.function, __package__)
 
     def __call__(self, *given: Any, **options: Any) -> Any:
         return self.compute(*given, **options)
