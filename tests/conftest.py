@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
 ASSETS = Path(__file__).parent.parent / "assets"
 
 
-sys.meta_path.append(selection.MissingPackages())
+missing_packages = selection.MissingPackages()
+sys.meta_path.append(missing_packages)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -36,6 +37,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "cuda" in item.keywords:
             item.add_marker(skip)
+
+
+def pytest_runtest_setup() -> None:
+    missing_packages.package = None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    missing_packages.excuse(item, report)
+    return report
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -55,8 +67,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     missing = {package for report in reports if (package := selection.find_missing(report)) is not None}
     if missing:
         terminalreporter.write_line(
-            f"Left out: tests that need {', '.join(sorted(missing))}. "
-            'Install them with: pip install -e ".[test-all]"'
+            f'Left out: tests that need {", ".join(sorted(missing))}. Install them with: pip install -e ".[test-all]"'
         )
     if config.option.markexpr == "not slow":
         terminalreporter.write_line('Left out: slow tests. Run all tests with: pytest -m ""')

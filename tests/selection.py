@@ -15,12 +15,48 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # What `.[test-all]` installs beside `.[test]`, and what some of these bring; the last line is tested where it is there.
 PACKAGES = frozenset(
-    """
-    accelerate boto3 captum fastapi httpx ipykernel jsonschema lightning matplotlib moto nbclient nbformat numpydoc
-    open_clip pandas playwright pyarrow pydicom pytorch_grad_cam ray s3fs segmentation_models_pytorch sklearn starlette
-    tensorboard timm tokenizers torchcam transformers uvicorn webdataset
-    effdet einops gcsfs monai pycocotools quantus ultralytics vit_pytorch
-    """.split()
+    [
+        "accelerate",
+        "aiohttp",
+        "boto3",
+        "captum",
+        "fastapi",
+        "httpx",
+        "ipykernel",
+        "jsonschema",
+        "lightning",
+        "matplotlib",
+        "moto",
+        "nbclient",
+        "nbformat",
+        "numpydoc",
+        "open_clip",
+        "pandas",
+        "playwright",
+        "pyarrow",
+        "pydicom",
+        "pytorch_grad_cam",
+        "ray",
+        "s3fs",
+        "segmentation_models_pytorch",
+        "sklearn",
+        "starlette",
+        "tensorboard",
+        "timm",
+        "tokenizers",
+        "torchcam",
+        "transformers",
+        "uvicorn",
+        "webdataset",
+        "effdet",
+        "einops",
+        "gcsfs",
+        "monai",
+        "pycocotools",
+        "quantus",
+        "ultralytics",
+        "vit_pytorch",
+    ]
 )
 MISSING = re.compile(r"needs (\w+)|could not import '(\w+)")
 PASSED = "GRADCAM_PASSED_TESTS"  # an environment variable: the file that lists tests that need not run again
@@ -29,8 +65,11 @@ PASSED = "GRADCAM_PASSED_TESTS"  # an environment variable: the file that lists 
 class MissingPackages:
     """A finder of modules, asked last: an import of a missing package in this repository's code skips the test.
 
-    Questions whether a package is there get their answer.
+    Questions whether a package is there get their answer. `package`: the one that the running test imported. A command
+    reports the skip as an error, and the test fails.
     """
+
+    package: str | None = None
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -38,8 +77,14 @@ class MissingPackages:
         """Skip the test, or return None so that Python raises its own error."""
         package = name.partition(".")[0]
         if package in PACKAGES and _is_ours():
+            self.package = package
             pytest.skip(f"needs {package}", allow_module_level=True)
         return None
+
+    def excuse(self, item: pytest.Item, report: pytest.TestReport) -> None:
+        """Report a test as skipped if it failed after the import of a missing package."""
+        if report.failed and self.package is not None:
+            report.outcome, report.longrepr = "skipped", (str(item.path), 0, f"Skipped: needs {self.package}")
 
 
 def _is_ours() -> bool:

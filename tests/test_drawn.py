@@ -80,6 +80,7 @@ def test_the_map_of_a_sentence_is_of_the_shape_that_it_names(alike: bool) -> Non
     assert measures.share_right(verdicts) >= 0.9
 
 
+@pytest.mark.slow
 def test_what_follows_attention_through_all_blocks_finds_the_shape_in_a_transformer() -> None:
     """Whose last block sees nothing of where things are any more."""
     tower, scenes = drawn.load("transformer"), list(measures.draw_three(SEED, COUNT, alike=False))

@@ -12,6 +12,7 @@ from tests.mutations import KINDS, examine
 COUNT = int(os.environ.get("GRADCAM_MUTATIONS", "80"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is measured by what Linux says of a process")
 @pytest.mark.parametrize("name", KINDS)
 def test_a_changed_file_is_read_or_refused_in_a_line_or_two(name: str) -> None:

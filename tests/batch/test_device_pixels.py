@@ -253,6 +253,7 @@ NO_ROOM: list[Callable[[], Exception]] = [
 
 @pytest.mark.parametrize("stage", ["decode", "resize", "draw", "encode"])
 class TestNoRoom:
+    @pytest.mark.slow
     @pytest.mark.parametrize("error", NO_ROOM)
     def test_a_stage_is_halved_and_says_so(self, photo: Photo, breaking: Any, stage: str, error: Any) -> None:
         expected = explain(tiny(), copies(photo), batch_size=8)

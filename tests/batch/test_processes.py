@@ -69,6 +69,7 @@ def to_saver(work: Work, place: Any = None) -> Saver:
 ALL: dict[str, Any] = {"is_needed": lambda item: True, "tell": lambda event, **details: None}
 
 
+@pytest.mark.slow
 def test_two_processes_give_what_one_gives_in_its_order(
     classifier: gradcam.Classifier, photos: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,6 +146,7 @@ def mycam(activations, gradients):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [["--device", "cuda"], ["--device", "cpu", "--processes", 2]])
 def test_cuda_is_all_that_are_visible_and_processes_may_share_a_device(
     folder: Path, photos: Path, gradcam_command: Command, two: Any, asked: Sequence[str]
@@ -169,6 +171,7 @@ def test_cuda_is_all_that_are_visible_and_processes_may_share_a_device(
     assert (folder / "out" / "03-koala-mycam.jpg").exists()
 
 
+@pytest.mark.slow
 @POSIX
 def test_they_hear_no_ctrl_c_from_their_first_moment_on(
     classifier: gradcam.Classifier, photos: Path, capfd: Any

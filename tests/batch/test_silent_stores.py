@@ -18,6 +18,8 @@ from tests.conftest import ASSETS
 
 __all__ = ["batch", "folder", "gradcam_command"]  # fixtures
 
+pytest.importorskip("aiohttp")  # which fsspec reads http:// with
+
 PHOTOS = ["coffee.jpg", "rocket.jpg", "chelsea.jpg", "cat_and_espresso.jpg"]
 
 

@@ -30,6 +30,7 @@ def segmenter() -> nn.Module:
     return make(weights=None, weights_backbone=None, num_classes=3, aux_loss=True).double().eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["gradcam", "eigencam", "shapleycam", "fasterscorecam"])
 @pytest.mark.parametrize("layer", ["backbone", "backbone:out"])
 def test_of_a_dict_it_is_the_tensor_that_the_score_depends_on(segmenter: nn.Module, layer: str, method: str) -> None:

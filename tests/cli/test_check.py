@@ -44,6 +44,7 @@ def check(gradcam_command: Command, folder: Path) -> Command:
     return lambda *arguments: gradcam_command("check", "-m", name, "--size", 64, "--device", "cpu", *arguments)
 
 
+@pytest.mark.slow
 def test_the_koala_passes_in_words_and_numbers(
     gradcam_command: Command, folder: Path, photo: Photo, classifier: gradcam.Classifier
 ) -> None:
@@ -65,6 +66,7 @@ def test_the_koala_passes_in_words_and_numbers(
     assert max(map(len, outcome.out.splitlines())) <= WIDTH
 
 
+@pytest.mark.slow
 def test_a_map_that_fails_is_a_result(gradcam_command: Command, folder: Path, photo: Photo) -> None:
     outcome = gradcam_command("check", "--device", "cpu", "--method", "centre", photo("koala.webp"), "--json")
     (record,) = records(outcome)

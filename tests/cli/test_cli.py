@@ -712,6 +712,7 @@ def test_colours_are_left_out_where_the_environment_says_so(
     assert shown == [None if coloured else False]
 
 
+@pytest.mark.slow
 @POSIX
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 def test_an_output_that_cannot_be_written_is_one_line(folder: Path, small: Photo) -> None:
@@ -856,6 +857,7 @@ def test_the_version_is_the_packages() -> None:
     assert finish(start("--version")) == Outcome(0, f"gradcam, version {gradcam.__version__}\n", "")
 
 
+@pytest.mark.slow
 def test_a_report_of_a_problem_has_all_versions() -> None:
     for typed in (("--version", "--verbose"), ("--verbose", "--version")):
         ended = finish(start(*typed))
@@ -1075,6 +1077,7 @@ SHOWN = r"a\x1b]0;owned\x07\x1b[2J\x1b[31m\u202egnp\u009b2J\nb\r\x9b\xff.png"
 CONTROLS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
+@pytest.mark.slow
 @POSIX
 @pytest.mark.parametrize(
     "words",

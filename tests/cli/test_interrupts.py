@@ -49,6 +49,7 @@ def build():
 '''
 
 
+@pytest.mark.slow
 @POSIX
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("how", ["__del__", "weak reference", "C"])

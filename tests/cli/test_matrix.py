@@ -19,6 +19,7 @@ SUPPORTED = [(provider, task) for provider, (_, tasks) in PROVIDERS.items() for 
 JUDGED = [("hf", "text"), ("timm", "likeness")]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("provider", "task"), [pair for pair in SUPPORTED if pair not in SLOW] + [("timm", "likeness")]

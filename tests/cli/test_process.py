@@ -177,6 +177,7 @@ assert type(sys.modules["torch._dynamo.utils"]).__name__ == "module"
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "use",
     [
@@ -190,6 +191,7 @@ def test_torchs_compiler_is_imported_when_it_is_used(use: str) -> None:
     subprocess.run([sys.executable, "-W", "ignore", "-c", load + COMPILER % use], check=True)
 
 
+@pytest.mark.slow
 def test_a_run_with_a_model_of_torchvisions_does_without_the_compiler(
     tmp_path: Path, photo: Callable[[str], Path]
 ) -> None:
@@ -248,6 +250,7 @@ def make():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "reason"), [("make", "Odd: in make"), ("Net", "Odd: in forward")])
 def test_whatever_code_of_a_users_own_raises_is_told_in_a_line(name: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "odd.py").write_text(ODD)

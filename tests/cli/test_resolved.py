@@ -124,6 +124,7 @@ def test_a_resumed_run_keeps_the_layers_that_it_began_with(
     assert LAYER in read_run(folder / "out")["resolved"]["layers"]
 
 
+@pytest.mark.slow
 def test_other_processes_keep_the_layers_too(batch: Batch, folder: Path, earlier: Patch) -> None:
     assert batch().status == 0
     earlier.undo()

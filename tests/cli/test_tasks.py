@@ -719,6 +719,7 @@ def test_methods_are_judged_on_annotated_boxes(gradcam_command: Command, folder:
     assert told["label"].startswith("box 1, ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "layer"), [("fasterrcnn_resnet50_fpn", "backbone"), ("lraspp_mobilenet_v3_large", "backbone")]
 )

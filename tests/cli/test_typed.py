@@ -313,6 +313,7 @@ def watch(*arguments: str, env: dict[str, str] | None = None) -> tuple[str, str]
     return out, b"".join(said).decode()
 
 
+@pytest.mark.slow
 @POSIX
 def test_a_terminal_shows_that_torch_is_loaded_and_how_far_an_attribution_is(small: Photo, folder: Path) -> None:
     line = ("run", str(small("coffee.jpg")), "--device", "cpu", "--method", "smoothgrad")

@@ -398,6 +398,7 @@ def test_what_cannot_be_audited_says_so(marked: tuple[Path, list[str]], monkeypa
         audit(marked[0], load())
 
 
+@pytest.mark.slow
 def test_scikit_learn_is_imported_when_it_is_used() -> None:
     import subprocess
 

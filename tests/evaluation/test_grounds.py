@@ -156,6 +156,7 @@ def test_a_map_that_knows_nothing_of_the_picture_is_rarely_as_good() -> None:
     assert 0.03 < sum(each <= 1 / 20 for each in drawn) / len(drawn) < 0.055
 
 
+@pytest.mark.slow
 def test_places_by_chance_are_exchangeable_with_the_map_s_own() -> None:
     """Smooth noise passes a picture by itself in one of twenty cases: the rate that is stated."""
 

@@ -59,6 +59,7 @@ def prepare(classifier: Classifier, inputs: Any, plan: Any, **options: Any) -> S
 # Numbers
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_numbers_to_the_last_digit(colours: Classifier, pictures: Path) -> None:
     metrics = [name for name in DEFAULT if name != "coherency"]
     one, other = (judge(colours, pictures, metrics=metrics, seed=3) for _ in range(2))
@@ -84,6 +85,7 @@ def test_each_picture_has_a_random_map_of_its_own(colours: Classifier, pictures:
     assert torch.equal(one["centre"], other["centre"])
 
 
+@pytest.mark.slow
 def test_order_and_number_of_pictures_do_not_change_a_pictures_numbers(colours: Classifier, pictures: Path) -> None:
     metrics = ["insertion", "average-drop", "road"]
     everything = numbers(judge(colours, pictures, metrics=metrics))
@@ -110,6 +112,7 @@ def test_a_pictures_name_does_not_change_its_numbers(colours: Classifier, pictur
     assert one.data == other.data
 
 
+@pytest.mark.slow
 def test_numbers_are_those_of_the_metrics_own_functions(colours: Classifier, pictures: Path) -> None:
     """Made by hand: the picture read, explained and judged without anything of the study."""
     from gradcam.evaluation import adcc, coherency, complexity, confidence_change, deletion, insertion, sufficiency

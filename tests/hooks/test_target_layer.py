@@ -47,6 +47,7 @@ def network(name: str) -> nn.Module:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_module_that_runs_once_equals_the_slow_reference(name: str, frozen: bool) -> None:

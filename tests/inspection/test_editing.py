@@ -211,6 +211,7 @@ class TestParameters:
         with edit_gradients(model, double, parameters="*") as edit:
             assert "'0.weight'" not in repr(edit)
 
+    @pytest.mark.slow
     @pytest.mark.filterwarnings("ignore")
     def test_of_a_compiled_model(self, model: nn.Sequential) -> None:
         plain = gradients(model)

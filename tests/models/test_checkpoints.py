@@ -203,6 +203,7 @@ def test_objects_beside_the_weights_are_named_with_the_line_that_converts(
     assert same(converted.tensors, weights)
 
 
+@pytest.mark.slow
 def test_the_line_works_in_a_shell(tmp_path: Path, weights: Weights) -> None:
     torch.save({"state_dict": weights, "hyper_parameters": argparse.Namespace()}, tmp_path / "run.ckpt")
     line = refuse(tmp_path / "run.ckpt").splitlines()[1].replace("python", shlex.quote(sys.executable), 1)
@@ -467,6 +468,7 @@ def test_a_zip_behind_a_pickle_does_not_hide_it(tmp_path: Path, weights: Weights
     assert "was not read, because it exceeds" in refuse(tmp_path / "bomb.pt")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_a_long_training_is_read(tmp_path: Path, weights: Weights) -> None:
     """Histories, nested settings, and tensors that share their values, as trainings save them."""
     settings: Any = 1

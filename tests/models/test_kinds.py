@@ -63,6 +63,7 @@ def detector() -> Detector:
 class TestLoading:
     """What a model is for is read off it."""
 
+    @pytest.mark.slow
     def test_torchvision_with_a_checkpoint_of_fewer_classes(self, tmp_path: Path) -> None:
         import torchvision
 
@@ -404,6 +405,7 @@ class TestJudging:
             "Not distinguished from the heatmap of a network with random weights, the image's edges." in verdict.summary
         )
 
+    @pytest.mark.slow
     def test_a_box_is_told_apart_from_the_others(self, shapes: Detector, scene: Scene) -> None:
         boxes = shapes.explain(scene.picture, target=Box(all)).instances[0]  # type: ignore[index]
         verdict = gradcam.evaluation.check(shapes, scene.picture, target=Box(1))

@@ -34,6 +34,7 @@ def test_labels_of_a_detector_without_the_background(name: str) -> None:
             gradcam.load_detector(model, labels=labels)
 
 
+@pytest.mark.slow
 def test_labels_of_a_file_and_a_checkpoint(tmp_path: Path) -> None:
     model = detection.ssdlite320_mobilenet_v3_large(**PLAIN, num_classes=4)
     torch.save(model.state_dict(), tmp_path / "detector.pth")

@@ -63,6 +63,7 @@ def test_there_are_photographs() -> None:
     assert len(PHOTOGRAPHS) > 10
 
 
+@pytest.mark.slow
 def test_maps_of_every_photograph_agree_with_float32(
     found: gradcam.ImageExplanation, expected: gradcam.ImageExplanation, precision: str
 ) -> None:

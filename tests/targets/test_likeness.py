@@ -75,6 +75,7 @@ def test_nothing_would_make_a_picture_more_like_itself(kind: str, dtype: torch.d
     assert found.maps[0, 0].any() or found.maps[1, 1].any()
 
 
+@pytest.mark.slow
 def test_what_asks_no_gradient_still_shows_how_a_picture_is_like_itself() -> None:
     found = gradcam.explain(made("any module"), PICTURES[:1], target=Like(PICTURES[:1]), method="ablationcam")
     assert found.maps.any()
