@@ -31,12 +31,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     passed = selection.read_passed()
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid in passed])
     items[:] = [item for item in items if item.nodeid not in passed]
-    if torch.cuda.is_available():
-        return
-    skip = pytest.mark.skip(reason="there is no CUDA device here")
+    skips = {
+        "cuda": (torch.cuda.is_available(), pytest.mark.skip(reason="there is no CUDA device here")),
+        "mps": (torch.backends.mps.is_available(), pytest.mark.skip(reason="there is no Apple GPU here")),
+    }
     for item in items:
-        if "cuda" in item.keywords:
-            item.add_marker(skip)
+        for name, (is_available, skip) in skips.items():
+            if item.get_closest_marker(name) is not None and not is_available:
+                item.add_marker(skip)
 
 
 def pytest_runtest_setup() -> None:

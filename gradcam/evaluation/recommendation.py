@@ -448,7 +448,7 @@ class Contest:
             classes = torch.tensor([mosaic.classes], dtype=torch.int64, device=image.device)
             for it, heatmaps in self.trials.explain(image, classes, combinations):
                 found = grid_pointing_game(heatmaps)
-                sums[it][:, at] += torch.cat([found.order, found.mass, found.hits]).double().cpu()
+                sums[it][:, at] += torch.cat([found.order, found.mass, found.hits]).cpu().double()
             self.step()
         means = {it: sums[it] / counts for it in combinations if it not in self.trials.left_out}
         return Game(*({it: mean[part] for it, mean in means.items()} for part in range(3)))
@@ -476,7 +476,7 @@ class Contest:
             images, classes = to_batch(classifier, [tile.image for tile in part]), [tile.index for tile in part]
             subject = Subject(classifier.model, images, classes, activation=classifier.activation)
             for it, heatmaps in self.trials.explain(images, subject.classes[:, None], combinations):
-                values[it].append(road(subject, heatmaps[:, 0], shares=SHARES, seed=self.seed).combined.double().cpu())
+                values[it].append(road(subject, heatmaps[:, 0], shares=SHARES, seed=self.seed).combined.cpu().double())
                 self.step()
         return {it: torch.cat(parts) for it, parts in values.items() if parts}
 

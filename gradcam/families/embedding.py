@@ -228,8 +228,11 @@ class TwoTowers(Embedder):
         own = {id(it) for module in (self.tower, self.projection) for it in (*module.parameters(), *module.buffers())}
         all_of_them = [*self.model.parameters(), *self.model.buffers()]
         others = [it.detach() for it in all_of_them if id(it) not in own or self.tower is self.model]
-        middles = [it[tuple(length // 2 for length in it.shape)] for it in others if it.numel()]
-        values = torch.stack([it.to(middles[0].device, torch.float64) for it in middles]).tolist() if middles else []
+        middles: dict[Any, list[Tensor]] = {}  # By type, since not every device has one that holds all of them.
+        for it in others:
+            if it.numel():
+                middles.setdefault((it.device, it.dtype), []).append(it[tuple(length // 2 for length in it.shape)])
+        values = [torch.stack(group).tolist() for group in middles.values()]
         versions = [0 if it.is_inference() else it._version for it in others]
         return [(it.data_ptr(), it.dtype) for it in others], versions, values
 

@@ -433,11 +433,13 @@ def test_a_picture_of_extreme_size_is_explained(classifier: gradcam.Classifier, 
     np.testing.assert_array_equal(result, picture)
 
 
-@pytest.mark.cuda
-def test_a_gpu_explains_as_the_processor_does(classifier: gradcam.Classifier, photo: Photo) -> None:
+@pytest.mark.parametrize(
+    "device", [pytest.param("cuda", marks=pytest.mark.cuda), pytest.param("mps", marks=pytest.mark.mps)]
+)
+def test_a_gpu_explains_as_the_processor_does(classifier: gradcam.Classifier, photo: Photo, device: str) -> None:
     paths = [photo("chelsea.jpg"), photo("macaw.webp")]
-    ours, expected = gradcam.load_classifier(device="cuda").explain(paths), classifier.explain(paths)
-    assert ours.heatmaps.device.type == "cuda"
+    ours, expected = gradcam.load_classifier(device=device).explain(paths), classifier.explain(paths)
+    assert ours.heatmaps.device.type == device
     assert ours.classes.tolist() == expected.classes.tolist()
     torch.testing.assert_close(ours.heatmaps.cpu(), expected.heatmaps, rtol=0, atol=0.02)
     assert abs(ours.overlay().astype(int) - expected.overlay()).mean() < 1

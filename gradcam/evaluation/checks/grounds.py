@@ -58,7 +58,7 @@ class Ground:
         nothing but what is marked, less those without it."""
         variants = itertools.chain.from_iterable(self.cover(each) for each in marked)
         # Which do not saturate as probabilities do.
-        log_odds = torch.logit(self.subject.score(variants).double(), eps=SURE)
+        log_odds = torch.logit(self.subject.score(variants).cpu().double(), eps=SURE)
         kept, removed = log_odds.unflatten(0, (-1, 2)).unbind(1)
         return kept - removed
 
