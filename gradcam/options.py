@@ -84,7 +84,7 @@ SAVED = {
 }
 FORMATS = ("jpg", "png", "webp")
 
-# Where `gradcam batch` decodes, resizes, draws and encodes; "auto" is the device where that is CUDA and has the codecs.
+# Where `gradcam batch` decodes, resizes, draws and encodes. "device" is experimental, so "auto" means "cpu".
 PIXELS = ("auto", "cpu", "device")
 
 

@@ -47,19 +47,14 @@ def find_pixels(
     """What decodes and encodes where pixels are to be on the device; None where they stay on the processor. `device`:
     where models compute, if that is not the classifier's own. Raises `DeviceError` for "device" where that cannot be."""
     check_choice(wanted, "pixels", PIXELS)
-    place = classifier.device if device is None else torch.device(device)
-    if wanted == "cpu" or (wanted == "auto" and place.type != "cuda"):
+    if wanted != "device":
         return None
-    reason, codec = _find_hindrance(classifier, request), None
-    if reason is None:
-        codec = find_codec(place)
-        reason = (
-            None
-            if codec
-            else f"JPEG cannot be decoded on {place} (this needs CUDA, and torchcodec 0.16 or torchvision)"
-        )
-    if reason is not None and wanted == "device":
-        raise DeviceError(f"Images cannot be processed on the device: {reason}. Use --pixels auto or --pixels cpu.")
+    place = classifier.device if device is None else torch.device(device)
+    reason = _find_hindrance(classifier, request)
+    codec = find_codec(place) if reason is None else None
+    if codec is None:
+        lack = f"JPEG cannot be decoded on {place} (this needs CUDA, and torchcodec 0.16 or torchvision)"
+        raise DeviceError(f"Images cannot be processed on the device: {reason or lack}. Use --pixels cpu.")
     return codec
 
 

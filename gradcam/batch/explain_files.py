@@ -91,9 +91,8 @@ def explain_files(
     workers : int, default None
         The number of threads that read images. None uses one per core.
     pixels : str, default "auto"
-        Where images are decoded and resized: "cpu", "device" (the model's device) or "auto". "auto" uses the model's
-        device if it is a CUDA device that can decode JPEG, and the CPU otherwise. The CPU also decodes images that the
-        device cannot decode.
+        Where images are decoded and resized: "cpu", "device" (the model's device) or "auto". "auto" uses the CPU.
+        "device" is experimental. With "device", the CPU decodes the images that the device cannot decode.
     **options : Any
         The options of `explain`.
 

@@ -381,7 +381,7 @@ class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gener
 @options.choice(
     "--pixels",
     PIXELS,
-    "Where images are decoded, resized, drawn and encoded. auto: on the GPU if the GPU supports this.",
+    "Where images are decoded, resized, drawn and encoded. auto: on the CPU; device: on the GPU, experimental.",
 )
 @click.option("--resume", is_flag=True, help="Continue an earlier run: explain images that are missing or failed.")
 @click.option("--overwrite", is_flag=True, help="Delete the results of an earlier run, and start again.")

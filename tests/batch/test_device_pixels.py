@@ -418,9 +418,16 @@ def compute_items(
 
 
 class TestChoice:
-    def test_auto_is_the_processor_without_a_gpu(self, classifier: gradcam.Classifier) -> None:
-        assert find_pixels("auto", classifier) is None
-        assert find_pixels("cpu", classifier) is None
+    @pytest.mark.parametrize("place", [None, "cuda"])
+    def test_auto_is_the_processor(
+        self, classifier: gradcam.Classifier, monkeypatch: pytest.MonkeyPatch, place: str | None
+    ) -> None:
+        monkeypatch.setattr(device, "find_codec", lambda place: CODEC)
+        assert find_pixels("auto", classifier, device=place) is None
+        assert find_pixels("cpu", classifier, device=place) is None
+        assert find_pixels("device", classifier, device=place) is CODEC
+
+    def test_device_is_the_codec_of_the_device(self, classifier: gradcam.Classifier) -> None:
         assert find_pixels("device", classifier) is CODEC
 
     @pytest.mark.parametrize(
@@ -435,7 +442,7 @@ class TestChoice:
         changed = replace(classifier, **change)
         assert find_pixels("auto", changed) is None
         with pytest.raises(
-            DeviceError, match=rf"^Images cannot be processed on the device: .*{reason}.*auto or --pixels cpu\.$"
+            DeviceError, match=rf"^Images cannot be processed on the device: .*{reason}.*Use --pixels cpu\.$"
         ):
             find_pixels("device", changed)
 
@@ -443,13 +450,6 @@ class TestChoice:
         monkeypatch.setattr(device, "find_codec", lambda place: None)
         with pytest.raises(DeviceError, match="JPEG cannot be decoded on cpu .this needs CUDA"):
             find_pixels("device", classifier)
-        assert find_pixels("auto", classifier, device="cuda") is None  # a driver without nvJPEG
-
-    def test_auto_takes_a_gpu_that_has_one(
-        self, classifier: gradcam.Classifier, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(device, "find_codec", lambda place: CODEC if place.type == "cuda" else None)
-        assert find_pixels("auto", classifier, device="cuda") is CODEC
 
     def test_what_is_no_choice(self, classifier: gradcam.Classifier) -> None:
         with pytest.raises(GradcamError, match="pixels is 'gpu', expected one of 'auto', 'cpu', 'device'"):
@@ -551,7 +551,7 @@ class TestShell:
         assert outcome.status == 0
         assert json.loads((folder / "out" / "run.json").read_text())["settings"]["pixels"]["encoder"] == "OpenCV"
 
-    def test_without_a_gpu_nothing_changes(self, folder: Path, photos: Path, gradcam_command: Command) -> None:
+    def test_auto_writes_what_cpu_writes(self, folder: Path, photos: Path, gradcam_command: Command) -> None:
         for name in ("auto", "cpu"):
             assert gradcam_command("batch", "photos", "-o", name, "--device", "cpu", "--pixels", name).status == 0
         assert "pixels" not in json.loads((folder / "auto" / "run.json").read_text())["settings"]
@@ -576,6 +576,14 @@ class TestShell:
         assert said in outcome.err
         assert not (folder / "out").exists()
 
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+    def test_without_a_gpu_the_device_has_to_be_named(
+        self, folder: Path, photos: Path, gradcam_command: Command
+    ) -> None:
+        outcome = gradcam_command("batch", "photos", "-o", "out", "--pixels", "device")
+        assert outcome.status != 0
+        assert "--pixels device needs a GPU, but no GPU was found" in outcome.err
+
 
 def test_pictures_without_a_file_are_prepared_as_always() -> None:
     made = tiny()
@@ -595,11 +603,3 @@ def test_formats_that_the_processor_decodes_are_resized_on_the_device() -> None:
     names = list(compute_items(made, Request(layers=["inner.4"]), noises(5), pixels=pixels))
     assert names == [f"folder/{i:03}.png" for i in range(5)]
     assert set(seen) <= {"batch"}
-
-    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-    def test_without_a_gpu_the_device_has_to_be_named(
-        self, folder: Path, photos: Path, gradcam_command: Command
-    ) -> None:
-        outcome = gradcam_command("batch", "photos", "-o", "out", "--pixels", "device")
-        assert outcome.status != 0
-        assert "--pixels device needs a GPU, but no GPU was found" in outcome.err
