@@ -394,9 +394,7 @@ def show_usage_error(error: click.UsageError) -> None:
         return
     if isinstance(error, click.MissingParameter):
         words = [
-            it.make_metavar(error.ctx)
-            if isinstance(it, click.Argument)
-            else f"{it.opts[0]} {it.make_metavar(error.ctx)}"
+            " ".join(it.get_usage_pieces(error.ctx) or (it.opts[0], it.metavar or it.type.name.upper()))
             for it in error.ctx.command.get_params(error.ctx)
             if it.required
         ]

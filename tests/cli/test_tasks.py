@@ -667,7 +667,7 @@ def test_a_sentence_is_checked_against_the_others(gradcam_command: Command, flag
     ("command", "typed", "said"),
     [
         ("check", ("--box", "0", "--text", "dog"), "--text is for matching and text-prompted detectors"),
-        ("check", ("--edge", "left"), "No such option '--edge'"),
+        ("check", ("--edge", "left"), "No such option"),
         ("check", ("--box", "40"), "There is no box 40 in the image: there are 12, 0 to 11."),
         ("evaluate", ("--word", "0"), "--word is for captioning, but ../mine.py:detector is for detection"),
         ("recommend", (), "../mine.py:detector is a model for detection, not a classifier"),
