@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ntpath
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -278,6 +280,18 @@ def test_a_table_names_pictures_from_where_they_lie_or_where_it_lies(
     named = [name for name in found.failures if name in names]
     assert named == names[-4:]
     assert found.failures[names[-1]] == f"{names[-1]}: has no label in labels.csv"
+
+
+def test_a_table_and_its_images_may_lie_on_two_drives_of_windows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_fruit(tmp_path / "fruit", 14, 0)
+    rows = [f"{tmp_path}/fruit/{fruit}/{number:02}.png,{fruit}" for fruit in CLASSES for number in range(14)]
+    table = write_table(tmp_path / "labels.csv", [*rows, f"{tmp_path}/none.png,apple"])
+    monkeypatch.setattr(os.path, "relpath", lambda path, start: ntpath.relpath(f"D:{path}", f"C:{start}"))
+    found = audit(tmp_path / "fruit", load(), labels=table)
+    assert list(found.failures.values()) == [f"{table}, line 30: {tmp_path}/none.png is not among the images"]
+    assert count_labels(found) == {"apple": 14, "lime": 14}
 
 
 def test_each_bad_line_has_one_of_its_own_and_the_others_go_on(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import ntpath
 import os
 import shutil
 import subprocess
@@ -653,6 +654,11 @@ def test_roots_are_seen_from_the_output_folder(tmp_path: Path) -> None:
     assert describe_root(tmp_path / "photos", tmp_path / "photos" / "explained") == ".."
     assert describe_root(tmp_path / "photos", tmp_path / "link") == "../../photos"
     assert describe_root(None, tmp_path) is None
+
+
+def test_a_root_on_another_drive_of_windows_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os.path, "relpath", lambda path, start: ntpath.relpath(f"D:{path}", f"C:{start}"))
+    assert describe_root(tmp_path / "photos", tmp_path / "explained") == (tmp_path / "photos").as_posix()
 
 
 def test_a_weights_file_is_told_by_its_bytes(tmp_path: Path, classifier: gradcam.Classifier) -> None:

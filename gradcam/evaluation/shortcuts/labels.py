@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -74,7 +75,7 @@ def _match(entries: Sequence[Entry], items: Sequence[Item], path: str) -> tuple[
     beside, given, failures = os.path.dirname(os.path.abspath(path)), dict[str, str](), dict[str, str]()
     for entry in entries:
         where = f"{path}, line {entry.line}"
-        shown = os.path.relpath(entry.path, beside).replace(os.sep, "/") if os.path.isabs(entry.path) else entry.path
+        shown = _relate(entry.path, beside)
         name = names.get(os.path.realpath(entry.path)) or names.get(shown) or names.get(entry.path)
         if name is None:
             failures[where] = f"{where}: {shown} is not among the images"
@@ -85,6 +86,14 @@ def _match(entries: Sequence[Entry], items: Sequence[Item], path: str) -> tuple[
                 f"{where}: {shown} has the class {entry.wanted} here, but {given[name]} on an earlier line, which is used"
             )
     return given, failures
+
+
+def _relate(path: str, folder: str) -> str:
+    """Return an absolute path as seen from the folder; a path on another drive, and any other path, as it is."""
+    if os.path.isabs(path):
+        with contextlib.suppress(ValueError):  # On Windows, there is no way from one drive to another.
+            return os.path.relpath(path, folder).replace(os.sep, "/")
+    return path
 
 
 def _label(
