@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import codecs
 import contextlib
 import gc
 import importlib
@@ -130,12 +131,27 @@ def heed_nothing() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
 
+# Replacements in encodings that lack these characters, such as cp1252 on Windows. Parts of a bar's character are rounded.
+ASCII = {"→": "->", "↑": "^", "…": "...", "±": "+-", "×": "x"} | dict.fromkeys("█▉▊▋▌", "#") | dict.fromkeys("▍▎▏", " ")
+IN_ASCII = "gradcam-ascii"  # the name of the error handler
+
+
+def _replace_by_ascii(error: UnicodeError) -> tuple[str, int]:
+    """Return what is written in place of characters that an encoding lacks, and where encoding goes on."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(ASCII.get(character, "?") for character in error.object[error.start : error.end]), error.end
+
+
+codecs.register_error(IN_ASCII, _replace_by_ascii)
+
+
 def make_streams_safe() -> None:
     """Terminals without Unicode get replacements, and none gets control characters of somebody else's."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if hasattr(stream, "reconfigure") and not isinstance(stream, SafeStream):
-            stream.reconfigure(errors="replace")
+            stream.reconfigure(errors=IN_ASCII)
             setattr(sys, name, SafeStream(stream))
 
 

@@ -27,7 +27,8 @@ from PIL import Image
 
 import gradcam
 from gradcam.cli import main
-from gradcam.cli._terminal import SafeStream, format_report, resume_line
+from gradcam.cli._settings import Output
+from gradcam.cli._terminal import SafeStream, format_report, make_streams_safe, resume_line, shown_passes
 from gradcam.storage.records import Explained, Prediction, Record, Report
 
 Photo = Callable[[str], Path]
@@ -902,7 +903,7 @@ def test_help_offers_what_there_is(gradcam_command: Command) -> None:
 @pytest.mark.parametrize(
     ("encoding", "shown"),
     [
-        ("latin-1", ["(7 x 7)  ?  kätzchen-gradcam.png".encode("latin-1"), b"missing-?.jpg: does not exist"]),
+        ("latin-1", ["(7 x 7)  ->  kätzchen-gradcam.png".encode("latin-1"), b"missing-?.jpg: does not exist"]),
         # click holds ASCII for a mistake, and writes UTF-8
         ("ascii", ["(7 x 7)  →  kätzchen-gradcam.png".encode(), "missing-猫.jpg: does not exist".encode()]),
     ],
@@ -916,6 +917,31 @@ def test_a_terminal_without_unicode_causes_no_traceback(
     assert run(small("coffee.jpg").rename("kätzchen.png"), "missing-猫.jpg").status == 1
     for stream, text in zip(streams, shown):
         assert text in stream.buffer.getvalue()
+
+
+def test_output_piped_on_windows_has_bars_and_arrows_of_ascii(small: Photo, folder: Path) -> None:
+    arguments = ("run", small("coffee.jpg"), "--device", "cpu")
+    found = finish(start(*arguments, encoding="cp1252", env={"PYTHONIOENCODING": "cp1252"}))
+    assert (found.status, found.err) == (0, "")
+    assert re.search(r" %   #+\n", found.out)
+    assert "  ->  coffee-gradcam.png\n" in found.out
+    assert "?" not in found.out
+
+
+@pytest.mark.parametrize(("encoding", "half"), [("cp1252", "#####"), ("utf-8", "█████")])
+def test_a_progress_bar_has_characters_of_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, encoding: str, half: str
+) -> None:
+    class Terminal(io.BytesIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = io.TextIOWrapper(Terminal(), encoding=encoding)
+    monkeypatch.setattr(sys, "stderr", stream)
+    make_streams_safe()
+    with shown_passes(Output(as_json=False, quiet=False)) as show:
+        show(1, 2)
+    assert f" 50% |{half}     | 1 of 2 " in stream.buffer.getvalue().decode(encoding)
 
 
 @POSIX
