@@ -16,9 +16,9 @@ ROOT = Path(__file__).parents[1]
 # What `.[test-all]` installs beside `.[test]`, and what some of these bring; the last line is tested where it is there.
 PACKAGES = frozenset((
     "accelerate", "aiohttp", "boto3", "captum", "fastapi", "httpx", "ipykernel", "jsonschema", "lightning", "matplotlib",
-    "moto", "nbclient", "nbformat", "numpydoc", "open_clip", "pandas", "playwright", "pyarrow", "pydicom", "pytorch_grad_cam",
-    "ray", "s3fs", "segmentation_models_pytorch", "sklearn", "starlette", "tensorboard", "timm", "tokenizers", "torchcam",
-    "transformers", "uvicorn", "webdataset",
+    "moto", "nbclient", "nbformat", "numpydoc", "open_clip", "pandas", "playwright", "pyarrow", "pydicom",
+    "pytorch_grad_cam", "ray", "s3fs", "segmentation_models_pytorch", "sklearn", "starlette", "tensorboard", "timm",
+    "tokenizers", "torchcam", "transformers", "uvicorn", "webdataset",
     "effdet", "einops", "gcsfs", "monai", "pycocotools", "quantus", "ultralytics", "vit_pytorch",
 ))  # fmt: skip
 MISSING = re.compile(r"needs (\w+)|could not import '(\w+)")
