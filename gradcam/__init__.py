@@ -6,6 +6,6 @@ explanation = gradcam.explain(model, images, "layer4", target=281)     # any PyT
 explanation = gradcam.load_classifier().explain("photo.jpg")           # the embedded classifier
 """
 
-import lazy_loader
+from gradcam.lazy import export_lazily
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = export_lazily(__name__, __file__)

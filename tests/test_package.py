@@ -31,7 +31,7 @@ def test_every_public_name_is_there_and_documented(name: str) -> None:
 
 
 def test_an_unknown_name() -> None:
-    with pytest.raises(AttributeError, match="gradcam attribute nothing"):
+    with pytest.raises(AttributeError, match="module 'gradcam' has no attribute 'nothing'"):
         _ = gradcam.nothing
 
 

@@ -4,6 +4,6 @@ attribution = gradcam.attributions.integrated_gradients(model, images, target=28
 picture = gradcam.attributions.draw_attribution(attribution.values[0, 0])
 """
 
-import lazy_loader
+from gradcam.lazy import export_lazily
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = export_lazily(__name__, __file__)

@@ -6,6 +6,6 @@ with gradcam.inspection.record(model, "layer*.conv1") as recorder:
     ...  # a step of training, or an epoch
 """
 
-import lazy_loader
+from gradcam.lazy import export_lazily
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = export_lazily(__name__, __file__)

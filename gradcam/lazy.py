@@ -1,0 +1,31 @@
+"""Public names that are imported when they are first used: importing gradcam alone imports no PyTorch."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def export_lazily(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return `__getattr__`, `__dir__` and `__all__` of a package (PEP 562).
+
+    The stub beside its `__init__.py`, which type checkers read, lists the public names: `from .module import name as name`,
+    or `from . import name as name` for a module.
+    """
+    stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    modules = {alias.name: node.module for node in imports for alias in node.names}
+
+    def import_name(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module = importlib.import_module(f"{package}.{modules[name] or name}")
+        value = module if modules[name] is None else getattr(module, name)
+        vars(sys.modules[package])[name] = value  # Python then calls `__getattr__` no more for it.
+        return value
+
+    return import_name, lambda: sorted(modules), sorted(modules)
