@@ -35,6 +35,25 @@ def test_an_unknown_name() -> None:
         _ = gradcam.nothing
 
 
+OPTIONAL = ("cloudpickle", "lazy_loader", "tqdm")
+
+
+def test_explaining_needs_no_optional_package(tmp_path: Path) -> None:
+    block = f"import sys; sys.modules.update(dict.fromkeys({OPTIONAL})); "
+    explain = "import gradcam; print(gradcam.load_classifier(device='cpu').explain(sys.argv[1]).heatmaps.shape)"
+    command = "from gradcam.cli import main; main()"
+    image = str(ROOT / "assets" / "coffee.jpg")
+    for code, *arguments in ([explain], [command, "run"], [command, "batch", "-o", "out"]):
+        done = subprocess.run(
+            [sys.executable, "-c", block + code, *arguments, image],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_no_public_name_is_overwritten_by_a_module() -> None:
     import importlib
 

@@ -18,15 +18,13 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-import cloudpickle
-
 from gradcam import plugins
 from gradcam.batch.compute import Tell
 from gradcam.batch.engine import Late, Needed, Reports, Work
 from gradcam.batch.ray.actor import Actor, ActorJob, Load, pack, pack_again, pass_on, to_blocks, to_job
 from gradcam.batch.ray.ending import end_here
 from gradcam.batch.save import Saver
-from gradcam.errors import DeviceError
+from gradcam.errors import DeviceError, GradcamError
 from gradcam.options import count_cores
 
 AT_ONCE = 2  # blocks that a process has, so that it need not wait for the next
@@ -96,7 +94,7 @@ def _started(jobs: Sequence[ActorJob], cores: int) -> Iterator[list[_Process]]:
     try:
         for job in jobs:
             ours, theirs = context.Pipe()
-            given = (theirs, cloudpickle.dumps(job), job.device, cores, plugins.list_files())
+            given = (theirs, dump(job), job.device, cores, plugins.list_files())
             process = context.Process(target=_serve, args=given, daemon=True)
             with _without_interrupts():
                 process.start()
@@ -110,6 +108,26 @@ def _started(jobs: Sequence[ActorJob], cores: int) -> Iterator[list[_Process]]:
             each.process.join(SECONDS)
             each.process.kill()
             each.process.join()
+
+
+def dump(job: ActorJob) -> bytes:
+    """Pickle the job. Raises `GradcamError` if an object in it needs cloudpickle, which is not installed.
+
+    pickle refers to functions by name, so it cannot send lambdas, inner functions, and functions whose name is that of the
+    method made from them (`gradcam.method`).
+    """
+    try:
+        return pickle.dumps(job)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        reason = error
+    try:
+        import cloudpickle
+    except ImportError:
+        raise GradcamError(
+            f'Your own code in several processes needs cloudpickle: pip install ".[processes]" ({reason})'
+        ) from None
+    packed: bytes = cloudpickle.dumps(job)
+    return packed
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import contextlib
 import gc
 import importlib
 import logging
+import math
 import os
 import re
 import shlex
@@ -19,8 +20,9 @@ import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TextIO
 
 import click
 
@@ -31,8 +33,6 @@ from gradcam.storage.records import Prediction, Record, Report
 from gradcam.storage.retry import LOG
 
 if TYPE_CHECKING:
-    from tqdm import tqdm
-
     from gradcam.options import Progress
 
 ENDING = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]  # Windows has no SIGHUP
@@ -165,10 +165,8 @@ def settle_warnings() -> None:
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
         if not issubclass(category, GradcamWarning):
             show_others(message, category, *place, **more)
-        elif "tqdm" in sys.modules:  # there may be a bar to write above
-            sys.modules["tqdm"].tqdm.write(f"Note: {printable(str(message))}", file=sys.stderr)
         else:
-            click.echo(f"Note: {printable(str(message))}", err=True)
+            print_above_bar(f"Note: {message}")
 
     warnings.showwarning = show
 
@@ -340,8 +338,8 @@ def _seen(record: Record, *, has_fit: bool = True) -> str:
     return f"{seen} Use --fit whole to explain the whole image." if has_fit else seen
 
 
-SHAPE = "{percentage:3.0f}% |{bar}| {n_fmt} of {total_fmt}   {rate_noinv_fmt}   {remaining} left{postfix}"  # of a bar
-PASSES = "{percentage:3.0f}% |{bar}| {n_fmt} of {total_fmt}   {remaining} left"
+SECONDS_BETWEEN_DRAWINGS = 0.1  # of a progress bar
+DEFAULT_COLUMNS = 80  # of a terminal that does not tell its width
 LISTED = 20  # failures that are named at the end; all of them are in the manifest
 
 
@@ -355,12 +353,12 @@ class Display:
         self._errors: list[str] = []  # the first of them: a million broken pictures are not held
         self._failed = self._done = 0
         self._start = time.perf_counter()
-        self._bar: tqdm[None] | None = None
+        self._bar: ProgressBar | None = None
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[Display]:
         total, done = self._pictures, self._done_before
-        with shown_bar(self._output, "images", SHAPE, total=total, initial=done) as self._bar:
+        with shown_bar(self._output, "images", total, done) as self._bar:
             yield self
 
     def add(self, record: Record) -> None:
@@ -371,9 +369,8 @@ class Display:
         else:
             self._done += 1
         if self._bar is not None:
-            self._bar.update()
-            if self._failed:
-                self._bar.set_postfix_str(f"{self._failed} failed", refresh=False)
+            self._bar.failed = self._failed
+            self._bar.update(self._done_before + self._done + self._failed)
         if self._output.as_json:
             click.echo(record.to_json(), file=self._out)
 
@@ -425,29 +422,87 @@ def resume_line(arguments: Sequence[str]) -> str:
     return to_command(["gradcam", *arguments[:1], "--resume", *kept])
 
 
-@contextlib.contextmanager
-def shown_bar(output: Output, unit: str, shape: str, **start: int) -> Iterator[tqdm[None]]:
-    """A bar on a terminal that goes away, none with `--quiet`; what a model prints goes to standard error meanwhile."""
-    from tqdm import tqdm
+class ProgressBar:
+    """A line on a terminal that is drawn again and again: the share that is done, the rate and the time left."""
 
-    settings: dict[str, Any] = {"unit": f" {unit}", "bar_format": shape, "dynamic_ncols": True, "leave": False, **start}
-    is_hidden = True if output.quiet else None  # None: unless standard error is a terminal
-    with tqdm(disable=is_hidden, file=sys.stderr, **settings) as bar, contextlib.redirect_stdout(sys.stderr):
-        yield bar
+    current: ClassVar[ProgressBar | None] = None  # the one on the terminal
+    lock = threading.RLock()  # Other threads print above the bar.
+
+    def __init__(self, unit: str, total: int, done: int, *, is_hidden: bool) -> None:
+        self.unit, self.total, self.done, self.failed = unit, total, done, 0
+        self._is_hidden, self._done_before, self._start = is_hidden, done, time.monotonic()
+        self._last_drawn = -math.inf
+
+    def update(self, done: int, total: int | None = None) -> None:
+        """Draw the bar again if this many are done, unless it was drawn just now."""
+        has_new_total = total not in (None, self.total)
+        self.done, self.total = done, self.total if total is None else total
+        if has_new_total or time.monotonic() - self._last_drawn >= SECONDS_BETWEEN_DRAWINGS:
+            self.draw()
+
+    def draw(self) -> None:
+        self._last_drawn = time.monotonic()
+        self._write(self._format(_count_columns() - 1))
+
+    def erase(self) -> None:
+        self._write(" " * (_count_columns() - 1) + "\r")
+
+    def _format(self, columns: int) -> str:
+        share = min(1, self.done / max(1, self.total))
+        start, end = f"{_percent(share):>5} |", f"| {self.done} of {self.total}"
+        if self.done > self._done_before:
+            rate = (self.done - self._done_before) / max(time.monotonic() - self._start, 1e-9)
+            left = timedelta(seconds=round(max(0, self.total - self.done) / rate))
+            end += f"   {rate:.2f} {self.unit}/s   {left} left"
+        end += f", {self.failed} failed" if self.failed else ""
+        length = max(0, columns - len(start) - len(end))
+        return f"{start}{draw_bar(share, length):{length}}{end}"[:columns]
+
+    def _write(self, text: str) -> None:
+        if not self._is_hidden:
+            with self.lock, contextlib.suppress(OSError):  # The terminal may be gone.
+                sys.stderr.write(f"\r{text}")
+                sys.stderr.flush()
+
+
+def _count_columns() -> int:
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or DEFAULT_COLUMNS
+    except (OSError, ValueError):
+        return DEFAULT_COLUMNS
+
+
+def print_above_bar(text: str) -> None:
+    """Print a line on standard error, above the progress bar if there is one."""
+    with ProgressBar.lock:
+        bar = ProgressBar.current
+        if bar is not None:
+            bar.erase()
+        click.echo(printable(text), err=True)
+        if bar is not None:
+            bar.draw()
+
+
+@contextlib.contextmanager
+def shown_bar(output: Output, unit: str, total: int, done: int = 0) -> Iterator[ProgressBar]:
+    """A bar on a terminal that goes away, none with `--quiet`; what a model prints goes to standard error meanwhile."""
+    bar = ProgressBar(unit, total, done, is_hidden=output.quiet or not sys.stderr.isatty())
+    ProgressBar.current = bar
+    try:
+        bar.draw()
+        with contextlib.redirect_stdout(sys.stderr):
+            yield bar
+    finally:
+        with ProgressBar.lock:
+            ProgressBar.current = None
+            bar.erase()
 
 
 @contextlib.contextmanager
 def shown_passes(output: Output) -> Iterator[Progress]:
     """A bar that hears of passes done, and of how many."""
-    with shown_bar(output, "it", PASSES, total=1) as bar:
-
-        def show(done: int, total: int) -> None:
-            is_news, bar.total = bar.total != total, total
-            bar.update(done - bar.n)
-            if is_news:  # it draws itself now and then, and quick passes may all be over before it does
-                bar.refresh()
-
-        yield show
+    with shown_bar(output, "passes", 1) as bar:
+        yield bar.update
 
 
 def cut_type(name: str, longest: int) -> str:
@@ -517,9 +572,7 @@ def telling_waits(output: Output) -> Iterator[None]:
 
 class _Teller(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        from tqdm import tqdm
-
-        tqdm.write(printable(record.getMessage()), file=sys.stderr)
+        print_above_bar(record.getMessage())
 
 
 @contextlib.contextmanager

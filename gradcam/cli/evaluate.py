@@ -56,7 +56,6 @@ LEGEND = {
     FOOLED: "a control map does as well as the best method: the metric says little here",
 }
 NAMED = 3  # methods in the last line
-SHAPE = "{percentage:3.0f}% |{bar}| {n_fmt} of {total_fmt} heatmaps   {remaining} left{postfix}"  # of a bar
 
 
 @click.command("evaluate", cls=Command)
@@ -188,8 +187,8 @@ def _run(study: Study, journal: Journal | None, output: Output) -> list[Judgemen
     entries: list[Judgement] = []
     out = sys.stdout
     try:
-        with shown_bar(output, "heatmaps", SHAPE, total=study.total) as bar:
-            for entry in study.run(journal, progress=lambda done, total: bar.update(done - bar.n)):
+        with shown_bar(output, "heatmaps", study.total) as bar:
+            for entry in study.run(journal, progress=bar.update):
                 entries.append(entry)
                 if output.as_json:
                     click.echo(entry.to_json(), file=out)

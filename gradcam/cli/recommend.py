@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,8 +16,8 @@ from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
 from gradcam.cli._job import load_model, say, tell
 from gradcam.cli._settings import ModelChoice, Output, to_model_choice, to_word
-from gradcam.cli._terminal import count, import_torch, shown_passes, telling_waits, to_command
-from gradcam.errors import GradcamError, LayerError, printable
+from gradcam.cli._terminal import count, import_torch, print_above_bar, shown_passes, telling_waits, to_command
+from gradcam.errors import GradcamError, LayerError
 from gradcam.evaluation.intervals import ENOUGH
 from gradcam.options import MAX_SEED, SCORES
 from gradcam.renames import RECOMMEND, REMOVED_IN, add_old_keys
@@ -171,8 +170,6 @@ def _read(
     classifier: Classifier, items: Sequence[Item], annotations: Annotations | None
 ) -> tuple[dict[str, Tensor], dict[str, dict[int, Tensor]], int]:
     """The pictures, masks of the objects that are annotated there, and how many could not be read."""
-    from tqdm import tqdm
-
     from gradcam.batch.read import read_item
 
     pictures, objects, failed = {}, {}, 0
@@ -180,7 +177,7 @@ def _read(
         picture = read_item(classifier, replace(item, wanted=None)).picture  # what a list asks for is not looked at
         if isinstance(picture, GradcamError):
             failed += 1
-            tqdm.write(printable(str(picture)), file=sys.stderr)
+            print_above_bar(str(picture))
         else:
             pictures[item.name] = picture.image
             if annotations is not None:

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -169,6 +170,23 @@ def test_cuda_is_all_that_are_visible_and_processes_may_share_a_device(
     (folder / "out" / "03-koala-mycam.jpg").unlink()
     assert gradcam_command(*options, *asked, "--pixels", "cpu", "-o", "out", "--resume").status == 0
     assert (folder / "out" / "03-koala-mycam.jpg").exists()
+
+
+def test_only_code_that_pickle_cannot_send_needs_cloudpickle(
+    folder: Path, photos: Path, gradcam_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (photos / "05-broken.jpg").unlink()
+    (folder / "mine.py").write_text(f"{MINE}\n\ndef score(output):\n    return output[:, 7]\n")
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)  # what makes its import fail
+    options = ("batch", "photos", "--batch-size", 2, "--device", "cpu", "--processes", 2, "-o")
+    outcome = gradcam_command(*options, "mine", "--method", "mine.py:mycam")
+    assert outcome.status == 2
+    hint = 'Error: Your own code in several processes needs cloudpickle: pip install ".[processes]" ('
+    assert outcome.err.startswith(hint)
+    assert outcome.err.count("\n") == 1
+    outcome = gradcam_command(*options, "out", "--target", "mine.py:score")
+    assert (outcome.status, outcome.err) == (0, "")
+    assert "12 images explained" in outcome.out
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
 from gradcam.cli._job import load_model, say, tell
 from gradcam.cli._settings import ModelChoice, Output, is_same, to_model_choice
-from gradcam.cli._terminal import SHAPE, count, import_torch, shown_bar, telling_waits, to_arrow
+from gradcam.cli._terminal import count, import_torch, print_above_bar, shown_bar, telling_waits, to_arrow
 from gradcam.errors import GradcamError, LayerError, OutputError, StoreError, printable
 from gradcam.options import MAX_BATCH_SIZE, MAX_WORKERS
 from gradcam.renames import FEATURES, add_old_keys
@@ -183,12 +183,12 @@ def _gather(wish: _Features, listing: Listing, extractor: Extractor, file: Featu
     failed = 0
     size = wish.batch_size or choose_batch_size(extractor.classifier)
     found = extract_items(extractor, listing.items, batch_size=size, workers=wish.workers or count_cores())
-    with shown_bar(wish.output, "images", SHAPE, total=len(listing.items)) as bar, contextlib.closing(found) as rows:
-        for name, row in rows:
+    with shown_bar(wish.output, "images", len(listing.items)) as bar, contextlib.closing(found) as rows:
+        for done, (name, row) in enumerate(rows, 1):
             if isinstance(row, GradcamError):
                 failed += 1
-                bar.write(printable(str(row)), file=sys.stderr)
+                print_above_bar(str(row))
             else:
                 file.add(name, row)
-            bar.update()
+            bar.update(done)
     return failed
