@@ -1,15 +1,44 @@
-"""OpenCV, or the reason why there is none."""
+"""OpenCV, or the reason why it cannot be loaded and the commands that repair it."""
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError, version
+
 from gradcam.errors import GradcamError
+
+# These distributions own the same folder, `cv2`: pip overwrites one with another, and uninstalling one breaks the other.
+# If several are installed, the first is kept. contrib contains the others, and headless builds load on every machine.
+DISTRIBUTIONS = ("opencv-contrib-python-headless", "opencv-contrib-python", "opencv-python-headless", "opencv-python")
+
+
+def is_installed(distribution: str) -> bool:
+    """Return whether pip lists the distribution, even if its files are gone."""
+    try:
+        return bool(version(distribution))
+    except PackageNotFoundError:
+        return False
+
+
+def explain_failure(error: Exception) -> str:
+    """Return one line: why OpenCV cannot be loaded, and the commands that leave one intact distribution of it."""
+    installed = [name for name in DISTRIBUTIONS if is_installed(name)]
+    kept, advice = next(iter(installed), "opencv-python"), "Install it"
+    if "cannot open shared object file" in str(error):
+        kept, advice = f"{kept.removesuffix('-headless')}-headless", "Without a display, use the headless build"
+    elif len(installed) > 1:
+        advice = f"{' and '.join(installed)} overwrite each other's files, keep one of them"
+    elif installed:
+        advice = "Its files are damaged or missing, install it again"
+    uninstall = f"pip uninstall --yes {' '.join(installed)} && " if installed else ""
+    return f"OpenCV cannot be loaded ({error}). {advice}: {uninstall}pip install {kept}"
+
 
 try:
     import cv2
-except ImportError as error:
-    raise GradcamError(
-        f"OpenCV cannot be loaded ({error}). On a machine without a display, install the headless build instead: "
-        "pip uninstall --yes opencv-python && pip install opencv-python-headless"
-    ) from error
+
+    if not hasattr(cv2, "imdecode"):  # Python imports a folder without `__init__.py` as an empty package.
+        raise ImportError("the folder of cv2 has no binary")
+except Exception as error:  # A mixture of two versions raises more than ImportError.
+    raise GradcamError(explain_failure(error)) from error
 
 __all__ = ["cv2"]

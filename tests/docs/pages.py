@@ -5,7 +5,7 @@ A comment in front of a block says what is special about it:
     <!-- raises LayerError: has no layer -->    the block of Python ends in this error, with these words
     <!-- status 1 -->                           the last command ends with this status
     <!-- prints -->                             a block of text: what the block before it has printed, times aside
-    <!-- elsewhere -->                          it takes several machines: run by a test of its own
+    <!-- elsewhere -->                          a test of its own runs it
     <!-- line test -->                          scripts/check runs it
     <!-- slow -->                               the page's test is a slow one
 
