@@ -24,7 +24,7 @@ from gradcam.batch.engine import Late, Needed, Reports, Work
 from gradcam.batch.ray.actor import Actor, ActorJob, Load, pack, pack_again, pass_on, to_blocks, to_job
 from gradcam.batch.ray.ending import end_here
 from gradcam.batch.save import Saver
-from gradcam.errors import DeviceError, GradcamError
+from gradcam.errors import DeviceError, GradcamError, to_pip_command
 from gradcam.options import count_cores
 
 AT_ONCE = 2  # blocks that a process has, so that it need not wait for the next
@@ -124,7 +124,7 @@ def dump(job: ActorJob) -> bytes:
         import cloudpickle
     except ImportError:
         raise GradcamError(
-            f'Your own code in several processes needs cloudpickle: pip install ".[processes]" ({reason})'
+            f"Your own code in several processes needs cloudpickle: {to_pip_command('processes')} ({reason})"
         ) from None
     packed: bytes = cloudpickle.dumps(job)
     return packed
