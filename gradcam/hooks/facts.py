@@ -106,7 +106,7 @@ class ModelState:
 
     def __init__(self, model: nn.Module) -> None:
         self._tensors: list[Tensor | None] = []
-        self._objects: dict[int, Any] = {}  # configurations, which many modules share
+        self._objects: dict[int, int] = {}  # the numbers of objects that were described, such as shared configurations
         self._hooks = _list_global_hooks()
         self._modules = [self._read_module(module) for module in list_modules(model)]
         self._forwards = {state.kind: _refer(state.kind.forward) for state in self._modules}
@@ -190,12 +190,12 @@ class ModelState:
             return kind
         if isinstance(value, functools.partial):
             return kind, self._describe((value.func, value.args, value.keywords), depth)
-        if id(value) not in self._objects:
-            self._objects[id(value)] = None  # for objects that hold themselves
-            items = value.items() if isinstance(value, Mapping) else getattr(value, "__dict__", {}).items()
-            pairs = [(self._describe(key, MAX_DEPTH), self._describe(item, depth + 1)) for key, item in items]
-            self._objects[id(value)] = (kind, pairs[:MAX_ITEMS], len(pairs))
-        return self._objects[id(value)]
+        if id(value) in self._objects:  # by its number, since to compare shared parts again and again may take forever
+            return kind, self._objects[id(value)]
+        self._objects[id(value)] = len(self._objects)
+        items = value.items() if isinstance(value, Mapping) else getattr(value, "__dict__", {}).items()
+        pairs = [(self._describe(key, MAX_DEPTH), self._describe(item, depth + 1)) for key, item in items]
+        return kind, pairs[:MAX_ITEMS], len(pairs)
 
 
 def _refer(value: Any) -> Any:
