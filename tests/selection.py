@@ -53,7 +53,7 @@ class MissingPackages:
 def _is_ours() -> bool:
     frame = sys._getframe(2)
     while frame is not None and "importlib" in frame.f_code.co_filename:
-        if "importlib/util" in frame.f_code.co_filename.replace(os.sep, "/"):
+        if re.search(r"importlib.util", frame.f_code.co_filename):  # a file's path, or a frozen module's name
             return False
         frame = frame.f_back
     return frame is not None and Path(frame.f_code.co_filename).is_relative_to(ROOT)
