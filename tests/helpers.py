@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -72,3 +73,31 @@ def assert_same(before: Any, after: Any) -> None:
             assert_same(one, other)
     else:
         assert before == after
+
+
+class Compiled:
+    """A module compiled by a backend that counts its runs, and whether calling the module runs compiled code."""
+
+    def __init__(self, module: nn.Module, images: Tensor) -> None:
+        self.runs, self._images = 0, images
+        self.module = torch.compile(module, backend=self._compile)
+        assert self.is_compiled()
+
+    def _compile(self, graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            self.runs += 1
+            return graph(*args)
+
+        return run
+
+    def is_compiled(self) -> bool:
+        before = self.runs
+        with torch.no_grad():
+            self.module(self._images)
+        return self.runs > before
+
+
+def set_submodule(model: nn.Module, name: str, module: nn.Module) -> None:
+    """Do what `model.set_submodule` does, which PyTorch has from 2.5 on."""
+    parent, _, own = name.rpartition(".")
+    setattr(model.get_submodule(parent), own, module)

@@ -234,7 +234,7 @@ class Tail:
 def start_of(tensor: Tensor) -> Edge | None:
     """Return where in the graph a tensor comes from, of a leaf where its gradient is accumulated."""
     if tensor.requires_grad and tensor.is_leaf and not tensor.is_inference():
-        node, index, *_ = torch.autograd.graph.get_gradient_edge(tensor)
+        node, index, *_ = pytorch.find_edge(tensor)
         return node, index
     return edge_of(tensor)
 

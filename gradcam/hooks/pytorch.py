@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import Node, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 # Operations that mix tokens.
 MIXING = ("bmm", "attention", "dotproduct", "convolution", "roll", "flip", "fft", "gather", "index")
@@ -240,6 +240,14 @@ def list_leaf(node: Node) -> list[Tensor]:
     return [node.variable] if hasattr(node, "variable") else []
 
 
+def _find_edge(tensor: Tensor) -> GradientEdge:
+    with torch.enable_grad():
+        return get_gradient_edge(tensor)
+
+
+find_edge = get_gradient_edge if VERSION >= (2, 6) else _find_edge  # before, a leaf has none while recording is off
+
+
 def call_after_backward(function: Callable[[], None]) -> None:
     """Call a function when the running backward pass has ended, in whichever thread that is."""
     torch.autograd.Variable._execution_engine.queue_callback(function)
@@ -317,6 +325,6 @@ def synchronize(device: torch.device) -> None:
 def differentiate_edges(score: Tensor, leaves: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
     """Return the gradients of a score, one value, at leaves, passed as edges of the graph. Before 2.5, the score itself
     is passed, so that modes see it."""
-    edges = [get_gradient_edge(leaf) for leaf in leaves]
-    outputs: Any = [get_gradient_edge(score)] if VERSION >= (2, 5) else [score]
+    edges = [find_edge(leaf) for leaf in leaves]
+    outputs: Any = [find_edge(score)] if VERSION >= (2, 5) else [score]
     return torch.autograd.grad(outputs, edges, retain_graph=True, allow_unused=True)

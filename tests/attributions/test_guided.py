@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gradcam
 from gradcam.attributions import guided_backpropagation, guided_gradcam, input_gradients
-from tests.helpers import TINY, tiny_model
+from tests.helpers import TINY, set_submodule, tiny_model
 from tests.oracles import resize_cubic
 
 
@@ -49,7 +49,7 @@ def reference(model: nn.Module, images: Tensor, classes: list[int]) -> Tensor:
     model = copy.deepcopy(model).eval()
     for name, module in list(model.named_modules()):
         if isinstance(module, (nn.ReLU, nn.ReLU6)):
-            model.set_submodule(name, GuidedModule(6.0 if isinstance(module, nn.ReLU6) else float("inf")))
+            set_submodule(model, name, GuidedModule(6.0 if isinstance(module, nn.ReLU6) else float("inf")))
     leaf = images.clone().requires_grad_()
     output = model(leaf)
     gradients = [torch.autograd.grad(output[:, index].sum(), leaf, retain_graph=True)[0] for index in classes]

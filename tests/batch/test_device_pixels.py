@@ -41,7 +41,8 @@ NAMES = ("cat_and_espresso.jpg", "koala.webp", "camera.png", "chelsea.jpg", "lem
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 NVJPEG: dict[str, Any] = {"codec": 4, "probability": 0.03}
 CODEC = find_codec(torch.device("cpu"))
-assert CODEC is not None
+if CODEC is None:
+    pytest.skip("torchvision before 0.20 decodes no lists of JPEG files", allow_module_level=True)
 
 Events = list[tuple[str, dict[str, Any]]]
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import gradcam
 from gradcam.hooks import preserve as isolation
 from gradcam.hooks.preserve import eager_mode, evaluation_mode, preserve_state
+from tests.helpers import Compiled
 
 
 def flags(model: nn.Module) -> list[bool]:
@@ -48,20 +49,17 @@ def test_flags_are_restored_after_an_error() -> None:
 
 
 def test_the_compilers_mode_overlaps_in_any_order() -> None:
-    compiled = torch.compile(model(), backend="eager")
-
-    def stance() -> str:
-        return torch._dynamo.eval_frame._stance.stance
-
-    first, second = eager_mode(list(compiled.modules())), eager_mode(list(compiled.modules()))
+    compiled = Compiled(model().eval(), torch.ones(1, 2))
+    modules = list(compiled.module.modules())
+    first, second = eager_mode(modules), eager_mode(modules)
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
-    assert stance() == "force_eager"
+    assert not compiled.is_compiled()
     second.__exit__(None, None, None)
-    assert stance() == "default"
+    assert compiled.is_compiled()
     with eager_mode(list(model().modules())):
-        assert stance() == "default"  # nothing in that model is compiled
+        assert compiled.is_compiled()  # nothing in that other model is
 
 
 @pytest.mark.parametrize("draws", [False, True])
@@ -263,14 +261,14 @@ def test_buffers_are_left_to_a_thread_that_loads_weights_meanwhile() -> None:
 def test_an_interruption_at_the_worst_moment_leaves_the_compiler_as_it_was(
     turns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiled = torch.compile(model(), backend="eager")
+    compiled = Compiled(model().eval(), torch.ones(1, 2))
     with monkeypatch.context() as patch:
         patch.setattr(isolation, "_lock", InterruptsOnce(isolation._lock, turns))
-        with contextlib.suppress(KeyboardInterrupt), preserve_state(compiled):
+        with contextlib.suppress(KeyboardInterrupt), preserve_state(compiled.module):
             pass
-    with preserve_state(compiled):
-        assert torch._dynamo.eval_frame._stance.stance == "force_eager"
-    assert torch._dynamo.eval_frame._stance.stance == "default"
+    with preserve_state(compiled.module):
+        assert not compiled.is_compiled()
+    assert compiled.is_compiled()
 
 
 def test_an_abandoned_context_that_is_collected_under_the_lock_does_not_wait_for_itself() -> None:

@@ -19,7 +19,7 @@ from gradcam.errors import GradientError, LayerError, ModelError
 from gradcam.hooks.hooks import Hooks
 from gradcam.inspection.edit import Edit, edit_gradients
 from gradcam.inspection.selection import follow_layers
-from tests.helpers import TINY, assert_same, tiny_model, traces
+from tests.helpers import TINY, assert_same, set_submodule, tiny_model, traces
 
 
 def network() -> nn.Sequential:
@@ -238,7 +238,7 @@ class TestLayers:
         for module in theirs.modules():
             if isinstance(module, nn.ReLU):
                 module.inplace = False
-        theirs.set_submodule(name, Doubling(theirs.get_submodule(name)))
+        set_submodule(theirs, name, Doubling(theirs.get_submodule(name)))
         expected = {key.replace(".module", ""): value for key, value in gradients(theirs).items()}
         with edit_gradients(model, double, layers=name):
             found = gradients(model)

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import Node, get_gradient_edge
+from torch.autograd.graph import Node
 
 from gradcam.cam.forward import Recorded, has_float16
 from gradcam.cam.grid import at_least_float32
@@ -261,7 +261,7 @@ def _join(outputs: Sequence[Tensor], blocks: Blocks) -> Tensor:
 
 
 def _is_reached(leaves: Sequence[Tensor], scores: Tensor, *, without: Node | None) -> bool:
-    wanted = {get_gradient_edge(leaf).node for leaf in leaves}
+    wanted = {pytorch.find_edge(leaf).node for leaf in leaves}
     found = [scores.grad_fn]
     seen = {without, *found}
     for node in found:  # which grows on the way
