@@ -205,7 +205,8 @@ def eager_mode(modules: Sequence[nn.Module]) -> Iterator[None]:
             stack.enter_context(_eager.held())
         if unhooked and not pytorch.HAS_STANCE:
             calls = pytorch.read_calls, pytorch.restore_calls
-            stack.enter_context(_keep_while_held(_calls, unhooked, *calls, change=pytorch.call_eagerly))
+            compiled = [module for module in unhooked if pytorch.is_compiled(module)]
+            stack.enter_context(_keep_while_held(_calls, compiled, *calls, change=pytorch.call_eagerly))
         yield
 
 

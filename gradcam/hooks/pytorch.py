@@ -76,6 +76,7 @@ find_backward_task = torch._C._current_graph_task_id  # the number of this threa
 find_running_node = torch._C._current_autograd_node  # the operation whose derivative this thread computes
 
 VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+CALLS = ("_compiled_call_impl", "forward")  # attributes of a compiled module
 HAS_STANCE = hasattr(torch.compiler, "set_stance")  # from 2.6 on
 
 
@@ -248,6 +249,14 @@ def _find_edge(tensor: Tensor) -> GradientEdge:
 find_edge = get_gradient_edge if VERSION >= (2, 6) else _find_edge  # before, a leaf has none while recording is off
 
 
+def find_default_device() -> torch.device:
+    """Return the device on which tensors are made. `torch.get_default_device` of 2.4 raises after a device was reset."""
+    try:
+        return torch.get_default_device()
+    except AttributeError:
+        return torch.device("cpu")
+
+
 def call_after_backward(function: Callable[[], None]) -> None:
     """Call a function when the running backward pass has ended, in whichever thread that is."""
     torch.autograd.Variable._execution_engine.queue_callback(function)
@@ -278,7 +287,7 @@ def run_eagerly() -> Callable[[], None]:
 
 def read_calls(module: nn.Module) -> dict[str, Any]:
     """Return what a compiled module calls, to be restored."""
-    return {name: value for name, value in vars(module).items() if name in ("_compiled_call_impl", "forward")}
+    return {name: value for name, value in vars(module).items() if name in CALLS}
 
 
 def call_eagerly(module: nn.Module) -> None:
@@ -290,7 +299,8 @@ def call_eagerly(module: nn.Module) -> None:
 
 def restore_calls(module: nn.Module, calls: dict[str, Any]) -> None:
     """Have a compiled module call what it did."""
-    vars(module).pop("forward", None)
+    for name in CALLS:
+        vars(module).pop(name, None)
     vars(module).update(calls)
 
 
@@ -323,8 +333,14 @@ def synchronize(device: torch.device) -> None:
 
 
 def differentiate_edges(score: Tensor, leaves: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-    """Return the gradients of a score, one value, at leaves, passed as edges of the graph. Before 2.5, the score itself
-    is passed, so that modes see it."""
+    """Return the gradients of a score, one value, at leaves.
+
+    All are passed as edges of the graph: modes would take tensors for arguments to replace. Before 2.5 a score cannot be
+    passed so, and the engine, of which modes see nothing, is called itself.
+    """
     edges = [find_edge(leaf) for leaf in leaves]
-    outputs: Any = [find_edge(score)] if VERSION >= (2, 5) else [score]
-    return torch.autograd.grad(outputs, edges, retain_graph=True, allow_unused=True)
+    if VERSION >= (2, 5):
+        return torch.autograd.grad([find_edge(score)], edges, retain_graph=True, allow_unused=True)
+    options: Any = {"keep_graph": True, "create_graph": False, "inputs": tuple(edges), "allow_unreachable": True}
+    run: Any = torch.autograd.Variable._execution_engine.run_backward
+    return run((score,), (torch.ones_like(score),), **options, accumulate_grad=False)

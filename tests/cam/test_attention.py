@@ -21,6 +21,7 @@ import gradcam
 from gradcam.cam.methods.attention import accumulate, roll_out, weigh
 from gradcam.cam.methods.attention_capture import AttentionPatch
 from gradcam.errors import BlindLayerError, GradcamError, ModelError
+from gradcam.hooks.pytorch import VERSION
 from tests import attention_oracles as slow
 from tests.attention_oracles import Block, OpenViT
 from tests.cli.test_cli import Command, folder, gradcam_command, run
@@ -474,7 +475,9 @@ def attend(**options: Any) -> tuple[Tensor, Tensor]:
         {},
         {"scale": 0.3},
         {"is_causal": True},
-        {"enable_gqa": True},
+        pytest.param(
+            {"enable_gqa": True}, marks=pytest.mark.skipif(VERSION < (2, 5), reason="PyTorch has no grouped queries")
+        ),
         {"attn_mask": torch.arange(25).reshape(5, 5) % 3 != 1},
         {"attn_mask": torch.linspace(-2, 2, 25, dtype=torch.float64).reshape(5, 5)},
     ],

@@ -105,6 +105,7 @@ def test_layers_by_pattern_and_all_of_them(inspect: Command, small: Photo) -> No
     assert "There is no layer 'hed'" in outcome.err
 
 
+@needs_matplotlib
 def test_a_broken_picture_does_not_stop_the_others(inspect: Command, small: Photo) -> None:
     outcome = inspect("missing.png", small("koala.webp"), "-l", "head.*")
     assert outcome.status == 1

@@ -364,7 +364,7 @@ def test_numbers_are_read_as_the_file_has_them(tmp_path: Path, bits: int, mode: 
     parts = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" + row)) + chunk(b"IEND", b"")
     (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + parts)
     with Image.open(tmp_path / "a.png") as image:
-        assert image.mode == mode
+        assert image.mode in (mode, "I")  # as Pillow before 10.3 reads 16 bits
     assert read_numbers(tmp_path / "a.png").tolist() == [values]
 
 

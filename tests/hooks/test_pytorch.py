@@ -129,7 +129,8 @@ class Double(torch.autograd.Function):
 
 
 def test_functions_written_in_python_are_recognised() -> None:
-    node = run(Double.apply).grad_fn
+    output = run(Double.apply)
+    node = output.grad_fn
     assert pytorch.is_python(node)
     assert pytorch.show_function(node) == "Double"
     assert not pytorch.is_python(run(F.relu).grad_fn)

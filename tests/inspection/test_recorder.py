@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gradcam
 from gradcam.errors import GradcamError, LayerError, ModelError
+from gradcam.hooks.pytorch import VERSION
 from gradcam.inspection.edit import edit_gradients
 from gradcam.inspection.flow import Statistics, measure, to_statistics
 from gradcam.inspection.recorder import Recorder, record
@@ -777,6 +778,7 @@ def compiled_step(model: nn.Module, **options: Any) -> Any:
     return torch.compile(step, backend="eager", **options)
 
 
+@pytest.mark.skipif(VERSION < (2, 7), reason="PyTorch compiles calls of hooks too: they raise an error")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 @pytest.mark.filterwarnings("ignore:Dynamo does not know")
 def test_a_function_that_is_compiled_inside_gives_the_right_numbers(model: nn.Sequential) -> None:

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torchvision import models, ops
 
 from gradcam.errors import GradcamError, ImageError, ModelError
+from gradcam.hooks.pytorch import VERSION
 from gradcam.inspection.tracing import Call, Trace, trace
 from tests.helpers import TINY, assert_same, tiny_model, tiny_vit, traces
 
@@ -271,6 +272,8 @@ def test_nested_tensors_are_ragged_and_unknown() -> None:
     )
     padded = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
     found = trace(model, (X, padded), rounds=0)
+    if VERSION < (2, 5):
+        return  # no fast path is taken where there are hooks, and so no nested tensor
     assert found.multiply_adds is None
     assert found.calls[0].outputs == ((2, 5, 8),)
     assert only(found, "encoder.layers.1.linear2").outputs == ((2, -1, 8),)

@@ -192,7 +192,7 @@ def test_checkpoints(reentrant: bool) -> None:
     with watch_gradients(model) as watch, pytest.warns(GradientWarning) as told:
         step(model, "none", "sqrt", "sqrt", "none")
     assert [(it.step, it.layer) for it in watch.discoveries] == [(2, "body.middle")]
-    assert len(told) == 1
+    assert [issubclass(warning.category, GradientWarning) for warning in told].count(True) == 1
 
 
 def test_several_backward_passes_are_one_step(model: Sick) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -211,7 +212,8 @@ class Weightless(TorchFunctionMode):
 
 def build(name: str, classes: int = 1000) -> nn.Module:
     options = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
-    with Weightless():
+    with Weightless(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.meshgrid")
         return torchvision.models.get_model(name, num_classes=classes, **options)
 
 
