@@ -332,13 +332,12 @@ def synchronize(device: torch.device) -> None:
         getattr(torch, device.type).synchronize(device)
 
 
-def differentiate_edges(score: Tensor, leaves: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-    """Return the gradients of a score, one value, at leaves.
+def differentiate_edges(score: Tensor, edges: Sequence[GradientEdge]) -> tuple[Tensor | None, ...]:
+    """Return the gradients of a score, one value, at edges of the graph.
 
-    All are passed as edges of the graph: modes would take tensors for arguments to replace. Before 2.5 a score cannot be
-    passed so, and the engine, of which modes see nothing, is called itself.
+    The score is passed as an edge, too: modes would take a tensor for an argument to replace. Before 2.5 that is not
+    possible, and the engine, of which modes see nothing, is called itself.
     """
-    edges = [find_edge(leaf) for leaf in leaves]
     if VERSION >= (2, 5):
         return torch.autograd.grad([find_edge(score)], edges, retain_graph=True, allow_unused=True)
     options: Any = {"keep_graph": True, "create_graph": False, "inputs": tuple(edges), "allow_unreachable": True}

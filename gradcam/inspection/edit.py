@@ -340,9 +340,9 @@ class Aliases(TorchFunctionMode):
                 targets.append((parameter, parameter))
         # As edges of the graph: tensors, autograd would take for arguments to replace, and leave this mode for the while,
         # which a checkpoint that repeats a part of the forward pass needs.
-        leaves = [*(leaf for _, leaf in targets), *others]
+        edges = [pytorch.find_edge(leaf) for leaf in (*(leaf for _, leaf in targets), *others)]
         with self:
-            gradients = pytorch.differentiate_edges(score, leaves)
+            gradients = pytorch.differentiate_edges(score, edges)
         sums: dict[nn.Parameter, Tensor] = {}
         for (parameter, _), gradient in zip(targets, gradients):
             if gradient is not None:
