@@ -585,8 +585,8 @@ class TestNoTrace:
         def fail(*_: Any, **__: Any) -> None:
             raise MemoryError
 
-        monkeypatch.setattr(model[3], "register_forward_hook", fail)
-        monkeypatch.setattr(model[3].weight, "register_hook", fail)
+        monkeypatch.setitem(vars(model[3]), "register_forward_hook", fail)
+        monkeypatch.setitem(vars(model[3].weight), "register_hook", fail)
         for where in ({"layers": "*"}, {"parameters": "*"}):
             with pytest.raises(MemoryError):
                 edit_gradients(model, double, **where)
