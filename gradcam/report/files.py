@@ -101,8 +101,8 @@ def opening(place: Path | Store) -> Iterator[Files]:
                 # Shards may end at one time: each would take the other's details away, and the older page could stay.
                 stack.callback(take_lock(place / LOCK, seconds=-1))
                 shutil.rmtree(temporary, ignore_errors=True)  # Left by a report whose process was killed.
-                temporary.mkdir()
                 stack.callback(shutil.rmtree, temporary, ignore_errors=True)
+                temporary.mkdir()
             yield Files(place, temporary)
     except OSError as error:
         raise OutputError(f"{place}: the report cannot be written ({error.strerror or error})") from error

@@ -66,8 +66,8 @@ class OutputFolder:
 
     def _start(self, fields: dict[str, Any], stack: contextlib.ExitStack, stems: Mapping[str, str]) -> None:
         manifest = self.path / self._part.manifest
+        stack.callback(disk.remove_empty, self.temporary)  # Before it is there: a signal may come in between.
         self.temporary.mkdir(exist_ok=True)
-        stack.callback(disk.remove_empty, self.temporary)
         self._sweep()
         # First of all: whatever stops the run, resuming finds the settings of what is in the manifest.
         if self._run.exists():
@@ -121,13 +121,13 @@ class OutputFolder:
     def close(self, order: Sequence[str] = ()) -> None:
         if self._is_closed:
             return
-        self._is_closed = True
         with contextlib.ExitStack() as stack:
             stack.callback(self._release)
             stack.callback(disk.remove_empty, self.temporary)
             stack.callback(self._log.close)
             stack.enter_context(disk.blaming_disk(self.path))
             stack.callback(self._manifest.close)
+            self._is_closed = True  # Only now: where a signal came before, it is closed once more.
             self._mend_run()
             for record in () if order else self._untried.values():  # stopped early: they are known to fail
                 self._manifest.append(record)

@@ -17,6 +17,7 @@ from gradcam.options import load_late
 from gradcam.sources.contents import Item, find_url
 from gradcam.sources.list import Listing
 from gradcam.storage.clear import check_page, check_parts
+from gradcam.storage.disk import uninterrupted
 from gradcam.storage.manifest import read_manifest
 from gradcam.storage.output import blaming, to_reader
 from gradcam.storage.records import Record
@@ -46,14 +47,18 @@ def open_results(chosen: Format, where: Destination, run: Run, listing: Listing,
     """Results, open for this run, which removes none of these pictures. Raises `GradcamError`; nothing stays open then."""
     how: dict[str, Any] = {"mode": where.mode, "shard": where.shard, "stems": stems}
     records: OpenRun
-    if isinstance(where.place, Store):
-        urls = [*filter(None, map(find_url, listing.items)), *filter(is_url, listing.archives)]
-        records = StoreResults.open(where.place, run, inputs=urls, **how)
-    else:
-        files = [item.content.path for item in listing.items] + [Path(it) for it in listing.archives if not is_url(it)]
-        records = OutputFolder.open(where.place, run, inputs=filter(None, files), **how)
     with contextlib.ExitStack() as stack:
-        stack.callback(records.close)
+        if isinstance(where.place, Store):
+            urls = [*filter(None, map(find_url, listing.items)), *filter(is_url, listing.archives)]
+            records = StoreResults.open(where.place, run, inputs=urls, **how)
+            stack.callback(records.close)
+        else:
+            files = [item.content.path for item in listing.items] + [
+                Path(it) for it in listing.archives if not is_url(it)
+            ]
+            with uninterrupted():  # Or a signal could come between the opening and the promise to close.
+                records = OutputFolder.open(where.place, run, inputs=filter(None, files), **how)
+                stack.callback(records.close)
         with _naming(chosen.name, "cannot be opened"):
             found = load_late(chosen.open, __package__)(Opening(**vars(where), records=records, run=run, stems=stems))
         if not hasattr(found, "append") and not is_writer(found):
