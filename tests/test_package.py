@@ -89,5 +89,5 @@ def test_nothing_is_installed_by_a_name_that_is_not_published() -> None:
     mentions = {path for path, text in texts.items() if re.search(name.replace("-", "[-_.]"), text)}
     assert mentions - {"pyproject.toml", ".github/workflows/release.yml"} == {"CONTRIBUTING.md"}
     assert texts["CONTRIBUTING.md"].count(name) == texts["pyproject.toml"].count(name) == 1
-    by_name = re.compile(r"""pip install(?: [^\s`#&]+)*? ["']?gradcam(?=["'`\[=<>~!@\s]|$)""", re.M)
+    by_name = re.compile(r"""pip install(?: (?!of )[^\s`#&]+)*? ["']?gradcam(?=["'`\[=<>~!@\s]|$)""", re.M)
     assert [f"{path}: {match[0]}" for path, text in texts.items() for match in by_name.finditer(text)] == []

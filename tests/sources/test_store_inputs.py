@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 
 import gradcam
@@ -404,6 +405,7 @@ def test_a_picture_that_cannot_be_read(fs: Any, error: OSError, reason: str) -> 
     assert find_reason(item) == "is empty"
 
 
+@pytest.mark.skipif(fsspec.__version__ < "2025", reason="fsspec finds nothing in a folder without a name")
 def test_a_glob_takes_nothing_for_a_folder_without_a_name(fs: Any) -> None:
     put("/lead.jpg", "b/c.jpg", "b//d.jpg")
     assert read_all(list_inputs([f"{HERE}/*/"])) == {"c.jpg": b"b/c.jpg", "/d.jpg": b"b//d.jpg"}
