@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import ctypes
+import gc
 import signal
 import sys
 from collections.abc import Callable, Generator, Iterator
@@ -20,6 +22,7 @@ for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
     if signal.getsignal(number) == signal.SIG_IGN:  # as under nohup, and commands started here would inherit it
         signal.signal(number, lambda *_: None)  # this process goes on as before, and they have the default
 
+LIBRARY = ctypes.CDLL(None) if sys.platform == "linux" else None
 ASSETS = Path(__file__).parent.parent / "assets"
 
 
@@ -78,6 +81,15 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _give_memory_back() -> Iterator[None]:
+    """Give the memory of a module's models back: the C library keeps it, and workers grew to five gigabytes."""
+    yield
+    gc.collect()
+    if sys.platform == "linux" and hasattr(LIBRARY, "malloc_trim"):
+        LIBRARY.malloc_trim(0)
 
 
 @pytest.fixture(scope="session")
