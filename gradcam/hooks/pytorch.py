@@ -221,8 +221,10 @@ def is_opaque(node: Node) -> bool:
 
 
 def is_relu(node: Node) -> bool:
-    """Return whether an operation is a ReLU or a ReLU6, under any of their names. Before 2.6, a change of a view in place
-    does not say which operation it is: True."""
+    """Return whether an operation is a ReLU or a ReLU6, under any of their names.
+
+    Before 2.14, a change of a view in place does not say which operation it is: True.
+    """
     is_of_view = "CopySlices" in node.name()
     if is_of_view and not hasattr(node, "_wrapped_node"):
         return True
