@@ -13,6 +13,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from gradcam.storage import retry as failures
 
+FSSPEC_VERSION = tuple(int(part) for part in fsspec.__version__.split(".")[:2])
+
 
 class ObjectStore(MemoryFileSystem):
     """`objects://`: as an object store is. Nothing is appended or renamed, and no object is there before it is whole.

@@ -57,6 +57,7 @@ def test_the_map_of_a_shape_that_is_too_faint_to_be_found_lies_on_it(detector: n
     assert measures.summarise(verdicts)[1] >= 0.9
 
 
+@pytest.mark.slow
 def test_the_map_of_a_mask_lies_in_it(scenes: list[Scene]) -> None:
     segmenter = drawn.load("segmenter")
     pixels, overlap = measures.share_of_pixels(segmenter, scenes)
@@ -73,6 +74,7 @@ def test_the_map_of_a_mask_lies_in_it(scenes: list[Scene]) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alike", [False, True])
 def test_the_map_of_a_sentence_is_of_the_shape_that_it_names(alike: bool) -> None:
     """Of three, of which others may have the shape, or the colour, of the one that is named."""

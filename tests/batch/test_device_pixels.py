@@ -475,6 +475,7 @@ class TestLost:
         ):
             devices.check_device(gpu, lost)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("stage", ["model", "decode", "draw"])
     def test_a_run_ends_and_is_gone_on_with(
         self, folder: Path, photo: Photo, gradcam_command: Command, monkeypatch: Any, stage: str

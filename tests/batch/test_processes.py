@@ -102,6 +102,7 @@ def test_two_processes_give_what_one_gives_in_its_order(
     assert len(runs) == 1
 
 
+@pytest.mark.slow
 def test_closing_early_ends_the_processes(classifier: gradcam.Classifier, photos: Path, tmp_path: Path) -> None:
     work = to_work(classifier, photos)
     reports = ProcessEngine(load, TWO)(work, to_saver(work), **ALL)
@@ -111,6 +112,7 @@ def test_closing_early_ends_the_processes(classifier: gradcam.Classifier, photos
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.slow
 @POSIX
 def test_a_process_that_ends_is_named_and_none_is_blamed(classifier: gradcam.Classifier, photos: Path) -> None:
     work = to_work(classifier, photos)

@@ -119,6 +119,7 @@ def test_a_map_does_not_depend_on_its_neighbours(name: str, resnet: nn.Module, i
         torch.testing.assert_close(both.maps[image : image + 1], alone.maps, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(ONE_PASS) - OF_NO_CLASS))
 def test_each_class_has_its_own_map(name: str, resnet: nn.Module, images: Tensor) -> None:
     both = gradcam.explain(resnet, images, "layer3", method=name, target=[[5, 7], [9, 8]])

@@ -115,6 +115,7 @@ LISTED = {name: (lambda build=build: build(), size) for name, (build, size) in S
 LISTED |= {f"registers, {read}": (lambda read=read: Registers(read), 32) for read in ("slice", "too much", "all")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LISTED)
 def test_a_map_can_be_taken_exactly_where_explain_takes_one(name: str) -> None:
     build, size = LISTED[name]

@@ -516,6 +516,7 @@ def mass_in_own_quarter(heatmaps: Tensor) -> float:
     return float(torch.stack(own).mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "least", "before"), [("xgradcam", 0.7, 0.5), ("reciprocam", 0.7, 0.5), ("fasterscorecam", 0.45, 0.45)]
 )

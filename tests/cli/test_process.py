@@ -152,6 +152,7 @@ def test_it_ends_once_all_is_done_and_takes_nothing_apart(words: Sequence[str], 
     assert "taken apart" not in done.stdout
 
 
+@pytest.mark.slow
 def test_where_code_of_a_users_own_ran_python_ends_as_it_does(tmp_path: Path) -> None:
     log, mine = tmp_path / "log.txt", tmp_path / "mine.py"
     mine.write_text(f"log = open({str(log)!r}, 'w')\nlog.write('left open')\ndef make(): return 1\n")

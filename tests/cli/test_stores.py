@@ -337,6 +337,7 @@ def test_a_store_that_stays_down(
     assert read_all(URL) == whole
 
 
+@pytest.mark.slow
 def test_what_is_finished_is_kept_when_it_stops(
     batch: Command, photos: Path, fs: Any, whole: dict[str, bytes], monkeypatch: Patch
 ) -> None:

@@ -340,6 +340,7 @@ def offers(*words: str) -> list[str]:
     return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "some"),
     [

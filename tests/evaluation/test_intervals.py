@@ -108,6 +108,7 @@ def count_held(found: list[Interval], mean: float) -> float:
     return float(np.mean([not it.excludes(mean) for it in found]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [8, 12, 20, 50])
 @pytest.mark.parametrize("kind", NUMBERS)
 def test_intervals_hold_the_true_mean_as_often_as_they_say(kind: str, count: int) -> None:
@@ -118,6 +119,7 @@ def test_intervals_hold_the_true_mean_as_often_as_they_say(kind: str, count: int
         assert count_held([paired_difference(row, np.zeros(8)) for row in rows], mean) < 0.91  # Student's t
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [8, 12, 20, 50])
 @pytest.mark.parametrize("kind", DIFFERENCES)
 def test_intervals_of_differences_do_so_too(kind: str, count: int) -> None:
@@ -169,6 +171,7 @@ def draw_mosaics(
     return share * levels[np.array(fours)].mean(1) + (1 - share) * own, fours
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("pictures", "count"), [(32, 8), (16, 12), (24, 40), (60, 64)])
 @pytest.mark.parametrize("share", [0.3, 0.7])
 def test_mosaics_that_share_pictures_are_not_counted_as_so_many(pictures: int, count: int, share: float) -> None:
@@ -198,6 +201,7 @@ ALIKE: dict[str, Draw] = {  # eight methods, which share what is hard about a pi
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [8, 20])
 @pytest.mark.parametrize("kind", ALIKE)
 def test_methods_that_are_alike_are_rarely_told_apart(kind: str, count: int) -> None:

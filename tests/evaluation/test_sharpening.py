@@ -49,6 +49,7 @@ def subject(classifier: gradcam.Classifier, photo: Any) -> Subject:
 STEPS = ("increase", "average-gain", "localisation-error")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in METRICS if name not in STEPS])
 def test_sharpening_changes_what_is_not_by_order_and_nothing_else(name: str, subject: Subject) -> None:
     plain, sharp = (measure(METRICS[name], subject, explain, power) for power in (lambda maps: maps, sharpen))

@@ -442,6 +442,7 @@ def stop_after(study: Study, journal: Journal, count: int) -> None:
     entries.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [0, 1, 4, 8])
 def test_a_resumed_study_equals_an_uninterrupted_one_to_the_last_digit(
     colours: Classifier, pictures: Path, tmp_path: Path, count: int, monkeypatch: MonkeyPatch

@@ -142,6 +142,7 @@ def refuse(*_: Any, **__: Any) -> Any:
     raise AssertionError("a backward pass through all of the heads")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["hirescam", "layercam", "elementwise-gradcam"])
 @pytest.mark.parametrize("edge", [None, "top"])
 @pytest.mark.parametrize("kind", LOCAL)

@@ -111,6 +111,7 @@ def test_maps_are_stretched_as_by_opencv(size: tuple[int, int]) -> None:
         np.testing.assert_allclose(one.numpy(), cv2.resize(other, size[::-1], interpolation=how), atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     "look",

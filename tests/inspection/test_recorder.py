@@ -122,6 +122,7 @@ def test_gradients_equal_those_of_retained_outputs() -> None:
         same(recorder.gradients[name], kept[name].grad)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", ["statistics", "device", "cpu"])
 @pytest.mark.parametrize("every", [1, 2])
 def test_losses_and_parameters_are_the_same_to_the_bit(keep: Any, every: int) -> None:

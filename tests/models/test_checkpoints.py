@@ -434,6 +434,7 @@ BOMBS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["zip", "old", "bare"])
 @pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
 def test_a_small_file_that_would_become_a_large_one_is_refused_at_once(tmp_path: Path, bomb: bytes, kind: str) -> None:

@@ -231,6 +231,7 @@ def test_the_last_layer_of_each_family(name: str, head: str) -> None:
     assert find_head(build(name)) == head
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HEADS)
 def test_the_classes_of_a_checkpoint_are_counted(name: str) -> None:
     few = Checkpoint(Path("run.pth"), {f"module.{key}": tensor for key, tensor in build(name, 14).state_dict().items()})

@@ -245,6 +245,7 @@ def test_a_verdict_says_what_a_person_needs() -> None:
     assert len(repr(doubtful)) <= LONGEST + 100
 
 
+@pytest.mark.slow
 def test_results_fit_a_prompt(classifier: gradcam.Classifier, photo: Photo, explained: Any, attributed: Any) -> None:
     own = gradcam.load_classifier(tiny_model(), size=(24, 32), layer="3")
     pictures = np.random.default_rng(0).integers(0, 256, (70, 24, 32, 3), dtype=np.uint8)

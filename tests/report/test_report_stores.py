@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import pytest
 
@@ -23,7 +22,7 @@ from gradcam.storage import retry as failures
 from gradcam.storage.records import Record
 from gradcam.storage.store import Store
 from tests.report.test_report import BLUE, RED, done, halves, write_overlays, write_run
-from tests.stores import ObjectStore, down, objects
+from tests.stores import FSSPEC_VERSION, ObjectStore, down, objects
 
 URL = "objects://bucket/out"
 
@@ -69,7 +68,7 @@ def test_a_report_in_a_store_is_that_of_a_disk(fs: Any, tmp_path: Path) -> None:
         assert store.read(name) == (tmp_path / "out" / name).read_bytes()
 
 
-@pytest.mark.skipif(fsspec.__version__ < "2024.12", reason="fsspec looks for the folder of each object")
+@pytest.mark.skipif(FSSPEC_VERSION < (2024, 12), reason="fsspec looks for the folder of each object")
 def test_views_that_are_missing_are_made_and_others_left(fs: Any) -> None:
     records = [done("there.jpg"), done("empty.jpg"), done("missing.jpg")]
     store = put_run(records, {"root": "objects://bucket/photos"})

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
 
 import gradcam
@@ -29,7 +28,7 @@ from gradcam.storage.run_file import ShardFiles, find_last, find_shard_files, li
 from gradcam.storage.store import Store
 from tests.storage.test_output_folder import ORDER, RUN, Shard, finish_files
 from tests.storage.test_output_folder import work as work_on_disk
-from tests.stores import ObjectStore, down, objects
+from tests.stores import FSSPEC_VERSION, ObjectStore, down, objects
 
 URL = "objects://bucket/out"
 
@@ -173,7 +172,7 @@ def test_what_is_done_is_not_done_again(fs: Any) -> None:
     assert (results.recorded, images()) == (2, ORDER)
 
 
-@pytest.mark.skipif(fsspec.__version__ < "2024.12", reason="fsspec looks for the folder of each object")
+@pytest.mark.skipif(FSSPEC_VERSION < (2024, 12), reason="fsspec looks for the folder of each object")
 def test_resuming_lists_once_and_asks_for_no_object_on_its_own(fs: Any) -> None:
     work(ORDER)
     fs.requests.clear()

@@ -152,6 +152,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "STEP", 0.02)
 
 
+@pytest.mark.slow
 def test_what_is_waited_for_is_said_once_for_each_outage(
     fs: Any, hasty: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
