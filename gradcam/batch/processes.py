@@ -6,6 +6,7 @@ processor it is one process that is faster: its cores work on one layer, and on 
 from __future__ import annotations
 
 import contextlib
+import io
 import multiprocessing
 import os
 import pickle
@@ -16,6 +17,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
+from types import FunctionType
 from typing import Any
 
 from gradcam import plugins
@@ -113,21 +115,31 @@ def _started(jobs: Sequence[ActorJob], cores: int) -> Iterator[list[_Process]]:
 def dump(job: ActorJob) -> bytes:
     """Pickle the job. Raises `GradcamError` if an object in it needs cloudpickle, which is not installed.
 
-    pickle refers to functions by name, so it cannot send lambdas, inner functions, and functions whose name is that of the
-    method made from them (`gradcam.method`).
+    pickle refers to functions by name, so it cannot send lambdas, inner functions, functions of a script or a notebook, and
+    functions whose name is that of the method made from them (`gradcam.method`).
     """
-    try:
-        return pickle.dumps(job)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        reason = error
     try:
         import cloudpickle
     except ImportError:
-        raise GradcamError(
-            f"Your own code in several processes needs cloudpickle: {to_pip_command('processes')} ({reason})"
-        ) from None
+        file = io.BytesIO()
+        try:
+            _Pickler(file).dump(job)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise GradcamError(
+                f"Your own code in several processes needs cloudpickle: {to_pip_command('processes')} ({error})"
+            ) from None
+        return file.getvalue()
     packed: bytes = cloudpickle.dumps(job)
     return packed
+
+
+class _Pickler(pickle.Pickler):
+    """Refuses what a script or a notebook defines: in another process, `__main__` is another module."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, (FunctionType, type)) and value.__module__ == "__main__":
+            raise pickle.PicklingError(f"{value.__qualname__} is defined in __main__")
+        return NotImplemented
 
 
 @contextlib.contextmanager

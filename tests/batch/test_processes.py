@@ -6,6 +6,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import pickle
 import shutil
 import signal
 import sys
@@ -26,7 +27,7 @@ from gradcam.batch.names import Saving
 from gradcam.batch.processes import ProcessEngine
 from gradcam.batch.ray.ending import _folder, end_here
 from gradcam.batch.save import Saver
-from gradcam.errors import DeviceError
+from gradcam.errors import DeviceError, GradcamError
 from gradcam.models import device
 from gradcam.sources.list import list_inputs
 from tests.cli.test_cli import POSIX, Command, Photo, folder, gradcam_command
@@ -189,6 +190,19 @@ def test_only_code_that_pickle_cannot_send_needs_cloudpickle(
     outcome = gradcam_command(*options, "out", "--target", "mine.py:score")
     assert (outcome.status, outcome.err) == (0, "")
     assert "12 images explained" in outcome.out
+
+
+def test_functions_of_a_script_need_cloudpickle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process has another `__main__`: pickle would find no such function there, or another one."""
+
+    code = "def score(output):\n    return output[:, 7]"
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    exec(code, scope)
+    assert processes.dump((scope["score"],))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    with pytest.raises(GradcamError, match=r"cloudpickle: pip install .* \(score is defined in __main__\)"):
+        processes.dump((scope["score"],))  # type: ignore[arg-type]
+    assert pickle.loads(processes.dump((len, 1))) == (len, 1)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
