@@ -76,7 +76,9 @@ def read_passed() -> frozenset[str]:
 
 
 def note_passed(report: pytest.TestReport) -> None:
-    """Add a test that passed to the list."""
-    if report.passed and report.when == "call" and os.environ.get(PASSED):
+    """Add a test that passed to the list. Workers of xdist leave that to the process that started them: there a test may
+    still have replaced `open`."""
+    is_worker = "PYTEST_XDIST_WORKER" in os.environ
+    if report.passed and report.when == "call" and os.environ.get(PASSED) and not is_worker:
         with open(os.environ[PASSED], "a") as file:
             file.write(f"{report.nodeid}\n")

@@ -51,6 +51,7 @@ def test_reports_of_missing_packages_are_told_from_others(finder: selection.Miss
 
 def test_what_passed_is_noted_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(selection.PASSED, str(tmp_path / "passed"))
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     assert selection.read_passed() == frozenset()
     for outcome in ("passed", "failed", "skipped"):
         selection.note_passed(report(outcome, None))
