@@ -251,12 +251,15 @@ def _find_edge(tensor: Tensor) -> GradientEdge:
 find_edge = get_gradient_edge if VERSION >= (2, 6) else _find_edge  # before, a leaf has none while recording is off
 
 
-def find_default_device() -> torch.device:
-    """Return the device on which tensors are made. `torch.get_default_device` of 2.4 raises after a device was reset."""
+def _find_default_device() -> torch.device:
     try:
         return torch.get_default_device()
     except AttributeError:
         return torch.device("cpu")
+
+
+# The device on which tensors are made. Before 2.5, PyTorch's function raises after a device was reset.
+find_default_device = torch.get_default_device if VERSION >= (2, 5) else _find_default_device
 
 
 def call_after_backward(function: Callable[[], None]) -> None:
