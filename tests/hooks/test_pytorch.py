@@ -138,6 +138,19 @@ def test_functions_written_in_python_are_recognised() -> None:
     assert not pytorch.may_cast([run(F.relu).grad_fn])
 
 
+@pytest.mark.parametrize(
+    ("function", "inputs", "keeps"),
+    [
+        (lambda x: F.avg_pool2d(x, 2), 1, True), (lambda x: x.flatten(1), 1, True), (lambda x: x.mT, 1, True),
+        (lambda x: x[:, :2], 1, True), (lambda x: torch.cat([x, x]), 2, True), (lambda x: x + x, 2, True),
+        (lambda x: x + 1, 1, False), (lambda x: x * x, 2, True), (lambda x: x - x, 2, False), (torch.tanh, 1, False),
+        (nn.Conv2d(3, 2, 3), 3, False),
+    ],
+)  # fmt: skip
+def test_what_keeps_signs_is_recognised(function: object, inputs: int, keeps: bool) -> None:
+    assert pytorch.keeps_signs(run(function).grad_fn, inputs) is keeps
+
+
 def test_copies_are_recognised() -> None:
     assert pytorch.is_copy(run(torch.clone).grad_fn)
     assert pytorch.passes_on(run(torch.clone).grad_fn)
