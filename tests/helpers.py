@@ -80,6 +80,7 @@ class Compiled:
 
     def __init__(self, module: nn.Module, images: Tensor) -> None:
         self.runs, self._images = 0, images
+        torch.compiler.reset()  # of what other tests have compiled, or given up to compile
         self.module = torch.compile(module, backend=self._compile)
         assert self.is_compiled()
 

@@ -227,7 +227,10 @@ class Tail:
         """Whether something that was not recorded may join: an operation has an input without a graph, and that is no
         weight."""
         return any(
-            given is None for node in self.nodes if not pytorch.takes_weights(node) for given, _ in node.next_functions
+            given is None
+            for node in self.nodes
+            if not pytorch.takes_weights(node)
+            for given, _ in node.next_functions[pytorch.overwrites(node) :]
         )
 
 

@@ -139,9 +139,7 @@ def find_tap(tensor: Tensor) -> tuple[gradients.GradientTap, Tensor]:
     for whoever has it by another name."""
     if tensor.grad_fn is None or pytorch.is_view(tensor):
         clone = tensor.clone()
-        if tensor.grad_fn is not None and can_exchange(tensor):
-            exchange(tensor, clone)
-        else:
+        if tensor.grad_fn is None or not swap_contents(tensor, clone):
             tensor = clone
     node: Any = tensor.grad_fn
     key = f"{TAP} {tensor.output_nr}"
@@ -158,62 +156,18 @@ def is_owned(tensor: Tensor, module: nn.Module) -> bool:
     return any(tensor is buffer for buffer in module.buffers())
 
 
-class Given:
-    """What was given to the model in a tensor's place, for as long as anybody holds it."""
+def swap_contents(tensor: Tensor, other: Tensor) -> bool:
+    """Swap what two tensor objects hold, for everyone who has them; return False where PyTorch forbids it.
 
-    def __init__(self, tensor: Tensor) -> None:
-        self.reference: weakref.ref[Tensor] | None = weakref.ref(tensor)
-
-    def __call__(self) -> Tensor | None:
-        return None if self.reference is None else self.reference()
-
-    def let_go(self) -> None:
-        tensor = self()
-        if tensor is not None and tensor.grad_fn is not None and not pytorch.is_view(tensor):
-            tensor.detach_()
-
-
-_given: weakref.WeakValueDictionary[int, Given] = weakref.WeakValueDictionary()  # by the object's id
-
-
-def can_exchange(tensor: Tensor) -> bool:
-    """Whether the object alone has its contents: no view of them, nothing that autograd saved, no foreign weak reference."""
-    known = _given.get(id(tensor))
-    own = int(known is not None and known() is tensor)
-    return pytorch.count_uses(tensor) == 1 and weakref.getweakrefcount(tensor) == own
-
-
-def exchange(tensor: Tensor, other: Tensor) -> Given:
-    """Give each of two objects the contents of the other; attributes stay with the objects."""
-    if tensor.retains_grad and not tensor.is_leaf:
-        other.retain_grad()
-    known = _given.get(id(tensor))
-    if known is None or known() is not tensor:
-        known = _given[id(tensor)] = Given(tensor)
+    It does where autograd saved one of them, and where a view of it or a weak reference to it exists.
+    """
     attributes = dict(vars(tensor))
-    known.reference = None  # PyTorch exchanges no tensor that a weak reference leads to
-    swap_tensors(tensor, other)
-    known.reference = weakref.ref(tensor)
+    try:
+        swap_tensors(tensor, other)
+    except RuntimeError:
+        return False
     vars(tensor).update(attributes)
-    return known
-
-
-class OtherWay:
-    """The memory that a layer's output was a view of: for whoever still holds it, a way around what is recorded. Who
-    reads it from now on is in the graph with it; who reads another view of it gets an error of PyTorch's."""
-
-    def __init__(self, memory: Tensor) -> None:
-        self._memory = weakref.ref(memory)  # as a rule nobody holds it, and it is gone
-        memory.requires_grad_()
-        increment_version(memory)
-
-    def is_among(self, leaves: list[Tensor]) -> bool:
-        memory = self._memory()
-        return memory is not None and any(leaf is memory for leaf in leaves)
-
-    def close(self) -> None:
-        if (memory := self._memory()) is not None:
-            memory.requires_grad = False
+    return True
 
 
 class Holder:
@@ -333,8 +287,11 @@ class TargetLayer:
         self._given: list[tuple[str, ...]] = []  # the keys of all that the layer gave
         self._recorded: dict[tuple[str, ...], Tensor] = {}
         self._versions: list[int] = []
-        self._other_ways: list[OtherWay] = []
-        self._given_on: list[Given] = []
+        self._unrecorded: list[
+            weakref.ref[Tensor]
+        ] = []  # tensors that share the output's values; reading them is an error
+        self._passed_on: list[Tensor] = []  # PyTorch swaps no tensor that a weak reference leads to, so not weakly
+        self._left: list[weakref.ref[Tensor]] = []  # of those, once the context has ended
         self._gradients: Tensor | None = None
 
     def __enter__(self) -> TargetLayer:
@@ -353,7 +310,8 @@ class TargetLayer:
             )
         with contextlib.ExitStack() as context:
             context.enter_context(recording_off())  # until the layer has run
-            context.callback(self._close_other_ways)
+            context.callback(self._release_unrecorded)
+            context.callback(self._leave_passed_on)
             hooks = context.enter_context(Hooks())
             self._is_others_run = is_inner_look()
             hooks.before_forward(self._module, self._keep_inputs)
@@ -471,8 +429,11 @@ class TargetLayer:
 
     def release(self) -> None:
         """Detach the recorded tensors from the graph, when no backward pass will follow."""
-        while self._given_on:
-            self._given_on.pop().let_go()
+        self._leave_passed_on()
+        while self._left:
+            tensor = self._left.pop()()
+            if tensor is not None and tensor.grad_fn is not None and not pytorch.is_view(tensor):
+                tensor.detach_()
 
     def require_single_path(self, score: Tensor) -> None:
         """Raise an error if the score depends on the layer's output through a path that is not recorded.
@@ -487,7 +448,8 @@ class TargetLayer:
         LayerError
             If the score depends on the layer's output through such a path.
         """
-        if self._other_ways and any(way.is_among(gradients.leaves(score)) for way in self._other_ways):
+        unrecorded = [tensor for reference in self._unrecorded if (tensor := reference()) is not None]
+        if unrecorded and any(leaf is tensor for leaf in gradients.leaves(score) for tensor in unrecorded):
             raise LayerError(
                 f"The output of layer '{self.name}' is also read through another view of its memory, whose gradient is not "
                 "recorded: choose an earlier or a later layer."
@@ -510,8 +472,9 @@ class TargetLayer:
         found: dict[tuple[str, ...], Tensor] = {}
         if self._runs == (self._run or 0) + 1:
             self._recorded, self._versions = {}, []
-            self._close_other_ways()
-            self._given_on.clear()
+            self._release_unrecorded()
+            self._passed_on.clear()
+            self._left.clear()
             self.ran_unrecorded = not torch.is_grad_enabled()
             given = floating_by_keys(output)
             self._is_in_8_bits = not given and is_in_8_bits(output)
@@ -539,32 +502,50 @@ class TargetLayer:
         # model goes on using as what came to the layer, not as what left it.
         is_shared = _shares_storage(tensor, [each.given for each in inputs])
         is_kept = is_owned(tensor, self._module) or (source is not None and not is_changed)
-        is_free = not is_kept and can_exchange(tensor)
-        is_view = pytorch.is_view(tensor)
         if tensor.requires_grad:  # a TargetLayer further up is open: a new leaf would cut its gradient off
             start = tensor.clone() if is_shared else tensor
         else:
-            start = (tensor.detach() if is_free and not is_shared else tensor.detach().clone()).requires_grad_()
-        # Without a name for what comes in between: `exchange` counts who holds it.
-        handed_on = (start if self._passage is None else self._passage(start)).clone(memory_format=_format_of(start))
-        if is_free:
-            memory = pytorch.base_of(tensor) if is_view and not (is_shared or tensor.requires_grad) else None
-            self._given_on.append(exchange(tensor, handed_on))
-            start, handed_on = handed_on if start is tensor else start, tensor
-            others = itertools.chain(self._module.buffers(), given)
-            if memory is not None and _is_free(memory) and not _shares_storage(memory, others):
-                self._other_ways.append(OtherWay(memory))  # of this pass alone
-        elif not (is_kept or is_view or tensor.requires_grad):
-            handed_on = tensor.copy_(handed_on)  # and PyTorch raises an error where somebody reads a view of it
+            start = tensor.detach().clone(memory_format=_format_of(tensor)).requires_grad_()
+        # A name for the identity module's output would keep PyTorch from swapping it.
+        if not (is_kept or tensor.requires_grad or pytorch.is_view(tensor)):
+            handed_on = tensor.copy_(start if self._passage is None else self._passage(start))
+            self._passed_on.append(handed_on)
+        else:
+            handed_on = (start if self._passage is None else self._passage(start)).clone(
+                memory_format=_format_of(start)
+            )
+            memory = None if is_shared or tensor.requires_grad else pytorch.base_of(tensor)
+            if is_kept:
+                pass
+            elif swap_contents(tensor, handed_on):
+                start, handed_on = handed_on if start is tensor else start, tensor
+                self._passed_on.append(handed_on)
+                if memory is not None and not _shares_storage(memory, itertools.chain(self._module.buffers(), given)):
+                    self._forbid_reading(memory)
+            else:
+                self._forbid_reading(tensor)
         if source is not None and is_changed:
             handed_on = source.replace(handed_on)  # has to lead to the gradient under its old name as well
         self._recorded[keys] = start
         self._versions.append(0 if start.is_inference() else start._version)
         return handed_on
 
-    def _close_other_ways(self) -> None:
-        while self._other_ways:
-            self._other_ways.pop().close()
+    def _forbid_reading(self, tensor: Tensor) -> None:
+        """Let the graph of a score that reads this tensor end there, which `require_single_path` finds."""
+        if tensor.is_leaf and not (tensor.requires_grad or tensor.is_inference() or isinstance(tensor, nn.Parameter)):
+            tensor.requires_grad_()
+            if not pytorch.is_view(tensor):
+                increment_version(tensor)  # PyTorch then raises an error for views of it
+            self._unrecorded.append(weakref.ref(tensor))
+
+    def _leave_passed_on(self) -> None:
+        while self._passed_on:
+            self._left.append(weakref.ref(self._passed_on.pop()))
+
+    def _release_unrecorded(self) -> None:
+        while self._unrecorded:
+            if (tensor := self._unrecorded.pop()()) is not None:
+                tensor.requires_grad = False
 
     def _keep_gradients(self, grad_output: tuple[Tensor | None, ...]) -> None:
         self._gradients = grad_output[0]
@@ -582,10 +563,6 @@ def _shares_storage(tensor: Tensor, others: Iterable[Tensor]) -> bool:
     address = tensor.untyped_storage().data_ptr()
     dense = (other for other in others if other.layout == torch.strided)
     return any(other.untyped_storage().data_ptr() == address for other in dense)
-
-
-def _is_free(memory: Tensor) -> bool:
-    return memory.is_leaf and not (memory.requires_grad or isinstance(memory, nn.Parameter))
 
 
 def refuse_vmap(tensor: Tensor) -> None:

@@ -70,7 +70,6 @@ TAKES_LISTS = ("list", "must be Tensor")  # what models say that take no list of
 # Of all versions so far. They are PyTorch's own functions: a call of them costs no call of Python's.
 is_view = Tensor._is_view  # for autograd
 base_of: Callable[[Tensor], Tensor | None] = Tensor._base.__get__  # type: ignore[union-attr]  # what a view is of
-count_uses = Tensor._use_count  # references to the contents of a tensor, beside those of views
 is_functorch_tensor = torch._C._functorch.is_functorch_wrapped_tensor  # one of vmap, grad or jvp
 find_backward_task = torch._C._current_graph_task_id  # the number of this thread's backward pass, -1 if there is none
 find_running_node = torch._C._current_autograd_node  # the operation whose derivative this thread computes

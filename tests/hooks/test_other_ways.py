@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -251,6 +252,8 @@ def test_ablation_takes_a_channel_away_wherever_it_is_read(name: str, images: in
     found = gradcam.explain(model, pictures, "down.0", method="ablationcam", target=class_score, evidence="signed")
     assert expected.abs().max() > 0
     torch.testing.assert_close(found.maps[:, 0].double(), expected, rtol=1e-4, atol=1e-6)
+    if name == "skips by attributes":
+        assert module.kept.shape[0] == images
 
 
 class Flattens(nn.Module):
@@ -314,6 +317,52 @@ def test_a_layer_that_keeps_a_view_of_what_it_gives() -> None:
     model.forward = lambda x: model.head(model.conv(x).mean((2, 3))) + model.conv.kept.mean(1, keepdim=True)
     with pytest.raises(ModelError, match="reads or changes in place"):
         gradcam.explain(model.double().eval(), IMAGES, "conv", target=1)
+
+
+def test_a_view_that_cannot_go_on_as_it_is_and_is_read_by_another_name_is_an_error() -> None:
+    class Keeps(nn.Conv2d):
+        def forward(self, x: Tensor) -> Tensor:
+            self.kept = super().forward(x).mT
+            self.reference = weakref.ref(self.kept)
+            return self.kept
+
+    model = nn.Module()
+    model.conv, model.head = Keeps(3, 4, 4, stride=4), nn.Linear(4, 5)
+    model.forward = lambda x: model.head(model.conv(x).mean((2, 3)) + model.conv.kept.amax((2, 3)))
+    for _ in range(CALLS):
+        with pytest.raises(LayerError, match="another view of its memory"):
+            gradcam.explain(model.double().eval(), IMAGES, "conv", target=1)
+        assert not model.conv.kept.requires_grad
+
+
+def test_attributes_of_an_output_that_is_a_view_stay_on_it() -> None:
+    class Tagged(nn.Conv2d):
+        def forward(self, x: Tensor) -> Tensor:
+            x = super().forward(x).flatten(2).mT
+            x.grid = (8, 8)
+            return x
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.patches, self.head = Tagged(3, 4, 4, stride=4), nn.Linear(4, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.patches(x)
+            return self.head(x.unflatten(1, x.grid).mean((1, 2)))
+
+    model = Model().double().eval()
+    assert gradcam.explain(model, IMAGES, "patches", target=1, reshape="tokens").maps.shape == (2, 1, 8, 8)
+    kept: list[Tensor] = []
+
+    def keep(module: nn.Module, args: Any, output: Tensor) -> None:
+        output.retain_grad()
+        kept.append(output)
+
+    model.patches.register_forward_hook(keep)
+    with gradcam.inspection.record(model, ["patches"], keep="device") as recorder:
+        model(IMAGES)[:, 1].sum().backward()
+    torch.testing.assert_close(kept[0].grad, recorder.gradients["patches"])
 
 
 @pytest.mark.parametrize("name", ["skips by hooks", "views by attributes", "views by hooks"])

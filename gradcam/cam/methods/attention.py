@@ -37,7 +37,7 @@ from gradcam.cam.readings import check_range
 from gradcam.errors import BlindLayerError, ModelError
 from gradcam.hooks import pytorch
 from gradcam.hooks.autograd import MOST_BYTES, jacobian, no_gradient, reached
-from gradcam.hooks.hooks import Hooks, TargetLayer, can_exchange, exchange, recording_off
+from gradcam.hooks.hooks import Hooks, TargetLayer, recording_off, swap_contents
 from gradcam.hooks.memory import RerunBudget
 from gradcam.hooks.nested import first_floating, map_tensors, replace_tensor, tensors
 from gradcam.layers.layout import Layout
@@ -228,9 +228,8 @@ def _legrad_run(
         else:
             goes_on = _join([outputs[block] for block in shown], blocks)
             joined.append(goes_on.grad_fn)
-        if not can_exchange(tensor):
+        if not swap_contents(tensor, goes_on):
             return replace_tensor(output, tensor, goes_on)
-        exchange(tensor, goes_on)
         outputs[-1] = goes_on  # which is what the block gave, now
         return None
 

@@ -21,7 +21,7 @@ from gradcam.cam.forward import Recorded
 from gradcam.cam.grid import BlindPatchesError, GridActivations, at_least_float32
 from gradcam.errors import BlindLayerError, LayerError, TargetError
 from gradcam.hooks import pytorch
-from gradcam.hooks.hooks import Hooks, can_exchange, exchange, is_owned
+from gradcam.hooks.hooks import Hooks, is_owned, swap_contents
 from gradcam.hooks.memory import Meter, RerunBudget
 from gradcam.hooks.nested import (
     LayerInput,
@@ -232,7 +232,7 @@ def _handed_on(outlet: Outlet, rows: Tensor, expected: torch.Size) -> Iterator[N
     """Whatever the module gives there, `rows` go on in its place, under all its names."""
     inputs: list[LayerInput] = []
     runs = itertools.count()
-    exchanged: list[tuple[Tensor, Tensor]] = []
+    swapped: list[tuple[Tensor, Tensor]] = []
 
     def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         inputs[:], arguments = take_inputs(args, kwargs)
@@ -249,9 +249,9 @@ def _handed_on(outlet: Outlet, rows: Tensor, expected: torch.Size) -> Iterator[N
             )
         if is_owned(tensor, module) or any(each.given is tensor and not each.is_changed for each in inputs):
             return replace_tensor(output, tensor, rows)  # what else uses it goes on as it came
-        if can_exchange(tensor):
-            exchanged.append((tensor, rows.view_as(rows)))
-            exchange(*exchanged[-1])
+        other = rows.detach()
+        if swap_contents(tensor, other):
+            swapped.append((tensor, other))
         elif tensor.shape == rows.shape:
             tensor.copy_(rows)
         else:
@@ -264,9 +264,8 @@ def _handed_on(outlet: Outlet, rows: Tensor, expected: torch.Size) -> Iterator[N
         hooks.before_forward(outlet.module, keep)
         hooks.after_forward(outlet.module, hand_on)
         yield
-    for tensor, other in exchanged:  # which may be the model's own, kept for the next pass
-        if can_exchange(tensor) and can_exchange(other):
-            exchange(tensor, other)
+    for tensor, other in swapped:  # the tensor may be the model's own, kept for the next pass
+        swap_contents(tensor, other)
 
 
 def score_rows(recorded: Recorded, output: Any, count: int, positions: range) -> Tensor:
