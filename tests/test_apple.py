@@ -13,7 +13,7 @@ from torch import nn
 
 import gradcam
 from gradcam.attributions import ATTRIBUTIONS
-from gradcam.cam.methods.base import OfAttention
+from gradcam.cam.methods.base import AttentionMethod
 from gradcam.cam.methods.table import METHODS
 from gradcam.evaluation import METRICS, check, evaluate, recommend
 from gradcam.evaluation.study.results import Results
@@ -77,7 +77,7 @@ class TestStandIn:
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method(gpu: AppleGpu, method: str) -> None:
     used: Any = METHODS[method].using(masks=40) if method in ("rise", "drise") else method
-    if not isinstance(METHODS[method], OfAttention):
+    if not isinstance(METHODS[method], AttentionMethod):
         model, images = tiny_model().eval(), TINY
     else:
         model = torchvision.models.VisionTransformer(32, 8, num_layers=2, num_heads=2, hidden_dim=8, mlp_dim=8).eval()

@@ -1,4 +1,4 @@
-"""The layer that is explained where none is named: chosen, verified, remembered, and compared with each later pass."""
+"""Choose a default target layer, verify it, cache the choice, and compare it with each later pass."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from gradcam.cam.forward import Recorded, caller_autocast, recorded_pass
-from gradcam.cam.grid import ORDERED, find_grid, find_placed_layer
+from gradcam.cam.forward import RecordedPass, caller_autocast, recorded_pass
+from gradcam.cam.grid import ORDER_MEASURED, find_grid, find_placed_layer
 from gradcam.cam.places import MisplacedError
-from gradcam.cam.suggest import OUTPUT, find_suggestion
+from gradcam.cam.suggest import OUTPUT_NOTE, find_suggestion
 from gradcam.errors import BlindLayerError, LayerError, warn
 from gradcam.hooks.autograd import jacobian
 from gradcam.hooks.facts import PLAIN, Facts
@@ -30,19 +30,23 @@ BLIND = (
     "The gradient is exactly zero at every layer that has a grid, so no layer can change the score. Possible causes: a "
     "head with zero weights, or a probability of exactly 0 or 1. Choose another score or class."
 )
-MAX_CANDIDATES = 24  # layers of which it is measured whether they respond in place, after the first did not
+MAX_CANDIDATES = 24  # layers to try after the first one did not respond in place
 
 
-class OtherRouteError(Exception):
-    """The images of this pass take another route to the score than those that the layer was chosen for."""
+class RouteChangedError(Exception):
+    """The data flow from the layer to the score differs from the one for which the layer was chosen."""
 
 
 @dataclass
 class DefaultLayer:
-    """A layer that was chosen for a question. `note`: what to say of it. `route`, `is_bypassed`: what leads from it to
-    the score, and whether the images reach the score past it; None until a pass has shown that. `is_joined`: what is not
-    recorded may join after the layer, so that a pass is recorded from the images on. `is_recorded`: it can be.
-    `is_misplaced`: no layout fits, nor any other layer, which is said each time."""
+    """A layer that was chosen for a target.
+
+    `note` is a warning for the user. `route` is the data flow from the layer to the score, and `is_bypassed` whether
+    the images also reach the score around the layer; both are None until a pass has recorded them. `is_joined`: a
+    tensor that was not recorded may join after the layer, so passes are recorded from the images on. `is_recorded`: the
+    model can be recorded from the images on. `is_misplaced`: neither this layer nor any other has a layout that fits,
+    so every explanation warns.
+    """
 
     layer: str
     note: str | None = None
@@ -52,31 +56,33 @@ class DefaultLayer:
     is_recorded: bool = True
     is_misplaced: bool = False
 
-    def compare(self, recorded: Recorded) -> None:
-        """Note the route of a pass. Raises `OtherRouteError` where it is another one than before."""
+    def check_route(self, recorded: RecordedPass) -> None:
+        """Store the route of a pass; raise `RouteChangedError` if it differs from the stored one."""
         tail = recorded.tail
-        is_seen = recorded.image_edge is not None  # else nothing may join that is not recorded
-        if is_seen and self.is_bypassed not in (None, tail.is_bypassed):
-            raise OtherRouteError
+        starts_at_images = recorded.image_edge is not None  # Otherwise, no unrecorded tensor can join.
+        if starts_at_images and self.is_bypassed not in (None, tail.is_bypassed):
+            raise RouteChangedError
         if self.route is not None and (self.route, self.is_joined) != (tail.route, tail.is_joined):
-            raise OtherRouteError
+            raise RouteChangedError
         self.route, self.is_joined = tail.route, tail.is_joined
-        self.is_bypassed = tail.is_bypassed if is_seen else self.is_bypassed
+        self.is_bypassed = tail.is_bypassed if starts_at_images else self.is_bypassed
 
 
-def name_question(batch: Batch, target: Any, *settings: Any) -> Hashable | None:
-    """Return what a default layer depends on beside the model; None if the target is code, or the inputs have no key."""
+def make_cache_key(batch: Batch, target: Any, *settings: Any) -> Hashable | None:
+    """Return the cache key of a default layer; None if the target is code or the inputs have no key."""
     if is_function(target) or isinstance(target, (Reader, Target)):
         return None
-    how = {name: value for name, value in vars(target).items() if name != "classes"} if is_dataclass(target) else None
+    target_fields = (
+        {name: value for name, value in vars(target).items() if name != "classes"} if is_dataclass(target) else None
+    )
     try:
-        return ("default layer", settings, batch.size, batch.listed, _to_key((batch.args, batch.kwargs, how)))
+        return ("default layer", settings, batch.size, batch.listed, _to_key((batch.args, batch.kwargs, target_fields)))
     except TypeError:
         return None
 
 
 def _to_key(value: Any) -> Hashable:
-    """Return a key that is equal for inputs of the same form. Raises `TypeError` for objects of unknown kinds."""
+    """Return a key that is equal for inputs of the same form; raise `TypeError` for objects of unknown kinds."""
     if isinstance(value, Tensor):
         return value.shape, value.dtype, value.device
     if type(value) in PLAIN:
@@ -88,67 +94,73 @@ def _to_key(value: Any) -> Hashable:
     raise TypeError
 
 
-def list_others(names: list[str], layer: str) -> list[str]:
-    """Return the layers to try after one, other runs of the same module first."""
+def list_next_candidates(names: list[str], layer: str) -> list[str]:
+    """Return the layers to try after `layer`, other runs of the same module first."""
     module = layer.rpartition("#")[0]
-    same = [name for name in names if module and name.rpartition("#")[0] == module]
-    return list(dict.fromkeys(name for name in (*same, *names) if name != layer))
+    runs = [name for name in names if module and name.rpartition("#")[0] == module]
+    return list(dict.fromkeys(name for name in (*runs, *names) if name != layer))
 
 
 @dataclass(frozen=True)
 class DefaultLayerSearch:
-    """A search for the layer to explain a bound target at. `is_positive`: all methods want values that are not negative."""
+    """A search for the layer at which to explain a bound target.
+
+    `is_positive`: all methods assume non-negative activations.
+    """
 
     model: nn.Module
     bound: Bound
     facts: Facts
-    reshape: Any  # no function, which takes the tensor of one layer
+    reshape: Any  # Never a function: a function fits only the tensor of one layer.
     is_positive: bool
 
     def explain(self, explain_at: Callable[[Bound, str, dict[str, Any]], Result]) -> Result:
-        """Explain at the remembered layer, or at the one that is found. `explain_at` takes how its pass is recorded."""
+        """Explain at the cached layer, or search for one and explain there.
+
+        `explain_at` takes the target, the layer, and keyword arguments that say how to record its pass.
+        """
 
         def try_layer(default: DefaultLayer) -> Result:
             verify = "all" if default.is_misplaced else "strictly" if self.reshape is None else "guesses"
-            how: dict[str, Any] = {"verify": verify}
+            recording: dict[str, Any] = {"verify": verify}
             if default.is_recorded:
-                how |= {"look": default.compare, "from_images": default.is_joined}
-            explained = explain_at(_copy(self.bound), default.layer, how)
+                recording |= {"on_recorded": default.check_route, "from_images": default.is_joined}
+            result = explain_at(_copy(self.bound), default.layer, recording)
             if default.note is not None:
                 warn(default.note)
-            return explained
+            return result
 
-        question = None
+        key = None
         if self.bound.model is self.model:
-            question = name_question(self.bound.batch, self.bound.target, self.is_positive, self.reshape)
-        default = None if question is None else self.facts.get(question)
+            key = make_cache_key(self.bound.batch, self.bound.target, self.is_positive, self.reshape)
+        default = None if key is None else self.facts.get(key)
         if default is not None:
             try:
                 return try_layer(default)
-            except (OtherRouteError, MisplacedError, LayerError):  # or it does not run any more, say
-                self.facts.set(question, None)
+            except (RouteChangedError, MisplacedError, LayerError):  # The cached layer may also have stopped running.
+                self.facts.set(key, None)
         try:
-            default, explained = self._search(try_layer)
-        except OtherRouteError:  # the image that was looked at takes another route than the whole batch
-            default, explained = self._search(try_layer, whole_batch=True)
+            default, result = self._search(try_layer)
+        except RouteChangedError:  # The batch takes another route than the one image of the search.
+            default, result = self._search(try_layer, whole_batch=True)
         except BlindLayerError:
-            with contextlib.suppress(BlindLayerError):  # PyTorch may say more where less is recorded
+            with contextlib.suppress(BlindLayerError):  # PyTorch's own error may say more if less is recorded.
                 explain_at(_copy(self.bound), self._list_layers(whole_batch=False)[0].layer, {})
             raise LayerError(BLIND) from None
-        if question is not None and default.is_recorded:
-            self.facts.set(question, default)
-        return explained
+        if key is not None and default.is_recorded:
+            self.facts.set(key, default)
+        return result
 
     def _list_layers(self, *, whole_batch: bool) -> tuple[DefaultLayer, list[str], dict[str, str]]:
-        """Return the best layer, all in their order, by their names in the model, and what to say of some of them."""
-        copied = _copy(self.bound)
-        facts = self.facts if self.facts.get(ORDERED) else None
+        """Return the best layer, the names of all candidates in order of preference, and notes on some of them."""
+        bound = _copy(self.bound)
+        facts = self.facts if self.facts.get(ORDER_MEASURED) else None
         suggestion = find_suggestion(
-            copied.model, copied.batch, copied.target, self.reshape, whole_batch=whole_batch, facts=facts
+            bound.model, bound.batch, bound.target, self.reshape, whole_batch=whole_batch, facts=facts
         )
         best = suggestion.behind_activation if self.is_positive else suggestion.layers[0]
-        names = [name_in_model(self.model, self.bound.model, name) for name in (best, *suggestion.layers)]
-        names = list(dict.fromkeys(filter(None, names)))  # the model itself has no name
+        names = [find_name_in_model(self.model, self.bound.model, name) for name in (best, *suggestion.layers)]
+        names = list(dict.fromkeys(filter(None, names)))  # The model itself has no name.
         if not names:
             raise LayerError(
                 f"No default layer with a spatial grid was found in {type(self.model).__name__}. Name the layer to explain."
@@ -156,16 +168,16 @@ class DefaultLayerSearch:
         note = suggestion.note if best == suggestion.layers[0] else None
         is_bypassed = None if whole_batch else suggestion.bypassed.get(best)
         default = DefaultLayer(names[0], note, is_bypassed=is_bypassed, is_recorded=suggestion.is_recorded)
-        return default, names, {name: OUTPUT.format(name) for name in suggestion.outputs}
+        return default, names, {name: OUTPUT_NOTE.format(name) for name in suggestion.outputs}
 
     def _search(
         self, try_layer: Callable[[DefaultLayer], Result], *, whole_batch: bool = False
     ) -> tuple[DefaultLayer, Result]:
-        """Choose the first layer on all of the images' way to the score that responds in place and has a gradient.
+        """Return the first layer that responds in place and has a gradient, and the explanation at that layer.
 
         Raises `BlindLayerError` if none has a gradient.
         """
-        was_ordered, batch = self.facts.get(ORDERED), self.bound.batch
+        was_ordered, batch = self.facts.get(ORDER_MEASURED), self.bound.batch
         default, names, notes = self._list_layers(whole_batch=whole_batch)
         problems: dict[str, str] = {}
         for _ in range(MAX_CANDIDATES):
@@ -173,15 +185,18 @@ class DefaultLayerSearch:
                 return default, try_layer(default)
             except MisplacedError as error:
                 problems[default.layer] = str(error)
-                names = list_others(names, default.layer)
-                autocast, tried = caller_autocast(batch.device.type), names[:MAX_CANDIDATES]
-                layer = find_placed_layer(self.bound.model, batch, tried, self.facts, autocast) if tried else None
-            except BlindLayerError:  # a dead end, such as the last block of a network that reads its class token only
-                if self.facts.get(ORDERED) and not was_ordered:  # now it is known which tokens the score reads
+                names = list_next_candidates(names, default.layer)
+                autocast, candidates = caller_autocast(batch.device.type), names[:MAX_CANDIDATES]
+                layer = (
+                    find_placed_layer(self.bound.model, batch, candidates, self.facts, autocast) if candidates else None
+                )
+            except BlindLayerError:  # A dead end, such as the last block of a network that reads only its class token.
+                # The attempt has measured which tokens the score reads, so search again.
+                if self.facts.get(ORDER_MEASURED) and not was_ordered:
                     return self._search(try_layer, whole_batch=whole_batch)
-                names = list_others(names, default.layer)
+                names = list_next_candidates(names, default.layer)
                 bound = _copy(self.bound)
-                layer = find_last_with_gradient(self.model, bound, names, self.facts, self.reshape) if names else None
+                layer = find_layer_with_gradient(self.model, bound, names, self.facts, self.reshape) if names else None
                 if layer is None:
                     raise
             if layer is None:
@@ -197,21 +212,25 @@ class DefaultLayerSearch:
         return default, try_layer(default)
 
 
-def name_in_model(model: nn.Module, run: nn.Module, name: str) -> str:
-    """Return a layer's name in the model, of what is run in its place."""
+def find_name_in_model(model: nn.Module, run: nn.Module, name: str) -> str:
+    """Translate the name of a layer from `run`, the module that runs in place of `model`, to `model`."""
     if run is model:
         return name
-    plain, run_number = re.fullmatch(r"(.*?)(#\d+)?", name, re.DOTALL).groups("")  # type: ignore[union-attr]  # it always fits
-    module = run.get_submodule(plain)
-    return next((own for own, part in model.named_modules() if part is module), plain) + run_number
+    # The pattern matches every string.
+    module_name, run_number = re.fullmatch(r"(.*?)(#\d+)?", name, re.DOTALL).groups("")  # type: ignore[union-attr]
+    module = run.get_submodule(module_name)
+    return (
+        next((full_name for full_name, submodule in model.named_modules() if submodule is module), module_name)
+        + run_number
+    )
 
 
 def _copy(bound: Bound) -> Bound:
-    """Copy the inputs for one of several passes: a model may change them in place."""
+    """Copy the inputs for one of several passes, because a model may change them in place."""
     return replace(bound, batch=bound.batch.copy())
 
 
-def find_last_with_gradient(
+def find_layer_with_gradient(
     model: nn.Module, bound: Bound, names: Sequence[str], facts: Facts, reshape: Reshape = None
 ) -> str | None:
     """Return the first of these layers whose cells have a gradient; None if there is none."""
@@ -219,13 +238,13 @@ def find_last_with_gradient(
         with torch.enable_grad():
             total = recorded.scored.values.sum(1, keepdim=True)
         (gradients,) = jacobian(total, list(recorded.activations.values()), scaled=recorded.has_float16)
-        by_part = dict(zip(recorded.activations, gradients))
+        gradient_by_name = dict(zip(recorded.activations, gradients))
         for name in names:
-            for part in recorded.parts[name]:
-                gradient = by_part[part]
+            for tensor_name in recorded.names_by_layer[name]:
+                gradient = gradient_by_name[tensor_name]
                 if gradient is not None:
-                    with contextlib.suppress(LayerError):  # of several tensors of a layer not all have a grid
-                        layout = find_grid(part, gradient[0], recorded, reshape)
+                    with contextlib.suppress(LayerError):  # Not every tensor of a layer has to have a grid.
+                        layout = find_grid(tensor_name, gradient[0], recorded, reshape)
                         if layout.to_grid(gradient[0]).any():
                             return name
     return None

@@ -1,4 +1,4 @@
-"""The whole computation, top to bottom: a model and images in, heatmaps out."""
+"""Turn a model and images into heatmaps: the entire computation, top to bottom."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, Unpack
 
-from gradcam.cam.default_layer import BLIND, DefaultLayerSearch, find_last_with_gradient
-from gradcam.cam.forward import Recorded, recorded_pass
+from gradcam.cam.default_layer import BLIND, DefaultLayerSearch, find_layer_with_gradient
+from gradcam.cam.forward import RecordedPass, recorded_pass
 from gradcam.cam.grid import (
     JOINS,
     BlindPatchesError,
@@ -118,7 +118,7 @@ class Explanation:
     def __repr__(self) -> str:
         images, classes = self.maps.shape[:2]
         grid = " x ".join(map(str, self.maps.shape[2:]))
-        sizes = dict.fromkeys(" x ".join(map(str, each.shape[1:])) for each in self.heatmaps)
+        sizes = dict.fromkeys(" x ".join(map(str, heatmap.shape[1:])) for heatmap in self.heatmaps)
         size = ", ".join(sizes)
         kind = "" if self.evidence == "positive" else f"{self.evidence} evidence by "
         return (
@@ -284,7 +284,10 @@ def explain(
 def one_map(
     layer: str | nn.Module | None, layers: Sequence[str | nn.Module] | None, join: str | None
 ) -> Sequence[str | nn.Module] | None:
-    """The layers of one map, given as one or as several to be joined; None if none is named. Raises `LayerError`."""
+    """Return the layers of one map: a single layer, or several to be joined; None if no layer is named.
+
+    Raises `LayerError` for any other combination.
+    """
     if layers is None:
         return None if layer is None else [layer]
     if layer is not None or join is None:
@@ -355,9 +358,12 @@ def compare(
 
 @dataclass(frozen=True)
 class Plan:
-    """What is explained, and how, as in `explain`: `of` has checked all that can be checked without a model. Without
-    `methods` the target's own is taken; `prefers_signed`: with signed evidence, where that method has such.
-    `methods_for_places`: replace `methods` if a function's score is of places in the output, which pooling would lose."""
+    """A checked request: what to explain and how, as in `explain`.
+
+    Without `methods`, the target's default method is used. `prefers_signed`: use signed evidence if that method
+    supports it. `methods_for_places` replace `methods` if the score of a function reads places in the output, which
+    pooling would lose.
+    """
 
     methods: Sequence[Method] = (METHODS["gradcam"],)
     target: Any = None
@@ -366,34 +372,37 @@ class Plan:
     methods_for_places: Sequence[Method] = ()
 
     @classmethod
-    def of(cls, methods: Sequence[Method], target: Any, options: ExplainOptions, function: str, **more: Any) -> Self:
-        """Raises `GradcamError` for what is unknown, or has no meaning for one of the methods; `TypeError` as a call of
-        `function` would."""
+    def of(cls, methods: Sequence[Method], target: Any, options: ExplainOptions, function: str, **fields: Any) -> Self:
+        """Return a plan after all checks that need no model.
+
+        Raises `GradcamError` for unknown names and unsupported combinations, and `TypeError` as a call of `function`
+        would.
+        """
         filled = fill_options(options, function)
-        found = smooth(methods, filled["smoothing"])
+        smoothed = smooth(methods, filled["smoothing"])
         if filled["join"] is not None and filled["join"] not in JOINS:
             raise LayerError(f"join is {shorten(filled['join'])}, expected {join_names(JOINS)}, or None.")
-        check_evidence(filled["evidence"], found)
-        return cls(found, target, filled | {"reshape": to_reshape(filled["reshape"])}, **more)
+        check_evidence(filled["evidence"], smoothed)
+        return cls(smoothed, target, filled | {"reshape": to_reshape(filled["reshape"])}, **fields)
 
     def complete(self, method: str) -> Plan:
-        """The same with this method where none was named. Raises `GradcamError` as `of` does."""
+        """Return the plan with this method if it has none. Raises `GradcamError` as `of` does."""
         if self.methods:
             return self
-        found, options = smooth([METHODS[method]], self.options["smoothing"]), self.options
-        if self.prefers_signed and found[0].is_signed:
+        methods, options = smooth([METHODS[method]], self.options["smoothing"]), self.options
+        if self.prefers_signed and methods[0].is_signed:
             options = options | {"evidence": "signed"}
-        check_evidence(options["evidence"], found)
+        check_evidence(options["evidence"], methods)
         for_places = smooth([METHODS[LOCAL]], options["smoothing"]) if is_custom_function(self.target) else ()
-        return replace(self, methods=found, options=options, methods_for_places=for_places)
+        return replace(self, methods=methods, options=options, methods_for_places=for_places)
 
     @property
     def needs_layers(self) -> bool:
         return any(method.has_layer for method in self.methods)
 
     @property
-    def differentiable(self) -> int:
-        """How often what lies behind the layers has to be."""
+    def grad_order(self) -> int:
+        """Return how often the layers after the target layers are differentiated."""
         if any("curvatures" in method.needs for method in self.methods):
             return 2
         return 1 if any(method.needs for method in self.methods) else 0
@@ -406,7 +415,7 @@ class Plan:
 def carry_out(
     model: nn.Module, images: Any, layers: Sequence[str | nn.Module], plan: Plan
 ) -> dict[tuple[str, str], Explanation]:
-    """As `compare`, with a plan that is checked; without layers at the one that is best for the target."""
+    """Explain as `compare` does, with a checked plan; without layers, at the best layer for the target."""
     model, batch = unwrap(model), to_batch(images)
     if not is_function(plan.target):
         refuse_features(model)
@@ -414,7 +423,7 @@ def carry_out(
     bound, facts = Bound(model, batch, plan.target) if is_plain else bind(plan.target, model, batch), Facts(model)
     if model in changing_models:
         facts.read()
-    # Who names a layer means to look at it, which methods that follow attention do not.
+    # A user who names a layer wants a map of it, which methods that follow attention do not give.
     plan = plan.complete("gradcam" if layers and METHODS[bound.method].place == "attention" else bound.method)
     if bound.has_places and plan.options["augmentation"] != "none":
         raise TargetError("Augmented views move the explained region of the image: leave augmentation= out.")
@@ -423,22 +432,24 @@ def carry_out(
         if callable(reshape):
             raise LayerError("reshape is a function of one layer's tensor: name that layer.")
         search = DefaultLayerSearch(model, bound, facts, reshape, positive)
-        return search.explain(lambda given, layer, how: _explain_at(model, given, [layer], plan, facts, **how))
-    are_named = bool(layers)
+        return search.explain(
+            lambda bound, layer, recording: _explain_at(model, bound, [layer], plan, facts, **recording)
+        )
+    has_named_layers = bool(layers)
     layers = layers or bound.layers or ([] if bound.layer is None else [bound.layer])
-    if not are_named and len(layers) > 1:
+    if not has_named_layers and len(layers) > 1:
         plan = replace(plan, options=plan.options | {"join": "sum"})
     if plan.options["reshape"] is None:
         plan = replace(plan, options=plan.options | {"reshape": bound.reshape})
     try:
-        return _explain_at(model, bound, layers, plan, facts, verify="guesses" if are_named else "all")
+        return _explain_at(model, bound, layers, plan, facts, verify="guesses" if has_named_layers else "all")
     except BlindPatchesError as error:
-        said = BLIND
-        with contextlib.suppress(Exception):  # whatever a model raises when it runs once more
-            found = find_suggestion(bound.model, bound.batch, bound.target)
-            layer = find_last_with_gradient(model, bound, found.layers, facts)
-            said = said if layer is None else f"{error} Choose '{layer}', whose patches reach the score."
-        raise type(error)(said) from None
+        advice = BLIND
+        with contextlib.suppress(Exception):  # The model may raise any error in a second run.
+            suggestion = find_suggestion(bound.model, bound.batch, bound.target)
+            layer = find_layer_with_gradient(model, bound, suggestion.layers, facts)
+            advice = advice if layer is None else f"{error} Choose '{layer}', whose patches reach the score."
+        raise type(error)(advice) from None
 
 
 def _explain_at(
@@ -449,29 +460,32 @@ def _explain_at(
     facts: Facts,
     *,
     verify: Literal["nothing", "guesses", "all", "strictly"] = "nothing",
-    look: Callable[[Recorded], None] | None = None,
+    on_recorded: Callable[[RecordedPass], None] | None = None,
     from_images: bool = False,
 ) -> dict[tuple[str, str], Explanation]:
-    """Explain at some layers. `verify`: whose cells are measured; "strictly" raises `MisplacedError` where others warn.
-    `look` sees the recorded pass. `from_images`: as in `recorded_pass`."""
+    """Explain at these layers.
+
+    `verify`: the layers whose cells are measured; "strictly" raises `MisplacedError` instead of a warning.
+    `on_recorded` is called with the recorded pass. `from_images`: as in `recorded_pass`.
+    """
     batch, options = bound.batch, plan.options
-    chosen = find_layers(model, layers) if layers or plan.needs_layers else []
+    outlets = find_layers(model, layers) if layers or plan.needs_layers else []
     views = make_views(batch, options["augmentation"], bound.target)
     budget, log = RerunBudget(views.batch, options["memory_budget"], options["progress"]), AttentionLog()
-    shown = views.batch.copy() if plan.runs_again else views.batch
-    how: dict[str, Any] = {
-        "differentiable": plan.differentiable,
+    inputs = views.batch.copy() if plan.runs_again else views.batch
+    settings: dict[str, Any] = {
+        "grad_order": plan.grad_order,
         "facts": facts,
         "from_images": from_images,
-        # What methods that run the model again, or follow attention, have to know of the plain pass.
-        "around": [budget.measured({outlet.module for outlet in chosen})] if plan.runs_again and chosen else [],
+        # Methods that run the model again, or follow attention, observe the recorded pass.
+        "contexts": [budget.measured({outlet.module for outlet in outlets})] if plan.runs_again and outlets else [],
     }
     if any(method.place == "attention" for method in plan.methods):
-        how["around"].append(log.taken(model))
-    with recorded_pass(bound.model, shown, chosen, views.target, **how) as recorded:
-        if look is not None:
-            look(recorded)
-        if verify != "nothing" and chosen and recorded.frame is None and not recorded.images_changed:
+        settings["contexts"].append(log.record(model))
+    with recorded_pass(bound.model, inputs, outlets, views.target, **settings) as recorded:
+        if on_recorded is not None:
+            on_recorded(recorded)
+        if verify != "nothing" and outlets and recorded.frame is None and not recorded.images_changed:
             problem = verify_places(recorded, options["reshape"], includes_certain=verify != "guesses")
             if problem is not None and verify == "strictly":
                 raise MisplacedError(problem)
@@ -481,7 +495,7 @@ def _explain_at(
         if plan.methods_for_places and not reads_rows(recorded.scored.values, recorded.output, views.batch.images):
             plan = replace(plan, methods=plan.methods_for_places)
         maps = compute_maps(recorded, plan.methods, budget, log, reshape=options["reshape"], join=options["join"])
-        scored, evidence, found = recorded.scored, options["evidence"], {}
+        scored, evidence, explanations = recorded.scored, options["evidence"], {}
         output = recorded.output if bound.own_output is None else bound.own_output(recorded.output)
         classes = None if scored.classes is None else views.first(scored.classes).to(batch.device)
         shared = {"output": views.first_of(output), "evidence": evidence, "classes": classes}
@@ -489,61 +503,69 @@ def _explain_at(
         is_single = isinstance(recorded.output, Tensor)
         logits = None if is_single else scored.logits
         shared["output_name"] = None if logits is None else name_output(recorded.output, logits)
-        listed = None if bound.list_found is None else bound.list_found(recorded.output)
-        shared["detections"], shared["instances"] = (_lay_instances(rows, batch) for rows in (listed, scored.instances))
-        of_gradients = {method.name for method in plan.methods if "gradients" in method.needs}
-        for (layer, method), each in maps.items():
-            levels = _without_settled(each.levels, scored) if method in of_gradients else each.levels
-            values = views.combine(_lay_on_pictures(levels, recorded, layer), evidence)
-            if each.was_rounding is not None:
-                warn_of_rounding(values, each.was_rounding, evidence, f"{method} at layer '{layer}'")
+        detections = None if bound.list_found is None else bound.list_found(recorded.output)
+        shared["detections"], shared["instances"] = (
+            _move_instances(rows, batch) for rows in (detections, scored.instances)
+        )
+        gradient_methods = {method.name for method in plan.methods if "gradients" in method.needs}
+        for (layer, method), method_maps in maps.items():
+            levels = (
+                _blank_constant_scores(method_maps.levels, scored) if method in gradient_methods else method_maps.levels
+            )
+            values = views.combine(_crop_to_images(levels, recorded, layer), evidence)
+            if method_maps.rounding_mask is not None:
+                warn_of_rounding(values, method_maps.rounding_mask, evidence, f"{method} at layer '{layer}'")
             heatmaps = to_heatmaps_of_sizes(values, sizes, signed=evidence == "signed", device=batch.device)
-            scores = _without_padding(views.first(each.scores).to(batch.device), scored)
-            own: dict[str, Any] = {"maps": values.to(batch.device), "heatmaps": heatmaps, "scores": scores}
-            own["layout"] = _name_layout(recorded, layer)
-            found[layer, method] = Explanation(layer=layer, method=method, **own, **shared)
-        other = None if bound.mirror is None else bound.mirror(scored)
-    if "_answers" in vars(facts):  # something was asked
+            scores = _mask_missing_scores(views.first(method_maps.scores).to(batch.device), scored)
+            fields: dict[str, Any] = {"maps": values.to(batch.device), "heatmaps": heatmaps, "scores": scores}
+            fields["layout"] = _name_layout(recorded, layer)
+            explanations[layer, method] = Explanation(layer=layer, method=method, **fields, **shared)
+        reference_inputs = None if bound.mirror is None else bound.mirror(scored)
+    if "_answers" in vars(facts):  # Some fact was looked up.
         facts.take_over()
-    if other is not None:  # the same on the picture that these are likened to
-        there = carry_out(model, other[0], layers, replace(plan, target=other[1]))
-        found = {key: replace(each, reference=there.get(key)) for key, each in found.items()}
-    return found
+    if reference_inputs is not None:  # Explain the reference image at the same layers.
+        references = carry_out(model, reference_inputs[0], layers, replace(plan, target=reference_inputs[1]))
+        explanations = {
+            key: replace(explanation, reference=references.get(key)) for key, explanation in explanations.items()
+        }
+    return explanations
 
 
-def _name_layout(recorded: Recorded, layer: str) -> str | None:
+def _name_layout(recorded: RecordedPass, layer: str) -> str | None:
     """Return the layout of a layer's output on the image; None for methods that explain no layer."""
-    parts = [part for name in layer.split(" + ") for part in recorded.parts.get(name, ())]
-    names = [recorded.layouts[part].name for part in parts if part in recorded.layouts]
+    tensor_names = [tensor_name for name in layer.split(" + ") for tensor_name in recorded.names_by_layer.get(name, ())]
+    names = [recorded.layouts[tensor_name].name for tensor_name in tensor_names if tensor_name in recorded.layouts]
     return ", ".join(dict.fromkeys(names)) or None
 
 
-def _lay_on_pictures(levels: Sequence[Tensor], recorded: Recorded, layer: str) -> Sequence[Tensor]:
-    """Raw maps over all that layers see as maps over the pictures, where those are only a part of it."""
+def _crop_to_images(levels: Sequence[Tensor], recorded: RecordedPass, layer: str) -> Sequence[Tensor]:
+    """Crop maps from the area that layers cover to each image, if the image fills only a part of it."""
     frame, batch = recorded.frame, recorded.batch
-    if layer == "input":  # where it is the caller's pictures that count, whatever the model makes of them
+    if layer == "input":  # Maps at the input cover the caller's images, however the model resizes them.
         frame = find_frame(replace(batch, size=tuple(batch.pictures.shape[2:])), [])
     return levels if frame is None or frame.is_whole else [take_windows(level, frame) for level in levels]
 
 
-def _lay_instances(rows: Sequence[Sequence[Instance]] | None, batch: Batch) -> Sequence[Sequence[Instance]] | None:
-    """What was found in the images themselves, in pixels of their pictures."""
+def _move_instances(rows: Sequence[Sequence[Instance]] | None, batch: Batch) -> Sequence[Sequence[Instance]] | None:
+    """Return the instances in pixels of the original images."""
     rows = None if rows is None else rows[: batch.images]
     if rows is None or batch.windows is None:
         return rows
-    places = zip(rows, batch.windows, batch.sizes)
-    return [[each.moved(window, (0, 0, size[0], size[1]), size) for each in row] for row, window, size in places]
+    triples = zip(rows, batch.windows, batch.sizes)
+    return [
+        [instance.moved(window, (0, 0, size[0], size[1]), size) for instance in row] for row, window, size in triples
+    ]
 
 
-def _without_settled(levels: Sequence[Tensor], scored: Scored) -> Sequence[Tensor]:
-    """Maps (N,K,h,w), zero for scores that nothing can change."""
+def _blank_constant_scores(levels: Sequence[Tensor], scored: Scored) -> Sequence[Tensor]:
+    """Set maps (N,K,h,w) of constant scores to zero."""
     if scored.settled is None:
         return levels
     return [level.masked_fill(scored.settled[..., None, None].to(level.device), 0) for level in levels]
 
 
-def _without_padding(scores: Tensor, scored: Scored) -> Tensor:
-    """NaN where an image has fewer instances than another one."""
+def _mask_missing_scores(scores: Tensor, scored: Scored) -> Tensor:
+    """Set scores to NaN where an image has fewer instances than the others."""
     for row, instances in zip(scores, scored.instances or ()):
         row[len(instances) :] = torch.nan
     return scores

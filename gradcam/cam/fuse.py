@@ -1,4 +1,4 @@
-"""One explanation of several: layers or methods joined."""
+"""Combine several explanations into one: fuse layers or methods."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradcam.cam.postprocess import to_heatmaps
 from gradcam.errors import GradcamError, join_names, shorten
 from gradcam.options import accept_old_parameters
 
-HOW = ("mean", "max")
+REDUCTIONS = ("mean", "max")
 
 AnyExplanation = TypeVar("AnyExplanation", bound=Explanation)
 
@@ -52,45 +52,49 @@ def fuse(
     >>> gradcam.fuse(found).layer
     'layer3+layer4'
     """
-    found = list(explanations.values()) if isinstance(explanations, Mapping) else explanations
-    if not isinstance(found, Sequence) or not found or not all(isinstance(each, Explanation) for each in found):
+    explanation_list = list(explanations.values()) if isinstance(explanations, Mapping) else explanations
+    if (
+        not isinstance(explanation_list, Sequence)
+        or not explanation_list
+        or not all(isinstance(explanation, Explanation) for explanation in explanation_list)
+    ):
         raise GradcamError(
             f"The explanations are {shorten(explanations)}, expected a non-empty list, or the result of compare()."
         )
-    if not isinstance(reduction, str) or reduction not in HOW:
-        raise GradcamError(f"reduction is {shorten(reduction)}, expected one of {join_names(HOW)}.")
-    first = found[0]
-    if any(isinstance(each.heatmaps, list) for each in found):
+    if not isinstance(reduction, str) or reduction not in REDUCTIONS:
+        raise GradcamError(f"reduction is {shorten(reduction)}, expected one of {join_names(REDUCTIONS)}.")
+    first = explanation_list[0]
+    if any(isinstance(explanation.heatmaps, list) for explanation in explanation_list):
         raise GradcamError("The images have different sizes: fuse explanations of images of one size.")
-    for other in found[1:]:
-        check_alike(first, other)
-    heatmaps = torch.stack([each.heatmaps.to(first.heatmaps.device) for each in found])
-    # The strongest is the value that is furthest from zero.
-    joined = heatmaps.mean(0) if reduction == "mean" else heatmaps.gather(0, heatmaps.abs().argmax(0, keepdim=True))[0]
+    for explanation in explanation_list[1:]:
+        check_alike(first, explanation)
+    heatmaps = torch.stack([explanation.heatmaps.to(first.heatmaps.device) for explanation in explanation_list])
+    # "max" takes the value that is furthest from zero.
+    fused = heatmaps.mean(0) if reduction == "mean" else heatmaps.gather(0, heatmaps.abs().argmax(0, keepdim=True))[0]
     signed = first.evidence == "signed"
     return replace(
         first,
-        maps=joined,
-        heatmaps=to_heatmaps(joined, joined.shape[2:], signed=signed),
-        layer="+".join(dict.fromkeys(each.layer for each in found)),
-        method="+".join(dict.fromkeys(each.method for each in found)),
+        maps=fused,
+        heatmaps=to_heatmaps(fused, fused.shape[2:], signed=signed),
+        layer="+".join(dict.fromkeys(explanation.layer for explanation in explanation_list)),
+        method="+".join(dict.fromkeys(explanation.method for explanation in explanation_list)),
     )
 
 
-def check_alike(one: Explanation, other: Explanation) -> None:
-    """Raises `GradcamError` where two are not of the same sizes, classes and evidence."""
-    shapes = [_shapes(each.heatmaps) for each in (one, other)]
+def check_alike(first: Explanation, second: Explanation) -> None:
+    """Raise `GradcamError` unless two explanations have the same sizes, classes and evidence."""
+    shapes = [_shapes(explanation.heatmaps) for explanation in (first, second)]
     if shapes[0] != shapes[1]:
-        said = f"Heatmaps {shapes[0]} and {shapes[1]} differ in shape"
-        raise GradcamError(f"{said}: explain the same images and classes.")
-    if one.evidence != other.evidence:
+        problem = f"Heatmaps {shapes[0]} and {shapes[1]} differ in shape"
+        raise GradcamError(f"{problem}: explain the same images and classes.")
+    if first.evidence != second.evidence:
         raise GradcamError(
-            f"The explanations show {one.evidence} and {other.evidence} evidence: use the same evidence= for all."
+            f"The explanations show {first.evidence} and {second.evidence} evidence: use the same evidence= for all."
         )
-    classes = [None if each.classes is None else each.classes.tolist() for each in (one, other)]
+    classes = [None if explanation.classes is None else explanation.classes.tolist() for explanation in (first, second)]
     if classes[0] != classes[1]:
         raise GradcamError("The explanations are of different classes: pass the same target= for all.")
 
 
 def _shapes(heatmaps: Any) -> object:
-    return [tuple(it.shape) for it in heatmaps] if isinstance(heatmaps, list) else tuple(heatmaps.shape)
+    return [tuple(heatmap.shape) for heatmap in heatmaps] if isinstance(heatmaps, list) else tuple(heatmaps.shape)

@@ -1,4 +1,4 @@
-"""Every layer of a model: what it gives, how coarse that is, and whether a class activation map can be taken there."""
+"""List every layer of a model: its output shape, its grid, and whether it can be a target layer."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradcam.cam.grid import are_shares, try_all
-from gradcam.cam.places import MIN_ANSWERS, PlacedLayer, count_answers
-from gradcam.cam.suggest import Place, no_graph_kept, read_scores, suggest, to_place
+from gradcam.cam.grid import are_attention_weights, choose_layout_by_response
+from gradcam.cam.places import MIN_RESPONSES, PlacedLayer, count_responses
+from gradcam.cam.suggest import OutputInfo, read_scores, release_graph, suggest, to_output_info
 from gradcam.errors import ImageError, shorten, show_fields
 from gradcam.hooks.autograd import Edge, edge_of, nodes_behind
 from gradcam.hooks.hooks import Hooks
@@ -26,15 +26,18 @@ from gradcam.layers.layout import USUAL_DEPTH, Axes, Layout, find_layout, find_p
 
 @dataclass(frozen=True)
 class LayerRow:
-    """One layer. `type`: its class. `shape`: its output's, of several tensors that of the explained one; None where
-    there is none. `grid`: (h,w) or (d,h,w) of that on the picture, and `stride`, the picture's size over the grid's;
-    None without a grid. `parameters`: how many numbers, its parts' included. `cam`: whether a class activation map can
-    be taken there, and `reason`, why not. `is_suggested`: it is what `gradcam.explain` takes where no layer is named.
-    `both_signs`: a map can be taken, of values that may be negative, since no activation such as ReLU comes last.
-    `suggested_for_positive`: it is what `gradcam.explain` takes for methods that assume activations that are not
-    negative, where that is another layer. `places`: at how many of six changed places of the picture its cells answer,
-    where it is `guessed` how they lie; below 4 they lie elsewhere. None where it is none, or nothing can be seen, as on
-    the meta device."""
+    """One layer of a model.
+
+    `type`: the class of the module. `shape`: the shape of its output, or of the explained tensor if there are several;
+    None without an output. `grid`: (h,w) or (d,h,w) of the output on the image, and `stride`: the image's size divided
+    by the grid's; both None without a grid. `parameters`: the number of parameters, including those of submodules.
+    `cam`: whether the layer can be a target layer, and `reason`: why not. `is_suggested`: it is the default layer of
+    `gradcam.explain`. `both_signs`: it can be a target layer, and its values may be negative, because no activation
+    such as ReLU comes last. `suggested_for_positive`: it is the default layer for methods that assume non-negative
+    activations, if that is a different layer. `guessed`: its layout is a guess. `places`: for a guess, how many of six
+    changed points of the image its cells respond to; below 4, they lie elsewhere. None if the layout is certain, or if
+    nothing can be measured, as on the meta device.
+    """
 
     name: str
     type: str
@@ -54,8 +57,8 @@ class LayerRow:
 
     @property
     def is_out_of_place(self) -> bool:
-        """Whether its cells were seen to lie elsewhere than they are drawn."""
-        return self.places is not None and self.places < MIN_ANSWERS
+        """Return whether its cells respond elsewhere than the layout says."""
+        return self.places is not None and self.places < MIN_RESPONSES
 
 
 def list_layers(model: nn.Module, images: Any = 224) -> tuple[LayerRow, ...]:
@@ -102,26 +105,30 @@ def list_layers(model: nn.Module, images: Any = 224) -> tuple[LayerRow, ...]:
     """
     model = unwrap(model)
     batch = to_batch(_to_images(model, images))
-    look = _Look(model, batch)
-    with preserve_state(model), no_graph_kept(model, lambda: look.pictures), Hooks() as hooks:
-        look.watch(model, hooks)
+    recorder = _ListingRecorder(model, batch)
+    with preserve_state(model), release_graph(model, lambda: recorder.pictures), Hooks() as hooks:
+        recorder.watch(model, hooks)
         with_grid = layers_with_grid(model, batch)
-    look.settle()
-    ways = Ways(look.scores, look.pictures, look.find_layout)
-    look.choose(ways.depends)
+    recorder.resolve_ambiguous_layouts()
+    paths = Ways(recorder.scores, recorder.pictures, recorder.find_layout)
+    recorder.select_outputs(paths.depends)
     layers = {name: module for name, module in model.named_modules() if name}
-    reasons = {name: look.why_not(module, ways.depends) for name, module in layers.items()}
-    guesses = look.find_guesses({name: module for name, module in layers.items() if reasons[name] is None})
-    places = {} if batch.pictures.is_meta or not guesses else count_answers(model, batch, guesses)
+    reasons = {name: recorder.explain_rejection(module, paths.depends) for name, module in layers.items()}
+    guesses = recorder.find_guesses({name: module for name, module in layers.items() if reasons[name] is None})
+    places = {} if batch.pictures.is_meta or not guesses else count_responses(model, batch, guesses)
     last_runs = {name: layers[name.rpartition("#")[0]] for name in with_grid if name not in layers}
-    reasons |= {name: look.why_not(module, ways.depends, run=True) for name, module in last_runs.items()}
-    found = [name for name in with_grid if reasons[name] is None]
-    suggested = suggest(found, look.places(model), ways, look.output) if found else None
+    reasons |= {name: recorder.explain_rejection(module, paths.depends, run=True) for name, module in last_runs.items()}
+    usable = [name for name in with_grid if reasons[name] is None]
+    suggested = suggest(usable, recorder.list_output_info(model), paths, recorder.output) if usable else None
     first, positive = (None, None) if suggested is None else (suggested.layers[0], suggested.behind_activation)
-    order = [each for name in layers for each in (name, *(run for run in last_runs if run.rpartition("#")[0] == name))]
+    order = [
+        row_name
+        for name in layers
+        for row_name in (name, *(run for run in last_runs if run.rpartition("#")[0] == name))
+    ]
     return tuple(
         replace(
-            look.row(name, (layers | last_runs)[name], reasons[name]),
+            recorder.make_row(name, (layers | last_runs)[name], reasons[name]),
             is_suggested=name == first,
             suggested_for_positive=name == positive != first,
             guessed=name in guesses,
@@ -133,7 +140,7 @@ def list_layers(model: nn.Module, images: Any = 224) -> tuple[LayerRow, ...]:
 
 
 def _to_images(model: nn.Module, images: Any) -> Any:
-    some = next(chain(model.parameters(), model.buffers()), torch.empty(0, dtype=torch.float32, device="cpu"))
+    parameter = next(chain(model.parameters(), model.buffers()), torch.empty(0, dtype=torch.float32, device="cpu"))
     size = (images, images) if isinstance(images, int) else images
     if isinstance(size, tuple) and all(isinstance(side, int) for side in size):
         ranks = (2, 3) if takes_volumes(model) else (2,)
@@ -144,138 +151,162 @@ def _to_images(model: nn.Module, images: Any) -> Any:
             )
         if len(size) < max(ranks):
             size = (USUAL_DEPTH, *size)
-        dtype = some.dtype if some.is_floating_point() else torch.float32
-        return torch.zeros(1, 3, *size, dtype=dtype, device=some.device)
-    return map_tensors(images, lambda tensor: tensor.to("meta")) if some.is_meta else images
+        dtype = parameter.dtype if parameter.is_floating_point() else torch.float32
+        return torch.zeros(1, 3, *size, dtype=dtype, device=parameter.device)
+    return map_tensors(images, lambda tensor: tensor.to("meta")) if parameter.is_meta else images
 
 
 @dataclass(frozen=True)
-class _Output:
-    """What a layer gave: its shape, how that lies on the picture, or why it does not, and where it is in the graph."""
+class _LayerOutput:
+    """A layer's output: its shape, its layout on the image or the reason for having none, and its place in the
+    graph."""
 
     shape: tuple[int, ...]
     layout: Layout | None
-    place: Place
-    why_none: str | None = None
+    info: OutputInfo
+    reason: str | None = None
 
 
-class _Look:
-    """What is seen of a model's layers while it runs."""
+class _ListingRecorder:
+    """Records the layers' outputs and their graph while a model runs."""
 
     def __init__(self, model: nn.Module, batch: Batch) -> None:
         self._model, self._batch = model, batch
         self._patches = find_patches(model.modules())
         self._axes = Axes(model, batch, self._patches)
         self._runs: dict[nn.Module, int] = {}
-        self._outputs: dict[nn.Module, _Output] = {}
-        self._others: dict[nn.Module, list[_Output]] = {}  # what else a layer gave
+        self._outputs: dict[nn.Module, _LayerOutput] = {}
+        self._other_outputs: dict[nn.Module, list[_LayerOutput]] = {}  # Further outputs of a layer.
         self.scores: list[Tensor] = []
         self.output: Any = None
         self.pictures: Edge | None = None
 
     def watch(self, model: nn.Module, hooks: Hooks) -> None:
-        """Look at the model and all its layers, whenever it runs next; its pass is recorded, for the graph."""
+        """Register hooks that record the next pass of the model and all its layers, including the graph."""
         self._axes.prepare()
-        hooks.before_forward(model, self._record)
+        hooks.before_forward(model, self._record_inputs)
         for module in model.modules():
             if not isinstance(module, torch.jit.ScriptModule):
-                hooks.after_forward(module, self._keep_scores if module is model else self._keep)
+                hooks.after_forward(module, self._record_scores if module is model else self._record_output)
 
-    def _record(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _record_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         torch.set_grad_enabled(True)
 
-        # Copies that may be changed in place; frozen models are recorded too.
+        # Copies, because the model may change them in place. Frozen models are recorded too.
         copies = {
-            it: caller_keeps(it).requires_grad_().clone() if it.is_floating_point() else it.clone()
-            for it in tensors((args, kwargs))
+            tensor: caller_keeps(tensor).requires_grad_().clone() if tensor.is_floating_point() else tensor.clone()
+            for tensor in tensors((args, kwargs))
         }
         self.pictures = edge_of(copies.get(self._batch.pictures, self._batch.pictures))
         return map_tensors((args, kwargs), copies.__getitem__)
 
-    def _keep(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def _record_output(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         self._runs[module] = self._runs.get(module, 0) + 1
-        found = [self._look_at(tensor, module) for tensor in floating_by_keys(output).values()]
-        if found:
-            self._outputs[module], *self._others[module] = found
+        outputs = [self._describe_output(tensor, module) for tensor in floating_by_keys(output).values()]
+        if outputs:
+            self._outputs[module], *self._other_outputs[module] = outputs
 
-    def _look_at(self, tensor: Tensor, module: nn.Module) -> _Output:
+    def _describe_output(self, tensor: Tensor, module: nn.Module) -> _LayerOutput:
         shape = tuple(tensor.shape)
         layout = self._axes.find_layout(shape, module)
         is_text = layout is None and self._axes.holds_text(shape, module)
-        is_shared = layout is not None and tensor.ndim > 3 and is_guess(layout, module, shape, self._batch.size)
-        is_shared = is_shared and (is_softmax(tensor.grad_fn, tensor.ndim) if tensor.is_meta else are_shares(tensor))
-        why = "its tokens include text" if is_text else "it returns attention weights" if is_shared else None
-        layout = None if why else layout
-        return _Output(shape, layout, to_place(tensor, layout, self._batch.size), why)
+        is_attention = layout is not None and tensor.ndim > 3 and is_guess(layout, module, shape, self._batch.size)
+        is_attention = is_attention and (
+            is_softmax(tensor.grad_fn, tensor.ndim) if tensor.is_meta else are_attention_weights(tensor)
+        )
+        reason = "its tokens include text" if is_text else "it returns attention weights" if is_attention else None
+        layout = None if reason else layout
+        return _LayerOutput(shape, layout, to_output_info(tensor, layout, self._batch.size), reason)
 
-    def choose(self, depends: Mapping[Edge, bool]) -> None:
-        """Of several tensors that a layer gave, the first with a grid that the score depends on, not through another."""
-        for module, others in self._others.items():
-            found = [it for it in (self._outputs[module], *others) if it.layout and it.place.edge in depends]
-            passed = {node for it in found if it.place.edge for node in nodes_behind(it.place.edge[0])}
-            last = [it for it in found if it.place.edge and it.place.edge[0] not in passed]
-            self._outputs[module] = next(iter([*last, *found]), self._outputs[module])
+    def select_outputs(self, depends: Mapping[Edge, bool]) -> None:
+        """Select one output for each layer with several.
 
-    def settle(self) -> None:
-        """Ask of what may have its channels first or last, once the model has run."""
+        It is the first that has a grid and reaches the score, but not only through another output.
+        """
+        for module, other_outputs in self._other_outputs.items():
+            candidates = [
+                output
+                for output in (self._outputs[module], *other_outputs)
+                if output.layout and output.info.edge in depends
+            ]
+            nodes_before = {
+                node for output in candidates if output.info.edge for node in nodes_behind(output.info.edge[0])
+            }
+            last_outputs = [
+                output for output in candidates if output.info.edge and output.info.edge[0] not in nodes_before
+            ]
+            self._outputs[module] = next(iter([*last_outputs, *candidates]), self._outputs[module])
+
+    def resolve_ambiguous_layouts(self) -> None:
+        """Measure the layout of outputs whose channels may come first or last, after the model has run."""
         for module, output in self._outputs.items():
-            if output.layout is None and output.why_none is None and output.shape:
-                layout = try_all(output.shape, Outlet(type(module).__name__, module), self._batch, self._model)
+            if output.layout is None and output.reason is None and output.shape:
+                layout = choose_layout_by_response(
+                    output.shape, Outlet(type(module).__name__, module), self._batch, self._model
+                )
                 if layout is not None:
-                    place = replace(output.place, places=math.prod(layout.grid))
-                    self._outputs[module] = replace(output, layout=layout, place=place)
+                    info = replace(output.info, cells=math.prod(layout.grid))
+                    self._outputs[module] = replace(output, layout=layout, info=info)
 
-    def _keep_scores(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def _record_scores(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         self.scores, self.output = read_scores(None, output, self._batch.images), output
 
-    def places(self, model: nn.Module) -> dict[str, Place]:
+    def list_output_info(self, model: nn.Module) -> dict[str, OutputInfo]:
         modules = model.named_modules(remove_duplicate=False)
-        return {name: self._outputs[module].place for name, module in modules if module in self._outputs}
+        return {name: self._outputs[module].info for name, module in modules if module in self._outputs}
 
     def find_layout(self, shape: Sequence[int]) -> Layout | None:
-        """How an output of this shape lies on the pictures, whatever gave it."""
+        """Return the layout of an output of this shape on the images, whichever layer returns it."""
         return find_layout(shape, self._batch.size, None, self._batch.images, patches=self._patches)
 
     def find_guesses(self, layers: Mapping[str, nn.Module]) -> dict[str, PlacedLayer]:
-        """Of these layers those where it is a guess how they lie on the pictures, and how that is; it is none for what
-        another layer gives too, that knows."""
-        found = {name: self._outputs[module] for name, module in layers.items()}
-        laid = {
-            name: PlacedLayer(Outlet(name, layers[name]), it.shape, it.layout)
-            for name, it in found.items()
-            if it.layout
+        """Return the layers, of these, whose layout is a guess, with that layout.
+
+        A layer is left out if another layer returns the same tensor and its layout is certain.
+        """
+        outputs = {name: self._outputs[module] for name, module in layers.items()}
+        placed_layers = {
+            name: PlacedLayer(Outlet(name, layers[name]), output.shape, output.layout)
+            for name, output in outputs.items()
+            if output.layout
         }
         doubtful = {
             name: placed
-            for name, placed in laid.items()
+            for name, placed in placed_layers.items()
             if placed.is_guess(self._batch) and placed.is_measurable(self._batch)
         }
-        known = {found[name].place.edge: each.layout for name, each in laid.items() if name not in doubtful}
-        known.pop(None, None)
-        return {name: each for name, each in doubtful.items() if known.get(found[name].place.edge) != each.layout}
+        certain_layouts = {
+            outputs[name].info.edge: placed.layout for name, placed in placed_layers.items() if name not in doubtful
+        }
+        certain_layouts.pop(None, None)
+        return {
+            name: placed
+            for name, placed in doubtful.items()
+            if certain_layouts.get(outputs[name].info.edge) != placed.layout
+        }
 
-    def why_not(self, module: nn.Module, depends: Mapping[Edge, bool], *, run: bool = False) -> str | None:
-        """Why no class activation map can be taken at this layer, or at its last `run`; None where it can."""
+    def explain_rejection(self, module: nn.Module, depends: Mapping[Edge, bool], *, run: bool = False) -> str | None:
+        """Return why this layer, or its last `run`, cannot be a target layer; None if it can."""
         if isinstance(module, torch.jit.ScriptModule):
             return "TorchScript"
         runs, output = self._runs.get(module, 0), self._outputs.get(module)
         if runs != 1 and not run:
             parts_ran = any(part in self._runs for part in module.modules())
-            unseen = "not called itself, only its submodules" if parts_ran else "not called in evaluation mode"
-            return f"runs {runs} times" if runs else unseen
+            not_run = "not called itself, only its submodules" if parts_ran else "not called in evaluation mode"
+            return f"runs {runs} times" if runs else not_run
         if output is None:
             return "returns no floating-point tensor"
         if output.layout is None:
             is_folded = len(output.shape) > 2 and output.shape[0] != self._batch.images
-            return output.why_none or ("its first axis is not the batch" if is_folded else "no grid")
-        edge = output.place.edge
+            return output.reason or ("its first axis is not the batch" if is_folded else "no grid")
+        edge = output.info.edge
         if edge is None or edge not in depends:
             return "the score does not depend on it"
         return None if depends[edge] else "only the class token reaches the score"
 
-    def row(self, name: str, module: nn.Module, reason: str | None) -> LayerRow:
+    def make_row(self, name: str, module: nn.Module, reason: str | None) -> LayerRow:
         output = self._outputs.get(module)
-        edge = None if output is None else output.place.edge
+        edge = None if output is None else output.info.edge
         layout = None if output is None else output.layout
         return LayerRow(
             name=name,
@@ -292,4 +323,4 @@ class _Look:
 
 
 def _stride(length: int, cells: int) -> float:
-    return length // cells if length % cells == 0 else length / cells  # whole numbers stay whole
+    return length // cells if length % cells == 0 else length / cells  # Whole numbers stay ints.

@@ -1,10 +1,11 @@
-"""Measure where the cells of a layer lie: change the image in places, and see which cells respond.
+"""Measure where the cells of a layer lie: change parts of the image, and see which cells respond.
 
-A count of tokens, or the sides of a map, tell how many cells there are, and nothing of their order. `measure_layout`
-takes one more pass as a rule, in which all images are changed at once. Tokens respond locally, so cells chosen at random
-are changed, and the responses are correlated with them for each layout that is possible. Maps of convolutions respond
-widely, so a quadrant is changed, and the centre of the response has to move there. Where that does not decide, six
-places are changed one by one, and the cell at the changed place has to be among those that respond most.
+The number of tokens, or the sides of a map, give the number of cells, but not their order. `measure_layout` usually
+takes one more pass, in which all images are changed at once. Tokens respond locally. So the image is changed at
+randomly chosen cells, and the responses are correlated with this choice for every possible layout. Maps of convolutions
+respond in a large area. So a quadrant is changed, and the centre of the response has to move there. If the result is
+not clear, six points are changed one by one, and the cell at each changed point has to be among those that respond
+most.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gradcam.cam.forward import record_outlets
+from gradcam.cam.forward import record_outputs
 from gradcam.hooks import pytorch
 from gradcam.hooks.memory import is_out_of_memory
 from gradcam.hooks.nested import Batch, tensors
@@ -29,31 +30,32 @@ from gradcam.layers.layout import IndexLayout, Layout, is_guess, pick
 
 AnyLayout = Layout | IndexLayout
 
-# Shares of the depth, the height and the width; in no symmetry, so that a mirrored grid is seen, too.
-PLACES = (
+# Shares of the depth, the height and the width. The points have no symmetry, so that a mirrored grid is detected.
+TEST_POINTS = (
     (0.33, 0.14, 0.21), (0.71, 0.23, 0.67), (0.12, 0.42, 0.38), (0.88, 0.55, 0.88), (0.47, 0.79, 0.13),
     (0.60, 0.86, 0.59),
 )  # fmt: skip
-MIN_ANSWERS = 4  # of six places
-MIN_TOKENS, MIN_CELLS = 6, 9  # of a grid of tokens, and of a map: in fewer, too much responds by chance
-MAX_RESPONDING = 0.15  # the share of the cells that one on a changed place has to be among
-CELL_OFFSET, PATCH_SIDE = 3 / 8, 3 / 4  # of the coarsest grid's cell: such a patch lies well inside it
-CHANGED_SHARE = 0.4  # of the cells of tokens
-MIN_CORRELATION = 0.55  # of responses with changed cells
-MIN_DEVIATIONS = 2.5  # of that correlation from zero, in units of its scatter by chance
-LIKELY_CORRELATION, LIKELY_DEVIATIONS = 0.35, 1.5  # the same, beside all but enough answers
-MIN_MARGIN = 0.1  # by which the correlation of another layout has to be larger
-QUADRANTS = ((0, 1), (1, 0), (0, 0), (1, 1))  # on the last two axes; the first two differ in each reflection
-QUADRANT_START, QUADRANT_SIDE = (0.08, 0.52), 0.4  # shares of the image's sides
-MIN_OFFSET = 0.02  # of the responses' centre from the grid's, as a share of its sides
-MIN_MOVEMENT = 0.1  # of the centre, from which on it has to follow
-MIN_ALIGNMENT = 0.3  # of signed offsets, as a share of their size
-MAX_SEARCHED_CELLS = 400  # of a grid, for tokens beside it that may lie at any index
+MIN_RESPONSES = 4  # Of six test points.
+MIN_TOKENS, MIN_CELLS = 6, 9  # Of a grid of tokens, and of a map. In smaller grids, too many cells respond by chance.
+MAX_RESPONDING = 0.15  # The cell at a changed point has to be among this share of the most responsive cells.
+CELL_OFFSET, PATCH_SIDE = 3 / 8, 3 / 4  # Shares of a cell of the coarsest grid: the patch lies well inside the cell.
+CHANGED_SHARE = 0.4  # Share of the cells that are changed.
+MIN_CORRELATION = 0.55  # Correlation of responses with changed cells.
+MIN_DEVIATIONS = 2.5  # Distance of that correlation from zero, in standard deviations of chance.
+LIKELY_CORRELATION, LIKELY_DEVIATIONS = 0.35, 1.5  # Above these, one response less is enough.
+MIN_MARGIN = 0.1  # The correlation of a different layout has to be larger by this.
+# On the last two axes. The first two quadrants change under any reflection.
+QUADRANTS = ((0, 1), (1, 0), (0, 0), (1, 1))
+QUADRANT_START, QUADRANT_SIDE = (0.08, 0.52), 0.4  # Shares of the image's sides.
+MIN_OFFSET = 0.02  # Distance of the responses' centre from the grid's centre, as a share of its sides.
+MIN_MOVEMENT = 0.1  # A centre that moves more than this has to follow the quadrant.
+MIN_ALIGNMENT = 0.3  # Sum of signed offsets, as a share of the sum of their magnitudes.
+MAX_SEARCHED_CELLS = 400  # In larger grids, extra tokens are only expected at the usual places.
 MAX_COMPARED_IMAGES = 8
 
 
 class MisplacedError(Exception):
-    """The cells of a layer do not respond where the image was changed; the text says how."""
+    """The cells of a layer do not respond where the image was changed. The message says how they respond."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class PlacedLayer:
     outlet: Outlet
     shape: tuple[int, ...]
     layout: AnyLayout
-    is_fixed: bool = False  # by the user
+    is_fixed: bool = False  # The user has set the layout.
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -72,15 +74,15 @@ class PlacedLayer:
     def is_measurable(self, batch: Batch) -> bool:
         """Return whether the grid has enough cells, and no more than the image has pixels."""
         is_finer_than_pixels = all(cells > length for cells, length in zip(self.grid, batch.size))
-        least = MIN_TOKENS if self.layout.kind.startswith("tokens") else MIN_CELLS
-        return not is_finer_than_pixels and math.prod(self.grid) >= least
+        min_cells = MIN_TOKENS if self.layout.kind.startswith("tokens") else MIN_CELLS
+        return not is_finer_than_pixels and math.prod(self.grid) >= min_cells
 
     def is_guess(self, batch: Batch) -> bool:
-        """Return whether a count or an aspect alone says how the output lies on the image."""
+        """Return whether the layout is inferred from the number of tokens or the aspect ratio alone."""
         return not isinstance(self.layout, Layout) or is_guess(self.layout, self.outlet.module, self.shape, batch.size)
 
-    def question(self, batch: Batch, route: Hashable) -> Hashable:
-        """Return the key of what is measured here. `route`: what leads from the layer to the score in this pass."""
+    def cache_key(self, batch: Batch, route: Hashable) -> Hashable:
+        """Return the cache key of this measurement. `route`: the data flow from the layer to the score in this pass."""
         layout: Any = self.layout
         if isinstance(layout, IndexLayout):
             layout = (layout.indices.device, hash(layout.indices.cpu().numpy().tobytes()))
@@ -89,7 +91,7 @@ class PlacedLayer:
 
 @dataclass(frozen=True)
 class Probe:
-    """A layer that is looked at while the image changes, and what it gave for the unchanged one."""
+    """A layer to watch while the image changes, and its output for the unchanged image."""
 
     placed: PlacedLayer
     activations: Tensor
@@ -98,7 +100,8 @@ class Probe:
     autocast: torch.dtype | None = None
 
     def measure_layout(self) -> AnyLayout:
-        """Return the layout by which the cells respond where the image was changed; the assumed one if nothing is seen.
+        """Return the layout by which cells respond where the image was changed; the assumed one if no response is
+        visible.
 
         Raises `MisplacedError` if no layout fits.
         """
@@ -117,37 +120,41 @@ class Probe:
         scores = [_correlate(layout.to_grid(responses), codes) for layout in layouts]
         scores[1 + len(usual) :] = [score - MIN_MARGIN / 2 for score in scores[1 + len(usual) :]]
         best = max(range(len(layouts)), key=scores.__getitem__)
-        enough = max(MIN_CORRELATION, MIN_DEVIATIONS / math.sqrt(codes.numel()))
+        min_score = max(MIN_CORRELATION, MIN_DEVIATIONS / math.sqrt(codes.numel()))
         is_better = scores[best] - scores[0] >= MIN_MARGIN
-        if scores[0] >= enough and not is_better:
+        if scores[0] >= min_score and not is_better:
             return assumed
-        counts = [self._count_answers(layout) for layout in (assumed, layouts[best])[: 1 + is_better]]
-        answers, other = counts[0], counts[-1]
-        if answers is None or other is None:
+        counts = [self._count_responses(layout) for layout in (assumed, layouts[best])[: 1 + is_better]]
+        responding, best_responding = counts[0], counts[-1]
+        if responding is None or best_responding is None:
             return assumed
         is_likely = scores[0] >= max(LIKELY_CORRELATION, LIKELY_DEVIATIONS / math.sqrt(codes.numel()))
-        if is_better and other >= MIN_ANSWERS and (scores[best] >= enough or other > answers):
+        if (
+            is_better
+            and best_responding >= MIN_RESPONSES
+            and (scores[best] >= min_score or best_responding > responding)
+        ):
             return layouts[best]
-        if answers < MIN_ANSWERS - (is_likely and not is_better):
+        if responding < MIN_RESPONSES - (is_likely and not is_better):
             raise MisplacedError(
-                f"its cells responded to {answers} of {len(PLACES)} local changes of the image, expected at least "
-                f"{MIN_ANSWERS}"
+                f"its cells responded to {responding} of {len(TEST_POINTS)} local changes of the image, expected at least "
+                f"{MIN_RESPONSES}"
             )
         return assumed
 
     def _measure_orientation(self) -> AnyLayout:
-        """The same for maps of convolutions, which can be mirrored or transposed at most."""
+        """Measure the layout of a convolution's map, which can only be mirrored or transposed."""
         assumed, images = self.placed.layout, self.batch.images
         offsets, transposed = [], []
-        for turn in range(len(QUADRANTS)):
-            quadrants = [QUADRANTS[(image + turn) % len(QUADRANTS)] for image in range(images)]
+        for shift in range(len(QUADRANTS)):
+            quadrants = [QUADRANTS[(image + shift) % len(QUADRANTS)] for image in range(images)]
             changes = self._respond(_cut_quadrants(quadrants, self.batch.size))
             if changes is None:
                 return assumed
             responses = assumed.to_grid(changes).float().norm(dim=1)
             offsets.append(_find_offsets(responses, quadrants))
             transposed.append(_find_offsets(responses.mT, quadrants))
-            if turn == 0 and min(offsets[0]) > MIN_OFFSET:
+            if shift == 0 and min(offsets[0]) > MIN_OFFSET:
                 return assumed
         is_flat = len(self.batch.size) == 2 and not self.placed.is_fixed
         if _follows(offsets) or (not (is_flat and _follows(transposed)) and _hardly_moves(offsets)):
@@ -158,7 +165,7 @@ class Probe:
         raise MisplacedError("it does not respond on the side where the image was changed")
 
     def _respond(self, mask: Tensor) -> Tensor | None:
-        """Return the changes of the layer's output where `mask` (N,1,...) of the images is noise; None if nothing is seen.
+        """Return the changes of the output where `mask` (N,1,...) of the images is noise; None if none are visible.
 
         Raises `MisplacedError` if the output does not depend on the images.
         """
@@ -177,61 +184,61 @@ class Probe:
             return None
         raise MisplacedError("it does not depend on the image")
 
-    def _count_answers(self, layout: AnyLayout) -> int | None:
+    def _count_responses(self, layout: AnyLayout) -> int | None:
         placed = {"": replace(self.placed, layout=layout)}
-        return count_answers(self.model, self.batch, placed, self.autocast)[""]
+        return count_responses(self.model, self.batch, placed, self.autocast)[""]
 
 
 def run_changed(
     model: nn.Module, batch: Batch, outlets: Sequence[Outlet], autocast: torch.dtype | None
 ) -> Mapping[str, Tensor]:
-    """Return what these layers give for a batch, by name; nothing if it fails for other reasons than memory."""
+    """Return the outputs of these layers for a batch, by name; empty if the run fails, unless it is out of memory."""
     try:
         with pytorch.autocast(batch.device.type, autocast):
-            return record_outlets(model, batch, outlets)
-    except Exception as error:  # whatever a model raises when it runs once more
+            return record_outputs(model, batch, outlets)
+    except Exception as error:  # The model may raise any error in a second run.
         if is_out_of_memory(error):
             raise
         return {}
 
 
 def has_other_images(batch: Batch) -> bool:
-    """Return whether there are images beside those that are changed, as for the second pathway of a SlowFast."""
+    """Return whether the inputs hold images that are not changed, as for the second pathway of a SlowFast."""
     shape = batch.pictures.shape
     inputs = tensors((batch.args, batch.kwargs))
     return sum(tensor.ndim == len(shape) and tensor.shape[:2] == shape[:2] for tensor in inputs) > 1
 
 
 def list_layouts(assumed: AnyLayout, shape: Sequence[int]) -> list[list[AnyLayout]]:
-    """Return other layouts of an output than the assumed one, the usual ones apart from the others.
+    """Return other layouts of an output than the assumed one: a list of usual ones, and one of unusual ones.
 
-    Tokens beside the cells may come first, last, some of them first and some last, or in the middle; unusual is any other
-    place. The cells may be counted along the grid's axes in any order.
+    Usual places of extra tokens are the start, the end, both, and the middle of the sequence. The cells may be counted
+    along the grid's axes in any order.
     """
     if not isinstance(assumed, Layout) or not assumed.kind.startswith("tokens"):
         return [[], []]
     tokens, cells = shape[1 - assumed.image_axis], math.prod(assumed.grid)
-    numbers, others = list(range(tokens)), tokens - cells
-    usual = [numbers[before : before + cells] for before in range(others + 1)]
+    indices, extra = list(range(tokens)), tokens - cells
+    usual_rows = [indices[before : before + cells] for before in range(extra + 1)]
     middle = cells // 2
-    usual += [numbers[:middle] + numbers[middle + others :]] if others else []
-    gaps = range(1, cells) if others and cells <= MAX_SEARCHED_CELLS else ()
-    unusual = [numbers[:start] + numbers[start + others :] for start in gaps if start != middle]
+    usual_rows += [indices[:middle] + indices[middle + extra :]] if extra else []
+    gaps = range(1, cells) if extra and cells <= MAX_SEARCHED_CELLS else ()
+    unusual_rows = [indices[:start] + indices[start + extra :] for start in gaps if start != middle]
     orders = [
         torch.arange(cells, dtype=torch.int64, device="cpu")
         .reshape([assumed.grid[axis] for axis in axes])
         .permute([axes.index(i) for i in range(len(axes))])
         for axes in itertools.permutations(range(len(assumed.grid)))
     ]
-    known = [_order_of(assumed, tokens)]
+    assumed_orders = [_order_of(assumed, tokens)]
     return [
         [
             replace(assumed, order=order)
             for cells_in_row in rows
-            for numbers_of_cells in orders
-            if (order := tuple(cells_in_row[number] for number in numbers_of_cells.flatten().tolist())) not in known
+            for cell_indices in orders
+            if (order := tuple(cells_in_row[index] for index in cell_indices.flatten().tolist())) not in assumed_orders
         ]
-        for rows in (usual, unusual)
+        for rows in (usual_rows, unusual_rows)
     ]
 
 
@@ -240,52 +247,53 @@ def _order_of(layout: Layout, tokens: int) -> tuple[int, ...]:
     return tuple(range(tokens)[cells]) if isinstance(cells, slice) else tuple(cells)
 
 
-def count_answers(
+def count_responses(
     model: nn.Module, batch: Batch, layers: Mapping[str, PlacedLayer], autocast: torch.dtype | None = None
 ) -> dict[str, int | None]:
-    """Count at how many of the six places the right cell of each layer responds; None where that cannot be seen.
+    """Count, for each layer, the test points (of six) whose cell responds; None if that cannot be observed.
 
-    Each place is changed in an image of its own: it takes a pass of the batch as it is, and as many as it takes to show
-    six images. None is for a layer that is the same everywhere, for one that only other images beside these reach, and
-    for all of them if the model fails.
+    Each point is changed in a separate image. This takes one pass of the unchanged batch, and passes for six changed
+    images. The count is None for a layer with the same values everywhere, for a layer that only other images reach, and
+    for all layers if the model fails.
     """
     outlets = list({layer.outlet.name: layer.outlet for layer in layers.values()}.values())
     coarsest = min((layer.grid for layer in layers.values()), key=math.prod)
-    # Points that lie well inside of a cell, as shares of the image's sides.
+    # Points well inside a cell, as shares of the image's sides.
     points = [
         tuple((int(share * cells) + CELL_OFFSET) / cells for share, cells in zip(place[-len(batch.size) :], coarsest))
-        for place in PLACES
+        for place in TEST_POINTS
     ]
 
     def run(images: Tensor) -> dict[str, Tensor]:
         outputs = run_changed(model, batch.copy(pictures=images.clone()), outlets, autocast)
         return {key: layer.layout.to_grid(outputs[layer.outlet.name]) for key, layer in layers.items()}
 
-    counts, unseen = dict.fromkeys(layers, 0), set(layers) if has_other_images(batch) else set()
+    counts, unobserved = dict.fromkeys(layers, 0), set(layers) if has_other_images(batch) else set()
     try:
         images = batch.pictures
-        if not bool(images.amax() > images.amin()):  # of one colour, all cells are alike: noise instead
+        if not bool(images.amax() > images.amin()):  # Cells of a uniform image are all alike, so use noise instead.
             generator = torch.Generator("cpu").manual_seed(1)
             images = torch.randn(images.shape, generator=generator, dtype=torch.float32, device="cpu").to(images)
-        plain = run(images)
+        unchanged = run(images)
         for first in range(0, len(points), batch.images):
             changed_points = points[first : first + batch.images]
             for key, grid in run(_change_patches(images, changed_points, coarsest)).items():
-                changes = (grid - plain[key]).float().norm(dim=1)
-                counts[key] += sum(map(_answers, changes, changed_points))
+                changes = (grid - unchanged[key]).float().norm(dim=1)
+                counts[key] += sum(map(_responds_at, changes, changed_points))
                 if changes.any():
-                    unseen.discard(key)
-    except Exception as error:  # whatever a model raises when it runs once more
+                    unobserved.discard(key)
+    except Exception as error:  # The model may raise any error in a second run.
         if is_out_of_memory(error):
             raise
         return dict.fromkeys(layers)
-    cells = {key: grid.flatten(2) for key, grid in plain.items()}
-    unseen |= {key for key, values in cells.items() if bool((values == values[..., :1]).all())}  # the same everywhere
-    return {key: None if key in unseen else count for key, count in counts.items()}
+    cells = {key: grid.flatten(2) for key, grid in unchanged.items()}
+    # The values are the same everywhere.
+    unobserved |= {key for key, values in cells.items() if bool((values == values[..., :1]).all())}
+    return {key: None if key in unobserved else count for key, count in counts.items()}
 
 
 def _put_noise(images: Tensor, mask: Tensor) -> Tensor:
-    """Return the images with noise of each one's range where the mask (N,1,...) is set."""
+    """Return the images with noise, in each image's range, where the mask (N,1,...) is set."""
     generator = torch.Generator("cpu").manual_seed(0)
     noise = torch.rand(images.shape, generator=generator, dtype=torch.float32, device="cpu").to(images)
     axes = tuple(range(1, images.ndim))
@@ -307,14 +315,14 @@ def _change_patches(images: Tensor, points: Sequence[tuple[float, ...]], grid: S
     return _put_noise(images, mask)
 
 
-def _answers(changes: Tensor, point: Sequence[float]) -> bool:
+def _responds_at(changes: Tensor, point: Sequence[float]) -> bool:
     response = changes[tuple(int(share * cells) for share, cells in zip(point, changes.shape))]
     return bool(response > 0) and int((changes >= response).sum()) <= math.ceil(MAX_RESPONDING * changes.numel())
 
 
 @functools.lru_cache(maxsize=16)
 def _sample_cells(grid: tuple[int, ...], images: int) -> Tensor:
-    """Return for each image which cells are changed, 1 or 0 (N,*grid)."""
+    """Choose cells to change at random for each image: 1 or 0 (N,*grid)."""
     generator = torch.Generator("cpu").manual_seed(0)
     numbers = torch.rand(images, math.prod(grid), generator=generator, dtype=torch.float32, device="cpu")
     ranks = numbers.argsort(1).argsort(1)
@@ -333,7 +341,8 @@ def _cut_quadrants(quadrants: Sequence[Sequence[int]], size: Sequence[int]) -> T
 
 
 def _correlate(changes: Tensor, codes: Tensor) -> float:
-    """Return the mean correlation of the ranks of cells by their responses (N,C,*grid) with the changed cells."""
+    """Return the correlation between the cells' ranks by response (N,C,*grid) and the changed cells, mean over the
+    images."""
     responses = changes[:MAX_COMPARED_IMAGES].float().norm(dim=1).flatten(1).cpu()
     ranks = responses.argsort(1).argsort(1).float()
     codes = codes[:MAX_COMPARED_IMAGES].flatten(1)
@@ -347,21 +356,22 @@ def _follows(offsets: Sequence[Sequence[float]]) -> bool:
 
 
 def _hardly_moves(offsets: Sequence[Sequence[float]]) -> bool:
-    """Return whether the centre of the responses moves too little to tell where the cells lie."""
+    """Return whether the centre of the responses moves too little to show where the cells lie."""
     return all(
         sum(map(abs, axis)) < MIN_MOVEMENT * len(axis) and sum(axis) > -MIN_OFFSET * len(axis) for axis in zip(*offsets)
     )
 
 
 def _find_offsets(responses: Tensor, quadrants: Sequence[Sequence[int]]) -> list[float]:
-    """Return how far the centre of the responses (N,*grid) lies towards the changed quadrant, along the last two axes."""
+    """Return how far the centre of the responses (N,*grid) lies towards the changed quadrant, along the last two
+    axes."""
     values = responses.flatten(1, -3).sum(1) if responses.ndim > 3 else responses
     values = values / values.sum((1, 2), keepdim=True).clamp(min=1e-30)
     offsets = []
     for axis in (1, 2):
-        numbers = torch.arange(values.shape[axis], dtype=values.dtype, device=values.device)
-        places = (numbers + 0.5) / values.shape[axis] - 0.5
-        centres = values.sum(3 - axis) @ places
+        indices = torch.arange(values.shape[axis], dtype=values.dtype, device=values.device)
+        positions = (indices + 0.5) / values.shape[axis] - 0.5
+        centres = values.sum(3 - axis) @ positions
         signs = centres.new_tensor([2 * quadrant[axis - 1] - 1 for quadrant in quadrants])
         offsets.append(float((centres * signs).mean()))
     return offsets

@@ -1,4 +1,4 @@
-"""Test-time augmentation: the same images in several views, explained in one batch, and the mean of their maps."""
+"""Turn raw maps into heatmaps: average over augmented views, crop to the images, resize."""
 
 from __future__ import annotations
 
@@ -17,50 +17,58 @@ from gradcam.layers.frames import Frame
 from gradcam.options import AUGMENTATIONS
 from gradcam.targets.classes import RepeatedTarget
 
-Part = tuple[tuple[float, ...], tuple[float, ...]]  # where something begins, and how far it reaches, along each axis
+Part = tuple[tuple[float, ...], tuple[float, ...]]  # (start, length) along each axis
 
 
 @dataclass(frozen=True)
 class Views:
-    """The views of a batch, as one batch: the images of the first view, then those of the second, and so on."""
+    """The augmented views of a batch, as one batch: the images of the first view, then those of the second, and so
+    on."""
 
     batch: Batch
     views: tuple[tuple[float, bool], ...]
-    target: Any  # of all views: what the given one means for the first
+    target: Any  # The caller's target, extended to all views.
 
     @property
     def images(self) -> int:
         return self.batch.images // len(self.views)
 
     def first(self, rows: Tensor) -> Tensor:
-        """Of the images themselves, detached: the first N rows, where there is one row for each image of each view."""
+        """Return the rows of the original images, detached: the first N rows, if there is a row per image and view."""
         return (rows[: self.images] if rows.shape[:1] == (self.batch.images,) else rows).detach()
 
     def first_of(self, output: Any) -> Any:
-        """The same of all that lies in an output."""
+        """Return an output with the rows of the original images only, detached."""
         first = output if len(self.views) == 1 else take_rows(output, slice(self.images), self.batch.images)
         return map_tensors(first, Tensor.detach)
 
     def combine(self, levels: Sequence[Tensor], evidence: str) -> Tensor:
-        """Of raw maps (V N,K,h,w) of all views the positive values, or the negative ones without their sign, or all of
-        them: (N,K,h,w). Those of several grids are resized to the finest, and added."""
+        """Return the evidence in raw maps (V N,K,h,w) of all views, as (N,K,h,w).
+
+        The evidence is the positive values, the magnitudes of the negative values, or all values. Maps of several grids
+        are resized to the finest grid and added.
+        """
         signed, means = evidence == "signed", map(self._average, levels)
-        found = [level if signed else (level if evidence == "positive" else -level).relu() for level in means]
-        finest = max((each.shape[2:] for each in found), key=lambda grid: grid.numel())
+        selected = [level if signed else (level if evidence == "positive" else -level).relu() for level in means]
+        finest = max((level.shape[2:] for level in selected), key=lambda grid: grid.numel())
         return functools.reduce(
-            torch.add, [each if each.shape[2:] == finest else resize(each, finest, signed=signed) for each in found]
+            torch.add,
+            [level if level.shape[2:] == finest else resize(level, finest, signed=signed) for level in selected],
         )
 
     def _average(self, maps: Tensor) -> Tensor:
-        """Put upright, the mean over all views."""
+        """Return the mean of the maps over all views, mirrored views flipped back."""
         views = zip(maps.split(self.images), self.views)
         upright = [view.flip(-1) if mirrored else view for view, (_, mirrored) in views]
         return maps if len(upright) == 1 else torch.stack(upright).mean(0)
 
 
 def make_views(batch: Batch, augmentation: str, target: Any) -> Views:
-    """The batch in all views of this augmentation. The picture tensor is scaled; it and all others of its size, such as
-    masks, are mirrored; others with a row for each image are repeated."""
+    """Return the batch in all views of this augmentation.
+
+    The image tensor is scaled. All tensors of its size, such as masks, are mirrored. Other tensors with a row per image
+    are repeated.
+    """
     views = AUGMENTATIONS[augmentation]
     if len(views) == 1:
         return Views(batch, views, target)
@@ -68,29 +76,31 @@ def make_views(batch: Batch, augmentation: str, target: Any) -> Views:
     def mirror(tensor: Tensor) -> Tensor:
         if batch.listed is None:
             return tensor.flip(-1)
-        mirrored = tensor.clone()  # each picture where it is, whatever is around it
-        for one, (height, width) in zip(mirrored, batch.listed):
-            one[..., :height, :width] = one[..., :height, :width].flip(-1)
+        mirrored = tensor.clone()  # Each image is mirrored in its own place, without its padding.
+        for image, (height, width) in zip(mirrored, batch.listed):
+            image[..., :height, :width] = image[..., :height, :width].flip(-1)
         return mirrored
 
-    def show(tensor: Tensor) -> Tensor:
+    def repeat_views(tensor: Tensor) -> Tensor:
         has_rows = tensor.ndim > 0 and len(tensor) == batch.images
-        if not has_rows or (tensor.numel() == 1 and batch.images == 1):  # one number is for all views
+        if not has_rows or (tensor.numel() == 1 and batch.images == 1):  # A single number applies to all views.
             return tensor
         is_in_space = tensor.ndim == batch.pictures.ndim and tensor.shape[2:] == batch.pictures.shape[2:]
-        shown = [mirror(tensor) if mirrored and is_in_space else tensor for _, mirrored in views]
+        views_of_tensor = [mirror(tensor) if mirrored and is_in_space else tensor for _, mirrored in views]
         if tensor is batch.pictures:
-            shown = [view * factor for view, (factor, _) in zip(shown, views)]
-        return torch.cat(shown)
+            views_of_tensor = [view * factor for view, (factor, _) in zip(views_of_tensor, views)]
+        return torch.cat(views_of_tensor)
 
     with torch.no_grad():
-        shown_batch = batch.copy(show).repeat(len(views))
+        view_batch = batch.copy(repeat_views).repeat(len(views))
     if batch.windows is not None:
         windows = [
-            _mirror_window(it, batch.size[-1]) if mirrored else it for _, mirrored in views for it in batch.windows
+            _mirror_window(window, batch.size[-1]) if mirrored else window
+            for _, mirrored in views
+            for window in batch.windows
         ]
-        shown_batch = replace(shown_batch, windows=tuple(windows))
-    return Views(shown_batch, views, RepeatedTarget(target, batch.images, len(views)))
+        view_batch = replace(view_batch, windows=tuple(windows))
+    return Views(view_batch, views, RepeatedTarget(target, batch.images, len(views)))
 
 
 def _mirror_window(window: Window, width: int) -> Window:
@@ -99,9 +109,11 @@ def _mirror_window(window: Window, width: int) -> Window:
 
 
 def take_windows(maps: Tensor, frame: Frame) -> Tensor:
-    """Maps (N,K,h,w) over a canvas as maps over the pictures that lie there: of as many cells for each as the largest of
-    them covers, so that they stay one tensor."""
-    cells = [length / side for length, side in zip(maps.shape[2:], frame.canvas)]  # for each pixel of the canvas
+    """Return maps (N,K,h,w) of the images, from maps of the canvas on which they lie.
+
+    All images get as many cells as the largest one covers, so that the maps stay one tensor.
+    """
+    cells = [length / side for length, side in zip(maps.shape[2:], frame.canvas)]  # Cells per pixel of the canvas.
     parts = [
         ((top * cells[0], left * cells[1]), (rows * cells[0], columns * cells[1]))
         for top, left, rows, columns in frame.windows
@@ -113,36 +125,40 @@ def take_windows(maps: Tensor, frame: Frame) -> Tensor:
 
 
 def to_heatmaps(maps: Tensor, size: Sequence[int], *, signed: bool = False) -> Tensor:
-    """Maps (N,K,h,w) or (N,K,d,h,w) as heatmaps of `size`, float32 in [0,1]: resized, then each divided by its maximum.
-    The minimum is not subtracted: zero keeps meaning "no evidence", and a blank map stays zero. With `signed`, positive
-    and negative values are resized by themselves, so that neither gets a rim of the other, and divided by the largest
-    of both: [-1,1]."""
+    """Return maps (N,K,h,w) or (N,K,d,h,w) as heatmaps of `size`: resized, float32 in [0,1], divided by their maximum.
+
+    The minimum is not subtracted: zero keeps the meaning "no evidence", and a blank map stays zero. With `signed`,
+    positive and negative values are resized separately, so that neither gets a rim of the other, and divided by the
+    larger maximum: [-1,1].
+    """
     heatmaps = resize(maps, size, signed=signed)
     values = heatmaps.abs() if signed else heatmaps
     largest = values.amax(list(range(2, values.ndim)), keepdim=True)
-    # In place: many classes make this the largest tensor of all.
+    # In place, because with many classes this is the largest tensor.
     return heatmaps.div_(largest.masked_fill_(largest == 0, 1))
 
 
 def to_heatmaps_of_sizes(
     maps: Tensor, sizes: Sequence[tuple[int, ...]], *, signed: bool, device: torch.device
 ) -> Tensor | list[Tensor]:
-    """Return heatmaps of each image's size on a device: one tensor if all sizes are equal, else one per image."""
+    """Return heatmaps at each image's size, on a device: one tensor if all sizes are equal, else one per image."""
     if len(set(sizes)) == 1:
         return to_heatmaps(maps, sizes[0], signed=signed).to(device)
     return [to_heatmaps(row, size, signed=signed)[0].to(device) for row, size in zip(maps.split(1), sizes)]
 
 
 def resize(maps: Tensor, size: Sequence[int], *, signed: bool = False, part: Part | None = None) -> Tensor:
-    """Non-negative maps (N,K,h,w) or (N,K,d,h,w) at another size: cubic, with half-pixel centres, clamped at zero. With
-    `signed`, positive and negative values by themselves. `part`: where in the maps the result begins, and how far it
-    reaches, in cells; None for all of them."""
+    """Resize non-negative maps (N,K,h,w) or (N,K,d,h,w): bicubic, with half-pixel centres, clamped at zero.
+
+    With `signed`, positive and negative values are resized separately. `part`: the (start, length) of the result in the
+    maps, in cells; None for all.
+    """
     if signed:
         return resize(maps.relu(), size, part=part) - resize((-maps).relu(), size, part=part)
     starts, lengths = ((None,) * len(size),) * 2 if part is None else part
-    kind: Any = {"dtype": maps.dtype, "device": maps.device}
+    placement: Any = {"dtype": maps.dtype, "device": maps.device}
     *depth, rows, columns = (
-        _cubic_weights_there(cells, length, start, extent, **kind)
+        _cached_cubic_weights(cells, length, start, extent, **placement)
         for cells, length, start, extent in zip(maps.shape[2:], size, starts, lengths)
     )
     maps = rows @ maps @ columns.mT
@@ -152,19 +168,22 @@ def resize(maps: Tensor, size: Sequence[int], *, signed: bool = False, part: Par
 
 
 @functools.lru_cache(maxsize=64)
-def _cubic_weights_there(
+def _cached_cubic_weights(
     cells: int, length: int, start: float | None, extent: float | None, *, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """The same where they are needed, so that a device does not wait for them each time."""
+    """Return `_cubic_weights` on a device, cached so that the device does not wait for a copy each time."""
     return _cubic_weights(cells, length, start, extent).to(dtype=dtype, device=device)
 
 
 @functools.lru_cache(maxsize=64)
 def _cubic_weights(cells: int, length: int, start: float | None = None, extent: float | None = None) -> Tensor:
-    """The matrix (length, cells) of one axis's interpolation, of all cells or from one place on. PyTorch's interpolation
-    of the identity matrix gives it. As products of small matrices a hundred maps are resized several times faster than by
-    the interpolation itself, and volumes, for which it has no cubic mode, are resized alike."""
-    identity = torch.eye(cells, dtype=torch.float64, device="cpu")[None, None]  # whatever the caller's defaults are
+    """Return the matrix (length, cells) that interpolates one axis, over all cells or over a part.
+
+    PyTorch's interpolation of the identity matrix is this matrix. Products with small matrices resize a hundred maps
+    several times faster than interpolation. They also resize volumes, for which PyTorch has no cubic mode.
+    """
+    # The device and dtype do not depend on PyTorch's defaults.
+    identity = torch.eye(cells, dtype=torch.float64, device="cpu")[None, None]
     if start is not None and extent is not None:
         places = start + (torch.arange(length, dtype=torch.float64, device="cpu") + 0.5) * extent / length
         rows = torch.arange(cells, dtype=torch.float64, device="cpu") + 0.5

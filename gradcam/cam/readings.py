@@ -1,4 +1,4 @@
-"""Checks of numbers that are still being computed: to read one waits for the device, and one wait serves for all."""
+"""Checks of tensor values that run later, so that many checks share one device synchronisation."""
 
 from __future__ import annotations
 
@@ -12,85 +12,93 @@ from torch import Tensor
 
 from gradcam.errors import ModelError, warn
 
-Judge = Callable[[list[float]], None]
+Check = Callable[[list[float]], None]
 UNDERFLOW = (
     "too small for float32: heatmaps lose precision or are blank. Pass target=, a function that multiplies the score by a "
     "large constant."
 )
-Range = tuple[float, float]  # the least and the largest value
+ValueRange = tuple[float, float]  # (minimum, maximum)
 
 
-class Ranges(list[Range]):
-    """The ranges of rows; of some that were not read yet, an empty list."""
+class RowRanges(list[ValueRange]):
+    """The minimum and maximum of each row; an empty list until `DeferredChecks.flush` has read them."""
 
 
 @dataclass
-class Readings:
-    """What is asked of numbers, each with who judges them; `read` has all judged, in the order in which they came."""
+class DeferredChecks:
+    """Pending checks of small tensors.
 
-    _waiting: list[tuple[Judge, tuple[Tensor, ...]]] = field(default_factory=list)
+    Reading a value waits for the device. `flush` reads all pending values at once, then runs the checks in the order in
+    which they were added.
+    """
 
-    def ask(self, judge: Judge, *numbers: Tensor) -> None:
-        """Have these few numbers judged once they are read, as one list."""
-        self._waiting.append((judge, numbers))
+    _pending: list[tuple[Check, tuple[Tensor, ...]]] = field(default_factory=list)
 
-    def ask_range(self, tensor: Tensor, what: str) -> Ranges:
-        """Return a list that gets the range of all values when it is read.
+    def add(self, check: Check, *tensors: Tensor) -> None:
+        """Call `check` with all values of the tensors, as one list, when `flush` reads them."""
+        self._pending.append((check, tensors))
 
-        Reading raises `ModelError` where one is NaN or infinite: both pass through.
+    def add_range(self, tensor: Tensor, sentence_start: str) -> RowRanges:
+        """Check that a tensor is finite, and return a list that `flush` fills with its minimum and maximum.
+
+        A NaN or an infinity anywhere shows in the minimum or the maximum: `flush` then raises `ModelError`, with a
+        message that begins with `sentence_start`, such as "The scores are".
         """
-        return self._ask_ranges(*torch.aminmax(tensor), what)
+        return self._add_ranges(*torch.aminmax(tensor), sentence_start)
 
-    def ask_ranges(self, tensor: Tensor, what: str, *, least: float = 0) -> Ranges:
-        """The same of each row. Reading warns of rows that are not zero, and all of whose values are below `least`."""
+    def add_row_ranges(self, tensor: Tensor, sentence_start: str, *, min_magnitude: float = 0) -> RowRanges:
+        """Check that a tensor is finite, and return a list that `flush` fills with the minimum and maximum of each row.
+
+        `flush` also warns if a row is not all zero, but all its magnitudes are below `min_magnitude`.
+        """
         axes = tuple(range(1, tensor.ndim))
         extremes = torch.aminmax(tensor) if len(tensor) == 1 else (tensor.amin(axes), tensor.amax(axes))
-        return self._ask_ranges(*extremes, what, least)
+        return self._add_ranges(*extremes, sentence_start, min_magnitude)
 
-    def _ask_ranges(self, lows: Tensor, highs: Tensor, what: str, least: float = 0) -> Ranges:
-        ranges = Ranges()
+    def _add_ranges(self, lows: Tensor, highs: Tensor, sentence_start: str, min_magnitude: float = 0) -> RowRanges:
+        ranges = RowRanges()
 
-        def judge(values: list[float]) -> None:
-            _require_finite(values, lows.dtype, what)
+        def check(values: list[float]) -> None:
+            _require_finite(values, lows.dtype, sentence_start)
             ranges.extend(zip(values[: lows.numel()], values[lows.numel() :]))
-            if least and any(0 < max(-low, high) < least for low, high in ranges):
-                warn(f"{what} {UNDERFLOW}")
+            if min_magnitude and any(0 < max(-low, high) < min_magnitude for low, high in ranges):
+                warn(f"{sentence_start} {UNDERFLOW}")
 
-        self.ask(judge, lows, highs)
+        self.add(check, lows, highs)
         return ranges
 
-    def read(self) -> None:
-        """Read and judge all that waits."""
-        waiting, self._waiting = self._waiting, []
-        tensors = [tensor for _, numbers in waiting for tensor in numbers]
-        values = {device: iter(_read(tensors, device)) for device in dict.fromkeys(it.device for it in tensors)}
-        for judge, numbers in waiting:
-            judge([next(values[tensor.device]) for tensor in numbers for _ in range(tensor.numel())])
+    def flush(self) -> None:
+        """Read all pending values and run their checks."""
+        pending, self._pending = self._pending, []
+        tensors = [tensor for _, group in pending for tensor in group]
+        values = {device: iter(_read(tensors, device)) for device in dict.fromkeys(tensor.device for tensor in tensors)}
+        for check, group in pending:
+            check([next(values[tensor.device]) for tensor in group for _ in range(tensor.numel())])
 
 
 def _read(tensors: Iterable[Tensor], device: torch.device) -> list[float]:
-    """Return all numbers in the tensors of a device, after one wait for it."""
+    """Return all values of the tensors on a device, after a single synchronisation."""
     values: list[float] = torch.cat([tensor.reshape(-1) for tensor in tensors if tensor.device == device]).tolist()
     return values
 
 
-def check_range(tensor: Tensor, what: str) -> Range:
-    """The least and the largest value, read now. Raises as `Readings.ask_range`."""
-    return check_ranges(tensor[None], what)[0]
+def check_range(tensor: Tensor, sentence_start: str) -> ValueRange:
+    """Return the minimum and maximum of a tensor; raise `ModelError` if it is not finite."""
+    return read_row_ranges(tensor[None], sentence_start)[0]
 
 
-def check_ranges(tensor: Tensor, what: str) -> Ranges:
-    """The same of each row."""
-    readings = Readings()
-    ranges = readings.ask_ranges(tensor, what)
-    readings.read()
+def read_row_ranges(tensor: Tensor, sentence_start: str) -> RowRanges:
+    """Return the minimum and maximum of each row; raise `ModelError` if the tensor is not finite."""
+    checks = DeferredChecks()
+    ranges = checks.add_row_ranges(tensor, sentence_start)
+    checks.flush()
     return ranges
 
 
-def _require_finite(values: Iterable[float], kind: torch.dtype, what: str) -> None:
+def _require_finite(values: Iterable[float], dtype: torch.dtype, sentence_start: str) -> None:
     for value in itertools.filterfalse(math.isfinite, values):
-        which = "NaN" if math.isnan(value) else "infinite"
-        hint = " float16 overflows above 65504: use bfloat16 or float32." if kind == torch.float16 else ""
+        problem = "NaN" if math.isnan(value) else "infinite"
+        hint = " float16 overflows above 65504: use bfloat16 or float32." if dtype == torch.float16 else ""
         raise ModelError(
-            f"{what} {which} in places: check the input and the weights for NaN and very large values.{hint}"
+            f"{sentence_start} {problem} in places: check the input and the weights for NaN and very large values.{hint}"
         )

@@ -74,7 +74,7 @@ def assert_weights(model: nn.Module, image: Tensor, layer: str, classes: list[in
     """Some of the weights, found by a loop, against those of a map to which only these channels contribute. The whole
     map is a sum over all channels, in which the weights cannot be told apart."""
     batch, score = to_batch(image), pick([classes])
-    with recorded_pass(model, batch, [find_layer(model, layer)], [classes], differentiable=0) as recorded:
+    with recorded_pass(model, batch, [find_layer(model, layer)], [classes], grad_order=0) as recorded:
         site = find_activations(layer, recorded)
         some = torch.zeros_like(site.grid)
         some[:, channels] = site.grid[:, channels]
@@ -264,12 +264,12 @@ def test_rise_finds_the_one_place_that_counts() -> None:
 
 
 def test_rise_masks_are_open_as_often_as_they_should_be() -> None:
-    from gradcam.cam.methods.perturbation import _draw_mask
+    from gradcam.cam.methods.perturbation import _sample_mask
 
-    mean = torch.stack([_draw_mask((9, 14), 3, 0.3, seed) for seed in range(2000)]).mean(0)
+    mean = torch.stack([_sample_mask((9, 14), 3, 0.3, seed) for seed in range(2000)]).mean(0)
     assert mean.shape == (9, 14)
     torch.testing.assert_close(mean, torch.full_like(mean, 0.3), rtol=0, atol=0.05)
-    volume = _draw_mask((4, 6, 5), 2, 0.5, 0)
+    volume = _sample_mask((4, 6, 5), 2, 0.5, 0)
     assert volume.shape == (4, 6, 5)
 
 

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradcam
-from gradcam.cam.readings import Readings
+from gradcam.cam.readings import DeferredChecks
 from gradcam.errors import ModelError
 
 # What brings numbers of a device to the processor, by the names of Python's functions and of PyTorch's operations.
@@ -106,12 +106,12 @@ def test_a_method_that_fails_on_nan_is_not_the_reason() -> None:
 
 
 def test_numbers_of_several_kinds_are_read_at_once_and_judged_in_order() -> None:
-    readings, found = Readings(), []
+    checks, found = DeferredChecks(), []
     large = torch.tensor([2.0**40 + 1], dtype=torch.float64)  # which float32 does not hold
     for numbers in (torch.tensor(True), torch.tensor([[1.5, -2]], dtype=torch.bfloat16), large, torch.tensor([])):
-        readings.ask(found.append, numbers)
-    waits = count_waits(readings.read)
+        checks.add(found.append, numbers)
+    waits = count_waits(checks.flush)
     assert found == [[1.0], [1.5, -2.0], [2.0**40 + 1], []]
     assert waits == Counter({"tolist": 1})
-    readings.read()  # nothing is judged twice
+    checks.flush()  # No check runs twice.
     assert len(found) == 4

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import gradcam
-from gradcam.cam.methods.rerun import Chunk, Variants, divide
+from gradcam.cam.methods.rerun import Chunk, Variants, plan_chunks
 from gradcam.errors import GradcamError, LayerError
 from gradcam.hooks.memory import Meter
 from gradcam.targets import ClassTarget
@@ -262,7 +262,7 @@ class TestMemory:
     @pytest.mark.parametrize("count", [1, 2, 5, 6, 17, 100])
     @pytest.mark.parametrize("most", [5, 6, 7, 50, 1000])
     def test_chunks_cover_all_variants_once_with_guards_in_the_first(self, count: int, most: int) -> None:
-        chunks = divide(count, most)
+        chunks = plan_chunks(count, most)
         assert [number for chunk in chunks for number in chunk.numbers] == list(range(count))
         assert len({chunk.rows for chunk in chunks}) == 1
         assert chunks[0].rows <= most

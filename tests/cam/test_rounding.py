@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import gradcam
 from gradcam.cam.methods.table import METHODS
-from gradcam.cam.rounding import settle_method
+from gradcam.cam.rounding import denoise_method
 from gradcam.targets import ClassTarget
 
 IMAGES = torch.rand(3, 3, 24, 32, generator=torch.Generator().manual_seed(0))
@@ -81,10 +81,10 @@ def test_terms_that_cancel_by_hand() -> None:
     gradients = torch.tensor([[1.0, 1.0, -1.0], [0.0, 1.0, 0.0]])[None, :, :, None, None].repeat(2, 1, 1, 1, 1)
     plain = METHODS["hirescam"].compute(activations, gradients)
     assert plain[0, 0].item() != 0 or plain[1, 0].item() != 0
-    (settled,) = settle_method(METHODS["hirescam"].compute, 1e-5, activations, gradients)
+    (settled,) = denoise_method(METHODS["hirescam"].compute, 1e-5, activations, gradients)
     assert settled.maps.flatten().tolist() == [0, *plain.flatten().tolist()[1:]]
-    was_rounding = 0 if settled.was_rounding is None else settled.was_rounding.sum()
-    assert was_rounding == int(plain[0, 0].item() != 0)
+    rounding_mask = 0 if settled.rounding_mask is None else settled.rounding_mask.sum()
+    assert rounding_mask == int(plain[0, 0].item() != 0)
 
 
 def test_a_genuine_class_beside_one_that_cancels() -> None:
@@ -156,10 +156,10 @@ def test_a_side_of_rounding_beside_genuine_evidence_is_blank() -> None:
     gradients[..., 0] = -1.0
     compute = METHODS["hirescam"].compute
     assert (compute(activations, gradients)[..., 1:] > 0).any()
-    (settled,) = settle_method(compute, 3e-5, activations, gradients)
+    (settled,) = denoise_method(compute, 3e-5, activations, gradients)
     assert settled.maps.max() == 0
     assert settled.maps[0, 0, 0, 0] < -1
-    assert settled.was_rounding.tolist() == [[[True, False]]]
+    assert settled.rounding_mask.tolist() == [[[True, False]]]
 
 
 class SumOfShares(nn.Module):
@@ -208,18 +208,18 @@ def test_only_maps_that_may_be_rounding_are_tried_out() -> None:
     activations, gradients = torch.rand(2, 5, 4, 6), torch.randn(2, 3, 5, 4, 6)
     for factor in (1.0, 1e-12, 1e12):
         calls.clear()
-        settle_method(gradcam_counted, 1e-5, activations, factor * gradients)
+        denoise_method(gradcam_counted, 1e-5, activations, factor * gradients)
         assert len(calls) == 1
     gradients -= gradients.mean((3, 4), keepdim=True)  # what is left of the means is rounding
-    (settled,) = settle_method(gradcam_counted, 1e-5, activations, gradients)
+    (settled,) = denoise_method(gradcam_counted, 1e-5, activations, gradients)
     assert len(calls) > 2
-    assert settled.was_rounding.any(2).all()
+    assert settled.rounding_mask.any(2).all()
     assert not settled.maps.any()
 
 
 def test_many_classes_are_changed_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = gradcam.explain(network(nn.Identity()), IMAGES, LAYER, target=ALL)
-    monkeypatch.setattr("gradcam.cam.rounding.MOST_BYTES", 1)
+    monkeypatch.setattr("gradcam.cam.rounding.MAX_DERIVATIVE_BYTES", 1)
     found = gradcam.explain(network(nn.Identity()), IMAGES, LAYER, target=ALL)
     torch.testing.assert_close(found.maps, whole.maps, rtol=1e-5, atol=1e-9)
 

@@ -1,1 +1,1 @@
-"""The methods: a table of what there is, and pure functions from activations and gradients to maps."""
+"""CAM methods: a table of them, and pure functions from activations and gradients to maps."""

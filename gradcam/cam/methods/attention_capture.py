@@ -1,4 +1,4 @@
-"""A transformer's attention: met while the model runs, and its blocks, if it can be followed from one to the next."""
+"""Observe a transformer's attention while the model runs, and find the blocks that it can be followed through."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from gradcam.cam.forward import Recorded, caller_autocast
+from gradcam.cam.forward import RecordedPass, caller_autocast
 from gradcam.cam.grid import at_least_float32, find_order
 from gradcam.cam.places import run_changed
 from gradcam.errors import ModelError
@@ -27,93 +27,110 @@ from gradcam.layers.layout import Axes, Layout, find_layout, find_patches
 
 SOFTMAXES = (F.softmax, torch.softmax, torch.Tensor.softmax, torch.special.softmax)
 PRODUCTS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.bmm, torch.Tensor.bmm, torch.baddbmm)
-HOLDING = (F.multi_head_attention_forward, torch.autograd.grad)  # attentions, which the latter repeats for checkpoints
-UNSEEN = (
+FUNCTIONS_WITH_ATTENTION = (
+    F.multi_head_attention_forward,
+    torch.autograd.grad,
+)  # Functions that compute attention; `torch.autograd.grad` repeats it for checkpoints.
+NO_ATTENTION = (
     "no attention was found. The model has none, or uses a custom kernel such as flash_attn (load Hugging Face models with "
     "attn_implementation='eager')"
 )
-QUESTION = "has_torch_function"  # what a function of PyTorch's asks before it does anything
+OVERRIDE_CHECK = "has_torch_function"  # The function with which PyTorch's functions check for overrides.
 
-Keep = Callable[[Tensor], Tensor]
-Meet = Callable[[tuple[int, ...]], Keep | None]
-Pass = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+KeepAttention = Callable[[Tensor], Tensor]
+OnAttention = Callable[[tuple[int, ...]], KeepAttention | None]
+OnResult = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
-# The modules in which the last attention over the picture was seen, which each pass confirms: it is recorded at once.
-_last: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+# The modules that contained the last attention over the image in an earlier pass. Each pass confirms this, so the
+# tensors of that attention can be recorded at once.
+_last_attention_modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 class AttentionPatch(TorchFunctionMode):
-    """A context that meets each attention of a model in this thread: the fused kind, and those made with a softmax.
+    """A context that observes each attention in this thread: the fused kind, and products with a softmax.
 
-    `meet`: called with the shape (rows,...,queries,keys) of an attention before it is computed. The function that it gives
-    is called with the probabilities, and what that returns takes their place; None leaves the attention as it is. Those
-    of fused attention are computed in float32, or in more where the model does, and only if they are wanted; the output is
-    that of the fused kernel up to rounding, in its precision. `hand_on`: called with queries, keys and values, each
-    (rows,...,tokens,channels), and with what they gave; what it returns goes on in place of that.
-    A softmax over the last of at least three dimensions is taken for an attention, between the products before and
-    behind it.
+    `on_attention` is called with the shape (rows,...,queries,keys) of an attention before it is computed. If it returns
+    a function, that function gets the probabilities and returns those to use; None leaves the attention unchanged. The
+    probabilities of fused attention are computed only then, in float32 or the model's higher precision. The output
+    equals that of the fused kernel up to rounding, in its dtype. `on_result` gets queries, keys and values, each
+    (rows,...,tokens,channels), and the result, and returns the result to use. A softmax over the last of three or more
+    axes counts as attention; the matrix products before and after it provide queries, keys and values.
     """
 
-    def __init__(self, meet: Meet, hand_on: Pass | None = None) -> None:
+    def __init__(self, on_attention: OnAttention, on_result: OnResult | None = None) -> None:
         super().__init__()
-        self._meet, self._hand_on = meet, hand_on
-        self._factors: tuple[Tensor, Tensor] | None = None  # of the last product: queries, and keys across, it may be
-        self._shape: torch.Size | None = None  # of the probabilities, once there are any
+        self._on_attention, self._on_result = on_attention, on_result
+        # Of the last product: possibly queries, and transposed keys.
+        self._factors: tuple[Tensor, Tensor] | None = None
+        self._shape: torch.Size | None = None  # Of the probabilities, after a softmax.
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in HOLDING and QUESTION in func.__code__.co_names:
-            with self:  # which is not active inside of itself
-                return _body(func)(*args, **kwargs)
+        if func in FUNCTIONS_WITH_ATTENTION and OVERRIDE_CHECK in func.__code__.co_names:
+            with self:  # The mode is inactive while it handles a function.
+                return _copy_without_override_check(func)(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
-            take = self._meet(_shape_of_attention(*args, **kwargs))
-            result = func(*args, **kwargs) if take is None else _attend_openly(*args, **kwargs, take=take)
-            return result if self._hand_on is None else self._hand_on(*_three(*args, **kwargs), result)
+            transform = self._on_attention(_get_attention_shape(*args, **kwargs))
+            result = (
+                func(*args, **kwargs)
+                if transform is None
+                else _compute_unfused_attention(*args, **kwargs, transform=transform)
+            )
+            return (
+                result
+                if self._on_result is None
+                else self._on_result(*_select_query_key_value(*args, **kwargs), result)
+            )
         result = func(*args, **kwargs)
-        if func in SOFTMAXES and result.ndim > 2 and _axis(*args, **kwargs) in (-1, result.ndim - 1):
-            take = self._meet(tuple(result.shape))
+        if func in SOFTMAXES and result.ndim > 2 and _get_axis(*args, **kwargs) in (-1, result.ndim - 1):
+            transform = self._on_attention(tuple(result.shape))
             self._shape = result.shape
-            return result if take is None else take(result).clone()  # which the model may change in place
-        if self._hand_on is not None and func in PRODUCTS and len(args) > 1 and result.ndim > 2:
+            # A clone, because the model may change it in place.
+            return result if transform is None else transform(result).clone()
+        if self._on_result is not None and func in PRODUCTS and len(args) > 1 and result.ndim > 2:
             return self._follow_product(args[-2], args[-1], result)
         return result
 
-    def _follow_product(self, left: Tensor, right: Tensor, result: Tensor) -> Tensor:
-        """Of an attention that is written out, with its queries and keys in one product, and its values in the next."""
-        before, shape, self._shape = self._factors, self._shape, None
-        self._factors = left, right
-        if self._hand_on is None or before is None or shape is None or left.shape != shape:
+    def _follow_product(self, first: Tensor, second: Tensor, result: Tensor) -> Tensor:
+        """Detect an unfused attention: queries and keys in one product, and values in the next."""
+        factors, shape, self._shape = self._factors, self._shape, None
+        self._factors = first, second
+        if self._on_result is None or factors is None or shape is None or first.shape != shape:
             return result
-        query, key = before[0], before[1].transpose(-2, -1)
-        is_it = query.shape[-2] == shape[-2] and key.shape[-2] == shape[-1]
-        return self._hand_on(query, key, right, result) if is_it else result
+        query, key = factors[0], factors[1].transpose(-2, -1)
+        is_attention = query.shape[-2] == shape[-2] and key.shape[-2] == shape[-1]
+        return self._on_result(query, key, second, result) if is_attention else result
 
 
-def _three(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _select_query_key_value(
+    query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+) -> tuple[Tensor, Tensor, Tensor]:
     return query, key, value
 
 
-def _shape_of_attention(query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> tuple[int, ...]:
+def _get_attention_shape(query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> tuple[int, ...]:
     return (*query.shape[:-1], key.shape[-2])
 
 
-def _axis(input: Tensor, dim: int | None = None, *args: Any, **kwargs: Any) -> int | None:
+def _get_axis(input: Tensor, dim: int | None = None, *args: Any, **kwargs: Any) -> int | None:
     return dim
 
 
 @functools.cache
-def _body(function: Any) -> Callable[..., Any]:
-    """A function of PyTorch's without its question whether somebody overrides it."""
-    # With a mode active, that is answered yes: the function hands itself over to the mode before it does any work, again
-    # and again, and with the mode off, the softmax or the fused attention in it is not seen. Another answer in place of
-    # torch.nn.functional's own would be given to other threads, too; so the function is made anew with an answer of ours.
-    names = {**function.__globals__, QUESTION: lambda _: False}
-    return FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+def _copy_without_override_check(function: Any) -> Callable[..., Any]:
+    """Return a function of PyTorch without its check for overrides."""
+    # While a mode is active, the check succeeds: the function hands itself over to the mode before it does any work,
+    # again and again. With the mode off, the softmax or the fused attention inside is not observed. A changed check in
+    # torch.nn.functional would affect other threads too. So the function is copied, with its own globals.
+    function_globals = {**function.__globals__, OVERRIDE_CHECK: lambda _: False}
+    return FunctionType(
+        function.__code__, function_globals, function.__name__, function.__defaults__, function.__closure__
+    )
 
 
-def _attend_openly(  # noqa: PLR0917  # as they are there
+def _compute_unfused_attention(  # noqa: PLR0917  # The signature of scaled_dot_product_attention.
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -123,16 +140,16 @@ def _attend_openly(  # noqa: PLR0917  # as they are there
     scale: float | None = None,
     enable_gqa: bool = False,
     *,
-    take: Callable[[Tensor], Tensor],
+    transform: Callable[[Tensor], Tensor],
 ) -> Tensor:
     device = query.device.type
     autocast = None if query.dtype == torch.float64 else caller_autocast(device)
-    kind = autocast or query.dtype
+    dtype = autocast or query.dtype
     with pytorch.without_autocast(device):
-        query, key, value = query.to(kind), key.to(kind), value.to(kind)
-        if enable_gqa:  # several heads share their keys and values
-            shared = query.shape[-3] // key.shape[-3]
-            key, value = key.repeat_interleave(shared, -3), value.repeat_interleave(shared, -3)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+        if enable_gqa:  # Several heads share keys and values.
+            group_size = query.shape[-3] // key.shape[-3]
+            key, value = key.repeat_interleave(group_size, -3), value.repeat_interleave(group_size, -3)
         factor = query.shape[-1] ** -0.5 if scale is None else scale
         logits = at_least_float32(query) * factor @ at_least_float32(key).transpose(-2, -1)
         if is_causal:
@@ -141,12 +158,12 @@ def _attend_openly(  # noqa: PLR0917  # as they are there
             logits = logits.masked_fill(~attn_mask, float("-inf"))
         elif attn_mask is not None:
             logits = logits + attn_mask
-        probabilities = F.dropout(take(logits.softmax(-1)), dropout_p)
-        return probabilities.to(kind) @ value
+        probabilities = F.dropout(transform(logits.softmax(-1)), dropout_p)
+        return probabilities.to(dtype) @ value
 
 
 @dataclass(frozen=True)
-class Sighting:
+class ObservedAttention:
     """One attention: its shape (rows,...,queries,keys), and the modules that were running, the outermost first."""
 
     shape: tuple[int, ...]
@@ -158,83 +175,94 @@ class Sighting:
 
     @property
     def where(self) -> str:
-        """The innermost module, "" where there is none."""
+        """Return the innermost module; "" if there is none."""
         return self.running[-1] if self.running else ""
 
 
 @dataclass
-class Running:
-    """One run of a module: what it was given, and the tensor that it gave, once it has. `sightings`: how many there were
-    at its start."""
+class ModuleRun:
+    """One run of a module: its inputs, and its output tensor once it has finished.
+
+    `num_before`: the number of attentions observed before it.
+    """
 
     module: nn.Module
     name: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    sightings: int
+    num_before: int
     output: Tensor | None = None
 
 
 @dataclass(frozen=True)
-class Attended:
-    """An attention as it was computed: queries (N,heads,Q,d), keys and values (N,heads,T,d), as they were; what it gave,
-    from which on autograd has recorded. `number`: of its sighting. `around`: what was running, the outermost first."""
+class AttentionTensors:
+    """The tensors of one attention: queries (N,heads,Q,d), keys and values (N,heads,T,d), and the output.
+
+    Autograd records from the output on. `number`: the index of the attention in the pass. `enclosing_runs`: the running
+    modules, the outermost first.
+    """
 
     query: Tensor
     key: Tensor
     value: Tensor
     output: Tensor
     number: int
-    around: list[Running]
+    enclosing_runs: list[ModuleRun]
 
 
 @dataclass(frozen=True)
 class AttentionLog:
-    """All attentions of one pass in their order, and the output's shape of each module around one that gave a tensor.
-    `tensors`: what the modules around the last of them gave, and its version. `attended`: the last one, where it is known
-    from an earlier pass to be that, and alone."""
+    """All attentions of one pass in order, and the output shape of each module that contains one and returns a tensor.
 
-    sightings: list[Sighting] = field(default_factory=list)
+    `tensors`: the outputs, with their version, of the modules that contain the last attention. `attention_tensors`:
+    those of the last attention, if an earlier pass has shown that it is the last, and the only one in its module.
+    """
+
+    attentions: list[ObservedAttention] = field(default_factory=list)
     outputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
     tensors: dict[str, tuple[Tensor, int]] = field(default_factory=dict)
     modules: dict[str, nn.Module] = field(default_factory=dict)
-    attended: list[Attended] = field(default_factory=list)
+    attention_tensors: list[AttentionTensors] = field(default_factory=list)
 
     @contextlib.contextmanager
-    def taken(self, model: nn.Module) -> Iterator[None]:
-        """Around one run of the model, of which nothing is changed. Recording stays on behind an attention that is known
-        to be the last."""
+    def record(self, model: nn.Module) -> Iterator[None]:
+        """Record one run of the model, without changing it.
+
+        After an attention that is known to be the last, grad mode stays on.
+        """
         names = {module: name for name, module in model.named_modules()}
         self.modules.update({name: module for module, name in names.items()})
-        running: list[Running] = []
+        running: list[ModuleRun] = []
 
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            running.append(Running(module, names[module], args, kwargs, len(self.sightings)))
+            running.append(ModuleRun(module, names[module], args, kwargs, len(self.attentions)))
 
         def leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            own = running.pop()
-            while own.module is not module:  # left by an exception that the model caught
-                own = running.pop()
-            own.output = first_floating(output)
-            if own.output is not None and len(self.sightings) > own.sightings:
-                self.outputs[own.name] = tuple(own.output.shape)
-                self.tensors[own.name] = own.output.detach(), version_of(own.output)
+            finished = running.pop()
+            while finished.module is not module:  # These runs ended with an exception that the model caught.
+                finished = running.pop()
+            finished.output = first_floating(output)
+            if finished.output is not None and len(self.attentions) > finished.num_before:
+                self.outputs[finished.name] = tuple(finished.output.shape)
+                self.tensors[finished.name] = finished.output.detach(), version_of(finished.output)
 
-        def see(shape: tuple[int, ...]) -> None:
-            self.sightings.append(Sighting(shape, tuple(each.name for each in running)))
+        def observe(shape: tuple[int, ...]) -> None:
+            self.attentions.append(ObservedAttention(shape, tuple(run.name for run in running)))
             self.tensors.clear()
 
-        def hand_on(query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> Tensor:
-            if not running or running[-1].module not in _last:
+        def on_result(query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> Tensor:
+            if not running or running[-1].module not in _last_attention_modules:
                 return output
             start = output if output.requires_grad else output.detach().requires_grad_()
             torch.set_grad_enabled(True)
-            if not is_backward_running():  # which repeats for a checkpoint what there was before
-                given = (query.detach(), key.detach(), value.detach())
-                self.attended[:] = [Attended(*given, start, len(self.sightings) - 1, running.copy())]
-            return start.clone()  # which the model may change in place
+            if not is_backward_running():  # In a backward pass, a checkpoint repeats what was recorded before.
+                detached = (query.detach(), key.detach(), value.detach())
+                self.attention_tensors[:] = [
+                    AttentionTensors(*detached, start, len(self.attentions) - 1, running.copy())
+                ]
+            return start.clone()  # A clone, because the model may change it in place.
 
-        with Hooks() as hooks, AttentionPatch(see, hand_on):
+        with Hooks() as hooks, AttentionPatch(observe, on_result):
             for module in names:
                 if not isinstance(module, torch.jit.ScriptModule):
                     hooks.before_forward(module, enter)
@@ -243,8 +271,11 @@ class AttentionLog:
 
 
 @dataclass(frozen=True)
-class Blocks:
-    """By name, in the order in which they ran; `shape`: of the last one's output, in which `layout` is the picture."""
+class AttentionBlocks:
+    """The attention blocks of a model by name, in the order in which they run.
+
+    `shape`: of the last block's output, which has the `layout` on the image.
+    """
 
     modules: dict[str, nn.Module]
     layout: Layout
@@ -256,7 +287,7 @@ class Blocks:
 
     @property
     def token_axis(self) -> int:
-        """The axis of the tokens in a block's output."""
+        """Return the axis of the tokens in a block's output."""
         return 1 - self.layout.image_axis
 
     @property
@@ -264,144 +295,167 @@ class Blocks:
         return self.shape[self.token_axis]
 
     def to_grid(self, values: Tensor) -> Tensor:
-        """Values of tokens (...,T) at their places in the picture (...,h,w), without those of other tokens."""
+        """Return values of tokens (...,T) on the grid of the image (...,h,w), without extra tokens."""
         return values[..., self.layout.list_cells()].unflatten(-1, self.layout.grid)
 
 
-def find_blocks(log: AttentionLog, recorded: Recorded) -> Blocks:
-    """The blocks of the model that was recorded, each of which is the outermost module around one attention only. What
-    comes behind the last of them, such as a pooling by attention, is the head's matter. Raises `ModelError` where a
-    block's attention is not between all tokens of the picture, the same in all blocks, or where there is none."""
-    attentions = _all_over_the_picture(log, recorded)
-    owners = [_owner(attentions, index, log, recorded) for index in range(len(attentions))]
+def find_blocks(log: AttentionLog, recorded: RecordedPass) -> AttentionBlocks:
+    """Return the blocks of the recorded model; each is the outermost module that contains a single attention.
+
+    Attention after the last block, such as attention pooling, belongs to the head. Raises `ModelError` if there is no
+    attention, or if a block's attention is not between all tokens of the image, the same ones in all blocks.
+    """
+    attentions = _list_image_attention(log, recorded)
+    owners = [_find_block(attentions, index, log, recorded) for index in range(len(attentions))]
     shape = log.outputs[owners[-1]]
     modules = {name: log.modules[name] for name in owners}
     layout = _find_layout(shape, recorded, modules[owners[-1]])
-    if layout is None:  # not so: `_owner` has found one
+    if layout is None:  # Unreachable, because `_find_block` requires a layout.
         raise cannot_follow(recorded, "its tokens form no grid")
-    return Blocks(modules, _put_in_order(layout, attentions[-1].keys, log, recorded), shape)
+    return AttentionBlocks(modules, _put_in_order(layout, attentions[-1].keys, log, recorded), shape)
 
 
-def _put_in_order(layout: Layout, tokens: int, log: AttentionLog, recorded: Recorded) -> Layout:
-    """Return the layout of so many tokens in the order in which those of the last module around attention respond."""
+def _put_in_order(layout: Layout, tokens: int, log: AttentionLog, recorded: RecordedPass) -> Layout:
+    """Return the layout with the token order by which the last module that contains attention responds."""
     for name, shape in reversed(log.outputs.items()):
         assumed = _find_layout(shape, recorded, log.modules[name]) if len(shape) == 3 else None
         if assumed is not None and shape[1 - assumed.image_axis] == tokens:
             outlet, (activations, version) = Outlet(name, log.modules[name]), log.tensors.get(name, (None, 0))
-            if activations is None or version_of(activations) != version:  # other attention came, or it was changed
+            # More attention followed, or the tensor was changed in place.
+            if activations is None or version_of(activations) != version:
                 activations = run_changed(recorded.model, recorded.batch, [outlet], recorded.autocast).get(name)
             if activations is not None:
                 return replace(layout, order=find_order(outlet, assumed, activations, recorded))
     return layout
 
 
-def is_over_picture(shape: Sequence[int], recorded: Recorded) -> bool:
-    """Whether an attention (N,...,T,T), or (N*heads,T,T), is between tokens of each picture, and they form a grid."""
+def is_over_image(shape: Sequence[int], recorded: RecordedPass) -> bool:
+    """Return whether an attention (N,...,T,T), or (N*heads,T,T), is between tokens that form a grid on each image."""
     rows, queries, keys, images = shape[0], shape[-2], shape[-1], recorded.batch.images
     are_images = rows == images if len(shape) == 4 else rows % images == 0 and len(shape) == 3
     return are_images and queries == keys and _find_layout((images, keys, 1), recorded) is not None
 
 
-def _find_layout(shape: Sequence[int], recorded: Recorded, module: nn.Module | None = None) -> Layout | None:
+def _find_layout(shape: Sequence[int], recorded: RecordedPass, module: nn.Module | None = None) -> Layout | None:
     batch, patches = recorded.batch, find_patches(recorded.modules)
     if module is None:
         return find_layout(shape, batch.size, None, batch.images, patches=patches)
     return Axes(recorded.model, batch, patches).find_layout(shape, module)
 
 
-def _all_over_the_picture(log: AttentionLog, recorded: Recorded) -> list[Sighting]:
-    sightings = log.sightings
-    if not sightings:
-        raise cannot_follow(recorded, UNSEEN)
-    fitting = [index for index, each in enumerate(sightings) if is_over_picture(each.shape, recorded)]
-    found = sightings[: fitting[-1] + 1] if fitting else sightings
-    for index, sighting in enumerate(found):
-        if index not in fitting:
-            raise cannot_follow(recorded, _misfit(sighting, recorded.batch))
-    counts = list(dict.fromkeys(sighting.keys for sighting in found))
+def _list_image_attention(log: AttentionLog, recorded: RecordedPass) -> list[ObservedAttention]:
+    all_attentions = log.attentions
+    if not all_attentions:
+        raise cannot_follow(recorded, NO_ATTENTION)
+    fitting_indices = [
+        index for index, attention in enumerate(all_attentions) if is_over_image(attention.shape, recorded)
+    ]
+    attentions = all_attentions[: fitting_indices[-1] + 1] if fitting_indices else all_attentions
+    for index, attention in enumerate(attentions):
+        if index not in fitting_indices:
+            raise cannot_follow(recorded, _describe_misfit(attention, recorded.batch))
+    counts = list(dict.fromkeys(attention.keys for attention in attentions))
     if len(counts) > 1:
         raise cannot_follow(recorded, f"the number of tokens changes from {' to '.join(map(str, counts))}")
-    return found
+    return attentions
 
 
-def find_last(log: AttentionLog, recorded: Recorded) -> tuple[int, Layout]:
-    """The number of the last attention whose keys are tokens of the picture, and how these lie on it. Its queries are the
-    same tokens, or others: a class token, or the probe of a pooling by attention. Raises `ModelError` where there is
-    none."""
+def find_last(log: AttentionLog, recorded: RecordedPass) -> tuple[int, Layout]:
+    """Return the index of the last attention whose keys are tokens of the image, and their layout.
+
+    Its queries are the same tokens, or others: a class token, or the probe of attention pooling. Raises `ModelError` if
+    there is none.
+    """
     images = recorded.batch.images
-    for number, sighting in reversed(list(enumerate(log.sightings))):
-        rows = sighting.shape[0]
-        are_images = rows == images if len(sighting.shape) == 4 else rows % images == 0 and len(sighting.shape) == 3
-        layout = _find_layout((images, sighting.keys, 1), recorded) if are_images else None
+    for number, attention in reversed(list(enumerate(log.attentions))):
+        rows = attention.shape[0]
+        are_images = rows == images if len(attention.shape) == 4 else rows % images == 0 and len(attention.shape) == 3
+        layout = _find_layout((images, attention.keys, 1), recorded) if are_images else None
         if layout is not None:
-            return number, _put_in_order(layout, sighting.keys, log, recorded)
-    raise cannot_follow(recorded, _misfit(log.sightings[-1], recorded.batch) if log.sightings else UNSEEN)
+            return number, _put_in_order(layout, attention.keys, log, recorded)
+    raise cannot_follow(
+        recorded, _describe_misfit(log.attentions[-1], recorded.batch) if log.attentions else NO_ATTENTION
+    )
 
 
-def find_attended(log: AttentionLog, number: int) -> Attended | None:
-    """That attention as it was computed, if it is kept."""
-    return next((found for found in log.attended if found.number == number), None)
+def find_attention_tensors(log: AttentionLog, number: int) -> AttentionTensors | None:
+    """Return the tensors of that attention, if they are stored."""
+    return next((tensors for tensors in log.attention_tensors if tensors.number == number), None)
 
 
-def know_last(log: AttentionLog, number: int, recorded: Recorded) -> None:
-    """Remember, for all passes to come, that this attention was the last over the picture."""
-    running = log.sightings[number].running
-    _last.add(log.modules[running[-1]] if running else recorded.model)
+def remember_last(log: AttentionLog, number: int, recorded: RecordedPass) -> None:
+    """Store, for all later passes, that this attention is the last over the image."""
+    running = log.attentions[number].running
+    _last_attention_modules.add(log.modules[running[-1]] if running else recorded.model)
 
 
-def find_around(found: Attended, log: AttentionLog, recorded: Recorded) -> tuple[Running, Layout] | None:
-    """The outermost module that ran around this attention and no other, and gave its tokens; None where there is none."""
-    others = {name for number, other in enumerate(log.sightings) if number != found.number for name in other.running}
-    for running in found.around:
+def find_enclosing_block(
+    attended: AttentionTensors, log: AttentionLog, recorded: RecordedPass
+) -> tuple[ModuleRun, Layout] | None:
+    """Return the outermost module that ran only this attention and returned its tokens; None if there is none."""
+    other_modules = {
+        name
+        for number, attention in enumerate(log.attentions)
+        if number != attended.number
+        for name in attention.running
+    }
+    for running in attended.enclosing_runs:
         output = running.output
-        if running.name in others or output is None or output.ndim != 3:
+        if running.name in other_modules or output is None or output.ndim != 3:
             continue
         layout = _find_layout(output.shape, recorded, running.module)
-        if layout is not None and output.shape[1 - layout.image_axis] == found.key.shape[-2]:
+        if layout is not None and output.shape[1 - layout.image_axis] == attended.key.shape[-2]:
             return running, layout
     return None
 
 
-def _misfit(sighting: Sighting, batch: Batch) -> str:
-    shape = f"the attention in '{sighting.where}' is {sighting.shape}"
-    if sighting.shape[-2] != sighting.keys:
+def _describe_misfit(attention: ObservedAttention, batch: Batch) -> str:
+    shape = f"the attention in '{attention.where}' is {attention.shape}"
+    if attention.shape[-2] != attention.keys:
         return f"{shape}: its queries and keys are different tokens (cross-attention, or pooled keys)"
-    if sighting.shape[0] != batch.images or len(sighting.shape) > 4:
+    if attention.shape[0] != batch.images or len(attention.shape) > 4:
         return f"{shape} for {batch.images} image(s): it covers only windows, or another part of each image"
     size = " x ".join(map(str, batch.size))
-    return f"{shape}, and {sighting.keys} tokens form no grid on images of {size} (it may be channel attention)"
+    return f"{shape}, and {attention.keys} tokens form no grid on images of {size} (it may be channel attention)"
 
 
-def _owner(attentions: Sequence[Sighting], index: int, log: AttentionLog, recorded: Recorded) -> str:
-    """The outermost module that ran around this attention and no other, and gave tokens."""
+def _find_block(attentions: Sequence[ObservedAttention], index: int, log: AttentionLog, recorded: RecordedPass) -> str:
+    """Return the outermost module that ran only this attention and returned its tokens."""
     tokens = attentions[index].keys
-    others = {name for number, other in enumerate(attentions) if number != index for name in other.running}
+    other_modules = {
+        name for number, attention in enumerate(attentions) if number != index for name in attention.running
+    }
     for name in attentions[index].running:
         shape = log.outputs.get(name, ())
-        if name in others or len(shape) != 3:
+        if name in other_modules or len(shape) != 3:
             continue
         layout = _find_layout(shape, recorded, log.modules[name])
         if layout is not None and shape[1 - layout.image_axis] == tokens:
             return name
-    why = f"no module around '{attentions[index].where}' contains only this attention and returns its {tokens} tokens"
-    raise cannot_follow(recorded, f"{why}, as a block does")
+    reason = (
+        f"no module around '{attentions[index].where}' contains only this attention and returns its {tokens} tokens"
+    )
+    raise cannot_follow(recorded, f"{reason}, as a block does")
 
 
-def cannot_follow(recorded: Recorded, why: str) -> ModelError:
-    """The error for a model whose attention does not lead back to the picture."""
+def cannot_follow(recorded: RecordedPass, reason: str) -> ModelError:
+    """Return the error for a model whose attention cannot be traced back to the image."""
     return ModelError(
-        f"The attention of {type(recorded.model).__name__} cannot be traced back to the image: {why}. "
+        f"The attention of {type(recorded.model).__name__} cannot be traced back to the image: {reason}. "
         "Choose a method that explains a layer, such as 'gradcam'."
     )
 
 
-def plain(probabilities: Tensor) -> Tensor:
-    """Nothing is recorded."""
+def keep_values(probabilities: Tensor) -> Tensor:
+    """Return the probabilities unchanged, without recording a graph."""
     return probabilities
 
 
-def differentiable(probabilities: Tensor) -> Tensor:
-    """Recorded from here on: the first block's become a leaf that requires gradients, and later ones depend on it."""
+def keep_differentiable(probabilities: Tensor) -> Tensor:
+    """Record the graph from these probabilities on.
+
+    Those of the first block become a leaf that requires gradients, and those of later blocks depend on it.
+    """
     if not probabilities.requires_grad:
         probabilities = probabilities.detach().requires_grad_()
     torch.set_grad_enabled(True)
@@ -409,31 +463,32 @@ def differentiable(probabilities: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def attention_kept(blocks: Blocks, recorded: Recorded, keep: Keep) -> Iterator[list[Tensor]]:
-    """Around runs of the model: a list that gets the attention (N,heads,T,T) of each block, as `keep` gives it.
+def capture_attention(blocks: AttentionBlocks, recorded: RecordedPass, keep: KeepAttention) -> Iterator[list[Tensor]]:
+    """Capture the attention (N,heads,T,T) of each block while the model runs; yield the list that it is added to.
 
-    The backward pass belongs in here too: a checkpoint repeats blocks there, which then have to compute what they did
-    before, in this thread, whose attention is the one that is met. An attention takes N heads T T numbers for each block,
-    1.8 MB for an image and a block of ViT-B/16; what is recorded behind it for autograd takes as much as a step of training.
+    `keep` selects what is captured. Run the backward pass in this context too: checkpoints repeat blocks there, which
+    have to compute the same in this thread, where attention is observed. An attention takes N x heads x T x T numbers
+    per block, 1.8 MB for one image and one block of ViT-B/16. The graph after it takes as much memory as a training
+    step.
     """
-    batch, found = recorded.batch, list[Tensor]()
+    batch, attentions = recorded.batch, list[Tensor]()
 
-    def meet(shape: tuple[int, ...]) -> Keep | None:
-        return take if shape[-1] == blocks.tokens and is_over_picture(shape, recorded) else None
+    def on_attention(shape: tuple[int, ...]) -> KeepAttention | None:
+        return capture if shape[-1] == blocks.tokens and is_over_image(shape, recorded) else None
 
-    def take(probabilities: Tensor) -> Tensor:
+    def capture(probabilities: Tensor) -> Tensor:
         by_head = probabilities if probabilities.ndim == 4 else probabilities.unflatten(0, (batch.images, -1))
-        kept = keep(by_head)
+        captured = keep(by_head)
         if not is_backward_running():
-            found.append(kept)
-        return kept.view_as(probabilities)
+            attentions.append(captured)
+        return captured.view_as(probabilities)
 
-    with AttentionPatch(meet), torch.autograd.set_multithreading_enabled(False):
-        yield found
+    with AttentionPatch(on_attention), torch.autograd.set_multithreading_enabled(False):
+        yield attentions
 
 
-def require_all(attentions: list[Tensor], blocks: Blocks) -> None:
-    """Raises `ModelError` where there is not one attention for each block."""
+def require_all(attentions: list[Tensor], blocks: AttentionBlocks) -> None:
+    """Raise `ModelError` unless there is one attention per block."""
     if len(attentions) != len(blocks.modules):
         raise ModelError(
             f"The model's {len(blocks.modules)} blocks computed {len(attentions)} attentions in the second pass, expected "

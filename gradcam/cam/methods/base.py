@@ -1,6 +1,6 @@
-"""What a method is: a name, what is known of it, and one function, whose arguments depend on the kind of method."""
+"""Define a CAM method: a name, its properties, and a function whose arguments depend on the kind of method."""
 
-# No torch is imported here: the shell reads its choices from the table before there is anything to compute.
+# This module does not import torch: the command line reads its choices from the table before it computes.
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from gradcam.options import load_late
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gradcam.cam.forward import Recorded
+    from gradcam.cam.forward import RecordedPass
     from gradcam.cam.grid import GridActivations
     from gradcam.cam.methods.attention_capture import AttentionLog
-    from gradcam.cam.rounding import Settled
+    from gradcam.cam.rounding import DenoisedMaps
     from gradcam.hooks.memory import RerunBudget
 
 
@@ -66,28 +66,30 @@ class Method:
     join: str | None = field(default=None, repr=False)
     is_local: bool = field(default=False, repr=False)
 
-    needs: ClassVar[tuple[str, ...]] = ()  # what the function takes of one pass; nothing where it runs the model again
-    place: ClassVar[Literal["layer", "input", "attention"]] = "layer"  # where its maps lie
-    has_layer: ClassVar[bool] = True  # which it looks at
-    runs_again: ClassVar[bool] = False  # it takes the model, or a part of it, more than once
+    # The function's arguments from the recorded pass; empty if it runs the model again.
+    needs: ClassVar[tuple[str, ...]] = ()
+    # Maps are at the target layer, the input or the attention.
+    place: ClassVar[Literal["layer", "input", "attention"]] = "layer"
+    has_layer: ClassVar[bool] = True  # It explains a target layer.
+    runs_again: ClassVar[bool] = False  # It runs the model, or a part of it, more than once.
 
     @property
     def paper(self) -> str:
-        """Where it is from, in one line."""
+        """Return the paper in one line."""
         return str(self.source or "")
 
     @property
     def compute(self) -> Callable[..., Any]:
-        """The function, imported when it is first asked for, with its options."""
+        """Return the function with this method's options. It is imported on first use."""
         options = dict(self.options)
         if self.join is not None:
             options["join"] = load_late(self.join, __package__)
         function = load_late(self.function, __package__)
         return functools.partial(function, **options) if options else function
 
-    def __call__(self, *given: Any) -> Any:
-        """What the function gives, with the options of this method."""
-        return self.compute(*given)
+    def __call__(self, *inputs: Any) -> Any:
+        """Call the function with this method's options."""
+        return self.compute(*inputs)
 
     def using(self, **options: Any) -> Method:
         """Return the method with other options, to pass instead of a name: `METHODS["rise"].using(masks=2000)`.
@@ -96,14 +98,17 @@ class Method:
         """
         for name in options:
             if name not in self.options:
-                known = join_names(self.options) if self.options else "none"
-                raise GradcamError(f"{self.name} has no option {name!r}; its options are: {known}.")
+                names = join_names(self.options) if self.options else "none"
+                raise GradcamError(f"{self.name} has no option {name!r}; its options are: {names}.")
         return replace(self, options={**self.options, **check_plain(self.name, options)})
 
     def smoothed(self) -> Method:
-        """The method with eigen-smoothing: the first principal component of the weighted channels in place of their
-        sum. A method that is a component already stays what it is. Raises `GradcamError` for one that adds no channels
-        up."""
+        """Return the method with eigen-smoothing: the first principal component of weighted channels instead of their
+        sum.
+
+        A method that uses a component already is returned unchanged. Raises `GradcamError` for a method that does not
+        sum channels.
+        """
         if self.channels == "component":
             return self
         if self.channels != "added":
@@ -114,7 +119,7 @@ class Method:
 
 
 def check_plain(method: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The options themselves. Raises `GradcamError` for a value that is neither a number, a text, a bool nor None."""
+    """Return the options; raise `GradcamError` for a value that is not a number, a string, a bool or None."""
     for name, value in options.items():
         if not isinstance(value, (int, float, str, type(None))):
             raise GradcamError(
@@ -123,49 +128,53 @@ def check_plain(method: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
     return options
 
 
-class OfActivations(Method):
-    """Of no class: from activations (N,C,...), on a grid of any rank, float32 or float64, to maps (N,...)."""
+class ActivationMethod(Method):
+    """A class-agnostic method: from activations (N,C,...) on a grid of any rank, float32 or float64, to maps
+    (N,...)."""
 
     needs = ("activations",)
     if TYPE_CHECKING:
         compute: Callable[[Tensor], Tensor]
 
 
-class OfGradients(Method):
-    """From activations (N,C,...) and gradients (N,K,C,...), on a grid, to maps (N,K,...)."""
+class GradientMethod(Method):
+    """A method from activations (N,C,...) and gradients (N,K,C,...) on a grid to maps (N,K,...)."""
 
     needs = ("activations", "gradients")
     if TYPE_CHECKING:
         compute: Callable[[Tensor, Tensor], Tensor]
 
 
-class OfCurvatures(Method):
-    """From activations, gradients, and curvatures H A (N,K,C,...), the second derivatives times the activations."""
+class CurvatureMethod(Method):
+    """A method from activations, gradients and H A (N,K,C,...), the Hessian times the activations, to maps
+    (N,K,...)."""
 
     needs = ("activations", "gradients", "curvatures")
     if TYPE_CHECKING:
         compute: Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-class OfReruns(Method):
-    """It runs the model, or its tail, again: from what was recorded, and a layer's grid, to maps (N,K,...)."""
+class RerunMethod(Method):
+    """A method that runs the model or its later part again: from a recorded pass and a layer's grid to maps
+    (N,K,...)."""
 
     runs_again = True
     if TYPE_CHECKING:
-        compute: Callable[[Recorded, GridActivations, RerunBudget], Settled]
+        compute: Callable[[RecordedPass, GridActivations, RerunBudget], DenoisedMaps]
 
 
-class OfInput(Method):
-    """It runs the model again on other pictures: from what was recorded to maps (N,K,...) at their own size."""
+class InputMethod(Method):
+    """A method that runs the model on changed images: from a recorded pass to maps (N,K,...) at the images' size."""
 
     place, has_layer, runs_again = "input", False, True
     if TYPE_CHECKING:
-        compute: Callable[[Recorded, RerunBudget], Settled]
+        compute: Callable[[RecordedPass, RerunBudget], DenoisedMaps]
 
 
-class OfAttention(Method):
-    """It follows the attentions of a transformer: from what was recorded to maps (N,K,...) on the grid of its patches."""
+class AttentionMethod(Method):
+    """A method that follows a transformer's attention: from a recorded pass to maps (N,K,...) on the grid of
+    patches."""
 
     place, has_layer, runs_again = "attention", False, True
     if TYPE_CHECKING:
-        compute: Callable[[Recorded, AttentionLog, RerunBudget], Tensor]
+        compute: Callable[[RecordedPass, AttentionLog, RerunBudget], Tensor]

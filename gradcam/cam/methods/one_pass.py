@@ -1,10 +1,10 @@
 """Methods of one pass: pure functions from activations and gradients on a grid to maps.
 
-Most weight the channels and add them up. Those at the end show the first principal component of the activations instead,
-whose sign is not determined. The rules here: of activations alone, its value furthest from zero is positive; of activations
-times gradients, which have a sign of their own, it agrees with their sum over the channels, that is with HiResCAM: the
-inner product of both is positive. Where nothing but rounding is left of that product, the first rule holds. For
-activations behind a ReLU, without centring, all of Eigen-CAM is then positive.
+Most methods weight the channels and add them. Those at the end use the first principal component of the activations
+instead, whose sign is not determined. For activations alone, the value furthest from zero is positive. For activations
+times gradients, the sign agrees with the sum over the channels, which is HiResCAM: the inner product of both is
+positive. If that product is only rounding error, the first rule holds. For activations after a ReLU, which are not
+centred here, Eigen-CAM is then positive everywhere.
 """
 
 from __future__ import annotations
@@ -16,88 +16,102 @@ from torch import Tensor
 
 from gradcam.errors import LayerError
 
-ROUNDING = 64.0  # a sum of no more than so many units in the last place of its terms is nothing but rounding
+ROUNDING = 64.0  # A sum of at most this many units in the last place of its terms is rounding error.
 
-SIGMAS = 2.0  # above a channel's mean, where FEM takes it for strong
-MOST_CELLS = 1024  # of a grid whose places are compared with one another: a matrix of this squared, decomposed
+SIGMAS = 2.0  # Standard deviations above a channel's mean, from which FEM counts an activation as strong.
+MAX_CELLS = 1024  # Kernel PCA decomposes a matrix of cells x cells.
 
-# From activations (N,C,...) and weights, (N,K,C) for the channels or (N,K,C,...) for their places, to maps (N,K,...).
+# Takes activations (N,C,...) and weights, (N,K,C) per channel or (N,K,C,...) per cell; returns maps (N,K,...).
 Join = Callable[[Tensor, Tensor], Tensor]
 
 
 def add_up(activations: Tensor, weights: Tensor) -> Tensor:
-    """The weighted channels' sum."""
+    """Return the weighted sum of the channels."""
     if weights.ndim == 3:
         return (weights @ activations.flatten(2)).unflatten(2, activations.shape[2:])
     return (activations[:, None] * weights).sum(2)
 
 
 def hirescam(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -> Tensor:
-    """HiResCAM: the sum over channels of activation times gradient. Activations (N,C,...) and gradients (N,K,C,...) to
-    maps (N,K,...), before the ReLU. Draelos and Carin, arXiv:2011.08891, section 3: sum(g A). Where a channel's
-    gradient is the same everywhere it is Grad-CAM."""
+    """Compute HiResCAM: the sum over channels of activation times gradient, sum(g A).
+
+    Activations (N,C,...) and gradients (N,K,C,...) to maps (N,K,...), before the ReLU. Draelos and Carin,
+    arXiv:2011.08891, section 3. If each channel's gradient is constant, it is Grad-CAM.
+    """
     return join(activations, gradients)
 
 
 def elementwise_gradcam(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -> Tensor:
-    """Element-wise Grad-CAM: the sum over channels of the positive products of activation and gradient. Activations
-    (N,C,...) and gradients (N,K,C,...) to maps (N,K,...). From pytorch-grad-cam, which has no paper for it."""
+    """Compute Element-wise Grad-CAM: the sum over channels of the positive products of activation and gradient.
+
+    Activations (N,C,...) and gradients (N,K,C,...) to maps (N,K,...). From pytorch-grad-cam; there is no paper.
+    """
     return join(activations, torch.where(activations[:, None] * gradients > 0, gradients, 0))
 
 
 def layercam(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -> Tensor:
-    """LayerCAM: the sum over channels of activation times positive gradient. Activations (N,C,...) and gradients
-    (N,K,C,...) to maps (N,K,...), before the ReLU. Jiang et al., IEEE TIP 2021, section III: sum(relu(g) A)."""
+    """Compute LayerCAM: the sum over channels of activation times positive gradient, sum(relu(g) A).
+
+    Activations (N,C,...) and gradients (N,K,C,...) to maps (N,K,...), before the ReLU. Jiang et al., IEEE TIP 2021,
+    section III.
+    """
     return join(activations, gradients.relu())
 
 
 def gradcam(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -> Tensor:
-    """Grad-CAM: the sum of the channels, each weighted by the mean of its gradient over the grid. Activations (N,C,...)
-    and gradients (N,K,C,...) to maps (N,K,...), before the ReLU. Selvaraju et al., ICCV 2017, equations 1 and 2.
-    Finer-CAM is the same with the gradient of another score: of the class's logit minus a share of its rivals' (Zhang
-    et al., CVPR 2025, section 3)."""
+    """Compute Grad-CAM: the sum of the channels, each weighted by the mean of its gradient over the grid.
+
+    Activations (N,C,...) and gradients (N,K,C,...) to maps (N,K,...), before the ReLU. Selvaraju et al., ICCV 2017,
+    equations 1 and 2. Finer-CAM uses the gradient of a different score: the class's logit minus a share of its rivals'
+    logits (Zhang et al., CVPR 2025, section 3).
+    """
     return join(activations, gradients.flatten(3).mean(3))
 
 
 def gradcam_pp(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -> Tensor:
-    """Grad-CAM++: weighted by the sum of the positive gradients, each with a coefficient of its own.
+    """Compute Grad-CAM++: channels weighted by the sum of their positive gradients, each with its own coefficient.
 
-    Activations (N,C,...) and gradients (N,K,C,...) to maps (N,K,...).
-    Chattopadhyay et al., WACV 2018, equations 7 and 19, with Y = exp(score): the derivatives of Y are then powers of the
-    score's gradient g, and the factor exp(score) cancels in the coefficients g^2 / (2 g^2 + sum(A) g^3). It remains as one
-    positive factor of the whole map, which is left out here. A coefficient whose denominator is zero is zero.
+    Activations (N,C,...) and gradients (N,K,C,...) to maps (N,K,...). Chattopadhyay et al., WACV 2018, equations 7 and
+    19, with Y = exp(score). The derivatives of Y are then powers of the score's gradient g, and the factor exp(score)
+    cancels in the coefficients g^2 / (2 g^2 + sum(A) g^3). The factor remains once, as a positive scale of the entire
+    map, and is omitted. A coefficient whose denominator is zero is zero.
     """
     g = gradients.flatten(3)
     total = activations.flatten(2).sum(2)[:, None, :, None]
-    denominators = 2 + total * g  # g^2, in both, is left out as well
+    denominators = 2 + total * g  # The factor g^2 cancels as well.
     coefficients = (1 / denominators).masked_fill(denominators == 0, 0)
     return join(activations, (coefficients * g.relu()).sum(3))
 
 
 def xgradcam(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -> Tensor:
-    """XGrad-CAM: weighted by the mean of the gradient, in which each place counts by its share of the channel's sum.
-    Activations (N,C,...) and gradients (N,K,C,...) to maps (N,K,...), before the ReLU. Fu et al., BMVC 2020, section 3:
-    the weight is sum(A g) / sum(A). A channel whose sum is zero has weight zero, and one of whose sum nothing but
-    rounding is left, as behind an instance norm."""
+    """Compute XGrad-CAM: channels weighted by their activation-weighted mean gradient, sum(A g) / sum(A).
+
+    Activations (N,C,...) and gradients (N,K,C,...) to maps (N,K,...), before the ReLU. Fu et al., BMVC 2020, section 3.
+    A channel has weight zero if its sum is zero or only rounding error, as after an instance norm.
+    """
     a = activations.flatten(2)[:, None]
     total = a.sum(3)
     products = (a * gradients.flatten(3)).sum(3)
-    is_nothing = total.abs() <= ROUNDING * torch.finfo(a.dtype).eps * a.abs().sum(3)
-    return join(activations, (products / total).masked_fill(is_nothing, 0))
+    is_rounding = total.abs() <= ROUNDING * torch.finfo(a.dtype).eps * a.abs().sum(3)
+    return join(activations, (products / total).masked_fill(is_rounding, 0))
 
 
 def shapleycam(activations: Tensor, gradients: Tensor, curvatures: Tensor, *, join: Join = add_up) -> Tensor:
-    """Shapley-CAM: weighted by the mean of the gradient minus half of the Hessian times the activations. Activations
-    (N,C,...), gradients and curvatures (N,K,C,...), the latter being H A, to maps (N,K,...), before the ReLU. Cai,
-    arXiv:2501.06261, the second-order expansion of the Shapley value. Behind the layer, a network that is linear in it
-    has no curvature, and this is Grad-CAM."""
+    """Compute Shapley-CAM: channels weighted by the mean of the gradient minus half of H A, the Hessian times activations.
+
+    Activations (N,C,...), gradients and curvatures (N,K,C,...), the curvatures being H A, to maps (N,K,...), before the
+    ReLU. Cai, arXiv:2501.06261, the second-order expansion of the Shapley value. If the network after the layer is
+    linear, the curvature is zero and this is Grad-CAM.
+    """
     return join(activations, (gradients - curvatures / 2).flatten(3).mean(3))
 
 
 def fem(activations: Tensor, *, join: Join = add_up) -> Tensor:
-    """FEM: the places where a channel is two standard deviations above its mean, summed with that mean; of no class.
-    Activations (N,C,...) to maps (N,...), before the ReLU. Fuad et al., IPTA 2020, section III; a channel that is the
-    same everywhere, up to rounding, has no such place."""
+    """Compute FEM: the cells where a channel is far above its mean, weighted by that mean; class-agnostic.
+
+    Activations (N,C,...) to maps (N,...), before the ReLU. Fuad et al., IPTA 2020, section III: two standard deviations
+    above. A channel that is constant up to rounding has no such cell.
+    """
     a = activations.flatten(2)
     mean = a.mean(2, keepdim=True)
     deviation = (a - mean).square().mean(2, keepdim=True).sqrt()
@@ -107,44 +121,53 @@ def fem(activations: Tensor, *, join: Join = add_up) -> Tensor:
 
 
 def eigencam(activations: Tensor) -> Tensor:
-    """Eigen-CAM: the activations projected on their first right singular vector, without centring; of no class.
-    Activations (N,C,...) to maps (N,...), before the ReLU. Muhammad and Yeasin, IJCNN 2020, section III."""
-    return _with_peak(_first_component(activations))
+    """Compute Eigen-CAM: the activations projected on their first right singular vector, not centred; class-agnostic.
+
+    Activations (N,C,...) to maps (N,...), before the ReLU. Muhammad and Yeasin, IJCNN 2020, section III.
+    """
+    return _make_peak_positive(_first_component(activations))
 
 
 def eigengradcam(activations: Tensor, gradients: Tensor) -> Tensor:
-    """Eigen-CAM of activations times gradients, which makes it the class's. Activations (N,C,...) and gradients
-    (N,K,C,...) to maps (N,K,...), before the ReLU. From pytorch-grad-cam, which has no paper for it; not centred here,
-    as in Eigen-CAM's paper."""
+    """Compute Eigen-CAM of activations times gradients, which depends on the class.
+
+    Activations (N,C,...) and gradients (N,K,C,...) to maps (N,K,...), before the ReLU. From pytorch-grad-cam; there is
+    no paper. The products are not centred, as in the paper of Eigen-CAM.
+    """
     return weighted_component(activations, gradients)
 
 
 def weighted_component(activations: Tensor, weights: Tensor) -> Tensor:
-    """Eigen-smoothing: the first component of the weighted channels, in place of their sum, with whose sign it agrees.
-    Activations (N,C,...) and weights (N,K,C) or (N,K,C,...) to maps (N,K,...). As in `eigencam` nothing is taken away
-    first: the idea is pytorch-grad-cam's, whose `eigen_smooth` takes each channel's mean away, and has either sign."""
-    places = weights.reshape(weights.shape + (1,) * (activations.ndim - 2)) if weights.ndim == 3 else weights
-    products = activations[:, None] * places
+    """Return the first component of the weighted channels instead of their sum (eigen-smoothing), with that sum's sign.
+
+    Activations (N,C,...) and weights (N,K,C) or (N,K,C,...) to maps (N,K,...). The channels are not centred, as in
+    `eigencam`. In pytorch-grad-cam, which introduced it, `eigen_smooth` centres each channel and leaves the sign
+    undetermined.
+    """
+    expanded = weights.reshape(weights.shape + (1,) * (activations.ndim - 2)) if weights.ndim == 3 else weights
+    products = activations[:, None] * expanded
     components = _first_component(products.flatten(0, 1)).unflatten(0, products.shape[:2])
     agreement = (components * products.sum(2)).flatten(2).sum(2)
     terms = (components * products.abs().sum(2)).flatten(2).abs().sum(2)
     is_certain = agreement.abs() > ROUNDING * torch.finfo(terms.dtype).eps * terms
     agreement = torch.where(is_certain, agreement, _peaks(components.flatten(0, 1)).view_as(agreement))
-    return torch.where(_like(agreement, components) < 0, -components, components)
+    return torch.where(_add_axes(agreement, components) < 0, -components, components)
 
 
 def kpcacam(activations: Tensor) -> Tensor:
-    """KPCA-CAM: the first component of kernel PCA over the places of the grid; of no class. Activations (N,C,...) to
-    maps (N,...), before the ReLU. Karmani et al., IEEE MMSP 2024, with the sigmoid kernel tanh(x y / C + 1) on
-    activations whose mean over the grid is taken away; the kernel matrix is centred. Raises `LayerError` for grids of
-    more than 1024 cells."""
+    """Compute KPCA-CAM: the first component of kernel PCA over the cells of the grid; class-agnostic.
+
+    Activations (N,C,...) to maps (N,...), before the ReLU. Karmani et al., IEEE MMSP 2024, with the sigmoid kernel
+    tanh(x y / C + 1) on activations centred over the grid; the kernel matrix is centred too. Raises `LayerError` for
+    grids of more than 1024 cells.
+    """
     cells = activations[0, 0].numel()
-    if cells > MOST_CELLS:
+    if cells > MAX_CELLS:
         raise LayerError(
-            f"The grid of this layer has {cells} cells, and KPCA-CAM takes at most {MOST_CELLS}: choose a deeper layer."
+            f"The grid of this layer has {cells} cells, and KPCA-CAM takes at most {MAX_CELLS}: choose a deeper layer."
         )
-    components = torch.stack([_kernel_component(points) for points in _precise(activations.flatten(2))])
-    return _with_peak(components.to(activations).unflatten(1, activations.shape[2:]))
+    components = torch.stack([_kernel_component(points) for points in _to_float64(activations.flatten(2))])
+    return _make_peak_positive(components.to(activations).unflatten(1, activations.shape[2:]))
 
 
 def _kernel_component(points: Tensor) -> Tensor:
@@ -153,19 +176,23 @@ def _kernel_component(points: Tensor) -> Tensor:
     rounding = kernel.shape[0] * torch.finfo(kernel.dtype).eps * kernel.abs().amax()
     kernel = kernel - kernel.mean(0, keepdim=True) - kernel.mean(1, keepdim=True) + kernel.mean()
     values, vectors = torch.linalg.eigh(kernel)
-    # Points that are all alike leave nothing but rounding, of which a heatmap would make a picture.
+    # Identical points leave only rounding error, which a heatmap would show at full strength.
     return vectors[:, -1] * torch.where(values[-1] > rounding, values[-1], 0).sqrt()
 
 
-def _precise(tensor: Tensor) -> Tensor:
-    """In float64, on the processor where the device has none: products of matrices have the square of their condition."""
+def _to_float64(tensor: Tensor) -> Tensor:
+    """Return the tensor in float64, on the CPU if the device (MPS) has none: a matrix product squares the condition
+    number."""
     return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
 
 
 def _first_component(tensor: Tensor) -> Tensor:
-    """The first left singular vector over the grid, times its singular value: (N,C,...) to (N,...), of either sign.
-    From whichever Gram matrix is the smaller."""
-    matrix = _precise(tensor.flatten(2))  # (N,C,P)
+    """Return the first left singular vector over the grid, times its singular value: (N,C,...) to (N,...), of either
+    sign.
+
+    It is computed from the smaller of the two Gram matrices.
+    """
+    matrix = _to_float64(tensor.flatten(2))  # (N,C,P)
     channels, cells = matrix.shape[1:]
     if cells <= channels:
         values, vectors = torch.linalg.eigh(matrix.mT @ matrix)
@@ -176,9 +203,9 @@ def _first_component(tensor: Tensor) -> Tensor:
     return component.to(tensor).unflatten(1, tensor.shape[2:])
 
 
-def _with_peak(components: Tensor) -> Tensor:
-    """Components (N,...), each turned so that its value furthest from zero is positive."""
-    return torch.where(_like(_peaks(components), components) < 0, -components, components)
+def _make_peak_positive(components: Tensor) -> Tensor:
+    """Return components (N,...), with the sign for which the value furthest from zero is positive."""
+    return torch.where(_add_axes(_peaks(components), components) < 0, -components, components)
 
 
 def _peaks(components: Tensor) -> Tensor:
@@ -186,5 +213,5 @@ def _peaks(components: Tensor) -> Tensor:
     return flat.gather(1, flat.abs().argmax(1, keepdim=True))[:, 0]
 
 
-def _like(values: Tensor, components: Tensor) -> Tensor:
+def _add_axes(values: Tensor, components: Tensor) -> Tensor:
     return values.reshape(values.shape + (1,) * (components.ndim - values.ndim))

@@ -1,4 +1,4 @@
-"""Where methods and metrics are from: the publications in papers.bib, each by the name that stands above its entry."""
+"""Look up the papers of methods and metrics in papers.bib, by the name above each entry."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ FIELD = re.compile(r"^  (\w+) = \{+(.*?)\}+,$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Paper:
-    """A publication; `entry` is the whole of its BibTeX, and authors are "Surname, Given and Surname, Given"."""
+    """A publication. `entry` is its complete BibTeX entry; authors have the form "Surname, First name and Surname,
+    First name"."""
 
     authors: str
     title: str
@@ -23,29 +24,29 @@ class Paper:
     entry: str
 
     def __str__(self) -> str:
-        """One line: Selvaraju et al., Grad-CAM: ..., ICCV 2017."""
+        """Return one line: Selvaraju et al., Grad-CAM: ..., ICCV 2017."""
         surnames = [author.partition(",")[0] for author in self.authors.split(" and ")]
         names = " and ".join(surnames) if len(surnames) < 3 else f"{surnames[0]} et al."
         return f"{names}, {self.title}, {self.venue}{',' if self.is_article else ''} {self.year}"
 
     def to_bibtex(self) -> str:
-        """The entry, its title protected from being set in lower case."""
+        """Return the BibTeX entry, whose title is protected from lower-casing."""
         return self.entry
 
 
 @cache
 def _read() -> dict[str, Paper]:
     text = resources.files(__package__).joinpath("papers.bib").read_text("utf-8")
-    found = {}
-    for name, entry, kind in ENTRY.findall(text):
-        said = dict(FIELD.findall(entry))
-        venue = said.get("journal") or said["booktitle"]
-        found[name] = Paper(said["author"], said["title"], venue, said["year"], kind == "article", entry)
-    return found
+    papers = {}
+    for name, entry, entry_type in ENTRY.findall(text):
+        fields = dict(FIELD.findall(entry))
+        venue = fields.get("journal") or fields["booktitle"]
+        papers[name] = Paper(fields["author"], fields["title"], venue, fields["year"], entry_type == "article", entry)
+    return papers
 
 
 def __getattr__(name: str) -> Paper:
-    """The paper of that name."""
+    """Return the paper with that name."""
     if name not in _read():
         raise AttributeError(f"papers.bib has no {name}")
     return _read()[name]

@@ -1,4 +1,4 @@
-"""Methods that see what becomes of the score where something is changed: channels, places of the grid, or the picture."""
+"""Methods that change channels, cells of the grid, or the image, and measure the effect on the score."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gradcam.cam.forward import Recorded, recorded_pass
+from gradcam.cam.forward import RecordedPass, recorded_pass
 from gradcam.cam.grid import GridActivations, blind_layer
 from gradcam.cam.methods.one_pass import Join, add_up
 from gradcam.cam.methods.rerun import Variants, layer_output, require_effect, score_input, score_layer
-from gradcam.cam.rounding import TURNS, Settled, Shake, compare, settle, shake
+from gradcam.cam.rounding import NUM_PERTURBATIONS, DenoisedMaps, Perturb, denoise, perturb, remove_noise
 from gradcam.errors import GradcamError, shorten
 from gradcam.hooks import pytorch
 from gradcam.hooks.autograd import jacobian
@@ -22,20 +22,22 @@ from gradcam.hooks.memory import RerunBudget
 from gradcam.hooks.nested import Batch
 from gradcam.options import check_count
 
-MODES = {2: "bilinear", 3: "trilinear"}  # of resizing, by how many sides a picture has
-MOST_SEED = 2**62 - 1  # that a generator takes
-MASKS_AT_ONCE = 64  # in RISE's sum; their scores are computed in chunks that fit the memory budget
+MODES = {2: "bilinear", 3: "trilinear"}  # Resizing modes, by the number of spatial axes.
+MAX_SEED = 2**62 - 1  # The largest seed for which seed + number still fits a torch generator.
+MASKS_PER_STEP = 64  # In RISE's sum. Their scores are computed in chunks that fit the memory budget.
 
 
-def ablationcam(recorded: Recorded, site: GridActivations, budget: RerunBudget, *, join: Join = add_up) -> Settled:
-    """Ablation-CAM: the channels, each weighted by how much of the score is lost where it is zero.
+def ablationcam(
+    recorded: RecordedPass, site: GridActivations, budget: RerunBudget, *, join: Join = add_up
+) -> DenoisedMaps:
+    """Compute Ablation-CAM: the channels, each weighted by the share of the score that is lost if the channel is zero.
 
-    Maps (N,K,...), before the ReLU. Desai and Ramaswamy, WACV 2020, equations 4 and 5: the weight is (y - y_k) / y. Divided
-    by |y| here, since a negative score would turn every weight round, and by nothing where y is 0. A channel is zero
-    everywhere: on a transformer's class token and its like, too, where no function for `reshape` leaves them out.
-    A weight has the sign of what the channel contributes: where activations may be negative, as before a ReLU, that is not
-    the sign of its gradient. Choose a layer behind one.
-    Raises `LayerError` where no channel changes the score, `GradcamError` as `score_layer` does.
+    Maps (N,K,...), before the ReLU. Desai and Ramaswamy, WACV 2020, equations 4 and 5: the weight is (y - y_k) / y.
+    Here, the divisor is |y|, because a negative score would reverse every weight; if y is 0, nothing is divided. A
+    channel is set to zero everywhere, also at extra tokens such as a transformer's class token, unless a `reshape`
+    function excludes them. A weight has the sign of the channel's contribution. If activations may be negative, as
+    before a ReLU, that is not the sign of the gradient: choose a layer after a ReLU. Raises `LayerError` if no channel
+    changes the score, and `GradcamError` as `score_layer` does.
     """
 
     def ablate(copies: Tensor, numbers: range) -> None:
@@ -45,92 +47,95 @@ def ablationcam(recorded: Recorded, site: GridActivations, budget: RerunBudget, 
 
         site.layout.change_channels(copies, switch_off)
 
-    found = score_layer(recorded, site, Variants(layer_output(site), site.grid.shape[1], ablate), budget)
-    require_effect(found, site, recorded)
-    without = found.values.permute(1, 2, 0)  # (N,K,C)
+    variant_scores = score_layer(recorded, site, Variants(layer_output(site), site.grid.shape[1], ablate), budget)
+    require_effect(variant_scores, site, recorded)
+    ablated_scores = variant_scores.values.permute(1, 2, 0)  # (N,K,C)
 
-    def weigh(shake: Shake) -> Tensor:
-        plain = shake(found.plain, 2)[..., None]
-        lost = plain - shake(without, 2)
-        weights = torch.where(plain == 0, lost, lost / plain.abs())
-        return join(site.grid, weights.to(site.grid))  # which may be on another device than the scores
+    def weigh(perturb: Perturb) -> Tensor:
+        unchanged = perturb(variant_scores.unchanged, 2)[..., None]
+        loss = unchanged - perturb(ablated_scores, 2)
+        weights = torch.where(unchanged == 0, loss, loss / unchanged.abs())
+        return join(site.grid, weights.to(site.grid))  # The layer and the scores may be on different devices.
 
-    return settle(weigh, recorded.score_slack)
+    return denoise(weigh, recorded.score_tolerance)
 
 
-def reciprocam(recorded: Recorded, site: GridActivations, budget: RerunBudget) -> Settled:
-    """Recipro-CAM: at each place of the grid, the score of what lies around it alone.
+def reciprocam(recorded: RecordedPass, site: GridActivations, budget: RerunBudget) -> DenoisedMaps:
+    """Compute Recipro-CAM: for each cell of the grid, the score of the activations around it alone.
 
-    Maps (N,K,...) of either sign. Byun and Lee, arXiv:2209.14074, section 3: the activations are multiplied by a Gaussian
-    window, (1 2 1; 2 4 2; 1 2 1) / 16, around the place, and cut off at the border. The score is the one that was asked for,
-    where the paper has the probability. Its zero is anywhere, and the paper's heatmaps take their minimum away; here zero is
-    what the model scores where nothing is left on the grid: a positive value speaks for the class, a negative one against
-    it, and the paper's heatmap is (m - m.min()) / (m.max() - m.min()) of these maps. A volume's window is the product of
-    (1 2 1) / 4 along its three axes. Class tokens and their like stay as they are.
-    Raises as `ablationcam` does.
+    Maps (N,K,...) of either sign. Byun and Lee, arXiv:2209.14074, section 3: the activations are multiplied by a
+    Gaussian window, (1 2 1; 2 4 2; 1 2 1) / 16, around the cell, cut off at the border. The requested score replaces
+    the paper's probability. The paper's score has no fixed zero, so its heatmap subtracts the minimum: (m - m.min()) /
+    (m.max() - m.min()) of these maps. Here, zero is the model's score for an empty grid: a positive value is evidence
+    for the class, a negative value against it. For volumes, the window is the product of (1 2 1) / 4 along the three
+    axes. Extra tokens such as class tokens stay unchanged. Raises as `ablationcam` does.
     """
     output, lengths = layer_output(site), site.grid.shape[2:]
-    places = lengths.numel()
+    cells = lengths.numel()
 
-    def look_through_window(copies: Tensor, numbers: range) -> None:
-        windows = _windows(numbers, lengths).to(copies)[:, None, None]
+    def apply_window(copies: Tensor, numbers: range) -> None:
+        windows = _make_windows(numbers, lengths).to(copies)[:, None, None]
         site.layout.change_grid(copies, lambda grid: grid.unflatten(0, (len(numbers), -1)).mul_(windows))
 
-    found = score_layer(recorded, site, Variants(output, places + 1, look_through_window), budget)
-    require_effect(found, site, recorded)
-    scores = found.values.permute(1, 2, 0)  # (N,K,V)
+    variant_scores = score_layer(recorded, site, Variants(output, cells + 1, apply_window), budget)
+    require_effect(variant_scores, site, recorded)
+    scores = variant_scores.values.permute(1, 2, 0)  # (N,K,V)
 
-    def subtract(shake: Shake) -> Tensor:
-        shaken = shake(scores, 2)
-        return (shaken[..., :-1] - shaken[..., -1:]).unflatten(2, lengths)
+    def subtract(perturb: Perturb) -> Tensor:
+        perturbed = perturb(scores, 2)
+        return (perturbed[..., :-1] - perturbed[..., -1:]).unflatten(2, lengths)
 
-    return settle(subtract, recorded.score_slack)
+    return denoise(subtract, recorded.score_tolerance)
 
 
-def _windows(numbers: range, lengths: torch.Size) -> Tensor:
-    """The windows (v,...) around the places of these numbers; zero for the number behind the last."""
+def _make_windows(numbers: range, lengths: torch.Size) -> Tensor:
+    """Return the windows (v,...) around the cells of these numbers; zero for the number after the last cell."""
     inside = [number for number in numbers if number < lengths.numel()]
-    places = torch.tensor(inside, dtype=torch.int64, device="cpu")
-    windows = torch.ones(len(places), *[1] * len(lengths), dtype=torch.float32, device="cpu")
-    for axis, (length, index) in enumerate(zip(lengths, torch.unravel_index(places, lengths))):
+    cells = torch.tensor(inside, dtype=torch.int64, device="cpu")
+    windows = torch.ones(len(cells), *[1] * len(lengths), dtype=torch.float32, device="cpu")
+    for axis, (length, index) in enumerate(zip(lengths, torch.unravel_index(cells, lengths))):
         distances = (torch.arange(length, dtype=torch.float32, device="cpu")[None] - index[:, None]).abs()
-        profile = (0.5 - distances / 4).relu()  # 1/2 at the place, 1/4 beside it
-        windows = windows * profile.reshape(-1, *[length if other == axis else 1 for other in range(len(lengths))])
-    return torch.cat([windows, windows.new_zeros(len(numbers) - len(places), *lengths)])
+        profile = (0.5 - distances / 4).relu()  # 1/2 at the cell, 1/4 next to it.
+        windows = windows * profile.reshape(-1, *[length if i == axis else 1 for i in range(len(lengths))])
+    return torch.cat([windows, windows.new_zeros(len(numbers) - len(cells), *lengths)])
 
 
 def check_number(method: str, option: str, value: Any, most: float = math.inf) -> None:
-    """Raises `GradcamError` for anything but a number above 0, finite and below `most`."""
+    """Raise `GradcamError` unless the value is a finite number above 0 and below `most`."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not 0 < value < most:
         limit = "" if most == math.inf else f" and below {most:g}"
         raise GradcamError(f"{method}: {option} is {shorten(value)}, expected a number above 0{limit}.")
 
 
-def scorecam(recorded: Recorded, site: GridActivations, budget: RerunBudget, *, join: Join = add_up) -> Settled:
-    """Score-CAM: the channels, weighted by the softmax of the scores of the pictures seen through each of them.
+def scorecam(
+    recorded: RecordedPass, site: GridActivations, budget: RerunBudget, *, join: Join = add_up
+) -> DenoisedMaps:
+    """Compute Score-CAM: channels weighted by the softmax over the scores of images that are masked by each channel.
 
-    Maps (N,K,...), before the ReLU. Wang et al., CVPR workshops 2020, algorithm 1: a channel is resized to the pictures'
-    size, brought to [0,1] and multiplied by the picture. The baseline's score is the same for all channels, and the softmax
-    does not feel it. A channel that is the same everywhere, up to rounding, has no mask; it gets no weight and does not
-    count in the softmax: it could only add the same to every place, and one of zeros would only scale the map.
-    Raises `GradcamError` where the memory budget holds not one variant.
+    Maps (N,K,...), before the ReLU. Wang et al., CVPR workshops 2020, algorithm 1: a channel is resized to the image,
+    scaled to [0,1] and multiplied by the image. The score of the baseline is the same for all channels, so it does not
+    change the softmax. A channel that is constant up to rounding makes no mask. It gets no weight and is excluded from
+    the softmax, because it could only add a constant to the map or scale it. Raises `GradcamError` if the memory budget
+    does not hold a single variant.
     """
-    return _join(recorded, site, _weights(recorded, site, budget, most=site.grid.shape[1]), join)
+    return _join(recorded, site, _compute_weights(recorded, site, budget, max_channels=site.grid.shape[1]), join)
 
 
 def fasterscorecam(
-    recorded: Recorded, site: GridActivations, budget: RerunBudget, *, channels: int, join: Join = add_up
-) -> Settled:
-    """Faster-Score-CAM: Score-CAM of the channels that vary most over the grid, so many of each image. Maps (N,K,...),
-    before the ReLU. From tf-keras-vis, which has no paper for it. Raises as `scorecam` does, and `GradcamError` for
-    fewer than one channel."""
+    recorded: RecordedPass, site: GridActivations, budget: RerunBudget, *, channels: int, join: Join = add_up
+) -> DenoisedMaps:
+    """Compute Faster-Score-CAM: Score-CAM with the `channels` channels of each image that vary most over the grid.
+
+    Maps (N,K,...), before the ReLU. From tf-keras-vis; there is no paper. Raises as `scorecam` does, and `GradcamError`
+    for fewer than one channel.
+    """
     check_count(channels, "fasterscorecam: channels", "an int, 1 or more.")
-    return _join(recorded, site, _weights(recorded, site, budget, most=channels), join)
+    return _join(recorded, site, _compute_weights(recorded, site, budget, max_channels=channels), join)
 
 
 def sscam(
-    recorded: Recorded,
+    recorded: RecordedPass,
     site: GridActivations,
     budget: RerunBudget,
     *,
@@ -138,140 +143,162 @@ def sscam(
     noise: float,
     seed: int,
     join: Join = add_up,
-) -> Settled:
-    """SS-CAM: Score-CAM with scores averaged over masks with Gaussian noise. Maps (N,K,...), before the ReLU. Wang et
-    al., arXiv:2006.14255, its first kind: `samples` times noise of standard deviation `noise` is added to each mask in
-    [0,1]. The same noise for all images, so that none depends on its neighbours; it depends on `seed` alone. Raises as
-    `scorecam` does, and `GradcamError` for options that cannot be."""
+) -> DenoisedMaps:
+    """Compute SS-CAM: Score-CAM with scores averaged over masks with Gaussian noise.
+
+    Maps (N,K,...), before the ReLU. Wang et al., arXiv:2006.14255, first variant: noise of standard deviation `noise`
+    is added to each mask in [0,1], `samples` times. All images get the same noise, so that none depends on its batch;
+    the noise depends on `seed` alone. Raises as `scorecam` does, and `GradcamError` for invalid options.
+    """
     check_count(samples, "sscam: samples", "an int, 1 or more.")
     check_number("sscam", "noise", noise)
-    check_count(seed, "sscam: seed", "an int, 0 or more.", least=0, most=MOST_SEED)
+    check_count(seed, "sscam: seed", "an int, 0 or more.", least=0, most=MAX_SEED)
 
     def add_noise(masks: Tensor, numbers: range) -> Tensor:
-        drawn = torch.stack([_draw_noise(masks.shape[3:], seed + number) for number in numbers])
-        return masks + noise * drawn.to(masks)[:, None, None]
+        noise_maps = torch.stack([_sample_noise(masks.shape[3:], seed + number) for number in numbers])
+        return masks + noise * noise_maps.to(masks)[:, None, None]
 
-    weights = _weights(recorded, site, budget, most=site.grid.shape[1], rounds=samples, alter=add_noise)
+    weights = _compute_weights(recorded, site, budget, max_channels=site.grid.shape[1], rounds=samples, alter=add_noise)
     return _join(recorded, site, weights, join)
 
 
-def _draw_noise(shape: Sequence[int], seed: int) -> Tensor:
+def _sample_noise(shape: Sequence[int], seed: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator("cpu").manual_seed(seed), dtype=torch.float32, device="cpu")
 
 
 def iscam(
-    recorded: Recorded, site: GridActivations, budget: RerunBudget, *, steps: int, join: Join = add_up
-) -> Settled:
-    """IS-CAM: Score-CAM with scores averaged on the way from an empty mask to the whole. Maps (N,K,...), before the
-    ReLU. Naidu et al., arXiv:2010.03023: the integral as the mean of masks times 1/n, 2/n, ... 1. Raises as `scorecam`
-    does, and `GradcamError` for fewer than one step."""
+    recorded: RecordedPass, site: GridActivations, budget: RerunBudget, *, steps: int, join: Join = add_up
+) -> DenoisedMaps:
+    """Compute IS-CAM: Score-CAM with scores averaged over masks of increasing strength, from empty to full.
+
+    Maps (N,K,...), before the ReLU. Naidu et al., arXiv:2010.03023: the integral is the mean over the masks times 1/n,
+    2/n, ... 1. Raises as `scorecam` does, and `GradcamError` for fewer than one step.
+    """
     check_count(steps, "iscam: steps", "an int, 1 or more.")
 
     def scale(masks: Tensor, numbers: range) -> Tensor:
         shares = [(number % steps + 1) / steps for number in numbers]
         return masks * torch.tensor(shares, dtype=masks.dtype, device=masks.device).reshape(-1, *[1] * (masks.ndim - 1))
 
-    weights = _weights(recorded, site, budget, most=site.grid.shape[1], rounds=steps, alter=scale)
+    weights = _compute_weights(recorded, site, budget, max_channels=site.grid.shape[1], rounds=steps, alter=scale)
     return _join(recorded, site, weights, join)
 
 
-def _join(recorded: Recorded, site: GridActivations, weights: Tensor, join: Join) -> Settled:
-    """The weighted channels' sum, which may cancel where there are activations of either sign."""
-    return settle(lambda shake: join(shake(site.grid, 1), weights), recorded.slack)
+def _join(recorded: RecordedPass, site: GridActivations, weights: Tensor, join: Join) -> DenoisedMaps:
+    """Return the weighted sum of the channels, without rounding noise: terms may cancel if activations have both
+    signs."""
+    return denoise(lambda perturb: join(perturb(site.grid, 1), weights), recorded.tolerance)
 
 
-def _weights(
-    recorded: Recorded,
+def _compute_weights(
+    recorded: RecordedPass,
     site: GridActivations,
     budget: RerunBudget,
     *,
-    most: int,
+    max_channels: int,
     rounds: int = 1,
     alter: Callable[[Tensor, range], Tensor] | None = None,
 ) -> Tensor:
-    """Weights (N,K,C) of at most so many channels of each image, those that vary most; their scores are means of
-    rounds. `alter(masks, numbers)`: masks (v,N,1,...) in [0,1], of which each has `rounds` numbers, one after
-    another."""
-    channels, is_there = _rank_channels(site.grid, most, recorded.slack)
+    """Return weights (N,K,C) for the channels of each image that vary most, at most `max_channels`; others are zero.
+
+    Scores are means over `rounds`. `alter(masks, numbers)` changes masks (v,N,1,...) in [0,1]; each mask has `rounds`
+    consecutive numbers.
+    """
+    channels, is_ranked = _rank_channels(site.grid, max_channels, recorded.tolerance)
     count = channels.shape[1]
-    if count == 0:  # all are the same everywhere
+    if count == 0:  # All channels are constant.
         return site.grid.new_zeros(*recorded.scored.values.shape, site.grid.shape[1])
 
-    def see_through(copies: Tensor, numbers: range) -> None:
-        masks = _masks(site.grid, channels[:, [number // rounds for number in numbers]], budget.batch.size)
+    def apply_masks(copies: Tensor, numbers: range) -> None:
+        masks = _make_masks(site.grid, channels[:, [number // rounds for number in numbers]], budget.batch.size)
         masks = masks if alter is None else alter(masks, numbers)
         copies.mul_(masks.flatten(0, 1).to(copies))
 
-    found = score_input(recorded, Variants(budget.batch.pictures, rounds * count, see_through), budget)
-    # A model on several devices may give its scores on another one than the layer's.
-    scores = found.values.to(site.grid.device).unflatten(0, (count, rounds)).mean(1).permute(1, 2, 0)  # (N,K,V)
-    shares = scores.masked_fill(~is_there[:, None], -torch.inf).softmax(2).nan_to_num(0)  # NaN: an image without masks
+    variant_scores = score_input(recorded, Variants(budget.batch.pictures, rounds * count, apply_masks), budget)
+    # A model on several devices may return its scores on a different device than the layer's.
+    scores = (
+        variant_scores.values.to(site.grid.device).unflatten(0, (count, rounds)).mean(1).permute(1, 2, 0)
+    )  # (N,K,V)
+    # NaN is an image without masks.
+    shares = scores.masked_fill(~is_ranked[:, None], -torch.inf).softmax(2).nan_to_num(0)
     weights = shares.new_zeros(*shares.shape[:2], site.grid.shape[1])
     return weights.scatter_(2, channels[:, None].expand_as(shares), shares).to(site.grid.dtype)
 
 
-def _rank_channels(grid: Tensor, most: int, slack: float) -> tuple[Tensor, Tensor]:
-    """For each image the channels (N,V) that vary over the grid, at most so many, the most varied first; and which
-    count. By more than rounding, which is `slack` of their values. Images in which fewer vary have others in the places
-    that do not count."""
+def _rank_channels(grid: Tensor, max_channels: int, tolerance: float) -> tuple[Tensor, Tensor]:
+    """Return the channels (N,V) of each image that vary most over the grid, in descending order, and which of them
+    count.
+
+    A channel varies if its range exceeds rounding, `tolerance` of its values. Images with fewer such channels have
+    others in the places that do not count.
+    """
     values = grid.flatten(2)
-    varies = values.amax(2) - values.amin(2) > slack * values.abs().amax(2)
+    varies = values.amax(2) - values.amin(2) > tolerance * values.abs().amax(2)
     order = values.var(2, correction=0).masked_fill(~varies, -1).argsort(dim=1, descending=True, stable=True)
-    counts = varies.sum(1).clamp(max=most)
+    counts = varies.sum(1).clamp(max=max_channels)
     order = order[:, : int(counts.max())]
     return order, torch.arange(order.shape[1], dtype=torch.int64, device=grid.device) < counts[:, None]
 
 
-def _masks(grid: Tensor, channels: Tensor, size: Sequence[int]) -> Tensor:
-    chosen = grid[torch.arange(len(grid), dtype=torch.int64, device=grid.device), channels.mT]
-    large = F.interpolate(chosen, size=tuple(size), mode=MODES[len(size)], align_corners=False).flatten(2)
-    low, high = large.amin(2, keepdim=True), large.amax(2, keepdim=True)
+def _make_masks(grid: Tensor, channels: Tensor, size: Sequence[int]) -> Tensor:
+    maps = grid[torch.arange(len(grid), dtype=torch.int64, device=grid.device), channels.mT]
+    resized = F.interpolate(maps, size=tuple(size), mode=MODES[len(size)], align_corners=False).flatten(2)
+    low, high = resized.amin(2, keepdim=True), resized.amax(2, keepdim=True)
     span = torch.where(high > low, high - low, 1)
-    return ((large - low) / span).unflatten(2, tuple(size))[:, :, None]
+    return ((resized - low) / span).unflatten(2, tuple(size))[:, :, None]
 
 
-def rise(recorded: Recorded, budget: RerunBudget, *, masks: int, cells: int, probability: float, seed: int) -> Settled:
-    """RISE: where showing a place raises the score above its mean over random masks, and where it lowers it.
+def rise(
+    recorded: RecordedPass, budget: RerunBudget, *, masks: int, cells: int, probability: float, seed: int
+) -> DenoisedMaps:
+    """Compute RISE: the effect of showing each place on the score, relative to the mean over random masks.
 
-    Maps (N,K,...) at the pictures' own size, of either sign. Petsiuk et al., BMVC 2018, equation 6: the sum of the masks
-    times their scores, by their number and by `probability`. The mean of the scores is taken from each first. It would only
-    add nearly the same to every place, and the paper's pictures take it away again with their minimum; without it zero means
-    that a place makes no difference. `cells`: of the grid along each side, of which each is seen with `probability`, before
-    it is resized and shifted at random (section 3.2). The masks depend on `seed` alone, and are the same for all images.
-    Raises `GradcamError` for options that cannot be, and where the memory budget holds not one variant.
+    Maps (N,K,...) at the images' size, of either sign. Petsiuk et al., BMVC 2018, equation 6: the sum of the masks
+    times their scores, divided by the number of masks and by `probability`. The mean score is subtracted first. It
+    would only add nearly the same to every place; the paper's heatmaps remove it with their minimum. Zero then means
+    that a place makes no difference. `cells`: the number of mask cells along each side, each visible with
+    `probability`, before the mask is resized and shifted at random (section 3.2). The masks depend on `seed` alone, and
+    are the same for all images. Raises `GradcamError` for invalid options, and if the memory budget does not hold a
+    single variant.
     """
     check_count(masks, "rise: masks", "an int, 1 or more.")
     check_count(cells, "rise: cells", "an int, 1 or more.")
     check_number("rise", "probability", probability, most=1)
-    check_count(seed, "rise: seed", "an int, 0 or more.", least=0, most=MOST_SEED)
+    check_count(seed, "rise: seed", "an int, 0 or more.", least=0, most=MAX_SEED)
     pictures, size = budget.batch.pictures, budget.batch.size
 
-    def draw(numbers: range) -> Tensor:
-        drawn = [_draw_mask(size, cells, probability, seed + number) for number in numbers]
-        return torch.stack(drawn).to(pictures.device)
+    def make_masks(numbers: range) -> Tensor:
+        mask_list = [_sample_mask(size, cells, probability, seed + number) for number in numbers]
+        return torch.stack(mask_list).to(pictures.device)
 
-    def see_through(copies: Tensor, numbers: range) -> None:
-        copies.unflatten(0, (len(numbers), -1)).mul_(draw(numbers).to(copies)[:, None, None])
+    def apply_masks(copies: Tensor, numbers: range) -> None:
+        copies.unflatten(0, (len(numbers), -1)).mul_(make_masks(numbers).to(copies)[:, None, None])
 
-    scores = score_input(recorded, Variants(pictures, masks, see_through), budget).values
-    slack, in_order = recorded.score_slack, scores.permute(1, 2, 0)
-    shaken = [shake(in_order, 2, slack, turn).permute(2, 0, 1) for turn in range(TURNS)]
-    above = torch.stack([each - each.mean(0) for each in (scores, *shaken)], 1)  # (V,turns,N,K)
-    total = above.new_zeros((*above.shape[1:], *size))
-    for start in range(0, masks, MASKS_AT_ONCE):
-        numbers = range(start, min(start + MASKS_AT_ONCE, masks))
-        total += torch.tensordot(above[numbers.start : numbers.stop], draw(numbers).to(above), dims=([0], [0]))
-    maps, *others = total.div_(masks * probability).unbind()
-    return compare(maps, others)
+    scores = score_input(recorded, Variants(pictures, masks, apply_masks), budget).values
+    tolerance, class_scores = recorded.score_tolerance, scores.permute(1, 2, 0)
+    perturbed = [perturb(class_scores, 2, tolerance, turn).permute(2, 0, 1) for turn in range(NUM_PERTURBATIONS)]
+    deviations = torch.stack(
+        [scores_of_turn - scores_of_turn.mean(0) for scores_of_turn in (scores, *perturbed)], 1
+    )  # (V,turns,N,K)
+    total = deviations.new_zeros((*deviations.shape[1:], *size))
+    for start in range(0, masks, MASKS_PER_STEP):
+        numbers = range(start, min(start + MASKS_PER_STEP, masks))
+        total += torch.tensordot(
+            deviations[numbers.start : numbers.stop], make_masks(numbers).to(deviations), dims=([0], [0])
+        )
+    maps, *perturbed_maps = total.div_(masks * probability).unbind()
+    return remove_noise(maps, perturbed_maps)
 
 
-def _draw_mask(size: Sequence[int], cells: int, probability: float, seed: int) -> Tensor:
-    """One mask of this size in [0,1]: cells, open or not, resized to one more in each direction, and a window of that."""
+def _sample_mask(size: Sequence[int], cells: int, probability: float, seed: int) -> Tensor:
+    """Return one mask in [0,1]: random open cells, resized to one cell more along each axis, then cropped at random."""
     generator = torch.Generator("cpu").manual_seed(seed)
     is_open = torch.rand([cells] * len(size), generator=generator, dtype=torch.float32, device="cpu") < probability
-    lengths = [math.ceil(length / cells) for length in size]  # of a cell
-    large = [(cells + 1) * length for length in lengths]
-    mask = F.interpolate(is_open.float()[None, None], size=large, mode=MODES[len(size)], align_corners=False)[0, 0]
+    lengths = [math.ceil(length / cells) for length in size]  # Side lengths of a cell.
+    size_with_margin = [(cells + 1) * length for length in lengths]
+    mask = F.interpolate(
+        is_open.float()[None, None], size=size_with_margin, mode=MODES[len(size)], align_corners=False
+    )[0, 0]
     for axis, (length, cell) in enumerate(zip(size, lengths)):
         start = int(torch.randint(cell, (1,), generator=generator, dtype=torch.int64, device="cpu"))
         mask = mask.narrow(axis, start, length)
@@ -279,7 +306,7 @@ def _draw_mask(size: Sequence[int], cells: int, probability: float, seed: int) -
 
 
 def smooth_gradcam_pp(
-    recorded: Recorded,
+    recorded: RecordedPass,
     site: GridActivations,
     budget: RerunBudget,
     *,
@@ -287,22 +314,22 @@ def smooth_gradcam_pp(
     noise: float,
     seed: int,
     join: Join = add_up,
-) -> Settled:
-    """Smooth Grad-CAM++: channels weighted as in Grad-CAM++, from means of derivatives over noisy copies of the pictures.
+) -> DenoisedMaps:
+    """Compute Smooth Grad-CAM++: channels weighted as in Grad-CAM++, with derivatives averaged over noisy images.
 
     Maps (N,K,...). Omeiza et al., arXiv:1908.01224, equation 8: the first three derivatives are averaged over `samples`
-    copies with Gaussian noise, of standard deviation `noise` times the range of each picture's values (which is SmoothGrad's
-    measure; the paper names none). As in our Grad-CAM++ they are powers of the score's gradient. The classes and the
-    activations are those of the picture without noise. The noise is the same for all images, and depends on `seed` alone.
-    Raises `GradcamError` for options that cannot be, `LayerError` where no copy has a gradient at the layer.
+    copies with Gaussian noise. Its standard deviation is `noise` times the range of each image's values, as in
+    SmoothGrad; the paper specifies none. As in `gradcam_pp`, the derivatives are powers of the score's gradient.
+    Classes and activations are those of the image without noise. The noise is the same for all images, and depends on
+    `seed` alone. Raises `GradcamError` for invalid options, and `LayerError` if no copy has a gradient at the layer.
     """
     check_count(samples, "smoothgradcam-pp: samples", "an int, 1 or more.")
     check_number("smoothgradcam-pp", "noise", noise)
-    check_count(seed, "smoothgradcam-pp: seed", "an int, 0 or more.", least=0, most=MOST_SEED)
+    check_count(seed, "smoothgradcam-pp: seed", "an int, 0 or more.", least=0, most=MAX_SEED)
     sums: list[Tensor] = []
     is_blind = True
     for sample in range(samples):
-        gradients = _gradients(recorded, site, _add_noise(budget.batch, noise, seed + sample))
+        gradients = _compute_gradients(recorded, site, _add_noise(budget.batch, noise, seed + sample))
         is_blind = is_blind and not gradients.any()
         powers = [gradients, gradients.square(), gradients.pow(3)]
         sums = [total.add_(power) for total, power in zip(sums, powers)] if sums else powers
@@ -313,23 +340,23 @@ def smooth_gradcam_pp(
     denominators = 2 * second + site.grid.flatten(2).sum(2)[:, None, :, None] * third
     coefficients = (second / denominators).masked_fill(denominators == 0, 0)
     weights = (coefficients * first.relu()).sum(3)
-    return settle(lambda shake: join(shake(site.grid, 1), weights), recorded.slack)
+    return denoise(lambda perturb: join(perturb(site.grid, 1), weights), recorded.tolerance)
 
 
-def _gradients(recorded: Recorded, site: GridActivations, batch: Batch) -> Tensor:
+def _compute_gradients(recorded: RecordedPass, site: GridActivations, batch: Batch) -> Tensor:
     layer = site.layer
     device, autocast = recorded.scored.values.device.type, recorded.autocast
     with (
         pytorch.autocast(device, autocast),
-        recorded_pass(recorded.model, batch, [recorded.outlets[layer]], recorded.scored.target) as again,
+        recorded_pass(recorded.model, batch, [recorded.outlets[layer]], recorded.scored.target) as noisy,
     ):
-        chunks = jacobian(again.scored.values, [again.activations[layer]], scaled=again.has_float16)
+        chunks = jacobian(noisy.scored.values, [noisy.activations[layer]], scaled=noisy.has_float16)
         return torch.cat([site.to_grid(gradient, "gradients")[0] for (gradient,) in chunks], 1)
 
 
 def _add_noise(batch: Batch, noise: float, seed: int) -> Batch:
     pictures = batch.pictures
-    drawn = _draw_noise(pictures.shape[1:], seed).to(pictures)
+    noise_map = _sample_noise(pictures.shape[1:], seed).to(pictures)
     values = pictures.flatten(1)
     ranges = (values.amax(1) - values.amin(1)).reshape(-1, *[1] * (pictures.ndim - 1))
-    return batch.copy(pictures=pictures + noise * ranges * drawn)
+    return batch.copy(pictures=pictures + noise * ranges * noise_map)
