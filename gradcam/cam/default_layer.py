@@ -30,7 +30,7 @@ BLIND = (
     "The gradient is exactly zero at every layer that has a grid, so no layer can change the score. Possible causes: a "
     "head with zero weights, or a probability of exactly 0 or 1. Choose another score or class."
 )
-MAX_CANDIDATES = 24  # layers to try after the first one did not respond in place
+MAX_CANDIDATES = 24  # Number of layers to try after the first one did not respond in place.
 
 
 class RouteChangedError(Exception):

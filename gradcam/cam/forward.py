@@ -109,13 +109,12 @@ class RecordedPass:
         """Return the relative tolerance for floating-point operations in a different order."""
         epsilon = self._epsilon
         if self.batch.device.type == "cuda" and epsilon < 1e-5:
-            epsilon = 2.0**-10  # TF32
+            epsilon = 2.0**-10  # TensorFloat-32 has 10 bits of mantissa.
         return epsilon * (256 if epsilon < 1e-5 else 4)
 
     @property
     def score_tolerance(self) -> float:
-        """Return the relative tolerance for scores of variants. It is smaller, because variants share most
-        operations."""
+        """Return the relative tolerance between scores of variants, which share most operations."""
         return self._epsilon * (32 if self._epsilon < 1e-5 else 0.5)
 
     @property

@@ -158,8 +158,7 @@ def _to_images(model: nn.Module, images: Any) -> Any:
 
 @dataclass(frozen=True)
 class _LayerOutput:
-    """A layer's output: its shape, its layout on the image or the reason for having none, and its place in the
-    graph."""
+    """A layer's output: its shape, its graph edge, and its layout on the image or the reason for having none."""
 
     shape: tuple[int, ...]
     layout: Layout | None

@@ -12,13 +12,7 @@ import torch
 from torch import Tensor
 
 from gradcam.cam.forward import RecordedPass, warn_of_dependence
-from gradcam.cam.grid import (
-    GridActivations,
-    at_least_float32,
-    blind_layer,
-    choose_activations,
-    warn_of_blind_images,
-)
+from gradcam.cam.grid import GridActivations, at_least_float32, blind_layer, choose_activations, warn_of_blind_images
 from gradcam.cam.methods.attention_capture import AttentionLog
 from gradcam.cam.methods.base import (
     ActivationMethod,
@@ -135,14 +129,7 @@ def compute_maps(
             if is_dependent:
                 warn_of_dependence(recorded.modules)
             return _compute_maps(
-                recorded,
-                methods,
-                budget,
-                log,
-                reshape=reshape,
-                join=join,
-                one_by_one=is_dependent,
-                verify_independence=False,
+                recorded, methods, budget, log, reshape=reshape, join=join, one_by_one=is_dependent, check_mixing=False
             )
     except Exception:
         recorded.checks.flush()  # A NaN in an earlier value is the true cause, if there is one.
@@ -162,7 +149,7 @@ def _compute_maps(
     reshape: Reshape,
     join: str | None,
     one_by_one: bool = False,
-    verify_independence: bool = True,
+    check_mixing: bool = True,
 ) -> dict[Key, Maps]:
     sites_by_layer = choose_activations(recorded, reshape, join=join)
     # The requested scores (N,K) have the key None. Methods with scores of their own have other keys.
@@ -174,34 +161,23 @@ def _compute_maps(
     by_name = {site.layer: site for level in sites_by_layer.values() for site in level}
     sites, collector = list(by_name.values()), _MapCollector()
     warn_of_signs({site.layer: site.grid for site in sites}, methods)
-    gradient_methods, curvature_methods = (
-        _select_methods(GradientMethod, methods),
-        _select_methods(CurvatureMethod, methods),
-    )
-    local_gradients = (
-        None if curvature_methods or len(scores) > 1 else _differentiate_locally(recorded, sites, gradient_methods)
-    )
-    verify_independence = verify_independence and len(scores[None]) > 1
+    first_order, second_order = (_select_methods(GradientMethod, methods), _select_methods(CurvatureMethod, methods))
+    local_gradients = None if second_order or len(scores) > 1 else _differentiate_locally(recorded, sites, first_order)
+    check_mixing = check_mixing and len(scores[None]) > 1
     for activation_method, site in product(_select_methods(ActivationMethod, methods), sites):
-        activation_maps = _compute_checked(activation_method, site.grid)[:, None].repeat_interleave(
+        class_agnostic = _compute_checked(activation_method, site.grid)[:, None].repeat_interleave(
             recorded.scored.values.shape[1], 1
         )
-        collector.add(site.layer, activation_method, [keep_all(activation_maps)])
+        collector.add(site.layer, activation_method, [keep_all(class_agnostic)])
     if local_gradients is None:
         _apply_gradient_methods(
-            recorded,
-            sites,
-            gradient_methods,
-            scores,
-            collector,
-            one_by_one=one_by_one,
-            verify_independence=verify_independence,
+            recorded, sites, first_order, scores, collector, one_by_one=one_by_one, check_mixing=check_mixing
         )
     else:
-        _apply_local_gradient_methods(recorded, list(zip(sites, local_gradients)), gradient_methods, collector)
-    if curvature_methods and verify_independence and not gradient_methods:
+        _apply_local_gradient_methods(recorded, list(zip(sites, local_gradients)), first_order, collector)
+    if second_order and check_mixing and not first_order:
         _check_independence_of_classes(recorded, sites, scores[None])
-    _apply_curvature_methods(recorded, sites, curvature_methods, collector, one_by_one=one_by_one)
+    _apply_curvature_methods(recorded, sites, second_order, collector, one_by_one=one_by_one)
     if any(not isinstance(method, (ActivationMethod, GradientMethod, CurvatureMethod)) for method in methods):
         recorded.checks.flush()  # Report problems before the slow methods run.
     _apply_rerun_methods(recorded, sites, _select_methods(RerunMethod, methods), collector, budget)
@@ -234,13 +210,13 @@ def _check_independence(
     with torch.enable_grad():
         weighted = scores * weights[:, None]
     inputs = [site.recorded for site in sites]
-    for site, unweighted_gradient, weighted_gradient in zip(
+    for site, gradient, weighted_gradient in zip(
         sites, unweighted, next(jacobian(weighted, inputs, scaled=recorded.has_float16))
     ):
-        if unweighted_gradient is None or weighted_gradient is None:
+        if gradient is None or weighted_gradient is None:
             continue
         gradients, weighted_gradients = (
-            site.layout.to_grid(tensor).flatten(1) for tensor in (unweighted_gradient, weighted_gradient[0])
+            site.layout.to_grid(tensor).flatten(1) for tensor in (gradient, weighted_gradient[0])
         )
         errors = (weighted_gradients - gradients * weights.to(gradients)[:, None]).abs().amax(1)
         largest = gradients.abs().amax(1)
@@ -278,10 +254,7 @@ def _require_independence(is_dependent: list[float]) -> None:
 
 
 def _sample_weights(count: int, like: Tensor) -> Tensor:
-    """Return random weights from 0.5 to 1.5.
-
-    Random signs would miss half of the dependent pairs, because equal signs cancel.
-    """
+    """Return random weights from 0.5 to 1.5. With random signs, half of the dependent pairs would cancel."""
     generator = torch.Generator("cpu").manual_seed(0)
     return torch.rand(count, generator=generator, dtype=torch.float32, device="cpu").to(like) + 0.5
 
@@ -369,10 +342,7 @@ def _select_methods(kind: type[MethodKind], methods: Sequence[Method]) -> list[M
 
 
 def _compute_checked(method: ActivationMethod | GradientMethod | CurvatureMethod, *inputs: Tensor) -> Tensor:
-    """Return the method's maps (N,K,...), or (N,...) from activations alone.
-
-    Raises `GradcamError` if a custom method returns anything else.
-    """
+    """Return the method's maps (N,K,...), or (N,...) from activations alone; raise `GradcamError` for other results."""
     maps: Any = method.compute(*inputs)
     if isinstance(method.function, str):
         return maps  # The package's own methods are tested.
@@ -398,7 +368,7 @@ def _apply_gradient_methods(
     collector: _MapCollector,
     *,
     one_by_one: bool,
-    verify_independence: bool,
+    check_mixing: bool,
 ) -> None:
     """Apply gradient methods, with one backward pass for the classes of all their scores."""
     if not methods:
@@ -409,7 +379,7 @@ def _apply_gradient_methods(
     classes, tolerance, scaled = recorded.scored.values.shape[1], recorded.tolerance, recorded.has_float16
     first_class = 0
     chunks = _compute_gradients(
-        recorded, sites, joined, scaled=scaled, one_by_one=one_by_one, verify_independence=verify_independence
+        recorded, sites, joined, scaled=scaled, one_by_one=one_by_one, check_mixing=check_mixing
     )
     for chunk in chunks:
         for site, (on_grid, ranges) in zip(sites, chunk):
@@ -440,10 +410,7 @@ def _apply_gradient_methods(
 def _differentiate_locally(
     recorded: RecordedPass, sites: Sequence[GridActivations], methods: Sequence[GradientMethod]
 ) -> list[list[LocalGradient]] | None:
-    """Return, per site, the gradients of scores that depend on a small part of the site.
-
-    None if these are unknown, or if a method needs the entire grid.
-    """
+    """Return each site's gradients of scores that depend on small parts of it; None if unknown, or not sufficient."""
     differentiate = recorded.scored.differentiate
     is_plain = all(isinstance(site.layout, Layout) and site.layout.kind == "channels first" for site in sites)
     if differentiate is None or not methods or not is_plain or not all(method.is_local for method in methods):
@@ -464,23 +431,23 @@ def _apply_local_gradient_methods(
         maps, rounding_mask = blank.maps, _mark_rounding(blank)
         is_blind = [True] * len(maps)
         for size, group in groupby(sorted(local_gradients, key=_size), key=_size):
-            gradients_of_size = list(group)
-            gradients = torch.stack([local.values for local in gradients_of_size])
+            equal_sized = list(group)
+            gradients = torch.stack([local.values for local in equal_sized])
             for local, (low, high) in zip(
-                gradients_of_size, read_row_ranges(gradients, f"The gradients at layer '{site.layer}' are")
+                equal_sized, read_row_ranges(gradients, f"The gradients at layer '{site.layer}' are")
             ):
                 is_blind[local.image] &= low == high == 0
             windows = [
                 (slice(local.top, local.top + size[0]), slice(local.left, local.left + size[1]))
-                for local in gradients_of_size
+                for local in equal_sized
             ]
             parts = torch.stack(
-                [site.grid[local.image, :, rows, columns] for local, (rows, columns) in zip(gradients_of_size, windows)]
+                [site.grid[local.image, :, rows, columns] for local, (rows, columns) in zip(equal_sized, windows)]
             )
             inputs = parts, at_least_float32(gradients)[:, None]
             (denoised,) = denoise_method(partial(_compute_checked, method), recorded.tolerance, *inputs)
             for local, (rows, columns), part_maps, part_mask in zip(
-                gradients_of_size, windows, denoised.maps, _mark_rounding(denoised)
+                equal_sized, windows, denoised.maps, _mark_rounding(denoised)
             ):
                 maps[local.image, local.score, rows, columns], rounding_mask[local.image, local.score] = (
                     part_maps[0],
@@ -508,23 +475,23 @@ def _compute_gradients(
     *,
     scaled: bool,
     one_by_one: bool,
-    verify_independence: bool,
+    check_mixing: bool,
 ) -> Iterator[list[tuple[Tensor, RowRanges]]]:
     """Yield, for a few classes at a time, the gradients (N,k,C,...) at each site, and their range in each image.
 
     If images depend on one another (`one_by_one`), each image gets the gradient of its own scores, of all classes at
-    once. `verify_independence`: check that they do not.
+    once. `check_mixing`: check that they do not.
     """
     inputs, checks = [site.recorded for site in sites], recorded.checks
     if not one_by_one:
         for chunk in jacobian(scores, inputs, scaled=scaled):
             pairs = zip(sites, _fill_missing_gradients(chunk, inputs))
             yield [site.to_grid(gradient, "gradients", checks) for site, gradient in pairs]
-        if verify_independence and scores.shape[1] == 1:
+        if check_mixing and scores.shape[1] == 1:
             _check_independence(
                 recorded, sites, scores, [None if gradient is None else gradient[0] for gradient in chunk]
             )
-        elif verify_independence:
+        elif check_mixing:
             _check_independence_of_classes(recorded, sites, scores)
         return
     rows: list[list[Tensor]] = [[] for _ in sites]
@@ -538,10 +505,7 @@ def _compute_gradients(
             on_grid = [site.to_grid(gradient, "gradients")[0][image : image + 1] for gradient in gradients]
             image_rows.append(torch.cat(on_grid, 1))
     joined = [torch.cat(image_rows) for image_rows in rows]
-    yield [
-        (gradients_of_site, RowRanges(read_row_ranges(gradients_of_site, "The gradients are")))
-        for gradients_of_site in joined
-    ]
+    yield [(gradients, RowRanges(read_row_ranges(gradients, "The gradients are"))) for gradients in joined]
 
 
 def _fill_missing_gradients(gradients: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> Sequence[Tensor | None]:
@@ -577,9 +541,9 @@ def _apply_curvature_methods(
         derivatives = [
             curvatures(group_scores, site.recorded, scaled=recorded.has_float16) for group_scores in grouped_scores
         ]
-        for class_derivatives in zip(*derivatives):
+        for derivatives_of_class in zip(*derivatives):
             first, second = (
-                [site.to_grid(pair[order], quantity) for pair in class_derivatives]
+                [site.to_grid(pair[order], quantity) for pair in derivatives_of_class]
                 for order, quantity in enumerate(("gradients", "second derivatives"))
             )
             gradient, curvature = (

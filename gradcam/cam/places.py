@@ -100,8 +100,7 @@ class Probe:
     autocast: torch.dtype | None = None
 
     def measure_layout(self) -> AnyLayout:
-        """Return the layout by which cells respond where the image was changed; the assumed one if no response is
-        visible.
+        """Return the layout by which cells respond where the image changes; the assumed one if none respond.
 
         Raises `MisplacedError` if no layout fits.
         """
@@ -341,8 +340,7 @@ def _cut_quadrants(quadrants: Sequence[Sequence[int]], size: Sequence[int]) -> T
 
 
 def _correlate(changes: Tensor, codes: Tensor) -> float:
-    """Return the correlation between the cells' ranks by response (N,C,*grid) and the changed cells, mean over the
-    images."""
+    """Return the mean correlation of the cells' ranks, by response (N,C,*grid), with the changed cells."""
     responses = changes[:MAX_COMPARED_IMAGES].float().norm(dim=1).flatten(1).cpu()
     ranks = responses.argsort(1).argsort(1).float()
     codes = codes[:MAX_COMPARED_IMAGES].flatten(1)
@@ -363,8 +361,7 @@ def _hardly_moves(offsets: Sequence[Sequence[float]]) -> bool:
 
 
 def _find_offsets(responses: Tensor, quadrants: Sequence[Sequence[int]]) -> list[float]:
-    """Return how far the centre of the responses (N,*grid) lies towards the changed quadrant, along the last two
-    axes."""
+    """Return how far the centre of the responses (N,*grid) lies towards the changed quadrant, per axis."""
     values = responses.flatten(1, -3).sum(1) if responses.ndim > 3 else responses
     values = values / values.sum((1, 2), keepdim=True).clamp(min=1e-30)
     offsets = []

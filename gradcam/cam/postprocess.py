@@ -22,8 +22,7 @@ Part = tuple[tuple[float, ...], tuple[float, ...]]  # (start, length) along each
 
 @dataclass(frozen=True)
 class Views:
-    """The augmented views of a batch, as one batch: the images of the first view, then those of the second, and so
-    on."""
+    """The augmented views of a batch, as one batch: all images of the first view, then all of the second, ..."""
 
     batch: Batch
     views: tuple[tuple[float, bool], ...]

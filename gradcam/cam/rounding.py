@@ -20,8 +20,8 @@ from gradcam.cam.readings import DeferredChecks, RowRanges
 from gradcam.errors import warn
 
 NUM_PERTURBATIONS = 2  # With a single perturbation, the changes could cancel as well.
-# Largest value of the weaker sign that counts as noise, as a share of the change. The limit is low, because a sign with few
-# values may be small and right.
+# Share of the change, up to which the weaker sign of a map counts as noise. It is low, because a sign with few values may
+# be small and right.
 MAX_MINOR_SIGN_RATIO = 1 / 8
 MAX_DERIVATIVE_BYTES = 2**25  # Larger derivatives are perturbed in chunks of a few classes.
 
@@ -148,8 +148,7 @@ def warn_of_rounding(maps: Tensor, rounding_mask: Tensor, evidence: str, subject
 
 
 def perturb(tensor: Tensor, leading: int, tolerance: float, seed: int) -> Tensor:
-    """Return the values, each larger or smaller by the relative `tolerance`, in the same way for all images and
-    classes."""
+    """Return each value larger or smaller by the relative `tolerance`, in the same way for all images and classes."""
     changes = _make_signs(1, seed, tensor.dtype, tensor.device)
     # The sign is a product of random signs for the channel, the row and the column.
     for axis in range(leading, tensor.ndim):

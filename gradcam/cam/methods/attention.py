@@ -61,9 +61,9 @@ def rollout(recorded: RecordedPass, log: AttentionLog, budget: RerunBudget) -> T
     gradient.
     """
     blocks = find_blocks(log, recorded)
-    with _rollout_run(recorded, blocks, budget, keep_values) as (scored, tokens, attentions):
-        ((gradient,),) = _jacobian(recorded, _any_score(scored), [tokens])
-    row = find_read(gradient, blocks)
+    with _run_rollout(recorded, blocks, budget, keep_values) as (scored, tokens, attentions):
+        ((gradient,),) = _compute_jacobian(recorded, _make_any_score(scored), [tokens])
+    row = find_read_tokens(gradient, blocks)
     mixture = roll_out([at_least_float32(attention).mean(1) for attention in attentions], row)
     return blocks.to_grid(mixture)[:, None].repeat_interleave(recorded.scored.values.shape[1], 1)
 
@@ -79,15 +79,17 @@ def gradient_rollout(recorded: RecordedPass, log: AttentionLog, budget: RerunBud
     """
     blocks = find_blocks(log, recorded)
     parts = []
-    with _rollout_run(recorded, blocks, budget, keep_differentiable) as (scored, tokens, attentions):
-        for token_gradient, *gradients in _jacobian(recorded, scored.values, [tokens, *attentions]):
-            row = find_read(token_gradient, blocks)
+    with _run_rollout(recorded, blocks, budget, keep_differentiable) as (scored, tokens, attentions):
+        for token_gradient, *gradients in _compute_jacobian(recorded, scored.values, [tokens, *attentions]):
+            row = find_read_tokens(token_gradient, blocks)
             weighted = [weigh(attention, gradient) for attention, gradient in zip(attentions, gradients)]
             parts.append(blocks.to_grid(accumulate(weighted, row)))
     return torch.cat(parts).transpose(0, 1)
 
 
-def _jacobian(recorded: RecordedPass, scores: Tensor, inputs: Sequence[Tensor]) -> Iterator[Sequence[Tensor | None]]:
+def _compute_jacobian(
+    recorded: RecordedPass, scores: Tensor, inputs: Sequence[Tensor]
+) -> Iterator[Sequence[Tensor | None]]:
     yield from jacobian(scores, inputs, scaled=_is_scaled(recorded), most_bytes=MOST_BYTES // len(inputs))
 
 
@@ -108,7 +110,7 @@ def roll_out(attentions: Sequence[Tensor], row: Tensor) -> Tensor:
 
 
 def accumulate(weighted: Sequence[Tensor], row: Tensor) -> Tensor:
-    """Return a row (T,) times (the product of I + block, minus I), for blocks (...,T,T): (...,T)."""
+    """Return a row (T,) times the product of I + block over all blocks (...,T,T), minus the row: (...,T)."""
     start = row.to(weighted[0]).expand(*weighted[0].shape[:-2], 1, -1)
     added = torch.zeros_like(start)  # Kept separate from `start`, beside which the sum may be too small for float32.
     for block in reversed(weighted):
@@ -117,15 +119,17 @@ def accumulate(weighted: Sequence[Tensor], row: Tensor) -> Tensor:
 
 
 def weigh(attention: Tensor, gradient: Tensor | None) -> Tensor:
-    """Return the mean over heads of attention (N,heads,T,T) times gradients (k,N,heads,T,T), clamped at zero:
-    (k,N,T,T)."""
+    """Return the mean over heads of the positive attention times gradient, (k,N,T,T).
+
+    Attention is (N,heads,T,T), gradients are (k,N,heads,T,T).
+    """
     if gradient is None:
         return torch.zeros_like(at_least_float32(attention).mean(1))[None]
     check_range(gradient, "The gradients at the attention are")
     return (at_least_float32(gradient) * at_least_float32(attention.detach())).relu().mean(2)
 
 
-def find_read(gradient: Tensor | None, blocks: AttentionBlocks) -> Tensor:
+def find_read_tokens(gradient: Tensor | None, blocks: AttentionBlocks) -> Tensor:
     """Return weights (T,) of the tokens that the head reads, equal and with sum 1.
 
     The head reads tokens with gradients (k,*shape) at the last block's output.
@@ -147,24 +151,23 @@ def blind_attention(name: str) -> BlindLayerError:
 
 
 @contextlib.contextmanager
-def _rollout_run(
+def _run_rollout(
     recorded: RecordedPass, blocks: AttentionBlocks, budget: RerunBudget, keep: KeepAttention
 ) -> Iterator[tuple[Scored, Tensor, list[Tensor]]]:
-    """Run another pass; yield its scores, the last block's output, and the attention of all blocks as `keep` returns
-    it."""
+    """Run another pass; yield its scores, the last block's output, and the attention of all blocks."""
     name, last = blocks.last
     with capture_attention(blocks, recorded, keep) as attentions:
         with TargetLayer(last, name=name) as layer:
             output = run_again(recorded, budget, 1)
             scored = compute_scores(recorded.scored.target, output, recorded.batch.images)
-            if not _any_score(scored).requires_grad:
+            if not _make_any_score(scored).requires_grad:
                 raise no_gradient([name])
         require_all(attentions, blocks)
         budget.report(1, 1)
         yield scored, layer.activations, attentions
 
 
-def _any_score(scored: Scored) -> Tensor:
+def _make_any_score(scored: Scored) -> Tensor:
     """Return a number per image (N,1) that depends on all of the output, because rollout is class-agnostic."""
     with torch.enable_grad():
         if scored.logits is None:
@@ -192,13 +195,12 @@ def legrad(recorded: RecordedPass, log: AttentionLog, budget: RerunBudget) -> Te
 def _run_blocks_together(
     recorded: RecordedPass, blocks: AttentionBlocks, budget: RerunBudget, attentions: list[Tensor]
 ) -> Tensor | None:
-    """Return (N,K,T) from one forward and one backward pass; None if the head does not treat batch rows
-    independently."""
+    """Return maps (N,K,T) from one forward and one backward pass; None if the head mixes the rows of a batch."""
     count = len(blocks.modules)
     # The last block comes first and last: both copies have to reproduce the recorded pass.
     blocks_in_batch = [count - 1, *range(count)]
     try:
-        scores, output = _legrad_run(recorded, blocks, budget, attentions, blocks_in_batch)
+        scores, output = _run_legrad(recorded, blocks, budget, attentions, blocks_in_batch)
     except torch.OutOfMemoryError:
         raise
     except Exception:  # The model may raise any error for a batch of a different size.
@@ -215,16 +217,17 @@ def _run_blocks_together(
 def _run_blocks_one_by_one(
     recorded: RecordedPass, blocks: AttentionBlocks, budget: RerunBudget, attentions: list[Tensor]
 ) -> Tensor:
+    """Return maps (N,K,T) from one forward and one backward pass per block."""
     results, count = [], len(blocks.modules)
     for block in range(count):
-        scores, _ = _legrad_run(recorded, blocks, budget, attentions, [block])
+        scores, _ = _run_legrad(recorded, blocks, budget, attentions, [block])
         results.append(_differentiate(recorded, scores[0], attentions[block : block + 1]))
         budget.report(block + 1, count)
     total = torch.stack([values for values, _ in results]).mean(0)
     return _require_gradient(total, any(has_gradient for _, has_gradient in results), blocks)
 
 
-def _legrad_run(
+def _run_legrad(
     recorded: RecordedPass,
     blocks: AttentionBlocks,
     budget: RerunBudget,
@@ -252,7 +255,7 @@ def _legrad_run(
             joined.append(next_input.grad_fn)
         if not swap_contents(tensor, next_input):
             return replace_tensor(output, tensor, next_input)
-        outputs[-1] = next_input  # The block's tensor now holds the new contents.
+        outputs[-1] = next_input  # After the swap, this object holds the block's output.
         return None
 
     with recording_off(), Hooks() as hooks:
@@ -294,10 +297,9 @@ def _is_reached(leaves: Sequence[Tensor], scores: Tensor, *, without: Node | Non
 
 
 def _differentiate(recorded: RecordedPass, scores: Tensor, attentions: Sequence[Tensor]) -> tuple[Tensor, bool]:
-    """Return the sum over attentions of positive gradients of scores (N,K), as (N,K,T), and whether any gradient is
-    nonzero."""
+    """Return the sum of positive gradients over attentions, (N,K,T), and whether any gradient is nonzero."""
     parts, has_gradient = [], False
-    for gradients in _jacobian(recorded, scores, attentions):
+    for gradients in _compute_jacobian(recorded, scores, attentions):
         present = [at_least_float32(gradient) for gradient in gradients if gradient is not None]
         for gradient in present:
             has_gradient = check_range(gradient, "The gradients at the attention are") != (0, 0) or has_gradient
@@ -327,41 +329,33 @@ def grad_eclip(recorded: RecordedPass, log: AttentionLog, budget: RerunBudget) -
     `ModelError` if there is no attention over the image, and `BlindLayerError` if the gradient is exactly zero.
     """
     number, layout = find_last(log, recorded)
-    tensors_of_attention, scores = find_attention_tensors(log, number), recorded.scored.values
-    if (
-        tensors_of_attention is None
-        or not scores.requires_grad
-        or not reached(scores, [tensors_of_attention.output])[0]
-    ):
+    attention, scores = find_attention_tensors(log, number), recorded.scored.values
+    if attention is None or not scores.requires_grad or not reached(scores, [attention.output])[0]:
         remember_last(log, number, recorded)
-        log, tensors_of_attention, scores = _attend_again(recorded, budget, number)
+        log, attention, scores = _attend_again(recorded, budget, number)
     budget.report(1, 1)
-    looseness = loosen(
-        _by_head(tensors_of_attention.query, recorded), _by_head(tensors_of_attention.key, recorded), layout
-    )
-    values = _by_head(tensors_of_attention.value, recorded)[..., layout.list_cells(), :]
+    looseness = loosen(_split_heads(attention.query, recorded), _split_heads(attention.key, recorded), layout)
+    values = _split_heads(attention.value, recorded)[..., layout.list_cells(), :]
     parts, shares, has_gradient = [], [], False
-    # In the backward pass, a checkpoint repeats the operations after the attention, under the same patch.
+    # In the backward pass, a checkpoint repeats the forward operations, and needs the same attention patch.
     repeated = AttentionLog().record(
-        tensors_of_attention.enclosing_runs[-1].module if tensors_of_attention.enclosing_runs else recorded.model
+        attention.enclosing_runs[-1].module if attention.enclosing_runs else recorded.model
     )
     with repeated, torch.autograd.set_multithreading_enabled(False):
-        for gradient, row in _at_queries(recorded, tensors_of_attention, log, scores):
+        for gradient, row in _compute_query_gradients(recorded, attention, log, scores):
             has_gradient = check_range(gradient, "The gradients at the last attention are") != (0, 0) or has_gradient
             rows = slice(None) if row is None else slice(row, row + 1)
             slopes = _join_heads(gradient)
             contribution = slopes @ _join_heads(values).transpose(-2, -1)
             share = (
-                (slopes * _join_heads(_by_head(tensors_of_attention.output.detach(), recorded))[:, rows])
-                .abs()
-                .sum((-2, -1))
+                (slopes * _join_heads(_split_heads(attention.output.detach(), recorded))[:, rows]).abs().sum((-2, -1))
             )
             shares.append(share)
             parts.append((contribution * looseness[:, rows]).sum(-2).relu().unflatten(-1, layout.grid))
     if not has_gradient:
         raise blind_attention(log.attentions[number].where)
-    # A score that changes only if the attention's output changes many times over has a gradient of rounding errors: for
-    # example, the similarity of an image to itself.
+    # If a change as large as the attention's output itself hardly changes the score, the gradient is rounding error. An
+    # example is the similarity of an image to itself.
     is_rounding = torch.cat(shares) <= recorded.score_tolerance * scores.detach().abs().T
     return torch.cat(parts).masked_fill(is_rounding[..., None, None], 0).transpose(0, 1)
 
@@ -383,7 +377,7 @@ def _join_heads(tensor: Tensor) -> Tensor:
     return at_least_float32(tensor).transpose(-3, -2).flatten(-2)
 
 
-def _by_head(tensor: Tensor, recorded: RecordedPass, ndim: int = 4) -> Tensor:
+def _split_heads(tensor: Tensor, recorded: RecordedPass, ndim: int = 4) -> Tensor:
     """Return tokens of images, or gradients at them, as (...,N,heads,T,d), also from rows that are heads of images."""
     return tensor if tensor.ndim == ndim else tensor.unflatten(-3, (recorded.batch.images, -1))
 
@@ -391,60 +385,59 @@ def _by_head(tensor: Tensor, recorded: RecordedPass, ndim: int = 4) -> Tensor:
 def _attend_again(
     recorded: RecordedPass, budget: RerunBudget, number: int
 ) -> tuple[AttentionLog, AttentionTensors, Tensor]:
-    """Run another pass that records after the last attention; return its log, the attention's tensors, and scores
-    (N,K)."""
+    """Run another pass with gradients after the last attention; return its log, the tensors, and the scores."""
     log = AttentionLog()
     with recording_off(), log.record(recorded.model):
         output = run_again(recorded, budget, 1)
         scores = compute_scores(recorded.scored.target, output, recorded.batch.images).values
-        tensors_of_attention = find_attention_tensors(log, number)
-        if tensors_of_attention is None:
+        attention = find_attention_tensors(log, number)
+        if attention is None:
             where = log.attentions[number].where if number < len(log.attentions) else ""
             raise cannot_follow(recorded, f"the queries and keys of the attention in '{where}' were not found")
         if not scores.requires_grad:
             raise no_gradient([log.attentions[number].where])
-        return log, tensors_of_attention, scores
+        return log, attention, scores
 
 
-def _at_queries(
-    recorded: RecordedPass, tensors_of_attention: AttentionTensors, log: AttentionLog, scores: Tensor
+def _compute_query_gradients(
+    recorded: RecordedPass, attention: AttentionTensors, log: AttentionLog, scores: Tensor
 ) -> Iterator[tuple[Tensor, int | None]]:
     """Yield, for a few classes at a time, gradients (k,N,heads,Q,d) at the attention's output, and the query's index.
 
     The index is None if the gradients are for all queries.
     """
     rows = (
-        _at_one_query(recorded, tensors_of_attention, log, scores)
+        _compute_single_query_gradients(recorded, attention, log, scores)
         if scores.shape[1] > MAX_CLASSES_AT_ALL_TOKENS
         else None
     )
     if rows is not None:
         yield from rows
         return
-    for (gradient,) in _jacobian(recorded, scores, [tensors_of_attention.output]):
+    for (gradient,) in _compute_jacobian(recorded, scores, [attention.output]):
         if gradient is not None:
-            yield _by_head(gradient, recorded, 5), None
+            yield _split_heads(gradient, recorded, 5), None
 
 
-def _at_one_query(
-    recorded: RecordedPass, tensors_of_attention: AttentionTensors, log: AttentionLog, scores: Tensor
+def _compute_single_query_gradients(
+    recorded: RecordedPass, attention: AttentionTensors, log: AttentionLog, scores: Tensor
 ) -> list[tuple[Tensor, int | None]] | None:
-    """Return the gradients of `_at_queries` for a head that reads one token, at a fraction of the cost; else None.
+    """Return the gradients of `_compute_query_gradients` for a head that reads one token, at a fraction of the cost; else None.
 
     In its block, everything after the attention treats each token separately. So the block runs again on one copy of
     that token per class, and a single backward pass computes a different class's gradient for each copy. Otherwise,
     each class would need a pass for the gradients of all tokens, nearly all of them zero. Every copy has to reproduce
     the token's output.
     """
-    enclosing_block = find_enclosing_block(tensors_of_attention, log, recorded)
+    enclosing_block = find_enclosing_block(attention, log, recorded)
     if enclosing_block is None or _is_scaled(recorded):
         return None
-    running, layout = enclosing_block
-    axis, output = 1 - layout.image_axis, running.output
+    block_run, layout = enclosing_block
+    axis, output = 1 - layout.image_axis, block_run.output
     if output is None or not output.requires_grad or not reached(scores, [output])[0]:
         return None
     parts: list[tuple[Tensor, int | None]] = []
-    for (gradient,) in _jacobian(recorded, scores, [output]):
+    for (gradient,) in _compute_jacobian(recorded, scores, [output]):
         if gradient is None:
             return None
         other_axes = tuple(i for i in range(gradient.ndim) if i != 1 + axis)
@@ -452,30 +445,26 @@ def _at_one_query(
         if len(read) > 1:
             return None
         row = read[0] if read else 0
-        at_query = _run_copies(recorded, tensors_of_attention, running, (axis, row), gradient.select(1 + axis, row))
+        at_query = _run_block_on_copies(recorded, attention, block_run, (axis, row), gradient.select(1 + axis, row))
         if at_query is None:
             return None
         parts.append((at_query, row))
     return parts
 
 
-def _run_copies(
-    recorded: RecordedPass,
-    tensors_of_attention: AttentionTensors,
-    running: ModuleRun,
-    token: tuple[int, int],
-    gradients: Tensor,
+def _run_block_on_copies(
+    recorded: RecordedPass, attention: AttentionTensors, block_run: ModuleRun, token: tuple[int, int], gradients: Tensor
 ) -> Tensor | None:
-    """Return gradients (k,N,heads,1,d) at the attention's output for one token, from gradients (k,N,D) at the block's
-    output.
+    """Run a block on copies of one token; return the gradients (k,N,heads,1,d) at its attention's output.
 
-    `token` is the axis and the index. Return None if the block does not treat each token separately.
+    `token` is the axis and the index of the token. `gradients` (k,N,D) are those at the block's output. Return None if
+    the block does not treat each token separately.
     """
-    (axis, row), block_output = token, cast("Tensor", running.output)
+    (axis, row), block_output = token, cast("Tensor", block_run.output)
     block_input = next(
-        (tensor for tensor in tensors((running.args, running.kwargs)) if tensor.shape == block_output.shape), None
+        (tensor for tensor in tensors((block_run.args, block_run.kwargs)) if tensor.shape == block_output.shape), None
     )
-    query = _by_head(tensors_of_attention.output.detach(), recorded)[..., row : row + 1, :]
+    query = _split_heads(attention.output.detach(), recorded)[..., row : row + 1, :]
     expected = block_output.detach().select(axis, row).unsqueeze(axis)
     # The second count is for a block that accepts no other number of tokens.
     counts = (len(gradients), block_output.shape[axis])
@@ -486,10 +475,10 @@ def _run_copies(
         copies = block_input.detach().select(axis, row).unsqueeze(axis).expand(sizes)
         leaf = query.expand(-1, -1, count, -1).clone().requires_grad_()
         with torch.enable_grad():
-            attended = leaf if tensors_of_attention.output.ndim == 4 else leaf.flatten(0, 1)
+            attended = leaf if attention.output.ndim == 4 else leaf.flatten(0, 1)
         with torch.enable_grad(), AttentionPatch(lambda _: None, partial(_return_attended, attended)):
             try:
-                output = _run_block(recorded, running, block_input, copies.clone())
+                output = _run_block(recorded, block_run, block_input, copies.clone())
             except torch.OutOfMemoryError:
                 raise
             except Exception:  # The block may raise any error for a different number of tokens.
@@ -507,12 +496,12 @@ def _return_attended(attended: Tensor, *_: Tensor) -> Tensor:
     return attended
 
 
-def _run_block(recorded: RecordedPass, running: ModuleRun, block_input: Tensor, replacement: Tensor) -> Tensor:
+def _run_block(recorded: RecordedPass, block_run: ModuleRun, block_input: Tensor, replacement: Tensor) -> Tensor:
     """Return the block's output for `replacement` instead of its input tokens."""
     args, kwargs = map_tensors(
-        (running.args, running.kwargs), lambda tensor: replacement if tensor is block_input else tensor
+        (block_run.args, block_run.kwargs), lambda tensor: replacement if tensor is block_input else tensor
     )
     device, autocast = recorded.scored.values.device.type, recorded.autocast
     with pytorch.autocast(device, autocast):
-        output: Any = first_floating(running.module(*args, **kwargs))
+        output: Any = first_floating(block_run.module(*args, **kwargs))
     return output

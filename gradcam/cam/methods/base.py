@@ -103,11 +103,10 @@ class Method:
         return replace(self, options={**self.options, **check_plain(self.name, options)})
 
     def smoothed(self) -> Method:
-        """Return the method with eigen-smoothing: the first principal component of weighted channels instead of their
-        sum.
+        """Return the method with eigen-smoothing.
 
-        A method that uses a component already is returned unchanged. Raises `GradcamError` for a method that does not
-        sum channels.
+        It uses the first principal component of the weighted channels instead of their sum. A method that uses a
+        component already is returned unchanged. Raises `GradcamError` for a method that does not sum channels.
         """
         if self.channels == "component":
             return self
@@ -129,8 +128,7 @@ def check_plain(method: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class ActivationMethod(Method):
-    """A class-agnostic method: from activations (N,C,...) on a grid of any rank, float32 or float64, to maps
-    (N,...)."""
+    """A class-agnostic method: from activations (N,C,...) on a grid, float32 or float64, to maps (N,...)."""
 
     needs = ("activations",)
     if TYPE_CHECKING:
@@ -146,8 +144,10 @@ class GradientMethod(Method):
 
 
 class CurvatureMethod(Method):
-    """A method from activations, gradients and H A (N,K,C,...), the Hessian times the activations, to maps
-    (N,K,...)."""
+    """A method from activations, gradients and curvatures to maps (N,K,...).
+
+    Curvatures (N,K,C,...) are the Hessian times the activations.
+    """
 
     needs = ("activations", "gradients", "curvatures")
     if TYPE_CHECKING:
@@ -155,8 +155,7 @@ class CurvatureMethod(Method):
 
 
 class RerunMethod(Method):
-    """A method that runs the model or its later part again: from a recorded pass and a layer's grid to maps
-    (N,K,...)."""
+    """A method that runs the model, or the part after the layer, again: from activations to maps (N,K,...)."""
 
     runs_again = True
     if TYPE_CHECKING:
@@ -172,8 +171,7 @@ class InputMethod(Method):
 
 
 class AttentionMethod(Method):
-    """A method that follows a transformer's attention: from a recorded pass to maps (N,K,...) on the grid of
-    patches."""
+    """A method that follows a transformer's attention: to maps (N,K,...) on the grid of patches."""
 
     place, has_layer, runs_again = "attention", False, True
     if TYPE_CHECKING:

@@ -181,16 +181,14 @@ def _kernel_component(points: Tensor) -> Tensor:
 
 
 def _to_float64(tensor: Tensor) -> Tensor:
-    """Return the tensor in float64, on the CPU if the device (MPS) has none: a matrix product squares the condition
-    number."""
+    """Return the tensor in float64 (on the CPU for MPS), because a Gram matrix squares the condition number."""
     return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
 
 
 def _first_component(tensor: Tensor) -> Tensor:
-    """Return the first left singular vector over the grid, times its singular value: (N,C,...) to (N,...), of either
-    sign.
+    """Return the first left singular vector over the grid, times its singular value.
 
-    It is computed from the smaller of the two Gram matrices.
+    (N,C,...) to (N,...), of either sign. It is computed from the smaller of the two Gram matrices.
     """
     matrix = _to_float64(tensor.flatten(2))  # (N,C,P)
     channels, cells = matrix.shape[1:]

@@ -13,8 +13,10 @@ FIELD = re.compile(r"^  (\w+) = \{+(.*?)\}+,$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Paper:
-    """A publication. `entry` is its complete BibTeX entry; authors have the form "Surname, First name and Surname,
-    First name"."""
+    """A publication.
+
+    `entry` is its complete BibTeX entry. Authors have the form "Surname, First name and Surname, First name".
+    """
 
     authors: str
     title: str

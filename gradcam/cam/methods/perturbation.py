@@ -185,8 +185,7 @@ def iscam(
 
 
 def _join(recorded: RecordedPass, site: GridActivations, weights: Tensor, join: Join) -> DenoisedMaps:
-    """Return the weighted sum of the channels, without rounding noise: terms may cancel if activations have both
-    signs."""
+    """Return the weighted sum of the channels without rounding noise, because activations of both signs may cancel."""
     return denoise(lambda perturb: join(perturb(site.grid, 1), weights), recorded.tolerance)
 
 
@@ -204,7 +203,7 @@ def _compute_weights(
     Scores are means over `rounds`. `alter(masks, numbers)` changes masks (v,N,1,...) in [0,1]; each mask has `rounds`
     consecutive numbers.
     """
-    channels, is_ranked = _rank_channels(site.grid, max_channels, recorded.tolerance)
+    channels, is_valid = _rank_channels(site.grid, max_channels, recorded.tolerance)
     count = channels.shape[1]
     if count == 0:  # All channels are constant.
         return site.grid.new_zeros(*recorded.scored.values.shape, site.grid.shape[1])
@@ -219,18 +218,17 @@ def _compute_weights(
     scores = (
         variant_scores.values.to(site.grid.device).unflatten(0, (count, rounds)).mean(1).permute(1, 2, 0)
     )  # (N,K,V)
-    # NaN is an image without masks.
-    shares = scores.masked_fill(~is_ranked[:, None], -torch.inf).softmax(2).nan_to_num(0)
+    # An image without masks has NaN here.
+    shares = scores.masked_fill(~is_valid[:, None], -torch.inf).softmax(2).nan_to_num(0)
     weights = shares.new_zeros(*shares.shape[:2], site.grid.shape[1])
     return weights.scatter_(2, channels[:, None].expand_as(shares), shares).to(site.grid.dtype)
 
 
 def _rank_channels(grid: Tensor, max_channels: int, tolerance: float) -> tuple[Tensor, Tensor]:
-    """Return the channels (N,V) of each image that vary most over the grid, in descending order, and which of them
-    count.
+    """Return the channels (N,V) of each image that vary most over the grid, in descending order, and which are valid.
 
-    A channel varies if its range exceeds rounding, `tolerance` of its values. Images with fewer such channels have
-    others in the places that do not count.
+    A channel varies if its range exceeds rounding, `tolerance` of its values. Images with fewer such channels are
+    filled up with channels that are not valid.
     """
     values = grid.flatten(2)
     varies = values.amax(2) - values.amin(2) > tolerance * values.abs().amax(2)
@@ -254,9 +252,9 @@ def rise(
     """Compute RISE: the effect of showing each place on the score, relative to the mean over random masks.
 
     Maps (N,K,...) at the images' size, of either sign. Petsiuk et al., BMVC 2018, equation 6: the sum of the masks
-    times their scores, divided by the number of masks and by `probability`. The mean score is subtracted first. It
-    would only add nearly the same to every place; the paper's heatmaps remove it with their minimum. Zero then means
-    that a place makes no difference. `cells`: the number of mask cells along each side, each visible with
+    times their scores, divided by the number of masks and by `probability`. The mean score is subtracted first, so
+    that zero means that a place makes no difference. The mean would add nearly the same value to every place, which the
+    paper's heatmaps remove with their minimum. `cells`: the number of mask cells along each side, each visible with
     `probability`, before the mask is resized and shifted at random (section 3.2). The masks depend on `seed` alone, and
     are the same for all images. Raises `GradcamError` for invalid options, and if the memory budget does not hold a
     single variant.
@@ -276,10 +274,9 @@ def rise(
 
     scores = score_input(recorded, Variants(pictures, masks, apply_masks), budget).values
     tolerance, class_scores = recorded.score_tolerance, scores.permute(1, 2, 0)
-    perturbed = [perturb(class_scores, 2, tolerance, turn).permute(2, 0, 1) for turn in range(NUM_PERTURBATIONS)]
-    deviations = torch.stack(
-        [scores_of_turn - scores_of_turn.mean(0) for scores_of_turn in (scores, *perturbed)], 1
-    )  # (V,turns,N,K)
+    perturbed = [perturb(class_scores, 2, tolerance, i).permute(2, 0, 1) for i in range(NUM_PERTURBATIONS)]
+    # (V, 1 + perturbations, N, K)
+    deviations = torch.stack([values - values.mean(0) for values in (scores, *perturbed)], 1)
     total = deviations.new_zeros((*deviations.shape[1:], *size))
     for start in range(0, masks, MASKS_PER_STEP):
         numbers = range(start, min(start + MASKS_PER_STEP, masks))
