@@ -137,7 +137,11 @@ class DefaultLayerSearch:
         if default is not None:
             try:
                 return try_layer(default)
-            except (RouteChangedError, MisplacedError, LayerError):  # The cached layer may also have stopped running.
+            except (
+                RouteChangedError,
+                MisplacedError,
+                LayerError,
+            ):  # LayerError: the layer no longer runs, for example.
                 self.facts.set(key, None)
         try:
             default, result = self._search(try_layer)
@@ -213,7 +217,7 @@ class DefaultLayerSearch:
 
 
 def find_name_in_model(model: nn.Module, run: nn.Module, name: str) -> str:
-    """Translate the name of a layer from `run`, the module that runs in place of `model`, to `model`."""
+    """Return the name in `model` of a layer of `run`, the module that runs in place of `model`."""
     if run is model:
         return name
     # The pattern matches every string.

@@ -344,10 +344,10 @@ def compare(
     --------
     >>> import gradcam, torch, torchvision
     >>> model = torchvision.models.resnet18(weights=None).eval()
-    >>> found = gradcam.compare(
+    >>> explanations = gradcam.compare(
     ...     model, torch.rand(1, 3, 64, 64), layers=["layer3", "layer4"], methods=["gradcam", "layercam"]
     ... )
-    >>> [f"{method} at {layer}" for layer, method in found]
+    >>> [f"{method} at {layer}" for layer, method in explanations]
     ['gradcam at layer3', 'layercam at layer3', 'gradcam at layer4', 'layercam at layer4']
     """
     plan = Plan.of(find_methods(methods), target, options, "compare")

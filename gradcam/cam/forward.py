@@ -101,7 +101,7 @@ class RecordedPass:
         """Return whether gradients may pass through float16 on their way to the layers."""
         if torch.float16 in (self.autocast, *self._dtypes):
             return True
-        # If both ends are float32, no parameter is float16 without a cast.
+        # With float32 at both ends, a float16 parameter in between needs a cast.
         return _has_float16_weights(self.modules) and pytorch.may_cast(self.tail.nodes)
 
     @property

@@ -48,8 +48,9 @@ def fuse(
     Examples
     --------
     >>> import gradcam
-    >>> found = gradcam.load_classifier().compare("photo.jpg", layers=["layer3", "layer4"], methods=["gradcam"])
-    >>> gradcam.fuse(found).layer
+    >>> classifier = gradcam.load_classifier()
+    >>> explanations = classifier.compare("photo.jpg", layers=["layer3", "layer4"], methods=["gradcam"])
+    >>> gradcam.fuse(explanations).layer
     'layer3+layer4'
     """
     explanation_list = list(explanations.values()) if isinstance(explanations, Mapping) else explanations

@@ -220,7 +220,7 @@ class _ListingRecorder:
     def select_outputs(self, depends: Mapping[Edge, bool]) -> None:
         """Select one output for each layer with several.
 
-        It is the first that has a grid and reaches the score, but not only through another output.
+        It is the first that has a grid, reaches the score, and is not an input of another such output.
         """
         for module, other_outputs in self._other_outputs.items():
             candidates = [

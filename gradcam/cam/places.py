@@ -41,7 +41,7 @@ MAX_RESPONDING = 0.15  # The cell at a changed point has to be among this share 
 CELL_OFFSET, PATCH_SIDE = 3 / 8, 3 / 4  # Shares of a cell of the coarsest grid: the patch lies well inside the cell.
 CHANGED_SHARE = 0.4  # Share of the cells that are changed.
 MIN_CORRELATION = 0.55  # Correlation of responses with changed cells.
-MIN_DEVIATIONS = 2.5  # Distance of that correlation from zero, in standard deviations of chance.
+MIN_DEVIATIONS = 2.5  # Distance of that correlation from zero, in standard deviations of a random correlation.
 LIKELY_CORRELATION, LIKELY_DEVIATIONS = 0.35, 1.5  # Above these, one response less is enough.
 MIN_MARGIN = 0.1  # The correlation of a different layout has to be larger by this.
 # On the last two axes. The first two quadrants change under any reflection.

@@ -20,8 +20,8 @@ from gradcam.cam.readings import DeferredChecks, RowRanges
 from gradcam.errors import warn
 
 NUM_PERTURBATIONS = 2  # With a single perturbation, the changes could cancel as well.
-# Share of the change, up to which the weaker sign of a map counts as noise. It is low, because a sign with few values may
-# be small and right.
+# Share of the change, up to which the weaker sign of a map counts as noise. It is low, because a sign with few values
+# may be small and right.
 MAX_MINOR_SIGN_RATIO = 1 / 8
 MAX_DERIVATIVE_BYTES = 2**25  # Larger derivatives are perturbed in chunks of a few classes.
 
@@ -93,7 +93,7 @@ def denoise_method(
 
 
 def _are_beyond(limit: float, ranges: Sequence[float]) -> bool:
-    """Return whether all minima and maxima of maps have the expected sign, or exceed the limit."""
+    """Return whether every negative minimum and every positive maximum exceeds the limit in magnitude."""
     count = len(ranges) // 2
     return all(low >= 0 or -low > limit for low in ranges[:count]) and all(
         high <= 0 or high > limit for high in ranges[count:]

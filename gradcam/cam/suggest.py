@@ -27,7 +27,7 @@ from gradcam.targets.classes import is_custom_function, is_function, to_class_ta
 
 # Earlier layers with more cells than this see much less of the information from which the score is computed.
 MAX_CELL_RATIO = 4
-MIN_WEIGHTS_AFTER_LAYER = 2  # For dense outputs. With a single weight layer after it, a map would repeat the output.
+MIN_WEIGHTS_AFTER_LAYER = 2  # For dense outputs. Closer to the output, a map would repeat the output.
 BRANCH_NOTE = (
     "The default layer '{}' is on a branch: only part of the image's information reaches the score through this layer. "
     "Name another layer, or fuse the heatmaps of several layers."

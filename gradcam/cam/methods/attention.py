@@ -319,8 +319,8 @@ def grad_eclip(recorded: RecordedPass, log: AttentionLog, budget: RerunBudget) -
     Maps (N,K,h,w), non-negative. Zhao et al., ICML 2024: the map at patch i is ReLU(sum over channels c of w_c lambda_i
     v_ic). v are the attention's values. w is the score's gradient at the class token's output of the attention, over
     all heads, before their projection. lambda is a loosened attention: the cosine of the class token's query and the
-    patch's key over all heads, scaled from 0 at the least to 1 at the largest patch. It replaces the softmax, which
-    leaves little to most patches.
+    patch's key over all heads, scaled from 0 (the lowest of the patches) to 1 (the highest). It replaces the softmax,
+    which leaves little to most patches.
 
     Instead of the class token, all queries that the head reads are used, and their maps are added before the ReLU. This
     covers the probe of attention pooling, whose keys are the tokens of the last block, and mean pooling over patches.
@@ -363,7 +363,7 @@ def grad_eclip(recorded: RecordedPass, log: AttentionLog, budget: RerunBudget) -
 def loosen(query: Tensor, key: Tensor, layout: Layout) -> Tensor:
     """Return cosines (N,Q,P) of queries (N,heads,Q,d) and patch keys among (N,heads,T,d), over all heads.
 
-    For each query, they are scaled from 0 at the least to 1 at the largest patch; 1 if all are equal.
+    For each query, they are scaled so that the lowest is 0 and the highest is 1. If all are equal, they are 1.
     """
     queries = torch.nn.functional.normalize(_join_heads(query), dim=-1)
     keys = torch.nn.functional.normalize(_join_heads(key)[:, layout.list_cells()], dim=-1)
@@ -422,7 +422,7 @@ def _compute_query_gradients(
 def _compute_single_query_gradients(
     recorded: RecordedPass, attention: AttentionTensors, log: AttentionLog, scores: Tensor
 ) -> list[tuple[Tensor, int | None]] | None:
-    """Return the gradients of `_compute_query_gradients` for a head that reads one token, at a fraction of the cost; else None.
+    """Return the gradients for a head that reads one token, at a fraction of the cost; None for other heads.
 
     In its block, everything after the attention treats each token separately. So the block runs again on one copy of
     that token per class, and a single backward pass computes a different class's gradient for each copy. Otherwise,

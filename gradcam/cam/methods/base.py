@@ -171,7 +171,7 @@ class InputMethod(Method):
 
 
 class AttentionMethod(Method):
-    """A method that follows a transformer's attention: to maps (N,K,...) on the grid of patches."""
+    """A method that follows a transformer's attention, and returns maps (N,K,...) on the grid of patches."""
 
     place, has_layer, runs_again = "attention", False, True
     if TYPE_CHECKING:

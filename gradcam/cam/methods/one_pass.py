@@ -97,7 +97,7 @@ def xgradcam(activations: Tensor, gradients: Tensor, *, join: Join = add_up) -> 
 
 
 def shapleycam(activations: Tensor, gradients: Tensor, curvatures: Tensor, *, join: Join = add_up) -> Tensor:
-    """Compute Shapley-CAM: channels weighted by the mean of the gradient minus half of H A, the Hessian times activations.
+    """Compute Shapley-CAM: channels weighted by the mean of the gradient minus half of H A (Hessian times activations).
 
     Activations (N,C,...), gradients and curvatures (N,K,C,...), the curvatures being H A, to maps (N,K,...), before the
     ReLU. Cai, arXiv:2501.06261, the second-order expansion of the Shapley value. If the network after the layer is
