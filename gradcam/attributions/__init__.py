@@ -1,7 +1,7 @@
 """Pixel attributions: how much each value of the image, not of a layer, matters to a score.
 
 attribution = gradcam.attributions.integrated_gradients(model, images, target=281)
-picture = gradcam.attributions.draw_attribution(attribution.values[0, 0])
+image = gradcam.attributions.draw_attribution(attribution.values[0, 0])
 """
 
 from gradcam.lazy import export_lazily

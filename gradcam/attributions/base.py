@@ -1,4 +1,4 @@
-"""Forward passes that are recorded from the pictures on, and the gradients of scores at the pictures."""
+"""Forward passes recorded from the images onwards, and the gradients of scores at the images."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ from gradcam.options import Progress
 from gradcam.targets.base import Reader, bind
 from gradcam.targets.classes import ClassTarget, compute_scores
 
-# Of the pictures' gradients, for the classes that share a backward pass: those inside a network take up to twenty times it.
-MOST_BYTES = 2**23
+# Limits the number of classes that share a backward pass. The budget counts the gradients at the images; the gradients
+# inside a network need up to twenty times as much memory.
+GRADIENT_BUDGET_BYTES = 2**23
 INPUT_FAILURES = IN_A_MODEL | {
     "the derivative for": (
         "The model contains an operation without a derivative, so the image has no gradient: use gradcam.explain() at a "
         "layer after that operation."
     )
 }
-Point = tuple[float, Tensor]  # a weight, and pictures (N,C,...)
+Point = tuple[float, Tensor]  # (weight, images (N,C,...))
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,10 +64,10 @@ class Attribution:
     --------
     >>> import gradcam
     >>> classifier = gradcam.load_classifier()
-    >>> found = gradcam.attributions.input_gradients(classifier.model, classifier.batch(["photo.jpg"]))
-    >>> isinstance(found, gradcam.attributions.Attribution), found.classes.tolist()
+    >>> attribution = gradcam.attributions.input_gradients(classifier.model, classifier.batch(["photo.jpg"]))
+    >>> isinstance(attribution, gradcam.attributions.Attribution), attribution.classes.tolist()
     (True, [[285]])
-    >>> found.save("gradients.npz")
+    >>> attribution.save("gradients.npz")
     """
 
     values: Tensor
@@ -79,10 +80,12 @@ class Attribution:
 
     def __repr__(self) -> str:
         images, count, channels, *size = self.values.shape
-        done = self.method if self.layer is None else f"{self.method} at {self.layer}"
+        method = self.method if self.layer is None else f"{self.method} at {self.layer}"
         gap = "" if self.gaps is None else f"gap at most {self.gaps.abs().max().item():.2g}, "
-        of = f"{images} image(s), {count} score(s) each, {done}, {channels} channel(s) of {' x '.join(map(str, size))}"
-        return f"{type(self).__name__}({of}, {gap}{self.values.device})"
+        shape = (
+            f"{images} image(s), {count} score(s) each, {method}, {channels} channel(s) of {' x '.join(map(str, size))}"
+        )
+        return f"{type(self).__name__}({shape}, {gap}{self.values.device})"
 
     def save(self, path: str | os.PathLike[str], i: int | None = None, k: int | None = None) -> None:
         """Write the attribution as NumPy arrays: all of it to ``.npz``, or the values (C,H,W) of one score to ``.npy``.
@@ -114,68 +117,76 @@ class Attribution:
 
 
 @dataclass(frozen=True)
-class Recording:
-    """One recorded forward pass: `leaf` (N,C,...), what came of it, and scores (N,K) to be differentiated."""
+class RecordedPass:
+    """A forward pass recorded by autograd, from the leaf (N,C,...) to the scores (N,K)."""
 
     leaf: Tensor
-    entrance: Tensor  # the first tensor behind the leaf, which the model was given
+    model_input: Tensor  # a copy of the leaf: the tensor that the model received
     output: Any
     scores: Tensor
     classes: Tensor | None
-    target: Any  # the same in another output
+    target: Any  # the target that explains the same classes or objects in another output
 
 
 @dataclass(frozen=True)
-class Opened:
-    """What is run, held as it is, the pictures (N,C,...) at which gradients are taken, and what is explained of its
-    output. `own_output`: the model's own in that."""
+class DifferentiableModel:
+    """A model whose state is preserved, the images (N,C,...) to differentiate at, and the target to explain.
+
+    `own_output` extracts the output of the user's model from the output of `model`; None if they are the same.
+    """
 
     model: nn.Module
     modules: list[nn.Module]
     batch: Batch
-    pictures: Tensor
+    images: Tensor
     target: Any
     own_output: Callable[[Any], Any] | None
 
-    def run(self, pictures: Tensor, target: Any) -> Recording:
-        """A forward pass with these pictures in place of the caller's, or with several sets of them, one behind
-        another. The target is applied to each set's output by itself."""
-        images = self.batch.images
-        leaf = pictures.detach().requires_grad_(torch.is_grad_enabled())
-        entrance = leaf.clone()  # the model may change its input in place, which a leaf does not allow
-        copies = len(entrance) // images
+    def run(self, images: Tensor, target: Any) -> RecordedPass:
+        """Record a forward pass of these images, in place of the caller's.
 
-        def give(tensor: Tensor) -> Tensor:
-            """The caller's, copied, since one of several passes may change it."""
+        The batch may hold several versions of the caller's images, concatenated. The target is applied to the output of
+        each version separately.
+        """
+        count = self.batch.images
+        leaf = images.detach().requires_grad_(torch.is_grad_enabled())
+        model_input = leaf.clone()  # The model may change its input in place, which autograd forbids for a leaf.
+        copies = len(model_input) // count
+
+        def copy_input(tensor: Tensor) -> Tensor:
+            """Copy a tensor of the caller, because a pass may change it in place, and repeat it for each version."""
             tensor = caller_keeps(tensor).clone()
-            return torch.cat([tensor] * copies) if copies > 1 and tensor.ndim and len(tensor) == images else tensor
+            return torch.cat([tensor] * copies) if copies > 1 and tensor.ndim and len(tensor) == count else tensor
 
-        output = self.batch.copy(give, pictures=entrance).run(self.model)
-        found = [compute_scores(target, part, images) for part in _split(output, len(pictures), images)]
-        scores = torch.cat([each.values for each in found])
-        return Recording(leaf, entrance, output, scores, found[0].classes, found[0].target)
+        output = self.batch.copy(copy_input, pictures=model_input).run(self.model)
+        scored = [compute_scores(target, part_output, count) for part_output in _split(output, len(images), count)]
+        scores = torch.cat([part.values for part in scored])
+        return RecordedPass(leaf, model_input, output, scores, scored[0].classes, scored[0].target)
 
-    def gradients(self, run: Recording) -> Tensor:
-        """The gradients (N,K,C,...) of a pass's scores at its pictures, at least float32. Raises `ModelError` for none."""
-        found: list[Tensor] = []
+    def gradients(self, run: RecordedPass) -> Tensor:
+        """Return the gradients (N,K,C,...) of the scores at the images, at least float32; raise `ModelError` without any."""
+        gradients: list[Tensor] = []
         if run.scores.requires_grad:
             device = run.scores.device.type
             is_scaled = caller_autocast(device) == torch.float16 or has_float16((run.leaf, run.output), self.modules)
             with pytorch.without_autocast(device):
-                parts = jacobian(run.scores, [run.leaf], scaled=is_scaled, most_bytes=MOST_BYTES)
-                found = [part for (part,) in parts if part is not None]
-        if not found:
+                parts = jacobian(run.scores, [run.leaf], scaled=is_scaled, most_bytes=GRADIENT_BUDGET_BYTES)
+                gradients = [part for (part,) in parts if part is not None]
+        if not gradients:
             raise ModelError(
                 "The score does not depend on the images: no recorded operation leads from the images to the score. "
                 "Possible causes: torch.no_grad in a forward method, a detached value, or an operation without a derivative "
                 "(argmax, rounding, 8-bit layers). Remove the cause, or use gradcam.explain() at a later layer."
             )
-        return at_least_float32(torch.cat(found).transpose(0, 1))
+        return at_least_float32(torch.cat(gradients).transpose(0, 1))
 
     def attribution(
-        self, run: Recording, values: Tensor, method: str, *, layer: str | None = None, gaps: Tensor | None = None
+        self, run: RecordedPass, values: Tensor, method: str, *, layer: str | None = None, gaps: Tensor | None = None
     ) -> Attribution:
-        """The result for the caller's pictures, of whose forward pass `run` is. Raises `ModelError` for NaN and infinity."""
+        """Return the result, with the scores and output of `run`, a pass of the caller's images.
+
+        Raise `ModelError` if a score or a value is NaN or infinite.
+        """
         check_range(run.scores.detach(), "The scores are")
         check_range(values, "The attributions are")
         device = self.batch.device
@@ -193,8 +204,8 @@ class Opened:
 
 
 @contextlib.contextmanager
-def differentiable(model: nn.Module, images: Any, target: Any) -> Iterator[Opened]:
-    """The model, held as it is until the context ends, with recording on; PyTorch's known failures are explained."""
+def differentiable(model: nn.Module, images: Any, target: Any) -> Iterator[DifferentiableModel]:
+    """Enable gradients, and preserve the model's state until the context ends. Known PyTorch errors get a clear message."""
     model = unwrap(model)
     bound = bind(target, model, to_batch(images))
     batch = bound.batch
@@ -204,23 +215,25 @@ def differentiable(model: nn.Module, images: Any, target: Any) -> Iterator[Opene
         )
     with preserve_state(bound.model) as modules, torch.enable_grad(), known_failures(INPUT_FAILURES):
         warn_of_shared_statistics(modules, batch.images)
-        yield Opened(bound.model, modules, batch, caller_keeps(batch.pictures), bound.target, bound.own_output)
+        yield DifferentiableModel(
+            bound.model, modules, batch, caller_keeps(batch.pictures), bound.target, bound.own_output
+        )
 
 
-def with_classes(target: Any, run: Recording) -> Any:
-    """The target for other pictures, with what was chosen for the caller's own; a function of the output stays."""
+def fix_target(target: Any, run: RecordedPass) -> Any:
+    """Return a target that explains the classes or objects of `run` in other images. A function stays as it is."""
     if isinstance(target, Reader):
         return run.target
     return target if run.classes is None else fix_classes(target, run.classes)
 
 
 def fix_classes(target: Any, classes: Tensor) -> ClassTarget:
-    """The target with these classes in place of what they were chosen by."""
+    """Return a target that explains these classes, with the target's other settings."""
     return replace(target, classes=classes) if isinstance(target, ClassTarget) else ClassTarget(classes)
 
 
-def refuse_zero(gradients: Tensor) -> None:
-    """Raises `ModelError` where no gradient is anything but zero, of all images and classes, or where one is NaN."""
+def require_nonzero(gradients: Tensor) -> None:
+    """Raise `ModelError` if the gradients of all images and classes are zero, or if one is not finite."""
     if check_range(gradients, "The gradients at the images are") == (0, 0):
         raise ModelError(
             "The gradient at the images is exactly zero. Possible causes: an operation such as rounding, only dead units, "
@@ -240,22 +253,31 @@ def _split(output: Any, rows: int, images: int) -> list[Any]:
 
 
 def sum_gradients(
-    subject: Opened, points: Iterable[Point], target: Any, *, count: int, chunk: int, progress: Progress | None = None
+    subject: DifferentiableModel,
+    points: Iterable[Point],
+    target: Any,
+    *,
+    count: int,
+    chunk: int,
+    progress: Progress | None = None,
 ) -> Tensor:
-    """The weighted sum (N,K,C,...) of the gradients at so many points, `chunk` points to a forward pass. `progress`:
-    called with the points done and all of them. Raises `ModelError` where it is zero, or not finite."""
+    """Return the weighted sum (N,K,C,...) of the gradients at `count` points, with `chunk` points per forward pass.
+
+    `progress` is called with the number of finished points and `count`. Raise `ModelError` if the sum is zero or not
+    finite.
+    """
     total: Tensor | None = None
-    done, points = 0, iter(points)
+    finished, points = 0, iter(points)
     while group := list(itertools.islice(points, chunk)):
-        # The pass is given no name: it would be kept, with all that it recorded, until the next one has been recorded too.
-        gradients = subject.gradients(subject.run(torch.cat([pictures for _, pictures in group]), target))
+        # The pass is not assigned to a variable. A variable would keep its autograd graph in memory during the next pass.
+        gradients = subject.gradients(subject.run(torch.cat([images for _, images in group]), target))
         gradients = gradients.unflatten(0, (len(group), subject.batch.images))
         for (weight, _), gradient in zip(group, gradients):
             total = gradient * weight if total is None else total.add_(gradient, alpha=weight)
-        done += len(group)
+        finished += len(group)
         if progress is not None:
-            progress(done, count)
+            progress(finished, count)
     if total is None:
         raise GradcamError("There are no points to take gradients at.")
-    refuse_zero(total)
+    require_nonzero(total)
     return total

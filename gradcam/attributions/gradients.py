@@ -1,4 +1,4 @@
-"""Gradients at the picture: plain, and their means over noisy copies and along the way from a baseline."""
+"""Gradients at the image: the gradient itself, its mean over noisy copies, and its mean on a path from a baseline."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gradcam.attributions.base import Attribution, Point, differentiable, refuse_zero, sum_gradients, with_classes
+from gradcam.attributions.base import Attribution, Point, differentiable, fix_target, require_nonzero, sum_gradients
 from gradcam.cam.grid import at_least_float32
 from gradcam.errors import ImageError
 from gradcam.options import Progress, check_count, check_number, check_progress
 
-LARGEST_SEED = 2**63 - 1
+MAX_SEED = 2**63 - 1
 
 
 def integrated_gradients(
@@ -67,8 +67,8 @@ def integrated_gradients(
     --------
     >>> import gradcam, torch
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2), torch.nn.Softplus())
-    >>> found = gradcam.attributions.integrated_gradients(model, torch.rand(1, 3, 2, 2), target=1)
-    >>> round(abs(found.gaps.item()), 3)  # of so smooth a model the values add up
+    >>> attribution = gradcam.attributions.integrated_gradients(model, torch.rand(1, 3, 2, 2), target=1)
+    >>> round(abs(attribution.gaps.item()), 3)  # the model is smooth, so the quadrature is accurate
     0.0
 
     References
@@ -79,32 +79,34 @@ def integrated_gradients(
     check_count(chunk, "chunk")
     check_progress(progress)
     with differentiable(model, images, target) as subject:
-        start = _to_baseline(baseline, subject.pictures)
+        start = _to_baseline(baseline, subject.images)
         with torch.no_grad():
-            end = subject.run(subject.pictures, subject.target)
-            fixed = with_classes(subject.target, end)
-            start_scores = subject.run(start, fixed).scores
-        first = at_least_float32(start)
-        way = at_least_float32(subject.pictures) - first
-        # On the interval from -1 to 1, which is twice as long as the way's: the weights sum to 1.
+            end = subject.run(subject.images, subject.target)
+            fixed_target = fix_target(subject.target, end)
+            start_scores = subject.run(start, fixed_target).scores
+        origin = at_least_float32(start)
+        difference = at_least_float32(subject.images) - origin
+        # The quadrature is for the interval from -1 to 1. The path runs from 0 to 1, half as far, so the weights are halved.
         quadrature = zip(*(values.tolist() for values in np.polynomial.legendre.leggauss(steps)))
-        points = ((weight / 2, (first + (1 + at) / 2 * way).to(start.dtype)) for at, weight in quadrature)
-        mean = sum_gradients(subject, points, fixed, count=steps, chunk=chunk, progress=progress)
-        values = mean.mul_(way[:, None])
+        points = (
+            (weight / 2, (origin + (1 + position) / 2 * difference).to(start.dtype)) for position, weight in quadrature
+        )
+        mean = sum_gradients(subject, points, fixed_target, count=steps, chunk=chunk, progress=progress)
+        values = mean.mul_(difference[:, None])
         gaps = values.flatten(2).sum(2) - (end.scores - start_scores).to(values.device)
         return subject.attribution(end, values, "integrated-gradients", gaps=gaps)
 
 
-def _to_baseline(baseline: Any, pictures: Tensor) -> Tensor:
+def _to_baseline(baseline: Any, images: Tensor) -> Tensor:
     if baseline is None:
-        return torch.zeros_like(pictures)
+        return torch.zeros_like(images)
     if not isinstance(baseline, Tensor) or baseline.is_complex() or baseline.layout != torch.strided:
         raise ImageError(f"The baseline is {type(baseline).__name__}, expected a tensor that broadcasts to the images.")
     try:
-        expanded = baseline.detach().to(pictures).expand_as(pictures)
+        expanded = baseline.detach().to(images).expand_as(images)
     except RuntimeError:
         raise ImageError(
-            f"The baseline is {tuple(baseline.shape)}, which does not broadcast to the images, {tuple(pictures.shape)}: "
+            f"The baseline is {tuple(baseline.shape)}, which does not broadcast to the images, {tuple(images.shape)}: "
             "expected one value, one per channel (C,1,1), one image (C,H,W), or one per image."
         ) from None
     if not expanded.isfinite().all():
@@ -143,8 +145,8 @@ def input_gradients(model: nn.Module, images: Any, *, target: Any = None) -> Att
     >>> import gradcam
     >>> classifier = gradcam.load_classifier()
     >>> images = classifier.batch(["photo.jpg"])
-    >>> found = gradcam.attributions.input_gradients(classifier.model, images, target=[[285, 967]])
-    >>> found.values.shape
+    >>> attribution = gradcam.attributions.input_gradients(classifier.model, images, target=[[285, 967]])
+    >>> attribution.values.shape
     torch.Size([1, 2, 3, 224, 224])
 
     References
@@ -152,9 +154,9 @@ def input_gradients(model: nn.Module, images: Any, *, target: Any = None) -> Att
     Simonyan et al., "Deep Inside Convolutional Networks", ICLR Workshops 2014, equation 3.
     """
     with differentiable(model, images, target) as subject:
-        run = subject.run(subject.pictures, subject.target)
+        run = subject.run(subject.images, subject.target)
         gradients = subject.gradients(run)
-        refuse_zero(gradients)
+        require_nonzero(gradients)
         return subject.attribution(run, gradients, "input-gradients")
 
 
@@ -210,8 +212,8 @@ def smoothgrad(
     --------
     >>> import gradcam
     >>> classifier = gradcam.load_classifier()
-    >>> found = gradcam.attributions.smoothgrad(classifier.model, classifier.batch(["photo.jpg"]), samples=3)
-    >>> gradcam.write_image("smooth.png", gradcam.attributions.draw_attribution(found.values[0, 0]))
+    >>> attribution = gradcam.attributions.smoothgrad(classifier.model, classifier.batch(["photo.jpg"]), samples=3)
+    >>> gradcam.write_image("smooth.png", gradcam.attributions.draw_attribution(attribution.values[0, 0]))
 
     References
     ----------
@@ -221,20 +223,20 @@ def smoothgrad(
     check_count(chunk, "chunk")
     check_progress(progress)
     check_number(noise, "noise", "a fraction of the image's range, 0 or more, such as 0.15.")
-    check_count(seed, "seed", f"a whole number from 0 to {LARGEST_SEED}.", least=0, most=LARGEST_SEED)
+    check_count(seed, "seed", f"a whole number from 0 to {MAX_SEED}.", least=0, most=MAX_SEED)
     with differentiable(model, images, target) as subject:
         with torch.no_grad():
-            clean = subject.run(subject.pictures, subject.target)
-        copies, fixed = _noisy_copies(subject.pictures, samples, noise, seed), with_classes(subject.target, clean)
-        mean = sum_gradients(subject, copies, fixed, count=samples, chunk=chunk, progress=progress)
+            clean = subject.run(subject.images, subject.target)
+        copies, fixed_target = _noisy_copies(subject.images, samples, noise, seed), fix_target(subject.target, clean)
+        mean = sum_gradients(subject, copies, fixed_target, count=samples, chunk=chunk, progress=progress)
         return subject.attribution(clean, mean, "smoothgrad")
 
 
-def _noisy_copies(pictures: Tensor, samples: int, noise: float, seed: int) -> Iterator[Point]:
-    generator = torch.Generator(device="cpu").manual_seed(seed)  # PyTorch's own is left alone
-    values = at_least_float32(pictures)
+def _noisy_copies(images: Tensor, samples: int, noise: float, seed: int) -> Iterator[Point]:
+    generator = torch.Generator(device="cpu").manual_seed(seed)  # The global RNG state must not change.
+    values = at_least_float32(images)
     lowest, highest = torch.aminmax(values.flatten(1), dim=1)
     deviation = noise * (highest - lowest).reshape(-1, *[1] * (values.ndim - 1))
     for _ in range(samples):
-        drawn = torch.randn(values.shape[1:], generator=generator, dtype=values.dtype, device="cpu")
-        yield 1 / samples, (values + deviation * drawn.to(values.device)).to(pictures.dtype)
+        gaussian = torch.randn(values.shape[1:], generator=generator, dtype=values.dtype, device="cpu")
+        yield 1 / samples, (values + deviation * gaussian.to(values.device)).to(images.dtype)

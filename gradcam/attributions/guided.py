@@ -19,46 +19,49 @@ from gradcam.hooks.hooks import Hooks, refuse_vmap
 from gradcam.hooks.nested import to_batch
 from gradcam.targets.classes import is_function
 
-# What autograd knows of a hooked output: its node, and, where that is a view changed in place, the whole's.
+# The autograd node of a hooked output. If the output is a view that was changed in place, also the node of its base tensor.
 GuidedOutput = tuple[Node, "Node | None"]
 
 
 @contextlib.contextmanager
 def guided(modules: Sequence[nn.Module]) -> Iterator[list[GuidedOutput]]:
-    """Each ReLU module's gradient is cut off below zero where it comes in; the outputs that this was done to. A
-    gradient hook sees the gradient of the value that an output had then, whatever is done to it in place later on."""
+    """Clamp the gradient at the output of each ReLU module to positive values, and yield a list of the hooked outputs.
+
+    The gradient hook belongs to the value that the output had when it was hooked. Later in-place changes do not affect it.
+    """
     outputs: list[GuidedOutput] = []
     hooks = Hooks()
 
-    def guide(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def clamp_gradient(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if not isinstance(output, Tensor):
             return
         refuse_vmap(output)
         if output.requires_grad:
             hooks.at_gradient(output, lambda gradient: gradient.clamp(min=0))
             if output.grad_fn is not None:
-                whole = pytorch.base_of(output)
-                outputs.append((output.grad_fn, None if whole is None else whole.grad_fn))
+                base = pytorch.base_of(output)
+                outputs.append((output.grad_fn, None if base is None else base.grad_fn))
 
     with hooks:
         for module in modules:
-            # ReLU6 is a kind of Hardtanh, which may be a ReLU6 under another name.
+            # nn.ReLU6 is a subclass of nn.Hardtanh, and an nn.Hardtanh with minimum 0 is a capped ReLU as well.
             if isinstance(module, nn.ReLU) or (isinstance(module, nn.Hardtanh) and module.min_val == 0):
-                hooks.after_forward(module, guide)
+                hooks.after_forward(module, clamp_gradient)
         yield outputs
 
 
-def require_all_guided(scores: Tensor, entrance: Tensor, outputs: Sequence[GuidedOutput]) -> None:
-    """Raises `ModelError` where a ReLU between the pictures, `entrance`, and the scores was not hooked, or there is none."""
-    users = _nodes_between(scores, entrance)
+def require_all_relus_hooked(scores: Tensor, model_input: Tensor, outputs: Sequence[GuidedOutput]) -> None:
+    """Raise `ModelError` if a ReLU between the model's input and the scores was not hooked, or if there is no ReLU."""
+    users = _nodes_between(scores, model_input)
     hooked = {node for node, _ in outputs} & users.keys()
-    # A gradient that comes to the whole by another way than through the view passes the view's hook by.
-    hooked |= {whole for _, whole in outputs if whole in users and users[whole] <= hooked}
-    missed = [node for node in users if node not in hooked and pytorch.is_relu(node)]
+    # The base tensor's node counts as hooked only if its gradient comes entirely through hooked views. A gradient that
+    # reaches the base on another path bypasses the hook of the view.
+    hooked |= {base_node for _, base_node in outputs if base_node in users and users[base_node] <= hooked}
+    unhooked = [node for node in users if node not in hooked and pytorch.is_relu(node)]
     opaque = sum(map(pytorch.is_opaque, users))
-    if missed:
+    if unhooked:
         raise ModelError(
-            f"Guided backpropagation must change the gradient at every ReLU, but hooks cannot reach {len(missed)} of this "
+            f"Guided backpropagation must change the gradient at every ReLU, but hooks cannot reach {len(unhooked)} of this "
             "model's ReLUs: they are called as functions (F.relu, torch.relu, clamp(min=0)), or their outputs are changed "
             "in place. Replace each by an nn.ReLU module that the model calls, or use another method, such as smoothgrad."
         )
@@ -74,24 +77,24 @@ def require_all_guided(scores: Tensor, entrance: Tensor, outputs: Sequence[Guide
         )
 
 
-def _nodes_between(scores: Tensor, entrance: Tensor) -> dict[Node, set[Node]]:
-    """The nodes on any way from the scores back to the entrance, each with those on it that use its value directly."""
-    if scores.grad_fn is None or entrance.grad_fn is None:
+def _nodes_between(scores: Tensor, model_input: Tensor) -> dict[Node, set[Node]]:
+    """Return the autograd nodes on all paths between the model's input and the scores, each with its direct users."""
+    if scores.grad_fn is None or model_input.grad_fn is None:
         return {}
     users: dict[Node, set[Node]] = defaultdict(set)
-    waiting = [scores.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        for used in filter(None, (used for used, _ in node.next_functions)):
-            if used not in users:
-                waiting.append(used)
-            users[used].add(node)
-    found, waiting = {entrance.grad_fn}, [entrance.grad_fn]
-    while waiting:
-        new = users[waiting.pop()] - found
-        found |= new
-        waiting.extend(new)
-    return {node: users[node] for node in found}
+    pending = [scores.grad_fn]
+    while pending:
+        node = pending.pop()
+        for predecessor in filter(None, (predecessor for predecessor, _ in node.next_functions)):
+            if predecessor not in users:
+                pending.append(predecessor)
+            users[predecessor].add(node)
+    reached, pending = {model_input.grad_fn}, [model_input.grad_fn]
+    while pending:
+        new = users[pending.pop()] - reached
+        reached |= new
+        pending.extend(new)
+    return {node: users[node] for node in reached}
 
 
 def guided_backpropagation(model: nn.Module, images: Any, *, target: Any = None) -> Attribution:
@@ -128,8 +131,8 @@ def guided_backpropagation(model: nn.Module, images: Any, *, target: Any = None)
     --------
     >>> import gradcam
     >>> classifier = gradcam.load_classifier()
-    >>> found = gradcam.attributions.guided_backpropagation(classifier.model, classifier.batch(["photo.jpg"]))
-    >>> found.method
+    >>> attribution = gradcam.attributions.guided_backpropagation(classifier.model, classifier.batch(["photo.jpg"]))
+    >>> attribution.method
     'guided-backprop'
 
     References
@@ -138,9 +141,9 @@ def guided_backpropagation(model: nn.Module, images: Any, *, target: Any = None)
     Saliency Maps", NeurIPS 2018, for how little it depends on the class.
     """
     with differentiable(model, images, target) as subject, guided(subject.modules) as outputs:
-        run = subject.run(subject.pictures, subject.target)
+        run = subject.run(subject.images, subject.target)
         if run.scores.requires_grad:
-            require_all_guided(run.scores, run.entrance, outputs)
+            require_all_relus_hooked(run.scores, run.model_input, outputs)
         return subject.attribution(run, subject.gradients(run), "guided-backprop")
 
 
@@ -185,7 +188,7 @@ def guided_gradcam(
     Selvaraju et al., "Grad-CAM", ICCV 2017, section 3.2.
     """
     fine = guided_backpropagation(model, images, target=target)
-    copies = to_batch(images).copy()  # the model may change its input in place
-    chosen = target if is_function(target) or fine.classes is None else fix_classes(target, fine.classes)
-    coarse = explain(model, copies, layer, target=chosen, reshape=reshape)
+    copies = to_batch(images).copy()  # The model may change its input in place.
+    fixed_target = target if is_function(target) or fine.classes is None else fix_classes(target, fine.classes)
+    coarse = explain(model, copies, layer, target=fixed_target, reshape=reshape)
     return replace(fine, values=fine.values * coarse.heatmaps[:, :, None], method="guided-gradcam", layer=coarse.layer)

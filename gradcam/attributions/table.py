@@ -1,6 +1,6 @@
-"""The attributions that there are: what each is called, what it does, and which function computes it."""
+"""The table of pixel attribution methods."""
 
-# No torch is imported here: the shell reads its choices from this table before there is anything to compute.
+# This module does not import torch, because the command line reads its choices from this table at start-up.
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class AttributionMethod:
     Examples
     --------
     >>> from gradcam.attributions import ATTRIBUTIONS, AttributionMethod
-    >>> found: AttributionMethod = ATTRIBUTIONS["smoothgrad"]
-    >>> found.function.__name__, found.has_layer
+    >>> method: AttributionMethod = ATTRIBUTIONS["smoothgrad"]
+    >>> method.function.__name__, method.has_layer
     ('smoothgrad', False)
-    >>> found.paper
+    >>> method.paper
     'Smilkov et al., SmoothGrad: ..., 2017'
     """
 
@@ -57,12 +57,12 @@ class AttributionMethod:
 
     @property
     def paper(self) -> str:
-        """The paper, as a line of text."""
+        """Return the paper as one line of text."""
         return str(self.source)
 
     @property
     def function(self) -> Callable[..., Attribution]:
-        """The function. It takes a model, images and `target=`; if `has_layer` is True, also `layer=` and `reshape=`."""
+        """Return the function. It takes a model, images and `target=`; if `has_layer` is True, also `layer=` and `reshape=`."""
         return getattr(importlib.import_module("gradcam.attributions"), self.function_name)
 
 
@@ -111,6 +111,6 @@ def find_attribution(name: str) -> AttributionMethod:
     True
     """
     if not isinstance(name, str) or name not in ATTRIBUTIONS:
-        offers = (nearest(name, ATTRIBUTIONS) if isinstance(name, str) else []) or list(ATTRIBUTIONS)
-        raise GradcamError(f"There is no attribution method {name!r}. Nearest: {join_names(offers)}.")
+        suggestions = (nearest(name, ATTRIBUTIONS) if isinstance(name, str) else []) or list(ATTRIBUTIONS)
+        raise GradcamError(f"There is no attribution method {name!r}. Nearest: {join_names(suggestions)}.")
     return ATTRIBUTIONS[name]
