@@ -1,4 +1,4 @@
-"""Which method, score and layer to explain a model with: tried out on somebody's own pictures."""
+"""Recommend a method, a score and a layer for a model, by measuring combinations on the user's images."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from gradcam.options import SCORES, Progress, accept_old_parameters, keep_old_na
 from gradcam.renames import RECOMMEND, add_old_keys
 from gradcam.targets.classes import ClassTarget
 
-MOSAICS = 12
-SHORTLIST = 5  # combinations of each question that ROAD is measured of, beside the default
-SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)  # of the pixels that ROAD imputes
-PICTURES = 4  # in one run of ROAD
-SAME = 1e-4  # differences that make none
-LAST = 4  # layers of the coarsest grid, counted from the end
-BLOCKS = 3  # of a model with one grid all along, such as a transformer, the last ones
+DEFAULT_MOSAICS = 12
+SHORTLIST_SIZE = 5  # combinations per question for which ROAD is computed, besides the default
+FRACTIONS = (0.1, 0.3, 0.5, 0.7, 0.9)  # fractions of the pixels that ROAD imputes
+ROAD_BATCH_SIZE = 4
+TOLERANCE = 1e-4  # Smaller differences count as none.
+MAX_COARSE_LAYERS = 4  # candidates with the coarsest grid, counted from the end
+MAX_BLOCKS = 3  # candidate blocks in a model with a single grid size, such as a transformer
 
 
 @dataclass(frozen=True)
 class Combination:
-    """A method, the score that it explains, and a layer. `score`: None where the method has its own, or none."""
+    """A method, the score that it explains, and a layer. `score` is None if the method has a fixed score, or none."""
 
     method: str
     score: str | None
@@ -57,16 +57,15 @@ class Combination:
 
 
 Maps = Iterator[tuple[Combination, Tensor]]  # heatmaps (N,K,H,W)
-Values = Mapping[Combination, Tensor]  # float64 (P,): one number for each picture, NaN for none
-Objects = Mapping[str, Mapping[int, Any]]  # by picture and class a mask, bool (H,W)
+Values = Mapping[Combination, Tensor]  # float64 (P,): one value per image, NaN if it has none
+Objects = Mapping[str, Mapping[int, Any]]  # masks, bool (H,W), by image name and class
 
 
 @dataclass(frozen=True)
 class Row:
-    """One combination's numbers, as means over pictures with their intervals. `order`, `mass`, `maximum`: of the grid
-    pointing game, a picture's being its mean over its mosaics. `order_behind`: the order minus the most, picture by
-    picture. `objects`: the order on annotated objects of single pictures, None without any. `road`: of single pictures,
-    None where it was not measured of all; `road_behind`: the same minus the best one's."""
+    """The results of one combination: means over images, with intervals. `order`, `mass` and `maximum` are results of
+    the grid pointing game. `objects` (the order on annotated objects) and `road` are measured in single images; None if
+    not computed. `order_behind` and `road_behind` are the differences from the best combination."""
 
     combination: Combination
     order: Interval
@@ -104,8 +103,8 @@ class Answer:
     >>> import gradcam
     >>> images = {"both": "photo.jpg", "cup": "photos/coffee.jpg", "rocket": "photos/rocket.jpg", "man": "other.png"}
     >>> few = {"methods": ["gradcam"], "scores": ["logit"], "layers": ["layer4"], "min_probability": 0.2}
-    >>> found = gradcam.evaluation.recommend(gradcam.load_classifier(), images, **few)
-    >>> answer: gradcam.evaluation.Answer = found.several_objects
+    >>> recommendation = gradcam.evaluation.recommend(gradcam.load_classifier(), images, **few)
+    >>> answer: gradcam.evaluation.Answer = recommendation.several_objects
     >>> answer.measure, answer.row.combination.layer, answer.is_clear  # four images are too few
     ('order', 'layer4', False)
     """
@@ -118,13 +117,13 @@ class Answer:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the leader is significantly better than the default."""
-        return self.gain is None or (self.gain.low > SAME and not self.is_unfaithful)
+        """Return True if the leader is significantly better than the default."""
+        return self.gain is None or (self.gain.low > TOLERANCE and not self.is_unfaithful)
 
     @property
     def is_unfaithful(self) -> bool:
-        """Whether the leader's ROAD is significantly lower than the default's."""
-        return self.road_gain is not None and self.road_gain.high < -SAME
+        """Return True if the leader's ROAD is significantly lower than the default's."""
+        return self.road_gain is not None and self.road_gain.high < -TOLERANCE
 
     def to_dict(self) -> dict[str, Any]:
         """Return the recommendation as dicts, strings and numbers, ready for JSON."""
@@ -171,8 +170,8 @@ class Recommendation:
     >>> import gradcam
     >>> images = {"both": "photo.jpg", "cup": "photos/coffee.jpg", "rocket": "photos/rocket.jpg", "man": "other.png"}
     >>> few = {"methods": ["gradcam"], "scores": ["logit"], "layers": ["layer4"], "min_probability": 0.2}
-    >>> found = gradcam.evaluation.recommend(gradcam.load_classifier(), images, **few)
-    >>> found.single_object.row is found.default, found.to_dict()["mosaics"]
+    >>> result = gradcam.evaluation.recommend(gradcam.load_classifier(), images, **few)
+    >>> result.single_object.row is result.default, result.to_dict()["mosaics"]
     (True, 1)
     """
 
@@ -189,9 +188,9 @@ class Recommendation:
 
     def __repr__(self) -> str:
         rows = (self.single_object.row, self.several_objects.row)
-        one, several = (f"{it.combination}{', the default' if it is self.default else ''}" for it in rows)
-        found = f"the best of {len(self.rows)} combinations on {len(self.images)} image(s) in {self.mosaics} mosaic(s)"
-        return f"Recommendation(one object: {one}; which of several: {several}; for {self.model}: {found})"
+        single, several = (f"{row.combination}{', the default' if row is self.default else ''}" for row in rows)
+        basis = f"the best of {len(self.rows)} combinations on {len(self.images)} image(s) in {self.mosaics} mosaic(s)"
+        return f"Recommendation(one object: {single}; which of several: {several}; for {self.model}: {basis})"
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as lists, dicts, strings and numbers, ready for JSON."""
@@ -206,10 +205,10 @@ class Recommendation:
             "size": list(self.size),
             "seed": self.seed,
             "rows": [
-                vars(row.combination) | {it: (found := getattr(row, it)) and found.to_fields() for it in numbers}
+                vars(row.combination) | {name: (value := getattr(row, name)) and value.to_fields() for name in numbers}
                 for row in self.rows
             ],
-            "left_out": [{**vars(it), "reason": reason} for it, reason in self.left_out.items()],
+            "left_out": [{**vars(key), "reason": reason} for key, reason in self.left_out.items()],
         }
         return add_old_keys(RECOMMEND, record)
 
@@ -223,7 +222,7 @@ def recommend(
     scores: Sequence[str] = SCORES,
     layers: Sequence[str] | None = None,
     objects: Objects | None = None,
-    mosaics: int = MOSAICS,
+    mosaics: int = DEFAULT_MOSAICS,
     min_probability: float = LEAST,
     seed: int = 0,
     reshape: Any = None,
@@ -288,94 +287,93 @@ def recommend(
     >>> import gradcam
     >>> images = {"both": "photo.jpg", "cup": "photos/coffee.jpg", "rocket": "photos/rocket.jpg", "man": "other.png"}
     >>> few = {"methods": ["gradcam", "hirescam"], "scores": ["logit"], "layers": ["layer4"], "min_probability": 0.2}
-    >>> found = gradcam.evaluation.recommend(gradcam.load_classifier(), images, **few)
-    >>> found.several_objects.row.combination.layer, len(found.rows)
+    >>> result = gradcam.evaluation.recommend(gradcam.load_classifier(), images, **few)
+    >>> result.several_objects.row.combination.layer, len(result.rows)
     ('layer4', 2)
     """
     model = classifier.model
     default = Combination("gradcam", "logit", check_layers(model, [classifier.layer])[0])
-    named = None if layers is None else check_layers(model, layers)
-    names = list_single_pass() if methods is None else methods
-    combine(names, scores, [default.layer])  # so that what is wrong with these is said before anything is computed
+    layer_names = None if layers is None else check_layers(model, layers)
+    names = list_single_pass_methods() if methods is None else methods
+    combine(names, scores, [default.layer])  # Raise for wrong arguments before the computation starts.
     tiles = find_tiles(classifier, images, least=min_probability)
-    arranged = arrange(model, tiles, limit=mosaics, seed=seed)
-    chosen = named or find_candidates(model, to_batch(classifier, [tiles[0].image]), default.layer)
-    used = {name for mosaic in arranged for name in mosaic.names}
-    trials = Trials(classifier, reshape, {method.name: method for method in find_methods(names)})
+    mosaic_list = arrange(model, tiles, limit=mosaics, seed=seed)
+    candidates = layer_names or find_candidates(model, to_batch(classifier, [tiles[0].image]), default.layer)
+    used = {name for mosaic in mosaic_list for name in mosaic.names}
+    explainer = CombinationExplainer(classifier, reshape, {method.name: method for method in find_methods(names)})
     counter = Counter(progress)
-    contest = Contest(trials, [tile for tile in tiles if tile.name in used], arranged, seed, counter.step)
-    counter.total = len(arranged) + (SHORTLIST + 1) * contest.batches
-    return decide(contest, [*dict.fromkeys([default, *combine(names, scores, chosen)])], objects or {}, counter)
+    benchmark = Benchmark(explainer, [tile for tile in tiles if tile.name in used], mosaic_list, seed, counter.step)
+    counter.total = len(mosaic_list) + (SHORTLIST_SIZE + 1) * benchmark.batches
+    return decide(benchmark, [*dict.fromkeys([default, *combine(names, scores, candidates)])], objects or {}, counter)
 
 
-def decide(contest: Contest, combinations: Sequence[Combination], objects: Objects, counter: Counter) -> Recommendation:
-    """Play the games and answer both questions; of the combinations the first is the default. Raises `LayerError` where
-    none has a map."""
-    default, left_out = combinations[0], contest.trials.left_out
-    game = contest.play(combinations)
-    if not game.order:
+def decide(
+    benchmark: Benchmark, combinations: Sequence[Combination], objects: Objects, counter: Counter
+) -> Recommendation:
+    """Measure combinations, the default first, and answer both questions. Raise `LayerError` without any heatmap."""
+    default, left_out = combinations[0], benchmark.explainer.left_out
+    scores = benchmark.score_mosaics(combinations)
+    if not scores.order:
         raise LayerError(next(iter(left_out.values())))
-    twins = find_twins(game)
-    different = [it for it in game.order if twins[it] == it]
-    on_objects = contest.point(different, objects)
-    in_mosaics = list_best({it: game.order[it] for it in different})
-    of_one = list_best(on_objects) if on_objects else in_mosaics
-    chosen = [*dict.fromkeys([*of_one, *in_mosaics, *([twins[default]] if default in game.order else [])])]
-    counter.total = counter.done + len(chosen) * contest.batches
-    measured = contest.remove(chosen)
-    roads = {it: measured[twins[it]] for it in game.order if twins[it] in measured}
-    on_objects = {it: on_objects[twins[it]] for it in game.order if on_objects}
-    rows = to_rows(game, on_objects, roads)
-    by_name = {row.combination: row for row in rows}
+    first_of = find_first_equal(scores)
+    distinct = [key for key in scores.order if first_of[key] == key]
+    pointing = benchmark.score_objects(distinct, objects)
+    mosaic_best = list_best({key: scores.order[key] for key in distinct})
+    object_best = list_best(pointing) if pointing else mosaic_best
+    best = [*dict.fromkeys([*object_best, *mosaic_best, *([first_of[default]] if default in scores.order else [])])]
+    counter.total = counter.done + len(best) * benchmark.batches
+    road_values = benchmark.score_road(best)
+    roads = {key: road_values[first_of[key]] for key in scores.order if first_of[key] in road_values}
+    pointing = {key: pointing[first_of[key]] for key in scores.order if pointing}
+    rows = to_rows(scores, pointing, roads)
+    row_of = {row.combination: row for row in rows}
 
-    def answer(
-        judged_by: Literal["order", "road", "objects"], values: Values, shortlist: Sequence[Combination]
-    ) -> Answer:
-        leader = find_best({it: values[it] for it in values if it == default or twins[it] in shortlist}, default)
-        if default not in game.order:
-            return Answer(by_name[leader], by_name[leader], judged_by, None, None)
-        gain = subtract(values[leader], values[default], level=1 - (1 - LEVEL) / max(1, len(different) - 1))
-        found = Answer(by_name[leader], by_name[leader], judged_by, gain, subtract(roads[leader], roads[default]))
-        return found if found.is_clear else replace(found, row=by_name[default])
+    def answer(measure: Literal["order", "road", "objects"], values: Values, leaders: Sequence[Combination]) -> Answer:
+        leader = find_best({key: values[key] for key in values if key == default or first_of[key] in leaders}, default)
+        if default not in scores.order:
+            return Answer(row_of[leader], row_of[leader], measure, None, None)
+        gain = subtract(values[leader], values[default], level=1 - (1 - LEVEL) / max(1, len(distinct) - 1))
+        result = Answer(row_of[leader], row_of[leader], measure, gain, subtract(roads[leader], roads[default]))
+        return result if result.is_clear else replace(result, row=row_of[default])
 
-    height, width = contest.mosaics[0].image.shape[1:]
+    height, width = benchmark.mosaics[0].image.shape[1:]
     return Recommendation(
-        model=contest.trials.classifier.name,
+        model=benchmark.explainer.classifier.name,
         rows=tuple(rows),
-        single_object=answer("objects", on_objects, of_one) if on_objects else answer("road", roads, of_one),
-        several_objects=answer("order", game.order, in_mosaics),
-        default=by_name.get(default),
-        images=tuple(tile.name for tile in contest.tiles),
-        mosaics=len(contest.mosaics),
+        single_object=answer("objects", pointing, object_best) if pointing else answer("road", roads, object_best),
+        several_objects=answer("order", scores.order, mosaic_best),
+        default=row_of.get(default),
+        images=tuple(tile.name for tile in benchmark.tiles),
+        mosaics=len(benchmark.mosaics),
         size=(int(height), int(width)),
-        seed=contest.seed,
+        seed=benchmark.seed,
         left_out=dict(left_out),
     )
 
 
-def list_single_pass() -> list[str]:
-    """The methods at a layer that take one forward pass of the model, and one backwards."""
+def list_single_pass_methods() -> list[str]:
+    """List the methods with a target layer that need only one forward and one backward pass."""
     return [method.name for method in METHODS.values() if method.cost == "1" and method.place == "layer"]
 
 
 def combine(methods: Sequence[str | Method], scores: Sequence[str], layers: Sequence[str]) -> list[Combination]:
-    """All combinations, each once. Methods that explain no score, or their own, are there once for each layer. Raises
-    `GradcamError` for unknown methods and scores, and for methods that look at no layer."""
-    found = find_methods(methods)
-    for method in found:
+    """List all combinations. A method with a fixed score, or without a score, occurs once per layer. Raise
+    `GradcamError` if a method or score is unknown, or if a method has no target layer."""
+    resolved = find_methods(methods)
+    for method in resolved:
         if method.place != "layer":
             raise GradcamError(f"{method.name} uses no target layer: leave it out.")
     if isinstance(scores, str) or not scores or not all(score in SCORES for score in scores):
         raise GradcamError(f"scores is {shorten(scores)}, expected a list of some of {', '.join(SCORES)}.")
-    without = {it.name for it in found if it.score is not None or it.needs == ("activations",)}
-    each = product(layers, [method.name for method in found], scores)
-    return [*dict.fromkeys(Combination(name, None if name in without else score, layer) for layer, name, score in each)]
+    fixed = {method.name for method in resolved if method.score is not None or method.needs == ("activations",)}
+    grid = product(layers, [method.name for method in resolved], scores)
+    return [*dict.fromkeys(Combination(name, None if name in fixed else score, layer) for layer, name, score in grid)]
 
 
 @dataclass
-class Trials:
-    """What explains images in every way that is asked for. `left_out`: what turned out to have no map, and why.
-    `methods`: by the names that combinations have; others are those of `METHODS`."""
+class CombinationExplainer:
+    """Explains images with combinations. `left_out` collects combinations without a heatmap, and the reasons. `methods`
+    are user-defined methods by name; all other names are looked up in `METHODS`."""
 
     classifier: Classifier
     reshape: Any = None
@@ -383,39 +381,39 @@ class Trials:
     left_out: dict[Combination, str] = field(default_factory=dict)
 
     def explain(self, images: Tensor, classes: Tensor, combinations: Iterable[Combination]) -> Maps:
-        """Each combination, and its heatmaps (N,K,H,W) in [0,1] of images (N,C,H,W) for classes (N,K). There is a pass
-        for each score, and only its heatmaps are in memory. One is blank where the gradient at its layer is exactly
-        zero. A combination that has no map at all is left out, here and from now on."""
-        wanted = [it for it in combinations if it not in self.left_out]
+        """Yield the heatmaps (N,K,H,W) in [0,1] of each combination, for images (N,C,H,W) and classes (N,K).
+        Each score has its own pass, and only the heatmaps of one pass are in memory. A heatmap is blank if the gradient
+        at its layer is exactly zero. A combination without a heatmap is left out, also in later calls."""
+        requested = [combo for combo in combinations if combo not in self.left_out]
         for score in SCORES:
-            # Methods without a score go with the logits' pass.
-            if part := [it for it in wanted if (it.score or "logit") == score]:
-                yield from self._explain(images, classes, score, part)
+            # Methods without a score share the pass of the logits.
+            if group := [combo for combo in requested if (combo.score or "logit") == score]:
+                yield from self._explain(images, classes, score, group)
 
-    def _explain(self, images: Tensor, classes: Tensor, score: str, wanted: Sequence[Combination]) -> Maps:
-        layers = list(dict.fromkeys(it.layer for it in wanted))
-        methods = [self.methods.get(name, name) for name in dict.fromkeys(it.method for it in wanted)]
+    def _explain(self, images: Tensor, classes: Tensor, score: str, requested: Sequence[Combination]) -> Maps:
+        layers = list(dict.fromkeys(combo.layer for combo in requested))
+        methods = [self.methods.get(name, name) for name in dict.fromkeys(combo.method for combo in requested)]
         target = ClassTarget(classes, score=score, activation=self.classifier.activation)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", GradcamWarning)  # whatever suits a method is found out here
+                warnings.simplefilter("ignore", GradcamWarning)  # The comparison itself shows what suits a method.
                 model, reshape = self.classifier.model, self.reshape
-                found = compare(model, images, layers=layers, methods=methods, target=target, reshape=reshape)
+                explanations = compare(model, images, layers=layers, methods=methods, target=target, reshape=reshape)
         except LayerError as error:
-            if len(wanted) > 1:  # one of them is the reason: each by itself
-                for it in wanted:
-                    yield from self._explain(images, classes, score, [it])
+            if len(requested) > 1:  # Retry one by one, to find the cause.
+                for combo in requested:
+                    yield from self._explain(images, classes, score, [combo])
             elif isinstance(error, BlindLayerError):
-                yield wanted[0], images.new_zeros(*classes.shape, *images.shape[2:])
+                yield requested[0], images.new_zeros(*classes.shape, *images.shape[2:])
             else:
-                self.left_out[wanted[0]] = str(error)
+                self.left_out[requested[0]] = str(error)
         else:
-            yield from ((it, found[it.layer, it.method].heatmaps) for it in wanted)
+            yield from ((combo, explanations[combo.layer, combo.method].heatmaps) for combo in requested)
 
 
 @dataclass(frozen=True, eq=False)
-class Game:
-    """The grid pointing game of each combination, a picture's numbers being its means over the mosaics that it is in."""
+class MosaicScores:
+    """The results of the grid pointing game for each combination. An image's value is the mean over its mosaics."""
 
     order: Values
     mass: Values
@@ -423,10 +421,10 @@ class Game:
 
 
 @dataclass(frozen=True, eq=False)
-class Contest:
-    """Mosaics, and the pictures that are in them. `step` is called after each mosaic, and each of ROAD's batches."""
+class Benchmark:
+    """Measures combinations on mosaics and their images. `step` is called after each mosaic and each batch of ROAD."""
 
-    trials: Trials
+    explainer: CombinationExplainer
     tiles: Sequence[Tile]
     mosaics: Sequence[Mosaic]
     seed: int
@@ -434,167 +432,167 @@ class Contest:
 
     @property
     def batches(self) -> int:
-        return -(-len(self.tiles) // PICTURES)
+        return -(-len(self.tiles) // ROAD_BATCH_SIZE)
 
-    def play(self, combinations: Sequence[Combination]) -> Game:
-        """The grid pointing game."""
-        places = {tile.name: place for place, tile in enumerate(self.tiles)}
-        sums = {it: torch.zeros(3, len(places), dtype=torch.float64, device="cpu") for it in combinations}
-        counts = torch.zeros(len(places), dtype=torch.float64, device="cpu")
+    def score_mosaics(self, combinations: Sequence[Combination]) -> MosaicScores:
+        """Play the grid pointing game with each combination."""
+        positions = {tile.name: position for position, tile in enumerate(self.tiles)}
+        sums = {key: torch.zeros(3, len(positions), dtype=torch.float64, device="cpu") for key in combinations}
+        counts = torch.zeros(len(positions), dtype=torch.float64, device="cpu")
         for mosaic in self.mosaics:
-            at = [places[name] for name in mosaic.names]
-            counts[at] += 1
-            image = to_batch(self.trials.classifier, [mosaic.image])
+            indices = [positions[name] for name in mosaic.names]
+            counts[indices] += 1
+            image = to_batch(self.explainer.classifier, [mosaic.image])
             classes = torch.tensor([mosaic.classes], dtype=torch.int64, device=image.device)
-            for it, heatmaps in self.trials.explain(image, classes, combinations):
-                found = grid_pointing_game(heatmaps)
-                sums[it][:, at] += torch.cat([found.order, found.mass, found.hits]).cpu().double()
+            for key, heatmaps in self.explainer.explain(image, classes, combinations):
+                pointing = grid_pointing_game(heatmaps)
+                sums[key][:, indices] += torch.cat([pointing.order, pointing.mass, pointing.hits]).cpu().double()
             self.step()
-        means = {it: sums[it] / counts for it in combinations if it not in self.trials.left_out}
-        return Game(*({it: mean[part] for it, mean in means.items()} for part in range(3)))
+        means = {key: sums[key] / counts for key in combinations if key not in self.explainer.left_out}
+        return MosaicScores(*({key: mean[i] for key, mean in means.items()} for i in range(3)))
 
-    def point(self, combinations: Sequence[Combination], objects: Objects) -> Values:
-        """The order on annotated objects, NaN for pictures without any of their class; nothing of fewer than `ENOUGH`."""
+    def score_objects(self, combinations: Sequence[Combination], objects: Objects) -> Values:
+        """Return the order on annotated objects, NaN for images without one; empty with fewer than `ENOUGH` objects."""
         masks = {tile.name: objects.get(tile.name, {}).get(tile.index) for tile in self.tiles}
         if sum(mask is not None for mask in masks.values()) < ENOUGH:
             return {}
-        values = {it: torch.full((len(masks),), math.nan, dtype=torch.float64, device="cpu") for it in combinations}
-        for place, tile in enumerate(self.tiles):
+        values = {key: torch.full((len(masks),), math.nan, dtype=torch.float64, device="cpu") for key in combinations}
+        for position, tile in enumerate(self.tiles):
             if (mask := masks[tile.name]) is not None:
-                image = to_batch(self.trials.classifier, [tile.image])
+                image = to_batch(self.explainer.classifier, [tile.image])
                 classes = torch.tensor([[tile.index]], dtype=torch.int64, device=image.device)
-                for it, heatmaps in self.trials.explain(image, classes, combinations):
-                    values[it][place] = float(order_pointing_game(heatmaps[:, 0], to_tensor(mask)[None]))
-        return {it: found for it, found in values.items() if it not in self.trials.left_out}
+                for key, heatmaps in self.explainer.explain(image, classes, combinations):
+                    values[key][position] = float(order_pointing_game(heatmaps[:, 0], to_tensor(mask)[None]))
+        return {key: order for key, order in values.items() if key not in self.explainer.left_out}
 
-    def remove(self, combinations: Sequence[Combination]) -> Values:
-        """ROAD of each picture alone, for its class, at the network's own size."""
-        classifier = self.trials.classifier
-        values: dict[Combination, list[Tensor]] = {it: [] for it in combinations}
-        for start in range(0, len(self.tiles), PICTURES):
-            part = self.tiles[start : start + PICTURES]
-            images, classes = to_batch(classifier, [tile.image for tile in part]), [tile.index for tile in part]
+    def score_road(self, combinations: Sequence[Combination]) -> Values:
+        """Return the ROAD score of each single image for its class, at the model's input size."""
+        classifier = self.explainer.classifier
+        values: dict[Combination, list[Tensor]] = {key: [] for key in combinations}
+        for start in range(0, len(self.tiles), ROAD_BATCH_SIZE):
+            tiles = self.tiles[start : start + ROAD_BATCH_SIZE]
+            images, classes = to_batch(classifier, [tile.image for tile in tiles]), [tile.index for tile in tiles]
             subject = Subject(classifier.model, images, classes, activation=classifier.activation)
-            for it, heatmaps in self.trials.explain(images, subject.classes[:, None], combinations):
-                values[it].append(road(subject, heatmaps[:, 0], shares=SHARES, seed=self.seed).combined.cpu().double())
+            for key, maps in self.explainer.explain(images, subject.classes[:, None], combinations):
+                values[key].append(road(subject, maps[:, 0], shares=FRACTIONS, seed=self.seed).combined.cpu().double())
                 self.step()
-        return {it: torch.cat(parts) for it, parts in values.items() if parts}
+        return {key: torch.cat(parts) for key, parts in values.items() if parts}
 
 
 def to_batch(classifier: Classifier, images: Sequence[Tensor]) -> Tensor:
-    """Images (C,H,W) as the model takes them, (N,C,H,W)."""
+    """Stack images (C,H,W) into a batch (N,C,H,W) with the model's device and dtype."""
     return torch.stack(list(images)).to(classifier.device, find_input_dtype(classifier.model))
 
 
 def subtract(values: Tensor, reference: Tensor, *, level: float = LEVEL) -> Interval:
-    """The mean difference, and its interval over pictures; without one of fewer than `ENOUGH`."""
-    found = paired_difference(values.tolist(), reference.tolist(), level=level)
-    return found if found.n >= ENOUGH else replace(found, low=-math.inf, high=math.inf)
+    """Return the mean difference and its interval over images, which is infinite with fewer than `ENOUGH` images."""
+    difference = paired_difference(values.tolist(), reference.tolist(), level=level)
+    return difference if difference.n >= ENOUGH else replace(difference, low=-math.inf, high=math.inf)
 
 
-def find_twins(game: Game) -> dict[Combination, Combination]:
-    """For each combination the first with the same numbers in all pictures, whose maps are the same then. Where the
-    model is linear behind a layer, several methods are one."""
-    twins: dict[Combination, Combination] = {}
-    numbers = {it: torch.cat([game.order[it], game.mass[it], game.hits[it]]) for it in game.order}
-    for it, own in numbers.items():
-        first = next((one for one in twins if (numbers[one] - own).abs().max() <= SAME), it)
-        twins[it] = twins.get(first, first)
-    return twins
+def find_first_equal(scores: MosaicScores) -> dict[Combination, Combination]:
+    """Map each combination to the first combination with the same results, and therefore the same heatmaps.
+    If the model is linear after a layer, several methods give the same heatmap there."""
+    first_of: dict[Combination, Combination] = {}
+    numbers = {key: torch.cat([scores.order[key], scores.mass[key], scores.hits[key]]) for key in scores.order}
+    for key, values in numbers.items():
+        first = next((earlier for earlier in first_of if (numbers[earlier] - values).abs().max() <= TOLERANCE), key)
+        first_of[key] = first_of.get(first, first)
+    return first_of
 
 
 def find_best(values: Values, default: Combination) -> Combination:
-    """The combination with the most on average, over the pictures that have a number; of equal ones the default, or the
-    first."""
-    return max(values, key=lambda it: (round(float(values[it].nanmean()) / SAME), it == default))
+    """Return the combination with the highest mean, ignoring NaN. In a tie, the default wins, then the first."""
+    return max(values, key=lambda key: (round(float(values[key].nanmean()) / TOLERANCE), key == default))
 
 
 def list_best(values: Values) -> list[Combination]:
-    """The shortlist: the combinations with the most on average, in their order."""
-    return sorted(values, key=lambda it: -float(values[it].nanmean()))[:SHORTLIST]
+    """Return the combinations with the highest means, the highest first."""
+    return sorted(values, key=lambda key: -float(values[key].nanmean()))[:SHORTLIST_SIZE]
 
 
-def to_rows(game: Game, objects: Values, roads: Values) -> list[Row]:
-    """All combinations' rows: those with a ROAD by that, then those without by their order."""
-    most = max(game.order, key=lambda it: float(game.order[it].mean()))
-    best = max(roads, key=lambda it: float(roads[it].mean()), default=most)
+def to_rows(scores: MosaicScores, objects: Values, roads: Values) -> list[Row]:
+    """Return the rows of all combinations: first those with ROAD, sorted by ROAD, then the others, sorted by order."""
+    best_by_order = max(scores.order, key=lambda key: float(scores.order[key].mean()))
+    best_by_road = max(roads, key=lambda key: float(roads[key].mean()), default=best_by_order)
 
-    def mean(values: Values, it: Combination) -> Any:
-        return mean_interval(values[it].tolist()) if it in values else None
+    def mean(values: Values, key: Combination) -> Any:
+        return mean_interval(values[key].tolist()) if key in values else None
 
     rows = [
         Row(
-            it,
-            order=mean(game.order, it),
-            order_behind=subtract(game.order[it], game.order[most]),
-            mass=mean(game.mass, it),
-            maximum=mean(game.hits, it),
-            objects=mean(objects, it),
-            road=mean(roads, it),
-            road_behind=subtract(roads[it], roads[best]) if it in roads else None,
+            key,
+            order=mean(scores.order, key),
+            order_behind=subtract(scores.order[key], scores.order[best_by_order]),
+            mass=mean(scores.mass, key),
+            maximum=mean(scores.hits, key),
+            objects=mean(objects, key),
+            road=mean(roads, key),
+            road_behind=subtract(roads[key], roads[best_by_road]) if key in roads else None,
         )
-        for it in game.order
+        for key in scores.order
     ]
     return sorted(rows, key=lambda row: (row.road is None, -(row.road or row.order).mean))
 
 
 def find_candidates(model: nn.Module, image: Tensor, default: str) -> list[str]:
-    """Layers at which a map can be taken and may be better than at `default`, which comes first; seven or fewer.
+    """List up to seven layers whose heatmaps may be better than those of `default`, which comes first.
 
-    Read off passes of `image` (1,C,H,W), in the order in which the layers end. These are
-    - of the coarsest grid the last four that all goes through, such as a ReLU, the norm and the convolution before it, and
-      the last block: the model's own parts and those of `nn.Sequential` ones, no branches, and none in the first quarter;
-    - of the next finer grid the least nested one, the last of these: the block before, and no part of a block;
-    - where there is one grid all along, as in a transformer: the same layer as `default` in the two blocks before.
-    Of a block and its last part, which gives the same, it is the block.
-
-    Raises `LayerError` for an unknown default, and where there is no layer with a grid.
+    The layers are sorted by the order in which they finish in a pass of `image` (1,C,H,W). The candidates are:
+    - with the coarsest grid, the last four layers outside of branches (children of the model or of an `nn.Sequential`),
+      but none in the first quarter of the layers: for example the last block, or a ReLU with its norm and convolution;
+    - with the next finer grid, the last of the least nested layers, which is a block and not a part of one;
+    - in a model with a single grid size, such as a transformer, the counterparts of `default` in the two blocks before.
+    If a block returns the output of its last part, only the block is listed. Raise `LayerError` if the default is
+    unknown, or if no layer has a grid.
     """
     model = unwrap(model)
     default = find_layer(model, default).name
     with_grid = set(find_layers_with_grid(model, nested.to_batch(image)))
-    listed = [row for row in list_layers(model, image) if row.cam and not row.is_out_of_place]
-    places = {row.name: math.prod(row.grid) for row in listed if row.grid and row.name in with_grid}
-    ended = _list_ended(model, image)
-    coarse, *fine = sorted(set(places.values())) or [0]
-    late = [name for name in ended[len(ended) // 4 :] if places.get(name) == coarse]
-    around = {name: [name[: dot.start()] for dot in re.finditer(r"\.", name)] for name in late}
-    straight = [name for name in late if all(isinstance(model.get_submodule(it), nn.Sequential) for it in around[name])]
-    found = [default, *straight[::-1][:LAST]]
-    if fine:
-        finer = [name for name in reversed(ended) if places.get(name) == fine[0]]
-        found += sorted(finer, key=lambda name: name.count("."))[:1]
-    elif number := re.search(r"\d+(?=\.|$)", default):  # the first, which is the block's
-        blocks = range(int(number[0]) - 1, int(number[0]) - BLOCKS, -1)
-        alike = [f"{default[: number.start()]}{block}{default[number.end() :]}" for block in blocks]
-        found += [name for name in alike if name in places]
-    return list(dict.fromkeys(found))
+    rows = [row for row in list_layers(model, image) if row.cam and not row.is_out_of_place]
+    cells = {row.name: math.prod(row.grid) for row in rows if row.grid and row.name in with_grid}
+    names = _list_by_finish(model, image)
+    coarsest, *finer_sizes = sorted(set(cells.values())) or [0]
+    coarse = [name for name in names[len(names) // 4 :] if cells.get(name) == coarsest]
+    parents = {name: [name[: dot.start()] for dot in re.finditer(r"\.", name)] for name in coarse}
+    sequential = [
+        name for name in coarse if all(isinstance(model.get_submodule(p), nn.Sequential) for p in parents[name])
+    ]
+    candidates = [default, *sequential[::-1][:MAX_COARSE_LAYERS]]
+    if finer_sizes:
+        finer_layers = [name for name in reversed(names) if cells.get(name) == finer_sizes[0]]
+        candidates += sorted(finer_layers, key=lambda name: name.count("."))[:1]
+    elif number := re.search(r"\d+(?=\.|$)", default):  # the block's number
+        blocks = range(int(number[0]) - 1, int(number[0]) - MAX_BLOCKS, -1)
+        counterparts = [f"{default[: number.start()]}{block}{default[number.end() :]}" for block in blocks]
+        candidates += [name for name in counterparts if name in cells]
+    return list(dict.fromkeys(candidates))
 
 
 def check_layers(model: nn.Module, names: Iterable[str]) -> list[str]:
-    """The layers' full names, each once. Raises `LayerError` for an unknown one, and where there are none."""
+    """Return the full layer names without duplicates. Raise `LayerError` if a name is unknown, or without names."""
     if isinstance(names, str) or not names:
         raise LayerError(f"layers is {names!r}, expected a list of one or more layer names.")
     return list(dict.fromkeys(find_layer(unwrap(model), name).name for name in names))
 
 
-def _list_ended(model: nn.Module, image: Tensor) -> list[str]:
-    """The layers in the order in which they end; the last part of a block gives way to the block that returns its output."""
+def _list_by_finish(model: nn.Module, image: Tensor) -> list[str]:
+    """List the layers in the order in which they finish. A block replaces its last part if both have one output."""
     names = {module: name for name, module in model.named_modules() if name}
-    ended: list[str] = []
-    last: Tensor | None = None
+    order: list[str] = []
+    last_output: Tensor | None = None
 
-    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        nonlocal last
+    def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        nonlocal last_output
         tensor = nested.first_floating(output)
-        if ended and tensor is last and ended[-1].startswith(f"{names[module]}."):
-            ended.pop()
-        ended.append(names[module])
-        last = tensor
+        if order and tensor is last_output and order[-1].startswith(f"{names[module]}."):
+            order.pop()
+        order.append(names[module])
+        last_output = tensor
 
     with preserve_state(model), torch.no_grad(), Hooks() as hooks:
         for module in names:
             if not isinstance(module, torch.jit.ScriptModule):
-                hooks.after_forward(module, note)
+                hooks.after_forward(module, record)
         model(image)
-    return ended
+    return order

@@ -16,7 +16,7 @@ import gradcam
 from gradcam.errors import InputError
 from gradcam.evaluation import Annotations, Truth, energy_pointing_game, localisation, pointing_game, read_annotations
 from gradcam.evaluation.annotations.coco import fill_polygons, fill_runs, unpack_runs
-from gradcam.evaluation.annotations.match import View, project_box, project_mask
+from gradcam.evaluation.annotations.match import ModelView, project_box, project_mask
 from gradcam.images.read import read_numbers
 from gradcam.models.labels import find_class
 
@@ -207,7 +207,7 @@ def seen(found: tuple[Any, Any] | None) -> tuple[Any, Any]:
 
 def test_what_the_network_sees_by_hand() -> None:
     """It sees the middle 50 x 50 of a picture of 100 x 50, as 10 x 10: a fifth of a pixel for each."""
-    view = View((0, 25, 50, 50), (10, 10))
+    view = ModelView((0, 25, 50, 50), (10, 10))
     mask, box = seen(project_box((30, 10, 60, 40), view))
     assert box == pytest.approx((1, 2, 7, 8))
     assert np.argwhere(mask).tolist() == [[row, column] for row in range(2, 8) for column in range(1, 7)]
@@ -220,7 +220,7 @@ def test_what_the_network_sees_by_hand() -> None:
 
 def test_a_stretched_region_by_hand() -> None:
     """Rows are halved and columns doubled."""
-    view = View((2, 4, 8, 6), (4, 12))
+    view = ModelView((2, 4, 8, 6), (4, 12))
     mask, box = seen(project_box((5, 4, 7, 8), view))
     assert box == (2, 1, 6, 3)
     drawn = np.zeros((20, 20), dtype=bool)
@@ -238,7 +238,7 @@ def test_a_box_and_a_mask_of_it_are_the_same_to_the_network() -> None:
         height, width = generator.integers(5, 60, 2)
         top, left = generator.integers(0, height - 2), generator.integers(0, width - 2)
         region = (top, left, generator.integers(1, height - top + 1), generator.integers(1, width - left + 1))
-        view = View(tuple(map(int, region)), (int(generator.integers(3, 40)), int(generator.integers(3, 40))))  # type: ignore[arg-type]
+        view = ModelView(tuple(map(int, region)), (int(generator.integers(3, 40)), int(generator.integers(3, 40))))  # type: ignore[arg-type]
         (x, right), (y, bottom) = (
             sorted(generator.choice(np.arange(side + 1), 2, replace=False).tolist()) for side in (width, height)
         )
@@ -258,7 +258,7 @@ def test_a_box_and_a_mask_of_it_are_the_same_to_the_network() -> None:
 
 
 def test_an_object_too_small_for_any_pixels_centre_takes_the_pixel_it_touches() -> None:
-    view = View((0, 0, 100, 100), (10, 10))
+    view = ModelView((0, 0, 100, 100), (10, 10))
     drawn = np.zeros((100, 100), dtype=bool)
     drawn[38, 71:73] = True
     mask, box = seen(project_mask(drawn, view))

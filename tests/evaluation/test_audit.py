@@ -18,7 +18,7 @@ from torch import nn
 import gradcam
 from gradcam.errors import GradcamError, InputError, ModelError
 from gradcam.evaluation import Audit, audit
-from gradcam.evaluation.shortcuts.clusters import Evidence, Group, cluster, compare, how_much_rarer
+from gradcam.evaluation.shortcuts.clusters import Cluster, Evidence, build_clusters, cluster, estimate_rarity
 from gradcam.evaluation.shortcuts.result import describe_place
 from tests.fruit import CELL, CLASSES, MARK, SIDE, draw_fruit, make_model, write_fruit
 
@@ -62,7 +62,7 @@ def imagine(seed: int, planted: int, kind: str = "corner") -> tuple[Evidence, se
         features.append(look + 0.1 * chance.random(CHANNELS))
         if is_planted:
             shortcuts.add(i)
-    return Evidence.of(classes, np.stack(maps), np.stack(features)), shortcuts
+    return Evidence.from_maps(classes, np.stack(maps), np.stack(features)), shortcuts
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -72,7 +72,7 @@ def test_a_few_pictures_with_evidence_of_their_own_in_a_corner_come_first(seed: 
     assert set(first.members.tolist()) == planted
     assert first.class_ == 2
     assert first.suspicion > max(0.6, second.suspicion + 0.05)
-    assert (first.elsewhere, first.others) == (0, 450)
+    assert (first.elsewhere, first.other_count) == (0, 450)
     assert describe_place(first.map) == "in the top left corner"
 
 
@@ -134,13 +134,13 @@ def slow_rate(hits: int, count: int, end: str) -> float:
     ("there", "here"),
     [((0, 1500), (6, 500)), ((3, 40), (20, 40)), ((40, 40), (1, 40)), ((0, 0), (3, 5)), ((1, 9), (0, 4))],
 )
-def test_how_much_rarer_is_the_ratio_of_the_ends_of_scipys_intervals(
+def test_estimate_rarity_is_the_ratio_of_the_ends_of_scipys_intervals(
     there: tuple[int, int], here: tuple[int, int]
 ) -> None:
     flags = [np.arange(count) < hits for hits, count in (there, here)]
     low = slow_rate(*here, "low")
     expected = max(0.0, 1 - slow_rate(*there, "high") / low) if low > 1e-12 else 0.0
-    assert how_much_rarer(*flags) == pytest.approx(expected, abs=1e-3)
+    assert estimate_rarity(*flags) == pytest.approx(expected, abs=1e-3)
 
 
 def slow_compare(classes: Any, maps: Any, features: Any, members: list[int]) -> tuple[float, float, int]:
@@ -183,7 +183,7 @@ def test_a_cluster_is_compared_as_a_slow_loop_compares_it(seed: int) -> None:
     members = np.flatnonzero(classes == 1)[:9]
     maps[members[:7], 0, 0] += 4  # so that neither number is 0
     features[members, 2] += 3
-    group = compare(Evidence.of(classes, maps, features), [np.flatnonzero(classes == 1), members])[1]
+    group = build_clusters(Evidence.from_maps(classes, maps, features), [np.flatnonzero(classes == 1), members])[1]
     place, apart, elsewhere = slow_compare(classes, maps, features, members.tolist())
     assert 0.05 < place < 1
     assert 0.05 < apart < 1
@@ -194,7 +194,7 @@ def test_a_cluster_is_compared_as_a_slow_loop_compares_it(seed: int) -> None:
 
 def test_suspicion_by_hand() -> None:
     def make(share: float, is_rest: bool = False) -> float:
-        return Group(0, np.arange(3), share, np.ones((2, 2)) / 4, 0.6, 0.8, 0, 9, is_rest).suspicion
+        return Cluster(0, np.arange(3), share, np.ones((2, 2)) / 4, 0.6, 0.8, 0, 9, is_rest).suspicion
 
     assert make(0.1) == pytest.approx(0.8 * 1.6 / 2)
     assert make(0.5) == pytest.approx(0.8 * 1.6 / 2)

@@ -18,21 +18,21 @@ from gradcam.evaluation.intervals import Interval, mean_interval
 from gradcam.evaluation.metrics.grid import arrange, find_tiles, grid_pointing_game
 from gradcam.evaluation.metrics.perturbation import road
 from gradcam.evaluation.recommendation import (
-    SHARES,
+    FRACTIONS,
     Answer,
+    Benchmark,
     Combination,
-    Contest,
-    Game,
+    CombinationExplainer,
+    MosaicScores,
     Recommendation,
     Row,
-    Trials,
     check_layers,
     combine,
     find_best,
     find_candidates,
-    find_twins,
+    find_first_equal,
     list_best,
-    list_single_pass,
+    list_single_pass_methods,
     recommend,
     subtract,
     to_rows,
@@ -96,9 +96,9 @@ def test_layers_are_checked(classifier: gradcam.Classifier) -> None:
 
 
 def test_the_methods_are_those_of_one_forward_pass() -> None:
-    assert list_single_pass() == [name for name, method in METHODS.items() if method.cost == "1"]
-    assert {"gradcam", "hirescam", "finercam", "eigencam"} <= set(list_single_pass())
-    assert not {"scorecam", "rise", "rollout", "shapleycam"} & set(list_single_pass())
+    assert list_single_pass_methods() == [name for name, method in METHODS.items() if method.cost == "1"]
+    assert {"gradcam", "hirescam", "finercam", "eigencam"} <= set(list_single_pass_methods())
+    assert not {"scorecam", "rise", "rollout", "shapleycam"} & set(list_single_pass_methods())
 
 
 def test_a_method_without_a_choice_of_scores_is_there_once_for_each_layer() -> None:
@@ -134,7 +134,7 @@ def test_heatmaps_are_those_of_each_combination_alone(classifier: gradcam.Classi
     images = torch.stack([classifier.prepare(photo(name)).image for name in ("koala.webp", "macaw.webp")])
     classes = torch.tensor([[105, 88], [88, 105]])
     wanted = combine(["gradcam", "finercam", "layercam", "eigencam"], ["logit", "contrast"], ["head.0", "layer4"])
-    found = dict(Trials(classifier).explain(images, classes, wanted))
+    found = dict(CombinationExplainer(classifier).explain(images, classes, wanted))
     assert found.keys() == set(wanted)
     for it, heatmaps in found.items():
         target = ClassTarget(classes, score=it.score or "logit")
@@ -158,7 +158,7 @@ class Forked(ColourNet):
 def test_a_blind_layer_has_blank_maps_and_what_has_none_is_left_out() -> None:
     images = torch.stack([picture("red")])
     wanted = combine(["gradcam", "kpcacam"], ["logit"], ["turn", "fine", "dead"])
-    trials = Trials(classifier_of(Forked()))
+    trials = CombinationExplainer(classifier_of(Forked()))
     found = dict(trials.explain(images, torch.tensor([[0, 1]]), wanted))
     too_fine = [Combination("kpcacam", None, layer) for layer in ("turn", "fine")]
     assert list(trials.left_out) == too_fine
@@ -178,17 +178,17 @@ def values(*numbers: float) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64)
 
 
-def make_game(order: dict[Combination, Tensor], hits: dict[Combination, Tensor] | None = None) -> Game:
+def make_game(order: dict[Combination, Tensor], hits: dict[Combination, Tensor] | None = None) -> MosaicScores:
     ones = {it: torch.ones_like(found) for it, found in order.items()}
-    return Game(order, ones, hits or ones)
+    return MosaicScores(order, ones, hits or ones)
 
 
 def test_combinations_with_the_same_numbers_are_twins() -> None:
     best, near, twin = (Combination("gradcam", "logit", layer) for layer in ("best", "near", "twin"))
     order = {near: values(0.9, 0.7), best: values(0.8, 0.9), twin: values(0.80001, 0.9)}
-    assert find_twins(make_game(order)) == {near: near, best: best, twin: best}
+    assert find_first_equal(make_game(order)) == {near: near, best: best, twin: best}
     other = {it: values(1, 1) for it in order} | {twin: values(0, 1)}
-    assert find_twins(make_game(order, other))[twin] == twin
+    assert find_first_equal(make_game(order, other))[twin] == twin
 
 
 def test_the_shortlist_has_the_most_first_and_the_best_of_equal_ones_is_the_default() -> None:
@@ -289,7 +289,7 @@ def test_the_numbers_are_those_of_the_metrics_themselves(found: Recommendation) 
     explained = gradcam.explain(classifier.model, images, "turn", target=subject.classes)
     parts = (slice(0, 4), slice(4, 8))
     subjects = [Subject(classifier.model, images[part]) for part in parts]
-    scores = [road(each, explained.heatmaps[part, 0], shares=SHARES) for each, part in zip(subjects, parts)]
+    scores = [road(each, explained.heatmaps[part, 0], shares=FRACTIONS) for each, part in zip(subjects, parts)]
     assert found.default is not None
     assert found.default.road is not None
     combined = torch.cat([each.combined for each in scores]).mean()
@@ -333,7 +333,7 @@ def test_mass_and_maxima_are_told_apart() -> None:
     tiles = find_tiles(classifier, {colour: PICTURES[colour] for colour in COLOURS[:4]})
     (mosaic,) = arrange(classifier.model, tiles)
     it = Combination("eigencam", None, "colour")
-    played = Contest(Trials(classifier), tiles, [mosaic], 0).play([it])
+    played = Benchmark(CombinationExplainer(classifier), tiles, [mosaic], 0).score_mosaics([it])
     mass, hits = played.mass, played.hits
     target = [list(mosaic.classes)]
     explained = gradcam.explain(classifier.model, mosaic.image[None], "colour", method="eigencam", target=target)
@@ -348,11 +348,11 @@ def test_road_is_measured_with_the_seed() -> None:
     classifier = classifier_of(ColourNet())
     pale = {colour: picture(colour, strength=0.5) for colour in COLOURS[:4]}
     tiles = find_tiles(classifier, pale, least=0)
-    found = Contest(Trials(classifier), tiles, (), 7).remove([GRADCAM[1]])[GRADCAM[1]]
+    found = Benchmark(CombinationExplainer(classifier), tiles, (), 7).score_road([GRADCAM[1]])[GRADCAM[1]]
     images = torch.stack([tile.image for tile in tiles])
     subject = Subject(classifier.model, images)
     heatmaps = gradcam.explain(classifier.model, images, "active", target=subject.classes).heatmaps[:, 0]
-    seven, eight = (road(subject, heatmaps, shares=SHARES, seed=seed).combined.double() for seed in (7, 8))
+    seven, eight = (road(subject, heatmaps, shares=FRACTIONS, seed=seed).combined.double() for seed in (7, 8))
     torch.testing.assert_close(found, seven, rtol=0, atol=1e-7)
     assert (found - eight).abs().max() > 1e-5
 
@@ -447,9 +447,9 @@ def test_the_embedded_model_points_at_pictures_it_was_not_tuned_on(classifier: g
     """The half that `scripts/choose_defaults` measures on, of what is in assets."""
     names = ["camera.png", "chelsea.jpg", "lemur.webp", "macaw.webp", "polar_bear.webp"]
     tiles = find_tiles(classifier, {name: photo(name) for name in names}, least=0.25)
-    contest = Contest(Trials(classifier), tiles, arrange(classifier.model, tiles), 0)
+    contest = Benchmark(CombinationExplainer(classifier), tiles, arrange(classifier.model, tiles), 0)
     default = Combination("gradcam", "logit", "layer4")
-    game = contest.play([default])
+    game = contest.score_mosaics([default])
     assert len(contest.mosaics) == 5
     assert game.order[default].mean() >= 0.80
     assert game.hits[default].mean() >= 0.97

@@ -1,4 +1,4 @@
-"""Where objects are: boxes, label masks and COCO files, in the network's own pixels."""
+"""Read object annotations (boxes, label masks, COCO files), and map them to the pixels of the model's input."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor
 
 from gradcam.errors import InputError, shorten, show_fields
 from gradcam.evaluation.annotations.coco import read_coco
-from gradcam.evaluation.annotations.match import Marking, Pictures, View
+from gradcam.evaluation.annotations.match import AnnotatedObject, ImageNames, ModelView
 from gradcam.evaluation.annotations.tables import read_box_list, read_label_masks
 from gradcam.images.read import Region
 from gradcam.options import keep_old_names
 
-Find = Callable[[str], Sequence[Marking]]
-MOST_NAMED = 5  # categories in a note
+FindObjects = Callable[[str], Sequence[AnnotatedObject]]
+MAX_LISTED_CATEGORIES = 5  # in a note
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,20 +74,20 @@ class Annotations:
     >>> _ = Path("boxes.csv").write_text("image,left,top,right,bottom,class\\nphoto.jpg,400,0,800,640,espresso\\n")
     >>> classifier = gradcam.load_classifier()
     >>> names = ["photo.jpg", "other.png"]
-    >>> found = gradcam.evaluation.read_annotations("boxes.csv", names=names, find_class=classifier.find_class)
-    >>> found.path, found.names, found.notes, len(found.find("photo.jpg"))
+    >>> annotations = gradcam.evaluation.read_annotations("boxes.csv", names=names, find_class=classifier.find_class)
+    >>> annotations.path, annotations.names, annotations.notes, len(annotations.find("photo.jpg"))
     ('boxes.csv', ['photo.jpg'], (), 1)
-    >>> found.classes("photo.jpg")
+    >>> annotations.classes("photo.jpg")
     [967]
     >>> region = classifier.region(640, 800)
-    >>> found.truth("photo.jpg", region, size=(224, 224), index=285) is None  # the cat is not annotated
+    >>> annotations.truth("photo.jpg", region, size=(224, 224), index=285) is None  # the cat is not annotated
     True
     """
 
     path: str
     names: Sequence[str]
     notes: Sequence[str] = ()
-    find: Find = field(default=lambda name: (), repr=False)
+    find: FindObjects = field(default=lambda name: (), repr=False)
 
     __repr__ = show_fields
 
@@ -128,13 +128,13 @@ class Annotations:
             If a box exceeds the image by more than one pixel, if a mask cannot be read or drawn, or if an annotation's
             size differs from the image's. The message names the file and the line, or the annotation.
         """
-        view = View(region, (size[-2], size[-1]), None if image_size is None else (image_size[0], image_size[1]))
-        wanted = [it for it in self.find(os.fspath(name)) if index is None or it.index in (None, index)]
-        seen = [found for marking in wanted if (found := marking.project(view)) is not None]
-        if not seen:
+        view = ModelView(region, (size[-2], size[-1]), None if image_size is None else (image_size[0], image_size[1]))
+        objects = [obj for obj in self.find(os.fspath(name)) if index is None or obj.index in (None, index)]
+        projected = [projection for obj in objects if (projection := obj.project(view)) is not None]
+        if not projected:
             return None
-        mask = np.logical_or.reduce([mask for mask, _ in seen])
-        boxes = torch.tensor([box for _, box in seen], dtype=torch.float64, device="cpu")
+        mask = np.logical_or.reduce([mask for mask, _ in projected])
+        boxes = torch.tensor([box for _, box in projected], dtype=torch.float64, device="cpu")
         return Truth(torch.from_numpy(mask)[None], [boxes])
 
     def classes(self, name: str | os.PathLike[str]) -> list[int]:
@@ -155,7 +155,7 @@ class Annotations:
         InputError
             If a mask cannot be read.
         """
-        return sorted({it.index for it in self.find(os.fspath(name)) if it.index is not None})
+        return sorted({obj.index for obj in self.find(os.fspath(name)) if obj.index is not None})
 
 
 def read_annotations(
@@ -207,36 +207,39 @@ def read_annotations(
     >>> from pathlib import Path
     >>> _ = Path("boxes.csv").write_text("image,left,top,right,bottom,class\\nphoto.jpg,400,0,800,640,espresso\\n")
     >>> classifier = gradcam.load_classifier()
-    >>> found = gradcam.evaluation.read_annotations("boxes.csv", names=["photo.jpg"], find_class=classifier.find_class)
-    >>> found.names, found.classes("photo.jpg")
+    >>> find_class = classifier.find_class
+    >>> annotations = gradcam.evaluation.read_annotations("boxes.csv", names=["photo.jpg"], find_class=find_class)
+    >>> annotations.names, annotations.classes("photo.jpg")
     (['photo.jpg'], [967])
     """
     path = os.fspath(path)
     suffix = os.path.splitext(path)[1].lower()
     if os.path.isdir(path):
-        pictures = Pictures(names, keep_suffix=False)
-        masks = read_label_masks(path, pictures, find_class)
+        image_names = ImageNames(names, keep_suffix=False)
+        masks = read_label_masks(path, image_names, find_class)
         notes = _count_left_out(masks.left_out, "masks", "are of images that are not evaluated")
-        return Annotations(path, pictures.sort(masks.paths), notes, masks.find)
+        return Annotations(path, image_names.sort(masks.paths), notes, masks.find)
     if not os.path.exists(path):
         raise InputError(f"{path}: does not exist, expected annotations.")
-    pictures = Pictures(names)
+    image_names = ImageNames(names)
     if suffix in (".csv", ".tsv"):
-        boxes = read_box_list(path, pictures, find_class)
-        return Annotations(path, pictures.sort(boxes), (), lambda name: boxes.get(name, ()))
+        boxes = read_box_list(path, image_names, find_class)
+        return Annotations(path, image_names.sort(boxes), (), lambda name: boxes.get(name, ()))
     if suffix == ".json":
-        objects, left_out, unknown = read_coco(path, pictures, find_class)
+        objects, left_out, unknown = read_coco(path, image_names, find_class)
         notes = _count_left_out(left_out, "images in the file", "are not evaluated")
         if unknown:
-            named = ", ".join(f"'{name}'" for name in unknown[:MOST_NAMED])
-            more = ", ..." if len(unknown) > MOST_NAMED else ""
-            notes.append(f"{len(unknown)} categories are not classes of the model and were left out: {named}{more}.")
-        return Annotations(path, pictures.sort(objects), notes, lambda name: objects.get(name, ()))
+            categories = ", ".join(f"'{name}'" for name in unknown[:MAX_LISTED_CATEGORIES])
+            more = ", ..." if len(unknown) > MAX_LISTED_CATEGORIES else ""
+            notes.append(
+                f"{len(unknown)} categories are not classes of the model and were left out: {categories}{more}."
+            )
+        return Annotations(path, image_names.sort(objects), notes, lambda name: objects.get(name, ()))
     raise InputError(
         f"{path}: unknown suffix {shorten(suffix)}, expected a .csv or .tsv file of boxes, a COCO .json file, or a folder "
         "of label masks."
     )
 
 
-def _count_left_out(count: int, what: str, why: str) -> list[str]:
-    return [f"{count} {what} {why} and were left out."] if count else []
+def _count_left_out(count: int, subject: str, reason: str) -> list[str]:
+    return [f"{count} {subject} {reason} and were left out."] if count else []

@@ -1,4 +1,4 @@
-"""Objects that somebody marked in a picture, and where they are in what the network sees of it."""
+"""Annotated objects, their position in the model's input, and the matching of image names."""
 
 from __future__ import annotations
 
@@ -15,135 +15,153 @@ from gradcam.images.read import Region, crop
 
 Mask = NDArray[np.bool_]
 Box = tuple[float, float, float, float]  # left, top, right, bottom, measured at the pixels' edges
-Parts = tuple[str, ...]  # of a path
-SLACK = 1.0  # pixels that a box may end outside of its picture: some tools round, and some count from 1
+PathParts = tuple[str, ...]
+MAX_OVERHANG_PIXELS = 1.0  # A box may exceed its image by this much, because some tools round, and some count from 1.
 
 
 @dataclass(frozen=True)
-class View:
-    """What the network sees of a picture: `region` of it, resized to `size`. `picture`: its height and width, if known."""
+class ModelView:
+    """The part of an image that the model sees: `region`, resized to `size`. `image_size` is (H,W) if it is known."""
 
     region: Region
     size: tuple[int, int]
-    picture: tuple[int, int] | None = None
+    image_size: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, eq=False)
-class Marking:
-    """One object of a picture: its box in pixels, or what draws it as a mask (H,W) of the picture. `where`: in which
-    file, and where there, for errors. `index`: its class, None if it counts for whichever is explained. `picture`: the
-    height and width of the picture as the annotations have it, if they do."""
+class AnnotatedObject:
+    """One object in an image: its box in pixels, or a function that draws its mask (H,W).
 
-    where: str
+    `location` is the file and the place in it, for error messages. `index` is the class; None means that the object is
+    class-agnostic. `image_size` is (H,W) according to the annotations; None if they do not have it.
+    """
+
+    location: str
     index: int | None = None
     box: Box | None = None
     draw: Callable[[], Mask] | None = field(default=None, repr=False)
-    picture: tuple[int, int] | None = None
+    image_size: tuple[int, int] | None = None
 
-    def project(self, view: View) -> tuple[Mask, Box] | None:
-        """The object in the network's input, a mask and a box around it; None where nothing of it is seen. Raises
-        `InputError` for a box that is not in the picture, and for a mask, or annotations, of another size."""
-        self._check_size(self.picture, view)
+    def project(self, view: ModelView) -> tuple[Mask, Box] | None:
+        """Return the object's mask and box in the model's input; None if the model sees no part of it.
+
+        Raise `InputError` if the box is outside the image, or if the size of the mask or the annotations is not the
+        image's.
+        """
+        self._check_size(self.image_size, view)
         if self.draw is not None:
             mask = self.draw()
             self._check_size((mask.shape[0], mask.shape[1]), view)
             return project_mask(mask, view)
         if self.box is None:
-            raise InputError(f"{self.where}: has neither a box nor a mask.")
+            raise InputError(f"{self.location}: has neither a box nor a mask.")
         left, top, right, bottom = self.box
-        picture = self.picture or view.picture
-        height, width = picture or (np.inf, np.inf)
-        if min(left, top) < -SLACK or right > width + SLACK or bottom > height + SLACK:
+        image_size = self.image_size or view.image_size
+        height, width = image_size or (np.inf, np.inf)
+        if (
+            min(left, top) < -MAX_OVERHANG_PIXELS
+            or right > width + MAX_OVERHANG_PIXELS
+            or bottom > height + MAX_OVERHANG_PIXELS
+        ):
             box = f"the box from {left:g}, {top:g} to {right:g}, {bottom:g}"
-            size = "" if picture is None else f" of {width} x {height} pixels"
-            raise InputError(f"{self.where}: {box} is not inside the image{size}.")
+            size = "" if image_size is None else f" of {width} x {height} pixels"
+            raise InputError(f"{self.location}: {box} is not inside the image{size}.")
         return project_box(self.box, view)
 
-    def _check_size(self, size: tuple[int, int] | None, view: View) -> None:
+    def _check_size(self, size: tuple[int, int] | None, view: ModelView) -> None:
         top, left, height, width = view.region
-        if size is None or size == view.picture:
+        if size is None or size == view.image_size:
             return
-        if view.picture is not None:
-            expected = f"but the upright image has {view.picture[1]} x {view.picture[0]}"
+        if view.image_size is not None:
+            expected = f"but the upright image has {view.image_size[1]} x {view.image_size[0]}"
         elif top + height > size[0] or left + width > size[1]:
             expected = f"but the model sees {width} x {height} pixels from {left}, {top}"
         else:
             return
-        raise InputError(f"{self.where}: has {size[1]} x {size[0]} pixels, {expected}. Both must have the same size.")
+        raise InputError(
+            f"{self.location}: has {size[1]} x {size[0]} pixels, {expected}. Both must have the same size."
+        )
 
 
-def project_box(box: Box, view: View) -> tuple[Mask, Box] | None:
-    """A box in the network's input, cut at its borders, and its pixels as `_cover` has them; None if nothing is left."""
+def project_box(box: Box, view: ModelView) -> tuple[Mask, Box] | None:
+    """Return the mask and the cropped box in the model's input; None if the box is outside the view."""
     (top, left, height, width), (rows, columns) = view.region, view.size
-    down, across = rows / height, columns / width
-    lefts, rights = (float(np.clip((x - left) * across, 0, columns)) for x in (box[0], box[2]))
-    tops, bottoms = (float(np.clip((y - top) * down, 0, rows)) for y in (box[1], box[3]))
-    if lefts >= rights or tops >= bottoms:
+    scale_y, scale_x = rows / height, columns / width
+    x0, x1 = (float(np.clip((x - left) * scale_x, 0, columns)) for x in (box[0], box[2]))
+    y0, y1 = (float(np.clip((y - top) * scale_y, 0, rows)) for y in (box[1], box[3]))
+    if x0 >= x1 or y0 >= y1:
         return None
-    mask = np.outer(_cover(tops, bottoms, rows), _cover(lefts, rights, columns))
-    return mask, (lefts, tops, rights, bottoms)
+    mask = np.outer(_cover(y0, y1, rows), _cover(x0, x1, columns))
+    return mask, (x0, y0, x1, y1)
 
 
-def project_mask(mask: Mask, view: View) -> tuple[Mask, Box] | None:
-    """A picture's mask in the network's input, and the box around what is seen of it; None if nothing is. Each pixel of
-    the input takes what is at its centre. An object that is at none of them takes the pixels it touches."""
+def project_mask(mask: Mask, view: ModelView) -> tuple[Mask, Box] | None:
+    """Return the mask in the model's input, and the box around its visible part; None if no part is visible.
+
+    The mask is sampled at the centre of each input pixel. An object that contains no centre is given the pixels that it
+    touches.
+    """
     (_, _, height, width), (rows, columns) = view.region, view.size
-    seen = crop(mask, view.region)
-    down, across = np.nonzero(seen)
-    if not len(down):
+    visible = crop(mask, view.region)
+    visible_rows, visible_columns = np.nonzero(visible)
+    if not len(visible_rows):
         return None
-    sides = ((rows, height), (columns, width))
-    resized = seen[np.ix_(*((2 * np.arange(new) + 1) * old // (2 * new) for new, old in sides))]
+    axes = ((rows, height), (columns, width))
+    resized = visible[
+        np.ix_(*((2 * np.arange(length) + 1) * visible_length // (2 * length) for length, visible_length in axes))
+    ]
     if not resized.any():
-        resized[down * rows // height, across * columns // width] = True
-    by_row, by_column = rows / height, columns / width
-    start, end = (float(it * by_column) for it in (across.min(), across.max() + 1))
-    above, below = (float(it * by_row) for it in (down.min(), down.max() + 1))
-    return resized, (start, above, end, below)
+        resized[visible_rows * rows // height, visible_columns * columns // width] = True
+    scale_y, scale_x = rows / height, columns / width
+    x0, x1 = (float(column * scale_x) for column in (visible_columns.min(), visible_columns.max() + 1))
+    y0, y1 = (float(row * scale_y) for row in (visible_rows.min(), visible_rows.max() + 1))
+    return resized, (x0, y0, x1, y1)
 
 
 def _cover(start: float, end: float, length: int) -> Mask:
-    """Which of so many pixels in a row have their centres from `start` to `end`, or else are touched."""
+    """Return a mask of the pixels with centres from `start` to `end`, or of the pixels that this interval touches."""
     pixels = np.arange(length)
     inside = (pixels + 0.5 >= start) & (pixels + 0.5 < end)
     return inside if inside.any() else (pixels + 1 > start) & (pixels < end)
 
 
-class Pictures:
-    """The names of the pictures that were given, to be found by other names of theirs. Paths are of one picture where
-    one of them ends in the other, folder by folder: `cats/a.jpg` is `a.jpg`, and `/data/cats/a.jpg`. Of several, the
-    one that agrees in most folders is meant. `keep_suffix`: whether suffixes count."""
+class ImageNames:
+    """The names of the evaluated images, matched by longer or shorter paths.
+
+    Two paths match if one ends in the other, folder by folder: `cats/a.jpg` matches `a.jpg` and `/data/cats/a.jpg`. If
+    several names match, the name that shares most folders is used. `keep_suffix=False` ignores file suffixes.
+    """
 
     def __init__(self, names: Iterable[str | os.PathLike[str]], *, keep_suffix: bool = True) -> None:
         self._keep_suffix = keep_suffix
         self.names = list(dict.fromkeys(os.fspath(name) for name in names))
-        self._by_last: defaultdict[str, list[tuple[Parts, str]]] = defaultdict(list)
+        self._by_filename: defaultdict[str, list[tuple[PathParts, str]]] = defaultdict(list)
         for name in self.names:
             if parts := self._split(name):
-                self._by_last[parts[-1]].append((parts, name))
+                self._by_filename[parts[-1]].append((parts, name))
 
-    def find(self, wanted: str, where: str) -> str | None:
-        """The name of the picture that is meant, None where nobody gave it. Raises `InputError` where it may be several."""
-        parts = self._split(wanted)
-        found: defaultdict[int, list[str]] = defaultdict(list)
-        for other, name in self._by_last.get(parts[-1], []) if parts else []:
-            if other == parts:
-                found[len(parts) + 1].append(name)
-            common = min(len(parts), len(other))
-            if other[-common:] == parts[-common:]:
-                found[common].append(name)
-        if not found:
+    def find(self, path: str, location: str) -> str | None:
+        """Return the name that matches a path; None if no name does. Raise `InputError` if the path is ambiguous."""
+        parts = self._split(path)
+        by_agreement: defaultdict[int, list[str]] = defaultdict(list)
+        for known_parts, name in self._by_filename.get(parts[-1], []) if parts else []:
+            if known_parts == parts:
+                by_agreement[len(parts) + 1].append(name)
+            common = min(len(parts), len(known_parts))
+            if known_parts[-common:] == parts[-common:]:
+                by_agreement[common].append(name)
+        if not by_agreement:
             return None
-        best = found[max(found)]
-        if len(best) > 1:
-            said = f"{shorten(wanted)} could be {join_names(best[:3])}"
-            raise InputError(f"{where}: {said}: write more of its path, or give only one of these images.")
-        return best[0]
+        candidates = by_agreement[max(by_agreement)]
+        if len(candidates) > 1:
+            problem = f"{shorten(path)} could be {join_names(candidates[:3])}"
+            raise InputError(f"{location}: {problem}: write more of its path, or give only one of these images.")
+        return candidates[0]
 
-    def sort(self, found: Iterable[str]) -> list[str]:
-        present = set(found)
+    def sort(self, names: Iterable[str]) -> list[str]:
+        present = set(names)
         return [name for name in self.names if name in present]
 
-    def _split(self, path: str) -> Parts:
-        plain = path.replace("\\", "/") if self._keep_suffix else os.path.splitext(path.replace("\\", "/"))[0]
-        return tuple(part for part in plain.split("/") if part not in ("", ".", ".."))
+    def _split(self, path: str) -> PathParts:
+        normalised = path.replace("\\", "/") if self._keep_suffix else os.path.splitext(path.replace("\\", "/"))[0]
+        return tuple(part for part in normalised.split("/") if part not in ("", ".", ".."))

@@ -1,1 +1,1 @@
-"""Shortcuts: evidence that one class has and no other, such as a watermark, found by clustering maps and what they mark."""
+"""Shortcuts: evidence that only one class has, such as a watermark, found by clustering heatmaps and features."""

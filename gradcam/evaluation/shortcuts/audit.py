@@ -1,8 +1,8 @@
-"""Find shortcuts: evidence that some pictures of one class have, and no other class."""
+"""Find shortcuts: evidence that some images of one class have, and images of other classes do not have."""
 
 from __future__ import annotations
 
-from collections import Counter as Count
+from collections import Counter as Counts
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,10 +14,10 @@ from gradcam.batch.read import read_item
 from gradcam.cam.methods.base import Method
 from gradcam.errors import ImageError, InputError, ModelError, shorten
 from gradcam.evaluation.explainers import Counter
-from gradcam.evaluation.shortcuts.clusters import LEAST, Evidence, Group, check_installed, cluster
-from gradcam.evaluation.shortcuts.evidence import Marked, collect_evidence
+from gradcam.evaluation.shortcuts.clusters import MIN_IMAGES_PER_CLASS, Cluster, Evidence, check_installed, cluster
+from gradcam.evaluation.shortcuts.evidence import ImageEvidence, collect_evidence
 from gradcam.evaluation.shortcuts.labels import Labels, find_labels
-from gradcam.evaluation.shortcuts.result import Audit, EvidenceCluster, describe_place, draw_marked
+from gradcam.evaluation.shortcuts.result import Audit, EvidenceCluster, describe_place, draw_heatmap
 from gradcam.evaluation.snapshots.snapshot import Look
 from gradcam.images.read import Pixels
 from gradcam.models.classifier import Classifier
@@ -27,7 +27,7 @@ from gradcam.options import Progress
 from gradcam.sources.contents import Item
 from gradcam.sources.list import Inputs, list_inputs
 
-NAMED = 8  # classes in a note
+MAX_LISTED = 8  # class names in a note
 
 
 def audit(
@@ -90,10 +90,10 @@ def audit(
     Examples
     --------
     >>> import gradcam
-    >>> found = gradcam.evaluation.audit("labelled/", gradcam.load_classifier())
-    >>> found.source, sorted({(cluster.class_name, cluster.image_count) for cluster in found.clusters})
+    >>> result = gradcam.evaluation.audit("labelled/", gradcam.load_classifier())
+    >>> result.source, sorted({(cluster.class_name, cluster.image_count) for cluster in result.clusters})
     ("the folders' names", [('espresso', 12), ('macaw', 12)])
-    >>> found.clusters[0].suspicion < 0.5
+    >>> result.clusters[0].suspicion < 0.5
     True
     """
     settings: Any = {"method": method, "score": score, "reshape": reshape, "batch_size": batch_size}
@@ -113,7 +113,7 @@ def audit_items(
     batch_size: int | str = "auto",
     workers: int | None = None,
 ) -> Audit:
-    """As `audit`, of pictures that are listed already."""
+    """Audit images that are already listed, as `audit` does."""
     check_installed()
     settings: Any = {"reshape": reshape, "batch_size": batch_size, "workers": workers}
     look = Look.of(classifier, method=method, score=score, **settings)
@@ -121,23 +121,25 @@ def audit_items(
         raise ModelError(f"An audit needs the model's default crop, but fit is {classifier.fit!r}: use fit='crop'.")
     labelled = find_labels(labels, items, classifier)
     counter = Counter(progress, total=len(labelled.items))
-    marked, blank, failures = collect_evidence(look, labelled.items, counter.step)
-    names = partial(_name, classifier)
-    _check_classes(marked, names, {**labelled.failures, **failures})
-    classes = np.array([one.explained for one in marked], np.int64)
-    evidence = Evidence.of(classes, np.stack([one.map for one in marked]), np.stack([one.features for one in marked]))
-    found = cluster(evidence)
-    sizes = Count(one.explained for one in marked)
-    few = [f"{names(index)} ({count})" for index, count in sorted(sizes.items()) if count < LEAST]
+    evidence, blank, failures = collect_evidence(look, labelled.items, counter.step)
+    name_of = partial(_name, classifier)
+    _check_classes(evidence, name_of, {**labelled.failures, **failures})
+    classes = np.array([image.class_index for image in evidence], np.int64)
+    arrays = Evidence.from_maps(
+        classes, np.stack([image.map for image in evidence]), np.stack([image.features for image in evidence])
+    )
+    clusters = cluster(arrays)
+    sizes = Counts(image.class_index for image in evidence)
+    small = [f"{name_of(index)} ({count})" for index, count in sorted(sizes.items()) if count < MIN_IMAGES_PER_CLASS]
     return Audit(
         classifier.name,
         look.request.methods[0].name,
         look.layer,
         labelled.source,
-        tuple(_describe(group, marked, sizes, classifier) for group in found),
+        tuple(_describe(cluster, evidence, sizes, classifier) for cluster in clusters),
         tuple(blank),
         {**labelled.failures, **failures},
-        tuple(_note(labelled.source, marked, blank, few, labels)),
+        tuple(_note(labelled.source, evidence, blank, small, labels)),
     )
 
 
@@ -145,68 +147,77 @@ def _name(classifier: Classifier, index: int) -> str:
     return name_class(index, classifier.label(index))
 
 
-def _check_classes(marked: Sequence[Marked], names: Any, failures: Mapping[str, str]) -> None:
-    """Raises `InputError` where there is nothing to compare with, or nothing to cluster."""
-    sizes = Count(one.explained for one in marked)
-    if not marked:
+def _check_classes(evidence: Sequence[ImageEvidence], name_of: Any, failures: Mapping[str, str]) -> None:
+    """Raise `InputError` if there is no other class to compare with, or no class with enough images to cluster."""
+    sizes = Counts(image.class_index for image in evidence)
+    if not evidence:
         first = f" The first of {len(failures)} failures: {shorten(next(iter(failures.values())))}" if failures else ""
         raise InputError(f"No image has positive evidence for its class.{first}")
     if len(sizes) < 2:
         raise InputError(
-            f"All {len(marked)} images with positive evidence are of one class, {names(marked[0].explained)}: give images "
-            "of at least two classes to compare."
+            f"All {len(evidence)} images with positive evidence are of one class, {name_of(evidence[0].class_index)}: "
+            "give images of at least two classes to compare."
         )
-    if max(sizes.values()) < LEAST:
+    if max(sizes.values()) < MIN_IMAGES_PER_CLASS:
         index, count = sizes.most_common(1)[0]
         raise InputError(
-            f"Clustering needs {LEAST} images with positive evidence in a class, but the largest class, "
-            f"{names(index)}, has {count}: give more images."
+            f"Clustering needs {MIN_IMAGES_PER_CLASS} images with positive evidence in a class, but the largest class, "
+            f"{name_of(index)}, has {count}: give more images."
         )
 
 
 def _describe(
-    group: Group, marked: Sequence[Marked], sizes: Mapping[int, int], classifier: Classifier
+    cluster: Cluster, evidence: Sequence[ImageEvidence], sizes: Mapping[int, int], classifier: Classifier
 ) -> EvidenceCluster:
-    members = {marked[i].item.name: marked[i] for i in group.members}
-    numbers: Any = {name: getattr(group, name) for name in ("suspicion", "place", "apart", "elsewhere", "is_rest")}
+    members = {evidence[i].item.name: evidence[i] for i in cluster.members}
+    measures: Any = {name: getattr(cluster, name) for name in ("suspicion", "place", "apart", "elsewhere", "is_rest")}
     return EvidenceCluster(
-        index=group.class_,
-        label=classifier.label(group.class_),
-        image_count=sizes[group.class_],
-        other_image_count=group.others,
+        index=cluster.class_,
+        label=classifier.label(cluster.class_),
+        image_count=sizes[cluster.class_],
+        other_image_count=cluster.other_count,
         members=tuple(members),
-        where=describe_place(group.map),
-        map=group.map,
+        where=describe_place(cluster.map),
+        map=cluster.map,
         draw_member=partial(_draw, classifier, members),
-        **numbers,
+        **measures,
     )
 
 
-def _draw(classifier: Classifier, members: Mapping[str, Marked], name: str) -> Pixels:
-    """Raises `ImageError` where the picture cannot be read any more."""
+def _draw(classifier: Classifier, members: Mapping[str, ImageEvidence], name: str) -> Pixels:
+    """Draw a member of a cluster; raise `ImageError` if its image can no longer be read."""
 
-    one = members[name]
-    found = read_item(classifier, replace(one.item, wanted=None)).picture
-    if not isinstance(found, Prepared):
-        raise ImageError(str(found))
-    return draw_marked(found.reading.picture, one.map, one.region)
+    member = members[name]
+    prepared = read_item(classifier, replace(member.item, wanted=None)).picture
+    if not isinstance(prepared, Prepared):
+        raise ImageError(str(prepared))
+    return draw_heatmap(prepared.reading.picture, member.map, member.region)
 
 
 def _note(
-    source: str, marked: Sequence[Marked], blank: Sequence[str], few: Sequence[str], labels: Labels | None
+    source: str,
+    evidence: Sequence[ImageEvidence],
+    blank: Sequence[str],
+    small: Sequence[str],
+    labels: Labels | None,
 ) -> Iterator[str]:
     if labels is None:
         advice = "" if "folders" in source else ". Use --labels FILE (labels= in Python) to read them from a table"
         yield f"The explained classes are {source}{advice}."
-    wrong = sum(one.explained != one.predicted for one in marked)
+    wrong = sum(image.class_index != image.predicted for image in evidence)
     if wrong:
-        yield f"For {wrong} of {len(marked)} images, the model does not predict the label. Their heatmaps explain the label."
-    if blank:
-        has = "images have" if len(blank) > 1 else "image has"
-        yield f"{len(blank)} {has} no positive evidence for the class. Blank heatmaps are not clustered."
-    if few:
-        names = ", ".join([*few[:NAMED], *([f"and {len(few) - NAMED} more"] if len(few) > NAMED else [])])
         yield (
-            f"Classes with fewer than {LEAST} images with positive evidence are not clustered. Clusters of other classes "
-            f"are compared with them: {names}."
+            f"For {wrong} of {len(evidence)} images, the model does not predict the label. "
+            "Their heatmaps explain the label."
+        )
+    if blank:
+        subject = "images have" if len(blank) > 1 else "image has"
+        yield f"{len(blank)} {subject} no positive evidence for the class. Blank heatmaps are not clustered."
+    if small:
+        names = ", ".join(
+            [*small[:MAX_LISTED], *([f"and {len(small) - MAX_LISTED} more"] if len(small) > MAX_LISTED else [])]
+        )
+        yield (
+            f"Classes with fewer than {MIN_IMAGES_PER_CLASS} images with positive evidence are not clustered. "
+            f"Clusters of other classes are compared with them: {names}."
         )

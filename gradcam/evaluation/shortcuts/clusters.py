@@ -1,8 +1,8 @@
-"""Clusters of explanations within each class, and how far other pictures have their like: NumPy and scikit-learn alone.
+"""Cluster the explanations of each class, and measure how rare each cluster's evidence is in other images.
 
-After spectral relevance analysis (Lapuschkin et al. 2019, "Unmasking Clever Hans predictors and assessing what machines
-really learn"). New is how clusters are chosen. Pictures are joined two by two, the most alike first (average linkage), which
-makes a tree of clusters of every size. Of those, the ones are taken whose place and look are rarest elsewhere.
+This follows spectral relevance analysis (Lapuschkin et al. 2019, "Unmasking Clever Hans predictors and assessing what
+machines really learn"), except for the choice of clusters. Average linkage joins the images of a class into a tree of
+clusters of every size. From this tree, the clusters whose position and appearance are rarest in other images are taken.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from gradcam.evaluation.intervals import bound_share
 
 Array = NDArray[np.floating[Any]]
 
-LEAST = 10  # pictures of a class that can be clustered
-SMALLEST = 5  # pictures in a cluster
-SHARE = 0.01  # of a class's pictures, that a cluster has at least
-JOINED = 5000  # pictures of a class, which are joined by the distances of all pairs; of more, so many, evenly spread
-MARGIN = 0.05  # of suspicion, by which a part has to be ahead of a cluster to stand in its place
-MISFITS = 0.2  # of a cluster's members, which may have less in common with it than what is counted as its like
-MOST = 0.5  # of a class's pictures: above it a cluster is what the class is about, and only its place can be suspicious
-AT_ONCE = 250  # parts that are compared, of all pictures
-Z = 1.645  # of the normal distribution: 95 % on one side
-FLAT = 1e-6  # what values that differ for rounding alone do not exceed
+MIN_IMAGES_PER_CLASS = 10
+MIN_IMAGES_PER_CLUSTER = 5
+MIN_CLUSTER_FRACTION = 0.01  # of the images of a class
+MAX_JOINED_IMAGES = 5000  # Linkage needs the distances of all pairs. Larger classes are subsampled evenly.
+SPLIT_MARGIN = 0.05  # A part replaces its cluster only if its suspicion is higher by more than this.
+MISFIT_FRACTION = 0.2  # The threshold for similar images is this quantile of the members, so 80 % of them reach it.
+MAIN_FRACTION = 0.5  # A cluster with more of its class is typical of the class, so only its position can be suspicious.
+PARTS_PER_BATCH = 250  # Limits the memory: each part is compared with all images.
+Z = 1.645  # one-sided 95 % quantile of the normal distribution
+ROUNDING_TOLERANCE = 1e-6  # Values that differ by rounding only stay below this.
 TINY = float(np.finfo(np.float64).tiny)
 
 
 def check_installed() -> None:
-    """Raises `GradcamError` where scikit-learn is missing."""
+    """Raise `GradcamError` if scikit-learn is missing."""
     try:
         import sklearn.cluster  # noqa: F401
     except ImportError as error:
@@ -41,11 +41,14 @@ def check_installed() -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
-    """A cluster of one class. `members`: positions of its pictures, the most typical first. `share`: of its class.
-    `map`: (h,w), their mean map, whose sum is 1. `place`, `apart`: from 0 to 1, as `compare` has them. `elsewhere`: how many
-    of the `others` pictures of other classes have as much evidence in its place as four of five members have. `is_rest`:
-    whether it is what fits into no cluster of its class."""
+class Cluster:
+    """Images of one class with similar evidence.
+
+    `members` are indices into the evidence, the most typical first. `share` is their fraction of the class. `map` (h,w)
+    is their mean map, with the sum 1. `place` and `apart` are from 0 to 1, as in `build_clusters`. `elsewhere` counts
+    the images of other classes (`other_count` in all) with as much evidence in this place as 80 % of the members have.
+    `is_rest` marks the images of a class that fit no cluster.
+    """
 
     class_: int
     members: NDArray[np.intp]
@@ -54,21 +57,26 @@ class Group:
     place: float
     apart: float
     elsewhere: int
-    others: int
+    other_count: int
     is_rest: bool = False
 
     @property
     def suspicion(self) -> float:
-        """From 0 to 1. A part of a class that looks like nothing else has up to one half, and the more the rarer its place
-        is in other classes; most of a class, or its rest, by place alone."""
-        is_main = self.is_rest or self.share > MOST
+        """Return the suspicion, from 0 to 1.
+
+        A unique appearance counts up to one half, and a position that is rare in other classes raises it to one. If the
+        cluster has most of its class, or is the rest, appearance counts only together with a rare position.
+        """
+        is_main = self.is_rest or self.share > MAIN_FRACTION
         return self.apart * (self.place if is_main else (1 + self.place) / 2)
 
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What is marked in N pictures: their classes (N,); `places` (N,h*w), each map with the sum 1; `looks` (N,C), the
-    features of what is marked, with the length 1."""
+    """The evidence in N images: their classes (N,), maps with the sum 1, and features with the norm 1.
+
+    `places` (N,h*w) are the maps, flattened. `looks` (N,C) are the features.
+    """
 
     classes: NDArray[np.int64]
     grid: tuple[int, int]
@@ -76,128 +84,143 @@ class Evidence:
     looks: Array
 
     @classmethod
-    def of(cls, classes: NDArray[np.int64], maps: Array, features: Array) -> Evidence:
-        """Of maps (N,h,w) without negative values, none of which is blank, and features (N,C)."""
+    def from_maps(cls, classes: NDArray[np.int64], maps: Array, features: Array) -> Evidence:
+        """Normalise maps (N,h,w) and features (N,C). The maps must be non-negative and not blank."""
         places = maps.reshape(len(maps), -1).astype(np.float64)
         grid = (int(maps.shape[1]), int(maps.shape[2]))
         return cls(classes, grid, places / places.sum(1, keepdims=True), _to_unit(features.astype(np.float64)))
 
 
-def cluster(evidence: Evidence) -> list[Group]:
-    """The clusters of all classes that have `LEAST` pictures, the most suspicious first; there are two classes or more."""
-    groups = [
-        group
+def cluster(evidence: Evidence) -> list[Cluster]:
+    """Cluster each class with enough images, and return all clusters, the most suspicious first.
+
+    There must be at least two classes.
+    """
+    clusters = [
+        cluster
         for class_, count in zip(*np.unique(evidence.classes, return_counts=True))
-        if count >= LEAST
-        for group in _cluster_class(evidence, np.flatnonzero(evidence.classes == class_))
+        if count >= MIN_IMAGES_PER_CLASS
+        for cluster in _cluster_class(evidence, np.flatnonzero(evidence.classes == class_))
     ]
-    return sorted(groups, key=lambda group: (-group.suspicion, -len(group.members), group.class_))
+    return sorted(clusters, key=lambda cluster: (-cluster.suspicion, -len(cluster.members), cluster.class_))
 
 
-def _cluster_class(evidence: Evidence, own: NDArray[np.intp]) -> Iterator[Group]:
-    """Of a class's pictures, by their positions: no picture is in two clusters, and what is in none is the rest."""
-    tried = own[:: -(-len(own) // JOINED)]
-    # Of shares, the square root: its distances are Hellinger's, which small shares have a part in.
-    points = np.concatenate([_scale(np.sqrt(evidence.places[tried])), _scale(evidence.looks[tried])], 1)
+def _cluster_class(evidence: Evidence, members: NDArray[np.intp]) -> Iterator[Cluster]:
+    """Yield disjoint clusters of a class's images, and at the end the images that fit no cluster."""
+    sample = members[:: -(-len(members) // MAX_JOINED_IMAGES)]
+    # Distances of square roots are Hellinger distances, to which cells with little evidence contribute as well.
+    points = np.concatenate([_scale(np.sqrt(evidence.places[sample])), _scale(evidence.looks[sample])], 1)
     pairs, order, slices = _join(points)
-    least = max(SMALLEST, round(SHARE * len(tried)))
-    large = [node for node, part in enumerate(slices) if part.stop - part.start >= least]
-    groups = dict(zip(large, compare(evidence, [tried[order[slices[node]]] for node in large])))
+    min_size = max(MIN_IMAGES_PER_CLUSTER, round(MIN_CLUSTER_FRACTION * len(sample)))
+    nodes = [node for node, span in enumerate(slices) if span.stop - span.start >= min_size]
+    clusters = dict(zip(nodes, build_clusters(evidence, [sample[order[slices[node]]] for node in nodes])))
     best: dict[int, tuple[float, list[int]]] = {}
-    for node in large:  # parts come before what they are parts of
-        parts = [best[part] for part in pairs[node - len(tried)] if part in best]
-        highest = max((suspicion for suspicion, _ in parts), default=0.0)
-        is_whole = groups[node].suspicion >= highest - MARGIN
+    for node in nodes:  # A node comes after its children.
+        children = [best[child] for child in pairs[node - len(sample)] if child in best]
+        highest = max((suspicion for suspicion, _ in children), default=0.0)
+        keeps_whole = clusters[node].suspicion >= highest - SPLIT_MARGIN
         best[node] = (
-            (groups[node].suspicion, [node]) if is_whole else (highest, [it for _, them in parts for it in them])
+            (clusters[node].suspicion, [node])
+            if keeps_whole
+            else (highest, [node for _, part_nodes in children for node in part_nodes])
         )
-    _, chosen = best[large[-1]]
-    for node in chosen:
+    _, selected = best[nodes[-1]]
+    for node in selected:
         inside = order[slices[node]]
         distances = np.linalg.norm(points[inside] - points[inside].mean(0), axis=1)
-        yield replace(groups[node], members=tried[inside[np.argsort(distances, kind="stable")]])
-    rest = np.setdiff1d(own, np.concatenate([groups[node].members for node in chosen]))
-    if len(rest):
-        yield replace(compare(evidence, [rest])[0], is_rest=True)
+        yield replace(clusters[node], members=sample[inside[np.argsort(distances, kind="stable")]])
+    unclustered = np.setdiff1d(members, np.concatenate([clusters[node].members for node in selected]))
+    if len(unclustered):
+        yield replace(build_clusters(evidence, [unclustered])[0], is_rest=True)
 
 
 def _scale(values: Array) -> Array:
-    """Values (N,P) around their mean, so that the mean of their squared lengths is 1; zeros where all are alike."""
-    if np.ptp(values, axis=0).max() < FLAT:
+    """Centre values (N,P), and scale them to a mean squared norm of 1. Return zeros if all rows are equal."""
+    if np.ptp(values, axis=0).max() < ROUNDING_TOLERANCE:
         return np.zeros((len(values), 1))
-    found: Array = values - values.mean(0)
-    return found / max(float(np.sqrt((found**2).sum(1).mean())), TINY)
+    centred: Array = values - values.mean(0)
+    return centred / max(float(np.sqrt((centred**2).sum(1).mean())), TINY)
 
 
 def _join(points: Array) -> tuple[NDArray[np.intp], NDArray[np.intp], list[slice]]:
-    """A tree over points: the two parts of each of its nodes, which are numbered on from the points'; and an order of the
-    points in which each node is a slice, that of all the last."""
+    """Build a linkage tree over points.
+
+    Return the two children of each inner node, an order of the points in which each node is a slice, and these slices.
+    Points are the nodes 0 to N - 1, inner nodes follow, and the root is the last.
+    """
     from sklearn.cluster import AgglomerativeClustering
 
     tree = AgglomerativeClustering(n_clusters=None, distance_threshold=0, linkage="average").fit(points)
     pairs: NDArray[np.intp] = tree.children_
     sizes = [1] * len(points)
-    for one, other in pairs:
-        sizes.append(sizes[one] + sizes[other])
+    for first, second in pairs:
+        sizes.append(sizes[first] + sizes[second])
     starts = [0] * len(sizes)
     for node in range(len(sizes) - 1, len(points) - 1, -1):
-        one, other = pairs[node - len(points)]
-        starts[one], starts[other] = starts[node], starts[node] + sizes[one]
+        first, second = pairs[node - len(points)]
+        starts[first], starts[second] = starts[node], starts[node] + sizes[first]
     order = np.argsort(starts[: len(points)])
     return pairs, order, [slice(start, start + size) for start, size in zip(starts, sizes)]
 
 
-def compare(evidence: Evidence, parts: Sequence[NDArray[np.intp]]) -> list[Group]:
-    """How rare what pictures of one class have in common is elsewhere, for several parts of that class.
+def build_clusters(evidence: Evidence, parts: Sequence[NDArray[np.intp]]) -> list[Cluster]:
+    """Measure for several parts of one class how rare their evidence is in other images.
 
-    `place`: how much rarer, among pictures of other classes than among those of this one, is as much evidence in the
-    part's place as four of five of its members have. `apart`: how much rarer, among all pictures outside of the part than
-    in it, is what looks as much like its members as four of five do; a member is compared with the others."""
-    return [it for first in range(0, len(parts), AT_ONCE) for it in _compare(evidence, parts[first : first + AT_ONCE])]
+    An image counts as having the evidence if it has as much of it as 80 % of the members. `place` is the rarity of
+    evidence in the part's position, in other classes compared with the part's class. `apart` is the rarity of evidence
+    that looks like the part's, outside the part compared with inside it. A member is compared with the other members.
+    """
+    return [
+        cluster
+        for first in range(0, len(parts), PARTS_PER_BATCH)
+        for cluster in _build_clusters(evidence, parts[first : first + PARTS_PER_BATCH])
+    ]
 
 
-def _compare(evidence: Evidence, parts: Sequence[NDArray[np.intp]]) -> Iterator[Group]:
-    is_own = evidence.classes == evidence.classes[parts[0][0]]
+def _build_clusters(evidence: Evidence, parts: Sequence[NDArray[np.intp]]) -> Iterator[Cluster]:
+    in_class = evidence.classes == evidence.classes[parts[0][0]]
     means = [evidence.places[members].mean(0) for members in parts]
     amounts = evidence.places @ np.stack([_mark_core(mean) for mean in means], 1)
     totals = np.stack([evidence.looks[members].sum(0) for members in parts])
-    likenesses = evidence.looks @ _to_unit(totals).T
-    for members, mean, amount, total, likeness in zip(parts, means, amounts.T, totals, likenesses.T):
-        own_looks = evidence.looks[members]
-        likeness[members] = (own_looks * _to_unit(total - own_looks)).sum(1)
-        is_there, is_alike = (
-            each >= np.quantile(each[members], MISFITS, method="lower") for each in (amount, likeness)
+    similarities = evidence.looks @ _to_unit(totals).T
+    for members, mean, amount, total, similarity in zip(parts, means, amounts.T, totals, similarities.T):
+        member_looks = evidence.looks[members]
+        similarity[members] = (member_looks * _to_unit(total - member_looks)).sum(1)
+        has_place, has_look = (
+            values >= np.quantile(values[members], MISFIT_FRACTION, method="lower") for values in (amount, similarity)
         )
-        is_inside = np.zeros(len(is_own), bool)
-        is_inside[members] = True
-        yield Group(
+        is_member = np.zeros(len(in_class), bool)
+        is_member[members] = True
+        yield Cluster(
             class_=int(evidence.classes[members[0]]),
             members=members,
-            share=len(members) / int(is_own.sum()),
+            share=len(members) / int(in_class.sum()),
             map=mean.reshape(evidence.grid),
-            place=how_much_rarer(is_there[~is_own], is_there[is_own]),
-            apart=how_much_rarer(is_alike[~is_inside], is_alike[is_inside]),
-            elsewhere=int(is_there[~is_own].sum()),
-            others=int((~is_own).sum()),
+            place=estimate_rarity(has_place[~in_class], has_place[in_class]),
+            apart=estimate_rarity(has_look[~is_member], has_look[is_member]),
+            elsewhere=int(has_place[~in_class].sum()),
+            other_count=int((~in_class).sum()),
         )
 
 
 def _mark_core(mean: Array) -> Array:
-    """One for the fewest cells that have half of a map, and zero for the others."""
+    """Mark with 1 the smallest set of cells that has half of a map's evidence; all other cells are 0."""
     order = np.argsort(-mean, kind="stable")
-    marked = np.zeros_like(mean)
-    marked[order[: int(np.searchsorted(np.cumsum(mean[order]), 0.5 * mean.sum())) + 1]] = 1
-    return marked
+    core = np.zeros_like(mean)
+    core[order[: int(np.searchsorted(np.cumsum(mean[order]), 0.5 * mean.sum())) + 1]] = 1
+    return core
 
 
 def _to_unit(vectors: Array) -> Array:
-    found: Array = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), TINY)
-    return found
+    units: Array = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), TINY)
+    return units
 
 
-def how_much_rarer(there: NDArray[np.bool_], here: NDArray[np.bool_]) -> float:
-    """One minus the ratio of two rates, not below 0: 0 is as common there as here, 1 is never there. Each rate is taken at
-    the careful end of its interval (Wilson 1927), so that a few pictures alone prove little."""
-    highest = bound_share(float(there.mean()), len(there), Z)[1] if len(there) else 1.0
-    lowest = bound_share(float(here.mean()), len(here), Z)[0] if len(here) else 0.0
+def estimate_rarity(outside: NDArray[np.bool_], inside: NDArray[np.bool_]) -> float:
+    """Return one minus the ratio of the rate outside to the rate inside, at least 0. Never outside gives 1.
+
+    Each rate is replaced by the conservative end of its Wilson interval (1927), so that few images prove little.
+    """
+    highest = bound_share(float(outside.mean()), len(outside), Z)[1] if len(outside) else 1.0
+    lowest = bound_share(float(inside.mean()), len(inside), Z)[0] if len(inside) else 0.0
     return max(0.0, 1 - highest / max(lowest, TINY))

@@ -1,4 +1,4 @@
-"""Each picture's map, and what lies under it: one pass for both, in the batch that `gradcam batch` runs."""
+"""Compute each image's heatmap, and the layer's features under it, in one forward pass."""
 
 from __future__ import annotations
 
@@ -29,13 +29,15 @@ from gradcam.sources.contents import Item
 
 
 @dataclass(frozen=True, eq=False)
-class Marked:
-    """What a model marks in one picture. `map`: float32 (h,w), the evidence for class `explained` on the layer's grid,
-    over `region`. `features`: float32 (C,), the layer's channels averaged with the map as weights: what the marked place
-    looks like to the network."""
+class ImageEvidence:
+    """The evidence in one image.
+
+    `map` (float32, (h,w)) is the heatmap of class `class_index` on the layer's grid, over `region` of the image.
+    `features` (float32, (C,)) is the mean of the layer's channels, weighted by the map: the appearance of the evidence.
+    """
 
     item: Item
-    explained: int
+    class_index: int
     predicted: int
     region: Region
     map: NDArray[np.float32]
@@ -43,90 +45,94 @@ class Marked:
 
 
 @dataclass(frozen=True, eq=False)
-class _Seen:
+class _ResultWithFeatures:
     result: PictureResult
     features: Tensor  # (C,h,w) on the map's grid
 
 
 def collect_evidence(
     look: Look, items: Sequence[Item], step: Callable[[], None]
-) -> tuple[list[Marked], list[str], dict[str, str]]:
-    """What is marked in each picture; the names of those whose map is blank; and why others have nothing."""
-    marked: list[Marked] = []
+) -> tuple[list[ImageEvidence], list[str], dict[str, str]]:
+    """Return the evidence in each image, the names of images with blank heatmaps, and the reasons for failures."""
+    evidence: list[ImageEvidence] = []
     blank: list[str] = []
     failures: dict[str, str] = {}
-    for item, found in compute_items(
+    for item, image_evidence in compute_items(
         look.classifier,
-        partial(_find, look),
+        partial(_explain, look),
         items,
         finish=_finish,
         batch_size=look.batch_size,
         workers=look.workers,
     ):
         step()
-        if isinstance(found, str):
-            failures[item.name] = found
-        elif not found.map.any():
+        if isinstance(image_evidence, str):
+            failures[item.name] = image_evidence
+        elif not image_evidence.map.any():
             blank.append(item.name)
-        elif marked and found.map.shape != marked[0].map.shape:
-            shapes = [" x ".join(map(str, it.map.shape)) for it in (found, marked[0])]
+        elif evidence and image_evidence.map.shape != evidence[0].map.shape:
+            shapes = [" x ".join(map(str, entry.map.shape)) for entry in (image_evidence, evidence[0])]
             failures[item.name] = (
                 f"{item.name}: its heatmap is {shapes[0]}, but the first image's is {shapes[1]}: give all images one --size"
             )
         else:
-            marked.append(found)
-    return marked, blank, failures
+            evidence.append(image_evidence)
+    return evidence, blank, failures
 
 
-def _find(
-    look: Look, pictures: Sequence[Prepared], *, classes: Sequence[int] | None = None
-) -> list[_Seen | GradcamError]:
-    """As `find`, with the features of the layer from the same pass. Raises `LayerError` where they are on another grid."""
+def _explain(
+    look: Look, prepared: Sequence[Prepared], *, classes: Sequence[int] | None = None
+) -> list[_ResultWithFeatures | GradcamError]:
+    """Explain images, and record the layer's features in the same pass. Raise `LayerError` if the layer has no grid."""
     module = find_layer(look.classifier.model, look.layer).module
     outputs: list[Tensor] = []
 
-    def keep(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def record_output(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         tensor = first_floating(output)
-        if tensor is not None and not outputs:  # of methods that run the model again, the first run is the picture's
-            outputs.append(tensor.detach().clone())  # which the next layer may change in place
+        # Some methods run the model several times. The first pass is the one of the unchanged image.
+        if tensor is not None and not outputs:
+            outputs.append(tensor.detach().clone())  # The next layer may change the tensor in place.
 
     with Hooks() as hooks:
-        hooks.after_forward(module, keep)
-        results = find(look.classifier, look.request, pictures, classes=classes)
-    grids = _to_grid(look, outputs, pictures)
-    return [result if isinstance(result, GradcamError) else _Seen(result, grid) for result, grid in zip(results, grids)]
+        hooks.after_forward(module, record_output)
+        results = find(look.classifier, look.request, prepared, classes=classes)
+    grids = _to_grid(look, outputs, prepared)
+    return [
+        result if isinstance(result, GradcamError) else _ResultWithFeatures(result, grid)
+        for result, grid in zip(results, grids)
+    ]
 
 
-def _to_grid(look: Look, outputs: Sequence[Tensor], pictures: Sequence[Prepared]) -> Tensor:
-    """The layer's output (N,C,h,w), on the CPU."""
+def _to_grid(look: Look, outputs: Sequence[Tensor], prepared: Sequence[Prepared]) -> Tensor:
+    """Return the layer's output (N,C,h,w) on the CPU."""
     model = unwrap(look.classifier.model)
-    images = torch.stack([picture.image for picture in pictures])
+    images = torch.stack([image.image for image in prepared])
     axes = Axes(model, to_batch(images), find_patches(model.modules()) if outputs and outputs[0].ndim == 3 else ())
     module = find_layer(model, look.layer).module
     layout = axes.find_layout(outputs[0].shape, module, look.request.options["reshape"]) if outputs else None
-    if layout is None or len(outputs[0]) != len(pictures):
+    if layout is None or len(outputs[0]) != len(prepared):
         raise LayerError(f"Layer '{look.layer}' has no grid of features for each image: choose another --layer.")
-    grid, windows = layout.to_grid(outputs[0]).float().cpu(), find_windows(look.classifier.preprocess, pictures)
-    # As maps of padded images, which cover the image alone.
+    grid, windows = layout.to_grid(outputs[0]).float().cpu(), find_windows(look.classifier.preprocess, prepared)
+    # Crop the features of padded images to the image, because heatmaps are cropped as well.
     return grid if windows is None else take_windows(grid, Frame((images.shape[2], images.shape[3]), windows))
 
 
-def _finish(fetched: Fetched, found: _Seen | GradcamError) -> tuple[Item, Marked | str]:
+def _finish(fetched: Fetched, outcome: _ResultWithFeatures | GradcamError) -> tuple[Item, ImageEvidence | str]:
     item = fetched.item
-    if isinstance(found, GradcamError):
-        return item, describe_failure(item.name, found)
-    (explanation,) = found.result.maps.values()
+    if isinstance(outcome, GradcamError):
+        return item, describe_failure(item.name, outcome)
+    (explanation,) = outcome.result.maps.values()
     values = explanation.maps[0, 0].float().clamp(min=0)
-    if values.shape != found.features.shape[1:]:
-        grids = [" x ".join(map(str, it)) for it in (values.shape, found.features.shape[1:])]
+    if values.shape != outcome.features.shape[1:]:
+        grids = [" x ".join(map(str, shape)) for shape in (values.shape, outcome.features.shape[1:])]
         return (
             item,
             f"{item.name}: the heatmap is {grids[0]}, but the layer's features are {grids[1]}: choose another method",
         )
     weights = values / values.sum().clamp(min=torch.finfo(torch.float32).tiny)
-    features = (found.features * weights).sum((1, 2))
+    features = (outcome.features * weights).sum((1, 2))
     if not (values.isfinite().all() and features.isfinite().all()):
         return item, f"{item.name}: the layer has NaN or infinite features: check the weights and the precision"
-    explained = int(explanation.classes[0, 0])  # type: ignore[index]  # a class is explained
-    predicted = found.result.predictions[0].index
-    return item, Marked(item, explained, predicted, found.result.region, values.numpy(), features.numpy())
+    class_index = int(explanation.classes[0, 0])  # type: ignore[index]  # The target is a class.
+    predicted = outcome.result.predictions[0].index
+    return item, ImageEvidence(item, class_index, predicted, outcome.result.region, values.numpy(), features.numpy())

@@ -1,4 +1,4 @@
-"""What an audit found: clusters of evidence in words, in pictures and as data, the most suspicious first."""
+"""The result of an audit: clusters of evidence as text, images and JSON, the most suspicious first."""
 
 from __future__ import annotations
 
@@ -21,37 +21,40 @@ from gradcam.renames import AUDIT, add_old_keys
 
 SCHEMA = 1
 KIND = "gradcam audit"
-TYPICAL = 5  # pictures of a cluster that are drawn
-SHOWN = 10  # clusters on a sheet
-SIDE = 224  # pixels of a cluster's mean map, drawn by itself
-FINEST = 448  # rows and columns that a map is resized to, at most
-CORNER, BAND, BORDER = 0.5, 0.6, 0.75  # shares of a map from which on it is said to lie there
-DOWN, ACROSS = ("top", "", "bottom"), ("left", "", "right")
+TYPICAL_IMAGES = 5  # per cluster, on a sheet
+MAX_SHEET_CLUSTERS = 10
+MEAN_MAP_PIXELS = 224  # side of the image of a mean heatmap
+MAX_HEATMAP_PIXELS = 448  # largest side to which a heatmap is resized
+MIN_NINTH_FRACTION, MIN_BAND_FRACTION, MIN_BORDER_FRACTION = 0.5, 0.6, 0.75  # of a map's evidence
+ROW_NAMES, COLUMN_NAMES = ("top", "", "bottom"), ("left", "", "right")
 
 
 def describe_place(mean: NDArray[np.floating[Any]]) -> str:
-    """Where a map (h,w) lies, in words: the ninth of the picture with half of it, a third with three fifths, the outermost
-    cells with three quarters, or all over the picture."""
+    """Describe the position of the evidence in a map (h,w).
+
+    This is the ninth of the image with at least half of the evidence, the third (row or column) with 60 %, the border
+    with 75 %, or else the whole image.
+    """
     rows, columns = (_find_thirds(length) for length in mean.shape)
-    share = mean / mean.sum()
-    ninths = np.array([[share[rows == i][:, columns == j].sum() for j in range(3)] for i in range(3)])
+    fractions = mean / mean.sum()
+    ninths = np.array([[fractions[rows == i][:, columns == j].sum() for j in range(3)] for i in range(3)])
     row, column = np.unravel_index(int(ninths.argmax()), (3, 3))
-    if ninths[row, column] >= CORNER:
-        words = [word for word in (DOWN[row], ACROSS[column]) if word]
+    if ninths[row, column] >= MIN_NINTH_FRACTION:
+        words = [word for word in (ROW_NAMES[row], COLUMN_NAMES[column]) if word]
         return f"in the {' '.join(words)} corner" if len(words) == 2 else _describe_band(words)
-    down, across = ninths.sum(1), ninths.sum(0)
-    for bands, names in ((down, DOWN), (across, ACROSS)):
-        if bands.max() >= BAND and names[int(bands.argmax())]:
+    by_row, by_column = ninths.sum(1), ninths.sum(0)
+    for bands, names in ((by_row, ROW_NAMES), (by_column, COLUMN_NAMES)):
+        if bands.max() >= MIN_BAND_FRACTION and names[int(bands.argmax())]:
             return _describe_band([names[int(bands.argmax())]])
-    if min(mean.shape) > 2 and 1 - share[1:-1, 1:-1].sum() >= BORDER:
+    if min(mean.shape) > 2 and 1 - fractions[1:-1, 1:-1].sum() >= MIN_BORDER_FRACTION:
         return "along the border"
     return "all over the image"
 
 
 def _find_thirds(length: int) -> NDArray[np.int64]:
-    """Which third of the picture the middle of each cell lies in."""
-    found: NDArray[np.int64] = np.minimum((np.arange(length) + 0.5) / length * 3, 2).astype(np.int64)
-    return found
+    """Return for each cell the third of the image that contains its centre."""
+    thirds: NDArray[np.int64] = np.minimum((np.arange(length) + 0.5) / length * 3, 2).astype(np.int64)
+    return thirds
 
 
 def _describe_band(words: list[str]) -> str:
@@ -100,8 +103,8 @@ class EvidenceCluster:
     Examples
     --------
     >>> import gradcam
-    >>> found = gradcam.evaluation.audit("labelled/", gradcam.load_classifier())
-    >>> worst = found.clusters[0]
+    >>> result = gradcam.evaluation.audit("labelled/", gradcam.load_classifier())
+    >>> worst = result.clusters[0]
     >>> isinstance(worst, gradcam.evaluation.EvidenceCluster), 0 <= worst.suspicion <= 1
     (True, True)
     >>> overlays = worst.draw(count=2)
@@ -125,26 +128,26 @@ class EvidenceCluster:
 
     @property
     def share(self) -> float:
-        """The number of members divided by `image_count`, from 0 to 1."""
+        """Return the number of members divided by `image_count`, from 0 to 1."""
         return len(self.members) / self.image_count
 
     @property
     def class_name(self) -> str:
-        """The class's label, or "class" and its index."""
+        """Return the class's label, or "class" and its index."""
         return name_class(self.index, self.label)
 
     def describe(self) -> str:
         """Describe where the evidence lies, and how many images of this class and of other classes have evidence there."""
-        some = (
+        elsewhere = (
             f"{self.elsewhere} of {self.other_image_count}" if self.elsewhere else f"none of {self.other_image_count}"
         )
         verb = "has" if self.elsewhere in (0, 1) else "have"
         return (
-            f"{self.where}, in {len(self.members)} of {self.image_count} images of {self.class_name}; {some} images of "
+            f"{self.where}, in {len(self.members)} of {self.image_count} images of {self.class_name}; {elsewhere} images of "
             f"other classes {verb} as much evidence there"
         )
 
-    def draw(self, *, count: int = TYPICAL) -> dict[str, Pixels]:
+    def draw(self, *, count: int = TYPICAL_IMAGES) -> dict[str, Pixels]:
         """Draw the mean heatmap, and the most typical images with their heatmaps.
 
         Parameters
@@ -157,14 +160,14 @@ class EvidenceCluster:
         dict of str to array (H,W,3)
             The mean heatmap under "mean map", and the images by name: RGB, uint8.
         """
-        grey = np.full((SIDE, SIDE, 3), 128, np.uint8)
-        drawn = {"mean map": draw_marked(grey, self.map, (0, 0, SIDE, SIDE))}
+        grey = np.full((MEAN_MAP_PIXELS, MEAN_MAP_PIXELS, 3), 128, np.uint8)
+        images = {"mean map": draw_heatmap(grey, self.map, (0, 0, MEAN_MAP_PIXELS, MEAN_MAP_PIXELS))}
         for name in self.members[:count]:
             try:
-                drawn[name] = self.draw_member(name)
-            except GradcamError:  # noqa: PERF203  (gone meanwhile: the others are still worth looking at)
+                images[name] = self.draw_member(name)
+            except GradcamError:  # noqa: PERF203  (The file may be gone. Draw the other images.)
                 continue
-        return drawn
+        return images
 
     def to_record(self) -> dict[str, Any]:
         """Return everything except the images, ready for JSON."""
@@ -205,11 +208,11 @@ class Audit:
     Examples
     --------
     >>> import gradcam
-    >>> found = gradcam.evaluation.audit("labelled/", gradcam.load_classifier())
-    >>> found.source, len(found.failures), sum(len(cluster.members) for cluster in found.clusters)
+    >>> result = gradcam.evaluation.audit("labelled/", gradcam.load_classifier())
+    >>> result.source, len(result.failures), sum(len(cluster.members) for cluster in result.clusters)
     ("the folders' names", 0, 24)
-    >>> gradcam.write_image("audit.png", found.sheet())
-    >>> isinstance(found, gradcam.evaluation.Audit), found.to_record()["schema"]
+    >>> gradcam.write_image("audit.png", result.sheet())
+    >>> isinstance(result, gradcam.evaluation.Audit), result.to_record()["schema"]
     (True, 1)
     """
 
@@ -227,16 +230,16 @@ class Audit:
 
     @property
     def summary(self) -> str:
-        """One line: the numbers of images, classes and clusters, and the first cluster."""
+        """Summarise the audit in one line: the numbers of images, classes and clusters, and the first cluster."""
         classes = {cluster.index for cluster in self.clusters}
-        pictures = sum(len(cluster.members) for cluster in self.clusters)
+        image_count = sum(len(cluster.members) for cluster in self.clusters)
         first = self.clusters[0]
         return (
-            f"{pictures} images of {len(classes)} classes in {len(self.clusters)} clusters; the most suspicious "
+            f"{image_count} images of {len(classes)} classes in {len(self.clusters)} clusters; the most suspicious "
             f"({first.suspicion:.2f}) is {first.describe()}"
         )
 
-    def sheet(self, *, count: int = SHOWN, height: int = 160) -> Pixels:
+    def sheet(self, *, count: int = MAX_SHEET_CLUSTERS, height: int = 160) -> Pixels:
         """Draw the most suspicious clusters, one per row: description, mean heatmap and typical images.
 
         Parameters
@@ -258,19 +261,19 @@ class Audit:
         """
         blank = np.full((height if isinstance(height, int) and height > 0 else 1, 1, 3), 255, np.uint8)
         rows = []
-        for number, cluster in enumerate(self.clusters[:count], 1):
-            drawn = [*cluster.draw().values()]
-            title = f"{number}. {cluster.suspicion:.2f}  {cluster.describe()}"
-            rows.append(PanelRow(title, [*drawn, *[blank] * (1 + TYPICAL - len(drawn))]))
-        return draw_panel(["mean heatmap", "typical images", *[""] * (TYPICAL - 1)], rows, height=height)
+        for rank, cluster in enumerate(self.clusters[:count], 1):
+            images = [*cluster.draw().values()]
+            title = f"{rank}. {cluster.suspicion:.2f}  {cluster.describe()}"
+            rows.append(PanelRow(title, [*images, *[blank] * (1 + TYPICAL_IMAGES - len(images))]))
+        return draw_panel(["mean heatmap", "typical images", *[""] * (TYPICAL_IMAGES - 1)], rows, height=height)
 
     def to_record(self) -> dict[str, Any]:
         """Return everything as lists, dicts, strings and numbers, ready for JSON."""
-        kept = ("model", "method", "layer", "source")
+        fields = ("model", "method", "layer", "source")
         return {
             "schema": SCHEMA,
             "kind": KIND,
-            **{name: getattr(self, name) for name in kept},
+            **{name: getattr(self, name) for name in fields},
             "notes": list(self.notes),
             "clusters": [{"rank": i, **cluster.to_record()} for i, cluster in enumerate(self.clusters, 1)],
             "blank": list(self.blank),
@@ -278,8 +281,8 @@ class Audit:
         }
 
 
-def draw_marked(picture: Pixels, values: NDArray[np.floating[Any]], region: Region) -> Pixels:
-    """The picture with its map over the pixels that the network saw."""
-    size = [min(side, FINEST) for side in region[2:]]
+def draw_heatmap(image: Pixels, values: NDArray[np.floating[Any]], region: Region) -> Pixels:
+    """Draw the map on the region of the image that the model saw."""
+    size = [min(length, MAX_HEATMAP_PIXELS) for length in region[2:]]
     heatmap = to_heatmaps(torch.from_numpy(values)[None, None], size)[0, 0]
-    return overlay(picture, heatmap, region=region)
+    return overlay(image, heatmap, region=region)
