@@ -22,9 +22,9 @@ from torch import nn
 import gradcam
 from gradcam.errors import GradcamError, ModelError, OutputError
 from gradcam.evaluation import Diff, ImageDiff, Snapshot, diff, read_snapshot, take_snapshot
-from gradcam.evaluation.snapshots.gate import judge, read_condition
-from gradcam.evaluation.snapshots.result import compare_seen
-from gradcam.evaluation.snapshots.snapshot import Origin, Seen
+from gradcam.evaluation.snapshots.gate import check_conditions, read_condition
+from gradcam.evaluation.snapshots.result import compare_entries
+from gradcam.evaluation.snapshots.snapshot import Origin, SnapshotEntry
 
 Photo = Callable[[str], Path]
 NAMES = ("koala.webp", "coffee.jpg", "panda.webp", "cat_and_espresso.jpg")
@@ -115,12 +115,12 @@ WHOLE = (0, 0, 224, 224)
 def compare(
     old: NDArray[Any], new: NDArray[Any], region: Any = WHOLE, region_of_new: Any = None, **more: Any
 ) -> ImageDiff:
-    def see(values: NDArray[Any], region: Any, predicted: int) -> Seen:
+    def see(values: NDArray[Any], region: Any, predicted: int) -> SnapshotEntry:
         size = (region[0] + region[2] + 50, region[1] + region[3] + 50) if "size" not in more else more["size"]
-        return Seen("a.png", "0" * 64, predicted, 0.75, 1, 0.5, size, region, values.astype(np.float16))
+        return SnapshotEntry("a.png", "0" * 64, predicted, 0.75, 1, 0.5, size, region, values.astype(np.float16))
 
     first, second = see(old, region, 1), see(new, region_of_new or region, more.get("predicted", 1))
-    return compare_seen(first, second, (ORIGIN, ORIGIN), 0.9, lambda: np.zeros((*first.size, 3), np.uint8))
+    return compare_entries(first, second, (ORIGIN, ORIGIN), 0.9, lambda: np.zeros((*first.size, 3), np.uint8))
 
 
 def spot(row: int, column: int) -> NDArray[Any]:
@@ -542,7 +542,7 @@ def test_which_pictures_meet_which_conditions() -> None:
     good = {"agree": 1.0, "correlation": 0.95}
     bad = {"agree": 0.0, "correlation": 0.25}
     means = {"agree": 0.5, "correlation": 0.6}
-    gate = judge(
+    gate = check_conditions(
         ["correlation<0.9", "agree<1", "mean agree<0.4"],
         {"bad & <b>\x01.png": bad, "good.png": good},
         means,
@@ -562,14 +562,14 @@ def test_which_pictures_meet_which_conditions() -> None:
     message = suite[0][0].get("message") or ""
     assert message == "correlation<0.9 and agree<1: agree 0, correlation 0.25"
     assert suite[2][0].get("message") == "x: no"
-    assert not judge(["mean agree<0.5"], {"bad": bad}, means, {}).is_met
-    assert judge(["mean agree<0.6"], {"bad": bad}, means, {}).is_met
-    (case,) = judge(["mean agree<0.6"], {}, {}, {}).cases
+    assert not check_conditions(["mean agree<0.5"], {"bad": bad}, means, {}).is_met
+    assert check_conditions(["mean agree<0.6"], {"bad": bad}, means, {}).is_met
+    (case,) = check_conditions(["mean agree<0.6"], {}, {}, {}).cases
     assert case.error == "no image could be compared"
 
 
 def test_a_gate_without_pictures_or_conditions_is_valid_xml() -> None:
-    root = ElementTree.fromstring(judge([], {}, {}, {}).to_junit())
+    root = ElementTree.fromstring(check_conditions([], {}, {}, {}).to_junit())
     assert root.get("tests") == "0"
 
 

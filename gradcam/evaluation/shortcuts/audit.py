@@ -18,7 +18,7 @@ from gradcam.evaluation.shortcuts.clusters import MIN_IMAGES_PER_CLASS, Cluster,
 from gradcam.evaluation.shortcuts.evidence import ImageEvidence, collect_evidence
 from gradcam.evaluation.shortcuts.labels import Labels, find_labels
 from gradcam.evaluation.shortcuts.result import Audit, EvidenceCluster, describe_place, draw_heatmap
-from gradcam.evaluation.snapshots.snapshot import Look
+from gradcam.evaluation.snapshots.snapshot import BatchExplainer
 from gradcam.images.read import Pixels
 from gradcam.models.classifier import Classifier
 from gradcam.models.labels import name_class
@@ -116,12 +116,12 @@ def audit_items(
     """Audit images that are already listed, as `audit` does."""
     check_installed()
     settings: Any = {"reshape": reshape, "batch_size": batch_size, "workers": workers}
-    look = Look.of(classifier, method=method, score=score, **settings)
+    explainer = BatchExplainer.create(classifier, method=method, score=score, **settings)
     if classifier.fit != "crop":
         raise ModelError(f"An audit needs the model's default crop, but fit is {classifier.fit!r}: use fit='crop'.")
     labelled = find_labels(labels, items, classifier)
     counter = Counter(progress, total=len(labelled.items))
-    evidence, blank, failures = collect_evidence(look, labelled.items, counter.step)
+    evidence, blank, failures = collect_evidence(explainer, labelled.items, counter.step)
     name_of = partial(_name, classifier)
     _check_classes(evidence, name_of, {**labelled.failures, **failures})
     classes = np.array([image.class_index for image in evidence], np.int64)
@@ -133,8 +133,8 @@ def audit_items(
     small = [f"{name_of(index)} ({count})" for index, count in sorted(sizes.items()) if count < MIN_IMAGES_PER_CLASS]
     return Audit(
         classifier.name,
-        look.request.methods[0].name,
-        look.layer,
+        explainer.request.methods[0].name,
+        explainer.layer,
         labelled.source,
         tuple(_describe(cluster, evidence, sizes, classifier) for cluster in clusters),
         tuple(blank),

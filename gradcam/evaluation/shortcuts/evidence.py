@@ -17,7 +17,7 @@ from gradcam.batch.pipeline import compute_items
 from gradcam.batch.read import Fetched
 from gradcam.cam.postprocess import take_windows
 from gradcam.errors import GradcamError, LayerError, describe_failure
-from gradcam.evaluation.snapshots.snapshot import Look
+from gradcam.evaluation.snapshots.snapshot import BatchExplainer
 from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.nested import first_floating, to_batch
 from gradcam.images.read import Region
@@ -51,19 +51,19 @@ class _ResultWithFeatures:
 
 
 def collect_evidence(
-    look: Look, items: Sequence[Item], step: Callable[[], None]
+    explainer: BatchExplainer, items: Sequence[Item], step: Callable[[], None]
 ) -> tuple[list[ImageEvidence], list[str], dict[str, str]]:
     """Return the evidence in each image, the names of images with blank heatmaps, and the reasons for failures."""
     evidence: list[ImageEvidence] = []
     blank: list[str] = []
     failures: dict[str, str] = {}
     for item, image_evidence in compute_items(
-        look.classifier,
-        partial(_explain, look),
+        explainer.classifier,
+        partial(_explain, explainer),
         items,
         finish=_finish,
-        batch_size=look.batch_size,
-        workers=look.workers,
+        batch_size=explainer.batch_size,
+        workers=explainer.workers,
     ):
         step()
         if isinstance(image_evidence, str):
@@ -81,10 +81,10 @@ def collect_evidence(
 
 
 def _explain(
-    look: Look, prepared: Sequence[Prepared], *, classes: Sequence[int] | None = None
+    explainer: BatchExplainer, prepared: Sequence[Prepared], *, classes: Sequence[int] | None = None
 ) -> list[_ResultWithFeatures | GradcamError]:
     """Explain images, and record the layer's features in the same pass. Raise `LayerError` if the layer has no grid."""
-    module = find_layer(look.classifier.model, look.layer).module
+    module = find_layer(explainer.classifier.model, explainer.layer).module
     outputs: list[Tensor] = []
 
     def record_output(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -95,24 +95,24 @@ def _explain(
 
     with Hooks() as hooks:
         hooks.after_forward(module, record_output)
-        results = find(look.classifier, look.request, prepared, classes=classes)
-    grids = _to_grid(look, outputs, prepared)
+        results = find(explainer.classifier, explainer.request, prepared, classes=classes)
+    grids = _to_grid(explainer, outputs, prepared)
     return [
         result if isinstance(result, GradcamError) else _ResultWithFeatures(result, grid)
         for result, grid in zip(results, grids)
     ]
 
 
-def _to_grid(look: Look, outputs: Sequence[Tensor], prepared: Sequence[Prepared]) -> Tensor:
+def _to_grid(explainer: BatchExplainer, outputs: Sequence[Tensor], prepared: Sequence[Prepared]) -> Tensor:
     """Return the layer's output (N,C,h,w) on the CPU."""
-    model = unwrap(look.classifier.model)
+    model = unwrap(explainer.classifier.model)
     images = torch.stack([image.image for image in prepared])
     axes = Axes(model, to_batch(images), find_patches(model.modules()) if outputs and outputs[0].ndim == 3 else ())
-    module = find_layer(model, look.layer).module
-    layout = axes.find_layout(outputs[0].shape, module, look.request.options["reshape"]) if outputs else None
+    module = find_layer(model, explainer.layer).module
+    layout = axes.find_layout(outputs[0].shape, module, explainer.request.options["reshape"]) if outputs else None
     if layout is None or len(outputs[0]) != len(prepared):
-        raise LayerError(f"Layer '{look.layer}' has no grid of features for each image: choose another --layer.")
-    grid, windows = layout.to_grid(outputs[0]).float().cpu(), find_windows(look.classifier.preprocess, prepared)
+        raise LayerError(f"Layer '{explainer.layer}' has no grid of features for each image: choose another --layer.")
+    grid, windows = layout.to_grid(outputs[0]).float().cpu(), find_windows(explainer.classifier.preprocess, prepared)
     # Crop the features of padded images to the image, because heatmaps are cropped as well.
     return grid if windows is None else take_windows(grid, Frame((images.shape[2], images.shape[3]), windows))
 

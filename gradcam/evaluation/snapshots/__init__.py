@@ -1,1 +1,1 @@
-"""What a model made of pictures, kept to be compared with another one: two checkpoints, precisions or quantisations."""
+"""Snapshots of a model's results on images, for comparing two checkpoints, precisions or quantisations."""

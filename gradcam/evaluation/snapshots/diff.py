@@ -1,4 +1,4 @@
-"""Two models on the same pictures: where predictions agree and maps do not."""
+"""Compare the predictions and heatmaps of two models on the same images."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gradcam.cam.methods.table import find_method
 from gradcam.errors import GradcamError, ImageError, ModelError, describe_failure, shorten
 from gradcam.evaluation.explainers import Counter
 from gradcam.evaluation.snapshots.gate import ALIKE
-from gradcam.evaluation.snapshots.result import CHANGES, Diff, compare_seen
-from gradcam.evaluation.snapshots.snapshot import Look, Origin, Seen, Snapshot, collect
+from gradcam.evaluation.snapshots.result import CHANGES, Diff, compare_entries
+from gradcam.evaluation.snapshots.snapshot import BatchExplainer, Origin, Snapshot, SnapshotEntry, explain_items
 from gradcam.images.read import Pixels
 from gradcam.models.classifier import Classifier
 from gradcam.models.preprocess import Prepared
@@ -82,8 +82,8 @@ def diff(
     --------
     >>> import gradcam
     >>> old, new = gradcam.load_classifier(), gradcam.load_classifier(layer="layer3")
-    >>> found = gradcam.evaluation.diff(old, new, ["photo.jpg", "photos/"])
-    >>> found.worst.change, found.summary
+    >>> result = gradcam.evaluation.diff(old, new, ["photo.jpg", "photos/"])
+    >>> result.worst.change, result.summary
     ('map', '3 images: 3 with the same class and a different heatmap, 0 with a different class, 0 alike; correlation ...')
     """
     check_number(alike, "alike", "a rank correlation from -1 to 1.", least=-1, most=1)
@@ -91,48 +91,70 @@ def diff(
         _check_explained(old.origin, method, score)
         method, score = method or old.origin.method, old.origin.score
     settings = {"reshape": reshape, "batch_size": batch_size, "workers": workers}
-    how: Any = {"method": method, "score": score or "logit", **settings}
-    earlier, look = old if isinstance(old, Snapshot) else Look.of(old, **how), Look.of(new, **how)
-    _check_classes(earlier.origin, look.origin)
+    explain_settings: Any = {"method": method, "score": score or "logit", **settings}
+    old_source, explainer = (
+        old if isinstance(old, Snapshot) else BatchExplainer.create(old, **explain_settings),
+        BatchExplainer.create(new, **explain_settings),
+    )
+    _check_classes(old_source.origin, explainer.origin)
     items = list_inputs(inputs).items
-    counter = Counter(progress, total=len(items) * (1 if isinstance(earlier, Snapshot) else 2))
-    before = _find_kept(earlier, new, items) if isinstance(earlier, Snapshot) else collect(earlier, items, counter.step)
-    seen, left = {it.name: it for it in before.entries}, [it for it in items if it.name not in before.failures]
-    counter.total -= len(items) - len(left)
-    now = collect(look, left, counter.step, {name: it.explained for name, it in seen.items()})
-    rows, failures, reads = [], {**before.failures, **now.failures}, {item.name: item for item in left}
-    for one in now.entries:
-        read = partial(_read, new, reads[one.name])
+    counter = Counter(progress, total=len(items) * (1 if isinstance(old_source, Snapshot) else 2))
+    old_snapshot = (
+        _find_entries(old_source, new, items)
+        if isinstance(old_source, Snapshot)
+        else explain_items(old_source, items, counter.step)
+    )
+    old_entries, remaining = (
+        {entry.name: entry for entry in old_snapshot.entries},
+        [item for item in items if item.name not in old_snapshot.failures],
+    )
+    counter.total -= len(items) - len(remaining)
+    new_snapshot = explain_items(
+        explainer, remaining, counter.step, {name: entry.explained_class for name, entry in old_entries.items()}
+    )
+    rows, failures, item_by_name = (
+        [],
+        {**old_snapshot.failures, **new_snapshot.failures},
+        {item.name: item for item in remaining},
+    )
+    for entry in new_snapshot.entries:
+        read = partial(_read, new, item_by_name[entry.name])
         try:
-            rows.append(compare_seen(seen[one.name], one, (before.origin, now.origin), alike, read))
+            rows.append(
+                compare_entries(old_entries[entry.name], entry, (old_snapshot.origin, new_snapshot.origin), alike, read)
+            )
         except GradcamError as error:
-            failures[one.name] = describe_failure(one.name, error)
+            failures[entry.name] = describe_failure(entry.name, error)
     rows.sort(key=lambda row: (CHANGES.index(row.change), row.correlation))
     order = {item.name: i for i, item in enumerate(items)}
-    failures = dict(sorted(failures.items(), key=lambda it: order[it[0]]))
-    notes = [*_note_models(earlier, now.origin), *_note_pictures(earlier, before, seen, now)]
-    return Diff(before.origin, now.origin, tuple(rows), failures, tuple(notes), float(alike))
+    failures = dict(sorted(failures.items(), key=lambda failure: order[failure[0]]))
+    notes = [
+        *_note_models(old_source, new_snapshot.origin),
+        *_note_images(old_source, old_snapshot, old_entries, new_snapshot),
+    ]
+    return Diff(old_snapshot.origin, new_snapshot.origin, tuple(rows), failures, tuple(notes), float(alike))
 
 
-def _check_explained(kept: Origin, method: str | Method | None, score: str | None) -> None:
-    """Raises `GradcamError` where something else is asked for than what the snapshot holds."""
-    asked = None if method is None else find_method(method).name
-    for name, value, there in (("method", asked, kept.method), ("score", score, kept.score)):
-        if value not in (None, there):
+def _check_explained(origin: Origin, method: str | Method | None, score: str | None) -> None:
+    """Raise `GradcamError` if the requested method or score is not the snapshot's."""
+    method_name = None if method is None else find_method(method).name
+    for name, value, recorded in (("method", method_name, origin.method), ("score", score, origin.score)):
+        if value not in (None, recorded):
             raise GradcamError(
-                f"The snapshot was taken with the {name} {there}, not {value}: leave the {name} out, or take a new snapshot."
+                f"The snapshot was taken with the {name} {recorded}, not {value}: leave the {name} out, "
+                "or take a new snapshot."
             )
 
 
 def _check_classes(old: Origin, new: Origin) -> None:
-    """Raises `ModelError` where a class of one model is not the same class of the other."""
+    """Raise `ModelError` if the two models have different classes."""
     if old.classes != new.classes:
         raise ModelError(
             f"OLD, {old.model}, has {old.classes} classes and NEW, {new.model}, has {new.classes}: give two models with the "
             "same classes."
         )
     pairs = list(zip(old.labels or (), new.labels or ()))
-    differing = [i for i, (one, other) in enumerate(pairs) if one.casefold() != other.casefold()]
+    differing = [i for i, (old_label, new_label) in enumerate(pairs) if old_label.casefold() != new_label.casefold()]
     if differing:
         first, more = differing[0], f" ({len(differing)} classes differ)" if len(differing) > 1 else ""
         raise ModelError(
@@ -141,46 +163,50 @@ def _check_classes(old: Origin, new: Origin) -> None:
         )
 
 
-def _find_kept(kept: Snapshot, classifier: Classifier, items: Sequence[Item]) -> Snapshot:
-    """What the snapshot holds of these pictures, under the names that they have here; a failure for each that it does not
-    hold, or that cannot be read."""
-    by_hash, names = {it.sha256: it for it in kept.entries}, {it.name for it in kept.entries}
-    found, failures = [], {}
+def _find_entries(snapshot: Snapshot, classifier: Classifier, items: Sequence[Item]) -> Snapshot:
+    """Find the entries of these images in a snapshot by hash, and rename them like the images.
+
+    An image that cannot be read, or is not in the snapshot, becomes a failure.
+    """
+    by_hash, names = {entry.sha256: entry for entry in snapshot.entries}, {entry.name for entry in snapshot.entries}
+    entries, failures = [], {}
     for item in items:
         try:
             digest = _hash(item, classifier)
             if digest not in by_hash:
                 changed = "has changed since the snapshot was taken"
                 raise ImageError(changed if item.name in names else "is not in the snapshot")
-            found.append(replace(by_hash[digest], name=item.name))
-        except ImageError as error:  # noqa: PERF203  (of this one)
+            entries.append(replace(by_hash[digest], name=item.name))
+        except ImageError as error:  # noqa: PERF203  (Each image fails by itself.)
             failures[item.name] = describe_failure(item.name, error)
-    return Snapshot(kept.origin, tuple(found), failures)
+    return Snapshot(snapshot.origin, tuple(entries), failures)
 
 
 def _hash(item: Item, classifier: Classifier) -> str:
-    """The SHA-256 of a picture's file, or of its values where it is in none. Raises `ImageError` where it cannot be read."""
+    """Return the SHA-256 of an image's file, or of its pixels without a file. Raise `ImageError` if unreadable."""
     if not isinstance(item.content, GivenContent):
         return hashlib.sha256(item.content.read()).hexdigest()
-    found = read_item(classifier, replace(item, wanted=None), audit=True)
-    if isinstance(found.picture, GradcamError) or found.fetched.sha256 is None:
-        raise ImageError(str(found.picture))
-    return found.fetched.sha256
+    result = read_item(classifier, replace(item, wanted=None), audit=True)
+    if isinstance(result.picture, GradcamError) or result.fetched.sha256 is None:
+        raise ImageError(str(result.picture))
+    return result.fetched.sha256
 
 
 def _read(classifier: Classifier, item: Item) -> Pixels:
-    found = read_item(classifier, replace(item, wanted=None)).picture
-    if isinstance(found, Prepared):
-        return found.reading.picture
-    raise ImageError(str(found))
+    prepared = read_item(classifier, replace(item, wanted=None)).picture
+    if isinstance(prepared, Prepared):
+        return prepared.reading.picture
+    raise ImageError(str(prepared))
 
 
-def _note_models(earlier: Look | Snapshot, new: Origin) -> Iterator[str]:
-    old, is_kept = earlier.origin, isinstance(earlier, Snapshot)
-    if is_kept and old.architecture != new.architecture:
+def _note_models(old_source: BatchExplainer | Snapshot, new: Origin) -> Iterator[str]:
+    old, has_snapshot = old_source.origin, isinstance(old_source, Snapshot)
+    if has_snapshot and old.architecture != new.architecture:
         yield f"The models have different architectures: tensor names or shapes of {old.model} and {new.model} differ."
     changed = [
-        f"{name} {old.versions.get(name)}" for name, now in new.versions.items() if old.versions.get(name) != now
+        f"{name} {old.versions.get(name)}"
+        for name, version in new.versions.items()
+        if old.versions.get(name) != version
     ]
     if changed:
         yield f"The snapshot was taken with other versions ({', '.join(changed)}): heatmaps may differ in their last digits."
@@ -191,21 +217,24 @@ def _note_models(earlier: Look | Snapshot, new: Origin) -> Iterator[str]:
             f"OLD and NEW have different preprocessing, which changes heatmaps as well: {old.preprocessing} and "
             f"{new.preprocessing}. Use --size, --crop, --mean and --std to set both (size=, ... in Python)."
         )
-    if not is_kept and (old.weights, old.dtype, old.layer) == (new.weights, new.dtype, new.layer):
+    if not has_snapshot and (old.weights, old.dtype, old.layer) == (new.weights, new.dtype, new.layer):
         yield "OLD and NEW have the same weights and the same precision."
 
 
-def _note_pictures(
-    earlier: Look | Snapshot, before: Snapshot, seen: Mapping[str, Seen], now: Snapshot
+def _note_images(
+    old_source: BatchExplainer | Snapshot,
+    old_snapshot: Snapshot,
+    old_entries: Mapping[str, SnapshotEntry],
+    new_snapshot: Snapshot,
 ) -> Iterator[str]:
-    if isinstance(earlier, Snapshot):
-        left = {it.sha256 for it in earlier.entries} - {it.sha256 for it in before.entries}
-        if left:
-            verb = "was" if len(left) == 1 else "were"
-            yield f"{len(left)} of the snapshot's {len(earlier.entries)} images {verb} missing or changed."
-    differing = [it.name for it in now.entries if seen[it.name].region != it.region]
+    if isinstance(old_source, Snapshot):
+        missing = {entry.sha256 for entry in old_source.entries} - {entry.sha256 for entry in old_snapshot.entries}
+        if missing:
+            verb = "was" if len(missing) == 1 else "were"
+            yield f"{len(missing)} of the snapshot's {len(old_source.entries)} images {verb} missing or changed."
+    differing = [entry.name for entry in new_snapshot.entries if old_entries[entry.name].region != entry.region]
     if differing:
         yield (
-            f"OLD and NEW see different parts of {len(differing)} of {len(now.entries)} images. Their heatmaps are "
+            f"OLD and NEW see different parts of {len(differing)} of {len(new_snapshot.entries)} images. Their heatmaps are "
             "compared on the common part."
         )

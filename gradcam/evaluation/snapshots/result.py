@@ -1,4 +1,4 @@
-"""What two models made of the same pictures, side by side: numbers, pictures, records."""
+"""The result of a comparison of two models: numbers, images and JSON records."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch import Tensor
 from gradcam.cam.postprocess import resize
 from gradcam.errors import ImageError, show_fields
 from gradcam.evaluation.metrics.soundness import rank_correlation
-from gradcam.evaluation.snapshots.gate import Gate, judge
-from gradcam.evaluation.snapshots.snapshot import Origin, Seen
+from gradcam.evaluation.snapshots.gate import Gate, check_conditions
+from gradcam.evaluation.snapshots.snapshot import Origin, SnapshotEntry
 from gradcam.evaluation.subject import count_pixels, rank_pixels, to_unit
 from gradcam.images.draw import overlay
 from gradcam.images.read import Pixels, Region, crop
@@ -26,9 +26,9 @@ from gradcam.options import keep_old_names
 from gradcam.renames import DIFF, DRAWN_DIFF, OldKeys, add_old_keys
 from gradcam.storage.records import Prediction
 
-POINTS = 224  # maps are compared on so many rows and columns of what both models see
-TOP = 0.3  # the share of the pixels whose overlap is measured
-CHANGES = ("map", "class", "none")  # what differs, the worst first
+POINTS_PER_SIDE = 224  # Heatmaps are compared on a grid of this size over the region that both models see.
+TOP_FRACTION = 0.3  # fraction of the pixels whose overlap is measured
+CHANGES = ("map", "class", "none")  # the most important change first
 
 
 @keep_old_names
@@ -57,7 +57,7 @@ class ImageDiff:
     change : str
         "map" if the predictions agree and the correlation is below `alike`, "class" if the predictions differ, otherwise
         "none".
-    entries : (Seen, Seen)
+    entries : (SnapshotEntry, SnapshotEntry)
         The result of each model, with its heatmap on the layer's grid.
     read : callable
         A function that reads the image again, for drawing.
@@ -80,24 +80,24 @@ class ImageDiff:
     overlap: float
     moved: float
     change: str
-    entries: tuple[Seen, Seen] = field(repr=False)
+    entries: tuple[SnapshotEntry, SnapshotEntry] = field(repr=False)
     read: Callable[[], Pixels] = field(repr=False)
 
     __repr__ = show_fields
 
     @property
     def agree(self) -> bool:
-        """Whether both models predict the same class."""
+        """Return True if both models predict the same class."""
         return self.old.index == self.new.index
 
     @property
     def drop(self) -> float:
-        """How much lower the probability of the old model's top class is in the new model, from -1 to 1."""
+        """Return the drop in probability of the old model's top class from the old to the new model, from -1 to 1."""
         return self.old.probability - self.old_class_probability
 
     @property
     def values(self) -> dict[str, float]:
-        """The numbers by name, as in conditions."""
+        """Return the numbers by name, as in conditions."""
         names = ("correlation", "overlap", "moved", "drop")
         return {"agree": float(self.agree), **{name: getattr(self, name) for name in names}}
 
@@ -117,12 +117,10 @@ class ImageDiff:
         ImageError
             If the image can no longer be read.
         """
-        maps, region = lay_both(*self.entries)
+        maps, region = align_maps(*self.entries)
         image, (old, new) = crop(self.read(), region), to_unit(maps)
         draw = partial(overlay, region=(0, 0, *image.shape[:2]))
-        grey = np.repeat(image.mean(2, keepdims=True), 3, 2).astype(
-            np.uint8
-        )  # On which faint red and blue are visible.
+        grey = np.repeat(image.mean(2, keepdims=True), 3, 2).astype(np.uint8)  # Faint red and blue are visible on grey.
         difference = draw(grey, new - old, signed=True, alpha=0.8)
         return OldKeys(
             DRAWN_DIFF,
@@ -149,9 +147,9 @@ class ImageDiff:
         """
         names = {"old": _caption("old", self.old), "new": _caption("new", self.new)}
         names["difference"] = "red: stronger in new, blue: in old"
-        drawn = self.draw()
-        row = PanelRow(f"{self.image}: {self.describe()}", list(drawn.values()))
-        return draw_panel([names.get(name, name) for name in drawn], [row], height=height)
+        images = self.draw()
+        row = PanelRow(f"{self.image}: {self.describe()}", list(images.values()))
+        return draw_panel([names.get(name, name) for name in images], [row], height=height)
 
     def describe(self) -> str:
         """Return the numbers as one line of text."""
@@ -164,7 +162,8 @@ class ImageDiff:
     def to_record(self) -> dict[str, Any]:
         """Return everything except the heatmaps, ready for JSON."""
         old, new = (
-            {name: getattr(it, name) for name in ("index", "label", "probability")} for it in (self.old, self.new)
+            {name: getattr(prediction, name) for name in ("index", "label", "probability")}
+            for prediction in (self.old, self.new)
         )
         numbers = {name: value for name, value in self.values.items() if name != "agree"}
         return {
@@ -176,8 +175,8 @@ class ImageDiff:
         }
 
 
-def _caption(name: str, found: Prediction) -> str:
-    return f"{name}: {name_class(found.index, found.label)} {100 * found.probability:.0f} %"
+def _caption(name: str, prediction: Prediction) -> str:
+    return f"{name}: {name_class(prediction.index, prediction.label)} {100 * prediction.probability:.0f} %"
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,10 +203,10 @@ class Diff:
     --------
     >>> import gradcam
     >>> new = gradcam.load_classifier(precision="bf16")
-    >>> found = gradcam.evaluation.diff(gradcam.load_classifier(), new, "photos/")
-    >>> len(found.rows), found.worst.correlation > 0.99, round(found.means["agree"])
+    >>> result = gradcam.evaluation.diff(gradcam.load_classifier(), new, "photos/")
+    >>> len(result.rows), result.worst.correlation > 0.99, round(result.means["agree"])
     (2, True, 1)
-    >>> found.gate(["correlation<0.9", "mean agree<1"]).is_met
+    >>> result.gate(["correlation<0.9", "mean agree<1"]).is_met
     False
     """
 
@@ -223,28 +222,28 @@ class Diff:
 
     @property
     def worst(self) -> ImageDiff | None:
-        """The first row; None if no image could be compared."""
+        """Return the first row; None if no image could be compared."""
         return self.rows[0] if self.rows else None
 
     @property
     def means(self) -> dict[str, float]:
-        """The mean of each number over the images, by name. The mean of "agree" is a share. Empty without images."""
+        """Return the mean of each number over images, by name. The mean of "agree" is a share. Empty without images."""
         values = [row.values for row in self.rows]
-        return {name: sum(it[name] for it in values) / len(values) for name in values[0]} if values else {}
+        return {name: sum(numbers[name] for numbers in values) / len(values) for name in values[0]} if values else {}
 
     @property
     def summary(self) -> str:
-        """One line: how many predictions and heatmaps differ, and the correlation."""
+        """Summarise the comparison in one line: how many predictions and heatmaps differ, and the correlation."""
         if not self.rows:
             return "no image could be compared"
         changes = [row.change for row in self.rows]
-        least = min(row.correlation for row in self.rows)
+        lowest = min(row.correlation for row in self.rows)
         failed = f", {len(self.failures)} failed" if self.failures else ""
         return (
             f"{len(changes)} image{'' if len(changes) == 1 else 's'}{failed}: "
             f"{changes.count('map')} with the same class and a different heatmap, "
             f"{changes.count('class')} with a different class, {changes.count('none')} alike; "
-            f"correlation {self.means['correlation']:.3f} on average, lowest {least:.3f}"
+            f"correlation {self.means['correlation']:.3f} on average, lowest {lowest:.3f}"
         )
 
     def gate(self, conditions: Sequence[str]) -> Gate:
@@ -266,7 +265,7 @@ class Diff:
         GradcamError
             If a condition does not have this form.
         """
-        return judge(conditions, {row.image: row.values for row in self.rows}, self.means, self.failures)
+        return check_conditions(conditions, {row.image: row.values for row in self.rows}, self.means, self.failures)
 
     def to_record(self) -> dict[str, Any]:
         """Return everything as lists, dicts, strings and numbers, ready for JSON."""
@@ -287,65 +286,70 @@ def _describe(origin: Origin) -> dict[str, Any]:
     }
 
 
-def compare_seen(
-    old: Seen, new: Seen, origins: tuple[Origin, Origin], alike: float, read: Callable[[], Pixels]
+def compare_entries(
+    old: SnapshotEntry, new: SnapshotEntry, origins: tuple[Origin, Origin], alike: float, read: Callable[[], Pixels]
 ) -> ImageDiff:
-    """The numbers of one picture. Raises `ImageError` as `lay_both` does."""
-    maps, region = lay_both(old, new)
+    """Compare two results on one image. Raise `ImageError` as `align_maps` does."""
+    maps, region = align_maps(old, new)
     correlation = float(rank_correlation(maps[:1], maps[1:]))
-    top = rank_pixels(maps) < count_pixels(TOP, POINTS**2)
+    top = rank_pixels(maps) < count_pixels(TOP_FRACTION, POINTS_PER_SIDE**2)
     centres = _find_centres(maps) * torch.tensor(region[2:], dtype=maps.dtype, device="cpu")
-    was, now = (
-        Prediction(it.predicted, origin.label(it.predicted), it.probability) for it, origin in zip((old, new), origins)
+    old_prediction, new_prediction = (
+        Prediction(entry.predicted, origin.label(entry.predicted), entry.probability)
+        for entry, origin in zip((old, new), origins)
     )
     return ImageDiff(
         image=new.name,
-        old=was,
-        new=now,
-        old_class_probability=new.share,
+        old=old_prediction,
+        new=new_prediction,
+        old_class_probability=new.explained_probability,
         correlation=correlation,
         overlap=float((top[0] & top[1]).sum() / top[0].sum()),
         moved=float((centres[0] - centres[1]).norm()) / math.hypot(*region[2:]),
-        change="class" if was.index != now.index else "map" if correlation < alike else "none",
+        change="class" if old_prediction.index != new_prediction.index else "map" if correlation < alike else "none",
         entries=(old, new),
         read=read,
     )
 
 
-def lay_both(old: Seen, new: Seen) -> tuple[Tensor, Region]:
-    """Both maps (2,P,P) on the same points of the picture, and the pixels that these lie in. Raises `ImageError` where
-    there are none."""
+def align_maps(old: SnapshotEntry, new: SnapshotEntry) -> tuple[Tensor, Region]:
+    """Resample both heatmaps (2,P,P) to the region that both models see, and return that region.
+
+    Raise `ImageError` if the regions do not overlap, or if the image was read in two sizes.
+    """
     if old.size != new.size:
-        was, now = (f"{width} x {height}" for height, width in (old.size, new.size))
-        raise ImageError(f"has {was} pixels for OLD and {now} for NEW: read it with the same --reader and size")
+        old_size, new_size = (f"{width} x {height}" for height, width in (old.size, new.size))
+        raise ImageError(
+            f"has {old_size} pixels for OLD and {new_size} for NEW: read it with the same --reader and size"
+        )
     region = _find_common(old.region, new.region)
-    return torch.cat([_lay(it, region) for it in (old, new)]), region
+    return torch.cat([_resample(entry, region) for entry in (old, new)]), region
 
 
-def _find_common(one: Region, other: Region) -> Region:
-    """The pixels that are in both. Raises `ImageError` where there are none."""
-    top, left = max(one[0], other[0]), max(one[1], other[1])
-    height = min(one[0] + one[2], other[0] + other[2]) - top
-    width = min(one[1] + one[3], other[1] + other[3]) - left
+def _find_common(first: Region, second: Region) -> Region:
+    """Return the intersection of two regions. Raise `ImageError` if it is empty."""
+    top, left = max(first[0], second[0]), max(first[1], second[1])
+    height = min(first[0] + first[2], second[0] + second[2]) - top
+    width = min(first[1] + first[3], second[1] + second[3]) - left
     if min(height, width) < 1:
         raise ImageError("the parts of the image that OLD and NEW see do not overlap")
     return top, left, height, width
 
 
-def _lay(seen: Seen, region: Region) -> Tensor:
-    """The map (1,P,P) on the points of that region, which lies in the one that the network saw."""
-    values, size = torch.from_numpy(seen.map.astype(np.float32))[None, None], (POINTS, POINTS)
-    if region == seen.region:
+def _resample(entry: SnapshotEntry, region: Region) -> Tensor:
+    """Resample the heatmap (1,P,P) to a region within the one that the model saw."""
+    values, size = torch.from_numpy(entry.map.astype(np.float32))[None, None], (POINTS_PER_SIDE, POINTS_PER_SIDE)
+    if region == entry.region:
         return resize(values, size)[0]
-    top, left, height, width = seen.region
-    down, across = values.shape[2] / height, values.shape[3] / width  # cells for each pixel
-    start = ((region[0] - top) * down, (region[1] - left) * across)
-    return resize(values, size, part=(start, (region[2] * down, region[3] * across)))[0]
+    top, left, height, width = entry.region
+    cells_per_pixel_y, cells_per_pixel_x = values.shape[2] / height, values.shape[3] / width
+    start = ((region[0] - top) * cells_per_pixel_y, (region[1] - left) * cells_per_pixel_x)
+    return resize(values, size, part=(start, (region[2] * cells_per_pixel_y, region[3] * cells_per_pixel_x)))[0]
 
 
 def _find_centres(maps: Tensor) -> Tensor:
-    """The centres of mass (N,2), down and across, from 0 to 1; of a blank map the middle."""
-    places = (torch.arange(POINTS, dtype=maps.dtype, device="cpu") + 0.5) / POINTS
+    """Return the centres of mass (N,2) as (y, x) from 0 to 1. The centre of a blank map is the middle."""
+    positions = (torch.arange(POINTS_PER_SIDE, dtype=maps.dtype, device="cpu") + 0.5) / POINTS_PER_SIDE
     mass = maps.sum((1, 2))
-    sums = torch.stack([(maps.sum(2) * places).sum(1), (maps.sum(1) * places).sum(1)], 1)
+    sums = torch.stack([(maps.sum(2) * positions).sum(1), (maps.sum(1) * positions).sum(1)], 1)
     return torch.where(mass[:, None] > 0, sums / mass.clamp(min=1e-12)[:, None], 0.5)

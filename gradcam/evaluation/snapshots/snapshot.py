@@ -1,4 +1,4 @@
-"""What a model made of pictures, a class and a small map for each, in one file: to compare with when the model is gone."""
+"""Snapshots: a model's predictions and small heatmaps of images in one file, for a comparison without the model."""
 
 from __future__ import annotations
 
@@ -48,11 +48,12 @@ KIND = "gradcam snapshot"
 
 @dataclass(frozen=True)
 class Origin:
-    """Where maps come from: the model, its classes, and how it was explained.
+    """The origin of heatmaps: the model, its classes, and how it was explained.
 
-    `weights`: the SHA-256 of its tensors. `architecture`: the same of their names and shapes alone. `dtype`: what it
-    computes in. `preprocessing`: how pictures are prepared for it. `score`: the number of the class that is explained.
-    `labels`: None where nobody knows them. `versions`: of gradcam and of whatever has a part in the numbers."""
+    `weights` is the SHA-256 of the model's tensors, and `architecture` that of their names and shapes. `score` is the
+    explained score, such as "logit". `labels` is None if they are unknown. `versions` are those of gradcam and of the
+    libraries that affect the numbers.
+    """
 
     model: str
     weights: str
@@ -73,17 +74,20 @@ class Origin:
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
-    """What a model made of one picture. `predicted`: its most probable class. `explained`: the class of the map, and
-    `share`, its probability. `size`: the picture's height and width; `region`: the pixels that the network saw: top,
-    left, height and width. `map`: float16 (h,w) on the layer's grid, over that region, divided by its largest value."""
+class SnapshotEntry:
+    """A model's result on one image.
+
+    `predicted` is the most probable class, and `probability` its probability. The heatmap explains `explained_class`,
+    which has `explained_probability`. `size` is (H,W) of the image. `region` is the part that the model saw: top, left,
+    height and width. `map` is float16 (h,w) on the layer's grid, over that region, divided by its maximum.
+    """
 
     name: str
     sha256: str
     predicted: int
     probability: float
-    explained: int
-    share: float
+    explained_class: int
+    explained_probability: float
     size: tuple[int, int]
     region: Region
     map: NDArray[np.float16]
@@ -102,7 +106,7 @@ class Snapshot:
     ----------
     origin : Origin
         The model's name, the SHA-256 of its weights, the method, the layer, the classes and the library versions.
-    entries : tuple of Seen
+    entries : tuple of SnapshotEntry
         One result per image.
     failures : mapping of str to str
         Images that could not be explained, with the reason. They are not saved.
@@ -110,16 +114,17 @@ class Snapshot:
     Examples
     --------
     >>> import gradcam
-    >>> found = gradcam.evaluation.take_snapshot(gradcam.load_classifier(), "photos/")
-    >>> found
+    >>> snapshot = gradcam.evaluation.take_snapshot(gradcam.load_classifier(), "photos/")
+    >>> snapshot
     Snapshot(2 images, gradcam at layer4 of efficientnet_lite0)
-    >>> found.entries[0].name, found.entries[0].map.shape, found.origin.label(found.entries[0].predicted)
+    >>> entry = snapshot.entries[0]
+    >>> entry.name, entry.map.shape, snapshot.origin.label(entry.predicted)
     ('coffee.jpg', (7, 7), 'espresso')
-    >>> found.save("base.npz")
+    >>> snapshot.save("base.npz")
     """
 
     origin: Origin
-    entries: tuple[Seen, ...]
+    entries: tuple[SnapshotEntry, ...]
     failures: Mapping[str, str]
 
     def __repr__(self) -> str:
@@ -141,44 +146,45 @@ class Snapshot:
         OutputError
             If the file cannot be written, or if it exists and is not a snapshot.
         """
-        place = Path(path)
-        check_place(place)
-        about = {"kind": KIND, "schema": SCHEMA, **asdict(self.origin)}
+        target = Path(path)
+        check_place(target)
+        header = {"kind": KIND, "schema": SCHEMA, **asdict(self.origin)}
         content = io.BytesIO()
         with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, values in {"about": np.array(json.dumps(about)), **_to_columns(self.entries)}.items():
+            for name, values in {"about": np.array(json.dumps(header)), **_to_columns(self.entries)}.items():
                 array = io.BytesIO()
                 np.lib.format.write_array(array, values, allow_pickle=False)
                 archive.writestr(zipfile.ZipInfo(f"{name}.npy"), array.getvalue(), zipfile.ZIP_DEFLATED)
         try:
-            write_whole(place, content.getvalue())
+            write_whole(target, content.getvalue())
         except OSError as error:
-            raise OutputError(f"{place}: cannot be written ({describe_os_error(error)})") from error
+            raise OutputError(f"{target}: cannot be written ({describe_os_error(error)})") from error
 
 
 def check_place(path: Path) -> None:
-    """Raises `OutputError` where a snapshot cannot be written: its folder is not there, or a file is that is no snapshot."""
+    """Raise `OutputError` if the folder does not exist, or if the path is an existing file that is not a snapshot."""
     if os.path.lexists(path):
         read_snapshot(path)
     elif not path.parent.is_dir():
         raise OutputError(f"{path}: the folder {path.parent} does not exist. Create it first")
 
 
-def _to_columns(pictures: Sequence[Seen]) -> dict[str, NDArray[Any]]:
-    """An array for each fact, a row for each picture; the values of all maps one after another."""
+def _to_columns(entries: Sequence[SnapshotEntry]) -> dict[str, NDArray[Any]]:
+    """Return one array per field, with one row per image. The values of all maps are concatenated."""
     return {
-        "names": np.array([it.name for it in pictures], np.str_),
-        "sha256": np.array([it.sha256 for it in pictures], np.str_),
-        "predicted": np.array([it.predicted for it in pictures], np.int64),
-        "probability": np.array([it.probability for it in pictures], np.float32),
-        "size": np.array([it.size for it in pictures], np.int64).reshape(-1, 2),
-        "region": np.array([it.region for it in pictures], np.int64).reshape(-1, 4),
-        "grid": np.array([it.map.shape for it in pictures], np.int64).reshape(-1, 2),
-        "maps": np.concatenate([np.zeros(0, np.float16), *(it.map.ravel() for it in pictures)]),
+        "names": np.array([entry.name for entry in entries], np.str_),
+        "sha256": np.array([entry.sha256 for entry in entries], np.str_),
+        "predicted": np.array([entry.predicted for entry in entries], np.int64),
+        "probability": np.array([entry.probability for entry in entries], np.float32),
+        "size": np.array([entry.size for entry in entries], np.int64).reshape(-1, 2),
+        "region": np.array([entry.region for entry in entries], np.int64).reshape(-1, 4),
+        "grid": np.array([entry.map.shape for entry in entries], np.int64).reshape(-1, 2),
+        "maps": np.concatenate([np.zeros(0, np.float16), *(entry.map.ravel() for entry in entries)]),
     }
 
 
-KINDS = {"names": "U", "sha256": "U", "probability": "f", "maps": "f"}  # of NumPy; all others are whole numbers
+# NumPy dtype kinds. All other arrays hold integers.
+DTYPE_KINDS = {"names": "U", "sha256": "U", "probability": "f", "maps": "f"}
 
 
 def read_snapshot(path: str | os.PathLike[str]) -> Snapshot:
@@ -209,70 +215,72 @@ def read_snapshot(path: str | os.PathLike[str]) -> Snapshot:
     try:
         content = read_text_file(path)
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
-            found = {name: np.asarray(file[name]) for name in file.files}
+            arrays = {name: np.asarray(file[name]) for name in file.files}
     except FileNotFoundError:
         raise OutputError(
             f"{path}: does not exist. Take a snapshot with gradcam diff MODEL IMAGE... --save FILE"
         ) from None
     except OSError as error:
         raise OutputError(f"{path}: cannot be read ({describe_os_error(error)})") from error
-    except Exception as error:  # ValueError, BadZipFile, zlib.error, EOFError, and what a plain .npy has no context for
+    except Exception as error:  # ValueError, BadZipFile, zlib.error, EOFError; a plain .npy is no context manager
         raise OutputError(f"{path}: is not a snapshot, or is damaged ({type(error).__name__})") from error
-    about = load_fields(str(found.pop("about", "")).encode("utf-8", "replace")) or {}
-    if about.pop("kind", None) != KIND:
+    header = load_fields(str(arrays.pop("about", "")).encode("utf-8", "replace")) or {}
+    if header.pop("kind", None) != KIND:
         raise OutputError(f"{path}: is not a snapshot. Take one with gradcam diff MODEL IMAGE... --save FILE")
-    if (schema := about.pop("schema", None)) != SCHEMA:
+    if (schema := header.pop("schema", None)) != SCHEMA:
         raise OutputError(f"{path}: has schema {shorten(schema)}, but this version of gradcam reads {SCHEMA}")
-    if (fault := next(_find_faults(about, found), None)) is not None:
+    if (fault := next(_find_faults(header, arrays), None)) is not None:
         raise OutputError(f"{path}: is damaged, {fault}. Take the snapshot again")
-    labels = about["labels"]
-    origin = Origin(**about | {"labels": None if labels is None else tuple(labels)})
-    return Snapshot(origin, tuple(_to_rows(found)), {})
+    labels = header["labels"]
+    origin = Origin(**header | {"labels": None if labels is None else tuple(labels)})
+    return Snapshot(origin, tuple(_to_rows(arrays)), {})
 
 
-def _find_faults(about: Mapping[str, Any], found: Mapping[str, NDArray[Any]]) -> Iterator[str]:
-    """What is missing, or is nothing that `save` writes, for a sentence; what comes later needs what comes first."""
+def _find_faults(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Iterator[str]:
+    """Yield descriptions of missing or invalid contents. Later checks rely on earlier ones: stop at the first fault."""
     texts = ("model", "weights", "architecture", "dtype", "preprocessing", "method", "layer", "score")
-    if set(about) != {field.name for field in fields(Origin)} or not all(isinstance(about[it], str) for it in texts):
+    if set(header) != {field.name for field in fields(Origin)} or not all(
+        isinstance(header[name], str) for name in texts
+    ):
         yield "its description of the model is incomplete"
-    if not isinstance(about["versions"], dict):
+    if not isinstance(header["versions"], dict):
         yield "its versions are missing"
-    labels, count = about["labels"], about["classes"]
+    labels, count = header["labels"], header["classes"]
     if type(count) is not int or not (labels is None or (isinstance(labels, list) and len(labels) == count)):
         yield f"its labels do not match its {shorten(count)} classes"
     expected = _to_columns([])
-    if set(found) != set(expected):
-        yield f"its arrays are {', '.join(sorted(found))}"
-    pictures = len(found["names"]) if found["names"].ndim else -1
-    for name, values in found.items():
-        shape = (values.size,) if name == "maps" else (pictures, *expected[name].shape[1:])
-        if values.shape != shape or values.dtype.kind != KINDS.get(name, "i"):
+    if set(arrays) != set(expected):
+        yield f"its arrays are {', '.join(sorted(arrays))}"
+    rows = len(arrays["names"]) if arrays["names"].ndim else -1
+    for name, values in arrays.items():
+        shape = (values.size,) if name == "maps" else (rows, *expected[name].shape[1:])
+        if values.shape != shape or values.dtype.kind != DTYPE_KINDS.get(name, "i"):
             yield f"{name} is {values.dtype} {values.shape}"
-    if (found["grid"] < 1).any() or found["grid"].prod(1).sum() != len(found["maps"]):
+    if (arrays["grid"] < 1).any() or arrays["grid"].prod(1).sum() != len(arrays["maps"]):
         yield "its heatmaps do not fit their grids"
-    are_maps = ((found["maps"] >= 0) & (found["maps"] <= 1)).all()  # NaN fails both
-    are_classes = ((found["predicted"] >= 0) & (found["predicted"] < count)).all()
+    are_maps = ((arrays["maps"] >= 0) & (arrays["maps"] <= 1)).all()  # NaN fails both
+    are_classes = ((arrays["predicted"] >= 0) & (arrays["predicted"] < count)).all()
     if not (
-        are_maps and are_classes and np.isfinite(found["probability"]).all() and (found["region"][:, 2:] > 0).all()
+        are_maps and are_classes and np.isfinite(arrays["probability"]).all() and (arrays["region"][:, 2:] > 0).all()
     ):
         yield "it contains invalid values"
 
 
-def _to_rows(found: Mapping[str, NDArray[Any]]) -> Iterator[Seen]:
-    ends = found["grid"].prod(1).cumsum()
-    for i, (name, end) in enumerate(zip(found["names"], ends)):
-        grid = found["grid"][i]
-        predicted, probability = int(found["predicted"][i]), float(found["probability"][i])
-        size, region = (tuple(map(int, found[key][i])) for key in ("size", "region"))
-        values = found["maps"][end - grid.prod() : end].reshape(grid).astype(np.float16)
-        sha256 = str(found["sha256"][i])
-        yield Seen(str(name), sha256, predicted, probability, predicted, probability, size, region, values)  # type: ignore[arg-type]  # of two and of four
+def _to_rows(arrays: Mapping[str, NDArray[Any]]) -> Iterator[SnapshotEntry]:
+    ends = arrays["grid"].prod(1).cumsum()
+    for i, (name, end) in enumerate(zip(arrays["names"], ends)):
+        grid = arrays["grid"][i]
+        predicted, probability = int(arrays["predicted"][i]), float(arrays["probability"][i])
+        size, region = (tuple(map(int, arrays[key][i])) for key in ("size", "region"))
+        values = arrays["maps"][end - grid.prod() : end].reshape(grid).astype(np.float16)
+        sha256 = str(arrays["sha256"][i])
+        # `size` has two values and `region` four, which mypy cannot know.
+        yield SnapshotEntry(str(name), sha256, predicted, probability, predicted, probability, size, region, values)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
-class Look:
-    """How a model looks at pictures: all that is computed here. `reshape`: as in `gradcam.explain`. `batch_size`,
-    `workers`: as in `explain_files`."""
+class BatchExplainer:
+    """Explains images with one classifier, method and layer, in batches."""
 
     classifier: Classifier
     request: Request
@@ -281,7 +289,7 @@ class Look:
     workers: int
 
     @classmethod
-    def of(
+    def create(
         cls,
         classifier: Classifier,
         *,
@@ -291,15 +299,18 @@ class Look:
         batch_size: int | str,
         workers: int | None,
     ) -> Self:
-        """Raises `GradcamError` for what does not fit, and `ModelError` for a model of another task."""
+        """Choose the layer and the batch size. Raise `ModelError` if the model is not a classifier.
+
+        Raise `GradcamError` if another setting is invalid.
+        """
         if not isinstance(classifier, Classifier) or classifier.task != "classification":
             task = f"a model for {classifier.task}, " if isinstance(classifier, Classifier) else ""
             raise ModelError(f"Expected a classifier, received {task}{shorten(classifier)}.")
         check_probabilities(classifier.classes, classifier.activation)
-        chosen = find_method(classifier.default_method if method is None else method)
-        layer = classifier.layer_for(chosen) if chosen.has_layer else ""
+        resolved_method = find_method(classifier.default_method if method is None else method)
+        layer = classifier.layer_for(resolved_method) if resolved_method.has_layer else ""
         layers = {"layers": [layer] if layer else ()}
-        request = Request.of([chosen], ClassTarget(score=score), {"reshape": reshape}, "diff", **layers)
+        request = Request.of([resolved_method], ClassTarget(score=score), {"reshape": reshape}, "diff", **layers)
         size = choose_batch_size(classifier) if batch_size == "auto" else batch_size
         check_count(size, "batch_size", "an integer, 1 or more.")
         return cls(classifier, request, layer or "input", int(size), count_cores() if workers is None else workers)
@@ -308,7 +319,7 @@ class Look:
     def origin(self) -> Origin:
         classifier, labels = self.classifier, self.classifier.labels
         target, preprocess = cast(Any, self.request.target), cast(Any, classifier.preprocess)
-        # Of gradcam, and of what reads pictures and computes; without torchvision, which takes seconds to import.
+        # The libraries that read images and compute. torchvision is left out, because its import takes seconds.
         versions = {"gradcam": __version__, "torch": str(torch.__version__), "numpy": np.__version__}
         versions |= {"opencv": str(cv2.__version__), "pillow": PIL.__version__}
         return Origin(
@@ -316,7 +327,7 @@ class Look:
             describe_weights(classifier)["sha256"],
             _hash_architecture(classifier),
             str(find_input_dtype(classifier.model)).removeprefix("torch."),
-            # Of code that is not ours, its name: a repr may have an address in it.
+            # The repr of user code may contain a memory address, so use the name of its class.
             repr(preprocess) if is_dataclass(preprocess) else type(preprocess).__qualname__,
             self.request.methods[0].name,
             self.layer,
@@ -326,18 +337,20 @@ class Look:
             versions,
         )
 
-    def at(
-        self, items: Iterable[Item], wanted: Mapping[str, int] | None = None
-    ) -> Generator[Seen | Failure, None, None]:
-        """What is seen in each picture, in order; of each the map of its most probable class, or of the one that is
-        wanted in the picture of that name."""
-        chosen = None if wanted is None else {name: str(index) for name, index in wanted.items()}
-        asked = (replace(item, wanted=None if chosen is None else chosen.get(item.name)) for item in items)
+    def explain(
+        self, items: Iterable[Item], class_by_name: Mapping[str, int] | None = None
+    ) -> Generator[SnapshotEntry | Failure, None, None]:
+        """Yield the result on each image, in order. The heatmap explains the top class, or the image's class in
+        `class_by_name`."""
+        class_texts = None if class_by_name is None else {name: str(index) for name, index in class_by_name.items()}
+        class_items = (
+            replace(item, wanted=None if class_texts is None else class_texts.get(item.name)) for item in items
+        )
         return compute_items(
             self.classifier,
             partial(find, self.classifier, self.request),
-            asked,
-            finish=_to_seen,
+            class_items,
+            finish=_to_entry,
             batch_size=self.batch_size,
             workers=self.workers,
             audit=True,
@@ -346,34 +359,36 @@ class Look:
 
 @dataclass(frozen=True)
 class Failure:
-    """A picture that could not be explained, and a line that names it and says why."""
+    """An image that could not be explained, and the reason."""
 
     name: str
     reason: str
 
 
 def _hash_architecture(classifier: Classifier) -> str:
-    """The SHA-256 of the names and shapes of the model's tensors."""
-    tensors = {key: it for key, it in classifier.model.state_dict().items() if isinstance(it, torch.Tensor)}
-    return hashlib.sha256("\n".join(f"{key} {tuple(it.shape)}" for key, it in tensors.items()).encode()).hexdigest()
+    """Return the SHA-256 of the names and shapes of the model's tensors."""
+    tensors = {key: tensor for key, tensor in classifier.model.state_dict().items() if isinstance(tensor, torch.Tensor)}
+    return hashlib.sha256(
+        "\n".join(f"{key} {tuple(tensor.shape)}" for key, tensor in tensors.items()).encode()
+    ).hexdigest()
 
 
-def _to_seen(fetched: Fetched, found: PictureResult | GradcamError) -> Seen | Failure:
-    if isinstance(found, GradcamError):
-        return Failure(fetched.item.name, describe_failure(fetched.item.name, found))
-    (explanation,) = found.maps.values()
-    values, top = explanation.maps[0, 0].float(), found.predictions[0]
+def _to_entry(fetched: Fetched, result: PictureResult | GradcamError) -> SnapshotEntry | Failure:
+    if isinstance(result, GradcamError):
+        return Failure(fetched.item.name, describe_failure(fetched.item.name, result))
+    (explanation,) = result.maps.values()
+    values, top = explanation.maps[0, 0].float(), result.predictions[0]
     largest = float(values.max())
-    height, width = found.picture.shape[:2]
-    return Seen(
+    height, width = result.picture.shape[:2]
+    return SnapshotEntry(
         fetched.item.name,
         fetched.sha256 or "",
         top.index,
         top.probability,
-        int(explanation.classes[0, 0]),  # type: ignore[index]  # a class is explained
+        int(explanation.classes[0, 0]),  # type: ignore[index]  # The target is a class.
         float(explanation.probability() or 0),
         (height, width),
-        found.region,
+        result.region,
         (values / (largest or 1.0)).numpy().astype(np.float16),
     )
 
@@ -425,25 +440,30 @@ def take_snapshot(
     Examples
     --------
     >>> import gradcam
-    >>> found = gradcam.evaluation.take_snapshot(gradcam.load_classifier(), ["photo.jpg", "other.png"])
-    >>> [(it.name, it.map.shape) for it in found.entries]
+    >>> snapshot = gradcam.evaluation.take_snapshot(gradcam.load_classifier(), ["photo.jpg", "other.png"])
+    >>> [(entry.name, entry.map.shape) for entry in snapshot.entries]
     [('photo.jpg', (7, 7)), ('other.png', (7, 7))]
     """
-    look = Look.of(classifier, method=method, score=score, reshape=reshape, batch_size=batch_size, workers=workers)
+    explainer = BatchExplainer.create(
+        classifier, method=method, score=score, reshape=reshape, batch_size=batch_size, workers=workers
+    )
     items = list_inputs(inputs).items
     counter = Counter(progress, total=len(items))
-    return collect(look, items, counter.step)
+    return explain_items(explainer, items, counter.step)
 
 
-def collect(
-    look: Look, items: Sequence[Item], step: Callable[[], None], wanted: Mapping[str, int] | None = None
+def explain_items(
+    explainer: BatchExplainer,
+    items: Sequence[Item],
+    step: Callable[[], None],
+    class_by_name: Mapping[str, int] | None = None,
 ) -> Snapshot:
-    """All that is seen in these pictures, as `Look.at` sees it. `step`: called after each."""
-    pictures, failures = [], {}
-    for found in look.at(items, wanted):
+    """Explain images with `BatchExplainer.explain`, and collect the results. `step` is called after each image."""
+    entries, failures = [], {}
+    for entry in explainer.explain(items, class_by_name):
         step()
-        if isinstance(found, Failure):
-            failures[found.name] = found.reason
+        if isinstance(entry, Failure):
+            failures[entry.name] = entry.reason
         else:
-            pictures.append(found)
-    return Snapshot(look.origin, tuple(pictures), failures)
+            entries.append(entry)
+    return Snapshot(explainer.origin, tuple(entries), failures)
