@@ -269,7 +269,7 @@ def test_a_file_of_somebody_else_is_not_overwritten(command: Command, folder: Pa
 @pytest.fixture
 def stopped(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Whatever is raised in place of the third picture."""
-    original = Study._judge_item
+    original = Study._evaluate_item
 
     def stop_with(error: BaseException) -> None:
         def judge(self: Study, item: Any, *rest: Any) -> Judgement:
@@ -277,7 +277,7 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
                 raise error
             return original(self, item, *rest)
 
-        monkeypatch.setattr(Study, "_judge_item", judge)
+        monkeypatch.setattr(Study, "_evaluate_item", judge)
 
     yield stop_with
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

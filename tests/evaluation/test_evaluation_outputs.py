@@ -401,7 +401,7 @@ def test_the_sheet_shows_the_maps_that_were_judged(tmp_path: Path) -> None:
     study = prepare_study(classifier, list_inputs(paths).items, plan, StudyOptions())
     results = study.conclude(list(study.run()))
     sheet = draw_examples(study, results)
-    study.kept.clear()
+    study.example_heatmaps.clear()
     np.testing.assert_array_equal(draw_examples(study, results), sheet)
     for path in paths:
         # Of 36 x 40 pixels the network sees the 36 columns in the middle.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import gradcam
 from gradcam.evaluation import METRICS, Metric, Subject, metric
-from gradcam.evaluation.study.run import Case
+from gradcam.evaluation.study.run import MetricInputs
 
 
 def explain(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
@@ -27,7 +27,7 @@ def measure(it: Metric, subject: Subject, make: Any, power: Any) -> float:
     if it.is_of_mosaics:
         mosaic = torch.rand(1, 4, 32, 32, generator=torch.Generator().manual_seed(0))
         mosaic[:, 0, :16, :16] += 0.2
-        return Case(mosaic=power(mosaic)).measure([it])[it.name]
+        return MetricInputs(mosaic=power(mosaic)).measure([it])[it.name]
     mask = torch.zeros(1, *subject.size[1:], dtype=torch.bool)
     mask[:, 20:80, 30:90] = True
     boxes = [torch.tensor([[30.0, 20.0, 90.0, 80.0]])]
@@ -35,7 +35,7 @@ def measure(it: Metric, subject: Subject, make: Any, power: Any) -> float:
     def sharpened(*given: Any) -> Tensor:
         return power(make(*given))
 
-    case = Case(subject=subject, heatmaps=maps, explain=sharpened, masks=mask, boxes=boxes, seed=0)
+    case = MetricInputs(subject=subject, heatmaps=maps, explain=sharpened, masks=mask, boxes=boxes, seed=0)
     return case.measure([it])[it.name]
 
 

@@ -22,7 +22,7 @@ from gradcam.evaluation.study.journal import Journal
 from gradcam.evaluation.study.plan import SINGLE_PASS, StudyOptions, count_explanations, count_passes, make_plan
 from gradcam.evaluation.study.prepare import prepare_study
 from gradcam.evaluation.study.results import Judgement, Results, describe_resizing
-from gradcam.evaluation.study.run import Case, Study
+from gradcam.evaluation.study.run import MetricInputs, Study
 from gradcam.evaluation.study.write import to_csv, to_json
 from gradcam.evaluation.subject import derive
 from gradcam.sources.list import list_inputs
@@ -80,7 +80,7 @@ def test_another_seed_draws_other_controls_and_another_order_of_ties(colours: Cl
 def test_each_picture_has_a_random_map_of_its_own(colours: Classifier, pictures: Path) -> None:
     study = prepare(colours, pictures, make_plan(["gradcam"], ["complexity"]))
     list(study.run())
-    one, other = study.kept["0-red.png"], study.kept["1-green.png"]
+    one, other = study.example_heatmaps["0-red.png"], study.example_heatmaps["1-green.png"]
     assert not torch.equal(one["random"], other["random"])
     assert torch.equal(one["centre"], other["centre"])
 
@@ -184,7 +184,7 @@ def test_metrics_of_one_function_are_told_apart(colours: Classifier, pictures: P
     parts = [change.drop, coherency(subject, heatmaps, explain), complexity(heatmaps)]
     expected = {"average-drop": change.drop, "increase": change.increase, "average-gain": change.gain}
     expected |= {"iou": found.iou, "localisation-error": found.errors, "adcc": adcc(*parts)}
-    case = Case(subject=subject, heatmaps=heatmaps, explain=explain, masks=truth.masks, boxes=truth.boxes)
+    case = MetricInputs(subject=subject, heatmaps=heatmaps, explain=explain, masks=truth.masks, boxes=truth.boxes)
     measured = case.measure([METRICS[name] for name in expected])
     assert measured == {name: float(value) for name, value in expected.items()}
 
@@ -206,7 +206,7 @@ def test_what_metrics_share_is_counted_once() -> None:
 def test_a_number_that_is_none_is_an_error() -> None:
     nothing = Metric("nothing", "nan", "lower", "own", None, lambda heatmaps: heatmaps.sum((1, 2)) / 0, ("heatmaps",))
     with pytest.raises(GradcamError, match="nothing is nan"):
-        Case(heatmaps=torch.zeros(1, 4, 4)).measure([nothing])
+        MetricInputs(heatmaps=torch.zeros(1, 4, 4)).measure([nothing])
 
 
 def test_predictions_are_computed_once_for_all(colours: Classifier, pictures: Path, monkeypatch: MonkeyPatch) -> None:

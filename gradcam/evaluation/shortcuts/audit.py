@@ -18,7 +18,7 @@ from gradcam.evaluation.shortcuts.clusters import MIN_IMAGES_PER_CLASS, Cluster,
 from gradcam.evaluation.shortcuts.evidence import ImageEvidence, collect_evidence
 from gradcam.evaluation.shortcuts.labels import Labels, find_labels
 from gradcam.evaluation.shortcuts.result import Audit, EvidenceCluster, describe_place, draw_heatmap
-from gradcam.evaluation.snapshots.snapshot import BatchExplainer
+from gradcam.evaluation.snapshots.snapshot import ItemExplainer
 from gradcam.images.read import Pixels
 from gradcam.models.classifier import Classifier
 from gradcam.models.labels import name_class
@@ -116,7 +116,7 @@ def audit_items(
     """Audit images that are already listed, as `audit` does."""
     check_installed()
     settings: Any = {"reshape": reshape, "batch_size": batch_size, "workers": workers}
-    explainer = BatchExplainer.create(classifier, method=method, score=score, **settings)
+    explainer = ItemExplainer.create(classifier, method=method, score=score, **settings)
     if classifier.fit != "crop":
         raise ModelError(f"An audit needs the model's default crop, but fit is {classifier.fit!r}: use fit='crop'.")
     labelled = find_labels(labels, items, classifier)

@@ -17,7 +17,7 @@ from gradcam.batch.pipeline import compute_items
 from gradcam.batch.read import Fetched
 from gradcam.cam.postprocess import take_windows
 from gradcam.errors import GradcamError, LayerError, describe_failure
-from gradcam.evaluation.snapshots.snapshot import BatchExplainer
+from gradcam.evaluation.snapshots.snapshot import ItemExplainer
 from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.nested import first_floating, to_batch
 from gradcam.images.read import Region
@@ -51,7 +51,7 @@ class _ResultWithFeatures:
 
 
 def collect_evidence(
-    explainer: BatchExplainer, items: Sequence[Item], step: Callable[[], None]
+    explainer: ItemExplainer, items: Sequence[Item], step: Callable[[], None]
 ) -> tuple[list[ImageEvidence], list[str], dict[str, str]]:
     """Return the evidence in each image, the names of images with blank heatmaps, and the reasons for failures."""
     evidence: list[ImageEvidence] = []
@@ -81,7 +81,7 @@ def collect_evidence(
 
 
 def _explain(
-    explainer: BatchExplainer, prepared: Sequence[Prepared], *, classes: Sequence[int] | None = None
+    explainer: ItemExplainer, prepared: Sequence[Prepared], *, classes: Sequence[int] | None = None
 ) -> list[_ResultWithFeatures | GradcamError]:
     """Explain images, and record the layer's features in the same pass. Raise `LayerError` if the layer has no grid."""
     module = find_layer(explainer.classifier.model, explainer.layer).module
@@ -103,7 +103,7 @@ def _explain(
     ]
 
 
-def _to_grid(explainer: BatchExplainer, outputs: Sequence[Tensor], prepared: Sequence[Prepared]) -> Tensor:
+def _to_grid(explainer: ItemExplainer, outputs: Sequence[Tensor], prepared: Sequence[Prepared]) -> Tensor:
     """Return the layer's output (N,C,h,w) on the CPU."""
     model = unwrap(explainer.classifier.model)
     images = torch.stack([image.image for image in prepared])

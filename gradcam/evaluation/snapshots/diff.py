@@ -15,7 +15,7 @@ from gradcam.errors import GradcamError, ImageError, ModelError, describe_failur
 from gradcam.evaluation.explainers import Counter
 from gradcam.evaluation.snapshots.gate import ALIKE
 from gradcam.evaluation.snapshots.result import CHANGES, Diff, compare_entries
-from gradcam.evaluation.snapshots.snapshot import BatchExplainer, Origin, Snapshot, SnapshotEntry, explain_items
+from gradcam.evaluation.snapshots.snapshot import ItemExplainer, Origin, Snapshot, SnapshotEntry, explain_items
 from gradcam.images.read import Pixels
 from gradcam.models.classifier import Classifier
 from gradcam.models.preprocess import Prepared
@@ -93,8 +93,8 @@ def diff(
     settings = {"reshape": reshape, "batch_size": batch_size, "workers": workers}
     explain_settings: Any = {"method": method, "score": score or "logit", **settings}
     old_source, explainer = (
-        old if isinstance(old, Snapshot) else BatchExplainer.create(old, **explain_settings),
-        BatchExplainer.create(new, **explain_settings),
+        old if isinstance(old, Snapshot) else ItemExplainer.create(old, **explain_settings),
+        ItemExplainer.create(new, **explain_settings),
     )
     _check_classes(old_source.origin, explainer.origin)
     items = list_inputs(inputs).items
@@ -199,7 +199,7 @@ def _read(classifier: Classifier, item: Item) -> Pixels:
     raise ImageError(str(prepared))
 
 
-def _note_models(old_source: BatchExplainer | Snapshot, new: Origin) -> Iterator[str]:
+def _note_models(old_source: ItemExplainer | Snapshot, new: Origin) -> Iterator[str]:
     old, has_snapshot = old_source.origin, isinstance(old_source, Snapshot)
     if has_snapshot and old.architecture != new.architecture:
         yield f"The models have different architectures: tensor names or shapes of {old.model} and {new.model} differ."
@@ -222,7 +222,7 @@ def _note_models(old_source: BatchExplainer | Snapshot, new: Origin) -> Iterator
 
 
 def _note_images(
-    old_source: BatchExplainer | Snapshot,
+    old_source: ItemExplainer | Snapshot,
     old_snapshot: Snapshot,
     old_entries: Mapping[str, SnapshotEntry],
     new_snapshot: Snapshot,

@@ -279,7 +279,7 @@ def _to_rows(arrays: Mapping[str, NDArray[Any]]) -> Iterator[SnapshotEntry]:
 
 
 @dataclass(frozen=True)
-class BatchExplainer:
+class ItemExplainer:
     """Explains images with one classifier, method and layer, in batches."""
 
     classifier: Classifier
@@ -339,7 +339,7 @@ class BatchExplainer:
 
     def explain(
         self, items: Iterable[Item], class_by_name: Mapping[str, int] | None = None
-    ) -> Generator[SnapshotEntry | Failure, None, None]:
+    ) -> Generator[SnapshotEntry | ImageFailure, None, None]:
         """Yield the result on each image, in order. The heatmap explains the top class, or the image's class in
         `class_by_name`."""
         class_texts = None if class_by_name is None else {name: str(index) for name, index in class_by_name.items()}
@@ -358,7 +358,7 @@ class BatchExplainer:
 
 
 @dataclass(frozen=True)
-class Failure:
+class ImageFailure:
     """An image that could not be explained, and the reason."""
 
     name: str
@@ -373,9 +373,9 @@ def _hash_architecture(classifier: Classifier) -> str:
     ).hexdigest()
 
 
-def _to_entry(fetched: Fetched, result: PictureResult | GradcamError) -> SnapshotEntry | Failure:
+def _to_entry(fetched: Fetched, result: PictureResult | GradcamError) -> SnapshotEntry | ImageFailure:
     if isinstance(result, GradcamError):
-        return Failure(fetched.item.name, describe_failure(fetched.item.name, result))
+        return ImageFailure(fetched.item.name, describe_failure(fetched.item.name, result))
     (explanation,) = result.maps.values()
     values, top = explanation.maps[0, 0].float(), result.predictions[0]
     largest = float(values.max())
@@ -444,7 +444,7 @@ def take_snapshot(
     >>> [(entry.name, entry.map.shape) for entry in snapshot.entries]
     [('photo.jpg', (7, 7)), ('other.png', (7, 7))]
     """
-    explainer = BatchExplainer.create(
+    explainer = ItemExplainer.create(
         classifier, method=method, score=score, reshape=reshape, batch_size=batch_size, workers=workers
     )
     items = list_inputs(inputs).items
@@ -453,16 +453,16 @@ def take_snapshot(
 
 
 def explain_items(
-    explainer: BatchExplainer,
+    explainer: ItemExplainer,
     items: Sequence[Item],
     step: Callable[[], None],
     class_by_name: Mapping[str, int] | None = None,
 ) -> Snapshot:
-    """Explain images with `BatchExplainer.explain`, and collect the results. `step` is called after each image."""
+    """Explain images with `ItemExplainer.explain`, and collect the results. `step` is called after each image."""
     entries, failures = [], {}
     for entry in explainer.explain(items, class_by_name):
         step()
-        if isinstance(entry, Failure):
+        if isinstance(entry, ImageFailure):
             failures[entry.name] = entry.reason
         else:
             entries.append(entry)

@@ -1,1 +1,1 @@
-"""Studies: methods by metrics over many pictures, resumable, with tables and pictures of what was found."""
+"""Studies: evaluate several methods by several metrics on many images, resumable, and write tables and images."""

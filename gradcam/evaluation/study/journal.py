@@ -1,4 +1,4 @@
-"""The journal of a study: what was asked, then a line for each image that was judged, so that it can be gone on with."""
+"""The journal of a study, from which it can be resumed: a line with the settings, then a line per evaluated image."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from gradcam.images.files import open_file, write_whole
 from gradcam.storage.disk import LineFile, blaming_disk, take_lock
 from gradcam.storage.run_file import SCHEMA, find_fault, list_differences, list_notes, load_fields
 
-FIELDS = ("gradcam", "versions", "device", "model", "settings", "images")  # of those of a run
-Entries = dict[tuple[str, str], Judgement]  # by image and SHA-256
+FIELDS = ("gradcam", "versions", "device", "model", "settings", "images")  # the fields of a run that a journal needs
+Entries = dict[tuple[str, str], Judgement]  # by (image name, SHA-256)
 Mode = Literal["new", "resume", "overwrite"]
 
 
 class Journal(AbstractContextManager["Journal"]):
-    """A file of JSON lines, open for one study. `notes`: what a person should know who goes on with it. Each entry is
-    in the file before it is given to anybody; what was not written to its end is cut off by whoever goes on."""
+    """A file of JSON lines, locked by one study. `notes` are for the user who resumes the study.
+
+    An entry is in the file before the caller receives it. An incomplete last line is cut off when the study is resumed.
+    """
 
     def __init__(self, path: Path, entries: Entries, release: Callable[[], None], notes: list[str]) -> None:
         self.path = path
@@ -34,9 +36,12 @@ class Journal(AbstractContextManager["Journal"]):
 
     @classmethod
     def open(cls, path: Path, run: Mapping[str, Any], *, mode: Mode = "resume") -> Journal:
-        """Take the file for this study. `run`: what its numbers depend on, as `Conditions.to_run` gives it. `mode`:
-        "new" wants that there is none yet, "resume" goes on with one of the same `run`, if there is one, and
-        "overwrite" starts anew. Raises `OutputError` otherwise, and where another process is at work on it."""
+        """Lock the file and read the entries of an earlier run.
+
+        `run` has all that the numbers depend on, from `Conditions.to_run`. The mode "new" requires that the file does not
+        exist, "resume" continues a file with the same `run`, and "overwrite" replaces the file. Raise `OutputError` if
+        this is not possible, or if another process uses the file.
+        """
         with blaming_disk(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -52,11 +57,11 @@ class Journal(AbstractContextManager["Journal"]):
                 raise
 
     def find(self, image: str, sha256: str | None) -> Judgement | None:
-        """What was measured of an image, if its bytes are still the same."""
+        """Return the entry of an image; None if it has no entry, or if its file has changed."""
         return None if sha256 is None else self._entries.get((image, sha256))
 
     def append(self, entry: Judgement) -> None:
-        """Add what was measured of an image. Raises `OutputError`; no part of it is in the file then."""
+        """Append an entry. After an `OutputError`, no part of the entry is in the file."""
         with blaming_disk(self.path.parent):
             self._lines.append(entry.to_json().encode() + b"\n")
 
@@ -69,25 +74,25 @@ class Journal(AbstractContextManager["Journal"]):
 
 
 def check_journal(path: Path, mode: Mode) -> None:
-    """What can be told before anything is computed. Raises `OutputError` for a journal where there must be none."""
+    """Raise `OutputError` for an existing journal in the mode "new", before anything is computed."""
     if mode == "new" and path.exists():
-        ways = "--resume to continue it, --overwrite to replace it, or another --output"
-        raise OutputError(f"{path}: belongs to an earlier study. Give {ways}")
+        options = "--resume to continue it, --overwrite to replace it, or another --output"
+        raise OutputError(f"{path}: belongs to an earlier study. Give {options}")
 
 
 def _begin(path: Path, run: Mapping[str, Any], mode: Mode) -> tuple[Entries, list[str]]:
-    """What is done already, and notes; a file that is not there yet begins with the run."""
+    """Return the entries of an earlier run, and notes. Start a new file with the run."""
     check_journal(path, mode)
     lines = _read_lines(path) if path.exists() and mode == "resume" else iter(())
     first = next(lines, None)
     if first is None:
         write_whole(path, json.dumps(dict(run)).encode() + b"\n")
         return {}, []
-    earlier = load_fields(first)
-    if earlier is None or earlier.get("schema") != SCHEMA or find_fault(earlier, FIELDS) is not None:
-        expected = "is not a journal of this version"
-        raise OutputError(f"{path}: {expected}. Replace it with --overwrite")
-    if differences := list_differences(earlier, run):
+    first_run = load_fields(first)
+    if first_run is None or first_run.get("schema") != SCHEMA or find_fault(first_run, FIELDS) is not None:
+        problem = "is not a journal of this version"
+        raise OutputError(f"{path}: {problem}. Replace it with --overwrite")
+    if differences := list_differences(first_run, run):
         raise OutputError(
             f"{path}: the earlier study had other settings: {'; '.join(differences)}. Give the same settings, start "
             "again with --overwrite, or choose another --output"
@@ -98,9 +103,9 @@ def _begin(path: Path, run: Mapping[str, Any], mode: Mode) -> tuple[Entries, lis
             entry = Judgement.from_json(line)
         except GradcamError as error:
             raise OutputError(f"{path}, line {number}: {error}; repair the line, or remove it") from error
-        if entry.error is None and entry.sha256 is not None:  # what failed is tried again
+        if entry.error is None and entry.sha256 is not None:  # Failed images are evaluated again.
             entries[entry.image, entry.sha256] = entry
-    return entries, list_notes(earlier, run)
+    return entries, list_notes(first_run, run)
 
 
 def _read_lines(path: Path) -> Iterator[bytes]:

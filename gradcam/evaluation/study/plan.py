@@ -1,6 +1,6 @@
-"""Which methods a study compares, and by which metrics."""
+"""The plan of a study: the methods to compare, and the metrics."""
 
-# No torch is imported here: the shell checks what was typed before there is anything to compute.
+# This module does not import torch, so that the command line can check its arguments at once.
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from gradcam.evaluation.metrics import DEFAULT, GROUPS, METRICS, Metric, find_me
 from gradcam.options import refuse
 
 DEFAULT_METHODS = ("gradcam", "gradcam-pp", "hirescam", "layercam", "finercam", "eigencam")
-SINGLE_PASS = tuple(name for name, method in METHODS.items() if method.needs)  # the others run the model again
+# Methods without `needs` run the model several times.
+SINGLE_PASS = tuple(name for name, method in METHODS.items() if method.needs)
 METHOD_GROUPS = {"all": tuple(METHODS), "single-pass": SINGLE_PASS}
 
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """What is asked beside methods and metrics, as `evaluate` takes it."""
+    """The options of a study besides methods and metrics, as in `evaluate`."""
 
     layer: str | None = None
     target: Any = None
@@ -37,17 +38,19 @@ class StudyOptions:
 
 @dataclass(frozen=True)
 class Agenda:
-    """What is compared, by which metrics: names, in the order of the tables; what users add comes last.
-    `asked_methods`, `asked_metrics`: those that somebody named, or whose group of metrics: if one of these cannot be
-    had, that is an error; others are left out. `own_methods`, `own_metrics`: by name, what is not in those tables."""
+    """The names of methods, controls and metrics, in the order of the built-in tables, user-defined ones last.
+
+    `requested_methods` and `requested_metrics` are those that the user named, also by a group of metrics. If one of them
+    cannot be used, that is an error; all others are left out. `custom_methods` and `custom_metrics` are user-defined.
+    """
 
     methods: tuple[str, ...]
     controls: tuple[str, ...]
     metrics: tuple[str, ...]
-    asked_methods: frozenset[str] = frozenset()
-    asked_metrics: frozenset[str] = frozenset()
-    own_methods: Mapping[str, Explained] = field(default_factory=dict, repr=False)
-    own_metrics: Mapping[str, Metric] = field(default_factory=dict, repr=False)
+    requested_methods: frozenset[str] = frozenset()
+    requested_metrics: frozenset[str] = frozenset()
+    custom_methods: Mapping[str, Explained] = field(default_factory=dict, repr=False)
+    custom_metrics: Mapping[str, Metric] = field(default_factory=dict, repr=False)
 
     __repr__ = show_fields
 
@@ -55,28 +58,28 @@ class Agenda:
     def names(self) -> tuple[str, ...]:
         return self.methods + self.controls
 
-    def explained(self, name: str) -> Any:
-        return self.own_methods.get(name) or METHODS.get(name) or CONTROLS[name]
+    def method(self, name: str) -> Any:
+        return self.custom_methods.get(name) or METHODS.get(name) or CONTROLS[name]
 
     def metric(self, name: str) -> Metric:
-        return self.own_metrics.get(name) or METRICS[name]
+        return self.custom_metrics.get(name) or METRICS[name]
 
     @property
-    def of_pictures(self) -> tuple[Metric, ...]:
-        return tuple(it for it in map(self.metric, self.metrics) if not it.is_of_mosaics)
+    def image_metrics(self) -> tuple[Metric, ...]:
+        return tuple(metric for metric in map(self.metric, self.metrics) if not metric.is_of_mosaics)
 
     @property
-    def of_mosaics(self) -> tuple[Metric, ...]:
-        return tuple(it for it in map(self.metric, self.metrics) if it.is_of_mosaics)
+    def mosaic_metrics(self) -> tuple[Metric, ...]:
+        return tuple(metric for metric in map(self.metric, self.metrics) if metric.is_of_mosaics)
 
-    def describe_own(self) -> dict[str, Any]:
-        """For a journal, what users added, each with the file it is from and its options; nothing where nobody did."""
-        found: dict[str, Any] = {}
-        for kind, own in (("method", self.own_methods), ("metric", self.own_metrics)):
-            for name, it in own.items():
-                options = {key: shorten(value) for key, value in getattr(it, "options", {}).items()}
-                found[f"{kind} {name}"] = {**(plugins.fingerprint(it) or {}), **options}
-        return {"own": found} if found else {}
+    def describe_custom(self) -> dict[str, Any]:
+        """Describe the user-defined methods and metrics for a journal: their files and options. Empty without any."""
+        description: dict[str, Any] = {}
+        for kind, custom in (("method", self.custom_methods), ("metric", self.custom_metrics)):
+            for name, value in custom.items():
+                options = {key: shorten(option) for key, option in getattr(value, "options", {}).items()}
+                description[f"{kind} {name}"] = {**(plugins.fingerprint(value) or {}), **options}
+        return {"own": description} if description else {}
 
 
 def make_plan(
@@ -86,85 +89,98 @@ def make_plan(
     controls: Sequence[str] | None = None,
     has_annotations: bool = False,
 ) -> Agenda:
-    """A plan of methods, metrics and controls as `evaluate` takes them. Raises `GradcamError` for unknown names, for
-    none at all, for two of one name, and for metrics that were named and need annotations."""
-    found, asked_methods = _find_methods(_check(methods, "methods"))
+    """Make a plan from methods, metrics and controls, as in `evaluate`.
+
+    Raise `GradcamError` if a name is unknown or duplicate, if no name is left, or if a requested metric needs
+    annotations.
+    """
+    explained, requested_methods = _find_methods(_check_names(methods, "methods"))
     if controls is not None and (isinstance(controls, str) or any(name not in CONTROLS for name in controls)):
         raise refuse(controls, "controls", f"a list of some of {join_names(CONTROLS)}.")
     if metrics is None:
-        wanted, asked = find_metrics((*(("annotations",) if has_annotations else ()), *DEFAULT)), []
+        selected, requested = find_metrics((*(("annotations",) if has_annotations else ()), *DEFAULT)), []
     else:
-        wanted = find_metrics(_check(metrics, "metrics"))
-        asked = find_metrics([it for it in metrics if not isinstance(it, str) or it.strip().lower() != "all"])
+        selected = find_metrics(_check_names(metrics, "metrics"))
+        requested = find_metrics(
+            [metric for metric in metrics if not isinstance(metric, str) or metric.strip().lower() != "all"]
+        )
     if not has_annotations:
-        if named := [it.name for it in wanted if it.needs_annotations and it in asked]:
+        if without_annotations := [
+            metric.name for metric in selected if metric.needs_annotations and metric in requested
+        ]:
             raise GradcamError(
-                f"{join_names(named)} {'needs' if len(named) == 1 else 'need'} annotations of the objects: give "
-                "--annotations PATH (annotations= in Python)."
+                f"{join_names(without_annotations)} {'needs' if len(without_annotations) == 1 else 'need'} annotations of "
+                "the objects: give --annotations PATH (annotations= in Python)."
             )
-        wanted = [it for it in wanted if not it.needs_annotations]
-        if not wanted:
+        selected = [metric for metric in selected if not metric.needs_annotations]
+        if not selected:
             raise GradcamError(f"No metric is left: give metrics by name, or a group ({join_names([*GROUPS, 'all'])}).")
-    ours = [it.name for it in found.values() if not isinstance(it, Control)]
+    method_names = [method.name for method in explained.values() if not isinstance(method, Control)]
     return Agenda(
-        methods=tuple(sorted(ours, key=[*METHODS, *ours].index)),
-        controls=tuple(name for name in CONTROLS if controls is None or name in controls or name in found),
-        metrics=tuple(it.name for it in wanted),
-        asked_methods=asked_methods,
-        asked_metrics=frozenset(it.name for it in asked),
-        own_methods={name: it for name, it in found.items() if it not in (METHODS.get(name), CONTROLS.get(name))},
-        own_metrics={it.name: it for it in wanted if it.name not in METRICS},
+        methods=tuple(sorted(method_names, key=[*METHODS, *method_names].index)),
+        controls=tuple(name for name in CONTROLS if controls is None or name in controls or name in explained),
+        metrics=tuple(metric.name for metric in selected),
+        requested_methods=requested_methods,
+        requested_metrics=frozenset(metric.name for metric in requested),
+        custom_methods={
+            name: method for name, method in explained.items() if method not in (METHODS.get(name), CONTROLS.get(name))
+        },
+        custom_metrics={metric.name: metric for metric in selected if metric.name not in METRICS},
     )
 
 
-def _check(given: Sequence[Any], what: str) -> Sequence[Any]:
-    if isinstance(given, str) or not isinstance(given, Iterable) or not given:
-        raise refuse(given, what, "a list of at least one name.")
-    return given
+def _check_names(values: Sequence[Any], name: str) -> Sequence[Any]:
+    if isinstance(values, str) or not isinstance(values, Iterable) or not values:
+        raise refuse(values, name, "a list of at least one name.")
+    return values
 
 
-def _find_methods(wanted: Sequence[Any]) -> tuple[dict[str, Explained], frozenset[str]]:
-    """Those that are meant, by name, and the names of those that were named themselves."""
-    members = [METHOD_GROUPS.get(each.strip().lower()) if isinstance(each, str) else None for each in wanted]
+def _find_methods(methods: Sequence[Any]) -> tuple[dict[str, Explained], frozenset[str]]:
+    """Return the methods by name, and the names of those that are not only part of a group."""
+    members = [METHOD_GROUPS.get(entry.strip().lower()) if isinstance(entry, str) else None for entry in methods]
     groups = [METHODS[name] for group in members for name in group or ()]
-    asked = [find_explained(each, *METHOD_GROUPS) for each, group in zip(wanted, members) if group is None]
-    methods = [*groups, *(it for it in asked if isinstance(it, Method))]
-    found: dict[str, Explained] = {it.name: it for it in (find_methods(methods) if methods else ())}
-    for it in asked:
-        if isinstance(it, OwnFunction) and it.name in (*METHODS, *CONTROLS):
-            raise GradcamError(f"There is already a method {it.name!r}: rename your function.")
-        if not isinstance(it, Method) and found.setdefault(it.name, it) != it:
-            raise GradcamError(f"There are two methods {it.name!r}: rename one of them.")
-    return found, frozenset({it.name for it in asked} | found.keys() - {it.name for it in groups})
+    requested = [find_explained(entry, *METHOD_GROUPS) for entry, group in zip(methods, members) if group is None]
+    methods = [*groups, *(method for method in requested if isinstance(method, Method))]
+    by_name: dict[str, Explained] = {method.name: method for method in (find_methods(methods) if methods else ())}
+    for method in requested:
+        if isinstance(method, OwnFunction) and method.name in (*METHODS, *CONTROLS):
+            raise GradcamError(f"There is already a method {method.name!r}: rename your function.")
+        if not isinstance(method, Method) and by_name.setdefault(method.name, method) != method:
+            raise GradcamError(f"There are two methods {method.name!r}: rename one of them.")
+    return by_name, frozenset(
+        {method.name for method in requested} | by_name.keys() - {method.name for method in groups}
+    )
 
 
 def count_passes(plan: Agenda) -> int:
-    """About how many forward passes the metrics of one map of a picture take, beside those that run the method again."""
-    return sum({it.key: it.passes for it in _list_computed(plan)}.values())
+    """Estimate the forward passes of all metrics for one heatmap, without those in which the method is run again."""
+    return sum({metric.key: metric.passes for metric in _list_computed_metrics(plan)}.values())
 
 
 def count_explanations(plan: Agenda) -> int:
-    """How often each method explains a picture, or a variant of it."""
-    return 1 + sum({it.key: it.reruns for it in _list_computed(plan)}.values())
+    """Count how often each method explains an image or a variant of it."""
+    return 1 + sum({metric.key: metric.reruns for metric in _list_computed_metrics(plan)}.values())
 
 
-def _list_computed(plan: Agenda) -> list[Metric]:
+def _list_computed_metrics(plan: Agenda) -> list[Metric]:
     metrics = [plan.metric(name) for name in plan.metrics]
-    return metrics + [METRICS[need] for it in metrics for need in it.needs if need in METRICS]
+    return metrics + [METRICS[need] for metric in metrics for need in metric.needs if need in METRICS]
 
 
-def describe_cost(plan: Agenda, pictures: int, mosaics: int) -> list[str]:
-    """Lines for a person who decides whether to wait: how much is computed, and which methods cost the most."""
+def describe_cost(plan: Agenda, images: int, mosaics: int) -> list[str]:
+    """Describe the amount of computation and the most expensive methods, so that the user can decide to wait."""
     maps, passes, runs = len(plan.names), count_passes(plan), count_explanations(plan)
-    of_pictures = f"{_count(maps, 'heatmap')} x {_count(passes, 'forward pass')} x {_count(pictures, 'image')}"
-    of_mosaics = f" and 1 per mosaic ({mosaics})" if mosaics else ""
-    again = f"{_count(runs, 'run')} of each method per image{of_mosaics}"
-    methods = map(plan.explained, plan.methods)
-    costs = ", ".join(f"{it.name} {it.cost}" for it in methods if isinstance(it, Method) and not it.needs)
-    lines = [f"Cost: {of_pictures} = {maps * passes * pictures:,} forward passes, plus {again}."]
+    heatmap_passes = f"{_count(maps, 'heatmap')} x {_count(passes, 'forward pass')} x {_count(images, 'image')}"
+    mosaic_runs = f" and 1 per mosaic ({mosaics})" if mosaics else ""
+    reruns = f"{_count(runs, 'run')} of each method per image{mosaic_runs}"
+    methods = map(plan.method, plan.methods)
+    costs = ", ".join(
+        f"{method.name} {method.cost}" for method in methods if isinstance(method, Method) and not method.needs
+    )
+    lines = [f"Cost: {heatmap_passes} = {maps * passes * images:,} forward passes, plus {reruns}."]
     return lines + ([f"Methods with several forward passes per run: {costs}."] if costs else [])
 
 
-def _count(number: int, what: str) -> str:
-    plural = "es" if what.endswith("s") else "s"
-    return f"{number} {what}" + ("" if number == 1 else plural)
+def _count(number: int, noun: str) -> str:
+    plural = "es" if noun.endswith("s") else "s"
+    return f"{number} {noun}" + ("" if number == 1 else plural)

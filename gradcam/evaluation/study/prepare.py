@@ -1,4 +1,4 @@
-"""From what was asked to a study: all that can be found out before the first picture is judged is found out here."""
+"""Prepare a study: find all errors that can be found before the first image is evaluated."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gradcam.evaluation.metrics.grid import MOSAICS, make_mosaics
 from gradcam.evaluation.study.journal import Journal
 from gradcam.evaluation.study.plan import DEFAULT_METHODS, Agenda, StudyOptions, make_plan
 from gradcam.evaluation.study.results import Results, list_conditions
-from gradcam.evaluation.study.run import Composition, Evaluator, Study
+from gradcam.evaluation.study.run import Evaluator, NamedMosaic, Study
 from gradcam.evaluation.subject import Subject, check_probabilities, derive
 from gradcam.images.read import to_numpy
 from gradcam.layers.find import find_layer
@@ -36,9 +36,9 @@ from gradcam.sources.contents import Item
 from gradcam.sources.list import Inputs, list_inputs
 from gradcam.targets.classes import check_range
 
-CANDIDATES = 512  # pictures that are looked at for mosaics, since all of them are held at once
-MOST_TRIED = 8  # pictures of which one has what is judged
-HALVED = "The model does not accept larger inputs, so each image in a mosaic has half its height and width."
+MAX_MOSAIC_CANDIDATES = 512  # images from which mosaics are made, all in memory at once
+MAX_TRIAL_IMAGES = 8  # Stop the search for an image with a target, such as a detection, after this many.
+HALVED_NOTE = "The model does not accept larger inputs, so each image in a mosaic has half its height and width."
 
 
 def evaluate(
@@ -123,167 +123,186 @@ def evaluate(
     >>> import gradcam
     >>> options = {"methods": ["gradcam"], "metrics": ["complexity"], "controls": ["constant"]}
     >>> results = gradcam.evaluation.evaluate(gradcam.load_classifier(), "photos/", **options)
-    >>> [(each.image, each.method, round(each.value, 1)) for each in results.measurements if each.method == "constant"]
+    >>> [(row.image, row.method, round(row.value, 1)) for row in results.measurements if row.method == "constant"]
     [('coffee.jpg', 'constant', 1.0), ('rocket.jpg', 'constant', 1.0)]
     """
     plan = make_plan(methods, metrics, controls=controls, has_annotations=annotations is not None)
-    where = None if annotations is None else Path(annotations)
-    options = StudyOptions(layer, target, score, reshape, where, limit, seed)
+    annotations_path = None if annotations is None else Path(annotations)
+    options = StudyOptions(layer, target, score, reshape, annotations_path, limit, seed)
     study = prepare_study(classifier, list_inputs(inputs).items, plan, options)
     if journal is None:
         return study.conclude(list(study.run(progress=progress)))
-    with Journal.open(Path(journal), study.conditions.to_run(len(study.items))) as kept:
-        return study.conclude(list(study.run(kept, progress=progress)))
+    with Journal.open(Path(journal), study.conditions.to_run(len(study.items))) as open_journal:
+        return study.conclude(list(study.run(open_journal, progress=progress)))
 
 
 def prepare_study(classifier: Classifier, items: Sequence[Item], plan: Agenda, options: StudyOptions) -> Study:
-    """A study of these pictures, ready to run; where mosaics are made, the model runs once on each. Raises as `evaluate`."""
+    """Prepare a study of these images. To make mosaics, run the model once on each image. Raise the errors of `evaluate`."""
     if options.score not in SCORES:
         raise refuse(options.score, "score", f"one of {', '.join(SCORES)}.")
-    for name, value, least in (("limit", options.limit, 1), ("seed", options.seed, 0)):
+    for name, value, minimum in (("limit", options.limit, 1), ("seed", options.seed, 0)):
         if value is not None:
-            check_count(value, name, f"an integer, {least} or more.", least=least)
+            check_count(value, name, f"an integer, {minimum} or more.", least=minimum)
     check_probabilities(classifier.classes, classifier.activation)
     is_task = isinstance(classifier, TaskModel)
-    wanted = options.target if is_task and not isinstance(options.target, (str, int)) else None
-    index, annotations = _find_target(classifier, None if wanted is not None else options.target, items), None
+    task_target = options.target if is_task and not isinstance(options.target, (str, int)) else None
+    index, annotations = _find_target(classifier, None if task_target is not None else options.target, items), None
     if options.annotations is not None:
         names = [item.name for item in items]
         annotations = read_annotations(options.annotations, names=names, find_class=classifier.find_class)
     items = choose_items(items, options.limit, options.seed)
     layer = _find_layers(classifier, plan, options.layer)
-    evaluator = Evaluator(classifier, plan, layer, options.score, options.reshape, seed=options.seed, wanted=wanted)
-    evaluator, left_out = _without_unfit(evaluator, items)
-    evaluator, compositions, notes = _with_mosaics(evaluator, items)
-    place = _describe_layers(layer, evaluator.plan)
-    best = "the highest-scoring detection" if is_task else "the most probable class"
-    target = best if annotations is None else "the most probable annotated class"
-    if wanted is not None:
-        target = _describe_target(wanted)
+    evaluator = Evaluator(
+        classifier, plan, layer, options.score, options.reshape, seed=options.seed, target=task_target
+    )
+    evaluator, left_out = _leave_out_unusable(evaluator, items)
+    evaluator, mosaics, notes = _add_mosaics(evaluator, items)
+    layers_text = _describe_layers(layer, evaluator.plan)
+    default_target = "the highest-scoring detection" if is_task else "the most probable class"
+    target = default_target if annotations is None else "the most probable annotated class"
+    if task_target is not None:
+        target = _describe_target(task_target)
     if index is not None:
         target = name_class(index, classifier.label(index), with_index=True)
     elif any(item.wanted is not None for item in items):
         target = "the class in the list, or the most probable one"
-    conditions = list_conditions(classifier, evaluator.plan, options, layer=place, target=target)
+    conditions = list_conditions(classifier, evaluator.plan, options, layer=layers_text, target=target)
     notes = [*(() if annotations is None else annotations.notes), *left_out, *notes]
-    return Study(evaluator, items, compositions, conditions, index, annotations, notes)
+    return Study(evaluator, items, mosaics, conditions, index, annotations, notes)
 
 
 def _describe_target(target: Any) -> str:
-    """A target as its kind and what was said of it, arrays by their hash; a function by its name."""
+    """Describe a target by its class and its fields, arrays by their hash, and functions by their name."""
     if not is_dataclass(target) or isinstance(target, type):
         return name_target(target)
-    said = {it.name: getattr(target, it.name) for it in fields(target)}
-    arrays = {name: to_numpy(it) for name, it in said.items() if isinstance(it, (Tensor, np.ndarray))}
-    said |= {name: f"sha256:{hashlib.sha256(it.tobytes()).hexdigest()}" for name, it in arrays.items()}
-    plain = {name: it for name, it in said.items() if isinstance(it, (str, int, float, Path, list, tuple)) and it != ()}
-    return f"{type(target).__name__}({', '.join(f'{name}={it!r}' for name, it in plain.items())})"
+    values = {field.name: getattr(target, field.name) for field in fields(target)}
+    arrays = {name: to_numpy(value) for name, value in values.items() if isinstance(value, (Tensor, np.ndarray))}
+    values |= {name: f"sha256:{hashlib.sha256(value.tobytes()).hexdigest()}" for name, value in arrays.items()}
+    simple = {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, (str, int, float, Path, list, tuple)) and value != ()
+    }
+    return f"{type(target).__name__}({', '.join(f'{name}={value!r}' for name, value in simple.items())})"
 
 
 def _find_target(classifier: Classifier, target: Any, items: Iterable[Item]) -> int | None:
-    """The class of all pictures. Raises `GradcamError` for one that there is not, also of a list."""
-    wanted = dict.fromkeys(item.wanted for item in items if item.wanted is not None)
-    if wanted and target is not None:
+    """Return the class index for all images, or None. Raise `GradcamError` if a class is unknown, also in a list."""
+    class_names = dict.fromkeys(item.wanted for item in items if item.wanted is not None)
+    if class_names and target is not None:
         raise GradcamError("The list already contains the classes to explain: leave the target (--class) out.")
-    for name in wanted:
+    for name in class_names:
         classifier.find_class(name)
     if isinstance(target, str):
         return classifier.find_class(target)
     if target is not None:
         if isinstance(target, bool) or not isinstance(target, int):
             raise refuse(target, "target", "one class for all images, by label or index.")
-        if classifier.classes:  # else nobody knows how many
+        if classifier.classes:  # 0 if the number of classes is unknown
             check_range([target], classifier.classes)
     return target
 
 
 def choose_items(items: Sequence[Item], limit: int | None, seed: int) -> Sequence[Item]:
-    """At most so many, in their order: drawn, as those of a folder may be sorted by what they show."""
+    """Sample at most `limit` images, in their order. The first images of a sorted folder may all show the same class."""
     if limit is None or limit >= len(items):
         return items
-    chosen = {item.name for item in sorted(items, key=lambda item: derive(seed, "limit", item.name))[:limit]}
-    return [item for item in items if item.name in chosen]
+    names = {item.name for item in sorted(items, key=lambda item: derive(seed, "limit", item.name))[:limit]}
+    return [item for item in items if item.name in names]
 
 
-def _find_layers(classifier: Classifier, plan: Agenda, wanted: str | None) -> str | dict[str, str]:
-    if wanted is not None:
-        return find_layer(classifier.model, wanted).name
-    methods = [it for it in map(plan.explained, plan.methods) if it.place == "layer"]
-    own = {it.name: classifier.layer_for(it) for it in methods}
-    return own if len(set(own.values())) > 1 else next(iter(own.values()), classifier.layer)
+def _find_layers(classifier: Classifier, plan: Agenda, requested: str | None) -> str | dict[str, str]:
+    if requested is not None:
+        return find_layer(classifier.model, requested).name
+    methods = [method for method in map(plan.method, plan.methods) if method.place == "layer"]
+    default_layers = {method.name: classifier.layer_for(method) for method in methods}
+    return (
+        default_layers
+        if len(set(default_layers.values())) > 1
+        else next(iter(default_layers.values()), classifier.layer)
+    )
 
 
 def _describe_layers(layer: str | dict[str, str], plan: Agenda) -> str:
-    """In one line: "layer4", or "layer4; head.0 for xgradcam, scorecam"."""
+    """Describe the layers in one line: "layer4", or "layer4; head.0 for xgradcam, scorecam"."""
     if isinstance(layer, str):
         return layer
     used = [name for name in plan.methods if name in layer]
-    methods = {layer[name]: [it for it in used if layer[it] == layer[name]] for name in used}
-    first, *others = sorted(methods, key=lambda it: -len(methods[it])) or [""]
-    return "; ".join([first, *(f"{it} for {', '.join(methods[it])}" for it in others)])
+    methods = {layer[name]: [method for method in used if layer[method] == layer[name]] for name in used}
+    first, *further = sorted(methods, key=lambda layer_name: -len(methods[layer_name])) or [""]
+    return "; ".join([first, *(f"{layer_name} for {', '.join(methods[layer_name])}" for layer_name in further)])
 
 
-def _without_unfit(evaluator: Evaluator, items: Iterable[Item]) -> tuple[Evaluator, list[str]]:
-    """The evaluator without the methods that this model cannot have, as the first picture shows, and why. Those that
-    run the model many times over are not tried. Raises `ModelError` where one was named."""
+def _leave_out_unusable(evaluator: Evaluator, items: Iterable[Item]) -> tuple[Evaluator, list[str]]:
+    """Remove the methods that fail with this model on the first usable image, and return the reasons as notes.
+
+    Methods that run the model many times are not tried. Raise `ModelError` if a requested method fails.
+    """
     plan = evaluator.plan
-    tried = [it.name for it in map(plan.explained, plan.methods) if it.needs or it.place in ("attention", "own")]
-    read = (read_item(evaluator.classifier, item).picture for item in (items if tried else ()))
-    found = (_try_to_look(evaluator, picture) for picture in read if isinstance(picture, Prepared))
-    first = next((each for each in islice(found, MOST_TRIED) if each is not None), None)
-    if first is None or _find_reason(first, tried) is None:
+    trial_methods = [
+        method.name for method in map(plan.method, plan.methods) if method.needs or method.place in ("attention", "own")
+    ]
+    images = (read_item(evaluator.classifier, item).picture for item in (items if trial_methods else ()))
+    trials = (_try_subject(evaluator, image) for image in images if isinstance(image, Prepared))
+    first = next((trial for trial in islice(trials, MAX_TRIAL_IMAGES) if trial is not None), None)
+    if first is None or _find_reason(first, trial_methods) is None:
         return evaluator, []
-    reasons = {name: reason for name in tried if (reason := _find_reason(first, [name])) is not None}
+    reasons = {name: reason for name in trial_methods if (reason := _find_reason(first, [name])) is not None}
     for name, reason in reasons.items():
-        if name in plan.asked_methods:
+        if name in plan.requested_methods:
             raise ModelError(f"{name} cannot be used with this model: {reason}")
     plan = replace(plan, methods=tuple(name for name in plan.methods if name not in reasons))
     return replace(evaluator, plan=plan), [f"{name} is left out: {reason}" for name, reason in reasons.items()]
 
 
-def _try_to_look(evaluator: Evaluator, prepared: Prepared) -> tuple[Evaluator, Subject] | None:
-    """What is judged of a picture; None where there is no such thing in it, of which each picture tells by itself."""
+def _try_subject(evaluator: Evaluator, prepared: Prepared) -> tuple[Evaluator, Subject] | None:
+    """Return the evaluator and subject for an image; None if the image has no target, such as a detection."""
     with suppress(TargetError):
-        own = evaluator.fit(prepared)
-        return own, own.look(prepared, None)
+        adapted = evaluator.adapt(prepared)
+        return adapted, adapted.make_subject(prepared, None)
     return None
 
 
 def _find_reason(trial: tuple[Evaluator, Subject], methods: Sequence[str]) -> str | None:
-    """Why a picture cannot be explained by these; None where it can."""
+    """Return the reason why these methods cannot explain an image; None if they can."""
     evaluator, subject = trial
     try:
         replace(evaluator, plan=replace(evaluator.plan, methods=tuple(methods), controls=())).explain(subject, "")
-    except (GradcamError, RuntimeError) as error:  # of a model whose operations have no second derivative, say
+    except (GradcamError, RuntimeError) as error:  # RuntimeError: for example, an operation without a second derivative
         return " ".join(str(error).split())
     return None
 
 
-def _with_mosaics(evaluator: Evaluator, items: Sequence[Item]) -> tuple[Evaluator, Sequence[Composition], list[str]]:
-    """The mosaics, by the pictures' names in order, that the metrics need; if none can be, the evaluator without, and
-    why. Pictures that cannot be read are passed over. Raises `GradcamError` where such metrics were named."""
+def _add_mosaics(evaluator: Evaluator, items: Sequence[Item]) -> tuple[Evaluator, Sequence[NamedMosaic], list[str]]:
+    """Make the mosaics that the metrics need. If that fails, remove these metrics, and return the reason as a note.
+
+    The images are sorted by name, so that their order does not matter. Images that cannot be read are skipped. Raise
+    `GradcamError` if a requested metric needs mosaics, or if no other metric is left.
+    """
     plan, classifier, seed = evaluator.plan, evaluator.classifier, evaluator.seed
-    wanted = [it.name for it in plan.of_mosaics]
-    if not wanted:
+    metric_names = [metric.name for metric in plan.mosaic_metrics]
+    if not metric_names:
         return evaluator, (), []
     images: dict[str, Tensor] = {}
     digests: dict[str, str] = {}
     try:
         if isinstance(classifier, TaskModel):
             raise GradcamError("mosaics need a classifier.")
-        for item in sorted(choose_items(items, CANDIDATES, seed), key=lambda item: item.name):
+        for item in sorted(choose_items(items, MAX_MOSAIC_CANDIDATES, seed), key=lambda item: item.name):
             read = read_item(classifier, item, audit=True)
             if isinstance(read.picture, Prepared) and read.fetched.sha256 is not None:
                 images[item.name], digests[item.name] = read.picture.image, read.fetched.sha256
         mosaics = make_mosaics(classifier, images, limit=min(MOSAICS, max(1, len(images))), seed=seed)
     except GradcamError as error:
-        kept = tuple(it.name for it in plan.of_pictures)
-        if plan.asked_metrics.intersection(wanted) or not kept:
+        remaining = tuple(metric.name for metric in plan.image_metrics)
+        if plan.requested_metrics.intersection(metric_names) or not remaining:
             raise
-        names = " and ".join(filter(None, [", ".join(wanted[:-1]), wanted[-1]]))
-        note = f"{names} {'is' if len(wanted) == 1 else 'are'} left out: {error}"
-        return replace(evaluator, plan=replace(plan, metrics=kept)), (), [note]
-    hashes = [hashlib.sha256("\n".join(digests[name] for name in it.names).encode()).hexdigest() for it in mosaics]
-    found = [Composition(" + ".join(it.names), it, sha256) for it, sha256 in zip(mosaics, hashes)]
+        names = " and ".join(filter(None, [", ".join(metric_names[:-1]), metric_names[-1]]))
+        note = f"{names} {'is' if len(metric_names) == 1 else 'are'} left out: {error}"
+        return replace(evaluator, plan=replace(plan, metrics=remaining)), (), [note]
+    hashes = [
+        hashlib.sha256("\n".join(digests[name] for name in mosaic.names).encode()).hexdigest() for mosaic in mosaics
+    ]
+    named_mosaics = [NamedMosaic(" + ".join(mosaic.names), mosaic, sha256) for mosaic, sha256 in zip(mosaics, hashes)]
     is_halved = mosaics[0].image.shape == images[mosaics[0].names[0]].shape
-    return evaluator, found, [HALVED] if is_halved else []
+    return evaluator, named_mosaics, [HALVED_NOTE] if is_halved else []

@@ -1,4 +1,4 @@
-"""What a study found: the numbers of each picture, what was the same for all methods, and how these rank by each metric."""
+"""The results of a study: the values of each image, the conditions, and the ranking of the methods by each metric."""
 
 from __future__ import annotations
 
@@ -24,25 +24,27 @@ from gradcam.renames import JOURNAL, RUN, add_old_keys, to_new_value
 from gradcam.storage.run_file import SCHEMA, describe_versions
 from gradcam.targets.classes import ClassTarget
 
-# Texts of earlier versions, whose journals resume.
+# The texts of earlier versions, so that their journals can be resumed.
 EARLIER_TARGETS = {
     "the highest-scoring detection": "the surest of what was found",
     "the class in the list, or the most probable one": "the class that the list asks for, or the most probable one",
 }
-JOINED = " + "  # between the names of a mosaic's pictures
-ROUNDING = 1e-6  # differences below that are of the order in which float32 numbers were added up
+NAME_SEPARATOR = " + "  # between the names of the images in a mosaic
+ROUNDING_TOLERANCE = 1e-6  # Smaller differences can come from another order of float32 additions.
 
 Kind = Literal["image", "mosaic"]
 Values = Mapping[str, Mapping[str, float]]  # by method and metric
-Curves = Mapping[str, Mapping[str, Sequence[float]]]  # by method and metric, probabilities at equal distances
+Curves = Mapping[str, Mapping[str, Sequence[float]]]  # by method and metric: probabilities at equally spaced points
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """Of one study. `weights`, `annotations`: SHA-256s, of the model's tensors and of what says where objects are.
-    `target`: which class of each picture is explained; `resizing`: from a picture to what the network takes, both in
-    words. `versions`: of whatever has a part in the numbers. `settings`: the rest of what they depend on. `resolved`: the
-    layouts and the output that the package chose."""
+    """The conditions of a study: all that its numbers depend on.
+
+    `weights` and `annotations` are SHA-256 hashes. `target` (the explained class) and `resizing` are descriptions in
+    words. `versions` are those of the libraries that affect the numbers. `resolved` has the layouts and the output that
+    the package chose.
+    """
 
     model: str
     weights: str
@@ -63,10 +65,10 @@ class Conditions:
     def to_fields(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if name not in ("settings", "resolved")}
 
-    def to_run(self, pictures: int) -> dict[str, Any]:
-        """What a journal begins with, of the form of a batch's run.json: where all of it is alike, the numbers are."""
+    def to_run(self, image_count: int) -> dict[str, Any]:
+        """Return the first line of a journal, in the format of a batch's run.json. Equal runs give equal numbers."""
         names, versions = ("layer", "score", "target", "seed", "annotations", "precision"), dict(self.versions)
-        counted = {
+        run = {
             "schema": SCHEMA,
             "gradcam": versions.pop("gradcam"),
             "versions": versions,
@@ -77,16 +79,16 @@ class Conditions:
                 "target": EARLIER_TARGETS.get(self.target, self.target),
                 **self.settings,
             },
-            "images": pictures,
+            "images": image_count,
             "resolved": self.resolved,
         }
-        return json.loads(json.dumps(add_old_keys(RUN, counted)))
+        return json.loads(json.dumps(add_old_keys(RUN, run)))
 
 
 def list_conditions(classifier: Classifier, plan: Agenda, options: StudyOptions, layer: str, target: str) -> Conditions:
-    """The conditions of a study. Raises `OSError` where the annotations cannot be read."""
+    """Collect the conditions of a study. Raise `OSError` if the annotations cannot be read."""
     reshape, annotations = options.reshape, options.annotations
-    methods = [method for method in map(plan.explained, plan.methods) if isinstance(method, Method)]
+    methods = [method for method in map(plan.method, plan.methods) if isinstance(method, Method)]
     layers = [] if options.layer is None else [options.layer]
     request = Request.of(methods, ClassTarget(), {"reshape": reshape}, "evaluate", layers=layers)
     resolved = resolve(classifier, request)
@@ -100,22 +102,23 @@ def list_conditions(classifier: Classifier, plan: Agenda, options: StudyOptions,
         target=target,
         resizing=describe_resizing(classifier.preprocess),
         seed=options.seed,
-        annotations=None if annotations is None else _hash_all(annotations),
+        annotations=None if annotations is None else _hash_files(annotations),
         versions={"gradcam": __version__, **describe_versions()},
         settings={
-            "activation": classifier.activation.replace("applied", "none"),  # As earlier versions, whose runs resume.
+            # Earlier versions wrote "none" for "applied". Their runs must resume.
+            "activation": classifier.activation.replace("applied", "none"),
             "preprocessing": describe_preprocess(classifier.preprocess),
             "reshape": reshape if isinstance(reshape, (str, type(None))) else repr(reshape),
             "methods": list(plan.names),
             "metrics": list(plan.metrics),
-            **plan.describe_own(),
+            **plan.describe_custom(),
         },
         resolved={name: resolved[name] for name in ("layouts", "output") if name in resolved},
     )
 
 
 def describe_resizing(preprocess: Any) -> str:
-    """What is done to a picture before the network sees it, for a sentence."""
+    """Describe how an image is resized for the model."""
     if isinstance(preprocess, WholePicture):
         side = "original size" if preprocess.side is None else f"shorter side to {preprocess.side}"
         return f"whole image, {side}"
@@ -123,16 +126,16 @@ def describe_resizing(preprocess: Any) -> str:
         return f"preprocessed by {type(preprocess).__name__}"
     size, resize = " x ".join(map(str, preprocess.size)), preprocess.resize
     part, sides = ("shorter side", [resize]) if isinstance(resize, int) else ("whole image", resize)
-    done = f"{part} to {' x '.join(map(str, sides))}"
-    return f"{done}{'' if resize == preprocess.size else f', centre crop {size}'}, {preprocess.interpolation}"
+    resized = f"{part} to {' x '.join(map(str, sides))}"
+    return f"{resized}{'' if resize == preprocess.size else f', centre crop {size}'}, {preprocess.interpolation}"
 
 
-def _hash_all(path: Path) -> str:
-    """The SHA-256 of a file, or of all files in a folder with their names. Raises `OSError`."""
+def _hash_files(path: Path) -> str:
+    """Return the SHA-256 of a file, or of the names and contents of all files in a folder. Raise `OSError` on failure."""
     if not path.is_dir():
         return hash_file(path)
-    files = sorted(each for each in path.rglob("*") if each.is_file())
-    text = "".join(f"{each.relative_to(path).as_posix()} {hash_file(each)}\n" for each in files)
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    text = "".join(f"{file.relative_to(path).as_posix()} {hash_file(file)}\n" for file in files)
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -175,9 +178,11 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What was measured of one image by all methods; one that failed has an error, and nothing measured. `sha256`: of
-    the file, None where it could not be read; of a mosaic, of its pictures'. `index`, `label`, `probability`: of the
-    class that was explained; a mosaic has four, and only their labels are here."""
+    """The values of one image or mosaic for all methods and metrics, or the error if it failed.
+
+    `sha256` is the hash of the file, or of the hashes of a mosaic's images; None if the file could not be read. `index`,
+    `label` and `probability` belong to the explained class. A mosaic has four classes, and only their labels.
+    """
 
     __repr__ = show_fields
     image: str
@@ -203,23 +208,25 @@ class Judgement:
 
     @staticmethod
     def from_json(line: str | bytes) -> Judgement:
-        """The entry in one line, as `to_json` gives it, without unknown keys. Raises `GradcamError` for what is no entry."""
+        """Parse a line from `to_json`, ignoring unknown keys. Raise `GradcamError` if it is not an entry."""
         try:
-            found = json.loads(line)
-            values = {each.name: found[each.name] for each in fields(Judgement)}
+            content = json.loads(line)
+            values = {field.name: content[field.name] for field in fields(Judgement)}
             entry = Judgement(**values | {"kind": to_new_value(JOURNAL, values["kind"])})
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise GradcamError(f"it is not a complete entry of a study ({type(error).__name__}: {error})") from error
         tables = (entry.values, entry.curves)
-        are_tables = all(isinstance(it, dict) and all(isinstance(row, dict) for row in it.values()) for it in tables)
+        are_tables = all(
+            isinstance(table, dict) and all(isinstance(row, dict) for row in table.values()) for table in tables
+        )
         if not isinstance(entry.image, str) or not are_tables:
-            raise GradcamError(f"it is {shorten(found)}, expected an entry of a study")
+            raise GradcamError(f"it is {shorten(content)}, expected an entry of a study")
         return entry
 
 
 @dataclass(frozen=True)
 class Results:
-    """The entries of pictures, in their order, then those of mosaics. `notes`: what a person should know of them."""
+    """The results of a study: the entries of images in their order, then of mosaics, and notes for the user."""
 
     plan: Agenda
     conditions: Conditions
@@ -238,45 +245,47 @@ class Results:
 
     @property
     def failures(self) -> list[Judgement]:
-        """What could not be judged; each has an error that names it."""
+        """Return the entries of images that could not be evaluated. Their error names the image."""
         return [entry for entry in self.entries if entry.error is not None]
 
     @property
     def data(self) -> str:
-        """The SHA-256 of the judged pictures' own, sorted: it tells the same pictures, however they are called."""
-        found = sorted(entry.sha256 or "" for entry in self.judged())
-        return hashlib.sha256("\n".join(found).encode()).hexdigest()
+        """Return the SHA-256 of the images' sorted hashes, which does not depend on their names."""
+        hashes = sorted(entry.sha256 or "" for entry in self.judged())
+        return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
 
     def judged(self, kind: Kind = "image") -> list[Judgement]:
-        """The entries of one kind that did not fail."""
+        """Return the entries of one kind that did not fail."""
         return [entry for entry in self.entries if entry.kind == kind and entry.error is None]
 
     def values(self, method: str, metric: str) -> list[float | None]:
-        """One number for each entry that has numbers of this metric, None where this method has none."""
-        return [entry.values.get(method, {}).get(metric) for entry in self._having(metric)]
+        """Return a method's value for each entry that has this metric; None if it is missing for this method."""
+        return [entry.values.get(method, {}).get(metric) for entry in self._entries_with(metric)]
 
-    def pictures(self, metric: str) -> list[Sequence[str]] | None:
-        """Of each of these entries the pictures that it shows; None where each is a picture."""
-        having = self._having(metric)
-        is_of_mosaics = any(entry.kind == "mosaic" for entry in having)
-        return [entry.image.split(JOINED) for entry in having] if is_of_mosaics else None
+    def mosaic_images(self, metric: str) -> list[Sequence[str]] | None:
+        """Return the image names in each mosaic that has this metric; None if the metric is not of mosaics."""
+        entries = self._entries_with(metric)
+        is_of_mosaics = any(entry.kind == "mosaic" for entry in entries)
+        return [entry.image.split(NAME_SEPARATOR) for entry in entries] if is_of_mosaics else None
 
-    def _having(self, metric: str) -> list[Judgement]:
+    def _entries_with(self, metric: str) -> list[Judgement]:
         return [entry for entry in self.entries if any(metric in numbers for numbers in entry.values.values())]
 
     def curves(self, method: str, metric: str) -> list[Sequence[float]]:
-        """The probabilities along a metric's curve, one for each picture that has some."""
-        found = (entry.curves.get(method, {}).get(metric) for entry in self.entries)
-        return [curve for curve in found if curve]
+        """Return the probabilities along a metric's curve for each image that has a curve."""
+        curves = (entry.curves.get(method, {}).get(metric) for entry in self.entries)
+        return [curve for curve in curves if curve]
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """Where one method stands by one metric; of fewer than 8 pictures none is the best, and none is compared.
-    `interval`: its mean over pictures, or mosaics. `difference`: its mean minus the best method's, picture by picture;
-    None for the best, the first of several. `is_level`: a method that is not told apart from the best, where all pairs of
-    methods are compared at once (`find_told_apart`): the difference's own interval is of one comparison. `is_control`:
-    knows nothing, is never the best, and `beats_all` where it is as good as that."""
+    """The position of one method or control by one metric. With fewer than 8 images, there is no best method.
+
+    `interval` is the mean over images or mosaics. `difference` is the paired difference from the best method; None for
+    the best itself. `is_level` marks a method that `find_told_apart` does not distinguish from the best, with all pairs
+    of methods compared at once; the interval of `difference` is for a single comparison. `is_control` marks a control,
+    which is never the best. `beats_all` marks a control that is at least as good as the best method.
+    """
 
     method: str
     metric: str
@@ -289,8 +298,8 @@ class Ranking:
 
 
 def describe_shortage(rankings: Mapping[tuple[str, str], Ranking]) -> str | None:
-    """Why some metrics, or all, have neither intervals nor a best method: of too few pictures; None where all have."""
-    if all(_is_enough(it.interval) for it in rankings.values()):
+    """Explain that there are too few images for intervals or a best method; None if each metric has enough images."""
+    if all(_is_enough(ranking.interval) for ranking in rankings.values()):
         return None
     return (
         f"Too few images (n): a best method needs {ENOUGH} images, and an interval needs {FEWEST}. With so few images, "
@@ -303,24 +312,32 @@ def _is_enough(interval: Interval) -> bool:
 
 
 def compare_methods(results: Results) -> Mapping[tuple[str, str], Ranking]:
-    """How each method and control ranks by each metric: by (method, metric), of metrics that have numbers."""
-    found, plan = {}, results.plan
+    """Rank each method and control by each metric that has values, and return the rankings by (method, metric)."""
+    rankings, plan = {}, results.plan
     for metric in plan.metrics:
         values = {name: results.values(name, metric) for name in plan.names}
         if all(value is None for row in values.values() for value in row):
             continue
-        pictures = results.pictures(metric)
-        means = {name: mean_interval(row, images=pictures) for name, row in values.items()}
+        images = results.mosaic_images(metric)
+        means = {name: mean_interval(row, images=images) for name, row in values.items()}
         sign = 1 if plan.metric(metric).better == "higher" else -1
-        known = {name: sign * means[name].mean for name in plan.methods if _is_enough(means[name])}
-        best = next((name for name, mean in known.items() if mean >= max(known.values()) - ROUNDING), None)
-        told_apart = find_told_apart({name: values[name] for name in known}, pictures=pictures)
+        signed_means = {name: sign * means[name].mean for name in plan.methods if _is_enough(means[name])}
+        best = next(
+            (name for name, mean in signed_means.items() if mean >= max(signed_means.values()) - ROUNDING_TOLERANCE),
+            None,
+        )
+        distinguished = find_told_apart({name: values[name] for name in signed_means}, pictures=images)
         for name, row in values.items():
             is_control, is_level, beats_all = name in plan.controls, False, False
-            difference = None if best in (None, name) else paired_difference(row, values[best], images=pictures)
+            difference = None if best in (None, name) else paired_difference(row, values[best], images=images)
             if difference is not None:
-                is_near = frozenset((name, best)) not in told_apart or abs(difference.mean) <= ROUNDING
-                is_level, beats_all = not is_control and is_near, is_control and sign * difference.mean >= -ROUNDING
-            own, is_best = means[name], name == best
-            found[name, metric] = Ranking(name, metric, own, difference, is_best, is_level, is_control, beats_all)
-    return found
+                is_close = frozenset((name, best)) not in distinguished or abs(difference.mean) <= ROUNDING_TOLERANCE
+                is_level, beats_all = (
+                    not is_control and is_close,
+                    is_control and sign * difference.mean >= -ROUNDING_TOLERANCE,
+                )
+            interval, is_best = means[name], name == best
+            rankings[name, metric] = Ranking(
+                name, metric, interval, difference, is_best, is_level, is_control, beats_all
+            )
+    return rankings

@@ -1,4 +1,4 @@
-"""A study of methods over pictures: each picture on its own, then mosaics of them."""
+"""Run a study: evaluate the methods on each image, then on each mosaic."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from gradcam.models.scores import PictureScores, to_classifier
 from gradcam.options import Progress
 from gradcam.sources.contents import Item
 
-EXAMPLES = 5  # pictures whose heatmaps are kept, to be shown
+MAX_EXAMPLES = 5  # images whose heatmaps are cached for the examples
 
 
 @dataclass(frozen=True, eq=False)
-class Composition:
-    """A mosaic, named by its pictures, and the SHA-256 of these pictures' own."""
+class NamedMosaic:
+    """A mosaic, the names of its images joined to one name, and the SHA-256 of the images' hashes."""
 
     name: str
     mosaic: Mosaic
@@ -48,18 +48,21 @@ class Composition:
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """All that is settled before the first picture is judged. `notes`: what was left out, and why. `index`: the class
-    of all pictures; None for what a list asks for, or the most probable one, of those annotated if any. `kept`:
-    heatmaps (1,H,W) of the first pictures, by name and method, as far as they were computed here."""
+    """A study that is ready to run.
+
+    `index` is the class to explain in all images. If it is None, each image's class comes from the list, or is the most
+    probable one, among the annotated classes if there are any. `notes` report what was left out. `example_heatmaps`
+    caches the heatmaps (1,H,W) of the first images, by image name and method, if they were computed in this run.
+    """
 
     evaluator: Evaluator
     items: Sequence[Item]
-    compositions: Sequence[Composition]
+    compositions: Sequence[NamedMosaic]
     conditions: Conditions
     index: int | None = None
     annotations: Annotations | None = None
     notes: Sequence[str] = ()
-    kept: dict[str, Mapping[str, Tensor]] = field(default_factory=dict, repr=False)
+    example_heatmaps: dict[str, Mapping[str, Tensor]] = field(default_factory=dict, repr=False)
 
     @property
     def plan(self) -> Agenda:
@@ -74,67 +77,86 @@ class Study:
         return len(self.plan.names) * (len(self.items) + len(self.compositions))
 
     def run(self, journal: Journal | None = None, *, progress: Progress | None = None) -> Iterator[Judgement]:
-        """What is measured of each picture, in their order, then of each mosaic; a picture that fails has an error.
-        What the journal has is not computed again; the rest is added to it before it is given. `progress`: of maps."""
+        """Yield the entry of each image in order, then of each mosaic. An image that fails has an entry with an error.
+
+        Entries in the journal are not computed again. Other entries are written to the journal before they are yielded.
+        `progress` counts heatmaps.
+        """
         counter = Counter(progress, self.total)
-        of_pictures = (self._judge_item(item, journal, counter) for item in self.items)
-        of_mosaics = (
-            _recall_or(partial(self.evaluator.judge_mosaic, it, counter), journal, it.name, "mosaic", it.sha256)
-            for it in self.compositions
+        image_entries = (self._evaluate_item(item, journal, counter) for item in self.items)
+        mosaic_entries = (
+            _load_or_evaluate(
+                partial(self.evaluator.evaluate_mosaic, named_mosaic, counter),
+                journal,
+                named_mosaic.name,
+                "mosaic",
+                named_mosaic.sha256,
+            )
+            for named_mosaic in self.compositions
         )
-        for number, entry in enumerate(chain(of_pictures, of_mosaics), 1):
+        for number, entry in enumerate(chain(image_entries, mosaic_entries), 1):
             counter.reach(number * len(self.plan.names))
             yield entry
 
     def conclude(self, entries: Sequence[Judgement]) -> Results:
         return Results(self.plan, self.conditions, tuple(entries), tuple(self.notes))
 
-    def _judge_item(self, item: Item, journal: Journal | None, counter: Counter) -> Judgement:
+    def _evaluate_item(self, item: Item, journal: Journal | None, counter: Counter) -> Judgement:
         read = read_item(self.classifier, item, audit=True)
         sha256 = read.fetched.sha256
 
-        def judge() -> Judgement:
+        def evaluate() -> Judgement:
             if isinstance(read.picture, GradcamError):
                 return Judgement(item.name, sha256=sha256, error=str(read.picture))
-            evaluator, subject, index = self.look(item, read.picture, read.wanted)
+            evaluator, subject, index = self.make_subject(item, read.picture, read.wanted)
             size: tuple[int, int] = read.picture.reading.picture.shape[:2]
             truth = None
             if self.annotations is not None and index is not None:
                 region = find_canvas(evaluator.classifier.preprocess, read.picture)
                 truth = self.annotations.truth(item.name, region, subject.size[1:], index, image_size=size)
-            entry, heatmaps = evaluator.judge(item.name, sha256 or "", subject, truth, counter)
-            if item in self.items[:EXAMPLES]:
-                self.kept[item.name] = {name: maps.cpu() for name, maps in heatmaps.items()}
+            entry, heatmaps = evaluator.evaluate(item.name, sha256 or "", subject, truth, counter)
+            if item in self.items[:MAX_EXAMPLES]:
+                self.example_heatmaps[item.name] = {name: maps.cpu() for name, maps in heatmaps.items()}
             return entry
 
-        return _recall_or(judge, journal, item.name, "image", sha256)
+        return _load_or_evaluate(evaluate, journal, item.name, "image", sha256)
 
-    def look(self, item: Item, picture: Prepared, wanted: int | None) -> tuple[Evaluator, Subject, int | None]:
-        """What is judged of a picture, by which evaluator, and the class whose annotations are of it: that which a list
-        wants, or all have, or the most probable of those that are annotated. Of a model of another task, the surest of
-        what was found."""
-        index = self.index if wanted is None else wanted
+    def make_subject(
+        self, item: Item, prepared: Prepared, class_index: int | None
+    ) -> tuple[Evaluator, Subject, int | None]:
+        """Return the evaluator and the subject for an image, and the class whose annotations belong to it.
+
+        The class comes from the list, or is that of the study, or is the most probable annotated class. For a detector
+        or segmenter, it is the class of the highest-scoring detection, annotated ones first.
+        """
+        index = self.index if class_index is None else class_index
         annotated = [] if self.annotations is None or index is not None else self.annotations.classes(item.name)
-        evaluator = self.evaluator.fit(picture, index, annotated)
-        found = evaluator.classifier
-        if isinstance(found, PictureScores):
-            i = next((k for k, each in enumerate(found.instances) if each.index in annotated), 0)
-            return evaluator, evaluator.look(picture, found.find_instance(i)), found.instances[i].index
-        subject = evaluator.look(picture, index)
+        evaluator = self.evaluator.adapt(prepared, index, annotated)
+        classifier = evaluator.classifier
+        if isinstance(classifier, PictureScores):
+            i = next((k for k, instance in enumerate(classifier.instances) if instance.index in annotated), 0)
+            return (
+                evaluator,
+                evaluator.make_subject(prepared, classifier.find_instance(i)),
+                classifier.instances[i].index,
+            )
+        subject = evaluator.make_subject(prepared, index)
         if annotated:
-            subject = evaluator.look(picture, max(annotated, key=subject.all_probabilities[0].tolist().__getitem__))
+            subject = evaluator.make_subject(
+                prepared, max(annotated, key=subject.all_probabilities[0].tolist().__getitem__)
+            )
         return evaluator, subject, int(subject.classes)
 
 
-def _recall_or(
-    judge: Callable[[], Judgement], journal: Journal | None, name: str, kind: Kind, sha256: str | None
+def _load_or_evaluate(
+    evaluate: Callable[[], Judgement], journal: Journal | None, name: str, kind: Kind, sha256: str | None
 ) -> Judgement:
-    """What the journal has of an image, or else what `judge` gives, which is added to the journal."""
+    """Return the entry from the journal, or call `evaluate` and add its entry to the journal."""
     if journal is not None and (earlier := journal.find(name, sha256)) is not None:
         return earlier
     try:
-        entry = judge()
-    except (Exception, SystemExit) as error:  # one picture does not stop the others
+        entry = evaluate()
+    except (Exception, SystemExit) as error:  # A failed image does not stop the study.
         entry = Judgement(name, kind, sha256, error=describe_failure(name, error))
     if journal is not None:
         journal.append(entry)
@@ -143,8 +165,11 @@ def _recall_or(
 
 @dataclass(frozen=True, eq=False)
 class Evaluator:
-    """What is the same for all pictures. Chance is drawn from the seed and a picture's own bytes: neither its name nor
-    its neighbours change its numbers. `wanted`: what is judged of a model of another task than to classify."""
+    """Evaluates images with the same settings.
+
+    Random numbers depend on the seed and the bytes of the image, not on its name or on other images. `target` is for
+    models of other tasks than classification; None selects the highest-scoring detection.
+    """
 
     classifier: Classifier
     plan: Agenda
@@ -152,125 +177,138 @@ class Evaluator:
     score: str = "logit"
     reshape: Any = None
     seed: int = field(default=0, kw_only=True)
-    wanted: Any = field(default=None, kw_only=True)
+    target: Any = field(default=None, kw_only=True)
 
-    def fit(self, picture: Prepared, index: int | None = None, annotated: Sequence[int] = ()) -> Evaluator:
-        """The evaluator for a picture: of a model of another task than to classify, what was found there are classes.
-        `index`: of that class alone. `annotated`: classes that come first where nothing is wanted."""
+    def adapt(self, prepared: Prepared, index: int | None = None, annotated: Sequence[int] = ()) -> Evaluator:
+        """Return the evaluator for an image. For models of other tasks, the detections in the image become its classes.
+
+        `index` selects the detections of one class. Without it, `annotated` classes are preferred.
+        """
         if not isinstance(self.classifier, TaskModel):
             return self
-        own = self._find(self.classifier, picture, index, annotated)
-        return replace(self, classifier=own, layer=self.layer if self.classifier.is_chosen else own.layer)
+        image_scores = self._score_image(self.classifier, prepared, index, annotated)
+        return replace(
+            self, classifier=image_scores, layer=self.layer if self.classifier.is_chosen else image_scores.layer
+        )
 
-    def _find(self, model: TaskModel, picture: Prepared, index: int | None, annotated: Sequence[int]) -> PictureScores:
-        at_layers = [method for method in map(self.plan.explained, self.plan.methods) if method.place == "layer"]
-        to_own = partial(to_classifier, model, picture, methods=at_layers[:1])
+    def _score_image(
+        self, model: TaskModel, prepared: Prepared, index: int | None, annotated: Sequence[int]
+    ) -> PictureScores:
+        at_layers = [method for method in map(self.plan.method, self.plan.methods) if method.place == "layer"]
+        to_scores = partial(to_classifier, model, prepared, methods=at_layers[:1])
         if index is not None:
-            return to_own(index)
-        if self.wanted is None and model.list_all() is None:  # one class at a time
-            for each in annotated:
+            return to_scores(index)
+        if self.target is None and model.list_all() is None:  # The model needs a class to find something.
+            for class_index in annotated:
                 with suppress(TargetError):
-                    return to_own(each)
-        return to_own(self.wanted)
+                    return to_scores(class_index)
+        return to_scores(self.target)
 
-    def explainer(self, sha256: str) -> Explainer:
-        names, seed = [self.plan.explained(name) for name in self.plan.names], derive(self.seed, sha256)
+    def make_explainer(self, sha256: str) -> Explainer:
+        names, seed = [self.plan.method(name) for name in self.plan.names], derive(self.seed, sha256)
         return Explainer(names, self.layer, self.score, self.classifier.activation, self.reshape, seed)
 
     def explain(self, subject: Subject, sha256: str) -> dict[str, Tensor]:  # heatmaps (1,H,W), by method
-        found = self.explainer(sha256).explain(self.classifier.model, subject.images, subject.classes[:, None])
-        return {name: maps[:, 0] for name, maps in found.items()}
+        heatmaps = self.make_explainer(sha256).explain(self.classifier.model, subject.images, subject.classes[:, None])
+        return {name: maps[:, 0] for name, maps in heatmaps.items()}
 
-    def look(self, prepared: Prepared, index: int | None) -> Subject:
-        """One picture and its class, by default the most probable one; it runs the model once."""
+    def make_subject(self, prepared: Prepared, index: int | None) -> Subject:
+        """Make the subject from an image and its class, by default the most probable one. This runs the model once."""
         images, classes = self._to_batch(prepared.image), None if index is None else [index]
         return Subject(self.classifier.model, images, classes, activation=self.classifier.activation)
 
-    def judge(
+    def evaluate(
         self, name: str, sha256: str, subject: Subject, truth: Truth | None, counter: Counter
     ) -> tuple[Judgement, Mapping[str, Tensor]]:
-        """The numbers of one picture's maps by all methods, and the heatmaps (1,H,W) themselves."""
-        explainer, heatmaps = self.explainer(sha256), self.explain(subject, sha256)
-        given: dict[str, Any] = {} if truth is None else {"masks": truth.masks, "boxes": truth.boxes}
-        given |= {"subject": subject, "seed": derive(self.seed, sha256)}
+        """Measure the heatmaps of all methods for one image; return the entry and the heatmaps (1,H,W)."""
+        explainer, heatmaps = self.make_explainer(sha256), self.explain(subject, sha256)
+        inputs: dict[str, Any] = {} if truth is None else {"masks": truth.masks, "boxes": truth.boxes}
+        inputs |= {"subject": subject, "seed": derive(self.seed, sha256)}
         values, curves = {}, {}
         for method, maps in heatmaps.items():
-            case = Case(heatmaps=maps, explain=explainer.only(method), **given)
-            values[method] = case.measure(self.plan.of_pictures)
-            curves[method] = case.curves(self.plan.of_pictures)
+            metric_inputs = MetricInputs(heatmaps=maps, explain=explainer.only(method), **inputs)
+            values[method] = metric_inputs.measure(self.plan.image_metrics)
+            curves[method] = metric_inputs.curves(self.plan.image_metrics)
             counter.step()
-        found = int(subject.classes)
-        label, probability = self.classifier.label(found), float(subject.probabilities)
-        index = self.classifier.instance(found).index if isinstance(self.classifier, PictureScores) else found
+        class_index = int(subject.classes)
+        label, probability = self.classifier.label(class_index), float(subject.probabilities)
+        index = (
+            self.classifier.instance(class_index).index if isinstance(self.classifier, PictureScores) else class_index
+        )
         return Judgement(name, "image", sha256, None, index, label, probability, values, curves), heatmaps
 
-    def judge_mosaic(self, composition: Composition, counter: Counter) -> Judgement:
-        """The numbers of one mosaic's maps by all methods, each a mean over its four classes."""
-        mosaic, sha256 = composition.mosaic, composition.sha256
+    def evaluate_mosaic(self, named_mosaic: NamedMosaic, counter: Counter) -> Judgement:
+        """Measure the heatmaps of all methods for one mosaic. Each value is a mean over the mosaic's four classes."""
+        mosaic, sha256 = named_mosaic.mosaic, named_mosaic.sha256
         classes = torch.tensor([mosaic.classes], dtype=torch.int64, device=self.classifier.device)
-        found = self.explainer(sha256).explain(self.classifier.model, self._to_batch(mosaic.image), classes)
+        heatmaps = self.make_explainer(sha256).explain(self.classifier.model, self._to_batch(mosaic.image), classes)
         values = {}
-        for method, maps in found.items():
-            values[method] = Case(mosaic=maps).measure(self.plan.of_mosaics)
+        for method, maps in heatmaps.items():
+            values[method] = MetricInputs(mosaic=maps).measure(self.plan.mosaic_metrics)
             counter.step()
         labels = [name_class(index, self.classifier.label(index) or None) for index in mosaic.classes]
-        return Judgement(composition.name, "mosaic", sha256, label=" + ".join(labels), values=values)
+        return Judgement(named_mosaic.name, "mosaic", sha256, label=" + ".join(labels), values=values)
 
     def _to_batch(self, image: Tensor) -> Tensor:
         return image[None].to(self.classifier.device, find_input_dtype(self.classifier.model))
 
 
-class Case:
-    """One map, and all that its numbers are made of, by the names of `Metric.needs`; what is shared is computed once."""
+class MetricInputs:
+    """One heatmap and the other inputs of its metrics, by the names in `Metric.needs`. Shared results are cached."""
 
-    def __init__(self, **given: Any) -> None:
-        self._given = given
-        self._made: dict[Any, Any] = {}  # by function
+    def __init__(self, **inputs: Any) -> None:
+        self._inputs = inputs
+        self._computed: dict[Any, Any] = {}  # results by `Metric.key`
 
     def measure(self, metrics: Iterable[Metric]) -> dict[str, float]:
-        """The numbers by these metrics; those that need annotations are left out where there are none. Raises as the
-        metrics do, and `GradcamError` for a number that is NaN or infinite."""
-        found: dict[str, float] = {}
-        for it in metrics:
-            if not it.needs_annotations or "masks" in self._given:
-                numbers = self._compute(it)
+        """Compute these metrics, without those that need annotations if there are none.
+
+        Raise `GradcamError` if a value is NaN or infinite. Errors of the metrics are passed on.
+        """
+        values: dict[str, float] = {}
+        for metric in metrics:
+            if not metric.needs_annotations or "masks" in self._inputs:
+                numbers = self._compute(metric)
                 number = float(numbers.float().flatten(1).mean(1)[0] if numbers.ndim > 1 else numbers[0])
                 if not math.isfinite(number):
-                    why = "check the model's output and the heatmap."
-                    raise GradcamError(f"{it.name} is {number}: {why}")
-                found[it.name] = number
-        return found
+                    advice = "check the model's output and the heatmap."
+                    raise GradcamError(f"{metric.name} is {number}: {advice}")
+                values[metric.name] = number
+        return values
 
     def curves(self, metrics: Iterable[Metric]) -> dict[str, list[float]]:
-        """The probabilities along the curves that these metrics are areas under, as far as they were measured."""
-        made = {it.name: self._made.get(it.key) for it in metrics}
-        return {name: it.probabilities[0].tolist() for name, it in made.items() if isinstance(it, Curve)}
+        """Return the probabilities along the curves whose areas these metrics are, for the metrics already computed."""
+        computed = {metric.name: self._computed.get(metric.key) for metric in metrics}
+        return {name: curve.probabilities[0].tolist() for name, curve in computed.items() if isinstance(curve, Curve)}
 
     def _compute(self, metric: Metric) -> Any:
-        """What it gives for each image, (N,) or (N,...)."""
-        if metric.key not in self._made:
+        """Return a metric's result, (N,) or (N,...)."""
+        if metric.key not in self._computed:
             needs = [need for need in metric.needs if need != "seed"]
-            given = [self._compute(METRICS[need]) if need in METRICS else self._given[need] for need in needs]
-            options = {"seed": self._given["seed"]} if "seed" in metric.needs else {}
-            images = self._given["subject"].images if "subject" in self._given else [None]
-            compute = metric if metric.name in METRICS else partial(_call_own, metric, len(images))
-            self._made[metric.key] = compute(*given, **options)
-        made = self._made[metric.key]
-        return getattr(made, metric.part) if metric.part else made
+            arguments = [self._compute(METRICS[need]) if need in METRICS else self._inputs[need] for need in needs]
+            options = {"seed": self._inputs["seed"]} if "seed" in metric.needs else {}
+            images = self._inputs["subject"].images if "subject" in self._inputs else [None]
+            compute = metric if metric.name in METRICS else partial(_call_custom, metric, len(images))
+            self._computed[metric.key] = compute(*arguments, **options)
+        result = self._computed[metric.key]
+        return getattr(result, metric.part) if metric.part else result
 
 
-def _call_own(metric: Metric, images: int, *given: Any, **options: Any) -> Tensor:
-    """The numbers (N,) by a user's metric, which has copies, and whatever it gives is looked at."""
-    copies = [it.clone() if isinstance(it, Tensor) else it for it in given]
+def _call_custom(metric: Metric, image_count: int, *arguments: Any, **options: Any) -> Tensor:
+    """Call a user-defined metric with copies of its arguments, and validate its values (N,)."""
+    copies = [argument.clone() if isinstance(argument, Tensor) else argument for argument in arguments]
     try:
-        made = metric.compute(*copies, **options)
+        returned = metric.compute(*copies, **options)
     except GradcamError:
         raise
     except Exception as error:
         raise GradcamError(f"The metric {metric.name!r} failed: {describe_unexpected(error)}") from error
     with suppress(TypeError, ValueError, RuntimeError):
-        numbers = to_tensor(made)
-        if np.shape(made) == (images,) and numbers.is_floating_point():
+        numbers = to_tensor(returned)
+        if np.shape(returned) == (image_count,) and numbers.is_floating_point():
             return numbers
-    said, expected = describe(made, Tensor, np.ndarray), f"expected floats ({images},): one number per image."
-    raise GradcamError(f"The metric {metric.name!r} returned {said}, {expected}")
+    received, expected = (
+        describe(returned, Tensor, np.ndarray),
+        f"expected floats ({image_count},): one number per image.",
+    )
+    raise GradcamError(f"The metric {metric.name!r} returned {received}, {expected}")

@@ -1,4 +1,4 @@
-"""Results as files: tables (CSV, JSON, LaTeX with the package booktabs), and pictures of examples and of curves."""
+"""Write results to files: tables (CSV, JSON, LaTeX with the booktabs package), and images of examples and curves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gradcam.errors import GradcamError, OutputError, join_names, to_pip_command
 from gradcam.evaluation.intervals import mean_interval
 from gradcam.evaluation.study.plan import Agenda
 from gradcam.evaluation.study.results import Judgement, Ranking, Results, compare_methods, describe_shortage
-from gradcam.evaluation.study.run import EXAMPLES, Study
+from gradcam.evaluation.study.run import MAX_EXAMPLES, Study
 from gradcam.evaluation.subject import to_unit
 from gradcam.images.draw import overlay
 from gradcam.images.files import write_whole
@@ -31,70 +31,81 @@ from gradcam.sources.contents import Item
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-WIDEST = 5  # metrics beside one another; more of them are in parts below one another
-SPECIAL = {
+METRICS_PER_TABLE = 5  # More metrics go into further tables below.
+LATEX_ESCAPES = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
     **{character: f"\\{character}" for character in "&%$#_{}"},
 }  # fmt: skip
-SCHEMA = 1  # of the JSON document
+SCHEMA = 1  # version of the JSON document
 ARROWS = {"higher": r"$\uparrow$", "lower": r"$\downarrow$"}
-EXAMPLE_HEIGHT = 168  # pixels of each picture
+EXAMPLE_HEIGHT_PIXELS = 168
 CURVES = {"insertion": "pixels inserted, highest first", "deletion": "pixels deleted, highest first"}
 COLOURS = ("#2b6cb0", "#c2410c", "#0d9488", "#6b21a8", "#84a90f", "#db2777", "#d99a06", "#1e293b", "#38bdf8", "#7f1d1d")
-STYLES = ("-", (0, (5, 2)), (0, (1, 1.5)))  # once the colours are used up
-GREY_STYLES = ((0, (1, 1.5)), (0, (4, 3)), (0, (4, 2, 1, 2)), "-")
-INK, QUIET = "#1f2937", "#9ca3af"
-DOTS, HEIGHT, WIDTH = 110, 4.6, 6.6  # per inch; inches of a plot with its legend
+LINE_STYLES = ("-", (0, (5, 2)), (0, (1, 1.5)))  # The next style is used after the last colour.
+CONTROL_LINE_STYLES = ((0, (1, 1.5)), (0, (4, 3)), (0, (4, 2, 1, 2)), "-")
+INK, MUTED = "#1f2937", "#9ca3af"
+PLOT_DPI, PLOT_HEIGHT_INCHES, PLOT_WIDTH_INCHES = 110, 4.6, 6.6  # The size includes the legend.
 
 
 def write_results(results: Results, path: Path) -> None:
-    """Write a table, of the kind that its suffix says: ``.csv``, ``.json`` or ``.tex``. Raises `OutputError`."""
-    forms = {".csv": to_csv, ".json": to_json, ".tex": to_latex}
-    form = forms.get(path.suffix.lower())
-    if form is None:
-        raise OutputError(f"{path}: expected a file that ends in {join_names(forms)}, or a folder")
+    """Write a table to a ``.csv``, ``.json`` or ``.tex`` file. Raise `OutputError` if that fails."""
+    writers = {".csv": to_csv, ".json": to_json, ".tex": to_latex}
+    to_text = writers.get(path.suffix.lower())
+    if to_text is None:
+        raise OutputError(f"{path}: expected a file that ends in {join_names(writers)}, or a folder")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, form(results).encode("utf-8", "surrogateescape"))
+        write_whole(path, to_text(results).encode("utf-8", "surrogateescape"))
     except OSError as error:
         raise OutputError(f"{path}: cannot be written ({error.strerror or error})") from error
 
 
 def to_csv(results: Results) -> str:
-    """A row for each image, method and metric; what is the same for all rows is in columns of its own."""
-    it = results.conditions
-    named = ("layer", "score", "target", "resizing", "device", "precision", "seed")
-    constant = {"model": it.model, "weights_sha256": it.weights, **{name: getattr(it, name) for name in named}}
-    constant |= {"data_sha256": results.data, "annotations_sha256": it.annotations or "", **it.versions}
+    """Return CSV text with one row per image, method and metric. The conditions are repeated in each row."""
+    conditions = results.conditions
+    fields = ("layer", "score", "target", "resizing", "device", "precision", "seed")
+    constant = {
+        "model": conditions.model,
+        "weights_sha256": conditions.weights,
+        **{name: getattr(conditions, name) for name in fields},
+    }
+    constant |= {"data_sha256": results.data, "annotations_sha256": conditions.annotations or "", **conditions.versions}
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["image", "method", "metric", "value", "index", "label", *constant])
-    for one in results.measurements:
-        index = "" if one.index is None else one.index
-        row = (one.image, one.method, one.metric, repr(one.value), index, one.label or "")
+    for measurement in results.measurements:
+        index = "" if measurement.index is None else measurement.index
+        row = (
+            measurement.image,
+            measurement.method,
+            measurement.metric,
+            repr(measurement.value),
+            index,
+            measurement.label or "",
+        )
         writer.writerow([*row, *constant.values()])
     return text.getvalue()
 
 
 def to_json(results: Results) -> str:
-    """A document: conditions, what each method reached by each metric, every number, and what failed."""
+    """Return a JSON document with the conditions, a summary of each method and metric, all values, and the failures."""
     rankings = compare_methods(results)
     shortage = describe_shortage(rankings)
     summaries = [
         {
-            "method": it.method,
-            "metric": it.metric,
-            "better": results.plan.metric(it.metric).better,
-            "by_order": results.plan.metric(it.metric).by_order,
-            **it.interval.to_fields(),
-            "difference_from_best": it.difference and it.difference.to_fields(),
-            "best": it.is_best,
-            "level_with_best": it.is_level,
-            "control": it.is_control,
+            "method": ranking.method,
+            "metric": ranking.metric,
+            "better": results.plan.metric(ranking.metric).better,
+            "by_order": results.plan.metric(ranking.metric).by_order,
+            **ranking.interval.to_fields(),
+            "difference_from_best": ranking.difference and ranking.difference.to_fields(),
+            "best": ranking.is_best,
+            "level_with_best": ranking.is_level,
+            "control": ranking.is_control,
         }
-        for it in rankings.values()
+        for ranking in rankings.values()
     ]
-    found = {
+    document = {
         "schema": SCHEMA,
         "conditions": results.conditions.to_fields(),
         "data_sha256": results.data,
@@ -105,19 +116,19 @@ def to_json(results: Results) -> str:
         "summaries": summaries,
         "measurements": [vars(measurement) for measurement in results.measurements],
     }
-    return json.dumps(add_old_keys(EVALUATE, found), indent=1, allow_nan=False) + "\n"
+    return json.dumps(add_old_keys(EVALUATE, document), indent=1, allow_nan=False) + "\n"
 
 
 def to_latex(results: Results) -> str:
-    """A `table*` of means with their 95 % intervals, the best of each column bold; needs `\\usepackage{booktabs}`."""
+    """Return a LaTeX `table*` of means with 95 % intervals, the best in bold. It needs `\\usepackage{booktabs}`."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     rankings = compare_methods(results)
     metrics = [name for name in results.plan.metrics if any(metric == name for _, metric in rankings)]
-    groups = [metrics[start : start + WIDEST] for start in range(0, len(metrics), WIDEST)]
+    groups = [metrics[start : start + METRICS_PER_TABLE] for start in range(0, len(metrics), METRICS_PER_TABLE)]
     environment = Environment(
         loader=PackageLoader("gradcam.evaluation.study"), undefined=StrictUndefined,
-        autoescape=False,  # it is of HTML; `tex` escapes for LaTeX
+        autoescape=False,  # Autoescape is for HTML. The filter `tex` escapes for LaTeX.
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, block_start_string="<%", block_end_string="%>",
         variable_start_string="<<", variable_end_string=">>", comment_start_string="<#", comment_end_string="#>",
     )  # fmt: skip
@@ -125,7 +136,7 @@ def to_latex(results: Results) -> str:
     text = environment.get_template("table.tex.j2").render(
         conditions=results.conditions,
         data=results.data,
-        pictures=len(results.judged()),
+        images=len(results.judged()),
         mosaics=len(results.judged("mosaic")),
         has_best=any(ranking.is_best for ranking in rankings.values()),
         shortage=describe_shortage(rankings),
@@ -135,13 +146,13 @@ def to_latex(results: Results) -> str:
 
 
 def escape(text: object) -> str:
-    """Any text as LaTeX sets it: its special characters escaped, and what is no character left out."""
-    plain = re.sub(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", "?", str(text))
-    return "".join(SPECIAL.get(character, character) for character in plain)
+    """Escape LaTeX's special characters, and replace control characters by question marks."""
+    printable = re.sub(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", "?", str(text))
+    return "".join(LATEX_ESCAPES.get(character, character) for character in printable)
 
 
 def _to_part(results: Results, rankings: Mapping[tuple[str, str], Ranking], metrics: Sequence[str]) -> dict[str, Any]:
-    """Some of the columns: their titles, how many images each has, and the rows of methods and of controls."""
+    """Return one table's column titles and image counts, and the rows of methods and controls."""
     rows = {name: [_to_cell(rankings[name, metric]) for metric in metrics] for name in results.plan.names}
     return {
         "titles": [f"{escape(name)} {ARROWS[results.plan.metric(name).better]}" for name in metrics],
@@ -152,53 +163,57 @@ def _to_part(results: Results, rankings: Mapping[tuple[str, str], Ranking], metr
 
 
 def _to_cell(ranking: Ranking) -> str:
-    found = ranking.interval
-    if not found.n:
+    interval = ranking.interval
+    if not interval.n:
         return "--"
-    # Three decimals; the hyphen of a negative number is a minus.
-    mean, low, high = (f"{it:.3f}".replace("-", "$-$") for it in (found.mean, found.low, found.high))
+    # LaTeX needs $-$ for a minus sign.
+    mean, low, high = (f"{number:.3f}".replace("-", "$-$") for number in (interval.mean, interval.low, interval.high))
     mean = rf"\textbf{{{mean}}}" if ranking.is_best else rf"\underline{{{mean}}}" if ranking.is_level else mean
-    return rf"{mean} {{\scriptsize [{low}, {high}]}}" if found.is_known else mean
+    return rf"{mean} {{\scriptsize [{low}, {high}]}}" if interval.is_known else mean
 
 
 def draw_examples(study: Study, results: Results) -> Pixels:
-    """Up to five pictures below one another, and beside each its maps by all methods: RGB, uint8 (H,W,3). Maps are on
-    the part that the network saw; those that were not computed in this run are computed again. Raises `GradcamError`
-    where no picture was judged, and where one cannot be read any more."""
+    """Draw up to five images in rows, each with the heatmaps of all methods: RGB, uint8 (H,W,3).
+
+    Heatmaps cover the part of the image that the model saw. Heatmaps that were not computed in this run are computed
+    again. Raise `GradcamError` if no image was evaluated, or if an image can no longer be read.
+    """
     items = {item.name: item for item in study.items}
-    rows = [_to_row(study, items[entry.image], entry) for entry in results.judged()[:EXAMPLES]]
+    rows = [_to_row(study, items[entry.image], entry) for entry in results.judged()[:MAX_EXAMPLES]]
     if not rows:
         raise GradcamError("There are no examples: no image was evaluated.")
-    return draw_panel(["image", *study.plan.names], rows, height=EXAMPLE_HEIGHT)
+    return draw_panel(["image", *study.plan.names], rows, height=EXAMPLE_HEIGHT_PIXELS)
 
 
 def _to_row(study: Study, item: Item, entry: Judgement) -> PanelRow:
     read = read_item(study.classifier, item)
     if isinstance(read.picture, GradcamError):
         raise read.picture
-    picture = read.picture.reading.picture
-    heatmaps = study.kept.get(entry.image)
+    image = read.picture.reading.picture
+    heatmaps = study.example_heatmaps.get(entry.image)
     if heatmaps is None:
-        evaluator, subject, _ = study.look(item, read.picture, read.wanted)
+        evaluator, subject, _ = study.make_subject(item, read.picture, read.wanted)
         heatmaps = evaluator.explain(subject, entry.sha256 or "")
-    seen = crop(picture, find_canvas(study.classifier.preprocess, read.picture))
-    whole = (0, 0, *seen.shape[:2])
-    drawn = [overlay(seen, to_unit(heatmaps[name])[0], region=whole) for name in study.plan.names]
+    view = crop(image, find_canvas(study.classifier.preprocess, read.picture))
+    region = (0, 0, *view.shape[:2])
+    overlays = [overlay(view, to_unit(heatmaps[name])[0], region=region) for name in study.plan.names]
     label = name_class(entry.index, entry.label)
-    return PanelRow(f"{entry.image}: {label}, {100 * (entry.probability or 0):.0f} %", [picture, *drawn])
+    return PanelRow(f"{entry.image}: {label}, {100 * (entry.probability or 0):.0f} %", [image, *overlays])
 
 
 def list_curves(results: Results) -> list[str]:
-    """The metrics of which there are curves."""
+    """List the metrics that have curves."""
     names = results.plan.names
     return [metric for metric in CURVES if any(results.curves(name, metric) for name in names)]
 
 
 def draw_curves(results: Results) -> Pixels:
-    """Mean probability along insertion and deletion, a line for each method, controls in grey: RGB, uint8 (H,W,3). The
-    band is the 95 % interval of the best method's mean, and the legend has those of the areas, the best first; of too
-    few pictures there is neither. More bands would cover one another: pictures differ more than methods do. Raises
-    `GradcamError` where matplotlib is missing, and where neither metric was measured."""
+    """Plot the mean probability along insertion and deletion, with controls in grey: RGB, uint8 (H,W,3).
+
+    The band is the 95 % interval of the best method's mean. The legend lists the areas with their intervals, the best
+    first. With too few images, there are no intervals. Bands of all methods would overlap, because images differ more
+    than methods. Raise `GradcamError` if matplotlib is missing, or if neither metric was measured.
+    """
     metrics = list_curves(results)
     if not metrics:
         raise GradcamError("There are no curves: evaluate the metric insertion or deletion (--metric).")
@@ -208,10 +223,12 @@ def draw_curves(results: Results) -> Pixels:
     except ImportError as error:
         raise GradcamError(f"Drawing curves needs matplotlib: {to_pip_command('plots')}") from error
     count = len(metrics)
-    # A figure by itself: pyplot would keep it, and choose a display.
-    figure = Figure(figsize=(WIDTH * count, HEIGHT), dpi=DOTS, facecolor="white", layout="constrained")
-    for place, metric in enumerate(metrics, 1):
-        _draw(figure.add_subplot(1, count, place), results, metric)
+    # pyplot would keep a reference to the figure, and choose a display.
+    figure = Figure(
+        figsize=(PLOT_WIDTH_INCHES * count, PLOT_HEIGHT_INCHES), dpi=PLOT_DPI, facecolor="white", layout="constrained"
+    )
+    for position, metric in enumerate(metrics, 1):
+        _draw(figure.add_subplot(1, count, position), results, metric)
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     return np.ascontiguousarray(np.asarray(canvas.buffer_rgba(), dtype=np.uint8)[..., :3])
@@ -224,19 +241,21 @@ def _draw(axes: Axes, results: Results, metric: str) -> None:
     methods = sorted(plan.methods, key=lambda name: -sign * areas[name].mean)
     has_band = bool(methods) and areas[methods[0]].is_known
     axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(QUIET)
+    axes.spines[["left", "bottom"]].set_color(MUTED)
     axes.grid(axis="y", color="#e5e7eb", lw=0.7)
     axes.set_axisbelow(True)
-    axes.tick_params(color=QUIET, labelcolor=INK, length=3)
+    axes.tick_params(color=MUTED, labelcolor=INK, length=3)
     for name in (*methods, *plan.controls):
         style, area = _style(plan, name), areas[name]
         label = f"{area.mean:.3f}{f' ±{(area.high - area.low) / 2:.3f}' if area.is_known else ''}  {name}"
         curves = np.array(results.curves(name, metric))
-        shares = np.linspace(0, 100, curves.shape[1])
-        axes.plot(shares, curves.mean(0), label=label, zorder=3 if name in methods else 2, **style)
+        percentages = np.linspace(0, 100, curves.shape[1])
+        axes.plot(percentages, curves.mean(0), label=label, zorder=3 if name in methods else 2, **style)
         if name in methods[:1] and has_band:
-            low, high = zip(*((it.low, it.high) for it in (mean_interval(column) for column in curves.T)))
-            axes.fill_between(shares, low, high, color=style["color"], alpha=0.15, lw=0, zorder=1)
+            low, high = zip(
+                *((interval.low, interval.high) for interval in (mean_interval(column) for column in curves.T))
+            )
+            axes.fill_between(percentages, low, high, color=style["color"], alpha=0.15, lw=0, zorder=1)
     count = len(results.curves(plan.names[0], metric))
     axes.set_title(
         f"{metric} {plan.metric(metric).arrow}   mean of {count} image{'s' * (count != 1)}",
@@ -253,6 +272,10 @@ def _draw(axes: Axes, results: Results, metric: str) -> None:
 
 def _style(plan: Agenda, name: str) -> dict[str, Any]:
     if name in plan.controls:
-        return {"color": QUIET, "ls": GREY_STYLES[plan.controls.index(name) % len(GREY_STYLES)], "lw": 1.2}
-    place = plan.methods.index(name)
-    return {"color": COLOURS[place % len(COLOURS)], "ls": STYLES[place // len(COLOURS) % len(STYLES)], "lw": 1.5}
+        return {
+            "color": MUTED,
+            "ls": CONTROL_LINE_STYLES[plan.controls.index(name) % len(CONTROL_LINE_STYLES)],
+            "lw": 1.2,
+        }
+    i = plan.methods.index(name)
+    return {"color": COLOURS[i % len(COLOURS)], "ls": LINE_STYLES[i // len(COLOURS) % len(LINE_STYLES)], "lw": 1.5}
