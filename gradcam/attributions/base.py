@@ -164,7 +164,7 @@ class DifferentiableModel:
         return RecordedPass(leaf, model_input, output, scores, scored[0].classes, scored[0].target)
 
     def gradients(self, run: RecordedPass) -> Tensor:
-        """Return the gradients (N,K,C,...) of the scores at the images, at least float32; raise `ModelError` without any."""
+        """Return the gradients (N,K,C,...) at the images, at least float32. Raise `ModelError` if there are none."""
         gradients: list[Tensor] = []
         if run.scores.requires_grad:
             device = run.scores.device.type
@@ -205,7 +205,7 @@ class DifferentiableModel:
 
 @contextlib.contextmanager
 def differentiable(model: nn.Module, images: Any, target: Any) -> Iterator[DifferentiableModel]:
-    """Enable gradients, and preserve the model's state until the context ends. Known PyTorch errors get a clear message."""
+    """Enable gradients, preserve the model's state until the context ends, and explain known PyTorch errors."""
     model = unwrap(model)
     bound = bind(target, model, to_batch(images))
     batch = bound.batch
@@ -269,7 +269,7 @@ def sum_gradients(
     total: Tensor | None = None
     finished, points = 0, iter(points)
     while group := list(itertools.islice(points, chunk)):
-        # The pass is not assigned to a variable. A variable would keep its autograd graph in memory during the next pass.
+        # Do not assign the pass to a variable, which would keep its autograd graph in memory during the next pass.
         gradients = subject.gradients(subject.run(torch.cat([images for _, images in group]), target))
         gradients = gradients.unflatten(0, (len(group), subject.batch.images))
         for (weight, _), gradient in zip(group, gradients):

@@ -86,7 +86,7 @@ def integrated_gradients(
             start_scores = subject.run(start, fixed_target).scores
         origin = at_least_float32(start)
         difference = at_least_float32(subject.images) - origin
-        # The quadrature is for the interval from -1 to 1. The path runs from 0 to 1, half as far, so the weights are halved.
+        # The quadrature is for an interval of length 2 (-1 to 1), and the path has length 1, so the weights are halved.
         quadrature = zip(*(values.tolist() for values in np.polynomial.legendre.leggauss(steps)))
         points = (
             (weight / 2, (origin + (1 + position) / 2 * difference).to(start.dtype)) for position, weight in quadrature

@@ -19,7 +19,7 @@ from gradcam.hooks.hooks import Hooks, refuse_vmap
 from gradcam.hooks.nested import to_batch
 from gradcam.targets.classes import is_function
 
-# The autograd node of a hooked output. If the output is a view that was changed in place, also the node of its base tensor.
+# The autograd node of a hooked output, and the node of its base tensor if the output is a view changed in place.
 GuidedOutput = tuple[Node, "Node | None"]
 
 
@@ -27,7 +27,8 @@ GuidedOutput = tuple[Node, "Node | None"]
 def guided(modules: Sequence[nn.Module]) -> Iterator[list[GuidedOutput]]:
     """Clamp the gradient at the output of each ReLU module to positive values, and yield a list of the hooked outputs.
 
-    The gradient hook belongs to the value that the output had when it was hooked. Later in-place changes do not affect it.
+    The gradient hook belongs to the value that the output had when it was hooked. Later in-place changes do not affect
+    it.
     """
     outputs: list[GuidedOutput] = []
     hooks = Hooks()
@@ -61,8 +62,8 @@ def require_all_relus_hooked(scores: Tensor, model_input: Tensor, outputs: Seque
     opaque = sum(map(pytorch.is_opaque, users))
     if unhooked:
         raise ModelError(
-            f"Guided backpropagation must change the gradient at every ReLU, but hooks cannot reach {len(unhooked)} of this "
-            "model's ReLUs: they are called as functions (F.relu, torch.relu, clamp(min=0)), or their outputs are changed "
+            f"Guided backpropagation must change the gradient at every ReLU, but hooks cannot reach {len(unhooked)} of "
+            "this model's ReLUs: they are called as functions (F.relu, torch.relu, clamp(min=0)), or their outputs are changed "
             "in place. Replace each by an nn.ReLU module that the model calls, or use another method, such as smoothgrad."
         )
     if opaque:

@@ -62,7 +62,10 @@ class AttributionMethod:
 
     @property
     def function(self) -> Callable[..., Attribution]:
-        """Return the function. It takes a model, images and `target=`; if `has_layer` is True, also `layer=` and `reshape=`."""
+        """Return the function.
+
+        It takes a model, images and `target=`; if `has_layer` is True, also `layer=` and `reshape=`.
+        """
         return getattr(importlib.import_module("gradcam.attributions"), self.function_name)
 
 

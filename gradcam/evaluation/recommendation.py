@@ -41,7 +41,7 @@ FRACTIONS = (0.1, 0.3, 0.5, 0.7, 0.9)  # fractions of the pixels that ROAD imput
 ROAD_BATCH_SIZE = 4
 TOLERANCE = 1e-4  # Smaller differences count as none.
 MAX_COARSE_LAYERS = 4  # candidates with the coarsest grid, counted from the end
-MAX_BLOCKS = 3  # candidate blocks in a model with a single grid size, such as a transformer
+MAX_BLOCKS = 3  # the blocks considered in a model with a single grid size, such as a transformer
 
 
 @dataclass(frozen=True)
@@ -310,7 +310,7 @@ def recommend(
 def decide(
     benchmark: Benchmark, combinations: Sequence[Combination], objects: Objects, counter: Counter
 ) -> Recommendation:
-    """Measure combinations, the default first, and answer both questions. Raise `LayerError` without any heatmap."""
+    """Answer both questions. The first combination is the default. Raise `LayerError` if none has a heatmap."""
     default, left_out = combinations[0], benchmark.explainer.left_out
     scores = benchmark.score_mosaics(combinations)
     if not scores.order:
@@ -485,7 +485,7 @@ def to_batch(classifier: Classifier, images: Sequence[Tensor]) -> Tensor:
 
 
 def subtract(values: Tensor, reference: Tensor, *, level: float = LEVEL) -> Interval:
-    """Return the mean difference and its interval over images, which is infinite with fewer than `ENOUGH` images."""
+    """Return the mean difference with its interval over images. The interval is infinite below `ENOUGH` images."""
     difference = paired_difference(values.tolist(), reference.tolist(), level=level)
     return difference if difference.n >= ENOUGH else replace(difference, low=-math.inf, high=math.inf)
 
@@ -577,7 +577,7 @@ def check_layers(model: nn.Module, names: Iterable[str]) -> list[str]:
 
 
 def _list_by_finish(model: nn.Module, image: Tensor) -> list[str]:
-    """List the layers in the order in which they finish. A block replaces its last part if both have one output."""
+    """List the layers in the order in which they finish. A block that returns its last part's output replaces it."""
     names = {module: name for name, module in model.named_modules() if name}
     order: list[str] = []
     last_output: Tensor | None = None

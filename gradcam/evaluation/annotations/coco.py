@@ -137,10 +137,11 @@ def _draw(location: str, segmentation: Any, image_size: tuple[int, int] | None) 
 
 
 def fill_polygons(polygons: Sequence[Sequence[float]], size: tuple[int, int]) -> Mask:
-    """Return a mask (H,W) of the pixels whose centres are inside a polygon, each polygon a list x, y, x, y, ... in pixels.
+    """Return a mask (H,W) of the pixels whose centres are inside a polygon.
 
-    A pixel is inside if an odd number of edges lies to the left of its centre. pycocotools draws polygons on a grid
-    that is five times as fine, so its masks differ by a few pixels along the outline.
+    Each polygon is a list x, y, x, y, ... in pixels. A pixel is inside if an odd number of edges lies to the left of
+    its centre. pycocotools draws polygons on a grid that is five times as fine, so its masks differ by a few pixels
+    along the outline.
     """
     rows, columns = size
     mask = np.zeros(size, dtype=bool)

@@ -14,7 +14,7 @@ from gradcam.errors import InputError, join_names, shorten
 from gradcam.images.read import Region, crop
 
 Mask = NDArray[np.bool_]
-Box = tuple[float, float, float, float]  # left, top, right, bottom, measured at the pixels' edges
+Box = tuple[float, float, float, float]  # left, top, right, bottom: positions of edges, in pixels
 PathParts = tuple[str, ...]
 MAX_OVERHANG_PIXELS = 1.0  # A box may exceed its image by this much, because some tools round, and some count from 1.
 

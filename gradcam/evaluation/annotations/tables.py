@@ -173,8 +173,8 @@ def read_label_masks(folder: str, image_names: ImageNames, find_class: FindClass
                 raise InputError(f"{path}: is a second mask of {shorten(name)}, beside {existing}. Remove one of them.")
     if not paths:
         raise InputError(
-            f"{folder}: has {left_out} masks, but none is named like one of the {len(image_names.names)} images, such as "
-            f"{shorten(image_names.names[0]) if image_names.names else 'none'}."
+            f"{folder}: has {left_out} masks, but none is named like one of the {len(image_names.names)} images, "
+            f"such as {shorten(image_names.names[0]) if image_names.names else 'none'}."
         )
     path = os.path.join(folder, CLASS_FILE)
     return LabelMasks(paths, _read_classes(path, find_class) if os.path.exists(path) else None, left_out)

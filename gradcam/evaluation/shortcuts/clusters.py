@@ -164,7 +164,7 @@ def _join(points: Array) -> tuple[NDArray[np.intp], NDArray[np.intp], list[slice
 
 
 def build_clusters(evidence: Evidence, parts: Sequence[NDArray[np.intp]]) -> list[Cluster]:
-    """Measure for several parts of one class how rare their evidence is in other images.
+    """Build a cluster from each part of one class, and measure how rare its evidence is in other images.
 
     An image counts as having the evidence if it has as much of it as 80 % of the members. `place` is the rarity of
     evidence in the part's position, in other classes compared with the part's class. `apart` is the rarity of evidence
@@ -217,7 +217,7 @@ def _to_unit(vectors: Array) -> Array:
 
 
 def estimate_rarity(outside: NDArray[np.bool_], inside: NDArray[np.bool_]) -> float:
-    """Return one minus the ratio of the rate outside to the rate inside, at least 0. Never outside gives 1.
+    """Return one minus the ratio of the rates outside and inside, at least 0. Values near 1 mean: hardly ever outside.
 
     Each rate is replaced by the conservative end of its Wilson interval (1927), so that few images prove little.
     """

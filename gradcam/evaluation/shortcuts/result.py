@@ -143,8 +143,8 @@ class EvidenceCluster:
         )
         verb = "has" if self.elsewhere in (0, 1) else "have"
         return (
-            f"{self.where}, in {len(self.members)} of {self.image_count} images of {self.class_name}; {elsewhere} images of "
-            f"other classes {verb} as much evidence there"
+            f"{self.where}, in {len(self.members)} of {self.image_count} images of {self.class_name}; {elsewhere} images "
+            f"of other classes {verb} as much evidence there"
         )
 
     def draw(self, *, count: int = TYPICAL_IMAGES) -> dict[str, Pixels]:

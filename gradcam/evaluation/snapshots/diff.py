@@ -183,7 +183,7 @@ def _find_entries(snapshot: Snapshot, classifier: Classifier, items: Sequence[It
 
 
 def _hash(item: Item, classifier: Classifier) -> str:
-    """Return the SHA-256 of an image's file, or of its pixels without a file. Raise `ImageError` if unreadable."""
+    """Return the SHA-256 of an image's file, or of its pixels if there is no file. Raise `ImageError` on failure."""
     if not isinstance(item.content, GivenContent):
         return hashlib.sha256(item.content.read()).hexdigest()
     result = read_item(classifier, replace(item, wanted=None), audit=True)
@@ -235,6 +235,6 @@ def _note_images(
     differing = [entry.name for entry in new_snapshot.entries if old_entries[entry.name].region != entry.region]
     if differing:
         yield (
-            f"OLD and NEW see different parts of {len(differing)} of {len(new_snapshot.entries)} images. Their heatmaps are "
-            "compared on the common part."
+            f"OLD and NEW see different parts of {len(differing)} of {len(new_snapshot.entries)} images. Their heatmaps "
+            "are compared on the common part."
         )

@@ -38,9 +38,9 @@ class Journal(AbstractContextManager["Journal"]):
     def open(cls, path: Path, run: Mapping[str, Any], *, mode: Mode = "resume") -> Journal:
         """Lock the file and read the entries of an earlier run.
 
-        `run` has all that the numbers depend on, from `Conditions.to_run`. The mode "new" requires that the file does not
-        exist, "resume" continues a file with the same `run`, and "overwrite" replaces the file. Raise `OutputError` if
-        this is not possible, or if another process uses the file.
+        `run`, from `Conditions.to_run`, has everything that the numbers depend on. The mode "new" requires that there
+        is no file, "resume" continues a file with the same `run`, and "overwrite" replaces the file. Raise `OutputError`
+        if this is not possible, or if another process uses the file.
         """
         with blaming_disk(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)

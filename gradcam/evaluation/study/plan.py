@@ -40,8 +40,9 @@ class StudyOptions:
 class Agenda:
     """The names of methods, controls and metrics, in the order of the built-in tables, user-defined ones last.
 
-    `requested_methods` and `requested_metrics` are those that the user named, also by a group of metrics. If one of them
-    cannot be used, that is an error; all others are left out. `custom_methods` and `custom_metrics` are user-defined.
+    `requested_methods` and `requested_metrics` are those that the user named, also by a group of metrics. If one of
+    them cannot be used, that is an error; all others are left out. `custom_methods` and `custom_metrics` are
+    user-defined.
     """
 
     methods: tuple[str, ...]
@@ -109,8 +110,8 @@ def make_plan(
             metric.name for metric in selected if metric.needs_annotations and metric in requested
         ]:
             raise GradcamError(
-                f"{join_names(without_annotations)} {'needs' if len(without_annotations) == 1 else 'need'} annotations of "
-                "the objects: give --annotations PATH (annotations= in Python)."
+                f"{join_names(without_annotations)} {'needs' if len(without_annotations) == 1 else 'need'} annotations "
+                "of the objects: give --annotations PATH (annotations= in Python)."
             )
         selected = [metric for metric in selected if not metric.needs_annotations]
         if not selected:
@@ -136,7 +137,7 @@ def _check_names(values: Sequence[Any], name: str) -> Sequence[Any]:
 
 
 def _find_methods(methods: Sequence[Any]) -> tuple[dict[str, Explained], frozenset[str]]:
-    """Return the methods by name, and the names of those that are not only part of a group."""
+    """Return the methods by name, and the names of the methods that were requested outside a group."""
     members = [METHOD_GROUPS.get(entry.strip().lower()) if isinstance(entry, str) else None for entry in methods]
     groups = [METHODS[name] for group in members for name in group or ()]
     requested = [find_explained(entry, *METHOD_GROUPS) for entry, group in zip(methods, members) if group is None]

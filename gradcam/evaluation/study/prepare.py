@@ -137,7 +137,7 @@ def evaluate(
 
 
 def prepare_study(classifier: Classifier, items: Sequence[Item], plan: Agenda, options: StudyOptions) -> Study:
-    """Prepare a study of these images. To make mosaics, run the model once on each image. Raise the errors of `evaluate`."""
+    """Prepare a study of these images. For mosaics, run the model once per image. Raise the errors of `evaluate`."""
     if options.score not in SCORES:
         raise refuse(options.score, "score", f"one of {', '.join(SCORES)}.")
     for name, value, minimum in (("limit", options.limit, 1), ("seed", options.seed, 0)):
@@ -204,7 +204,7 @@ def _find_target(classifier: Classifier, target: Any, items: Iterable[Item]) -> 
 
 
 def choose_items(items: Sequence[Item], limit: int | None, seed: int) -> Sequence[Item]:
-    """Sample at most `limit` images, in their order. The first images of a sorted folder may all show the same class."""
+    """Sample at most `limit` images, in their order. The first images of a sorted folder may all have one class."""
     if limit is None or limit >= len(items):
         return items
     names = {item.name for item in sorted(items, key=lambda item: derive(seed, "limit", item.name))[:limit]}

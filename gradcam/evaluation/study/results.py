@@ -131,7 +131,7 @@ def describe_resizing(preprocess: Any) -> str:
 
 
 def _hash_files(path: Path) -> str:
-    """Return the SHA-256 of a file, or of the names and contents of all files in a folder. Raise `OSError` on failure."""
+    """Return the SHA-256 of a file, or of the names and contents of all files in a folder. Raise `OSError`."""
     if not path.is_dir():
         return hash_file(path)
     files = sorted(file for file in path.rglob("*") if file.is_file())
@@ -180,8 +180,9 @@ class Measurement:
 class Judgement:
     """The values of one image or mosaic for all methods and metrics, or the error if it failed.
 
-    `sha256` is the hash of the file, or of the hashes of a mosaic's images; None if the file could not be read. `index`,
-    `label` and `probability` belong to the explained class. A mosaic has four classes, and only their labels.
+    `sha256` is the hash of the file, or of the hashes of a mosaic's images; None if the file could not be read.
+    `index`, `label` and `probability` belong to the explained class. A mosaic has four classes, so only their labels
+    are given.
     """
 
     __repr__ = show_fields

@@ -39,7 +39,7 @@ MAX_EXAMPLES = 5  # images whose heatmaps are cached for the examples
 
 @dataclass(frozen=True, eq=False)
 class NamedMosaic:
-    """A mosaic, the names of its images joined to one name, and the SHA-256 of the images' hashes."""
+    """A mosaic, its name (the joined names of its images), and the SHA-256 of its images' hashes."""
 
     name: str
     mosaic: Mosaic
