@@ -105,11 +105,11 @@ def _to_object(location: str, annotation: Mapping[str, Any], index: int, image: 
             location, index, draw=partial(_draw, location, segmentation, image_size), image_size=image_size
         )
     try:
-        left, top, box_width, box_height = map(float, bbox)  # type: ignore[arg-type]  # the except clause reports it
+        x, y, box_width, box_height = map(float, bbox)  # type: ignore[arg-type]  # the except clause reports it
     except (TypeError, ValueError, OverflowError):
         raise InputError(f"{location}: its bbox is {shorten(bbox)}, expected left, top, width and height.") from None
     return AnnotatedObject(
-        location, index, check_box(location, (left, top, left + box_width, top + box_height)), image_size=image_size
+        location, index, check_box(location, (x, y, x + box_width, y + box_height)), image_size=image_size
     )
 
 

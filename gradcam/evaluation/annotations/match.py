@@ -69,13 +69,13 @@ class AnnotatedObject:
         return project_box(self.box, view)
 
     def _check_size(self, size: tuple[int, int] | None, view: ModelView) -> None:
-        top, left, height, width = view.region
+        y, x, height, width = view.region
         if size is None or size == view.image_size:
             return
         if view.image_size is not None:
             expected = f"but the upright image has {view.image_size[1]} x {view.image_size[0]}"
-        elif top + height > size[0] or left + width > size[1]:
-            expected = f"but the model sees {width} x {height} pixels from {left}, {top}"
+        elif y + height > size[0] or x + width > size[1]:
+            expected = f"but the model sees {width} x {height} pixels from {x}, {y}"
         else:
             return
         raise InputError(
@@ -85,10 +85,10 @@ class AnnotatedObject:
 
 def project_box(box: Box, view: ModelView) -> tuple[Mask, Box] | None:
     """Return the mask and the cropped box in the model's input; None if the box is outside the view."""
-    (top, left, height, width), (rows, columns) = view.region, view.size
+    (view_y, view_x, height, width), (rows, columns) = view.region, view.size
     scale_y, scale_x = rows / height, columns / width
-    x0, x1 = (float(np.clip((x - left) * scale_x, 0, columns)) for x in (box[0], box[2]))
-    y0, y1 = (float(np.clip((y - top) * scale_y, 0, rows)) for y in (box[1], box[3]))
+    x0, x1 = (float(np.clip((x - view_x) * scale_x, 0, columns)) for x in (box[0], box[2]))
+    y0, y1 = (float(np.clip((y - view_y) * scale_y, 0, rows)) for y in (box[1], box[3]))
     if x0 >= x1 or y0 >= y1:
         return None
     mask = np.outer(_cover(y0, y1, rows), _cover(x0, x1, columns))

@@ -116,9 +116,9 @@ def find_index(location: str, label: str, find_class: FindClass) -> int:
 
 def check_box(location: str, box: Box) -> Box:
     """Return the box unchanged. Raise `InputError` if it is empty."""
-    left, top, right, bottom = box
-    if not all(map(math.isfinite, box)) or right <= left or bottom <= top:
-        problem = f"the box from left {left:g}, top {top:g} to right {right:g}, bottom {bottom:g}"
+    x0, y0, x1, y1 = box
+    if not all(map(math.isfinite, box)) or x1 <= x0 or y1 <= y0:
+        problem = f"the box from left {x0:g}, top {y0:g} to right {x1:g}, bottom {y1:g}"
         raise InputError(f"{location}: {problem} is empty.")
     return box
 
