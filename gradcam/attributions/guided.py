@@ -64,7 +64,8 @@ def require_all_relus_hooked(scores: Tensor, model_input: Tensor, outputs: Seque
         raise ModelError(
             f"Guided backpropagation must change the gradient at every ReLU, but hooks cannot reach {len(unhooked)} of "
             "this model's ReLUs: they are called as functions (F.relu, torch.relu, clamp(min=0)), or their outputs are "
-            "changed in place. Replace each by an nn.ReLU module that the model calls, or use another method, such as smoothgrad."
+            "changed in place. Replace each by an nn.ReLU module that the model calls, or use another method, such as "
+            "smoothgrad."
         )
     if opaque:
         raise ModelError(
