@@ -22,7 +22,7 @@ from gradcam.cam.postprocess import resize
 from gradcam.errors import GradcamError, ImageError, TargetError
 from gradcam.evaluation import Explainer, Subject, check, uncertainty
 from gradcam.evaluation.checks.findings import QUESTIONS
-from gradcam.evaluation.checks.shams import RIVAL, SHAMS
+from gradcam.evaluation.checks.shams import CONTROL_DESCRIPTIONS, RIVAL
 from gradcam.evaluation.checks.verdict import Verdict
 from gradcam.evaluation.explainers import make_random
 from gradcam.evaluation.metrics.soundness import find_rivals, randomisation, rank_correlation
@@ -67,8 +67,8 @@ def test_gradcam_on_the_koala_passes(koala: Verdict) -> None:
     assert koala.outcome == "passed"
     assert outcomes(koala) == dict.fromkeys(QUESTIONS, "passed")
     assert (koala.class_name, koala.method, koala.layer) == ("koala (105)", "gradcam", "layer4")
-    assert set(SHAMS) - {RIVAL} <= set(koala.distinguished_from)
-    assert [sham.name for sham in koala.controls] == list(SHAMS)
+    assert set(CONTROL_DESCRIPTIONS) - {RIVAL} <= set(koala.distinguished_from)
+    assert [sham.name for sham in koala.controls] == list(CONTROL_DESCRIPTIONS)
     assert not any(sham.is_better for sham in koala.controls)
 
 
@@ -96,7 +96,7 @@ def test_the_numbers_are_those_of_the_functions(koala: Verdict, classifier: grad
 def test_the_map_is_tried_in_mosaics_of_pictures_that_show_the_class_least(
     koala: Verdict, classifier: gradcam.Classifier
 ) -> None:
-    ground, placed = koala.artifacts.ground, koala.artifacts.placed
+    ground, placed = koala.artifacts.grid, koala.artifacts.placed_maps
     assert ground is not None
     assert placed is not None
     assert ground.cells is not None
@@ -288,14 +288,14 @@ def test_other_pictures_may_stand_beside(colours: gradcam.Classifier, green: Pat
     reds = [colour_model.paint(tmp_path / f"{number}.png", 0, seed=number) for number in range(3)]
     cyan = colour_model.paint(tmp_path / "cyan.png", 4)
     found = check(colours, green, other_images=[green, *reds, cyan])
-    ground = found.artifacts.ground
+    ground = found.artifacts.grid
     assert ground is not None
     corners = ground.images[0].flatten(1)
     assert (corners[0] - corners[1] > 0.5).float().mean() > 0.05  # red squares stand beside it
     with pytest.raises(ImageError):
         check(colours, green, other_images=[green, *reds, tmp_path / "none.png"])
     by_itself = check(colours, green, other_images=reds[:2])  # too few: those of the package
-    assert torch.equal(by_itself.artifacts.ground.images, check(colours, green).artifacts.ground.images)  # type: ignore[union-attr]
+    assert torch.equal(by_itself.artifacts.grid.images, check(colours, green).artifacts.grid.images)  # type: ignore[union-attr]
 
 
 def test_the_seed_decides_what_is_drawn(colours: gradcam.Classifier, green: Path) -> None:

@@ -1,4 +1,4 @@
-"""Where a map is tried: mosaics, what covering leaves, and how often a map that knows nothing does as well."""
+"""Test images of a check: grids, the evidence on masks, and the chance that a heatmap ignoring the image does as well."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.evaluation import Subject
-from gradcam.evaluation.checks.check import PLACES, move_by_chance
+from gradcam.evaluation.checks.check import RANDOM_POSITIONS, move_randomly
 from gradcam.evaluation.checks.grounds import (
     FILLINGS,
-    SHARES,
-    count_as_good,
+    SINGLE_IMAGE_SHARES,
+    compute_placement_chance,
     fill_inpainted,
-    find_ground,
-    make_alone,
-    make_mosaics,
-    own_first,
-    read_others,
+    find_recognised_grid,
+    list_cell_order,
+    place_alone,
+    place_in_grid,
+    read_bundled_images,
 )
-from gradcam.evaluation.checks.shams import draw_noise, judge_sham, make_shams
+from gradcam.evaluation.checks.shams import compare_with_control, make_control_maps, make_spectrum_noise
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -56,7 +56,7 @@ def others() -> Tensor:
 def test_the_picture_is_once_in_each_cell() -> None:
     subject = Subject(Red(), red_picture(), 1)
     for is_large, side in ((False, 16), (True, 32)):
-        ground = make_mosaics(subject, others(), is_large=is_large)
+        ground = place_in_grid(subject, others(), is_large=is_large)
         assert ground.images.shape == (4, 3, side, side)
         red = ground.images[:, 0] - ground.images[:, 1] > 0.99
         assert ground.cells is not None
@@ -68,14 +68,14 @@ def test_the_picture_is_once_in_each_cell() -> None:
 
 def test_odd_sides_are_halved_as_far_as_they_can_be() -> None:
     subject = Subject(Red(), torch.rand(1, 3, 17, 19, generator=GENERATOR), 1)
-    ground = make_mosaics(subject, torch.rand(3, 3, 17, 19, generator=GENERATOR))
+    ground = place_in_grid(subject, torch.rand(3, 3, 17, 19, generator=GENERATOR))
     assert ground.cells is not None
     assert ground.cells[0].flatten(1).sum(1).tolist() == [8 * 9, 8 * 10, 9 * 9, 9 * 10]
 
 
 def test_order_counts_pairs_in_the_right_order() -> None:
     subject = Subject(Red(), torch.rand(1, 3, 8, 8, generator=GENERATOR), 1)
-    ground = make_mosaics(subject, torch.rand(3, 3, 8, 8, generator=GENERATOR))
+    ground = place_in_grid(subject, torch.rand(3, 3, 8, 8, generator=GENERATOR))
     maps = torch.randint(0, 5, (4, 8, 8), generator=GENERATOR).float()  # with many ties
     assert ground.cells is not None
     for trial, cell in itertools.product(range(4), range(4)):
@@ -87,11 +87,11 @@ def test_order_counts_pairs_in_the_right_order() -> None:
 
 def test_what_matters_is_what_is_kept_less_what_is_removed() -> None:
     subject = Subject(Red(), red_picture(), 1)
-    ground = make_alone(subject, others())
-    assert ground.shares == SHARES
+    ground = place_alone(subject, others())
+    assert ground.shares == SINGLE_IMAGE_SHARES
     half = torch.zeros(4, 16, 16, dtype=torch.bool)
     half[:, :8] = True
-    found = ground.measure(half, ~half, ground.whole)
+    found = ground.measure(half, ~half, ground.full_mask)
     # Filled with its mean, with its blur and by inpainting, a red picture stays red; another picture alone takes it away.
     torch.testing.assert_close(found[0], torch.tensor([0, 0, 0, 0.0], dtype=torch.float64), atol=1e-3, rtol=0)
     assert found[2, 2].item() == pytest.approx(8, abs=1e-3)
@@ -99,7 +99,7 @@ def test_what_matters_is_what_is_kept_less_what_is_removed() -> None:
 
 def test_a_quarter_that_is_marked_matters_as_its_cell() -> None:
     subject = Subject(Red(), red_picture(), 1)
-    ground = make_mosaics(subject, others())
+    ground = place_in_grid(subject, others())
     assert ground.cells is not None
     marked = ground.mark(ground.cells[:, 0].float())
     assert torch.equal(marked, ground.cells[:, 0])
@@ -129,30 +129,33 @@ def test_inpainting_goes_on_from_around_the_hole() -> None:
 
 
 def test_a_class_that_is_seen_among_others() -> None:
-    found = find_ground(Subject(Red(), red_picture(), 1), others())
+    found = find_recognised_grid(Subject(Red(), red_picture(), 1), others())
     assert found is not None
     assert found.images.shape[2:] == (16, 16)
 
 
 def test_a_class_that_is_not_seen_among_others() -> None:
-    assert find_ground(Subject(Red(), others()[:1], 1), others()) is None  # no redness anywhere
-    assert find_ground(Subject(Fixed(), others()[:1], 1), others()) is None  # and twice the size is refused
-    assert find_ground(Subject(Red(), torch.rand(1, 3, 8, 8, generator=GENERATOR), 1), others()[..., :8, :8]) is None
+    assert find_recognised_grid(Subject(Red(), others()[:1], 1), others()) is None  # no redness anywhere
+    assert find_recognised_grid(Subject(Fixed(), others()[:1], 1), others()) is None  # and twice the size is refused
+    assert (
+        find_recognised_grid(Subject(Red(), torch.rand(1, 3, 8, 8, generator=GENERATOR), 1), others()[..., :8, :8])
+        is None
+    )
 
 
 def test_a_map_that_knows_nothing_of_the_picture_is_rarely_as_good() -> None:
     """Of 24 ways to lay four places on four trials the best has a probability of 1/24; of constant maps none is better."""
-    assert own_first(2) == [2, 0, 1, 3]
-    assert count_as_good(torch.full((4, 4), 1 / 2)) == 1
+    assert list_cell_order(2) == [2, 0, 1, 3]
+    assert compute_placement_chance(torch.full((4, 4), 1 / 2)) == 1
     right = torch.tensor([[0.9, 0.4, 0.4, 0.4]]).expand(4, -1)
-    assert count_as_good(right) == pytest.approx(1 / 24)
+    assert compute_placement_chance(right) == pytest.approx(1 / 24)
     # Two trials of four are right, the others are exchanged: worked by hand.
     swapped = torch.tensor([[0.9, 0.4, 0.4, 0.4], [0.4, 0.4, 0.4, 0.9], [0.4, 0.4, 0.4, 0.9], [0.9, 0.4, 0.4, 0.4]])
     places = [[0.9, 0.4, 0.4, 0.4], [0.4, 0.4, 0.4, 0.9], [0.4, 0.4, 0.4, 0.9], [0.4, 0.4, 0.4, 0.9]]
     scores = [sum(places[i][way[i]] for i in range(4)) for way in itertools.permutations(range(4))]
-    assert count_as_good(swapped) == pytest.approx(sum(score >= scores[0] - 1e-6 for score in scores) / 24)
+    assert compute_placement_chance(swapped) == pytest.approx(sum(score >= scores[0] - 1e-6 for score in scores) / 24)
     generator = torch.Generator().manual_seed(3)
-    drawn = [count_as_good(torch.rand(4, 4, generator=generator)) for _ in range(2000)]
+    drawn = [compute_placement_chance(torch.rand(4, 4, generator=generator)) for _ in range(2000)]
     assert 0.03 < sum(each <= 1 / 20 for each in drawn) / len(drawn) < 0.055
 
 
@@ -170,15 +173,15 @@ def test_places_by_chance_are_exchangeable_with_the_map_s_own() -> None:
             return torch.stack([torch.zeros_like(values), 30 * values], 1)
 
     subject = Subject(Somewhere(), torch.rand(1, 3, 16, 16, generator=GENERATOR) + 0.5, 1)
-    ground = make_alone(subject, others())
+    ground = place_alone(subject, others())
     blob = torch.outer(*[torch.exp(-((torch.arange(16) - 8.0) ** 2) / 8)] * 2)
     passed = 0
     for seed in range(200):
-        heatmap = draw_noise(blob, seed)
+        heatmap = make_spectrum_noise(blob, seed)
         heatmap = heatmap.roll((seed * 5 % 16, seed * 11 % 16), (0, 1))
-        maps = [heatmap, *move_by_chance(heatmap, seed)]
+        maps = [heatmap, *move_randomly(heatmap, seed)]
         found = ground.measure(*(ground.mark(each.expand(4, -1, -1)) for each in maps)).mean(1)
-        passed += int(1 + (found[1:] >= found[0]).sum() <= (1 + PLACES) / 20)
+        passed += int(1 + (found[1:] >= found[0]).sum() <= (1 + RANDOM_POSITIONS) / 20)
     assert 2 <= passed <= 20  # 10 are expected, of 200
 
 
@@ -186,17 +189,17 @@ def test_noise_has_the_spectrum_of_the_map() -> None:
     heatmap = torch.rand(12, 16, generator=GENERATOR)
     smooth = torch.outer(torch.hann_window(12), torch.hann_window(16))
     for each in (heatmap, smooth):
-        noise = draw_noise(each, 1)
+        noise = make_spectrum_noise(each, 1)
         assert noise.shape == each.shape
         assert noise.min() == 0
-        assert not torch.equal(noise, draw_noise(each, 2))
-        assert torch.equal(noise, draw_noise(each, 1))
+        assert not torch.equal(noise, make_spectrum_noise(each, 2))
+        assert torch.equal(noise, make_spectrum_noise(each, 1))
 
     def roughness(each: Tensor) -> float:
         centred = each - each.mean()
         return float(((centred[1:] - centred[:-1]) ** 2).mean() / (centred**2).mean())
 
-    rough = [sum(roughness(draw_noise(each, seed)) for seed in range(20)) / 20 for each in (heatmap, smooth)]
+    rough = [sum(roughness(make_spectrum_noise(each, seed)) for seed in range(20)) / 20 for each in (heatmap, smooth)]
     assert rough[0] == pytest.approx(roughness(heatmap), rel=0.3)
     assert rough[1] == pytest.approx(roughness(smooth), rel=0.6)
 
@@ -206,7 +209,7 @@ def test_a_sham_that_cannot_be_had_leaves_the_others() -> None:
         raise RuntimeError("no gradient")
 
     images = torch.rand(4, 3, 8, 8, generator=GENERATOR)
-    found = make_shams(torch.rand(4, 8, 8, generator=GENERATOR), images, {"rival": fail}, 0)
+    found = make_control_maps(torch.rand(4, 8, 8, generator=GENERATOR), images, {"rival": fail}, 0)
     assert [name for name, each in found.items() if isinstance(each, Exception)] == ["rival"]
     assert [*found] == ["mirrored", "shifted", "rival", "noise", "centre", "edges"]
 
@@ -227,9 +230,9 @@ def test_a_sham_that_cannot_be_had_leaves_the_others() -> None:
 def test_a_map_is_told_apart_by_what_it_does_better(
     own: tuple[float | None, float], other: tuple[float | None, float], is_apart: bool, is_better: bool
 ) -> None:
-    found = judge_sham("edges", torch.zeros(2, 2), 0.0, own, other)
+    found = compare_with_control("edges", torch.zeros(2, 2), 0.0, own, other)
     assert (found.is_distinguished, found.is_better) == (is_apart, is_better)
 
 
 def test_the_package_s_own_pictures() -> None:
-    assert [picture.shape for picture in read_others()] == [(192, 192, 3)] * 5
+    assert [picture.shape for picture in read_bundled_images()] == [(192, 192, 3)] * 5

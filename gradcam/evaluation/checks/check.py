@@ -1,4 +1,4 @@
-"""A verdict on one explanation of one picture: what it can be told apart from, by tests that it can fail."""
+"""The check of one heatmap of one image: five tests that it can fail, and eight control maps to compare it with."""
 
 from __future__ import annotations
 
@@ -14,27 +14,35 @@ from gradcam.batch.findings import describe_instance
 from gradcam.cam.grid import find_doubt
 from gradcam.cam.methods.base import Method
 from gradcam.errors import GradcamError, ModelError, describe_unexpected, shorten
-from gradcam.evaluation.checks.findings import Exhibits, Outcome, Test
+from gradcam.evaluation.checks.findings import CheckArtifacts, Outcome, TestResult
 from gradcam.evaluation.checks.grounds import (
     CELLS,
-    Ground,
-    count_as_good,
-    find_ground,
-    make_alone,
-    read_others,
+    PlacementGrid,
+    compute_placement_chance,
+    find_recognised_grid,
+    place_alone,
+    read_bundled_images,
     resize,
 )
-from gradcam.evaluation.checks.shams import EFFECT, RIVAL, SHAMS, ControlMap, draw_noise, judge_sham, make_shams
+from gradcam.evaluation.checks.shams import (
+    CONTROL_DESCRIPTIONS,
+    MIN_EFFECT_GAIN,
+    RIVAL,
+    ControlMap,
+    compare_with_control,
+    make_control_maps,
+    make_spectrum_noise,
+)
 from gradcam.evaluation.checks.uncertainty import spread, undo_views, view_images
-from gradcam.evaluation.checks.verdict import ALIKE, Verdict
+from gradcam.evaluation.checks.verdict import MIN_SAME_CORRELATION, Verdict
 from gradcam.evaluation.controls import Explain, find_explained
 from gradcam.evaluation.explainers import Counter, Explainer, run_explain
 from gradcam.evaluation.metrics.soundness import (
     Randomisation,
-    draw_models,
-    draw_networks,
     explain_or_blank,
     find_rivals,
+    make_random_networks,
+    randomise_in_stages,
     rank_correlation,
 )
 from gradcam.evaluation.subject import Subject, check_heatmaps, draw
@@ -49,20 +57,24 @@ from gradcam.models.scores import COSINES, IN_UNIT, PictureScores, find_among
 from gradcam.options import Progress, accept_old_parameters
 from gradcam.targets.classes import ClassTarget
 
-STAGES = 3  # the head, the middle, all of it
-OTHERS = 3  # classes drawn by chance, beside the strongest rival
-SAMPLES = 4  # of noise
-NOISE = 0.02  # the largest change of a value, as a share of the image's whole range
-SAME = 0.999  # rank correlation from which on two maps are one, whatever noise does
-ENOUGH = 0.2  # of the probability, that has to be there to be explained
-CHANCE = 0.1  # above that of any class, from where on a model is said to know one
-NETWORKS = 9  # with weights drawn anew: one of ten is the best by chance
-SURELY = 0.6  # of the area under the ROC curve, from which on a map marks its picture's place
-PLACES = 19  # beside a map's own, where a picture stands by itself: one in twenty is as good by chance
-LEVEL = 0.05
-# The map, with noise, of other classes, weights and pictures, in four places, of five views, and shams in these places.
-MOST_MAPS = 1 + SAMPLES + (1 + OTHERS) + STAGES + 1 + CELLS + 5 + (1 + 2 * CELLS)
-BLANK = "The heatmap is constant: it marks nothing."
+RANDOMISATION_STAGES = 3  # the head, half of the layers, and all layers
+RANDOM_CLASSES = 3  # in addition to the rival class
+NOISE_SAMPLES = 4
+MAX_NOISE_SHARE = 0.02  # largest change of a value, as a share of the image's range
+MAX_SAME_CORRELATION = (
+    0.999  # Heatmaps with a higher rank correlation always count as the same, whatever noise changes.
+)
+MIN_EVIDENCE = (
+    0.2  # smallest probability that covering must remove, and smallest share of evidence on the marked pixels
+)
+MIN_PROBABILITY_ABOVE_CHANCE = 0.1  # A class with a lower probability does not count as recognised.
+RANDOM_NETWORKS = 9  # An untrained model prefers the image more clearly than nine others in one of ten cases.
+MIN_PLACEMENT_ORDER = 0.6  # smallest area under the ROC curve with which a heatmap follows the image
+RANDOM_POSITIONS = 19  # The original position is the best of twenty in one of twenty cases, by chance.
+SIGNIFICANCE_LEVEL = 0.05
+# The heatmap; with noise; of other classes, weights and images; of the grid and of five views; and the control maps.
+MAX_HEATMAPS = 1 + NOISE_SAMPLES + (1 + RANDOM_CLASSES) + RANDOMISATION_STAGES + 1 + CELLS + 5 + (1 + 2 * CELLS)
+CONSTANT_MESSAGE = "The heatmap is constant: it marks nothing."
 
 
 @accept_old_parameters
@@ -161,395 +173,427 @@ def check(
     """
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise GradcamError(f"seed is {shorten(seed)}, expected an int.")
-    ClassTarget(score=score)  # of an unknown one it says which there are
+    ClassTarget(score=score)  # An unknown score raises an error that lists the valid ones.
     prepared = classifier.prepare(image)
-    shown = other_images if len(other_images) >= CELLS - 1 else read_others()
-    wanted = target
+    comparison_images = other_images if len(other_images) >= CELLS - 1 else read_bundled_images()
+    requested_target = target
     if isinstance(classifier, TaskModel):
-        own, target = find_among(classifier, prepared, target)
-        classifier, method = own, method or own.method
+        image_scores, target = find_among(classifier, prepared, target)
+        classifier, method = image_scores, method or image_scores.method
     method = method or classifier.default_method
     images = classifier.batch([prepared])
     index = classifier.find_class(target) if isinstance(target, str) else target
     subject = Subject(classifier.model, images, index, activation=classifier.activation)
-    explained = find_explained(method)
+    source = find_explained(method)
     if layer is not None:
-        place = find_layer(unwrap(classifier.model), layer).name
+        layer_name = find_layer(unwrap(classifier.model), layer).name
     else:
-        place = classifier.layer_for(explained) if isinstance(explained, Method) else classifier.layer
-    explain = Explainer((explained,), place, score, classifier.activation, reshape, seed).only(explained.name)
-    found = int(subject.classes)
-    kind = classifier.instance(found).kind if isinstance(classifier, PictureScores) else "class"
-    inquiry = Inquiry(
+        layer_name = classifier.layer_for(source) if isinstance(source, Method) else classifier.layer
+    explain = Explainer((source,), layer_name, score, classifier.activation, reshape, seed).only(source.name)
+    class_index = int(subject.classes)
+    kind = classifier.instance(class_index).kind if isinstance(classifier, PictureScores) else "class"
+    checks = SanityChecks(
         subject,
         explain,
-        torch.cat([resize(classifier.batch([it]), images.shape[2:]) for it in shown]),
+        torch.cat([resize(classifier.batch([other_image]), images.shape[2:]) for other_image in comparison_images]),
         classifier.labels,
         seed,
-        Counter(progress, MOST_MAPS),
-        has_place=kind not in ("class", *COSINES),
+        Counter(progress, MAX_HEATMAPS),
+        has_fixed_place=kind not in ("class", *COSINES),
         is_probability=kind in ("class", *IN_UNIT),
     )
-    used = place if isinstance(explained, Method) and explained.has_layer else None
-    tests, shams, exhibits = inquiry.ask()
-    inquiry.counter.reach(MOST_MAPS)
+    target_layer = layer_name if isinstance(source, Method) and source.has_layer else None
+    tests, controls, artifacts = checks.run()
+    checks.counter.reach(MAX_HEATMAPS)
     return Verdict(
         tests=tests,
-        controls=shams,
+        controls=controls,
         model=classifier.name,
-        method=explained.name,
-        layer=used and without_wrappers(used),
+        method=source.name,
+        layer=target_layer and without_wrappers(target_layer),
         score=score,
-        **_name(classifier, found, wanted),
+        **_describe_target(classifier, class_index, requested_target),
         probability=float(subject.probabilities),
         seed=seed,
         labels=classifier.labels,
         image=crop(prepared.reading.picture, find_canvas(classifier.preprocess, prepared)),
-        artifacts=exhibits,
-        doubt=used and find_doubt(unwrap(classifier.model), images, used, to_reshape(reshape)),
-        notes=tuple(inquiry.notes),
+        artifacts=artifacts,
+        doubt=target_layer and find_doubt(unwrap(classifier.model), images, target_layer, to_reshape(reshape)),
+        notes=tuple(checks.notes),
     )
 
 
-def _tell_from_others(model: nn.Module, images: Tensor, activation: Any, index: int | None = None) -> float:
-    """How much more probable a class, or the most probable one, is on the first image than on those that show it least."""
-    found = Subject(model, images, activation=activation).all_probabilities
-    own, *others = found[:, int(found[0].argmax()) if index is None else index].tolist()
-    least = sorted(others)[: CELLS - 1]
-    return float(own - sum(least) / len(least))
+def _measure_preference(model: nn.Module, images: Tensor, activation: Any, index: int | None = None) -> float:
+    """Return how much more probable a class is for the first image than for the three images where it is least probable.
+
+    If `index` is None, the class is the top class of the first image.
+    """
+    probabilities = Subject(model, images, activation=activation).all_probabilities
+    first, *other_values = probabilities[:, int(probabilities[0].argmax()) if index is None else index].tolist()
+    lowest = sorted(other_values)[: CELLS - 1]
+    return float(first - sum(lowest) / len(lowest))
 
 
-def _name(classifier: Classifier, index: int, target: Any) -> dict[str, Any]:
-    """What a verdict says of what is explained."""
+def _describe_target(classifier: Classifier, index: int, target: Any) -> dict[str, Any]:
+    """Return the fields of `Verdict` that describe the explained target."""
     label = classifier.label(index)
     if not isinstance(classifier, PictureScores):
         return {"index": index, "label": label}
     instance = classifier.instance(index)
-    said = {name: value for name, value in describe_instance(instance, target).items() if value is not None}
-    return {"index": instance.index, "label": instance.name, "title": label, "target_fields": said}
+    fields = {name: value for name, value in describe_instance(instance, target).items() if value is not None}
+    return {"index": instance.index, "label": instance.name, "title": label, "target_fields": fields}
 
 
 @dataclass(frozen=True, eq=False)
-class Inquiry:
-    """The tests of the map of one image. `beside`: other pictures (M,C,H,W). `has_place`: what is explained is at a place of
-    this picture, so that it is not looked for in others. `is_probability`: of the score."""
+class SanityChecks:
+    """The five tests of the heatmap of one image. `other_images` (M,C,H,W) are the comparison images.
+
+    If the target has a fixed place in the image, such as a box, other images and grids cannot contain it.
+    """
 
     subject: Subject
     explain: Explain
-    beside: Tensor
+    other_images: Tensor
     labels: Sequence[str] | None
     seed: int
     counter: Counter
-    has_place: bool
-    is_probability: bool
+    has_fixed_place: bool
+    is_probability: bool  # of the target's score
     notes: list[str] = field(default_factory=list)
 
-    def ask(self) -> tuple[tuple[Test, ...], tuple[ControlMap, ...], Exhibits]:
-        """The tests one after another, until one has failed; the shams once the others have passed."""
-        tests: list[Test] = []
-        steps = (self._ask_stability, self._ask_classes, self._ask_weights, self._ask_picture)
-        heatmap = self.look(self.subject.images)
-        exhibits, limit = self._disturb(heatmap)
+    def run(self) -> tuple[tuple[TestResult, ...], tuple[ControlMap, ...], CheckArtifacts]:
+        """Run the tests until one fails, and compare with control maps if none of them fails."""
+        results: list[TestResult] = []
+        steps = (self._test_stability, self._test_classes, self._test_randomisation, self._test_other_image)
+        heatmap = self.compute_heatmaps(self.subject.images)
+        artifacts, limit = self._add_noise(heatmap)
         if bool(heatmap.amax() == heatmap.amin()):
-            return (Test("covering", "failed", 0.0, BLANK),), (), exhibits
-        too_little = self._tell_too_little(heatmap)
+            return (TestResult("covering", "failed", 0.0, CONSTANT_MESSAGE),), (), artifacts
+        too_little = self._describe_too_little(heatmap)
         for step in steps:
-            exhibits, found = step(exhibits, SAME if too_little else limit)
-            # Where there is nothing to explain, a map of rounding and noise is the model's fault, not the method's.
-            is_excused = too_little is not None and step == self._ask_stability
-            tests += [replace(it, outcome="undecided") if is_excused and it.outcome == "failed" else it for it in found]
-            if any(test.outcome == "failed" for test in tests):
-                return tuple(tests), (), exhibits
+            artifacts, step_results = step(artifacts, MAX_SAME_CORRELATION if too_little else limit)
+            # With too little to explain, any method returns rounding errors and noise. Instability is not its fault then.
+            is_excused = too_little is not None and step == self._test_stability
+            results += [
+                replace(result, outcome="undecided") if is_excused and result.outcome == "failed" else result
+                for result in step_results
+            ]
+            if any(result.outcome == "failed" for result in results):
+                return tuple(results), (), artifacts
         if too_little:
-            return (*tests, Test("covering", "undecided", 0.0, too_little)), (), exhibits
-        exhibits, more, shams = self._ask_ground(exhibits)
-        return (*tests, *more), shams, exhibits
+            return (*results, TestResult("covering", "undecided", 0.0, too_little)), (), artifacts
+        artifacts, final_results, controls = self._test_placement_and_covering(artifacts)
+        return (*results, *final_results), controls, artifacts
 
-    def look(self, images: Tensor, index: int | None = None, model: nn.Module | None = None) -> Tensor:
-        """The maps (N,H,W) of images (N,C,H,W), one by one, of the class or of another one, of the model or another."""
+    def compute_heatmaps(self, images: Tensor, index: int | None = None, model: nn.Module | None = None) -> Tensor:
+        """Return the heatmaps of images, one at a time; `index` and `model` replace the subject's class and model."""
         explain = run_explain if model is None else explain_or_blank
         maps = []
         for image in images.split(1):
             classes = self.subject.classes if index is None else torch.full_like(self.subject.classes, index)
-            made = explain(self.explain, model or self.subject.model, image.detach().clone(), classes)
-            maps.append(check_heatmaps(made, (1, *image.shape[2:]), image.device))
+            heatmap = explain(self.explain, model or self.subject.model, image.detach().clone(), classes)
+            maps.append(check_heatmaps(heatmap, (1, *image.shape[2:]), image.device))
             self.counter.step()
         return torch.cat(maps)
 
-    def _disturb(self, heatmap: Tensor) -> tuple[Exhibits, float]:
-        """The map under noise, and how alike two maps have to be to be one."""
+    def _add_noise(self, heatmap: Tensor) -> tuple[CheckArtifacts, float]:
+        """Return the heatmaps of noisy images, and the rank correlation from which two heatmaps count as the same."""
         images, generator = self.subject.images, draw(self.seed, "noise")
-        radius = NOISE * float(images.amax() - images.amin())
-        drawn = torch.rand((SAMPLES, *images.shape[1:]), generator=generator, dtype=torch.float32, device="cpu")
-        noisy = self.look(images + ((2 * drawn - 1) * radius).to(images.device, images.dtype))
-        likeness = rank_correlation(heatmap.expand_as(noisy), noisy)
-        return Exhibits(heatmap[0], noisy, likeness), min(SAME, max(ALIKE, float(likeness.min())))
+        radius = MAX_NOISE_SHARE * float(images.amax() - images.amin())
+        noise = torch.rand((NOISE_SAMPLES, *images.shape[1:]), generator=generator, dtype=torch.float32, device="cpu")
+        noisy_maps = self.compute_heatmaps(images + ((2 * noise - 1) * radius).to(images.device, images.dtype))
+        correlations = rank_correlation(heatmap.expand_as(noisy_maps), noisy_maps)
+        return (
+            CheckArtifacts(heatmap[0], noisy_maps, correlations),
+            min(MAX_SAME_CORRELATION, max(MIN_SAME_CORRELATION, float(correlations.min()))),
+        )
 
-    def _tell_too_little(self, heatmap: Tensor) -> str | None:
-        """Why there is nothing that a map could explain; None where there is."""
+    def _describe_too_little(self, heatmap: Tensor) -> str | None:
+        """Return why there is too little evidence for any heatmap to explain; None if there is enough."""
         if not self.is_probability:
             return None
         subject = self.subject
         probability, count = float(subject.probabilities), subject.all_probabilities.shape[1]
-        if not self.has_place and probability < 1 / count + CHANCE:
+        if not self.has_fixed_place and probability < 1 / count + MIN_PROBABILITY_ABOVE_CHANCE:
             return f"The probability is {probability:.2f}, near chance: there is too little to explain."
-        ground = make_alone(subject, self.beside)
-        masks = torch.stack([ground.mark(heatmap.expand(CELLS, -1, -1)), ground.whole])
-        left = ground.subject.score(ground.cover(mask)[1] for mask in masks)
-        if probability - float(left.min()) < ENOUGH:
-            least = f"The probability is {probability:.2f} and stays at {float(left.min()):.2f} or more"
-            return f"{least} if the marked pixels or the whole image are covered: there is too little to explain."
-        return None if self.has_place else self._tell_untrained()
+        grid = place_alone(subject, self.other_images)
+        masks = torch.stack([grid.mark(heatmap.expand(CELLS, -1, -1)), grid.full_mask])
+        covered = grid.subject.score(grid.cover(mask)[1] for mask in masks)
+        if probability - float(covered.min()) < MIN_EVIDENCE:
+            reason = f"The probability is {probability:.2f} and stays at {float(covered.min()):.2f} or more"
+            return f"{reason} if the marked pixels or the whole image are covered: there is too little to explain."
+        return None if self.has_fixed_place else self._describe_untrained()
 
-    def _tell_untrained(self) -> str | None:
-        """Why there is nothing that was learnt; None where there is. If the weights were drawn by chance, drawing them anew
-        would change nothing: each network, of its own class, would be as likely to tell the picture most from others."""
+    def _describe_untrained(self) -> str | None:
+        """Return why the model appears to be untrained; None if it does not.
+
+        For an untrained model, re-initialising the weights changes nothing: each re-initialised copy is equally likely to
+        prefer this image, for its own top class, to the other images most clearly.
+        """
         subject = self.subject
-        images = torch.cat([subject.images, self.beside])
-        own = _tell_from_others(subject.model, images, subject.activation, int(subject.classes))
+        images = torch.cat([subject.images, self.other_images])
+        preference = _measure_preference(subject.model, images, subject.activation, int(subject.classes))
         try:
-            drawn = [
-                _tell_from_others(model, images, subject.activation)
-                for model in draw_networks(subject, NETWORKS, self.seed)
+            random_preferences = [
+                _measure_preference(model, images, subject.activation)
+                for model in make_random_networks(subject, RANDOM_NETWORKS, self.seed)
             ]
-        except ModelError:  # of which the test by weights will tell
+        except ModelError:  # The randomisation test reports a model that cannot be copied.
             return None
-        ahead = sum(it >= own for it in drawn)  # of one that gives NaN, none
+        ahead = sum(value >= preference for value in random_preferences)  # A NaN does not count.
         if ahead == 0:
             return None
         return (
-            f"{ahead} of {NETWORKS} re-initialised copies of the model {'prefers' if ahead == 1 else 'prefer'} "
+            f"{ahead} of {RANDOM_NETWORKS} re-initialised copies of the model {'prefers' if ahead == 1 else 'prefer'} "
             "this image to the comparison images at least as clearly as the model does. For the model, the difference in "
-            f"probability is {own:.2f}: there is too little to explain."
+            f"probability is {preference:.2f}: there is too little to explain."
         )
 
-    def _ask_stability(self, exhibits: Exhibits, limit: float) -> tuple[Exhibits, list[Test]]:
-        value, heatmap = float(exhibits.noisy_likeness.mean()), exhibits.heatmap
-        shams = torch.stack([draw_noise(heatmap, self.seed, number) for number in range(SAMPLES)])
-        by_chance = rank_correlation(heatmap.expand_as(shams), shams)
-        highest = float(by_chance.max())
-        outcome: Outcome = "passed" if float(exhibits.noisy_likeness.min()) > highest else "undecided"
+    def _test_stability(self, artifacts: CheckArtifacts, limit: float) -> tuple[CheckArtifacts, list[TestResult]]:
+        value, heatmap = float(artifacts.noisy_correlations.mean()), artifacts.heatmap
+        noise_maps = torch.stack([make_spectrum_noise(heatmap, self.seed, number) for number in range(NOISE_SAMPLES)])
+        chance_correlations = rank_correlation(heatmap.expand_as(noise_maps), noise_maps)
+        highest = float(chance_correlations.max())
+        outcome: Outcome = "passed" if float(artifacts.noisy_correlations.min()) > highest else "undecided"
         reason = (
-            f"With noise of up to {NOISE * 100:.0f} % of the image's range, the rank correlation with the original heatmap "
-            f"is {value:.2f} on average. For random smooth maps, it is at most {highest:.2f}."
+            f"With noise of up to {MAX_NOISE_SHARE * 100:.0f} % of the image's range, the rank correlation with the "
+            f"original heatmap is {value:.2f} on average. For random smooth maps, it is at most {highest:.2f}."
         )
-        return exhibits, [Test("stability", "failed" if value <= highest else outcome, value, reason)]
+        return artifacts, [TestResult("stability", "failed" if value <= highest else outcome, value, reason)]
 
-    def _ask_classes(self, exhibits: Exhibits, limit: float) -> tuple[Exhibits, list[Test]]:
+    def _test_classes(self, artifacts: CheckArtifacts, limit: float) -> tuple[CheckArtifacts, list[TestResult]]:
         subject = self.subject
-        known = [int(find_rivals(subject)), int(subject.classes)]
+        classes = [int(find_rivals(subject)), int(subject.classes)]
         generator = draw(self.seed, "other classes")
         shuffled = torch.randperm(
             subject.all_probabilities.shape[1], generator=generator, dtype=torch.int64, device="cpu"
         )
-        rivals = (known[0], *[index for index in shuffled.tolist() if index not in known][:OTHERS])
-        maps = torch.cat([self.look(subject.images, index) for index in rivals])
-        likeness = rank_correlation(exhibits.heatmap.expand_as(maps), maps)
-        others = likeness[1:] if len(rivals) > 1 else likeness
-        first = name_class(rivals[0], None if self.labels is None else self.labels[rivals[0]])
-        reason = f"The rank correlation with the heatmap of the rival class, {first}, is {likeness[0]:.2f}"
+        rivals = (classes[0], *[index for index in shuffled.tolist() if index not in classes][:RANDOM_CLASSES])
+        maps = torch.cat([self.compute_heatmaps(subject.images, index) for index in rivals])
+        correlations = rank_correlation(artifacts.heatmap.expand_as(maps), maps)
+        random_correlations = correlations[1:] if len(rivals) > 1 else correlations
+        rival = name_class(rivals[0], None if self.labels is None else self.labels[rivals[0]])
+        reason = f"The rank correlation with the heatmap of the rival class, {rival}, is {correlations[0]:.2f}"
         if len(rivals) > 1:
-            reason += f". For {len(others)} random classes, it is {float(others.mean()):.2f} on average"
+            reason += (
+                f". For {len(random_correlations)} random classes, it is "
+                f"{float(random_correlations.mean()):.2f} on average"
+            )
         outcome: Outcome = "passed"
-        if bool((others >= limit).all()):
+        if bool((random_correlations >= limit).all()):
             outcome = "failed"
             reason += f". At {limit:.2f} or more, two heatmaps count as the same: the heatmap ignores the class"
-        test = Test("classes", outcome, float(others.mean()), f"{reason}.")
-        return replace(exhibits, rivals=rivals, rival_maps=maps, likeness=likeness), [test]
+        result = TestResult("classes", outcome, float(random_correlations.mean()), f"{reason}.")
+        return replace(artifacts, rivals=rivals, rival_maps=maps, rival_correlations=correlations), [result]
 
-    def _ask_weights(self, exhibits: Exhibits, limit: float) -> tuple[Exhibits, list[Test]]:
+    def _test_randomisation(self, artifacts: CheckArtifacts, limit: float) -> tuple[CheckArtifacts, list[TestResult]]:
         subject = self.subject
         try:
-            found = {
-                name: self.look(subject.images, model=model) for name, model in draw_models(subject, STAGES, self.seed)
+            maps_by_layer = {
+                name: self.compute_heatmaps(subject.images, model=model)
+                for name, model in randomise_in_stages(subject, RANDOMISATION_STAGES, self.seed)
             }
         except ModelError as error:
-            return exhibits, [Test("randomisation", "undecided", 0.0, str(error))]
-        maps = torch.cat([*found.values()])
-        likeness = rank_correlation(exhibits.heatmap.expand_as(maps), maps)
+            return artifacts, [TestResult("randomisation", "undecided", 0.0, str(error))]
+        maps = torch.cat([*maps_by_layer.values()])
+        correlations = rank_correlation(artifacts.heatmap.expand_as(maps), maps)
         reason = (
-            f"The rank correlation with the original heatmap is {likeness[0]:.2f} if the weights of {next(iter(found))} are "
-            f"re-initialised, and {likeness[-1]:.2f} if all weights are re-initialised"
+            f"The rank correlation with the original heatmap is {correlations[0]:.2f} if the weights of "
+            f"{next(iter(maps_by_layer))} are re-initialised, and {correlations[-1]:.2f} if all weights are re-initialised"
         )
         outcome: Outcome = "passed"
-        if float(likeness[-1]) >= limit:
+        if float(correlations[-1]) >= limit:
             outcome = "failed"
             reason += f". At {limit:.2f} or more, two heatmaps count as the same: "
             reason += "the heatmap ignores what the model has learnt"
-        elif float(likeness[0]) >= limit:
+        elif float(correlations[0]) >= limit:
             outcome = "undecided"
             reason += ". The heatmap ignores what the head has learnt"
-        drawn = Randomisation(tuple(found), likeness[None], maps[None])
-        test = Test("randomisation", outcome, float(likeness.mean()), f"{reason}.")
-        return replace(exhibits, randomisation=drawn), [test]
+        randomised = Randomisation(tuple(maps_by_layer), correlations[None], maps[None])
+        result = TestResult("randomisation", outcome, float(correlations.mean()), f"{reason}.")
+        return replace(artifacts, randomisation=randomised), [result]
 
-    def _ask_picture(self, exhibits: Exhibits, limit: float) -> tuple[Exhibits, list[Test]]:
-        """Fails at once where another picture has the same map."""
-        if self.has_place:
-            return exhibits, []
-        other = self.look(self._choose_others()[:1])
-        likeness = float(rank_correlation(exhibits.heatmap[None], other))
-        if likeness < limit:
-            return exhibits, []
+    def _test_other_image(self, artifacts: CheckArtifacts, limit: float) -> tuple[CheckArtifacts, list[TestResult]]:
+        """Fail the placement test early if another image has the same heatmap."""
+        if self.has_fixed_place:
+            return artifacts, []
+        other_heatmap = self.compute_heatmaps(self._choose_other_images()[:1])
+        correlation = float(rank_correlation(artifacts.heatmap[None], other_heatmap))
+        if correlation < limit:
+            return artifacts, []
         reason = (
-            f"The rank correlation with the heatmap of another image is {likeness:.2f}: the heatmap ignores the image."
+            f"The rank correlation with the heatmap of another image is {correlation:.2f}: "
+            "the heatmap ignores the image."
         )
-        return exhibits, [Test("placement", "failed", 1 / 2, reason)]
+        return artifacts, [TestResult("placement", "failed", 1 / 2, reason)]
 
-    def _choose_others(self) -> Tensor:
-        """Three other pictures, which show the class least."""
+    def _choose_other_images(self) -> Tensor:
+        """Return the three comparison images with the lowest probability of the class."""
         subject = self.subject
-        classes = [int(subject.classes)] * len(self.beside)
-        found = Subject(subject.model, self.beside, classes, activation=subject.activation)
-        return self.beside[found.probabilities.argsort(stable=True)[: CELLS - 1]]
+        classes = [int(subject.classes)] * len(self.other_images)
+        other_subject = Subject(subject.model, self.other_images, classes, activation=subject.activation)
+        return self.other_images[other_subject.probabilities.argsort(stable=True)[: CELLS - 1]]
 
-    def _ask_ground(self, exhibits: Exhibits) -> tuple[Exhibits, list[Test], tuple[ControlMap, ...]]:
-        others = self.beside if self.has_place else self._choose_others()
-        ground = None if self.has_place else find_ground(self.subject, others)
-        tests: list[Test] = []
-        if ground is None:
-            placed = exhibits.heatmap.expand(CELLS, -1, -1)
-            if not self.has_place:
+    def _test_placement_and_covering(
+        self, artifacts: CheckArtifacts
+    ) -> tuple[CheckArtifacts, list[TestResult], tuple[ControlMap, ...]]:
+        other_images = self.other_images if self.has_fixed_place else self._choose_other_images()
+        recognised_grid = None if self.has_fixed_place else find_recognised_grid(self.subject, other_images)
+        results: list[TestResult] = []
+        if recognised_grid is None:
+            placed_maps = artifacts.heatmap.expand(CELLS, -1, -1)
+            if not self.has_fixed_place:
                 self.notes.append(
                     "The model does not recognise the class among other images, so the image was tested alone."
                 )
-                tests.append(self._follow(exhibits.heatmap))
+                results.append(self._test_views(artifacts.heatmap))
         else:
-            placed = self.look(ground.images)
-            order = ground.order(placed)
-            tests.append(_judge_order(float(order[:, 0].mean()), count_as_good(order)))
-        chosen = ground or make_alone(self.subject, others)
-        views = (
-            undo_views(self.look(view_images(self.subject.images))) if not self.has_place else exhibits.heatmap[None]
+            placed_maps = self.compute_heatmaps(recognised_grid.images)
+            order = recognised_grid.order(placed_maps)
+            results.append(_evaluate_placement(float(order[:, 0].mean()), compute_placement_chance(order)))
+        grid = recognised_grid or place_alone(self.subject, other_images)
+        view_maps = (
+            undo_views(self.compute_heatmaps(view_images(self.subject.images)))
+            if not self.has_fixed_place
+            else artifacts.heatmap[None]
         )
-        uncertainty = spread(torch.cat([exhibits.heatmap[None], exhibits.noisy_maps, views]))
-        exhibits = replace(exhibits, ground=chosen, placed=placed, uncertainty=uncertainty)
-        test, shams = self._cover(exhibits, chosen, placed, others)
-        return exhibits, [*tests, test], shams
+        uncertainty = spread(torch.cat([artifacts.heatmap[None], artifacts.noisy_maps, view_maps]))
+        artifacts = replace(artifacts, grid=grid, placed_maps=placed_maps, uncertainty=uncertainty)
+        result, controls = self._test_covering(artifacts, grid, placed_maps, other_images)
+        return artifacts, [*results, result], controls
 
-    def _follow(self, heatmap: Tensor) -> Test:
-        """Where the picture is shifted and mirrored, does its map go with it, or stay?"""
-        found = self.look(view_images(self.subject.images, far=True))
-        goes, stays = (
-            rank_correlation(heatmap.expand_as(found), each) for each in (undo_views(found, far=True), found)
+    def _test_views(self, heatmap: Tensor) -> TestResult:
+        """Test whether the heatmap moves with the image when the image is shifted and mirrored."""
+        view_maps = self.compute_heatmaps(view_images(self.subject.images, is_large=True))
+        moved_back, unmoved = (
+            rank_correlation(heatmap.expand_as(view_maps), maps)
+            for maps in (undo_views(view_maps, is_large=True), view_maps)
         )
-        value, ahead = float(goes.mean()), int((goes > stays).sum())
+        value, ahead = float(moved_back.mean()), int((moved_back > unmoved).sum())
         reason = (
             f"The image was shifted in four directions and mirrored, and the heatmap moved with it in {ahead} of "
-            f"{len(goes)} cases. The rank correlation with the original heatmap is {value:.2f} after the heatmap is moved "
-            f"back, and {float(stays.mean()):.2f} before."
+            f"{len(moved_back)} cases. The rank correlation with the original heatmap is {value:.2f} after the heatmap is "
+            f"moved back, and {float(unmoved.mean()):.2f} before."
         )
-        outcome: Outcome = "passed" if ahead >= len(goes) - 1 and value >= 1 / 2 else "undecided"
-        return Test("placement", "failed" if ahead == 0 else outcome, value, reason)
+        outcome: Outcome = "passed" if ahead >= len(moved_back) - 1 and value >= 1 / 2 else "undecided"
+        return TestResult("placement", "failed" if ahead == 0 else outcome, value, reason)
 
-    def _cover(
-        self, exhibits: Exhibits, ground: Ground, placed: Tensor, others: Tensor
-    ) -> tuple[Test, tuple[ControlMap, ...]]:
-        """The map beside its shams on a ground."""
-        made = make_shams(placed, ground.images, dict(self._list_makers(exhibits, ground, others)), self.seed)
-        maps = {name: each for name, each in made.items() if isinstance(each, Tensor)}
-        for name, error in made.items():
+    def _test_covering(
+        self, artifacts: CheckArtifacts, grid: PlacementGrid, placed_maps: Tensor, other_images: Tensor
+    ) -> tuple[TestResult, tuple[ControlMap, ...]]:
+        """Compare the heatmap with its control maps by the evidence on the marked pixels."""
+        controls_or_errors = make_control_maps(
+            placed_maps, grid.images, dict(self._list_makers(artifacts, grid, other_images)), self.seed
+        )
+        maps = {name: control for name, control in controls_or_errors.items() if isinstance(control, Tensor)}
+        for name, error in controls_or_errors.items():
             if isinstance(error, Exception):
-                said = str(error) if isinstance(error, GradcamError) else describe_unexpected(error)
-                self.notes.append(f"Not compared with {SHAMS[name]}: {said}")
-        places = [] if ground.cells is not None else move_by_chance(placed[0], self.seed)
-        tried = [
-            ground.whole,
-            *map(ground.mark, (placed, *maps.values(), *(each.expand_as(placed) for each in places))),
+                message = str(error) if isinstance(error, GradcamError) else describe_unexpected(error)
+                self.notes.append(f"Not compared with {CONTROL_DESCRIPTIONS[name]}: {message}")
+        moved_maps = [] if grid.cells is not None else move_randomly(placed_maps[0], self.seed)
+        masks = [
+            grid.full_mask,
+            *map(
+                grid.mark,
+                (placed_maps, *maps.values(), *(moved_map.expand_as(placed_maps) for moved_map in moved_maps)),
+            ),
         ]
-        found = ground.measure(*tried).mean(1)
-        whole, own, *rest = found.tolist()
-        if whole <= 0:
+        evidence = grid.measure(*masks).mean(1)
+        total, marked, *control_evidence = evidence.tolist()
+        if total <= 0:
             reason = "Covering the whole image does not make the class less probable: there is nothing to explain."
-            return Test("covering", "undecided", 0.0, reason), ()
-        effect = own / whole
+            return TestResult("covering", "undecided", 0.0, reason), ()
+        effect = marked / total
 
-        def order(each: Tensor) -> float | None:
-            return None if ground.cells is None else float(ground.order(each)[:, 0].mean())
+        def order(heatmaps: Tensor) -> float | None:
+            return None if grid.cells is None else float(grid.order(heatmaps)[:, 0].mean())
 
-        shams = tuple(
-            judge_sham(
+        controls = tuple(
+            compare_with_control(
                 name,
-                each[0],
-                float(rank_correlation(placed[:1], each[:1].float())),
-                (order(placed), effect),
-                (order(each), value / whole),
+                control[0],
+                float(rank_correlation(placed_maps[:1], control[:1].float())),
+                (order(placed_maps), effect),
+                (order(control), value / total),
             )
-            for (name, each), value in zip(maps.items(), rest)
+            for (name, control), value in zip(maps.items(), control_evidence)
         )
-        elsewhere = [value / whole for value in rest[len(maps) :]]
-        return _judge_effect(effect, shams, elsewhere), shams
+        moved_effects = [value / total for value in control_evidence[len(maps) :]]
+        return _evaluate_covering(effect, controls, moved_effects), controls
 
     def _list_makers(
-        self, exhibits: Exhibits, ground: Ground, others: Tensor
+        self, artifacts: CheckArtifacts, grid: PlacementGrid, other_images: Tensor
     ) -> Iterator[tuple[str, Callable[[], Tensor]]]:
-        """The shams that take the model, as functions."""
-        size = ground.images.shape[2:]
+        """Yield the control maps that need the model, as functions that compute them."""
+        size = grid.images.shape[2:]
 
-        def look_elsewhere() -> Tensor:
-            return self.look(resize(others[:1], size)).expand(CELLS, -1, -1)
+        def explain_other_image() -> Tensor:
+            return self.compute_heatmaps(resize(other_images[:1], size)).expand(CELLS, -1, -1)
 
-        def look_by_chance() -> Tensor:
-            *_, (_, model) = draw_models(self.subject, 1, self.seed)
-            return self._look_on(ground, model=model)
+        def explain_random_network() -> Tensor:
+            *_, (_, model) = randomise_in_stages(self.subject, 1, self.seed)
+            return self._explain_grid(grid, model=model)
 
-        if not self.has_place:
-            yield "another image", look_elsewhere
-        yield RIVAL, partial(self._look_on, ground, index=exhibits.rivals[0])
-        yield "random weights", look_by_chance
+        if not self.has_fixed_place:
+            yield "another image", explain_other_image
+        yield RIVAL, partial(self._explain_grid, grid, index=artifacts.rivals[0])
+        yield "random weights", explain_random_network
 
-    def _look_on(self, ground: Ground, **how: Any) -> Tensor:
-        if ground.cells is None:
-            return self.look(ground.images[:1], **how).expand(CELLS, -1, -1)
-        return self.look(ground.images, **how)
+    def _explain_grid(self, grid: PlacementGrid, **options: Any) -> Tensor:
+        if grid.cells is None:  # All four test images are the same image.
+            return self.compute_heatmaps(grid.images[:1], **options).expand(CELLS, -1, -1)
+        return self.compute_heatmaps(grid.images, **options)
 
 
-def move_by_chance(heatmap: Tensor, seed: int) -> list[Tensor]:
-    """A map (H,W) at places by chance, each as likely as its own: shifted around the picture's sides, and mirrored."""
+def move_randomly(heatmap: Tensor, seed: int) -> list[Tensor]:
+    """Return copies of a heatmap (H,W), shifted randomly with wrap-around, and half of the time mirrored."""
     generator = draw(seed, "elsewhere")
-    moved = []
-    for _ in range(PLACES):
-        down, right, mirrored = (
-            int(torch.randint(most, (1,), generator=generator, dtype=torch.int64, device="cpu"))
-            for most in (*heatmap.shape, 2)
+    moved_maps = []
+    for _ in range(RANDOM_POSITIONS):
+        down, across, is_mirrored = (
+            int(torch.randint(limit, (1,), generator=generator, dtype=torch.int64, device="cpu"))
+            for limit in (*heatmap.shape, 2)
         )
-        moved.append((heatmap.flip(1) if mirrored else heatmap).roll((down, right), (0, 1)))
-    return moved
+        moved_maps.append((heatmap.flip(1) if is_mirrored else heatmap).roll((down, across), (0, 1)))
+    return moved_maps
 
 
-def _judge_order(value: float, chance: float) -> Test:
+def _evaluate_placement(value: float, chance: float) -> TestResult:
     reason = (
         "In a grid with three other images, a random pixel of this image has a higher heatmap value than a random pixel of "
         f"the others in {value * 100:.0f} % of cases. For a heatmap that ignores the image, the probability of this result "
         f"or a better one is {chance * 100:.0f} %."
     )
-    outcome: Outcome = "passed" if value >= SURELY and chance <= LEVEL else "undecided"
-    return Test("placement", "failed" if value <= 1 / 2 else outcome, value, reason)
+    outcome: Outcome = "passed" if value >= MIN_PLACEMENT_ORDER and chance <= SIGNIFICANCE_LEVEL else "undecided"
+    return TestResult("placement", "failed" if value <= 1 / 2 else outcome, value, reason)
 
 
-def _judge_effect(effect: float, shams: Sequence[ControlMap], elsewhere: Sequence[float]) -> Test:
-    counted = [sham for sham in shams if sham.name != RIVAL]
-    better = [sham for sham in counted if sham.is_better]
-    as_good = [sham for sham in counted if not sham.is_distinguished]
-    best = max(counted, key=lambda sham: sham.effect)
-    share, most = max(0.0, effect), max(0.0, best.effect)
+def _evaluate_covering(effect: float, controls: Sequence[ControlMap], moved_effects: Sequence[float]) -> TestResult:
+    # Similar classes may depend on the same pixels, so the rival class's heatmap cannot fail the test.
+    strict_controls = [control for control in controls if control.name != RIVAL]
+    better = [control for control in strict_controls if control.is_better]
+    as_good = [control for control in strict_controls if not control.is_distinguished]
+    best = max(strict_controls, key=lambda control: control.effect)
+    share, best_share = max(0.0, effect), max(0.0, best.effect)
     reason = (
         f"{share * 100:.0f} % of the class's evidence lies on the marked pixels. "
-        f"The best control map, {best.words}, reaches {most * 100:.0f} %"
+        f"The best control map, {best.words}, reaches {best_share * 100:.0f} %"
     )
-    if best.is_distinguished and effect - best.effect < EFFECT:
+    if best.is_distinguished and effect - best.effect < MIN_EFFECT_GAIN:
         reason += ", but does not follow the image"
-    rival = next((sham for sham in shams if sham.name == RIVAL), None)
+    rival = next((control for control in controls if control.name == RIVAL), None)
     outcome: Outcome = "passed"
-    if elsewhere:
-        chance = (1 + sum(value >= effect for value in elsewhere)) / (1 + len(elsewhere))
+    if moved_effects:
+        chance = (1 + sum(value >= effect for value in moved_effects)) / (1 + len(moved_effects))
         reason += f". Moved to random positions, the heatmap does at least as well in {chance * 100:.0f} % of cases"
-        outcome = "passed" if chance <= LEVEL else "undecided"
+        outcome = "passed" if chance <= SIGNIFICANCE_LEVEL else "undecided"
     if better:
-        worse = ", ".join(sham.words for sham in better)
-        return Test("covering", "failed", effect, f"{reason}. The heatmap is worse than {worse}.")
+        names = ", ".join(control.words for control in better)
+        return TestResult("covering", "failed", effect, f"{reason}. The heatmap is worse than {names}.")
     if rival is not None and rival.is_better:
-        return Test("covering", "undecided", effect, f"{reason}. The heatmap is worse than {rival.words}.")
+        return TestResult("covering", "undecided", effect, f"{reason}. The heatmap is worse than {rival.words}.")
     if as_good:
-        return Test("covering", "undecided", effect, f"{reason}. The heatmap is not better than {as_good[0].words}.")
-    return Test("covering", outcome if effect >= ENOUGH else "undecided", effect, f"{reason}.")
+        return TestResult(
+            "covering", "undecided", effect, f"{reason}. The heatmap is not better than {as_good[0].words}."
+        )
+    return TestResult("covering", outcome if effect >= MIN_EVIDENCE else "undecided", effect, f"{reason}.")

@@ -1,4 +1,4 @@
-"""What was asked of a map, what came out, and what the tests looked at."""
+"""Results of the tests of a heatmap: outcomes, reasons, and the data that the tests used."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Literal
 from torch import Tensor
 
 from gradcam.errors import show_fields
-from gradcam.evaluation.checks.grounds import Ground
+from gradcam.evaluation.checks.grounds import PlacementGrid
 from gradcam.evaluation.metrics.soundness import Randomisation
 
 Outcome = Literal["passed", "undecided", "failed"]
-OUTCOMES: tuple[Outcome, ...] = ("passed", "undecided", "failed")  # from the best to the worst
-PASSED = "A passed test does not prove that the heatmap is right."  # follows the outcome "passed"
+OUTCOMES: tuple[Outcome, ...] = ("passed", "undecided", "failed")  # from best to worst
+PASSED = "A passed test does not prove that the heatmap is right."  # A note that follows the outcome "passed".
 QUESTIONS = {
     "stability": "Does the heatmap stay the same under a little noise?",
     "classes": "Does the heatmap differ between classes?",
@@ -24,8 +24,8 @@ QUESTIONS = {
 
 
 @dataclass(frozen=True)
-class Test:
-    """One question, and how the map fared: `value` is the number, `reason` says it in sentences."""
+class TestResult:
+    """The result of one test: its outcome, the measured value, and the reason in sentences."""
 
     name: str
     outcome: Outcome
@@ -36,25 +36,29 @@ class Test:
 
     @property
     def question(self) -> str:
-        """What is asked."""
+        """The question that the test answers."""
         return QUESTIONS[self.name]
 
 
 @dataclass(frozen=True, eq=False)
-class Exhibits:
-    """What the tests looked at. `noisy_maps` (S,H,W), and `noisy_likeness` (S,) with the map; `rivals`: the most probable
-    other class, and others by chance, their maps (K,H,W) and `likeness` (K,); what the tests did not come to is None.
-    `ground`: where it was tried, `placed` the map on it (4,H',W'). `uncertainty` (H,W): as the function of that name."""
+class CheckArtifacts:
+    """The data behind a verdict. Fields of tests that did not run are None or empty.
+
+    `noisy_maps` (S,H,W) are heatmaps of noisy images, and `noisy_correlations` (S,) their rank correlation with `heatmap`.
+    `rivals` are the rival class and random classes, with `rival_maps` (K,H,W) and `rival_correlations` (K,).
+    `placed_maps` (4,H',W') are the heatmaps of the test images in `grid`. `uncertainty` (H,W) is computed as in the
+    function `uncertainty`.
+    """
 
     heatmap: Tensor
     noisy_maps: Tensor
-    noisy_likeness: Tensor
+    noisy_correlations: Tensor
     rivals: tuple[int, ...] = ()
     rival_maps: Tensor | None = None
-    likeness: Tensor | None = None
+    rival_correlations: Tensor | None = None
     randomisation: Randomisation | None = None
-    ground: Ground | None = None
-    placed: Tensor | None = None
+    grid: PlacementGrid | None = None
+    placed_maps: Tensor | None = None
     uncertainty: Tensor | None = None
 
     __repr__ = show_fields

@@ -1,7 +1,7 @@
-"""Where a map is tried: the picture among others, in each of four places, or the picture by itself.
+"""Test images of a check: the image in each cell of a 2 x 2 grid with three other images, or the image alone.
 
-Among others it is known where a class's evidence is: on the cell that shows the picture. The four places are exchangeable: a
-map that knows nothing of the picture is as often on any of them. Nothing of this is measured on another model.
+In a grid, the evidence for the class is known to lie in the cell that contains the image. The four cells are exchangeable:
+a heatmap that ignores the image marks each of them equally often. All measurements use the checked model only.
 """
 
 from __future__ import annotations
@@ -22,18 +22,21 @@ from gradcam.evaluation.subject import Subject, count_pixels, rank_pixels
 from gradcam.hooks.memory import is_out_of_memory
 
 CELLS = 4
-SMALLEST = 8  # pixels of a cell's sides
-QUARTER = (1 / CELLS,) * CELLS  # of a mosaic, as large as a cell
-SHARES = (0.1, 0.2, 0.35, 0.5)  # of a picture by itself
-BLUR = 8  # cells of the blurred picture, along each side
-RADIUS = 3  # of inpainting, in pixels
-SURE = 1e-6  # as far as a probability is taken to be from 0 and 1
+MIN_CELL_PIXELS = 8  # height and width of the smallest cell
+GRID_SHARES = (1 / CELLS,) * CELLS  # Masks in a grid have the size of a cell.
+SINGLE_IMAGE_SHARES = (0.1, 0.2, 0.35, 0.5)
+BLUR_CELLS = 8  # height and width to which the blurred filling is reduced
+INPAINT_RADIUS_PIXELS = 3
+EPSILON = 1e-6  # Probabilities are clamped to [EPSILON, 1 - EPSILON]; scores that are this close count as equal.
 
 
 @dataclass(frozen=True, eq=False)
-class Ground:
-    """Four trials: an image each (4,C,H,W), the share of it that is covered, and a filling. `cells`: bool (4,4,H,W), of
-    each mosaic its cells, the picture's own first; None of a picture by itself."""
+class PlacementGrid:
+    """Four test images (4,C,H,W): the image in each cell of a grid, or four times the image alone.
+
+    Test image i is masked with `shares[i]` of its pixels and `FILLINGS[i]`. `cells` are masks of the cells, bool
+    (4,4,H,W), the cell with the checked image first; None if the image is alone.
+    """
 
     subject: Subject
     shares: Sequence[float]
@@ -46,91 +49,98 @@ class Ground:
 
     @property
     def all_cells(self) -> Tensor:
-        """The cells; none of a picture by itself."""
+        """The masks of the cells; (4,0,H,W) if the image is alone."""
         return (
             self.images.new_zeros(CELLS, 0, *self.images.shape[2:], dtype=torch.bool)
             if self.cells is None
             else self.cells
         )
 
-    def measure(self, *marked: Tensor) -> Tensor:
-        """How much each of several masks, bool (4,H,W), matters in each trial: (masks, 4). The class's log-odds with
-        nothing but what is marked, less those without it."""
-        variants = itertools.chain.from_iterable(self.cover(each) for each in marked)
-        # Which do not saturate as probabilities do.
-        log_odds = torch.logit(self.subject.score(variants).cpu().double(), eps=SURE)
-        kept, removed = log_odds.unflatten(0, (-1, 2)).unbind(1)
-        return kept - removed
+    def measure(self, *masks: Tensor) -> Tensor:
+        """Return the evidence on each of M masks, bool (4,H,W), in each test image: (M,4).
+
+        Evidence is the difference in the class's log-odds between the image with only the marked pixels and the image
+        without them.
+        """
+        variants = itertools.chain.from_iterable(self.cover(mask) for mask in masks)
+        # Log-odds do not saturate near 0 and 1, as probabilities do.
+        log_odds = torch.logit(self.subject.score(variants).cpu().double(), eps=EPSILON)
+        only_marked, without_marked = log_odds.unflatten(0, (-1, 2)).unbind(1)
+        return only_marked - without_marked
 
     def mark(self, heatmaps: Tensor) -> Tensor:
-        """The most relevant part of heatmaps (4,H,W), as large as each trial's share."""
+        """Return masks of the most relevant pixels of heatmaps (4,H,W), as many as the share of each test image."""
         ranks, pixels = rank_pixels(heatmaps), heatmaps[0].numel()
-        return torch.stack([own < count_pixels(share, pixels) for own, share in zip(ranks, self.shares)])
+        return torch.stack([rank < count_pixels(share, pixels) for rank, share in zip(ranks, self.shares)])
 
     def order(self, heatmaps: Tensor) -> Tensor:
-        """Whether heatmaps (4,H,W) mark each cell above the three others: the area under the ROC curve (4,4), of each
-        trial its cells, the picture's own first. 1/2 is chance, as of a constant map."""
-        ranks = torch.stack([rank_evenly(each) for each in heatmaps])[:, None]
+        """Return the area under the ROC curve of heatmaps (4,H,W) as detectors of each cell: (4,4); chance is 1/2."""
+        ranks = torch.stack([rank_evenly(heatmap) for heatmap in heatmaps])[:, None]
         cells = self.all_cells
         sizes, pixels = cells.sum((2, 3)), ranks[0].numel()
         means = (ranks * cells).sum((2, 3)) / sizes
         return (means - (sizes - 1) / 2) / (pixels - sizes)
 
     @property
-    def whole(self) -> Tensor:
-        """What holds all evidence: the picture's own cell, or all of a picture by itself."""
-        everything = torch.ones_like(self.images[:, 0], dtype=torch.bool)
-        return everything if self.cells is None else self.cells[:, 0]
+    def full_mask(self) -> Tensor:
+        """A mask of all evidence: the cell with the checked image, or all pixels if the image is alone."""
+        all_pixels = torch.ones_like(self.images[:, 0], dtype=torch.bool)
+        return all_pixels if self.cells is None else self.cells[:, 0]
 
     def cover(self, marked: Tensor) -> tuple[Tensor, Tensor]:
-        """The images with what is marked alone, and without it; each trial has a filling of its own."""
-        both = []
-        for mask in (~marked, marked):
-            filled = [fill(image, hole, self.patch) for fill, image, hole in zip(FILLINGS, self.images, mask)]
-            both.append(torch.where(mask[:, None], torch.stack(filled), self.images))
-        return both[0], both[1]
+        """Return the images with only the marked pixels, and without them; the missing pixels are filled in."""
+        variants = []
+        for holes in (~marked, marked):
+            filled = [fill(image, hole, self.patch) for fill, image, hole in zip(FILLINGS, self.images, holes)]
+            variants.append(torch.where(holes[:, None], torch.stack(filled), self.images))
+        return variants[0], variants[1]
 
 
 def rank_evenly(heatmap: Tensor) -> Tensor:
-    """Each pixel's place among all, from the least relevant one; equal ones have the mean of theirs."""
-    ordered, places = heatmap.flatten().sort()
-    _, counts = ordered.unique_consecutive(return_counts=True)
-    through = counts.cumsum(0)  # of each value, how many are not above it
-    means = ((2 * through - counts - 1).float() / 2).repeat_interleave(counts)
-    return torch.empty_like(means).scatter_(0, places, means).reshape(heatmap.shape)
+    """Return the rank of each pixel, from the least relevant; pixels of equal value share the mean of their ranks."""
+    values, order = heatmap.flatten().sort()
+    _, counts = values.unique_consecutive(return_counts=True)
+    ends = counts.cumsum(0)  # for each distinct value, the number of pixels that are not above it
+    means = ((2 * ends - counts - 1).float() / 2).repeat_interleave(counts)
+    return torch.empty_like(means).scatter_(0, order, means).reshape(heatmap.shape)
 
 
-def count_as_good(order: Tensor) -> float:
-    """How probable it is that a map which knows nothing of the picture is so often on its cell: the share of the 24 ways
-    to lay four places on four trials that score as much. `order`: (4,4), as `Ground.order` gives it."""
-    by_place = torch.stack([order[i, [own_first(i).index(place) for place in range(CELLS)]] for i in range(CELLS)])
-    scores = [by_place[range(CELLS), ways].sum() for ways in map(list, itertools.permutations(range(CELLS)))]
-    return sum(bool(score >= scores[0] - SURE) for score in scores) / len(scores)
+def compute_placement_chance(order: Tensor) -> float:
+    """Return the probability that a heatmap that ignores the image scores at least as well.
+
+    `order` (4,4) is the result of `PlacementGrid.order`. A heatmap that ignores the image would score as well if the four
+    positions were permuted among the four test images. The result is the share of the 24 permutations that do.
+    """
+    by_position = torch.stack(
+        [order[i, [list_cell_order(i).index(position) for position in range(CELLS)]] for i in range(CELLS)]
+    )
+    scores = [by_position[range(CELLS), cells].sum() for cells in map(list, itertools.permutations(range(CELLS)))]
+    return sum(bool(score >= scores[0] - EPSILON) for score in scores) / len(scores)
 
 
-def own_first(place: int) -> list[int]:
-    """A mosaic's cells, that of its own picture before the others."""
-    return [place, *(it for it in range(CELLS) if it != place)]
+def list_cell_order(position: int) -> list[int]:
+    """Return the positions of a grid's cells, that of the checked image first."""
+    return [position, *(i for i in range(CELLS) if i != position)]
 
 
 def fill_mean(image: Tensor, hole: Tensor, patch: Tensor) -> Tensor:
-    """The image's mean colour."""
+    """Return an image of the mean colour."""
     return image.mean((1, 2), keepdim=True).expand_as(image)
 
 
 def fill_blur(image: Tensor, hole: Tensor, patch: Tensor) -> Tensor:
-    """The image, so blurred that no object is left."""
-    small = F.interpolate(image[None].float(), (BLUR, BLUR), mode="area")
+    """Return the image with a blur that leaves no object recognisable."""
+    small = F.interpolate(image[None].float(), (BLUR_CELLS, BLUR_CELLS), mode="area")
     return F.interpolate(small, image.shape[1:], mode="bicubic", align_corners=False)[0].to(image.dtype)
 
 
 def fill_patch(image: Tensor, hole: Tensor, patch: Tensor) -> Tensor:
-    """Another picture."""
+    """Return another image, at the size of this one."""
     return resize(patch, image.shape[1:])[0]
 
 
 def fill_inpainted(image: Tensor, hole: Tensor, patch: Tensor) -> Tensor:
-    """What the colours around the hole make likely there; all of an image is filled with its mean."""
+    """Return the image with the hole inpainted; an image without known pixels becomes its mean colour."""
     from gradcam.images.opencv import cv2
 
     if hole.all():
@@ -139,84 +149,96 @@ def fill_inpainted(image: Tensor, hole: Tensor, patch: Tensor) -> Tensor:
     span = (high - low).clamp(min=1e-12)
     bytes_ = ((image.float() - low) / span * 255).round().to("cpu", torch.uint8).numpy()
     mask = hole.to("cpu", torch.uint8).numpy()
-    parts = [bytes_] if len(bytes_) == 3 else bytes_[:, None]  # OpenCV takes one channel, or three
-    tried = [cv2.inpaint(np.moveaxis(part, 0, 2).copy(), mask, RADIUS, cv2.INPAINT_NS) for part in parts]
-    filled = np.concatenate([np.atleast_3d(part).transpose(2, 0, 1) for part in tried])
+    parts = [bytes_] if len(bytes_) == 3 else bytes_[:, None]  # OpenCV inpaints images of one or three channels.
+    inpainted = [
+        cv2.inpaint(np.moveaxis(part, 0, 2).copy(), mask, INPAINT_RADIUS_PIXELS, cv2.INPAINT_NS) for part in parts
+    ]
+    filled = np.concatenate([np.atleast_3d(part).transpose(2, 0, 1) for part in inpainted])
     return (torch.from_numpy(filled).to(low) / 255 * span + low).to(image.dtype)
 
 
 Filling = Callable[[Tensor, Tensor, Tensor], Tensor]
-FILLINGS: tuple[Filling, ...] = (fill_mean, fill_blur, fill_patch, fill_inpainted)  # one for each trial
+FILLINGS: tuple[Filling, ...] = (fill_mean, fill_blur, fill_patch, fill_inpainted)  # one for each test image
 
 
 def resize(images: Tensor, size: Sequence[int]) -> Tensor:
-    """Images (N,C,H,W) at another height and width."""
-    how: dict[str, Any] = {"mode": "bilinear", "antialias": True, "align_corners": False}
-    return images if tuple(images.shape[2:]) == tuple(size) else F.interpolate(images.float(), size, **how).to(images)
+    """Resize images (N,C,H,W) to another height and width."""
+    options: dict[str, Any] = {"mode": "bilinear", "antialias": True, "align_corners": False}
+    return (
+        images if tuple(images.shape[2:]) == tuple(size) else F.interpolate(images.float(), size, **options).to(images)
+    )
 
 
-def make_alone(subject: Subject, others: Tensor) -> Ground:
-    """The picture of a subject by itself, four times."""
+def place_alone(subject: Subject, other_images: Tensor) -> PlacementGrid:
+    """Return test images that are four copies of the subject's image, without a grid."""
     images = subject.images.expand(CELLS, -1, -1, -1)
-    return Ground(_of_images(subject, images), SHARES, others[:1])
+    return PlacementGrid(_to_subject(subject, images), SINGLE_IMAGE_SHARES, other_images[:1])
 
 
-def make_mosaics(subject: Subject, others: Tensor, *, is_large: bool = False) -> Ground:
-    """The image of a subject in each cell of a square of four, beside three others (3,C,H,W). Each is halved, or at its
-    own size in a square that is twice as large."""
+def place_in_grid(subject: Subject, other_images: Tensor, *, is_large: bool = False) -> PlacementGrid:
+    """Return four grids: the subject's image is in each cell once, and three other images (3,C,H,W) are in the rest.
+
+    Images are resized to half their height and width. If `is_large`, they keep their size, and the grid has twice their
+    height and width.
+    """
     height, width = subject.images.shape[2:]
     rows, columns = ((height, height), (width, width)) if is_large else (_halve(height), _halve(width))
     images, cells = [], []
-    for place in range(CELLS):
-        shown = [*others[:place], subject.images[0], *others[place:]]
+    for position in range(CELLS):
+        sources = [*other_images[:position], subject.images[0], *other_images[position:]]
         sizes = itertools.product(rows, columns)
-        parts = [resize(each[None], size)[0] for each, size in zip(shown, sizes)]
+        parts = [resize(source[None], size)[0] for source, size in zip(sources, sizes)]
         images.append(torch.cat([torch.cat(parts[:2], 2), torch.cat(parts[2:], 2)], 1))
-        cells.append(torch.stack([_mark_cell(it, rows, columns) for it in own_first(place)]))
+        cells.append(torch.stack([_mask_cell(i, rows, columns) for i in list_cell_order(position)]))
     device = subject.images.device
-    return Ground(_of_images(subject, torch.stack(images)), QUARTER, others[:1], torch.stack(cells).to(device))
+    return PlacementGrid(
+        _to_subject(subject, torch.stack(images)), GRID_SHARES, other_images[:1], torch.stack(cells).to(device)
+    )
 
 
 def _halve(length: int) -> tuple[int, int]:
     return length // 2, length - length // 2
 
 
-def _mark_cell(place: int, rows: Sequence[int], columns: Sequence[int]) -> Tensor:
+def _mask_cell(position: int, rows: Sequence[int], columns: Sequence[int]) -> Tensor:
     cell = torch.zeros(sum(rows), sum(columns), dtype=torch.bool, device="cpu")
-    down, across = divmod(place, 2)
-    cell[down * rows[0] : down * rows[0] + rows[down], across * columns[0] : across * columns[0] + columns[across]] = (
-        True
-    )
+    row, column = divmod(position, 2)
+    cell[row * rows[0] : row * rows[0] + rows[row], column * columns[0] : column * columns[0] + columns[column]] = True
     return cell
 
 
-def _of_images(subject: Subject, images: Tensor) -> Subject:
+def _to_subject(subject: Subject, images: Tensor) -> Subject:
     return Subject(subject.model, images, [int(subject.classes)] * len(images), activation=subject.activation)
 
 
-def find_ground(subject: Subject, others: Tensor) -> Ground | None:
-    """Mosaics in which the class is seen on its picture's cell, at half its size or at its own; None where in neither.
-    It is seen where no other cell matters as much, in all four places: for a network that sees nothing, one in 256."""
-    if min(subject.images.shape[2:]) < 2 * SMALLEST:
+def find_recognised_grid(subject: Subject, other_images: Tensor) -> PlacementGrid | None:
+    """Return grids in which the model recognises the class, with small or large cells; None if it does in neither.
+
+    The class is recognised if, in all four grids, the cell with the checked image has positive evidence, and more than
+    every other cell. A network that ignores the image meets this condition once in 256 cases.
+    """
+    if min(subject.images.shape[2:]) < 2 * MIN_CELL_PIXELS:
         return None
     for is_large in (False, True):
         try:
-            ground = make_mosaics(subject, others, is_large=is_large)
-        except Exception as error:  # whatever it raises otherwise is its way to refuse an image of this size
+            grid = place_in_grid(subject, other_images, is_large=is_large)
+        except (
+            Exception
+        ) as error:  # Except for a lack of memory, any error means that the model refuses this image size.
             if is_out_of_memory(error) or not is_large:
                 raise
             return None
-        own, *rest = ground.measure(*ground.all_cells.unbind(1))
-        if bool((own > torch.stack([torch.zeros_like(own), *rest]).amax(0)).all()):
-            return ground
+        evidence, *other_evidence = grid.measure(*grid.all_cells.unbind(1))
+        if bool((evidence > torch.stack([torch.zeros_like(evidence), *other_evidence]).amax(0)).all()):
+            return grid
     return None
 
 
 @functools.cache
-def read_others() -> tuple[np.ndarray[Any, Any], ...]:
-    """The photographs that come with the package, RGB."""
+def read_bundled_images() -> tuple[np.ndarray[Any, Any], ...]:
+    """Return the five photographs that come with the package, RGB."""
     from gradcam.images.read import read_image
 
     folder = resources.files(__package__).joinpath("pictures")
-    names = sorted(it.name for it in folder.iterdir() if it.name.endswith(".jpg"))
+    names = sorted(path.name for path in folder.iterdir() if path.name.endswith(".jpg"))
     return tuple(read_image(folder.joinpath(name).read_bytes()) for name in names)

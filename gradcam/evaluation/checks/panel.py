@@ -1,4 +1,4 @@
-"""The picture of a verdict: each test in a row, with what it looked at."""
+"""The panel of a verdict: an image with one row per test, which shows the heatmaps that the test compared."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from gradcam.errors import ImageError
-from gradcam.evaluation.checks.findings import Exhibits, Outcome, Test
+from gradcam.evaluation.checks.findings import CheckArtifacts, Outcome, TestResult
 from gradcam.evaluation.checks.shams import ControlMap
 from gradcam.evaluation.subject import to_unit
 from gradcam.images.draw import GAP, colour_bar, overlay, scale, stack
@@ -21,132 +21,147 @@ from gradcam.inspection.sheets import LABEL, PALE, TEXT, TITLE
 from gradcam.models.labels import name_class
 from gradcam.options import check_count
 
-Cell = tuple[Pixels, str]  # a picture and its caption
+Cell = tuple[Pixels, str]  # (image, caption)
 
 COLUMNS = 6
-LEAST = 900  # pixels of width, for sentences
-LINE = 20  # a line of text
-BAR = 140  # the length of the colour bar
-MOST = 1 / 2  # of a standard deviation of values from 0 to 1
+MIN_WIDTH_PIXELS = 900  # Narrower panels would break sentences into many lines.
+LINE_PIXELS = 20  # height of a line of text
+BAR_PIXELS = 140  # length of the colour bar
+MAX_DEVIATION = 1 / 2  # largest possible standard deviation of values in [0,1]
 COLOURS = {"passed": (15, 115, 55), "undecided": (170, 100, 0), "failed": (190, 25, 25)}
 
 
 @dataclass(frozen=True, eq=False)
-class Shown:
-    """What a panel is of: the picture, the tests, the shams, what was looked at, and the classes' names."""
+class PanelData:
+    """The contents of a panel: the image, the results of tests and control maps, the artifacts, and the class names."""
 
-    picture: Pixels
-    tests: Sequence[Test]
-    shams: Sequence[ControlMap]
-    exhibits: Exhibits
+    image: Pixels
+    tests: Sequence[TestResult]
+    controls: Sequence[ControlMap]
+    artifacts: CheckArtifacts
     labels: Sequence[str] | None
 
 
-def draw_verdict(shown: Shown, outcome: Outcome, title: str, said: str, *, height: int) -> Pixels:
-    """A panel with cells of this height. Raises `ImageError` for one that is no number of pixels."""
+def draw_verdict(data: PanelData, outcome: Outcome, title: str, summary: str, *, height: int) -> Pixels:
+    """Draw a panel with cells of this height; raise `ImageError` if the height is not a number of pixels."""
     check_count(height, "height", "the height of each image in pixels, 1 or more.", error=ImageError)
-    picture = scale(shown.picture, height)
-    width = max(LEAST, COLUMNS * (picture.shape[1] + GAP) - GAP)
-    rows = [(test, _list_cells(shown, test, picture, height)) for test in shown.tests]
-    blocks = [_draw_heading(outcome, title, said, width), *(_draw_test(test, cells, width) for test, cells in rows)]
+    image = scale(data.image, height)
+    width = max(MIN_WIDTH_PIXELS, COLUMNS * (image.shape[1] + GAP) - GAP)
+    rows = [(test, _list_cells(data, test, image, height)) for test in data.tests]
+    blocks = [_draw_heading(outcome, title, summary, width), *(_draw_test(test, cells, width) for test, cells in rows)]
     return np.pad(stack(blocks), ((MARGIN, MARGIN), (MARGIN, MARGIN), (0, 0)), constant_values=255)
 
 
-def _list_cells(shown: Shown, test: Test, picture: Pixels, height: int) -> list[Cell]:
-    """What one test looked at: rows of six cells."""
-    found = shown.exhibits
-    own = _lay(picture, found.heatmap), "the original heatmap"
+def _list_cells(data: PanelData, test: TestResult, image: Pixels, height: int) -> list[Cell]:
+    """Return the cells of one test: the heatmaps that it compared, with captions."""
+    artifacts = data.artifacts
+    original = _overlay_heatmap(image, artifacts.heatmap), "the original heatmap"
     if test.name == "stability":
-        unsure = [] if found.uncertainty is None else [(_lay_as_it_is(picture, found.uncertainty), "uncertainty")]
-        pairs = zip(found.noisy_maps, found.noisy_likeness)
-        return [own, *unsure, *((_lay(picture, each), f"{value:.2f}   with noise") for each, value in pairs)][:COLUMNS]
-    if test.name == "classes" and found.rival_maps is not None and found.likeness is not None:
-        names = [name_class(it, None if shown.labels is None else shown.labels[it]) for it in found.rivals]
-        each = zip(found.rival_maps, found.likeness, names)
-        return [own, *((_lay(picture, heatmap), f"{value:.2f}   {name}") for heatmap, value, name in each)]
-    if test.name == "randomisation" and found.randomisation is not None:
-        drawn = found.randomisation
-        stages = zip(drawn.heatmaps[0], drawn.correlations[0], drawn.layers)
-        return [own, *((_lay(picture, heatmap), f"{value:.2f}   from {name} on") for heatmap, value, name in stages)]
+        uncertainty = (
+            []
+            if artifacts.uncertainty is None
+            else [(_overlay_deviations(image, artifacts.uncertainty), "uncertainty")]
+        )
+        noisy = zip(artifacts.noisy_maps, artifacts.noisy_correlations)
+        return [
+            original,
+            *uncertainty,
+            *((_overlay_heatmap(image, heatmap), f"{value:.2f}   with noise") for heatmap, value in noisy),
+        ][:COLUMNS]
+    if test.name == "classes" and artifacts.rival_maps is not None and artifacts.rival_correlations is not None:
+        names = [name_class(index, None if data.labels is None else data.labels[index]) for index in artifacts.rivals]
+        rivals = zip(artifacts.rival_maps, artifacts.rival_correlations, names)
+        return [
+            original,
+            *((_overlay_heatmap(image, heatmap), f"{value:.2f}   {name}") for heatmap, value, name in rivals),
+        ]
+    if test.name == "randomisation" and artifacts.randomisation is not None:
+        randomisation = artifacts.randomisation
+        stages = zip(randomisation.heatmaps[0], randomisation.correlations[0], randomisation.layers)
+        return [
+            original,
+            *((_overlay_heatmap(image, heatmap), f"{value:.2f}   from {name} on") for heatmap, value, name in stages),
+        ]
     if (
         test.name == "placement"
-        and found.ground is not None
-        and found.placed is not None
-        and found.ground.cells is not None
+        and artifacts.grid is not None
+        and artifacts.placed_maps is not None
+        and artifacts.grid.cells is not None
     ):
-        order = found.ground.order(found.placed)[:, 0]
-        trials = zip(found.ground.images, found.placed, order)
+        order = artifacts.grid.order(artifacts.placed_maps)[:, 0]
+        trials = zip(artifacts.grid.images, artifacts.placed_maps, order)
         return [
-            (_lay(to_pixels(image, height), heatmap), f"{value:.2f}   in this cell") for image, heatmap, value in trials
+            (_overlay_heatmap(to_pixels(grid_image, height), heatmap), f"{value:.2f}   in this cell")
+            for grid_image, heatmap, value in trials
         ]
-    if test.name == "covering" and found.ground is not None and shown.shams:
-        seen = to_pixels(found.ground.images[0], height)
-        assert found.placed is not None  # it is there with a ground
-        marks = {
-            sham.name: f"{sham.effect:.2f}   {sham.name}{'' if sham.is_distinguished else ', as good'}"
-            for sham in shown.shams
+    if test.name == "covering" and artifacts.grid is not None and data.controls:
+        grid_pixels = to_pixels(artifacts.grid.images[0], height)
+        assert artifacts.placed_maps is not None  # They are set together with the grid.
+        captions = {
+            control.name: f"{control.effect:.2f}   {control.name}{'' if control.is_distinguished else ', as good'}"
+            for control in data.controls
         }
-        laid = [
-            (found.placed[0], f"{test.value:.2f}   the heatmap"),
-            *((it.heatmap, marks[it.name]) for it in shown.shams),
+        captioned_maps = [
+            (artifacts.placed_maps[0], f"{test.value:.2f}   the heatmap"),
+            *((control.heatmap, captions[control.name]) for control in data.controls),
         ]
-        return [(_lay(seen, heatmap), caption) for heatmap, caption in laid]
-    return [own]
+        return [(_overlay_heatmap(grid_pixels, heatmap), caption) for heatmap, caption in captioned_maps]
+    return [original]
 
 
 def to_pixels(image: Tensor, height: int) -> Pixels:
-    """What a network is given, (C,H,W), as a picture of this height: its range from black to white."""
+    """Return a preprocessed image (C,H,W) as RGB pixels of this height, with its range of values from black to white."""
     values = image.detach().float().cpu()
-    values = values[:3] if len(values) >= 3 else values[:1].expand(3, -1, -1)  # red, green, blue
+    values = values[:3] if len(values) >= 3 else values[:1].expand(3, -1, -1)  # RGB, or grey
     low, high = values.amin(), values.amax()
     unit = (values - low) / (high - low).clamp(min=1e-12)
     return scale((unit * 255).round().to(torch.uint8).permute(1, 2, 0).numpy(), height)
 
 
-def _lay(picture: Pixels, heatmap: Tensor) -> Pixels:
+def _overlay_heatmap(image: Pixels, heatmap: Tensor) -> Pixels:
     values = to_unit((heatmap - heatmap.amin().clamp(max=0)).float()[None])[0]
-    return overlay(picture, values, region=(0, 0, *picture.shape[:2]))
+    return overlay(image, values, region=(0, 0, *image.shape[:2]))
 
 
-def _lay_as_it_is(picture: Pixels, deviations: Tensor) -> Pixels:
-    """Standard deviations, of which one half is the most that there can be."""
-    return overlay(picture, (deviations / MOST).clamp(0, 1), region=(0, 0, *picture.shape[:2]))
+def _overlay_deviations(image: Pixels, deviations: Tensor) -> Pixels:
+    """Overlay standard deviations. The largest possible deviation has the colour of a heatmap's maximum."""
+    return overlay(image, (deviations / MAX_DEVIATION).clamp(0, 1), region=(0, 0, *image.shape[:2]))
 
 
-def _draw_heading(outcome: Outcome, title: str, said: str, width: int) -> Pixels:
-    lines = _wrap(said, width, TEXT)
-    canvas = Image.new("RGB", (width, 2 * LINE + len(lines) * LINE + LINE), WHITE)
+def _draw_heading(outcome: Outcome, title: str, summary: str, width: int) -> Pixels:
+    lines = _wrap(summary, width, TEXT)
+    canvas = Image.new("RGB", (width, 2 * LINE_PIXELS + len(lines) * LINE_PIXELS + LINE_PIXELS), WHITE)
     draw = ImageDraw.Draw(canvas)
     _write(draw, outcome, fit_text(title, width - measure_text(outcome, TITLE) - 2 * GAP, TITLE), lines)
-    base = canvas.height - LINE // 2 + 4
+    baseline = canvas.height - LINE_PIXELS // 2 + 4
     low, high = LEGENDS[False]
-    draw.text((0, base), low, PALE, find_font(LABEL), anchor="ls")
-    start, bar = measure_text(low, LABEL) + GAP, colour_bar(BAR, LINE - 8)
-    canvas.paste(Image.fromarray(bar), (start, base - bar.shape[0] + 1))
-    draw.text((start + BAR + GAP, base), high, PALE, find_font(LABEL), anchor="ls")
+    draw.text((0, baseline), low, PALE, find_font(LABEL), anchor="ls")
+    bar_x, bar = measure_text(low, LABEL) + GAP, colour_bar(BAR_PIXELS, LINE_PIXELS - 8)
+    canvas.paste(Image.fromarray(bar), (bar_x, baseline - bar.shape[0] + 1))
+    draw.text((bar_x + BAR_PIXELS + GAP, baseline), high, PALE, find_font(LABEL), anchor="ls")
     return np.array(canvas)
 
 
-def _draw_test(test: Test, cells: Sequence[Cell], width: int) -> Pixels:
+def _draw_test(test: TestResult, cells: Sequence[Cell], width: int) -> Pixels:
     lines = _wrap(test.reason, width, TEXT)
-    height = max(picture.shape[0] for picture, _ in cells) + LINE + GAP
-    top, rows = LINE + len(lines) * LINE + 2 * GAP, -(-len(cells) // COLUMNS)
-    canvas = Image.new("RGB", (width, top + rows * height), WHITE)
+    row_height = max(image.shape[0] for image, _ in cells) + LINE_PIXELS + GAP
+    top, rows = LINE_PIXELS + len(lines) * LINE_PIXELS + 2 * GAP, -(-len(cells) // COLUMNS)
+    canvas = Image.new("RGB", (width, top + rows * row_height), WHITE)
     draw = ImageDraw.Draw(canvas)
     _write(draw, test.outcome, test.question, lines)
-    across = max(cells[0][0].shape[1], (width + GAP) // COLUMNS - GAP)
-    for place, (picture, caption) in enumerate(cells):
-        left, down = place % COLUMNS * (across + GAP), top + place // COLUMNS * height
-        canvas.paste(Image.fromarray(picture), (left, down))
-        draw.text((left, down + picture.shape[0] + 4), fit_text(caption, across, LABEL), INK, find_font(LABEL))
+    cell_width = max(cells[0][0].shape[1], (width + GAP) // COLUMNS - GAP)
+    for number, (image, caption) in enumerate(cells):
+        x, y = number % COLUMNS * (cell_width + GAP), top + number // COLUMNS * row_height
+        canvas.paste(Image.fromarray(image), (x, y))
+        draw.text((x, y + image.shape[0] + 4), fit_text(caption, cell_width, LABEL), INK, find_font(LABEL))
     return np.array(canvas)
 
 
 def _write(draw: ImageDraw.ImageDraw, outcome: str, title: str, lines: Sequence[str]) -> None:
-    draw.text((0, LINE), outcome, COLOURS[outcome], find_font(TITLE), anchor="ls")
-    draw.text((measure_text(outcome, TITLE) + 2 * GAP, LINE), title, INK, find_font(TITLE), anchor="ls")
+    draw.text((0, LINE_PIXELS), outcome, COLOURS[outcome], find_font(TITLE), anchor="ls")
+    draw.text((measure_text(outcome, TITLE) + 2 * GAP, LINE_PIXELS), title, INK, find_font(TITLE), anchor="ls")
     for number, line in enumerate(lines):
-        draw.text((0, (number + 2) * LINE), line, PALE, find_font(TEXT), anchor="ls")
+        draw.text((0, (number + 2) * LINE_PIXELS), line, PALE, find_font(TEXT), anchor="ls")
 
 
 def _wrap(text: str, width: int, size: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a map has to be told apart from: maps that look like it, and explain nothing, or something else."""
+"""Control maps of a check: heatmaps that explain nothing or something else, from which the heatmap must differ."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradcam.evaluation.subject import draw
 from gradcam.options import keep_old_names
 
 RIVAL = "rival"
-SHAMS = {  # by name, in words
+CONTROL_DESCRIPTIONS = {
     "mirrored": "the mirrored heatmap",
     "shifted": "the heatmap shifted by a third",
     "another image": "the heatmap of another image",
@@ -24,8 +24,8 @@ SHAMS = {  # by name, in words
     "centre": "a blob in the centre",
     "edges": "the image's edges",
 }
-ORDER = 0.1  # of the area under the ROC curve, by which one map marks the picture's place more surely than another
-EFFECT = 0.2  # of all evidence, by which covering what one map marks does more than what another one marks
+MIN_ORDER_GAIN = 0.1  # smallest lead in the area under the ROC curve that counts as better
+MIN_EFFECT_GAIN = 0.2  # smallest lead in the share of the evidence that counts as better
 
 
 @keep_old_names
@@ -73,54 +73,63 @@ class ControlMap:
     @property
     def words(self) -> str:
         """The control map's description, for use in a sentence."""
-        return SHAMS[self.name]
+        return CONTROL_DESCRIPTIONS[self.name]
 
 
-def judge_sham(
-    name: str, heatmap: Tensor, alike: float, own: tuple[float | None, float], other: tuple[float | None, float]
+def compare_with_control(
+    name: str,
+    control: Tensor,
+    alike: float,
+    scores: tuple[float | None, float],
+    control_scores: tuple[float | None, float],
 ) -> ControlMap:
-    """A sham beside the map that is checked: `own` and `other` are the order and the effect of the map and of the sham."""
-    (order, effect), (its_order, its_effect) = own, other
-    ahead = None if order is None or its_order is None else order - its_order
-    is_apart = effect - its_effect >= EFFECT or (ahead is not None and ahead >= ORDER)
-    is_better = its_effect - effect >= EFFECT and (ahead is None or ahead <= 0)
-    return ControlMap(name, its_order, its_effect, alike, is_apart and not is_better, is_better, heatmap)
+    """Return a control map with its results. Both scores are (order, effect): of the heatmap and of the control map."""
+    (order, effect), (control_order, control_effect) = scores, control_scores
+    order_gain = None if order is None or control_order is None else order - control_order
+    is_apart = effect - control_effect >= MIN_EFFECT_GAIN or (order_gain is not None and order_gain >= MIN_ORDER_GAIN)
+    is_better = control_effect - effect >= MIN_EFFECT_GAIN and (order_gain is None or order_gain <= 0)
+    return ControlMap(name, control_order, control_effect, alike, is_apart and not is_better, is_better, control)
 
 
-def make_shams(
-    heatmaps: Tensor, images: Tensor, explain: Mapping[str, Callable[[], Tensor]], seed: int
+def make_control_maps(
+    heatmaps: Tensor, images: Tensor, makers: Mapping[str, Callable[[], Tensor]], seed: int
 ) -> dict[str, Tensor | Exception]:
-    """The shams (4,H,W) of maps of images (4,C,H,W), by name. `explain`: those that take the model, which may fail: the
-    exception stands in its place."""
+    """Return the control maps (4,H,W) for heatmaps of images (4,C,H,W), by name.
+
+    `makers` compute the control maps that need the model. If one fails, its exception is returned in place of the maps.
+    """
     size = heatmaps.shape[1:]
-    found: dict[str, Tensor | Exception] = {
+    controls: dict[str, Tensor | Exception] = {
         "mirrored": heatmaps.flip(2),
         "shifted": heatmaps.roll([round(length / 3) for length in size], (1, 2)),
-        "noise": draw_noise(heatmaps[0], seed).expand_as(heatmaps),
+        "noise": make_spectrum_noise(heatmaps[0], seed).expand_as(heatmaps),
         "centre": make_centre(images),
         "edges": make_edges(images),
     }
-    found |= {name: _try(make) for name, make in explain.items()}
-    return {name: found[name] for name in SHAMS if name in found}
+    controls |= {name: _make_or_catch(make) for name, make in makers.items()}
+    return {name: controls[name] for name in CONTROL_DESCRIPTIONS if name in controls}
 
 
-def _try(make: Callable[[], Tensor]) -> Tensor | Exception:
-    """What it makes, or why that cannot be had: the other shams go on."""
+def _make_or_catch(make: Callable[[], Tensor]) -> Tensor | Exception:
+    """Return the control map, or the exception, so that one failure does not prevent the other comparisons."""
     try:
         return make()
-    except Exception as error:  # whatever the model or a user's function raises
+    except Exception as error:  # The model or a user's function may raise anything.
         return error
 
 
-def draw_noise(heatmap: Tensor, seed: int, *names: object) -> Tensor:
-    """Noise (H,W) as smooth as a map (H,W): of the same spectrum, with phases by chance. The map is mirrored at its sides
-    for that, since it does not go on at the opposite ones."""
-    whole = torch.cat([heatmap, heatmap.flip(1)], 1)
-    whole = torch.cat([whole, whole.flip(0)], 0)
+def make_spectrum_noise(heatmap: Tensor, seed: int, *names: object) -> Tensor:
+    """Return noise (H,W) with the spectrum of a heatmap (H,W), and random phases.
+
+    The Fourier transform treats opposite edges of the heatmap as neighbours. The heatmap is therefore mirrored at its
+    edges first.
+    """
+    mirrored = torch.cat([heatmap, heatmap.flip(1)], 1)
+    mirrored = torch.cat([mirrored, mirrored.flip(0)], 0)
     noise = torch.randn(
-        whole.shape, generator=draw(seed, "noise of a spectrum", *names), dtype=torch.float32, device="cpu"
+        mirrored.shape, generator=draw(seed, "noise of a spectrum", *names), dtype=torch.float32, device="cpu"
     )
-    phases = torch.fft.rfft2(noise.to(whole))
-    spectrum = torch.fft.rfft2(whole).abs() * phases / phases.abs().clamp(min=1e-12)
-    found = torch.fft.irfft2(spectrum, s=whole.shape)[: heatmap.shape[0], : heatmap.shape[1]]
-    return found - found.amin()
+    phases = torch.fft.rfft2(noise.to(mirrored))
+    spectrum = torch.fft.rfft2(mirrored).abs() * phases / phases.abs().clamp(min=1e-12)
+    smooth_noise = torch.fft.irfft2(spectrum, s=mirrored.shape)[: heatmap.shape[0], : heatmap.shape[1]]
+    return smooth_noise - smooth_noise.amin()

@@ -1,4 +1,4 @@
-"""Where the maps of one picture disagree: of shifted and mirrored views, and under noise."""
+"""The uncertainty of a heatmap: how much it varies over shifted, mirrored and noisy views of the image."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from gradcam.evaluation.explainers import run_explain
 from gradcam.evaluation.subject import check_heatmaps, draw, to_unit
 from gradcam.options import check_count, refuse
 
-NEAR, FAR = 16, 4  # of a side's length, the part by which a view is shifted
-NOISE = 0.02  # the largest change of a value, as a share of the images' range
+# Views are shifted by the height or width divided by one of these.
+SMALL_SHIFT_DIVISOR, LARGE_SHIFT_DIVISOR = 16, 4
+MAX_NOISE_SHARE = 0.02  # largest change of a value, as a share of the image's range
 
 
 def uncertainty(
@@ -60,46 +61,51 @@ def uncertainty(
     >>> classifier = gradcam.load_classifier()
     >>> explain = gradcam.evaluation.Explainer(["gradcam"], "layer4").only("gradcam")
     >>> images, classes = classifier.batch(["photo.jpg"]), torch.tensor([285])
-    >>> found = gradcam.evaluation.uncertainty(explain, classifier.model, images, classes)
-    >>> found.shape, bool(found.amax() <= 0.5)
+    >>> deviations = gradcam.evaluation.uncertainty(explain, classifier.model, images, classes)
+    >>> deviations.shape, bool(deviations.amax() <= 0.5)
     (torch.Size([1, 224, 224]), True)
     """
     check_count(samples, "samples", "the number of noise samples, 0 or more.", least=0)
     if not isinstance(images, Tensor) or images.ndim != 4:
         raise refuse(shorten(images), "images", "a floating-point tensor (N,C,H,W).")
-    generator, found = draw(seed, "uncertainty"), []
+    generator, deviations = draw(seed, "uncertainty"), []
     for image, index in zip(
         images.split(1), torch.as_tensor(classes, dtype=torch.int64, device=images.device).reshape(-1, 1)
     ):
-        radius = NOISE * float(image.amax() - image.amin())
-        drawn = torch.rand((samples, *image.shape[1:]), generator=generator, dtype=torch.float32, device="cpu")
-        noisy = image + ((2 * drawn - 1) * radius).to(image.device, image.dtype)
-        shown = torch.cat([image, noisy, view_images(image)]).split(1)
+        radius = MAX_NOISE_SHARE * float(image.amax() - image.amin())
+        noise = torch.rand((samples, *image.shape[1:]), generator=generator, dtype=torch.float32, device="cpu")
+        noisy = image + ((2 * noise - 1) * radius).to(image.device, image.dtype)
+        views = torch.cat([image, noisy, view_images(image)]).split(1)
         maps = [
-            check_heatmaps(run_explain(explain, model, it, index), (1, *image.shape[2:]), image.device) for it in shown
+            check_heatmaps(run_explain(explain, model, view, index), (1, *image.shape[2:]), image.device)
+            for view in views
         ]
-        plain, views = torch.cat(maps[: 1 + samples]), torch.cat(maps[1 + samples :])
-        found.append(spread(torch.cat([plain, undo_views(views)])))
-    return torch.stack(found)
+        unmoved, moved = torch.cat(maps[: 1 + samples]), torch.cat(maps[1 + samples :])
+        deviations.append(spread(torch.cat([unmoved, undo_views(moved)])))
+    return torch.stack(deviations)
 
 
-def view_images(images: Tensor, *, far: bool = False) -> Tensor:
-    """An image (1,C,H,W), shifted to four sides, around its borders, and mirrored: (5,C,H,W)."""
-    return torch.cat([*(images.roll(way, (2, 3)) for way in _list_ways(images.shape[2:], far=far)), images.flip(3)])
+def view_images(images: Tensor, *, is_large: bool = False) -> Tensor:
+    """Return an image (1,C,H,W) shifted in four directions, with wrap-around, and mirrored: (5,C,H,W)."""
+    return torch.cat(
+        [*(images.roll(shift, (2, 3)) for shift in _list_shifts(images.shape[2:], is_large=is_large)), images.flip(3)]
+    )
 
 
-def undo_views(heatmaps: Tensor, *, far: bool = False) -> Tensor:
-    """The maps (5,H,W) of such views, brought back."""
-    ways = _list_ways(heatmaps.shape[1:], far=far)
-    back = [heatmap.roll((-way[0], -way[1]), (0, 1)) for heatmap, way in zip(heatmaps, ways)]
-    return torch.stack([*back, heatmaps[-1].flip(1)])
+def undo_views(heatmaps: Tensor, *, is_large: bool = False) -> Tensor:
+    """Return the heatmaps (5,H,W) of the views from `view_images`, moved back into place."""
+    shifts = _list_shifts(heatmaps.shape[1:], is_large=is_large)
+    unshifted = [heatmap.roll((-shift[0], -shift[1]), (0, 1)) for heatmap, shift in zip(heatmaps, shifts)]
+    return torch.stack([*unshifted, heatmaps[-1].flip(1)])
 
 
-def _list_ways(size: Any, *, far: bool) -> list[tuple[int, int]]:
-    down, right = (max(1, round(length / (FAR if far else NEAR))) for length in size)
-    return [(down, 0), (-down, 0), (0, right), (0, -right)]
+def _list_shifts(size: Any, *, is_large: bool) -> list[tuple[int, int]]:
+    down, across = (
+        max(1, round(length / (LARGE_SHIFT_DIVISOR if is_large else SMALL_SHIFT_DIVISOR))) for length in size
+    )
+    return [(down, 0), (-down, 0), (0, across), (0, -across)]
 
 
 def spread(heatmaps: Tensor) -> Tensor:
-    """The standard deviation (H,W) of maps (V,H,W), each divided by its maximum."""
+    """Return the standard deviation (H,W) of heatmaps (V,H,W), each divided by its maximum."""
     return to_unit(heatmaps).std(0, correction=0)

@@ -1,4 +1,4 @@
-"""The verdict on a map: what it was told apart from, in words, numbers and a picture."""
+"""The verdict of a check: its outcome and control maps, as text, as a record and as an image."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gradcam.errors import shorten
-from gradcam.evaluation.checks.findings import OUTCOMES, PASSED, Exhibits, Outcome, Test
-from gradcam.evaluation.checks.panel import Shown, draw_verdict
+from gradcam.evaluation.checks.findings import OUTCOMES, PASSED, CheckArtifacts, Outcome, TestResult
+from gradcam.evaluation.checks.panel import PanelData, draw_verdict
 from gradcam.evaluation.checks.shams import RIVAL, ControlMap
 from gradcam.images.read import Pixels
 from gradcam.models.labels import name_class
 from gradcam.options import keep_old_names
 from gradcam.renames import CHECK, add_old_keys
 
-ALIKE = 0.9  # rank correlation from which on one map serves two classes
+MIN_SAME_CORRELATION = 0.9  # Heatmaps with a lower rank correlation never count as the same.
 
 
 @keep_old_names
@@ -30,7 +30,7 @@ class Verdict:
 
     Attributes
     ----------
-    tests : tuple of Test
+    tests : tuple of TestResult
         The tests that were run, in order; each has a `name`, `outcome`, `value` and `reason`. Once one test has failed,
         the remaining ones are not run.
     controls : tuple of ControlMap
@@ -55,7 +55,7 @@ class Verdict:
         The names of all classes.
     image : array (H,W,3)
         The part of the image that the model sees: RGB, uint8.
-    artifacts : Exhibits
+    artifacts : CheckArtifacts
         The data behind the panel.
     doubt : str or None
         Why the heatmap may be misplaced on the image; None if there is no sign of that.
@@ -77,7 +77,7 @@ class Verdict:
     >>> gradcam.write_image("verdict.png", verdict.panel())
     """
 
-    tests: tuple[Test, ...]
+    tests: tuple[TestResult, ...]
     controls: tuple[ControlMap, ...]
     model: str
     method: str
@@ -89,7 +89,7 @@ class Verdict:
     seed: int
     labels: Sequence[str] | None = field(repr=False)
     image: Pixels = field(repr=False)
-    artifacts: Exhibits = field(repr=False)
+    artifacts: CheckArtifacts = field(repr=False)
     doubt: str | None = None
     notes: tuple[str, ...] = ()
     title: str | None = None
@@ -119,28 +119,28 @@ class Verdict:
     @property
     def rival(self) -> str | None:
         """The rival class, with its heatmap's rank correlation to the checked heatmap; None if that is below 0.9."""
-        likeness = self.artifacts.likeness
-        if likeness is None or float(likeness[0]) < ALIKE:
+        correlations = self.artifacts.rival_correlations
+        if correlations is None or float(correlations[0]) < MIN_SAME_CORRELATION:
             return None
-        first = self.artifacts.rivals[0]
-        name = name_class(first, None if self.labels is None else self.labels[first])
-        return f"{name} ({float(likeness[0]):.2f})"
+        index = self.artifacts.rivals[0]
+        name = name_class(index, None if self.labels is None else self.labels[index])
+        return f"{name} ({float(correlations[0]):.2f})"
 
     @property
     def summary(self) -> str:
         """The result in sentences: the control maps that the heatmap is distinguished from, and what to try next."""
-        said = [self.doubt] if self.doubt else []
+        sentences = [self.doubt] if self.doubt else []
         if self.distinguished_from:
-            said.append(f"Distinguished from {', '.join(_words(self.controls, apart=True))}.")
-        others = [control for control in self.controls if control.name != RIVAL]
-        if as_good := _words(others, apart=False):
-            said.append(f"Not distinguished from {', '.join(as_good)}.")
+            sentences.append(f"Distinguished from {', '.join(_list_words(self.controls, is_distinguished=True))}.")
+        controls = [control for control in self.controls if control.name != RIVAL]
+        if as_good := _list_words(controls, is_distinguished=False):
+            sentences.append(f"Not distinguished from {', '.join(as_good)}.")
         if self.rival is not None:
-            said.append(f"The rival class has the same heatmap: {self.rival}.")
+            sentences.append(f"The rival class has the same heatmap: {self.rival}.")
         if self.outcome == "undecided":
-            where = ", or in which the object is in a different place" if self.controls else ""
-            said.append(f"For a clearer result, try an image in which the probability is higher{where}.")
-        return " ".join([*said, *self.notes])
+            hint = ", or in which the object is in a different place" if self.controls else ""
+            sentences.append(f"For a clearer result, try an image in which the probability is higher{hint}.")
+        return " ".join([*sentences, *self.notes])
 
     def panel(self, *, height: int = 150) -> Pixels:
         """Draw a panel with one row per test.
@@ -162,21 +162,21 @@ class Verdict:
         """
         place = "" if self.layer is None else f" at {self.layer}"
         title = f"{self.class_name}, {self.probability * 100:.0f} %, by {self.method}{place} in {self.model}"
-        said = " ".join([self.summary, *([PASSED] if self.outcome == "passed" else [])])
-        shown = Shown(self.image, self.tests, self.controls, self.artifacts, self.labels)
-        return draw_verdict(shown, self.outcome, title, said, height=height)
+        summary = " ".join([self.summary, *([PASSED] if self.outcome == "passed" else [])])
+        data = PanelData(self.image, self.tests, self.controls, self.artifacts, self.labels)
+        return draw_verdict(data, self.outcome, title, summary, height=height)
 
     def to_record(self) -> dict[str, Any]:
         """Return everything except the artifacts, ready for JSON."""
         names = ("model", "method", "layer", "score", "index", "label", "probability", "seed", "outcome")
-        tests = [{name: getattr(it, name) for name in ("name", "outcome", "value", "reason")} for it in self.tests]
-        parts = ("name", "order", "effect", "alike", "is_distinguished")
+        tests = [{name: getattr(test, name) for name in ("name", "outcome", "value", "reason")} for test in self.tests]
+        control_fields = ("name", "order", "effect", "alike", "is_distinguished")
         record = {
             **{name: getattr(self, name) for name in names},
             **self.target_fields,
             "doubt": self.doubt,
             "tests": tests,
-            "controls": [{name: getattr(control, name) for name in parts} for control in self.controls],
+            "controls": [{name: getattr(control, name) for name in control_fields} for control in self.controls],
             "distinguished_from": self.distinguished_from,
             "same_map": self.rival,
             "notes": list(self.notes),
@@ -184,5 +184,5 @@ class Verdict:
         return add_old_keys(CHECK, record)
 
 
-def _words(controls: Sequence[ControlMap], *, apart: bool) -> list[str]:
-    return [control.words for control in controls if control.is_distinguished == apart]
+def _list_words(controls: Sequence[ControlMap], *, is_distinguished: bool) -> list[str]:
+    return [control.words for control in controls if control.is_distinguished == is_distinguished]

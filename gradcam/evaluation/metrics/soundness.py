@@ -1,4 +1,4 @@
-"""Whether a map tells of the model at all: other classes, noise in the picture, and weights that are drawn anew."""
+"""Soundness of heatmaps: do they change with the class and the weights, and stay the same under noise?"""
 
 from __future__ import annotations
 
@@ -21,28 +21,30 @@ from gradcam.options import check_count, check_number
 
 
 def rank_correlation(a: Any, b: Any) -> Tensor:
-    """Spearman's rank correlation of heatmaps `a` and `b` (N,H,W), of any library: float32 (N,) in [-1,1]. Pixels of
-    one value share the mean of their ranks. 1 is the same order, -1 the opposite one. Of a constant map, such as a
-    blank one, it is not defined; here it is 1 where both are constant, since they agree everywhere, and 0 where one is.
-    Raises `ImageError` where the heatmaps are none, hold NaN, or are not of one size."""
+    """Return Spearman's rank correlation of heatmaps (N,H,W) from any library: float32 (N,) in [-1,1].
+
+    Pixels of equal value share the mean of their ranks. The correlation is not defined for constant heatmaps. Here it is 1
+    if both heatmaps are constant, because they agree everywhere, and 0 if one of them is. Raise `ImageError` if the
+    heatmaps are invalid, contain NaN, or differ in size.
+    """
     size = tuple(getattr(getattr(a, "heatmaps", a), "shape", ()))
     first = check_heatmaps(a, (size[0], *size[-2:]) if len(size) in (3, 4) else size)
     second = check_heatmaps(b, first.shape, first.device)
-    one, other = (_rank(maps.flatten(1)) for maps in (first, second))
-    lengths = one.norm(dim=1), other.norm(dim=1)
-    is_flat, is_other_flat = (length == 0 for length in lengths)
-    products = (one * other).sum(1) / torch.where(is_flat | is_other_flat, 1.0, lengths[0] * lengths[1])
-    return torch.where(is_flat & is_other_flat, 1.0, products).clamp(-1, 1).float()
+    ranks_a, ranks_b = (_rank(maps.flatten(1)) for maps in (first, second))
+    norms = ranks_a.norm(dim=1), ranks_b.norm(dim=1)
+    is_flat_a, is_flat_b = (norm == 0 for norm in norms)
+    cosines = (ranks_a * ranks_b).sum(1) / torch.where(is_flat_a | is_flat_b, 1.0, norms[0] * norms[1])
+    return torch.where(is_flat_a & is_flat_b, 1.0, cosines).clamp(-1, 1).float()
 
 
 def _rank(values: Tensor) -> Tensor:
-    """Each value's place in its row (N,P), from the least, around zero; equal ones have the mean of theirs."""
+    """Return the rank of each value in its row (N,P), from the smallest, centred around zero; ties share their mean."""
     values = values.contiguous()
     ordered = values.sort(dim=1).values
     before, through = (torch.searchsorted(ordered, values, right=right) for right in (False, True))
-    precision = torch.float32 if values.device.type == "mps" else torch.float64  # which that device does not have
-    # The mean of places 0 to P - 1 is known, whatever the ties.
-    return (before + through - 1).to(precision) / 2 - (values.shape[1] - 1) / 2
+    dtype = torch.float32 if values.device.type == "mps" else torch.float64  # MPS does not support float64.
+    # The mean of the ranks 0 to P - 1 does not depend on ties.
+    return (before + through - 1).to(dtype) / 2 - (values.shape[1] - 1) / 2
 
 
 def class_difference(subject: Subject, explain: Explain, heatmaps: Any = None) -> Tensor:
@@ -91,18 +93,18 @@ def class_difference(subject: Subject, explain: Explain, heatmaps: Any = None) -
     Selvaraju et al., "Grad-CAM", ICCV 2017, section 5.1, for the question; Adebayo et al., "Sanity Checks for Saliency
     Maps", NeurIPS 2018, section 3, for the measure.
     """
-    before = _explain_unless(heatmaps, subject, explain)
+    before = _explain_if_missing(heatmaps, subject, explain)
     rivals = run_explain(explain, subject.model, subject.images, find_rivals(subject))
     return 1 - rank_correlation(before, check_heatmaps(rivals, subject.size, subject.images.device))
 
 
-def _explain_unless(heatmaps: Any, subject: Subject, explain: Explain) -> Tensor:
-    made = run_explain(explain, subject.model, subject.images, subject.classes) if heatmaps is None else heatmaps
-    return check_heatmaps(made, subject.size, subject.images.device)
+def _explain_if_missing(heatmaps: Any, subject: Subject, explain: Explain) -> Tensor:
+    maps = run_explain(explain, subject.model, subject.images, subject.classes) if heatmaps is None else heatmaps
+    return check_heatmaps(maps, subject.size, subject.images.device)
 
 
 def find_rivals(subject: Subject) -> Tensor:
-    """The most probable class of each image beside its own: int64 (N,). Raises `TargetError` where there is no other."""
+    """Return the most probable of the other classes of each image, int64 (N,); raise `TargetError` for a single class."""
     count = subject.all_probabilities.shape[1]
     if count < 2:
         raise TargetError(f"The model has {count} class, but two are needed to compare heatmaps.")
@@ -163,17 +165,17 @@ def max_sensitivity(
     """
     check_number(radius, "radius", "the largest change of a value, 0 or more.")
     check_count(samples, "samples", "the number of noise samples, 1 or more.")
-    images, before = subject.images, _explain_unless(heatmaps, subject, explain)
+    images, before = subject.images, _explain_if_missing(heatmaps, subject, explain)
     generator = draw(seed, "noise")
-    most = torch.zeros(len(images), dtype=torch.float32, device=images.device)
+    largest = torch.zeros(len(images), dtype=torch.float32, device=images.device)
     for _ in range(samples):
-        drawn = torch.rand(images.shape, generator=generator, dtype=torch.float32, device="cpu")
-        noise = (2 * drawn - 1) * radius
+        uniform = torch.rand(images.shape, generator=generator, dtype=torch.float32, device="cpu")
+        noise = (2 * uniform - 1) * radius
         after = run_explain(explain, subject.model, images + noise.to(images.device, images.dtype), subject.classes)
         change = check_heatmaps(after, subject.size, images.device) - before
-        most = torch.maximum(most, change.flatten(1).norm(dim=1))
-    length = before.flatten(1).norm(dim=1)
-    return most / torch.where(length > 0, length, 1.0)
+        largest = torch.maximum(largest, change.flatten(1).norm(dim=1))
+    norm = before.flatten(1).norm(dim=1)
+    return largest / torch.where(norm > 0, norm, 1.0)
 
 
 @dataclass(frozen=True)
@@ -197,8 +199,8 @@ class Randomisation:
     >>> def blob(model, images, classes):  # ignores the model
     ...     return images.abs().mean(1)
     >>> classifier = gradcam.load_classifier()
-    >>> found = randomisation(Subject(classifier.model, classifier.batch(["photo.jpg"])), blob, stages=2)
-    >>> found.layers, found.correlations, found.heatmaps.shape
+    >>> result = randomisation(Subject(classifier.model, classifier.batch(["photo.jpg"])), blob, stages=2)
+    >>> result.layers, result.correlations, result.heatmaps.shape
     (('head.3', 'stem.0.0'), tensor([[1., 1.]]), torch.Size([1, 2, 224, 224]))
     """
 
@@ -267,26 +269,32 @@ def randomisation(
     Adebayo et al., "Sanity Checks for Saliency Maps", NeurIPS 2018, section 4.1 (cascading randomisation).
     """
     check_count(stages, "stages", "the number of layers to compare, 1 or more.")
-    before = _explain_unless(heatmaps, subject, explain)
-    found = {
+    before = _explain_if_missing(heatmaps, subject, explain)
+    maps_by_layer = {
         name: explain_or_blank(explain, model, subject.images, subject.classes)
-        for name, model in draw_models(subject, stages, seed)
+        for name, model in randomise_in_stages(subject, stages, seed)
     }
-    correlations = torch.stack([rank_correlation(before, maps) for maps in found.values()], 1)
-    return Randomisation(tuple(found), correlations, torch.stack([*found.values()], 1))
+    correlations = torch.stack([rank_correlation(before, maps) for maps in maps_by_layer.values()], 1)
+    return Randomisation(tuple(maps_by_layer), correlations, torch.stack([*maps_by_layer.values()], 1))
 
 
-def draw_models(subject: Subject, stages: int, seed: int) -> Iterator[tuple[str, nn.Module]]:
-    """A copy of the subject's model whose weights are drawn anew from the top down: at each stage the name of the layer
-    that it reached, and the model, which the next stage changes. Raises `ModelError` as `randomisation` does."""
+def randomise_in_stages(subject: Subject, stages: int, seed: int) -> Iterator[tuple[str, nn.Module]]:
+    """Re-initialise a copy of the subject's model from the output to the input.
+
+    Yield the name of the last re-initialised layer, and the copy, at each stage. All stages share one copy. Raise
+    `ModelError` as in `randomisation`.
+    """
     model = _copy(subject.model)
-    for name in _draw_anew(model, subject.images[:1], stages, seed):
+    for name in _shuffle_in_stages(model, subject.images[:1], stages, seed):
         yield name, model
 
 
-def draw_networks(subject: Subject, count: int, seed: int) -> Iterator[nn.Module]:
-    """So many times a copy of the subject's model with all weights drawn anew, which the next time changes. Raises
-    `ModelError` where it cannot be copied. Weights that are in no order any more need but be moved on for another one."""
+def make_random_networks(subject: Subject, count: int, seed: int) -> Iterator[nn.Module]:
+    """Yield a copy of the subject's model `count` times, each time with all weights re-initialised.
+
+    All networks share one copy. The first network shuffles each parameter. Later networks only roll the shuffled values by
+    a random number of positions, which is faster. Raise `ModelError` if the model cannot be copied.
+    """
     model = _copy(subject.model)
     for number in range(count):
         for name, parameter in model.named_parameters():
@@ -294,9 +302,9 @@ def draw_networks(subject: Subject, count: int, seed: int) -> Iterator[nn.Module
             if number == 0:
                 _shuffle(parameter, generator)
             elif parameter.numel():
-                steps = torch.randint(parameter.numel(), (1,), generator=generator, dtype=torch.int64, device="cpu")
+                shift = torch.randint(parameter.numel(), (1,), generator=generator, dtype=torch.int64, device="cpu")
                 with torch.no_grad():
-                    parameter.copy_(parameter.roll(int(steps)))  # as one row of values
+                    parameter.copy_(parameter.roll(int(shift)))  # Without dimensions, `roll` flattens the parameter.
         yield model
 
 
@@ -311,51 +319,53 @@ def _copy(model: nn.Module) -> nn.Module:
 
 
 def explain_or_blank(explain: Explain, model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
-    """Heatmaps (N,H,W) of a model with weights drawn anew, zero where no gradient or no number is left."""
+    """Return the heatmaps (N,H,W) of a re-initialised model, zero where the gradient vanishes or values overflow."""
     size = (len(images), *images.shape[2:])
     try:
-        made = to_tensor(run_explain(explain, model, images, classes)).nan_to_num(0, 0, 0)
+        heatmaps = to_tensor(run_explain(explain, model, images, classes)).nan_to_num(0, 0, 0)
     except BlindLayerError:
-        made = torch.zeros(size, dtype=torch.float32, device=images.device)
-    return check_heatmaps(made, size, images.device)
+        heatmaps = torch.zeros(size, dtype=torch.float32, device=images.device)
+    return check_heatmaps(heatmaps, size, images.device)
 
 
-def _draw_anew(model: nn.Module, images: Tensor, stages: int, seed: int) -> Iterator[str]:
-    """Draw the weights of the model, which is changed, from the top down; at each stage the name of the layer it reached."""
-    layers = _find_layers(model, images)
+def _shuffle_in_stages(model: nn.Module, images: Tensor, stages: int, seed: int) -> Iterator[str]:
+    """Shuffle the model's weights in place, from the output to the input; yield the last shuffled layer at each stage."""
+    layers = _list_layers(model, images)
     if not layers:
         raise ModelError(f"{type(model).__name__} has no parameters, so there is nothing to randomise.")
-    last = len(layers) - 1
-    ends = {round(stage * last / (stages - 1)) for stage in range(stages)} if stages > 1 else {last}
-    drawn: set[Tensor] = set()
+    last_index = len(layers) - 1
+    ends = {round(stage * last_index / (stages - 1)) for stage in range(stages)} if stages > 1 else {last_index}
+    shuffled: set[Tensor] = set()
     for number, (name, parameters) in enumerate(layers):
         for parameter_name, parameter in parameters:
-            if parameter not in drawn:  # tied ones are drawn once
+            if parameter not in shuffled:  # Tied parameters are shuffled once.
                 _shuffle(parameter, draw(seed, "weights", parameter_name))
-                drawn.add(parameter)
+                shuffled.add(parameter)
         if number in ends:
             yield name
 
 
 def _shuffle(parameter: Tensor, generator: torch.Generator) -> None:
-    """The same values in another order."""
+    """Shuffle the values of a parameter in place."""
     order = torch.randperm(parameter.numel(), generator=generator, dtype=torch.int64, device="cpu")
     with torch.no_grad():
         parameter.copy_(parameter.flatten()[order.to(parameter.device)].reshape(parameter.shape))
 
 
-def _find_layers(model: nn.Module, images: Tensor) -> list[tuple[str, list[tuple[str, Tensor]]]]:
-    """Modules that own parameters, the last to start first, each with these and their names. Parameters of a module
-    that is never called, since another one computes with them, are the one's around it."""
-    starts: dict[str, int] = {}
+def _list_layers(model: nn.Module, images: Tensor) -> list[tuple[str, list[tuple[str, Tensor]]]]:
+    """Return the modules that own parameters, in reverse order of execution, each with its named parameters.
+
+    Some modules are never called, because their parent computes with their parameters. The parent then owns them.
+    """
+    execution_order: dict[str, int] = {}
     with torch.no_grad(), Hooks() as hooks, preserve_state(model):
         for name, module in model.named_modules():
-            hooks.before_forward(module, lambda *_, name=name: starts.__setitem__(name, len(starts)))
+            hooks.before_forward(module, lambda *_, name=name: execution_order.__setitem__(name, len(execution_order)))
         model(images)
     owners: defaultdict[str, list[tuple[str, Tensor]]] = defaultdict(list)
-    for name, parameter in model.named_parameters(remove_duplicate=False):  # of tied ones all owners
+    for name, parameter in model.named_parameters(remove_duplicate=False):  # Tied parameters have several owners.
         owner = name.rpartition(".")[0]
-        while owner and owner not in starts:
+        while owner and owner not in execution_order:
             owner = owner.rpartition(".")[0]
         owners[owner].append((name, parameter))
-    return sorted(owners.items(), key=lambda item: -starts[item[0]])
+    return sorted(owners.items(), key=lambda item: -execution_order[item[0]])
