@@ -1,6 +1,6 @@
-"""Who can make the maps that are judged: methods, a user's functions, and controls, which know nothing of the model."""
+"""Sources of heatmaps to evaluate: CAM methods, custom functions, and control maps, which ignore the model."""
 
-# No torch is imported here: the shell reads its choices from this table before there is anything to compute.
+# This module does not import torch, so that the command line can list its choices without delay.
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gradcam.options import load_late
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-# From a model, images (N,C,H,W) and a class of each (N,) to heatmaps (N,H,W): a method, of ours or of anybody.
+# A function of a model, images (N,C,H,W) and classes (N,) that returns heatmaps (N,H,W), from any library.
 Explain = Callable[["nn.Module", "Tensor", "Tensor"], "Tensor"]
 
 
@@ -55,11 +55,11 @@ class Control:
 
 @dataclass(frozen=True)
 class OwnFunction:
-    """A user's function of a model, images (N,C,H,W) and classes (N,) that gives heatmaps (N,H,W), of any library."""
+    """A custom function of a model, images (N,C,H,W) and classes (N,) that returns heatmaps (N,H,W)."""
 
     name: str
     function: Explain = field(repr=False)
-    needs: ClassVar[tuple[str, ...]] = ()  # nobody knows what it runs
+    needs: ClassVar[tuple[str, ...]] = ()  # The inputs of a custom function are not declared.
     place: ClassVar[str] = "own"
 
 
@@ -75,22 +75,25 @@ CONTROLS: dict[str, Control] = {
 Explained = Method | Control | OwnFunction
 
 
-def find_explained(wanted: Any, *others: str) -> Explained:
-    """A method or a control by its name, or one itself; any other function is somebody's own. `others`: what else might
-    have been meant. A name may be `FILE.py:NAME`, or an installed package's. Raises `GradcamError` for others."""
-    name = wanted.strip() if isinstance(wanted, str) else ""
+def find_explained(source: Any, *other_names: str) -> Explained:
+    """Return a method or control map by name; wrap any other function in `OwnFunction`.
+
+    A name may also be `FILE.py:NAME`, or come from an installed package. If there is no such name, raise `GradcamError`
+    with similar names, among them `other_names`.
+    """
+    name = source.strip() if isinstance(source, str) else ""
     if name.lower() in CONTROLS:
         return CONTROLS[name.lower()]
-    is_brought = plugins.is_own(name) or (name in plugins.installed("methods") and name not in METHODS)
-    brought = plugins.load("methods", name) if is_brought else wanted
-    if isinstance(brought, (Method, Control, OwnFunction)):
-        return brought
-    if callable(brought):
-        return OwnFunction(getattr(brought, "__name__", type(brought).__name__), brought)
-    if is_brought:
-        raise GradcamError(f"{name} is {shorten(brought)}, expected a method or a function that returns heatmaps.")
+    is_plugin = plugins.is_own(name) or (name in plugins.installed("methods") and name not in METHODS)
+    loaded = plugins.load("methods", name) if is_plugin else source
+    if isinstance(loaded, (Method, Control, OwnFunction)):
+        return loaded
+    if callable(loaded):
+        return OwnFunction(getattr(loaded, "__name__", type(loaded).__name__), loaded)
+    if is_plugin:
+        raise GradcamError(f"{name} is {shorten(loaded)}, expected a method or a function that returns heatmaps.")
     try:
         return find_method(name)
     except GradcamError:
-        known = [*METHODS, *others, *CONTROLS, *plugins.installed("methods")]
-        raise GradcamError(f"There is no method or control {shorten(wanted)}. {offer(name, known)}") from None
+        names = [*METHODS, *other_names, *CONTROLS, *plugins.installed("methods")]
+        raise GradcamError(f"There is no method or control {shorten(source)}. {offer(name, names)}") from None

@@ -1,4 +1,4 @@
-"""Methods and controls as functions of a model, images and classes: what is judged, on any variant of either."""
+"""Methods and control maps as functions of a model, images and classes, for evaluation on any variant of them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from gradcam.layers.find import unwrap
 from gradcam.options import Progress
 from gradcam.targets.classes import ClassTarget
 
-CENTRE = 0.25  # the blob's standard deviation, as a share of each side
-CELLS = 7  # of the random map, along each side: as coarse as the maps of most networks
+CENTRE_DEVIATION = 0.25  # standard deviation of the central blob, as a share of the height and of the width
+RANDOM_MAP_CELLS = 7  # height and width of the noise before it is enlarged: those of most networks' feature maps
 
 
 def run_explain(explain: Explain, model: nn.Module, images: Tensor, classes: Tensor) -> Any:
-    """What it gives for the model in evaluation mode, also where it is somebody else's and leaves the mode alone."""
+    """Call the function with the model in evaluation mode. Custom functions may not set the mode themselves."""
     with preserve_state(unwrap(model)):
         return explain(model, images, classes)
 
@@ -56,8 +56,8 @@ class Explainer:
     >>> import gradcam, torch
     >>> classifier = gradcam.load_classifier()
     >>> explainer = gradcam.evaluation.Explainer(["gradcam", "centre"], "layer4")
-    >>> found = explainer.explain(classifier.model, classifier.batch(["photo.jpg"]), torch.tensor([[285, 967]]))
-    >>> {name: tuple(heatmaps.shape) for name, heatmaps in found.items()}
+    >>> maps_by_name = explainer.explain(classifier.model, classifier.batch(["photo.jpg"]), torch.tensor([[285, 967]]))
+    >>> {name: tuple(heatmaps.shape) for name, heatmaps in maps_by_name.items()}
     {'gradcam': (1, 2, 224, 224), 'centre': (1, 2, 224, 224)}
     >>> explainer.only("gradcam")(classifier.model, classifier.batch(["photo.jpg"]), torch.tensor([967])).shape
     torch.Size([1, 224, 224])
@@ -71,12 +71,12 @@ class Explainer:
     activation: str = "auto"
     reshape: Any = None
     seed: int = 0
-    options: Mapping[str, Any] = field(default_factory=dict, repr=False)  # of `compare`: memory_budget, progress
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @cached_property
     def explained(self) -> dict[str, Explained]:
         """The methods and control maps by name. Raises `GradcamError` if a name is unknown."""
-        return {it.name: it for it in map(find_explained, self.names)}
+        return {source.name: source for source in map(find_explained, self.names)}
 
     def explain(self, model: nn.Module, images: Tensor, classes: Tensor) -> dict[str, Tensor]:
         """Compute the heatmaps of all methods, sharing forward passes where possible.
@@ -103,17 +103,19 @@ class Explainer:
         ImageError
             If a custom function does not return heatmaps of the images' size.
         """
-        methods = [it for it in self.explained.values() if isinstance(it, Method)]
-        with_score = [it for it in methods if it.score is None or self.score == "logit"]
-        found = self._compare(model, images, classes, with_score, self.score)
-        found |= self._compare(model, images, classes, [it for it in methods if it not in with_score], "logit")
-        for it in self.explained.values():
-            if isinstance(it, Control):
-                found[it.name] = it.make(images, self.seed)[:, None].expand(-1, classes.shape[1], -1, -1)
-            elif isinstance(it, OwnFunction):
-                each = [_run_own(it, model, images, one) for one in classes.unbind(1)]
-                found[it.name] = torch.stack(each, 1)
-        return {name: found[name] for name in self.explained}
+        methods = [source for source in self.explained.values() if isinstance(source, Method)]
+        with_score = [method for method in methods if method.score is None or self.score == "logit"]
+        maps = self._compare(model, images, classes, with_score, self.score)
+        maps |= self._compare(
+            model, images, classes, [method for method in methods if method not in with_score], "logit"
+        )
+        for source in self.explained.values():
+            if isinstance(source, Control):
+                maps[source.name] = source.make(images, self.seed)[:, None].expand(-1, classes.shape[1], -1, -1)
+            elif isinstance(source, OwnFunction):
+                class_maps = [_run_custom(source, model, images, indices) for indices in classes.unbind(1)]
+                maps[source.name] = torch.stack(class_maps, 1)
+        return {name: maps[name] for name in self.explained}
 
     def only(self, name: str) -> Explain:
         """Return one method or control map as a function.
@@ -135,62 +137,68 @@ class Explainer:
         GradcamError
             If a name in `names` is unknown.
         """
-        own = self.explained[name]
-        if isinstance(own, OwnFunction):
-            return lambda model, images, classes: own.function(model, images.detach().clone(), classes)
-        alone = replace(self, names=(own,))
-        return lambda model, images, classes: alone.explain(model, images, classes[:, None])[name][:, 0]
+        source = self.explained[name]
+        if isinstance(source, OwnFunction):
+            return lambda model, images, classes: source.function(model, images.detach().clone(), classes)
+        explainer = replace(self, names=(source,))
+        return lambda model, images, classes: explainer.explain(model, images, classes[:, None])[name][:, 0]
 
     def _compare(
         self, model: nn.Module, images: Tensor, classes: Tensor, methods: Sequence[Method], score: str
     ) -> dict[str, Tensor]:
-        assigned: dict[str | None, list[Method]] = {}  # by layer; methods that are of none go with the first
-        for method in sorted(methods, key=lambda it: it.place != "layer"):
+        # Methods without a layer join those of the first layer, to share their forward passes.
+        by_layer: dict[str | None, list[Method]] = {}
+        for method in sorted(methods, key=lambda method: method.place != "layer"):
             layer = self.layer.get(method.name) if isinstance(self.layer, Mapping) else self.layer
-            assigned.setdefault(layer if method.place == "layer" else next(iter(assigned), None), []).append(method)
+            by_layer.setdefault(layer if method.place == "layer" else next(iter(by_layer), None), []).append(method)
         target = ClassTarget(classes, score=score, activation=self.activation)
         shared = {"target": target, "reshape": self.reshape, **self.options}
-        found: dict[str, Tensor] = {}
-        for layer, own in assigned.items():
-            explained = compare(model, images, layers=[] if layer is None else [layer], methods=own, **shared)
-            found.update({method: explanation.heatmaps for (_, method), explanation in explained.items()})
-        return found
+        maps: dict[str, Tensor] = {}
+        for layer, layer_methods in by_layer.items():
+            explanations = compare(
+                model, images, layers=[] if layer is None else [layer], methods=layer_methods, **shared
+            )
+            maps.update({method: explanation.heatmaps for (_, method), explanation in explanations.items()})
+        return maps
 
 
-def _run_own(own: OwnFunction, model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
+def _run_custom(source: OwnFunction, model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
     try:
-        made = run_explain(own.function, model, images.detach().clone(), classes)
+        heatmaps = run_explain(source.function, model, images.detach().clone(), classes)
     except (GradcamError, RuntimeError):
         raise
-    except Exception as error:  # whatever somebody's code does, such as not to take three arguments
-        raise GradcamError(f"{own.name} failed: {describe_unexpected(error)}") from error
+    except Exception as error:  # Custom functions may raise anything, for example because of a wrong signature.
+        raise GradcamError(f"{source.name} failed: {describe_unexpected(error)}") from error
     try:
-        return check_heatmaps(made, (len(images), *images.shape[2:]), images.device)
+        return check_heatmaps(heatmaps, (len(images), *images.shape[2:]), images.device)
     except ImageError as error:
-        raise ImageError(f"{own.name}: {error}") from None
+        raise ImageError(f"{source.name}: {error}") from None
 
 
 def make_constant(images: Tensor, seed: int = 0) -> Tensor:
-    """One everywhere."""
+    """Return heatmaps that are 1 at every pixel."""
     return torch.ones(len(images), *images.shape[2:], dtype=torch.float32, device=images.device)
 
 
 def make_centre(images: Tensor, seed: int = 0) -> Tensor:
-    """A blob in the middle, where photographers put things: a Gaussian, a quarter of each side wide."""
-    counts = [torch.arange(length, dtype=torch.float32, device=images.device) for length in images.shape[2:]]
-    rows, columns = (torch.exp(-(((it + 0.5) / len(it) - 0.5) ** 2) / (2 * CENTRE**2)) for it in counts)
+    """Return a Gaussian blob in the centre, where photographs often show their subject."""
+    positions = [torch.arange(length, dtype=torch.float32, device=images.device) for length in images.shape[2:]]
+    rows, columns = (
+        torch.exp(-(((position + 0.5) / len(position) - 0.5) ** 2) / (2 * CENTRE_DEVIATION**2))
+        for position in positions
+    )
     return to_unit((rows[:, None] * columns)[None]).expand(len(images), -1, -1)
 
 
 def make_random(images: Tensor, seed: int = 0) -> Tensor:
-    """Noise on a coarse grid, enlarged as smoothly as class activation maps are."""
-    shape, size = (len(images), 1, CELLS, CELLS), (int(images.shape[2]), int(images.shape[3]))
+    """Return noise on a coarse grid, enlarged by bicubic interpolation so that it is as smooth as a CAM."""
+    shape, size = (len(images), 1, RANDOM_MAP_CELLS, RANDOM_MAP_CELLS), (int(images.shape[2]), int(images.shape[3]))
     noise = torch.rand(shape, generator=draw(seed, "random map"), dtype=torch.float32, device="cpu").to(images.device)
     return to_unit(nn.functional.interpolate(noise, size=size, mode="bicubic", align_corners=False)[:, 0])
 
 
 def make_edges(images: Tensor, seed: int = 0) -> Tensor:
-    """The picture's edges: the length of the Sobel gradient of the channels' mean."""
+    """Return the image's edges: the norm of the Sobel gradient of the mean over channels."""
     sobel = [[1.0, 0.0, -1.0], [2.0, 0.0, -2.0], [1.0, 0.0, -1.0]]
     kernel = torch.tensor(sobel, dtype=torch.float32, device=images.device)
     grey = nn.functional.pad(images.float().mean(1, keepdim=True), (1, 1, 1, 1), mode="replicate")
@@ -200,7 +208,7 @@ def make_edges(images: Tensor, seed: int = 0) -> Tensor:
 
 @dataclass
 class Counter:
-    """How many of so many steps are done, and somebody who wants to know."""
+    """Counts finished steps, and reports them to the progress callback."""
 
     progress: Progress | None
     total: int = 0
@@ -209,7 +217,7 @@ class Counter:
     def step(self, *_: object) -> None:
         self.reach(self.done + 1)
 
-    def reach(self, done: int) -> None:
-        if self.progress is not None and done != self.done:
-            self.progress(done, self.total)
-        self.done = done
+    def reach(self, count: int) -> None:
+        if self.progress is not None and count != self.done:
+            self.progress(count, self.total)
+        self.done = count

@@ -1,10 +1,13 @@
-"""How sure a mean over pictures is, and which of several methods are told apart.
+"""Confidence intervals of means over images, and tests for significant differences between methods.
 
-Which intervals, was chosen by simulation (tests/evaluation/test_intervals.py): from 8 pictures on they hold the true mean in
-93 to 97 of 100 cases, for normal, skewed and bounded numbers; of 8 exponential ones Student's t has 89, and BCa 86. They
-hold it too often (98) for numbers that are nearly all 0 or 1, too seldom (89 of 8) for lognormal ones with a deviation of 1.
-Differences of methods are about symmetric, and Student's t is right there. Mosaics share pictures, so that their numbers
-depend on one another: what a picture and what a mosaic has of its own are told apart there.
+The intervals were chosen by simulation (tests/evaluation/test_intervals.py). From 8 images on, a 95 % interval contains the
+true mean in 93 to 97 of 100 cases, for normal, skewed and bounded numbers. With 8 exponentially distributed numbers,
+Student's t reaches only 89 cases, and BCa 86. There are two exceptions. If nearly all numbers are 0 or 1, the interval
+contains the true mean too often, in 98 cases. With 8 lognormal numbers (sigma 1), it contains the true mean too seldom, in
+89 cases. Differences between methods are roughly symmetric, so Student's t is accurate for them.
+
+Mosaics share images, so their numbers are correlated. Their variance is therefore split into a part of the images and a
+part of the mosaics.
 """
 
 from __future__ import annotations
@@ -24,10 +27,10 @@ from gradcam.errors import GradcamError, shorten
 from gradcam.options import accept_old_parameters, refuse
 
 LEVEL = 0.95
-TINY = 1e-6  # spread or skewness that is rounding
-NODES, WEIGHTS = np.polynomial.legendre.leggauss(200)  # of a quadrature
-FEWEST = 6  # pictures of an interval: of five, no paired test could tell two methods apart
-ENOUGH = 8  # pictures of a comparison: of fewer, an interval of skewed numbers holds the true mean too seldom
+ROUNDING_LIMIT = 1e-6  # A smaller standard deviation or skewness counts as zero.
+NODES, WEIGHTS = np.polynomial.legendre.leggauss(200)  # Gauss-Legendre quadrature
+FEWEST = 6  # images for an interval: with five, no paired test can find a significant difference
+ENOUGH = 8  # images for a comparison: with fewer, intervals of skewed numbers contain the true mean too seldom
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ class Interval:
 
     @property
     def is_known(self) -> bool:
-        """Whether there were enough images for an interval."""
+        """True if there were enough images for an interval."""
         return math.isfinite(self.high - self.low)
 
     def to_fields(self) -> dict[str, float | int | None]:
@@ -131,8 +134,8 @@ def mean_interval(
     Examples
     --------
     >>> from gradcam.evaluation import mean_interval
-    >>> found = mean_interval([0.4, 0.6, 0.5, 0.7, 0.3, 0.5, 0.4, 0.6, None])
-    >>> found.n, round(found.mean, 1), round(found.low, 1), round(found.high, 1)
+    >>> interval = mean_interval([0.4, 0.6, 0.5, 0.7, 0.3, 0.5, 0.4, 0.6, None])
+    >>> interval.n, round(interval.mean, 1), round(interval.low, 1), round(interval.high, 1)
     (8, 0.5, 0.4, 0.6)
 
     References
@@ -144,43 +147,47 @@ def mean_interval(
 
 
 def _to_interval(
-    values: Sequence[float], level: float, pictures: Sequence[Sequence[Hashable]] | None, *, is_skewed: bool
+    values: Sequence[float], level: float, images: Sequence[Sequence[Hashable]] | None, *, is_skewed: bool
 ) -> Interval:
     if isinstance(level, bool) or not isinstance(level, (int, float)) or not 0 < level < 1:
         raise refuse(level, "level", "a number between 0 and 1, such as 0.95.")
-    found = _estimate(values, pictures)
-    if found.freedom == 0:
-        return Interval(found.mean, -math.inf, math.inf, found.n)
+    estimate = _estimate_mean(values, images)
+    if estimate.freedom == 0:
+        return Interval(estimate.mean, -math.inf, math.inf, estimate.n)
     if is_skewed:
-        present = np.array([value for value in values if not math.isnan(value)], dtype=np.float64)
-        if {*present} <= {0, 1}:
-            low, high = bound_share(found.mean, found.n, NormalDist().inv_cdf((1 + level) / 2))
+        numbers = np.array([value for value in values if not math.isnan(value)], dtype=np.float64)
+        if {*numbers} <= {0, 1}:
+            low, high = bound_share(estimate.mean, estimate.n, NormalDist().inv_cdf((1 + level) / 2))
         else:
-            low, high = _bound_skewed(present, level)
-        return Interval(found.mean, low, high, found.n)
-    half = _find_quantile(level, found.freedom) * found.error
-    return Interval(found.mean, found.mean - half, found.mean + half, found.n)
+            low, high = _bound_skewed(numbers, level)
+        return Interval(estimate.mean, low, high, estimate.n)
+    half_width = _find_t_quantile(level, estimate.freedom) * estimate.error
+    return Interval(estimate.mean, estimate.mean - half_width, estimate.mean + half_width, estimate.n)
 
 
 def bound_share(share: float, n: int, z: float) -> tuple[float, float]:
-    """Wilson's interval of a share of n, equation (1), for a normal distribution's quantile z."""
-    middle = (share + z**2 / (2 * n)) / (1 + z**2 / n)
-    half = z / (1 + z**2 / n) * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
-    return max(0.0, middle - half), min(1.0, middle + half)
+    """Return Wilson's interval, equation (1), of a share among n cases; z is a quantile of the normal distribution."""
+    centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+    half_width = z / (1 + z**2 / n) * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
+    return max(0.0, centre - half_width), min(1.0, centre + half_width)
 
 
 def _bound_skewed(numbers: NDArray[np.float64], level: float) -> tuple[float, float]:
-    """Hall's interval. For W, the mean's error in standard deviations of a number, and the skewness g, the cubic
-    W + g W^2 / 3 + g^2 W^3 / 27 + g / 6n is about as symmetric as Student's t is: it is solved for W at both of t's ends."""
-    mean, n, apart = float(numbers.mean()), len(numbers), numbers - numbers.mean()
+    """Return Hall's interval of a mean.
+
+    Let W be the error of the mean, divided by the standard deviation of the numbers, and g their skewness. The cubic
+    W + g W^2 / 3 + g^2 W^3 / 27 + g / 6n has nearly the distribution of Student's t divided by sqrt(n). It is solved for W
+    at both quantiles of t.
+    """
+    mean, n, deviations = float(numbers.mean()), len(numbers), numbers - numbers.mean()
     spread = float(numbers.std(ddof=1))
-    skewness = float((apart**3).mean() / (apart**2).mean() ** 1.5) if spread > TINY else 0.0
-    quantile = _find_quantile(level, n - 1) / math.sqrt(n)
+    skewness = float((deviations**3).mean() / (deviations**2).mean() ** 1.5) if spread > ROUNDING_LIMIT else 0.0
+    t_end = _find_t_quantile(level, n - 1) / math.sqrt(n)
     ends = []
-    for end in (quantile, -quantile):
+    for end in (t_end, -t_end):
         centred = end - skewness / (6 * n)
-        is_straight = abs(skewness) < TINY
-        error = centred if is_straight else 3 / skewness * (float(np.cbrt(1 + skewness * centred)) - 1)
+        is_symmetric = abs(skewness) < ROUNDING_LIMIT
+        error = centred if is_symmetric else 3 / skewness * (float(np.cbrt(1 + skewness * centred)) - 1)
         ends.append(mean - spread * error)
     return ends[0], ends[1]
 
@@ -223,8 +230,8 @@ def paired_difference(
     --------
     >>> from gradcam.evaluation import paired_difference
     >>> ours, theirs = [0.6, 0.7, 0.8, 0.5, 0.6, 0.9, 0.7, 0.6], [0.5, 0.6, 0.6, 0.4, 0.5, 0.8, 0.5, 0.5]
-    >>> found = paired_difference(ours, theirs)
-    >>> round(found.mean, 1), found.excludes(0)  # a small but significant difference
+    >>> difference = paired_difference(ours, theirs)
+    >>> round(difference.mean, 1), difference.excludes(0)  # a small but significant difference
     (0.1, True)
 
     References
@@ -240,28 +247,31 @@ def find_told_apart(
     level: float = LEVEL,
     pictures: Sequence[Sequence[Hashable]] | None = None,
 ) -> set[frozenset[str]]:
-    """The pairs of methods whose means differ by more than chance, of the methods' numbers for the same pictures. All
-    pairs are tested, by Holm's procedure, since the best of several is chosen by its numbers: where all are alike, the
-    probability that any is told apart from the best is 1 - `level` at most. Two that are not the best may be more often,
-    where one is skewed and has a far larger spread: in 20 % for eight exponential ones whose spreads are 1 to 10."""
+    """Return the pairs of methods whose means over the same images differ significantly.
+
+    The best method is selected by the tested numbers. All pairs are therefore tested with Holm's correction: if all
+    methods are equally good, the probability that any of them differs significantly from the best is at most 1 - `level`.
+    Pairs without the best method can exceed this probability if one method is skewed and has a much larger spread: it is
+    20 % for eight methods with exponential numbers and spreads from 1 to 10.
+    """
     pairs = [frozenset(pair) for pair in itertools.combinations(rows, 2)]
-    chances = {}
+    p_values = {}
     for pair in pairs:
-        one, other = sorted(pair)
-        found = _estimate(_subtract(rows[one], rows[other]), pictures)
-        ratio = math.inf if found.error == 0 and found.mean != 0 else abs(found.mean) / (found.error or 1.0)
-        chances[pair] = 1.0 if found.freedom == 0 else 1 - _find_share(ratio, found.freedom)
-    told: set[frozenset[str]] = set()
-    for place, pair in enumerate(sorted(pairs, key=chances.__getitem__)):
-        if chances[pair] > (1 - level) / (len(pairs) - place):
+        first, second = sorted(pair)
+        estimate = _estimate_mean(_subtract(rows[first], rows[second]), pictures)
+        ratio = math.inf if estimate.error == 0 and estimate.mean != 0 else abs(estimate.mean) / (estimate.error or 1.0)
+        p_values[pair] = 1.0 if estimate.freedom == 0 else 1 - _find_t_probability(ratio, estimate.freedom)
+    significant: set[frozenset[str]] = set()
+    for rank, pair in enumerate(sorted(pairs, key=p_values.__getitem__)):
+        if p_values[pair] > (1 - level) / (len(pairs) - rank):
             break
-        told.add(pair)
-    return told
+        significant.add(pair)
+    return significant
 
 
 @dataclass(frozen=True)
-class _Estimate:
-    """A mean of n numbers, its standard error, and the degrees of freedom of that; 0 of too few."""
+class _MeanEstimate:
+    """A mean of n numbers, its standard error, and the degrees of freedom; 0 if there are too few numbers."""
 
     mean: float
     error: float
@@ -269,60 +279,68 @@ class _Estimate:
     n: int
 
 
-def _estimate(values: Sequence[float], pictures: Sequence[Sequence[Hashable]] | None) -> _Estimate:
-    if pictures is not None and len(pictures) != len(values):
+def _estimate_mean(values: Sequence[float], images: Sequence[Sequence[Hashable]] | None) -> _MeanEstimate:
+    if images is not None and len(images) != len(values):
         raise GradcamError(
-            f"There are {len(values)} values and {len(pictures)} lists of images: give one list per value."
+            f"There are {len(values)} values and {len(images)} lists of images: give one list per value."
         )
-    kept = [number for number, value in enumerate(values) if not math.isnan(value)]
-    numbers = np.array([values[number] for number in kept], dtype=np.float64)
+    valid = [i for i, value in enumerate(values) if not math.isnan(value)]
+    numbers = np.array([values[i] for i in valid], dtype=np.float64)
     n = len(numbers)
     mean = math.fsum(numbers) / n if n else math.nan
-    if pictures is None:
+    if images is None:
         freedom = n - 1 if n >= FEWEST else 0
-        return _Estimate(mean, float(numbers.std(ddof=1)) / math.sqrt(n) if freedom else math.inf, freedom, n)
-    names = {name: place for place, name in enumerate(dict.fromkeys(it for number in kept for it in pictures[number]))}
-    if min(n, len(names)) < FEWEST:
-        return _Estimate(mean, math.inf, 0, n)
-    shows = np.zeros((n, len(names)))
-    for row, number in enumerate(kept):
-        shows[row, [names[it] for it in pictures[number]]] = 1
-    of_pictures, of_numbers = _divide_variance(numbers, shows)
-    error = math.sqrt((shows.sum(0) ** 2).sum() / n**2 * of_pictures + of_numbers / n)
-    return _Estimate(mean, error, max(1, min(n, len(names) // 2) - 1), n)
+        return _MeanEstimate(mean, float(numbers.std(ddof=1)) / math.sqrt(n) if freedom else math.inf, freedom, n)
+    columns = {name: column for column, name in enumerate(dict.fromkeys(name for i in valid for name in images[i]))}
+    if min(n, len(columns)) < FEWEST:
+        return _MeanEstimate(mean, math.inf, 0, n)
+    uses_image = np.zeros((n, len(columns)))
+    for row, i in enumerate(valid):
+        uses_image[row, [columns[name] for name in images[i]]] = 1
+    image_variance, number_variance = _split_variance(numbers, uses_image)
+    error = math.sqrt((uses_image.sum(0) ** 2).sum() / n**2 * image_variance + number_variance / n)
+    return _MeanEstimate(mean, error, max(1, min(n, len(columns) // 2) - 1), n)
 
 
-def _divide_variance(numbers: Any, shows: Any) -> tuple[float, float]:
-    """The variances of what a picture and of what a number has of its own, where each number is a sum of its pictures'
-    and its own part. Half the squared difference of two numbers has the expectation of the second, and as many times the
-    first as there are pictures in one of them and not in the other: a line through all pairs."""
-    one, other = np.triu_indices(len(numbers), 1)
-    squares = (numbers[one] - numbers[other]) ** 2 / 2
-    sizes = shows.sum(1)
-    apart = (sizes[one] + sizes[other]) / 2 - (shows @ shows.T)[one, other]
-    middle, spread = apart.mean(), ((apart - apart.mean()) ** 2).sum()
-    if spread == 0:  # all share as much, as where no two share anything
-        return float(squares.mean() / middle) if middle else 0.0, 0.0
-    slope = max(0.0, float(((apart - middle) * (squares - squares.mean())).sum() / spread))
-    rest = float(squares.mean() - slope * middle)
-    return (slope, rest) if rest >= 0 else (float(squares.mean() / middle), 0.0)
+def _split_variance(numbers: Any, uses_image: Any) -> tuple[float, float]:
+    """Return the variance of an image's contribution and of a number's individual part, by a least-squares fit.
+
+    Each number is modelled as the sum of its images' contributions and an individual part. For two numbers, let d be the
+    count of images per number that they do not share. Half of their squared difference is then expected to be d times the
+    first variance, plus the second. A line through all pairs gives both.
+    """
+    first, second = np.triu_indices(len(numbers), 1)
+    squares = (numbers[first] - numbers[second]) ** 2 / 2
+    sizes = uses_image.sum(1)
+    unshared = (sizes[first] + sizes[second]) / 2 - (uses_image @ uses_image.T)[first, second]
+    mean_unshared, spread = unshared.mean(), ((unshared - unshared.mean()) ** 2).sum()
+    if (
+        spread == 0
+    ):  # All pairs share equally many images, so no line can be fitted. The images get all of the variance.
+        return float(squares.mean() / mean_unshared) if mean_unshared else 0.0, 0.0
+    slope = max(0.0, float(((unshared - mean_unshared) * (squares - squares.mean())).sum() / spread))
+    intercept = float(squares.mean() - slope * mean_unshared)
+    return (slope, intercept) if intercept >= 0 else (float(squares.mean() / mean_unshared), 0.0)
 
 
 @functools.lru_cache(maxsize=1024)
-def _find_quantile(level: float, freedom: int) -> float:
-    """How far from 0 Student's t is with this probability at most."""
+def _find_t_quantile(level: float, freedom: int) -> float:
+    """Return the value that the absolute value of Student's t does not exceed with probability `level`."""
     low, high = 0.0, 1.0
-    while _find_share(high, freedom) < level:
+    while _find_t_probability(high, freedom) < level:
         high *= 2
     for _ in range(100):
         middle = (low + high) / 2
-        low, high = (middle, high) if _find_share(middle, freedom) < level else (low, middle)
+        low, high = (middle, high) if _find_t_probability(middle, freedom) < level else (low, middle)
     return high
 
 
-def _find_share(ratio: float, freedom: int) -> float:
-    """The probability that Student's t lies within this of 0. Its density is a power of the cosine of an angle: Abramowitz
-    and Stegun, Handbook of Mathematical Functions, 26.7.1."""
+def _find_t_probability(ratio: float, freedom: int) -> float:
+    """Return the probability that the absolute value of Student's t does not exceed `ratio`.
+
+    With the substitution t = sqrt(freedom) * tan(angle), the density is a power of the angle's cosine (Abramowitz and
+    Stegun, Handbook of Mathematical Functions, 26.7.1).
+    """
 
     def integrate(end: float) -> float:
         return end * float(WEIGHTS @ np.cos(end * (NODES + 1) / 2) ** (freedom - 1))
@@ -342,11 +360,11 @@ def _subtract(values: Sequence[Any], reference: Sequence[Any]) -> list[float]:
 
 def _to_floats(values: Iterable[Any]) -> list[float]:
     try:
-        found = [math.nan if value is None else float(value) for value in values]
-    except (TypeError, ValueError, RuntimeError):  # RuntimeError: of a tensor of several numbers
+        numbers = [math.nan if value is None else float(value) for value in values]
+    except (TypeError, ValueError, RuntimeError):  # A tensor of several numbers raises RuntimeError.
         raise GradcamError(
             f"The values are {shorten(values)}, expected one number per image, or None for images without a value."
         ) from None
-    if any(map(math.isinf, found)):
+    if any(map(math.isinf, numbers)):
         raise GradcamError("The values contain an infinite number, so they have no mean.")
-    return found
+    return numbers

@@ -1,4 +1,4 @@
-"""What maps are judged on: pictures, a model, and how probable it finds the explained classes in variants of them."""
+"""The subject of an evaluation: a model, images, and the probabilities of their classes in variants of the images."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from gradcam.options import check_count
 from gradcam.targets.classes import check_classes
 
 BASELINES = ("blur", "mean", "zero")
-RADIUS = 5  # of the blur in a picture of `SIDE` pixels: 11 x 11, with a standard deviation of 5, as in RISE's code
-SIDE = 224
-CUT = 4  # standard deviations, as SciPy's filter has it
-# In one pass of the model. On a processor larger batches take longer, since what lies between two layers leaves its caches.
-PIXELS = 32 * 224 * 224
-PIXELS_ON_CPU = 4 * 224 * 224
+BLUR_RADIUS_PIXELS = 5  # for an image whose shorter side is `BLUR_IMAGE_PIXELS`, as in RISE's code
+BLUR_IMAGE_PIXELS = 224
+TRUNCATE_DEVIATIONS = 4  # SciPy's Gaussian filter is cut off here, too.
+# Batches are smaller on a CPU, because the activations of larger batches do not fit in its caches.
+MAX_PIXELS_PER_BATCH = 32 * 224 * 224
+MAX_PIXELS_PER_BATCH_ON_CPU = 4 * 224 * 224
 
 
 class Subject:
@@ -100,21 +100,21 @@ class Subject:
         self.model = unwrap(model)
         self.images = images.detach()
         self.activation = activation
-        most = PIXELS_ON_CPU if images.device.type == "cpu" else PIXELS
-        fitting = max(1, most // max(1, images.shape[2] * images.shape[3]))
-        self._parts = Halving(fitting if batch_size is None else batch_size)
+        max_pixels = MAX_PIXELS_PER_BATCH_ON_CPU if images.device.type == "cpu" else MAX_PIXELS_PER_BATCH
+        default_size = max(1, max_pixels // max(1, images.shape[2] * images.shape[3]))
+        self._batches = Halving(default_size if batch_size is None else batch_size)
         self._baselines: dict[str, Tensor] = {}
-        self._of_baselines: dict[str, Tensor] = {}
+        self._baseline_probabilities: dict[str, Tensor] = {}
         with preserve_state(self.model), torch.no_grad():
             self.all_probabilities = _require_finite(torch.cat(list(self._run([self.images]))))
         check_probabilities(self.all_probabilities.shape[1], activation)
         if classes is None:
             self.classes = self.all_probabilities.argmax(1)
         else:
-            found = check_classes(classes, *self.all_probabilities.shape)
-            if (count := found.shape[1]) != 1:
+            indices = check_classes(classes, *self.all_probabilities.shape)
+            if (count := indices.shape[1]) != 1:
                 raise TargetError(f"There are {count} classes per image, expected one: evaluate one class at a time.")
-            self.classes = found[:, 0].to(self.images.device)
+            self.classes = indices[:, 0].to(self.images.device)
         self.probabilities = self.all_probabilities.gather(1, self.classes[:, None])[:, 0]
 
     @property
@@ -163,9 +163,9 @@ class Subject:
             As in `baseline` and `score`.
         """
         baseline = self.baseline(kind)
-        if kind not in self._of_baselines:
-            (self._of_baselines[kind],) = self.score([baseline])
-        return self._of_baselines[kind]
+        if kind not in self._baseline_probabilities:
+            (self._baseline_probabilities[kind],) = self.score([baseline])
+        return self._baseline_probabilities[kind]
 
     def score(self, variants: Iterable[Tensor]) -> Tensor:
         """Return the classes' probabilities for variants of the images, computed in batches.
@@ -193,13 +193,13 @@ class Subject:
                 probabilities.gather(1, torch.cat(list(islice(classes, len(probabilities))))[:, None])
                 for probabilities in self._run(variants)
             ]
-        found = torch.cat(parts) if parts else self.probabilities[:0]
-        return _require_finite(found).reshape(-1, len(self.images))
+        rows = torch.cat(parts) if parts else self.probabilities[:0]
+        return _require_finite(rows).reshape(-1, len(self.images))
 
     def _run(self, variants: Iterable[Tensor]) -> Iterator[Tensor]:
-        """All classes' probabilities, batch by batch, whichever variants the rows of a batch are of."""
+        """Yield the probabilities of all classes, batch by batch. A batch may contain rows of several variants."""
 
-        def to_rows() -> Iterator[Tensor]:
+        def iterate_rows() -> Iterator[Tensor]:
             for variant in variants:
                 if variant.shape != self.images.shape:
                     expected = f"expected the images' shape {tuple(self.images.shape)}."
@@ -207,16 +207,18 @@ class Subject:
                 yield from variant.split(1)
 
         def run(images: Tensor) -> Tensor:
-            found = to_probabilities(self.model(images), len(images), self.activation)
-            return found.to(self.images.device, torch.float32)  # a model may lie on several devices
+            probabilities = to_probabilities(self.model(images), len(images), self.activation)
+            return probabilities.to(
+                self.images.device, torch.float32
+            )  # The output of a model may be on another device.
 
-        rows = to_rows()
-        while batch := list(islice(rows, self._parts.largest)):
-            yield from self._parts.run(run, torch.cat(batch))  # a copy: what a model changes in place is nobody's
+        rows = iterate_rows()
+        while batch := list(islice(rows, self._batches.largest)):
+            yield from self._batches.run(run, torch.cat(batch))  # `cat` copies, so the model cannot change the images.
 
 
 def check_probabilities(classes: int, activation: str) -> None:
-    """Raises `ModelError` for a model whose single output is a value: it has no probability to evaluate maps by."""
+    """Raise `ModelError` if the model's only output is a value, because evaluation needs probabilities."""
     if classes == 1 and activation == "none":
         advice = 'Use gradcam run instead. If the value is a logit, give --activation sigmoid (activation="sigmoid").'
         raise ModelError(f"The model's output is a single value, but evaluation needs probabilities. {advice}")
@@ -229,17 +231,20 @@ def _require_finite(probabilities: Tensor) -> Tensor:
 
 
 def describe(value: Any, *kinds: Any) -> str:
-    """A tensor, or another of these kinds, by its dtype and shape; anything else as it is, for a sentence."""
+    """Return the type and shape of a tensor, or of an instance of `kinds`, for a message; other values as short text."""
     return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, kinds or (Tensor,)) else shorten(value)
 
 
 def make_baseline(images: Tensor, kind: str) -> Tensor:
-    """What the pixels of images (N,C,H,W) are replaced with: the same shape, type and device. "blur": the image,
-    blurred by the very kernel of RISE's code (Petsiuk et al., BMVC 2018) where the shorter side is 224:
-    `scipy.ndimage.gaussian_filter` of one pixel in 11 x 11, with a standard deviation of 5; what of the Gaussian lies
-    outside is mirrored back into it, so that it is nearly a mean of these. For other sizes it is in proportion, 3 x 3
-    at least. Around the image is zero, as there. "mean": each image's own mean per channel. "zero": zero, which after
-    the usual preprocessing is the training pictures' mean colour, or a grey. Raises `GradcamError` for another kind."""
+    """Return the baseline of images (N,C,H,W): the values that replace hidden pixels. Raise `GradcamError` if unknown.
+
+    "blur" is the blurred image. If the shorter side has 224 pixels, the kernel is that of RISE's code (Petsiuk et al.,
+    BMVC 2018): `scipy.ndimage.gaussian_filter`, with a standard deviation of 5, applied to a single pixel in 11 x 11. This
+    filter mirrors the parts of the Gaussian outside the kernel back into it, so the kernel is nearly a box filter. For
+    other image sizes, the kernel is proportional, and at least 3 x 3. The image is padded with zeros, as in RISE's code.
+    "mean" is each image's mean per channel. "zero" is zero, which after the usual preprocessing is the mean colour of the
+    training images, or grey.
+    """
     if not isinstance(kind, str) or kind not in BASELINES:
         offers = nearest(kind, BASELINES) if isinstance(kind, str) else []
         raise GradcamError(f"There is no baseline {shorten(kind)}. Choose {join_names(offers or BASELINES)}.")
@@ -248,77 +253,84 @@ def make_baseline(images: Tensor, kind: str) -> Tensor:
     values = images.to(torch.promote_types(images.dtype, torch.float32))
     if kind == "mean":
         return torch.zeros_like(images) + values.mean((2, 3), keepdim=True).to(images.dtype)
-    radius = max(1, int(RADIUS * min(images.shape[2:]) / SIDE + 0.5))
+    radius = max(1, int(BLUR_RADIUS_PIXELS * min(images.shape[2:]) / BLUR_IMAGE_PIXELS + 0.5))
     width = 2 * radius + 1
-    # A row of the kernel: a Gaussian whose standard deviation is the radius, mirrored; then a convolution down, one across.
-    offsets = torch.arange(-CUT * radius, CUT * radius + 1, dtype=torch.int64, device="cpu")
+    # The kernel is separable, so two one-dimensional convolutions suffice. The radius is also the standard deviation.
+    offsets = torch.arange(
+        -TRUNCATE_DEVIATIONS * radius, TRUNCATE_DEVIATIONS * radius + 1, dtype=torch.int64, device="cpu"
+    )
     gaussian = torch.exp(-offsets.double().square() / (2 * radius**2))
-    places = (offsets + radius) % (2 * width)
-    inside = torch.minimum(places, 2 * width - 1 - places)
-    row = torch.zeros(width, dtype=torch.float64, device="cpu").index_add(0, inside, gaussian / gaussian.sum())
+    wrapped = (offsets + radius) % (2 * width)
+    mirrored = torch.minimum(wrapped, 2 * width - 1 - wrapped)
+    weights = torch.zeros(width, dtype=torch.float64, device="cpu").index_add(0, mirrored, gaussian / gaussian.sum())
     for shape in ((1, 1, -1, 1), (1, 1, 1, -1)):
-        kernel = row.to(values).reshape(shape).expand(images.shape[1], -1, -1, -1)
+        kernel = weights.to(values).reshape(shape).expand(images.shape[1], -1, -1, -1)
         values = nn.functional.conv2d(values, kernel, padding="same", groups=images.shape[1])
     return values.to(images.dtype)
 
 
 def check_heatmaps(heatmaps: Any, size: Sequence[int] | None = None, device: torch.device | None = None) -> Tensor:
-    """Heatmaps as float32 (N,H,W) on `device`: tensors or arrays (N,H,W) or (N,1,H,W), or an `Explanation` of one
-    class. `size`: (N,H,W), that of the images, None where they do not matter. Values may be of any sign and scale.
-    Raises `ImageError` for heatmaps of another form or size, and for NaN and infinite values."""
+    """Return heatmaps as float32 (N,H,W) on `device`, with values of any sign and scale.
+
+    Tensors and arrays (N,H,W) or (N,1,H,W) and an `Explanation` of one class are valid. `size` is the required shape
+    (N,H,W); None allows any. Raise `ImageError` for other shapes, and for NaN and infinite values.
+    """
     try:
-        found = to_tensor(heatmaps.heatmaps if isinstance(heatmaps, Explanation) else heatmaps)
+        tensor = to_tensor(heatmaps.heatmaps if isinstance(heatmaps, Explanation) else heatmaps)
     except (TypeError, ValueError, RuntimeError):
         raise ImageError(f"The heatmaps are {shorten(heatmaps)}, expected a tensor or an array (N,H,W).") from None
-    if found.ndim == 4 and found.shape[1] == 1:
-        found = found[:, 0]
-    if found.ndim != 3 or found.is_complex():
-        raise ImageError(f"The heatmaps have the shape {tuple(found.shape)}, expected (N,H,W), one per image.")
-    if size is not None and tuple(found.shape) != tuple(size):
+    if tensor.ndim == 4 and tensor.shape[1] == 1:
+        tensor = tensor[:, 0]
+    if tensor.ndim != 3 or tensor.is_complex():
+        raise ImageError(f"The heatmaps have the shape {tuple(tensor.shape)}, expected (N,H,W), one per image.")
+    if size is not None and tuple(tensor.shape) != tuple(size):
         raise ImageError(
-            f"The heatmaps have the shape {tuple(found.shape)}, expected {tuple(size)}: one per image, of its size. Resize "
+            f"The heatmaps have the shape {tuple(tensor.shape)}, expected {tuple(size)}: one per image, of its size. Resize "
             'them with torch.nn.functional.interpolate(maps[:, None], size=(H, W), mode="bilinear").'
         )
-    found = found.to(device if device is not None else found.device, torch.float32)
-    if not found.isfinite().all():
+    tensor = tensor.to(device if device is not None else tensor.device, torch.float32)
+    if not tensor.isfinite().all():
         raise ImageError("The heatmaps contain NaN or infinite values, which cannot be evaluated.")
-    return found
+    return tensor
 
 
 def to_tensor(values: Any) -> Tensor:
-    """A tensor itself, detached; arrays and nested sequences on the processor, whatever PyTorch's default device is."""
+    """Return a detached tensor. Arrays and nested sequences go to the CPU, whatever PyTorch's default device is."""
     return values.detach() if isinstance(values, Tensor) else torch.from_numpy(np.ascontiguousarray(values))
 
 
 def to_unit(heatmaps: Tensor) -> Tensor:
-    """Heatmaps (N,H,W) in [0,1]: negative values are zero, and each is divided by its maximum; a blank one stays zero."""
+    """Scale heatmaps (N,H,W) to [0,1]: set negative values to zero, and divide each heatmap by its maximum, unless zero."""
     positive = heatmaps.clamp(min=0)
     largest = positive.amax((1, 2), keepdim=True)
     return positive / torch.where(largest > 0, largest, 1.0)
 
 
 def draw(seed: int, *names: object) -> torch.Generator:
-    """PyTorch's generator, on the CPU, for one seed and one purpose: the same numbers on every device."""
+    """Return a generator for one seed and one purpose. It is on the CPU, so all devices get the same random numbers."""
     return torch.Generator("cpu").manual_seed(derive(seed, *names))
 
 
 def derive(seed: int, *names: object) -> int:
-    """A seed of its own for one purpose."""
+    """Return a seed for one purpose, so that different purposes use independent random numbers."""
     text = "\n".join(map(str, (seed, *names)))
     return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()[:8], "big") >> 1
 
 
 def rank_pixels(heatmaps: Tensor, seed: int = 0) -> Tensor:
-    """Each pixel's place in its map's order, int64 (N,H,W): 0 for the most relevant one, of heatmaps (N,H,W). Pixels of
-    one value are in an order by chance, the same for the same seed: a constant map has no order by rows."""
+    """Return the rank of each pixel in heatmaps (N,H,W), int64 (N,H,W); 0 is the most relevant pixel.
+
+    Pixels of equal value are in a random order that depends on the seed only. In row order, a constant heatmap would mark
+    the top of the image.
+    """
     values = heatmaps.flatten(1)
     generator = draw(seed, "ties")
     shuffled = torch.randperm(values.shape[1], generator=generator, dtype=torch.int64, device="cpu").to(values.device)
     order = shuffled[values[:, shuffled].argsort(dim=1, descending=True, stable=True)]
-    places = torch.arange(values.shape[1], dtype=torch.int64, device=values.device).expand_as(order)
-    return torch.empty_like(order).scatter_(1, order, places).reshape(heatmaps.shape)
+    ranks = torch.arange(values.shape[1], dtype=torch.int64, device=values.device).expand_as(order)
+    return torch.empty_like(order).scatter_(1, order, ranks).reshape(heatmaps.shape)
 
 
 def count_pixels(share: float, pixels: int) -> int:
-    """How many pixels a share of them is, to the nearest; halves are rounded up."""
+    """Return the number of pixels in a share of them, rounded to the nearest integer; halves are rounded up."""
     return int(share * pixels + 0.5)
