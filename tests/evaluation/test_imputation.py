@@ -103,7 +103,7 @@ def shapes(size: int) -> Iterator[tuple[str, Tensor]]:
 
 @pytest.mark.parametrize("name", [name for name, _ in shapes(8)])
 def test_large_areas_equal_the_exact_solution_within_a_few_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(multigrid, "MOST_STEPS", 9)
+    monkeypatch.setattr(multigrid, "MAX_STEPS", 9)
     size = 40
     image, known = picture(size, size), dict(shapes(size))[name]
     found = impute(image, known[None], noise=0)[0]
@@ -112,7 +112,7 @@ def test_large_areas_equal_the_exact_solution_within_a_few_steps(name: str, monk
 
 @pytest.mark.parametrize("shape", [(1, 151), (151, 1)])
 def test_a_long_line_takes_a_few_steps_too(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(multigrid, "MOST_STEPS", 15)
+    monkeypatch.setattr(multigrid, "MAX_STEPS", 15)
     straight = torch.linspace(-1, 1, 151).reshape(1, 1, *shape)
     known = torch.tensor([True, *[False] * 149, True]).reshape(1, *shape)
     assert (impute(straight * known, known, noise=0) - straight).abs().max() < STATED * 2
@@ -163,7 +163,7 @@ def test_nothing_is_imputed_where_everything_is_known() -> None:
 
 
 def test_a_constant_is_found_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(multigrid, "MOST_STEPS", 0)
+    monkeypatch.setattr(multigrid, "MAX_STEPS", 0)
     image = torch.full((1, 2, 21, 21), 0.3)
     known = torch.zeros(1, 21, 21, dtype=torch.bool)
     known[0, 20, 3] = True

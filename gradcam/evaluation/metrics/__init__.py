@@ -1,6 +1,6 @@
-"""Every metric by name: what it measures, which direction is better, where it is from, and how it is computed."""
+"""The table of metrics: the meaning, better direction, source and function of each."""
 
-# No torch is imported here: the shell reads its choices from this table before there is anything to compute.
+# This module does not import torch, so that the command line can list its choices without delay.
 
 from __future__ import annotations
 
@@ -92,14 +92,14 @@ class Metric:
 
     @property
     def is_of_mosaics(self) -> bool:
-        """Whether the metric evaluates heatmaps of mosaics instead of heatmaps of single images."""
+        """True if the metric evaluates heatmaps of mosaics instead of heatmaps of single images."""
         return any(need == "mosaic" or (need in METRICS and METRICS[need].is_of_mosaics) for need in self.needs)
 
     @property
     def needs_annotations(self) -> bool:
-        """Whether the metric needs annotations of the objects."""
-        of_metrics = [METRICS[need].needs_annotations for need in self.needs if need in METRICS]
-        return any(of_metrics) or not {"masks", "boxes"}.isdisjoint(self.needs)
+        """True if the metric needs annotations of the objects."""
+        inherited = [METRICS[need].needs_annotations for need in self.needs if need in METRICS]
+        return any(inherited) or not {"masks", "boxes"}.isdisjoint(self.needs)
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -111,8 +111,8 @@ class Metric:
         """The function, imported."""
         return load_late(self.function, __package__)
 
-    def __call__(self, *given: Any, **options: Any) -> Any:
-        return self.compute(*given, **options)
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return self.compute(*args, **options)
 
 
 # fmt: off
@@ -172,8 +172,8 @@ METRICS: dict[str, Metric] = {
 }
 # fmt: on
 GROUPS = tuple(dict.fromkeys(metric.group for metric in METRICS.values()))
-NOT_ASKED = ("soundness", "annotations")  # groups that cost much, or need more than pictures
-DEFAULT = tuple(name for name, metric in METRICS.items() if metric.group not in NOT_ASKED)
+OPTIONAL_GROUPS = ("soundness", "annotations")  # These groups are slow, or need annotations.
+DEFAULT = tuple(name for name, metric in METRICS.items() if metric.group not in OPTIONAL_GROUPS)
 
 
 def metric(
@@ -229,13 +229,15 @@ def metric(
         raise GradcamError(f"There is already a metric or group {name!r}: choose another name.")
     if better not in ("higher", "lower"):
         raise GradcamError(f"better is {shorten(better)}, expected 'higher' or 'lower'.")
-    known = ("subject", "heatmaps", "explain", "masks", "boxes", "seed", "mosaic", *METRICS)
-    if isinstance(needs, str) or not needs or not all(need in known for need in needs):
-        raise GradcamError(f"The metric {name!r} needs {shorten(needs)}, expected some of {', '.join(known)}.")
+    valid_needs = ("subject", "heatmaps", "explain", "masks", "boxes", "seed", "mosaic", *METRICS)
+    if isinstance(needs, str) or not needs or not all(need in valid_needs for need in needs):
+        raise GradcamError(f"The metric {name!r} needs {shorten(needs)}, expected some of {', '.join(valid_needs)}.")
 
-    of_mosaics = [need for need in needs if need == "mosaic" or (need in METRICS and METRICS[need].is_of_mosaics)]
-    if 0 < len(of_mosaics) < len(needs):
-        raise GradcamError(f"The metric {name!r} needs {of_mosaics[0]}, which is for mosaics: remove the other needs.")
+    mosaic_needs = [need for need in needs if need == "mosaic" or (need in METRICS and METRICS[need].is_of_mosaics)]
+    if 0 < len(mosaic_needs) < len(needs):
+        raise GradcamError(
+            f"The metric {name!r} needs {mosaic_needs[0]}, which is for mosaics: remove the other needs."
+        )
 
     def to_metric(function: Callable[..., Any]) -> Metric:
         try:
@@ -253,28 +255,31 @@ def metric(
 
 
 def find_metrics(metrics: Iterable[str | Metric]) -> list[Metric]:
-    """Metrics by their names, groups, "all", `FILE.py:NAME`, or themselves; each once, those of the table first, in
-    order. Raises `GradcamError` with the nearest for an unknown one, and for two metrics of one name."""
-    found: dict[str, Metric] = {}
-    for wanted in metrics:
-        for each in _find(wanted):
-            if found.setdefault(each.name, each) != each or METRICS.get(each.name, each) != each:
-                raise GradcamError(f"There are two metrics {each.name!r}: rename one of them.")
-    return [*(found.pop(name) for name in METRICS if name in found), *found.values()]
+    """Return metrics by name, group, "all" or `FILE.py:NAME`, without duplicates; `Metric` objects are returned as they are.
+
+    Metrics of the table come first, in its order. Raise `GradcamError` for unknown names, and for two different metrics of
+    the same name.
+    """
+    selected: dict[str, Metric] = {}
+    for choice in metrics:
+        for metric in _select(choice):
+            if selected.setdefault(metric.name, metric) != metric or METRICS.get(metric.name, metric) != metric:
+                raise GradcamError(f"There are two metrics {metric.name!r}: rename one of them.")
+    return [*(selected.pop(name) for name in METRICS if name in selected), *selected.values()]
 
 
-def _find(wanted: str | Metric) -> list[Metric]:
-    name = wanted.strip() if isinstance(wanted, str) else ""
-    members = [it for it in METRICS.values() if name.lower() in ("all", it.group, it.name)]
+def _select(choice: str | Metric) -> list[Metric]:
+    name = choice.strip() if isinstance(choice, str) else ""
+    members = [metric for metric in METRICS.values() if name.lower() in ("all", metric.group, metric.name)]
     if members:
         return members
-    is_brought = plugins.is_own(name) or name in plugins.installed("metrics")
-    brought = plugins.load("metrics", name) if is_brought else wanted
-    if isinstance(brought, Metric):
-        return [brought]
-    if is_brought or callable(brought):
-        made = "a function decorated with @gradcam.evaluation.metric"
-        raise GradcamError(f"The metric {name or 'you gave'} is {shorten(brought)}, expected {made}.")
-    everything = [*METRICS, *GROUPS, "all", *plugins.installed("metrics")]
-    listed = f"Metrics: {', '.join(METRICS)}. Groups: {', '.join((*GROUPS, 'all'))}."
-    raise GradcamError(f"There is no metric {shorten(wanted)}. {offer(name, everything, listed)}")
+    is_plugin = plugins.is_own(name) or name in plugins.installed("metrics")
+    loaded = plugins.load("metrics", name) if is_plugin else choice
+    if isinstance(loaded, Metric):
+        return [loaded]
+    if is_plugin or callable(loaded):
+        expected = "a function decorated with @gradcam.evaluation.metric"
+        raise GradcamError(f"The metric {name or 'you gave'} is {shorten(loaded)}, expected {expected}.")
+    names = [*METRICS, *GROUPS, "all", *plugins.installed("metrics")]
+    choices = f"Metrics: {', '.join(METRICS)}. Groups: {', '.join((*GROUPS, 'all'))}."
+    raise GradcamError(f"There is no metric {shorten(choice)}. {offer(name, names, choices)}")

@@ -1,4 +1,4 @@
-"""Mosaics: four pictures of four classes side by side, so that it is known where each class is, without annotations."""
+"""The grid pointing game: mosaics of four images of four classes, in which the place of each class is known."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from gradcam.options import accept_old_parameters, check_count, check_number
 
 CELLS = 4  # of a mosaic: top left, top right, bottom left, bottom right
 MOSAICS = 64
-LEAST = 0.5  # probability of a picture's class
-ATTEMPTS = 50  # at four pictures that are not together yet
-NAMED = 12  # pictures in a message
+LEAST = 0.5  # smallest probability of an image's class
+MAX_ATTEMPTS = 50  # to sample four images that are not yet a mosaic
+MAX_IMAGES_IN_MESSAGE = 12
 
 
 @dataclass(frozen=True, eq=False)
 class GridPointing:
-    """How well the heatmaps of M mosaics find the cells of their classes. Higher is better.
+    """Scores of the heatmaps of M mosaics: how well they find the cells of their classes. Higher is better.
 
     Attributes
     ----------
@@ -48,8 +48,8 @@ class GridPointing:
     --------
     >>> import torch
     >>> from gradcam.evaluation import grid_pointing_game
-    >>> found = grid_pointing_game(torch.ones(1, 4, 8, 8))  # constant heatmaps score chance
-    >>> found.order, found.mass, found.hits.shape
+    >>> result = grid_pointing_game(torch.ones(1, 4, 8, 8))  # constant heatmaps score chance
+    >>> result.order, result.mass, result.hits.shape
     (tensor([[0.5000, 0.5000, 0.5000, 0.5000]]), tensor([[0.2500, 0.2500, 0.2500, 0.2500]]), torch.Size([1, 4]))
     """
 
@@ -117,22 +117,22 @@ def grid_pointing_game(heatmaps: Any) -> GridPointing:
     checked = check_heatmaps(values.reshape(-1, *shape[2:]), (shape[0] * CELLS, *shape[2:]))
     cells = torch.zeros(CELLS, *shape[2:], dtype=torch.bool, device=checked.device)
     rows, columns = ((slice(length // 2), slice(length // 2, None)) for length in shape[2:])
-    for k, (down, across) in enumerate(product(rows, columns)):
-        cells[k, down, across] = True
-    own, unit = cells.repeat(shape[0], 1, 1), to_unit(checked)
-    found = measure_order(checked, own), _own_share(unit, own), _own_share((unit == 1).float(), own)
-    return GridPointing(*(each.unflatten(0, (-1, CELLS)) for each in found))
+    for k, (row, column) in enumerate(product(rows, columns)):
+        cells[k, row, column] = True
+    masks, unit = cells.repeat(shape[0], 1, 1), to_unit(checked)
+    scores = measure_order(checked, masks), _measure_share(unit, masks), _measure_share((unit == 1).float(), masks)
+    return GridPointing(*(score.unflatten(0, (-1, CELLS)) for score in scores))
 
 
-def _own_share(maps: Tensor, own: Tensor) -> Tensor:
-    """The share of each of the maps (N,H,W), which are not negative, in its own cell: (N,), 0 where all is zero."""
+def _measure_share(maps: Tensor, masks: Tensor) -> Tensor:
+    """Return the share of each non-negative map's sum inside its mask: (N,), 0 if the map is zero everywhere."""
     total = maps.sum((1, 2))
-    return (maps * own).sum((1, 2)) / torch.where(total > 0, total, 1.0)
+    return (maps * masks).sum((1, 2)) / torch.where(total > 0, total, 1.0)
 
 
 @dataclass(frozen=True, eq=False)
 class Tile:
-    """A picture and its most probable class: the tensor (C,H,W) that the model takes, on the CPU."""
+    """An image for mosaics and its most probable class. `image` (C,H,W) is preprocessed, and on the CPU."""
 
     name: str
     image: Tensor
@@ -236,73 +236,79 @@ def make_mosaics(
 
 
 def find_tiles(classifier: Classifier, pictures: Mapping[str, Any], *, least: float = LEAST) -> list[Tile]:
-    """The pictures that the model is sure of, in order. Raises `InputError` for too few classes, `ImageError` for sizes."""
+    """Return the confidently classified images, in order; raise `InputError` or `ImageError` as in `make_mosaics`."""
     check_number(least, "min_probability", "a probability from 0 to 1, such as 0.5.", most=1)
     if not isinstance(pictures, Mapping):
         raise ImageError(f"The images are {shorten(pictures)}, expected a mapping from names to images.")
     tiles = []
-    for name, picture in pictures.items():  # each on its own: its numbers do not depend on its neighbours
-        is_prepared = isinstance(picture, Tensor) and picture.is_floating_point()
-        image = picture if is_prepared else classifier.prepare(picture).image
+    for name, source in pictures.items():  # One by one, because results can vary with the other images of a batch.
+        is_prepared = isinstance(source, Tensor) and source.is_floating_point()
+        image = source if is_prepared else classifier.prepare(source).image
         batch = image[None].to(classifier.device, find_input_dtype(classifier.model))
         subject = Subject(classifier.model, batch, activation=classifier.activation)
         tiles.append(Tile(name, image.detach().cpu(), int(subject.classes), float(subject.probabilities)))
-    sure = [tile for tile in tiles if tile.probability >= least]
-    if (count := len({tile.index for tile in sure})) < CELLS:
-        listed = sorted(tiles, key=lambda tile: -tile.probability)[:NAMED]
-        names = [name_class(tile.index, classifier.label(tile.index) or None) for tile in listed]
-        seen = [f"{tile.name} {tile.probability:.2f} ({name})" for tile, name in zip(listed, names)]
-        more = f", and {len(tiles) - NAMED} less probable ones" if len(tiles) > NAMED else ""
+    confident = [tile for tile in tiles if tile.probability >= least]
+    if (count := len({tile.index for tile in confident})) < CELLS:
+        top_tiles = sorted(tiles, key=lambda tile: -tile.probability)[:MAX_IMAGES_IN_MESSAGE]
+        names = [name_class(tile.index, classifier.label(tile.index) or None) for tile in top_tiles]
+        lines = [f"{tile.name} {tile.probability:.2f} ({name})" for tile, name in zip(top_tiles, names)]
+        more = (
+            f", and {len(tiles) - MAX_IMAGES_IN_MESSAGE} less probable ones"
+            if len(tiles) > MAX_IMAGES_IN_MESSAGE
+            else ""
+        )
         raise InputError(
             f"A mosaic needs images of four classes with a probability of {least:g} or more, but there "
-            f"{'is 1 class' if count == 1 else f'are {count} classes'}. Images: {', '.join(seen) or 'none'}{more}. Give "
+            f"{'is 1 class' if count == 1 else f'are {count} classes'}. Images: {', '.join(lines) or 'none'}{more}. Give "
             "images of more classes, or lower the required probability (min_probability)."
         )
-    shapes = [" x ".join(map(str, shape)) for shape in sorted({tuple(tile.image.shape) for tile in sure})]
+    shapes = [" x ".join(map(str, shape)) for shape in sorted({tuple(tile.image.shape) for tile in confident})]
     if len(shapes) > 1:
         raise ImageError(
             f"After preprocessing, the images are {' and '.join(shapes[:2])}, but a mosaic needs images of one size: choose "
             "a preprocessing that resizes all images to one size."
         )
-    return sure
+    return confident
 
 
 def arrange(model: nn.Module, tiles: Sequence[Tile], *, limit: int = MOSAICS, seed: int = 0) -> list[Mosaic]:
-    """Mosaics of tiles that are of four classes at least, and of one size; as `make_mosaics` says."""
+    """Return mosaics of tiles, as in `make_mosaics`. The tiles have at least four classes, and the same size."""
     check_count(limit, "limit", "the largest number of mosaics, 1 or more.")
-    chosen = [[tiles[i] for i in places] for places in _choose([tile.index for tile in tiles], limit, seed)]
+    quartets = [
+        [tiles[i] for i in indices] for indices in _choose_quartets([tile.index for tile in tiles], limit, seed)
+    ]
     try:
         with preserve_state(model), torch.no_grad():
-            image = _join([tile.image for tile in chosen[0]])[None]
+            image = _join([tile.image for tile in quartets[0]])[None]
             model(image.to(find_input_device(model), find_input_dtype(model)))
-    except Exception as error:  # whatever it raises otherwise is its way to refuse an image of this size
+    except Exception as error:  # Except for a lack of memory, any error means that the model refuses this image size.
         if is_out_of_memory(error):
             raise
-        return [_to_mosaic(quartet, is_large=False) for quartet in chosen]
-    return [_to_mosaic(quartet, is_large=True) for quartet in chosen]
+        return [_to_mosaic(quartet, is_large=False) for quartet in quartets]
+    return [_to_mosaic(quartet, is_large=True) for quartet in quartets]
 
 
-def _choose(classes: Sequence[int], limit: int, seed: int) -> list[list[int]]:
-    """Fours of places, no two alike, of four classes each, in an order by chance; those least used come first."""
+def _choose_quartets(classes: Sequence[int], limit: int, seed: int) -> list[list[int]]:
+    """Return different sets of four tiles of four classes, as indices in random order; the least used tiles come first."""
     generator = draw(seed, "mosaics")
     uses = torch.zeros(len(classes), dtype=torch.float32, device="cpu")
-    chosen: dict[frozenset[int], list[int]] = {}
+    quartets: dict[frozenset[int], list[int]] = {}
     for _ in range(limit):
-        for attempt in range(ATTEMPTS):
-            # Chance decides between places of equal use; and between others, the longer nothing new is found.
-            drawn = torch.rand(len(classes), generator=generator, dtype=torch.float32, device="cpu")
-            first: dict[int, int] = {}  # place of each class
-            for place in (uses + drawn * (1 + attempt / 10)).argsort().tolist():
-                first.setdefault(classes[place], place)
-            quartet = list(first.values())[:CELLS]
-            if frozenset(quartet) not in chosen:
+        for attempt in range(MAX_ATTEMPTS):
+            # The noise breaks ties between equally used tiles. It grows with each attempt, to reach new sets of four.
+            noise = torch.rand(len(classes), generator=generator, dtype=torch.float32, device="cpu")
+            tile_of_class: dict[int, int] = {}
+            for tile in (uses + noise * (1 + attempt / 10)).argsort().tolist():
+                tile_of_class.setdefault(classes[tile], tile)
+            quartet = list(tile_of_class.values())[:CELLS]
+            if frozenset(quartet) not in quartets:
                 shuffled = torch.randperm(CELLS, generator=generator, dtype=torch.int64, device="cpu").tolist()
-                chosen[frozenset(quartet)] = [quartet[i] for i in shuffled]
+                quartets[frozenset(quartet)] = [quartet[i] for i in shuffled]
                 uses[quartet] += 1
                 break
         else:
             break
-    return list(chosen.values())
+    return list(quartets.values())
 
 
 def _join(images: Sequence[Tensor]) -> Tensor:
@@ -312,10 +318,10 @@ def _join(images: Sequence[Tensor]) -> Tensor:
 def _to_mosaic(tiles: Sequence[Tile], *, is_large: bool) -> Mosaic:
     images = [tile.image for tile in tiles]
     if not is_large:
-        # Of an odd length, the second part has the odd pixel, as in `grid_pointing_game`.
+        # If a length is odd, the second part gets the extra pixel, as in `grid_pointing_game`.
         rows, columns = ((length // 2, length - length // 2) for length in images[0].shape[1:])
         halve = partial(nn.functional.interpolate, mode="bilinear", antialias=True, align_corners=False)
         images = [halve(image[None].float(), size=size)[0] for image, size in zip(images, product(rows, columns))]
-    one, two, three, four = tiles
-    names = (one.name, two.name, three.name, four.name)
-    return Mosaic(names, _join(images), (one.index, two.index, three.index, four.index))
+    a, b, c, d = tiles
+    names = (a.name, b.name, c.name, d.name)
+    return Mosaic(names, _join(images), (a.index, b.index, c.index, d.index))

@@ -1,12 +1,16 @@
-"""Unknown pixels as weighted means of their neighbours: found on grids that are each half as fine as the one before.
+"""Noisy linear imputation: unknown pixels become weighted means of their neighbours, by a multigrid solver.
 
-With B the binomial filter (1 2 1) x (1 2 1) / 16, weights of 1/6 for direct and 1/12 for diagonal neighbours are
-(4 B - 1) / 3: a pixel is that mean of its neighbours where x = B x, and beside the border, with nothing beyond it, where
-x = B x / B 1. So the equations are of B alone, which is a few additions of the shifted picture.
-Conjugate gradients solve them, preconditioned by a V-cycle over the grids. A coarse cell is unknown if all of its four
-pixels are: what stands right beside known ones is left to the finer grid, whose smoothing is fast there.
-Nothing simpler does: a direct solver would be SciPy's, which is no dependency and works on the processor alone, and
-without the grids conjugate gradients take steps by the width of the unknown areas, where these take 4 to 7 in all.
+Let B be the binomial filter (1 2 1) x (1 2 1) / 16. The mean of a pixel's neighbours, with weights of 1/6 for direct and
+1/12 for diagonal ones, is (4 B x - x) / 3. It equals the pixel's value x if x = B x. At the border, where neighbours are
+missing, the condition is x = B x / B 1. The equations therefore need only B, which is a few additions of shifted images.
+
+The solver is conjugate gradients, preconditioned by a multigrid V-cycle. Each grid has half the height and width of the
+previous one. A coarse cell is unknown if all of its four pixels are unknown. Pixels next to known ones are solved on the
+finer grid, where smoothing them converges fast.
+
+Simpler solvers do not suffice. A direct sparse solver would need SciPy, which is not a dependency and runs on the CPU only.
+Without the coarser grids, conjugate gradients need a number of steps that is proportional to the width of the unknown
+areas; with them, 4 to 7 steps are enough.
 """
 
 from __future__ import annotations
@@ -20,13 +24,13 @@ from gradcam.errors import ImageError
 from gradcam.evaluation.subject import describe, draw
 from gradcam.options import check_number
 
-TOLERANCE = 5e-4  # the last step: one that changes no pixel by more than this share of the picture's range
-MOST_STEPS = 200  # 4 to 7 are usual
-# Two sweeps that together leave the least of what the coarser grid cannot have: Chebyshev's, for 1 - B from 1/2 to 1.
-SWEEPS = (1.0790085735592718, 1.744520838205434)
+TOLERANCE = 5e-4  # The solver stops when no pixel changes by more than this share of the image's range.
+MAX_STEPS = 200  # 4 to 7 are usual.
+# Two Chebyshev steps, optimal for the errors that the coarser grid cannot represent (eigenvalues of 1 - B in [1/2, 1]).
+SMOOTHING_STEPS = (1.0790085735592718, 1.744520838205434)
 NOISE = 0.01
-# Images at once. On a processor, few: their grids stay in its cache, and larger batches take longer for each.
-AT_ONCE, AT_ONCE_ON_DEVICE = 4, 64
+# Batches are small on a CPU, because the grids of larger batches do not fit in its cache.
+BATCH_SIZE_ON_CPU, BATCH_SIZE_ON_GPU = 4, 64
 
 
 def impute(images: Tensor, known: Tensor, *, noise: float = NOISE, generator: torch.Generator | None = None) -> Tensor:
@@ -84,99 +88,106 @@ def impute(images: Tensor, known: Tensor, *, noise: float = NOISE, generator: to
         expected = f"expected torch.bool {size}: which pixels of each image are known."
         raise ImageError(f"known is {describe(known)}, {expected}")
     check_number(noise, "noise", "a standard deviation: a number, 0 or more.")
-    precise = images.detach() if images.dtype == torch.float64 else images.detach().float()
-    known = known.to(images.device)
-    hopeless = ~known.flatten(1).any(1)
-    unknown = ~known & ~hopeless[:, None, None]
-    at_once = AT_ONCE if images.device.type == "cpu" else AT_ONCE_ON_DEVICE
-    parts = zip(precise.split(at_once), unknown.split(at_once))
-    found = torch.cat([fill(*part) for part in parts]).masked_fill_(hopeless[:, None, None, None], 0)
+    values = images.detach() if images.dtype == torch.float64 else images.detach().float()
+    known_mask = known.to(images.device)
+    is_all_unknown = ~known_mask.flatten(1).any(1)
+    unknown = ~known_mask & ~is_all_unknown[:, None, None]
+    batch_size = BATCH_SIZE_ON_CPU if images.device.type == "cpu" else BATCH_SIZE_ON_GPU
+    batches = zip(values.split(batch_size), unknown.split(batch_size))
+    filled = torch.cat([fill(*batch) for batch in batches]).masked_fill_(is_all_unknown[:, None, None, None], 0)
     if noise:
-        source = draw(0, "imputation") if generator is None else generator
-        drawn = torch.randn(images.shape[1:], generator=source, dtype=torch.float32, device=source.device)
-        found.add_(drawn.to(found), alpha=noise)
-    return torch.where(known[:, None], images.detach(), found.to(images.dtype))
+        noise_generator = draw(0, "imputation") if generator is None else generator
+        sample = torch.randn(
+            images.shape[1:], generator=noise_generator, dtype=torch.float32, device=noise_generator.device
+        )
+        filled.add_(sample.to(filled), alpha=noise)
+    return torch.where(known_mask[:, None], images.detach(), filled.to(images.dtype))
 
 
 class _Grid:
-    """`unknown`: (N,1,h,w), 1 where a value is to be found and 0 elsewhere; `inside`: (1,1,h,w), B 1."""
+    """One grid of the solver. `unknown` (N,1,h,w) is 1 at unknown pixels, else 0; `filter_sums` (1,1,h,w) is B 1."""
 
     def __init__(self, unknown: Tensor) -> None:
         self.unknown = unknown
-        self.inside = _add_neighbours(torch.ones_like(unknown[:1])) / 16
-        self.shares = unknown / self.inside
-        self.weights = self.shares / 16
+        self.filter_sums = _add_neighbours(torch.ones_like(unknown[:1])) / 16
+        self.inverse_sums = unknown / self.filter_sums
+        self.weights = self.inverse_sums / 16
 
     def coarser(self) -> _Grid:
-        pixels = _add_fours(torch.ones_like(self.unknown[:1]))  # fewer than four in the last cell of an odd side
+        pixels = _add_fours(
+            torch.ones_like(self.unknown[:1])
+        )  # If a length is odd, the last cells have fewer than four.
         return _Grid((_add_fours(self.unknown) == pixels).to(self.unknown))
 
-    def defect(self, values: Tensor) -> Tensor:
-        """How far the mean is above the value, where it is unknown; zero elsewhere."""
+    def residual(self, values: Tensor) -> Tensor:
+        """Return the neighbours' mean minus the value at unknown pixels, and zero at known pixels."""
         return _add_neighbours(values).mul_(self.weights).addcmul_(self.unknown, values, value=-1)
 
-    def smooth(self, values: Tensor, rest: Tensor | None = None) -> None:
-        """Moves values towards their means plus `rest`, in place."""
-        for sweep in SWEEPS:
-            found = self.defect(values)
-            values.add_(found if rest is None else found.add_(rest), alpha=sweep)
+    def smooth(self, values: Tensor, offset: Tensor | None = None) -> None:
+        """Move values towards the means of their neighbours, plus `offset`, in place."""
+        for step in SMOOTHING_STEPS:
+            residual = self.residual(values)
+            values.add_(residual if offset is None else residual.add_(offset), alpha=step)
 
 
 def fill(images: Tensor, unknown: Tensor) -> Tensor:
-    """Images (N,C,H,W), float32 or float64, whose unknown pixels (N,H,W), not all, are their neighbours' means."""
+    """Return images (N,C,H,W), float32 or float64, with the unknown pixels (N,H,W) filled in. Some pixels are known."""
     grids = [_Grid(unknown[:, None].to(images.dtype))]
-    while grids[-1].unknown.any():  # to the first one that has nothing unknown
+    while grids[-1].unknown.any():
         grids.append(grids[-1].coarser())
-    values = _start(images, grids)
+    values = _interpolate(images, grids)
     if len(grids) == 1:
         return values
     finest = grids[0]
-    least = TOLERANCE * (values.amax((1, 2, 3), keepdim=True) - values.amin((1, 2, 3), keepdim=True))
-    rest = finest.defect(values)
-    direction, before = torch.zeros_like(rest), torch.zeros((), dtype=images.dtype, device=images.device)
-    moving = torch.ones_like(least, dtype=torch.bool)
-    for _ in range(MOST_STEPS):
-        towards = _cycle(grids[:-1], rest)
-        gain = _dot(towards, rest, finest)
-        direction = torch.addcmul(towards, direction, _divide(gain, before))
-        change = finest.defect(direction)
-        length = torch.where(moving, _divide(gain, -_dot(direction, change, finest)), 0)
-        values.addcmul_(direction, length)
-        rest.addcmul_(change, length)
-        before = gain
-        # Each image stops by itself, as if it were alone.
-        moving &= (direction.abs().amax((2, 3), keepdim=True) * length).amax(1, keepdim=True) > least
-        if not moving.any():
+    min_change = TOLERANCE * (values.amax((1, 2, 3), keepdim=True) - values.amin((1, 2, 3), keepdim=True))
+    residual = finest.residual(values)
+    direction, last_gain = torch.zeros_like(residual), torch.zeros((), dtype=images.dtype, device=images.device)
+    is_active = torch.ones_like(min_change, dtype=torch.bool)
+    for _ in range(MAX_STEPS):
+        correction = _run_v_cycle(grids[:-1], residual)
+        gain = _dot(correction, residual, finest)
+        direction = torch.addcmul(correction, direction, _divide(gain, last_gain))
+        change = finest.residual(direction)
+        step = torch.where(is_active, _divide(gain, -_dot(direction, change, finest)), 0)
+        values.addcmul_(direction, step)
+        residual.addcmul_(change, step)
+        last_gain = gain
+        # Each image stops on its own, so that its result does not depend on the other images of the batch.
+        is_active &= (direction.abs().amax((2, 3), keepdim=True) * step).amax(1, keepdim=True) > min_change
+        if not is_active.any():
             break
     return values
 
 
-def _start(images: Tensor, grids: Sequence[_Grid]) -> Tensor:
-    """From coarse to fine: the means of the known pixels in each cell, elsewhere those of the coarser grid, smoothed."""
+def _interpolate(images: Tensor, grids: Sequence[_Grid]) -> Tensor:
+    """Return start values for the solver, from the coarsest to the finest grid.
+
+    A cell gets the mean of its known pixels. A cell without known pixels gets the smoothed value of the coarser grid.
+    """
     means = [images.masked_fill(grids[0].unknown > 0, 0)]
     counts = 1 - grids[0].unknown
     for _ in grids[1:]:
-        finer, counts = counts, _add_fours(counts)
-        means.append(_add_fours(means[-1] * finer) / counts.clamp(min=1))
+        finer_counts, counts = counts, _add_fours(counts)
+        means.append(_add_fours(means[-1] * finer_counts) / counts.clamp(min=1))
     values = means.pop()
-    for number, grid in reversed([*enumerate(grids[:-1])]):
-        values = torch.addcmul(means[number] * (1 - grid.unknown), _spread(values, grid.unknown), grid.unknown)
-        if number:  # the first step begins with that of the finest
+    for level, grid in reversed([*enumerate(grids[:-1])]):
+        values = torch.addcmul(means[level] * (1 - grid.unknown), _enlarge(values, grid.unknown), grid.unknown)
+        if level:  # The first V-cycle smooths the finest grid.
             grid.smooth(values)
     return values
 
 
-def _cycle(grids: Sequence[_Grid], rest: Tensor) -> Tensor:
-    """One V-cycle, from zero: about the values whose defect is minus `rest`, zero where nothing is unknown."""
+def _run_v_cycle(grids: Sequence[_Grid], residual: Tensor) -> Tensor:
+    """Return approximately the correction that removes the residual, zero at known pixels, by one V-cycle."""
     grid = grids[0]
-    values = rest * SWEEPS[1]
-    values.add_(grid.defect(values).add_(rest), alpha=SWEEPS[0])
+    values = residual * SMOOTHING_STEPS[1]
+    values.add_(grid.residual(values).add_(residual), alpha=SMOOTHING_STEPS[0])
     if len(grids) > 1:
-        missing = grid.defect(values).add_(rest).mul_(grid.inside)
-        # Four pixels' sum, not their mean: on a grid half as fine, the same slope makes four times the defect.
-        found = _cycle(grids[1:], _add_fours(missing).mul_(grids[1].shares))
-        values.addcmul_(_spread(found, grid.unknown), grid.unknown)
-    grid.smooth(values, rest)
+        remaining = grid.residual(values).add_(residual).mul_(grid.filter_sums)
+        # Four pixels are added, not averaged: on the coarser grid, the same slope gives four times the residual.
+        correction = _run_v_cycle(grids[1:], _add_fours(remaining).mul_(grids[1].inverse_sums))
+        values.addcmul_(_enlarge(correction, grid.unknown), grid.unknown)
+    grid.smooth(values, residual)
     return values
 
 
@@ -184,10 +195,10 @@ def _add_neighbours(values: Tensor) -> Tensor:
     rows = values * 2
     rows[..., 1:, :].add_(values[..., :-1, :])
     rows[..., :-1, :].add_(values[..., 1:, :])
-    found = rows * 2
-    found[..., 1:].add_(rows[..., :-1])
-    found[..., :-1].add_(rows[..., 1:])
-    return found
+    sums = rows * 2
+    sums[..., 1:].add_(rows[..., :-1])
+    sums[..., :-1].add_(rows[..., 1:])
+    return sums
 
 
 def _add_fours(values: Tensor) -> Tensor:
@@ -198,20 +209,20 @@ def _add_fours(values: Tensor) -> Tensor:
     return rows[..., ::2] + rows[..., 1::2]
 
 
-def _spread(cells: Tensor, like: Tensor) -> Tensor:
+def _enlarge(cells: Tensor, like: Tensor) -> Tensor:
     height, width = cells.shape[2:]
     rows = cells.new_empty(*cells.shape[:2], height, 2 * width)
     rows[..., ::2] = rows[..., 1::2] = cells
-    found = cells.new_empty(*cells.shape[:2], 2 * height, 2 * width)
-    found[..., ::2, :] = found[..., 1::2, :] = rows
-    return found[..., : like.shape[2], : like.shape[3]]
+    pixels = cells.new_empty(*cells.shape[:2], 2 * height, 2 * width)
+    pixels[..., ::2, :] = pixels[..., 1::2, :] = rows
+    return pixels[..., : like.shape[2], : like.shape[3]]
 
 
-def _dot(one: Tensor, other: Tensor, grid: _Grid) -> Tensor:
-    """The inner product, by image and channel, in which the equations are symmetric."""
-    return (one * grid.inside).mul_(other).sum((2, 3), keepdim=True)
+def _dot(a: Tensor, b: Tensor, grid: _Grid) -> Tensor:
+    """Return the inner product for each image and channel, weighted by B 1 so that the equations are symmetric."""
+    return (a * grid.filter_sums).mul_(b).sum((2, 3), keepdim=True)
 
 
-def _divide(one: Tensor, other: Tensor) -> Tensor:
-    """Zero where there is nothing to divide by: what is found exactly stays."""
-    return torch.where(other > 0, one / other, 0)
+def _divide(a: Tensor, b: Tensor) -> Tensor:
+    """Return a / b, or zero if b is not positive, so that an exact solution does not change any more."""
+    return torch.where(b > 0, a / b, 0)

@@ -1,4 +1,4 @@
-"""Whether a map is on the objects: its order, its maximum, its mass, and the box around what it marks, beside theirs."""
+"""Localisation metrics: how well the order, maximum, mass and box of a heatmap match annotated objects."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from gradcam.errors import ImageError, shorten, show_fields
 from gradcam.evaluation.subject import check_heatmaps, describe, to_unit
 from gradcam.options import check_number, refuse
 
-SHARE = 0.15  # of the maximum
-ENOUGH = 0.5  # of overlap, for an object that counts as found
-TOLERANCE = 15.0  # pixels
+MIN_SHARE_OF_MAXIMUM = 0.15  # Pixels with a smaller value are not part of a heatmap's box.
+MIN_IOU = 0.5  # A smaller overlap counts as a localisation error.
+TOLERANCE_PIXELS = 15.0
 
 Values = NDArray[np.float64]
 
@@ -40,8 +40,8 @@ class Localisation:
     --------
     >>> import torch
     >>> from gradcam.evaluation import localisation
-    >>> found = localisation(torch.ones(1, 8, 8), [[[0, 0, 4, 4]]])  # a constant heatmap: its box is the whole image
-    >>> found.boxes, found.iou, found.errors
+    >>> result = localisation(torch.ones(1, 8, 8), [[[0, 0, 4, 4]]])  # a constant heatmap: its box is the whole image
+    >>> result.boxes, result.iou, result.errors
     (tensor([[0., 0., 8., 8.]]), tensor([0.2500]), tensor([1.]))
     """
 
@@ -52,7 +52,7 @@ class Localisation:
     __repr__ = show_fields
 
 
-def localisation(heatmaps: Any, boxes: Sequence[Any], *, share: float = SHARE) -> Localisation:
+def localisation(heatmaps: Any, boxes: Sequence[Any], *, share: float = MIN_SHARE_OF_MAXIMUM) -> Localisation:
     """Find the box around the largest connected part of each heatmap, and measure its overlap with objects.
 
     A pixel counts if its value exceeds `share` times the heatmap's maximum. Pixels are connected to their eight
@@ -88,8 +88,8 @@ def localisation(heatmaps: Any, boxes: Sequence[Any], *, share: float = SHARE) -
     >>> from gradcam.evaluation import localisation
     >>> heatmap = torch.zeros(1, 8, 8)
     >>> heatmap[0, 2:6, 2:6] = 1
-    >>> found = localisation(heatmap, [[[2, 2, 6, 8]]])
-    >>> found.boxes, found.iou
+    >>> result = localisation(heatmap, [[[2, 2, 6, 8]]])
+    >>> result.boxes, result.iou
     (tensor([[2., 2., 6., 6.]]), tensor([0.6667]))
 
     References
@@ -100,47 +100,50 @@ def localisation(heatmaps: Any, boxes: Sequence[Any], *, share: float = SHARE) -
         raise refuse(share, "share", "a share of the maximum from 0 to below 1, such as 0.15.")
     if not isinstance(boxes, (Sequence, Tensor, np.ndarray)) or not len(boxes):
         raise ImageError(f"The boxes are {shorten(boxes)}, expected one or more boxes per image, as an array (B,4).")
-    objects = [_check_boxes(each, number) for number, each in enumerate(boxes)]
+    objects = [_check_boxes(image_boxes, number) for number, image_boxes in enumerate(boxes)]
     shape = tuple(getattr(getattr(heatmaps, "heatmaps", heatmaps), "shape", ()))
-    found = to_unit(check_heatmaps(heatmaps, (len(objects), *shape[-2:])))  # of any height and width, for these boxes
-    drawn = np.stack([_bound_largest(each) for each in (found > share).cpu().numpy().astype(np.uint8)])
-    overlaps = [float(measure_overlap(box, each).max()) for box, each in zip(drawn, objects)]
-    iou, marked = (torch.tensor(it, dtype=torch.float32, device=found.device) for it in (overlaps, drawn))
-    return Localisation(marked, iou, (iou < ENOUGH).float())
+    # The boxes determine only the number of heatmaps; their height and width are arbitrary.
+    units = to_unit(check_heatmaps(heatmaps, (len(objects), *shape[-2:])))
+    main_boxes = np.stack([_bound_largest(mask) for mask in (units > share).cpu().numpy().astype(np.uint8)])
+    overlaps = [float(measure_overlap(box, image_boxes).max()) for box, image_boxes in zip(main_boxes, objects)]
+    iou, box_tensor = (
+        torch.tensor(values, dtype=torch.float32, device=units.device) for values in (overlaps, main_boxes)
+    )
+    return Localisation(box_tensor, iou, (iou < MIN_IOU).float())
 
 
 def measure_overlap(box: Values, objects: Values) -> Values:
-    """Intersection over union of one box (4,) with objects (B,4), which are not empty: (B,) in [0,1]."""
+    """Return the intersection over union of one box (4,) with each of several boxes (B,4): (B,) in [0,1]."""
     starts, ends = np.maximum(box[:2], objects[:, :2]), np.minimum(box[2:], objects[:, 2:])
     common = (ends - starts).clip(min=0).prod(1)
     return np.asarray(common / ((box[2:] - box[:2]).prod() + (objects[:, 2:] - objects[:, :2]).prod(1) - common))
 
 
-def _bound_largest(above: NDArray[np.uint8]) -> Values:
-    """The box around the largest connected part of a mask (H,W); zeros where there is none."""
+def _bound_largest(mask: NDArray[np.uint8]) -> Values:
+    """Return the box around the largest connected part of a mask (H,W); zeros if the mask is empty."""
     from gradcam.images.opencv import cv2
 
-    parts = cv2.connectedComponentsWithStats(above, connectivity=8)[2].tolist()[1:]  # without the background
-    left, top, width, height, _ = max(parts, key=lambda it: (it[4], -it[1], -it[0]), default=[0] * 5)
-    return np.array([left, top, left + width, top + height], dtype=np.float64)
+    parts = cv2.connectedComponentsWithStats(mask, connectivity=8)[2].tolist()[1:]  # The first part is the background.
+    x, y, width, height, _ = max(parts, key=lambda part: (part[4], -part[1], -part[0]), default=[0] * 5)
+    return np.array([x, y, x + width, y + height], dtype=np.float64)
 
 
 def _check_boxes(boxes: Any, number: int) -> Values:
     try:
-        found = np.asarray(boxes.detach().cpu() if isinstance(boxes, Tensor) else boxes, dtype=np.float64)
+        array = np.asarray(boxes.detach().cpu() if isinstance(boxes, Tensor) else boxes, dtype=np.float64)
     except (TypeError, ValueError):
-        found = np.empty(0)
-    said = f"The boxes of image {number} are"
-    if found.ndim != 2 or found.shape[1] != 4 or not len(found):
+        array = np.empty(0)
+    subject = f"The boxes of image {number} are"
+    if array.ndim != 2 or array.shape[1] != 4 or not len(array):
         raise ImageError(
-            f"{said} {shorten(boxes)}, expected an array (B,4) of one or more boxes: left, top, right, bottom."
+            f"{subject} {shorten(boxes)}, expected an array (B,4) of one or more boxes: left, top, right, bottom."
         )
-    if not np.isfinite(found).all() or (found[:, 2:] <= found[:, :2]).any():
-        raise ImageError(f"{said} {shorten(found.tolist())}: right must be greater than left, and bottom than top.")
-    return found
+    if not np.isfinite(array).all() or (array[:, 2:] <= array[:, :2]).any():
+        raise ImageError(f"{subject} {shorten(array.tolist())}: right must be greater than left, and bottom than top.")
+    return array
 
 
-def pointing_game(heatmaps: Any, masks: Any, *, tolerance: float = TOLERANCE) -> Tensor:
+def pointing_game(heatmaps: Any, masks: Any, *, tolerance: float = TOLERANCE_PIXELS) -> Tensor:
     """Measure whether the heatmap's maximum is on or near the object; higher is better.
 
     An image scores 1 if the maximum is on or near the object, else 0. If there are several equal maxima, the score is
@@ -185,10 +188,10 @@ def pointing_game(heatmaps: Any, masks: Any, *, tolerance: float = TOLERANCE) ->
     Zhang et al., "Top-Down Neural Attention by Excitation Backprop", IJCV 2018, section 4.2.
     """
     check_number(tolerance, "tolerance", "a distance in pixels, 0 or more.")
-    found, inside = _check(heatmaps, masks)
-    maxima = found == found.amax((1, 2), keepdim=True)
-    hits, all_maxima = (it.sum((1, 2), dtype=torch.float32) for it in (maxima & _grow(inside, tolerance), maxima))
-    return torch.where(found.any(2).any(1), hits / all_maxima, 0.0)
+    maps, inside = _check(heatmaps, masks)
+    maxima = maps == maps.amax((1, 2), keepdim=True)
+    hits, all_maxima = (mask.sum((1, 2), dtype=torch.float32) for mask in (maxima & _dilate(inside, tolerance), maxima))
+    return torch.where(maps.any(2).any(1), hits / all_maxima, 0.0)
 
 
 def energy_pointing_game(heatmaps: Any, masks: Any) -> Tensor:
@@ -228,8 +231,8 @@ def energy_pointing_game(heatmaps: Any, masks: Any) -> Tensor:
     ----------
     Wang et al., "Score-CAM", CVPR Workshops 2020, section 4.3.
     """
-    found, inside = _check(heatmaps, masks)
-    unit = to_unit(found)
+    maps, inside = _check(heatmaps, masks)
+    unit = to_unit(maps)
     mass = unit.sum((1, 2))
     return (unit * inside).sum((1, 2)) / torch.where(mass > 0, mass, 1.0)
 
@@ -279,37 +282,39 @@ def order_pointing_game(heatmaps: Any, masks: Any) -> Tensor:
 
 
 def measure_order(maps: Tensor, inside: Tensor) -> Tensor:
-    """How often a pixel inside has more than one outside, ties counting half: of maps and masks (N,H,W), float32 (N,).
-    1/2 where there is no pixel on one of the sides."""
-    found = []
-    for values, own in zip(maps.cpu().numpy(), inside.cpu().numpy()):  # NumPy sorts several times faster than PyTorch
-        ours, others = np.sort(values[own]), np.sort(values[~own])
-        # How many of the others are below each of ours, and how many are not above it: whole numbers, which add up exactly.
-        pairs = sum(int(np.searchsorted(others, ours, side=side).sum()) for side in ("left", "right"))
-        most = 2 * len(ours) * len(others)
-        found.append(pairs / most if most else 0.5)
-    return torch.tensor(found, dtype=torch.float32, device=maps.device)
+    """Return how often a pixel inside the mask has a larger value than a pixel outside: float32 (N,); ties count half.
+
+    The result is 1/2 if the mask is empty or covers the whole map.
+    """
+    scores = []
+    for values, mask in zip(maps.cpu().numpy(), inside.cpu().numpy()):  # NumPy sorts several times faster than PyTorch.
+        inner, outer = np.sort(values[mask]), np.sort(values[~mask])
+        # Pairs count twice and ties once, so that the sum consists of integers and is exact.
+        pairs = sum(int(np.searchsorted(outer, inner, side=side).sum()) for side in ("left", "right"))
+        max_pairs = 2 * len(inner) * len(outer)
+        scores.append(pairs / max_pairs if max_pairs else 0.5)
+    return torch.tensor(scores, dtype=torch.float32, device=maps.device)
 
 
 def _check(heatmaps: Any, masks: Any) -> tuple[Tensor, Tensor]:
     inside = torch.from_numpy(np.ascontiguousarray(masks)) if isinstance(masks, np.ndarray) else masks
     if not isinstance(inside, Tensor) or inside.dtype != torch.bool or inside.ndim != 3:
-        what = describe(masks, Tensor, np.ndarray)
-        raise ImageError(f"The masks are {what}, expected bool (N,H,W): one mask per image, True on the object.")
-    found = check_heatmaps(heatmaps, inside.shape)
+        description = describe(masks, Tensor, np.ndarray)
+        raise ImageError(f"The masks are {description}, expected bool (N,H,W): one mask per image, True on the object.")
+    maps = check_heatmaps(heatmaps, inside.shape)
     empty = (~inside.any(2).any(1)).nonzero().flatten().tolist()
     if empty:
         raise ImageError(f"The mask of image {empty[0]} has no object: leave out images without an object.")
-    return found, inside.to(found.device)
+    return maps, inside.to(maps.device)
 
 
-def _grow(masks: Tensor, tolerance: float) -> Tensor:
-    """The pixels of masks (N,H,W), and those within so many pixels of one: each row is widened, and copied up and down."""
+def _dilate(masks: Tensor, tolerance: float) -> Tensor:
+    """Dilate masks (N,H,W) by a disk with radius `tolerance`: widen each row, and copy it to the rows above and below."""
     rows, columns = masks.shape[1:]
-    values, grown = masks[:, None].float(), masks.clone()
-    for down in range(min(math.floor(tolerance), rows - 1) + 1):
-        reach = min(math.floor(math.sqrt(tolerance**2 - down**2)), columns)
-        wide = nn.functional.max_pool2d(values, (1, 2 * reach + 1), stride=1, padding=(0, reach))[:, 0] > 0
-        grown[:, down:] |= wide[:, : rows - down]
-        grown[:, : rows - down] |= wide[:, down:]
-    return grown
+    values, dilated = masks[:, None].float(), masks.clone()
+    for shift in range(min(math.floor(tolerance), rows - 1) + 1):
+        half_width = min(math.floor(math.sqrt(tolerance**2 - shift**2)), columns)
+        widened = nn.functional.max_pool2d(values, (1, 2 * half_width + 1), stride=1, padding=(0, half_width))[:, 0] > 0
+        dilated[:, shift:] |= widened[:, : rows - shift]
+        dilated[:, : rows - shift] |= widened[:, shift:]
+    return dilated

@@ -1,4 +1,4 @@
-"""How a class's probability changes as a map's pixels appear, vanish, or are all that is left; and ADCC, made of that."""
+"""Perturbation metrics: how the class's probability changes when pixels are inserted, deleted, kept or imputed; and ADCC."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from gradcam.evaluation.metrics.imputation import NOISE, impute
 from gradcam.evaluation.subject import Subject, check_heatmaps, count_pixels, draw, rank_pixels, to_unit
 from gradcam.options import check_count, refuse
 
-STEPS = 50  # of a curve
-SHARE = 0.2  # of the pixels that is to suffice
-SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # that ROAD takes away
+CURVE_STEPS = 50
+SUFFICIENT_SHARE = 0.2  # share of the pixels that `sufficiency` keeps
+ROAD_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # shares of the pixels that `road` removes
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,9 @@ class Curve:
         return f"Curve({images} image(s), {points} points, mean area {self.areas.mean().item():.3g})"
 
 
-def insertion(subject: Subject, heatmaps: Any, *, baseline: str = "blur", steps: int = STEPS, seed: int = 0) -> Curve:
+def insertion(
+    subject: Subject, heatmaps: Any, *, baseline: str = "blur", steps: int = CURVE_STEPS, seed: int = 0
+) -> Curve:
     """Measure the class's probability as pixels are inserted into a baseline, highest first; a larger area is better.
 
     RISE's own code changes 224 pixels per step in images of 224 x 224. With `steps=224`, this function gives the same
@@ -100,8 +102,8 @@ def insertion(subject: Subject, heatmaps: Any, *, baseline: str = "blur", steps:
     >>> images = classifier.batch(["photo.jpg"])
     >>> explanation = gradcam.explain(classifier.model, images, "layer4")
     >>> subject = Subject(classifier.model, images)
-    >>> found, against = insertion(subject, explanation, steps=4), insertion(subject, -explanation.heatmaps, steps=4)
-    >>> round(found.areas.item(), 1), round(against.areas.item(), 1)  # the map, and its opposite
+    >>> curve, inverse = insertion(subject, explanation, steps=4), insertion(subject, -explanation.heatmaps, steps=4)
+    >>> round(curve.areas.item(), 1), round(inverse.areas.item(), 1)  # the heatmap, and the negated heatmap
     (0.5, 0.1)
 
     References
@@ -109,10 +111,12 @@ def insertion(subject: Subject, heatmaps: Any, *, baseline: str = "blur", steps:
     Petsiuk et al., "RISE", BMVC 2018, section 4.2.
     """
     check_count(steps, "insertion: steps", "an int, 1 or more.")
-    return _curve(subject, _places(subject, heatmaps, seed), baseline, steps, order=1)
+    return _compute_curve(subject, _rank(subject, heatmaps, seed), baseline, steps, order=1)
 
 
-def deletion(subject: Subject, heatmaps: Any, *, baseline: str = "zero", steps: int = STEPS, seed: int = 0) -> Curve:
+def deletion(
+    subject: Subject, heatmaps: Any, *, baseline: str = "zero", steps: int = CURVE_STEPS, seed: int = 0
+) -> Curve:
     """Measure the class's probability as pixels are deleted, highest first; a smaller area is better.
 
     Parameters
@@ -158,11 +162,11 @@ def deletion(subject: Subject, heatmaps: Any, *, baseline: str = "zero", steps: 
     Petsiuk et al., "RISE", BMVC 2018, section 4.2.
     """
     check_count(steps, "deletion: steps", "an int, 1 or more.")
-    return _curve(subject, _places(subject, heatmaps, seed), baseline, steps, order=-1)
+    return _compute_curve(subject, _rank(subject, heatmaps, seed), baseline, steps, order=-1)
 
 
 def sufficiency(
-    subject: Subject, heatmaps: Any, *, share: float = SHARE, baseline: str = "blur", seed: int = 0
+    subject: Subject, heatmaps: Any, *, share: float = SUFFICIENT_SHARE, baseline: str = "blur", seed: int = 0
 ) -> Tensor:
     """Measure the probability that is lost if only the pixels with the highest values are kept; lower is better.
 
@@ -210,27 +214,27 @@ def sufficiency(
     DeYoung et al., "ERASER", ACL 2020, section 4.2, for rationales of a fixed length.
     """
     check_number("sufficiency", "share", share, most=1)
-    places = _places(subject, heatmaps, seed)
-    counts = [count_pixels(share, places[0].numel())]
-    (kept,) = subject.score(_replace(subject.baseline(baseline), subject.images, places, counts))
-    return subject.probabilities - kept
+    ranks = _rank(subject, heatmaps, seed)
+    counts = [count_pixels(share, ranks[0].numel())]
+    (probabilities,) = subject.score(_replace(subject.baseline(baseline), subject.images, ranks, counts))
+    return subject.probabilities - probabilities
 
 
-def _places(subject: Subject, heatmaps: Any, seed: int) -> Tensor:
-    """The place of each pixel in its map's order, int32 (N,1,H,W): compared in half the time of int64."""
+def _rank(subject: Subject, heatmaps: Any, seed: int) -> Tensor:
+    """Return the rank of each pixel, int32 (N,1,H,W), which is compared twice as fast as int64."""
     return rank_pixels(check_heatmaps(heatmaps, subject.size, subject.images.device), seed)[:, None].int()
 
 
-def _replace(before: Tensor, after: Tensor, places: Tensor, counts: Sequence[int]) -> Iterator[Tensor]:
-    """`before` with the first pixels of `after` in it, so many after one another."""
-    for count in counts:  # a weight of 0 or 1 gives these exactly, in a tenth of `torch.where`'s time on a processor
-        yield torch.lerp(before, after, (places < count).to(before.dtype))
+def _replace(before: Tensor, after: Tensor, ranks: Tensor, counts: Sequence[int]) -> Iterator[Tensor]:
+    """Yield `before` with the highest-ranked pixels of `after`, for each number of pixels."""
+    for count in counts:  # With weights of 0 and 1, `lerp` is exact, and ten times faster than `torch.where` on a CPU.
+        yield torch.lerp(before, after, (ranks < count).to(before.dtype))
 
 
-def _curve(subject: Subject, places: Tensor, baseline: str, steps: int, *, order: Literal[1, -1]) -> Curve:
-    counts = [count_pixels(step / steps, places[0].numel()) for step in range(steps + 1)]
+def _compute_curve(subject: Subject, ranks: Tensor, baseline: str, steps: int, *, order: Literal[1, -1]) -> Curve:
+    counts = [count_pixels(step / steps, ranks[0].numel()) for step in range(steps + 1)]
     before, after = (subject.baseline(baseline), subject.images)[::order]
-    between = subject.score(_replace(before, after, places, counts[1:-1]))
+    between = subject.score(_replace(before, after, ranks, counts[1:-1]))
     rows = [subject.baseline_probabilities(baseline)[None], between, subject.probabilities[None]]
     probabilities = torch.cat(rows[::order]).T
     shares = torch.tensor(counts, device=probabilities.device, dtype=torch.float32) / counts[-1]
@@ -319,8 +323,8 @@ def confidence_change(subject: Subject, heatmaps: Any) -> ConfidenceChange:
     (after,) = subject.score([subject.images * units[:, None].to(subject.images.dtype)])
     after = torch.where(units.amin((1, 2)) == 1, before, after)
     drop, gain = (
-        torch.where(most > 0, change.clamp(min=0) / torch.where(most > 0, most, 1.0), 0.0)
-        for change, most in ((before - after, before), (after - before, 1 - before))
+        torch.where(limit > 0, change.clamp(min=0) / torch.where(limit > 0, limit, 1.0), 0.0)
+        for change, limit in ((before - after, before), (after - before, 1 - before))
     )
     return ConfidenceChange(drop, (after > before).float(), gain)
 
@@ -378,13 +382,13 @@ def coherency(subject: Subject, heatmaps: Any, explain: Explain) -> Tensor:
         images = subject.images[varied] * units[:, None].to(subject.images.dtype)
         try:
             with torch.enable_grad():
-                again = run_explain(explain, subject.model, images, subject.classes[varied])
+                second = run_explain(explain, subject.model, images, subject.classes[varied])
         except BlindLayerError:
-            again = torch.zeros_like(units)
-        again = to_unit(check_heatmaps(again, units.shape, units.device))
-        a, b = (each.flatten(1) - each.mean((1, 2))[:, None] for each in (units, again))
-        found = (a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1))  # NaN for a flat one
-        correlations[varied] = torch.where(again.amax((1, 2)) == again.amin((1, 2)), 0.0, found.clamp(-1, 1))
+            second = torch.zeros_like(units)
+        second = to_unit(check_heatmaps(second, units.shape, units.device))
+        a, b = (maps.flatten(1) - maps.mean((1, 2))[:, None] for maps in (units, second))
+        pearson = (a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1))  # NaN if the second heatmap is constant
+        correlations[varied] = torch.where(second.amax((1, 2)) == second.amin((1, 2)), 0.0, pearson.clamp(-1, 1))
     return (1 + correlations) / 2
 
 
@@ -409,8 +413,8 @@ class Road:
     >>> from gradcam.evaluation import Subject, road
     >>> classifier = gradcam.load_classifier()
     >>> images = classifier.batch(["photo.jpg"])
-    >>> found = road(Subject(classifier.model, images), images.mean(1), shares=[0.2, 0.5])
-    >>> found.shares, found.most.shape, found.least.shape, found.combined.shape
+    >>> result = road(Subject(classifier.model, images), images.mean(1), shares=[0.2, 0.5])
+    >>> result.shares, result.most.shape, result.least.shape, result.combined.shape
     ((0.2, 0.5), torch.Size([1, 2]), torch.Size([1, 2]), torch.Size([1]))
     """
 
@@ -423,7 +427,7 @@ class Road:
 
 
 def road(
-    subject: Subject, heatmaps: Any, *, shares: Sequence[float] = SHARES, noise: float = NOISE, seed: int = 0
+    subject: Subject, heatmaps: Any, *, shares: Sequence[float] = ROAD_SHARES, noise: float = NOISE, seed: int = 0
 ) -> Road:
     """Compute the combined ROAD score: how much more the most relevant pixels matter than the least relevant ones.
 
@@ -470,8 +474,8 @@ def road(
     >>> classifier = gradcam.load_classifier()
     >>> images = classifier.batch(["photo.jpg"])
     >>> explanation = gradcam.explain(classifier.model, images, "layer4")
-    >>> found = road(Subject(classifier.model, images), explanation, shares=[0.3, 0.6])
-    >>> round(found.combined.item(), 1)
+    >>> result = road(Subject(classifier.model, images), explanation, shares=[0.3, 0.6])
+    >>> round(result.combined.item(), 1)
     0.3
 
     References
@@ -489,14 +493,14 @@ def road(
     return Road((least - most).mean(1) / 2, most, least, checked)
 
 
-def _remove(images: Tensor, places: Tensor, shares: Sequence[float], noise: float, seed: int) -> Iterator[Tensor]:
-    """The images (N,C,H,W) without the most relevant pixels, and without the least relevant, of each share in turn."""
-    pixels = places[0].numel()
-    twice = torch.cat([images, images])
+def _remove(images: Tensor, ranks: Tensor, shares: Sequence[float], noise: float, seed: int) -> Iterator[Tensor]:
+    """Yield the images (N,C,H,W) without the most relevant pixels, then without the least relevant, for each share."""
+    pixels = ranks[0].numel()
+    image_pairs = torch.cat([images, images])
     for share in shares:
         count = count_pixels(share, pixels)
-        known = torch.cat([places >= count, places < pixels - count])
-        yield from impute(twice, known, noise=noise, generator=draw(seed, "road", share)).split(len(images))
+        masks = torch.cat([ranks >= count, ranks < pixels - count])
+        yield from impute(image_pairs, masks, noise=noise, generator=draw(seed, "road", share)).split(len(images))
 
 
 def complexity(heatmaps: Any) -> Tensor:
