@@ -314,9 +314,7 @@ def _split_variance(numbers: Any, uses_image: Any) -> tuple[float, float]:
     sizes = uses_image.sum(1)
     unshared = (sizes[first] + sizes[second]) / 2 - (uses_image @ uses_image.T)[first, second]
     mean_unshared, spread = unshared.mean(), ((unshared - unshared.mean()) ** 2).sum()
-    if (
-        spread == 0
-    ):  # All pairs share equally many images, so no line can be fitted. The images get all of the variance.
+    if spread == 0:  # If all pairs share equally many images, no line can be fitted. The images get all variance.
         return float(squares.mean() / mean_unshared) if mean_unshared else 0.0, 0.0
     slope = max(0.0, float(((unshared - mean_unshared) * (squares - squares.mean())).sum() / spread))
     intercept = float(squares.mean() - slope * mean_unshared)

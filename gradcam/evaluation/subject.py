@@ -208,9 +208,7 @@ class Subject:
 
         def run(images: Tensor) -> Tensor:
             probabilities = to_probabilities(self.model(images), len(images), self.activation)
-            return probabilities.to(
-                self.images.device, torch.float32
-            )  # The output of a model may be on another device.
+            return probabilities.to(self.images.device, torch.float32)  # The output may be on another device.
 
         rows = iterate_rows()
         while batch := list(islice(rows, self._batches.largest)):

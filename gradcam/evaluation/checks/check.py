@@ -61,18 +61,14 @@ RANDOMISATION_STAGES = 3  # the head, half of the layers, and all layers
 RANDOM_CLASSES = 3  # in addition to the rival class
 NOISE_SAMPLES = 4
 MAX_NOISE_SHARE = 0.02  # largest change of a value, as a share of the image's range
-MAX_SAME_CORRELATION = (
-    0.999  # Heatmaps with a higher rank correlation always count as the same, whatever noise changes.
-)
-MIN_EVIDENCE = (
-    0.2  # smallest probability that covering must remove, and smallest share of evidence on the marked pixels
-)
-MIN_PROBABILITY_ABOVE_CHANCE = 0.1  # A class with a lower probability does not count as recognised.
-RANDOM_NETWORKS = 9  # An untrained model prefers the image more clearly than nine others in one of ten cases.
-MIN_PLACEMENT_ORDER = 0.6  # smallest area under the ROC curve with which a heatmap follows the image
-RANDOM_POSITIONS = 19  # The original position is the best of twenty in one of twenty cases, by chance.
+MAX_SAME_CORRELATION = 0.999  # Heatmaps with a higher rank correlation always count as the same.
+MIN_EVIDENCE = 0.2  # smallest probability that covering must remove, and smallest share on the marked pixels
+MIN_PROBABILITY_ABOVE_CHANCE = 0.1  # smallest lead over chance (1 / classes) of a recognised class
+RANDOM_NETWORKS = 9  # By chance, an untrained model beats nine others in one of ten cases.
+MIN_PLACEMENT_ORDER = 0.6  # smallest area under the ROC curve that passes the placement test
+RANDOM_POSITIONS = 19  # By chance, the original position is the best of twenty in one of twenty cases.
 SIGNIFICANCE_LEVEL = 0.05
-# The heatmap; with noise; of other classes, weights and images; of the grid and of five views; and the control maps.
+# Heatmaps of the image, noise, other classes, other weights, another image, the grid, five views, and the control maps.
 MAX_HEATMAPS = 1 + NOISE_SAMPLES + (1 + RANDOM_CLASSES) + RANDOMISATION_STAGES + 1 + CELLS + 5 + (1 + 2 * CELLS)
 CONSTANT_MESSAGE = "The heatmap is constant: it marks nothing."
 
@@ -327,8 +323,8 @@ class SanityChecks:
     def _describe_untrained(self) -> str | None:
         """Return why the model appears to be untrained; None if it does not.
 
-        For an untrained model, re-initialising the weights changes nothing: each re-initialised copy is equally likely to
-        prefer this image, for its own top class, to the other images most clearly.
+        Re-initialised copies of an untrained model are no different from it. They prefer this image to the other images
+        as clearly as the model does, each for its own top class.
         """
         subject = self.subject
         images = torch.cat([subject.images, self.other_images])
@@ -340,7 +336,7 @@ class SanityChecks:
             ]
         except ModelError:  # The randomisation test reports a model that cannot be copied.
             return None
-        ahead = sum(value >= preference for value in random_preferences)  # A NaN does not count.
+        ahead = sum(value >= preference for value in random_preferences)  # NaN >= x is False.
         if ahead == 0:
             return None
         return (
@@ -546,7 +542,7 @@ class SanityChecks:
 
 
 def move_randomly(heatmap: Tensor, seed: int) -> list[Tensor]:
-    """Return copies of a heatmap (H,W), shifted randomly with wrap-around, and half of the time mirrored."""
+    """Return copies of a heatmap (H,W), randomly shifted (with wrap-around) and randomly mirrored."""
     generator = draw(seed, "elsewhere")
     moved_maps = []
     for _ in range(RANDOM_POSITIONS):

@@ -69,7 +69,7 @@ class PlacementGrid:
         return only_marked - without_marked
 
     def mark(self, heatmaps: Tensor) -> Tensor:
-        """Return masks of the most relevant pixels of heatmaps (4,H,W), as many as the share of each test image."""
+        """Return masks of the most relevant pixels of heatmaps (4,H,W): `shares[i]` of the pixels of heatmap i."""
         ranks, pixels = rank_pixels(heatmaps), heatmaps[0].numel()
         return torch.stack([rank < count_pixels(share, pixels) for rank, share in zip(ranks, self.shares)])
 
@@ -108,8 +108,8 @@ def rank_evenly(heatmap: Tensor) -> Tensor:
 def compute_placement_chance(order: Tensor) -> float:
     """Return the probability that a heatmap that ignores the image scores at least as well.
 
-    `order` (4,4) is the result of `PlacementGrid.order`. A heatmap that ignores the image would score as well if the four
-    positions were permuted among the four test images. The result is the share of the 24 permutations that do.
+    `order` (4,4) is the result of `PlacementGrid.order`. For a heatmap that ignores the image, the four positions are
+    exchangeable. The result is therefore the share of their 24 permutations that score at least as well.
     """
     by_position = torch.stack(
         [order[i, [list_cell_order(i).index(position) for position in range(CELLS)]] for i in range(CELLS)]
@@ -176,7 +176,7 @@ def place_alone(subject: Subject, other_images: Tensor) -> PlacementGrid:
 
 
 def place_in_grid(subject: Subject, other_images: Tensor, *, is_large: bool = False) -> PlacementGrid:
-    """Return four grids: the subject's image is in each cell once, and three other images (3,C,H,W) are in the rest.
+    """Return four grids: the subject's image is in each cell once, and three other images (3,C,H,W) are in the other cells.
 
     Images are resized to half their height and width. If `is_large`, they keep their size, and the grid has twice their
     height and width.
@@ -222,9 +222,7 @@ def find_recognised_grid(subject: Subject, other_images: Tensor) -> PlacementGri
     for is_large in (False, True):
         try:
             grid = place_in_grid(subject, other_images, is_large=is_large)
-        except (
-            Exception
-        ) as error:  # Except for a lack of memory, any error means that the model refuses this image size.
+        except Exception as error:  # A model may refuse an image size with any error.
             if is_out_of_memory(error) or not is_large:
                 raise
             return None

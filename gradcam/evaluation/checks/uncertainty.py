@@ -13,7 +13,7 @@ from gradcam.evaluation.explainers import run_explain
 from gradcam.evaluation.subject import check_heatmaps, draw, to_unit
 from gradcam.options import check_count, refuse
 
-# Views are shifted by the height or width divided by one of these.
+# A view is shifted by the image's height or width, divided by one of these numbers.
 SMALL_SHIFT_DIVISOR, LARGE_SHIFT_DIVISOR = 16, 4
 MAX_NOISE_SHARE = 0.02  # largest change of a value, as a share of the image's range
 

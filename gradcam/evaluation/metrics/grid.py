@@ -235,13 +235,13 @@ def make_mosaics(
     return arrange(classifier.model, find_tiles(classifier, images, least=min_probability), limit=limit, seed=seed)
 
 
-def find_tiles(classifier: Classifier, pictures: Mapping[str, Any], *, least: float = LEAST) -> list[Tile]:
+def find_tiles(classifier: Classifier, images: Mapping[str, Any], *, least: float = LEAST) -> list[Tile]:
     """Return the confidently classified images, in order; raise `InputError` or `ImageError` as in `make_mosaics`."""
     check_number(least, "min_probability", "a probability from 0 to 1, such as 0.5.", most=1)
-    if not isinstance(pictures, Mapping):
-        raise ImageError(f"The images are {shorten(pictures)}, expected a mapping from names to images.")
+    if not isinstance(images, Mapping):
+        raise ImageError(f"The images are {shorten(images)}, expected a mapping from names to images.")
     tiles = []
-    for name, source in pictures.items():  # One by one, because results can vary with the other images of a batch.
+    for name, source in images.items():  # One by one, because results can vary with the other images of a batch.
         is_prepared = isinstance(source, Tensor) and source.is_floating_point()
         image = source if is_prepared else classifier.prepare(source).image
         batch = image[None].to(classifier.device, find_input_dtype(classifier.model))
@@ -281,7 +281,7 @@ def arrange(model: nn.Module, tiles: Sequence[Tile], *, limit: int = MOSAICS, se
         with preserve_state(model), torch.no_grad():
             image = _join([tile.image for tile in quartets[0]])[None]
             model(image.to(find_input_device(model), find_input_dtype(model)))
-    except Exception as error:  # Except for a lack of memory, any error means that the model refuses this image size.
+    except Exception as error:  # A model may refuse an image size with any error.
         if is_out_of_memory(error):
             raise
         return [_to_mosaic(quartet, is_large=False) for quartet in quartets]

@@ -114,9 +114,7 @@ class _Grid:
         self.weights = self.inverse_sums / 16
 
     def coarser(self) -> _Grid:
-        pixels = _add_fours(
-            torch.ones_like(self.unknown[:1])
-        )  # If a length is odd, the last cells have fewer than four.
+        pixels = _add_fours(torch.ones_like(self.unknown[:1]))  # With odd lengths, the last cells have fewer than 4.
         return _Grid((_add_fours(self.unknown) == pixels).to(self.unknown))
 
     def residual(self, values: Tensor) -> Tensor:
