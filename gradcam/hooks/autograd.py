@@ -1,4 +1,4 @@
-"""Gradients of scores at recorded activations, through the tail of the network alone."""
+"""Gradients of scores with respect to recorded activations, computed through the layers after them only."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from torch.utils.hooks import unserializable_hook
 from gradcam.errors import BlindLayerError, LayerError, ModelError, join_names
 from gradcam.hooks import pytorch
 
-Edge = tuple[Node, int]  # an operation, and which of its outputs
-GradientHook = Callable[[Tensor], Tensor | None]  # what it returns replaces the gradient, None leaves it
+Edge = tuple[Node, int]  # (operation, index of its output)
+# Returns the gradient that replaces its argument, or None to leave it.
+GradientHook = Callable[[Tensor], Tensor | None]
 
-# Powers of two, so that scaling rounds nothing. The first whose gradients are finite is the one that loses least.
+# Scaling by a power of two does not round. The largest scale with finite gradients loses least to underflow.
 HALF_PRECISION_SCALES = tuple(2.0**exponent for exponent in (15, 10, 5, 0, -5, -10, -15))
-MOST_BYTES = 2**28  # of one layer's gradients, for the classes that share a backward pass
+MOST_BYTES = 2**28  # Size of one layer's gradients for the classes that share a backward pass.
 
 CHANGED_VALUE = (
     "changes a value in place that the backward pass needs, so training would fail as well: replace the in-place operation "
@@ -32,7 +33,7 @@ OTHER_VIEW = (
     "After the layer, the model reads or changes in place another view of the layer's output or input, where no gradient "
     "can be recorded: choose an earlier layer."
 )
-# By what PyTorch says, in part, where what lies behind a layer is differentiated.
+# Messages for a failed backward pass after a layer, by a part of PyTorch's error text.
 BEHIND_A_LAYER = {
     pytorch.HOOKED_VIEW: (
         "A module has a full backward hook, and its input or output is changed in place. PyTorch forbids this (pytorch "
@@ -67,7 +68,7 @@ BEHIND_A_LAYER = {
     ),
 }
 
-# The same of a whole model, where there is no layer to speak of.
+# Messages for a failed backward pass through a whole model.
 VIEW_IN_PLACE = (
     "The model changes in place its input, or a view created without gradient recording: replace that operation with an "
     "out-of-place one."
@@ -89,12 +90,14 @@ IN_A_MODEL = BEHIND_A_LAYER | {
 
 @contextlib.contextmanager
 def known_failures(explanations: Mapping[str, str]) -> Iterator[None]:
-    """PyTorch's own errors for what is known to go wrong become a `ModelError` that says what to do. `explanations`: by
-    what PyTorch says, in part."""
+    """Replace a known error of PyTorch by a `ModelError` that says what to do.
+
+    `explanations`: advice, by a part of PyTorch's error text.
+    """
     try:
         yield
     except RuntimeError as error:
-        explanation = next((it for part, it in explanations.items() if pytorch.says(error, [part])), None)
+        explanation = next((message for part, message in explanations.items() if pytorch.says(error, [part])), None)
         if explanation is None:
             raise
         raise ModelError(explanation) from error
@@ -103,11 +106,16 @@ def known_failures(explanations: Mapping[str, str]) -> Iterator[None]:
 def jacobian(
     scores: Tensor, inputs: Sequence[Tensor], *, scaled: bool, most_bytes: int | None = None
 ) -> Iterator[list[Tensor | None]]:
-    """The gradients of scores (N,K) at each of `inputs` (N,...): (k,N,...) for a few classes at a time, None without a
-    path. The images of a batch do not depend on one another, so that one backward pass from a class's sum over them
-    serves all. With `scaled`, for graphs with float16 in them, gradients pass through multiplied by a power of two and
-    come back as float32, divided by it: they underflow neither on the way nor in the result. `most_bytes`: of one
-    input's gradients, for the classes that share a backward pass; `MOST_BYTES` without it."""
+    """Yield the gradients of scores (N,K) at each of `inputs` (N,...), as (k,N,...) for k classes at a time.
+
+    The gradient is None if no path leads to the input. The images of a batch are independent, so one backward pass from
+    the sum over the batch gives a class's gradient for all of them.
+
+    With `scaled`, for graphs with float16, the backward pass runs on scores multiplied by a power of two, and the
+    gradients are returned as float32, divided by it. They do not underflow during the pass or in the result.
+
+    `most_bytes` limits the gradients of one input for the classes that share a backward pass (default `MOST_BYTES`).
+    """
     with torch.enable_grad():
         values = scores.sum(0)
     largest = max(tensor.numel() * tensor.element_size() for tensor in inputs)
@@ -130,11 +138,12 @@ def _are_finite(gradients: Iterable[Tensor | None]) -> bool:
 
 def _backward(values: Tensor, inputs: Sequence[Tensor], directions: Tensor, scale: float) -> list[Tensor | None]:
     if len(directions) > 1:
-        with contextlib.suppress(RuntimeError):  # an operation that cannot be batched, or the loop raises it again
+        # An operation cannot be batched. Any other error is raised again by the loop below.
+        with contextlib.suppress(RuntimeError):
             return list(_gradients(values, inputs, grad_outputs=directions * scale, is_grads_batched=True))
     rows = []
     for direction in directions:
-        with torch.enable_grad():  # a scalar: given `grad_outputs`, autograd first imports all of sympy
+        with torch.enable_grad():  # As a scalar: with `grad_outputs`, autograd first imports sympy.
             value = values[0] if len(values) == 1 else values @ direction
             value = value if scale == 1 else value * scale
         rows.append(_gradients(value, inputs))
@@ -148,9 +157,11 @@ def _gradients(values: Tensor, inputs: Sequence[Tensor], **options: Any) -> tupl
 
 
 def curvatures(scores: Tensor, activations: Tensor, *, scaled: bool) -> Iterator[tuple[Tensor | None, ...]]:
-    """For each class of scores (N,K), its gradient g at the activations A (N,...) and H A, the derivative of g A:
-    (1,N,...). None without a path; a score that is linear behind the layer has an H A of zeros. `scaled` is as in
-    `jacobian`."""
+    """Yield each class's gradient g at the activations A, and the Hessian-vector product H A, both (1,N,...).
+
+    H A is the derivative of g·A, with A held constant in the product. Both are None if no path leads to the
+    activations. H A is zero if the score is linear after the layer. `scaled` is as in `jacobian`.
+    """
     with torch.enable_grad():
         values = scores.sum(0).unbind()
     for value in values:
@@ -172,11 +183,12 @@ def _second_order(value: Tensor, activations: Tensor, scale: float) -> tuple[Ten
             total = (gradient * activations.detach()).sum()
         (product,) = _gradients(total, [activations])
     if product is None:
-        # A function written in Python may give a gradient that cannot be differentiated again, and says so at best by a
-        # node for the error that would come of it. Hooks, of which ours is one, are such functions that do nothing to it.
-        hidden = [node for node in graph_of(value) if pytorch.is_python(node)]
-        if hidden or any(map(pytorch.is_error, graph_of(gradient))):
-            name = pytorch.show_function(hidden[0]) if hidden else "a function written in Python"
+        # A function written in Python may return a gradient that cannot be differentiated again. At best its graph
+        # contains an error node; often it shows nothing. Hooks, such as ours, are Python functions as well, but do not
+        # change the gradient.
+        python_nodes = [node for node in graph_of(value) if pytorch.is_python_function(node)]
+        if python_nodes or any(map(pytorch.is_error_node, graph_of(gradient))):
+            name = pytorch.get_function_name(python_nodes[0]) if python_nodes else "a function written in Python"
             raise ModelError(
                 f"After the layer there is {name}, whose gradient cannot be differentiated again: choose a method that "
                 "needs only the first derivative, such as 'gradcam', or a layer after that operation."
@@ -188,54 +200,58 @@ def _second_order(value: Tensor, activations: Tensor, scale: float) -> tuple[Ten
 
 
 def graph_of(tensor: Tensor) -> list[Node]:
-    """Every node of the graph behind a tensor, its own the first."""
+    """Return all nodes of the graph that leads to a tensor, starting with the tensor's own."""
     return [] if tensor.grad_fn is None else [tensor.grad_fn, *nodes_behind(tensor.grad_fn)]
 
 
 def nodes_behind(node: Node) -> list[Node]:
-    """Every node that leads to this one, each once."""
-    found: list[Node] = [node]
-    seen = {node}
-    for each in found:  # which grows on the way
-        for other, _ in each.next_functions:
-            if other is not None and other not in seen:
-                seen.add(other)
-                found.append(other)
-    return found[1:]
+    """Return all nodes that lead to this one, each once."""
+    nodes: list[Node] = [node]
+    visited = {node}
+    for current in nodes:  # The list grows during the loop.
+        for parent, _ in current.next_functions:
+            if parent is not None and parent not in visited:
+                visited.add(parent)
+                nodes.append(parent)
+    return nodes[1:]
 
 
 def edge_of(tensor: Tensor) -> Edge | None:
-    """Return where in the graph a tensor comes from; None outside of it."""
+    """Return the edge of the graph at which a tensor was computed; None if it has no graph."""
     return None if tensor.grad_fn is None else (tensor.grad_fn, tensor.output_nr)
 
 
 @dataclass(frozen=True)
 class Tail:
-    """The graph between recorded activations and scores. `is_bypassed`: the images reach the scores past the activations
-    as well, as far as that was recorded."""
+    """The autograd graph from recorded activations to scores.
+
+    `is_bypassed` is True if a recorded path leads from the images to the scores without passing the activations.
+    """
 
     nodes: Sequence[Node]
     is_bypassed: bool
 
     @functools.cached_property
     def route(self) -> Hashable:
-        """What decides how activations lie in memory and which of them reach the scores, to be compared."""
+        """Return the operations in a comparable form.
+
+        They decide the memory layout, and which activations reach the scores.
+        """
         return tuple(pytorch.describe_operation(node) for node in self.nodes if not pytorch.is_copy(node))
 
     @property
     def is_joined(self) -> bool:
-        """Whether something that was not recorded may join: an operation has an input without a graph, and that is no
-        weight."""
+        """Return whether an unrecorded value may join: an operation has an input without a graph that is no weight."""
         return any(
-            given is None
+            parent is None
             for node in self.nodes
             if not pytorch.takes_weights(node)
-            for given, _ in node.next_functions[pytorch.overwrites(node) :]
+            for parent, _ in node.next_functions[pytorch.is_overwriting_copy(node) :]
         )
 
 
 def start_of(tensor: Tensor) -> Edge | None:
-    """Return where in the graph a tensor comes from, of a leaf where its gradient is accumulated."""
+    """Return the edge at which a tensor was computed; for a leaf, the edge that accumulates its gradient."""
     if tensor.requires_grad and tensor.is_leaf and not tensor.is_inference():
         node, index, *_ = pytorch.find_edge(tensor)
         return node, index
@@ -243,39 +259,39 @@ def start_of(tensor: Tensor) -> Edge | None:
 
 
 def read_tail(scores: Iterable[Edge | None], activations: Iterable[Edge | None], images: Edge | None) -> Tail:
-    """Return the graph that leads to these scores, up to these activations."""
+    """Return the graph that leads to these scores, cut at these activations."""
     ends = set(activations)
-    waiting = [edge for edge in dict.fromkeys(scores) if edge is not None and edge not in ends]
-    edges, nodes, is_bypassed = set(waiting), dict[Node, None](), False
-    for edge in waiting:  # which grows on the way
+    edge_queue = [edge for edge in dict.fromkeys(scores) if edge is not None and edge not in ends]
+    edges, nodes, is_bypassed = set(edge_queue), dict[Node, None](), False
+    for edge in edge_queue:  # The list grows during the loop.
         nodes[edge[0]] = None
         is_bypassed = is_bypassed or edge == images
-        # A copy overwrites all of what was there before, its first input.
-        for node, index in edge[0].next_functions[pytorch.overwrites(edge[0]) :]:
+        # A copy overwrites its first input completely, so that input does not count.
+        for node, index in edge[0].next_functions[pytorch.is_overwriting_copy(edge[0]) :]:
             if node is not None and (node, index) not in edges and (node, index) not in ends:
                 edges.add((node, index))
-                waiting.append((node, index))
+                edge_queue.append((node, index))
     return Tail(list(nodes), is_bypassed)
 
 
 def leaves(scores: Tensor) -> list[Tensor]:
-    """The tensors at which the graph behind scores ends."""
+    """Return the tensors at which the graph of the scores ends."""
     return [leaf for node in graph_of(scores) for leaf in pytorch.list_leaf(node)]
 
 
 def reached(scores: Tensor, inputs: Sequence[Tensor]) -> list[bool]:
-    """For each of `inputs`, tensors in a graph, whether the scores' graph leads to it."""
+    """Return for each of `inputs`, tensors in a graph, whether the graph of the scores leads to it."""
     nodes, ends = set(graph_of(scores)), leaves(scores)
-    return [any(end is each for end in ends) if each.is_leaf else each.grad_fn in nodes for each in inputs]
+    return [any(leaf is tensor for leaf in ends) if tensor.is_leaf else tensor.grad_fn in nodes for tensor in inputs]
 
 
 def no_gradient(layers: Sequence[str]) -> ModelError | BlindLayerError:
-    """The error that tells why scores have no gradient: recording was off, or they do not depend on the layers."""
+    """Return the error for scores without a gradient: grad mode was off, or they do not depend on the layers."""
     return no_dependence(layers) if torch.is_grad_enabled() else recording_is_off(layers)
 
 
 def recording_is_off(layers: Sequence[str]) -> ModelError:
-    """The error for a model that switches recording off behind a layer."""
+    """Return the error for a model that turns grad mode off after a layer."""
     return ModelError(
         f"Gradient recording is off after layer {join_names(layers)}: the model, or the code that calls it, disables "
         "recording (torch.no_grad or inference_mode in a forward method, a reentrant checkpoint around the layer). "
@@ -284,47 +300,57 @@ def recording_is_off(layers: Sequence[str]) -> ModelError:
 
 
 def no_dependence(layers: Sequence[str]) -> BlindLayerError:
-    """The error for a score that no path connects with a layer."""
+    """Return the error for a score that no path connects with a layer."""
     return BlindLayerError(
         f"The score does not depend on layer {join_names(layers)}: no recorded operation leads from the layer to the score. "
         "Choose a layer on the path to the score, and a score that is not detached from the model's output."
     )
 
 
-def no_floating_tensor(layers: Iterable[str]) -> LayerError:
-    """The error for layers whose output holds nothing that a gradient can be taken at."""
+def no_floating_tensor_error(layers: Iterable[str]) -> LayerError:
+    """Return the error for layers whose output contains no floating-point tensor."""
     return LayerError(
         f"Layer {join_names(layers)} returned no floating-point tensor: choose a layer whose output is or contains one."
     )
 
 
 class GradientTap:
-    """What is done to the gradient that comes back to a tensor, where all of it has come together. Edits sit on the
-    tensor, as a user's own hook would: in the order of registration, and `retain_grad()` shows what comes. Looks sit
-    behind all that, on the node that made the tensor. What is done in place to it later makes it another node's."""
+    """Functions that edit or observe the complete gradient of a tensor.
+
+    Edits are a hook on the tensor, like a user's own: they run in the order of registration, and `retain_grad()` shows
+    their result. Observers are a hook on the tensor's `grad_fn`, and run after all that. A later in-place operation
+    gives the tensor another `grad_fn`, but the hook stays on this one.
+    """
 
     def __init__(self, tensor: Tensor, node: Node) -> None:
         self.edits: OrderedDict[int, tuple[int, GradientHook]] = OrderedDict()
-        self.looks: OrderedDict[int, GradientHook] = OrderedDict()
+        self.observers: OrderedDict[int, GradientHook] = OrderedDict()
         index = tensor.output_nr
 
         def edit(gradient: Tensor | None) -> Tensor | None:
             if gradient is None or not self.edits:
                 return None
-            # A block may give what its last part gave, which then has run first, whoever was registered first.
-            return _through([it for _, it in sorted(self.edits.values(), key=lambda edit: edit[0])], gradient)
+            # A block may return the output of its last part, whose hook ran first. So edits are sorted by their owner's
+            # index.
+            return _apply_in_turn(
+                [function for _, function in sorted(self.edits.values(), key=lambda entry: entry[0])], gradient
+            )
 
-        def look(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
+        def observe(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
             gradient = gradients[index]
-            if gradient is None or not self.looks:
+            if gradient is None or not self.observers:
                 return None
-            return (*gradients[:index], _through(list(self.looks.values()), gradient), *gradients[index + 1 :])
+            return (
+                *gradients[:index],
+                _apply_in_turn(list(self.observers.values()), gradient),
+                *gradients[index + 1 :],
+            )
 
         tensor.register_hook(unserializable_hook(edit))
-        node.register_prehook(look)
+        node.register_prehook(observe)
 
 
-def _through(functions: list[GradientHook], gradient: Tensor) -> Tensor:
+def _apply_in_turn(functions: list[GradientHook], gradient: Tensor) -> Tensor:
     for function in functions:
         replacement = function(gradient)
         gradient = gradient if replacement is None else replacement

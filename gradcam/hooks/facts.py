@@ -1,9 +1,9 @@
-"""What is remembered about a model, and the guard that forgets all of it when the model changes.
+"""Cache of computed facts about a model, and the guard that clears it when the model changes.
 
-Finding a default layer, or measuring where its cells lie, costs forward passes, so the answers are remembered. They hold
+Finding a default layer, or measuring where its cells lie, costs forward passes, so the results are cached. They hold
 for one state of the model: its modules, settings and hooks, and the identity, memory, version and sampled values of its
-tensors. Versions alone are not enough: writes through `.data` or NumPy do not count them up. What the input decides is
-not remembered: whoever uses an answer compares it with the graph of its own pass.
+tensors. Versions alone are not enough: writes through `.data` or NumPy do not count them up. Facts that depend on the
+input are not cached: whoever uses a cached fact compares it with the graph of its own pass.
 """
 
 from __future__ import annotations
@@ -28,92 +28,100 @@ from gradcam.hooks.nested import list_modules
 
 Answer = TypeVar("Answer")
 
-MAX_ANSWERS = 1024  # per model; the oldest go first
-MAX_DEPTH, MAX_ITEMS = 3, 64  # of settings that hold others
-MAX_VALUES = 64  # compared per tensor: all values of a smaller one, as many evenly spaced ones of a larger one
-INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
+MAX_ANSWERS = 1024  # Per model; the oldest are dropped first.
+MAX_DEPTH, MAX_ITEMS = 3, 64  # Limits for settings that contain other settings.
+MAX_VALUES = 64  # Values compared per tensor: all of a small tensor, or this many, evenly spaced, of a larger one.
+INTEGER_DTYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # By item size in bytes.
 PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size))
-OWN_ATTRIBUTES = tuple(vars(nn.Module()))  # what every module has
-OWN_HOOKS = "gradcam.hooks.hooks"  # the module whose hooks another thread may have put on the model
+MODULE_ATTRIBUTES = tuple(vars(nn.Module()))  # The attributes of every module.
+# Hooks of this module are ignored, because another thread may have put them on the model.
+HOOKS_MODULE = "gradcam.hooks.hooks"
 
 
 @dataclass
 class Facts:
-    """What is remembered about a model in its present state, which is read at the first question."""
+    """Cached facts about a model in its present state. The state is read at the first access."""
 
     model: nn.Module
-    is_new: bool = False  # nothing was remembered of this state
+    is_new: bool = False  # True if nothing was cached for this state.
 
-    def remember(self, question: Hashable, find_answer: Callable[[], Answer]) -> Answer:
-        """Return the remembered answer, or find it and remember it."""
-        if question not in self._answers:
-            self.set(question, find_answer())
-        answer: Answer = self._answers[question]
-        return answer
+    def remember(self, key: Hashable, compute: Callable[[], Answer]) -> Answer:
+        """Return the cached value, or compute and cache it."""
+        if key not in self._cache:
+            self.set(key, compute())
+        value: Answer = self._cache[key]
+        return value
 
-    def get(self, question: Hashable) -> Any:
-        """Return the remembered answer; None if there is none."""
-        return self._answers.get(question)
+    def get(self, key: Hashable) -> Any:
+        """Return the cached value; None if there is none."""
+        return self._cache.get(key)
 
-    def set(self, question: Hashable, answer: Any) -> None:
-        """Remember an answer in place of an earlier one; None forgets it."""
-        self._answers.pop(question, None)
-        self._answers.update({} if answer is None else {question: answer})
-        while len(self._answers) > MAX_ANSWERS:
-            self._answers.pop(next(iter(self._answers)), None)
+    def set(self, key: Hashable, value: Any) -> None:
+        """Cache a value in place of an earlier one; None deletes it."""
+        self._cache.pop(key, None)
+        self._cache.update({} if value is None else {key: value})
+        while len(self._cache) > MAX_ANSWERS:
+            self._cache.pop(next(iter(self._cache)), None)
 
     def read(self) -> None:
         """Read the state of the model now, before a pass changes it."""
-        _ = self._answers
+        _ = self._cache
 
     def take_over(self) -> None:
-        """Remember the answers for what the explanation itself made of the model: a counter, an output that it stores."""
-        state, answers = _remembered.get(self.model, (None, {}))
-        if state is None or answers is not self._answers or not (self.is_new or self.model in changing_models):
+        """Keep the cached values although the explanation itself changed the model.
+
+        Some models count their passes, or store an output.
+        """
+        state, cache = _remembered.get(self.model, (None, {}))
+        if state is None or cache is not self._cache or not (self.is_new or self.model in changing_models):
             return
-        with contextlib.suppress(Exception), _lock:  # whatever attributes, or tensors of other kinds, raise
+        # Attributes of arbitrary classes, and unusual tensors, may raise anything.
+        with contextlib.suppress(Exception), _lock:
             if not state.holds(self.model):
                 changing_models.add(self.model)
-                _remembered[self.model] = ModelState(self.model), answers
+                _remembered[self.model] = ModelState(self.model), cache
 
     @functools.cached_property
-    def _answers(self) -> dict[Hashable, Any]:
-        state, answers = _remembered.get(self.model, (None, {}))
+    def _cache(self) -> dict[Hashable, Any]:
+        state, cache = _remembered.get(self.model, (None, {}))
         with contextlib.suppress(Exception), _lock:
             if state is not None and state.holds(self.model):
-                return answers
+                return cache
         _remembered.pop(self.model, None)
-        answers, self.is_new = {}, True
+        cache, self.is_new = {}, True
         with contextlib.suppress(Exception):
-            _remembered[self.model] = ModelState(self.model), answers
-        return answers
+            _remembered[self.model] = ModelState(self.model), cache
+        return cache
 
 
 class ModuleState(NamedTuple):
-    """One module: itself, its class, the number of its attributes, its settings, and hooks that are not of this package."""
+    """The state of one module: its class, number of attributes, settings, and hooks that are not of this package."""
 
     module: weakref.ref[nn.Module]
-    kind: Any
+    module_type: Any
     size: int
     get_settings: Callable[[dict[str, Any]], tuple[Any, ...]]
     settings: Sequence[Any]
-    is_plain: bool  # else the settings are compared by their descriptions
+    is_plain: bool  # If False, the settings are compared by their descriptions.
     hooks: list[int]
 
 
 class ModelState:
-    """All of a model that decides what it computes, to be compared later. It keeps no part of the model alive."""
+    """Everything in a model that decides what it computes, for a later comparison.
+
+    No part of the model is kept alive.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._tensors: list[Tensor | None] = []
-        self._objects: dict[int, int] = {}  # the numbers of objects that were described, such as shared configurations
+        self._objects: dict[int, int] = {}  # Numbers of the objects already described, such as shared configurations.
         self._hooks = _list_global_hooks()
         self._modules = [self._read_module(module) for module in list_modules(model)]
-        self._forwards = {state.kind: _refer(state.kind.forward) for state in self._modules}
+        self._forwards = {state.module_type: _refer(state.module_type.forward) for state in self._modules}
         tensors = self._take_tensors()
         if any(tensor.is_inference() or type(tensor) not in (Tensor, nn.Parameter) for tensor in tensors):
-            raise TypeError  # they do not count their writes, or have no memory of their own
-        storages = [tensor.untyped_storage() for tensor in tensors]  # as below
+            raise TypeError  # Such tensors do not count their writes, or have no memory of their own.
+        storages = [tensor.untyped_storage() for tensor in tensors]  # They keep the memory allocated, as in `holds`.
         self._memory = _describe_memory(tensors)
         self._samples = Samples(tensors)
         self._values = self._samples.read(tensors)
@@ -122,10 +130,10 @@ class ModelState:
     def holds(self, model: nn.Module) -> bool:
         """Return whether the model is still in this state."""
         modules = list_modules(model)
-        self._take_tensors()  # what an interruption left
+        self._take_tensors()  # Drops what an interrupted call left.
         is_same = len(modules) == len(self._modules) and all(map(self._is_same, modules, self._modules))
         tensors = self._take_tensors()
-        # While somebody holds the storages, no other thread can free the memory that is read below.
+        # While the storages are referenced, no other thread can free the memory that is read below.
         storages = [tensor.untyped_storage() for tensor in tensors]
         still_holds = (
             is_same
@@ -144,7 +152,7 @@ class ModelState:
 
     def _is_same(self, module: nn.Module, state: ModuleState) -> bool:
         attributes = module.__dict__
-        if state.module() is not module or type(module) is not state.kind or len(attributes) != state.size:
+        if state.module() is not module or type(module) is not state.module_type or len(attributes) != state.size:
             return False
         self._tensors += attributes["_parameters"].values()
         self._tensors += attributes["_buffers"].values()
@@ -158,11 +166,12 @@ class ModelState:
         self._tensors += module._parameters.values()
         self._tensors += module._buffers.values()
         attributes = module.__dict__
-        names = [name for name in attributes if name not in OWN_ATTRIBUTES]
-        get_settings = operator.itemgetter(*names, *names[:1]) if names else _get_nothing  # of one name, no tuple
+        names = [name for name in attributes if name not in MODULE_ATTRIBUTES]
+        # With a single name, `itemgetter` would return no tuple.
+        get_settings = operator.itemgetter(*names, *names[:1]) if names else _get_nothing
         settings = get_settings(attributes)
         is_plain = all(map(_is_plain, settings))
-        # A copy, since lists may be changed in place.
+        # Settings may be lists that are changed in place, so they are copied.
         described = copy.deepcopy(settings) if is_plain else self._describe_all(settings)
         hooks = _list_hooks(module)
         return ModuleState(weakref.ref(module), type(module), len(attributes), get_settings, described, is_plain, hooks)
@@ -170,8 +179,8 @@ class ModelState:
     def _describe_all(self, settings: tuple[Any, ...]) -> list[Any]:
         return [self._describe(value) for value in settings]
 
-    def _describe(self, value: Any, depth: int = 0) -> Any:  # noqa: PLR0911  # one for each kind of value
-        """Return something that compares equal while the value does, and holds none of it alive."""
+    def _describe(self, value: Any, depth: int = 0) -> Any:  # noqa: PLR0911 # one for each kind of value
+        """Return a description that compares equal as long as the value does, and keeps no part of it alive."""
         kind = type(value)
         if kind in PLAIN:
             return value
@@ -190,7 +199,8 @@ class ModelState:
             return kind
         if isinstance(value, functools.partial):
             return kind, self._describe((value.func, value.args, value.keywords), depth)
-        if id(value) in self._objects:  # by its number, since to compare shared parts again and again may take forever
+        # Described by its number: comparing shared parts again and again could take exponential time.
+        if id(value) in self._objects:
             return kind, self._objects[id(value)]
         self._objects[id(value)] = len(self._objects)
         items = value.items() if isinstance(value, Mapping) else getattr(value, "__dict__", {}).items()
@@ -219,40 +229,45 @@ def _describe_memory(tensors: list[Tensor]) -> list[list[Any]]:
 
 
 class Samples:
-    """Some values of each tensor, by place in memory, so that every layout is read alike; as bytes, so that NaN equals NaN.
+    """Sampled values of each tensor, as bytes, so that NaN equals NaN.
 
-    On the processor they are read through NumPy, which takes a tenth of the time of as many PyTorch operations.
+    They are read by their position in memory, so that the memory format does not matter.
+
+    On the CPU they are read through NumPy, which takes a tenth of the time of the same number of PyTorch operations.
     """
 
     def __init__(self, tensors: list[Tensor]) -> None:
-        # Views of memory that they do not own, of the processor by item size, of a GPU also by device.
+        # Views of the tensors' memory, which they do not own: CPU views by item size, GPU views by device and item
+        # size.
         self._arrays: dict[int, list[np.ndarray[Any, Any]]] = {}
         self._on_gpus: dict[tuple[torch.device, int], list[Tensor]] = {}
-        self._elsewhere: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []  # index of a tensor, size and stride
+        self._on_other_devices: list[
+            tuple[int, tuple[int, ...], tuple[int, ...]]
+        ] = []  # (index of the tensor, size, stride)
         for index, tensor in enumerate(tensors):
             if tensor.is_meta or not tensor.numel():
                 continue
             extent = 1 + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride()))
             count, stride, size = min(extent, MAX_VALUES), max(1, extent // MAX_VALUES), tensor.element_size()
             if (tensor.storage_offset() + extent) * size > tensor.untyped_storage().nbytes():
-                raise TypeError  # its memory was given back for the time being, as sharded training does
-            place = {"shape": (count,), "strides": (stride * size,), "version": 3}
+                raise TypeError  # Sharded training temporarily frees the memory of parameters.
+            layout = {"shape": (count,), "strides": (stride * size,), "version": 3}
             if tensor.device.type == "cpu":
-                memory = {**place, "data": (tensor.data_ptr(), True), "typestr": f"|V{size}"}
+                memory = {**layout, "data": (tensor.data_ptr(), True), "typestr": f"|V{size}"}
                 self._arrays.setdefault(size, []).append(np.asarray(types.SimpleNamespace(__array_interface__=memory)))
-            elif tensor.device.type == "cuda" and size in INTEGERS:
-                memory = {**place, "data": (tensor.data_ptr(), False), "typestr": f"<i{size}"}
-                holder = types.SimpleNamespace(__cuda_array_interface__=memory)
-                view = torch.as_tensor(holder, dtype=INTEGERS[size], device=tensor.device)
+            elif tensor.device.type == "cuda" and size in INTEGER_DTYPES:
+                memory = {**layout, "data": (tensor.data_ptr(), False), "typestr": f"<i{size}"}
+                interface = types.SimpleNamespace(__cuda_array_interface__=memory)
+                view = torch.as_tensor(interface, dtype=INTEGER_DTYPES[size], device=tensor.device)
                 self._on_gpus.setdefault((tensor.device, size), []).append(view)
             else:
-                self._elsewhere.append((index, (count,), (stride,)))
+                self._on_other_devices.append((index, (count,), (stride,)))
 
     def read(self, tensors: list[Tensor]) -> list[bytes]:
-        """Return the values as they are now in these tensors, whose memory has to be the same as before."""
+        """Return the present values of these tensors, whose memory must be the same as at construction."""
         values = [np.concatenate(arrays).tobytes() for arrays in self._arrays.values()]
         groups: dict[Any, list[Tensor]] = {}
-        for index, size, stride in self._elsewhere:
+        for index, size, stride in self._on_other_devices:
             tensor = tensors[index].detach()
             groups.setdefault((tensor.device, tensor.dtype), []).append(tensor.as_strided(size, stride))
         joined = [torch.cat(group) for group in (*self._on_gpus.values(), *groups.values())]
@@ -265,7 +280,7 @@ def _list_global_hooks() -> list[tuple[int, ...]]:
 
 def _list_hooks(module: nn.Module) -> list[int]:
     hooks = (*module._forward_hooks.items(), *module._forward_pre_hooks.items())
-    return [key for key, hook in hooks if getattr(hook, "__module__", "") != OWN_HOOKS]
+    return [key for key, hook in hooks if getattr(hook, "__module__", "") != HOOKS_MODULE]
 
 
 def _get_nothing(_: dict[str, Any]) -> tuple[Any, ...]:
@@ -276,8 +291,8 @@ def _is_plain(value: Any) -> bool:
     return type(value) in PLAIN or (type(value) in (tuple, list) and PLAIN.issuperset(map(type, value)))
 
 
-_lock = threading.RLock()  # for the states, which threads that explain one model compare at the same time
-# The answers for the last state of each model.
+_lock = threading.RLock()  # Threads that explain the same model compare its state at the same time.
+# The last state of each model, and the values cached for it.
 _remembered: weakref.WeakKeyDictionary[nn.Module, tuple[ModelState, dict[Hashable, Any]]] = weakref.WeakKeyDictionary()
-# Models that each pass changes: their state is read before it.
+# Models that change in every pass. Their state is read before the pass.
 changing_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()

@@ -1,4 +1,4 @@
-"""The hooks that this package puts on a model: their owner, the pair for a target layer, and whose pass they see."""
+"""Hooks on models: their owner, the recorder of a target layer, and the state that marks this package's own passes."""
 
 from __future__ import annotations
 
@@ -33,25 +33,27 @@ from gradcam.options import keep_old_names
 ForwardHook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
 PreHook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]] | None]
 BackwardHook = Callable[[tuple[Tensor | None, ...]], None]
-TAP = "gradcam tap"  # what a tap is called on the node that made the tensor, with the output's number
-FEWEST_TO_SIFT = 64  # handles; of those, the ones whose tensors are gone are dropped whenever as many again have come
-_openings = itertools.count()
+TAP = "gradcam tap"  # Prefix of the metadata key of a gradient tap on the tensor's `grad_fn`; the output index follows.
+MIN_HANDLES_TO_PRUNE = 64  # Number of handles above which `Hooks` drops those of deleted tensors.
+_entry_counter = itertools.count()
 
 
 class Hooks:
-    """Hooks on modules, all removed when the context ends, however it ends. Forward hooks act only in the thread that
-    entered the context: several threads may run one model, each with its own. Backward hooks do not filter, since on
-    CUDA autograd calls them from threads of its own."""
+    """Hooks on modules and tensors, all removed when the context ends, also after an exception.
+
+    Forward hooks act only in the thread that entered the context, so that several threads may run one model, each with
+    its own hooks. Backward hooks act in every thread, because on CUDA autograd calls them from its own threads.
+    """
 
     def __init__(self) -> None:
         self._handles: list[RemovableHandle] = []
         self._thread: int | None = None
-        self._opening = 0  # which of all owners this is, in the order in which they were entered
-        self._most_handles = FEWEST_TO_SIFT
+        self._entry_index = 0  # Position among all `Hooks`, in the order in which they were entered.
+        self._prune_above = MIN_HANDLES_TO_PRUNE
 
     def __enter__(self) -> Hooks:
         self._thread = threading.get_ident()
-        self._opening = next(_openings)
+        self._entry_index = next(_entry_counter)
         return self
 
     def __exit__(self, kind: type[BaseException] | None = None, *error: object) -> None:
@@ -60,83 +62,93 @@ class Hooks:
             self._handles.pop().remove()
 
     def before_forward(self, module: nn.Module, function: PreHook) -> None:
-        """Call `function(module, args, kwargs)` before the module runs; what it returns replaces its arguments."""
+        """Call `function(module, args, kwargs)` before the module runs; a returned value replaces the arguments."""
 
-        def hook(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...], *kwargs_or_nothing: Any) -> Any:
             refuse_compiling()
-            return function(module, args, *rest) if threading.get_ident() == self._thread else None  # as below
+            return function(module, args, *kwargs_or_nothing) if threading.get_ident() == self._thread else None
 
         self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
 
     def after_forward(self, module: nn.Module, function: ForwardHook, *, repeated: ForwardHook | None = None) -> None:
-        """Call `function(module, args, kwargs, output)` after the module ran; what it returns replaces the output.
-        `repeated` is called in its place where a backward pass repeats the run for a checkpoint, in whichever thread
-        autograd does that: on CUDA in one of its own."""
+        """Call `function(module, args, kwargs, output)` after the module ran; a returned value replaces the output.
 
-        def hook(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
+        `repeated` is called instead if a backward pass recomputes a checkpoint. Autograd may do that in any thread; on
+        CUDA it uses a thread of its own.
+        """
+
+        def hook(module: nn.Module, args: tuple[Any, ...], *kwargs_and_output: Any) -> Any:
             refuse_compiling()
-            repeats = repeated is not None and is_backward_running()
-            if len(rest) < 2 or not (repeats or threading.get_ident() == self._thread):
-                # Also while the hook is half registered or half removed: another thread may then get (module, args,
-                # output) without the keyword arguments, because PyTorch keeps that flag in a second dictionary.
+            is_recomputed = repeated is not None and is_backward_running()
+            if len(kwargs_and_output) < 2 or not (is_recomputed or threading.get_ident() == self._thread):
+                # There is no `kwargs` while another thread is registering or removing the hook: PyTorch keeps the flag
+                # `with_kwargs` in a second dictionary, which may not be updated yet.
                 return None
-            kwargs, output = rest
-            return (repeated if repeated is not None and repeats else function)(module, args, kwargs, output)
+            kwargs, output = kwargs_and_output
+            return (repeated if repeated is not None and is_recomputed else function)(module, args, kwargs, output)
 
         self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
 
     def after_backward(self, module: nn.Module, function: BackwardHook) -> None:
-        """Call `function(grad_output)` when the gradient at the module's outputs is there (a full backward hook)."""
+        """Call `function(grad_output)` when the gradient of the module's output is computed (a full backward hook)."""
         self._handles.append(module.register_full_backward_hook(lambda module, grad_input, output: function(output)))
 
     def at_gradient(self, tensor: Tensor, function: gradients.GradientHook) -> None:
-        """Call `function(gradient)` when the gradient of a tensor that requires one is there, before it flows on."""
-        # Saving the tensor is no reason to warn. The mark goes on an object of our own.
-        self._keep(tensor.register_hook(unserializable_hook(partial(function))))
+        """Call `function(gradient)` when the gradient of a tensor is computed, before it flows further back."""
+        # Without this mark, PyTorch warns when the tensor is saved. It is set on a partial, not on the function.
+        self._own(tensor.register_hook(unserializable_hook(partial(function))))
 
-    def pass_gradient(self, tensor: Tensor, function: gradients.GradientHook) -> Tensor:
-        """Let `function` see or replace the gradient of a tensor that requires one; gives the tensor to go on with. The
-        pair's other half. It is the gradient as `retain_grad()` shows it, of all uses together and behind every edit
-        (`edit_gradient`), with respect to the tensor as it is now, whatever is done in place to it later. The graph is
-        as without; only views and leaves go on as a clone, of whose uses it is the gradient."""
+    def observe_gradient(self, tensor: Tensor, function: gradients.GradientHook) -> Tensor:
+        """Call `function` with the gradient of a tensor that requires one, and return the tensor to continue with.
+
+        The gradient is the one that `retain_grad()` would show: the sum over all uses, after every edit
+        (`edit_gradient`), with respect to the tensor's present value even if it is changed in place later. A value that
+        `function` returns replaces the gradient. The graph gets no additional node, except that views and leaves are
+        cloned; the gradient is then the clone's.
+        """
         tap, tensor = find_tap(tensor)
-        self._add(tap.looks, function)
+        self._add(tap.observers, function)
         return tensor
 
     def edit_gradient(self, tensor: Tensor, function: gradients.GradientHook) -> Tensor:
-        """The same before any look at it, with a `function` that changes it; edits run in the order of their owners."""
+        """Let `function` change the gradient before any observer sees it.
+
+        Edits run in the order of their owners' contexts.
+        """
         tap, tensor = find_tap(tensor)
-        self._add(tap.edits, (self._opening, function))
+        self._add(tap.edits, (self._entry_index, function))
         return tensor
 
     def _add(self, functions: OrderedDict[int, Any], function: Any) -> None:
         handle = RemovableHandle(functions)
         functions[handle.id] = function
-        self._keep(handle)
+        self._own(handle)
 
-    def _keep(self, handle: RemovableHandle) -> None:
-        """Own a handle of something short-lived: of a whole epoch's tensors only those that are still there are kept."""
+    def _own(self, handle: RemovableHandle) -> None:
+        """Own the handle of a short-lived tensor, and drop the handles of deleted tensors once there are many."""
         self._handles.append(handle)
-        if len(self._handles) > self._most_handles:
-            self._handles = [it for it in self._handles if it.hooks_dict_ref() is not None]
-            self._most_handles = max(FEWEST_TO_SIFT, 2 * len(self._handles))
+        if len(self._handles) > self._prune_above:
+            self._handles = [handle for handle in self._handles if handle.hooks_dict_ref() is not None]
+            self._prune_above = max(MIN_HANDLES_TO_PRUNE, 2 * len(self._handles))
 
 
 def is_backward_running() -> bool:
-    """In this thread: PyTorch itself tells checkpoints and hooks so."""
+    """Return whether this thread is inside a backward pass. PyTorch's checkpoints and hooks ask the same function."""
     return pytorch.find_backward_task() != -1
 
 
 def refuse_compiling() -> None:
-    """Raises `ModelError` while torch.compile traces, which then leaves these calls uncompiled where it may."""
+    """Raise `ModelError` if torch.compile is tracing. Where graph breaks are allowed, the call then runs uncompiled."""
     if torch.compiler.is_compiling():
         raise ModelError("Hooks cannot be part of a compiled function: use the uncompiled model to inspect it.")
 
 
 def find_tap(tensor: Tensor) -> tuple[gradients.GradientTap, Tensor]:
-    """The tap of a tensor that requires gradients, and the tensor. Views go on as a clone: what is done to them in
-    place leaves their node out. So do leaves, which have none. A view that nobody has looked at yet becomes its clone,
-    for whoever has it by another name."""
+    """Return the gradient tap on the tensor's `grad_fn`, and the tensor to continue with.
+
+    Views and leaves are cloned: an in-place op would replace a view's `grad_fn`, and a leaf has none. If PyTorch allows
+    it, the view object itself is turned into the clone, so that every reference to it continues with the clone.
+    """
     if tensor.grad_fn is None or pytorch.is_view(tensor):
         clone = tensor.clone()
         if tensor.grad_fn is None or not swap_contents(tensor, clone):
@@ -150,70 +162,72 @@ def find_tap(tensor: Tensor) -> tuple[gradients.GradientTap, Tensor]:
 
 
 def is_owned(tensor: Tensor, module: nn.Module) -> bool:
-    """Whether it is a parameter or a buffer of the module, which has to stay what it is."""
+    """Return True if the tensor is a parameter or a buffer of the module, whose identity must not change."""
     if isinstance(tensor, nn.Parameter):
         return True
     return any(tensor is buffer for buffer in module.buffers())
 
 
-def swap_contents(tensor: Tensor, other: Tensor) -> bool:
-    """Swap what two tensor objects hold, for everyone who has them; return False where PyTorch forbids it.
+def swap_contents(tensor: Tensor, replacement: Tensor) -> bool:
+    """Swap the contents of two tensor objects, for every reference to them; return False if PyTorch forbids it.
 
-    It does where autograd saved one of them, and where a view of it or a weak reference to it exists.
+    PyTorch forbids it if autograd saved one of them, or if one has a view or a weak reference.
     """
     attributes = dict(vars(tensor))
     try:
-        swap_tensors(tensor, other)
+        swap_tensors(tensor, replacement)
     except RuntimeError:
         return False
     vars(tensor).update(attributes)
     return True
 
 
-class Holder:
-    """One explanation. It is held weakly: one that was interrupted before it could let go is forgotten with its frame."""
+class PassToken:
+    """Marks a running pass of this package. Held weakly, so that an interrupted pass disappears with its frame."""
 
 
-class Here(threading.local):
-    """What this thread holds as it is, and the grad modes that its open contexts found, the outermost first."""
+class ThreadState(threading.local):
+    """Per-thread state: running passes of this package, and the grad modes saved by open contexts, outermost first."""
 
     def __init__(self) -> None:
-        self.holders: weakref.WeakSet[Holder] = weakref.WeakSet()
+        self.tokens: weakref.WeakSet[PassToken] = weakref.WeakSet()
         self.grad_modes: list[list[bool]] = []
 
 
-here = Here()
+thread_state = ThreadState()
 
 
-def is_undisturbed() -> bool:
-    """Whether what runs in this thread is an explanation, or another look at a model, rather than the user's own pass."""
-    return bool(here.holders)
+def in_own_pass() -> bool:
+    """Return True if this thread is inside a pass of this package, not inside the user's own forward pass."""
+    return bool(thread_state.tokens)
 
 
-def is_inner_look() -> Callable[[], bool]:
-    """Whether, whenever it is asked in this thread, what runs there is a look at a model that began later than this call."""
-    outer = weakref.WeakSet(here.holders)
-    return lambda: any(holder not in outer for holder in here.holders)
+def make_inner_pass_check() -> Callable[[], bool]:
+    """Return a function that tells whether this thread is inside a pass that started after this call."""
+    outer_tokens = weakref.WeakSet(thread_state.tokens)
+    return lambda: any(token not in outer_tokens for token in thread_state.tokens)
 
 
 @contextlib.contextmanager
 def recording_off() -> Iterator[None]:
-    """No recording until somebody switches it on; at the end the grad mode is what it was, in whatever order contexts
-    end. `torch.no_grad` would not do: where the outer of two contexts ends first, as an abandoned generator's may, the
-    inner one would restore what the outer had set, for good."""
-    found = here.grad_modes
-    mode = [torch.is_grad_enabled()]
-    found.append(mode)
+    """Turn grad mode off, and restore the caller's mode at the end, in whatever order contexts end.
+
+    With `torch.no_grad`, if the outer of two contexts ended first (an abandoned generator can do that), the inner one
+    would leave grad mode off for good.
+    """
+    saved_modes = thread_state.grad_modes
+    saved = [torch.is_grad_enabled()]
+    saved_modes.append(saved)
     torch.set_grad_enabled(False)
     try:
         yield
     finally:
-        inner = next((later for earlier, later in itertools.pairwise(found) if earlier is mode), None)
+        inner = next((later for earlier, later in itertools.pairwise(saved_modes) if earlier is saved), None)
         if inner is None:
-            torch.set_grad_enabled(mode[0])
-        else:  # it ends later, and then restores what this one found
-            inner[0] = mode[0]
-        found[:] = [other for other in found if other is not mode]
+            torch.set_grad_enabled(saved[0])
+        else:  # The inner context ends later, so it has to restore the mode that this one saved.
+            inner[0] = saved[0]
+        saved_modes[:] = [mode for mode in saved_modes if mode is not saved]
 
 
 @keep_old_names
@@ -256,10 +270,11 @@ class TargetLayer:
     (torch.Size([2, 512, 2, 2]), True)
     """
 
-    # How it works. A full backward hook on the layer itself would make the layer's output a view, which the in-place
-    # operation that often follows must not modify (pytorch issue 61519). So the forward hook keeps the output as a leaf
-    # that requires gradients, switches recording on for what follows, and sends the leaf through a private identity
-    # module, which carries the full backward hook; a clone of that is what the rest of the model sees.
+    # A full backward hook on the layer itself would turn the layer's output into a view, which an in-place operation
+    # must not modify (pytorch issue 61519); such an operation often follows. Instead, the forward hook stores the
+    # output as a leaf that requires gradients, and turns grad mode on for the following layers. It sends the leaf
+    # through a private identity module, which carries the full backward hook. The rest of the model gets a clone of the
+    # identity's output.
 
     def __init__(
         self,
@@ -278,20 +293,20 @@ class TargetLayer:
             )
         self.name = name or type(module).__name__
         self._module, self._keys, self._run = module, tuple(keys), run
-        self._passage = nn.Identity() if has_backward_hook else None
+        self._identity = nn.Identity() if has_backward_hook else None
         self._context: contextlib.ExitStack | None = None
-        self.ran_unrecorded = False  # so does the first layer to run; the next does if the model switched recording off
+        # True for the first layer to run. True for a later one if the model turned grad mode off.
+        self.ran_unrecorded = False
         self._runs = 0
         self._inputs: list[LayerInput] = []
         self._is_in_8_bits = False
-        self._given: list[tuple[str, ...]] = []  # the keys of all that the layer gave
+        self._output_keys: list[tuple[str, ...]] = []  # The keys of all tensors that the layer returned.
         self._recorded: dict[tuple[str, ...], Tensor] = {}
         self._versions: list[int] = []
-        self._unrecorded: list[
-            weakref.ref[Tensor]
-        ] = []  # tensors that share the output's values; reading them is an error
-        self._passed_on: list[Tensor] = []  # PyTorch swaps no tensor that a weak reference leads to, so not weakly
-        self._left: list[weakref.ref[Tensor]] = []  # of those, once the context has ended
+        # Tensors that share memory with the output but not its gradient. A score that reads one of them is an error.
+        self._unrecorded: list[weakref.ref[Tensor]] = []
+        self._passed_on: list[Tensor] = []  # Held strongly: PyTorch swaps no tensor that has a weak reference.
+        self._passed_on_refs: list[weakref.ref[Tensor]] = []  # The same tensors, once the context has ended.
         self._gradients: Tensor | None = None
 
     def __enter__(self) -> TargetLayer:
@@ -303,7 +318,7 @@ class TargetLayer:
                 "or gradcam.explain(), which leaves that mode itself."
             )
         is_training = torch.is_grad_enabled() and self._module.training
-        if is_training and any(it.requires_grad for it in self._module.parameters()):
+        if is_training and any(parameter.requires_grad for parameter in self._module.parameters()):
             warn(
                 f"Layer '{self.name}' is in training mode, but gradients before it are not recorded: a loss computed here "
                 "trains only later layers. Call model.eval() to explain, or use gradcam.inspection.record() in training."
@@ -311,13 +326,13 @@ class TargetLayer:
         with contextlib.ExitStack() as context:
             context.enter_context(recording_off())  # until the layer has run
             context.callback(self._release_unrecorded)
-            context.callback(self._leave_passed_on)
+            context.callback(self._weaken_passed_on)
             hooks = context.enter_context(Hooks())
-            self._is_others_run = is_inner_look()
-            hooks.before_forward(self._module, self._keep_inputs)
-            hooks.after_forward(self._module, self._keep_activations)
-            if self._passage is not None:
-                hooks.after_backward(self._passage, self._keep_gradients)
+            self._in_inner_pass = make_inner_pass_check()
+            hooks.before_forward(self._module, self._copy_inputs)
+            hooks.after_forward(self._module, self._record_output)
+            if self._identity is not None:
+                hooks.after_backward(self._identity, self._store_gradient)
             self._context = context.pop_all()
         return self
 
@@ -328,7 +343,7 @@ class TargetLayer:
 
     @property
     def activations(self) -> Tensor:
-        """The layer's output (its first floating-point tensor), unchanged by later operations.
+        """Return the layer's output (its first floating-point tensor), unchanged by later operations.
 
         Raises `LayerError` if the layer did not run, ran more than once, or returned no floating-point tensor.
         """
@@ -336,7 +351,10 @@ class TargetLayer:
 
     @property
     def recorded(self) -> dict[tuple[str, ...], Tensor]:
-        """Every floating-point tensor that the layer returned, by its keys and indices. Raises as `activations` does."""
+        """Return every floating-point tensor that the layer returned, by its keys and indices.
+
+        Raises as `activations` does.
+        """
         if self._runs == 0:
             raise LayerError(
                 f"Layer '{self.name}' did not run in the forward pass: choose one on the path from the input to the score. "
@@ -351,14 +369,14 @@ class TargetLayer:
             raise LayerError(f"Layer '{self.name}' ran {self._runs} time(s): runs are counted from 0.")
         if not self._recorded:
             if self._keys:
-                given = [":".join(keys) for keys in self._given if keys]
-                there = f"it has {join_names(given)}" if given else "its output is one tensor"
+                available = [":".join(keys) for keys in self._output_keys if keys]
+                contents = f"it has {join_names(available)}" if available else "its output is one tensor"
                 raise LayerError(
-                    f"Layer '{self.name}' has no floating-point tensor under '{':'.join(self._keys)}': {there}."
+                    f"Layer '{self.name}' has no floating-point tensor under '{':'.join(self._keys)}': {contents}."
                 )
             if self._is_in_8_bits:
                 raise LayerError(f"Layer '{self.name}' gives {IN_FLOATS}")
-            raise gradients.no_floating_tensor([self.name])
+            raise gradients.no_floating_tensor_error([self.name])
         for tensor, version in zip(self._recorded.values(), self._versions):
             if not tensor.is_inference() and tensor._version != version:
                 raise LayerError(
@@ -369,7 +387,7 @@ class TargetLayer:
 
     @property
     def gradients(self) -> Tensor:
-        """The gradient of the last score, shaped like `activations`. Raises `LayerError` before `backward`."""
+        """Return the gradient of the last score, shaped like `activations`. Raises `LayerError` before `backward`."""
         if self._gradients is None:
             raise LayerError(
                 f"Layer '{self.name}' has no gradients yet: call layer.backward(score) after the forward pass."
@@ -398,9 +416,9 @@ class TargetLayer:
             If gradient recording was off, or a plain `backward()` has already freed the graph.
         """
         if not isinstance(score, Tensor) or score.numel() != 1 or not score.is_floating_point():
-            what = f"{score.dtype} {tuple(score.shape)}" if isinstance(score, Tensor) else type(score).__name__
+            description = f"{score.dtype} {tuple(score.shape)}" if isinstance(score, Tensor) else type(score).__name__
             raise LayerError(
-                f"The score is {what}, expected a floating-point tensor with one value: sum it, or pick an element."
+                f"The score is {description}, expected a floating-point tensor with one value: sum it, or pick an element."
             )
         activations = self.activations
         if not score.requires_grad:
@@ -424,14 +442,14 @@ class TargetLayer:
 
     @property
     def has_several_outputs(self) -> bool:
-        """True if the layer returned several tensors to choose from."""
+        """Return True if the layer returned several tensors to choose from."""
         return len(self._recorded) > 1
 
     def release(self) -> None:
         """Detach the recorded tensors from the graph, when no backward pass will follow."""
-        self._leave_passed_on()
-        while self._left:
-            tensor = self._left.pop()()
+        self._weaken_passed_on()
+        while self._passed_on_refs:
+            tensor = self._passed_on_refs.pop()()
             if tensor is not None and tensor.grad_fn is not None and not pytorch.is_view(tensor):
                 tensor.detach_()
 
@@ -455,118 +473,126 @@ class TargetLayer:
                 "recorded: choose an earlier or a later layer."
             )
 
-    def _keep_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _copy_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         arguments = None
-        if not self._is_others_run():  # it may change what came in place, and the model may go on using that
+        # The layer may change its inputs in place, and the model may use them afterwards.
+        if not self._in_inner_pass():
             self._inputs, arguments = take_inputs(args, kwargs)
         return arguments
 
-    def _keep_activations(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        if self._is_others_run():  # an explanation between the forward pass and its backward pass, say
+    def _record_output(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        if self._in_inner_pass():  # For example an explanation between the forward pass and its backward pass.
             return None
-        if self._gradients is not None:  # a run after a backward pass begins a new forward pass
+        if self._gradients is not None:  # The first run after a backward pass starts a new forward pass.
             self._runs, self._gradients = 0, None
         self._runs += 1
         inputs, self._inputs = self._inputs, []
-        given: dict[tuple[str, ...], Tensor] = {}
-        found: dict[tuple[str, ...], Tensor] = {}
+        returned: dict[tuple[str, ...], Tensor] = {}
+        recorded: dict[tuple[str, ...], Tensor] = {}
         if self._runs == (self._run or 0) + 1:
             self._recorded, self._versions = {}, []
             self._release_unrecorded()
             self._passed_on.clear()
-            self._left.clear()
+            self._passed_on_refs.clear()
             self.ran_unrecorded = not torch.is_grad_enabled()
-            given = floating_by_keys(output)
-            self._is_in_8_bits = not given and is_in_8_bits(output)
-            self._given = list(given)
-            found = given
+            returned = floating_by_keys(output)
+            self._is_in_8_bits = not returned and is_in_8_bits(output)
+            self._output_keys = list(returned)
+            recorded = returned
             if self._keys:
-                found = {keys: tensor for keys, tensor in given.items() if keys[: len(self._keys)] == self._keys}
-        for each in inputs:
-            if each.is_changed and not any(each.given is tensor for tensor in found.values()):
-                each.replace(each.given)
-        handed_on = output
-        for keys, tensor in found.items():
-            goes_on = self._record(keys, tensor, inputs, list(given.values()))
-            if goes_on is not tensor:
-                handed_on = goes_on if handed_on is tensor else replace_tensor(handed_on, tensor, goes_on)
-        return None if handed_on is output else handed_on
+                recorded = {keys: tensor for keys, tensor in returned.items() if keys[: len(self._keys)] == self._keys}
+        for input_ in inputs:
+            if input_.is_changed and not any(input_.given is tensor for tensor in recorded.values()):
+                input_.replace(input_.given)
+        new_output = output
+        for keys, tensor in recorded.items():
+            new_tensor = self._capture(keys, tensor, inputs, list(returned.values()))
+            if new_tensor is not tensor:
+                new_output = new_tensor if new_output is tensor else replace_tensor(new_output, tensor, new_tensor)
+        return None if new_output is output else new_output
 
-    def _record(self, keys: tuple[str, ...], tensor: Tensor, inputs: list[LayerInput], given: list[Tensor]) -> Tensor:
-        """Keep what the layer gave; gives what goes on, which is the same object wherever that can be."""
+    def _capture(
+        self, keys: tuple[str, ...], tensor: Tensor, inputs: list[LayerInput], returned: list[Tensor]
+    ) -> Tensor:
+        """Record one output tensor, and return the tensor to pass on, which is the same object if possible."""
         refuse_vmap(tensor)
         torch.set_grad_enabled(True)
-        source = next((each for each in inputs if each.given is tensor), None)
+        source = next((input_ for input_ in inputs if input_.given is tensor), None)
         is_changed = source is not None and source.is_changed
-        # Dropout in evaluation mode and Identity return their input, which may be changed in place later, and which the
-        # model goes on using as what came to the layer, not as what left it.
-        is_shared = _shares_storage(tensor, [each.given for each in inputs])
-        is_kept = is_owned(tensor, self._module) or (source is not None and not is_changed)
-        if tensor.requires_grad:  # a TargetLayer further up is open: a new leaf would cut its gradient off
+        # Dropout in evaluation mode and Identity return their input itself. Later operations may change it in place,
+        # and other parts of the model still use it as the layer's input, not as its output.
+        is_shared = _shares_storage(tensor, [input_.given for input_ in inputs])
+        must_keep_object = is_owned(tensor, self._module) or (source is not None and not is_changed)
+        if tensor.requires_grad:  # An earlier TargetLayer is open. A new leaf would cut off its gradient.
             start = tensor.clone() if is_shared else tensor
         else:
-            start = tensor.detach().clone(memory_format=_format_of(tensor)).requires_grad_()
-        # A name for the identity module's output would keep PyTorch from swapping it.
-        if not (is_kept or tensor.requires_grad or pytorch.is_view(tensor)):
-            handed_on = tensor.copy_(start if self._passage is None else self._passage(start))
-            self._passed_on.append(handed_on)
+            start = tensor.detach().clone(memory_format=_memory_format(tensor)).requires_grad_()
+        # PyTorch cannot swap the identity's output while a variable refers to it, so these expressions are nested.
+        if not (must_keep_object or tensor.requires_grad or pytorch.is_view(tensor)):
+            passed_on = tensor.copy_(start if self._identity is None else self._identity(start))
+            self._passed_on.append(passed_on)
         else:
-            handed_on = (start if self._passage is None else self._passage(start)).clone(
-                memory_format=_format_of(start)
+            passed_on = (start if self._identity is None else self._identity(start)).clone(
+                memory_format=_memory_format(start)
             )
             memory = None if is_shared or tensor.requires_grad else pytorch.base_of(tensor)
-            if is_kept:
+            if must_keep_object:
                 pass
-            elif swap_contents(tensor, handed_on):
-                start, handed_on = handed_on if start is tensor else start, tensor
-                self._passed_on.append(handed_on)
-                if memory is not None and not _shares_storage(memory, itertools.chain(self._module.buffers(), given)):
-                    self._forbid_reading(memory)
+            elif swap_contents(tensor, passed_on):
+                start, passed_on = passed_on if start is tensor else start, tensor
+                self._passed_on.append(passed_on)
+                if memory is not None and not _shares_storage(
+                    memory, itertools.chain(self._module.buffers(), returned)
+                ):
+                    self._mark_unrecorded(memory)
             else:
-                self._forbid_reading(tensor)
+                self._mark_unrecorded(tensor)
         if source is not None and is_changed:
-            handed_on = source.replace(handed_on)  # has to lead to the gradient under its old name as well
+            # Code that uses the layer's input afterwards must also lead to the gradient.
+            passed_on = source.replace(passed_on)
         self._recorded[keys] = start
         self._versions.append(0 if start.is_inference() else start._version)
-        return handed_on
+        return passed_on
 
-    def _forbid_reading(self, tensor: Tensor) -> None:
-        """Let the graph of a score that reads this tensor end there, which `require_single_path` finds."""
+    def _mark_unrecorded(self, tensor: Tensor) -> None:
+        """Make the tensor a leaf, so that `require_single_path` finds it in the graph of a score that reads it."""
         if tensor.is_leaf and not (tensor.requires_grad or tensor.is_inference() or isinstance(tensor, nn.Parameter)):
             tensor.requires_grad_()
             if not pytorch.is_view(tensor):
-                increment_version(tensor)  # PyTorch then raises an error for views of it
+                increment_version(tensor)  # PyTorch then raises an error for its views.
             self._unrecorded.append(weakref.ref(tensor))
 
-    def _leave_passed_on(self) -> None:
+    def _weaken_passed_on(self) -> None:
         while self._passed_on:
-            self._left.append(weakref.ref(self._passed_on.pop()))
+            self._passed_on_refs.append(weakref.ref(self._passed_on.pop()))
 
     def _release_unrecorded(self) -> None:
         while self._unrecorded:
             if (tensor := self._unrecorded.pop()()) is not None:
                 tensor.requires_grad = False
 
-    def _keep_gradients(self, grad_output: tuple[Tensor | None, ...]) -> None:
+    def _store_gradient(self, grad_output: tuple[Tensor | None, ...]) -> None:
         self._gradients = grad_output[0]
 
 
-def _format_of(tensor: Tensor) -> torch.memory_format:
-    # Channels last by name where it is so: of one image a view's strides may be read as those of another order, and
-    # PyTorch's batch norm in evaluation mode then gives a gradient whose channels are mixed up.
-    by_name = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.ndim)
-    is_plain = by_name is None or tensor.is_contiguous() or not tensor.is_contiguous(memory_format=by_name)
-    return torch.preserve_format if by_name is None or is_plain else by_name
+def _memory_format(tensor: Tensor) -> torch.memory_format:
+    # For one image, a view's strides can be read as several memory formats. Batch norm in evaluation mode then returns
+    # a gradient with mixed-up channels, so channels last is passed explicitly.
+    channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.ndim)
+    is_default = (
+        channels_last is None or tensor.is_contiguous() or not tensor.is_contiguous(memory_format=channels_last)
+    )
+    return torch.preserve_format if channels_last is None or is_default else channels_last
 
 
 def _shares_storage(tensor: Tensor, others: Iterable[Tensor]) -> bool:
     address = tensor.untyped_storage().data_ptr()
-    dense = (other for other in others if other.layout == torch.strided)
-    return any(other.untyped_storage().data_ptr() == address for other in dense)
+    dense = (tensor for tensor in others if tensor.layout == torch.strided)
+    return any(tensor.untyped_storage().data_ptr() == address for tensor in dense)
 
 
 def refuse_vmap(tensor: Tensor) -> None:
-    """Raises `ModelError` for what only torch.func sees, and takes back."""
+    """Raise `ModelError` for a tensor of a torch.func transform, which must not be stored outside of it."""
     if pytorch.is_functorch_tensor(tensor):
         raise ModelError(
             "The model runs under torch.func (vmap, grad, jvp), where hooks cannot store tensors: "

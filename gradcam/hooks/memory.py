@@ -1,4 +1,4 @@
-"""The memory that a model's run takes: how much it is, how much it may be, and smaller parts where it is not there."""
+"""Memory use of model runs: measuring it, limiting it, and running in smaller parts when memory runs out."""
 
 from __future__ import annotations
 
@@ -23,30 +23,33 @@ from gradcam.options import Progress
 
 Result = TypeVar("Result")
 
-DEFAULT_BUDGET = 2**28  # bytes
-MOST_ROWS = 1024  # of a batch; larger ones are not faster
+DEFAULT_BUDGET = 2**28  # In bytes.
+MAX_BATCH_ROWS = 1024  # Rows of a batch. Larger batches are not faster.
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether there was no memory left, of the machine or of a device."""
+    """Return whether an error means that the machine or a device ran out of memory."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and pytorch.says(error, pytorch.NO_MEMORY)
 
 
 class Halving:
-    """Work in parts that fit into memory: once one did not, the parts are half as large from then on. `largest`: of how
-    many items. `tell(count, largest)` is called where so many did not fit, with the new one."""
+    """Runs work in parts that fit into memory. When a part does not fit, later parts have half its size.
+
+    `largest` is the number of items per part. `tell(count, largest)` is called with a size that did not fit, and the
+    new one.
+    """
 
     def __init__(self, largest: int, tell: Callable[[int, int], None] = lambda count, largest: None) -> None:
         self.largest = largest
-        self._tell = tell
+        self._on_halving = tell
 
-    def run(self, work: Callable[[Any], Result], whole: Sequence[Any] | Tensor) -> Iterator[Result]:
-        """What `work` gives for one part after another; its errors come through, also of a single item without room."""
+    def run(self, work: Callable[[Any], Result], items: Sequence[Any] | Tensor) -> Iterator[Result]:
+        """Yield the result of `work` for each part. Errors are raised, also if a single item does not fit."""
         start = 0
-        while start < len(whole):
-            part = whole[start : start + self.largest]
+        while start < len(items):
+            part = items[start : start + self.largest]
             try:
                 result = work(part)
             except Exception as error:
@@ -56,79 +59,84 @@ class Halving:
                 yield result
                 start += len(part)
                 continue
-            gc.collect()  # outside of the handler: the error's traceback keeps tensors alive
-            torch.cuda.empty_cache()  # does nothing where there is no CUDA
+            gc.collect()  # Only after the handler, because the error's traceback keeps tensors alive.
+            torch.cuda.empty_cache()  # Does nothing without CUDA.
             self.largest = len(part) // 2
-            self._tell(len(part), self.largest)
+            self._on_halving(len(part), self.largest)
 
 
-class _Span:
-    """What has been made since a mark, and is alive; and the most that was at any time."""
+class _MemorySpan:
+    """The bytes of the storages that were created since a mark and are still alive, and their peak."""
 
-    now = peak = 0
+    current = peak = 0
 
     def add(self, size: int) -> None:
-        self.now += size
-        self.peak = max(self.peak, self.now)
+        self.current += size
+        self.peak = max(self.peak, self.current)
 
 
-class _Counted(weakref.ref[Any]):
-    """A storage that is alive, with what it is counted in."""
+class _TrackedStorage(weakref.ref[Any]):
+    """A weak reference to a storage, with the spans that count it."""
 
     __slots__ = ("key", "size", "spans")
     key: int
     size: int
-    spans: list[_Span]
+    spans: list[_MemorySpan]
 
 
 class Meter(TorchDispatchMode):
-    """Counts the tensors that operations make from each `mark` on, while they are alive; not what kernels use inside."""
+    """Counts the memory of the tensors that operations create after each `mark`, as long as they are alive.
+
+    Temporary memory inside kernels is not counted.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self._spans: dict[object, _Span] = {}
-        self._alive: dict[int, _Counted] = {}
-        # Filled by a method that runs no Python code: an interrupt would be lost in a weak reference's callback.
-        self._released: deque[_Counted] = deque()
+        self._spans: dict[object, _MemorySpan] = {}
+        self._alive: dict[int, _TrackedStorage] = {}
+        # Its `append` runs no Python code. An interrupt during a weak reference's callback would be lost.
+        self._released: deque[_TrackedStorage] = deque()
 
     def mark(self, name: object) -> None:
-        self._spans[name] = _Span()
+        self._spans[name] = _MemorySpan()
 
     def peak(self, name: object) -> int:
-        """The most bytes of tensors, made since the mark, that were alive at once; 0 where there was no mark."""
+        """Return the peak memory, in bytes, of tensors created since the mark; 0 without a mark."""
         return self._spans[name].peak if name in self._spans else 0
 
     def __torch_dispatch__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if self._spans:
-            with contextlib.suppress(RuntimeError, NotImplementedError):  # kinds of tensors that have no storage
-                given = {tensor.untyped_storage()._cdata for tensor in tensors((args, kwargs))}
+            with contextlib.suppress(RuntimeError, NotImplementedError):  # Some kinds of tensors have no storage.
+                input_storages = {tensor.untyped_storage()._cdata for tensor in tensors((args, kwargs))}
                 for tensor in tensors(result):
-                    self._count(tensor, given)
+                    self._count(tensor, input_storages)
         return result
 
-    def _count(self, tensor: Tensor, given: set[int]) -> None:
+    def _count(self, tensor: Tensor, input_storages: set[int]) -> None:
         while self._released:
-            old = self._released.popleft()
-            del self._alive[old.key]
-            for span in old.spans:
-                span.add(-old.size)
+            released = self._released.popleft()
+            del self._alive[released.key]
+            for span in released.spans:
+                span.add(-released.size)
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
-        if key in given or key in self._alive:  # a view, or what an operation in place gives back
+        if key in input_storages or key in self._alive:  # A view, or the output of an in-place operation.
             return
-        counted = _Counted(storage, self._released.append)
-        counted.key, counted.size, counted.spans = key, size, list(self._spans.values())
-        for span in counted.spans:
+        tracked = _TrackedStorage(storage, self._released.append)
+        tracked.key, tracked.size, tracked.spans = key, size, list(self._spans.values())
+        for span in tracked.spans:
             span.add(size)
-        self._alive[key] = counted
+        self._alive[key] = tracked
 
 
 @dataclass(frozen=True)
 class RerunBudget:
-    """A memory budget, somebody to tell, and what parts of one pass of the batch take. `batch`: the model's arguments,
-    as they came; whoever runs the model gives it copies. `budget`: bytes, None for the default, which is exceeded where
-    not even one variant of the batch fits."""
+    """The memory budget of a batch's reruns, and the memory that parts of one pass take.
+
+    `batch` has the model's original arguments; callers pass copies to the model. `budget` is in bytes. None means the
+    default, which is exceeded if not even one variant of the batch fits.
+    """
 
     batch: Batch
     budget: int | None = None
@@ -140,7 +148,7 @@ class RerunBudget:
 
     @contextlib.contextmanager
     def measured(self, layers: Iterable[nn.Module]) -> Iterator[None]:
-        """Around one run of the model: what the tail behind each layer takes."""
+        """Measure, during one run of the model, the memory that the part after each layer takes."""
         with Hooks() as hooks:
             for layer in layers:
                 hooks.after_forward(layer, lambda module, *_: self.meter.mark(module))
@@ -148,17 +156,17 @@ class RerunBudget:
                 yield
 
     def fitting(self, bytes_each: int) -> int:
-        """How many variants of the batch fit, each of so many bytes; it may be none."""
-        return min((self.budget or DEFAULT_BUDGET) // max(bytes_each, 1), MOST_ROWS // self.batch.images)
+        """Return how many variants of the batch fit, given the bytes per variant. It may be 0."""
+        return min((self.budget or DEFAULT_BUDGET) // max(bytes_each, 1), MAX_BATCH_ROWS // self.batch.images)
 
     def require_one(self, bytes_each: int) -> None:
-        """Raises `GradcamError` where a budget was given into which not even one variant of the batch fits."""
+        """Raise `GradcamError` if the user's budget is too small for one variant of the batch."""
         if self.budget is not None and bytes_each > self.budget:
             raise GradcamError(
                 f"memory_budget is {self.budget} bytes, but one perturbed copy of the {self.batch.images} image(s) "
                 f"takes {bytes_each}: increase memory_budget, or explain fewer images per call."
             )
 
-    def report(self, done: int, total: int) -> None:
+    def report(self, completed: int, total: int) -> None:
         if self.progress is not None:
-            self.progress(done, total)
+            self.progress(completed, total)

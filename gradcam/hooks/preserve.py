@@ -1,9 +1,9 @@
-"""What keeps a model as it was: training flags, buffers, the compiler's mode, the random state, also with several threads.
+"""Contexts that preserve a model's training flags, buffers, compiler mode and random state, in several threads.
 
-All threads share these. Were two overlapping explanations to save, change and restore one by themselves, the second would
-save what the first had set. So all but the last are held under a lock: the first one in saves, the last one out restores.
-The random state has no such cure: numbers that another thread draws from PyTorch's global generator while a model draws
-in an explanation may be drawn again.
+All threads share this state. If two overlapping explanations each saved, changed and restored it, the second would save
+what the first had set. So all but the random state are shared under a lock: the first explanation saves, and the last
+one restores. The random state cannot be shared like this. If another thread draws from PyTorch's global generator while
+a model draws from it during an explanation, numbers may be drawn twice.
 """
 
 from __future__ import annotations
@@ -26,70 +26,71 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _NormBase
 
 from gradcam.hooks import pytorch
-from gradcam.hooks.hooks import Holder, Hooks, here
+from gradcam.hooks.hooks import Hooks, PassToken, thread_state
 from gradcam.hooks.nested import list_modules
 
 
 @contextlib.contextmanager
 def preserve_state(model: nn.Module) -> Iterator[list[nn.Module]]:
-    """`model` in evaluation mode, run eagerly, outside inference mode, differentiable; gives its modules, each once."""
+    """Prepare a model for an explanation: in evaluation mode, eager, differentiable. Yields its modules, each once."""
     modules = list_modules(model)
-    holder, holders = Holder(), here.holders  # of this thread, whichever one collects an abandoned context
+    token, tokens = PassToken(), thread_state.tokens  # Of this thread: another thread may collect an abandoned context.
     with contextlib.ExitStack() as stack:
-        stack.callback(holders.discard, holder)
-        holders.add(holder)
+        stack.callback(tokens.discard, token)
+        tokens.add(token)
         stack.enter_context(torch.inference_mode(False))
         for context in (evaluation_mode, unchanged_buffers, eager_mode, _random_state, straight_through):
             stack.enter_context(context(modules))
         yield modules
 
 
-MT19937_BYTES = 4 * 625  # 624 words, and the position among them
+MT19937_BYTES = 4 * 625  # 624 words, and the position among them.
 
-_lock = threading.RLock()  # an abandoned context may be collected, and end, while the same thread holds it
+# Reentrant: the garbage collector may end an abandoned context in the thread that already has the lock.
+_lock = threading.RLock()
 
 
-# What a module had, and the explanations that will have it put back.
-_Register = weakref.WeakKeyDictionary[nn.Module, tuple[Any, weakref.WeakSet[Holder]]]
+# The saved value of each module, and the passes that need the change. The last of them restores the value.
+_Register = weakref.WeakKeyDictionary[nn.Module, tuple[Any, weakref.WeakSet[PassToken]]]
 _flags: _Register = weakref.WeakKeyDictionary()
 _buffers: _Register = weakref.WeakKeyDictionary()
 
 
 @contextlib.contextmanager
-def _keep_while_held(
+def _change_while_used(
     register: _Register,
     modules: Iterable[nn.Module],
-    keep: Callable[[nn.Module], Any],
-    restore: Callable[[nn.Module, Any], None],  # which must not fail
+    save: Callable[[nn.Module], Any],
+    restore: Callable[[nn.Module, Any], None],  # It must not raise.
     *,
     change: Callable[[nn.Module], None] = lambda _: None,
-    is_wanted: Callable[[nn.Module], bool] = lambda _: True,
+    is_affected: Callable[[nn.Module], bool] = lambda _: True,
 ) -> Iterator[None]:
-    """Every module that is wanted changed meanwhile; its last holder puts back what its first one kept."""
-    holder = Holder()  # rather than a count, which an interruption between any two lines would leave wrong for good
+    """Change the affected modules; the first user of a module saves its value, and the last one restores it."""
+    token = PassToken()  # Not a count: an interruption between any two lines would leave it wrong for good.
     try:
         with _lock:
-            for module in modules if register else filter(is_wanted, modules):
-                if module not in register and is_wanted(module):
-                    register[module] = keep(module), weakref.WeakSet()
+            for module in modules if register else filter(is_affected, modules):
+                if module not in register and is_affected(module):
+                    register[module] = save(module), weakref.WeakSet()
                 if module in register:
-                    register[module][1].add(holder)
-                    change(module)  # only now: an interruption leaves an entry from which the next one mends it
+                    register[module][1].add(token)
+                    change(module)  # After the entry: if this is interrupted, the next context restores the module.
         yield
     finally:
         with _lock:
-            for module, (value, holders) in list(register.items()):
-                holders.discard(holder)
-                if not holders:
+            for module, (value, tokens) in list(register.items()):
+                tokens.discard(token)
+                if not tokens:
                     restore(module, value)
                     del register[module]
 
 
 def evaluation_mode(modules: Sequence[nn.Module]) -> AbstractContextManager[None]:
-    """Every one of the modules in evaluation mode; afterwards each has its own flag again.
+    """Set the modules to evaluation mode, and restore each module's own flag at the end.
 
-    What modules in training mode cache in dictionaries meanwhile is taken out: LeViT's attention biases, for example,
-    are cached in evaluation mode only, and would be out of date after the next training step.
+    Entries that modules in training mode add to their dictionaries meanwhile are removed. LeViT's attention biases, for
+    example, are cached in evaluation mode only, and would be outdated after the next training step.
     """
 
     def set_flag(module: nn.Module) -> None:
@@ -106,82 +107,86 @@ def evaluation_mode(modules: Sequence[nn.Module]) -> AbstractContextManager[None
                 cache.pop(key, None)
 
     is_training = operator.attrgetter("training")
-    return _keep_while_held(_flags, modules, copy_caches, restore, change=set_flag, is_wanted=is_training)
+    return _change_while_used(_flags, modules, copy_caches, restore, change=set_flag, is_affected=is_training)
 
 
 @contextlib.contextmanager
 def unchanged_buffers(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Buffers that a model changes in place in evaluation mode, counters and observers, are as they were afterwards.
-    Running statistics are left out: in evaluation mode nothing changes them, and a thread that trains may be doing so.
-    Where parameters have changed meanwhile, another thread is loading or training, and the buffers are left to it."""
+    """Restore the buffers that a model changes in place in evaluation mode, such as counters and observers.
+
+    Running statistics are left out: evaluation mode does not change them, but a thread that trains may. If parameters
+    have changed meanwhile, another thread is loading or training, and no buffer is restored.
+    """
     owners = [module for module in modules if module._buffers and not isinstance(module, _NormBase)]
     if not owners:
         yield
         return
     before = _count_writes(modules)
 
-    def keep(module: nn.Module) -> list[tuple[Tensor, Tensor]]:
-        dense = (it for it in module._buffers.values() if it is not None and it.layout == torch.strided)
-        return [(it, it.detach().clone()) for it in dense if not it.is_meta and not it.is_nested]
+    def save(module: nn.Module) -> list[tuple[Tensor, Tensor]]:
+        dense = (buffer for buffer in module._buffers.values() if buffer is not None and buffer.layout == torch.strided)
+        return [(buffer, buffer.detach().clone()) for buffer in dense if not buffer.is_meta and not buffer.is_nested]
 
     def restore(module: nn.Module, buffers: list[tuple[Tensor, Tensor]]) -> None:
         for buffer, copy in buffers if _count_writes(modules) == before else ():
-            # Out of the graph of what was written to it. A tensor that took another's place is left: it is a cache as a
-            # rule, and its module remembers elsewhere what it is for.
+            # What was written may have attached a graph. A tensor that replaced the buffer stays: as a rule it is a
+            # cache, and the module stores elsewhere what the cache belongs to.
             if buffer.grad_fn is not None and not pytorch.is_view(buffer):
                 buffer.detach_()
             is_same_kind = (buffer.dtype, buffer.shape) == (copy.dtype, copy.shape)
             if is_same_kind and not _is_equal(buffer, copy):
-                # An expanded one shares its memory with itself.
+                # An expanded tensor overlaps itself, and cannot be written.
                 with contextlib.suppress(RuntimeError), torch.no_grad():
                     buffer.copy_(copy)
 
-    with _keep_while_held(_buffers, owners, keep, restore):
+    with _change_while_used(_buffers, owners, save, restore):
         yield
 
 
 def _count_writes(modules: Iterable[nn.Module]) -> int:
     parameters = (parameter for module in modules for parameter in module._parameters.values())
-    return sum(it._version for it in parameters if it is not None and not it.is_inference())
+    return sum(parameter._version for parameter in parameters if parameter is not None and not parameter.is_inference())
 
 
-def _is_equal(one: Tensor, other: Tensor) -> bool:
-    """By value, since the kernels of observers do not count up a tensor's version; NaN equals NaN."""
+def _is_equal(tensor: Tensor, expected: Tensor) -> bool:
+    """Compare values, with NaN equal to NaN, because the kernels of observers do not count up a tensor's version."""
     try:
-        return torch.equal(one, other) or bool(torch.isclose(one, other, rtol=0, atol=0, equal_nan=True).all())
-    except (RuntimeError, NotImplementedError):  # kinds of numbers that PyTorch stores and cannot compare
+        return torch.equal(tensor, expected) or bool(
+            torch.isclose(tensor, expected, rtol=0, atol=0, equal_nan=True).all()
+        )
+    except (RuntimeError, NotImplementedError):  # PyTorch stores some dtypes that it cannot compare.
         return True
 
 
-class _Mode:
-    """A mode of the whole process that explanations share: entered by the first, left by the last, in whichever thread."""
+class _SharedMode:
+    """A process-wide mode, entered by the first pass that needs it and left by the last one, in any thread."""
 
     def __init__(self, enter: Callable[[], Callable[[], None]]) -> None:
-        self._enter = enter  # gives what leaves it again
-        self._leave: list[Callable[[], None]] = []  # one at most
-        self._holders: weakref.WeakSet[Holder] = weakref.WeakSet()
+        self._enter = enter  # Returns the function that leaves the mode.
+        self._leave: list[Callable[[], None]] = []  # At most one function.
+        self._tokens: weakref.WeakSet[PassToken] = weakref.WeakSet()
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        holder = Holder()
+    def shared(self) -> Iterator[None]:
+        token = PassToken()
         try:
             with _lock:
-                self._holders.add(holder)
+                self._tokens.add(token)
                 if not self._leave:
                     self._leave.append(self._enter())
             yield
         finally:
             with _lock:
-                self._holders.discard(holder)
-                if self._leave and not self._holders:
+                self._tokens.discard(token)
+                if self._leave and not self._tokens:
                     self._leave.pop()()
 
 
 def _without_fused_attention() -> Callable[[], None]:
-    kinds = torch.backends.cuda  # of the processor's kernels too, in spite of the name
-    switches = (kinds.enable_flash_sdp, kinds.enable_mem_efficient_sdp, kinds.enable_cudnn_sdp, kinds.enable_math_sdp)
+    sdp = torch.backends.cuda  # In spite of the name, these switches also affect the CPU kernels.
+    switches = (sdp.enable_flash_sdp, sdp.enable_mem_efficient_sdp, sdp.enable_cudnn_sdp, sdp.enable_math_sdp)
     enabled = (
-        kinds.flash_sdp_enabled(), kinds.mem_efficient_sdp_enabled(), kinds.cudnn_sdp_enabled(), kinds.math_sdp_enabled(),
+        sdp.flash_sdp_enabled(), sdp.mem_efficient_sdp_enabled(), sdp.cudnn_sdp_enabled(), sdp.math_sdp_enabled(),
     )  # fmt: skip
 
     def switch(*values: bool) -> None:
@@ -192,47 +197,47 @@ def _without_fused_attention() -> Callable[[], None]:
     return lambda: switch(*enabled)
 
 
-_eager, _plain_attention = _Mode(pytorch.run_eagerly), _Mode(_without_fused_attention)
+_eager, _plain_attention = _SharedMode(pytorch.run_eagerly), _SharedMode(_without_fused_attention)
 _calls: _Register = weakref.WeakKeyDictionary()
 
 
 @contextlib.contextmanager
 def eager_mode(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Run uncompiled, and without PyTorch's fast path, what would ignore hooks that come later."""
+    """Run compiled modules uncompiled, and disable PyTorch's fast path, because both ignore hooks registered later."""
     unhooked = pytorch.find_unhooked(modules)
     with contextlib.ExitStack() as stack:
-        if unhooked:  # Not without need: it holds in all threads, and would slow them down.
-            stack.enter_context(_eager.held())
+        if unhooked:  # Only if necessary, because it slows down all threads.
+            stack.enter_context(_eager.shared())
         if unhooked and not pytorch.HAS_STANCE:
             calls = pytorch.read_calls, pytorch.restore_calls
             compiled = [module for module in unhooked if pytorch.is_compiled(module)]
-            stack.enter_context(_keep_while_held(_calls, compiled, *calls, change=pytorch.call_eagerly))
+            stack.enter_context(_change_while_used(_calls, compiled, *calls, change=pytorch.call_eagerly))
         yield
 
 
 def plain_attention() -> AbstractContextManager[None]:
-    """Attention from plain products and a softmax, which can be differentiated more than once, as the fused kinds cannot."""
-    return _plain_attention.held()
+    """Compute attention by matrix products and a softmax. Fused attention cannot be differentiated twice."""
+    return _plain_attention.shared()
 
 
 @contextlib.contextmanager
 def _random_state(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Put back the random states of PyTorch, NumPy and Python, each only if it changed: other threads draw from them."""
-    # Module by module: model.parameters() takes as long as a dozen layers' launches, which a GPU would wait for.
+    """Restore the random states of PyTorch, NumPy and Python, each only if it changed, because threads share them."""
+    # Module by module, because `model.parameters()` would delay the GPU by about a dozen kernel launches.
     owners = modules if torch.cuda.is_initialized() else ()
-    parameters = [it for module in owners for it in module._parameters.values() if it is not None]
+    parameters = [parameter for module in owners for parameter in module._parameters.values() if parameter is not None]
     indices = {parameter.device.index for parameter in parameters if parameter.is_cuda}
     generators = [torch.default_generator, *(torch.cuda.default_generators[index] for index in indices)]
     before = [generator.get_state() for generator in generators]
-    others = [_OtherGenerator(*other) for other in OTHER_GENERATORS]
+    other_states = [_GeneratorState(*functions) for functions in NON_TORCH_GENERATORS]
     try:
         yield
     finally:
         for generator, state in zip(generators, before):
             if not torch.equal(generator.get_state(), state):
                 generator.set_state(state)
-        for other in others:
-            other.restore()
+        for other_state in other_states:
+            other_state.restore()
 
 
 def _read_python_words() -> tuple[Any, ...]:
@@ -241,38 +246,41 @@ def _read_python_words() -> tuple[Any, ...]:
 
 
 def _read_numpy_words() -> tuple[Any, ...] | None:
-    """Return the words of NumPy's global generator, and the normal number that it keeps; None if it is not the usual one."""
-    generator = np.random.get_bit_generator()  # type: ignore[attr-defined]  # NumPy exports it to people alone
+    """Return the words of NumPy's global generator and its stored normal number; None if it is no MT19937 generator."""
+    generator = np.random.get_bit_generator()  # type: ignore[attr-defined] # NumPy's stubs omit it
     if not isinstance(generator, np.random.MT19937):
         return None
     owner: Any = np.random.get_state.__self__  # type: ignore[attr-defined]
     return ctypes.string_at(generator.ctypes.state_address, MT19937_BYTES), _read_memory(owner, type(owner))
 
 
-def _read_memory(value: object, kind: type) -> bytes:
-    """Return the bytes of an object behind the head that every object has."""
+def _read_memory(value: object, class_: type) -> bytes:
+    """Return the bytes of an object after its header."""
     head = object.__basicsize__
-    return ctypes.string_at(id(value) + head, kind.__basicsize__ - head)
+    return ctypes.string_at(id(value) + head, class_.__basicsize__ - head)
 
 
-OTHER_GENERATORS = (
+NON_TORCH_GENERATORS = (
     (_read_python_words, random.getstate, random.setstate),
     (_read_numpy_words, np.random.get_state, np.random.set_state),
 )
 
 
-class _OtherGenerator:
-    """The state of a generator that is not PyTorch's. Reading it takes as long as a layer of a small network, so the last
-    state is taken while the words are the same."""
+class _GeneratorState:
+    """The state of a generator outside PyTorch.
 
-    last: ClassVar[dict[Any, tuple[Any, Any]]] = {}
+    Reading the state takes as long as a layer of a small network, so the last state is reused while the words are the
+    same.
+    """
+
+    last_states: ClassVar[dict[Any, tuple[Any, Any]]] = {}
 
     def __init__(self, read_words: Callable[[], Any], get: Callable[[], Any], restore: Callable[[Any], Any]) -> None:
         self._read_words, self._restore, self._words = read_words, restore, read_words()
-        words, self._state = self.last.get(get, (None, None))
+        words, self._state = self.last_states.get(get, (None, None))
         if self._words is None or words != self._words:
             self._state = get()
-            self.last[get] = self._words, self._state
+            self.last_states[get] = self._words, self._state
 
     def restore(self) -> None:
         """Restore the state if it changed."""
@@ -282,12 +290,16 @@ class _OtherGenerator:
 
 @contextlib.contextmanager
 def straight_through(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Dynamically quantised linear layers among these keep their values, and get the gradient of the layer they round.
-    Rounding has a derivative of zero wherever it has one, and PyTorch's quantised kernels give none; the
-    straight-through estimate (Bengio et al., 2013, arXiv 1308.3432) takes the unrounded layer's instead."""
-    quantised = sys.modules.get("torch.ao.nn.quantized.dynamic")  # not imported: then nothing is made of it either
-    kinds = {kind for kind in set(map(type, modules)) if issubclass(kind, quantised.Linear)} if quantised else set()
-    if not kinds:
+    """Give dynamically quantised linear layers the gradient of the unrounded layer; their outputs stay the same.
+
+    The derivative of rounding is zero almost everywhere, and PyTorch's quantised kernels have none. The
+    straight-through estimator (Bengio et al., 2013, arXiv 1308.3432) uses the gradient of the unrounded layer instead.
+    """
+    quantised = sys.modules.get("torch.ao.nn.quantized.dynamic")  # If it was never imported, no such layer exists.
+    classes = (
+        {class_ for class_ in set(map(type, modules)) if issubclass(class_, quantised.Linear)} if quantised else set()
+    )
+    if not classes:
         yield
         return
 
@@ -295,12 +307,12 @@ def straight_through(modules: Sequence[nn.Module]) -> Iterator[None]:
         (inputs,) = (*args, *kwargs.values())
         if not (torch.is_grad_enabled() and inputs.requires_grad):
             return None
-        # Here `weight` is a method; in every other linear layer it is a tensor, and so the type checker takes it.
+        # Here `weight` is a method. In other linear layers it is a tensor, which is what the type checker assumes.
         unrounded = F.linear(inputs, module.weight().dequantize().to(inputs.dtype))  # type: ignore[operator]
         return output.detach() + (unrounded - unrounded.detach())
 
     with contextlib.ExitStack() as stack:
         for module in modules:
-            if type(module) in kinds:
+            if type(module) in classes:
                 stack.enter_context(Hooks()).after_forward(module, attach)
         yield

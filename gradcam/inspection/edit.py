@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from gradcam.errors import GradientError, join_names, shorten
 from gradcam.hooks import pytorch
 from gradcam.hooks.autograd import GradientHook
-from gradcam.hooks.hooks import Hooks, is_undisturbed, refuse_vmap
+from gradcam.hooks.hooks import Hooks, in_own_pass, refuse_vmap
 from gradcam.hooks.nested import map_tensors, tensors, version_of
 from gradcam.inspection import selection
 from gradcam.inspection.selection import Layers, RunCheck
@@ -174,7 +174,7 @@ def _edit_layers(model: nn.Module, layers: Layers, function: GradientHook) -> Ed
     names: dict[GradientHook, str] = {edit: name for name, edit in edits.items()}
 
     def look(name: str, activations: Tensor) -> GradientHook | None:
-        if is_undisturbed():  # what gradcam runs itself is none of the user's passes
+        if in_own_pass():  # what gradcam runs itself is none of the user's passes
             return None
         run_check.note_run(name)
         return edits[name]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.errors import LayerError, join_names
-from gradcam.hooks.autograd import no_floating_tensor
+from gradcam.hooks.autograd import no_floating_tensor_error
 from gradcam.hooks.hooks import Hooks, recording_off, refuse_vmap
 from gradcam.hooks.nested import caller_keeps, first_floating, map_tensors, to_inputs
 from gradcam.hooks.preserve import preserve_state
@@ -123,7 +123,7 @@ class _Extraction:
             if group.keys() & found.keys():
                 continue
             if ran := [name for name in group if name in self._found]:
-                raise no_floating_tensor(ran[:3])
+                raise no_floating_tensor_error(ran[:3])
             raise LayerError(
                 f"Layer {join_names(list(group)[:3])} did not run in the forward pass: choose one on the path from the "
                 "input to the output. (Hooks are skipped in modules whose forward() is called directly.)"

@@ -381,7 +381,7 @@ class Observation:
 
         if tensor is None or not tensor.requires_grad:
             return output
-        return replace_tensor(output, tensor, hooks.pass_gradient(tensor, keep))
+        return replace_tensor(output, tensor, hooks.observe_gradient(tensor, keep))
 
     def _measure(self, gradient: Tensor) -> Measured:
         return gradient.numel(), measure(at_least_float32(gradient) / self._scale)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gradcam.errors import GradcamError, LayerError, join_names, nearest, shorten
 from gradcam.hooks.autograd import GradientHook
-from gradcam.hooks.hooks import Hooks, is_backward_running, is_undisturbed
+from gradcam.hooks.hooks import Hooks, in_own_pass, is_backward_running
 from gradcam.inspection.flow import Statistics, measure, to_statistics
 from gradcam.inspection.selection import Layers, RunCheck, follow_layers, list_wanted, refuse_compiled, select_layers
 from gradcam.layers.find import unwrap
@@ -216,7 +216,7 @@ class Recorder(Generic[Value]):
         return self._steps[-1]
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if is_backward_running() or is_undisturbed():
+        if is_backward_running() or in_own_pass():
             return
         if self._current is not None:
             self._current.store.pack()
@@ -229,7 +229,7 @@ class Recorder(Generic[Value]):
         self._run_check.note_model()
 
     def _look(self, name: str, activations: Tensor) -> GradientHook | None:
-        if is_undisturbed():
+        if in_own_pass():
             return None
         self._run_check.note_run(name)
         step = self._current

@@ -16,8 +16,8 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils.checkpoint import CheckpointFunction
 
 from gradcam.errors import GradientError, LayerError, ModelError, join_names, nearest, shorten
-from gradcam.hooks.autograd import GradientHook, no_floating_tensor
-from gradcam.hooks.hooks import Hooks, is_undisturbed, refuse_vmap
+from gradcam.hooks.autograd import GradientHook, no_floating_tensor_error
+from gradcam.hooks.hooks import Hooks, in_own_pass, refuse_vmap
 from gradcam.hooks.nested import first_floating, replace_tensor
 from gradcam.hooks.pytorch import find_running_node, is_compiled
 from gradcam.layers.find import find_layer, unwrap
@@ -129,7 +129,7 @@ class RunCheck:
 
     def note_model(self, *_: object) -> None:
         """The whole model ran, as a hook on it says; what gradcam runs itself is none of the user's passes."""
-        self._has_model_run |= not is_undisturbed()
+        self._has_model_run |= not in_own_pass()
 
     def require_runs(self) -> None:
         for layer, names in self._wanted:
@@ -165,9 +165,9 @@ Pass = Callable[[Tensor, GradientHook], Tensor]
 def follow_layers(hooks: Hooks, layers: Mapping[str, nn.Module], look: Look, *, pass_on: Pass | None = None) -> None:
     """Call `look(name, activations)` at each run of these layers, and what that returns with the run's gradient.
     `activations`: the layer's output, detached, the first floating tensor of several; it may be changed in place as
-    soon as `look` has returned. The gradient is that of this tensor: see `Hooks.pass_gradient`. Nothing else changes
+    soon as `look` has returned. The gradient is that of this tensor: see `Hooks.observe_gradient`. Nothing else changes
     for the model. A run that a checkpoint repeats in the backward pass is not looked at again. `pass_on`: what sends
-    the output on, if it is not `hooks.pass_gradient`. The hooks raise `LayerError` where a layer gives no floating
+    the output on, if it is not `hooks.observe_gradient`. The hooks raise `LayerError` where a layer gives no floating
     tensor."""
     unrecorded = _Unrecorded()
 
@@ -175,13 +175,13 @@ def follow_layers(hooks: Hooks, layers: Mapping[str, nn.Module], look: Look, *, 
         if not tensor.requires_grad:
             unrecorded.add(name, function)
         elif function is not None:
-            passed_on = (pass_on or hooks.pass_gradient)(tensor, function)
+            passed_on = (pass_on or hooks.observe_gradient)(tensor, function)
             return None if passed_on is tensor else replace_tensor(output, tensor, passed_on)
         return None
 
     def after(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         if (tensor := first_floating(output)) is None:
-            raise no_floating_tensor([name])
+            raise no_floating_tensor_error([name])
         refuse_vmap(tensor)
         return hand_on(name, output, tensor, look(name, tensor.detach()))
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from gradcam.errors import GradientError
 from gradcam.hooks import pytorch
 from gradcam.hooks.autograd import GradientHook
-from gradcam.hooks.hooks import Hooks, is_backward_running, is_undisturbed
+from gradcam.hooks.hooks import Hooks, in_own_pass, is_backward_running
 from gradcam.hooks.nested import tensors, version_of
 from gradcam.inspection.selection import Layers, RunCheck, refuse_compiled, select_layers
 from gradcam.layers.find import unwrap
@@ -177,7 +177,7 @@ def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_nonfin
     steps = Steps(on_nonfinite)
 
     def look(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if is_undisturbed():  # what gradcam runs itself is none of the user's passes
+        if in_own_pass():  # what gradcam runs itself is none of the user's passes
             return
         repeats = is_backward_running()  # a checkpoint does
         if not repeats:

@@ -284,10 +284,10 @@ def is_activated(edge: Edge) -> bool:
     waiting, seen = [edge], {edge}
     while waiting:
         each = waiting.pop()
-        if pytorch.activates(each[0]):
+        if pytorch.is_activation(each[0]):
             continue
         given = _inputs(each)
-        if not given or not pytorch.keeps_signs(each[0], len(given)):
+        if not given or not pytorch.keeps_nonnegative(each[0], len(given)):
             return False
         waiting.extend(it for it in given if it not in seen)
         seen.update(given)

@@ -72,7 +72,7 @@ def test_the_last_operation_is_named(function: object, name: str) -> None:
     ],
 )  # fmt: skip
 def test_activation_functions_are_recognised(function: object, activates: bool) -> None:
-    assert pytorch.activates(run(function).grad_fn) is activates
+    assert pytorch.is_activation(run(function).grad_fn) is activates
 
 
 @pytest.mark.parametrize(
@@ -131,9 +131,9 @@ class Double(torch.autograd.Function):
 def test_functions_written_in_python_are_recognised() -> None:
     output = run(Double.apply)
     node = output.grad_fn
-    assert pytorch.is_python(node)
-    assert pytorch.show_function(node) == "Double"
-    assert not pytorch.is_python(run(F.relu).grad_fn)
+    assert pytorch.is_python_function(node)
+    assert pytorch.get_function_name(node) == "Double"
+    assert not pytorch.is_python_function(run(F.relu).grad_fn)
     assert pytorch.may_cast([run(lambda x: x.half()).grad_fn])
     assert not pytorch.may_cast([run(F.relu).grad_fn])
 
@@ -148,15 +148,15 @@ def test_functions_written_in_python_are_recognised() -> None:
     ],
 )  # fmt: skip
 def test_what_keeps_signs_is_recognised(function: object, inputs: int, keeps: bool) -> None:
-    assert pytorch.keeps_signs(run(function).grad_fn, inputs) is keeps
+    assert pytorch.keeps_nonnegative(run(function).grad_fn, inputs) is keeps
 
 
 def test_copies_are_recognised() -> None:
     assert pytorch.is_copy(run(torch.clone).grad_fn)
     assert pytorch.passes_on(run(torch.clone).grad_fn)
     copied = torch.zeros(2, 3, 8, 8).copy_(run(F.relu))
-    assert pytorch.overwrites(copied.grad_fn)
-    assert not pytorch.overwrites(run(torch.clone).grad_fn)
+    assert pytorch.is_overwriting_copy(copied.grad_fn)
+    assert not pytorch.is_overwriting_copy(run(torch.clone).grad_fn)
 
 
 def test_a_compiled_part_runs_uncompiled() -> None:
