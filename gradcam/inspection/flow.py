@@ -24,7 +24,7 @@ from gradcam.hooks.nested import caller_keeps, first_floating, replace_tensor, t
 from gradcam.hooks.preserve import preserve_state
 from gradcam.inspection.edit import Aliases
 from gradcam.inspection.selection import Layers, select_layers
-from gradcam.layers.find import gives_back, unwrap
+from gradcam.layers.find import returns_input, unwrap
 from gradcam.targets.classes import compute_scores
 
 NO_GRADIENT, VANISHING, EXPLODING = "no gradient", "vanishing", "exploding"
@@ -363,7 +363,7 @@ class Observation:
                 self.silent.add(name)
                 return None
             refuse_vmap(tensor)
-            if gives_back(module, args, tensor):
+            if returns_input(module, args, tensor):
                 self.idle.add(name)
             return self.pass_on(name, output, hooks)
 

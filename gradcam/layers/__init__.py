@@ -1,1 +1,1 @@
-"""Find layers of a model by name, and the grid of their output."""
+"""Find layers of a model, and lay out their outputs as grids on the image."""

@@ -1,4 +1,4 @@
-"""Where pictures lie on what a model's layers see: on a part of it, where they were padded inside the model or before."""
+"""The part of the network's input that each image covers, if images were padded inside the model or before it."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ from torch import nn
 from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.nested import Batch, Window
 
-# The module whose kinds resize and pad a list of pictures inside the model, if anybody has imported it.
+# This module resizes and pads a list of images inside the model. It matters only if it has been imported.
 TRANSFORM = "torchvision.models.detection.transform"
 
 
 @dataclass(frozen=True)
 class Frame:
-    """The (height, width) of what layers see, and of each picture its window there: top, left, height, width."""
+    """The (height, width) of the network's input, and the window of each image in it: (top, left, height, width)."""
 
     canvas: tuple[int, ...]
     windows: tuple[Window, ...]
 
     @property
     def is_whole(self) -> bool:
-        """Whether each picture lies on all of it."""
+        """Return whether each image covers all of the canvas."""
         return all(window == (0, 0, *self.canvas) for window in self.windows)
 
     def repeat(self, times: int) -> Frame:
-        """The same of so many blocks of pictures."""
+        """Return the frame for `times` repetitions of the images."""
         return Frame(self.canvas, self.windows * times)
 
 
 def watch_frames(modules: Iterable[nn.Module], hooks: Hooks) -> list[Frame]:
-    """A list that gets the frame whenever one of a model's modules resizes its pictures."""
-    found: list[Frame] = []
-    kind = getattr(sys.modules.get(TRANSFORM), "GeneralizedRCNNTransform", None)
+    """Return a list to which a frame is added whenever a module of the model resizes its images."""
+    frames: list[Frame] = []
+    transform_class = getattr(sys.modules.get(TRANSFORM), "GeneralizedRCNNTransform", None)
 
-    def keep(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def record_frame(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         images = output[0]
         windows = tuple((0, 0, int(height), int(width)) for height, width in images.image_sizes)
-        found.append(Frame(tuple(images.tensors.shape[2:]), windows))
+        frames.append(Frame(tuple(images.tensors.shape[2:]), windows))
 
     for module in modules:
-        if kind is not None and isinstance(module, kind):
-            hooks.after_forward(module, keep)
-    return found
+        if transform_class is not None and isinstance(module, transform_class):
+            hooks.after_forward(module, record_frame)
+    return frames
 
 
 def find_frame(batch: Batch, frames: list[Frame]) -> Frame | None:
-    """The frame of a batch: the one that its model made, or the one that it came with; None where pictures are whole."""
+    """Return the frame of a batch, from the model or from the batch itself; None without padding."""
     if frames and len(frames[-1].windows) == batch.images:
         return frames[-1]
     if batch.windows is not None:

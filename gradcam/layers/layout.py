@@ -1,8 +1,8 @@
-"""Activations of any layout as a grid: channels-last maps and transformer tokens to (N,C,h,w).
+"""Lay out activations as a grid: channels-first or channels-last maps and transformer tokens become (N,C,h,w).
 
-Where counting cannot tell what the axes are, the model is asked, by a batch of another form. With one image alone the axis
-of the images has one row, and windows that were folded into rows have as many as one image has. With another length of the
-text, what holds text has another length, and the picture's own tokens have not.
+If a shape does not tell what its axes are, the model runs on a changed batch. With a single image, the image axis has
+length 1, and windows folded into rows have as many rows as one image has. With another text length, tensors that
+contain text change their length, and the image's tokens do not.
 """
 
 from __future__ import annotations
@@ -29,42 +29,42 @@ from gradcam.hooks.nested import Batch, tensors
 from gradcam.hooks.preserve import preserve_state
 from gradcam.options import LAYOUTS
 
-PICTURE_CHANNELS = 4  # at most, of what a convolution that works on the picture itself takes
-USUAL_DEPTH = 16  # slices of a volume, or frames of a clip
+MAX_IMAGE_CHANNELS = 4  # Input channels of a convolution that works on the image itself.
+USUAL_DEPTH = 16  # Slices of a volume, or frames of a clip.
 
 POOLING = (_AvgPoolNd, _MaxPoolNd, _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd)
 CHANNELS_FIRST = (_ConvNd, _NormBase, nn.GroupNorm, *POOLING)
-CHANNELS_LAST = (nn.LayerNorm, nn.RMSNorm, nn.Linear)  # themselves: of their kinds some work on channels first
-# As a rule; GELU and Dropout are transformers' as well.
-BEHIND_CONVOLUTIONS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Dropout2d)
-MOST_PREFIX_TOKENS = 8  # a class token, a distillation token, registers
-MOST_GUESSED_PREFIX = 2  # where the model's patches do not explain the grid: fewer tokens may be some that were chosen
-MOST_NAMED_PREFIX = 8  # where the grid is given
-IMAGE_AXES = (0, 1)  # along which the images of tokens may lie
-TOKENS = ("tokens", "tokens first")  # the layouts of tokens, by that axis
+CHANNELS_LAST = (nn.LayerNorm, nn.RMSNorm, nn.Linear)  # Not their subclasses, of which some work on channels first.
+# These usually follow convolutions. GELU and Dropout are left out, because transformers have them as well.
+CONVNET_LAYERS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Dropout2d)
+MAX_PREFIX_TOKENS = 8  # A class token, a distillation token, registers.
+MAX_GUESSED_PREFIX = 2  # Without a matching grid of the model's patches. The remaining tokens may then be a selection.
+MOST_NAMED_PREFIX = 8  # If the user gives the grid.
+IMAGE_AXES = (0, 1)  # Axes of token tensors that may be the image axis.
+TOKEN_KINDS = ("tokens", "tokens first")  # The layouts of tokens, by image axis.
 
-Change = Callable[[Tensor], object]  # of a tensor, in place
-Lengths = Sequence[int]  # of a shape, a picture or a grid
+Change = Callable[[Tensor], object]  # Changes a tensor in place.
+Lengths = Sequence[int]  # Of a shape, an image or a grid.
 Grid = tuple[int, ...]
 
 
 def takes_volumes(model: nn.Module) -> bool:
-    """Whether the model's first convolution is over volumes or clips (N,C,D,H,W)."""
-    return isinstance(next((it for it in model.modules() if isinstance(it, _ConvNd)), None), nn.Conv3d)
+    """Return whether the model's first convolution works on volumes or clips (N,C,D,H,W)."""
+    return isinstance(next((module for module in model.modules() if isinstance(module, _ConvNd)), None), nn.Conv3d)
 
 
 class Patch(NamedTuple):
-    """How a convolution cuts a picture: into patches of this size, so far apart, behind so much padding."""
+    """The patches into which a convolution cuts an image: their size, stride and padding."""
 
     kernel: Grid
     stride: Grid
     padding: Grid
 
     def grids(self, size: Lengths) -> Iterator[Grid]:
-        """The grids of patches on a picture; where they lie edge to edge, the last may be cut off or padded."""
+        """Yield possible grids of patches. If patches do not overlap, the last may be dropped or padded."""
         if self.kernel == self.stride:
-            yield tuple(length // side for length, side in zip(size, self.stride))
-            yield tuple(-(-length // side) for length, side in zip(size, self.stride))
+            yield tuple(length // stride for length, stride in zip(size, self.stride))
+            yield tuple(-(-length // stride) for length, stride in zip(size, self.stride))
         yield tuple(
             (length + 2 * padding - kernel) // stride + 1
             for length, kernel, stride, padding in zip(size, self.kernel, self.stride, self.padding)
@@ -72,45 +72,45 @@ class Patch(NamedTuple):
 
 
 def find_patches(modules: Iterable[nn.Module]) -> list[Patch]:
-    """Into which patches a model's convolutions cut a picture: those edge to edge, and those on the picture itself."""
-    found: list[Patch] = []
-    for module in (it for it in modules if isinstance(it, _ConvNd)):
-        is_on_picture = module.in_channels <= PICTURE_CHANNELS and max(module.stride) > 1
-        if is_on_picture or module.stride == module.kernel_size:
+    """Return the patches of a model's convolutions: those without overlap, and those on the image itself."""
+    patches: list[Patch] = []
+    for module in (module for module in modules if isinstance(module, _ConvNd)):
+        is_on_image = module.in_channels <= MAX_IMAGE_CHANNELS and max(module.stride) > 1
+        if is_on_image or module.stride == module.kernel_size:
             padding: Any = (0,) * len(module.stride) if isinstance(module.padding, str) else module.padding
-            found.append(Patch(module.kernel_size, module.stride, padding))
-    return found
+            patches.append(Patch(module.kernel_size, module.stride, padding))
+    return patches
 
 
 def find_patch_grids(size: Lengths, patches: Sequence[Patch]) -> Iterator[Grid]:
-    """Those of all patches that are of as many dimensions as the picture."""
+    """Return the grids of all patches with as many dimensions as the image."""
     return (grid for patch in patches if len(patch.stride) == len(size) for grid in patch.grids(size))
 
 
 @functools.lru_cache(maxsize=64)
 def find_even_grids(size: Grid) -> tuple[Grid, ...]:
-    """The grids of square patches that divide the picture; in a volume the first axis may have a stride of its own."""
+    """Return the grids of square patches that divide the image. In a volume, the first axis may have another stride."""
     *depths, height, width = size
     common = math.gcd(height, width)
     strides = [stride for stride in range(1, common + 1) if common % stride == 0]
-    own = [[cells for cells in range(1, depth + 1) if depth % cells == 0] for depth in depths]
-    return tuple((*first, height // stride, width // stride) for stride in strides for first in product(*own))
+    depth_grids = [[cells for cells in range(1, depth + 1) if depth % cells == 0] for depth in depths]
+    return tuple((*cells, height // stride, width // stride) for stride in strides for cells in product(*depth_grids))
 
 
-def may_be_merged(grid: Grid, size: Lengths, patches: Sequence[Patch]) -> bool:
-    """Whether whole patches, or whole steps of a first convolution, make up the cells of this grid."""
+def consists_of_patches(grid: Grid, size: Lengths, patches: Sequence[Patch]) -> bool:
+    """Return whether each cell of this grid consists of whole patches, or of whole steps of a first convolution."""
     steps = [patch.stride for patch in patches if max(patch.stride) > 1 and len(patch.stride) == len(size)]
-    cells = [length // count for length, count in zip(size, grid)][-2:]
-    return not steps or any(all(cell % step == 0 for cell, step in zip(cells, stride[-2:])) for stride in steps)
+    cell_size = [length // count for length, count in zip(size, grid)][-2:]
+    return not steps or any(all(length % step == 0 for length, step in zip(cell_size, stride[-2:])) for stride in steps)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a layer's output lies on the image: its grid, and which tokens are the grid's cells.
+    """The arrangement of a layer's output on the image: its grid, and which tokens are the grid's cells.
 
     `kind` is one of `options.LAYOUTS`; "tokens" are (N,T,D), "tokens first" (T,N,D). `prefix` tokens come before the
-    cells, and what is left over comes after them. `order` lists the tokens of the cells, row by row, where they are in
-    another order.
+    cells, and any remaining tokens after them. `order` lists the cells' tokens, row by row, if they are in another
+    order.
     """
 
     grid: Grid
@@ -124,23 +124,23 @@ class Layout:
 
     @property
     def name(self) -> str:
-        """The layout in words, for records."""
+        """Return the layout in words, for records."""
         if self.order is not None:
             return f"{self.kind} in measured order {hashlib.sha256(str(self.order).encode()).hexdigest()[:8]}"
         return f"{self.kind}, {self.prefix} before the grid" if self.prefix else self.kind
 
     def to_grid(self, tensor: Tensor) -> Tensor:
-        """Activations, or a gradient with respect to them, as (N,C,*grid); a view where possible."""
+        """Return activations, or their gradient, as (N,C,*grid); a view where possible."""
         return self._rows_to_grid(self.to_rows(tensor))
 
     def stack_to_grid(self, stack: Tensor) -> Tensor:
-        """The same for k of them at once, (k,...) to (k,N,C,*grid)."""
+        """Return k stacked tensors (k,...) as (k,N,C,*grid)."""
         axis = self.image_axis
         images = stack if self.kind == "channels first" else stack.movedim(0, axis).flatten(axis, axis + 1)
         return images if images is stack else self.to_grid(images).unflatten(0, (len(stack), -1))
 
     def to_rows(self, tensor: Tensor) -> Tensor:
-        """A layer's output with the images first; `from_rows` is the way back."""
+        """Return a layer's output with the images first. `from_rows` is the inverse."""
         return tensor.movedim(self.image_axis, 0)
 
     def from_rows(self, rows: Tensor) -> Tensor:
@@ -151,14 +151,14 @@ class Layout:
         return slice(self.prefix, self.prefix + math.prod(self.grid)) if self.order is None else list(self.order)
 
     def change_grid(self, rows: Tensor, change: Change) -> None:
-        """Change what lies on the grid, as (n,C,*grid), in rows (n,...)."""
+        """Call `change` with the grid (n,C,*grid) in rows (n,...), and write the result back."""
         grid = self._rows_to_grid(rows)
         change(grid)
         if self.order is not None:
             rows[:, self.list_cells()] = grid.flatten(2).movedim(1, -1)
 
     def change_channels(self, rows: Tensor, change: Change) -> None:
-        """Change the channels, as (n,C,...), in rows (n,...): those of the tokens beside the grid, too."""
+        """Call `change` with the channels (n,C,...) of rows (n,...), including the tokens outside the grid."""
         change(rows.movedim(1 if self.kind == "channels first" else -1, 1))
 
     def _rows_to_grid(self, rows: Tensor) -> Tensor:
@@ -170,7 +170,7 @@ class Layout:
 
 
 def order_question(layout: Layout | IndexLayout, shape: Lengths, size: Lengths) -> Hashable:
-    """Return the key under which the order that was measured for so many tokens is remembered."""
+    """Return the cache key of the measured order of so many tokens."""
     return ("order", shape[1 - layout.image_axis], tuple(size), layout)
 
 
@@ -184,63 +184,62 @@ def find_layout(
     reshape: str | Grid | None = None,
     image_axes: Lengths = IMAGE_AXES,
 ) -> Layout | None:
-    """The layout of an output of this `shape` for pictures of this `size` (H,W) or (D,H,W); None if not certain.
-    `images`: how many there are, None for as many as there are rows; without a row for each there is no grid.
-    `patches`: what `find_patches` says of the model, for tokens. `reshape`: one of `options.LAYOUTS`, or the grid that
-    the last of the tokens form. `image_axes`: along which of the first two axes the images may lie, for tokens;
-    `axes.Axes` asks the model. Channels first is assumed, unless only channels last has the picture's aspect or the
-    module works on channels last. Tokens (N,T,D) form a grid if there is but one for them. They may come first,
-    (T,N,D), where (N,T,D) cannot be meant."""
+    """Return the layout of an output of `shape` for images of `size` (H,W) or (D,H,W); None if it is uncertain.
+
+    `images` is their number, or None for the number of rows; without one row per image there is no grid. `patches` are
+    those of `find_patches`, for tokens. `reshape` is one of `options.LAYOUTS`, or the grid that the last tokens form.
+    `image_axes` are the possible image axes of tokens; `Axes` finds them by running the model. Channels first is
+    assumed, unless only channels last has the image's aspect ratio, or the module works on channels last. Tokens
+    (N,T,D) form a grid if exactly one fits. They may be (T,N,D) if (N,T,D) is impossible.
+    """
     if len(shape) == 3:
         axes = [axis for axis in image_axes if images in (None, shape[axis])]
         if isinstance(reshape, tuple):
             for axis in axes if len(reshape) == len(size) else ():
                 prefix = shape[1 - axis] - math.prod(reshape)
                 if 0 <= prefix <= MOST_NAMED_PREFIX:
-                    known = [it.grid for it in candidates(shape[1 - axis], find_patch_grids(size, patches))]
-                    return Layout(reshape, TOKENS[axis], prefix) if reshape in known or not known else None
+                    grids = [layout.grid for layout in candidates(shape[1 - axis], find_patch_grids(size, patches))]
+                    return Layout(reshape, TOKEN_KINDS[axis], prefix) if reshape in grids or not grids else None
             return None
-        axes = [axis for axis in axes if reshape in (None, TOKENS[axis]) and (axis == 0 or images is not None)]
-        return _row_layout(shape, size, module if reshape is None else None, axes, patches)
+        axes = [axis for axis in axes if reshape in (None, TOKEN_KINDS[axis]) and (axis == 0 or images is not None)]
+        return _find_row_layout(shape, size, module if reshape is None else None, axes, patches)
     fits = len(shape) == len(size) + 2 and images in (None, shape[0])
     if isinstance(reshape, tuple) or not fits or (reshape or "").startswith("tokens"):
         return None
     first, last = tuple(shape[2:]), tuple(shape[1:-1])
-    kind = reshape or _kind_of_map(shape, size, module)
+    kind = reshape or _find_map_kind(shape, size, module)
     grid = last if kind == "channels last" else first
     return Layout(grid, kind) if kind and max(grid) > 1 else None
 
 
-def _kind_of_map(shape: Lengths, size: Lengths, module: nn.Module | None) -> str | None:
+def _find_map_kind(shape: Lengths, size: Lengths, module: nn.Module | None) -> str | None:
     fits_first, fits_last = _has_aspect(shape[2:], size), _has_aspect(shape[1:-1], size)
-    axis = None if module is None else _channel_axis(module, shape)
+    axis = None if module is None else _find_channel_axis(module, shape)
     if axis == 1:
         return "channels first"
-    if axis == -1:  # windows of a partition lie in the place of rows, and have no aspect
+    if axis == -1:  # Partitioned windows take the place of rows, so they have no aspect ratio.
         return "channels last" if fits_last else None
-    if _gives_matrices(module) or (
-        fits_first == fits_last and module is not None and _has_channels_last(module, shape)
-    ):
+    if _is_attention(module) or (fits_first == fits_last and module is not None and _has_channels_last(module, shape)):
         return None
-    # Behind convolutions, or with a part that works on that many channels, strides down and across may differ.
-    if fits_first != fits_last or isinstance(module, BEHIND_CONVOLUTIONS) or shape[1] in _list_channels(module):
+    # After convolutions, or with a part that works on that many channels, vertical and horizontal strides may differ.
+    if fits_first != fits_last or isinstance(module, CONVNET_LAYERS) or shape[1] in _list_channels(module):
         return "channels first" if fits_first or not fits_last else "channels last"
     if not fits_first:
         return None
-    first, last = (_distortion(grid, size) for grid in (shape[2:], shape[1:-1]))  # the squarer cells are the grid's
+    first, last = (_distortion(grid, size) for grid in (shape[2:], shape[1:-1]))  # Prefer squarer cells.
     is_unclear = first == last and module is not None
     return None if is_unclear else "channels first" if first <= last else "channels last"
 
 
-def _gives_matrices(module: nn.Module | None) -> bool:
-    """Whether its rows are shares of a whole, as those of attention are: of a square picture these have the aspect."""
+def _is_attention(module: nn.Module | None) -> bool:
+    """Return whether the output is an attention matrix, which has the aspect ratio of a square image."""
     return isinstance(module, nn.Softmax) and module.dim in (-1, 3)
 
 
-def _channel_axis(module: nn.Module, shape: Lengths) -> int | None:
+def _find_channel_axis(module: nn.Module, shape: Lengths) -> int | None:
     if isinstance(module, CHANNELS_FIRST):
         return 1
-    features = None  # how many it gives, of the kinds that usually have them last
+    features = None  # The length of the channel axis, for modules that usually have it last.
     if isinstance(module, nn.Linear):
         features = module.out_features
     elif isinstance(module, (nn.LayerNorm, nn.RMSNorm)) and len(module.normalized_shape) == 1:
@@ -248,24 +247,24 @@ def _channel_axis(module: nn.Module, shape: Lengths) -> int | None:
     if features is None or features not in (shape[1], shape[-1]):
         return None
     if features == shape[1] == shape[-1]:
-        return -1 if type(module) in CHANNELS_LAST else _try_axes(module, features, len(shape))
+        return -1 if type(module) in CHANNELS_LAST else _probe_channel_axis(module, features, len(shape))
     return -1 if features == shape[-1] else 1
 
 
-def _try_axes(module: nn.Module, features: int, rank: int) -> int | None:
-    """Where a kind of LayerNorm or Linear has its features, which may be channels first: it takes no other length there."""
-    given = module.in_features if isinstance(module, nn.Linear) else features
-    some = next(module.parameters(), torch.empty(0, dtype=torch.float32, device="cpu"))
-    sides, taken = [max(given, features) + 1, *[1] * (rank - 3)], []
-    for axis, shape in ((1, (1, given, *sides)), (-1, (1, *sides, given))):
-        with torch.no_grad(), contextlib.suppress(Exception):  # whatever a module raises
-            module.forward(torch.zeros(shape, dtype=some.dtype, device=some.device))  # itself, without hooks
-            taken.append(axis)
-    return taken[0] if len(taken) == 1 else None
+def _probe_channel_axis(module: nn.Module, features: int, rank: int) -> int | None:
+    """Return the axis on which a LayerNorm or Linear subclass has its features: it rejects another length there."""
+    in_features = module.in_features if isinstance(module, nn.Linear) else features
+    weight = next(module.parameters(), torch.empty(0, dtype=torch.float32, device="cpu"))
+    lengths, accepted = [max(in_features, features) + 1, *[1] * (rank - 3)], []
+    for axis, shape in ((1, (1, in_features, *lengths)), (-1, (1, *lengths, in_features))):
+        with torch.no_grad(), contextlib.suppress(Exception):  # A module may raise anything.
+            module.forward(torch.zeros(shape, dtype=weight.dtype, device=weight.device))  # `forward` skips hooks.
+            accepted.append(axis)
+    return accepted[0] if len(accepted) == 1 else None
 
 
 def _has_channels_last(module: nn.Module, shape: Lengths) -> bool:
-    return any(_channel_axis(part, shape) == -1 for part in module.modules())
+    return any(_find_channel_axis(part, shape) == -1 for part in module.modules())
 
 
 def _list_channels(module: nn.Module | None) -> list[Any]:
@@ -274,12 +273,12 @@ def _list_channels(module: nn.Module | None) -> list[Any]:
 
 
 def _has_aspect(grid: Lengths, size: Lengths) -> bool:
-    """Whether one stride, rounded up or down, makes this grid; the first axis of a volume may have one of its own."""
+    """Return whether one stride, rounded up or down, makes this grid. A volume's first axis may have another."""
     if any(cells > length for cells, length in zip(grid[:-2], size[:-2])):
         return False
-    sides = list(zip(grid[-2:], size[-2:]))  # of one cell there may be less than a stride
-    most = min(it / (cells - 1) if cells > 1 else math.inf for cells, it in sides)
-    return max(it / (cells + 1) for cells, it in sides) < most
+    sides = list(zip(grid[-2:], size[-2:]))  # A single cell may be smaller than the stride.
+    max_stride = min(length / (cells - 1) if cells > 1 else math.inf for cells, length in sides)
+    return max(length / (cells + 1) for cells, length in sides) < max_stride
 
 
 def _distortion(grid: Lengths, size: Lengths) -> float:
@@ -288,74 +287,72 @@ def _distortion(grid: Lengths, size: Lengths) -> float:
 
 
 def find_rivals(shape: Lengths, module: nn.Module, size: Lengths, patches: Sequence[Patch] = ()) -> list[Layout]:
-    """The layouts that nothing tells apart, none where there are not several: of tokens, the grids of as many cells."""
+    """Return all layouts that fit equally well, such as token grids with as many cells; [] if only one fits."""
     if len(shape) == 3:
-        found = _token_layouts(shape[1], size, patches)
-        return found if len(found) > 1 else []
+        layouts = _find_token_layouts(shape[1], size, patches)
+        return layouts if len(layouts) > 1 else []
     grids = {"channels first": tuple(shape[2:]), "channels last": tuple(shape[1:-1])}
-    if len(shape) != len(size) + 2 or _gives_matrices(module) or _has_channels_last(module, shape):
+    if len(shape) != len(size) + 2 or _is_attention(module) or _has_channels_last(module, shape):
         return []
     are_maps = all(_has_aspect(grid, size) for grid in grids.values())
     return [Layout(grid, kind) for kind, grid in grids.items() if are_maps and max(grid) > 1]
 
 
 def is_guess(layout: Layout, module: nn.Module, shape: Lengths, size: Lengths) -> bool:
-    """Whether a count or an aspect alone says how this lies on the picture, and neither convolutions nor what works on
-    it. Tokens may be in any order, and maps of another aspect, or of a stride that is no whole number, may be no
-    maps."""
+    """Return whether only a number of cells or an aspect ratio supports the layout, and no module confirms it."""
     if layout.kind == "channels last":
         return not _has_channels_last(module, shape)
     if layout.kind != "channels first" or not _has_aspect(layout.grid, size):
-        return True
-    if isinstance(module, BEHIND_CONVOLUTIONS) or any(isinstance(part, CHANNELS_FIRST) for part in module.modules()):
+        return True  # Tokens may be in any order, and maps of another aspect ratio may be no maps.
+    if isinstance(module, CONVNET_LAYERS) or any(isinstance(part, CHANNELS_FIRST) for part in module.modules()):
         return False
     for cells, length in zip(layout.grid, size):
         strides = (max(1, length // cells), -(-length // cells))
         if not any(cells in (length // stride, -(-length // stride)) for stride in strides):
-            return True
+            return True  # With a stride that is not an integer, this may be no map.
     return False
 
 
-def _row_layout(
+def _find_row_layout(
     shape: Lengths, size: Lengths, module: nn.Module | None, axes: Lengths, patches: Sequence[Patch]
 ) -> Layout | None:
-    """Of three axes, with the images along one of these: tokens, unless the middle one is that of channels."""
-    for axis in (it for it in IMAGE_AXES if it in axes):
-        layouts = _token_layouts(shape[1 - axis], size, patches)
+    """Return the layout of a tensor with three axes: tokens, unless its middle axis holds channels."""
+    for axis in (axis for axis in IMAGE_AXES if axis in axes):
+        layouts = _find_token_layouts(shape[1 - axis], size, patches)
         if len(layouts) == 1 and axis == 1:
-            return replace(layouts[0], kind=TOKENS[1])
-        if len(layouts) == 1:  # what is the patches' is surer than what divides
-            cut = list(find_patch_grids(size, patches))
-            grids = cut if layouts[0].grid in cut else find_even_grids(tuple(size))
-            channels = None if module is None else _channel_axis(module, shape)
+            return replace(layouts[0], kind=TOKEN_KINDS[1])
+        if len(layouts) == 1:  # Grids of the model's patches are more certain than grids that divide the image.
+            patch_grids = list(find_patch_grids(size, patches))
+            grids = patch_grids if layouts[0].grid in patch_grids else find_even_grids(tuple(size))
+            channels = None if module is None else _find_channel_axis(module, shape)
             if channels is None and module is not None and not _has_channels_last(module, shape):
-                # It may as well be a map (N,C,h,w) whose cells, on one of these grids, were put in a row.
+                # It could also be a map (N,C,h,w) whose cells, on one of these grids, were flattened.
                 channels = 1 if any(math.prod(grid) == shape[2] for grid in grids) else None
             return None if channels == 1 else layouts[0]
     return None
 
 
-def _token_layouts(tokens: int, size: Lengths, patches: Sequence[Patch]) -> list[Layout]:
-    """The grids that leave a few tokens over: of the model's patches, or else of some that divide the picture."""
-    found = candidates(tokens, find_patch_grids(size, patches))
-    if found:
-        return found
-    most = MOST_GUESSED_PREFIX if patches else MOST_PREFIX_TOKENS
-    grids = (grid for grid in find_even_grids(tuple(size)) if may_be_merged(grid, size, patches))
-    return [it for it in candidates(tokens, grids) if it.prefix <= most]
+def _find_token_layouts(tokens: int, size: Lengths, patches: Sequence[Patch]) -> list[Layout]:
+    """Return the layouts with few tokens outside the grid: of the model's patches or, if none fits, of even grids."""
+    layouts = candidates(tokens, find_patch_grids(size, patches))
+    if layouts:
+        return layouts
+    max_prefix = MAX_GUESSED_PREFIX if patches else MAX_PREFIX_TOKENS
+    grids = (grid for grid in find_even_grids(tuple(size)) if consists_of_patches(grid, size, patches))
+    return [layout for layout in candidates(tokens, grids) if layout.prefix <= max_prefix]
 
 
 def candidates(tokens: int, grids: Iterable[Grid]) -> list[Layout]:
-    """The layouts of so many tokens on one of these grids, each once."""
+    """Return the layouts of so many tokens on one of these grids, each once."""
     prefixes = {grid: tokens - math.prod(grid) for grid in grids if max(grid) > 1}
-    return [Layout(grid, "tokens", prefix) for grid, prefix in prefixes.items() if 0 <= prefix <= MOST_PREFIX_TOKENS]
+    return [Layout(grid, "tokens", prefix) for grid, prefix in prefixes.items() if 0 <= prefix <= MAX_PREFIX_TOKENS]
 
 
-Shapes = dict[nn.Module, list[tuple[int, ...]]]  # of each tensor that a module gives
+Shapes = dict[nn.Module, list[tuple[int, ...]]]  # The shapes of the tensors that each module returns.
 
 
 def one_image(batch: Batch, index: int = 0) -> Batch:
-    """Return one image alone, and what belongs to it."""
+    """Return one image of a batch, and everything that belongs to it."""
 
     def take(tensor: Tensor) -> Tensor:
         return (tensor[index : index + 1] if _is_of_images(tensor, batch) else tensor).clone()
@@ -364,7 +361,7 @@ def one_image(batch: Batch, index: int = 0) -> Batch:
 
 
 class Axes:
-    """What the axes of a model's layers' outputs are, for a batch; asked only where that is not certain, and once."""
+    """The axes of a model's layer outputs for a batch. The model runs only if they are uncertain."""
 
     def __init__(
         self, model: nn.Module, batch: Batch, patches: Sequence[Patch] = (), facts: Facts | None = None
@@ -374,107 +371,106 @@ class Axes:
 
     @functools.cached_property
     def text_lengths(self) -> list[int]:
-        """The lengths of the texts in the batch: numbers in a row, or vectors in a row where they are embedded already."""
-        if len(self._batch.args) == 1 and not self._batch.kwargs:  # the images alone
+        """Return the lengths of the texts in the batch, which are rows of token ids or of embeddings."""
+        if len(self._batch.args) == 1 and not self._batch.kwargs:  # There are only images.
             return []
-        given = tensors((self._batch.args, self._batch.kwargs))
-        found = [tensor for tensor in given if _is_of_images(tensor, self._batch)]
-        words = [it for it in found if it.ndim == 2 and not it.is_floating_point() and it.dtype != torch.bool]
-        vectors = [it for it in found if it.ndim == 3 and it.is_floating_point()]
-        return sorted({it.shape[1] for it in words + vectors})
+        arguments = tensors((self._batch.args, self._batch.kwargs))
+        per_image = [tensor for tensor in arguments if _is_of_images(tensor, self._batch)]
+        words = [ids for ids in per_image if ids.ndim == 2 and not ids.is_floating_point() and ids.dtype != torch.bool]
+        vectors = [vector for vector in per_image if vector.ndim == 3 and vector.is_floating_point()]
+        return sorted({tensor.shape[1] for tensor in words + vectors})
 
     def find_layout(
         self, shape: Sequence[int], module: nn.Module, reshape: str | tuple[int, ...] | None = None
     ) -> Layout | None:
-        """As `find_layout`, of what a module gave for the batch; None, too, where it holds text."""
+        """Return the layout of a module's output, as the function `find_layout` does; None also for text."""
         size, images = self._batch.size, self._batch.images
         axes = IMAGE_AXES if isinstance(reshape, str) else self.image_axes(shape, module)
-        found = find_layout(shape, size, module, images, patches=self._patches, reshape=reshape, image_axes=axes)
-        return None if found is not None and reshape is None and self.holds_text(shape, module) else found
+        layout = find_layout(shape, size, module, images, patches=self._patches, reshape=reshape, image_axes=axes)
+        return None if layout is not None and reshape is None and self.holds_text(shape, module) else layout
 
     def image_axes(self, shape: Sequence[int], module: nn.Module) -> Sequence[int]:
-        """Along which of the first two axes of three the images may lie; none where the rows are not the images. There
-        may be as many tokens as images, and windows that were folded into rows may have as many tokens each."""
+        """Return which of the first two of three axes may be the image axis; none if the rows are not the images."""
+        # The shape is ambiguous if an image, or a window folded into the rows, has as many tokens as there are images.
         shape, images = tuple(shape), self._batch.images
         if len(shape) != 3 or images == 1 or shape[1] != images or shape[0] % images:
             return IMAGE_AXES
 
-        def ask() -> Sequence[int]:
-            alone = self._alone.get(module, [])
-            return [axis for axis in IMAGE_AXES if (*shape[:axis], 1, *shape[axis + 1 :]) in alone]
+        def find_axes() -> Sequence[int]:
+            single_shapes = self._single_image_shapes.get(module, [])
+            return [axis for axis in IMAGE_AXES if (*shape[:axis], 1, *shape[axis + 1 :]) in single_shapes]
 
-        found: Sequence[int] = self._remember(module, ("images", shape), ask)
-        return found
+        axes: Sequence[int] = self._remember(module, ("images", shape), find_axes)
+        return axes
 
     def holds_text(self, shape: Sequence[int], module: nn.Module) -> bool:
-        """Whether an output of this shape is of the text beside the pictures, or of both in one row."""
+        """Return whether an output of this shape contains text, alone or together with the image's tokens."""
         shape = tuple(shape)
         if not self.text_lengths or max(shape[1:], default=0) < self.text_lengths[0]:
             return False
-        return bool(self._remember(module, ("text", shape, *self.text_lengths), lambda: self._ask_text(shape, module)))
+        return bool(self._remember(module, ("text", shape, *self.text_lengths), lambda: self._has_text(shape, module)))
 
     def prepare(self) -> None:
-        """Ask now, for all layers: for whoever is going to look at them while the model runs."""
+        """Run the changed batches now, because the caller will watch the layers while the model runs."""
         if self._batch.images > 1:
-            _ = self._alone
+            _ = self._single_image_shapes
         if self.text_lengths:
-            _ = self._with_other_texts
+            _ = self._changed_text_shapes
 
     @functools.cached_property
     def plain(self) -> Shapes:
-        return self._ask(self._batch.copy())
+        return self._list_shapes(self._batch.copy())
 
-    def _ask_text(self, shape: tuple[int, ...], module: nn.Module) -> bool:
-        for other in self._with_other_texts:
-            if module not in other:  # the model takes no other length: the number of tokens has to tell
-                left = [shape[1] - length for length in self.text_lengths]
+    def _has_text(self, shape: tuple[int, ...], module: nn.Module) -> bool:
+        for shapes in self._changed_text_shapes:
+            if module not in shapes:  # The model takes no other length, so only the number of tokens can tell.
+                image_tokens = [shape[1] - length for length in self.text_lengths]
                 grids = list(find_patch_grids(self._batch.size, self._patches))
-                return any(rest == 0 or (rest > 0 and candidates(rest, grids)) for rest in left)
-            if shape not in other[module]:
+                return any(count == 0 or (count > 0 and candidates(count, grids)) for count in image_tokens)
+            if shape not in shapes[module]:
                 return True
         return False
 
     @functools.cached_property
-    def _alone(self) -> Shapes:
-        return self._ask(one_image(self._batch))
+    def _single_image_shapes(self) -> Shapes:
+        return self._list_shapes(one_image(self._batch))
 
     @functools.cached_property
-    def _with_other_texts(self) -> list[Shapes]:
-        """For each length of a text: with one word less, or with the last one twice."""
-        found = []
+    def _changed_text_shapes(self) -> list[Shapes]:
+        """Return the shapes for each text length with one word less, or with the last word repeated."""
+        shapes = []
         for length in self.text_lengths:
-            shorter = {} if length == 1 else self._ask_with_text(length, lambda tensor: tensor[:, :-1])
-            found.append(shorter or self._ask_with_text(length, lambda tensor: torch.cat([tensor, tensor[:, -1:]], 1)))
-        return found
+            shorter = {} if length == 1 else self._text_shapes(length, lambda tensor: tensor[:, :-1])
+            shapes.append(shorter or self._text_shapes(length, lambda tensor: torch.cat([tensor, tensor[:, -1:]], 1)))
+        return shapes
 
-    def _ask_with_text(self, length: int, change: Callable[[Tensor], Tensor]) -> Shapes:
-
+    def _text_shapes(self, length: int, change: Callable[[Tensor], Tensor]) -> Shapes:
         def change_texts(tensor: Tensor) -> Tensor:
-            is_along = 2 <= tensor.ndim <= 3 and tensor.shape[1] == length and _is_of_images(tensor, self._batch)
-            return (change(tensor) if is_along else tensor).clone()
+            has_text = 2 <= tensor.ndim <= 3 and tensor.shape[1] == length and _is_of_images(tensor, self._batch)
+            return (change(tensor) if has_text else tensor).clone()
 
-        return self._ask(self._batch.copy(change_texts))
+        return self._list_shapes(self._batch.copy(change_texts))
 
-    def _ask(self, batch: Batch) -> Shapes:
-        """The shapes of what each layer gives for another batch; nothing if the model does not take it."""
-        found: Shapes = {}
+    def _list_shapes(self, batch: Batch) -> Shapes:
+        """Return the shapes of each layer's output for a changed batch; nothing if the model does not take it."""
+        shapes_by_module: Shapes = {}
 
-        def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        def record_shapes(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             if shapes := [tuple(tensor.shape) for tensor in tensors(output) if tensor.is_floating_point()]:
-                found.setdefault(module, shapes)
+                shapes_by_module.setdefault(module, shapes)
 
         try:
             with preserve_state(self._model) as modules, recording_off(), Hooks() as hooks:
                 for module in modules:
                     if not isinstance(module, torch.jit.ScriptModule):
-                        hooks.after_forward(module, look)
+                        hooks.after_forward(module, record_shapes)
                 batch.run(self._model)
-        except Exception:  # whatever a model raises for a batch of another form than it was given
+        except Exception:  # A model may raise anything for a batch that it was not built for.
             return {}
-        return found
+        return shapes_by_module
 
-    def _remember(self, module: nn.Module, question: Any, ask: Callable[[], Any]) -> Any:
-        return self._facts.remember((*question, id(module), self._batch.images, self._batch.size), ask)
+    def _remember(self, module: nn.Module, key: Any, compute: Callable[[], Any]) -> Any:
+        return self._facts.remember((*key, id(module), self._batch.images, self._batch.size), compute)
 
 
 def _is_of_images(tensor: Tensor, batch: Batch) -> bool:
@@ -487,9 +483,10 @@ Reshape = str | tuple[int, ...] | Function | None
 
 @dataclass(frozen=True, eq=False)
 class IndexLayout:
-    """What a function gives in place of a `Layout`: for each cell, where in the layer's output its value comes from.
-    `indices`: (N,C,*grid), into the output with the images first, flattened. `folds`: rows of the output for each
-    image."""
+    """The layout that a reshape function describes: where in the layer's output the value of each cell comes from.
+
+    `indices` (N,C,*grid) point into the flattened output with the images first. `folds`: rows per image.
+    """
 
     indices: Tensor
     image_axis: int
@@ -498,7 +495,7 @@ class IndexLayout:
 
     @property
     def name(self) -> str:
-        """The layout in words, for records."""
+        """Return the layout in words, for records."""
         return self.kind
 
     def to_grid(self, tensor: Tensor) -> Tensor:
@@ -508,7 +505,7 @@ class IndexLayout:
         return stack.movedim(self.image_axis + 1, 1).flatten(1)[:, self.indices]
 
     def to_rows(self, tensor: Tensor) -> Tensor:
-        """An image's rows stay together."""
+        """Return the output with the images first. An image's rows stay together."""
         rows = tensor.movedim(self.image_axis, 0)
         return rows if self.folds == 1 else rows.unflatten(0, (-1, self.folds))
 
@@ -516,7 +513,7 @@ class IndexLayout:
         return (rows if self.folds == 1 else rows.flatten(0, 1)).movedim(0, self.image_axis)
 
     def change_grid(self, rows: Tensor, change: Change) -> None:
-        """What was picked is changed, and put back where it came from; what the function leaves out stays as it is."""
+        """Change the picked values in place. Values that the function leaves out stay as they are."""
         values = rows.view(-1, rows[: len(self.indices)].numel())
         grid = values[:, self.indices].flatten(0, 1)
         change(grid)
@@ -527,15 +524,15 @@ class IndexLayout:
 
 
 def to_reshape(value: Any) -> Reshape:
-    """A grid as a tuple, a layout's name, a function, or None. Raises `LayerError` for anything else."""
+    """Return a grid as a tuple, a layout's name, a function, or None. Raises `LayerError` for anything else."""
     if value is None or callable(value):
         return value
     if isinstance(value, str) and value.replace("-", " ") in LAYOUTS:
         return value.replace("-", " ")
     if isinstance(value, (tuple, list)) and len(value) in (2, 3):
-        lengths = [it for it in value if isinstance(it, int) and not isinstance(it, bool) and it > 0]
-        if len(lengths) == len(value) and max(lengths) > 1:
-            return tuple(lengths)
+        sides = [side for side in value if isinstance(side, int) and not isinstance(side, bool) and side > 0]
+        if len(sides) == len(value) and max(sides) > 1:
+            return tuple(sides)
     raise LayerError(
         f"reshape is {shorten(value)}, expected the token grid (h, w) or (d, h, w), one of {join_names(LAYOUTS)}, or a "
         "function from the layer's tensor to (N, C, h, w)."
@@ -543,58 +540,60 @@ def to_reshape(value: Any) -> Reshape:
 
 
 def pick(function: Function, layer: str, activations: Tensor, images: int, rank: int) -> IndexLayout:
-    """What a function picks of a layer's activations, for so many images on a grid of this rank. It is shown numbers in
-    place of the values, and what comes back tells where each one came from. Raises `LayerError` where it fails, gives
-    another shape, computes, takes a value twice, or mixes images."""
+    """Return what a function picks of a layer's activations, for so many images on a grid with `rank` axes.
+
+    The function gets numbers in place of the values, and its output tells where each value came from. Raises
+    `LayerError` if it fails, returns another shape, computes, uses a value twice, or mixes images.
+    """
     shape, count = activations.shape, activations.numel()
-    kind = torch.float32 if activations.device.type == "mps" else torch.float64  # exact for so many numbers
-    what = f"The reshape function, called with the tensor {tuple(shape)} of layer '{layer}',"
-    numbers = torch.arange(1, count + 1, dtype=kind, device=activations.device).reshape(shape)
-    found = _call(function, numbers, what)
-    if found.ndim != rank + 2 or len(found) != images or max(found.shape[2:]) < 2:
-        wanted = ", ".join([str(images), "C", *"dhw"[-rank:]])
-        raise LayerError(f"{what} returned {tuple(found.shape)}, expected ({wanted}).")
-    indices = found.to(torch.int64) - 1
-    is_pick = bool((found == found.round()).all()) and int(indices.min()) >= 0 and int(indices.max()) < count
+    dtype = torch.float32 if activations.device.type == "mps" else torch.float64  # Exact for these numbers.
+    subject = f"The reshape function, called with the tensor {tuple(shape)} of layer '{layer}',"
+    numbers = torch.arange(1, count + 1, dtype=dtype, device=activations.device).reshape(shape)
+    picked = _call(function, numbers, subject)
+    if picked.ndim != rank + 2 or len(picked) != images or max(picked.shape[2:]) < 2:
+        expected = ", ".join([str(images), "C", *"dhw"[-rank:]])
+        raise LayerError(f"{subject} returned {tuple(picked.shape)}, expected ({expected}).")
+    indices = picked.to(torch.int64) - 1
+    is_pick = bool((picked == picked.round()).all()) and int(indices.min()) >= 0 and int(indices.max()) < count
     if is_pick:
-        # Numbers alone do not tell: of positive ones a ReLU changes none, and the largest may be where it was.
-        others = torch.randn(count, dtype=kind, device="cpu", generator=torch.Generator("cpu").manual_seed(0)).to(
+        # Numbers are no proof: a ReLU leaves positive ones unchanged, and a maximum may stay in its place.
+        noise = torch.randn(count, dtype=dtype, device="cpu", generator=torch.Generator("cpu").manual_seed(0)).to(
             numbers
         )
-        again = _call(function, others.reshape(shape), what)
-        is_pick = again.shape == found.shape and torch.equal(again, others[indices].to(again.dtype))
+        output = _call(function, noise.reshape(shape), subject)
+        is_pick = output.shape == picked.shape and torch.equal(output, noise[indices].to(output.dtype))
     if not is_pick:
         raise LayerError(
-            f"{what} returned values that are not in its input. It is also used for gradients, so it may only pick and move "
-            "values (slicing, reshape, permute)."
+            f"{subject} returned values that are not in its input. It is also used for gradients, so it may only pick and "
+            "move values (slicing, reshape, permute)."
         )
     if len(indices.unique()) < indices.numel():
-        raise LayerError(f"{what} used some values more than once: it may only pick and move values.")
-    axis, folds = _image_axis(indices, shape, images, what)
+        raise LayerError(f"{subject} used some values more than once: it may only pick and move values.")
+    axis, folds = _image_axis(indices, shape, images, subject)
     before = torch.arange(count, dtype=torch.int64, device=indices.device).reshape(shape).movedim(axis, 0).flatten()
     after = torch.empty_like(before)
     after[before] = torch.arange(count, dtype=torch.int64, device=indices.device)
     return IndexLayout(after[indices], axis, folds)
 
 
-def _call(function: Function, tensor: Tensor, what: str) -> Tensor:
+def _call(function: Function, tensor: Tensor, subject: str) -> Tensor:
     try:
         with torch.no_grad():
-            found = function(tensor.clone())
-    except Exception as error:  # whatever somebody's function raises
-        raise LayerError(f"{what} raised {type(error).__name__}: {' '.join(str(error).split())}") from error
-    if not isinstance(found, Tensor):
-        raise LayerError(f"{what} returned {shorten(found)}, expected a tensor (N, C, h, w).")
-    return found.to(tensor.device)
+            result = function(tensor.clone())
+    except Exception as error:  # A user's function may raise anything.
+        raise LayerError(f"{subject} raised {type(error).__name__}: {' '.join(str(error).split())}") from error
+    if not isinstance(result, Tensor):
+        raise LayerError(f"{subject} returned {shorten(result)}, expected a tensor (N, C, h, w).")
+    return result.to(tensor.device)
 
 
-def _image_axis(indices: Tensor, shape: torch.Size, images: int, what: str) -> tuple[int, int]:
-    """The axis along which the images lie, and how many rows each has: one, or several where they were folded into it."""
+def _image_axis(indices: Tensor, shape: torch.Size, images: int, subject: str) -> tuple[int, int]:
+    """Return the image axis, and the number of rows per image: one, or several if windows were folded into it."""
     coordinates = torch.unravel_index(indices, shape)
-    own = torch.arange(images, dtype=torch.int64, device=indices.device).reshape(-1, *[1] * (indices.ndim - 1))
+    expected = torch.arange(images, dtype=torch.int64, device=indices.device).reshape(-1, *[1] * (indices.ndim - 1))
     axes = sorted(range(len(shape)), key=lambda axis: shape[axis] != images)
     for axis in axes:
-        folds, rest = divmod(shape[axis], images)
-        if rest == 0 and bool((coordinates[axis] // folds == own).all()):
+        folds, remainder = divmod(shape[axis], images)
+        if remainder == 0 and bool((coordinates[axis] // folds == expected).all()):
             return axis, folds
-    raise LayerError(f"{what} mixed the {images} images: the grid of each image must come from that image alone.")
+    raise LayerError(f"{subject} mixed the {images} images: the grid of each image must come from that image alone.")
