@@ -1,4 +1,4 @@
-"""What each channel of a layer gives on the picture: activation maps, and how strong each of them is."""
+"""Activation maps: the output of each channel of a layer, as an image, and the strength of each channel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gradcam.cam.grid import place
 from gradcam.errors import ImageError, LayerError, shorten
 from gradcam.hooks.nested import to_batch
 from gradcam.inspection.extraction import features
-from gradcam.inspection.selection import Layers, list_wanted, select_layers
+from gradcam.inspection.selection import Layers, select_layers, to_layer_list
 from gradcam.layers.find import Outlet, unwrap
 from gradcam.layers.layout import to_reshape
 
@@ -58,54 +58,63 @@ def activations(model: nn.Module, images: Any, layers: Layers, *, reshape: Any =
     torch.Size([1, 768, 2, 2])
     """
     model, batch, reshape = unwrap(model), to_batch(images), to_reshape(reshape)
-    wanted = list_wanted(layers)
-    found = features(model, images, wanted)
+    requested = to_layer_list(layers)
+    outputs = features(model, images, requested)
     grids: dict[str, Tensor] = {}
 
     def lay_out(name: str, module: nn.Module) -> LayerError | None:
         try:
-            layout = place(Outlet(name, module), found[name], batch, model=model, reshape=reshape)
-            grids[name] = layout.to_grid(found[name])
+            layout = place(Outlet(name, module), outputs[name], batch, model=model, reshape=reshape)
+            grids[name] = layout.to_grid(outputs[name])
         except LayerError as error:
             return error
         return None
 
-    for layer in wanted:
-        failed = [lay_out(name, module) for name, module in select_layers(model, layer).items() if name in found]
-        if all(failed):  # of a pattern those without a grid are left out
-            raise LayerError(f"{failed[0]} `gradcam inspect features` accepts any output.")
+    for layer in requested:
+        errors = [lay_out(name, module) for name, module in select_layers(model, layer).items() if name in outputs]
+        if all(errors):  # A pattern skips layers without a grid; it fails only if none has one.
+            raise LayerError(f"{errors[0]} `gradcam inspect features` accepts any output.")
     return grids
 
 
 def measure_strengths(maps: NDArray[Any]) -> NDArray[np.float64]:
-    """How strong each of C channels (C,h,w) is: its mean absolute activation, (C,). NaN where there is one in it."""
+    """Return the mean absolute activation of each channel (C,h,w) as (C,); NaN if the channel contains NaN."""
     return np.asarray(np.abs(maps.astype(np.float64)).mean(axis=(1, 2)))
 
 
 def order_channels(strengths: NDArray[np.float64], order: str = "strongest") -> list[int]:
-    """The channels' numbers in an order of `options.CHANNEL_ORDERS`: the strongest first, or as they are in the layer.
-    Before the strongest come those with NaN, which are there to be seen; of equal ones the first comes first."""
+    """Return the channel indices in an order of `options.CHANNEL_ORDERS`: strongest first, or as in the layer.
+
+    With strongest first, channels with NaN come before all others, so that they are noticed. Ties keep the layer's
+    order.
+    """
     if order == "index":
         return list(range(len(strengths)))
     keys = np.where(np.isnan(strengths), -np.inf, -strengths)
     return [int(channel) for channel in np.argsort(keys, kind="stable")]
 
 
-def take_maps(given: Any, image: int, name: str) -> NDArray[np.float64]:
-    """One image's maps (C,h,w) of what somebody gave for a layer: floats (N,C,h,w), or (C,h,w) of one image. Raises
-    `ImageError` for anything else, and for an image that is not there."""
-    what = f"The activations of '{name}' are" if name else "The activations are"
-    if not isinstance(given, (Tensor, np.ndarray)):
-        raise ImageError(f"{what} {shorten(given)}, expected a tensor or an array (C,h,w) or (N,C,h,w).")
-    if isinstance(given, Tensor):
-        given = given.detach().cpu()
-        given = (given.double() if given.is_floating_point() else given).numpy()  # NumPy has no bfloat16
-    if given.ndim == 5:
-        middle = given.shape[2] // 2
-        raise ImageError(f"{what} volumes {given.shape}: pass a slice of them, such as tensor[:, :, {middle}].")
-    if given.ndim not in (3, 4) or given.size == 0 or given.dtype.kind != "f":
-        raise ImageError(f"{what} {given.dtype} {given.shape}, expected floats (C,h,w) or (N,C,h,w).")
-    maps = given if given.ndim == 4 else given[None]
+def take_maps(activations: Any, image: int, name: str) -> NDArray[np.float64]:
+    """Return one image's maps (C,h,w) from a layer's activations: floats (N,C,h,w), or (C,h,w) of one image.
+
+    Raises `ImageError` for anything else, and for an image index out of range.
+    """
+    subject = f"The activations of '{name}' are" if name else "The activations are"
+    if not isinstance(activations, (Tensor, np.ndarray)):
+        raise ImageError(f"{subject} {shorten(activations)}, expected a tensor or an array (C,h,w) or (N,C,h,w).")
+    if isinstance(activations, Tensor):
+        activations = activations.detach().cpu()
+        activations = (
+            activations.double() if activations.is_floating_point() else activations
+        ).numpy()  # NumPy has no bfloat16.
+    if activations.ndim == 5:
+        middle = activations.shape[2] // 2
+        raise ImageError(
+            f"{subject} volumes {activations.shape}: pass a slice of them, such as tensor[:, :, {middle}]."
+        )
+    if activations.ndim not in (3, 4) or activations.size == 0 or activations.dtype.kind != "f":
+        raise ImageError(f"{subject} {activations.dtype} {activations.shape}, expected floats (C,h,w) or (N,C,h,w).")
+    maps = activations if activations.ndim == 4 else activations[None]
     if isinstance(image, bool) or not isinstance(image, int) or not 0 <= image < len(maps):
         raise ImageError(f"There is no image {shorten(image)}: there are {len(maps)}, counted from 0.")
     return np.asarray(maps[image], np.float64)

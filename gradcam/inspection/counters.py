@@ -1,4 +1,4 @@
-"""What a pass costs: its time on any device, its multiply-adds by the shapes of what is computed, its memory."""
+"""The cost of a forward pass: its time on any device, its multiply-adds, computed from the shapes, and its memory."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from gradcam.hooks.nested import tensors
 from gradcam.hooks.pytorch import synchronize
 
 Formula = Callable[..., int]
-# Operators of these, and of PyTorch itself but for what is below, multiply nothing with weights: they count as none.
+# Operators of these namespaces multiply nothing with weights, unless they are listed below. They count as 0.
 NAMESPACES = ("aten", "prim", "prims", "profiler", "c10d", "_c10d_functional", "dtensor")
 NEGLIGIBLE = ("torchvision::nms", "torchvision::roi_align", "torchvision::roi_pool", "torchvision::ps_roi_align")
-# Operators of PyTorch's that do multiply, and for which there is no formula: how much is not known.
-UNKNOWN = (  # of matmul that is the one of nested tensors; others come as the products that they are made of
+# Operators of PyTorch that do multiply, but have no formula. Their cost is unknown.
+UNKNOWN = (  # This `matmul` is that of nested tensors; other matmuls arrive as the products that they consist of.
     "_addmm_activation", "_cdist_forward", "_cslt_sparse_mm", "_dyn_quant_matmul_4bit", "_euclidean_dist", "_fft_c2c",
     "_fft_c2r", "_fft_r2c", "_grouped_mm", "_int_mm", "_mixed_dtypes_linear",
     "_scaled_dot_product_attention_math_for_mps", "_scaled_dot_product_fused_attention_overrideable",
@@ -38,11 +38,13 @@ UNKNOWN = (  # of matmul that is the one of nested tensors; others come as the p
 
 
 class MultiplyAdds(TorchDispatchMode):
-    """Counts the multiply-adds of what this thread computes while the mode is on, in `total`. By the formulas of
-    PyTorch's own counter (`torch.utils.flop_counter`), two operations to a multiply-add: matrix products, convolutions,
-    attention; and by those below for what it leaves out. Biases, norms, activations, pooling and interpolation count as
-    none, as everywhere. `unknown`: how many operators came for which there is no formula, quantised ones and those of
-    other packages."""
+    """Counts the multiply-adds that this thread computes while the mode is on, in `total`.
+
+    Matrix products, convolutions and attention are counted by the formulas of `torch.utils.flop_counter`, with two
+    operations per multiply-add. The formulas below cover what it leaves out. Biases, norms, activations, pooling and
+    interpolation count as 0, as is usual. `unknown` is the number of operators without a formula, such as quantised
+    ones and those of other packages.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,39 +62,39 @@ class MultiplyAdds(TorchDispatchMode):
             def formula(*args: Any, **kwargs: Any) -> int:
                 return int(flops(*args, **kwargs)) // 2
 
-        if formula is None and packet is not operator and not any(it.is_nested for it in tensors(args)):
+        if formula is None and packet is not operator and not any(tensor.is_nested for tensor in tensors(args)):
             with self:
                 output = operator.decompose(*args, **kwargs)
             if output is not NotImplemented:
                 return output
         output = operator(*args, **kwargs)
         if formula is None:
-            namespace, _, name = operator.name().partition("::")  # of a higher-order operator: a name alone
+            namespace, _, name = operator.name().partition("::")  # A higher-order operator has a name only.
             name = name.partition(".")[0]
-            is_none = namespace in NAMESPACES and name.removesuffix("_") not in UNKNOWN
-            self.unknown += not (is_none or f"{namespace}::{name}" in NEGLIGIBLE)
+            is_free = namespace in NAMESPACES and name.removesuffix("_") not in UNKNOWN
+            self.unknown += not (is_free or f"{namespace}::{name}" in NEGLIGIBLE)
             return output
         try:
             self.total += formula(*args, **kwargs, out_val=output)
-        except Exception:  # a formula that does not know this form of its operator, such as nested tensors
+        except Exception:  # The formula does not support this form of the operator, such as nested tensors.
             self.unknown += 1
         return output
 
 
-def _of_attention(query: Tensor, *rest: Any, **__: Any) -> int:
-    """Of `nn.MultiheadAttention` in one operator, which attends to the query itself."""
-    _, _, width, _, weight, _, last_weight = rest[:7]
+def _count_attention(query: Tensor, *parameters: Any, **__: Any) -> int:
+    """Return the multiply-adds of `nn.MultiheadAttention` in one operator, which is self-attention."""
+    _, _, width, _, weight, _, last_weight = parameters[:7]
     images, tokens, _ = query.shape
     return images * tokens * (weight.numel() + last_weight.numel() + 2 * tokens * int(width))
 
 
-def _of_scaled_products(query: Tensor, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> int:
-    """Of attention on the processor, for which older releases of PyTorch have no formula."""
+def _count_scaled_products(query: Tensor, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> int:
+    """Return the multiply-adds of attention on the CPU, for which older versions of PyTorch have no formula."""
     return prod(query.shape[:-1]) * keys.shape[-2] * (query.shape[-1] + values.shape[-1])
 
 
-def _of_recurrence(values: Tensor, weights: Sequence[Tensor], *_: Any, **__: Any) -> int:
-    """Of all layers of a recurrent network: each matrix is multiplied with each row once."""
+def _count_recurrence(values: Tensor, weights: Sequence[Tensor], *_: Any, **__: Any) -> int:
+    """Return the multiply-adds of a recurrent network: each row is multiplied with each matrix once."""
     return prod(values.shape[:-1]) * sum(weight.numel() for weight in weights if weight.ndim > 1)
 
 
@@ -104,47 +106,49 @@ FORMULAS: dict[str, Formula] = {
     "aten.addmv": lambda bias, matrix, *_, **__: matrix.numel(),
     "aten.dot": lambda vector, *_, **__: vector.numel(),
     "aten.vdot": lambda vector, *_, **__: vector.numel(),
-    "aten._native_multi_head_attention": _of_attention,
-    "aten._scaled_dot_product_flash_attention_for_cpu": _of_scaled_products,
-    "aten._cudnn_rnn": _of_recurrence,
-    "aten.mkldnn_rnn_layer": lambda values, first, second, *_, **__: _of_recurrence(values, (first, second)),
+    "aten._native_multi_head_attention": _count_attention,
+    "aten._scaled_dot_product_flash_attention_for_cpu": _count_scaled_products,
+    "aten._cudnn_rnn": _count_recurrence,
+    "aten.mkldnn_rnn_layer": lambda values, first, second, *_, **__: _count_recurrence(values, (first, second)),
     "torchvision.deform_conv2d": lambda values, weight, *_, out_val, **__: out_val.numel() * prod(weight.shape[1:]),
 }
 
 
 class Storages:
-    """The memory behind tensors, each piece of it counted once. Views, and what operations in place give back, lie in
-    memory that is counted already. Nothing is kept alive: of each piece a weak reference is held, so that another
-    tensor that comes to lie in the same place is told apart."""
+    """The memory of tensors, with each storage counted once.
 
-    def __init__(self, known: Iterable[Tensor]) -> None:
-        self.total = 0  # bytes of all that was added so far, those known beforehand too
-        self._known: dict[int, StorageWeakRef] = {}
-        self.add(list(known))
+    Views, and outputs of in-place operations, share memory that is already counted. Only weak references are held, so
+    that no tensor is kept alive, and a new tensor at the same address is recognised as new.
+    """
+
+    def __init__(self, tensors_before: Iterable[Tensor]) -> None:
+        self.total = 0  # Bytes of all tensors so far, including those passed to the constructor.
+        self._counted: dict[int, StorageWeakRef] = {}
+        self.add(list(tensors_before))
 
     def add(self, output: object) -> None:
-        """Count what the tensors in `output` take anew: of a view of something larger only what they show of it."""
+        """Count the new memory of the tensors in `output`. A view of a larger storage counts with its own size only."""
         new: dict[int, int] = {}
         references = {}
-        for given in tensors(output):
-            tensor = given.values() if given.is_nested else given
+        for value in tensors(output):
+            tensor = value.values() if value.is_nested else value
             size = tensor.numel() * tensor.itemsize
             try:
                 storage = tensor.untyped_storage()
-            except (NotImplementedError, RuntimeError):  # sparse ones and others without, as if they were dense and new
+            except (NotImplementedError, RuntimeError):  # Without a storage, such as sparse: count it as new.
                 self.total += size
                 continue
             reference = StorageWeakRef(storage)
-            if reference.cdata not in self._known:
+            if reference.cdata not in self._counted:
                 references[reference.cdata] = reference
                 new[reference.cdata] = min(new.get(reference.cdata, 0) + size, storage.nbytes())
-        self._known |= references
+        self._counted |= references
         self.total += sum(new.values())
 
 
 @dataclass(frozen=True)
 class Clock:
-    """`read` takes the time; `wait`, called once at the end, makes times ready for `between`, which gives seconds."""
+    """Measures time. `read` takes a time stamp, `wait` completes all of them, and `between` returns seconds."""
 
     read: Callable[[], Any]
     wait: Callable[[], None]
@@ -152,23 +156,26 @@ class Clock:
 
 
 def find_clock(devices: Collection[torch.device]) -> Clock:
-    """The clock for what runs on these devices. On one CUDA device times are events in its stream, for which nothing
-    waits. Several devices, and those of other kinds, are waited for at each reading."""
-    others = [device for device in devices if device.type not in ("cpu", "meta")]
+    """Return the clock for work on these devices.
+
+    On a single CUDA device, time stamps are events in its stream, and reading the clock does not wait. Several devices,
+    and devices of other kinds, are synchronised at each reading.
+    """
+    accelerators = [device for device in devices if device.type not in ("cpu", "meta")]
 
     def wait() -> None:
-        for device in others:
+        for device in accelerators:
             synchronize(device)
 
     def mark() -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(others[0]))
+        event.record(torch.cuda.current_stream(accelerators[0]))
         return event
 
     def read() -> float:
         wait()
         return time.perf_counter()
 
-    if len(others) == 1 and others[0].type == "cuda":
-        return Clock(mark, wait, lambda begun, ended: begun.elapsed_time(ended) / 1000)
-    return Clock(read if others else time.perf_counter, wait, lambda begun, ended: ended - begun)
+    if len(accelerators) == 1 and accelerators[0].type == "cuda":
+        return Clock(mark, wait, lambda start, end: start.elapsed_time(end) / 1000)
+    return Clock(read if accelerators else time.perf_counter, wait, lambda start, end: end - start)

@@ -1,4 +1,4 @@
-"""Changing gradients on their way back, and asking for them: at layers, at parameters, at single tensors."""
+"""Edit gradients during the backward pass, and compute them: at layers, at parameters, at single tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gradcam.inspection.selection import Layers, RunCheck
 from gradcam.layers.find import unwrap
 from gradcam.options import refuse
 
-MOST_NAMED = 3  # places in an edit's repr
+MAX_PLACES_IN_REPR = 3  # Places in an edit's repr.
 
 
 class Edit:
@@ -61,7 +61,7 @@ class Edit:
 
     @property
     def is_active(self) -> bool:
-        """True until the edit is removed."""
+        """Return True until the edit is removed."""
         return self._is_active
 
     def remove(self) -> None:
@@ -80,8 +80,8 @@ class Edit:
             self._run_check.require_gradients()
 
     def __repr__(self) -> str:
-        more = len(self._places) - MOST_NAMED
-        places = ", ".join(self._places[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+        more = len(self._places) - MAX_PLACES_IN_REPR
+        places = ", ".join(self._places[:MAX_PLACES_IN_REPR]) + (f" and {more} more" if more > 0 else "")
         return f"Edit({places}; {'active' if self._is_active else 'removed'})"
 
 
@@ -153,59 +153,64 @@ def edit_gradients(
     if (layers is None) == (parameters is None):
         raise GradientError("Choose the gradients to edit with either layers='layer*.conv1' or parameters='fc*.bias'.")
     if parameters is not None:
-        chosen = selection.select_parameters(model, parameters)
-        places = [f"parameter {join_names([name])}" for name in chosen]
-        return _edit_tensors({f"parameter '{name}'": it for name, it in chosen.items()}, places, function)
+        selected = selection.select_parameters(model, parameters)
+        places = [f"parameter {join_names([name])}" for name in selected]
+        return _edit_tensors(
+            {f"parameter '{name}'": parameter for name, parameter in selected.items()}, places, function
+        )
     selection.refuse_compiled(where)
     return _edit_layers(model, layers or (), function)
 
 
-def _edit_tensors(found: Mapping[str, Tensor], places: Sequence[str], function: GradientHook) -> Edit:
-    with _kept_hooks() as hooks:
-        for place, tensor in found.items():
+def _edit_tensors(tensors_by_place: Mapping[str, Tensor], places: Sequence[str], function: GradientHook) -> Edit:
+    with _open_hooks() as hooks:
+        for place, tensor in tensors_by_place.items():
             hooks.at_gradient(tensor, partial(replace_gradient, place, function))
     return Edit(hooks, places)
 
 
 def _edit_layers(model: nn.Module, layers: Layers, function: GradientHook) -> Edit:
-    chosen = selection.select_layers(model, layers)
+    modules = selection.select_layers(model, layers)
     run_check = RunCheck(model, layers)
-    edits = {name: partial(replace_gradient, f"layer '{name}'", function) for name in chosen}
+    edits = {name: partial(replace_gradient, f"layer '{name}'", function) for name in modules}
     names: dict[GradientHook, str] = {edit: name for name, edit in edits.items()}
 
-    def look(name: str, activations: Tensor) -> GradientHook | None:
-        if in_own_pass():  # what gradcam runs itself is none of the user's passes
+    def choose_edit(name: str, activations: Tensor) -> GradientHook | None:
+        if in_own_pass():  # This package's own passes are not edited.
             return None
         run_check.note_run(name)
         return edits[name]
 
-    def pass_on(tensor: Tensor, edit: GradientHook) -> Tensor:
+    def attach_edit(tensor: Tensor, edit: GradientHook) -> Tensor:
         run_check.differentiable.add(names[edit])
         return hooks.edit_gradient(tensor, edit)
 
-    with _kept_hooks() as hooks:
-        selection.follow_layers(hooks, chosen, look, pass_on=pass_on)
+    with _open_hooks() as hooks:
+        selection.follow_layers(hooks, modules, choose_edit, attach=attach_edit)
         hooks.after_forward(model, run_check.note_model)
-    return Edit(hooks, [f"layer '{name}'" for name in chosen], run_check)
+    return Edit(hooks, [f"layer '{name}'" for name in modules], run_check)
 
 
 @contextlib.contextmanager
-def _kept_hooks() -> Iterator[Hooks]:
+def _open_hooks() -> Iterator[Hooks]:
     with contextlib.ExitStack() as context:
         yield context.enter_context(Hooks())
         context.pop_all()
 
 
 def replace_gradient(place: str, function: GradientHook, gradient: Tensor) -> Tensor | None:
-    """What `function` makes of the gradient at `place`, None where it leaves it; raises as `edit_gradients` says."""
-    before, refusal = version_of(gradient), None
+    """Return the gradient that `function` makes of the gradient at `place`, or None to leave it.
+
+    Raises as `edit_gradients`.
+    """
+    version, refusal = version_of(gradient), None
     try:
         replacement = function(gradient)
     except RuntimeError as error:
         if not pytorch.says(error, pytorch.IN_PLACE_REFUSALS):
             raise
         refusal = error
-    if refusal is not None or version_of(gradient) != before:
+    if refusal is not None or version_of(gradient) != version:
         raise GradientError(
             f"The edit at {place} changed the gradient in place, but other tensors may share its memory: return a new "
             "tensor, such as gradient * 2 instead of gradient.mul_(2)."
@@ -285,62 +290,71 @@ def _is_positive(value: object) -> TypeGuard[float]:
 
 
 def _clip(gradient: Tensor, limit: float, norm: float | None) -> Tensor:
-    if gradient.layout == torch.sparse_coo:  # what is stored is clipped, what is stored twice added up before
-        clone = gradient.coalesce().clone()  # PyTorch 2.11 warns when one is made from its parts
+    # Values stored at the same index add up, so the tensor is coalesced first. Only stored values are clipped.
+    if gradient.layout == torch.sparse_coo:
+        # In PyTorch 2.11, building a sparse tensor from its parts raises a warning.
+        clone = gradient.coalesce().clone()
         clone._values().copy_(_clip(clone._values(), limit, norm))
         return clone
     if norm is None:
         if gradient.is_complex():
             return torch.view_as_complex(_clip(torch.view_as_real(gradient), limit, norm))
-        limit = min(limit, torch.finfo(gradient.dtype).max)  # PyTorch refuses a bound that half precision cannot hold
+        # PyTorch rejects a bound that half precision cannot represent.
+        limit = min(limit, torch.finfo(gradient.dtype).max)
         return gradient.clamp(-limit, limit)
     if not gradient.numel():
-        return gradient  # nothing has no greatest value
-    # Squares of large values overflow in float32, and Apple's GPUs have no float64.
-    wide = torch.promote_types(gradient.dtype, torch.float32 if gradient.device.type == "mps" else torch.float64)
-    size = torch.linalg.vector_norm(gradient, norm, dtype=wide)
-    # A GPU may read the factor as the gradient's dtype first, and float16 has none as small.
-    exact = gradient.float() if gradient.dtype in (torch.float16, torch.bfloat16) else gradient
-    return (exact * (limit / size.clamp(min=limit))).to(gradient.dtype)
+        return gradient  # An empty tensor has no infinity norm.
+    # Squares of large values overflow in float32. Apple's GPUs have no float64.
+    wide_dtype = torch.promote_types(gradient.dtype, torch.float32 if gradient.device.type == "mps" else torch.float64)
+    gradient_norm = torch.linalg.vector_norm(gradient, norm, dtype=wide_dtype)
+    # A GPU may convert the factor to the gradient's dtype first, and float16 cannot represent such small numbers.
+    wide_gradient = gradient.float() if gradient.dtype in (torch.float16, torch.bfloat16) else gradient
+    return (wide_gradient * (limit / gradient_norm.clamp(min=limit))).to(gradient.dtype)
 
 
-class Aliases(TorchFunctionMode):
-    """While this context lasts, this thread computes with aliases of these parameters: the same memory, as leaves. The
-    parameters themselves are not changed in any way, `requires_grad` included, so that other threads may use and train
-    them meanwhile. `on_use(parameter)` is called whenever one comes to an operation. What sees no alias is code beyond
-    Python's reach: TorchScript, and a custom `autograd.Function` that is given the parameter itself. There a parameter
-    that requires gradients has its own, and a frozen one has none."""
+class ParameterAliases(TorchFunctionMode):
+    """A mode in which this thread computes with aliases of parameters: leaves that share their memory.
+
+    The parameters themselves do not change, not even in `requires_grad`, so that other threads may use and train them
+    meanwhile. `on_use(parameter)` is called whenever a parameter comes to an operation. The mode does not see
+    TorchScript, or a custom `autograd.Function` that gets the parameter itself. In those, a parameter that requires
+    gradients gets its own gradient, and a frozen one gets none.
+    """
 
     def __init__(self, parameters: Iterable[nn.Parameter], on_use: Callable[[nn.Parameter], None]) -> None:
         super().__init__()
         self._on_use = on_use
         self._aliases: dict[int, tuple[nn.Parameter, Tensor]] = {}
-        for it in parameters:
-            if it.is_floating_point() or it.is_complex():
-                # Autograd cannot use tensors that were made in inference mode; of those it is a copy.
-                alias = (it.clone() if it.is_inference() else it).detach().requires_grad_()
-                self._aliases[id(it)] = (it, alias)
+        for parameter in parameters:
+            if parameter.is_floating_point() or parameter.is_complex():
+                # Autograd cannot use inference tensors, so their alias is a copy.
+                alias = (parameter.clone() if parameter.is_inference() else parameter).detach().requires_grad_()
+                self._aliases[id(parameter)] = (parameter, alias)
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        used = [self._aliases[id(it)] for it in tensors((args, kwargs)) if id(it) in self._aliases]
+        used = [self._aliases[id(tensor)] for tensor in tensors((args, kwargs)) if id(tensor) in self._aliases]
         for parameter, _ in used:
             self._on_use(parameter)
         if used:
-            args, kwargs = map_tensors((args, kwargs), lambda it: self._aliases.get(id(it), (it, it))[1])
+            args, kwargs = map_tensors(
+                (args, kwargs), lambda tensor: self._aliases.get(id(tensor), (tensor, tensor))[1]
+            )
         return function(*args, **kwargs)
 
-    def differentiate(self, score: Tensor, others: Sequence[Tensor]) -> dict[nn.Parameter, Tensor]:
-        """The gradients of a score, one value, at the parameters that it depends on; no ``.grad`` is touched. `others`:
-        leaves at which a gradient is computed as well, and thrown away, so that all on the way to them has one."""
-        targets: list[tuple[nn.Parameter, Tensor]] = []  # each with a leaf of its memory
+    def differentiate(self, score: Tensor, other_leaves: Sequence[Tensor]) -> dict[nn.Parameter, Tensor]:
+        """Return the gradients of a scalar score at the parameters that it depends on. No ``.grad`` changes.
+
+        `other_leaves` get a gradient as well, which is discarded, so that all tensors on the way to them have one.
+        """
+        targets: list[tuple[nn.Parameter, Tensor]] = []  # (parameter, leaf that has its memory)
         for parameter, alias in self._aliases.values():
             targets.append((parameter, alias))
             if parameter.requires_grad and not parameter.is_inference():
                 targets.append((parameter, parameter))
-        # As edges of the graph: tensors, autograd would take for arguments to replace, and leave this mode for the while,
-        # which a checkpoint that repeats a part of the forward pass needs.
-        edges = [pytorch.find_edge(leaf) for leaf in (*(leaf for _, leaf in targets), *others)]
+        # Passed as edges: autograd treats tensors as arguments that a mode may replace, and turns this mode off
+        # meanwhile. A checkpoint that recomputes a part of the forward pass needs the mode.
+        edges = [pytorch.find_edge(leaf) for leaf in (*(leaf for _, leaf in targets), *other_leaves)]
         with self:
             gradients = pytorch.differentiate_edges(score, edges)
         sums: dict[nn.Parameter, Tensor] = {}

@@ -1,4 +1,4 @@
-"""Features: what layers give for a batch, from a forward pass that ends once the last of them is there."""
+"""Extract the outputs of layers for a batch, in a forward pass that stops after the last of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gradcam.hooks.autograd import no_floating_tensor_error
 from gradcam.hooks.hooks import Hooks, recording_off, refuse_vmap
 from gradcam.hooks.nested import caller_keeps, first_floating, map_tensors, to_inputs
 from gradcam.hooks.preserve import preserve_state
-from gradcam.inspection.selection import Layers, list_wanted, select_layers
+from gradcam.inspection.selection import Layers, select_layers, to_layer_list
 from gradcam.layers.find import unwrap
 
 
@@ -64,10 +64,14 @@ def features(model: nn.Module, images: Any, layers: Layers) -> dict[str, Tensor]
     """
     model = unwrap(model)
     groups = []
-    for each in list_wanted(layers):
-        group = select_layers(model, [each])  # of a pattern those that have a forward(), as `ModuleList` has not
-        kinds = {name: type(it).forward is not nn.Module.forward or "forward" in vars(it) for name, it in group.items()}
-        groups.append({name: it for name, it in group.items() if kinds[name]} or group)
+    for requested in to_layer_list(layers):
+        # A pattern may match modules without a forward(), such as `ModuleList`. They are left out.
+        group = select_layers(model, [requested])
+        has_forward = {
+            name: type(module).forward is not nn.Module.forward or "forward" in vars(module)
+            for name, module in group.items()
+        }
+        groups.append({name: module for name, module in group.items() if has_forward[name]} or group)
     args, kwargs = to_inputs(images)
     with preserve_state(model) as modules, recording_off():
         must_end = nn.modules.module._global_forward_hooks_always_called or any(
@@ -78,7 +82,7 @@ def features(model: nn.Module, images: Any, layers: Layers) -> dict[str, Tensor]
 
 
 class _Stop(BaseException):
-    """Ends the forward pass of its owner. It is no `Exception`, which many a model takes for an error of its own."""
+    """Ends the forward pass of its owner. Not an `Exception`, because many models catch those."""
 
     def __init__(self, owner: _Extraction) -> None:
         super().__init__("the rest of this forward pass is not needed")
@@ -94,51 +98,52 @@ _running = _Running()
 
 
 class _Extraction:
-    """One forward pass, and what was found in it. Of those inside one another, the innermost alone sees what runs."""
+    """One forward pass and the outputs recorded in it. With nested passes, only the innermost one records."""
 
     def __init__(self, groups: Sequence[Mapping[str, nn.Module]], *, ends_early: bool) -> None:
         self._groups = groups
         self._layers = {name: module for group in groups for name, module in group.items()}
         self._ends_early = ends_early
         self._has_stopped = False
-        self._found: dict[str, Tensor | None] = {}
+        self._outputs: dict[str, Tensor | None] = {}
 
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
         try:
             _running.extractions.append(self)
             with Hooks() as hooks:
                 for name, module in self._layers.items():
-                    hooks.after_forward(module, partial(self._keep, name))
+                    hooks.after_forward(module, partial(self._record, name))
                 model(*args, **kwargs)
         except _Stop as stop:
             if stop.owner is not self:
                 raise
         except Exception:
-            if not self._has_stopped:  # a model that caught the end is in trouble for want of the layer's output
+            if not self._has_stopped:  # A model that caught the stop may fail because the layer's output is missing.
                 raise
         finally:
-            _running.extractions[:] = [it for it in _running.extractions if it is not self]
-        found = {name: tensor for name in self._layers if (tensor := self._found.get(name)) is not None}
+            _running.extractions[:] = [extraction for extraction in _running.extractions if extraction is not self]
+        outputs = {name: tensor for name in self._layers if (tensor := self._outputs.get(name)) is not None}
         for group in self._groups:
-            if group.keys() & found.keys():
+            if group.keys() & outputs.keys():
                 continue
-            if ran := [name for name in group if name in self._found]:
+            if ran := [name for name in group if name in self._outputs]:
                 raise no_floating_tensor_error(ran[:3])
             raise LayerError(
                 f"Layer {join_names(list(group)[:3])} did not run in the forward pass: choose one on the path from the "
                 "input to the output. (Hooks are skipped in modules whose forward() is called directly.)"
             )
-        return found
+        return outputs
 
-    def _keep(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if name in self._found or _running.extractions[-1] is not self:
+    def _record(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if name in self._outputs or _running.extractions[-1] is not self:
             return
         tensor = first_floating(output)
         if tensor is not None:
             refuse_vmap(tensor)
-            with torch.inference_mode(False):  # which a model may have on; a clone made in it is such a tensor as well
+            # The model may have inference mode on, and a clone made there would be an inference tensor.
+            with torch.inference_mode(False):
                 tensor = tensor.detach().clone()
-        self._found[name] = tensor
-        if self._ends_early and len(self._found) == len(self._layers):
+        self._outputs[name] = tensor
+        if self._ends_early and len(self._outputs) == len(self._layers):
             self._has_stopped = True
             raise _Stop(self)

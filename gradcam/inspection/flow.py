@@ -1,4 +1,4 @@
-"""How a score's gradient flows back through a network: at what its layers give, and at their parameters."""
+"""The flow of a score's gradient back through a network: at the outputs of its layers, and at their parameters."""
 
 from __future__ import annotations
 
@@ -22,22 +22,24 @@ from gradcam.hooks.autograd import HALF_PRECISION_SCALES, IN_A_MODEL, known_fail
 from gradcam.hooks.hooks import Hooks, refuse_vmap
 from gradcam.hooks.nested import caller_keeps, first_floating, replace_tensor, to_batch
 from gradcam.hooks.preserve import preserve_state
-from gradcam.inspection.edit import Aliases
+from gradcam.inspection.edit import ParameterAliases
 from gradcam.inspection.selection import Layers, select_layers
 from gradcam.layers.find import returns_input, unwrap
 from gradcam.targets.classes import compute_scores
 
 NO_GRADIENT, VANISHING, EXPLODING = "no gradient", "vanishing", "exploding"
 NAN, INFINITE = "NaN", "infinite"
-# Of the output's gradient at a layer over that at the model's output, by their norms, which pooling and the number of
-# values change little. Networks that train well stay far inside of these (ResNets, VGGs, DenseNet121, Vision Transformers,
-# fresh or trained); thirty sigmoid layers, or thirty with weights four times too large, lie far outside.
-LEAST, MOST = 1e-4, 1e4
-CHUNK = 2**16  # values, of each of the processor's threads: as float64 half a megabyte, which a core keeps at hand
-MOST_THREADS = 4  # that a chunk is for; the part that NumPy does has one
-SMALLEST, GREATEST = 1e-290, 1e290  # sums of squares in which float64 is as precise as it should be
-NEAR = 1e-6  # a deviation of less than this part of the squares is measured from the mean, before rounding hides it
-Measured = tuple[int, Tensor]  # how many values, and the numbers of `measure`
+# Limits for the norm of the output's gradient at a layer, divided by the norm at the model's output. Pooling and the
+# number of values change this ratio little. Networks that train well stay far inside the limits: ResNets, VGGs,
+# DenseNet121, Vision Transformers, trained or not. Thirty sigmoid layers, or thirty layers with weights four times too
+# large, are far outside.
+MIN_NORM_RATIO, MAX_NORM_RATIO = 1e-4, 1e4
+CHUNK_VALUES = 2**16  # Per CPU thread. As float64 this is half a megabyte, which fits into a core's cache.
+MAX_CHUNK_THREADS = 4  # Threads that share a chunk. NumPy's part of the work uses a single one.
+MIN_SQUARE_SUM, MAX_SQUARE_SUM = 1e-290, 1e290  # Range of the sum of squares in which float64 has its full precision.
+# Below this share of the sum of squares, the deviation is measured again from the mean, because rounding would hide it.
+MIN_RELATIVE_SPREAD = 1e-6
+Measurement = tuple[int, Tensor]  # (number of values, result of `measure`)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,9 +76,9 @@ class GradientFlow:
 
     def __repr__(self) -> str:
         verdicts = Counter(layer.verdict for layer in self.layers if layer.verdict is not None)
-        told = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()) or "nothing conspicuous"
+        summary = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()) or "nothing conspicuous"
         size = f"{len(self.layers)} layer(s), {len(self.scores)} image(s)"
-        return f"{type(self).__name__}({self.model}, {size}, {told})"
+        return f"{type(self).__name__}({self.model}, {size}, {summary})"
 
     def rows(self) -> list[dict[str, Any]]:
         """List one flat dict per layer output and parameter, for `pandas.DataFrame`."""
@@ -122,26 +124,26 @@ class LayerGradients:
 
     @property
     def parameters_norm(self) -> float:
-        """The norm of the gradients of all its parameters together; NaN if it has none."""
-        norms = [it.gradient.norm for it in self.parameters if it.gradient is not None]
+        """Return the norm of the gradients of all its parameters together; NaN if it has none."""
+        norms = [parameter.gradient.norm for parameter in self.parameters if parameter.gradient is not None]
         return math.hypot(*norms) if norms else math.nan
 
     def rows(self) -> list[dict[str, Any]]:
         """List one flat dict for the output and one per parameter, each with name, statistics, ratio and verdict."""
-        found: list[tuple[str, Statistics | None, float | None]]
-        found = [("output", self.activations, None)] if self.runs else []
-        found += [(it.name, it.gradient, it.ratio) for it in self.parameters]
+        gradients: list[tuple[str, Statistics | None, float | None]]
+        gradients = [("output", self.activations, None)] if self.runs else []
+        gradients += [(parameter.name, parameter.gradient, parameter.ratio) for parameter in self.parameters]
         start = {"layer": self.name, "type": self.type, "runs": self.runs}
-        none = dict.fromkeys([*Statistics.__dataclass_fields__, "rms"])
+        missing = dict.fromkeys([*Statistics.__dataclass_fields__, "rms"])
         return [
             {
                 **start,
                 "tensor": name,
-                **(none if gradient is None else {**asdict(gradient), "rms": rms(gradient)}),
+                **(missing if gradient is None else {**asdict(gradient), "rms": rms(gradient)}),
                 "ratio": ratio,
                 "verdict": self.verdict,
             }
-            for name, gradient, ratio in found
+            for name, gradient, ratio in gradients
         ]
 
 
@@ -174,7 +176,7 @@ class ParameterGradient:
 
     @property
     def ratio(self) -> float | None:
-        """The gradient's norm divided by the parameter's norm; None without a gradient, or if the parameter is all zeros."""
+        """Return the gradient's norm divided by the parameter's norm; None without a gradient or if that is 0."""
         return None if self.gradient is None or self.norm == 0 else self.gradient.norm / self.norm
 
 
@@ -225,7 +227,7 @@ class Statistics:
 
     @property
     def is_finite(self) -> bool:
-        """True if no value is NaN or infinite."""
+        """Return True if no value is NaN or infinite."""
         return not self.nans and not self.infinities
 
 
@@ -278,257 +280,301 @@ def gradients(model: nn.Module, images: Any, *, target: Any = None, layers: Laye
     def to_leaf(tensor: Tensor) -> Tensor:
         if tensor.is_floating_point():
             leaves.append(tensor := caller_keeps(tensor).detach().requires_grad_())
-        return tensor.clone()  # which the model may change in place
+        return tensor.clone()  # The model may change its input in place.
 
-    own = {name: it for name, it in model.named_modules() if not it._modules or [*it.parameters(recurse=False)]}
-    seen = Observation(own if layers is None else select_layers(model, layers))
+    leaf_layers = {
+        name: layer for name, layer in model.named_modules() if not layer._modules or [*layer.parameters(recurse=False)]
+    }
+    observer = GradientObserver(leaf_layers if layers is None else select_layers(model, layers))
     with preserve_state(model) as modules, torch.enable_grad(), known_failures(IN_A_MODEL), Hooks() as hooks:
-        given = batch.copy(to_leaf)
-        seen.follow(hooks)
-        with Aliases(model.parameters(), seen.note_use) as aliases:
-            output = seen.pass_on(None, given.run(model), hooks)
-            scored = compute_scores(target, output, batch.images)
-        if not scored.values.requires_grad:
+        copied_batch = batch.copy(to_leaf)
+        observer.attach(hooks)
+        with ParameterAliases(model.parameters(), observer.note_use) as aliases:
+            output = observer.watch_output(None, copied_batch.run(model), hooks)
+            scores = compute_scores(target, output, batch.images)
+        if not scores.values.requires_grad:
             raise ModelError(
                 "The score does not depend on the images or on any parameter: no recorded operation leads from these to the "
                 "score. Possible causes: torch.no_grad in a forward method, a detached value, or an operation without a "
                 "derivative (argmax, rounding, 8-bit layers). Remove the cause, or choose another score."
             )
-        device = scored.values.device.type
-        is_scaled = caller_autocast(device) == torch.float16 or has_float16((given.args, given.kwargs, output), modules)
+        device = scores.values.device.type
+        is_scaled = caller_autocast(device) == torch.float16 or has_float16(
+            (copied_batch.args, copied_batch.kwargs, output), modules
+        )
         with pytorch.without_autocast(device):
-            seen.differentiate(scored.values.sum(), aliases, leaves, is_scaled=is_scaled)
-        found, reference = [seen.describe(name) for name in _names(model, layers, seen)], seen.reference()
+            observer.differentiate(scores.values.sum(), aliases, leaves, is_scaled=is_scaled)
+        layer_gradients, reference = (
+            [observer.describe(name) for name in _select_layer_names(model, layers, observer)],
+            observer.reference(),
+        )
     return GradientFlow(
-        layers=tuple(replace(layer, verdict=judge(layer, reference)) for layer in found),
+        layers=tuple(replace(layer, verdict=find_verdict(layer, reference)) for layer in layer_gradients),
         reference=reference,
         model=type(model).__name__,
-        classes=None if scored.classes is None else scored.classes.to(batch.device),
-        scores=scored.values.detach().float().to(batch.device),
+        classes=None if scores.classes is None else scores.classes.to(batch.device),
+        scores=scores.values.detach().float().to(batch.device),
     )
 
 
-def _names(model: nn.Module, layers: Layers | None, seen: Observation) -> list[str]:
-    """The layers to tell of, in order of execution. Raises `LayerError` for one that was asked for and has no gradients."""
+def _select_layer_names(model: nn.Module, layers: Layers | None, observer: GradientObserver) -> list[str]:
+    """Return the layers to report, in order of execution.
+
+    Raises `LayerError` for a requested layer without gradients.
+    """
     if layers is None:
-        return [name for name in seen.order if name in seen.owners.values() or name not in seen.idle | seen.silent]
-    for each in [layers] if isinstance(layers, (str, nn.Module)) else layers:
-        chosen = list(select_layers(model, each))
-        if not seen.order.keys() & chosen:
+        return [
+            name
+            for name in observer.order
+            if name in observer.parameter_owners.values()
+            or name not in observer.returning_input | observer.without_tensor
+        ]
+    for requested in [layers] if isinstance(layers, (str, nn.Module)) else layers:
+        names = list(select_layers(model, requested))
+        if not observer.order.keys() & names:
             raise LayerError(
-                f"Layer {join_names(chosen[:3])} did not run: choose a layer on the path from the input to the score. "
+                f"Layer {join_names(names[:3])} did not run: choose a layer on the path from the input to the score. "
                 "(Hooks are skipped in modules whose forward() is called directly.)"
             )
-        if seen.silent.issuperset(seen.order.keys() & chosen):
+        if observer.without_tensor.issuperset(observer.order.keys() & names):
             raise LayerError(
-                f"Layer {join_names(chosen[:3])} returned no floating-point tensor: choose a layer whose output is one."
+                f"Layer {join_names(names[:3])} returned no floating-point tensor: choose a layer whose output is one."
             )
-    return [name for name in seen.order if name not in seen.silent]
+    return [name for name in observer.order if name not in observer.without_tensor]
 
 
-class Observation:
-    """What is seen of these layers while a model runs, and while a score is differentiated. `order`: of those that ran,
-    or whose parameters were used. `silent`: those that gave no floating tensor. `idle`: those that gave back their
-    input. `owners`: of parameters, by id."""
+class GradientObserver:
+    """Observes layers while a model runs and while a score is differentiated.
+
+    `order` has the layers that ran or whose parameters were used. `without_tensor` has those that returned no
+    floating-point tensor, `returning_input` those that returned their input. `parameter_owners` has layer names by the
+    parameter's id.
+    """
 
     def __init__(self, layers: Mapping[str, nn.Module]) -> None:
         self.order: dict[str, None] = {}
-        self.silent: set[str] = set()
-        self.idle: set[str] = set()
-        self.owners = {id(it): name for name, layer in layers.items() for it in layer.parameters(recurse=False)}
+        self.without_tensor: set[str] = set()
+        self.returning_input: set[str] = set()
+        self.parameter_owners = {
+            id(parameter): name for name, layer in layers.items() for parameter in layer.parameters(recurse=False)
+        }
         self._layers = layers
         self._runs: Counter[str] = Counter()
         self._scale = 1.0
         self._is_differentiating = False
-        # By layer; None for the model's output.
-        self._activations: dict[str | None, list[Measured]] = defaultdict(list)
-        self._parameters: dict[nn.Parameter, Measured] = {}
+        # By layer name; None for the model's output.
+        self._activations: dict[str | None, list[Measurement]] = defaultdict(list)
+        self._parameters: dict[nn.Parameter, Measurement] = {}
 
     def note_use(self, parameter: nn.Parameter) -> None:
-        """A parameter came to an operation: those of attention are used by it, and their own layer never runs."""
-        if (name := self.owners.get(id(parameter))) is not None:
+        """Note that an operation uses a parameter.
+
+        Attention uses its projection's weight without running that layer.
+        """
+        if (name := self.parameter_owners.get(id(parameter))) is not None:
             self.order.setdefault(name)
 
-    def follow(self, hooks: Hooks) -> None:
+    def attach(self, hooks: Hooks) -> None:
 
-        def look(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-            if self._is_differentiating:  # a checkpoint repeats what has been seen
+        def observe_output(
+            name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+        ) -> Any:
+            if self._is_differentiating:  # A checkpoint repeats a run that is already recorded.
                 return None
-            if name not in self._runs:  # it counts from here, not from the first use of a parameter
+            if name not in self._runs:  # The first run decides the position, not an earlier use of a parameter.
                 self.order.pop(name, None)
                 self.order[name] = None
             self._runs[name] += 1
             tensor = first_floating(output)
             if tensor is None:
-                self.silent.add(name)
+                self.without_tensor.add(name)
                 return None
             refuse_vmap(tensor)
             if returns_input(module, args, tensor):
-                self.idle.add(name)
-            return self.pass_on(name, output, hooks)
+                self.returning_input.add(name)
+            return self.watch_output(name, output, hooks)
 
         for name, layer in self._layers.items():
-            if not isinstance(layer, torch.jit.ScriptModule):  # which takes no hook, and only a model's parts can be
-                hooks.after_forward(layer, partial(look, name))
+            # Parts of the model may be scripted modules, which take no hook.
+            if not isinstance(layer, torch.jit.ScriptModule):
+                hooks.after_forward(layer, partial(observe_output, name))
 
-    def pass_on(self, name: str | None, output: Any, hooks: Hooks) -> Any:
-        """A layer's output, or the model's under None; the gradient at its first floating tensor is measured as it comes."""
+    def watch_output(self, name: str | None, output: Any, hooks: Hooks) -> Any:
+        """Return a layer's output, or the model's for None, whose gradient is measured when it is computed."""
         tensor = first_floating(output)
 
-        def keep(gradient: Tensor) -> None:
+        def store(gradient: Tensor) -> None:
             if gradient.numel():
                 self._activations[name].append(self._measure(gradient))
 
         if tensor is None or not tensor.requires_grad:
             return output
-        return replace_tensor(output, tensor, hooks.observe_gradient(tensor, keep))
+        return replace_tensor(output, tensor, hooks.observe_gradient(tensor, store))
 
-    def _measure(self, gradient: Tensor) -> Measured:
+    def _measure(self, gradient: Tensor) -> Measurement:
         return gradient.numel(), measure(at_least_float32(gradient) / self._scale)
 
-    def differentiate(self, score: Tensor, aliases: Aliases, leaves: Sequence[Tensor], *, is_scaled: bool) -> None:
-        """Of a score, one value; with float16 in its graph at the first scale at which all are finite, or else as it is."""
+    def differentiate(
+        self, score: Tensor, aliases: ParameterAliases, leaves: Sequence[Tensor], *, is_scaled: bool
+    ) -> None:
+        """Measure the gradients of a scalar score.
+
+        With float16 in its graph, use the largest scale with finite gradients.
+        """
         self._is_differentiating = True
         for scale in (*HALF_PRECISION_SCALES, 1.0) if is_scaled else (1.0,):
             self._scale = scale
             self._activations.clear()
             gradients = aliases.differentiate(score * scale, leaves)
-            self._parameters = {parameter: self._measure(it) for parameter, it in gradients.items() if it.numel()}
-            found = chain(*self._activations.values(), self._parameters.values())
-            if is_scaled and all(to_statistics(*measured).is_finite for measured in found):
+            self._parameters = {
+                parameter: self._measure(gradient) for parameter, gradient in gradients.items() if gradient.numel()
+            }
+            measurements = chain(*self._activations.values(), self._parameters.values())
+            if is_scaled and all(to_statistics(*measurement).is_finite for measurement in measurements):
                 break
 
     def reference(self) -> float:
-        """The norm of the gradient at the model's output; where that has none, at the last layer that has one."""
-        joined = (self._joined(name) for name in (None, *reversed(self.order)))
-        return next((found.norm for found in joined if found is not None and 0 < found.norm < math.inf), 0.0)
+        """Return the norm of the gradient at the model's output, or else at the last layer that has one."""
+        statistics = (self._join_runs(name) for name in (None, *reversed(self.order)))
+        return next(
+            (gradient.norm for gradient in statistics if gradient is not None and 0 < gradient.norm < math.inf), 0.0
+        )
 
-    def _joined(self, name: str | None) -> Statistics | None:
-        found = [to_statistics(*measured) for measured in self._activations.get(name, ())]
-        return join(found) if found else None
+    def _join_runs(self, name: str | None) -> Statistics | None:
+        runs = [to_statistics(*measured) for measured in self._activations.get(name, ())]
+        return join(runs) if runs else None
 
     def describe(self, name: str) -> LayerGradients:
         layer, parameters = self._layers[name], []
-        for key, it in layer.named_parameters(recurse=False):
-            found = self._parameters.get(it)
-            exact = None if it.is_complex() else torch.float32 if it.device.type == "mps" else torch.float64
-            norm = torch.linalg.vector_norm(it.detach(), dtype=exact).item()
-            parameters.append(ParameterGradient(key, norm, None if found is None else to_statistics(*found)))
-        return LayerGradients(name, type(layer).__name__, self._runs[name], self._joined(name), tuple(parameters))
+        for key, parameter in layer.named_parameters(recurse=False):
+            measurement = self._parameters.get(parameter)
+            dtype = (
+                None if parameter.is_complex() else torch.float32 if parameter.device.type == "mps" else torch.float64
+            )
+            norm = torch.linalg.vector_norm(parameter.detach(), dtype=dtype).item()
+            parameters.append(
+                ParameterGradient(key, norm, None if measurement is None else to_statistics(*measurement))
+            )
+        return LayerGradients(name, type(layer).__name__, self._runs[name], self._join_runs(name), tuple(parameters))
 
 
-def judge(layer: LayerGradients, reference: float) -> str | None:
-    """The verdict on a layer. `reference`: the norm of the gradient at the model's output. "NaN", "infinite": somewhere
-    in the gradient at its output or at a parameter. "no gradient": there is none, or it is exactly zero everywhere, at
-    its output or at all of its parameters. "vanishing", "exploding": the norm of the gradient at its output is below
-    1e-4 or above 1e4 times that at the model's output. None: nothing of this."""
-    parameters = [it.gradient for it in layer.parameters]
-    found = [it for it in (layer.activations, *parameters) if it is not None]
-    if any(it.nans for it in found):
+def find_verdict(layer: LayerGradients, reference: float) -> str | None:
+    """Return the verdict on a layer; None if nothing is wrong.
+
+    `reference` is the norm of the gradient at the model's output. "NaN" and "infinite": such a value is in the gradient
+    at the layer's output or at a parameter. "no gradient": there is none, or it is exactly zero, at the output or at
+    all parameters. "vanishing" and "exploding": the norm at the layer's output is below 1e-4 or above 1e4 times
+    `reference`.
+    """
+    parameters = [parameter.gradient for parameter in layer.parameters]
+    gradients = [gradient for gradient in (layer.activations, *parameters) if gradient is not None]
+    if any(gradient.nans for gradient in gradients):
         return NAN
-    if any(it.infinities for it in found):
+    if any(gradient.infinities for gradient in gradients):
         return INFINITE
     for group in ([layer.activations] if layer.runs else [], parameters):
-        if group and all(it is None or it.zeros == 1 for it in group):
+        if group and all(gradient is None or gradient.zeros == 1 for gradient in group):
             return NO_GRADIENT
     if layer.activations is None or not 0 < reference < math.inf:
         return None
-    share = layer.activations.norm / reference
-    return VANISHING if share < LEAST else EXPLODING if share > MOST else None
+    ratio = layer.activations.norm / reference
+    return VANISHING if ratio < MIN_NORM_RATIO else EXPLODING if ratio > MAX_NORM_RATIO else None
 
 
 def rms(gradient: Statistics) -> float:
-    """The root of the mean square: the size of a usual value, whatever their number."""
+    """Return the root mean square: the typical size of a value, whatever their number."""
     return gradient.norm / math.sqrt(gradient.count)
 
 
 def join(parts: Sequence[Statistics]) -> Statistics:
-    """The statistics of all of these values together."""
+    """Return the statistics of all these values together."""
     if len(parts) == 1:
         return parts[0]
-    count = sum(it.count for it in parts)
-    mean = sum(it.mean * it.count for it in parts) / count
-    around = sum(it.std**2 * (it.count - 1) + (it.mean - mean) ** 2 * it.count for it in parts)
+    count = sum(part.count for part in parts)
+    mean = sum(part.mean * part.count for part in parts) / count
+    squares = sum(part.std**2 * (part.count - 1) + (part.mean - mean) ** 2 * part.count for part in parts)
     return Statistics(
         count=count,
-        norm=math.hypot(*(it.norm for it in parts)),
+        norm=math.hypot(*(part.norm for part in parts)),
         mean=mean,
-        std=math.sqrt(around / (count - 1)),
-        zeros=sum(it.zeros * it.count for it in parts) / count,
-        largest=max(it.largest for it in parts),
-        nans=sum(it.nans for it in parts),
-        infinities=sum(it.infinities for it in parts),
+        std=math.sqrt(squares / (count - 1)),
+        zeros=sum(part.zeros * part.count for part in parts) / count,
+        largest=max(part.largest for part in parts),
+        nans=sum(part.nans for part in parts),
+        infinities=sum(part.infinities for part in parts),
     )
 
 
 def to_statistics(count: int, numbers: Tensor) -> Statistics:
-    """`numbers` are those that `measure` gives of a tensor of so many values."""
+    """Return the statistics of `count` values from the numbers that `measure` returned."""
     norm, mean, std, zeros, largest, nans, infinities = numbers.tolist()
     return Statistics(count, norm, mean, std, zeros, largest, int(nans), int(infinities))
 
 
 @torch.no_grad()
 def measure(tensor: Tensor) -> Tensor:
-    """The numbers of `Statistics` behind the count, as float64 (7,) on the tensor's device: nothing waits for a GPU.
-    Right to 1e-6 in relation to what is measured, whatever the dtype, the layout and the scale (float32 on MPS, which
-    has no float64). The real and the imaginary parts of complex numbers are values of their own."""
+    """Return the numbers of `Statistics` after the count, as a float64 tensor (7,) on the tensor's device.
+
+    It does not wait for a GPU. The relative error is at most 1e-6 for every dtype, layout and scale. On MPS, which has
+    no float64, the result is float32. The real and imaginary parts of complex numbers count as separate values.
+    """
     tensor = tensor.detach()
     if tensor.is_nested:
-        tensor = torch.cat([each.reshape(-1) for each in tensor.unbind()])
+        tensor = torch.cat([part.reshape(-1) for part in tensor.unbind()])
     if tensor.layout != torch.strided:
         tensor = tensor.to_dense()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     tensor = tensor.resolve_neg()
-    # All values as (n,), in the order in which they lie in memory, so that none need be moved.
+    # All values as (n,), in their order in memory, so that nothing is copied.
     strides = tensor.stride()
     values = tensor.permute(sorted(range(tensor.ndim), key=lambda axis: -strides[axis])).reshape(-1)
-    exact = torch.float32 if values.device.type == "mps" else torch.float64
+    dtype = torch.float32 if values.device.type == "mps" else torch.float64
     if not values.numel():
-        return values.new_tensor([0, math.nan, math.nan, math.nan, 0, 0, 0], dtype=exact)
+        return values.new_tensor([0, math.nan, math.nan, math.nan, 0, 0, 0], dtype=dtype)
     if values.device.type != "cpu":
-        return measure_at_once(values, exact)
-    return torch.tensor(_measure_in_chunks(values), dtype=exact, device="cpu")
+        return measure_whole(values, dtype)
+    return torch.tensor(_measure_in_chunks(values), dtype=dtype, device="cpu")
 
 
-def measure_at_once(values: Tensor, exact: torch.dtype = torch.float64) -> Tensor:
-    """The numbers of (n,) values by a few operations on all of them: for devices that run ahead of Python."""
+def measure_whole(values: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Return the numbers of values (n,) from a few operations on all of them, for devices that run asynchronously."""
     if values.dtype not in (torch.float32, torch.float64):
-        values = values.float() if values.is_floating_point() else values.to(exact)
+        values = values.float() if values.is_floating_point() else values.to(dtype)
     count = values.numel()
-    mean = values.mean(dtype=exact)
+    mean = values.mean(dtype=dtype)
     centre = mean.to(values.dtype)
-    # A difference from the rounded mean is as precise as the values are, and what the rounding shifts is known.
-    squares = torch.linalg.vector_norm(values - centre, dtype=exact) ** 2 - count * (mean - centre) ** 2
+    # The difference from the rounded mean is as precise as the values, and the effect of rounding the mean is known.
+    squares = torch.linalg.vector_norm(values - centre, dtype=dtype) ** 2 - count * (mean - centre) ** 2
     low, high = values.aminmax()
     numbers = [
-        torch.linalg.vector_norm(values, dtype=exact), mean, (squares.clamp(min=0) / max(1, count - 1)).sqrt(),
-        (values == 0).sum().to(exact) / count, torch.maximum(-low, high), values.isnan().sum(), values.isinf().sum(),
+        torch.linalg.vector_norm(values, dtype=dtype), mean, (squares.clamp(min=0) / max(1, count - 1)).sqrt(),
+        (values == 0).sum().to(dtype) / count, torch.maximum(-low, high), values.isnan().sum(), values.isinf().sum(),
     ]  # fmt: skip
-    return torch.stack([number.to(exact) for number in numbers])
+    return torch.stack([number.to(dtype) for number in numbers])
 
 
 def _measure_in_chunks(values: Tensor) -> list[float]:
-    """The same on the processor, by chunks, so that each value is fetched from memory once."""
+    """Return the numbers of values (n,) on the CPU, by chunks, so that each value is read from memory once."""
     count = len(values)
     total, squares, largest, zeros, nans, infinities = _sum_up(values)
     if nans or infinities:
-        greatest = math.nan if nans else math.inf
-        return [greatest, total / count, math.nan, zeros / count, greatest, nans, infinities]
-    if largest and not SMALLEST < squares < GREATEST:  # float64 alone can hold such values
-        norm, mean, std, share, *_ = _measure_in_chunks(values / largest)
-        return [norm * largest, mean * largest, std * largest, share, largest, 0, 0]
+        extreme = math.nan if nans else math.inf
+        return [extreme, total / count, math.nan, zeros / count, extreme, nans, infinities]
+    if largest and not MIN_SQUARE_SUM < squares < MAX_SQUARE_SUM:  # Only float64 can contain such values.
+        norm, mean, std, zero_share, *_ = _measure_in_chunks(values / largest)
+        return [norm * largest, mean * largest, std * largest, zero_share, largest, 0, 0]
     spread = squares - total / count * total
-    if spread <= NEAR * squares:
-        total_away, squares_away, *_ = _sum_up(values.double() - total / count)
-        spread = max(0.0, squares_away - total_away / count * total_away)
+    if spread <= MIN_RELATIVE_SPREAD * squares:
+        total_deviation, squared_deviation, *_ = _sum_up(values.double() - total / count)
+        spread = max(0.0, squared_deviation - total_deviation / count * total_deviation)
     std = math.sqrt(spread / max(1, count - 1))
     return [math.sqrt(squares), total / count, std, zeros / count, largest, 0, 0]
 
 
 def _sum_up(values: Tensor) -> tuple[float, float, float, int, int, int]:
-    """Sum, sum of squares, greatest absolute value, and how many zeros, NaN and infinities, by chunks as float64."""
-    size = CHUNK * min(MOST_THREADS, torch.get_num_threads())
+    """Return the sum, the sum of squares, the largest absolute value, and the numbers of zeros, NaN and infinities."""
+    size = CHUNK_VALUES * min(MAX_CHUNK_THREADS, torch.get_num_threads())
     buffer = torch.empty(min(size, len(values)), dtype=torch.float64, device="cpu")
     total = squares = largest = 0.0
     zeros = nans = infinities = 0
@@ -538,7 +584,7 @@ def _sum_up(values: Tensor) -> tuple[float, float, float, int, int, int]:
         total += part.sum().item()
         squares += torch.dot(part, part).item()
         largest = max(largest, -low, high)
-        zeros += int(np.count_nonzero(part.numpy() == 0))  # faster than PyTorch's own, which branches
+        zeros += int(np.count_nonzero(part.numpy() == 0))  # Faster than PyTorch's `count_nonzero`, which branches.
         if not (math.isfinite(low) and math.isfinite(high)):
             nans += int(np.count_nonzero(np.isnan(part.numpy())))
             infinities += int(np.count_nonzero(np.isinf(part.numpy())))

@@ -1,4 +1,4 @@
-"""Recording what layers give, and what comes back to them, through training steps that the user makes."""
+"""Record the outputs of layers, and the gradients there, during the user's own training steps."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from gradcam.errors import GradcamError, LayerError, join_names, nearest, shorte
 from gradcam.hooks.autograd import GradientHook
 from gradcam.hooks.hooks import Hooks, in_own_pass, is_backward_running
 from gradcam.inspection.flow import Statistics, measure, to_statistics
-from gradcam.inspection.selection import Layers, RunCheck, follow_layers, list_wanted, refuse_compiled, select_layers
+from gradcam.inspection.selection import Layers, RunCheck, follow_layers, refuse_compiled, select_layers, to_layer_list
 from gradcam.layers.find import unwrap
 from gradcam.options import check_choice, check_count
 
 ACTIVATION, GRADIENT = "activation", "gradient"
-KEEPS = ("statistics", "device", "cpu")
+KEEP_CHOICES = ("statistics", "device", "cpu")
 Value = TypeVar("Value", bound="Tensor | Statistics")
 
 
@@ -89,7 +89,7 @@ def record(
     >>> recorder.steps, list(recorder.gradients)[:2]
     ([0, 2], ['layer4.0.conv1', 'layer3.0.conv1'])
     """
-    check_choice(keep, "keep", KEEPS)
+    check_choice(keep, "keep", KEEP_CHOICES)
     for name, value in {"every": every, "last": 1 if last is None else last}.items():
         check_count(value, name, "a whole number of steps, 1 or more.")
     return Recorder(model, layers, keep, every, last)
@@ -126,14 +126,14 @@ class Recorder(Generic[Value]):
 
     def __init__(self, model: nn.Module, layers: Layers, keep: str, every: int, last: int | None) -> None:
         self._model = model
-        wanted = list_wanted(layers)
-        self._layers = select_layers(model, wanted)
-        self._run_check = RunCheck(model, wanted)
+        requested = to_layer_list(layers)
+        self._layers = select_layers(model, requested)
+        self._run_check = RunCheck(model, requested)
         self._keep, self._every = keep, every
         self._layouts: dict[Layout, Layout] = {}
         self._steps: deque[Step[Value]] = deque(maxlen=last)
         self._current: Step[Value] | None = None
-        self._count = 0  # of the model's runs
+        self._count = 0  # Number of model runs.
         self._hooks: Hooks | None = None
 
     def __enter__(self) -> Recorder[Value]:
@@ -144,8 +144,8 @@ class Recorder(Generic[Value]):
         refuse_compiled(self._model)
         self._current = None
         self._hooks = Hooks().__enter__()
-        self._hooks.before_forward(unwrap(self._model), self._begin)
-        follow_layers(self._hooks, self._layers, self._look)
+        self._hooks.before_forward(unwrap(self._model), self._begin_step)
+        follow_layers(self._hooks, self._layers, self._on_activations)
         return self
 
     def __exit__(self, kind: type[BaseException] | None = None, *error: object) -> None:
@@ -161,7 +161,7 @@ class Recorder(Generic[Value]):
 
     @property
     def steps(self) -> list[int]:
-        """The numbers of the recorded steps, the latest last."""
+        """Return the numbers of the recorded steps, the latest last."""
         return [step.number for step in self._steps]
 
     def at(self, step: int) -> Step[Value]:
@@ -182,19 +182,19 @@ class Recorder(Generic[Value]):
         LayerError
             If the step is not recorded.
         """
-        if (found := next((it for it in self._steps if it.number == step), None)) is not None:
-            return found
-        known = f"the recorded steps are {shorten(self.steps)}" if self._steps else "no step is recorded"
-        raise LayerError(f"Step {shorten(step)} is not recorded: {known}.")
+        if (record := next((record for record in self._steps if record.number == step), None)) is not None:
+            return record
+        available = f"the recorded steps are {shorten(self.steps)}" if self._steps else "no step is recorded"
+        raise LayerError(f"Step {shorten(step)} is not recorded: {available}.")
 
     @property
     def activations(self) -> Readings[Value]:
-        """The layers' outputs in the latest recorded step, by name."""
+        """Return the layers' outputs in the latest recorded step, by name."""
         return self._latest().activations
 
     @property
     def gradients(self) -> Readings[Value]:
-        """The gradients at the layers' outputs in the latest recorded step, by name."""
+        """Return the gradients at the layers' outputs in the latest recorded step, by name."""
         return self._latest().gradients
 
     def rows(self) -> list[dict[str, Any]]:
@@ -215,7 +215,7 @@ class Recorder(Generic[Value]):
             )
         return self._steps[-1]
 
-    def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _begin_step(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if is_backward_running() or in_own_pass():
             return
         if self._current is not None:
@@ -228,7 +228,7 @@ class Recorder(Generic[Value]):
         self._count += 1
         self._run_check.note_model()
 
-    def _look(self, name: str, activations: Tensor) -> GradientHook | None:
+    def _on_activations(self, name: str, activations: Tensor) -> GradientHook | None:
         if in_own_pass():
             return None
         self._run_check.note_run(name)
@@ -238,13 +238,13 @@ class Recorder(Generic[Value]):
         run = step.runs[name]
         step.runs[name] += 1
 
-        def keep(kind: str, tensor: Tensor) -> None:
+        def store_value(kind: str, tensor: Tensor) -> None:
             with torch.no_grad():
                 step.store.add(Key(name, run, kind), tensor)
 
         with torch.inference_mode(False):
-            keep(ACTIVATION, activations)
-        return partial(keep, GRADIENT)
+            store_value(ACTIVATION, activations)
+        return partial(store_value, GRADIENT)
 
 
 @dataclass(eq=False, repr=False)
@@ -280,45 +280,47 @@ class Step(Generic[Value]):
     layers: Sequence[str]
     is_differentiable: bool
     store: RecordStore
-    runs: Counter[str] = field(default_factory=Counter)  # of each layer so far
+    runs: Counter[str] = field(default_factory=Counter)  # Runs of each layer so far.
 
     @property
     def activations(self) -> Readings[Value]:
-        """The layers' outputs, by name."""
+        """Return the layers' outputs, by name."""
         return Readings(self.store.read(), ACTIVATION, self)
 
     @property
     def gradients(self) -> Readings[Value]:
-        """The gradients at the layers' outputs, by name."""
+        """Return the gradients at the layers' outputs, by name."""
         return Readings(self.store.read(), GRADIENT, self)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """List the step's statistics, as in `Recorder.rows`."""
         for key, value in sorted(self.store.read().items(), key=lambda item: item[0].kind == GRADIENT):
-            found = value if isinstance(value, Statistics) else to_statistics(value.numel(), measure(value))
-            yield {"step": self.number, **key._asdict(), **asdict(found)}
+            statistics = value if isinstance(value, Statistics) else to_statistics(value.numel(), measure(value))
+            yield {"step": self.number, **key._asdict(), **asdict(statistics)}
 
 
 class Readings(Mapping["str | tuple[str, int]", Value]):
-    """Values of a step by layer: `readings["layer4"]`, and `readings["layer4", 1]` where it ran a second time. Raises
-    `LayerError` for a layer that has no value here, and says why."""
+    """The values of a step by layer: `readings["layer4"]`, or `readings["layer4", 1]` for its second run.
+
+    Raises `LayerError` for a layer without a value, and says why there is none.
+    """
 
     def __init__(self, values: Mapping[Key, Any], kind: str, step: Step[Value]) -> None:
         self._values: dict[Key, Value] = {key: value for key, value in values.items() if key.kind == kind}
-        self._ran = {key.layer: 1 + key.run for key in values if key.kind == ACTIVATION}
+        self._run_counts = {key.layer: 1 + key.run for key in values if key.kind == ACTIVATION}
         self._kind, self._step = kind, step
 
     def __getitem__(self, layer: str | tuple[str, int]) -> Value:
         key, step = self._key(layer), self._step
         if key in self._values:
             return self._values[key]
-        runs, number = self._ran.get(key.layer, 0), step.number
+        runs, number = self._run_counts.get(key.layer, 0), step.number
         if key.layer not in step.layers:
             offers = nearest(str(key.layer), step.layers) or step.layers[:3]
             reason = f"Layer {shorten(key.layer)} is not recorded. Nearest: {join_names(offers)}."
         elif key.run >= runs:
-            ran = f"Layer '{key.layer}' ran {runs} times in step {number}"
-            reason = f"{ran}: there is no run {key.run}, counted from 0."
+            fact = f"Layer '{key.layer}' ran {runs} times in step {number}"
+            reason = f"{fact}: there is no run {key.run}, counted from 0."
         elif not step.is_differentiable:
             reason = (
                 f"Step {number} was a pass without gradients (torch.no_grad() or similar): it has activations only."
@@ -348,49 +350,54 @@ class Readings(Mapping["str | tuple[str, int]", Value]):
 
 
 class Key(NamedTuple):
-    """Whose value it is. `run`: of the layer in this step, from 0. `kind`: activation or gradient."""
+    """The key of a recorded value.
+
+    `run` is the layer's run in this step, from 0. `kind` is "activation" or "gradient".
+    """
 
     layer: str
     run: int
     kind: str
 
 
-Layout = tuple[tuple[Key, int], ...]  # of the rows of a block: each with the count of values
+Layout = tuple[tuple[Key, int], ...]  # The key and the number of values of each row of a block.
 
 
 class RecordStore:
-    """Values by key, the latest of each: statistics, unread on the tensors' device until then, or snapshots. `keep`: as
-    in `record`. Of statistics there is a row for each tensor, in one block when packed. `layouts`: keys and counts as
-    other steps have them too, so that a whole epoch holds them once."""
+    """The latest value for each key: statistics, which stay on the tensors' device until they are read, or snapshots.
+
+    `keep` is as in `record`. `pack` stores the statistics as one block, with a row per tensor. `layouts` shares equal
+    tuples of keys and counts between steps, so that an epoch stores them once.
+    """
 
     def __init__(self, keep: str, layouts: dict[Layout, Layout]) -> None:
         self._keep, self._layouts = keep, layouts
         self._snapshots: dict[Key, Tensor] = {}
-        self._fresh: dict[Key, tuple[int, Tensor]] = {}
+        self._unpacked: dict[Key, tuple[int, Tensor]] = {}
         self._layout: Layout = ()
         self._block: Tensor | None = None
 
     def add(self, key: Key, tensor: Tensor) -> None:
         if self._keep == "statistics":
-            self._fresh[key] = (tensor.numel(), measure(tensor))
-        else:  # a copy, which later changes in place do not reach
+            self._unpacked[key] = (tensor.numel(), measure(tensor))
+        else:  # A copy, which later in-place changes do not affect.
             self._snapshots[key] = tensor.to("cpu", copy=True) if self._keep == "cpu" else tensor.clone()
 
     def pack(self) -> None:
-        """One tensor of all rows, on a GPU if one of them is there, so that nothing waits for it."""
-        if not self._fresh:
+        """Store all rows in one tensor, on a GPU if one of them is there, so that nothing waits for it."""
+        if not self._unpacked:
             return
-        fresh, self._fresh = self._fresh, {}
-        rows = self._rows() | fresh
+        unpacked, self._unpacked = self._unpacked, {}
+        rows = self._rows() | unpacked
         tensors = [numbers for _, numbers in rows.values()]
-        device = next((it.device for it in tensors if it.device.type != "cpu"), tensors[0].device)
-        self._block = torch.stack([it.to(device, non_blocking=True) for it in tensors])
+        device = next((numbers.device for numbers in tensors if numbers.device.type != "cpu"), tensors[0].device)
+        self._block = torch.stack([numbers.to(device, non_blocking=True) for numbers in tensors])
         layout = tuple((key, count) for key, (count, _) in rows.items())
         self._layout = self._layouts.setdefault(layout, layout)
 
     def read(self) -> dict[Key, Any]:
         fetch([self])
-        return {key: to_statistics(*found) for key, found in self._rows().items()} | self._snapshots
+        return {key: to_statistics(*measurement) for key, measurement in self._rows().items()} | self._snapshots
 
     def _rows(self) -> dict[Key, tuple[int, Tensor]]:
         blocks = [] if self._block is None else self._block.unbind()
@@ -398,13 +405,13 @@ class RecordStore:
 
 
 def fetch(stores: Iterable[RecordStore]) -> None:
-    """Bring what is still on a device to the processor: one copy from each device, however many steps there are."""
+    """Move the statistics from other devices to the CPU, with one copy per device for all steps."""
     by_device: dict[torch.device, list[tuple[RecordStore, Tensor]]] = defaultdict(list)
     for store in stores:
         store.pack()
         if store._block is not None and store._block.device.type != "cpu":
             by_device[store._block.device].append((store, store._block))
-    for remote in by_device.values():
-        fetched = torch.cat([block for _, block in remote]).cpu()
-        for (store, _), part in zip(remote, fetched.split([len(block) for _, block in remote])):
+    for entries in by_device.values():
+        fetched = torch.cat([block for _, block in entries]).cpu()
+        for (store, _), part in zip(entries, fetched.split([len(block) for _, block in entries])):
             store._block = part

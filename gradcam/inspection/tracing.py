@@ -1,4 +1,4 @@
-"""Verbose execution: every call of every module in one forward pass, with its shapes, its size, its cost and its time."""
+"""Trace one forward pass: every call of every module, with its shapes, sizes, cost and time."""
 
 from __future__ import annotations
 
@@ -117,22 +117,22 @@ class Trace:
 
     @property
     def parameters(self) -> int:
-        """The number of values in the model's parameters, each counted once."""
+        """Return the number of values in the model's parameters, each counted once."""
         return self.calls[0].parameters
 
     @property
     def multiply_adds(self) -> int | None:
-        """The multiply-adds of the whole pass."""
+        """Return the multiply-adds of the whole pass."""
         return self.calls[0].multiply_adds
 
     @property
     def activation_bytes(self) -> int:
-        """The memory of all module outputs, each piece counted once."""
+        """Return the memory of all module outputs, each piece counted once."""
         return self.calls[0].activation_bytes
 
     @property
     def seconds(self) -> float | None:
-        """The time of the whole pass, including the hooks on every module."""
+        """Return the time of the whole pass, including the hooks on every module."""
         return self.calls[0].seconds
 
     def __repr__(self) -> str:
@@ -191,28 +191,30 @@ def trace(model: nn.Module, images: Any, *, rounds: int = 3) -> Trace:
     check_count(rounds, "rounds", "the number of timed passes: 0, 1, 2, ...", least=0)
     model = unwrap(model)
     args, kwargs = to_inputs(images)
-    own = [*model.parameters(), *model.buffers()]
-    is_meta = any(tensor.is_meta for tensor in own or tensors((args, kwargs)))
+    model_tensors = [*model.parameters(), *model.buffers()]
+    is_meta = any(tensor.is_meta for tensor in model_tensors or tensors((args, kwargs)))
     if is_meta:
         args, kwargs = map_tensors((args, kwargs), lambda tensor: tensor.to("meta"))
-    devices = list(dict.fromkeys(tensor.device for tensor in chain(own, tensors((args, kwargs)))))
-    names: dict[nn.Module, list[str]] = defaultdict(list)  # what hooks can watch, not what compiling wraps around it
+    devices = list(dict.fromkeys(tensor.device for tensor in chain(model_tensors, tensors((args, kwargs)))))
+    # Only modules that hooks can watch, without the wrappers of torch.compile.
+    names: dict[nn.Module, list[str]] = defaultdict(list)
     for name, module in model.named_modules(remove_duplicate=False):
         if not isinstance(module, torch.jit.ScriptModule) and not hasattr(module, "_orig_mod"):
             names[module].append(".".join(part for part in name.split(".") if part != "_orig_mod"))
     subject = TracedModel(model, names, args, kwargs)
-    counted = count_pass(subject)
-    timed = [timed_pass(subject, devices) for _ in range(0 if is_meta else rounds)]
-    agree = all(log.order == counted.order for log, _ in timed)
-    columns = zip(*(column for _, column in timed)) if agree else ()
-    seconds = [None if isnan(column[0]) else median(column) for column in columns]  # of a call that never ended: None
-    calls = _to_calls(names, counted.entries, seconds or [None] * len(counted.entries))
-    notes = [] if agree else ["The model's passes differ, so its calls have no times."]
+    counted_log = run_counted_pass(subject)
+    timed_passes = [run_timed_pass(subject, devices) for _ in range(0 if is_meta else rounds)]
+    passes_agree = all(log.order == counted_log.order for log, _ in timed_passes)
+    columns = zip(*(column for _, column in timed_passes)) if passes_agree else ()
+    # A call that never ended has no time.
+    seconds = [None if isnan(column[0]) else median(column) for column in columns]
+    calls = _to_calls(names, counted_log.entries, seconds or [None] * len(counted_log.entries))
+    notes = [] if passes_agree else ["The model's passes differ, so its calls have no times."]
     scripts = [name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]
-    outer = [name for name in scripts if not any(name.startswith(f"{other}.") for other in scripts)]
-    if outer:
-        told = f"{join_names(outer[:3])}: TorchScript, which hooks cannot follow, so its calls are not listed."
-        notes.insert(0, told)
+    outermost = [name for name in scripts if not any(name.startswith(f"{outer_name}.") for outer_name in scripts)]
+    if outermost:
+        note = f"{join_names(outermost[:3])}: TorchScript, which hooks cannot follow, so its calls are not listed."
+        notes.insert(0, note)
     return Trace(calls, ", ".join(map(str, devices)), tuple(notes))
 
 
@@ -221,32 +223,33 @@ def _to_calls(
 ) -> tuple[Call, ...]:
     runs = Counter(entry.module for entry in entries)
     sizes = {module: sum(parameter.numel() for parameter in module.parameters()) for module in runs}
-    holders: dict[nn.Parameter, list[tuple[nn.Module, str]]] = defaultdict(list)
+    owners: dict[nn.Parameter, list[tuple[nn.Module, str]]] = defaultdict(list)
     for module, (name, *_) in names.items():
         for key, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-            holders[parameter].append((module, f"{name}.{key}".lstrip(".")))
-    tied: dict[nn.Module, dict[str, None]] = defaultdict(dict)  # what other modules call a parameter of its own
-    for several in holders.values():
-        for module, _ in several:
-            tied[module] |= dict.fromkeys(name for other, name in several if other is not module)
+            owners[parameter].append((module, f"{name}.{key}".lstrip(".")))
+    # The names that other modules have for a parameter of the module.
+    tied: dict[nn.Module, dict[str, None]] = defaultdict(dict)
+    for parameter_owners in owners.values():
+        for module, _ in parameter_owners:
+            tied[module] |= dict.fromkeys(name for owner, name in parameter_owners if owner is not module)
     run: Counter[nn.Module] = Counter()
     calls = []
     for entry, duration in zip(entries, seconds):
-        module, begun = entry.module, entry.begun
+        module, start = entry.module, entry.start
         run[module] += 1
         name, *other_names = names[module]
-        ended = entry.ended or begun._replace(shapes=(), dtypes=())
-        is_known = entry.ended is not None and ended.unknown == begun.unknown
+        end = entry.end or start._replace(shapes=(), dtypes=())
+        is_known = entry.end is not None and end.unknown == start.unknown
         call = Call(
             name=name,
             type=type(module).__name__,
             depth=entry.depth,
-            inputs=begun.shapes,
-            outputs=ended.shapes,
-            dtypes=ended.dtypes,
+            inputs=start.shapes,
+            outputs=end.shapes,
+            dtypes=end.dtypes,
             parameters=sizes[module],
-            multiply_adds=ended.multiply_adds - begun.multiply_adds if is_known else None,
-            activation_bytes=ended.bytes - begun.bytes,
+            multiply_adds=end.multiply_adds - start.multiply_adds if is_known else None,
+            activation_bytes=end.bytes - start.bytes,
             seconds=duration,
             run=run[module],
             runs=runs[module],
@@ -259,7 +262,7 @@ def _to_calls(
 
 @dataclass(frozen=True)
 class TracedModel:
-    """What is run: a model, its modules that can be watched with every name of each, and its arguments."""
+    """A model to run, the modules that can be watched with all their names, and the arguments."""
 
     model: nn.Module
     names: Mapping[nn.Module, Sequence[str]]
@@ -267,8 +270,8 @@ class TracedModel:
     kwargs: dict[str, Any]
 
 
-class Seen(NamedTuple):
-    """What went into a call, or came out of it, and what had been counted in the pass by then."""
+class CallSnapshot(NamedTuple):
+    """The shapes and dtypes of a call's input or output, and the counters of the pass at that moment."""
 
     shapes: tuple[Shape, ...]
     dtypes: tuple[str, ...]
@@ -277,47 +280,50 @@ class Seen(NamedTuple):
     bytes: int
 
 
-def count_pass(subject: TracedModel) -> CallLog:
-    """One pass whose calls have a `Seen` for `begun` and for `ended`; the model's errors have a note of the layer."""
-    with _prepared(subject) as (args, kwargs, hooks):
+def run_counted_pass(subject: TracedModel) -> CallLog:
+    """Run one pass that records a `CallSnapshot` at each call's start and end.
+
+    An error of the model gets a note with the layer.
+    """
+    with _open_pass(subject) as (args, kwargs, hooks):
         counter = MultiplyAdds()
         storages = Storages([*subject.model.parameters(), *subject.model.buffers(), *tensors((args, kwargs))])
 
-        def look(value: Any) -> Seen:
-            found = tensors(value)
-            dtypes = tuple(str(tensor.dtype).removeprefix("torch.") for tensor in found)
-            return Seen(tuple(map(_shape, found)), dtypes, counter.total, counter.unknown, storages.total)
+        def take_snapshot(value: Any) -> CallSnapshot:
+            values = tensors(value)
+            dtypes = tuple(str(tensor.dtype).removeprefix("torch.") for tensor in values)
+            return CallSnapshot(tuple(map(_shape, values)), dtypes, counter.total, counter.unknown, storages.total)
 
-        def look_at_output(output: Any) -> Seen:
+        def take_output_snapshot(output: Any) -> CallSnapshot:
             storages.add(output)
-            return look(output)
+            return take_snapshot(output)
 
-        log = CallLog(hooks, subject.names, look, look_at_output)
+        log = CallLog(hooks, subject.names, take_snapshot, take_output_snapshot)
         try:
             with counter:
                 subject.model(*args, **kwargs)
         except Exception as error:
-            if len(log.open) > 1 and hasattr(error, "add_note"):  # from Python 3.11 on
+            if len(log.open) > 1 and hasattr(error, "add_note"):  # Since Python 3.11.
                 entry = log.open[-1]
-                shapes = ", ".join(map(str, entry.begun.shapes)) if entry.begun is not None else "something odd"
+                shapes = ", ".join(map(str, entry.start.shapes)) if entry.start is not None else "something odd"
                 name, kind = subject.names[entry.module][0], type(entry.module).__name__
                 error.add_note(f"In layer '{name}', {kind}, with input {shapes}.")
             raise
     return log
 
 
-def timed_pass(subject: TracedModel, devices: Collection[torch.device]) -> tuple[CallLog, list[float]]:
-    """One pass, and the seconds of each of its calls that ended; others have NaN."""
+def run_timed_pass(subject: TracedModel, devices: Collection[torch.device]) -> tuple[CallLog, list[float]]:
+    """Run one pass; return its calls, and the seconds of each, NaN for a call that did not end."""
     clock = find_clock(devices)
-    with _prepared(subject) as (args, kwargs, hooks):
+    with _open_pass(subject) as (args, kwargs, hooks):
         log = CallLog(hooks, subject.names, lambda _: clock.read(), lambda _: clock.read())
         subject.model(*args, **kwargs)
     clock.wait()
-    return log, [nan if it.ended is None else clock.between(it.begun, it.ended) for it in log.entries]
+    return log, [nan if entry.end is None else clock.between(entry.start, entry.end) for entry in log.entries]
 
 
 @contextlib.contextmanager
-def _prepared(subject: TracedModel) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], Hooks]]:
+def _open_pass(subject: TracedModel) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], Hooks]]:
     with preserve_state(subject.model), torch.no_grad(), Hooks() as hooks:
         args, kwargs = map_tensors((subject.args, subject.kwargs), torch.clone)
         yield args, kwargs, hooks
@@ -335,9 +341,11 @@ def _shape(tensor: Tensor) -> Shape:
 
 
 class CallLog:
-    """The calls of these modules in one pass, in the order in which they begin; `open` are those that have not ended
-    yet. `begin((args, kwargs))` and `end(output)` give what is noted of a call; they run last and first of all that is
-    done here, so that a clock which they read measures the call alone."""
+    """The calls of these modules in one pass, in order of their start; `open` has those that have not ended yet.
+
+    `begin((args, kwargs))` and `end(output)` return what is recorded of a call. They run last before and first after
+    the call, so that a clock measures only the call.
+    """
 
     def __init__(
         self, hooks: Hooks, modules: Iterable[nn.Module], begin: Callable[[Any], Any], end: Callable[[Any], Any]
@@ -345,44 +353,51 @@ class CallLog:
         self.entries: list[TraceEntry] = []
         self.open: list[TraceEntry] = []
 
-        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def on_start(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             entry = TraceEntry(module, self.open[-1] if self.open else None)
             self.entries.append(entry)
             self.open.append(entry)
-            entry.begun = begin((args, kwargs))
+            entry.start = begin((args, kwargs))
 
-        def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            ended = end(output)
+        def on_end(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            snapshot = end(output)
             while self.open:
                 entry = self.open.pop()
-                if entry.module is module:  # calls inside it that are still open raised what their caller caught
-                    entry.ended = ended
+                # Calls inside this one that are still open raised an error that their caller caught.
+                if entry.module is module:
+                    entry.end = snapshot
                     return
 
         for module in modules:
-            hooks.before_forward(module, before)
-            hooks.after_forward(module, after)
+            hooks.before_forward(module, on_start)
+            hooks.after_forward(module, on_end)
 
     @property
     def order(self) -> list[tuple[nn.Module, int, bool]]:
-        """What two passes that do the same have in common: the modules, how deep they lie, and whether each ended."""
-        return [(entry.module, entry.depth, entry.ended is None) for entry in self.entries]
+        """Return what equal passes have in common: for each call the module, its depth, and whether it ended."""
+        return [(entry.module, entry.depth, entry.end is None) for entry in self.entries]
 
 
 @dataclass
 class TraceEntry:
-    """One call: the call that it began in, and what was noted when it began and ended; no `ended` where it raised."""
+    """A call, the call that contains it, and the records of its start and end.
+
+    `end` is None if the call raised an error.
+    """
 
     module: nn.Module
-    holder: TraceEntry | None
-    begun: Any = None
-    ended: Any = None
+    parent: TraceEntry | None
+    start: Any = None
+    end: Any = None
 
     @property
     def depth(self) -> int:
-        """In how many calls it lies. Of one that raised, nobody says when: only its parts' calls are taken to lie in it."""
-        found, holder = 0, self.holder
-        while holder is not None:
-            found += holder.ended is not None or any(part is self.module for part in holder.module.modules())
-            holder = holder.holder
-        return found
+        """Return the number of calls that contain this one.
+
+        It is unknown when a failed call ended. Only the calls of its submodules count as inside.
+        """
+        depth, parent = 0, self.parent
+        while parent is not None:
+            depth += parent.end is not None or any(part is self.module for part in parent.module.modules())
+            parent = parent.parent
+        return depth

@@ -1,4 +1,4 @@
-"""Steps of a training loop: the first gradient of each that is NaN or infinite, and where that began."""
+"""Watch the steps of a training loop for the first NaN or infinite gradient, and find where it began."""
 
 from __future__ import annotations
 
@@ -88,11 +88,15 @@ class Discovery:
     def __str__(self) -> str:
         values = "" if self.count is None else f" in {self.count} value{'' if self.count == 1 else 's'}"
         place = "at the output" if self.tensor == OUTPUT else f"at the parameter '{self.tensor}'"
-        where = f"{place} of {_say(self.layer)} is {self.kind}{values}"
+        where = f"{place} of {_layer_text(self.layer)} is {self.kind}{values}"
         start = f"Step {self.step}: the gradient {where}, the first such gradient in the backward pass."
         if self.cause is not None:
-            return f"{start} It began in the forward pass: the first non-finite output is that of {_say(self.cause)}."
-        where = f"between {_say(self.layer)} and the loss" if self.tensor == OUTPUT else f"inside {_say(self.layer)}"
+            return f"{start} It began in the forward pass: the first non-finite output is that of {_layer_text(self.cause)}."
+        where = (
+            f"between {_layer_text(self.layer)} and the loss"
+            if self.tensor == OUTPUT
+            else f"inside {_layer_text(self.layer)}"
+        )
         return f"{start} The forward pass was finite: check the operations {where}."
 
 
@@ -171,161 +175,174 @@ def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_nonfin
         raise refuse(on_nonfinite, "on_nonfinite", f"one of {', '.join(REACTIONS)}.", GradientError)
     refuse_compiled(model)
     model = unwrap(model)
-    every = {name: it for name, it in model.named_modules() if not isinstance(it, torch.jit.ScriptModule)}
-    chosen = every if layers is None else select_layers(model, layers)
-    run_check = RunCheck(model, () if layers is None else layers)  # nobody asked for each and every one
-    steps = Steps(on_nonfinite)
+    all_modules = {
+        name: module for name, module in model.named_modules() if not isinstance(module, torch.jit.ScriptModule)
+    }
+    modules = all_modules if layers is None else select_layers(model, layers)
+    # Without `layers`, no layer was requested, so none has to run.
+    run_check = RunCheck(model, () if layers is None else layers)
+    watcher = StepWatcher(on_nonfinite)
 
-    def look(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if in_own_pass():  # what gradcam runs itself is none of the user's passes
+    def watch_output(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if in_own_pass():  # This package's own passes are not watched.
             return
-        repeats = is_backward_running()  # a checkpoint does
-        if not repeats:
-            steps.note_run()
+        is_repeated = is_backward_running()  # A checkpoint repeats the run.
+        if not is_repeated:
+            watcher.note_run()
             run_check.note_run(name)
         for tensor in tensors(output):
             if not tensor.is_floating_point() or pytorch.is_functorch_tensor(tensor):
                 continue
-            if steps.has_just_seen(tensor):  # a block gives what its last part gave
+            if watcher.is_previous_output(tensor):  # A block may return the output of its last part.
                 continue
-            if not repeats and (module.training or torch.is_grad_enabled()):
-                steps.note_output(name, tensor)
+            if not is_repeated and (module.training or torch.is_grad_enabled()):
+                watcher.note_output(name, tensor)
             if tensor.requires_grad:
-                # A hook on the tensor, which later operations in place leave with what the layer gave.
-                hooks.at_gradient(tensor, steps.keep(name, OUTPUT))
+                # A tensor hook stays with the layer's output even if an operation changes it in place later.
+                hooks.at_gradient(tensor, watcher.make_hook(name, OUTPUT))
 
-    watched = {part for module in chosen.values() for part in module.modules()}
+    watched_modules = {part for module in modules.values() for part in module.modules()}
     with Hooks() as hooks:
-        for name, module in chosen.items():
-            hooks.after_forward(module, partial(look, name))
+        for name, module in modules.items():
+            hooks.after_forward(module, partial(watch_output, name))
         hooks.after_forward(model, run_check.note_model)
         for layer, module in model.named_modules():
-            for name, parameter in module.named_parameters(recurse=False) if module in watched else ():
+            for name, parameter in module.named_parameters(recurse=False) if module in watched_modules else ():
                 if parameter.requires_grad:
-                    hooks.at_gradient(parameter, steps.keep(layer, name))
-        yield steps.watch
+                    hooks.at_gradient(parameter, watcher.make_hook(layer, name))
+        yield watcher.watch
     run_check.require_runs()
 
 
-class Steps:
-    """What hooks see of one step after another. `watch`: what came of it. `on_nonfinite`: "warn" or "raise"."""
+class StepWatcher:
+    """The hooks' record of one step after another. `watch` has the results. `on_nonfinite`: "warn" or "raise"."""
 
     def __init__(self, on_nonfinite: str) -> None:
         self.watch = Watch()
         self._on_nonfinite = on_nonfinite
         self._step = 0
         self._is_forward = False
-        self._tasks: set[int] = set()  # backward passes of this step, as autograd numbers them
-        self._outputs: dict[str, _Look] = {}  # of this step, in the order of the forward pass
-        self._gradients: list[tuple[str, str, _Look]] = []
-        self._last: tuple[weakref.ref[Tensor], int] | None = None
-        self._bad_step: int | None = None  # the last one that was not finite, while none after it was
+        self._backward_tasks: set[int] = set()  # Autograd's ids of this step's backward passes.
+        self._outputs: dict[str, _Inspection] = {}  # Of this step, in the order of the forward pass.
+        self._gradients: list[tuple[str, str, _Inspection]] = []
+        self._previous_output: tuple[weakref.ref[Tensor], int] | None = None
+        self._last_bad_step: int | None = None  # The last step that was not finite, until a finite one follows.
 
     def note_run(self) -> None:
         if not self._is_forward:
             self._is_forward = True
             self._outputs.clear()
-            self._gradients.clear()  # of a backward pass that an error broke off
-            self._tasks.clear()
+            self._gradients.clear()  # An error may have interrupted the last backward pass.
+            self._backward_tasks.clear()
 
-    def has_just_seen(self, tensor: Tensor) -> bool:
-        """Whether it is the very tensor that was asked about last, and nothing has changed it."""
-        last, self._last = self._last, (weakref.ref(tensor), version_of(tensor))
-        return last is not None and last[0]() is tensor and last[1] == self._last[1]
+    def is_previous_output(self, tensor: Tensor) -> bool:
+        """Return whether this is the tensor of the previous call, unchanged since then."""
+        previous, self._previous_output = self._previous_output, (weakref.ref(tensor), version_of(tensor))
+        return previous is not None and previous[0]() is tensor and previous[1] == self._previous_output[1]
 
     def note_output(self, name: str, tensor: Tensor) -> None:
-        found, before = _look(tensor), self._outputs.get(name)
-        if found is None or (before is not None and before.extremes is None):
+        inspection, earlier = _inspect(tensor), self._outputs.get(name)
+        if inspection is None or (earlier is not None and earlier.extremes is None):
             return
-        if before is not None and before.extremes is not None and found.extremes is not None:
-            found = _Look(extremes=torch.maximum(before.extremes, found.extremes))
-        self._outputs[name] = found
+        if earlier is not None and earlier.extremes is not None and inspection.extremes is not None:
+            inspection = _Inspection(extremes=torch.maximum(earlier.extremes, inspection.extremes))
+        self._outputs[name] = inspection
 
-    def keep(self, layer: str, tensor: str) -> GradientHook:
+    def make_hook(self, layer: str, tensor: str) -> GradientHook:
 
-        def look(gradient: Tensor) -> None:
+        def inspect_gradient(gradient: Tensor) -> None:
             task = pytorch.find_backward_task()
-            if task not in self._tasks:
-                if tensor != OUTPUT:  # a parameter's gradient may be another thread's
+            if task not in self._backward_tasks:
+                if tensor != OUTPUT:  # The gradient of a parameter may belong to another thread's backward pass.
                     return
-                self._tasks.add(task)
+                self._backward_tasks.add(task)
                 self._step += self._is_forward
                 self._is_forward = False
-                # As DistributedDataParallel does: called when the backward pass has ended, in whichever thread that is.
+                # DistributedDataParallel does the same. The callback runs at the end of the backward pass, in any
+                # thread.
                 pytorch.call_after_backward(self._end)
-            if (found := _look(gradient)) is not None:
-                self._gradients.append((layer, tensor, found))
+            if (inspection := _inspect(gradient)) is not None:
+                self._gradients.append((layer, tensor, inspection))
 
-        return look
+        return inspect_gradient
 
     def _end(self) -> None:
         gradients, self._gradients = self._gradients, []
-        index, kind = _first([look for _, _, look in gradients])
+        index, kind = _find_first([inspection for _, _, inspection in gradients])
         if kind is None:
-            self._bad_step = self._bad_step if self._step == self._bad_step else None
+            self._last_bad_step = self._last_bad_step if self._step == self._last_bad_step else None
             return
-        is_known, self._bad_step = self._bad_step is not None, self._step
-        if is_known:
+        is_reported, self._last_bad_step = self._last_bad_step is not None, self._step
+        if is_reported:
             return
-        layer, tensor, look = gradients[index]
-        first, was_not_finite = _first(list(self._outputs.values()))
-        cause = None if was_not_finite is None else list(self._outputs)[first]
-        found = Discovery(self._step, layer, tensor, kind, look.count, cause)
-        self.watch.discoveries += (found,)
+        layer, tensor, inspection = gradients[index]
+        cause_index, was_not_finite = _find_first(list(self._outputs.values()))
+        cause = None if was_not_finite is None else list(self._outputs)[cause_index]
+        discovery = Discovery(self._step, layer, tensor, kind, inspection.count, cause)
+        self.watch.discoveries += (discovery,)
         if self._on_nonfinite == "raise":
-            raise GradientError(str(found))
-        warnings.warn(str(found), GradientWarning, stacklevel=_level_of_caller())
+            raise GradientError(str(discovery))
+        warnings.warn(str(discovery), GradientWarning, stacklevel=_find_caller_level())
 
 
 @dataclass(frozen=True)
-class _Look:
-    """What is wrong with a tensor; on a device that runs ahead, what will tell."""
+class _Inspection:
+    """The problem in a tensor or, on a device that runs asynchronously, the extremes that will show it."""
 
     kind: str | None = None
     count: int | None = None
-    extremes: Tensor | None = None  # (2,): the least one's negative, and the largest
+    extremes: Tensor | None = None  # (2,): the negated minimum, and the maximum
 
 
-def _look(tensor: Tensor) -> _Look | None:
+def _inspect(tensor: Tensor) -> _Inspection | None:
     values = tensor.detach()
     values = values._values() if values.layout == torch.sparse_coo else values
     values = torch.view_as_real(values) if values.is_complex() else values
     if values.layout != torch.strided or values.is_meta or values.is_nested or not values.numel():
         return None
     if values.device.type != "cpu":
-        least, largest = torch.aminmax(values)
-        return _Look(extremes=torch.stack([-least, largest]).float())
-    if math.isfinite(values.sum().item()):  # the fastest pass over all values; a sum of finite ones may be infinite
+        minimum, maximum = torch.aminmax(values)
+        return _Inspection(extremes=torch.stack([-minimum, maximum]).float())
+    # The fastest pass over all values. The sum of finite values may still be infinite.
+    if math.isfinite(values.sum().item()):
         return None
     nans, infinities = int(values.isnan().sum()), int(values.isinf().sum())
-    return _Look(NAN if nans else INFINITE, nans + infinities) if nans or infinities else None
+    return _Inspection(NAN if nans else INFINITE, nans + infinities) if nans or infinities else None
 
 
-def _first(looks: Sequence[_Look]) -> tuple[int, str | None]:
-    """Which one is the first that is not finite, and its kind, None for none. Devices are waited for here, once each."""
-    waiting: dict[torch.device, list[Tensor]] = defaultdict(list)
-    for look in looks:
-        if look.extremes is not None:
-            waiting[look.extremes.device].append(look.extremes)
-    known = {device: iter(torch.stack(extremes).tolist()) for device, extremes in waiting.items()}
-    kinds = [look.kind if look.extremes is None else _kind(next(known[look.extremes.device])) for look in looks]
+def _find_first(inspections: Sequence[_Inspection]) -> tuple[int, str | None]:
+    """Return the index and the kind of the first tensor that is not finite; (-1, None) if there is none.
+
+    Waits once per device.
+    """
+    pending: dict[torch.device, list[Tensor]] = defaultdict(list)
+    for inspection in inspections:
+        if inspection.extremes is not None:
+            pending[inspection.extremes.device].append(inspection.extremes)
+    extremes_by_device = {device: iter(torch.stack(extremes).tolist()) for device, extremes in pending.items()}
+    kinds = [
+        inspection.kind
+        if inspection.extremes is None
+        else _find_kind(next(extremes_by_device[inspection.extremes.device]))
+        for inspection in inspections
+    ]
     return next(((index, kind) for index, kind in enumerate(kinds) if kind is not None), (-1, None))
 
 
-def _kind(extremes: Sequence[float]) -> str | None:
+def _find_kind(extremes: Sequence[float]) -> str | None:
     return NAN if any(map(math.isnan, extremes)) else INFINITE if any(map(math.isinf, extremes)) else None
 
 
-def _say(layer: str) -> str:
+def _layer_text(layer: str) -> str:
     return f"layer '{layer}'" if layer else "the model"
 
 
-def _level_of_caller() -> int:
-    """How far up the code is that called backward(): the first that is neither PyTorch's nor this package's."""
+def _find_caller_level() -> int:
+    """Return the stack level of the code that called backward(): the first outside PyTorch and this package."""
     level, frame = 1, sys._getframe(1).f_back
     while frame is not None:
         level += 1
         if frame.f_globals.get("__name__", "").partition(".")[0] not in ("torch", "gradcam"):
             return level
         frame = frame.f_back
-    return 1  # in a thread of autograd's own
+    return 1  # In a thread of autograd.

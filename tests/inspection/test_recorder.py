@@ -601,7 +601,7 @@ def test_an_epoch_of_statistics_takes_little_memory() -> None:
         for _ in range(30):
             model(torch.ones(1, 1)).backward()
     stores = [recorder.at(step).store for step in recorder.steps[:-1]]
-    assert all(not store._fresh and store._block.shape == (40, 7) for store in stores)
+    assert all(not store._unpacked and store._block.shape == (40, 7) for store in stores)
     assert len({id(store._layout) for store in stores}) == 1  # 2240 bytes a step, and one list of names for all
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gradcam.inspection import flow as statistics
-from gradcam.inspection.flow import Statistics, measure, measure_at_once, to_statistics
+from gradcam.inspection.flow import Statistics, measure, measure_whole, to_statistics
 
 
 def expected(tensor: Tensor) -> Statistics:
@@ -42,7 +42,7 @@ def assert_close(found: Statistics, right: Statistics) -> None:
 
 WAYS: dict[str, Callable[[Tensor], Tensor]] = {
     "as it is": measure,
-    "at once": lambda tensor: measure_at_once(tensor.reshape(-1)),  # which devices other than the processor use
+    "at once": lambda tensor: measure_whole(tensor.reshape(-1)),  # which devices other than the processor use
 }
 
 VALUES = {
@@ -83,8 +83,8 @@ def test_every_chunk_counts_and_the_last_is_shorter(threads: int) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        values = torch.zeros(2 * statistics.CHUNK * threads + 3)
-        values[0], values[-1], values[statistics.CHUNK] = 1, -5, 2
+        values = torch.zeros(2 * statistics.CHUNK_VALUES * threads + 3)
+        values[0], values[-1], values[statistics.CHUNK_VALUES] = 1, -5, 2
         assert_close(to_statistics(len(values), measure(values)), expected(values))
     finally:
         torch.set_num_threads(before)
