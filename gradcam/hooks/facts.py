@@ -28,7 +28,7 @@ from gradcam.hooks.nested import list_modules
 
 Answer = TypeVar("Answer")
 
-MAX_ANSWERS = 1024  # Per model; the oldest are dropped first.
+MAX_CACHED_VALUES = 1024  # Per model; the oldest are dropped first.
 MAX_DEPTH, MAX_ITEMS = 3, 64  # Limits for settings that contain other settings.
 MAX_VALUES = 64  # Values compared per tensor: all of a small tensor, or this many, evenly spaced, of a larger one.
 INTEGER_DTYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # By item size in bytes.
@@ -60,7 +60,7 @@ class Facts:
         """Cache a value in place of an earlier one; None deletes it."""
         self._cache.pop(key, None)
         self._cache.update({} if value is None else {key: value})
-        while len(self._cache) > MAX_ANSWERS:
+        while len(self._cache) > MAX_CACHED_VALUES:
             self._cache.pop(next(iter(self._cache)), None)
 
     def read(self) -> None:
@@ -72,25 +72,25 @@ class Facts:
 
         Some models count their passes, or store an output.
         """
-        state, cache = _remembered.get(self.model, (None, {}))
+        state, cache = _cached_states.get(self.model, (None, {}))
         if state is None or cache is not self._cache or not (self.is_new or self.model in changing_models):
             return
         # Attributes of arbitrary classes, and unusual tensors, may raise anything.
         with contextlib.suppress(Exception), _lock:
             if not state.holds(self.model):
                 changing_models.add(self.model)
-                _remembered[self.model] = ModelState(self.model), cache
+                _cached_states[self.model] = ModelState(self.model), cache
 
     @functools.cached_property
     def _cache(self) -> dict[Hashable, Any]:
-        state, cache = _remembered.get(self.model, (None, {}))
+        state, cache = _cached_states.get(self.model, (None, {}))
         with contextlib.suppress(Exception), _lock:
             if state is not None and state.holds(self.model):
                 return cache
-        _remembered.pop(self.model, None)
+        _cached_states.pop(self.model, None)
         cache, self.is_new = {}, True
         with contextlib.suppress(Exception):
-            _remembered[self.model] = ModelState(self.model), cache
+            _cached_states[self.model] = ModelState(self.model), cache
         return cache
 
 
@@ -241,9 +241,8 @@ class Samples:
         # size.
         self._arrays: dict[int, list[np.ndarray[Any, Any]]] = {}
         self._on_gpus: dict[tuple[torch.device, int], list[Tensor]] = {}
-        self._on_other_devices: list[
-            tuple[int, tuple[int, ...], tuple[int, ...]]
-        ] = []  # (index of the tensor, size, stride)
+        # (index of the tensor, size, stride)
+        self._on_other_devices: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []
         for index, tensor in enumerate(tensors):
             if tensor.is_meta or not tensor.numel():
                 continue
@@ -293,6 +292,6 @@ def _is_plain(value: Any) -> bool:
 
 _lock = threading.RLock()  # Threads that explain the same model compare its state at the same time.
 # The last state of each model, and the values cached for it.
-_remembered: weakref.WeakKeyDictionary[nn.Module, tuple[ModelState, dict[Hashable, Any]]] = weakref.WeakKeyDictionary()
+_cached_states: weakref.WeakKeyDictionary[nn.Module, tuple[ModelState, dict[Hashable, Any]]] = weakref.WeakKeyDictionary()
 # Models that change in every pass. Their state is read before the pass.
 changing_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()

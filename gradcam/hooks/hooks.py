@@ -295,7 +295,7 @@ class TargetLayer:
         self._module, self._keys, self._run = module, tuple(keys), run
         self._identity = nn.Identity() if has_backward_hook else None
         self._context: contextlib.ExitStack | None = None
-        # True for the first layer to run. True for a later one if the model turned grad mode off.
+        # True for the first layer to run, and for a later one if the model turned grad mode off.
         self.ran_unrecorded = False
         self._runs = 0
         self._inputs: list[LayerInput] = []
@@ -324,7 +324,7 @@ class TargetLayer:
                 "trains only later layers. Call model.eval() to explain, or use gradcam.inspection.record() in training."
             )
         with contextlib.ExitStack() as context:
-            context.enter_context(recording_off())  # until the layer has run
+            context.enter_context(recording_off())  # Only until the layer has run.
             context.callback(self._release_unrecorded)
             context.callback(self._weaken_passed_on)
             hooks = context.enter_context(Hooks())
@@ -555,7 +555,7 @@ class TargetLayer:
         return passed_on
 
     def _mark_unrecorded(self, tensor: Tensor) -> None:
-        """Make the tensor a leaf, so that `require_single_path` finds it in the graph of a score that reads it."""
+        """Make the tensor require gradients, so that `require_single_path` finds it in the graph of a score."""
         if tensor.is_leaf and not (tensor.requires_grad or tensor.is_inference() or isinstance(tensor, nn.Parameter)):
             tensor.requires_grad_()
             if not pytorch.is_view(tensor):
@@ -587,8 +587,8 @@ def _memory_format(tensor: Tensor) -> torch.memory_format:
 
 def _shares_storage(tensor: Tensor, others: Iterable[Tensor]) -> bool:
     address = tensor.untyped_storage().data_ptr()
-    dense = (tensor for tensor in others if tensor.layout == torch.strided)
-    return any(tensor.untyped_storage().data_ptr() == address for tensor in dense)
+    dense = (candidate for candidate in others if candidate.layout == torch.strided)
+    return any(candidate.untyped_storage().data_ptr() == address for candidate in dense)
 
 
 def refuse_vmap(tensor: Tensor) -> None:

@@ -30,10 +30,8 @@ INK, MUTED, LINE = "#1f2937", "#9ca3af", "#374151"
 DOTS_PER_INCH = 100
 MAX_LAYER_LABELS = 72  # Layer names below the axis. With more layers, every second, third, ... one has its name.
 INCHES_PER_LAYER, MIN_WIDTH_INCHES, MAX_WIDTH_INCHES = 0.19, 8.0, 18.0  # Width of the figure.
-PLOT_HEIGHT_INCHES, INCHES_PER_LETTER = (
-    5.6,
-    0.042,
-)  # Height of the plot, and of each letter of the longest name below it.
+# Height of the plot, and of each letter of the longest name below it.
+PLOT_HEIGHT_INCHES, INCHES_PER_LETTER = 5.6, 0.042
 MAX_NAME_LENGTH = 40  # In characters. The end of a longer name is shown, because it tells more.
 MAX_DECADES = 36  # Of the axis on each side of the reference.
 

@@ -215,7 +215,7 @@ def watch_gradients(model: nn.Module, layers: Layers | None = None, *, on_nonfin
 
 
 class StepWatcher:
-    """The hooks' record of one step after another. `watch` has the results. `on_nonfinite`: "warn" or "raise"."""
+    """Records what the hooks see in each training step, and reports to `watch`. `on_nonfinite`: "warn" or "raise"."""
 
     def __init__(self, on_nonfinite: str) -> None:
         self.watch = Watch()
@@ -258,8 +258,7 @@ class StepWatcher:
                 self._backward_tasks.add(task)
                 self._step += self._is_forward
                 self._is_forward = False
-                # DistributedDataParallel does the same. The callback runs at the end of the backward pass, in any
-                # thread.
+                # Called at the end of the backward pass, in any thread, as DistributedDataParallel does.
                 pytorch.call_after_backward(self._end)
             if (inspection := _inspect(gradient)) is not None:
                 self._gradients.append((layer, tensor, inspection))

@@ -153,9 +153,9 @@ def without_wrappers(name: str) -> str:
 def layers_with_grid(model: nn.Module, batch: Batch, reshape: str | tuple[int, ...] | None = None) -> list[str]:
     """Return the names of the layers whose output is a grid, found by one forward pass.
 
-    The order is: last to finish first; layers that ran once before the last runs, and those before the earlier runs, of
-    other layers; layers with one tensor before layers with several. If a block and its last part return the same
-    output, the block comes first.
+    Layers that ran once come first, then the last runs of other layers, then their earlier runs. Within each group,
+    layers with one tensor come before layers with several, and the last to finish comes first. If a block and its last
+    part return the same output, the block comes first.
 
     Three kinds are left out: modules that return their input unchanged, adaptive pooling, whose grid is a coarser copy
     of the previous one, and auxiliary heads, which do not lead to the score.
@@ -247,9 +247,8 @@ class Ways:
                 self.weights[input_edge] = min(self.weights.get(input_edge, count), count)
         self.pooled: set[Edge] = set()
         for edge in reversed(self._order):
-            inputs = [
-                input_edge for input_edge in _input_edges(edge) if _input_edges(input_edge)
-            ]  # Parameters have no inputs.
+            # Parameters have no inputs.
+            inputs = [input_edge for input_edge in _input_edges(edge) if _input_edges(input_edge)]
             if pytorch.is_adaptive_pool(edge[0]) or (inputs and self.pooled.issuperset(inputs)):
                 self.pooled.add(edge)
 
@@ -273,8 +272,8 @@ class Ways:
     def _find_bottlenecks(self, pictures: Edge) -> frozenset[Edge]:
         """Return the edges that every path from the images passes.
 
-        The number of paths through an edge is the number from the images to it, times the number from it to the end.
-        The end is the scores or, if these read only a class token, the last operation that mixes tokens into it.
+        The number of paths through an edge is the number from the images to it (`paths_in`), times the number from it
+        to the end (`paths_out`). The end is the scores or, if these read only a class token, the last operation that mixes tokens into it.
         """
         ends, order = self.scores, _sort_edges(self.scores, stop=self._reads_prefix)
         if pictures not in order:
@@ -286,20 +285,16 @@ class Ways:
                 )
             ]
             order = _sort_edges(ends)
-        paths_to_end = dict.fromkeys(order, 0) | dict.fromkeys(ends, 1)
+        paths_out = dict.fromkeys(order, 0) | dict.fromkeys(ends, 1)
         for edge in order:
             for input_edge in _input_edges(edge):
-                if input_edge in paths_to_end:
-                    paths_to_end[input_edge] += paths_to_end[edge]
-        paths_from_images = dict.fromkeys(order, 0)
+                if input_edge in paths_out:
+                    paths_out[input_edge] += paths_out[edge]
+        paths_in = dict.fromkeys(order, 0)
         for edge in reversed(order):
-            paths_from_images[edge] = (
-                1
-                if edge == pictures
-                else sum(paths_from_images.get(input_edge, 0) for input_edge in _input_edges(edge))
-            )
-        total = paths_to_end.get(pictures, 0)
-        return frozenset(edge for edge in order if total and paths_from_images[edge] * paths_to_end[edge] == total)
+            paths_in[edge] = 1 if edge == pictures else sum(paths_in.get(source, 0) for source in _input_edges(edge))
+        total = paths_out.get(pictures, 0)
+        return frozenset(edge for edge in order if total and paths_in[edge] * paths_out[edge] == total)
 
     def _reads_prefix(self, node: Node) -> bool:
         """Return whether the operation selects tokens outside the grid only, such as the class token."""

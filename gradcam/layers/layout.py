@@ -273,7 +273,7 @@ def _list_channels(module: nn.Module | None) -> list[Any]:
 
 
 def _has_aspect(grid: Lengths, size: Lengths) -> bool:
-    """Return whether one stride, rounded up or down, makes this grid. A volume's first axis may have another."""
+    """Return whether one stride, rounded up or down, makes this grid; a volume's first axis may have its own."""
     if any(cells > length for cells, length in zip(grid[:-2], size[:-2])):
         return False
     sides = list(zip(grid[-2:], size[-2:]))  # A single cell may be smaller than the stride.

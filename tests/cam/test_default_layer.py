@@ -63,7 +63,7 @@ def test_the_search_is_paid_for_once_for_each_form_of_pictures() -> None:
 
 def test_only_the_forms_of_late_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     answers_per_size = 3  # the layer, its layout, and whether images depend on one another
-    monkeypatch.setattr("gradcam.hooks.facts.MAX_ANSWERS", 8 * answers_per_size)
+    monkeypatch.setattr("gradcam.hooks.facts.MAX_CACHED_VALUES", 8 * answers_per_size)
     model, passes = make(), []
     for side in (*range(16, 25), 24, 16):
         PASSES.clear()

@@ -201,13 +201,13 @@ def test_a_layer_is_tried_out_once() -> None:
 
 def test_what_was_learnt_goes_with_the_model() -> None:
     gc.collect()
-    before = len(facts._remembered)
+    before = len(facts._cached_states)
     model = Tokens().eval()
     gradcam.explain(model, torch.randn(1, 3, 48, 48), "norm", target=1)
-    assert len(facts._remembered) == before + 1
+    assert len(facts._cached_states) == before + 1
     del model
     gc.collect()
-    assert len(facts._remembered) == before
+    assert len(facts._cached_states) == before
 
 
 def test_the_model_the_images_and_chance_are_left_as_they_were() -> None:
