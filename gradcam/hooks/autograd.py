@@ -138,7 +138,7 @@ def _are_finite(gradients: Iterable[Tensor | None]) -> bool:
 
 def _backward(values: Tensor, inputs: Sequence[Tensor], directions: Tensor, scale: float) -> list[Tensor | None]:
     if len(directions) > 1:
-        # An operation cannot be batched. Any other error is raised again by the loop below.
+        # If an operation cannot be batched, the loop below is used. It raises any other error again.
         with contextlib.suppress(RuntimeError):
             return list(_gradients(values, inputs, grad_outputs=directions * scale, is_grads_batched=True))
     rows = []
@@ -241,7 +241,7 @@ class Tail:
 
     @property
     def is_joined(self) -> bool:
-        """Return whether an unrecorded value may join: an operation has an input without a graph that is no weight."""
+        """Return True if an operation has an unrecorded input that is not a weight."""
         return any(
             parent is None
             for node in self.nodes

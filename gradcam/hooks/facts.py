@@ -292,6 +292,8 @@ def _is_plain(value: Any) -> bool:
 
 _lock = threading.RLock()  # Threads that explain the same model compare its state at the same time.
 # The last state of each model, and the values cached for it.
-_cached_states: weakref.WeakKeyDictionary[nn.Module, tuple[ModelState, dict[Hashable, Any]]] = weakref.WeakKeyDictionary()
+_cached_states: weakref.WeakKeyDictionary[nn.Module, tuple[ModelState, dict[Hashable, Any]]] = (
+    weakref.WeakKeyDictionary()
+)
 # Models that change in every pass. Their state is read before the pass.
 changing_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()

@@ -124,7 +124,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass(frozen=True)
 class LayerInput:
-    """An input of the layer: the original, the tensor passed to the layer instead, and that tensor's version then."""
+    """An input of the layer: the original, and the tensor passed to the layer instead, with its version at that time."""
 
     original: Tensor
     given: Tensor
@@ -137,9 +137,8 @@ class LayerInput:
     def replace(self, values: Tensor) -> Tensor:
         """Write `values` into the original, for all its other users; return the tensor that holds them.
 
-        Some originals stay unchanged. The graph would stay on a parameter. For a view created without recording,
-        autograd would refuse all other views of its memory. Uses of such a tensor by the rest of the model are not
-        recorded.
+        Parameters, and views created without recording, are not written: the graph would stay on the parameter, and
+        autograd would refuse all other views of that memory. Their other uses are therefore not recorded.
         """
         original = self.original
         is_unrecorded_view = pytorch.is_view(original) and not original.requires_grad
@@ -201,13 +200,13 @@ class Batch:
         return [self.size] * self.images if self.listed is None else list(self.listed)
 
     def take(self, images: int, first: int = 0) -> Batch:
-        """Return the batch's description for some of its images, once the tensors have been cut to as many rows."""
+        """Return a batch that describes some of the images. Its tensors must already be cut to their rows."""
         rows = slice(first, first + images)
         listed = None if self.listed is None else self.listed[rows]
         return replace(self, images=images, listed=listed, windows=None if self.windows is None else self.windows[rows])
 
     def repeat(self, times: int) -> Batch:
-        """Return the batch's description for `times` repetitions of its images, once the tensors have been repeated."""
+        """Return a batch that describes repeated images. Its tensors must already be repeated."""
         listed = None if self.listed is None else self.listed * times
         windows = None if self.windows is None else self.windows * times
         return replace(self, images=self.images * times, listed=listed, windows=windows)

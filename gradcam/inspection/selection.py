@@ -186,11 +186,11 @@ def follow_layers(
     `attach` replaces `hooks.observe_gradient`. The hooks raise `LayerError` if a layer returns no floating-point
     tensor.
     """
-    unrecorded = _Unrecorded()
+    checkpoint_hooks = _CheckpointHooks()
 
     def attach_to(name: str, output: Any, tensor: Tensor, function: GradientHook | None) -> Any:
         if not tensor.requires_grad:
-            unrecorded.add(name, function)
+            checkpoint_hooks.add(name, function)
         elif function is not None:
             passed_on = (attach or hooks.observe_gradient)(tensor, function)
             return None if passed_on is tensor else replace_tensor(output, tensor, passed_on)
@@ -205,22 +205,22 @@ def follow_layers(
     def after_repeated_run(
         name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> Any:
-        function, tensor = unrecorded.find(name), first_floating(output)
+        function, tensor = checkpoint_hooks.find(name), first_floating(output)
         return None if function is None or tensor is None else attach_to(name, output, tensor, function)
 
     for name, module in layers.items():
         hooks.after_forward(module, partial(after_run, name), repeated=partial(after_repeated_run, name))
 
 
-class _Unrecorded:
+class _CheckpointHooks:
     """The gradient hooks of runs inside reentrant checkpoints.
 
     Such a checkpoint runs the layers without grad mode first. It repeats them with grad mode in the backward pass, as
     the autograd node of the checkpoint. For one node, the runs of a layer come in the same order in each backward pass.
     """
 
-    # By weak reference to the node: without a backward pass, the hooks are deleted with the graph.
     def __init__(self) -> None:
+        # By weak reference to the node: without a backward pass, the hooks are deleted with the graph.
         self._functions: WeakKeyDictionary[Any, dict[str, deque[GradientHook | None]]] = WeakKeyDictionary()
 
     def add(self, name: str, function: GradientHook | None) -> None:

@@ -273,7 +273,8 @@ class Ways:
         """Return the edges that every path from the images passes.
 
         The number of paths through an edge is the number from the images to it (`paths_in`), times the number from it
-        to the end (`paths_out`). The end is the scores or, if these read only a class token, the last operation that mixes tokens into it.
+        to the end (`paths_out`). The end is the scores or, if these read only a class token, the last operation that
+        mixes tokens into it.
         """
         ends, order = self.scores, _sort_edges(self.scores, stop=self._reads_prefix)
         if pictures not in order:
