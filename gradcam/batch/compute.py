@@ -1,4 +1,4 @@
-"""The one place where the model runs: a batch of pictures that were read, and what is found in each."""
+"""Run the model on batches of preprocessed images. Folder runs call the model nowhere else."""
 
 from __future__ import annotations
 
@@ -16,77 +16,88 @@ from gradcam.models.device import check_device
 from gradcam.models.preprocess import Prepared
 from gradcam.options import count_cores
 
-Found = TypeVar("Found")
-Found_co = TypeVar("Found_co", covariant=True)
+ResultT = TypeVar("ResultT")
+ResultT_co = TypeVar("ResultT_co", covariant=True)
 
 
-class Find(Protocol[Found_co]):
-    """What runs the model on pictures of one size, in one batch: what is found in each, or why that is nothing."""
+class BatchFunction(Protocol[ResultT_co]):
+    """A function that runs the model on one batch of images of equal size: one result, or an error, per image."""
 
     def __call__(
         self, pictures: Sequence[Prepared], *, classes: Sequence[int] | None
-    ) -> Sequence[Found_co | GradcamError]: ...
+    ) -> Sequence[ResultT_co | GradcamError]: ...
 
 
-class Tell(Protocol):
-    """Somebody who hears of what happens: the name of the event, and its details."""
+class LogEvent(Protocol):
+    """A callback that receives the name and the details of an event, for the log."""
 
     def __call__(self, event: str, **details: Any) -> None: ...
 
 
-class BatchExplainer(Generic[Found]):
-    """Explains batches, in parts that fit into memory: once one did not, the parts are smaller from then on."""
+class BatchExplainer(Generic[ResultT]):
+    """Explains batches in parts that fit into memory. If a part does not fit, all later parts are smaller."""
 
-    def __init__(self, find: Find[Found], device: torch.device, *, largest: int, tell: Tell) -> None:
-        self._find, self._device, self._largest, self._tell = find, device, largest, tell
+    def __init__(
+        self, run_batch: BatchFunction[ResultT], device: torch.device, *, max_size: int, log_event: LogEvent
+    ) -> None:
+        self._run_batch, self._device, self._max_size, self._log_event = run_batch, device, max_size, log_event
         self._cores = count_cores()
 
-    def explain(self, batch: Sequence[Read]) -> list[Found | GradcamError]:
-        """What is found in each picture, in the batch's order; an error, with its name, for each that has none."""
-        groups: dict[object, list[Read]] = {}  # of pictures that fit into one tensor and one question
-        for each in batch:
-            if isinstance(each.picture, Prepared):
-                image = each.picture.image
-                groups.setdefault((image.shape, image.dtype, each.wanted is None), []).append(each)
-        results: dict[Read, Found | GradcamError] = {}
+    def explain(self, batch: Sequence[Read]) -> list[ResultT | GradcamError]:
+        """Return a result or an error for each image, in the order of the batch."""
+        # The images of a group can be stacked, and are explained with the same kind of target.
+        groups: dict[object, list[Read]] = {}
+        for read in batch:
+            if isinstance(read.picture, Prepared):
+                image = read.picture.image
+                groups.setdefault((image.shape, image.dtype, read.wanted is None), []).append(read)
+        results: dict[Read, ResultT | GradcamError] = {}
         with contextlib.ExitStack() as stack:
-            if (before := torch.get_num_threads()) > self._cores:  # PyTorch does not know of quotas
+            if (before := torch.get_num_threads()) > self._cores:  # PyTorch ignores container CPU quotas.
                 torch.set_num_threads(self._cores)
                 stack.callback(torch.set_num_threads, before)
             for group in groups.values():
-                found: list[Found | GradcamError] = []
-                while len(found) < len(group):
-                    found += self._try(group[len(found) : len(found) + self._largest])
-                results.update(zip(group, found))
-        return [results[each] if each in results else cast(GradcamError, each.picture) for each in batch]
+                group_results: list[ResultT | GradcamError] = []
+                while len(group_results) < len(group):
+                    group_results += self._run_part(group[len(group_results) : len(group_results) + self._max_size])
+                results.update(zip(group, group_results))
+        return [results[read] if read in results else cast(GradcamError, read.picture) for read in batch]
 
-    def _try(self, part: Sequence[Read]) -> list[Found | GradcamError]:
-        """What is found in the part; nothing if it does not fit into memory, and smaller parts have to be tried."""
+    def _run_part(self, part: Sequence[Read]) -> list[ResultT | GradcamError]:
+        """Return the results of one part of a batch, or an empty list if it does not fit into memory.
+
+        The caller then continues with smaller parts.
+        """
         try:
-            pictures = [receive(each.picture, self._device) for each in part if isinstance(each.picture, Prepared)]
-            classes = [each.wanted for each in part if each.wanted is not None]  # all of a group, or none
-            found = self._find(pictures, classes=classes or None)
-            return [_fail(each, it) if isinstance(it, GradcamError) else it for each, it in zip(part, found)]
+            images = [receive(read.picture, self._device) for read in part if isinstance(read.picture, Prepared)]
+            # In a group, every image has a class or no image has one.
+            classes = [read.wanted for read in part if read.wanted is not None]
+            results = self._run_batch(images, classes=classes or None)
+            return [
+                _to_error(read, result) if isinstance(result, GradcamError) else result
+                for read, result in zip(part, results)
+            ]
         except (Exception, SystemExit) as error:
             check_device(self._device, error)
             lacks_memory = is_out_of_memory(error)
-            failure = _fail(part[0], error) if len(part) == 1 else None
-        # Outside of the handler: the error's traceback keeps tensors alive.
+            failure = _to_error(part[0], error) if len(part) == 1 else None
+        # Free memory outside the except block, because the error's traceback keeps tensors alive.
         if lacks_memory:
             gc.collect()
-            torch.cuda.empty_cache()  # does nothing where there is no CUDA
+            torch.cuda.empty_cache()  # Does nothing without CUDA.
         if failure is not None:
             return [failure]
         if lacks_memory:
-            self._largest = len(part) // 2
-            self._tell("out of memory", pictures=len(part), from_now_on=self._largest)
+            self._max_size = len(part) // 2
+            self._log_event("out of memory", pictures=len(part), from_now_on=self._max_size)
             return []
-        return [found for each in part for found in self._try([each])]  # only whose fault it is fails
+        # Run the images one by one, so that only the image at fault fails.
+        return [result for read in part for result in self._run_part([read])]
 
 
-def _fail(each: Read, error: BaseException) -> GradcamError:
-    """An error for that picture. A new one: one that was raised would keep all that its traceback refers to."""
-    name = each.fetched.item.name
+def _to_error(read: Read, error: BaseException) -> GradcamError:
+    """Return a new error that names the image. The original error would keep the tensors of its traceback alive."""
+    name = read.fetched.item.name
     if is_out_of_memory(error):
         advice = "use a smaller model, a layer or method that needs less memory, or a device with more memory"
         return ImageError(f"{name}: does not fit into memory, even at batch size 1: {advice}")

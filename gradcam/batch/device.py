@@ -1,4 +1,4 @@
-"""Pixels on the model's device: a batch decoded and prepared there before the model, drawn and encoded there behind it."""
+"""Process images on the model's device: decode and resize them before the model, and draw and encode overlays after it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradcam.batch.compute import Tell
-from gradcam.batch.findings import Drawn, MapResult, PictureResult, Request
+from gradcam.batch.compute import LogEvent
+from gradcam.batch.findings import DrawnImage, MapResult, PictureResult, Request
 from gradcam.batch.names import Saving
-from gradcam.batch.read import Read, Waiting, prepare_here
+from gradcam.batch.read import PendingImage, Read, prepare_on_cpu
 from gradcam.errors import DeviceError
 from gradcam.hooks.memory import is_out_of_memory
 from gradcam.images import on_device
@@ -29,65 +29,82 @@ from gradcam.models.preprocess import Prepared, Preprocessing, Reading, read_pic
 from gradcam.models.results import ImageExplanation
 from gradcam.options import PIXELS, check_choice
 
-One = TypeVar("One")
-Made = TypeVar("Made")
+ItemT = TypeVar("ItemT")
+OutputT = TypeVar("OutputT")
 
-SHARE = 8  # of the device's memory, one part is for pictures in flight
-IN_MEMORY = 2**30  # bytes for them where the device is the processor
-# Bytes of pixels that each stage works on at once: resizing and drawing take several times as much.
-AT_ONCE = {"decode": 2**28, "resize": 2**26, "draw": 2**25, "encode": 2**28}
-ENCODED = (".jpg", ".jpeg")
+# Images in flight may use 1/8 of the device's memory.
+DEVICE_MEMORY_DIVISOR = 8
+# Images in flight may use 1 GiB if the device is the CPU.
+CPU_BUDGET_BYTES = 2**30
+# The bytes of pixels that a stage processes in one part. The limits of resizing and drawing are lower, because these
+# stages need several times as much memory for intermediate results.
+STAGE_BUDGET_BYTES = {"decode": 2**28, "resize": 2**26, "draw": 2**25, "encode": 2**28}
+JPEG_SUFFIXES = (".jpg", ".jpeg")
 RESIZER = "PyTorch"
-NONE = torch.empty(0, dtype=torch.float32, device="cpu")  # in place of heatmaps that are drawn
+# Replaces a heatmap whose overlay is already drawn.
+EMPTY_HEATMAP = torch.empty(0, dtype=torch.float32, device="cpu")
 
 
 def find_pixels(
-    wanted: str, classifier: Classifier, request: Request | None = None, device: str | None = None
+    pixels: str, classifier: Classifier, request: Request | None = None, device: str | None = None
 ) -> Codec | None:
-    """What decodes and encodes where pixels are to be on the device; None where they stay on the processor. `device`:
-    where models compute, if that is not the classifier's own. Raises `DeviceError` for "device" where that cannot be."""
-    check_choice(wanted, "pixels", PIXELS)
-    if wanted != "device":
+    """Return the codec for decoding and encoding on the device, or None if images are processed on the CPU.
+
+    `device` is where the models run, if that is not the classifier's device. Raises `DeviceError` if `pixels` is
+    "device" and the device cannot process the images.
+    """
+    check_choice(pixels, "pixels", PIXELS)
+    if pixels != "device":
         return None
-    place = classifier.device if device is None else torch.device(device)
-    reason = _find_hindrance(classifier, request)
-    codec = find_codec(place) if reason is None else None
+    target_device = classifier.device if device is None else torch.device(device)
+    obstacle = _find_device_obstacle(classifier, request)
+    codec = find_codec(target_device) if obstacle is None else None
     if codec is None:
-        lack = f"JPEG cannot be decoded on {place} (this needs CUDA, and torchcodec 0.16 or torchvision)"
-        raise DeviceError(f"Images cannot be processed on the device: {reason or lack}. Use --pixels cpu.")
+        missing_decoder = (
+            f"JPEG cannot be decoded on {target_device} (this needs CUDA, and torchcodec 0.16 or torchvision)"
+        )
+        raise DeviceError(f"Images cannot be processed on the device: {obstacle or missing_decoder}. Use --pixels cpu.")
     return codec
 
 
-def _find_hindrance(classifier: Classifier, request: Request | None) -> str | None:
-    own = classifier.preprocess
+def _find_device_obstacle(classifier: Classifier, request: Request | None) -> str | None:
+    preprocess = classifier.preprocess
     if classifier.task != "classification":
         return f"this needs a classifier, but {classifier.name} is a model for {classifier.task}"
     if classifier.fit != "crop":
         return f"this needs the fit 'crop', but the fit is '{classifier.fit}'"
     if classifier.reader is not read_picture:
         return "the reader is user-defined"
-    if not isinstance(own, Preprocessing) or own.channels != 3:
+    if not isinstance(preprocess, Preprocessing) or preprocess.channels != 3:
         return "the model's preprocessing is not a plain resize and crop of RGB images"
     return None if request is None or request.make_page is None else "pages are made on the CPU"
 
 
 def describe_pixels(codec: Codec, saving: Saving) -> dict[str, str]:
-    """What makes results differ in their last digits, for run.json."""
-    return {"decoder": codec.name, "resizer": RESIZER, "encoder": codec.name if _encodes(saving) else "OpenCV"}
+    """Return the libraries that influence the last digits of results, for run.json."""
+    return {
+        "decoder": codec.name,
+        "resizer": RESIZER,
+        "encoder": codec.name if _encodes_on_device(saving) else "OpenCV",
+    }
 
 
-def _encodes(saving: Saving | None) -> bool:
-    return _draws(saving) and saving is not None and saving.suffix in ENCODED
+def _encodes_on_device(saving: Saving | None) -> bool:
+    return _draws_on_device(saving) and saving is not None and saving.suffix in JPEG_SUFFIXES
 
 
-def _draws(saving: Saving | None) -> bool:
-    """Whether overlays, and nothing else, are written: all else is drawn from the pictures on the processor."""
+def _draws_on_device(saving: Saving | None) -> bool:
+    """Return True if only overlays are written. All other outputs are drawn on the CPU."""
     return saving is not None and saving.kinds == ("overlay",) and not saving.views
 
 
-class Gate:
-    """Lets batches in, in their order, while there is room for their bytes; one alone always. Nobody waits here: what
-    starts a batch is called when there is room, by whoever made it."""
+class MemoryGate:
+    """Admits batches in order, as long as the bytes of their images fit into a budget.
+
+    A batch larger than the budget runs alone.
+
+    No thread blocks: the gate calls a batch's `start` in the thread that frees the memory or adds the batch.
+    """
 
     def __init__(self, budget: int) -> None:
         self._budget, self._used, self._next = budget, 0, 0
@@ -95,18 +112,18 @@ class Gate:
         self._lock = threading.Lock()
 
     def enter(self, number: int, size: int, start: Callable[[], None]) -> None:
-        """The batch of this number, from 0, wants in."""
+        """Queue the batch with this number, counted from 0."""
         with self._lock:
             self._waiting[number] = size, start
-        self._let_in()
+        self._start_next_batches()
 
     def leave(self, size: int) -> None:
-        """A batch of that size is done with."""
+        """Free the memory of a finished batch."""
         with self._lock:
             self._used -= size
-        self._let_in()
+        self._start_next_batches()
 
-    def _let_in(self) -> None:
+    def _start_next_batches(self) -> None:
         while True:
             with self._lock:
                 size, start = self._waiting.get(self._next, (0, None))
@@ -119,60 +136,70 @@ class Gate:
 
 @dataclass
 class Stage:
-    """One stage's work on the device, in parts that fit into its memory. What does not even alone, and what the device
-    refuses, is done by `otherwise`, on the processor."""
+    """One step of image processing on the device, run in parts that fit into its memory.
+
+    An item that does not fit alone, or that the device rejects, is processed by a fallback on the CPU.
+    """
 
     name: str
     device: torch.device
-    tell: Tell
-    largest: int = 2**10  # pictures
+    log_event: LogEvent
+    max_images: int = 2**10  # Images per part.
 
     def run(
         self,
-        work: Callable[[Sequence[One]], Sequence[Made]],
-        items: Sequence[One],
-        otherwise: Callable[[One], Made],
-        size: Callable[[One], int],
-    ) -> list[Made]:
-        """What `work` makes of each item, of so many bytes. Raises `DeviceError` where the device is lost."""
-        made: list[Made] = []
-        while len(made) < len(items):
-            most = max(1, min(self.largest, AT_ONCE[self.name] // max(1, size(items[len(made)]))))
-            made += self._try(work, items[len(made) : len(made) + most], otherwise)
-        return made
+        process: Callable[[Sequence[ItemT]], Sequence[OutputT]],
+        items: Sequence[ItemT],
+        fallback: Callable[[ItemT], OutputT],
+        count_bytes: Callable[[ItemT], int],
+    ) -> list[OutputT]:
+        """Return the output of `process` for each item.
 
-    def _try(
-        self, work: Callable[[Sequence[One]], Sequence[Made]], part: Sequence[One], otherwise: Callable[[One], Made]
-    ) -> Sequence[Made]:
+        `count_bytes` returns the bytes of an item. Raises `DeviceError` if the device is lost.
+        """
+        outputs: list[OutputT] = []
+        while len(outputs) < len(items):
+            part_size = max(
+                1, min(self.max_images, STAGE_BUDGET_BYTES[self.name] // max(1, count_bytes(items[len(outputs)])))
+            )
+            outputs += self._run_part(process, items[len(outputs) : len(outputs) + part_size], fallback)
+        return outputs
+
+    def _run_part(
+        self,
+        process: Callable[[Sequence[ItemT]], Sequence[OutputT]],
+        part: Sequence[ItemT],
+        fallback: Callable[[ItemT], OutputT],
+    ) -> Sequence[OutputT]:
         try:
-            return work(part)
+            return process(part)
         except Exception as error:
             check_device(self.device, error)
             lacks_memory = is_out_of_memory(error)
-        # Outside of the handler: the error's traceback keeps tensors alive.
+        # Free memory outside the except block, because the error's traceback keeps tensors alive.
         if lacks_memory:
             gc.collect()
-            torch.cuda.empty_cache()  # does nothing where there is no CUDA
+            torch.cuda.empty_cache()  # Does nothing without CUDA.
         if len(part) == 1:
-            why = "out of memory" if lacks_memory else "refused"
-            self.tell("moved to the CPU", stage=self.name, why=why)
-            return [otherwise(part[0])]
+            reason = "out of memory" if lacks_memory else "refused"
+            self.log_event("moved to the CPU", stage=self.name, why=reason)
+            return [fallback(part[0])]
         if lacks_memory:
-            self.largest = len(part) // 2
-            self.tell("out of memory", stage=self.name, pictures=len(part), from_now_on=self.largest)
-            return self._try(work, part[: self.largest], otherwise)
-        return [one for each in part for one in self._try(work, [each], otherwise)]
+            self.max_images = len(part) // 2
+            self.log_event("out of memory", stage=self.name, pictures=len(part), from_now_on=self.max_images)
+            return self._run_part(process, part[: self.max_images], fallback)
+        return [output for item in part for output in self._run_part(process, [item], fallback)]
 
 
 class DevicePixels:
-    """The stages of a run whose pixels are on the device, each on a stream of its own. Several threads may call them."""
+    """Processes the images of a run on the device, each step on its own CUDA stream. Thread-safe."""
 
     def __init__(
         self,
         classifier: Classifier,
         codec: Codec,
         *,
-        tell: Tell,
+        log_event: LogEvent,
         saving: Saving | None = None,
         budget: int | None = None,
     ) -> None:
@@ -184,150 +211,184 @@ class DevicePixels:
             name: torch.cuda.Stream(self._device) if is_gpu else None for name in ("prepare", "model", "draw")
         }
         self._locks = {name: threading.Lock() for name in self._streams}
-        self._stages = {name: Stage(name, self._device, tell) for name in ("decode", "resize", "draw", "encode")}
-        usual = torch.cuda.get_device_properties(self._device).total_memory // SHARE if is_gpu else IN_MEMORY
-        self.gate = Gate(usual if budget is None else budget)
+        self._stages = {name: Stage(name, self._device, log_event) for name in ("decode", "resize", "draw", "encode")}
+        default_budget = (
+            torch.cuda.get_device_properties(self._device).total_memory // DEVICE_MEMORY_DIVISOR
+            if is_gpu
+            else CPU_BUDGET_BYTES
+        )
+        self.memory_gate = MemoryGate(default_budget if budget is None else budget)
 
     @contextlib.contextmanager
-    def on(self, name: str) -> Iterator[None]:
-        """What is computed within is on that stream, alone, and done at the end: decoders and encoders write, from streams
-        of their own, to memory that another thread's work on this one could still be using."""
+    def on_stream(self, name: str) -> Iterator[None]:
+        """Run the body on the named stream, exclusively, and wait until the device has finished.
+
+        Decoders and encoders write from their own streams. Waiting keeps them from overwriting memory that unfinished
+        work on this stream still uses.
+        """
         stream = self._streams[name]
-        with self._locks[name], torch.cuda.stream(stream):  # nothing is changed by None
+        with self._locks[name], torch.cuda.stream(stream):  # A stream of None changes nothing.
             yield
             try:
                 if stream is not None:
                     stream.synchronize()
-            except RuntimeError as error:  # of whatever was computed there
+            except RuntimeError as error:  # Synchronising reports errors of any earlier work on the stream.
                 check_device(self._device, error)
                 raise
 
     def prepare(self, reads: Sequence[Read]) -> list[Read]:
-        """The same, with those that waited prepared, their pictures and the model's input on the device."""
-        waiting = [each.waiting for each in reads if each.waiting is not None]
-        with self.on("prepare"):
-            made = iter(self._prepare(waiting))
-        return [each if each.waiting is None else replace(each, picture=next(made), waiting=None) for each in reads]
+        """Return the images with pending ones decoded and preprocessed.
 
-    def _prepare(self, waiting: Sequence[Waiting]) -> list[Any]:
-        here: dict[int, Any] = {}
+        Their pixels and model inputs are on the device.
+        """
+        pending = [read.pending for read in reads if read.pending is not None]
+        with self.on_stream("prepare"):
+            prepared = iter(self._prepare(pending))
+        return [read if read.pending is None else replace(read, picture=next(prepared), pending=None) for read in reads]
+
+    def _prepare(self, pending: Sequence[PendingImage]) -> list[Any]:
+        prepared: dict[int, Any] = {}
         groups: dict[object, list[tuple[int, Tensor | None]]] = {}
-        for kind in _group(
-            waiting, key=lambda one: (one.header is None, one.header is not None and one.header.is_grey)
+        for same_kind in _group(
+            pending, key=lambda item: (item.header is None, item.header is not None and item.header.is_grey)
         ):
-            each = [one for _, one in kind]
-            pictures = self._stages["decode"].run(self._decode, each, lambda one: None, lambda one: one.size)
-            for (place, _), picture in zip(kind, pictures):
-                groups.setdefault(None if picture is None else tuple(picture.shape), []).append((place, picture))
-        for place, _ in groups.pop(None, []):
-            here[place] = prepare_here(self._classifier, waiting[place])
+            items = [item for _, item in same_kind]
+            decoded = self._stages["decode"].run(self._decode, items, lambda item: None, lambda item: item.size)
+            for (position, _), pixels in zip(same_kind, decoded):
+                groups.setdefault(None if pixels is None else tuple(pixels.shape), []).append((position, pixels))
+        for position, _ in groups.pop(None, []):
+            prepared[position] = prepare_on_cpu(self._classifier, pending[position])
         for group in groups.values():
-            found = [cast(Tensor, picture) for _, picture in group]
-            made = self._stages["resize"].run(self._resize, found, self._resize_here, Tensor.numel)
-            here |= {place: one for (place, _), one in zip(group, made)}
-        return [here[place] for place in range(len(waiting))]
+            group_pixels = [cast(Tensor, pixels) for _, pixels in group]
+            outputs = self._stages["resize"].run(self._resize, group_pixels, self._resize_on_cpu, Tensor.numel)
+            prepared |= {position: item for (position, _), item in zip(group, outputs)}
+        return [prepared[position] for position in range(len(pending))]
 
-    def _decode(self, part: Sequence[Waiting]) -> list[Tensor | None]:
-        """RGB, uint8 (3,H,W), upright."""
+    def _decode(self, part: Sequence[PendingImage]) -> list[Tensor | None]:
+        """Return upright RGB images, uint8 (3,H,W)."""
         if isinstance(part[0].data, Reading):
-            return [self._upload(cast(Reading, one.data).picture) for one in part]
-        headers = [cast(Any, one.header) for one in part]
-        pictures = self._codec.decode([to_tensor(cast(bytes, one.data)) for one in part], headers[0].is_grey)
+            return [self._upload(cast(Reading, item.data).picture) for item in part]
+        headers = [cast(Any, item.header) for item in part]
+        images = self._codec.decode([to_tensor(cast(bytes, item.data)) for item in part], headers[0].is_grey)
         turns = [1 if self._codec.turns else header.turn for header in headers]
-        return [on_device.turn_upright(picture, turn) for picture, turn in zip(pictures, turns)]
+        return [on_device.turn_upright(pixels, turn) for pixels, turn in zip(images, turns)]
 
-    def _upload(self, picture: Pixels) -> Tensor:
-        pixels = torch.from_numpy(np.ascontiguousarray(picture))
+    def _upload(self, array: Pixels) -> Tensor:
+        pixels = torch.from_numpy(np.ascontiguousarray(array))
         if self._device.type == "cuda":
             pixels = pixels.pin_memory().to(self._device, non_blocking=True)
         return pixels.permute(2, 0, 1)
 
-    def _resize(self, pictures: Sequence[Tensor]) -> list[Prepared]:
-        own = self._preprocess
-        top, left, height, width = own.find_part(*pictures[0].shape[1:])
+    def _resize(self, decoded: Sequence[Tensor]) -> list[Prepared]:
+        preprocess = self._preprocess
+        top, left, height, width = preprocess.find_part(*decoded[0].shape[1:])
         box = (left, top, left + width, top + height)
-        images = on_device.resize(torch.stack(list(pictures)), own.size, box, own.interpolation).div_(255)
-        mean, std = (_to_column(it, self._device) for it in (own.mean, own.std))
+        images = on_device.resize(torch.stack(list(decoded)), preprocess.size, box, preprocess.interpolation).div_(255)
+        mean, std = (_to_channel_tensor(values, self._device) for values in (preprocess.mean, preprocess.std))
         images.sub_(mean).div_(std)
-        shown = [cast(Any, picture.permute(1, 2, 0)) for picture in pictures]
-        return [Prepared(Reading(it, it), image) for it, image in zip(shown, images)]
+        hwc_images = [cast(Any, image.permute(1, 2, 0)) for image in decoded]
+        return [Prepared(Reading(pixels, pixels), image) for pixels, image in zip(hwc_images, images)]
 
-    def _resize_here(self, picture: Tensor) -> Prepared:
-        pixels = _to_pixels(picture)
+    def _resize_on_cpu(self, image: Tensor) -> Prepared:
+        pixels = _to_pixels(image)
         return self._classifier.prepare(Reading(pixels, pixels))
 
-    def finish(self, found: Sequence[Any]) -> list[Any]:
-        """The same, without anything on the device: overlays are drawn there, and encoded, where these alone are saved;
-        of all else the pictures and heatmaps come to the processor."""
-        results = [each for each in found if isinstance(each, PictureResult)]
-        with self.on("draw"):
-            drawn = self._draw(results) if _draws(self._saving) else {}
-            done = iter([_let_go(each, drawn.get(place)) for place, each in enumerate(results)])
-        return [next(done) if isinstance(each, PictureResult) else each for each in found]
+    def finish(self, results: Sequence[Any]) -> list[Any]:
+        """Return the results without any data on the device.
 
-    def _draw(self, results: Sequence[PictureResult]) -> Mapping[int, Sequence[Drawn]]:
-        """The overlays of each picture by its place; none of one that cannot be drawn here."""
-        chosen = [(place, one) for place, each in enumerate(results) if _is_drawable(each) for one in each.results]
-        drawn: dict[int, list[Drawn | None]] = {place: [] for place, _ in chosen}
+        If only overlays are saved, they are drawn and encoded on the device. Otherwise images and heatmaps are copied
+        to the CPU.
+        """
+        image_results = [result for result in results if isinstance(result, PictureResult)]
+        with self.on_stream("draw"):
+            drawn = self._draw(image_results) if _draws_on_device(self._saving) else {}
+            finished = iter(
+                [_move_result_to_cpu(result, drawn.get(position)) for position, result in enumerate(image_results)]
+            )
+        return [next(finished) if isinstance(result, PictureResult) else result for result in results]
+
+    def _draw(self, results: Sequence[PictureResult]) -> Mapping[int, Sequence[DrawnImage]]:
+        """Return the overlays of each result by its position, without results that cannot be drawn on the device."""
+        jobs = [
+            (position, map_result)
+            for position, result in enumerate(results)
+            if _is_drawable(result)
+            for map_result in result.results
+        ]
+        overlays_by_position: dict[int, list[DrawnImage | None]] = {position: [] for position, _ in jobs}
         slots = []
-        for place, _ in chosen:
-            slots.append(len(drawn[place]))
-            drawn[place].append(None)
-        for group in _group([one for _, one in chosen], key=_find_form):
-            each = [one for _, one in group]
-            overlays = self._stages["draw"].run(self._overlay, each, lambda one: None, _count_bytes)
-            given = [(number, it) for (number, _), it in zip(group, overlays) if it is not None]
-            made: Sequence[Drawn] = []
-            if _encodes(self._saving):
-                made = self._stages["encode"].run(self._encode, [it for _, it in given], _to_pixels, Tensor.numel)
+        for position, _ in jobs:
+            slots.append(len(overlays_by_position[position]))
+            overlays_by_position[position].append(None)
+        for group in _group([map_result for _, map_result in jobs], key=_find_overlay_group):
+            map_results = [map_result for _, map_result in group]
+            overlays = self._stages["draw"].run(self._overlay, map_results, lambda map_result: None, _count_bytes)
+            finished = [(number, overlay) for (number, _), overlay in zip(group, overlays) if overlay is not None]
+            images: Sequence[DrawnImage] = []
+            if _encodes_on_device(self._saving):
+                images = self._stages["encode"].run(
+                    self._encode, [overlay for _, overlay in finished], _to_pixels, Tensor.numel
+                )
             else:
-                made = [_to_pixels(it) for _, it in given]
-            for (number, _), it in zip(given, made):
-                drawn[chosen[number][0]][slots[number]] = it
-        whole = {place: own for place, own in drawn.items() if all(it is not None for it in own)}
-        return cast(Mapping[int, Sequence[Drawn]], whole)
+                images = [_to_pixels(overlay) for _, overlay in finished]
+            for (number, _), image in zip(finished, images):
+                overlays_by_position[jobs[number][0]][slots[number]] = image
+        complete = {
+            position: image_overlays
+            for position, image_overlays in overlays_by_position.items()
+            if all(overlay is not None for overlay in image_overlays)
+        }
+        return cast(Mapping[int, Sequence[DrawnImage]], complete)
 
-    def _overlay(self, part: Sequence[MapResult]) -> list[Tensor | None]:
-        sources, saving = [cast(ImageExplanation, one.source) for one in part], cast(Saving, self._saving)
-        pictures = torch.stack([cast(Tensor, source.images[0]).permute(2, 0, 1) for source in sources])
-        heatmaps = torch.stack([source.heatmaps[0, one.k] for source, one in zip(sources, part)])
-        look: Any = {"alpha": saving.alpha, "colormap": saving.colormap, "outline": True}
+    def _overlay(self, results: Sequence[MapResult]) -> list[Tensor | None]:
+        sources, saving = [cast(ImageExplanation, result.source) for result in results], cast(Saving, self._saving)
+        images = torch.stack([cast(Tensor, source.images[0]).permute(2, 0, 1) for source in sources])
+        heatmaps = torch.stack([source.heatmaps[0, result.k] for source, result in zip(sources, results)])
+        style: Any = {"alpha": saving.alpha, "colormap": saving.colormap, "outline": True}
         signed = sources[0].evidence == "signed"
-        return [*on_device.overlay(pictures, heatmaps, region=sources[0].regions[0], signed=signed, **look)]
+        return [*on_device.overlay(images, heatmaps, region=sources[0].regions[0], signed=signed, **style)]
 
     def _encode(self, overlays: Sequence[Tensor]) -> list[bytes]:
         return self._codec.encode(overlays, cast(Saving, self._saving).quality)
 
 
-def open_pixels(
-    wanted: str, classifier: Classifier, request: Request, *, tell: Tell | None = None, saving: Saving | None = None
+def open_device_pixels(
+    pixels: str,
+    classifier: Classifier,
+    request: Request,
+    *,
+    log_event: LogEvent | None = None,
+    saving: Saving | None = None,
 ) -> DevicePixels | None:
-    """The stages on the classifier's device; None where pixels stay on the processor. Raises as `find_pixels`."""
-    codec = find_pixels(wanted, classifier, request)
+    """Return the image processing on the classifier's device, or None on the CPU.
+
+    Raises `DeviceError` as `find_pixels` does.
+    """
+    codec = find_pixels(pixels, classifier, request)
     if codec is None:
         return None
-    return DevicePixels(classifier, codec, tell=tell or (lambda event, **details: None), saving=saving)
+    return DevicePixels(classifier, codec, log_event=log_event or (lambda event, **details: None), saving=saving)
 
 
 @functools.lru_cache(maxsize=16)
-def _to_column(values: tuple[float, ...], device: torch.device) -> Tensor:
+def _to_channel_tensor(values: tuple[float, ...], device: torch.device) -> Tensor:
     return torch.tensor(values, dtype=torch.float32, device=device)[:, None, None]
 
 
-def _group(items: Sequence[One], key: Callable[[One], object]) -> list[list[tuple[int, One]]]:
-    """Items that are alike, with their places."""
-    groups: dict[object, list[tuple[int, One]]] = {}
-    for place, item in enumerate(items):
-        groups.setdefault(key(item), []).append((place, item))
+def _group(items: Sequence[ItemT], key: Callable[[ItemT], object]) -> list[list[tuple[int, ItemT]]]:
+    """Group the items by key, and return each with its position."""
+    groups: dict[object, list[tuple[int, ItemT]]] = {}
+    for position, item in enumerate(items):
+        groups.setdefault(key(item), []).append((position, item))
     return list(groups.values())
 
 
-def _is_drawable(found: PictureResult) -> bool:
-    sources = [it.source for it in found.results]
-    return all(isinstance(it, ImageExplanation) and isinstance(it.images[0], Tensor) for it in sources)
+def _is_drawable(result: PictureResult) -> bool:
+    sources = [map_result.source for map_result in result.results]
+    return all(isinstance(source, ImageExplanation) and isinstance(source.images[0], Tensor) for source in sources)
 
 
-def _find_form(result: MapResult) -> object:
+def _find_overlay_group(result: MapResult) -> object:
     source = cast(ImageExplanation, result.source)
     return source.images[0].shape, source.heatmaps.shape[2:], source.regions[0], source.evidence
 
@@ -336,24 +397,34 @@ def _count_bytes(result: MapResult) -> int:
     return cast(Tensor, result.source.images[0]).numel()
 
 
-def _to_pixels(picture: Tensor) -> Pixels:
-    """(3,H,W) as an array (H,W,3)."""
-    return np.ascontiguousarray(to_numpy(picture.permute(1, 2, 0)))
+def _to_pixels(image: Tensor) -> Pixels:
+    """Convert an image (3,H,W) to an array (H,W,3)."""
+    return np.ascontiguousarray(to_numpy(image.permute(1, 2, 0)))
 
 
-def _let_go(found: PictureResult, drawn: Sequence[Drawn] | None) -> PictureResult:
-    """The same without anything on the device; of pictures that are drawn their sizes are all that is needed."""
-    if drawn is None:
-        maps = {key: _fetch(each) for key, each in found.maps.items()}
-        others = [replace(each, images=[*map(to_numpy, each.images)]) for each in found.attributions]
-        return replace(found, maps=maps, attributions=others)
-    shape = np.broadcast_to(np.uint8(0), tuple(found.picture.shape))
-    maps = {key: replace(each, images=[shape], heatmaps=NONE) for key, each in found.maps.items()}
-    sources = {id(each): maps[key] for key, each in found.maps.items()}
-    made = [replace(it, source=sources[id(it.source)], drawn=own) for it, own in zip(found.results, drawn)]
-    return replace(found, maps=maps, made=made)
+def _move_result_to_cpu(result: PictureResult, overlays: Sequence[DrawnImage] | None) -> PictureResult:
+    """Return the result without any data on the device.
+
+    If the overlays are drawn, only the size of the image is still needed.
+    """
+    if overlays is None:
+        maps = {key: _move_explanation_to_cpu(explanation) for key, explanation in result.maps.items()}
+        attributions = [
+            replace(explanation, images=[*map(to_numpy, explanation.images)]) for explanation in result.attributions
+        ]
+        return replace(result, maps=maps, attributions=attributions)
+    shape = np.broadcast_to(np.uint8(0), tuple(result.picture.shape))
+    maps = {
+        key: replace(explanation, images=[shape], heatmaps=EMPTY_HEATMAP) for key, explanation in result.maps.items()
+    }
+    sources = {id(explanation): maps[key] for key, explanation in result.maps.items()}
+    drawn_results = [
+        replace(map_result, source=sources[id(map_result.source)], drawn_overlay=overlay)
+        for map_result, overlay in zip(result.results, overlays)
+    ]
+    return replace(result, maps=maps, drawn_results=drawn_results)
 
 
-def _fetch(source: ImageExplanation) -> ImageExplanation:
-    pictures = [np.ascontiguousarray(to_numpy(picture)) for picture in source.images]
-    return replace(source, images=pictures, heatmaps=source.heatmaps.cpu())
+def _move_explanation_to_cpu(explanation: ImageExplanation) -> ImageExplanation:
+    images = [np.ascontiguousarray(to_numpy(image)) for image in explanation.images]
+    return replace(explanation, images=images, heatmaps=explanation.heatmaps.cpu())

@@ -1,4 +1,4 @@
-"""The engines' common part: what comes out of them is kept, counted and given on. And the engine on this machine."""
+"""Engines: their interface, the engine in this process, and the code that records and counts their results."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from gradcam.batch.compute import Tell
-from gradcam.batch.device import open_pixels
+from gradcam.batch.compute import LogEvent
+from gradcam.batch.device import open_device_pixels
 from gradcam.batch.findings import Request, find
 from gradcam.batch.formats import OpenRun
 from gradcam.batch.pipeline import compute_items
@@ -24,9 +24,12 @@ from gradcam.storage.records import Record, Report
 
 @dataclass(frozen=True)
 class Work:
-    """What a run is about: pictures, in the order of the manifest, and how they are explained. `workers`: threads
-    beside each model. `device`: of models, where that is not `classifier`'s. `pixels`: one of `options.PIXELS`.
-    `resolved`: as in `Run`. `resumed_layers`: the layer fields of `classifier` that an earlier version chose."""
+    """The settings of a run: the images, in the order of the manifest, and how to explain them.
+
+    `workers` is the number of threads per model. `device` is where models run, if that is not the device of
+    `classifier`. `pixels` is one of `options.PIXELS`, `resolved` is as in `Run`, and `resumed_layers` are the layer
+    fields of `classifier` that an earlier version chose.
+    """
 
     classifier: Classifier
     request: Request
@@ -40,20 +43,30 @@ class Work:
     resumed_layers: Mapping[str, Any] = field(default_factory=dict)
 
 
-Needed = Callable[[Item], bool]
-Late = Callable[[Report], None] | None
+IsNeeded = Callable[[Item], bool]
+OnLeftover = Callable[[Report], None] | None
 Reports = Generator[Report, None, None]
 
 
 class Engine(Protocol):
-    """What does the work: a report for each picture that is needed, in the order of the items. Once it is closed, or
-    has raised, nothing is written any more, and `late` has got what was finished and not taken."""
+    """A function that explains images: it yields a report for each image that is needed, in the order of the items.
 
-    def __call__(self, work: Work, saver: Saver, *, is_needed: Needed, tell: Tell, late: Late = None) -> Reports: ...
+    Once it is closed or has raised, it writes no more results. If it stops early, it passes each finished but unread
+    report to `on_leftover`.
+    """
+
+    def __call__(
+        self, work: Work, saver: Saver, *, is_needed: IsNeeded, log_event: LogEvent, on_leftover: OnLeftover = None
+    ) -> Reports: ...
 
 
-def explain_here(work: Work, saver: Saver, *, is_needed: Needed, tell: Tell, late: Late = None) -> Reports:
-    """The engine in this process: threads read ahead and write behind, and the model is in the caller's."""
+def explain_here(
+    work: Work, saver: Saver, *, is_needed: IsNeeded, log_event: LogEvent, on_leftover: OnLeftover = None
+) -> Reports:
+    """Explain images in this process.
+
+    Worker threads read ahead and write results, and the model runs in the caller's thread.
+    """
     return compute_items(
         work.classifier,
         partial(find, work.classifier, work.request),
@@ -62,53 +75,63 @@ def explain_here(work: Work, saver: Saver, *, is_needed: Needed, tell: Tell, lat
         is_needed=is_needed,
         batch_size=work.batch_size,
         workers=work.workers,
-        tell=tell,
+        log_event=log_event,
         audit=work.audit,
-        late=late,
-        pixels=open_pixels(work.pixels, work.classifier, work.request, tell=tell, saving=saver.saving),
+        on_leftover=on_leftover,
+        pixels=open_device_pixels(work.pixels, work.classifier, work.request, log_event=log_event, saving=saver.saving),
     )
 
 
 def explain_into(
     results: OpenRun, saver: Saver, work: Work, limit: FailureLimit | None = None, *, engine: Engine = explain_here
 ) -> Generator[Record, None, None]:
-    """Explain whatever there is no record of yet; each record is kept before it is given. What an earlier run recorded
-    as failed is tried again, and does not count once more towards `limit`. Raises `TooManyFailuresError`."""
-    failures, most = 0, None if limit is None else limit.count(len(work.items))
-    left = sum(item.name not in results.done for item in work.items)
-    late: list[Report] = []
-    last: Report | None = None  # with a record
+    """Explain the images that have no record yet, and yield each record once it is stored.
 
-    def keep(report: Report) -> Record:
-        nonlocal last
+    Images that failed in an earlier run are retried, and do not count towards `limit` again. Raises
+    `TooManyFailuresError`.
+    """
+    failures, max_failures = 0, None if limit is None else limit.count(len(work.items))
+    remaining = sum(item.name not in results.done for item in work.items)
+    leftovers: list[Report] = []
+    last_stored: Report | None = None
+
+    def store(report: Report) -> Record:
+        nonlocal last_stored
         with uninterrupted():
             record = results.append(report.record, report.files)
-            last = report
+            last_stored = report
         results.log("picture", image=record.image, status=record.status, seconds=report.seconds)
         return record
 
     reports = engine(
-        work, saver, is_needed=lambda item: item.name not in results.done, tell=results.log, late=late.append
+        work,
+        saver,
+        is_needed=lambda item: item.name not in results.done,
+        log_event=results.log,
+        on_leftover=leftovers.append,
     )
     try:
-        with contextlib.closing(reports):  # nobody writes any more once this has ended, and the results may be let go
+        # Closing the engine ends all writing, so that the caller may release the results.
+        with contextlib.closing(reports):
             for report in reports:
-                record = keep(report)
+                record = store(report)
                 yield record
                 failures += record.error is not None and record.image not in results.failed
-                left -= 1
-                if limit and most is not None and failures > most and left:  # behind the last there is nothing to stop
+                remaining -= 1
+                # After the last image there is nothing to stop.
+                if limit and max_failures is not None and failures > max_failures and remaining:
                     times = "1 failure" if failures == 1 else f"{failures} failures"
-                    share = f" ({most} of {len(work.items)} images)" if limit.is_share else ""
+                    share = f" ({max_failures} of {len(work.items)} images)" if limit.is_share else ""
                     raise TooManyFailuresError(
                         f"Stopped after {times}: --max-failures is {limit}{share}. Use --resume to continue. The "
                         "run then retries the failed images, and does not count them again."
                     )
     except BaseException as error:
         records = []
-        with contextlib.suppress(OutputError, StoreError):  # of the same place, which `error` says more about
-            records = [keep(report) for report in late if report is not last]
+        # `error` already reports that the place cannot be written.
+        with contextlib.suppress(OutputError, StoreError):
+            records = [store(report) for report in leftovers if report is not last_stored]
         if not isinstance(error, GeneratorExit):
             yield from records
-        if not isinstance(error, TooManyFailuresError) or len(records) < left:
+        if not isinstance(error, TooManyFailuresError) or len(records) < remaining:
             raise

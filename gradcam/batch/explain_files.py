@@ -11,7 +11,7 @@ from typing import Any
 from typing_extensions import Unpack
 
 from gradcam.attributions.table import ATTRIBUTIONS, AttributionMethod
-from gradcam.batch.device import open_pixels
+from gradcam.batch.device import open_device_pixels
 from gradcam.batch.findings import PictureResult, Request, find
 from gradcam.batch.pipeline import compute_items
 from gradcam.batch.pool import choose_batch_size
@@ -32,11 +32,13 @@ from gradcam.targets.classes import ClassTarget, check_classes, is_function
 
 @dataclass(frozen=True, eq=False)
 class FileResult:
-    """What became of one picture: it failed, and `error` says why, or there are explanations of it alone (N is 1).
-    `name`: relative to the input's root, with "/" between folders; `inputs[3]` for a picture that is not given by its
-    path. `path`: None for such a one, and for what lies in an archive or in a store. `explanations`: by (layer,
-    method). `predictions`: the most probable classes, or what was found. `note`: what a person should know of how the
-    picture is shown."""
+    """The result of one image: an error, or explanations of this image alone (N is 1).
+
+    `name` is relative to the input's root, with "/" between folders; an image that is not given by a path is named like
+    `inputs[3]`. `path` is None for such an image, and for images in archives and stores. `explanations` is a dict by
+    (layer, method). `predictions` are the most probable classes, or the detections. `note` is a remark on how the image
+    was read or is displayed.
+    """
 
     name: str
     path: Path | None
@@ -132,50 +134,52 @@ def explain_files(
     classifier = classifier or load_classifier()
     if layers is not None and (not isinstance(layers, (list, tuple)) or not layers):
         raise LayerError(f"layers is {shorten(layers)}, expected a list of at least one dotted name, or None.")
-    found = list(dict.fromkeys(find_layer(classifier.model, layer).name for layer in layers or ()))
+    layer_names = list(dict.fromkeys(find_layer(classifier.model, layer).name for layer in layers or ()))
     methods = [classifier.default_method] if methods is None and classifier.task == "classification" else methods
     maps: Any = methods
     attributions: list[AttributionMethod] = []
     if isinstance(methods, (list, tuple)):
-        named = [ATTRIBUTIONS.get(each, each) if isinstance(each, str) else each for each in methods]
-        attributions = list(dict.fromkeys(each for each in named if isinstance(each, AttributionMethod)))
-        maps = [each for each in named if not isinstance(each, AttributionMethod)]
-    chosen = find_methods(maps) if methods is not None and (maps or not attributions) else []
-    of_pictures: dict[str, Any] = {"layers": found, "attributions": attributions}
-    request = Request.of(chosen, _to_target(classifier, target), options, "explain_files", **of_pictures)
+        method_objects = [ATTRIBUTIONS.get(method, method) if isinstance(method, str) else method for method in methods]
+        attributions = list(dict.fromkeys(method for method in method_objects if isinstance(method, AttributionMethod)))
+        maps = [method for method in method_objects if not isinstance(method, AttributionMethod)]
+    map_methods = find_methods(maps) if methods is not None and (maps or not attributions) else []
+    extra: dict[str, Any] = {"layers": layer_names, "attributions": attributions}
+    request = Request.of(map_methods, _to_target(classifier, target), options, "explain_files", **extra)
     size = choose_batch_size(classifier) if batch_size == "auto" else batch_size
-    threads = count_cores() if workers is None else workers
-    stages = open_pixels(pixels, classifier, request)
+    thread_count = count_cores() if workers is None else workers
+    device_pixels = open_device_pixels(pixels, classifier, request)
     return compute_items(
         classifier,
         partial(find, classifier, request),
         list_inputs(inputs).items,
         finish=_to_result,
         batch_size=check_count(size, "batch_size", "a number of images, 1 or more."),
-        workers=check_count(threads, "workers", "a number of threads, 1 or more."),
-        pixels=stages,
+        workers=check_count(thread_count, "workers", "a number of threads, 1 or more."),
+        pixels=device_pixels,
     )
 
 
-def _to_result(fetched: Fetched, found: PictureResult | GradcamError) -> FileResult:
+def _to_result(fetched: Fetched, result: PictureResult | GradcamError) -> FileResult:
     name, path = fetched.item.name, fetched.item.content.path
-    if isinstance(found, GradcamError):
-        return FileResult(name, path, found)
-    return FileResult(name, path, None, found.maps, found.attributions, found.predictions, found.note)
+    if isinstance(result, GradcamError):
+        return FileResult(name, path, result)
+    return FileResult(name, path, None, result.maps, result.attributions, result.predictions, result.note)
 
 
 def _to_target(classifier: Classifier, target: Any) -> Any:
-    """The target with one row of classes, which is every picture's. Raises `TargetError` for what the model has not."""
+    """Return the target with at most one row of classes, for every image. Raises `TargetError` for unknown classes."""
     if classifier.task != "classification" or is_function(target) or isinstance(target, Target):
         return target
-    chosen = target if isinstance(target, ClassTarget) else ClassTarget(target)
-    if chosen.top > classifier.classes:
-        raise TargetError(f"The top {chosen.top} classes were requested, but this model has {classifier.classes}.")
-    if chosen.classes is None:
-        return chosen
-    given = chosen.classes.tolist() if hasattr(chosen.classes, "tolist") else chosen.classes
-    row = list(given) if isinstance(given, (list, tuple)) else [given]
+    class_target = target if isinstance(target, ClassTarget) else ClassTarget(target)
+    if class_target.top > classifier.classes:
+        raise TargetError(
+            f"The top {class_target.top} classes were requested, but this model has {classifier.classes}."
+        )
+    if class_target.classes is None:
+        return class_target
+    classes = class_target.classes.tolist() if hasattr(class_target.classes, "tolist") else class_target.classes
+    row = list(classes) if isinstance(classes, (list, tuple)) else [classes]
     if len(row) == 1 and isinstance(row[0], (list, tuple)):
         row = list(row[0])
-    indices = [classifier.find_class(each) if isinstance(each, str) else each for each in row]
-    return replace(chosen, classes=check_classes([indices], 1, classifier.classes).tolist())
+    indices = [classifier.find_class(class_) if isinstance(class_, str) else class_ for class_ in row]
+    return replace(class_target, classes=check_classes([indices], 1, classifier.classes).tolist())

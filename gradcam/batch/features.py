@@ -1,4 +1,4 @@
-"""A file of features: rows gathered on the disk, then written whole, as NumPy's .npz or as .safetensors."""
+"""Extract the features of many images, and write them to one NumPy .npz or .safetensors file."""
 
 from __future__ import annotations
 
@@ -34,12 +34,15 @@ from gradcam.models.probe import make_noise
 from gradcam.sources.contents import Item
 from gradcam.storage.disk import describe_os_error
 
-Row = dict[str, Tensor]  # by layer: what it gave for one picture, on the CPU
+Row = dict[str, Tensor]  # The output of each layer for one image, on the CPU.
 
 
 @dataclass(frozen=True)
 class Extractor:
-    """Which layers of a model, by name. `pools`: their mean over the picture; `reshape`: as in `gradcam.explain`."""
+    """Extracts the outputs of named layers of a model.
+
+    `pools` averages each output over the image. `reshape` is as in `gradcam.explain`.
+    """
 
     classifier: Classifier
     layers: Sequence[str]
@@ -47,25 +50,28 @@ class Extractor:
     reshape: str | tuple[int, ...] | None = None
 
     def extract(self, pictures: Sequence[Prepared], *, classes: Sequence[int] | None = None) -> list[Row]:
-        """What the layers give for pictures of one size, from one pass; `classes` make no difference."""
-        images = torch.stack([picture.image for picture in pictures])
-        found = self.run(images.to(self.classifier.device, find_input_dtype(self.classifier.model)))
-        on_cpu = {name: tensor.cpu() for name, tensor in found.items()}
+        """Return the layer outputs of each image from one pass. All images have one size, and `classes` is ignored."""
+        images = torch.stack([prepared.image for prepared in pictures])
+        outputs = self.run(images.to(self.classifier.device, find_input_dtype(self.classifier.model)))
+        on_cpu = {name: tensor.cpu() for name, tensor in outputs.items()}
         return [{name: tensor[i] for name, tensor in on_cpu.items()} for i in range(len(pictures))]
 
     def run(self, images: Tensor) -> Row:
-        """What the layers give for images (N,...), on their device. Raises `LayerError` where rows are not pictures."""
-        found = features(self.classifier.model, images, self.layers)
-        for name, tensor in found.items():
+        """Return the layer outputs for images (N,...) on their device.
+
+        Raises `LayerError` if the first axis is not the batch.
+        """
+        outputs = features(self.classifier.model, images, self.layers)
+        for name, tensor in outputs.items():
             if not tensor.ndim or len(tensor) != len(images):
                 raise LayerError(
                     f"Layer '{name}' returns {tuple(tensor.shape)} for {len(images)} images: its first dimension is not the "
                     "batch, so features cannot be assigned to images. Choose a layer whose first dimension is the batch."
                 )
-        return {name: self._pool(name, tensor, images) for name, tensor in found.items()} if self.pools else found
+        return {name: self._pool(name, tensor, images) for name, tensor in outputs.items()} if self.pools else outputs
 
     def _pool(self, name: str, tensor: Tensor, images: Tensor) -> Tensor:
-        """(N,C): the mean over all places; of tokens, over those of the grid."""
+        """Return the mean over all positions, (N,C). For tokens, only the grid's tokens count."""
         if tensor.ndim <= 2 or tensor[0].numel() == max(tensor.shape[1:]):
             return tensor.flatten(1) if tensor.ndim > 2 else tensor
         model = unwrap(self.classifier.model)
@@ -88,12 +94,15 @@ def prepare_extractor(
     reshape: str | tuple[int, ...] | None = None,
     batch_size: int,
 ) -> Extractor:
-    """An extractor of the layers that these names and patterns mean, tried out on pictures of noise. Raises
-    `LayerError` where `inspection.features` does, and for a layer that gives nothing for each picture."""
+    """Return an extractor of the layers that match these names and patterns, tested on noise images.
+
+    Raises `LayerError` as `inspection.features` does, and for a layer whose output has no batch axis.
+    """
     noise = make_noise(classifier.preprocess, classifier.model)
     images = noise.repeat(min(batch_size, 2), *[1] * (noise.ndim - 1))
-    found = features(classifier.model, images, layers)  # of a pattern, those that run
-    extractor = Extractor(classifier, list(found), pools, reshape)
+    # A pattern also matches layers that the model does not run; these have no output.
+    outputs = features(classifier.model, images, layers)
+    extractor = Extractor(classifier, list(outputs), pools, reshape)
     extractor.run(images)
     return extractor
 
@@ -101,29 +110,30 @@ def prepare_extractor(
 def extract_items(
     extractor: Extractor, items: Iterable[Item], *, batch_size: int, workers: int
 ) -> Generator[tuple[str, Row | GradcamError], None, None]:
-    """Each picture's name, and what the layers give for it or why that cannot be had, in the order of the items."""
+    """Yield the name of each image with its features or an error, in the order of the items."""
 
-    def name(fetched: Fetched, found: Row | GradcamError) -> tuple[str, Row | GradcamError]:
-        return fetched.item.name, found
+    def to_row(fetched: Fetched, row: Row | GradcamError) -> tuple[str, Row | GradcamError]:
+        return fetched.item.name, row
 
-    unasked = (replace(item, wanted=None) for item in items)  # no class is looked at
-    how: dict[str, Any] = {"batch_size": batch_size, "workers": workers}
-    return compute_items(extractor.classifier, extractor.extract, unasked, finish=name, **how)
+    items_without_class = (replace(item, wanted=None) for item in items)  # Features do not depend on a class.
+    settings: dict[str, Any] = {"batch_size": batch_size, "workers": workers}
+    return compute_items(extractor.classifier, extractor.extract, items_without_class, finish=to_row, **settings)
 
 
-NAMES = "names"  # what the pictures' names are called in a file
-RESERVED = {".npz": NAMES, ".safetensors": "__metadata__"}  # no layer can be called so there
-LONGEST_HEADER = 100_000_000  # bytes that readers of safetensors take
-BLOCK = 2**20  # bytes that are copied at once
+NAMES_KEY = "names"  # The key of the image names in a file.
+RESERVED_NAMES = {".npz": NAMES_KEY, ".safetensors": "__metadata__"}  # A layer with this name cannot be stored.
+# Readers of safetensors files reject longer headers.
+MAX_HEADER_BYTES = 100_000_000
+COPY_BLOCK_BYTES = 2**20
 
-# What each format knows; values of any other kind are written as float32.
-SAFETENSORS = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
-NPZ = {torch.float64: "<f8", torch.float32: "<f4", torch.float16: "<f2"}
+# The dtypes that each format can store. Other dtypes are converted to float32.
+SAFETENSORS_DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+NPZ_DTYPES = {torch.float64: "<f8", torch.float32: "<f4", torch.float16: "<f2"}
 
 
 @dataclass(frozen=True)
 class _Spool:
-    """One layer's rows so far, without a name in their folder, so that nothing is left of them however this ends."""
+    """The rows of one layer in an unnamed temporary file, which the system deletes even if the process is killed."""
 
     file: BinaryIO
     shape: tuple[int, ...]
@@ -131,13 +141,16 @@ class _Spool:
 
 
 class FeatureFile:
-    """Gathers pictures' features as a context, row by row on the disk, as in memory there is room for one; at the end
-    they are written to one file, .npz or .safetensors by its path, which has its name when it is whole."""
+    """Writes the features of many images to one .npz or .safetensors file. Use it as a context manager.
+
+    Rows are collected in temporary files, because they may not fit into memory. The final file gets its name once it is
+    complete.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.names: list[str] = []
-        self._known = SAFETENSORS if path.suffix.lower() == ".safetensors" else NPZ
+        self._dtype_names = SAFETENSORS_DTYPES if path.suffix.lower() == ".safetensors" else NPZ_DTYPES
         self._spools: dict[str, _Spool] = {}
         self._files = contextlib.ExitStack()
 
@@ -145,27 +158,32 @@ class FeatureFile:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):  # of a disk that is full: what was in their buffers is not wanted any more
+        with contextlib.suppress(OSError):  # A full disk raises here, but the buffered rows are no longer needed.
             self._files.close()
 
     @property
     def layers(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Each layer's shape, the pictures' axis first, and dtype, as they are written."""
+        """Return the shape of each layer's features, with the image axis first, and their dtype in the file."""
         shapes = {name: (len(self.names), *spool.shape) for name, spool in self._spools.items()}
         return {name: (shape, str(self._spools[name].dtype).removeprefix("torch.")) for name, shape in shapes.items()}
 
     def add(self, name: str, row: Mapping[str, Tensor]) -> None:
-        """Add one picture's. Raises `LayerError` where a layer's shape differs from that of the pictures before,
-        `OutputError`."""
-        tensors = {layer: it.to(it.dtype if it.dtype in self._known else torch.float32) for layer, it in row.items()}
+        """Add the features of one image.
+
+        Raises `OutputError`, and `LayerError` if a shape differs from earlier images.
+        """
+        tensors = {
+            layer: tensor.to(tensor.dtype if tensor.dtype in self._dtype_names else torch.float32)
+            for layer, tensor in row.items()
+        }
         for layer, tensor in tensors.items():
-            first = self._spools.get(layer)
-            if first is not None and first.shape != tuple(tensor.shape):
+            spool = self._spools.get(layer)
+            if spool is not None and spool.shape != tuple(tensor.shape):
                 raise LayerError(
-                    f"Layer '{layer}' returns {tuple(tensor.shape)} for {name}, but {first.shape} for earlier images, so "
+                    f"Layer '{layer}' returns {tuple(tensor.shape)} for {name}, but {spool.shape} for earlier images, so "
                     "the features do not fit into one array: give one --size HEIGHTxWIDTH for all images, or --pool."
                 )
-        with _blaming(self.path):
+        with _convert_os_errors(self.path):
             for layer, tensor in tensors.items():
                 if layer not in self._spools:
                     file = tempfile.TemporaryFile(dir=self.path.parent)  # noqa: SIM115  (the stack closes it)
@@ -174,10 +192,10 @@ class FeatureFile:
                 self._spools[layer].file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
         self.names.append(name)
 
-    def write(self, about: Mapping[str, str]) -> None:
-        with _blaming(self.path), replacing(self.path) as file:
-            if self._known is SAFETENSORS:
-                self._write_safetensors(file, about)
+    def write(self, metadata: Mapping[str, str]) -> None:
+        with _convert_os_errors(self.path), replacing(self.path) as file:
+            if self._dtype_names is SAFETENSORS_DTYPES:
+                self._write_safetensors(file, metadata)
             else:
                 self._write_npz(file)
             file.flush()
@@ -188,21 +206,21 @@ class FeatureFile:
             for name, spool in self._spools.items():
                 with _entry(archive, name) as entry:
                     shape = (len(self.names), *spool.shape)
-                    about = {"descr": NPZ[spool.dtype], "fortran_order": False, "shape": shape}
-                    np.lib.format.write_array_header_1_0(entry, about)
+                    header = {"descr": NPZ_DTYPES[spool.dtype], "fortran_order": False, "shape": shape}
+                    np.lib.format.write_array_header_1_0(entry, header)
                     _copy(spool, entry)
-            with _entry(archive, NAMES) as entry:
+            with _entry(archive, NAMES_KEY) as entry:
                 np.lib.format.write_array(entry, np.array(self.names, dtype=np.str_), allow_pickle=False)
 
-    def _write_safetensors(self, file: BinaryIO, about: Mapping[str, str]) -> None:
-        header: dict[str, object] = {"__metadata__": {**about, NAMES: json.dumps(self.names)}}
-        # The widest first, so that each begins at a multiple of its values' size.
-        spools = sorted(self._spools.items(), key=lambda it: -it[1].dtype.itemsize)
+    def _write_safetensors(self, file: BinaryIO, metadata: Mapping[str, str]) -> None:
+        header: dict[str, object] = {"__metadata__": {**metadata, NAMES_KEY: json.dumps(self.names)}}
+        # Sort by item size, so that each tensor is aligned to a multiple of its item size.
+        spools = sorted(self._spools.items(), key=lambda item: -item[1].dtype.itemsize)
         start = 0
         for name, spool in spools:
             shape = [len(self.names), *spool.shape]
             end = start + math.prod(shape) * spool.dtype.itemsize
-            header[name] = {"dtype": SAFETENSORS[spool.dtype], "shape": shape, "data_offsets": [start, end]}
+            header[name] = {"dtype": SAFETENSORS_DTYPES[spool.dtype], "shape": shape, "data_offsets": [start, end]}
             start = end
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
@@ -212,38 +230,39 @@ class FeatureFile:
 
 
 def check_feature_file(path: Path, names: Sequence[str]) -> None:
-    """Raises `OutputError` where the names do not fit into the file, or its folder cannot be made or written."""
-    if path.suffix.lower() == ".safetensors" and len(json.dumps(json.dumps(names))) > LONGEST_HEADER * 0.99:
+    """Raise `OutputError` if the names do not fit into the file, or if its folder cannot be created or written."""
+    if path.suffix.lower() == ".safetensors" and len(json.dumps(json.dumps(names))) > MAX_HEADER_BYTES * 0.99:
         raise OutputError(f"{path}: cannot store the names of {len(names)} images; write an .npz file instead.")
-    with _blaming(path):
+    with _convert_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path.parent).close()
 
 
 def check_layers(path: Path, layers: Sequence[str]) -> None:
-    """Raises `GradcamError` for a layer whose name means something else in such a file."""
-    name, is_npz = RESERVED[path.suffix.lower()], path.suffix.lower() == ".npz"
+    """Raise `GradcamError` for a layer name that is reserved in this file format."""
+    name, is_npz = RESERVED_NAMES[path.suffix.lower()], path.suffix.lower() == ".npz"
     if name in layers:
-        what, other = ("the image names", ".safetensors") if is_npz else ("the metadata", ".npz")
+        meaning, other_suffix = ("the image names", ".safetensors") if is_npz else ("the metadata", ".npz")
         raise GradcamError(
-            f"The layer name '{name}' is reserved for {what} in a {path.suffix} file: write a {other} file instead."
+            f"The layer name '{name}' is reserved for {meaning} in a {path.suffix} file: write a "
+            f"{other_suffix} file instead."
         )
 
 
 @contextlib.contextmanager
 def _entry(archive: zipfile.ZipFile, name: str) -> Iterator[BinaryIO]:
-    """An array in the archive, of any size; without the time, so that the same features are the same bytes."""
+    """Open an array of any size in the archive, without a timestamp, so that equal features give equal bytes."""
     with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as entry:
-        yield entry  # type: ignore[misc]  # which is what np.lib.format writes to
+        yield entry  # type: ignore[misc]  # np.lib.format needs only its `write` method.
 
 
 def _copy(spool: _Spool, file: BinaryIO) -> None:
     spool.file.seek(0)
-    shutil.copyfileobj(spool.file, file, BLOCK)
+    shutil.copyfileobj(spool.file, file, COPY_BLOCK_BYTES)
 
 
 @contextlib.contextmanager
-def _blaming(path: Path) -> Iterator[None]:
+def _convert_os_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

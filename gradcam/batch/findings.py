@@ -1,4 +1,4 @@
-"""From pictures to what was found in them: the computation that `gradcam run`, `gradcam batch` and Python share."""
+"""Explain preprocessed images: the computation behind `gradcam run`, `gradcam batch` and `explain_files`."""
 
 from __future__ import annotations
 
@@ -33,18 +33,23 @@ from gradcam.targets.base import Instance, Target
 from gradcam.targets.classes import ClassTarget
 from gradcam.web.page import Page
 
-LISTED = 5  # predictions
-NOISE_SIZE = (224, 224)  # pixels
+# The number of classes in the predictions of an image.
+MAX_PREDICTIONS = 5
+NOISE_SIZE = (224, 224)
 MakePage = Callable[[Classifier, Prepared], Page]
-Drawn = Pixels | bytes  # a picture, or one as the bytes of its file
-FOUND = ("box", "word", "keypoint")  # kinds of instances that are found by the model, whoever asks
+DrawnImage = Pixels | bytes  # An image, or the bytes of an encoded image file.
+# Kinds of instances that the model detects by itself, independently of the target.
+DETECTED_KINDS = ("box", "word", "keypoint")
 
 
 @dataclass(frozen=True)
 class Request(Plan):
-    """What is asked of each picture: `methods` make maps at `layers`, or else at their own, as `Classifier.layer_for`
-    finds it; `attributions` say what each pixel matters. Without any of these, the target's own method makes the maps.
-    `target`: None for what the model's kind explains where nothing is said. `make_page`: of each picture a page as well."""
+    """The explanations to compute for each image.
+
+    `methods` are CAM methods, run at `layers` or else at each method's default layer (`Classifier.layer_for`).
+    `attributions` are methods that attribute to input pixels. Without either, the target's own method is used. A
+    `target` of None means the default target of the model's task. `make_page` also makes a page for each image.
+    """
 
     target: ClassTarget | Target | Callable[[Any], Any] | None = field(default_factory=ClassTarget)
     layers: Sequence[str] = ()
@@ -57,23 +62,28 @@ class Request(Plan):
 
     @property
     def classes(self) -> int | None:
-        """How many things of each picture are explained; None where a function of the user's, or the picture, says it."""
-        return count_things(self.target)
+        """Return the number of scores per image, or None if it depends on the image or on a user-defined function."""
+        return count_scores(self.target)
 
     def count_results(self) -> int:
-        """Of each picture; as many as nobody knows yet count as one, or as two where there may well be more."""
-        each = [(len(self.layers) or 1) if method.has_layer else 1 for method in self.all_methods]
-        things = self.classes or (2 if isinstance(self.target, Target) else 1)
-        return (sum(each) or len(self.layers) or 1) * (things + isinstance(self.target, Like))
+        """Return the number of results per image, estimating unknown numbers of scores as one or two."""
+        layers_per_method = [(len(self.layers) or 1) if method.has_layer else 1 for method in self.all_methods]
+        score_count = self.classes or (2 if isinstance(self.target, Target) else 1)
+        return (sum(layers_per_method) or len(self.layers) or 1) * (score_count + isinstance(self.target, Like))
 
     def list_layers(self, classifier: Classifier) -> list[str]:
-        own = [classifier.layer_for(method) for method in self.methods]
-        named = list(self.layers) or [*own, *([classifier.layer] if self.attributions or not own else [])]
-        return list(dict.fromkeys(filter(None, named)))
+        default_layers = [classifier.layer_for(method) for method in self.methods]
+        layers = list(self.layers) or [
+            *default_layers,
+            *([classifier.layer] if self.attributions or not default_layers else []),
+        ]
+        return list(dict.fromkeys(filter(None, layers)))
 
     def to_layer_fields(self, classifier: Classifier, layers: Sequence[str]) -> dict[str, Any]:
-        """Return the fields of a classifier for which `list_layers` gives these layers; none for joined ones. Raises
-        `LayerError` for a layer that the model does not have."""
+        """Return the classifier fields with which `list_layers` returns these layers; none for joined layers.
+
+        Raises `LayerError` for a layer that the model does not have.
+        """
         names = [find_layer(classifier.model, layer).name for layer in layers if " + " not in layer]
         if classifier.task != "classification":
             return {"layer": names[0], "is_chosen": True} if len(names) == 1 else {}
@@ -82,84 +92,90 @@ class Request(Plan):
         return {"layer": names[0], "layer_for_positive": names[-1]} if names else {}
 
 
-def count_things(target: Any) -> int | None:
-    """How many scores of each picture a target explains; None where only the picture, or a function, says it."""
+def count_scores(target: Any) -> int | None:
+    """Return the number of scores per image of a target, or None if it depends on the image or on a function."""
     if isinstance(target, ClassTarget):
         return target.top if target.classes is None else len(target.classes[0])
-    found: Any = None
+    explained: Any = None
     if isinstance(target, (Box, Keypoint)):
-        found = target.numbers
+        explained = target.numbers
     elif isinstance(target, MissedBox):
-        found = target.boxes
+        explained = target.boxes
     elif isinstance(target, Mask):
-        found = target.classes or [None]
+        explained = target.classes or [None]
     elif isinstance(target, Text):
-        found = [target.text] if isinstance(target.text, str) else target.text
+        explained = [target.text] if isinstance(target.text, str) else target.text
     elif isinstance(target, Like):
-        found = [target]
+        explained = [target]
     elif isinstance(target, Token):
-        found = [target.position] if isinstance(target.position, int) else target.position
-    return None if found is None else len(found)
+        explained = [target.position] if isinstance(target.position, int) else target.position
+    return None if explained is None else len(explained)
 
 
 @dataclass(frozen=True, eq=False)
 class MapResult:
-    """One result for a picture: what a record says of it, without any file yet, how fine it is, and how to draw it.
-    `drawn`: its overlay, where that was drawn already."""
+    """One explanation of an image: its record (without file names), its grid, and how to draw it.
+
+    `drawn_overlay` is the overlay if it was drawn on the device.
+    """
 
     entry: Explained
     grid: tuple[int, ...]
     source: ImageExplanation | ImageAttribution = field(repr=False)
     k: int = 0
-    drawn: Drawn | None = field(default=None, repr=False)
+    drawn_overlay: DrawnImage | None = field(default=None, repr=False)
 
     __repr__ = show_fields
 
     @property
     def values(self) -> Tensor:
-        """The method's own, float32: a map (h,w) on the region that the network saw, or an attribution's (C,H,W)."""
+        """Return the method's values, float32: a map (h,w) of the network's input region, or an attribution (C,H,W)."""
         return (self.source.maps if isinstance(self.source, ImageExplanation) else self.source.values)[0, self.k]
 
-    def draw(self, *, alpha: float = 0.5, colormap: str = "turbo") -> Drawn:
-        """RGB, uint8 (H,W,3): the overlay, or an attribution in colour on grey; or the bytes of its file."""
-        if self.drawn is not None:
-            return self.drawn
+    def draw(self, *, alpha: float = 0.5, colormap: str = "turbo") -> DrawnImage:
+        """Return the overlay, or an attribution over a grey image, as RGB uint8 (H,W,3) or as file bytes."""
+        if self.drawn_overlay is not None:
+            return self.drawn_overlay
         if isinstance(self.source, ImageExplanation):
             return self.source.overlay(0, self.k, alpha=alpha, colormap=colormap)
         return self.source.draw(0, self.k)
 
-    def draw_kinds(self, overlay: Drawn | None, kinds: Sequence[str], colormap: str) -> list[tuple[str, Drawn]]:
-        """Of each of these kinds, but the panel, a picture, or a map as the bytes of its file; the overlay is given."""
-        made: list[tuple[str, Drawn]] = []
+    def draw_kinds(
+        self, overlay: DrawnImage | None, kinds: Sequence[str], colormap: str
+    ) -> list[tuple[str, DrawnImage]]:
+        """Return an image or file bytes for each requested kind except the panel; the caller passes the overlay."""
+        outputs: list[tuple[str, DrawnImage]] = []
         if "overlay" in kinds and overlay is not None:
-            made.append(("overlay", overlay))
+            outputs.append(("overlay", overlay))
         if "heatmap" in kinds:
             source = self.source
             if isinstance(source, ImageExplanation):
                 black, signed = np.zeros_like(source.images[0]), source.evidence == "signed"
-                how: Any = {"alpha": 1, "colormap": colormap, "region": source.regions[0], "signed": signed}
-                made.append(("heatmap", draw_overlay(black, source.heatmaps[0, self.k], **how)))
+                options: Any = {"alpha": 1, "colormap": colormap, "region": source.regions[0], "signed": signed}
+                outputs.append(("heatmap", draw_overlay(black, source.heatmaps[0, self.k], **options)))
             else:
-                made.append(("heatmap", source.draw(0, self.k)))
+                outputs.append(("heatmap", source.draw(0, self.k)))
         if "map" in kinds:
             file = io.BytesIO()
             np.save(file, np.ascontiguousarray(self.values.float().cpu().numpy()))
-            made.append(("map", file.getvalue()))
-        return made
+            outputs.append(("map", file.getvalue()))
+        return outputs
 
 
 @dataclass(frozen=True, eq=False)
 class PictureResult:
-    """What was found in one picture: maps as `compare` gives them, attributions, and the most probable classes. Its
-    picture may lie on a device, as a tensor (H,W,3), and the heatmaps then do. `made`: the results, where these were
-    drawn there already."""
+    """The result of one image: maps as `Classifier.compare` returns them, attributions, and the most probable classes.
+
+    The image may be a tensor (H,W,3) on a device; its heatmaps are then on that device. `drawn_results` are the results
+    if their overlays were drawn on the device.
+    """
 
     maps: Mapping[tuple[str, str], ImageExplanation]
     attributions: Sequence[ImageAttribution]
     predictions: Sequence[Prediction]
     target: ClassTarget | Target | Callable[[Any], Any] | None = None
     page: Page | None = None
-    made: Sequence[MapResult] | None = field(default=None, repr=False)
+    drawn_results: Sequence[MapResult] | None = field(default=None, repr=False)
 
     __repr__ = show_fields
 
@@ -169,7 +185,7 @@ class PictureResult:
 
     @property
     def region(self) -> Region:
-        """The pixels of it that the network saw."""
+        """Return the region of the image that the network saw."""
         return self._sources[0].regions[0]
 
     @property
@@ -178,15 +194,21 @@ class PictureResult:
 
     @cached_property
     def results(self) -> list[MapResult]:
-        """All of this picture; behind them those on another one that it was likened to."""
-        if self.made is not None:
-            return list(self.made)
-        found = [_to_result(each, k, self.target) for each in self._sources for k in range(each.scores.shape[1])]
-        others = [each.reference for each in self.maps.values() if isinstance(each.reference, ImageExplanation)]
-        for each in others:
-            here = [_to_result(each, k, self.target) for k in range(each.scores.shape[1])]
-            found += [replace(it, entry=replace(it.entry, on="reference")) for it in here]
-        return found
+        """Return all results of the image, followed by those on a reference image."""
+        if self.drawn_results is not None:
+            return list(self.drawn_results)
+        results = [
+            _to_result(source, k, self.target) for source in self._sources for k in range(source.scores.shape[1])
+        ]
+        references = [
+            explanation.reference
+            for explanation in self.maps.values()
+            if isinstance(explanation.reference, ImageExplanation)
+        ]
+        for reference in references:
+            reference_results = [_to_result(reference, k, self.target) for k in range(reference.scores.shape[1])]
+            results += [replace(result, entry=replace(result.entry, on="reference")) for result in reference_results]
+        return results
 
     def to_record(self, image: str, model: str, files: Sequence[Mapping[str, Any]]) -> Record:
         height, width = self.picture.shape[:2]
@@ -194,7 +216,7 @@ class PictureResult:
             image=image,
             model=model,
             predictions=tuple(self.predictions),
-            explained=tuple(replace(result.entry, **its) for result, its in zip(self.results, files)),
+            explained=tuple(replace(result.entry, **names) for result, names in zip(self.results, files)),
             note=self.note,
             size=(height, width),
             region=self.region,
@@ -207,9 +229,9 @@ class PictureResult:
 
 
 def resolve(classifier: Classifier, request: Request) -> dict[str, Any]:
-    """Return the layers, methods, layouts and output of a run, as far as an explanation of noise tells them.
+    """Return the layers, methods, layouts and output of a run, determined by explaining a noise image.
 
-    The noise is always the same, so that two runs differ here only where the rules of their versions do.
+    The noise is always the same, so a difference between two runs means that gradcam's rules have changed.
     """
     layers, methods, resolved = request.layers or None, request.methods, {}
     if classifier.task == "classification":
@@ -218,7 +240,8 @@ def resolve(classifier: Classifier, request: Request) -> dict[str, Any]:
     elif request.attributions or request.runs_again:
         return {}
     noise = np.random.default_rng(0).integers(0, 256, (*NOISE_SIZE, 3), dtype=np.uint8)
-    with contextlib.suppress(Exception, SystemExit), warnings.catch_warnings():  # A detector finds nothing in noise.
+    # This may fail: a detector has no detections in noise.
+    with contextlib.suppress(Exception, SystemExit), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         plan = replace(request, methods=methods, target=_to_target(request.target, None, 1))
         results = classifier.run_plan(noise, layers, plan)
@@ -229,160 +252,175 @@ def resolve(classifier: Classifier, request: Request) -> dict[str, Any]:
 
 
 def name_target(target: Any) -> str:
-    """What a function of the user's is called; nothing for what is none."""
-    is_ours = target is None or isinstance(target, (ClassTarget, Target))
-    return "" if is_ours else getattr(target, "__name__", type(target).__name__)
+    """Return the name of a user-defined target function, or "" for gradcam's own targets."""
+    is_built_in = target is None or isinstance(target, (ClassTarget, Target))
+    return "" if is_built_in else getattr(target, "__name__", type(target).__name__)
 
 
 def find(
     classifier: Classifier, request: Request, pictures: Sequence[Prepared], *, classes: Sequence[int] | None = None
 ) -> list[PictureResult | GradcamError]:
-    """What is found in pictures of one size, all in one batch; an error for each whose output is NaN or infinite.
-    `classes`: one for each picture, in place of the request's own. Raises as `Classifier.compare` does."""
-    if len(pictures) > 1 and _must_be_alone(classifier, classes):
-        chosen = [None] * len(pictures) if classes is None else [[index] for index in classes]
-        return [found for one, its in zip(pictures, chosen) for found in find(classifier, request, [one], classes=its)]
+    """Explain images of one size in one batch; return an error for each image whose output is NaN or infinite.
+
+    `classes` gives one class per image, and replaces the request's classes. Raises as `Classifier.compare` does.
+    """
+    if len(pictures) > 1 and _requires_single_images(classifier, classes):
+        classes_per_image = [None] * len(pictures) if classes is None else [[index] for index in classes]
+        return [
+            result
+            for prepared, class_ in zip(pictures, classes_per_image)
+            for result in find(classifier, request, [prepared], classes=class_)
+        ]
     target = _to_target(request.target, classes, len(pictures))
     maps: dict[tuple[str, str], ImageExplanation] = {}
     if request.methods or not request.attributions:
         maps = classifier.run_plan(pictures, request.layers or None, replace(request, target=target))
     attributions: list[ImageAttribution] = []
-    more: dict[str, Any] = {"target": target, "progress": request.options["progress"]}
+    options: dict[str, Any] = {"target": target, "progress": request.options["progress"]}
     for method in request.attributions:
-        more["reshape"] = request.options["reshape"] if method.has_layer else None
-        own: Sequence[str | None] = (method.has_layer and request.layers) or [None]
-        attributions += [classifier.attribute(pictures, method, layer=layer, **more) for layer in own]
+        options["reshape"] = request.options["reshape"] if method.has_layer else None
+        layers: Sequence[str | None] = (method.has_layer and request.layers) or [None]
+        attributions += [classifier.attribute(pictures, method, layer=layer, **options) for layer in layers]
     first: Any = [*maps.values(), *attributions][0]
     predictions = _predict_all(classifier, first, target, len(pictures))
-    maps, attributions = {key: _fetch(each) for key, each in maps.items()}, [each.cpu() for each in attributions]
+    maps, attributions = {key: _move_to_cpu(item) for key, item in maps.items()}, [item.cpu() for item in attributions]
     results: list[PictureResult | GradcamError] = []
-    for i, said in enumerate(predictions):
-        if said is None:
+    for i, image_predictions in enumerate(predictions):
+        if image_predictions is None:
             results.append(GradcamError("The model's output contains NaN or infinite values: check its weights."))
             continue
-        found = PictureResult(maps, attributions, said, request.target)
+        result = PictureResult(maps, attributions, image_predictions, request.target)
         if len(pictures) > 1:
-            own_maps = {key: explanation.select(i) for key, explanation in maps.items()}
-            found = replace(found, maps=own_maps, attributions=[each.select(i) for each in attributions])
-        is_empty = not found.results and len(pictures) > 1
-        results.append(_tell_why(classifier, request, pictures[i], classes) if is_empty else found)
+            maps_of_image = {key: explanation.select(i) for key, explanation in maps.items()}
+            result = replace(
+                result, maps=maps_of_image, attributions=[attribution.select(i) for attribution in attributions]
+            )
+        is_empty = not result.results and len(pictures) > 1
+        results.append(_explain_alone(classifier, request, pictures[i], classes) if is_empty else result)
         if request.make_page is not None and isinstance(results[i], PictureResult):
-            results[i] = _with_page(classifier, request.make_page, pictures[i], found)
+            results[i] = _with_page(classifier, request.make_page, pictures[i], result)
     return results
 
 
-def _fetch(found: ImageExplanation) -> ImageExplanation:
-    """With its tensors on the processor; heatmaps stay where their pictures are."""
-    if not any(isinstance(picture, Tensor) for picture in found.images):
-        return found.cpu()
-    own = {name: value for name, value in vars(found).items() if isinstance(value, Tensor)}
-    fetched: dict[str, Any] = {name: own[name].cpu() for name in own.keys() - {"heatmaps", "output"}}
-    return replace(found, **fetched)
+def _move_to_cpu(explanation: ImageExplanation) -> ImageExplanation:
+    """Move an explanation's tensors to the CPU. Heatmaps stay on the device of their images."""
+    if not any(isinstance(image, Tensor) for image in explanation.images):
+        return explanation.cpu()
+    tensors = {name: value for name, value in vars(explanation).items() if isinstance(value, Tensor)}
+    fetched: dict[str, Any] = {name: tensors[name].cpu() for name in tensors.keys() - {"heatmaps", "output"}}
+    return replace(explanation, **fetched)
 
 
 def _with_page(
-    classifier: Classifier, make_page: MakePage, picture: Prepared, found: PictureResult
+    classifier: Classifier, make_page: MakePage, prepared: Prepared, result: PictureResult
 ) -> PictureResult | GradcamError:
     try:
-        return replace(found, page=make_page(classifier, picture))
+        return replace(result, page=make_page(classifier, prepared))
     except GradcamError as error:
-        return GradcamError(str(error))  # a new one: that one would keep all that its traceback refers to
+        # A new error, because the original would keep the tensors of its traceback alive.
+        return GradcamError(str(error))
 
 
-def _must_be_alone(classifier: Classifier, classes: Sequence[int] | None) -> bool:
-    """Whether pictures cannot be explained in one batch: they may be shown in different sizes, have captions of their own,
-    or have classes of their own where a target is of one at a time."""
-    is_of_classes = classifier.task == "classification"
-    return classifier.fit != "crop" or classifier.task == "captioning" or (classes is not None and not is_of_classes)
+def _requires_single_images(classifier: Classifier, classes: Sequence[int] | None) -> bool:
+    """Return True if the images cannot share a batch.
+
+    They may have different sizes or captions, or different classes for a target of one class.
+    """
+    is_classifier = classifier.task == "classification"
+    return classifier.fit != "crop" or classifier.task == "captioning" or (classes is not None and not is_classifier)
 
 
-def _to_target(target: Any, classes: Sequence[int] | None, pictures: int) -> Any:
-    """What is explained in so many pictures. Raises `TargetError` for classes that a target cannot be of."""
+def _to_target(target: Any, classes: Sequence[int] | None, image_count: int) -> Any:
+    """Return the target for this number of images. Raises `TargetError` if classes do not apply to the target."""
     if isinstance(target, ClassTarget):
         if classes is not None:
             return replace(target, classes=[[index] for index in classes])
-        # one row for each
-        return target if target.classes is None else replace(target, classes=list(target.classes) * pictures)
+        # The target has at most one row of classes, which applies to every image.
+        return target if target.classes is None else replace(target, classes=list(target.classes) * image_count)
     if classes is None:
         return target
     if target is None or isinstance(target, (Box, MissedBox, Mask)):
         return classes[0] if target is None else replace(target, class_=classes[0])
-    what = "a function" if not isinstance(target, Target) else f"a {type(target).__name__}"
-    raise TargetError(f"A class is given, but the target is {what}: give only one of them.")
+    target_name = "a function" if not isinstance(target, Target) else f"a {type(target).__name__}"
+    raise TargetError(f"A class is given, but the target is {target_name}: give only one of them.")
 
 
-def _tell_why(
-    classifier: Classifier, request: Request, picture: Prepared, classes: Sequence[int] | None
+def _explain_alone(
+    classifier: Classifier, request: Request, prepared: Prepared, classes: Sequence[int] | None
 ) -> PictureResult | GradcamError:
-    """Why there is nothing to explain in a picture: what is said of it where no other stands beside it."""
+    """Explain one image alone, so that the message says why there is nothing to explain."""
     try:
-        return find(classifier, request, [picture], classes=classes)[0]
+        return find(classifier, request, [prepared], classes=classes)[0]
     except GradcamError as error:
-        return GradcamError(str(error))  # a new one: that one would keep all that its traceback refers to
+        # A new error, because the original would keep the tensors of its traceback alive.
+        return GradcamError(str(error))
 
 
 def _predict_all(
-    classifier: Classifier, first: ImageExplanation | ImageAttribution, target: Any, pictures: int
+    classifier: Classifier, first: ImageExplanation | ImageAttribution, target: Any, image_count: int
 ) -> list[list[Prediction] | None]:
-    """What the model says of each picture: its most probable classes, or all that it found; None where it is NaN."""
+    """Return each image's most probable classes or detections; None where the output is not finite."""
     if classifier.task != "classification":
         instances = getattr(first, "instances", None)
-        seen = [[it for it in own if it.kind in FOUND] for own in instances or [[]] * pictures]
-        counts = [first.scores.shape[1] if instances is None else len(own) for own in instances or seen]
-        is_finite = [bool(own[:count].isfinite().all()) for own, count in zip(first.scores, counts)]
-        found = getattr(first, "detections", None) or seen
-        sure = [[it for it in own if it.score is not None] for own in found]
-        return [[*map(_to_prediction, own)] if fine else None for own, fine in zip(sure, is_finite)]
+        detected = [
+            [instance for instance in row if instance.kind in DETECTED_KINDS] for row in instances or [[]] * image_count
+        ]
+        counts = [first.scores.shape[1] if instances is None else len(row) for row in instances or detected]
+        is_finite = [bool(row[:count].isfinite().all()) for row, count in zip(first.scores, counts)]
+        detections = getattr(first, "detections", None) or detected
+        scored = [[instance for instance in row if instance.score is not None] for row in detections]
+        return [[*map(_to_prediction, row)] if finite else None for row, finite in zip(scored, is_finite)]
     probabilities = first.scores.cpu()
     with contextlib.suppress(*() if isinstance(target, ClassTarget) else (TargetError,)):
-        # What a function of the user's makes a score of need not be classes.
+        # The outputs of a user-defined function need not be class scores.
         return _predict(classifier, first.probabilities().cpu(), first.classes)
-    return [[] if own.isfinite().all() else None for own in probabilities]
+    return [[] if row.isfinite().all() else None for row in probabilities]
 
 
 def _to_prediction(instance: Instance) -> Prediction:
     index = (instance.number or 0) if instance.index is None else instance.index
-    box, point = to_tenths(instance.box), to_tenths(instance.point)
+    box, point = round_to_tenths(instance.box), round_to_tenths(instance.point)
     return Prediction(index, instance.name, float(instance.score or 0), instance.number, box, point)
 
 
-def to_tenths(numbers: Sequence[float] | None) -> Any:
-    """Pixels, to a tenth of one."""
-    return None if numbers is None else tuple(round(float(number), 1) + 0.0 for number in numbers)  # no -0.0
+def round_to_tenths(numbers: Sequence[float] | None) -> Any:
+    """Round pixel coordinates to tenths."""
+    # Adding 0.0 turns -0.0 into 0.0.
+    return None if numbers is None else tuple(round(float(number), 1) + 0.0 for number in numbers)
 
 
 def _predict(classifier: Classifier, probabilities: Tensor, explained: Tensor | None) -> list[list[Prediction] | None]:
-    """List the most probable classes of each image, and after them the explained ones (N,K) that are less probable."""
-    labels, top = classifier.labels, probabilities.topk(min(LISTED, probabilities.shape[1])).indices.tolist()
-    more = [[]] * len(top) if explained is None else explained.tolist()
+    """Return the most probable classes of each image, followed by explained classes (N,K) that are less probable."""
+    labels, top = classifier.labels, probabilities.topk(min(MAX_PREDICTIONS, probabilities.shape[1])).indices.tolist()
+    explained_rows = [[]] * len(top) if explained is None else explained.tolist()
     predictions: list[list[Prediction] | None] = []
-    for shares, first, others in zip(probabilities, top, more):
-        classes = [*first, *sorted({*others} - {*first}, key=lambda index: -float(shares[index]))]
-        listed = [Prediction(i, None if labels is None else labels[i], shares[i].item()) for i in classes]
-        predictions.append(listed if shares.isfinite().all() else None)
+    for row, top_classes, explained_classes in zip(probabilities, top, explained_rows):
+        classes = [*top_classes, *sorted({*explained_classes} - {*top_classes}, key=lambda index: -float(row[index]))]
+        listed = [Prediction(i, None if labels is None else labels[i], row[i].item()) for i in classes]
+        predictions.append(listed if row.isfinite().all() else None)
     return predictions
 
 
-def _to_result(found: ImageExplanation | ImageAttribution, k: int, target: Any) -> MapResult:
-    instance = found.instances[0][k] if isinstance(found, ImageExplanation) and found.instances is not None else None
-    name = name_target(target) if found.scores.shape[1] == 1 else f"{name_target(target)} {k}"
-    index = None if found.classes is None else int(found.classes[0, k])
-    label = name if index is None else None if found.labels is None else found.labels[index]
+def _to_result(source: ImageExplanation | ImageAttribution, k: int, target: Any) -> MapResult:
+    instance = source.instances[0][k] if isinstance(source, ImageExplanation) and source.instances is not None else None
+    name = name_target(target) if source.scores.shape[1] == 1 else f"{name_target(target)} {k}"
+    index = None if source.classes is None else int(source.classes[0, k])
+    label = name if index is None else None if source.labels is None else source.labels[index]
     if instance is not None:
         index, label = instance.index, _name(instance, target)
-    values = found.maps if isinstance(found, ImageExplanation) else found.values[:, :, 0]
+    values = source.maps if isinstance(source, ImageExplanation) else source.values[:, :, 0]
     entry = Explained(
         index=index,
         label=label,
-        score=found.scores[0, k].item(),
-        layer=found.layer or "input",
-        method=found.method,
+        score=source.scores[0, k].item(),
+        layer=source.layer or "input",
+        method=source.method,
         overlay=None,
         blank=not values[0, k].any().item(),
-        evidence=found.evidence if isinstance(found, ImageExplanation) else "signed",
+        evidence=source.evidence if isinstance(source, ImageExplanation) else "signed",
         **({} if instance is None else describe_instance(instance, target)),
     )
-    return MapResult(entry, tuple(values.shape[2:]), found, k)
+    return MapResult(entry, tuple(values.shape[2:]), source, k)
 
 
 def _name(instance: Instance, target: Any) -> str:
@@ -393,7 +431,7 @@ def _name(instance: Instance, target: Any) -> str:
 
 
 def describe_instance(instance: Instance, target: Any) -> dict[str, Any]:
-    """What a record says of an instance, beside its class."""
+    """Return the fields of a record that describe an instance, except its class."""
     number = instance.number
     kinds: dict[str, dict[str, Any]] = {
         "box": {"number": number, "edge": instance.edge},
@@ -402,13 +440,17 @@ def describe_instance(instance: Instance, target: Any) -> dict[str, Any]:
         "text": {"text": instance.name, "against": tuple(instance.against) or None},
         "like": {"like": _name_like(target) or instance.name},
         "word": {"word": number},
-        "keypoint": {"keypoint": number, "axis": getattr(target, "axis", None), "point": to_tenths(instance.point)},
+        "keypoint": {
+            "keypoint": number,
+            "axis": getattr(target, "axis", None),
+            "point": round_to_tenths(instance.point),
+        },
     }
-    return {"box": to_tenths(instance.box), **kinds[instance.kind]}
+    return {"box": round_to_tenths(instance.box), **kinds[instance.kind]}
 
 
 def _name_mask(target: Any) -> str:
-    """How a mask was named: "predicted", "x,y", the sides of a box, or a file's name."""
+    """Return how a mask was given: "predicted", "x,y", the sides of a box, the name of a file, or "array"."""
     mask = getattr(target, "mask", None)
     if mask is None:
         return "predicted"

@@ -1,4 +1,4 @@
-"""Whether results can be written as they are asked for, none over another or over an input: found out before work begins."""
+"""Names of results, and checks before a run that no result overwrites another result or an input."""
 
 from __future__ import annotations
 
@@ -29,35 +29,35 @@ if TYPE_CHECKING:
     from gradcam.batch.findings import MapResult, Request
     from gradcam.cam.methods.base import Method
 
-COMPARISON = "compare"  # in place of a method, in the name of a panel
+COMPARISON = "compare"  # In the name of a panel, this replaces the method.
 
 
 def list_endings(request: Request, results: Sequence[MapResult], *, stem: str = "", suffix: str = ".png") -> list[str]:
-    """List the file name of each result of one image, or what follows the stem if there is no stem.
+    """Return the file name of each result of one image, or only the part after the stem if there is no stem.
 
-    The name says what is explained if that was named or if there are several, and the layer if there are several. With a
-    stem, a result on another image has that image's stem.
+    The name includes the target if the user named it or if there are several, and the layer if there are several. With
+    a stem, a result on a reference image begins with that image's stem.
     """
     entries = [result.entry for result in results]
-    says_target = _names_target(request.target) or len({_identify(entry) for entry in entries}) > 1
+    includes_target = _names_target(request.target) or len({_identify_target(entry) for entry in entries}) > 1
     maps = _list_map_methods(request)
     methods: list[Method | AttributionMethod] = [*maps, *request.attributions]
-    layered = {each.name for each in methods if each.has_layer} if len(request.layers) > 1 else set()
-    signed = {each.name for each in maps}
+    methods_with_layer = {method.name for method in methods if method.has_layer} if len(request.layers) > 1 else set()
+    map_methods = {method.name for method in maps}
     names = []
     for entry in entries:
-        evidence = name_evidence(entry.evidence) if entry.method in signed else None
-        words = [entry.method, *(_name_thing(entry, stem) if says_target else [])]
-        words += [to_plain(entry.layer)] if entry.method in layered else []
+        evidence = name_evidence(entry.evidence) if entry.method in map_methods else None
+        words = [entry.method, *(_describe_target(entry, stem) if includes_target else [])]
+        words += [to_plain(entry.layer)] if entry.method in methods_with_layer else []
         words += [] if evidence is None else [evidence]
-        own = PurePath(entry.like or "").stem if entry.on and stem else stem
-        names.append(join_name(own, "".join(f"-{word}" for word in words) + suffix))
+        entry_stem = PurePath(entry.like or "").stem if entry.on and stem else stem
+        names.append(join_name(entry_stem, "".join(f"-{word}" for word in words) + suffix))
     return names
 
 
 def _names_target(target: Any) -> bool:
-    """Return whether a target names what is explained, so that a later run may name something else."""
-    from gradcam.targets.boxes import Box  # here, since names are checked before PyTorch is imported
+    """Return True if the target names what is explained. A later run may then name something else."""
+    from gradcam.targets.boxes import Box  # Imported here, because names are checked before PyTorch is imported.
     from gradcam.targets.classes import ClassTarget
     from gradcam.targets.keypoints import Keypoint
     from gradcam.targets.masks import Mask
@@ -75,19 +75,22 @@ def _names_target(target: Any) -> bool:
 
 
 def _list_map_methods(request: Request) -> list[Method]:
-    """Those that make maps; all there are where nobody named any, and the target has its own."""
+    """Return the requested map methods. Without any method, the target chooses one, so all are possible."""
     return list(request.methods) or ([] if request.attributions else list(METHODS.values()))
 
 
-def _identify(entry: Explained) -> tuple[object, ...]:
-    """What tells the things apart that results of one picture are of."""
+def _identify_target(entry: Explained) -> tuple[object, ...]:
+    """Return the fields that distinguish the targets of one image's results."""
     place = entry.box if entry.missed else None
-    own = (entry.number, entry.mask, entry.text, entry.like, entry.on, entry.word, entry.keypoint)
-    return entry.index, entry.label, place, *own
+    identifiers = (entry.number, entry.mask, entry.text, entry.like, entry.on, entry.word, entry.keypoint)
+    return entry.index, entry.label, place, *identifiers
 
 
-def _name_thing(entry: Explained, stem: str = "") -> list[str]:
-    """What a result is of, as words of its name. `stem`: the picture's own, where the name begins with another one's."""
+def _describe_target(entry: Explained, stem: str = "") -> list[str]:
+    """Return the words that describe a result's target in its name.
+
+    `stem` is the image's own stem, if the name begins with the stem of the reference image.
+    """
     if entry.kind == "class":
         parts = [
             None if entry.index is None else str(entry.index),
@@ -95,9 +98,9 @@ def _name_thing(entry: Explained, stem: str = "") -> list[str]:
         ]
         return [part for part in parts if part is not None]
     if entry.kind == "like":
-        other = to_plain(PurePath(entry.like or "").stem)
-        return ["like", to_plain(stem)] if entry.on and stem else ["like", other, *([entry.on] if entry.on else [])]
-    number = next((it for it in (entry.number, entry.word, entry.keypoint) if it is not None), "")
+        reference = to_plain(PurePath(entry.like or "").stem)
+        return ["like", to_plain(stem)] if entry.on and stem else ["like", reference, *([entry.on] if entry.on else [])]
+    number = next((value for value in (entry.number, entry.word, entry.keypoint) if value is not None), "")
     label = "" if entry.kind == "keypoint" else entry.text or entry.label
     place = ",".join(f"{side:.0f}" for side in entry.box or ()) if entry.missed else entry.mask
     details = [place if place != "predicted" else None, label, entry.edge or entry.axis]
@@ -105,41 +108,46 @@ def _name_thing(entry: Explained, stem: str = "") -> list[str]:
 
 
 def panel_ending(evidence: str, *, suffix: str) -> str:
-    """What follows the stem in the name of a panel."""
+    """Return the part of a panel's name after the stem."""
     kind = name_evidence(evidence)
     return f"-{COMPARISON}-{kind}{suffix}" if kind else f"-{COMPARISON}{suffix}"
 
 
 def name_evidence(evidence: str) -> str | None:
-    """The kind of evidence, for a name that says it where it is not the usual one."""
+    """Return the evidence kind for a file name; None for "positive", the default."""
     return None if evidence == "positive" else evidence
 
 
 def name_result(stem: str, ending: str) -> str:
-    """A result's name, relative to the output folder; `stem` may have folders. One that is too long is cut, and gets a
-    hash of all of it, so that no other picture's results are called alike."""
+    """Return the name of a result relative to the output folder. `stem` may contain folders.
+
+    A name that is too long is shortened and gets a hash of the full name, so that it stays unique.
+    """
     folders, slash, name = stem.rpartition("/")
-    room = LONGEST_NAME - len(os.fsencode(ending))
-    if len(os.fsencode(name)) > room:
-        mark = "-" + hashlib.sha256(os.fsencode(name)).hexdigest()[:8]
-        name = cut(name, room - len(mark)) + mark
+    max_bytes = LONGEST_NAME - len(os.fsencode(ending))
+    if len(os.fsencode(name)) > max_bytes:
+        hash_ending = "-" + hashlib.sha256(os.fsencode(name)).hexdigest()[:8]
+        name = cut(name, max_bytes - len(hash_ending)) + hash_ending
     return folders + slash + name + ending
 
 
 def name_page(stem: str) -> str:
-    """The name of a picture's page, which is never that of the gallery."""
+    """Return the name of an image's page. It differs from `index.html`, the name of the gallery."""
     is_gallery = stem.casefold() == "index"
     return name_result(stem, "-page.html" if is_gallery else ".html")
 
 
-HEATMAP = "heatmap"  # behind the name of an overlay
+HEATMAP_ENDING = "heatmap"  # Appended to the name of an overlay.
 MAP_SUFFIX = ".npy"
 
 
 @dataclass(frozen=True)
 class Saving:
-    """What is written of each result, and how. `kinds`: keys of `options.SAVED`; "map" is the raw values as NumPy's
-    float32. `quality`, 1 to 100, is of jpg and webp. `views`: whether a report's are written as well."""
+    """The files to write for each result, and their settings.
+
+    `kinds` are keys of `options.SAVED`; "map" is the raw values as a float32 NumPy array. `quality` (1 to 100) is for
+    jpg and webp. `views` also writes the views of a report.
+    """
 
     kinds: tuple[str, ...] = ("overlay",)
     format: str = "jpg"
@@ -164,16 +172,16 @@ class Saving:
 
 
 def name_kinds(overlay: str, saving: Saving) -> dict[str, str]:
-    """The name of each kind of file that is asked for, but the panel, beside an overlay of that name."""
+    """Return the file name of each requested kind except the panel, derived from the name of the overlay."""
     base = overlay.removesuffix(saving.suffix)
-    names = {"overlay": overlay, "heatmap": f"{base}-{HEATMAP}{saving.suffix}", "map": f"{base}{MAP_SUFFIX}"}
+    names = {"overlay": overlay, "heatmap": f"{base}-{HEATMAP_ENDING}{saving.suffix}", "map": f"{base}{MAP_SUFFIX}"}
     return {kind: name for kind, name in names.items() if kind in saving.kinds}
 
 
 def name_files(
     stem: str, request: Request, results: Sequence[MapResult], saving: Saving, *, suffix: str
 ) -> list[dict[str, str]]:
-    """As `name_kinds`, of each result of one picture."""
+    """Return the file names of each result of one image, as `name_kinds` does."""
     overlays = list_endings(request, results, stem=stem, suffix=suffix)
     return [name_kinds(overlay, saving) for overlay in overlays]
 
@@ -187,44 +195,56 @@ def check_outputs(
     request: Request,
     others: Sequence[Path] = (),
 ) -> None:
-    """Raises `OutputError` where two pictures' results could have one name, or an input lies where results go and is
-    called like one, and as `check_panel`. `stems`: as `plan_stems` gives them. `others`: what is read beside the
-    pictures."""
+    """Raise `OutputError` if two results could have one name, or if a result could overwrite an input.
+
+    Raises as `check_panel` does, too. `stems` is the return value of `plan_stems`. `others` are input files that are
+    not images, such as lists.
+    """
     check_panel(saving, request)
     methods: list[Method | AttributionMethod] = [*_list_map_methods(request), *request.attributions]
-    made = [each.name.casefold() for each in methods]
+    method_names = [method.name.casefold() for method in methods]
     names = {stems[item.name].casefold(): item.name for item in items}
-    # The other method of "cat-guided" may be called as the end of "guided-gradcam" is, of "cat".
-    inner = {one.removesuffix(f"-{other}") for one in made for other in made if one.endswith(f"-{other}")}
+    # A result of "cat-guided" by one method may have the same name as a result of "cat" by "guided-gradcam".
+    nested_endings = {
+        method.removesuffix(f"-{shorter}")
+        for method in method_names
+        for shorter in method_names
+        if method.endswith(f"-{shorter}")
+    }
     for stem, name in names.items():
-        for other, rest in _divide(stem) if inner else ():
-            if other in names and rest in inner:
+        for prefix, ending in _split_at_dashes(stem) if nested_endings else ():
+            if prefix in names and ending in nested_endings:
                 raise OutputError(
-                    f"{names[other]} and {name}: their results would have the same name; rename one image, or use two "
+                    f"{names[prefix]} and {name}: their results would have the same name; rename one image, or use two "
                     "output folders"
                 )
-    places: dict[str, list[str]] = {}  # where results go, whatever links lead there
+    output_folders: dict[str, list[str]] = {}  # Real paths, because folders may be symbolic links.
     for parent in {stem.rpartition("/")[0] for stem in stems.values()}:
-        place = folder.below(parent).url if isinstance(folder, Store) else os.path.realpath(folder / parent)
-        places.setdefault(place.casefold(), []).append(parent.casefold())
-    starts = (*made, COMPARISON) if "panel" in saving.kinds else tuple(made)
+        output_folder = folder.below(parent).url if isinstance(folder, Store) else os.path.realpath(folder / parent)
+        output_folders.setdefault(output_folder.casefold(), []).append(parent.casefold())
+    starts = (*method_names, COMPARISON) if "panel" in saving.kinds else tuple(method_names)
     suffixes = {MAP_SUFFIX if kind == "map" else saving.suffix for kind in saving.kinds}
-    for path, above, file in _list_places(items, folder, others):
-        for parent in places.get(above, ()):
+    for path, input_folder, file in _list_places(items, folder, others):
+        for parent in output_folders.get(input_folder, ()):
             stem, suffix = os.path.splitext(f"{parent}/{file}" if parent else file)
-            rests = [rest for other, rest in _divide(stem) if other in names] if suffix in suffixes else []
-            if any(rest == start or rest.startswith(f"{start}-") for rest in rests for start in starts):
+            endings = (
+                [ending for prefix, ending in _split_at_dashes(stem) if prefix in names] if suffix in suffixes else []
+            )
+            if any(ending == start or ending.startswith(f"{start}-") for ending in endings for start in starts):
                 raise OutputError(
                     f"{path}: a result in {to_reader(folder).show()} would replace this image; choose another --output"
                 )
 
 
 def check_panel(saving: Saving, request: Request) -> None:
-    """Raises `GradcamError` where a panel is asked for, and there are no maps to put on it."""
-    unfit = [each.name for each in request.methods or request.attributions if not request.methods or not each.has_layer]
-    if "panel" in saving.kinds and unfit:
+    """Raise `GradcamError` if a panel is requested and there are no maps for it."""
+    unsuitable = [
+        method.name for method in request.methods or request.attributions if not request.methods or not method.has_layer
+    ]
+    if "panel" in saving.kinds and unsuitable:
         raise GradcamError(
-            f"A panel needs heatmaps at a layer, but {unfit[0]} has no layer: leave out the panel, or {unfit[0]}."
+            f"A panel needs heatmaps at a layer, but {unsuitable[0]} has no layer: leave out the panel, or "
+            f"{unsuitable[0]}."
         )
 
 
@@ -232,88 +252,96 @@ def _list_places(
     items: Iterable[Item], folder: Path | Store, others: Sequence[Path]
 ) -> Iterator[tuple[Path | str, str, str]]:
     for url in () if isinstance(folder, Path) else filter(None, map(find_url, items)):
-        above, _, name = url.rpartition("/")
-        yield url, above.casefold(), name.casefold()
-    resolve = cache(os.path.realpath)  # of a folder, once
-    read = [*others, *filter(None, (item.content.path for item in items))]
-    for path in read if isinstance(folder, Path) else ():
+        input_folder, _, name = url.rpartition("/")
+        yield url, input_folder.casefold(), name.casefold()
+    resolve = cache(os.path.realpath)  # Resolve each folder only once.
+    input_paths = [*others, *filter(None, (item.content.path for item in items))]
+    for path in input_paths if isinstance(folder, Path) else ():
         yield path, resolve(path.parent).casefold(), path.name.casefold()
         if path.is_symlink():
-            above, name = os.path.split(os.path.realpath(path))
-            yield path, above.casefold(), name.casefold()
+            input_folder, name = os.path.split(os.path.realpath(path))
+            yield path, input_folder.casefold(), name.casefold()
 
 
-def _divide(stem: str) -> Iterator[tuple[str, str]]:
-    """At each of its dashes."""
+def _split_at_dashes(stem: str) -> Iterator[tuple[str, str]]:
+    """Yield the parts before and after each dash of the stem."""
     words = stem.split("-")
-    for many in range(1, len(words)):
-        yield "-".join(words[:many]), "-".join(words[many:])
+    for length in range(1, len(words)):
+        yield "-".join(words[:length]), "-".join(words[length:])
 
 
-ENDING = 150  # bytes of what is put behind a stem: method, class, layer, kind and suffix
-NUMBER = 8  # bytes of "-" and a number
-LONGEST_FOLDERS = 700  # bytes; paths end at 1024 on some systems
-# What Windows, and disks that come from there, do not take, characters that steer terminals, and bytes that are not UTF-8.
-UNSAFE = re.compile('[<>:"|?*\\\\\x00-\x1f\x7f\ud800-\udfff]')
+# The part of a name after the stem: method, class, layer, kind and suffix.
+MAX_ENDING_BYTES = 150
+MAX_NUMBER_BYTES = 8  # A dash and a number.
+MAX_FOLDERS_BYTES = 700  # Some systems limit paths to 1024 bytes.
+# Characters that Windows and its file systems reject, control characters, and surrogates of bytes that are not UTF-8.
+UNSAFE_CHARACTERS = re.compile('[<>:"|?*\\\\\x00-\x1f\x7f\ud800-\udfff]')
 
 
-def plan_stems(items: Iterable[Item], *, ending: int = ENDING) -> dict[str, str]:
-    """For each item's name the path below the output folder that its results' names begin with: `<folders>/<stem>`. It
-    is the name without its suffix. Where two pictures would have the same, case and Unicode's forms aside, each gets
-    its suffix, `<stem>-<suffix>`, and where that is taken as well a number, from 2. Other pictures make no difference,
-    nor does any order. Stems and folders that are too long are cut, and end in a hash of the whole. `ending`: how many
-    bytes may follow a stem, so that the name fits and need not be cut again."""
-    room = LONGEST_NAME - ending - NUMBER
-    stems = {item.name: _to_stem(item.name, room, with_suffix=False) for item in items}
-    shared = _find_shared(stems)
-    taken = {_fold(stem) for name, stem in stems.items() if name not in shared} if shared else set()
-    own = {name: _to_stem(name, room, with_suffix=True) for name in shared}
-    still_shared = _find_shared(own) | {name for name, stem in own.items() if _fold(stem) in taken}
-    taken |= {_fold(own[name]) for name in shared - still_shared}
-    numbers = {_fold(own[name]): count(2) for name in still_shared}
-    for name in sorted(still_shared):
-        wish = own[name]
-        while _fold(own[name]) in taken:
-            own[name] = f"{wish}-{next(numbers[_fold(wish)])}"
-        taken.add(_fold(own[name]))
-    return stems | own
+def plan_stems(items: Iterable[Item], *, ending: int = MAX_ENDING_BYTES) -> dict[str, str]:
+    """Return the stem of each item: the path in the output folder that the names of its results begin with.
+
+    A stem is `<folders>/<name without suffix>`. If two stems would be equal, ignoring case and Unicode forms, each gets
+    its suffix, `<stem>-<suffix>`; if that is also taken, a number from 2. A stem depends neither on the order nor on
+    images with other stems. Stems and folders that are too long are shortened, and end in a hash of the full name.
+    `ending` is the number of bytes that may follow a stem without further shortening.
+    """
+    max_bytes = LONGEST_NAME - ending - MAX_NUMBER_BYTES
+    stems = {item.name: _to_stem(item.name, max_bytes, with_suffix=False) for item in items}
+    collisions = _find_collisions(stems)
+    used_stems = {_fold_case(stem) for name, stem in stems.items() if name not in collisions} if collisions else set()
+    unique = {name: _to_stem(name, max_bytes, with_suffix=True) for name in collisions}
+    still_colliding = _find_collisions(unique) | {
+        name for name, stem in unique.items() if _fold_case(stem) in used_stems
+    }
+    used_stems |= {_fold_case(unique[name]) for name in collisions - still_colliding}
+    numbers = {_fold_case(unique[name]): count(2) for name in still_colliding}
+    for name in sorted(still_colliding):
+        base = unique[name]
+        while _fold_case(unique[name]) in used_stems:
+            unique[name] = f"{base}-{next(numbers[_fold_case(base)])}"
+        used_stems.add(_fold_case(unique[name]))
+    return stems | unique
 
 
-def _find_shared(stems: dict[str, str]) -> set[str]:
-    counts = Counter(map(_fold, stems.values()))
-    return {name for name, stem in stems.items() if counts[_fold(stem)] > 1} if len(counts) < len(stems) else set()
+def _find_collisions(stems: dict[str, str]) -> set[str]:
+    counts = Counter(map(_fold_case, stems.values()))
+    return {name for name, stem in stems.items() if counts[_fold_case(stem)] > 1} if len(counts) < len(stems) else set()
 
 
-def _fold(text: str) -> str:
-    """What is the same for names that some file system takes for the same (Unicode 3.13, D145: canonical caseless)."""
+def _fold_case(text: str) -> str:
+    """Return equal text for names that a file system may treat as equal.
+
+    This is canonical caseless matching (Unicode 3.13, D145).
+    """
     if text.isascii():
         return text.lower()
     return unicodedata.normalize("NFD", unicodedata.normalize("NFD", text).casefold())
 
 
-def _to_stem(name: str, room: int, *, with_suffix: bool) -> str:
+def _to_stem(name: str, max_bytes: int, *, with_suffix: bool) -> str:
     *folders, file = [part for part in name.split("/") if part] or [""]
     stem, suffix = posixpath.splitext(file)
     if with_suffix and suffix:
         stem = f"{stem}-{suffix[1:]}"
     path = "/".join(_shorten(_make_safe(folder).rstrip(". ") or "_", LONGEST_NAME) for folder in folders)
-    if len(path.encode()) > LONGEST_FOLDERS:
+    if len(path.encode()) > MAX_FOLDERS_BYTES:
         path = _hash(path)
-    return posixpath.join(path, _shorten(_make_safe(stem), room))
+    return posixpath.join(path, _shorten(_make_safe(stem), max_bytes))
 
 
 def _make_safe(part: str) -> str:
-    plain = UNSAFE.sub("_", part)
+    plain = UNSAFE_CHARACTERS.sub("_", part)
     return "_" if plain in ("", ".", "..") else plain
 
 
-def _shorten(text: str, most: int) -> str:
-    """At most so many bytes of it, the last of which are of a hash of all of it; a character is not cut in two."""
+def _shorten(text: str, max_bytes: int) -> str:
+    """Shorten the text to this many bytes, without splitting a character, and end it in a hash of the full text."""
     encoded = text.encode()
-    if len(encoded) <= most:
+    if len(encoded) <= max_bytes:
         return text
-    mark = f"-{_hash(text)}"
-    return encoded[: most - len(mark)].decode(errors="ignore") + mark
+    hash_ending = f"-{_hash(text)}"
+    return encoded[: max_bytes - len(hash_ending)].decode(errors="ignore") + hash_ending
 
 
 def _hash(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Threads for pixels: they leave the cores to the model where both want them, and do first what is waited for most."""
+"""Threads for image processing. They yield the cores to the model, and run the most urgent tasks first."""
 
 from __future__ import annotations
 
@@ -18,68 +18,75 @@ import torch
 from gradcam.models.classifier import Classifier
 from gradcam.sources.contents import Item
 
-ON_CPU = 8  # pictures: larger batches are hardly faster there, and hold more decoded pictures in memory
-ON_DEVICE = 32  # fills a GPU with the usual networks; halved where it does not fit
+# Larger batches are hardly faster on a CPU, and keep more decoded images in memory.
+CPU_BATCH_SIZE = 8
+# Enough to fill a GPU with common networks. The batch size is halved if the device runs out of memory.
+GPU_BATCH_SIZE = 32
 
 
 @dataclass(frozen=True)
-class Cut:
-    """One batch: its items, and for each whether its result is wanted. `start`: the first one's place among all."""
+class ItemBatch:
+    """One batch: its items, and whether each item's result is needed.
+
+    `start` is the position of the first item in the input.
+    """
 
     start: int
     items: list[Item]
     needed: list[bool]
 
 
-def cut(items: Iterable[Item], size: int, is_needed: Callable[[Item], bool]) -> Iterator[Cut]:
-    """Batches of so many items, those without any needed one left out: what a batch holds does not depend on the
-    others. Numbers change a little with the batch. So a picture is always explained among the same others."""
+def cut_batches(items: Iterable[Item], size: int, is_needed: Callable[[Item], bool]) -> Iterator[ItemBatch]:
+    """Cut the items into batches of this size, and leave out batches of which no item is needed.
+
+    Numbers depend slightly on the batch, so an image is always explained together with the same other images.
+    """
     remaining = iter(items)
     for start in itertools.count(0, size):
-        taken = list(itertools.islice(remaining, size))
-        if not taken:
+        batch = list(itertools.islice(remaining, size))
+        if not batch:
             return
-        needed = [bool(is_needed(item)) for item in taken]
+        needed = [bool(is_needed(item)) for item in batch]
         if any(needed):
-            yield Cut(start, taken, needed)
+            yield ItemBatch(start, batch, needed)
 
 
 def choose_batch_size(classifier: Classifier, device: str | None = None) -> int:
-    """How many pictures to explain at once where nobody says. `device`: None for where the classifier is."""
-    return ON_CPU if (device or classifier.device.type) == "cpu" else ON_DEVICE
+    """Return the default batch size. A `device` of None means the classifier's device."""
+    return CPU_BATCH_SIZE if (device or classifier.device.type) == "cpu" else GPU_BATCH_SIZE
 
 
 T = TypeVar("T")
 
 URGENT, LATER = 0, 1
-# The model has a thread on each core beside these, and its threads wait for one another at each layer: these are to be the
-# ones that are held up.
-NICENESS = 10
+# The model uses a thread on each core besides these, and its threads wait for each other at each layer. So these
+# threads get the lower priority.
+THREAD_NICENESS = 10
 
 _Task = tuple[int, int, Future[Any], Callable[[], Any]]
 
 
 class Pool:
-    """So many threads, as a context: at its end what has not begun is given up, what has is waited for, and they end."""
+    """A pool of threads, as a context manager. At its end, it drops pending tasks and waits for running ones."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
         self._executor = ThreadPoolExecutor(workers, thread_name_prefix="gradcam-pixels")
         self._tasks: queue.PriorityQueue[_Task] = queue.PriorityQueue()
-        self._numbers = itertools.count()  # of one urgency, the first comes first
+        self._numbers = itertools.count()  # Tasks of equal urgency run in the order of submission.
 
     def submit(self, urgency: int, task: Callable[[], T], future: Future[T] | None = None) -> Future[T]:
-        """What will have the task's result: a new one, or that which is given."""
+        """Queue a task, and return the future of its result: a new one, or `future`."""
         future = future or Future()
         self._tasks.put((urgency, next(self._numbers), future, task))
         self._executor.submit(self._do_next)
         return future
 
     def _do_next(self) -> None:
-        _, _, future, task = self._tasks.get_nowait()  # there is one for each call
+        _, _, future, task = self._tasks.get_nowait()  # Each call of this method has one task in the queue.
         try:
             future.set_result(task())
-        except BaseException as error:  # for whoever asks for the result
+        except BaseException as error:  # The future passes the error on to its reader.
             future.set_exception(error)
 
     def __enter__(self) -> Pool:
@@ -87,51 +94,51 @@ class Pool:
         barrier = threading.Barrier(self._workers + 1)
         try:
             for _ in range(self._workers):
-                self._executor.submit(_begin, barrier)
+                self._executor.submit(_start_thread, barrier)
             barrier.wait()
         except BaseException:
             barrier.abort()
             self._executor.shutdown(cancel_futures=True)
             raise
         finally:
-            torch.set_num_threads(before)  # what a thread sets is the default of those that follow
+            torch.set_num_threads(before)  # Each thread's setting becomes the default of later threads.
         return self
 
     def __exit__(self, *_: object) -> None:
         self._executor.shutdown(cancel_futures=True)
 
 
-def _begin(barrier: threading.Barrier) -> None:
-    torch.get_num_threads()  # the first call in a thread takes over the process's number
-    torch.set_num_threads(1)  # a team of OpenMP's for each of these threads would only be in the model's way
-    if sys.platform == "linux":  # where a thread has a priority of its own
+def _start_thread(barrier: threading.Barrier) -> None:
+    torch.get_num_threads()  # The first call in a thread adopts the process's setting.
+    torch.set_num_threads(1)  # An OpenMP team for each of these threads would slow down the model.
+    if sys.platform == "linux":  # Only Linux has a priority per thread.
         with contextlib.suppress(OSError):
             thread = threading.get_native_id()
-            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICENESS)
+            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + THREAD_NICENESS)
     with contextlib.suppress(threading.BrokenBarrierError):
         barrier.wait()
 
 
-class _OpenCV:
-    """How many hold it to one thread, and how many threads it had before."""
+class _OpenCVThreads:
+    """The number of contexts that limit OpenCV to one thread, and the earlier number of threads."""
 
     lock, holders, before = threading.Lock(), 0, 0
 
 
 @contextlib.contextmanager
 def one_opencv_thread() -> Iterator[None]:
-    """OpenCV computes in the threads that call it alone; the last of overlapping contexts puts back what was."""
+    """Make OpenCV compute only in the calling thread. The last of overlapping contexts restores the earlier setting."""
     from gradcam.images.opencv import cv2
 
-    with _OpenCV.lock:
-        if _OpenCV.holders == 0:
-            _OpenCV.before = cv2.getNumThreads()
+    with _OpenCVThreads.lock:
+        if _OpenCVThreads.holders == 0:
+            _OpenCVThreads.before = cv2.getNumThreads()
             cv2.setNumThreads(1)
-        _OpenCV.holders += 1
+        _OpenCVThreads.holders += 1
     try:
         yield
     finally:
-        with _OpenCV.lock:
-            _OpenCV.holders -= 1
-            if _OpenCV.holders == 0:
-                cv2.setNumThreads(_OpenCV.before)
+        with _OpenCVThreads.lock:
+            _OpenCVThreads.holders -= 1
+            if _OpenCVThreads.holders == 0:
+                cv2.setNumThreads(_OpenCVThreads.before)

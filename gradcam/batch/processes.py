@@ -1,7 +1,8 @@
-"""The engine in several processes of this machine, on one device or on several; this one keeps the manifest of all.
+"""Explain in several worker processes of this machine, on one or more devices. This process writes the manifest.
 
-On a GPU that has its pixels from the processor, threads of one process wait for Python's lock, and these do not. On a
-processor it is one process that is faster: its cores work on one layer, and on another batch's pictures."""
+On a GPU, several processes are faster if images are decoded on the CPU: threads of one process would wait for Python's
+lock. On a CPU, one process is faster: its cores share the work on each layer, and meanwhile read the next images.
+"""
 
 from __future__ import annotations
 
@@ -21,54 +22,75 @@ from types import FunctionType
 from typing import Any
 
 from gradcam import plugins
-from gradcam.batch.compute import Tell
-from gradcam.batch.engine import Late, Needed, Reports, Work
-from gradcam.batch.ray.actor import Actor, ActorJob, Load, pack, pack_again, pass_on, to_blocks, to_job
-from gradcam.batch.ray.ending import end_here
+from gradcam.batch.compute import LogEvent
+from gradcam.batch.engine import IsNeeded, OnLeftover, Reports, Work
+from gradcam.batch.ray.actor import (
+    Actor,
+    ActorJob,
+    Load,
+    pack_block,
+    pack_retry_blocks,
+    to_blocks,
+    to_job,
+    yield_reports,
+)
+from gradcam.batch.ray.ending import end_local_processes
 from gradcam.batch.save import Saver
 from gradcam.errors import DeviceError, GradcamError, to_pip_command
 from gradcam.options import count_cores
 
-AT_ONCE = 2  # blocks that a process has, so that it need not wait for the next
-AHEAD = 8  # blocks for each process that may be done before their turn, as another one is slow
-SECONDS = 10  # for a process to end that was told to
-INTERRUPTS = {signal.SIGINT}
-END = b""  # of a block, among its answers
+# The number of blocks that a process has queued, so that it never waits for the next.
+MAX_BLOCKS_PER_PROCESS = 2
+# The number of blocks per process that may finish out of order, while a slower process holds up the output.
+MAX_BLOCKS_AHEAD = 8
+# The time for a terminated process to exit.
+EXIT_TIMEOUT_SECONDS = 10
+INTERRUPT_SIGNALS = {signal.SIGINT}
+END_OF_BLOCK = b""  # Marks the end of a block in the replies.
 
 
 @dataclass(frozen=True)
 class ProcessEngine:
-    """An `Engine` of one process for each of these devices, of which one may be there more than once; their answers come
-    back in order. `load`: the model, on the device of a name. `workers`: threads beside each model; None for the cores in
-    equal shares. Raises `DeviceError` where one of the processes ends."""
+    """An `Engine` with one process per device.
+
+    A device may be listed more than once. Reports come in the order of the items.
+
+    `load` loads the model on the device with the given name. `workers` is the number of threads per model; None divides
+    the cores equally. Raises `DeviceError` if a process ends unexpectedly.
+    """
 
     load: Load
     devices: Sequence[str]
     workers: int | None = None
 
-    def __call__(self, work: Work, saver: Saver, *, is_needed: Needed, tell: Tell, late: Late = None) -> Reports:
-        """See `Engine`; what was finished, and nobody here has heard of yet, is done again by whoever goes on."""
-        blocks = [pack(block) for block in to_blocks(work, saver.stems, is_needed, len(self.devices))]
+    def __call__(
+        self, work: Work, saver: Saver, *, is_needed: IsNeeded, log_event: LogEvent, on_leftover: OnLeftover = None
+    ) -> Reports:
+        """Run as an `Engine` does.
+
+        Finished images that have not reached this process are explained again by a resumed run.
+        """
+        blocks = [pack_block(block) for block in to_blocks(work, saver.stems, is_needed, len(self.devices))]
         if not blocks:
             return
         job = to_job(self.load, work, saver, self.devices[0], self.workers)
-        tell("engine", engine="processes", devices=list(self.devices))
+        log_event("engine", engine="processes", devices=list(self.devices))
         cores = max(1, count_cores() // len(self.devices))
         jobs = [replace(job, device=device) for device in self.devices[: len(blocks)]]
         try:
-            with _started(jobs, cores) as processes:
+            with _started_workers(jobs, cores) as processes:
                 unanswered: set[str] = set()
-                for packed in _stream(processes, blocks):
-                    yield from pass_on(pickle.loads(packed), tell, late, unanswered)
-                for packed in _stream(processes, pack_again(work, saver, unanswered)):
-                    yield from pass_on(pickle.loads(packed), tell, late, set())
+                for reply in _stream_replies(processes, blocks):
+                    yield from yield_reports(pickle.loads(reply), log_event, on_leftover, unanswered)
+                for reply in _stream_replies(processes, pack_retry_blocks(work, saver, unanswered)):
+                    yield from yield_reports(pickle.loads(reply), log_event, on_leftover, set())
         finally:
-            end_here(job.run)
+            end_local_processes(job.run)
 
 
 @dataclass(eq=False)
-class _Process:
-    """One of them, and the numbers of the blocks that it has."""
+class _Worker:
+    """A worker process, and the numbers of the blocks that it has received."""
 
     device: str
     process: Any
@@ -79,44 +101,44 @@ class _Process:
         try:
             return self.connection.recv_bytes()
         except (EOFError, OSError):
-            self.process.join(SECONDS)
+            self.process.join(EXIT_TIMEOUT_SECONDS)
             code = self.process.exitcode
-            how = f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"
-            lost = "a lost GPU, " if self.device.startswith("cuda") else ""
+            exit_reason = f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"
+            gpu_hint = "a lost GPU, " if self.device.startswith("cuda") else ""
             raise DeviceError(
-                f"{self.device}: a worker process ended ({how}). Possible causes: {lost}too little memory, or an image that "
-                "crashes the process. Continue with --resume."
+                f"{self.device}: a worker process ended ({exit_reason}). Possible causes: {gpu_hint}too little "
+                "memory, or an image that crashes the process. Continue with --resume."
             ) from None
 
 
 @contextlib.contextmanager
-def _started(jobs: Sequence[ActorJob], cores: int) -> Iterator[list[_Process]]:
-    context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
-    processes: list[_Process] = []
+def _started_workers(jobs: Sequence[ActorJob], cores: int) -> Iterator[list[_Worker]]:
+    context = multiprocessing.get_context("spawn")  # A forked process cannot use CUDA.
+    processes: list[_Worker] = []
     try:
         for job in jobs:
-            ours, theirs = context.Pipe()
-            given = (theirs, dump(job), job.device, cores, plugins.list_files())
-            process = context.Process(target=_serve, args=given, daemon=True)
-            with _without_interrupts():
+            own_end, worker_end = context.Pipe()
+            arguments = (worker_end, pickle_job(job), job.device, cores, plugins.list_files())
+            process = context.Process(target=_serve, args=arguments, daemon=True)
+            with _interrupts_blocked():
                 process.start()
-            theirs.close()  # or its end would not be noticed
-            processes.append(_Process(job.device, process, ours))
+            worker_end.close()  # Otherwise this process would not notice that the worker has ended.
+            processes.append(_Worker(job.device, process, own_end))
         yield processes
     finally:
-        for each in processes:
-            each.process.terminate()
-        for each in processes:
-            each.process.join(SECONDS)
-            each.process.kill()
-            each.process.join()
+        for worker in processes:
+            worker.process.terminate()
+        for worker in processes:
+            worker.process.join(EXIT_TIMEOUT_SECONDS)
+            worker.process.kill()
+            worker.process.join()
 
 
-def dump(job: ActorJob) -> bytes:
+def pickle_job(job: ActorJob) -> bytes:
     """Pickle the job. Raises `GradcamError` if an object in it needs cloudpickle, which is not installed.
 
-    pickle refers to functions by name, so it cannot send lambdas, inner functions, functions of a script or a notebook, and
-    functions whose name is that of the method made from them (`gradcam.method`).
+    pickle refers to functions by name. So it cannot send lambdas, inner functions, functions of a script or a notebook,
+    or functions whose name now refers to the method made from them (`gradcam.method`).
     """
     try:
         import cloudpickle
@@ -134,7 +156,7 @@ def dump(job: ActorJob) -> bytes:
 
 
 class _Pickler(pickle.Pickler):
-    """Refuses what a script or a notebook defines: in another process, `__main__` is another module."""
+    """A pickler that rejects objects of scripts and notebooks: `__main__` is another module in another process."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, (FunctionType, type)) and value.__module__ == "__main__":
@@ -143,53 +165,59 @@ class _Pickler(pickle.Pickler):
 
 
 @contextlib.contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Who is started within hears no Ctrl+C, until it says that it ignores it: importing torch takes seconds."""
+def _interrupts_blocked() -> Iterator[None]:
+    """Block Ctrl+C while a process is spawned. The process ignores it later, but importing torch takes seconds."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
     from multiprocessing import resource_tracker
 
-    resource_tracker.ensure_running()  # which lets them through, when it starts
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTS)
+    # The tracker unblocks the signals when it starts, so it has to run before they are blocked.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPT_SIGNALS)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _stream(processes: Sequence[_Process], blocks: Sequence[bytes]) -> Generator[bytes, None, None]:
-    """The answers, in the order of the blocks, each as soon as all before are there."""
-    answers: list[deque[bytes]] = [deque() for _ in blocks]
-    sent = now = 0
-    while now < len(blocks):
-        for each in processes:
-            while sent < len(blocks) and len(each.blocks) < AT_ONCE and sent < now + AHEAD * len(processes):
-                each.blocks.append(sent)
-                with contextlib.suppress(OSError):  # it has ended, which is noticed below
-                    each.connection.send_bytes(blocks[sent])
+def _stream_replies(processes: Sequence[_Worker], blocks: Sequence[bytes]) -> Generator[bytes, None, None]:
+    """Yield the replies in the order of the blocks, each as soon as all earlier ones have been yielded."""
+    replies: list[deque[bytes]] = [deque() for _ in blocks]
+    sent = current = 0
+    while current < len(blocks):
+        for worker in processes:
+            while (
+                sent < len(blocks)
+                and len(worker.blocks) < MAX_BLOCKS_PER_PROCESS
+                and sent < current + MAX_BLOCKS_AHEAD * len(processes)
+            ):
+                worker.blocks.append(sent)
+                with contextlib.suppress(OSError):  # The process has ended; `receive` notices that below.
+                    worker.connection.send_bytes(blocks[sent])
                 sent += 1
-        busy = {each.connection: each for each in processes if each.blocks}
+        busy = {worker.connection: worker for worker in processes if worker.blocks}
         for connection in wait(list(busy)):
-            each = busy[connection]  # type: ignore[index]  # it is one of those that were given
-            answers[each.blocks[0]].append(each.receive())
-            if answers[each.blocks[0]][-1] == END:
-                each.blocks.popleft()
-        while now < len(blocks) and answers[now]:
-            answer = answers[now].popleft()
-            if answer == END:
-                now += 1
+            worker = busy[connection]  # type: ignore[index]  # `wait` returns only connections from its argument.
+            replies[worker.blocks[0]].append(worker.receive())
+            if replies[worker.blocks[0]][-1] == END_OF_BLOCK:
+                worker.blocks.popleft()
+        while current < len(blocks) and replies[current]:
+            reply = replies[current].popleft()
+            if reply == END_OF_BLOCK:
+                current += 1
             else:
-                yield answer
+                yield reply
 
 
 def _serve(connection: Connection, job: bytes, device: str, cores: int, files: Sequence[str]) -> None:
-    """What runs in a process: the answers to each block, until there is nobody to tell."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started this hears of it too, and ends this
+    """Run in a worker process: send the replies to each block until the connection closes."""
+    # The parent process receives Ctrl+C as well, and terminates this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPT_SIGNALS)
     blocks: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(connection, blocks), daemon=True).start()
+    threading.Thread(target=_receive_blocks, args=(connection, blocks), daemon=True).start()
     plugins.load_files(files)
     if device.startswith("cuda:"):
         import torch
@@ -199,11 +227,11 @@ def _serve(connection: Connection, job: bytes, device: str, cores: int, files: S
     while True:
         for row in actor({"block": [blocks.get()]}):
             connection.send_bytes(row["answer"][0])
-        connection.send_bytes(END)
+        connection.send_bytes(END_OF_BLOCK)
 
 
-def _listen(connection: Connection, blocks: queue.SimpleQueue[bytes]) -> None:
-    """Take what is sent at once, so that nobody waits who has an answer to take; and end with who sends it."""
+def _receive_blocks(connection: Connection, blocks: queue.SimpleQueue[bytes]) -> None:
+    """Receive blocks immediately, so that the sender never waits. Exit the process when the sender has ended."""
     try:
         while True:
             blocks.put(connection.recv_bytes())

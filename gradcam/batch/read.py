@@ -1,4 +1,4 @@
-"""From an item to a picture that the model can take: read, decoded, preprocessed, in whichever thread."""
+"""Read, decode and preprocess an item for the model, in any thread."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ Upload = Callable[[Tensor], Tensor]
 
 
 def find_upload(device: torch.device) -> Upload | None:
-    """A function for threads that brings a picture's tensor to the device; None where that has nothing to gain."""
+    """Return a function that copies an image tensor to a CUDA device, for use in any thread; None for other devices."""
     if device.type != "cuda":
         return None
-    stream = torch.cuda.Stream(device)  # which runs beside the computation's
+    stream = torch.cuda.Stream(device)  # Copies run on this stream, in parallel with the model.
 
     def upload(image: Tensor) -> Tensor:
-        """The tensor on the device, wholly there; the same one where the device, or pinned memory, has no room now."""
+        """Copy the tensor to the device and wait for it; return it unchanged if the device or pinned memory is full."""
         if image.device.type != "cpu":
             return image
         try:
             with torch.cuda.stream(stream):
                 uploaded = image.pin_memory().to(device, non_blocking=True)
-                stream.synchronize()  # only the calling thread waits
+                stream.synchronize()  # Only the calling thread waits.
                 return uploaded
-        except RuntimeError as error:  # of the pinned memory, which is the machine's, there is no kind of its own
+        except RuntimeError as error:  # Running out of pinned memory raises no specific exception type.
             if not is_out_of_memory(error):
                 raise
             return image
@@ -48,28 +48,28 @@ def find_upload(device: torch.device) -> Upload | None:
     return upload
 
 
-def receive(picture: Prepared, device: torch.device) -> Prepared:
-    """An uploaded picture for the stream that computes; one that had no room is brought to the device now."""
+def receive(prepared: Prepared, device: torch.device) -> Prepared:
+    """Hand an uploaded image over to the current stream, or upload it now if there was no memory for it earlier."""
     if device.type != "cuda":
-        return picture
-    if picture.image.device.type == "cuda":
-        # Otherwise its memory could be given to the next upload while this stream has yet to read it.
-        picture.image.record_stream(torch.cuda.current_stream(picture.image.device))
-        return picture
-    return replace(picture, image=picture.image.to(device))
+        return prepared
+    if prepared.image.device.type == "cuda":
+        # Otherwise its memory could be reused for the next upload before this stream has read it.
+        prepared.image.record_stream(torch.cuda.current_stream(prepared.image.device))
+        return prepared
+    return replace(prepared, image=prepared.image.to(device))
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """An item, and the SHA-256 of the bytes that were read of it, where that is asked for and could be had."""
+    """An item, and the SHA-256 of its bytes if it was requested and available."""
 
     item: Item
     sha256: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
-class Waiting:
-    """A picture that a device is to prepare: `data`, a JPEG with its header, or what was decoded, uint8 RGB (H,W,3)."""
+class PendingImage:
+    """An image that the device will prepare: `data` is a JPEG with its header, or decoded pixels, uint8 RGB (H,W,3)."""
 
     name: str
     data: bytes | Reading = field(repr=False)
@@ -77,7 +77,7 @@ class Waiting:
 
     @property
     def size(self) -> int:
-        """The bytes of its pixels."""
+        """Return the number of bytes of the decoded image."""
         if isinstance(self.data, Reading):
             return self.data.picture.nbytes
         return 0 if self.header is None else 3 * self.header.height * self.header.width
@@ -85,40 +85,45 @@ class Waiting:
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """What became of reading an item: a picture for the model, or the reason why there is none. `wanted`: the index of
-    the class that the item asks for. `waiting`: what the device is to make a picture of."""
+    """The outcome of reading an item: an image for the model, or an error.
+
+    `wanted` is the index of the class that the item requests. `pending` is an image that the device has yet to prepare.
+    """
 
     fetched: Fetched
     picture: Prepared | GradcamError
     wanted: int | None = None
-    waiting: Waiting | None = None
+    pending: PendingImage | None = None
 
 
-NOT_HERE = GradcamError("The image is not loaded.")  # in its place
+IMAGE_NOT_LOADED = GradcamError("The image is not loaded.")  # Takes the place of the image.
 
 
-def wait(name: str, data: bytes | Reading) -> Waiting | None:
-    """A picture that a device can prepare; None for all others."""
+def to_pending(name: str, data: bytes | Reading) -> PendingImage | None:
+    """Return an image that the device can prepare, or None."""
     if isinstance(data, Reading):
         is_plain = data.values.dtype == np.uint8 and data.values.shape[2:] == (3,)
-        return Waiting(name, data) if is_plain else None
+        return PendingImage(name, data) if is_plain else None
     header = read_header(data)
     if header is not None:
-        with contextlib.suppress(ImageError):  # one that is too large; who reads it says so
+        # If the image is too large, the reader on the CPU raises this error again.
+        with contextlib.suppress(ImageError):
             check_memory(header.width, header.height, 6)
-            return Waiting(name, data, header)
+            return PendingImage(name, data, header)
     return None
 
 
 def read_item(
     classifier: Classifier, item: Item, *, audit: bool = False, upload: Upload | None = None, waits: bool = False
 ) -> Read:
-    """Read and preprocess one picture; where it `waits`, only as far as a device cannot do that. Whatever goes wrong
-    with it is in what comes back, in a line that names it. Raises `StoreError` where its store is the reason, which
-    other pictures would meet as well."""
+    """Read and preprocess one image. If `waits`, leave out the steps that a device can do.
+
+    An error of the image is part of the return value, as one line that names the image. Raises `StoreError` if the
+    store is the reason, since that would affect other images as well.
+    """
     fetched = Fetched(item)
     try:
-        wanted = None if item.wanted is None else classifier.find_class(item.wanted)
+        class_index = None if item.wanted is None else classifier.find_class(item.wanted)
         if isinstance(item.content, GivenContent):
             prepared = classifier.prepare(item.content.picture)
             if audit:
@@ -127,60 +132,64 @@ def read_item(
             content = item.content.read()
             if audit:
                 fetched = Fetched(item, hashlib.sha256(content).hexdigest())
-            if waits and (waiting := wait(item.name, content)) is not None:
-                return Read(fetched, NOT_HERE, wanted, waiting)
-            reading = _blaming(item.name, Path(item.name), partial(read_bytes, data=content, reader=classifier.reader))
-            if waits and (waiting := wait(item.name, reading)) is not None:
-                return Read(fetched, NOT_HERE, wanted, waiting)
+            if waits and (pending := to_pending(item.name, content)) is not None:
+                return Read(fetched, IMAGE_NOT_LOADED, class_index, pending)
+            reading = _read_with_item_name(
+                item.name, Path(item.name), partial(read_bytes, data=content, reader=classifier.reader)
+            )
+            if waits and (pending := to_pending(item.name, reading)) is not None:
+                return Read(fetched, IMAGE_NOT_LOADED, class_index, pending)
             prepared = classifier.prepare(reading)
-        else:  # a reader of the user's reads files
+        else:  # A user-defined reader reads files by path.
             path = item.content.path
-            before, digest = _look_at(path, hashes=audit)
+            state_before, digest = _read_file_state(path, hashes=audit)
             fetched = Fetched(item, digest)
-            reading = _blaming(item.name, path, classifier.reader)
-            if _look_at(path)[0] != before:
+            reading = _read_with_item_name(item.name, path, classifier.reader)
+            if _read_file_state(path)[0] != state_before:
                 raise ImageError("changed while it was read: try again when it is complete")
             prepared = classifier.prepare(reading)
-        return Read(fetched, prepared if upload is None else replace(prepared, image=upload(prepared.image)), wanted)
+        return Read(
+            fetched, prepared if upload is None else replace(prepared, image=upload(prepared.image)), class_index
+        )
     except StoreError:
         raise
-    except (Exception, SystemExit) as error:  # a reader of the user's may raise anything
-        return Read(fetched, fail(item.name, error))
+    except (Exception, SystemExit) as error:  # A user-defined reader may raise any exception.
+        return Read(fetched, to_image_error(item.name, error))
 
 
-def prepare_here(classifier: Classifier, waiting: Waiting) -> Prepared | GradcamError:
-    """What `read_item` makes of it where nothing waits."""
+def prepare_on_cpu(classifier: Classifier, pending: PendingImage) -> Prepared | GradcamError:
+    """Prepare a pending image on the CPU, as `read_item` does without `waits`."""
     try:
-        if isinstance(waiting.data, Reading):
-            return classifier.prepare(waiting.data)
-        decode = partial(read_bytes, data=waiting.data, reader=classifier.reader)
-        return classifier.prepare(_blaming(waiting.name, Path(waiting.name), decode))
+        if isinstance(pending.data, Reading):
+            return classifier.prepare(pending.data)
+        decode = partial(read_bytes, data=pending.data, reader=classifier.reader)
+        return classifier.prepare(_read_with_item_name(pending.name, Path(pending.name), decode))
     except Exception as error:
-        return fail(waiting.name, error)
+        return to_image_error(pending.name, error)
 
 
-def fail(name: str, error: BaseException) -> ImageError:
-    """Why a picture cannot be read. A new error: one that was raised would keep all that its traceback refers to."""
+def to_image_error(name: str, error: BaseException) -> ImageError:
+    """Return a new error that names the image. The original error would keep the tensors of its traceback alive."""
     if isinstance(error, MemoryError):
         return ImageError(f"{name}: does not fit into memory")
     return ImageError(describe_failure(name, error))
 
 
-def _look_at(path: Path, *, hashes: bool = False) -> tuple[tuple[int, ...], str | None]:
-    """What tells two states of a file apart, and its SHA-256 where that is asked for."""
+def _read_file_state(path: Path, *, hashes: bool = False) -> tuple[tuple[int, ...], str | None]:
+    """Return values that change when the file changes, and its SHA-256 if `hashes`."""
     try:
-        found = path.stat()
-        state = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+        status = path.stat()
+        state = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
         return state, hash_file(path) if hashes else None
     except OSError as error:
         raise ImageError(f"cannot be opened ({error.strerror})") from error
 
 
-def _blaming(name: str, path: Path, reader: Callable[[Path], Reading]) -> Reading:
-    """What the reader gives; its error is of the item, wherever the file that it read is."""
+def _read_with_item_name(name: str, path: Path, reader: Callable[[Path], Reading]) -> Reading:
+    """Call the reader, and let its error name the item instead of the file that was read."""
     try:
         return reader(path)
     except GradcamError as error:
-        shown = printable(str(path))
-        text = str(error).removeprefix(f"{shown}: ")
-        raise ImageError(text.replace(shown, name) if path.is_absolute() else text) from error
+        path_text = printable(str(path))
+        text = str(error).removeprefix(f"{path_text}: ")
+        raise ImageError(text.replace(path_text, name) if path.is_absolute() else text) from error

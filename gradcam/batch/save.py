@@ -1,4 +1,4 @@
-"""What is written of each picture: drawn, encoded, and written whole, and the record that says what there is."""
+"""Draw, encode and write the results of each image, and make the record of them."""
 
 from __future__ import annotations
 
@@ -30,13 +30,16 @@ if TYPE_CHECKING:
     from gradcam.batch.read import Fetched
 
 
-DrawViews = Callable[..., Mapping[str, bytes]]  # (stem, picture, overlays), `report.draw_views`
+DrawViews = Callable[..., Mapping[str, bytes]]  # `report.draw_views`: (stem, image, overlays) to files by name.
 
 
 @dataclass(frozen=True, eq=False)
 class Saver:
-    """Writes what was found in pictures; several threads may save at once. `place`: None where files go along with the
-    report. `stems`: what results' names begin with, by the picture's. `draw_views`: `report.draw_views`."""
+    """Writes the results of images. Thread-safe.
+
+    `place` is None if the files are returned with the report. `stems` are the beginnings of results' names, by image
+    name. `draw_views` is `report.draw_views`.
+    """
 
     place: ResultWriter | None
     stems: Mapping[str, str]
@@ -45,52 +48,63 @@ class Saver:
     request: Request
     draw_views: DrawViews | None = None
 
-    def save(self, fetched: Fetched, found: PictureResult | GradcamError) -> Report:
-        """Write what was found in one picture; what keeps that from being done is in the record. Raises `OutputError`
-        or `StoreError` where the place is the reason, which other pictures would meet as well."""
+    def save(self, fetched: Fetched, result: PictureResult | GradcamError) -> Report:
+        """Write the results of one image. An error of the image becomes part of its record.
+
+        Raises `OutputError` or `StoreError` if the output place is the reason, since that would affect other images as
+        well.
+        """
         start, item, model = time.perf_counter(), fetched.item, self.classifier.name
         files: Mapping[str, bytes] = {}
-        if isinstance(found, GradcamError):
-            record = Record(item.name, model, error=describe_failure(item.name, found))
+        if isinstance(result, GradcamError):
+            record = Record(item.name, model, error=describe_failure(item.name, result))
         else:
             try:
-                record, files = self._save(item, found)
+                record, files = self._save(item, result)
             except (OutputError, StoreError):
                 raise
-            except Exception as error:  # one picture does not stop the others
+            except Exception as error:  # An error in one image does not stop the run.
                 record = Record(item.name, model, error=describe_failure(item.name, error))
         return Report(replace(record, sha256=fetched.sha256), time.perf_counter() - start, files)
 
-    def _save(self, item: Item, found: PictureResult) -> tuple[Record, Mapping[str, bytes]]:
+    def _save(self, item: Item, result: PictureResult) -> tuple[Record, Mapping[str, bytes]]:
         stem, saving = self.stems[item.name], self.saving
-        is_seen = "overlay" in saving.kinds or saving.views
-        # Those on another picture have no part in a panel.
-        results = [it for it in found.results if it.entry.on is None or saving.kinds != ("panel",)]
-        overlays = [it.draw(alpha=saving.alpha, colormap=saving.colormap) if is_seen else None for it in results]
-        files: dict[str, bytes] = {}  # all of them are ready before the first is written
+        needs_overlay = "overlay" in saving.kinds or saving.views
+        # Results on a reference image are not part of the panel.
+        results = [
+            map_result for map_result in result.results if map_result.entry.on is None or saving.kinds != ("panel",)
+        ]
+        overlays = [
+            map_result.draw(alpha=saving.alpha, colormap=saving.colormap) if needs_overlay else None
+            for map_result in results
+        ]
+        files: dict[str, bytes] = {}  # All files are encoded before the first one is written.
         panel_name, encode = None, partial(encode_image, suffix=saving.suffix, quality=saving.quality)
         if "panel" in saving.kinds:
             panel_name = name_result(stem, panel_ending(self.request.options["evidence"], suffix=saving.suffix))
-            files[panel_name] = encode(panel(found.maps, alpha=saving.alpha, colormap=saving.colormap))
-        named: list[dict[str, str | None]] = []
-        for result, name, overlay in zip(results, self._name(stem, results), overlays):
+            files[panel_name] = encode(panel(result.maps, alpha=saving.alpha, colormap=saving.colormap))
+        names_per_result: list[dict[str, str | None]] = []
+        for map_result, name, overlay in zip(results, self._name(stem, results), overlays):
             names = name_kinds(name, saving)
-            for kind, made in result.draw_kinds(overlay, saving.kinds, saving.colormap):
-                files[names[kind]] = made if isinstance(made, bytes) else encode(made)
-            has_part = isinstance(result.source, ImageExplanation) and result.entry.on is None
-            named.append({**names, "panel": panel_name if has_part else None})
-        page = None if found.page is None else name_page(stem)
-        if page is not None and found.page is not None:
+            for kind, output in map_result.draw_kinds(overlay, saving.kinds, saving.colormap):
+                files[names[kind]] = output if isinstance(output, bytes) else encode(output)
+            has_part = isinstance(map_result.source, ImageExplanation) and map_result.entry.on is None
+            names_per_result.append({**names, "panel": panel_name if has_part else None})
+        page = None if result.page is None else name_page(stem)
+        if page is not None and result.page is not None:
             link = f"{'../' * page.count('/')}{PAGE}" if saving.views else None
-            files[page] = replace(found.page, name=PurePosixPath(item.name).name, link=link).to_html().encode()
+            files[page] = replace(result.page, name=PurePosixPath(item.name).name, link=link).to_html().encode()
         if self.place is not None:
             draw = self.draw_views if saving.views else None
-            self.place.write(files, {} if draw is None else draw(stem, found.picture, overlays))
+            self.place.write(files, {} if draw is None else draw(stem, result.picture, overlays))
             files = {}
-        return replace(found.to_record(item.name, self.classifier.name, named), page=page), files
+        return replace(result.to_record(item.name, self.classifier.name, names_per_result), page=page), files
 
     def _name(self, stem: str, results: Sequence[MapResult]) -> list[str]:
-        """The overlays' names; those that are alike, as of layers that differ in a sign, get numbers."""
+        """Return the names of the overlays.
+
+        Equal names, as of layers that differ only in special characters, get numbers.
+        """
         endings = list_endings(self.request, results, suffix=self.saving.suffix)
         names = [name_result(stem, ending) for ending in endings]
         if len(set(map(str.casefold, names))) == len(names):
@@ -101,8 +115,11 @@ class Saver:
 
 
 def describe_weights(classifier: Classifier, file: Path | None = None) -> dict[str, Any]:
-    """`{"file", "sha256", "of"}`: of the weights' file; or, where there is none or it is a folder, of the model's own
-    tensors, with their names, types and shapes, in the order of the state dict. Raises `OSError`."""
+    """Return `{"file", "sha256", "of"}` of the weights.
+
+    The hash is that of the weights' file. Without a file, or for a folder, it is the hash of the names, dtypes, shapes
+    and values of the state dict, in its order. Raises `OSError`.
+    """
     name = None if file is None else file.name
     if file is not None and file.is_file():
         return {"file": name, "sha256": hash_weights(file), "of": "file"}
@@ -114,7 +131,10 @@ def describe_weights(classifier: Classifier, file: Path | None = None) -> dict[s
 
 
 def _to_parts(name: str, value: Any) -> Iterator[bytes | memoryview]:
-    """All that makes an entry of a state dict: packed and quantised tensors by the plain ones in them."""
+    """Yield the bytes that identify an entry of a state dict.
+
+    Packed and quantised tensors are split into plain ones.
+    """
     if isinstance(value, (tuple, list)):
         for i, part in enumerate(value):
             yield from _to_parts(f"{name}.{i}", part)
@@ -128,5 +148,5 @@ def _to_parts(name: str, value: Any) -> Iterator[bytes | memoryview]:
             plain = value.dequantize() if value.is_quantized else value
             dense = plain if plain.layout == torch.strided else plain.to_dense()
             yield dense.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-    else:  # of other things the address may be in the repr, which no two runs share
+    else:  # The repr of other objects may contain an address, which differs between runs.
         yield f"{name} {value if isinstance(value, (str, int, float)) else type(value).__name__}\n".encode()

@@ -1,4 +1,4 @@
-"""The gallery: one static folder that opens from disk, to look through what was found in many pictures."""
+"""The gallery: a static folder, opened from disk, to browse the results of many images."""
 
 from __future__ import annotations
 

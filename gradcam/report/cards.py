@@ -1,4 +1,4 @@
-"""One page in one file: pictures side by side under a title and numbers, to send to somebody or keep with a build."""
+"""A page in one file: images side by side with a title and numbers, to share or to store with a build."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 from gradcam.errors import printable
 from gradcam.images.read import Pixels
 from gradcam.images.write import encode_image, fit_view
-from gradcam.report.views import QUALITY
+from gradcam.report.views import JPEG_QUALITY
 from gradcam.web.render import render_whole, to_source, write_page
 
-SIDE = 320  # pixels of a picture's longest side
-Facts = Sequence[tuple[str, str]]  # names and values
+CARD_IMAGE_PIXELS = 320  # The longest side of an image.
+Facts = Sequence[tuple[str, str]]  # Pairs of name and value.
 
 
 @dataclass(frozen=True)
 class Card:
-    """One thing on the page: a title, a word on it, numbers, and pictures by their captions. `is_bad`: the word is red."""
+    """One entry of the page: a title, a badge, numbers, and images by caption. `is_bad` makes the badge red."""
 
     title: str
     badge: str
@@ -30,7 +30,10 @@ class Card:
 
 @dataclass(frozen=True)
 class CardPage:
-    """A page: what it is about in names and values, in lines, and in groups that can be opened; and what failed."""
+    """A page of cards.
+
+    Above the cards are a summary, lines of text, groups of facts that can be opened, and failures.
+    """
 
     title: str
     summary: Facts
@@ -39,8 +42,7 @@ class CardPage:
     failures: Sequence[str] = field(default=())
 
     def write(self, path: Path, cards: Iterable[Card]) -> None:
-        """Write the page with these cards, in this order, to one file that needs no other and no network. Raises
-        `OutputError` where it cannot be written."""
+        """Write the page with these cards to one self-contained file, which needs no network. Raises `OutputError`."""
         text = render_whole(
             "cards.html.j2",
             styles=("style.css",),
@@ -60,7 +62,10 @@ def _clean(facts: Facts) -> list[tuple[str, str]]:
 
 
 def _to_card(card: Card) -> dict[str, Any]:
-    small = {caption: encode_image(fit_view(pixels, SIDE), ".jpg", QUALITY) for caption, pixels in card.figures.items()}
-    figures = [(printable(caption), to_source(data)) for caption, data in small.items()]
-    shown = {"title": printable(card.title), "badge": card.badge, "is_bad": card.is_bad}
-    return shown | {"facts": _clean(card.facts), "figures": figures}
+    encoded_images = {
+        caption: encode_image(fit_view(pixels, CARD_IMAGE_PIXELS), ".jpg", JPEG_QUALITY)
+        for caption, pixels in card.figures.items()
+    }
+    figures = [(printable(caption), to_source(data)) for caption, data in encoded_images.items()]
+    fields = {"title": printable(card.title), "badge": card.badge, "is_bad": card.is_bad}
+    return fields | {"facts": _clean(card.facts), "figures": figures}

@@ -1,4 +1,4 @@
-"""The folder that a report is written into, on a disk or in a store: what is there, and how it is read and written."""
+"""The folder of a report, on a disk or in an object store: read the run, and write the report's files."""
 
 from __future__ import annotations
 
@@ -23,25 +23,28 @@ from gradcam.storage.records import Record
 from gradcam.storage.run_file import ShardFiles, find_shard_files, list_manifests
 from gradcam.storage.store import Store
 
-LOCK = ".gradcam-report.lock"  # of the output folder; it stays there, as those of its parts do
-TEMPORARY = ".gradcam-partial-report"  # where files are before they are whole; the process with the lock owns it
+LOCK = ".gradcam-report.lock"  # The lock file stays in the output folder, like those of shards.
+# A folder for incomplete files. Only the process that holds the lock writes there.
+TEMPORARY = ".gradcam-partial-report"
 DETAILS = re.compile(f"{REPORT}/(details-[0-9a-f]{{12}})(?:/.*)?", re.DOTALL)
 
 
 class Files:
-    """An output folder. Names are relative to it, with "/". Several threads may use it. A folder in a store is listed
-    once: to ask for each object on its own would take hours."""
+    """An output folder, with file names relative to it and "/" between folders. Thread-safe.
+
+    A folder in an object store is listed once, because a request per object would take hours.
+    """
 
     def __init__(self, place: Path | Store, temporary: Path | None = None) -> None:
         self.place, self.reader = place, to_reader(place)
         self._writer = to_writer(place, temporary)
         self._sizes = place.find() if isinstance(place, Store) else None
         page = place.read(PAGE) if isinstance(place, Store) and self.is_there(PAGE) else b""
-        found = re.search(rb"details-[0-9a-f]{12}", page)
-        self._earlier = found[0].decode() if found else None
+        match = re.search(rb"details-[0-9a-f]{12}", page)
+        self._earlier_details = match[0].decode() if match else None
 
     def is_there(self, name: str) -> bool:
-        """Whether there is such a file; what a power cut left empty is none."""
+        """Return True if the file exists and is not empty. A power cut may leave empty files."""
         if self._sizes is not None:
             return self._sizes.get(name, 0) > 0
         try:
@@ -50,45 +53,49 @@ class Files:
             return False
 
     def is_current(self, view: str, source: str | None) -> bool:
-        """Whether there is such a view, made of what its source is now. By their times, which say little of objects,
-        since the last one written may be the first that arrived."""
+        """Return True if the view exists and is not older than its source.
+
+        In an object store, an existing view counts as current, because times there do not tell which object is newer.
+        """
         if not self.is_there(view) or self._sizes is not None or source is None:
             return self.is_there(view)
         try:
             times = [os.stat(f"{self.place}/{name}").st_mtime_ns for name in (view, source)]
-        except OSError:  # the source is gone: what there is, is the best that there will be
+        except OSError:  # Without its source, the view cannot be drawn again.
             return True
         return times[0] >= times[1]
 
     def write(self, name: str, data: bytes) -> None:
         self._writer.put(name, data)
-        self._note(name, data)
+        self._update_size(name, data)
 
     def write_view(self, name: str, data: bytes) -> None:
-        """As `write`, without waiting for the disk: a view can be made again at any time."""
+        """Write a view without waiting for the disk, because a lost view can be drawn again."""
         self._writer.put_view(name, data)
-        self._note(name, data)
+        self._update_size(name, data)
 
-    def _note(self, name: str, data: bytes) -> None:
+    def _update_size(self, name: str, data: bytes) -> None:
         if self._sizes is not None:
             self._sizes[name] = len(data)
 
-    def remove_details(self, kept: str) -> None:
-        """Remove the details of earlier pages; `kept` is the name of this one's. In a store, of the page that was there
-        at the start alone: others may be of a shard that writes its report just now."""
+    def remove_details(self, current: str) -> None:
+        """Remove the details of earlier pages. `current` is the name of this page's details.
+
+        In an object store, remove only those of the page that existed at the start: others may belong to a shard that
+        is writing its report now.
+        """
         if isinstance(self.place, Path):
             for path in (self.place / REPORT).glob("details-*"):
-                if path.name != kept and DETAILS.fullmatch(f"{REPORT}/{path.name}"):
+                if path.name != current and DETAILS.fullmatch(f"{REPORT}/{path.name}"):
                     shutil.rmtree(path, ignore_errors=True)
             return
         matches = ((name, DETAILS.fullmatch(name)) for name in self._sizes or ())
-        self._writer.remove([name for name, match in matches if match and match[1] == self._earlier != kept])
+        self._writer.remove([name for name, match in matches if match and match[1] == self._earlier_details != current])
 
 
 @contextlib.contextmanager
-def opening(place: Path | Store) -> Iterator[Files]:
-    """The folder, for one report; on a disk others wait. Raises `OutputError` where it cannot be written to, and
-    `StoreError`."""
+def open_report_folder(place: Path | Store) -> Iterator[Files]:
+    """Open the folder for one report. On a disk, other processes wait. Raises `OutputError` and `StoreError`."""
     if isinstance(place, Store):
         with blaming_store(place):
             yield Files(place)
@@ -98,9 +105,10 @@ def opening(place: Path | Store) -> Iterator[Files]:
             temporary = None
             if place.is_dir() and find_shard_files(to_reader(place).list_names()):
                 temporary = place / TEMPORARY
-                # Shards may end at one time: each would take the other's details away, and the older page could stay.
+                # Shards may end at the same time. Without the lock, each could remove the other's details, and the
+                # older page could stay.
                 stack.callback(take_lock(place / LOCK, seconds=-1))
-                shutil.rmtree(temporary, ignore_errors=True)  # Left by a report whose process was killed.
+                shutil.rmtree(temporary, ignore_errors=True)  # A killed process may have left this folder.
                 stack.callback(shutil.rmtree, temporary, ignore_errors=True)
                 temporary.mkdir()
             yield Files(place, temporary)
@@ -109,7 +117,7 @@ def opening(place: Path | Store) -> Iterator[Files]:
 
 
 def read_pixels(place: Path | Store, name: str) -> Pixels | None:
-    """A picture in a folder; None where it is gone, or never was a file of its own: the page does without."""
+    """Return an image in a folder, or None if it cannot be read. The page can be written without it."""
     from gradcam.models.preprocess import read_picture
 
     with contextlib.suppress(GradcamError, OSError):
@@ -121,7 +129,7 @@ def read_pixels(place: Path | Store, name: str) -> Pixels | None:
 
 @dataclass(frozen=True)
 class ReportRun:
-    """Records in the order of the input, and the contents of run.json: empty where there is none."""
+    """The records in input order, and the content of run.json (empty if there is none)."""
 
     files: Files
     records: Sequence[Record]
@@ -129,7 +137,7 @@ class ReportRun:
 
     @property
     def root(self) -> Path | Store | None:
-        """Where the names of the pictures start from, if that is known."""
+        """Return the folder that image names are relative to, if it is known."""
         root, place = self.facts.get("root"), self.files.place
         if not isinstance(root, str):
             return None
@@ -139,9 +147,11 @@ class ReportRun:
 
 
 def read_run(files: Files) -> ReportRun:
-    """The run in a folder: one manifest, or the parts of its shards, whose pictures are then in the order of names. Of
-    a picture that was done twice the later record counts. Raises `GradcamError`: no manifest to read, results in
-    tars."""
+    """Read the run in a folder: one manifest, or those of its shards, whose images are then sorted by name.
+
+    The last record of an image counts. Raises `GradcamError` if there is no readable manifest, or if results are in
+    tars.
+    """
     records = {record.image: record for record in read_manifest(files.place)}
     reader = files.reader
     tar = next((record.tar for record in records.values() if record.tar is not None), None)
@@ -151,10 +161,13 @@ def read_run(files: Files) -> ReportRun:
             f"{reader.show()}: the results are in tar files such as {tar}, which a report cannot read. {advice}"
         )
     names = reader.list_names()
-    is_whole = bool(list_manifests(names, ShardFiles()))
-    found = list(records.values()) if is_whole else sorted(records.values(), key=lambda record: record.image)
+    has_whole_manifest = bool(list_manifests(names, ShardFiles()))
+    ordered = (
+        list(records.values()) if has_whole_manifest else sorted(records.values(), key=lambda record: record.image)
+    )
     for part in find_shard_files(names):
-        with contextlib.suppress(OSError, ValueError, RecursionError, OutputError):  # the page can do without
+        # The page can be written without run.json.
+        with contextlib.suppress(OSError, ValueError, RecursionError, OutputError):
             if isinstance(facts := json.loads(reader.read(part.run)), dict):
-                return ReportRun(files, found, facts)
-    return ReportRun(files, found, {})
+                return ReportRun(files, ordered, facts)
+    return ReportRun(files, ordered, {})

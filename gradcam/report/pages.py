@@ -1,4 +1,4 @@
-"""The page: its data, the template, and the files that it is made of."""
+"""The report page: its data, its template, and its files."""
 
 from __future__ import annotations
 
@@ -17,46 +17,55 @@ from gradcam.errors import printable
 from gradcam.images.files import is_url
 from gradcam.models.labels import name_class
 from gradcam.options import count_cores
-from gradcam.report.files import Files, ReportRun, opening, read_run
+from gradcam.report.files import Files, ReportRun, open_report_folder, read_run
 from gradcam.report.views import find_stem, name_views, provide_views
 from gradcam.storage.clear import PAGE, REPORT, STATIC, check_page
 from gradcam.storage.records import Explained, Prediction, Record
 from gradcam.storage.store import Store
 from gradcam.web.render import read_static, render
 
-PICTURE, OVERLAY, BLANK = 1, 2, 4  # what there is of a picture: bits of the column "has"
-LISTED = 20  # of the things that were found in a picture, such as boxes
-CHUNK = 500  # records whose details are one file: a part of a second to load, and few files for a hundred thousand
-STORE_THREADS = 16  # each waits for the store most of the time
-PLAIN = re.compile(r"[\w.\-/]+", re.ASCII)  # names that need no quoting in a URL
+HAS_IMAGE, HAS_OVERLAY, IS_BLANK = 1, 2, 4  # Bits of the column "has".
+# The number of predictions per image, such as boxes.
+MAX_PREDICTIONS = 20
+# The number of records per file of details. A file then loads in a fraction of a second, and 100,000 images need few
+# files.
+RECORDS_PER_FILE = 500
+STORE_THREADS = 16  # The threads wait for the store most of the time.
+PLAIN_NAME = re.compile(r"[\w.\-/]+", re.ASCII)  # Names that need no quoting in a URL.
 
 
 class Privacy:
-    """Takes the paths of this machine out of texts: the page may be given to others."""
+    """Removes local paths from texts, because the page may be shared."""
 
     def __init__(self, run: ReportRun) -> None:
-        shown = {str(Path.home()) + os.sep: f"~{os.sep}"}
+        replacements = {str(Path.home()) + os.sep: f"~{os.sep}"}
         for place in (run.files.place, run.root or run.files.place):
-            shown |= {f"{place.url}/": "", place.url: place.name} if isinstance(place, Store) else _shorten(place)
-        self._shown = dict(sorted(shown.items(), key=lambda pair: -len(pair[0])))  # what lies deeper comes first
+            replacements |= (
+                {f"{place.url}/": "", place.url: place.name} if isinstance(place, Store) else _shorten(place)
+            )
+        # Longer paths first, so that a parent folder never matches before its subfolders.
+        self._replacements = dict(sorted(replacements.items(), key=lambda pair: -len(pair[0])))
 
     def clean(self, text: str) -> str:
-        """The text, without the output folder, the input's root and the user's home."""
-        for place, short in self._shown.items():
+        """Return the text without the output folder, the input's root and the user's home folder."""
+        for place, replacement in self._replacements.items():
             if len(place) > len(os.sep):
-                text = text.replace(place, short)
+                text = text.replace(place, replacement)
         return printable(text)
 
     def clean_value(self, value: Any) -> Any:
-        """A setting: of an absolute path, or a URL, the last part alone, and lists and dictionaries through and through."""
+        """Clean a setting, recursively in lists and dictionaries.
+
+        Absolute paths and URLs are reduced to their last part.
+        """
         if isinstance(value, dict):
             return {self.clean_value(str(key)): self.clean_value(entry) for key, entry in value.items()}
         if isinstance(value, list):
             return [self.clean_value(entry) for entry in value]
         if not isinstance(value, str):
             return value
-        is_whole = PurePath(value).is_absolute() or is_url(value)
-        return printable(PurePath(value).name) if is_whole else self.clean(value)
+        is_absolute = PurePath(value).is_absolute() or is_url(value)
+        return printable(PurePath(value).name) if is_absolute else self.clean(value)
 
 
 def _shorten(place: Path) -> dict[str, str]:
@@ -65,60 +74,79 @@ def _shorten(place: Path) -> dict[str, str]:
 
 
 def to_url(path: str | None) -> str | None:
-    """A path relative to the output folder as a URL; None for none, and for one that is not relative."""
+    """Return a path relative to the output folder as a URL; None for an absolute path or no path."""
     return quote(os.fsencode(path), safe="/") if path and not path.startswith("/") else None
 
 
 def to_columns(run: ReportRun, privacy: Privacy) -> dict[str, Any]:
-    """What the page holds of all pictures: a list for each fact, since ten thousand names of keys would be the most of
-    it. "names"; "classes": index and label of those that are predicted, or of the boxes, masks and sentences that are
-    explained, by their label where they have no index; "top": a position in there, -1 for none; "others": positions of what
-    else a picture has, by its own; "confidence": of the top class, 0 to 1; "has": bits; "stems": URL of the views, where it
-    is not 1: as the name says; "errors": by position."""
+    """Return the data of all images for the page: one list per fact, because repeated keys would dominate its size.
+
+    "names": names of the images. "classes": index and label of each predicted class, or of each explained box, mask and
+    sentence, which has a label in place of an index if it has none. "top": position of the image's first class in
+    "classes", or -1. "others": positions of its other classes, by position of the image. "confidence": of the first
+    class, 0 to 1. "has": bits. "stems": URL of the views, or 1 if it follows from the name. "errors": by position of
+    the image.
+    """
     names = [privacy.clean_value(record.image) for record in run.records]
-    things = [_list_things(record) for record in run.records]
-    counts = Counter(each[0][:2] for each in things if each)
-    counts.update(dict.fromkeys((thing[:2] for each in things for thing in each[1:]), 0))
-    places = {key: i for i, key in enumerate(counts)}
-    own = [list(dict.fromkeys(places[thing[:2]] for thing in each)) for each in things]
+    classes_per_image = [_list_classes(record) for record in run.records]
+    counts = Counter(classes[0][:2] for classes in classes_per_image if classes)
+    counts.update(dict.fromkeys((class_[:2] for classes in classes_per_image for class_ in classes[1:]), 0))
+    positions = {key: i for i, key in enumerate(counts)}
+    positions_per_image = [
+        list(dict.fromkeys(positions[class_[:2]] for class_ in classes)) for classes in classes_per_image
+    ]
     return {
         "names": names,
-        "classes": [[printable(it) if isinstance(it, str) else it, printable(label)] for it, label in counts],
-        "top": [each[0] if each else -1 for each in own],
-        "others": {i: each[1:] for i, each in enumerate(own) if each[1:]},
-        "confidence": [round(each[0][2], 4) if each else 0 for each in things],
-        "has": [_find(run.files, record) for record in run.records],
-        "stems": [_stem(record, name) for record, name in zip(run.records, names)],
+        "classes": [
+            [printable(index) if isinstance(index, str) else index, printable(label)] for index, label in counts
+        ],
+        "top": [row[0] if row else -1 for row in positions_per_image],
+        "others": {i: row[1:] for i, row in enumerate(positions_per_image) if row[1:]},
+        "confidence": [round(classes[0][2], 4) if classes else 0 for classes in classes_per_image],
+        "has": [_to_flags(run.files, record) for record in run.records],
+        "stems": [_find_url_stem(record, name) for record, name in zip(run.records, names)],
         "errors": {i: privacy.clean(record.error) for i, record in enumerate(run.records) if record.error is not None},
     }
 
 
-def _list_things(record: Record) -> list[tuple[int | str, str, float]]:
-    """What a picture is found by: its top class; or what was explained in it, where that is more than a class, with how
-    sure the model is of it."""
+def _list_classes(record: Record) -> list[tuple[int | str, str, float]]:
+    """Return the classes that the page lists an image under, with confidences.
+
+    These are its explained boxes, masks or sentences if there are any, else its top class.
+    """
     explained = [entry for entry in record.explained if entry.kind != "class" and entry.on is None]
     if not explained:
-        tops = record.predictions[:1]
-        return [(top.index, name_class(top.index, top.label), top.probability) for top in tops]
-    return [(*_name_thing(entry), _find_share(record, entry)) for entry in explained]
+        top_predictions = record.predictions[:1]
+        return [
+            (prediction.index, name_class(prediction.index, prediction.label), prediction.probability)
+            for prediction in top_predictions
+        ]
+    return [(*_name_target(entry), _find_confidence(record, entry)) for entry in explained]
 
 
-def _name_thing(entry: Explained) -> tuple[int | str, str]:
+def _name_target(entry: Explained) -> tuple[int | str, str]:
     name = entry.title if entry.kind in ("text", "like") else name_class(entry.index, entry.label)
     return name if entry.index is None else entry.index, name
 
 
-def _find_share(record: Record, entry: Explained) -> float:
-    number = next((it for it in (entry.number, entry.word, entry.keypoint) if it is not None), None)
-    alike = [it for it in record.predictions if it.number == number and (number is not None or it.index == entry.index)]
-    share = alike[0].probability if alike and entry.kind != "missed" else entry.score
-    return min(max(share, 0.0), 1.0)
+def _find_confidence(record: Record, entry: Explained) -> float:
+    number = next((value for value in (entry.number, entry.word, entry.keypoint) if value is not None), None)
+    matches = [
+        prediction
+        for prediction in record.predictions
+        if prediction.number == number and (number is not None or prediction.index == entry.index)
+    ]
+    confidence = matches[0].probability if matches and entry.kind != "missed" else entry.score
+    return min(max(confidence, 0.0), 1.0)
 
 
 def to_details(run: ReportRun, record: Record, privacy: Privacy) -> dict[str, Any]:
-    """What the page shows of one picture that is looked at."""
+    """Return what the page shows of one image when it is opened."""
     stem = find_stem(record)
-    predictions = ((it.index, printable(_name_found(it)), it.probability) for it in record.predictions[:LISTED])
+    predictions = (
+        (prediction.index, printable(_name_prediction(prediction)), prediction.probability)
+        for prediction in record.predictions[:MAX_PREDICTIONS]
+    )
     return {
         "predictions": [[index, name, round(probability, 6)] for index, name, probability in predictions],
         "explained": [_to_entry(run.files, entry, stem, k) for k, entry in enumerate(record.explained)],
@@ -129,13 +157,13 @@ def to_details(run: ReportRun, record: Record, privacy: Privacy) -> dict[str, An
     }
 
 
-def _name_found(found: Prediction) -> str:
-    name = name_class(found.index, found.label)
-    return name if found.number is None else f"{found.number} {name}"
+def _name_prediction(prediction: Prediction) -> str:
+    name = name_class(prediction.index, prediction.label)
+    return name if prediction.number is None else f"{prediction.number} {name}"
 
 
 def _to_entry(files: Files, entry: Explained, stem: str | None, k: int) -> dict[str, Any]:
-    small = name_views(stem).overlay(k) if stem else None
+    overlay_view = name_views(stem).overlay(k) if stem else None
     results = {"overlay": entry.overlay, "heatmap": entry.heatmap, "map": entry.map, "panel": entry.panel}
     return {
         "index": entry.title if entry.kind != "class" else entry.index,
@@ -146,55 +174,57 @@ def _to_entry(files: Files, entry: Explained, stem: str | None, k: int) -> dict[
         "evidence": entry.evidence,
         "blank": entry.blank,
         **({} if entry.on is None else {"on": entry.on}),
-        "small": to_url(small) if small and files.is_there(small) else None,
+        "small": to_url(overlay_view) if overlay_view and files.is_there(overlay_view) else None,
         "files": {kind: to_url(path) for kind, path in results.items() if to_url(path)},
     }
 
 
-def _find(files: Files, record: Record) -> int:
-    blank = BLANK if record.explained and all(entry.blank for entry in record.explained) else 0
+def _to_flags(files: Files, record: Record) -> int:
+    blank_flag = IS_BLANK if record.explained and all(entry.blank for entry in record.explained) else 0
     stem = find_stem(record)
     if stem is None:
-        return blank
+        return blank_flag
     names = name_views(stem)
-    picture = PICTURE if files.is_there(names.large) and files.is_there(names.small) else 0
-    return blank | picture | (OVERLAY if files.is_there(names.overlay(0)) else 0)
+    image_flag = HAS_IMAGE if files.is_there(names.large) and files.is_there(names.small) else 0
+    return blank_flag | image_flag | (HAS_OVERLAY if files.is_there(names.overlay(0)) else 0)
 
 
-def _stem(record: Record, name: str) -> str | int:
+def _find_url_stem(record: Record, name: str) -> str | int:
     if (stem := find_stem(record)) is None:
         return 0
     views = name_views(stem)
-    is_as_named = PLAIN.fullmatch(name) and views.stem == name_views(name.rpartition(".")[0] or name).stem
+    is_as_named = PLAIN_NAME.fullmatch(name) and views.stem == name_views(name.rpartition(".")[0] or name).stem
     return 1 if is_as_named else str(to_url(views.stem))
 
 
 def write_report(place: Path | Store) -> Path | str:
-    """Write `index.html` and `report/` into the output folder of a run, and give the path, or the URL, of `index.html`.
-    The page is of one static folder: it opens from disk, without a server and without the network, and no path of this
-    machine is in it. Views that are missing are made from the overlays, and from the input's pictures where they are
-    still to be found; without them the page shows the overlays alone. The same run gives the same bytes. Raises
-    `OutputError` where the folder holds no manifest, or an `index.html` that is no report, or cannot be written to; and
-    `StoreError` of a store."""
-    with opening(place) as files:
+    """Write `index.html` and `report/` into the output folder of a run, and return the path or URL of `index.html`.
+
+    The page is a static folder: it opens from disk, without server or network, and contains no local paths. Missing
+    views are drawn from the overlays, and from the input images if they still exist; otherwise the page shows the
+    overlays alone. Equal runs give equal bytes. Raises `OutputError` if the folder has no manifest, has an `index.html`
+    that is not a report, or cannot be written to, and `StoreError` for an object store.
+    """
+    with open_report_folder(place) as files:
         run = read_run(files)
         check_page(files.reader)
         with ThreadPoolExecutor(count_cores() if isinstance(place, Path) else STORE_THREADS) as pool:
-            # Decoding leaves Python's lock alone.
+            # Decoding releases Python's global lock.
             for _ in pool.map(lambda record: provide_views(files, record, run.root), run.records):
                 pass
         privacy = Privacy(run)
-        starts = range(0, len(run.records), CHUNK)
-        cut = (run.records[start : start + CHUNK] for start in starts)
-        shown = ([to_details(run, record, privacy) for record in piece] for piece in cut)
-        pieces = [json.dumps(details, allow_nan=False, separators=(",", ":")) for details in shown]
-        # Another name for other details: a page that is open, or was not written to its end, never mixes them up.
-        details = "details-" + hashlib.sha256("".join(pieces).encode()).hexdigest()[:12]
-        for i, piece in enumerate(pieces):
-            files.write(f"{REPORT}/{details}/{i}.js", f"gradcam.receive({i}, {piece});\n".encode())
+        starts = range(0, len(run.records), RECORDS_PER_FILE)
+        chunks = (run.records[start : start + RECORDS_PER_FILE] for start in starts)
+        details_per_chunk = ([to_details(run, record, privacy) for record in chunk] for chunk in chunks)
+        encoded_chunks = [json.dumps(details, allow_nan=False, separators=(",", ":")) for details in details_per_chunk]
+        # The folder's name changes with its content, so that an open or half-written page never mixes old and new
+        # details.
+        details = "details-" + hashlib.sha256("".join(encoded_chunks).encode()).hexdigest()[:12]
+        for i, encoded in enumerate(encoded_chunks):
+            files.write(f"{REPORT}/{details}/{i}.js", f"gradcam.receive({i}, {encoded});\n".encode())
         for name in STATIC:
             files.write(f"{REPORT}/{name}", read_static(name).encode())
-        data = {"details": f"{REPORT}/{details}", "chunk": CHUNK, **to_columns(run, privacy)}
+        data = {"details": f"{REPORT}/{details}", "chunk": RECORDS_PER_FILE, **to_columns(run, privacy)}
         files.write(PAGE, _render(run, data, privacy).encode())
         files.remove_details(details)
     return place / PAGE if isinstance(place, Path) else place.below(PAGE).url
@@ -202,13 +232,15 @@ def write_report(place: Path | Store) -> Path | str:
 
 def _render(run: ReportRun, data: dict[str, Any], privacy: Privacy) -> str:
     entries = [entry for record in run.records for entry in record.explained]
-    found = {"models": [record.model for record in run.records], "layers": [entry.layer for entry in entries]}
-    found["methods"] = [entry.method for entry in entries]
+    names_by_kind = {"models": [record.model for record in run.records], "layers": [entry.layer for entry in entries]}
+    names_by_kind["methods"] = [entry.method for entry in entries]
     place = run.files.place
     return render(
         "index.html.j2",
         title=privacy.clean(place.resolve().name if isinstance(place, Path) else place.name),
-        summary={key: [privacy.clean_value(name) for name in dict.fromkeys(names)] for key, names in found.items()},
+        summary={
+            key: [privacy.clean_value(name) for name in dict.fromkeys(names)] for key, names in names_by_kind.items()
+        },
         total=len(run.records),
         failures=sum(record.error is not None for record in run.records),
         facts=_list_facts(run.facts, privacy),
@@ -217,10 +249,10 @@ def _render(run: ReportRun, data: dict[str, Any], privacy: Privacy) -> str:
 
 
 def _list_facts(facts: dict[str, Any], privacy: Privacy) -> list[tuple[str, list[tuple[str, str]]]]:
-    hidden = ("root", "schema")  # the root is a way through folders
-    cleaned = privacy.clean_value({key: value for key, value in facts.items() if key not in hidden})
-    alone = {key: value for key, value in cleaned.items() if not isinstance(value, dict)}
-    groups = {"run": alone, **{key: value for key, value in cleaned.items() if isinstance(value, dict)}}
+    hidden_keys = ("root", "schema")  # The root is a local path.
+    cleaned = privacy.clean_value({key: value for key, value in facts.items() if key not in hidden_keys})
+    top_level = {key: value for key, value in cleaned.items() if not isinstance(value, dict)}
+    groups = {"run": top_level, **{key: value for key, value in cleaned.items() if isinstance(value, dict)}}
     return [(name, list(_flatten(group))) for name, group in groups.items() if group]
 
 
@@ -229,12 +261,12 @@ def _flatten(group: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str
         if isinstance(value, dict):
             yield from _flatten(value, f"{prefix}{key} ")
         else:
-            yield prefix + key, _show(value)
+            yield prefix + key, _format_setting(value)
 
 
-def _show(value: Any) -> str:
+def _format_setting(value: Any) -> str:
     if isinstance(value, list):
-        return ", ".join(_show(entry) for entry in value) or "none"
+        return ", ".join(_format_setting(entry) for entry in value) or "none"
     if isinstance(value, str):
         return value
     return json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Views: the small pictures that the gallery shows, and the larger plain one under its slider."""
+"""Views: the thumbnails of the gallery, and the larger image under its slider."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from gradcam.storage.clear import REPORT
 from gradcam.storage.records import Record
 from gradcam.storage.store import Store
 
-FOLDER = f"{REPORT}/views"
-SMALL, LARGE = 256, 900  # pixels of the longest side
-QUALITY = 82
-LONGEST_ENDING = 12  # bytes
+VIEWS_FOLDER = f"{REPORT}/views"
+THUMBNAIL_PIXELS, LARGE_VIEW_PIXELS = 256, 900  # The limits of the longest side.
+JPEG_QUALITY = 82
+MAX_VIEW_ENDING_BYTES = 12
 
 
 @dataclass(frozen=True)
 class ViewNames:
-    """Where one picture's views lie, relative to the output folder. No two stems share one, as no ending ends another."""
+    """The paths of one image's views, relative to the output folder. Different stems never give the same path."""
 
     stem: str
 
@@ -42,20 +42,23 @@ class ViewNames:
 
 
 def name_views(stem: str) -> ViewNames:
-    """The names of the views of the picture whose results are called `<stem>-...`; `stem` is relative, with "/"."""
+    """Return the names of an image's views.
+
+    `stem` is relative to the output folder; its results are called `<stem>-...`.
+    """
     if not _is_inside(stem):
         raise GradcamError(f"'{stem}' is not a path inside the output folder. Use a relative path without '..'.")
     folders, slash, name = stem.rpartition("/")
     encoded = os.fsencode(name)
-    if len(encoded) + LONGEST_ENDING > LONGEST_NAME:
+    if len(encoded) + MAX_VIEW_ENDING_BYTES > LONGEST_NAME:
         stem = folders + slash + hashlib.sha256(encoded).hexdigest()
-    return ViewNames(f"{FOLDER}/{stem}")
+    return ViewNames(f"{VIEWS_FOLDER}/{stem}")
 
 
 def find_stem(record: Record) -> str | None:
-    """What the names of a record's files begin with, read off them; None where nothing was written of it."""
+    """Return the stem of a record's files, derived from their names; None if the record has no files."""
     for entry in record.explained:
-        # Behind the stem come the method and words without a dash; the last "-<method>" is therefore the right one.
+        # After the stem come the method and words without dashes, so the last "-<method>" ends the stem.
         endings = {f"-{entry.method}": (entry.overlay, entry.heatmap, entry.map), "-compare": (entry.panel,)}
         for ending, paths in endings.items():
             for path in paths:
@@ -71,31 +74,38 @@ def _is_inside(stem: str) -> bool:
 
 
 def draw_views(stem: str, picture: Pixels | None, overlays: Sequence[Pixels | None]) -> dict[str, bytes]:
-    """What the gallery shows of one picture, as JPEG files by their names under `report/views`; several threads may at
-    once. `stem`: what the names of its results begin with, relative to the output folder, with "/" between folders.
-    `picture`: RGB, uint8 (H,W,3); `overlays`: one for each result, in the order of the record; None for what there is
-    none of. To be written behind the overlays: a view that is older than its overlay counts as out of date."""
+    """Return the views of one image as JPEG bytes, by their names under `report/views`. Thread-safe.
+
+    `stem` is the beginning of the names of its results, relative to the output folder, with "/" between folders.
+    `picture` is RGB, uint8 (H,W,3), and `overlays` has one image per result, in the order of the record; None means
+    that there is no image. Write the views after the overlays: a view that is older than its overlay counts as out of
+    date.
+    """
     names = name_views(stem)
     views: list[tuple[str, Pixels]] = []
     if picture is not None:
-        large = fit_view(picture, LARGE)
-        views += [(names.large, large), (names.small, fit_view(large, SMALL))]
-    views += [(names.overlay(k), fit_view(overlay, SMALL)) for k, overlay in enumerate(overlays) if overlay is not None]
-    return {name: encode_image(view, ".jpg", QUALITY) for name, view in views}
+        large = fit_view(picture, LARGE_VIEW_PIXELS)
+        views += [(names.large, large), (names.small, fit_view(large, THUMBNAIL_PIXELS))]
+    views += [
+        (names.overlay(k), fit_view(overlay, THUMBNAIL_PIXELS))
+        for k, overlay in enumerate(overlays)
+        if overlay is not None
+    ]
+    return {name: encode_image(view, ".jpg", JPEG_QUALITY) for name, view in views}
 
 
 def provide_views(files: Files, record: Record, root: Path | Store | None) -> None:
-    """Make the views of a record that are missing or out of date, from its overlays and its picture, if they are there."""
+    """Draw the missing or outdated views of a record from its overlays and its image, if these exist."""
     stem = find_stem(record)
     if stem is None:
         return
     names = name_views(stem)
     sources = [entry.overlay for entry in record.explained]
-    fresh = all(files.is_current(name, sources[0]) for name in (names.large, names.small))
-    picture = None if fresh or root is None else read_pixels(root, record.image)
+    image_views_are_current = all(files.is_current(name, sources[0]) for name in (names.large, names.small))
+    image = None if image_views_are_current or root is None else read_pixels(root, record.image)
     overlays = [
         None if source is None or files.is_current(names.overlay(k), source) else read_pixels(files.place, source)
         for k, source in enumerate(sources)
     ]
-    for name, data in draw_views(stem, picture, overlays).items():
+    for name, data in draw_views(stem, image, overlays).items():
         files.write_view(name, data)

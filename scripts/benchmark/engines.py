@@ -161,7 +161,8 @@ def run(explain: Callable[..., Iterator[Any]], watch: Watch, source: Path, batch
         work = Work(classifier, request, items, batch, count_cores())
         start = time.time()
         done = sum(
-            outcome.record.error is None for outcome in explain(work, saver, is_needed=lambda item: True, tell=watch)
+            outcome.record.error is None
+            for outcome in explain(work, saver, is_needed=lambda item: True, log_event=watch)
         )
         last = time.time()
     if done != len(items):

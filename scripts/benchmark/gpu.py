@@ -123,7 +123,7 @@ def measure_stages(
     items = list_inputs([str(file) for file in files[: 8 * batch]]).items
     codec = find_pixels("device", classifier)
     saving = Saving(format="jpg", quality=QUALITY)
-    pixels = DevicePixels(classifier, codec, tell=lambda event, **details: None, saving=saving)
+    pixels = DevicePixels(classifier, codec, log_event=lambda event, **details: None, saving=saving)
     rates: dict[str, list[float]] = {}
     request = ask(classifier)
     for number in range(rounds + 1):  # the first to warm up
@@ -140,7 +140,7 @@ def measure_stages(
         for first in range(0, len(items), batch):
             part = items[first : first + batch]
             reads = run("read", lambda part=part: [read_item(classifier, item, waits=True) for item in part])
-            data = [to_tensor(read.waiting.data) for read in reads]
+            data = [to_tensor(read.pending.data) for read in reads]
             run("decode", lambda data=data: codec.decode(data, False))
             ready = run("decode and resize", lambda reads=reads: pixels.prepare(reads))
             pictures = [read.picture for read in ready]

@@ -86,7 +86,7 @@ def run_pipeline(
     temporary.mkdir()
     saver = Saver(Disk(output, temporary), plan_stems(items), saving, classifier, request)
     work = Work(classifier, request, items, batch, workers or count_cores(), pixels=pixels)
-    reports = explain_here(work, saver, is_needed=lambda item: True, tell=lambda event, **details: None)
+    reports = explain_here(work, saver, is_needed=lambda item: True, log_event=lambda event, **details: None)
     with contextlib.closing(ManifestWriter(output / "manifest.jsonl")) as manifest:
         for report in reports:
             manifest.append(report.record)

@@ -29,13 +29,23 @@ from gradcam import plugins
 from gradcam.batch.engine import Work, explain_here
 from gradcam.batch.findings import Request
 from gradcam.batch.names import Saving
-from gradcam.batch.pool import cut
+from gradcam.batch.pool import cut_batches
 from gradcam.batch.ray import session
 from gradcam.batch.ray import session as addresses
-from gradcam.batch.ray.actor import SHARES, Actor, ActorJob, Answer, pack, pack_again, to_blocks, to_job, unpack
-from gradcam.batch.ray.ending import _folder, end_here
-from gradcam.batch.ray.engine import dump
-from gradcam.batch.ray.session import SILENT, ActorLayout, check_address, find_layout, import_ray, quiet
+from gradcam.batch.ray.actor import (
+    BLOCKS_PER_ACTOR,
+    Actor,
+    ActorJob,
+    ActorReply,
+    pack_block,
+    pack_retry_blocks,
+    to_blocks,
+    to_job,
+    unpack_block,
+)
+from gradcam.batch.ray.ending import _find_registry_folder, end_local_processes
+from gradcam.batch.ray.engine import pickle_job
+from gradcam.batch.ray.session import SILENT_LEVEL, ActorLayout, check_address, find_layout, import_ray, quiet_ray
 from gradcam.batch.save import Saver
 from gradcam.errors import ClusterError, ModelError, OutputError, StoreError
 from gradcam.sources.contents import Item
@@ -95,12 +105,12 @@ def act() -> Iterator[Callable[[ActorJob], Actor]]:
     yield make
     torch.set_num_threads(threads)
     for run in signed_in:
-        shutil.rmtree(_folder(run))
+        shutil.rmtree(_find_registry_folder(run))
 
 
-def ask(actor: Actor, work: Work, stems: dict[str, str]) -> list[Answer]:
+def ask(actor: Actor, work: Work, stems: dict[str, str]) -> list[ActorReply]:
     blocks = to_blocks(work, stems, lambda item: True, actors=1)
-    rows = [row for block in blocks for row in actor({"block": [pack(block)]})]
+    rows = [row for block in blocks for row in actor({"block": [pack_block(block)]})]
     return [pickle.loads(answer) for row in rows for answer in row["answer"]]
 
 
@@ -120,13 +130,13 @@ def test_blocks_have_the_batches_of_every_engine(pictures: int, actors: int) -> 
         return not 8 <= int(item.name[:-4]) < 17
 
     blocks = list(to_blocks(work, stems, is_needed, actors))
-    assert [batch for block in blocks for batch in block.batches] == list(cut(work.items, 4, is_needed))
+    assert [batch for block in blocks for batch in block.batches] == list(cut_batches(work.items, 4, is_needed))
     assert all(
         block.stems[item.name] == stems[item.name] for block in blocks for each in block.batches for item in each.items
     )
     assert all(len(block.batches) <= 32 for block in blocks)
     if pictures >= 400:
-        assert len(blocks) >= SHARES * actors  # enough for all to end at about the same time
+        assert len(blocks) >= BLOCKS_PER_ACTOR * actors  # enough for all to end at about the same time
 
 
 def test_two_million_pictures_fit() -> None:
@@ -135,8 +145,8 @@ def test_two_million_pictures_fit() -> None:
     pictures = [Item(f"{name}.jpg", StoreContent(f"memory://bucket/photos/{name}.jpg")) for name in names]
     work = Work(None, None, pictures, batch_size=32, workers=1)  # type: ignore[arg-type]
     blocks = list(to_blocks(work, {item.name: item.name[:-4] for item in pictures}, lambda item: True, actors=2))
-    packed = [pack(block) for block in blocks]
-    assert [unpack(each) for each in packed] == blocks
+    packed = [pack_block(block) for block in blocks]
+    assert [unpack_block(each) for each in packed] == blocks
     assert sum(map(len, packed)) / len(pictures) < 60
 
 
@@ -149,7 +159,7 @@ def test_an_actor_answers_what_the_local_engine_gives(work: Work, disk: Disk, ac
         work,
         to_saver(work, None),
         is_needed=lambda item: True,
-        tell=lambda event, **it: told.append((event, it["start"])),
+        log_event=lambda event, **it: told.append((event, it["start"])),
     )
     expected = {outcome.record: outcome.files for outcome in here}
     for place in (None, disk):
@@ -187,7 +197,7 @@ def test_an_actor_leaves_out_images_of_a_store_that_does_not_answer_until_it_is_
     explained = [outcome.record.image for answer in answers for outcome in answer.outcomes]
     assert explained == [item.name for item in work.items if item is not dead]
     assert [name for answer in answers for name in answer.unanswered] == [dead.name]
-    (again,) = pack_again(work, saver, [dead.name])
+    (again,) = pack_retry_blocks(work, saver, [dead.name])
     answers = [pickle.loads(answer) for row in actor({"block": [again]}) for answer in row["answer"]]
     (record,) = [outcome.record for answer in answers for outcome in answer.outcomes]
     assert record.image == dead.name
@@ -263,7 +273,7 @@ def test_what_ray_says_is_the_reason_and_no_advice() -> None:
     pytest.importorskip("ray")
     from ray import exceptions
 
-    from gradcam.batch.ray.engine import _word
+    from gradcam.batch.ray.engine import _describe_ray_error
 
     class Ray:
         pass
@@ -271,9 +281,9 @@ def test_what_ray_says_is_the_reason_and_no_advice() -> None:
     Ray.exceptions = exceptions  # type: ignore[attr-defined]
     error = exceptions.RayTaskError("f", "Traceback\nTo change retry attempts, configure", ValueError("not whole"))
     said = "Ray stopped the run: ValueError: not whole (GRADCAM_TRACEBACK=1 shows where)"
-    assert _word(Ray, error.as_instanceof_cause()) == said
-    assert _word(Ray, RuntimeError("first\nlast")) == "Ray stopped the run: last"
-    missing = _word(Ray, RuntimeError("first\nNo module named 'gradcam'"))
+    assert _describe_ray_error(Ray, error.as_instanceof_cause()) == said
+    assert _describe_ray_error(Ray, RuntimeError("first\nlast")) == "Ray stopped the run: last"
+    missing = _describe_ray_error(Ray, RuntimeError("first\nNo module named 'gradcam'"))
     assert missing.endswith('On every machine, run in a clone of gradcam: pip install ".[ray]"')
 
 
@@ -335,7 +345,7 @@ def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
         check_address(address)
     with pytest.raises(ClusterError, match=f"^{address}: no answer \\(connection refused\\). Start the head"):
         check_address(address)
-    monkeypatch.setattr(addresses, "SECONDS", 0.2)
+    monkeypatch.setattr(addresses, "CONNECT_TIMEOUT_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(ClusterError, match=f"^{address}: no answer \\(timed out\\)"):
@@ -495,7 +505,7 @@ def test_what_a_file_of_the_users_defines_is_sent_along(tmp_path: Path) -> None:
     ray = import_ray()
     (tmp_path / "mine.py").write_text(OWN)
     load = plugins.load("models", f"{tmp_path / 'mine.py'}:load")
-    packed = dump(ray, {"load": load})  # type: ignore[arg-type]  # a job has more in it
+    packed = pickle_job(ray, {"load": load})  # type: ignore[arg-type]  # a job has more in it
     (tmp_path / "mine.py").unlink()
     code = "import pickle, sys; print(pickle.load(sys.stdin.buffer)['load']('cpu'))"
     found = subprocess.run([sys.executable, "-c", code], input=packed, capture_output=True, check=True)
@@ -507,8 +517,8 @@ def test_what_a_file_of_the_users_defines_is_sent_along(tmp_path: Path) -> None:
 
 SIGNED_IN = """
 import sys, time
-from gradcam.batch.ray.ending import sign_in
-lock = sign_in(sys.argv[1])
+from gradcam.batch.ray.ending import register_process
+lock = register_process(sys.argv[1])
 print("signed in", flush=True)
 time.sleep(60)
 """
@@ -522,11 +532,11 @@ def test_who_signed_in_is_ended_and_nobody_else(tmp_path: Path) -> None:
         assert worker.stdout is not None
         worker.stdout.readline()
         # One that ended, whose number is another process's now: this one's.
-        (_folder(run) / str(os.getpid())).touch()
-        end_here(run)
+        (_find_registry_folder(run) / str(os.getpid())).touch()
+        end_local_processes(run)
         assert worker.poll() == -signal.SIGKILL or worker.wait(1) == -signal.SIGKILL
-    assert not _folder(run).exists()
-    end_here(run)  # nobody is there
+    assert not _find_registry_folder(run).exists()
+    end_local_processes(run)  # nobody is there
 
 
 def test_loggers_are_as_they_were() -> None:
@@ -535,8 +545,8 @@ def test_loggers_are_as_they_were() -> None:
     logger = logging.getLogger("ray.data")
     logger.addHandler(handler)
     try:
-        with quiet():
-            assert handler.level == SILENT
+        with quiet_ray():
+            assert handler.level == SILENT_LEVEL
         assert handler.level == logging.INFO
     finally:
         logger.removeHandler(handler)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 import gradcam
 from gradcam.batch import compute, device
-from gradcam.batch.device import DevicePixels, Gate, find_pixels
+from gradcam.batch.device import DevicePixels, MemoryGate, find_pixels
 from gradcam.batch.engine import Work, explain_here
 from gradcam.batch.findings import Request
 from gradcam.batch.names import Saving
@@ -105,7 +105,7 @@ def explain(
         if told is not None:
             told.append((event, details))
 
-    return list(explain_here(work, saver, is_needed=lambda item: True, tell=tell))
+    return list(explain_here(work, saver, is_needed=lambda item: True, log_event=tell))
 
 
 def overlays(report: Report) -> list[np.ndarray]:
@@ -194,7 +194,7 @@ class TestEquality:
         work = Work(classifier, Request(layers=["layer4"]), photographs(photo), 4, workers=3, pixels="device")
         saver = Saver(None, {name: name for name in NAMES}, Saving(), classifier, work.request)
         some = explain_here(
-            work, saver, is_needed=lambda it: it.name in NAMES[1::2], tell=lambda event, **details: None
+            work, saver, is_needed=lambda it: it.name in NAMES[1::2], log_event=lambda event, **details: None
         )
         for report in some:
             assert report.record == whole[report.record.image].record
@@ -326,7 +326,7 @@ def test_nothing_else_begins_on_a_stream_while_its_codec_is_at_work(photo: Photo
 
 class TestInFlight:
     def test_batches_come_in_in_order_while_there_is_room(self) -> None:
-        gate, started = Gate(100), []  # type: ignore[var-annotated]
+        gate, started = MemoryGate(100), []  # type: ignore[var-annotated]
         for number, size in ((1, 60), (2, 70), (0, 30), (3, 500), (4, 1)):
             gate.enter(number, size, lambda number=number: started.append(number))  # type: ignore[misc]
         assert started == [0, 1]
@@ -356,7 +356,7 @@ class TestInFlight:
                     most[0] -= len(found) * each
                 return super().finish(found)
 
-        counted = Counted(made, CODEC, tell=lambda event, **details: None, budget=4 * each)
+        counted = Counted(made, CODEC, log_event=lambda event, **details: None, budget=4 * each)
         items = copies(photo, 20)
         request = Request(layers=["inner.4"])
         found = within(
@@ -367,7 +367,7 @@ class TestInFlight:
         assert most == [0, 4 * each]
 
     def test_nothing_of_a_batch_is_kept_on_the_device(self, photo: Photo, classifier: gradcam.Classifier) -> None:
-        made = DevicePixels(classifier, CODEC, tell=lambda event, **details: None, saving=Saving())
+        made = DevicePixels(classifier, CODEC, log_event=lambda event, **details: None, saving=Saving())
         request, done = Request(layers=["layer4"]), []  # type: ignore[var-annotated]
         list(compute_items(classifier, request, copies(photo, 4), pixels=made, keep=done))
         for found in done:
@@ -391,7 +391,7 @@ class TestInFlight:
             raise OSError("the disk is full")
 
         made = tiny()
-        pixels = DevicePixels(made, CODEC, tell=lambda event, **details: None)
+        pixels = DevicePixels(made, CODEC, log_event=lambda event, **details: None)
         with pytest.raises(OSError, match="the disk is full"):
             list(compute_items(made, Request(layers=["inner.4"]), copies(photo), pixels=pixels, finish=raise_))
 
@@ -498,7 +498,11 @@ class TestLost:
             patch.setattr(compute, "check_device", lose)
             codec, _, overlay = failing(stage, fail, most=-1)
             later: Callable[..., Any] = overlay if stage == "draw" else codec.decode
-            usual = {"decode": CODEC.decode, "draw": device.on_device.overlay, "model": compute.BatchExplainer._try}
+            usual = {
+                "decode": CODEC.decode,
+                "draw": device.on_device.overlay,
+                "model": compute.BatchExplainer._run_part,
+            }
 
             def count(*given: Any, **options: Any) -> Any:
                 calls[0] += 1
@@ -513,7 +517,7 @@ class TestLost:
             elif stage == "draw":
                 patch.setattr(device.on_device, "overlay", count)
             else:
-                patch.setattr(compute.BatchExplainer, "_try", count)
+                patch.setattr(compute.BatchExplainer, "_run_part", count)
             outcome = gradcam_command(*options, "-o", "out")
         assert outcome.status == 1
         assert "cuda:0 was lost (here): go on with --resume" in outcome.err
@@ -601,7 +605,7 @@ def test_pictures_without_a_file_are_prepared_as_always() -> None:
 def test_formats_that_the_processor_decodes_are_resized_on_the_device() -> None:
     made = tiny()
     seen: list[str] = []
-    pixels = DevicePixels(made, CODEC, tell=lambda event, **details: seen.append(event))
+    pixels = DevicePixels(made, CODEC, log_event=lambda event, **details: seen.append(event))
     names = list(compute_items(made, Request(layers=["inner.4"]), noises(5), pixels=pixels))
     assert names == [f"folder/{i:03}.png" for i in range(5)]
     assert set(seen) <= {"batch"}

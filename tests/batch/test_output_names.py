@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradcam.batch.findings import Request
-from gradcam.batch.names import ENDING, Saving, check_outputs, list_endings, name_files, plan_stems
+from gradcam.batch.names import MAX_ENDING_BYTES, Saving, check_outputs, list_endings, name_files, plan_stems
 from gradcam.cam.methods.table import find_methods
 from gradcam.errors import OutputError
 from gradcam.images.files import LONGEST_NAME, join_name
@@ -98,7 +98,7 @@ def test_other_pictures_and_the_order_make_no_difference() -> None:
 
 @pytest.mark.parametrize("character", ["a", "é", "猫", "🐈"])
 def test_long_names_are_cut_between_characters_and_stay_apart(character: str) -> None:
-    room = LONGEST_NAME - ENDING - 8
+    room = LONGEST_NAME - MAX_ENDING_BYTES - 8
     names = [character * length + end + ".jpg" for length in range(10, 240) for end in ("", "1", "2")]
     stems = plan(*names)
     assert len(set(stems.values())) == len(names)
@@ -113,7 +113,7 @@ def test_long_names_are_cut_between_characters_and_stay_apart(character: str) ->
 def test_a_long_stem_is_not_cut_again_by_the_name_of_its_overlay() -> None:
     """The cut would take the hash that tells two stems apart."""
     names = [f"{'a' * 230}{number}.{suffix}" for number in range(5) for suffix in ("jpg", "JPG", "png")]
-    label = "l" * (ENDING - len("-gradcam-999-.png") - len("-negative"))
+    label = "l" * (MAX_ENDING_BYTES - len("-gradcam-999-.png") - len("-negative"))
     overlays = {join_name(stem, f"-gradcam-999-{label}-negative.png") for stem in plan(*names).values()}
     assert len(overlays) == len(names)
     for stem in plan(*names, ending=40).values():

@@ -32,7 +32,7 @@ from gradcam.batch.engine import Work, explain_into
 from gradcam.batch.explain_files import FileResult, explain_files
 from gradcam.batch.findings import PictureResult, Request, find
 from gradcam.batch.pipeline import compute_items
-from gradcam.batch.pool import LATER, URGENT, Pool, choose_batch_size, cut
+from gradcam.batch.pool import LATER, URGENT, Pool, choose_batch_size, cut_batches
 from gradcam.batch.read import Fetched
 from gradcam.cam.methods.table import find_methods
 from gradcam.errors import GradcamError, ImageError, InputError, LayerError, ModelError, TargetError
@@ -576,7 +576,11 @@ class TestMemory:
 
         told: list[tuple[str, dict[str, Any]]] = []
         found = run(
-            tiny(listen), noises(20), INNER, batch_size=8, tell=lambda event, **details: told.append((event, details))
+            tiny(listen),
+            noises(20),
+            INNER,
+            batch_size=8,
+            log_event=lambda event, **details: told.append((event, details)),
         )
         assert sizes == [8, 4, 2, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 2]  # and it stays small; once, each image is run alone
         assert [details for event, details in told if event == "out of memory"] == [
@@ -807,7 +811,7 @@ class TestThreads:
 class TestSizes:
     def test_batches_are_cut_at_the_same_places_whatever_is_needed(self) -> None:
         items = noises(10)
-        batches = list(cut(iter(items), 4, lambda item: item is items[1] or item is items[9]))
+        batches = list(cut_batches(iter(items), 4, lambda item: item is items[1] or item is items[9]))
         assert [(each.start, each.items, each.needed) for each in batches] == [
             (0, items[:4], [False, True, False, False]),
             (8, items[8:], [False, True]),
@@ -829,7 +833,7 @@ class TestSizes:
         items = noises(7)
         run(
             tiny(), items, INNER, batch_size=3, is_needed=lambda item: item not in items[3:6],
-            tell=lambda event, **details: told.append((event, details)),
+            log_event=lambda event, **details: told.append((event, details)),
         )  # fmt: skip
         assert [(event, details["start"], details["pictures"]) for event, details in told] == [
             ("batch", 0, 3),

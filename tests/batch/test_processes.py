@@ -26,7 +26,7 @@ from gradcam.batch.engine import Work, explain_here
 from gradcam.batch.findings import Request
 from gradcam.batch.names import Saving
 from gradcam.batch.processes import ProcessEngine
-from gradcam.batch.ray.ending import _folder, end_here
+from gradcam.batch.ray.ending import _find_registry_folder, end_local_processes
 from gradcam.batch.save import Saver
 from gradcam.errors import DeviceError, GradcamError
 from gradcam.models import device
@@ -69,7 +69,7 @@ def to_saver(work: Work, place: Any = None) -> Saver:
     return Saver(place, {item.name: item.name for item in work.items}, Saving(), work.classifier, work.request)
 
 
-ALL: dict[str, Any] = {"is_needed": lambda item: True, "tell": lambda event, **details: None}
+ALL: dict[str, Any] = {"is_needed": lambda item: True, "log_event": lambda event, **details: None}
 
 
 @pytest.mark.slow
@@ -86,12 +86,12 @@ def test_two_processes_give_what_one_gives_in_its_order(
 
     def end(run: str) -> None:
         runs.append(run)
-        end_here(run)
+        end_local_processes(run)
 
-    monkeypatch.setattr(processes, "end_here", end)
+    monkeypatch.setattr(processes, "end_local_processes", end)
     wanted = [item for i, item in enumerate(work.items) if i not in (2, 3, 8)]
-    found = list(ProcessEngine(load, TWO, 1)(work, to_saver(work), is_needed=wanted.__contains__, tell=tell))
-    expected = list(explain_here(work, to_saver(work), is_needed=wanted.__contains__, tell=ALL["tell"]))
+    found = list(ProcessEngine(load, TWO, 1)(work, to_saver(work), is_needed=wanted.__contains__, log_event=tell))
+    expected = list(explain_here(work, to_saver(work), is_needed=wanted.__contains__, log_event=ALL["log_event"]))
     assert [report.record.image for report in found] == [item.name for item in wanted]
     assert [report.record for report in found] == [report.record for report in expected]
     assert [report.files for report in found] == [report.files for report in expected]
@@ -100,7 +100,7 @@ def test_two_processes_give_what_one_gives_in_its_order(
     assert [details["start"] for details in batches] == [0, 4, 6, 8, 10, 12]
     assert len({details["actor"] for details in batches}) == 2
     assert multiprocessing.active_children() == []
-    assert not any(_folder(run).exists() for run in runs)
+    assert not any(_find_registry_folder(run).exists() for run in runs)
     assert len(runs) == 1
 
 
@@ -121,7 +121,7 @@ def test_a_process_that_ends_is_named_and_none_is_blamed(classifier: gradcam.Cla
     reports, late = [], []  # type: ignore[var-annotated]
     engine = ProcessEngine(partial(load_or_die, folder=photos), TWO)
     with pytest.raises(DeviceError, match=r"^cpu:0: a worker process ended \(signal 9\)\. .*--resume"):
-        reports.extend(engine(work, to_saver(work), late=late.append, **ALL))
+        reports.extend(engine(work, to_saver(work), on_leftover=late.append, **ALL))
     assert all("broken" in it.record.image for it in [*reports, *late] if it.record.error)
     assert multiprocessing.active_children() == []
 
@@ -200,11 +200,11 @@ def test_functions_of_a_script_need_cloudpickle(monkeypatch: pytest.MonkeyPatch)
     scope: dict[str, Any] = {"__name__": "__main__"}
     exec(code, scope)
     if importlib.util.find_spec("cloudpickle") is not None:
-        assert processes.dump((scope["score"],))  # type: ignore[arg-type]
+        assert processes.pickle_job((scope["score"],))  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
     with pytest.raises(GradcamError, match=r"cloudpickle: pip install .* \(score is defined in __main__\)"):
-        processes.dump((scope["score"],))  # type: ignore[arg-type]
-    assert pickle.loads(processes.dump((len, 1))) == (len, 1)  # type: ignore[arg-type]
+        processes.pickle_job((scope["score"],))  # type: ignore[arg-type]
+    assert pickle.loads(processes.pickle_job((len, 1))) == (len, 1)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

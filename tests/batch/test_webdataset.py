@@ -152,13 +152,13 @@ def test_the_same_run_gives_the_same_tars(batch: Command, photos: Path) -> None:
 def test_a_tar_ends_with_so_many_pictures_or_bytes(
     batch: Command, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tar_results, "PICTURES", 2)
+    monkeypatch.setattr(tar_results, "MAX_IMAGES_PER_TAR", 2)
     assert batch(photos, "-o", "out", "--output-format", "webdataset").status == 1
     # The broken one is second: it waits for the tar of the first.
     assert [record.tar for record in gradcam.read_manifest("out")] == [
         "results-000001.tar", "results-000001.tar", None, "results-000002.tar", "results-000002.tar",
     ]  # fmt: skip
-    monkeypatch.setattr(tar_results, "BYTES", 1)
+    monkeypatch.setattr(tar_results, "MAX_TAR_BYTES", 1)
     assert batch(photos, "-o", "small", "--output-format", "webdataset").status == 1
     assert len(tars(Path("small"))) == 4
     assert len(read_samples(*sorted(Path("small").glob("*.tar")))) == 4
@@ -198,7 +198,7 @@ def test_a_run_goes_on_behind_its_last_tar(batch: Command, photos: Path) -> None
 def test_what_was_in_a_tar_that_is_gone_is_done_again(
     batch: Command, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tar_results, "PICTURES", 2)
+    monkeypatch.setattr(tar_results, "MAX_IMAGES_PER_TAR", 2)
     ours = ("--output-format", "webdataset")
     assert batch(photos, "-o", "out", *ours).status == 1
     Path("out/results-000001.tar").unlink()
@@ -268,7 +268,7 @@ def test_every_picture_is_once_in_the_manifest_and_in_the_tars_after_a_run_was_s
     for number in range(30):
         picture.rotate(number).save(folder / "in" / f"{number:02}.jpg")
     code = (
-        "import gradcam.batch.formats.webdataset as t; t.PICTURES = 7\n"
+        "import gradcam.batch.formats.webdataset as t; t.MAX_IMAGES_PER_TAR = 7\n"
         "import time, gradcam.batch.save as o; save = o.Saver.save\n"
         "o.Saver.save = lambda *a: (time.sleep(0.1), save(*a))[1]\n"
         "from gradcam.cli import main; main()"
@@ -296,7 +296,7 @@ def test_every_picture_is_once_in_the_manifest_and_in_the_tars_after_a_run_was_s
 
 
 def test_samples_in_a_store_are_those_on_a_disk(batch: Command, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tar_results, "PICTURES", 2)
+    monkeypatch.setattr(tar_results, "MAX_IMAGES_PER_TAR", 2)
     ours = ("--output-format", "webdataset")
     assert batch(photos, "-o", "out", *ours).status == 1
     with objects():
@@ -323,7 +323,7 @@ def test_tars_in_a_store_whose_records_were_not_written_are_not_done_again(
 ) -> None:
     from gradcam.batch.formats.store import StoreResults
 
-    monkeypatch.setattr(tar_results, "PICTURES", 2)
+    monkeypatch.setattr(tar_results, "MAX_IMAGES_PER_TAR", 2)
     ours = ("--output-format", "webdataset")
     with objects():
         store = Store("objects://bucket/out")
@@ -397,7 +397,7 @@ def start(place: Any, mode: Mode = "new", done: frozenset[str] = frozenset()) ->
 
 
 def test_records_are_kept_when_their_tar_is_there(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tar_results, "PICTURES", 3)
+    monkeypatch.setattr(tar_results, "MAX_IMAGES_PER_TAR", 3)
     results, kept = start(place)
     results.append(failed(0), {})
     assert results.recorded == 1, "nothing keeps it"
@@ -455,7 +455,7 @@ def test_a_tar_that_was_kept_before_its_records_were_is_recorded_when_it_goes_on
 
 def test_several_tars_whose_records_were_lost_are_recorded_once(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where records are kept in a store, a part of many at a time."""
-    monkeypatch.setattr(tar_results, "PICTURES", 2)
+    monkeypatch.setattr(tar_results, "MAX_IMAGES_PER_TAR", 2)
     results, _ = start(place)
     for number in range(7):
         results.append(*record(number))

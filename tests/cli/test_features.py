@@ -443,7 +443,7 @@ def test_no_layers_rows_keep_a_file_open_behind_the_end(tmp_path: Path) -> None:
 def test_names_that_no_header_holds_are_refused_before_the_first_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feature_file, "LONGEST_HEADER", 1000)
+    monkeypatch.setattr(feature_file, "MAX_HEADER_BYTES", 1000)
     check_feature_file(tmp_path / "f.npz", ["a" * 100] * 20)
     check_feature_file(tmp_path / "f.safetensors", ["a" * 100] * 8)
     with pytest.raises(OutputError, match=r"cannot store the names of 20 images; write an \.npz file"):

@@ -220,7 +220,7 @@ def test_of_a_picture_that_was_done_twice_the_later_record_counts(tmp_path: Path
 
 
 def test_details_come_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "CHUNK", 2)
+    monkeypatch.setattr(pages, "RECORDS_PER_FILE", 2)
     write_report(write_run(tmp_path, [done(f"{i}.jpg") for i in range(5)]))
     assert len(list((tmp_path / read_data(tmp_path)["details"]).iterdir())) == 3
     assert [each["explained"][0]["files"]["overlay"] for each in read_details(tmp_path)] == [
@@ -237,8 +237,8 @@ def test_missing_views_are_made_of_overlays_and_pictures(tmp_path: Path) -> None
     write_report(folder)
     np.testing.assert_allclose(view(folder, "a/cat.0.jpg")[:, :30].mean((0, 1)), RED, atol=3)
     np.testing.assert_allclose(view(folder, "a/cat.large.jpg")[:, :30].mean((0, 1)), BLUE, atol=3)
-    both = contents.PICTURE | contents.OVERLAY
-    assert read_data(folder)["has"] == [both, contents.OVERLAY]
+    both = contents.HAS_IMAGE | contents.HAS_OVERLAY
+    assert read_data(folder)["has"] == [both, contents.HAS_OVERLAY]
     assert not list(folder.rglob("gone.small.jpg"))
     assert [each["explained"][0]["small"] for each in read_details(folder)] == [
         "report/views/a/cat.0.jpg",

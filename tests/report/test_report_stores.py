@@ -85,8 +85,8 @@ def test_views_that_are_missing_are_made_and_others_left(fs: Any) -> None:
     for name, colour in [("there.0", BLUE), ("empty.0", RED), ("missing.0", RED), ("missing.large", BLUE)]:
         picture = read_picture(name, store.read(f"report/views/{name}.jpg")).picture
         np.testing.assert_allclose(picture[:, :30].mean((0, 1)), colour, atol=3)
-    both = contents.PICTURE | contents.OVERLAY
-    assert read_page(store)["has"] == [contents.OVERLAY, contents.OVERLAY, both]
+    both = contents.HAS_IMAGE | contents.HAS_OVERLAY
+    assert read_page(store)["has"] == [contents.HAS_OVERLAY, contents.HAS_OVERLAY, both]
 
 
 def test_pictures_in_a_store_are_found_from_a_disk(fs: Any, tmp_path: Path) -> None:

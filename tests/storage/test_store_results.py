@@ -118,7 +118,7 @@ def test_a_log_that_cannot_be_written_stops_no_run(fs: Any, monkeypatch: pytest.
 
 
 def test_a_piece_is_written_after_so_many_records(fs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_results, "RECORDS", 2)
+    monkeypatch.setattr(store_results, "FLUSH_RECORDS", 2)
     results = StoreResults.open(Store(URL), RUN)
     counts = []
     for name in ORDER[:3]:
@@ -137,16 +137,16 @@ def test_a_piece_is_written_after_so_many_seconds(fs: Any, monkeypatch: pytest.M
     results = StoreResults.open(Store(URL), RUN)
     add(results, "a.jpg")
     assert results.recorded == 0
-    now[0] += store_results.SECONDS
+    now[0] += store_results.FLUSH_SECONDS
     add(results, "c.jpg")
     assert results.recorded == 2
-    now[0] += store_results.SECONDS / 2
+    now[0] += store_results.FLUSH_SECONDS / 2
     add(results, "d.jpg")
     assert (results.recorded, images()) == (2, ["a.jpg", "c.jpg"])
 
 
 def test_no_object_is_written_twice(fs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_results, "RECORDS", 1)
+    monkeypatch.setattr(store_results, "FLUSH_RECORDS", 1)
     work(ORDER, failing="c.jpg")
     work(ORDER, mode="resume")
     written = [name for name in fs.written if not name.endswith("run.json")]
@@ -212,7 +212,7 @@ def _elsewhere(fs: Any) -> dict[str, bytes]:
 
 
 def test_a_killed_run_loses_the_last_records_alone(fs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_results, "RECORDS", 2)
+    monkeypatch.setattr(store_results, "FLUSH_RECORDS", 2)
     results = StoreResults.open(Store(URL), RUN)
     for name in ORDER[:3]:
         add(results, name)
@@ -224,7 +224,7 @@ def test_a_killed_run_loses_the_last_records_alone(fs: Any, monkeypatch: pytest.
 
 
 def test_pieces_that_are_in_order_stay_as_they_are(fs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_results, "RECORDS", 1)
+    monkeypatch.setattr(store_results, "FLUSH_RECORDS", 1)
     work(ORDER, failing="c.jpg")
     work(ORDER, mode="resume")
     names = [name for name in tree(fs) if name.startswith("manifest/")]
@@ -373,7 +373,7 @@ def test_a_stop_while_a_piece_is_on_its_way_loses_nothing(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Store, "write", write)
-    monkeypatch.setattr(store_results, "RECORDS", 2)
+    monkeypatch.setattr(store_results, "FLUSH_RECORDS", 2)
     results = StoreResults.open(Store(URL), RUN, mode="resume")
     add(results, ORDER[0])
     with pytest.raises(KeyboardInterrupt):
@@ -460,7 +460,7 @@ def test_a_store_that_comes_back_is_waited_for(fs: Any) -> None:
 
 
 def test_a_store_that_stays_down_stops_the_run_which_goes_on_later(fs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_results, "RECORDS", 2)
+    monkeypatch.setattr(store_results, "FLUSH_RECORDS", 2)
     results = StoreResults.open(Store(URL), RUN)
     add(results, "a.jpg")
     fs.failures += [down() for _ in range(999)]
@@ -475,7 +475,7 @@ def test_a_store_that_stays_down_stops_the_run_which_goes_on_later(fs: Any, monk
 
 
 def test_records_wait_for_the_next_try(fs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_results, "RECORDS", 1)
+    monkeypatch.setattr(store_results, "FLUSH_RECORDS", 1)
     results = StoreResults.open(Store(URL), RUN)
     fs.failures += [down() for _ in range(999)]
     with pytest.raises(StoreError):
@@ -575,7 +575,7 @@ def test_numbers_of_pieces_are_read_as_numbers() -> None:
 
 
 def test_a_run_in_a_store_goes_on_in_a_copy_on_a_disk(fs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_results, "RECORDS", 1)
+    monkeypatch.setattr(store_results, "FLUSH_RECORDS", 1)
     work(ORDER[:3], failing="sub/b.jpg")
     copy_out(fs, tmp_path)
     with pytest.raises(OutputError, match="contains an earlier run, with 3 records"):

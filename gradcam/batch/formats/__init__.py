@@ -1,6 +1,7 @@
-"""What a format of results is: a name, and functions that check and open the place for them; and the table of formats."""
+"""Output formats: each has a name, and functions that check and open the place for the results."""
 
-# No torch, and nothing of storage, is imported here: the shell reads its choices from the table before all work.
+# This module imports neither torch nor gradcam.storage, because the command line reads its choices from the table on
+# every start.
 
 from __future__ import annotations
 
@@ -23,10 +24,13 @@ if TYPE_CHECKING:
 
 
 class OpenRun(Protocol):
-    """Open for one run, or for one shard of it. `done`: the names of pictures that need not be done again. `failed`: of
-    those that an earlier run could not explain, which are tried again. `recorded`: how many records are kept for good
-    since it was opened. `manifest`: where they are, for people. `notes`: what a person should know. `place`: where the
-    files of a picture go; None where `append` takes them along with the record."""
+    """The results of a run, or of one shard of it, open for writing.
+
+    `done` are the names of images that need no work. `failed` are the names of images that an earlier run could not
+    explain; they are retried. `recorded` counts the records that are safely stored since the run was opened. `manifest`
+    is the place of the records, and `notes` are remarks, both for the user. `place` is where an image's files are
+    written, or None if `append` takes them together with the record.
+    """
 
     done: frozenset[str]
     failed: frozenset[str]
@@ -40,32 +44,39 @@ class OpenRun(Protocol):
     def place(self) -> ResultWriter | None: ...
 
     def append(self, record: Record, files: Mapping[str, bytes]) -> Record:
-        """Add the record of a picture whose files are written, or are these; gives the record as it is kept. Raises
-        `OutputError` and `StoreError`; no part of it is there then."""
+        """Add the record of an image, and its files unless they are already written. Return the record as stored.
+
+        Raises `OutputError` and `StoreError`, and then stores nothing of the record.
+        """
 
     def log(self, event: str, **details: Any) -> None:
-        """Note what happened, with the time; several threads may."""
+        """Log an event with the time. Thread-safe."""
 
     def close(self, order: Sequence[str] = ()) -> None:
-        """Let go of it; more than once does no harm. What was appended is kept for good then. `order`: the names of all
-        pictures, for a manifest whose lines can be brought into it. Raises `OutputError` and `StoreError`."""
+        """Store all appended records for good, and release the place. May be called more than once.
+
+        `order` lists the names of all images, to sort the lines of the manifest. Raises `OutputError` and `StoreError`.
+        """
 
 
 class Writer(Protocol):
-    """What a user's format opens: it gets the files of one picture after another, in the pictures' order, in one thread."""
+    """An object that a user-defined format opens. It receives the files of each image, in order, in one thread."""
 
     def write(self, record: Record, files: Mapping[str, bytes]) -> object:
-        """Keep these files, by their names, which may have folders; when this returns, the picture counts as done. Of a
-        picture that failed there are no files, and `record.error` says why. A `Record` that this gives is kept in place
-        of this one without names of files; those that it names must be in the output folder, or all is done again."""
+        """Store these files by name; names may contain folders. The image counts as done when this returns.
+
+        A failed image has no files, and `record.error` says why. If this returns a `Record`, that record is stored
+        instead of `record`. The files that it names must be in the output folder: otherwise a resumed run explains the
+        image again.
+        """
 
     def close(self) -> object:
-        """Bring it to its end; called once, also where the run is stopped."""
+        """Finish the output. Called once, also if the run is interrupted."""
 
 
 @dataclass(frozen=True)
 class Destination:
-    """Where results go, for which shard, and what is done about an earlier run. `report`: whether one is to be written."""
+    """The place of a run's results, the shard, and the treatment of an earlier run. `report` also writes a report."""
 
     place: Path | Store
     mode: Mode = "new"
@@ -81,8 +92,11 @@ class Destination:
 
 @dataclass(frozen=True, kw_only=True)
 class Opening(Destination):
-    """What a format begins with, when a run begins. `records`: the manifest, `run.json` and the log, open already.
-    `run`: what `run.json` says. `stems`: what the names of each picture's results begin with, by the picture's name."""
+    """The data that a format receives when it is opened for a run.
+
+    `records` are the manifest, `run.json` and the log, already open. `run` is the content of `run.json`. `stems` maps
+    the name of each image to the beginning of its results' names.
+    """
 
     records: OpenRun
     run: Run
@@ -133,30 +147,30 @@ class Format:
     has_files: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
-        functions = all(callable(it) or isinstance(it, str) for it in (self.open, self.check))
-        if not isinstance(self.name, str) or not self.name or not functions:
+        has_functions = all(callable(function) or isinstance(function, str) for function in (self.open, self.check))
+        if not isinstance(self.name, str) or not self.name or not has_functions:
             raise GradcamError(
                 f"The format {shorten(self.name)} is incomplete: expected a name, a summary and a function that opens it."
             )
 
-    def check_place(self, where: Destination) -> None:
-        """What can be told before a model is loaded. Raises `GradcamError`."""
+    def check_place(self, destination: Destination) -> None:
+        """Raise `GradcamError` for problems that are known before a model is loaded."""
         try:
-            load_late(self.check, __package__)(where)
+            load_late(self.check, __package__)(destination)
         except GradcamError:
             raise
         except (Exception, SystemExit) as error:
             raise GradcamError(f"The check of the format {self.name} failed: {describe_unexpected(error)}") from error
 
 
-def is_writer(found: object) -> bool:
-    """Whether it has a writer's two methods."""
-    return all(callable(getattr(found, name, None)) for name in ("write", "close"))
+def is_writer(candidate: object) -> bool:
+    """Return True if the object has the methods of a `Writer`."""
+    return all(callable(getattr(candidate, name, None)) for name in ("write", "close"))
 
 
 FORMATS = {
-    each.name: each
-    for each in (
+    format_.name: format_
+    for format_ in (
         Format("files", "one file per result", "records:keep_records", has_files=True),
         Format("webdataset", "WebDataset shards (.tar)", "webdataset:open_tars", "webdataset:check_tars"),
     )
@@ -164,19 +178,22 @@ FORMATS = {
 
 
 def find_format(name: str) -> Format:
-    """The format of that name: of the table, of an installed package, or a `Format` or a `Writer`'s class in
-    `FILE.py:NAME`. Raises `GradcamError` for what cannot be imported or is no format, and for a name that is
-    another's."""
+    """Return the format with this name.
+
+    It comes from the table, an installed package, or `FILE.py:NAME`, which is a `Format` or a `Writer` class.
+
+    Raises `GradcamError` if it cannot be imported, is not a format, or has the name of another format.
+    """
     if name in FORMATS:
         return FORMATS[name]
-    found = plugins.load("formats", name)
-    if isinstance(found, type) and is_writer(found):
-        found = Format(found.__name__, " ".join((found.__doc__ or "").split()), found)
-    if not isinstance(found, Format):
+    format_ = plugins.load("formats", name)
+    if isinstance(format_, type) and is_writer(format_):
+        format_ = Format(format_.__name__, " ".join((format_.__doc__ or "").split()), format_)
+    if not isinstance(format_, Format):
         raise GradcamError(
-            f"{name} is {shorten(found)}, expected a gradcam.batch.formats.Format, or a class with write(record, files) and "
-            "close()."
+            f"{name} is {shorten(format_)}, expected a gradcam.batch.formats.Format, or a class with write(record, files) "
+            "and close()."
         )
-    if found.name in FORMATS:
-        raise GradcamError(f"{name}: a format named {found.name!r} already exists: choose another name.")
-    return found
+    if format_.name in FORMATS:
+        raise GradcamError(f"{name}: a format named {format_.name!r} already exists: choose another name.")
+    return format_

@@ -1,4 +1,7 @@
-"""The output folder: one process at a time writes to it, and what was finished there is never lost or done twice."""
+"""The output folder on a disk.
+
+One process at a time writes to it, and finished results are neither lost nor repeated.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +24,18 @@ from gradcam.storage.run_file import Run, ShardFiles, find_shard_files, list_man
 
 
 class OutputFolder:
-    """A folder with `manifest.jsonl`, `run.json` and `log.jsonl`, open for one run, or for one shard of it: `OpenRun`.
-    `temporary`: a folder in it, for files that are not whole yet."""
+    """A folder with `manifest.jsonl`, `run.json` and `log.jsonl`, open for one run or shard. Implements `OpenRun`.
+
+    `temporary` is a folder inside it for incomplete files.
+    """
 
     def __init__(self, path: Path, part: ShardFiles, release: Callable[[], None], notes: Sequence[str]) -> None:
         self.path, self.temporary, self.manifest = path, path / part.temporary, str(path / part.manifest)
         self.done, self.failed = frozenset[str](), frozenset[str]()
         self.recorded, self.notes, self._is_closed = 0, notes, False
         self._run, self._part, self._release = path / part.run, part, release
-        self._untried: dict[str, Record] = {}  # of pictures that failed before, and were not tried again yet
+        # Records of images that failed in an earlier run and are not retried yet.
+        self._old_failures: dict[str, Record] = {}
 
     @classmethod
     def open(
@@ -42,8 +48,11 @@ class OutputFolder:
         inputs: Iterable[Path] = (),
         stems: Mapping[str, str] | None = None,
     ) -> OutputFolder:
-        """Make the folder, if need be, and take it for this run; all that may be in the way is found out here. `inputs`
-        are never removed. `stems`: recorded files that are not called so are made again."""
+        """Create the folder if needed, lock it for this run, and check that the run can write to it.
+
+        `inputs` are files that are never removed. `stems` are the beginnings of results' names: an image whose recorded
+        files have another stem is explained again.
+        """
         part = to_shard_files(shard)
         with disk.blaming_disk(path), contextlib.ExitStack() as stack:
             _check_no_file(path)
@@ -52,11 +61,12 @@ class OutputFolder:
             stack.callback(release)
             fields = run.to_fields()
             notes = check_earlier(DiskReader(path), part, fields, mode)
-            if mode == "overwrite":  # of a whole run all shards go, of which none may be at work, and the report
+            # Overwriting a whole run also removes its shards, none of which may be running, and the report.
+            if mode == "overwrite":
                 earlier = [part] if part.of else find_shard_files(DiskReader(path).list_names())
-                with contextlib.ExitStack() as others:
-                    for other in filter(part.__ne__, earlier):
-                        others.callback(_lock(path, other))
+                with contextlib.ExitStack() as locks:
+                    for other_part in filter(part.__ne__, earlier):
+                        locks.callback(_lock(path, other_part))
                     remove_runs(Disk(path), earlier, inputs, report=not part.of)
             _check_own_files(path, part)
             folder = cls(path, part, release, notes)
@@ -66,10 +76,11 @@ class OutputFolder:
 
     def _start(self, fields: dict[str, Any], stack: contextlib.ExitStack, stems: Mapping[str, str]) -> None:
         manifest = self.path / self._part.manifest
-        stack.callback(disk.remove_empty, self.temporary)  # Before it is there: a signal may come in between.
+        # Registered before the folder exists, because a signal may arrive in between.
+        stack.callback(disk.remove_empty, self.temporary)
         self.temporary.mkdir(exist_ok=True)
-        self._sweep()
-        # First of all: whatever stops the run, resuming finds the settings of what is in the manifest.
+        self._remove_unfinished()
+        # Written first, so that a resumed run always finds the settings of the records in the manifest.
         if self._run.exists():
             fields = run_file.keep_beginning(fields, run_file.read_run(self._run))
         self._contents = run_file.encode_run(fields)
@@ -78,20 +89,22 @@ class OutputFolder:
         self._join_pieces(manifest)
         if manifest.exists():
             model = fields["model"]["name"]
-            self.done = frozenset(keep_lines(manifest, lambda it: self._is_done(it, model, stems), self.temporary))
-            self._untried = {name: record for name, record in self._untried.items() if name not in self.done}
-            self.failed = frozenset(self._untried)
+            self.done = frozenset(
+                keep_lines(manifest, lambda record: self._is_done(record, model, stems), self.temporary)
+            )
+            self._old_failures = {name: record for name, record in self._old_failures.items() if name not in self.done}
+            self.failed = frozenset(self._old_failures)
         self._manifest = ManifestWriter(manifest)
         stack.callback(self._manifest.close)
         self._log = Logbook(self.path / self._part.log)
 
-    def _mend_run(self) -> None:
+    def _restore_run_file(self) -> None:
         if not self._run.exists():
             write_whole(self._run, self._contents, beside=self.temporary)
             warn(f"{self._run}: another program removed this file during the run. gradcam wrote it again.")
 
     def _join_pieces(self, manifest: Path) -> None:
-        """Of a folder that was copied from a store: here a manifest is one file."""
+        """Merge the manifest pieces of a folder that was copied from an object store into one file."""
         reader = DiskReader(self.path)
         names = reader.list_names()
         pieces = list_pieces(names, self._part.records)
@@ -108,10 +121,10 @@ class OutputFolder:
 
     def append(self, record: Record, files: Mapping[str, bytes] | None = None) -> Record:
         with disk.blaming_disk(self.path), disk.uninterrupted():
-            self._mend_run()
+            self._restore_run_file()
             self._manifest.check()
             self._manifest.append(record)
-            self._untried.pop(record.image, None)
+            self._old_failures.pop(record.image, None)
             self.recorded += 1
         return record
 
@@ -127,12 +140,14 @@ class OutputFolder:
             stack.callback(self._log.close)
             stack.enter_context(disk.blaming_disk(self.path))
             stack.callback(self._manifest.close)
-            self._is_closed = True  # Only now: where a signal came before, it is closed once more.
-            self._mend_run()
-            for record in () if order else self._untried.values():  # stopped early: they are known to fail
+            # Set only now, so that after a signal during the steps above the folder is closed again.
+            self._is_closed = True
+            self._restore_run_file()
+            # If the run stopped early, keep the failures that were not retried.
+            for record in () if order else self._old_failures.values():
                 self._manifest.append(record)
             self._manifest.sync()
-            self._sweep()  # what an actor that was killed did not finish, while the run went on
+            self._remove_unfinished()  # Remove files that a killed Ray actor left behind during the run.
             if self.done and order:
                 self._manifest.close()
                 sort_lines(self.path / self._part.manifest, order, self.temporary)
@@ -145,17 +160,20 @@ class OutputFolder:
 
     def _is_done(self, record: Record, model: str, stems: Mapping[str, str]) -> bool:
         if record.error is not None:
-            self._untried[record.image] = record
+            self._old_failures[record.image] = record
         paths = [disk.find_inside(self.path, name) for name in record.files]
         return is_of(record, model, stems) and all(path is not None and disk.is_there(path) for path in paths)
 
-    def _sweep(self) -> None:
+    def _remove_unfinished(self) -> None:
         for path in self.temporary.glob(UNFINISHED.format("*")):
             disk.remove(path)
 
 
 def check_folder(path: Path, part: ShardFiles) -> bool:
-    """Whether there is an output folder. Raises `OSError`, and `OutputError` for what is in the way of one."""
+    """Return True if the output folder exists.
+
+    Raises `OSError`, and `OutputError` if something else is in its place.
+    """
     _check_no_file(path)
     _check_own_files(path, part)
     return path.exists()
@@ -172,12 +190,15 @@ def _check_own_files(folder: Path, part: ShardFiles) -> None:
 
 
 def _lock(folder: Path, part: ShardFiles) -> Callable[[], None]:
-    """Keep others out; gives what lets them in again. Raises `OutputError` where another process was first."""
+    """Lock the folder, and return a function that unlocks it.
+
+    Raises `OutputError` if another process holds the lock.
+    """
     try:
         return disk.take_lock(folder / part.lock, seconds=0)
     except Timeout:
-        what = f" ({part})" if part.of else ""
+        shard_name = f" ({part})" if part.of else ""
         raise OutputError(
-            f"{disk.show(folder)}: another process is writing to this folder{what}; wait until it ends, or choose another "
-            "--output"
+            f"{disk.show(folder)}: another process is writing to this folder{shard_name}; wait until it ends, or choose "
+            "another --output"
         ) from None

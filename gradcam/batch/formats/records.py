@@ -1,4 +1,4 @@
-"""What all formats keep: the records of pictures in a manifest, `run.json`, and a log; and the files of a user's writer."""
+"""The records that all formats store (manifest, `run.json` and log), and the results of user-defined writers."""
 
 from __future__ import annotations
 
@@ -28,50 +28,58 @@ if TYPE_CHECKING:
     from gradcam.models.classifier import Classifier
 
 
-def check_records(where: Destination) -> None:
-    """What can be told of an output folder before a model is loaded. Raises `OutputError`, and `StoreError` of a store."""
-    place = where.place
+def check_records(destination: Destination) -> None:
+    """Raise `OutputError` or `StoreError` for problems of the output place that are known before a model is loaded."""
+    place = destination.place
     with blaming(place):
-        if check_store(place) if isinstance(place, Store) else check_folder(place, where.part):
-            check_parts(to_reader(place), to_reader(place).list_names(), where.part, where.mode)
-            if where.report:
+        if check_store(place) if isinstance(place, Store) else check_folder(place, destination.part):
+            check_parts(to_reader(place), to_reader(place).list_names(), destination.part, destination.mode)
+            if destination.report:
                 check_page(to_reader(place))
 
 
 def keep_records(opening: Opening) -> OpenRun:
-    """Results that are files of their own need nothing beside their records."""
+    """Return the records unchanged: results that are separate files need nothing else."""
     return opening.records
 
 
-def open_results(chosen: Format, where: Destination, run: Run, listing: Listing, stems: Mapping[str, str]) -> OpenRun:
-    """Results, open for this run, which removes none of these pictures. Raises `GradcamError`; nothing stays open then."""
-    how: dict[str, Any] = {"mode": where.mode, "shard": where.shard, "stems": stems}
+def open_results(
+    output_format: Format, destination: Destination, run: Run, listing: Listing, stems: Mapping[str, str]
+) -> OpenRun:
+    """Open the results of this run.
+
+    The listed images are never removed. Raises `GradcamError`, and then leaves nothing open.
+    """
+    options: dict[str, Any] = {"mode": destination.mode, "shard": destination.shard, "stems": stems}
     records: OpenRun
     with contextlib.ExitStack() as stack:
-        if isinstance(where.place, Store):
+        if isinstance(destination.place, Store):
             urls = [*filter(None, map(find_url, listing.items)), *filter(is_url, listing.archives)]
-            records = StoreResults.open(where.place, run, inputs=urls, **how)
+            records = StoreResults.open(destination.place, run, inputs=urls, **options)
             stack.callback(records.close)
         else:
             files = [item.content.path for item in listing.items] + [
-                Path(it) for it in listing.archives if not is_url(it)
+                Path(archive) for archive in listing.archives if not is_url(archive)
             ]
-            with uninterrupted():  # Or a signal could come between the opening and the promise to close.
-                records = OutputFolder.open(where.place, run, inputs=filter(None, files), **how)
+            # Otherwise a signal could arrive after the folder is opened and before its closing is registered.
+            with uninterrupted():
+                records = OutputFolder.open(destination.place, run, inputs=filter(None, files), **options)
                 stack.callback(records.close)
-        with _naming(chosen.name, "cannot be opened"):
-            found = load_late(chosen.open, __package__)(Opening(**vars(where), records=records, run=run, stems=stems))
-        if not hasattr(found, "append") and not is_writer(found):
+        with _convert_errors(output_format.name, "cannot be opened"):
+            results = load_late(output_format.open, __package__)(
+                Opening(**vars(destination), records=records, run=run, stems=stems)
+            )
+        if not hasattr(results, "append") and not is_writer(results):
             raise OutputError(
-                f"The format {chosen.name} returned {shorten(found)}, expected an object with write(record, files) and "
-                "close()."
+                f"The format {output_format.name} returned {shorten(results)}, expected an object with "
+                "write(record, files) and close()."
             )
         stack.pop_all()
-    return cast(OpenRun, found) if hasattr(found, "append") else WrittenResults(records, found, chosen.name)
+    return cast(OpenRun, results) if hasattr(results, "append") else WriterResults(records, results, output_format.name)
 
 
-class ResultsAround:
-    """`OpenRun` around others, which keep the records. `end`: called once, before those are closed."""
+class RecordsWrapper:
+    """An `OpenRun` that passes records to another one. `end` is called once, before the records are closed."""
 
     place = None
 
@@ -96,68 +104,77 @@ class ResultsAround:
         self._records.close(order)
 
 
-class WrittenResults(ResultsAround):
-    """`OpenRun` whose files a `Writer` keeps, and whose records others do, as soon as it has."""
+class WriterResults(RecordsWrapper):
+    """An `OpenRun` that passes files to a `Writer`, and stores the record once the writer has returned."""
 
     def __init__(self, records: OpenRun, writer: Writer, name: str) -> None:
-        super().__init__(records, _naming(name, "cannot be closed")(writer.close))
+        super().__init__(records, _convert_errors(name, "cannot be closed")(writer.close))
         self._writer, self._name = writer, name
 
     def append(self, record: Record, files: Mapping[str, bytes]) -> Record:
-        """Write the files, and then the record, without their names unless the writer gave one that has names."""
-        with _naming(self._name, f"cannot write {record.image}"):
-            kept = self._writer.write(record, files)
-        return self._records.append(kept if isinstance(kept, Record) else rename_files(record, {}), {})
+        """Write the files, then the record.
+
+        The record has no file names unless the writer returned a record with names.
+        """
+        with _convert_errors(self._name, f"cannot write {record.image}"):
+            written = self._writer.write(record, files)
+        return self._records.append(written if isinstance(written, Record) else rename_files(record, {}), {})
 
 
 @contextlib.contextmanager
-def _naming(name: str, what: str) -> Iterator[None]:
-    """Whatever a user's code raises becomes one `OutputError` of one line that names the format."""
+def _convert_errors(name: str, action: str) -> Iterator[None]:
+    """Turn any error of a user-defined format into an `OutputError` of one line that names the format."""
     try:
         yield
     except GradcamError:
         raise
     except (Exception, SystemExit) as error:
-        raise OutputError(f"The format {name} {what}: {describe_unexpected(error)}") from error
+        raise OutputError(f"The format {name} {action}: {describe_unexpected(error)}") from error
 
 
 def rename_files(record: Record, names: Mapping[str, str], *, tar: str | None = None) -> Record:
-    """The record with other names of its files; those that have none here are left out."""
+    """Return the record with its files renamed. Files without a new name are left out."""
     explained = []
-    for each in record.explained:
-        renamed: Any = {kind: names.get(getattr(each, kind)) for kind in ("overlay", "heatmap", "map", "panel")}
-        explained.append(replace(each, **renamed))
+    for entry in record.explained:
+        renamed: Any = {kind: names.get(getattr(entry, kind)) for kind in ("overlay", "heatmap", "map", "panel")}
+        explained.append(replace(entry, **renamed))
     page = None if record.page is None else names.get(record.page)
     return replace(record, explained=tuple(explained), tar=tar, page=page)
 
 
 def check_classes(place: Path | Store, items: Iterable[Item], classifier: Classifier) -> None:
-    """Raises `OutputError` where a record in the folder is of another class than the list asks for that picture."""
-    wanted = {item.name: item.wanted for item in items}
-    if not any(wanted.values()):
-        return  # of no class at all, run.json says enough
+    """Raise `OutputError` if a record in the folder explains another class than the list requests for that image."""
+    requested = {item.name: item.wanted for item in items}
+    if not any(requested.values()):
+        return  # Without classes in the list, run.json already identifies the target.
     reader = to_reader(place)
     names = reader.list_names() if isinstance(place, Store) or place.is_dir() else []
     if not any(list_manifests(names, part) for part in find_shard_files(names)):
         return
     for record in read_manifest(place):
         if record.model != classifier.name:
-            return  # which is refused as well, and says more
-        if record.explained and record.image in wanted and not _fits(record, wanted[record.image], classifier):
+            return  # Another check rejects another model, with a better message.
+        if (
+            record.explained
+            and record.image in requested
+            and not _matches_class(record, requested[record.image], classifier)
+        ):
             entry = record.explained[0]
             raise OutputError(
                 f"{reader.show()}: the earlier run explained '{entry.label or entry.index}' in {record.image}, but now the "
-                f"list gives '{wanted[record.image] or 'the top class'}'. Give the same list, start again with "
+                f"list gives '{requested[record.image] or 'the top class'}'. Give the same list, start again with "
                 "--overwrite, or choose another --output"
             )
 
 
-def _fits(record: Record, wanted: str | None, classifier: Classifier) -> bool:
+def _matches_class(record: Record, requested: str | None, classifier: Classifier) -> bool:
     index = record.explained[0].index
-    if index is None or (wanted is None and record.explained[0].kind != "class"):
-        return wanted is None  # of a function, or of other things, of which run.json says enough
-    if wanted is not None:
-        return index == classifier.find_class(wanted)
-    probabilities = {each.index: each.probability for each in record.predictions}  # the most probable comes first
+    if index is None or (requested is None and record.explained[0].kind != "class"):
+        return requested is None  # For functions and other targets, run.json already identifies the target.
+    if requested is not None:
+        return index == classifier.find_class(requested)
+    # The most probable class comes first.
+    probabilities = {prediction.index: prediction.probability for prediction in record.predictions}
     lowest = min(probabilities.values(), default=0.0)
-    return probabilities.get(index, lowest) >= max(probabilities.values(), default=0.0)  # several may be alike
+    # Several classes may be equally probable.
+    return probabilities.get(index, lowest) >= max(probabilities.values(), default=0.0)

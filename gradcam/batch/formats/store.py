@@ -1,4 +1,4 @@
-"""Results in a store: objects that are written once, and what was finished there is never lost or done twice."""
+"""Results in an object store. Objects are written once, and finished results are neither lost nor repeated."""
 
 from __future__ import annotations
 
@@ -17,18 +17,23 @@ from gradcam.storage.records import Record
 from gradcam.storage.run_file import Run, ShardFiles, find_shard_files, list_manifests
 from gradcam.storage.store import Store
 
-SECONDS, RECORDS = 30.0, 1000  # after so long, or so many, what is finished is written to the manifest
+# Records are written to the manifest after this time, or after this number of records.
+FLUSH_SECONDS, FLUSH_RECORDS = 30.0, 1000
 
 
 class StoreResults:
-    """A folder in a store, open for one run, or for one shard of it: `OpenRun`. Nothing keeps a second process out. One
-    that is killed loses the records of the last `SECONDS` at most."""
+    """A folder in an object store, open for one run or one shard. Implements `OpenRun`.
+
+    There is no lock against a second process. A process that is killed loses the records of at most the last
+    `FLUSH_SECONDS`.
+    """
 
     def __init__(self, store: Store, part: ShardFiles, notes: Sequence[str]) -> None:
         self.done, self.failed = frozenset[str](), frozenset[str]()
         self._appended, self.notes, self.manifest = 0, notes, f"{store.below(part.records)}"
         self._store, self._part, self._is_closed = store, part, False
-        self._again: dict[str, bool] = {}  # pictures that are recorded, and to be done once more
+        # Recorded images that are explained again; the value is True if the image failed before.
+        self._retried: dict[str, bool] = {}
 
     @classmethod
     def open(
@@ -41,8 +46,10 @@ class StoreResults:
         inputs: Iterable[str] = (),
         stems: Mapping[str, str] | None = None,
     ) -> StoreResults:
-        """Begin a run, as `OutputFolder.open`; what is written first is `run.json`. `inputs`: the URLs of pictures,
-        which stay."""
+        """Begin a run as `OutputFolder.open` does, by writing `run.json`.
+
+        `inputs` are URLs of images that are never removed.
+        """
         part, reader, fields = to_shard_files(shard), StoreReader(store), run.to_fields()
         with blaming_store(store):
             notes = check_earlier(reader, part, fields, mode)
@@ -56,14 +63,16 @@ class StoreResults:
     def _start(self, fields: dict[str, Any], reader: StoreReader, stems: Mapping[str, str]) -> None:
         names, part = reader.list_names(), self._part
         earlier = run_file.decode_run(reader.read(part.run), reader.show(part.run)) if part.run in names else None
-        # Before all else: whatever stops the run, resuming finds the settings of what is in the manifest. And always: where
-        # nothing may be written, that is found out here.
+        # Written first, so that a resumed run always finds the settings of the records in the manifest. Written even if
+        # unchanged, so that missing write permission shows here.
         self._contents = run_file.encode_run(fields if earlier is None else run_file.keep_beginning(fields, earlier))
         self._store.write(part.run, self._contents)
         self._pieces = list_manifests(names, part)
         if self._pieces:
-            self.done, self._again = find_done(reader, self._pieces, self._store.find(), fields["model"]["name"], stems)
-            self.failed = frozenset(name for name, is_failed in self._again.items() if is_failed)
+            self.done, self._retried = find_done(
+                reader, self._pieces, self._store.find(), fields["model"]["name"], stems
+            )
+            self.failed = frozenset(name for name, is_failed in self._retried.items() if is_failed)
         self._manifest = PieceWriter(self._store, part.records, run_file.find_last(names, part.records))
         self._log = PieceWriter(self._store, part.events, run_file.find_last(names, part.events))
         self._written = time.monotonic()
@@ -74,16 +83,21 @@ class StoreResults:
 
     @property
     def recorded(self) -> int:
-        """How many records are in pieces that are written, also where a signal comes right behind one of them."""
+        """Return the number of records in written pieces.
+
+        It is correct even if a signal arrives right after a write.
+        """
         return self._appended - len(self._manifest)
 
     def append(self, record: Record, files: Mapping[str, bytes] | None = None) -> Record:
-        """Add the record of a picture whose files are written, with the next piece of the manifest. Where that cannot
-        be written, records wait for the next try."""
+        """Add a record, which is stored with the next piece of the manifest.
+
+        If writing fails, records wait for the next attempt.
+        """
         self._manifest.add(record.to_json().encode() + b"\n")
         self._appended += 1
-        self._again.pop(record.image, None)
-        if len(self._manifest) >= RECORDS or time.monotonic() - self._written >= SECONDS:
+        self._retried.pop(record.image, None)
+        if len(self._manifest) >= FLUSH_RECORDS or time.monotonic() - self._written >= FLUSH_SECONDS:
             with blaming_store(self._store):
                 self._write()
         return record
@@ -98,12 +112,12 @@ class StoreResults:
         with blaming_store(self._store):
             self._write()
             if self._pieces and order:
-                sort_pieces(self._store, self._part, order, self._again)
+                sort_pieces(self._store, self._part, order, self._retried)
 
     def _write(self) -> None:
-        """The manifest first: a log that cannot be written stops no run."""
+        """Write the manifest, then the log. A log that cannot be written does not stop the run."""
         self._manifest.write()
-        if not self._store.is_file(self._part.run):  # without it nobody could go on with what is recorded
+        if not self._store.is_file(self._part.run):  # A run without run.json cannot be resumed.
             self._store.write(self._part.run, self._contents)
             warn(f"{self._store.below(self._part.run).url}: another program removed this file. gradcam wrote it again.")
         self._written = time.monotonic()
@@ -112,7 +126,7 @@ class StoreResults:
 
 
 def check_store(store: Store) -> bool:
-    """Whether there may be something in a folder in a store. Raises `OutputError` for what can be no folder."""
+    """Return True, since the folder may exist. Raises `OutputError` if the URL cannot be a folder."""
     if store.url.endswith("://") and not store.url.startswith("memory"):
         raise OutputError(f"{store}: names no bucket, expected a URL like {store}bucket/explained")
     if store.is_file():

@@ -1,4 +1,4 @@
-"""Results as a WebDataset: a sample for each picture, in tars that are there whole before their records are."""
+"""Results as a WebDataset: one sample per image, in tar files that are complete before their records are stored."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gradcam.batch.formats import Destination, Opening, OpenRun
-from gradcam.batch.formats.records import ResultsAround, check_records, rename_files
+from gradcam.batch.formats.records import RecordsWrapper, check_records, rename_files
 from gradcam.errors import GradcamError, OutputError
 from gradcam.sources.archives import check_webdataset
 from gradcam.storage.clear import Mode
@@ -20,116 +20,136 @@ from gradcam.storage.records import Record
 from gradcam.storage.run_file import ShardFiles
 from gradcam.storage.store import Store
 
-RECORD = "json"  # the field of a sample's record
-PICTURES, BYTES = 1000, 256 * 2**20  # in a tar, which is finished when it has as many of either
+RECORD_FIELD = "json"
+# A tar file is finished when it reaches either limit.
+MAX_IMAGES_PER_TAR, MAX_TAR_BYTES = 1000, 256 * 2**20
 
 
 def plan_keys(stems: Mapping[str, str]) -> dict[str, str]:
-    """For each picture's name the key of its sample: its stem, as `plan_stems` gives it, with "_" for dots, which end a
-    key in a WebDataset. Where two would be alike, case aside, one that had dots gets a number, from 2."""
+    """Return the sample key of each image: its stem with dots replaced by underscores, because a dot ends a key.
+
+    If two keys would be equal when case is ignored, the one that had dots gets a number, starting at 2.
+    """
     keys = {name: stem for name, stem in stems.items() if "." not in stem.rpartition("/")[2]}
-    taken = {stem.casefold() for stem in keys.values()}
+    used_keys = {stem.casefold() for stem in keys.values()}
     for name in sorted(stems.keys() - keys.keys()):
-        folders, slash, last = stems[name].rpartition("/")
-        wish = key = folders + slash + last.replace(".", "_")
+        folders, slash, name_part = stems[name].rpartition("/")
+        base_key = key = folders + slash + name_part.replace(".", "_")
         numbers = count(2)
-        while key.casefold() in taken:
-            key = f"{wish}-{next(numbers)}"
-        taken.add(key.casefold())
+        while key.casefold() in used_keys:
+            key = f"{base_key}-{next(numbers)}"
+        used_keys.add(key.casefold())
         keys[name] = key
     return keys
 
 
 def name_field(stem: str, file: str) -> str:
-    """The field of a sample that a file is: what stands behind the stem in its name, such as `gradcam.jpg`, in lower
-    case, as the library reads all fields. A picture's files have names that differ in more than case."""
-    is_whole = file.startswith(f"{stem}-")  # otherwise it was cut, and has a hash of all of it
-    return (file[len(stem) + 1 :] if is_whole else file.rpartition("/")[2]).lower()
+    """Return the field of a file in its sample: its name after the stem, such as `gradcam.jpg`.
+
+    The name is lower-case, because WebDataset reads all fields in lower case. The file names of one image differ in
+    more than case.
+    """
+    # A name without the full stem was shortened, and contains a hash of the full name.
+    has_full_stem = file.startswith(f"{stem}-")
+    return (file[len(stem) + 1 :] if has_full_stem else file.rpartition("/")[2]).lower()
 
 
-class TarResults(ResultsAround):
-    """Results whose files are samples in tars, by their stems; fields are the files by what they are of, and `json`,
-    the record, which is kept once its tar is there whole. Tars that no record tells of are an `OutputError`."""
+class TarResults(RecordsWrapper):
+    """Stores the files of each image as one sample in a tar file.
+
+    The sample's key is the image's stem, and its `json` field is the record. Records are stored once their tar file is
+    complete. Raises `OutputError` if the folder contains tar files of no recorded run.
+    """
 
     def __init__(
         self, records: OpenRun, place: ResultWriter, part: ShardFiles, stems: Mapping[str, str], mode: Mode
     ) -> None:
-        super().__init__(records, self._finish)
+        super().__init__(records, self._finish_tar)
         self._tars, self._part, self._stems = place, part, stems
         self._keys = plan_keys(stems)
-        self._waiting: deque[Record] = deque()  # for the tar that is open
+        # Records whose tar file is still open.
+        self._pending: deque[Record] = deque()
         self._tar: _OpenTar | None = None
         numbers = _list_tars(place.root, part)
         if numbers and mode != "resume":
             _refuse_tars(place.root, part)
-        self._number = max(numbers, default=0)  # of the last one that is there
+        # The number of the last complete tar file.
+        self._number = max(numbers, default=0)
         self._recover(numbers)
 
     def append(self, record: Record, files: Mapping[str, bytes]) -> Record:
-        """Put the files into the tar that is open; gives the record with their names there, which is kept later."""
+        """Add the files to the open tar.
+
+        Return the record with its file names in the tar. The record is stored once the tar is complete.
+        """
         if not files:
-            if self._waiting:
-                self._waiting.append(record)
+            if self._pending:
+                self._pending.append(record)
                 return record
             return self._records.append(record, {})
         tar = self._part.tar(self._number + 1)
         key, stem = self._keys[record.image], self._stems[record.image]
         fields = {name: name_field(stem, name) for name in files}
-        kept = rename_files(record, {name: f"{tar}/{key}.{field}" for name, field in fields.items()}, tar=tar)
+        renamed = rename_files(record, {name: f"{tar}/{key}.{field}" for name, field in fields.items()}, tar=tar)
         if self._tar is None:
             self._tar = _OpenTar(self._tars.begin())
-        sample = {"__key__": key, RECORD: kept.to_json().encode(), **{fields[name]: files[name] for name in files}}
+        sample = {
+            "__key__": key,
+            RECORD_FIELD: renamed.to_json().encode(),
+            **{fields[name]: files[name] for name in files},
+        }
         with uninterrupted():
             self._tar.add(sample)
-            self._waiting.append(kept)
-        if len(self._waiting) >= PICTURES or self._tar.size >= BYTES:
-            self._finish()
-        return kept
+            self._pending.append(renamed)
+        if len(self._pending) >= MAX_IMAGES_PER_TAR or self._tar.size >= MAX_TAR_BYTES:
+            self._finish_tar()
+        return renamed
 
-    def _finish(self) -> None:
+    def _finish_tar(self) -> None:
         tar, self._tar = self._tar, None
         if tar is not None:
-            self._keep(tar)
-        while self._waiting:  # of a tar that is there, also where an interruption came between its records
-            self._records.append(self._waiting.popleft(), {})
+            self._store_tar(tar)
+        # The tar file is complete. An interruption between its records leaves the remaining ones here.
+        while self._pending:
+            self._records.append(self._pending.popleft(), {})
 
-    def _keep(self, tar: _OpenTar) -> None:
-        is_kept = False
+    def _store_tar(self, tar: _OpenTar) -> None:
+        is_stored = False
         try:
             if tar.close():
                 with blaming(self._tars.root):
                     self._tars.keep(tar.path, self._part.tar(self._number + 1))
                 self._number += 1
-                is_kept = True
+                is_stored = True
         finally:
             tar.path.unlink(missing_ok=True)
-            if not is_kept:
-                self._waiting.clear()  # no sample of it is recorded: they will be done again
+            if not is_stored:
+                self._pending.clear()  # These images have no record, so that a resumed run explains them again.
 
     def _recover(self, numbers: Sequence[int]) -> None:
-        """Record what is in the last tars, as far as a run that was killed did not come to that."""
-        lost: list[Record] = []
+        """Store the records that a killed run wrote to its last tar files but not to the manifest."""
+        unrecorded: list[Record] = []
         for name in map(self._part.tar, reversed(numbers)):
             records = [record for record in _read_records(self._tars.root, name) if record.tar == name]
             missing = [record for record in records if record.image not in self.done]
             if not missing:
-                break  # what was before it was recorded before it
-            lost = missing + lost
-        for record in lost:
+                break  # The records of earlier tar files were stored earlier.
+            unrecorded = missing + unrecorded
+        for record in unrecorded:
             self._records.append(record, {})
-        self.done = self.done | {record.image for record in lost}
+        self.done = self.done | {record.image for record in unrecorded}
 
 
-def check_tars(where: Destination) -> None:
-    """What can be told of a WebDataset before a model is loaded. Raises `GradcamError`."""
-    check_records(where)
+def check_tars(destination: Destination) -> None:
+    """Raise `GradcamError` for problems of a WebDataset that are known before a model is loaded."""
+    check_records(destination)
     check_webdataset()
-    if where.mode == "new":
-        _refuse_tars(where.place, where.part)
+    if destination.mode == "new":
+        _refuse_tars(destination.place, destination.part)
 
 
 def open_tars(opening: Opening) -> TarResults:
-    """Results in tars, whose records go where they went without them."""
+    """Open results in tar files. Their records are stored as those of other formats."""
     temporary = opening.place / opening.part.temporary if isinstance(opening.place, Path) else None
     writer = to_writer(opening.place, temporary)
     return TarResults(opening.records, writer, opening.part, opening.stems, opening.mode)
@@ -154,7 +174,7 @@ def _read_records(place: Path | Store, name: str) -> Iterator[Record]:
     try:
         with blaming(place), to_reader(place).open(name) as file, tarfile.open(fileobj=file, mode="r:") as tar:
             for member in tar:
-                content = tar.extractfile(member) if member.name.endswith(f".{RECORD}") else None
+                content = tar.extractfile(member) if member.name.endswith(f".{RECORD_FIELD}") else None
                 if content is not None:
                     yield Record.from_json(content.read())
     except OutputError:
@@ -164,29 +184,29 @@ def _read_records(place: Path | Store, name: str) -> Iterator[Record]:
 
 
 class _OpenTar:
-    """A tar that is being written. What is in it does not depend on the time."""
+    """A tar file that is being written. Its bytes do not depend on the time."""
 
     def __init__(self, path: Path) -> None:
         from webdataset import TarWriter
 
         self.path, self.size = path, 0
-        self._is_whole = True
+        self._is_complete = True
         with blaming_disk(path.parent):
-            self._file = open(path, "xb")  # noqa: SIM115  (it stays open: `close` is for the owner)
+            self._file = open(path, "xb")  # noqa: SIM115  (`close` closes it)
             self._writer = TarWriter(self._file, encoder=False, mtime=0)
 
     def add(self, sample: Mapping[str, Any]) -> None:
-        """Add a sample. Raises `OutputError`; the tar is of no use any more then."""
-        self._is_whole = False  # an interruption would leave a part of it
+        """Add a sample. Raises `OutputError`; the tar file is then unusable."""
+        self._is_complete = False  # An interruption would leave a partial sample.
         with blaming_disk(self.path.parent):
             self.size += self._writer.write(dict(sample))
-        self._is_whole = True
+        self._is_complete = True
 
     def close(self) -> bool:
         with blaming_disk(self.path.parent), self._file:
             try:
                 self._writer.close()
             except OSError:
-                if self._is_whole:
+                if self._is_complete:
                     raise
-        return self._is_whole
+        return self._is_complete

@@ -1,1 +1,1 @@
-"""Ray: the engine whose models are in processes of a cluster, or of this machine."""
+"""Ray: the engine that runs models in processes of a cluster or of this machine."""

@@ -1,4 +1,4 @@
-"""What goes between the driver, which keeps records, and the actors, which explain: all of it can be sent."""
+"""Actors, and the messages between the driver (which stores records) and the actors. Every message can be pickled."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from typing import Any
 
 from gradcam import errors
 from gradcam._version import __version__
-from gradcam.batch.compute import Tell
-from gradcam.batch.device import open_pixels
-from gradcam.batch.engine import Late, Reports, Work
+from gradcam.batch.compute import LogEvent
+from gradcam.batch.device import open_device_pixels
+from gradcam.batch.engine import OnLeftover, Reports, Work
 from gradcam.batch.findings import find
-from gradcam.batch.pipeline import compute_items, say_unanswered
-from gradcam.batch.pool import Cut, cut
-from gradcam.batch.ray.ending import sign_in
+from gradcam.batch.pipeline import compute_items, log_unanswered
+from gradcam.batch.pool import ItemBatch, cut_batches
+from gradcam.batch.ray.ending import register_process
 from gradcam.batch.save import Saver, describe_weights
 from gradcam.errors import ClusterError, DeviceError, GradcamError, OutputError, StoreError, describe_unexpected
 from gradcam.models.classifier import Classifier
@@ -34,17 +34,23 @@ from gradcam.sources.contents import Item
 from gradcam.storage.output import Disk
 from gradcam.storage.records import Report
 
-Load = Callable[[str], Classifier]  # the model on the device of that name; it can be sent to another process
+# Loads the model on the device with the given name. The function can be pickled.
+Load = Callable[[str], Classifier]
 
-LONGEST = 32  # batches in a block: Ray takes a millisecond for each, and repeats one whose actor died
-SHARES = 12  # blocks that each actor has about, so that none waits long for the others at the end
+# Large blocks save Ray's overhead of a millisecond per block, but Ray repeats a whole block if its actor dies.
+MAX_BATCHES_PER_BLOCK = 32
+# The approximate number of blocks per actor, so that actors finish at about the same time.
+BLOCKS_PER_ACTOR = 12
 
 
 @dataclass(frozen=True)
 class ActorJob:
-    """What is the same for all blocks, with what tells an actor that it sees the same as the driver: the weights'
-    SHA-256, and folders. `work`, `saver`: the driver's, without its model, pictures and stems; `workers` are 0 for one
-    on each of the actor's cores."""
+    """The settings that all blocks share.
+
+    `weights` (a SHA-256) and `shared_folders` let an actor check that it sees the same weights and files as the driver.
+    `work` and `saver` are the driver's, without model, images and stems; their `workers` is 0 for one thread per core
+    of the actor.
+    """
 
     load: Load
     weights: str
@@ -52,60 +58,65 @@ class ActorJob:
     saver: Saver
     device: str
     folder: Path
-    seen: Sequence[Path]
+    shared_folders: Sequence[Path]
     version: str = __version__
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
 @dataclass(frozen=True)
 class Block:
-    """Some batches, one after another, with what the names of their pictures' results begin with. `hurries`: leaves out
-    images of stores that do not answer soon."""
+    """Consecutive batches, and the stems of their images. `skip_slow_stores` leaves out images of slow stores."""
 
-    batches: list[Cut]
+    batches: list[ItemBatch]
     stems: dict[str, str]
-    hurries: bool = True
+    skip_slow_stores: bool = True
 
 
-def pass_on(answer: Answer, tell: Tell, late: Late, unanswered: set[str]) -> Reports:
-    """What came of a block, told and yielded as an `Engine` does; names of images that it left out are added to
-    `unanswered`. Raises the error that ended it."""
-    unanswered.update(answer.unanswered)
-    for event, details in answer.events:
-        tell(event, **details)
-    if answer.error is not None:
-        raise getattr(errors, answer.error.kind)(answer.error.text)
-    outcomes = deque(answer.outcomes)
+def yield_reports(reply: ActorReply, log_event: LogEvent, on_leftover: OnLeftover, unanswered: set[str]) -> Reports:
+    """Log the events of a reply, and yield its reports as an `Engine` does.
+
+    The names of images that the actor left out are added to `unanswered`. Raises the error of the reply, if there is
+    one.
+    """
+    unanswered.update(reply.unanswered)
+    for event, details in reply.events:
+        log_event(event, **details)
+    if reply.error is not None:
+        raise getattr(errors, reply.error.kind)(reply.error.text)
+    outcomes = deque(reply.outcomes)
     try:
         while outcomes:
             yield outcomes.popleft()
     finally:
-        while late is not None and outcomes:
-            late(outcomes.popleft())
+        while on_leftover is not None and outcomes:
+            on_leftover(outcomes.popleft())
 
 
-def pack(block: Block) -> bytes:
-    """To be sent. All of them are there before the first is done: names have much in common, and are compressed."""
+def pack_block(block: Block) -> bytes:
+    """Pickle and compress a block. All blocks exist before the first one runs, and their names have much in common."""
     return zlib.compress(pickle.dumps(block, pickle.HIGHEST_PROTOCOL), 1)
 
 
-def pack_again(work: Work, saver: Saver, names: Collection[str]) -> list[bytes]:
-    """Pack the batches of images whose stores did not answer, each in a block of its own."""
+def pack_retry_blocks(work: Work, saver: Saver, names: Collection[str]) -> list[bytes]:
+    """Pack the batches of images whose stores did not answer, one batch per block."""
     if names:
-        say_unanswered(len(names))
-    actors = len(work.items)  # so that no block has to wait for another
-    return [pack(it) for it in to_blocks(work, saver.stems, lambda item: item.name in names, actors, hurries=False)]
+        log_unanswered(len(names))
+    actor_count = len(work.items)  # With as many actors as items, every block holds one batch.
+    return [
+        pack_block(block)
+        for block in to_blocks(work, saver.stems, lambda item: item.name in names, actor_count, skip_slow_stores=False)
+    ]
 
 
-def unpack(packed: bytes) -> Block:
-    """What `pack` packed."""
+def unpack_block(packed: bytes) -> Block:
+    """Return the block that `pack_block` packed."""
     block: Block = pickle.loads(zlib.decompress(packed))
     return block
 
 
 @dataclass(frozen=True)
-class Failure:
-    """An error that cannot be sent as it is: the name of its kind, its text, and where it arose."""
+class ErrorReport:
+    """An error in a form that can be pickled: the name of its class, its message, and its traceback."""
 
     kind: str
     text: str
@@ -113,90 +124,100 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What became of a batch, or the error that stops all; `events`: names and details, for the log. `unanswered`: names
-    of images whose stores did not answer."""
+class ActorReply:
+    """The reports of a batch, or the error that stops the run.
+
+    `events` are names and details for the log. `unanswered` are the names of images whose stores did not answer.
+    """
 
     outcomes: Sequence[Report] = ()
     events: Sequence[tuple[str, Mapping[str, Any]]] = ()
-    error: Failure | None = None
+    error: ErrorReport | None = None
     unanswered: Sequence[str] = ()
 
 
 def to_job(load: Load, work: Work, saver: Saver, device: str, workers: int | None) -> ActorJob:
-    """The job of these pictures."""
-    none: Any = None  # in place of the model, which each actor loads for itself
+    """Return the job for the images of this run."""
+    unset: Any = None  # Each actor loads the model itself.
     paths = (item.content.path for item in work.items)
     folders = [path.parent for path in itertools.islice(filter(None, paths), 1)]
     if isinstance(saver.place, Disk) and saver.place.temporary is not None:
-        # Of results, the one for files that are not whole yet: on another disk there may be a folder of the other's name.
+        # For results, check the folder for incomplete files. Its name is unique, while another disk may have a folder
+        # with the name of the output folder.
         folders.insert(0, saver.place.temporary)
     return ActorJob(
         load=load,
         weights=describe_weights(work.classifier)["sha256"],
-        work=replace(work, classifier=none, items=(), workers=workers or 0),
-        saver=replace(saver, classifier=none, stems={}),
+        work=replace(work, classifier=unset, items=(), workers=workers or 0),
+        saver=replace(saver, classifier=unset, stems={}),
         device=device,
         folder=Path.cwd(),
-        seen=[folder.absolute() for folder in folders if folder.is_dir()],
+        shared_folders=[folder.absolute() for folder in folders if folder.is_dir()],
     )
 
 
 def to_blocks(
-    work: Work, stems: Mapping[str, str], is_needed: Callable[[Item], bool], actors: int, *, hurries: bool = True
+    work: Work,
+    stems: Mapping[str, str],
+    is_needed: Callable[[Item], bool],
+    actors: int,
+    *,
+    skip_slow_stores: bool = True,
 ) -> Iterator[Block]:
-    """What is needed, cut into batches at the places where every engine cuts, several of them in a block."""
-    batches = list(cut(work.items, work.batch_size, is_needed))
-    size = max(1, min(LONGEST, len(batches) // (SHARES * actors)))
+    """Cut the needed images into batches at the positions that all engines use, and yield several batches per block."""
+    batches = list(cut_batches(work.items, work.batch_size, is_needed))
+    size = max(1, min(MAX_BATCHES_PER_BLOCK, len(batches) // (BLOCKS_PER_ACTOR * actors)))
     for start in range(0, len(batches), size):
         block = batches[start : start + size]
-        yield Block(block, {item.name: stems[item.name] for batch in block for item in batch.items}, hurries)
+        yield Block(block, {item.name: stems[item.name] for batch in block for item in batch.items}, skip_slow_stores)
 
 
-def list_needed(batches: Iterable[Cut]) -> set[str]:
-    """List the names of the items whose results are wanted."""
-    return {item.name for batch in batches for item, it in zip(batch.items, batch.needed) if it}
+def list_needed(batches: Iterable[ItemBatch]) -> set[str]:
+    """Return the names of the items whose results are needed."""
+    return {item.name for batch in batches for item, is_needed in zip(batch.items, batch.needed) if is_needed}
 
 
 class Actor:
-    """Loads the model once, and explains block after block. What goes wrong is an answer: Ray would do the same again,
-    and end with a traceback."""
+    """Loads the model once, and explains blocks.
+
+    Errors are returned as replies: Ray would retry a block that raises, and print a traceback.
+    """
 
     def __init__(self, job: bytes, cores: int) -> None:
         self._cores = cores
-        self._where = {"node": socket.gethostname(), "actor": os.getpid()}
-        self._failure: Failure | None = None
-        self._news: list[tuple[str, Mapping[str, Any]]] = []
+        self._location = {"node": socket.gethostname(), "actor": os.getpid()}
+        self._error: ErrorReport | None = None
+        self._events: list[tuple[str, Mapping[str, Any]]] = []
         start = time.perf_counter()
         try:
             self._job: ActorJob = pickle.loads(job)
-            self._signed_in = sign_in(self._job.run)
+            self._registration = register_process(self._job.run)
             self._go_to_folder()
             self._classifier = self._load()
-            self._tell("actor", seconds=time.perf_counter() - start, ready=time.time())
+            self._log_event("actor", seconds=time.perf_counter() - start, ready=time.time())
         except (Exception, SystemExit) as error:
-            self._failure = self._describe(error)
+            self._error = self._report_error(error)
 
     def __call__(self, rows: Mapping[str, Any]) -> Iterator[dict[str, list[bytes]]]:
-        """An answer for each batch of the block that is in the row, as soon as all its pictures are done."""
+        """Yield a reply for each batch of the row's block, as soon as all its images are done."""
         for packed in rows["block"]:
             try:
-                failed = None if self._failure is None else [Answer(error=self._failure)]
-                for answer in failed or self._explain(unpack(packed)):
-                    yield {"answer": [pickle.dumps(answer)]}
-            except Exception as error:  # noqa: PERF203  (it is of this block)
-                yield {"answer": [pickle.dumps(Answer(error=self._describe(error)))]}
+                error_replies = None if self._error is None else [ActorReply(error=self._error)]
+                for reply in error_replies or self._explain(unpack_block(packed)):
+                    yield {"answer": [pickle.dumps(reply)]}
+            except Exception as error:  # noqa: PERF203  (an error ends only its own block)
+                yield {"answer": [pickle.dumps(ActorReply(error=self._report_error(error)))]}
 
-    def _explain(self, block: Block) -> Iterator[Answer]:
+    def _explain(self, block: Block) -> Iterator[ActorReply]:
         work = self._job.work
 
-        def tell(event: str, **details: Any) -> None:
-            if "start" in details:  # among all pictures, not among these
+        def log_event(event: str, **details: Any) -> None:
+            if "start" in details:  # The position in the whole input, not in this block.
                 details["start"] = block.batches[details["start"] // work.batch_size].start
-            self._tell(event, **details)
+            self._log_event(event, **details)
 
         needed = list_needed(block.batches)
-        unanswered: list[Cut] = []
+        unanswered: list[ItemBatch] = []
         outcomes = compute_items(
             self._classifier,
             functools.partial(find, self._classifier, work.request),
@@ -205,32 +226,34 @@ class Actor:
             is_needed=lambda item: item.name in needed,
             batch_size=work.batch_size,
             workers=work.workers or self._cores,
-            tell=tell,
+            log_event=log_event,
             audit=work.audit,
-            pixels=open_pixels(work.pixels, self._classifier, work.request, tell=tell, saving=self._job.saver.saving),
-            hurries=block.hurries,
+            pixels=open_device_pixels(
+                work.pixels, self._classifier, work.request, log_event=log_event, saving=self._job.saver.saving
+            ),
+            skip_slow_stores=block.skip_slow_stores,
             unanswered=unanswered,
         )
         with contextlib.closing(outcomes):
             for batch in block.batches:
-                done = list(itertools.islice(outcomes, sum(batch.needed)))
-                yield Answer(done, tuple(self._news))
-                self._news.clear()
+                reports = list(itertools.islice(outcomes, sum(batch.needed)))
+                yield ActorReply(reports, tuple(self._events))
+                self._events.clear()
         if unanswered:
-            yield Answer(unanswered=tuple(list_needed(unanswered)))
+            yield ActorReply(unanswered=tuple(list_needed(unanswered)))
 
-    def _tell(self, event: str, **details: Any) -> None:
-        self._news.append((event, details | self._where))
+    def _log_event(self, event: str, **details: Any) -> None:
+        self._events.append((event, details | self._location))
 
     def _go_to_folder(self) -> None:
-        """Go where the driver is. Raises `ClusterError` where this machine does not see what the driver sees."""
-        job, node = self._job, self._where["node"]
+        """Change to the driver's folder. Raises `ClusterError` if this machine has other files or another version."""
+        job, node = self._job, self._location["node"]
         if job.version != __version__:
             raise ClusterError(
                 f"gradcam is version {__version__} on {node}, but version {job.version} on the machine that started the "
                 "run: install the same version."
             )
-        for folder in (job.folder, *job.seen) if job.seen else ():
+        for folder in (job.folder, *job.shared_folders) if job.shared_folders else ():
             if not folder.is_dir():
                 raise ClusterError(
                     f"{folder} does not exist on {node}: use a folder that all machines share, or a store."
@@ -241,19 +264,19 @@ class Actor:
     def _load(self) -> Classifier:
         import torch
 
-        torch.set_num_threads(min(self._cores, torch.get_num_threads()))  # OMP_NUM_THREADS may say less
+        torch.set_num_threads(min(self._cores, torch.get_num_threads()))  # OMP_NUM_THREADS may set a lower limit.
         classifier = replace(self._job.load(self._job.device), **self._job.work.resumed_layers)
         if describe_weights(classifier)["sha256"] != self._job.weights:
             raise ClusterError(
-                f"The model's weights on {self._where['node']} differ from those on the machine that started the run: give "
-                "a checkpoint with --weights, or make the model's code deterministic."
+                f"The model's weights on {self._location['node']} differ from those on the machine that started the "
+                "run: give a checkpoint with --weights, or make the model's code deterministic."
             )
         return classifier
 
-    def _describe(self, error: BaseException) -> Failure:
-        """As the driver is to raise it. A line on this machine says more than the kind of an error elsewhere."""
+    def _report_error(self, error: BaseException) -> ErrorReport:
+        """Return the error as the driver will raise it. An unexpected error gets a message that names this machine."""
         kind, text = type(error).__name__, str(error)
         if not isinstance(error, (ClusterError, DeviceError, OutputError, StoreError)):
             reason = text if isinstance(error, GradcamError) else describe_unexpected(error)
-            kind, text = "ClusterError", f"The actor on {self._where['node']} failed: {reason}"
-        return Failure(kind, text, "".join(traceback.format_exception(error)))
+            kind, text = "ClusterError", f"The actor on {self._location['node']} failed: {reason}"
+        return ErrorReport(kind, text, "".join(traceback.format_exception(error)))

@@ -1,4 +1,4 @@
-"""The end of actors: nobody may write results any more once a run has let go of them, on whichever machine."""
+"""End the processes of a run on every machine, so that none of them writes results after the run has ended."""
 
 from __future__ import annotations
 
@@ -12,54 +12,64 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has the other alone, and ends a process with it
-SECONDS = 10  # for a process to end that was killed
-ASKED = 30  # for the other machines to say that theirs have ended
+KILL_SIGNAL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has no SIGKILL, and its SIGTERM kills the process.
+EXIT_TIMEOUT_SECONDS = 10  # The time for a killed process to exit.
+REMOTE_TIMEOUT_SECONDS = 30  # The time for other machines to end their processes.
 
 
-def sign_in(run: str) -> FileLock:
-    """Leave word on this machine that this process works for the run of that name, until what this gives is gone."""
-    folder = _folder(run)
+def register_process(run: str) -> FileLock:
+    """Register this process for the run on this machine, until the returned lock is released."""
+    folder = _find_registry_folder(run)
     folder.mkdir(exist_ok=True)
     lock = FileLock(folder / str(os.getpid()))
-    lock.acquire(timeout=SECONDS)
+    lock.acquire(timeout=EXIT_TIMEOUT_SECONDS)
     return lock
 
 
-def end_here(run: str) -> None:
-    """End all who signed in on this machine, and wait until they have."""
-    folder = _folder(run)
+def end_local_processes(run: str) -> None:
+    """Kill all registered processes of the run on this machine, and wait until they have ended."""
+    folder = _find_registry_folder(run)
     with contextlib.suppress(OSError):
         for entry in list(folder.iterdir()):
-            _end(FileLock(entry), int(entry.name))
+            _end_process(FileLock(entry), int(entry.name))
         shutil.rmtree(folder)
 
 
-def end_everywhere(ray: Any, run: str) -> None:
-    """`end_here`, on all machines of the cluster that can be reached."""
-    end_here(run)
+def end_all_processes(ray: Any, run: str) -> None:
+    """End the processes of the run on all machines of the cluster that can be reached."""
+    end_local_processes(run)
     with contextlib.suppress(ray.exceptions.RayError):
-        here = ray.get_runtime_context().get_node_id()
-        others = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
-        if others:
-            on = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
-            end = ray.remote(num_cpus=0, max_retries=0)(end_here)
-            calls = [end.options(scheduling_strategy=on(other, soft=False)).remote(run) for other in others]
-            ray.wait(calls, num_returns=len(calls), timeout=ASKED)  # one that is gone has nobody at work
+        this_node = ray.get_runtime_context().get_node_id()
+        other_nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != this_node]
+        if other_nodes:
+            node_affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+            end_remotely = ray.remote(num_cpus=0, max_retries=0)(end_local_processes)
+            calls = [
+                end_remotely.options(scheduling_strategy=node_affinity(node, soft=False)).remote(run)
+                for node in other_nodes
+            ]
+            # A machine that is gone has no running processes.
+            ray.wait(calls, num_returns=len(calls), timeout=REMOTE_TIMEOUT_SECONDS)
 
 
-def _folder(run: str) -> Path:
-    """The same for all processes of a machine: TMPDIR may be another where Ray was started, or of each job."""
-    shared = Path("/tmp")
-    return (shared if shared.is_dir() else Path(tempfile.gettempdir())) / f"gradcam-run-{run}"
+def _find_registry_folder(run: str) -> Path:
+    """Return the folder that all processes of this machine share for the run.
+
+    TMPDIR may differ between Ray and its jobs.
+    """
+    shared_tmp = Path("/tmp")
+    return (shared_tmp if shared_tmp.is_dir() else Path(tempfile.gettempdir())) / f"gradcam-run-{run}"
 
 
-def _end(lock: FileLock, process: int) -> None:
-    """End the process that holds it. One that holds it no more has ended, and its number may be another's."""
+def _end_process(lock: FileLock, process: int) -> None:
+    """Kill the process that holds the lock.
+
+    If nobody holds it, the process has ended and its ID may have been reused.
+    """
     with contextlib.suppress(Timeout, ProcessLookupError):
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            os.kill(process, KILL)
-            lock.acquire(timeout=SECONDS)
+            os.kill(process, KILL_SIGNAL)
+            lock.acquire(timeout=EXIT_TIMEOUT_SECONDS)
         lock.release()
