@@ -21,7 +21,7 @@ ResultT_co = TypeVar("ResultT_co", covariant=True)
 
 
 class BatchFunction(Protocol[ResultT_co]):
-    """A function that runs the model on one batch of images of equal size: one result, or an error, per image."""
+    """A function that runs the model on a batch of images of equal size, and returns a result or an error for each."""
 
     def __call__(
         self, pictures: Sequence[Prepared], *, classes: Sequence[int] | None

@@ -101,9 +101,8 @@ def _draws_on_device(saving: Saving | None) -> bool:
 class MemoryGate:
     """Admits batches in order, as long as the bytes of their images fit into a budget.
 
-    A batch larger than the budget runs alone.
-
-    No thread blocks: the gate calls a batch's `start` in the thread that frees the memory or adds the batch.
+    A batch larger than the budget runs alone. No thread blocks: the gate calls a batch's `start` in the thread that
+    adds the batch or frees the memory.
     """
 
     def __init__(self, budget: int) -> None:

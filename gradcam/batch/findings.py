@@ -307,8 +307,8 @@ def _move_to_cpu(explanation: ImageExplanation) -> ImageExplanation:
     if not any(isinstance(image, Tensor) for image in explanation.images):
         return explanation.cpu()
     tensors = {name: value for name, value in vars(explanation).items() if isinstance(value, Tensor)}
-    fetched: dict[str, Any] = {name: tensors[name].cpu() for name in tensors.keys() - {"heatmaps", "output"}}
-    return replace(explanation, **fetched)
+    moved: dict[str, Any] = {name: tensors[name].cpu() for name in tensors.keys() - {"heatmaps", "output"}}
+    return replace(explanation, **moved)
 
 
 def _with_page(

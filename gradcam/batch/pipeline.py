@@ -119,7 +119,7 @@ def _read_quickly(read: Callable[[Item], Read], item: Item) -> Read:
 
 
 def _read_patiently(read: Callable[[Item], Read], item: Item) -> Read:
-    """Read an item, waiting for its store as long as possible. A store that does not answer fails the item."""
+    """Read an item, waiting for its store as long as possible. If the store does not answer, the item fails."""
     try:
         return read(item)
     except StoreError as error:
@@ -176,10 +176,10 @@ class _StartedBatch:
         finish: Callable[[Fetched, ResultT | GradcamError], T],
         finishing: deque[Future[T]],
     ) -> list[ItemBatch]:
-        """Explain the images, and append the future output of `finish` for each image that is needed to `finishing`.
+        """Explain the images, and append a future of the output of `finish` to `finishing` for each needed image.
 
-        Return the batch of needed images whose store did not answer, if there are any. Futures are appended before
-        their tasks start, so that an interrupted caller knows all finished outputs.
+        Futures are appended before their tasks start, so that an interrupted caller knows all finished outputs. Return
+        the batch of needed images whose store did not answer, if there are any.
         """
         read_results = [future.result() for future in self.reading]
         reads = read_results if self._pixels is None else read_results[0]

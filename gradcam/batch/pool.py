@@ -59,8 +59,8 @@ def choose_batch_size(classifier: Classifier, device: str | None = None) -> int:
 T = TypeVar("T")
 
 URGENT, LATER = 0, 1
-# The model uses a thread on each core besides these, and its threads wait for each other at each layer. So these
-# threads get the lower priority.
+# These threads get a lower priority than the model's threads. The model has a thread on each core, and its threads wait
+# for each other at each layer, so that a delay of one would delay all.
 THREAD_NICENESS = 10
 
 _Task = tuple[int, int, Future[Any], Callable[[], Any]]

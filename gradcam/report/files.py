@@ -39,11 +39,11 @@ class Files:
         self.place, self.reader = place, to_reader(place)
         self._writer = to_writer(place, temporary)
         self._sizes = place.find() if isinstance(place, Store) else None
-        page = place.read(PAGE) if isinstance(place, Store) and self.is_there(PAGE) else b""
+        page = place.read(PAGE) if isinstance(place, Store) and self.has_file(PAGE) else b""
         match = re.search(rb"details-[0-9a-f]{12}", page)
         self._earlier_details = match[0].decode() if match else None
 
-    def is_there(self, name: str) -> bool:
+    def has_file(self, name: str) -> bool:
         """Return True if the file exists and is not empty. A power cut may leave empty files."""
         if self._sizes is not None:
             return self._sizes.get(name, 0) > 0
@@ -57,8 +57,8 @@ class Files:
 
         In an object store, an existing view counts as current, because times there do not tell which object is newer.
         """
-        if not self.is_there(view) or self._sizes is not None or source is None:
-            return self.is_there(view)
+        if not self.has_file(view) or self._sizes is not None or source is None:
+            return self.has_file(view)
         try:
             times = [os.stat(f"{self.place}/{name}").st_mtime_ns for name in (view, source)]
         except OSError:  # Without its source, the view cannot be drawn again.
@@ -147,10 +147,10 @@ class ReportRun:
 
 
 def read_run(files: Files) -> ReportRun:
-    """Read the run in a folder: one manifest, or those of its shards, whose images are then sorted by name.
+    """Read the run in a folder from its manifest, or from the manifests of its shards.
 
-    The last record of an image counts. Raises `GradcamError` if there is no readable manifest, or if results are in
-    tars.
+    The records of shards are sorted by image name. If an image has several records, the last one counts. Raises
+    `GradcamError` if there is no readable manifest, or if results are in tars.
     """
     records = {record.image: record for record in read_manifest(files.place)}
     reader = files.reader

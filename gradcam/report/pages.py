@@ -174,7 +174,7 @@ def _to_entry(files: Files, entry: Explained, stem: str | None, k: int) -> dict[
         "evidence": entry.evidence,
         "blank": entry.blank,
         **({} if entry.on is None else {"on": entry.on}),
-        "small": to_url(overlay_view) if overlay_view and files.is_there(overlay_view) else None,
+        "small": to_url(overlay_view) if overlay_view and files.has_file(overlay_view) else None,
         "files": {kind: to_url(path) for kind, path in results.items() if to_url(path)},
     }
 
@@ -185,8 +185,8 @@ def _to_flags(files: Files, record: Record) -> int:
     if stem is None:
         return blank_flag
     names = name_views(stem)
-    image_flag = HAS_IMAGE if files.is_there(names.large) and files.is_there(names.small) else 0
-    return blank_flag | image_flag | (HAS_OVERLAY if files.is_there(names.overlay(0)) else 0)
+    image_flag = HAS_IMAGE if files.has_file(names.large) and files.has_file(names.small) else 0
+    return blank_flag | image_flag | (HAS_OVERLAY if files.has_file(names.overlay(0)) else 0)
 
 
 def _find_url_stem(record: Record, name: str) -> str | int:

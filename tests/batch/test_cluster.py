@@ -99,7 +99,7 @@ def act() -> Iterator[Callable[[ActorJob], Actor]]:
     def make(job: ActorJob) -> Actor:
         actor = Actor(pickle.dumps(job), cores=1)
         signed_in.append(job.run)
-        actor._signed_in.release()
+        actor._registration.release()
         return actor
 
     yield make
@@ -233,12 +233,12 @@ def load_another(device: str) -> gradcam.Classifier:
             r"gradcam is version .+ on .+, but version 0\.1 on .+: install the same",
         ),
         (
-            {"seen": [Path("/nowhere/out")]},
+            {"shared_folders": [Path("/nowhere/out")]},
             "ClusterError",
             "/nowhere/out does not exist on .+: use a folder that all machines share",
         ),
         (
-            {"seen": [Path("/")], "folder": Path("/nowhere")},
+            {"shared_folders": [Path("/")], "folder": Path("/nowhere")},
             "ClusterError",
             "/nowhere does not exist on .+: use a folder",
         ),
