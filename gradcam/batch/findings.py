@@ -370,11 +370,11 @@ def _predict_all(
         detections = getattr(first, "detections", None) or detected
         scored = [[instance for instance in row if instance.score is not None] for row in detections]
         return [[*map(_to_prediction, row)] if finite else None for row, finite in zip(scored, is_finite)]
-    probabilities = first.scores.cpu()
+    scores = first.scores.cpu()
     with contextlib.suppress(*() if isinstance(target, ClassTarget) else (TargetError,)):
         # The outputs of a user-defined function need not be class scores.
         return _predict(classifier, first.probabilities().cpu(), first.classes)
-    return [[] if row.isfinite().all() else None for row in probabilities]
+    return [[] if row.isfinite().all() else None for row in scores]
 
 
 def _to_prediction(instance: Instance) -> Prediction:
