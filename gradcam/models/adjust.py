@@ -1,4 +1,4 @@
-"""What a person says of a model's preprocessing, and what becomes of it."""
+"""Validate the user's changes to a model's preprocessing, and apply them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from gradcam.errors import ModelError, shorten
 from gradcam.models.preprocess import Preprocess, Preprocessing
 from gradcam.models.providers.base import Parts
 
-LARGEST = 8192  # pixels of a side: what networks take is far smaller, and memory for more may not be there
+MAX_SIDE_PIXELS = 8192  # pixels; networks take far smaller images, and larger ones may not fit in memory
 
 
 @dataclass(frozen=True)
 class Adjustment:
-    """What a person said of the preprocessing, None for what was not said. `mean`, `std`: one for each channel, of
-    values in [0,1] for pictures of 8 and 16 bits. `size`: of the shorter side, of which the centre is taken, or
-    (height, width) to which the whole picture is resized. `crop`: the share of the resized sides that is kept."""
+    """User changes to the preprocessing; None for each part that stays.
+
+    `mean` and `std` have one value per channel, for 8-bit and 16-bit images scaled to [0,1]. `size` is the side of the
+    centre crop, or (height, width) to which the whole image is resized. `crop` is the fraction of each resized side
+    that the centre crop keeps.
+    """
 
     mean: tuple[float, ...] | None
     std: tuple[float, ...] | None
@@ -35,86 +38,101 @@ UNADJUSTED = Adjustment(None, None, None, None)
 
 
 def to_adjustment(mean: Any, std: Any, size: Any, crop: Any) -> Adjustment:
-    """The same, checked. Raises `ModelError` for what is not a number, or not one that there can be."""
+    """Return the validated changes; raise `ModelError` if one is not a number or is out of range."""
     if crop is not None and not (_is_number(crop) and 0 < crop <= 1):
-        what = "the fraction of the resized image to keep, above 0 and up to 1"
-        raise ModelError(f"crop is {shorten(crop)}, expected {what}.")
+        expected = "the fraction of the resized image to keep, above 0 and up to 1"
+        raise ModelError(f"crop is {shorten(crop)}, expected {expected}.")
     means, stds = _to_values("mean", mean), _to_values("std", std)
     if stds is not None and min(stds) <= 0:
         raise ModelError(f"std is {shorten(std)}, expected values above 0.")
     return Adjustment(means, stds, _to_size(size), None if crop is None else float(crop))
 
 
-def adjust(parts: Parts, wish: Adjustment) -> tuple[Preprocess, Sequence[str]]:
-    """The preprocessing as it is wished, and a note on what is assumed."""
-    plain = getattr(parts.preprocess, "plain", None) or parts.preprocess
-    notes = _say_what_is_assumed(plain, wish) if parts.is_assumed and isinstance(plain, Preprocessing) else []
-    # Means of another scale than pictures of 8 and 16 bits have are right for other files, DICOM's say.
-    large = " and ".join(name for name in ("mean", "std") if max(getattr(wish, name) or (0,)) > 1)
-    if large:
+def adjust(parts: Parts, adjustment: Adjustment) -> tuple[Preprocess, Sequence[str]]:
+    """Return the adjusted preprocessing, and notes on assumptions and on values that look wrong."""
+    preprocess = getattr(parts.preprocess, "plain", None) or parts.preprocess
+    notes = (
+        _describe_assumptions(preprocess, adjustment)
+        if parts.is_assumed and isinstance(preprocess, Preprocessing)
+        else []
+    )
+    # Means above 1 are wrong for 8-bit and 16-bit images, but right for other files, such as DICOM.
+    large_values = " and ".join(name for name in ("mean", "std") if max(getattr(adjustment, name) or (0,)) > 1)
+    if large_values:
         notes.append(
-            f"Values above 1 in {large}: 8-bit and 16-bit images are scaled to [0,1]. For them, divide {large} by 255."
+            f"Values above 1 in {large_values}: 8-bit and 16-bit images are scaled to [0,1]. "
+            f"For them, divide {large_values} by 255."
         )
-    if not wish:
+    if not adjustment:
         return parts.preprocess, notes
-    if not isinstance(plain, Preprocessing):
+    if not isinstance(preprocess, Preprocessing):
         raise ModelError("This model has custom preprocessing. Leave out size, crop, mean and std.")
-    mean, std = wish.mean or plain.mean, wish.std or plain.std
+    mean, std = adjustment.mean or preprocess.mean, adjustment.std or preprocess.std
     if len(mean) != len(std):
         counts = f"mean has {len(mean)} value(s) and std has {len(std)}"
         raise ModelError(f"{counts}: give both, with one value per channel.")
-    size, resize = _find_sizes(plain, wish)
-    return replace(plain, mean=mean, std=std, size=size, resize=resize), notes
+    size, resize = _find_sizes(preprocess, adjustment)
+    return replace(preprocess, mean=mean, std=std, size=size, resize=resize), notes
 
 
-def _find_sizes(plain: Preprocessing, wish: Adjustment) -> tuple[tuple[int, int], int | tuple[int, int]]:
-    """What the network takes, and what pictures are resized to before; sides are rounded as timm does."""
-    if wish.size is None and wish.crop is None:
-        return plain.size, plain.resize
-    is_squeezed = isinstance(wish.size, tuple) or isinstance(plain.resize, tuple)
-    before = plain.resize if isinstance(plain.resize, tuple) else (plain.resize, plain.resize)
-    size = plain.size if wish.size is None else wish.size if isinstance(wish.size, tuple) else (wish.size, wish.size)
-    if wish.crop is not None:
-        shares = [1 / wish.crop] * 2
+def _find_sizes(preprocess: Preprocessing, adjustment: Adjustment) -> tuple[tuple[int, int], int | tuple[int, int]]:
+    """Return the input size of the network, and the size to resize images to first. Sides are rounded as in timm."""
+    if adjustment.size is None and adjustment.crop is None:
+        return preprocess.size, preprocess.resize
+    is_squeezed = isinstance(adjustment.size, tuple) or isinstance(preprocess.resize, tuple)
+    resize_sides = preprocess.resize if isinstance(preprocess.resize, tuple) else (preprocess.resize, preprocess.resize)
+    size = (
+        preprocess.size
+        if adjustment.size is None
+        else adjustment.size
+        if isinstance(adjustment.size, tuple)
+        else (adjustment.size, adjustment.size)
+    )
+    if adjustment.crop is not None:
+        factors = [1 / adjustment.crop] * 2
     else:
-        shares = [1.0, 1.0] if isinstance(wish.size, tuple) else [big / side for big, side in zip(before, plain.size)]
-    height, width = (max(1, math.floor(side * share + 1e-9)) for side, share in zip(size, shares))
+        factors = (
+            [1.0, 1.0]
+            if isinstance(adjustment.size, tuple)
+            else [resized / side for resized, side in zip(resize_sides, preprocess.size)]
+        )
+    height, width = (max(1, math.floor(side * factor + 1e-9)) for side, factor in zip(size, factors))
     return size, (height, width) if is_squeezed else min(height, width)
 
 
-def _say_what_is_assumed(plain: Preprocessing, wish: Adjustment) -> list[str]:
-    statistics = " and ".join(name for name in ("mean", "std") if getattr(wish, name) is None)
-    possible = {
-        "greyscale images": len(plain.mean) == 1,
-        f"a size of {plain.size[0]}": wish.size is None,
-        "a crop of 0.875": wish.crop is None and not isinstance(wish.size, tuple),
+def _describe_assumptions(preprocess: Preprocessing, adjustment: Adjustment) -> list[str]:
+    statistics = " and ".join(name for name in ("mean", "std") if getattr(adjustment, name) is None)
+    assumptions = {
+        "greyscale images": len(preprocess.mean) == 1,
+        f"a size of {preprocess.size[0]}": adjustment.size is None,
+        "a crop of 0.875": adjustment.crop is None and not isinstance(adjustment.size, tuple),
         f"ImageNet's {statistics}": bool(statistics),
     }
-    assumed = ", ".join(what for what, is_assumed in possible.items() if is_assumed)
+    assumed = ", ".join(assumption for assumption, is_assumed in assumptions.items() if is_assumed)
     hint = "Override with --size, --crop, --mean, --std (size=, ... in Python)."
     return [f"Assumed {assumed}. {hint}"] if assumed else []
 
 
-def _to_values(name: str, given: Any) -> tuple[float, ...] | None:
-    if given is None:
+def _to_values(name: str, value: Any) -> tuple[float, ...] | None:
+    if value is None:
         return None
     try:
-        values = np.atleast_1d(np.asarray(given, dtype=np.float64))
+        values = np.atleast_1d(np.asarray(value, dtype=np.float64))
     except (TypeError, ValueError):
         values = np.empty(0)
     if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
-        raise ModelError(f"{name} is {shorten(given)}, expected one number per channel.")
+        raise ModelError(f"{name} is {shorten(value)}, expected one number per channel.")
     return tuple(values.tolist())
 
 
-def _to_size(given: Any) -> int | tuple[int, int] | None:
-    if given is None:
+def _to_size(size: Any) -> int | tuple[int, int] | None:
+    if size is None:
         return None
-    sides = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+    sides = tuple(size) if isinstance(size, (tuple, list)) else (size,)
     if len(sides) not in (1, 2) or not all(_is_number(side) and side == int(side) >= 1 for side in sides):
-        raise ModelError(f"size is {shorten(given)}, expected a number of pixels, or (height, width).")
-    if max(sides) > LARGEST:
-        raise ModelError(f"size is {shorten(given)}, expected at most {LARGEST} pixels.")
+        raise ModelError(f"size is {shorten(size)}, expected a number of pixels, or (height, width).")
+    if max(sides) > MAX_SIDE_PIXELS:
+        raise ModelError(f"size is {shorten(size)}, expected at most {MAX_SIDE_PIXELS} pixels.")
     return int(sides[0]) if len(sides) == 1 else (int(sides[0]), int(sides[1]))
 
 

@@ -1,4 +1,4 @@
-"""How a model that we load computes: where, how precisely, and in which order its tensors lie in memory."""
+"""Place models: device, precision and memory format; and find the device and dtype of a model's input."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from gradcam.options import PRECISIONS
 
 
 def find_device(name: str) -> torch.device:
-    """The device of that name; "auto" is CUDA, then MPS, then the CPU. Raises `ModelError` where it is not to be had."""
+    """Return the device of this name, raise `ModelError` if it is not available.
+
+    "auto" is CUDA, then MPS, then the CPU.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     offers = "choose auto, cpu, cuda, cuda:N or mps."
     if not re.fullmatch(r"(cpu|cuda|mps)(:\d+)?", str(name)):
         raise ModelError(f"There is no device {name!r}: {offers}")
-    try:  # each build of PyTorch says in an error of its own what it lacks
+    try:  # Each build of PyTorch raises a different error for a device that it does not support.
         device = torch.device(name)
         torch.empty(1, dtype=torch.float32, device=device)
     except (RuntimeError, AssertionError, NotImplementedError, ValueError, TypeError) as error:
@@ -32,16 +35,16 @@ def find_device(name: str) -> torch.device:
 
 
 def list_gpus() -> list[str]:
-    """The names of all GPUs that are visible."""
+    """Return the names of all visible GPUs."""
     return [f"cuda:{number}" for number in range(torch.cuda.device_count())]
 
 
 def check_device(device: torch.device, error: BaseException) -> None:
-    """Raises `DeviceError` where this error came since the GPU is lost: whatever else it is asked fails as well."""
+    """Raise `DeviceError` if the cause of the error is a lost GPU, on which every later operation fails too."""
     if device.type != "cuda" or not isinstance(error, RuntimeError) or is_out_of_memory(error):
         return
     try:
-        _ask(device)
+        _run_on(device)
     except RuntimeError as failure:
         if not is_out_of_memory(failure):
             reason = " ".join(str(error).split(". ")[0].split("\n")[0].split()).rstrip(".")
@@ -51,19 +54,19 @@ def check_device(device: torch.device, error: BaseException) -> None:
             ) from error
 
 
-def _ask(device: torch.device) -> None:
+def _run_on(device: torch.device) -> None:
     torch.zeros(1, dtype=torch.float32, device=device).cpu()
 
 
 def find_precision(name: str) -> torch.dtype:
-    """The dtype of that name. Raises `ModelError` for an unknown one."""
+    """Return the dtype of this name; raise `ModelError` if it is unknown."""
     if not isinstance(name, str) or name not in PRECISIONS:
         raise ModelError(f"There is no precision {shorten(name)}: choose {', '.join(PRECISIONS)}.")
     return getattr(torch, PRECISIONS[name])
 
 
 def place(model: nn.Module, device: str, precision: str) -> nn.Module:
-    """The model itself, prepared for a device and a precision by their names; one that is spread is left where it lies."""
+    """Move the model to a device and a precision, given by name, and return it; a spread model is only frozen."""
     dtype = find_precision(precision)
     if is_spread(model):
         if device != "auto" or dtype != torch.float32:
@@ -72,28 +75,32 @@ def place(model: nn.Module, device: str, precision: str) -> nn.Module:
                 "and the precision at 'fp32'."
             )
         return _freeze(model)
-    chosen = find_device(device)
+    target_device = find_device(device)
     try:
-        return prepare(model, chosen, dtype)
-    except (RuntimeError, ValueError, NotImplementedError) as error:  # of memory, of quantised weights, of meta tensors
+        return prepare(model, target_device, dtype)
+    except (RuntimeError, ValueError, NotImplementedError) as error:
+        # Out of memory, quantised weights and meta tensors each raise one of these.
         reason = " ".join(str(error).split())[:300]
-        raise ModelError(f"The model cannot be moved to {chosen} in {precision}: {reason}") from error
+        raise ModelError(f"The model cannot be moved to {target_device} in {precision}: {reason}") from error
 
 
 def prepare(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    """The model itself, in evaluation mode and frozen, on `device`, computing in `dtype`; never for a caller's. Batch
-    norms compute in float32 in any precision. Weights of convolutions over pictures lie channels-last, but for float32
-    on other devices than the CPU."""
+    """Move the model to a device and a dtype, in evaluation mode and frozen, and return it.
+
+    It changes the model, so never call it with a model object of the user. Batch norms compute in float32 in any
+    precision. Weights of 2D convolutions become channels-last where that is faster.
+    """
     _freeze(model).to(device)
-    is_faster = device.type == "cpu" or dtype.itemsize < torch.float32.itemsize  # there, or on a GPU's tensor cores
+    is_faster = device.type == "cpu" or dtype.itemsize < torch.float32.itemsize  # on a GPU, needs tensor cores
     memory_format = torch.channels_last if is_faster else torch.preserve_format
     for module in model.modules():
-        # Rounded statistics would double the error of a probability; in float32 they take no longer.
+        # Batch-norm statistics rounded to half precision would double the error of a probability. Float32 is as fast.
         precision = torch.float32 if isinstance(module, _BatchNorm) else dtype
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
             if tensor.is_floating_point():
-                kept = memory_format if tensor.ndim == 4 else torch.preserve_format  # which volumes' weights are not
-                tensor.data = tensor.data.to(precision, memory_format=kept)
+                # Weights of 3D convolutions have five dimensions, which channels-last does not support.
+                tensor_format = memory_format if tensor.ndim == 4 else torch.preserve_format
+                tensor.data = tensor.data.to(precision, memory_format=tensor_format)
     return model
 
 
@@ -102,26 +109,26 @@ def _freeze(model: nn.Module) -> nn.Module:
 
 
 def is_spread(model: nn.Module) -> bool:
-    """Whether the model was laid over several devices, or parts of it aside, on purpose."""
+    """Return True if the model was deliberately spread over several devices, or has offloaded parts."""
     is_hooked = hasattr(model, "hf_device_map") or any(hasattr(module, "_hf_hook") for module in model.modules())
     return is_hooked or len({tensor.device for tensor in _tensors(model)}) > 1
 
 
 def find_input_device(model: nn.Module) -> torch.device:
-    """Where the model's input goes: to its first parameter. One on the meta device lies aside until it is needed."""
+    """Return the device of the model's first parameter that is not on the meta device, where offloaded weights lie."""
     devices = (tensor.device for tensor in _tensors(model))
     return next((device for device in devices if device.type != "meta"), torch.device("cpu"))
 
 
 def find_input_dtype(model: nn.Module) -> torch.dtype:
-    """The precision of the model's input: that of its first weights, since norms may be more precise than the rest."""
+    """Return the dtype of the model's first weights with more than one dimension; norms may have a higher precision."""
     floating = [tensor for tensor in _tensors(model) if tensor.is_floating_point() and tensor.dtype.itemsize > 1]
     weights = [tensor for tensor in floating if tensor.ndim > 1]
     return next((tensor.dtype for tensor in (*weights, *floating)), torch.float32)
 
 
 def first_channels(model: nn.Module) -> int:
-    """How many channels the first convolution takes; 0 where there is none, or none that knows."""
+    """Return the input channels of the first convolution; 0 if there is none, or if it is lazy."""
     convolutions = (module for module in model.modules() if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)))
     return next((convolution.in_channels for convolution in convolutions), 0)
 

@@ -1,4 +1,4 @@
-"""What of a picture the network is shown: the part that its own preprocessing takes, all of it, or windows over it."""
+"""Choose which part of an image the network sees: its default crop, the whole image, or tiles."""
 
 from __future__ import annotations
 
@@ -22,96 +22,102 @@ from gradcam.layers.find import unwrap
 from gradcam.layers.layout import find_patches
 from gradcam.models.preprocess import Preprocess, Preprocessing
 
-STEP = 32  # pixels: what most networks make one cell of
-MOST = 16  # times as many pixels as the network's own input has
-KEPT = 8  # models made for other sizes, of each model
+DEFAULT_STEP_PIXELS = 32  # pixels per cell of the last feature map in most networks
+MAX_AREA_FACTOR = 16  # maximum input area with the fit "whole", relative to the area of the network's own input
+MAX_RESIZED_COPIES = 8  # resized copies per model
 
-_sized: weakref.WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], nn.Module]] = weakref.WeakKeyDictionary()
-_taken: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # which take other sizes than their own
+_resized_copies: weakref.WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], nn.Module]] = weakref.WeakKeyDictionary()
+_any_size_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models that were tested with another size
 
 
 def find_step(model: nn.Module) -> int:
-    """Of how many pixels the sides of what a network is shown should be multiples, so that its cells fill them."""
+    """Return the pixel multiple that the input's sides need, so that whole cells fill them."""
     strides = {max(patch.stride) for patch in find_patches(model.modules()) if patch.kernel == patch.stride}
-    return next((stride for stride in strides if STEP % stride), STEP)
+    return next((stride for stride in strides if DEFAULT_STEP_PIXELS % stride), DEFAULT_STEP_PIXELS)
 
 
 def get_steps(preprocess: Preprocess) -> Preprocessing:
-    """The preprocessing as steps that can be changed. Raises `ModelError` where it is not made of such."""
-    plain = getattr(preprocess, "plain", preprocess)
-    if not isinstance(plain, Preprocessing):
+    """Return the preprocessing as steps that can be changed; raise `ModelError` if it is custom."""
+    steps = getattr(preprocess, "plain", preprocess)
+    if not isinstance(steps, Preprocessing):
         raise ModelError("This model has custom preprocessing, which supports only the fit 'crop'.")
-    return plain
+    return steps
 
 
-def show_whole(image: NDArray[Any], own: Preprocessing, step: int) -> Tensor:
-    """All of a picture at the scale of the network's own preprocessing, in its own aspect but for whole steps: (C,H,W)."""
-    sides, shorter = image.shape[:2], own.resize if isinstance(own.resize, int) else min(own.resize)
+def show_whole(image: NDArray[Any], preprocess: Preprocessing, step: int) -> Tensor:
+    """Return the whole image (C,H,W), scaled as by the default preprocessing, to multiples of `step`."""
+    sides, shorter = (
+        image.shape[:2],
+        preprocess.resize if isinstance(preprocess.resize, int) else min(preprocess.resize),
+    )
     height, width = (max(1, round(side * (shorter / min(sides)) / step)) * step for side in sides)
-    if height * width > MOST * math.prod(own.size):
+    if height * width > MAX_AREA_FACTOR * math.prod(preprocess.size):
         raise ImageError(
             f"The image is {sides[1]} x {sides[0]}. With the fit 'whole', the model's input would be {width} x {height} "
             "pixels, which is too large. Use the fit 'tiles'."
         )
-    return replace(own, size=(height, width), resize=(height, width))(image)
+    return replace(preprocess, size=(height, width), resize=(height, width))(image)
 
 
 def check_sizes(model: nn.Module, images: Tensor, step: int) -> None:
-    """Raises `ModelError` for a model that takes no images but of the size of these, (N,C,H,W)."""
-    if model in _taken:
+    """Raise `ModelError` if the model does not take larger images than these (N,C,H,W)."""
+    if model in _any_size_models:
         return
     height, width = images.shape[2:]
     larger = F.interpolate(images.float(), (height + step, width + 2 * step)).to(images)
     try:
-        other, inputs = take_size(model, larger, (height, width))
-        with preserve_state(unwrap(other)), torch.no_grad():
-            other(**inputs) if isinstance(inputs, dict) else other(inputs)
+        resized, inputs = take_size(model, larger, (height, width))
+        with preserve_state(unwrap(resized)), torch.no_grad():
+            resized(**inputs) if isinstance(inputs, dict) else resized(inputs)
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or "no message"
         raise ModelError(
             f"The model takes only {width} x {height} pixels, so the fit 'whole' does not work ({type(error).__name__}: "
             f"{reason}). Use the fit 'tiles' or 'crop'."
         ) from error
-    _taken.add(model)
+    _any_size_models.add(model)
 
 
-def take_size(model: nn.Module, images: Tensor, own: Sequence[int]) -> tuple[nn.Module, Any]:
-    """The model and its input for images (N,C,H,W) of any size: a transformer's positions are interpolated, in a copy
-    with the same weights where they lie in it."""
+def take_size(model: nn.Module, images: Tensor, native_size: Sequence[int]) -> tuple[nn.Module, Any]:
+    """Return the model and its input for images (N,C,H,W) of any size.
+
+    For a transformer that was built for one size, the model is a copy with interpolated position embeddings. The copy
+    shares all other weights.
+    """
     size = tuple(images.shape[2:])
-    plain = unwrap(model)
-    if size == tuple(own):
+    unwrapped = unwrap(model)
+    if size == tuple(native_size):
         return model, images
-    if "interpolate_pos_encoding" in inspect.signature(plain.forward).parameters:  # transformers'
+    if "interpolate_pos_encoding" in inspect.signature(unwrapped.forward).parameters:  # of transformers
         return model, {"pixel_values": images, "interpolate_pos_encoding": True}
-    is_timms = callable(getattr(plain, "set_input_size", None))
-    if not is_timms and type(plain).__module__ != "torchvision.models.vision_transformer":
-        return model, images  # it may take any as it is
-    tensors = [*plain.parameters(), *plain.buffers()]
-    key = (*size, *((each.data_ptr(), each._version, each.dtype, each.device) for each in tensors))
-    sized = _sized.setdefault(plain, {})
-    if key not in sized:
-        if len(sized) >= KEPT:
-            sized.pop(next(iter(sized)))
+    is_timm = callable(getattr(unwrapped, "set_input_size", None))
+    if not is_timm and type(unwrapped).__module__ != "torchvision.models.vision_transformer":
+        return model, images  # convolutional networks take any size
+    tensors = [*unwrapped.parameters(), *unwrapped.buffers()]
+    key = (*size, *((tensor.data_ptr(), tensor._version, tensor.dtype, tensor.device) for tensor in tensors))
+    copies = _resized_copies.setdefault(unwrapped, {})
+    if key not in copies:
+        if len(copies) >= MAX_RESIZED_COPIES:
+            copies.pop(next(iter(copies)))
         shared = {id(tensor): tensor for tensor in tensors}
-        other: Any = copy.deepcopy(plain, shared)
-        if is_timms:
+        resized: Any = copy.deepcopy(unwrapped, shared)
+        if is_timm:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of speed
-                other.set_input_size(img_size=size)
+                warnings.simplefilter("ignore")  # timm warns that resizing is slow
+                resized.set_input_size(img_size=size)
         else:
-            _resize_torchvision(other, size)
-        sized[key] = other
-    return sized[key], images
+            _resize_torchvision(resized, size)
+        copies[key] = resized
+    return copies[key], images
 
 
 def _resize_torchvision(model: Any, size: Sequence[int]) -> None:
-    tokens = model.encoder.pos_embedding
+    embedding = model.encoder.pos_embedding
     side = model.image_size // model.patch_size
-    grid = tokens[:, -(side**2) :].mT.unflatten(2, (side, side))
+    grid = embedding[:, -(side**2) :].mT.unflatten(2, (side, side))
     cells = [length // model.patch_size for length in size]
-    grid = F.interpolate(grid.float(), cells, mode="bicubic", antialias=True).to(tokens).flatten(2).mT
-    resized = torch.cat([tokens[:, : -(side**2)], grid], 1)
+    grid = F.interpolate(grid.float(), cells, mode="bicubic", antialias=True).to(embedding).flatten(2).mT
+    resized = torch.cat([embedding[:, : -(side**2)], grid], 1)
     model.encoder.pos_embedding = nn.Parameter(resized.detach(), requires_grad=False)
-    # The model's own function takes squares of one size only.
+    # torchvision's `_process_input` accepts only square images of the model's own size.
     model._process_input = lambda images: model.conv_proj(images).flatten(2).mT

@@ -15,13 +15,13 @@ from gradcam.hooks.nested import Window
 from gradcam.images.read import Region
 
 CALIBRATION_SIDE = 64  # pixels of the constant images
-# Share of the other direction in a ramp. Over n rows it takes 37.4 / n levels from one row to the next, which is near a
-# whole number for no usual n, so that errors of rounding differ from row to row.
+# Weight of the other direction in a ramp. Over n rows, the tilt takes 37.4 / n levels from one row to the next. For the
+# usual values of n this is far from a whole number, so rounding errors differ from row to row.
 TILT = 37.4 / 255
-TRIMMED_SHARE = 0.1  # of each end of a ramp, where resizing mixes padding into the image
+TRIMMED_SHARE = 0.1  # cut off at each end of a ramp, where resizing mixes padding into the image
 MIN_VALID_SHARE = 0.2  # of the pixels of a row or column; the two ramps agree on their diagonal
-TOLERANCE_LEVELS = 2  # of 255: how far a ramp may be from a straight line
-SNAP_PIXELS = 0.05  # distance below which an edge is on a whole pixel of the piece
+TOLERANCE_LEVELS = 2  # of 255 levels: maximum mean deviation of a ramp from a straight line
+SNAP_PIXELS = 0.05  # an edge closer than this to a whole pixel of the piece is moved onto it
 
 Extents = tuple[tuple[int, int], tuple[float, float], float]  # start and length of a region and its window; the scale
 Process = Callable[[NDArray[np.uint8]], Tensor]  # from an image (H,W,3) to pieces (P,C,h,w)
@@ -56,9 +56,9 @@ def measure(process: Process, height: int, width: int, black: float, contrast: f
     """Return where each piece lies in an image of this size.
 
     `black` and `contrast` are those of `calibrate`. The processor is run on a ramp from top to bottom and on one from
-    left to right; padding is where both results are equal. Raises `ImageError` where a result is no ramp.
+    left to right; padding is where both results are equal. Raises `ImageError` if a result is not a ramp.
     """
-    # The tilt spreads the errors of rounding to 8 bits, which then disappear in the mean of a row or column.
+    # The tilt spreads the errors of rounding to 8 bits, so that they average out over a row or column.
     y, x = ((np.arange(length, dtype=np.float32) + 0.5) * (255 / length) for length in (height, width))
     ramps = (share * y[:, None] + (1 - share) * x for share in (1 - TILT, TILT))
     images = (np.rint(ramp).astype(np.uint8)[..., None].repeat(3, 2) for ramp in ramps)
@@ -77,7 +77,7 @@ def measure(process: Process, height: int, width: int, black: float, contrast: f
 
 
 def _fit_axis(positions: Tensor, differs: Tensor, length: int) -> Extents:
-    """Return the start and the length of an axis's region, those of its window, and its scale."""
+    """Return the start and length of an axis's region, those of its window, and its scale."""
     columns, rows = (_find_valid(differs.float().mean(axis)) for axis in (0, 1))
     values = positions[_trim(rows)][:, columns] * length
     profile = values.mean(0)
@@ -86,9 +86,9 @@ def _fit_axis(positions: Tensor, differs: Tensor, length: int) -> Extents:
     if last - first < 2:
         raise ImageError("it does more than resize, crop and pad")
     inner = _trim(torch.arange(first, last + 1, dtype=torch.int64, device="cpu"))
-    places = columns[inner].double() + 0.5
-    slope, start = np.polyfit(places.numpy(), profile[inner].numpy(), 1).tolist()
-    error = (values[:, inner] - (start + slope * places)).abs().mean().item()
+    centres = columns[inner].double() + 0.5
+    slope, start = np.polyfit(centres.numpy(), profile[inner].numpy(), 1).tolist()
+    error = (values[:, inner] - (start + slope * centres)).abs().mean().item()
     if slope <= 0 or error > length * TOLERANCE_LEVELS / 255 + slope:
         raise ImageError("it does more than resize, crop and pad")
     return _cut(start, slope, length, (int(columns[0]), int(columns[-1]) + 1), positions.shape[1])
@@ -97,24 +97,24 @@ def _fit_axis(positions: Tensor, differs: Tensor, length: int) -> Extents:
 def _cut(start: float, slope: float, length: int, valid: tuple[int, int], side: int) -> Extents:
     """Return the extents of an axis on which pixel u shows the position `start + slope * u`."""
     tolerance = max(SNAP_PIXELS, 0.1 / slope)
-    ends = [-start / slope, (length - start) / slope]  # of the image, on the axis
-    # An image that was cropped before it was padded ends within the image.
+    ends = [-start / slope, (length - start) / slope]  # the image's ends, in pixels of the piece
+    # If the image was cropped before it was padded, the valid pixels end before the image's own ends.
     visible = [valid[0] if valid[0] > ends[0] + 2 else ends[0], valid[1] if valid[1] < ends[1] - 2 else ends[1]]
     visible = [min(max(end, 0), side) for end in visible]
     first, last = (min(max(round(start + slope * end), 0), length) for end in visible)
     first, last = min(first, length - 1), max(last, first + 1)
-    edges = [end if end in (0, side) else (place - start) / slope for end, place in zip(visible, (first, last))]
+    edges = [end if end in (0, side) else (position - start) / slope for end, position in zip(visible, (first, last))]
     edges = [round(edge) if abs(edge - round(edge)) <= tolerance else edge for edge in edges]
     return (first, last - first), (edges[0], edges[1] - edges[0]), 1 / slope
 
 
-def _find_valid(shares: Tensor) -> Tensor:
-    """Return the numbers of the rows or columns that show the image."""
-    if not shares.any():
+def _find_valid(fractions: Tensor) -> Tensor:
+    """Return the indices of the rows or columns that show the image."""
+    if not fractions.any():
         raise ImageError("a part of its output does not depend on the image")
-    return (shares > MIN_VALID_SHARE * shares.max()).nonzero()[:, 0]
+    return (fractions > MIN_VALID_SHARE * fractions.max()).nonzero()[:, 0]
 
 
-def _trim(numbers: Tensor) -> Tensor:
-    count = int(len(numbers) * TRIMMED_SHARE)
-    return numbers[count : len(numbers) - count]
+def _trim(indices: Tensor) -> Tensor:
+    count = int(len(indices) * TRIMMED_SHARE)
+    return indices[count : len(indices) - count]

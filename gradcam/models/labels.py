@@ -1,4 +1,4 @@
-"""Names of classes: from a file, and from what a person types to an index."""
+"""Read class names from files, and find the class index for what a user typed."""
 
 from __future__ import annotations
 
@@ -15,38 +15,42 @@ from gradcam.images.files import read_text_file
 
 
 def name_class(index: int | None, label: str | None, *, with_index: bool = False) -> str:
-    """What people read of a class: its label, "tiger cat" or "tiger cat (282)", or "class 282" where nobody named it."""
+    """Return a class's display name: its label, or "class 282" if it has none."""
     return f"class {index}" if label is None else f"{label} ({index})" if with_index else label
 
 
-def find_class(labels: Sequence[str] | None, wanted: str, count: int | None = None) -> int:
-    """The index of a class by its name, in any case, or by its index in digits; `name:7` is the class that is called
-    "7". `count`: of classes without names, None where nobody knows. Raises `TargetError` for an unknown or ambiguous
-    name, and lists the nearest."""
-    if re.fullmatch(r"\s*[+-]?\d+\s*", wanted):
-        index, known = int(wanted), len(labels or ()) or count
-        if index < 0 and known is None:
+def find_class(labels: Sequence[str] | None, name: str, count: int | None = None) -> int:
+    """Return the index of a class given by its label, ignoring case, or by its index in digits.
+
+    `name:7` means the class with the label "7". `count` is the number of classes if there are no labels; None if it is
+    unknown. Raises `TargetError` for an unknown or ambiguous name, with the nearest labels.
+    """
+    if re.fullmatch(r"\s*[+-]?\d+\s*", name):
+        index, class_count = int(name), len(labels or ()) or count
+        if index < 0 and class_count is None:
             raise TargetError(f"Class {index} does not exist: classes are counted from 0.")
-        if known is not None and not 0 <= index < known:
-            raise TargetError(f"Class {index} does not exist: this model has {known} classes, 0 to {known - 1}.")
+        if class_count is not None and not 0 <= index < class_count:
+            raise TargetError(
+                f"Class {index} does not exist: this model has {class_count} classes, 0 to {class_count - 1}."
+            )
         return index
     if labels is None:
-        why = "this model has no class names"
-        raise TargetError(f"No class is called '{wanted}': {why}. Give an index, or labels (--labels).")
-    name = _simplify(wanted.removeprefix("name:"))
-    found = [index for index, label in enumerate(labels) if _simplify(label) == name]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        choices = ", ".join(f"{index} ({labels[index]})" for index in found)
-        raise TargetError(f"Several classes are called '{wanted}': choose one by its index, {choices}.")
-    offers = nearest(name, labels)
+        reason = "this model has no class names"
+        raise TargetError(f"No class is called '{name}': {reason}. Give an index, or labels (--labels).")
+    simplified = _simplify(name.removeprefix("name:"))
+    matches = [index for index, label in enumerate(labels) if _simplify(label) == simplified]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        choices = ", ".join(f"{index} ({labels[index]})" for index in matches)
+        raise TargetError(f"Several classes are called '{name}': choose one by its index, {choices}.")
+    offers = nearest(simplified, labels)
     hint = (
         f"nearest: {join_names(offers)}"
         if offers
         else f"the model has {len(labels)} classes, such as {join_names(labels[:3])}"
     )
-    raise TargetError(f"No class is called '{wanted}'; {hint}.")
+    raise TargetError(f"No class is called '{name}'; {hint}.")
 
 
 def _simplify(name: str) -> str:
@@ -54,7 +58,7 @@ def _simplify(name: str) -> str:
 
 
 class FileLabels(list[str]):
-    """Names of classes that know the file they are from."""
+    """Class names with the path of the file that they were read from, for error messages."""
 
     def __init__(self, names: Sequence[str], path: str | os.PathLike[str]) -> None:
         super().__init__(names)
@@ -62,9 +66,12 @@ class FileLabels(list[str]):
 
 
 def read_labels(path: str | os.PathLike[str]) -> FileLabels:
-    """Names of classes from a file, in the order of their indices. One on each line; or a ``.csv`` of indices and names,
-    with a header or without; or JSON: a list, {"0": "name"}, {"0": ["n01440764", "name"]}, {"name": 0} as torchvision's
-    `class_to_idx` is, or a config.json with "id2label"."""
+    """Read class names from a file, in the order of their indices.
+
+    The file has one name per line; or it is a ``.csv`` of indices and names, with or without a header; or JSON: a list,
+    {"0": "name"}, {"0": ["n01440764", "name"]}, {"name": 0} as in torchvision's `class_to_idx`, or a config.json with
+    "id2label".
+    """
     try:
         text = read_text_file(path).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -74,53 +81,58 @@ def read_labels(path: str | os.PathLike[str]) -> FileLabels:
         return FileLabels(_read_json(path, text), path)
     if Path(path).suffix.lower() == ".csv" and (pairs := _find_pairs(text)):
         return FileLabels(_in_order(path, pairs), path)
-    lines = [line.strip() for line in text.strip().split("\n")]  # a form feed ends no line
+    lines = [line.strip() for line in text.strip().split("\n")]  # `splitlines` would also split at form feeds
     if "" in lines:
         raise ModelError(f"{path}: line {lines.index('') + 1} is empty, expected one label per line.")
     return FileLabels(lines, path)
 
 
 def check_labels(labels: Any) -> list[str]:
-    """Names of classes from a sequence of them or a file, which they then know. Raises `ModelError` for anything else."""
+    """Return class names given as a sequence or as a file's path; raise `ModelError` for anything else."""
     if isinstance(labels, (str, os.PathLike)):
         return read_labels(labels)
     if not isinstance(labels, (list, tuple)) or not labels or not all(isinstance(label, str) for label in labels):
-        what = "class names, or the path of a file with one name per line"
-        raise ModelError(f"The labels are {shorten(labels)}, expected {what}.")
+        expected = "class names, or the path of a file with one name per line"
+        raise ModelError(f"The labels are {shorten(labels)}, expected {expected}.")
     return list(labels)
 
 
 def fit_labels(labels: Sequence[str], logits: int, classes: int) -> list[str]:
-    """Labels for so many classes; one for a single logit is what it speaks for. Raises `ModelError` for another number."""
+    """Return one label per class, raise `ModelError` if their number differs.
+
+    For a single logit, one label names the positive class.
+    """
     if logits == 1 and len(labels) == 1:
         return [f"not {labels[0]}", labels[0]] if classes == 2 else list(labels)
     if len(labels) != classes:
-        what = f"{classes} classes" if logits > 1 else "a single logit: expected one label, or two (negative, positive)"
+        needed = (
+            f"{classes} classes" if logits > 1 else "a single logit: expected one label, or two (negative, positive)"
+        )
         start = f"{labels.path} has" if isinstance(labels, FileLabels) else "There are"
-        raise ModelError(f"{start} {len(labels)} labels, but the model has {what}.")
+        raise ModelError(f"{start} {len(labels)} labels, but the model has {needed}.")
     return list(labels)
 
 
 def _read_json(path: str | os.PathLike[str], text: str) -> list[str]:
     try:
-        found = json.loads(text)
+        content = json.loads(text)
     except json.JSONDecodeError as error:
         raise ModelError(f"{path}: is not valid JSON ({error})") from error
-    if isinstance(found, dict) and isinstance(found.get("id2label"), dict):
-        found = found["id2label"]
-    if isinstance(found, dict) and found and all(type(index) is int for index in found.values()):
-        found = {index: name for name, index in found.items()}
-    if isinstance(found, dict):
-        # Of ["n01440764", "tench"], as ImageNet's class index has it, the last is the one for people.
-        names = ((index, name[-1] if isinstance(name, list) and name else name) for index, name in found.items())
-        found = _in_order(path, [(str(index), name) for index, name in names])
-    if not isinstance(found, list) or not found or not all(isinstance(name, str) for name in found):
-        raise ModelError(f'{path}: is {shorten(found)}, expected a list of names, or {{"0": "name", ...}}.')
-    return found
+    if isinstance(content, dict) and isinstance(content.get("id2label"), dict):
+        content = content["id2label"]
+    if isinstance(content, dict) and content and all(type(index) is int for index in content.values()):
+        content = {index: name for name, index in content.items()}
+    if isinstance(content, dict):
+        # ImageNet's class index has values such as ["n01440764", "tench"], with the readable name last.
+        names = ((index, name[-1] if isinstance(name, list) and name else name) for index, name in content.items())
+        content = _in_order(path, [(str(index), name) for index, name in names])
+    if not isinstance(content, list) or not content or not all(isinstance(name, str) for name in content):
+        raise ModelError(f'{path}: is {shorten(content)}, expected a list of names, or {{"0": "name", ...}}.')
+    return content
 
 
 def _in_order(path: str | os.PathLike[str], pairs: Sequence[tuple[str, Any]]) -> list[Any]:
-    """Names by their indices in digits. Raises `ModelError` where an index is left out, or is there twice."""
+    """Return the names sorted by index; raise `ModelError` if an index is missing or occurs twice."""
     by_index = dict(pairs)
     for index in range(len(pairs)):
         if str(index) not in by_index:
@@ -129,10 +141,10 @@ def _in_order(path: str | os.PathLike[str], pairs: Sequence[tuple[str, Any]]) ->
 
 
 def _find_pairs(text: str) -> list[tuple[str, str]]:
-    """Indices and names, if that is what all lines but a header have; otherwise nothing is certain, and there are none."""
+    """Return pairs of index and name; an empty list unless every line has them, except for a header."""
     try:
         table = list(csv.reader(text.strip().split("\n"), skipinitialspace=True))
-    except csv.Error:  # NUL, or a cell without an end
+    except csv.Error:  # a NUL byte, or an unclosed quote
         return []
     rows = [[cell.strip() for cell in row] for row in table]
     if len(rows[0]) == 2 and not _is_index(rows[0][0]):

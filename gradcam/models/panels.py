@@ -1,4 +1,4 @@
-"""One picture, and all that was explained of it, side by side."""
+"""Draw all explanations of one image side by side."""
 
 from __future__ import annotations
 
@@ -63,30 +63,41 @@ def panel(
     (278, ..., 3)
     >>> gradcam.write_image("panel.png", image)
     """
-    found = list(explanations.values()) if isinstance(explanations, Mapping) else []
+    explained = list(explanations.values()) if isinstance(explanations, Mapping) else []
     is_comparison = all(isinstance(key, tuple) and len(key) == 2 for key in explanations)
-    if not found or not is_comparison or not all(isinstance(each, ImageExplanation) for each in found):
+    if (
+        not explained
+        or not is_comparison
+        or not all(isinstance(explanation, ImageExplanation) for explanation in explained)
+    ):
         raise GradcamError(
             f"The explanations are {shorten(explanations)}, expected the result of Classifier.compare()."
         )
-    for other in found[1:]:
-        check_alike(found[0], other)
+    for explanation in explained[1:]:
+        check_alike(explained[0], explanation)
     layers, methods = (list(dict.fromkeys(key[axis] for key in explanations)) for axis in (0, 1))
-    first, titles, across = found[0], methods, [found]
+    first, titles, across = explained[0], methods, [explained]
     if not -len(first.images) <= i < len(first.images):
         raise ImageError(f"There is no image {i}: there are {len(first.images)} image(s).")
-    if len(layers) > 1 and len(methods) == len(explanations):  # each method has a layer of its own
-        titles = [each.method if each.layer == first.layer else f"{each.method} at {each.layer}" for each in found]
+    # Each method has its own layer, so the titles name the layers.
+    if len(layers) > 1 and len(methods) == len(explanations):
+        titles = [
+            explanation.method if explanation.layer == first.layer else f"{explanation.method} at {explanation.layer}"
+            for explanation in explained
+        ]
     else:
         for layer, method in itertools.product(layers, methods):
             if (layer, method) not in explanations:
-                what = f"There is no explanation by {method} at {layer}"
-                raise GradcamError(f"{what}: a panel needs every method at every layer.")
+                problem = f"There is no explanation by {method} at {layer}"
+                raise GradcamError(f"{problem}: a panel needs every method at every layer.")
         across = [[explanations[layer, method] for method in methods] for layer in layers]
-    if first.instances is not None and len(found) == 1 and len(first.instances[i]) > 1:
+    if first.instances is not None and len(explained) == 1 and len(first.instances[i]) > 1:
         return _draw_instances(first, i, height, alpha=alpha, colormap=colormap)
     rows = [
-        PanelRow(_title(row[0], i, k), [_seen(first, i), *(_seen(each, i, k, alpha, colormap) for each in row)])
+        PanelRow(
+            _title(row[0], i, k),
+            [_draw_seen_part(first, i), *(_draw_seen_part(explanation, i, k, alpha, colormap) for explanation in row)],
+        )
         for row in across
         for k in range(first.maps.shape[1])
     ]
@@ -95,12 +106,12 @@ def panel(
 
 
 def _draw_instances(explanation: ImageExplanation, i: int, height: int, *, alpha: float, colormap: str) -> Pixels:
-    """All boxes on one picture, and then one after another, each with its map."""
+    """Draw the image with all boxes, then one overlay per box."""
     instances = explanation.instances[i]  # type: ignore[index]  # which is there
-    look: dict[str, Any] = {"alpha": alpha, "colormap": colormap, "outline": False}
-    overlays = [explanation.overlay(i, k, **look) for k in range(len(instances))]
+    options: dict[str, Any] = {"alpha": alpha, "colormap": colormap, "outline": False}
+    overlays = [explanation.overlay(i, k, **options) for k in range(len(instances))]
     signed = explanation.evidence == "signed"
-    marks = [to_mark(each) for each in instances]
+    marks = [to_mark(instance) for instance in instances]
     return draw_mark_panel(explanation.images[i], overlays, marks, height=height, colormap=colormap, signed=signed)
 
 
@@ -110,9 +121,9 @@ def _title(explanation: ImageExplanation, i: int, k: int) -> str:
     return f"{explanation.name_class(i, k)} at {explanation.layer} ({grid}){kind}"
 
 
-def _seen(
+def _draw_seen_part(
     explanation: ImageExplanation, i: int, k: int | None = None, alpha: float = 0.5, colormap: str = "turbo"
 ) -> Pixels:
-    look: dict[str, Any] = {"alpha": alpha, "colormap": colormap, "outline": False}
-    picture = explanation.images[i] if k is None else explanation.overlay(i, k, **look)
-    return crop(picture, explanation.regions[i])
+    options: dict[str, Any] = {"alpha": alpha, "colormap": colormap, "outline": False}
+    image = explanation.images[i] if k is None else explanation.overlay(i, k, **options)
+    return crop(image, explanation.regions[i])

@@ -1,4 +1,4 @@
-"""What a model makes of one picture of noise: how many classes it has, and how they become probabilities; and its layers."""
+"""Run a model on an image of noise to find its number of classes, its activation and its default layers."""
 
 from __future__ import annotations
 
@@ -35,50 +35,51 @@ VOLUMES = (
     "The model takes volumes or clips (N,C,D,H,W), not images: explain them in Python, with "
     "gradcam.explain(model, volume). `gradcam layers` and `gradcam inspect trace` support such models."
 )
-SIDE = 224  # of the picture, for preprocessing that says nothing of sizes
+DEFAULT_IMAGE_SIDE = 224  # of the image, if the preprocessing does not define a size
 # The activation still to be applied, by the last operation of a model.
 REMAINING = {"softmax": "none", "sigmoid": "none", "log_softmax": "softmax"}
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What a model made of one picture."""
+    """The results of running a model on one image of noise."""
 
-    logits: int  # how many
-    activation: str | None  # how they become probabilities, where that is certain
-    in_unit_interval: bool  # whether all of them are
+    logits: int  # number of logits
+    activation: str | None  # how they become probabilities; None if that is uncertain
+    in_unit_interval: bool  # True if all logits are between 0 and 1
 
 
-def look(parts: Parts, preprocess: Preprocess, wanted: str | None) -> tuple[Findings, str, str | None]:
-    """What the model makes of a picture, and its layers; without running it where all is known."""
-    named = None if wanted is None else find_layer(unwrap(parts.model), wanted).name
-    layer, positive = (named, None) if named is not None else (parts.layer, parts.layer_for_positive)
+def look(parts: Parts, preprocess: Preprocess, layer_name: str | None) -> tuple[Findings, str, str | None]:
+    """Return findings on a model, its default layer, and the one for positive methods; run the model only if needed."""
+    requested = None if layer_name is None else find_layer(unwrap(parts.model), layer_name).name
+    layer, positive = (requested, None) if requested is not None else (parts.layer, parts.layer_for_positive)
     if parts.classes is not None and layer is not None and preprocess is parts.preprocess:
         return Findings(parts.classes, None, False), layer, positive
     images = make_noise(preprocess, parts.model)
     findings = _probe(parts.model, images)
     if layer is None:
-        found = find_suggestion(unwrap(parts.model), to_batch(images))
-        layer, positive = found.layers[0], found.behind_activation
+        suggestion = find_suggestion(unwrap(parts.model), to_batch(images))
+        layer, positive = suggestion.layers[0], suggestion.behind_activation
         positive = None if positive == layer else positive
-        # That of `gradcam.explain`, but for a head that is all zeros, say: what is explained later may be something else.
+        # `gradcam.explain` may choose another layer for this model. It can fail here on an image of noise, for instance
+        # if the head is all zeros, and still work on real images.
         with contextlib.suppress(Exception):
             layer = explain(parts.model, images).layer
     return findings, str(layer), positive
 
 
-def choose_activation(asked: str, known: str | None, findings: Findings) -> tuple[str, Sequence[str]]:
-    """How logits become probabilities, and a note where that is assumed. Raises `ModelError` for what cannot be."""
-    if asked != "auto":
-        if asked == "softmax" and findings.logits == 1:
+def choose_activation(requested: str, provided: str | None, findings: Findings) -> tuple[str, Sequence[str]]:
+    """Return how logits become probabilities, and notes on assumptions; raise `ModelError` for softmax of one logit."""
+    if requested != "auto":
+        if requested == "softmax" and findings.logits == 1:
             raise ModelError(
                 "The model has a single logit, whose softmax is always 1: use --activation sigmoid, or auto."
             )
-        return asked, ()
+        return requested, ()
     if findings.activation == "none":
         applied = "applied" if findings.logits == 1 else "none"
         return applied, (PROBABILITIES.format("probabilities").replace("none", applied),)
-    if certain := findings.activation or (known if findings.logits > 1 or known == "none" else None):
+    if certain := findings.activation or (provided if findings.logits > 1 or provided == "none" else None):
         return certain, ()
     if findings.logits == 1:
         return "sigmoid", (BINARY.format('--task regression (activation="none" in Python)'),)
@@ -94,17 +95,19 @@ def choose_activation(asked: str, known: str | None, findings: Findings) -> tupl
 
 
 def make_noise(preprocess: Preprocess, model: nn.Module) -> Tensor:
-    """A picture of noise as the model takes it: (1,C,H,W)."""
+    """Return an image of noise as the model takes it: (1,C,H,W)."""
     generator = np.random.default_rng(0)
     if isinstance(preprocess, Preprocessing):
         images = torch.from_numpy(generator.standard_normal((1, len(preprocess.mean), *preprocess.size)))
     else:
-        images = preprocess(generator.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8))[None]
+        images = preprocess(generator.integers(0, 256, (DEFAULT_IMAGE_SIDE, DEFAULT_IMAGE_SIDE, 3), dtype=np.uint8))[
+            None
+        ]
     return images.to(find_input_device(model), find_input_dtype(model))
 
 
 def _probe(model: nn.Module, images: Tensor) -> Findings:
-    """Raises `ModelError` where it does not take a picture of this size, and where its output is not one of classes."""
+    """Return the findings from one forward pass; raise `ModelError` if it fails or its output is not class scores."""
     output = run(model, images)
     try:
         refuse_features(unwrap(model))
@@ -113,16 +116,17 @@ def _probe(model: nn.Module, images: Tensor) -> Findings:
         if takes_volumes(unwrap(model)):
             raise ModelError(VOLUMES) from None
         tensor = first_floating(getattr(output, "logits", output))
-        what = type(output).__name__ if tensor is None else f"a tensor {tuple(tensor.shape)}"
-        if tensor is not None and tensor.ndim <= 2 and len(tensor) == 1:  # The shape is not the reason.
+        returned = type(output).__name__ if tensor is None else f"a tensor {tuple(tensor.shape)}"
+        # The shape is valid, so the message of the `TargetError` explains the problem.
+        if tensor is not None and tensor.ndim <= 2 and len(tensor) == 1:
             raise ModelError(str(error)) from None
         raise ModelError(
-            f"The model returns {what} for one image, expected (1, classes): it is not a classifier. For other models, use "
-            "gradcam.explain() with a function as target=."
+            f"The model returns {returned} for one image, expected (1, classes): it is not a classifier. For other models, "
+            "use gradcam.explain() with a function as target=."
         ) from None
     in_unit_interval = bool(((logits >= 0) & (logits <= 1)).all())
     activation = REMAINING.get(find_last_operation(logits))
-    # A model that returns its probabilities as well tells how they are made.
+    # A model that also returns its probabilities reveals which activation it applies.
     related = {find_activation(values, logits) for values in tensors(output) if values.is_floating_point()}
     activation = activation or next((name for name in ("softmax", "sigmoid") if name in related), None)
     if activation is None and are_probabilities(logits):
@@ -131,13 +135,13 @@ def _probe(model: nn.Module, images: Tensor) -> Findings:
 
 
 def run(model: nn.Module, images: Tensor) -> Any:
-    """The output, with its graph if that can be had. Raises `ModelError`, with its words, where it takes no such picture."""
+    """Return the model's output, with its autograd graph if possible; raise `ModelError` if the forward pass fails."""
     try:
         with preserve_state(unwrap(model)), torch.enable_grad():
             return model(images.detach().requires_grad_().clone())
     except ModelError:
         raise
-    except Exception:  # what cannot be recorded may well run unrecorded
+    except Exception:  # The forward pass may fail only because autograd records it.
         pass
     try:
         with preserve_state(unwrap(model)), torch.no_grad():
@@ -145,10 +149,10 @@ def run(model: nn.Module, images: Tensor) -> Any:
     except Exception as error:
         if takes_volumes(unwrap(model)):
             raise ModelError(VOLUMES) from error
-        said = " ".join(str(error).split())[:300] or "no message"
+        message = " ".join(str(error).split())[:300] or "no message"
         channels, height, width = images.shape[1:]
         raise ModelError(
             f"The model fails on an image of {height} x {width} with {channels} channel(s), {type(error).__name__}: "
-            f"{said.rstrip('.')}. If the model takes a different size, give --size. If it takes a different number of "
+            f"{message.rstrip('.')}. If the model takes a different size, give --size. If it takes a different number of "
             "channels, give --mean and --std with one value per channel (size=, mean=, std= in Python)."
         ) from error

@@ -1,4 +1,4 @@
-"""What a model found in one picture as classes of it, so that whatever judges maps of classes can judge its maps as well."""
+"""Wrap the detections of a task model in one image as a classifier, so that class heatmaps can be evaluated."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ from gradcam.models.preprocess import Prepared
 from gradcam.targets.base import Bound, Instance, bind
 from gradcam.targets.classes import compute_scores
 
-IN_UNIT = ("box", "missed")  # kinds whose scores are probabilities as they are
+IN_UNIT = ("box", "missed")  # kinds whose scores are already probabilities
 COSINES = ("text", "like")
 
 
 class ScoreModel(nn.Module):
-    """A model whose output are the scores (N,K) of what was found in one picture, in whatever is shown in its place:
-    cosines as numbers from 0 to 1."""
+    """A model that returns one score per instance (N,K), for any image in place of the original.
 
-    makes_scores = True  # whatever the model gives, an embedding too
+    The instances are those that were detected in the original. Cosines are mapped to [0,1].
+    """
+
+    makes_scores = True  # set for models whose output is not class logits, such as an embedding
 
     def __init__(self, bound: Bound, target: Any, *, are_cosines: bool) -> None:
         super().__init__()
@@ -37,7 +39,7 @@ class ScoreModel(nn.Module):
         self._bound, self._target, self._are_cosines = bound, target, are_cosines
 
     def forward(self, images: Tensor) -> Tensor:
-        """One picture at a time, since a detector's may all be of one batch otherwise."""
+        """Return the scores; each image runs alone, because some detectors mix the detections of a batch."""
         rows = []
         for image in images.split(1):
             batch: Batch = self._bound.batch.copy(caller_keeps, pictures=image)
@@ -48,59 +50,70 @@ class ScoreModel(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class PictureScores(Classifier):
-    """A classifier of one picture, whose classes are what was found there, in the order of `instances`. With one of them
-    there are two classes, as of any single number: 1 for it."""
+    """A classifier for one image, whose classes are the instances in that image, in the order of `instances`.
+
+    A single instance gives two classes, like any single logit; class 1 is the instance.
+    """
 
     instances: Sequence[Instance] = field(default=(), repr=False, kw_only=True)
     method: str = field(default="gradcam", repr=False, kw_only=True)
 
     def find_instance(self, i: int) -> int:
-        """The class of the i-th of them."""
+        """Return the class index of the i-th instance."""
         return 1 if len(self.instances) == 1 else i
 
     def instance(self, index: int) -> Instance:
-        """What a class is of."""
+        """Return the instance that a class stands for."""
         return self.instances[0 if len(self.instances) == 1 else index]
 
 
 def find_among(model: TaskModel, picture: Prepared, target: Any = None) -> tuple[PictureScores, int]:
-    """A picture's own classifier, and which of its classes a target names. A single thing stands among all that is found
-    in the picture, where it is found there. Raises as `to_classifier` does."""
-    own = to_classifier(model, picture, target)
-    if target is not None and len(own.instances) == 1 and (everything := model.list_all()) is not None:
-        rivals = to_classifier(model, picture, everything)
-        of = [(it.kind, it.number, it.edge) for it in rivals.instances]
-        only = own.instances[0]
-        if (only.kind, only.number, only.edge) in of:
-            return rivals, rivals.find_instance(of.index((only.kind, only.number, only.edge)))
-    return own, own.find_instance(0)
+    """Return a classifier for one image, and which of its classes the target names.
+
+    If the target is a single instance that is also among all detections, the classes are all detections. Raises as
+    `to_classifier` does.
+    """
+    scores = to_classifier(model, picture, target)
+    if target is not None and len(scores.instances) == 1 and (all_targets := model.list_all()) is not None:
+        all_scores = to_classifier(model, picture, all_targets)
+        keys = [(instance.kind, instance.number, instance.edge) for instance in all_scores.instances]
+        instance = scores.instances[0]
+        if (instance.kind, instance.number, instance.edge) in keys:
+            return all_scores, all_scores.find_instance(keys.index((instance.kind, instance.number, instance.edge)))
+    return scores, scores.find_instance(0)
 
 
 def to_classifier(
     model: TaskModel, picture: Prepared, target: Any = None, *, methods: Sequence[Method] = ()
 ) -> PictureScores:
-    """Return a classifier of what a target names in an image, or else of all that is detected in it.
+    """Return a classifier of the instances that a target names in an image; by default, of all detections.
 
     Its layer is the default of these methods, or else of the target's own method.
 
     Raises
     ------
     TargetError
-        For a target that is a function, or a place, and for a picture in which there is nothing.
+        If the target is a function or a position, or if nothing is detected in the image.
     """
-    batch, wanted = model.to_batch([picture]), model.resolve(model.list_all() if target is None else target, [picture])
-    if (part := getattr(wanted, "edge", None) or getattr(wanted, "axis", None)) is not None:
-        what = f"The target is a position, {part}, which has no probability to evaluate."
-        raise TargetError(f"{what} Leave out the position, and evaluate the whole box or keypoint.")
-    bound = bind(wanted, unwrap(model.model), batch)
+    batch, resolved = (
+        model.to_batch([picture]),
+        model.resolve(model.list_all() if target is None else target, [picture]),
+    )
+    if (part := getattr(resolved, "edge", None) or getattr(resolved, "axis", None)) is not None:
+        problem = f"The target is a position, {part}, which has no probability to evaluate."
+        raise TargetError(f"{problem} Leave out the position, and evaluate the whole box or keypoint.")
+    bound = bind(resolved, unwrap(model.model), batch)
     with preserve_state(bound.model), torch.no_grad():
         scored = compute_scores(bound.target, bound.batch.copy(caller_keeps).run(bound.model), 1)
     if scored.instances is None:
         raise TargetError("A function cannot be evaluated as a target: give a box, a mask, a sentence or a word.")
     instances = scored.instances[0]
     kind = instances[0].kind
-    layer = model.layer or next(iter(carry_out(model.model, batch, [], Plan(methods=methods, target=wanted))))[0]
-    names = [it.name if it.number is None else f"{it.kind} {it.number}, {it.name}" for it in instances]
+    layer = model.layer or next(iter(carry_out(model.model, batch, [], Plan(methods=methods, target=resolved))))[0]
+    names = [
+        instance.name if instance.number is None else f"{instance.kind} {instance.number}, {instance.name}"
+        for instance in instances
+    ]
     run = ScoreModel(bound, scored.target, are_cosines=kind in COSINES).eval()
     return PictureScores(
         model.name,

@@ -1,4 +1,4 @@
-"""What a page shows of an explanation: which things its maps are of, and how each of them is asked for."""
+"""Convert explanations to the contents of an interactive page: maps, their names, and how to request them."""
 
 from __future__ import annotations
 
@@ -14,76 +14,87 @@ from gradcam.models.labels import name_class
 from gradcam.targets.base import Instance
 from gradcam.web.page import MapSet, Page, PageTargets
 
-ONLY = "This page has heatmaps of {some} of the model's {total} classes. Use gradcam page for all classes."
+PARTIAL_NOTE = "This page has heatmaps of {some} of the model's {total} classes. Use gradcam page for all classes."
 
 
 def show_explanation(explanation: Any, i: int, name: str) -> Page:
-    """The page of an explanation's picture i, with the maps that the explanation has. Raises as `Explanation.select`."""
-    one = explanation.select(i).cpu() if len(explanation.images) > 1 else explanation.cpu()
-    things, order = list_things(one)
-    maps = to_set(one.maps[0].numpy()[order], one)
+    """Return the page of image i with the maps of an explanation; raise as `Explanation.select`."""
+    single = explanation.select(i).cpu() if len(explanation.images) > 1 else explanation.cpu()
+    page_targets, order = list_things(single)
+    maps = to_set(single.maps[0].numpy()[order], single)
     total = 0
-    with contextlib.suppress(GradcamError):  # of what has no classes
-        total = one.probabilities().shape[1] if things.kind == "class" else 0
-    notes = [ONLY.format(some=len(things.names), total=total)] if total > len(things.names) else []
-    notes += [note for note in one.notes if note]
-    return Page(name, one.images[0], one.regions[0], "model", things, [maps], total=total, notes=notes)
+    with contextlib.suppress(GradcamError):  # raised if the output has no class scores
+        total = single.probabilities().shape[1] if page_targets.kind == "class" else 0
+    notes = [PARTIAL_NOTE.format(some=len(page_targets.names), total=total)] if total > len(page_targets.names) else []
+    notes += [note for note in single.notes if note]
+    return Page(name, single.images[0], single.regions[0], "model", page_targets, [maps], total=total, notes=notes)
 
 
-def to_set(maps: Any, explanation: Any, things: Sequence[int] | None = None) -> MapSet:
-    """Maps (K,h,w) of an explanation; negative evidence, which an explanation has without its sign, gets it back."""
+def to_set(maps: Any, explanation: Any, target_indices: Sequence[int] | None = None) -> MapSet:
+    """Return maps (K,h,w) of an explanation as a set for a page; negative evidence gets its sign back."""
     sign, evidence = (-1, "signed") if explanation.evidence == "negative" else (1, explanation.evidence)
     values = sign * np.asarray(maps, np.float32)
-    return MapSet(explanation.layer or "input", explanation.method, evidence, values, targets=things)
+    return MapSet(explanation.layer or "input", explanation.method, evidence, values, targets=target_indices)
 
 
-def list_things(one: Any) -> tuple[PageTargets, list[int]]:
-    """What an explanation of one picture has maps of, the surest first where these are classes, and its maps' order."""
-    count = one.maps.shape[1]
-    instances = [one.instance(0, k) for k in range(count)]
-    if any(it is not None for it in instances):
-        return _list_instances(one, instances), list(range(count))
-    if one.classes is None:
-        names = [one.name_class(0, k) for k in range(count)]
+def list_things(explanation: Any) -> tuple[PageTargets, list[int]]:
+    """Return what the maps explain, and the order of the maps; classes are sorted by probability."""
+    count = explanation.maps.shape[1]
+    instances = [explanation.instance(0, k) for k in range(count)]
+    if any(instance is not None for instance in instances):
+        return _list_instances(explanation, instances), list(range(count))
+    if explanation.classes is None:
+        names = [explanation.name_class(0, k) for k in range(count)]
         return PageTargets("score", names, [None] * count, [None] * count, words=[None] * count, code=[None] * count), [
             *range(count)
         ]
-    indices = [int(it) for it in one.classes[0]]
-    shares: list[float | None] = [None] * count
+    indices = [int(index) for index in explanation.classes[0]]
+    probabilities: list[float | None] = [None] * count
     with contextlib.suppress(GradcamError):
-        shares = [float(it) for it in one.probabilities()[0, indices]]
-    order = sorted(range(count), key=lambda k: -(shares[k] or 0))
-    return list_classes([indices[k] for k in order], one.labels, [shares[k] for k in order]), order
+        probabilities = [float(probability) for probability in explanation.probabilities()[0, indices]]
+    order = sorted(range(count), key=lambda k: -(probabilities[k] or 0))
+    return list_classes([indices[k] for k in order], explanation.labels, [probabilities[k] for k in order]), order
 
 
-def list_classes(indices: Sequence[int], labels: Sequence[str] | None, shares: Sequence[float | None]) -> PageTargets:
-    """Classes in this order."""
+def list_classes(
+    indices: Sequence[int], labels: Sequence[str] | None, probabilities: Sequence[float | None]
+) -> PageTargets:
+    """Return page targets for these classes, in this order."""
     names = [name_class(index, None if labels is None else labels[index]) for index in indices]
-    return PageTargets("class", names, indices, shares)
+    return PageTargets("class", names, indices, probabilities)
 
 
-def _list_instances(one: Any, instances: Sequence[Instance | None]) -> PageTargets:
-    known = [it if it is not None else Instance("score", "") for it in instances]
-    said = [_to_words(it) for it in known]
-    numbers = ["" if it.number is None else f"{it.kind} {it.number}, " for it in known]
+def _list_instances(explanation: Any, instances: Sequence[Instance | None]) -> PageTargets:
+    entries = [instance if instance is not None else Instance("score", "") for instance in instances]
+    commands = [_to_words(instance) for instance in entries]
+    numbers = ["" if instance.number is None else f"{instance.kind} {instance.number}, " for instance in entries]
     return PageTargets(
-        known[0].kind,
-        [f"{number}{_to_name(it) or one.name_class(0, k)}" for k, (number, it) in enumerate(zip(numbers, known))],
-        [it.index for it in known],
-        [None if it.score is None or it.kind in ("text", "like") else float(it.score) for it in known],
-        boxes=[None if it.box is None else [round(float(side), 1) for side in it.box] for it in known],
-        words=[words for words, _ in said],
-        code=[code for _, code in said],
+        entries[0].kind,
+        [
+            f"{number}{_to_name(instance) or explanation.name_class(0, k)}"
+            for k, (number, instance) in enumerate(zip(numbers, entries))
+        ],
+        [instance.index for instance in entries],
+        [
+            None if instance.score is None or instance.kind in ("text", "like") else float(instance.score)
+            for instance in entries
+        ],
+        boxes=[
+            None if instance.box is None else [round(float(coordinate), 1) for coordinate in instance.box]
+            for instance in entries
+        ],
+        words=[words for words, _ in commands],
+        code=[code for _, code in commands],
     )
 
 
 def _to_name(instance: Instance) -> str:
-    """What it is called; of another picture the name alone, since a page may be given to others."""
+    """Return the display name of an instance; for a reference image only the file name, because pages are shared."""
     return f"like {PurePath(instance.name).name}" if instance.kind == "like" else instance.name
 
 
 def _to_words(instance: Instance) -> tuple[list[str] | None, str | None]:
-    """What `gradcam run`, and Python, are told to explain it; None where a line does not say it."""
+    """Return the arguments of `gradcam run` and the Python code that select an instance; None if they cannot."""
     number, kind = instance.number, instance.kind
     if kind == "box" and number is not None and instance.edge is None:
         return ["--box", str(number)], f"gradcam.targets.Box({number})"
