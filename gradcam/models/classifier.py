@@ -1,4 +1,4 @@
-"""A model with all that is needed to explain pictures from files."""
+"""A model with all that is needed to explain images from files: preprocessing, class names and a default layer."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ from gradcam.models.tiles import Tiles, explain_tiles, stack
 from gradcam.options import PREDICTIONS, ExplainOptions, Fit, Progress, keep_old_names, to_fit
 from gradcam.targets.classes import ClassTarget, to_class_target
 
-Pass = tuple[Sequence[str | nn.Module], Plan]  # layers, and what is explained there
-Found = dict[tuple[str, str], Explanation]  # by layer and method
+Pass = tuple[Sequence[str | nn.Module], Plan]  # target layers, and what to explain there
+Explanations = dict[tuple[str, str], Explanation]  # by layer name and method name
 Picture = PictureLike | Reading | Prepared
 
 
@@ -191,7 +191,7 @@ class Classifier:
         ImageError
             As in `prepare`. Also if the images' sizes differ after preprocessing.
         """
-        return self._stack([self.prepare(picture).image for picture in images])
+        return self._stack([self.prepare(image).image for image in images])
 
     def _stack(self, images: list[Tensor]) -> Tensor:
         if len(images) > 1:
@@ -299,9 +299,9 @@ class Classifier:
         >>> explanation
         ImageExplanation(1 image(s), 1 map(s) each, gradcam at layer4, 7 x 7 to 224 x 224, ...)
         """
-        chosen = one_map(layer, layers, options.get("join"))
+        target_layers = one_map(layer, layers, options.get("join"))
         plan = Plan.of([] if method is None else [find_method(method)], target, options, "explain")
-        return next(iter(self._fitted(fit).run_plan(images, chosen, plan).values()))
+        return next(iter(self._fitted(fit).run_plan(images, target_layers, plan).values()))
 
     def _fitted(self, fit: str | None) -> Self:
         return self if fit is None else replace(self, fit=fit)
@@ -383,54 +383,56 @@ class Classifier:
         assigned: dict[str, list[Method]] = {}
         for method in plan.methods if layers is None else ():
             assigned.setdefault(self.layer_for(method), []).append(method)
-        passes: list[Pass] = [([layer], replace(plan, methods=own)) for layer, own in assigned.items()]
-        found = self._explain_shown(prepared, passes if layers is None else [(layers, plan)])
+        passes: list[Pass] = [([layer], replace(plan, methods=methods)) for layer, methods in assigned.items()]
+        explanations = self._explain_visible(prepared, passes if layers is None else [(layers, plan)])
         if len(passes) > 1:
             order = [method.name for method in plan.methods]
-            found = dict(sorted(found.items(), key=lambda item: order.index(item[0][1])))
-        described = self._describe(prepared)
-        return {key: ImageExplanation(**vars(explanation), **described) for key, explanation in found.items()}
+            explanations = dict(sorted(explanations.items(), key=lambda item: order.index(item[0][1])))
+        image_fields = self._describe(prepared)
+        return {key: ImageExplanation(**vars(explanation), **image_fields) for key, explanation in explanations.items()}
 
-    def _explain_shown(self, prepared: Sequence[Prepared], passes: list[Pass]) -> Found:
-        """What is found in what the network is shown of the pictures, whose number of pixels is the same."""
+    def _explain_visible(self, prepared: Sequence[Prepared], passes: list[Pass]) -> Explanations:
+        """Explain the part of the images that the model sees; all inputs must have the same size."""
         target, options = passes[0][1].target, passes[0][1].options
         if self._fit.kind != "tiles":
-            images, target, output = self._show(prepared, target)
+            images, target, output = self._to_input(prepared, target)
             return self._run_passes(images, passes, target, output)
-        own, step = get_steps(self.preprocess), find_step(self.model)
-        tiles = [Tiles(each.reading.values, own, self._tile_side, step) for each in prepared]
-        check_same_sizes([each.canvas for each in tiles], "in tiles")
-        tiles[0].check()
+        preprocess, step = get_steps(self.preprocess), find_step(self.model)
+        grids = [Tiles(item.reading.values, preprocess, self._tile_side, step) for item in prepared]
+        check_same_sizes([grid.canvas for grid in grids], "in tiles")
+        grids[0].check()
         is_mean = self.predictions == "seen" and not callable(target)
-        output = torch.cat([self._average(one, target) for one in tiles]) if is_mean else self._classify(prepared)
-        chosen = target.resolve(output, len(tiles)) if is_mean else self._choose_classes(target, output, len(tiles))
+        output = torch.cat([self._average(grid, target) for grid in grids]) if is_mean else self._classify(prepared)
+        classes = target.resolve(output, len(grids)) if is_mean else self._choose_classes(target, output, len(grids))
         silent: ExplainOptions = options | {"progress": None}
         passes = [(layers, replace(plan, options=silent)) for layers, plan in passes]
 
-        def explain_some(images: Tensor, i: int) -> Found:
-            wanted = chosen if callable(chosen) else chosen.select(i).repeat(len(images))
-            return self._run_passes(self._place(images), passes, wanted)
+        def explain_batch(images: Tensor, i: int) -> Explanations:
+            tile_target = classes if callable(classes) else classes.select(i).repeat(len(images))
+            return self._run_passes(self._place(images), passes, tile_target)
 
-        each = [explain_tiles(one, partial(explain_some, i=i), options["progress"]) for i, one in enumerate(tiles)]
-        return {key: replace(stack([found[key] for found in each]), output=output) for key in each[0]}
+        by_image = [
+            explain_tiles(grid, partial(explain_batch, i=i), options["progress"]) for i, grid in enumerate(grids)
+        ]
+        return {key: replace(stack([results[key] for results in by_image]), output=output) for key in by_image[0]}
 
     def _average(self, tiles: Tiles, target: ClassTarget) -> Tensor:
-        some = (images for _, images in tiles.batches())
-        return torch.cat([target.find_logits(self._run(self._place(it)), len(it)) for it in some]).mean(0, keepdim=True)
+        batches = (images for _, images in tiles.batches())
+        return torch.cat([target.find_logits(self._run(self._place(b)), len(b)) for b in batches]).mean(0, keepdim=True)
 
-    def _show(self, prepared: Sequence[Prepared], target: Any) -> tuple[Any, Any, Any]:
+    def _to_input(self, prepared: Sequence[Prepared], target: Any) -> tuple[Any, Any, Any]:
         if self._fit.kind == "crop":
-            images = self._stack([picture.image for picture in prepared])
+            images = self._stack([item.image for item in prepared])
             windows = hasattr(self.preprocess, "window") and find_windows(self.preprocess, prepared)
             return replace(to_batch(images), windows=windows) if windows else images, target, None
-        own, step = get_steps(self.preprocess), find_step(self.model)
+        preprocess, step = get_steps(self.preprocess), find_step(self.model)
         check_sizes(self.model, self._stack([prepared[0].image]), step)
-        images = self._stack([show_whole(picture.reading.values, own, step) for picture in prepared])
+        images = self._stack([show_whole(item.reading.values, preprocess, step) for item in prepared])
         output = None if self.predictions == "seen" else self._classify(prepared)
         return images, target if output is None else self._choose_classes(target, output, len(prepared)), output
 
     def _classify(self, prepared: Sequence[Prepared]) -> Any:
-        return self._run(self._stack([picture.image for picture in prepared]))
+        return self._run(self._stack([item.image for item in prepared]))
 
     def _run(self, images: Tensor) -> Any:
         with preserve_state(unwrap(self.model)), torch.no_grad():
@@ -439,15 +441,15 @@ class Classifier:
     def _choose_classes(self, target: Any, output: Any, images: int) -> Any:
         return target if callable(target) else target.resolve(target.find_logits(output, images), images)
 
-    def _run_passes(self, images: Any, passes: list[Pass], target: Any, output: Any = None) -> Found:
-        found: Found = {}
+    def _run_passes(self, images: Any, passes: list[Pass], target: Any, output: Any = None) -> Explanations:
+        results: Explanations = {}
         for layers, plan in passes:
-            model, inputs = self._take(to_batch(images).copy() if len(passes) > 1 else images)
-            own = layers if model is self.model else [find_layer(unwrap(self.model), it).name for it in layers]
-            found |= carry_out(model, inputs, own, replace(plan, target=target))
-        return found if output is None else {key: replace(each, output=output) for key, each in found.items()}
+            model, inputs = self._adapt_model(to_batch(images).copy() if len(passes) > 1 else images)
+            names = layers if model is self.model else [find_layer(unwrap(self.model), layer).name for layer in layers]
+            results |= carry_out(model, inputs, names, replace(plan, target=target))
+        return results if output is None else {key: replace(result, output=output) for key, result in results.items()}
 
-    def _take(self, images: Any) -> tuple[nn.Module, Any]:
+    def _adapt_model(self, images: Any) -> tuple[nn.Module, Any]:
         if self._fit.kind != "whole":
             return self.model, images
         return take_size(self.model, images, get_steps(self.preprocess).size)
@@ -482,7 +484,7 @@ class Classifier:
         Returns
         -------
         ImageAttribution
-            The values are signed. `picture(i, k)` draws them.
+            The values are signed. `draw(i, k)` draws them.
 
         Raises
         ------
@@ -498,24 +500,24 @@ class Classifier:
         >>> found.values.shape, found.draw().shape
         (torch.Size([1, 1, 3, 224, 224]), (640, 800, 3))
         """
-        chosen = method if isinstance(method, AttributionMethod) else find_attribution(method)
+        attribution = method if isinstance(method, AttributionMethod) else find_attribution(method)
         for name, value in {"layer": layer, "reshape": reshape}.items():
-            if value is not None and not chosen.has_layer:
-                what = "takes no layer, because it explains the input image itself"
-                raise LayerError(f"{chosen.name} {what}. Leave out {name}=.")
+            if value is not None and not attribution.has_layer:
+                problem = "takes no layer, because it explains the input image itself"
+                raise LayerError(f"{attribution.name} {problem}. Leave out {name}=.")
         prepared = self._prepare_all(images)
-        options = {"layer": self.layer if layer is None else layer, "reshape": reshape} if chosen.has_layer else {}
-        if chosen.has_progress:
+        options = {"layer": self.layer if layer is None else layer, "reshape": reshape} if attribution.has_layer else {}
+        if attribution.has_progress:
             options["progress"] = progress
         if self._fit.kind == "tiles":
-            raise GradcamError(f"{chosen.name} does not support the fit 'tiles': use 'crop' or 'whole'.")
-        batch, wanted, output = self._show(prepared, self._to_target(target))
-        model, inputs = self._take(batch)
-        if model is not self.model and chosen.has_layer:
+            raise GradcamError(f"{attribution.name} does not support the fit 'tiles': use 'crop' or 'whole'.")
+        batch, resolved, output = self._to_input(prepared, self._to_target(target))
+        model, inputs = self._adapt_model(batch)
+        if model is not self.model and attribution.has_layer:
             options["layer"] = find_layer(unwrap(self.model), options["layer"]).name
-        found = vars(chosen.function(model, inputs, target=wanted, **options))
-        found = found if output is None else found | {"output": output}
-        return ImageAttribution(**found, **self._describe(prepared))
+        fields = vars(attribution.function(model, inputs, target=resolved, **options))
+        fields = fields if output is None else fields | {"output": output}
+        return ImageAttribution(**fields, **self._describe(prepared))
 
     def find_class(self, name: str) -> int:
         """Find the index of a class by its label, ignoring case.
@@ -559,7 +561,7 @@ class Classifier:
         return None if self.labels is None else self.labels[index]
 
     def _to_target(self, target: Any) -> Any:
-        """The target with indices in place of labels, and with the model's own activation where it has none."""
+        """Return the target with indices in place of labels; its activation defaults to the model's."""
         target = self._with_indices(target)
         if callable(target):
             return target
@@ -578,22 +580,22 @@ class Classifier:
 
     def _prepare_all(self, pictures: Picture | Sequence[Picture]) -> list[Prepared]:
         is_list, is_prepared = isinstance(pictures, list), isinstance(pictures, (Reading, Prepared))
-        found: Any = pictures if is_list or not (is_prepared or is_one_picture(pictures)) else [pictures]
-        if not isinstance(found, (Sequence, np.ndarray, Tensor)):
-            raise ImageError(f"The images are {shorten(found)}, expected {FORMS}, or a sequence of them.")
-        prepared = [picture if isinstance(picture, Prepared) else self.prepare(picture) for picture in found]
+        images: Any = pictures if is_list or not (is_prepared or is_one_picture(pictures)) else [pictures]
+        if not isinstance(images, (Sequence, np.ndarray, Tensor)):
+            raise ImageError(f"The images are {shorten(images)}, expected {FORMS}, or a sequence of them.")
+        prepared = [image if isinstance(image, Prepared) else self.prepare(image) for image in images]
         if not prepared:
             raise ImageError("There are no images: expected one image, or a sequence of images.")
         return prepared
 
     def _describe(self, prepared: Sequence[Prepared]) -> dict[str, Any]:
-        pictures = [each.reading.picture for each in prepared]
+        drawn_on = [item.reading.picture for item in prepared]
         is_crop = self._fit.kind == "crop"
-        regions = [self.region(*picture.shape[:2]) if is_crop else (0, 0, *picture.shape[:2]) for picture in pictures]
-        notes = [each.reading.note for each in prepared]
-        shown = replace(self._fit, side=self._tile_side) if self._fit.kind == "tiles" else self._fit
-        own = {"labels": self.labels, "activation": self.activation, "fit": None if is_crop else str(shown)}
-        return {"images": pictures, "regions": regions, "notes": notes, **own}
+        regions = [self.region(*pixels.shape[:2]) if is_crop else (0, 0, *pixels.shape[:2]) for pixels in drawn_on]
+        notes = [item.reading.note for item in prepared]
+        fit = replace(self._fit, side=self._tile_side) if self._fit.kind == "tiles" else self._fit
+        shared_fields = {"labels": self.labels, "activation": self.activation, "fit": None if is_crop else str(fit)}
+        return {"images": drawn_on, "regions": regions, "notes": notes, **shared_fields}
 
     @property
     def _tile_side(self) -> int:

@@ -1,4 +1,4 @@
-"""The page of one picture: the maps of all classes where these are cheap, of the most probable ones otherwise."""
+"""Make the interactive page of one image: maps of all classes where they are cheap, else of the most probable ones."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from gradcam.options import DEFAULTS, ExplainOptions, accept_old_parameters, che
 from gradcam.targets.classes import ClassTarget
 from gradcam.web.page import MapSet, Page
 
-MOST_LAYERS = 4
-TOP = 50  # classes, where maps of all of them cost too much
-MOST_CELLS = 2**18  # of the maps by one method at one layer: a byte each in the page
+MAX_DEFAULT_LAYERS = 4
+TOP = 50  # default number of classes, if maps of all classes cost too much
+MAX_MAP_CELLS = 2**18  # of all classes' maps, for one method at one layer; the page stores one byte per cell
 
 
 @accept_old_parameters
@@ -102,205 +102,220 @@ def page(
             f"classifier is {type(classifier).__name__}, expected a model from gradcam.load_classifier or load_model."
         )
     is_file = isinstance(image, (str, os.PathLike))
-    title = name or (PurePath(os.fspath(image)).name if is_file else "picture")  # type: ignore[arg-type]  # it is one
-    making = _Making(classifier, classifier.prepare(image), options)
-    chosen = find_methods(methods) if methods else []
+    title = name or (PurePath(os.fspath(image)).name if is_file else "picture")  # type: ignore[arg-type]  # a path
+    builder = _PageBuilder(classifier, classifier.prepare(image), options)
+    chosen_methods = find_methods(methods) if methods else []
     if classifier.task != "classification" or callable(target):
-        sets = making.explain_things(layers, chosen, target)
+        sets = builder.explain_instances(layers, chosen_methods, target)
     else:
-        sets = making.explain_classes(layers, chosen or find_methods(["gradcam"]), target, top)
-    return making.to_page(title, sets)
+        sets = builder.explain_classes(layers, chosen_methods or find_methods(["gradcam"]), target, top)
+    return builder.to_page(title, sets)
 
 
-class _Making:
-    """A page that is being made: of one picture, by one model."""
+class _PageBuilder:
+    """Collects the maps, class names and notes for the page of one image and one model."""
 
     def __init__(self, classifier: Classifier, prepared: Prepared, options: dict[str, Any]) -> None:
         unknown = set(options) - {"reshape", "progress"}
         if unknown:
             raise TypeError(f"page() got an unexpected keyword argument {min(unknown)!r}")
         self.classifier, self.prepared = classifier, prepared
-        self.options: ExplainOptions = {**DEFAULTS, **options}  # type: ignore[typeddict-item]  # they are
+        self.options: ExplainOptions = {**DEFAULTS, **options}  # type: ignore[typeddict-item]  # checked above
         self.notes: list[str] = []
         self.first = 0
-        self.one: ImageExplanation
+        self.first_explanation: ImageExplanation
 
     def explain(self, layers: Sequence[str] | None, methods: Sequence[Method], target: Any) -> Any:
-        """Explanations by layer and method: signed by methods that can be."""
-        found: dict[tuple[str, str], ImageExplanation] = {}
+        """Return explanations by layer and method; signed where the method supports it."""
+        explanations: dict[tuple[str, str], ImageExplanation] = {}
         for signed in (True, False):
-            own = [method for method in methods if method.is_signed == signed]
-            if own or (signed and not methods):
+            group = [method for method in methods if method.is_signed == signed]
+            if group or (signed and not methods):
                 options: Any = self.options | {"evidence": "signed" if signed and methods else "positive"}
-                plan = Plan.of(own, target, options, "page", prefers_signed=not methods)
-                found |= self.classifier.run_plan([self.prepared], layers, plan)
-        return {key: each.cpu() for key, each in found.items()}
+                plan = Plan.of(group, target, options, "page", prefers_signed=not methods)
+                explanations |= self.classifier.run_plan([self.prepared], layers, plan)
+        return {key: explanation.cpu() for key, explanation in explanations.items()}
 
-    def explain_things(self, layers: Sequence[str] | None, methods: Sequence[Method], target: Any) -> list[MapSet]:
-        """The maps of what is explained in place of classes."""
+    def explain_instances(self, layers: Sequence[str] | None, methods: Sequence[Method], target: Any) -> list[MapSet]:
+        """Return the maps of what a task model explains instead of classes, such as boxes."""
         if target is None:
             target = getattr(self.classifier, "list_all", lambda: None)()
-        found = self.explain(layers, methods, target)
-        self.one = next(iter(found.values()))
-        if not self.one.scores.isfinite().all():
+        explanations = self.explain(layers, methods, target)
+        self.first_explanation = next(iter(explanations.values()))
+        if not self.first_explanation.scores.isfinite().all():
             raise GradcamError("The model's output contains NaN or infinite values: check its weights.")
-        if self.one.reference is not None:
+        if self.first_explanation.reference is not None:
             self.notes.append(
                 "This page leaves out the heatmap on the reference image: gradcam run writes both heatmaps."
             )
-        self.things, order = list_things(self.one)
+        self.page_targets, order = list_things(self.first_explanation)
         self.total = 0
-        return [to_set(each.maps[0].numpy()[order], each) for each in found.values()]
+        return [to_set(explanation.maps[0].numpy()[order], explanation) for explanation in explanations.values()]
 
     def explain_classes(
         self, layers: Sequence[str] | None, methods: Sequence[Method], target: Any, top: int
     ) -> list[MapSet]:
-        """The maps of classes: of all at once where that can be done."""
-        wanted = self._find_wanted(target)
-        named = list(layers) if layers is not None else self._choose_layers(methods)
-        outlets = {name: outlet for name in named if (outlet := self._find_plain(name)) is not None}
-        with recording(outlets) as recorded:
-            known = self.explain(named, methods, ClassTarget([wanted]) if wanted else ClassTarget())
+        """Return the maps of classes: of all classes where that is possible."""
+        class_indices = self._to_indices(target)
+        layer_names = list(layers) if layers is not None else self._choose_layer_names(methods)
+        modules = {name: layer_ref for name in layer_names if (layer_ref := self._find_module(name)) is not None}
+        with recording(modules) as recorded:
+            explanations = self.explain(
+                layer_names, methods, ClassTarget([class_indices]) if class_indices else ClassTarget()
+            )
         self.recorded = {name: runs[-1] for name, runs in recorded.items() if runs}
-        self.outlets = outlets
-        self.one = next(iter(known.values()))
-        shares = self.one.probabilities()[0]
-        if not shares.isfinite().all():
+        self.modules = modules
+        self.first_explanation = next(iter(explanations.values()))
+        probabilities = self.first_explanation.probabilities()[0]
+        if not probabilities.isfinite().all():
             raise GradcamError("The model's output contains NaN or infinite values: check its weights.")
-        ranked = shares.argsort(descending=True, stable=True)
-        places = torch.empty_like(ranked)
-        places[ranked] = torch.arange(len(ranked), dtype=ranked.dtype, device=ranked.device)
+        ranked = probabilities.argsort(descending=True, stable=True)
+        ranks = torch.empty_like(ranked)
+        ranks[ranked] = torch.arange(len(ranked), dtype=ranked.dtype, device=ranked.device)
         self.total = len(ranked)
-        self.things = list_classes(ranked.tolist(), self.one.labels, shares[ranked].tolist())
-        self.first = int(places[wanted[0]]) if wanted else 0
+        self.page_targets = list_classes(ranked.tolist(), self.first_explanation.labels, probabilities[ranked].tolist())
+        self.first = int(ranks[class_indices[0]]) if class_indices else 0
         by_name = {method.name: method for method in methods}
         sets: dict[tuple[str, str], MapSet] = {}
-        self.told = self._count(known)
-        for (layer, method), one in known.items():
-            each = self._explain_all(layer, by_name.get(method), one, ranked)
-            if each is not None:
-                sets[layer, method] = each
-        some = [*dict.fromkeys([*(int(places[it]) for it in wanted), *range(min(top, self.total))])]
-        missing = [key for key in known if key not in sets]
+        self.on_direction = self._count(explanations)
+        for (layer, method), explanation in explanations.items():
+            map_set = self._explain_all(layer, by_name.get(method), explanation, ranked)
+            if map_set is not None:
+                sets[layer, method] = map_set
+        included = [*dict.fromkeys([*(int(ranks[index]) for index in class_indices), *range(min(top, self.total))])]
+        missing = [key for key in explanations if key not in sets]
         if missing:
-            if len(some) < self.total:
-                self.notes.append(_say_few(missing, len(some), self.total))
-            for key, one in self._explain_some(missing, by_name, ranked[some].tolist()).items():
-                sets[key] = to_set(one.maps[0].numpy(), one, some)
-        return [sets[key] for key in known]
+            if len(included) < self.total:
+                self.notes.append(_describe_limit(missing, len(included), self.total))
+            for key, explanation in self._explain_some(missing, by_name, ranked[included].tolist()).items():
+                sets[key] = to_set(explanation.maps[0].numpy(), explanation, included)
+        return [sets[key] for key in explanations]
 
-    def _count(self, known: Mapping[tuple[str, str], Any]) -> Callable[[], None] | None:
-        """What is called after each derivative; it says how many are done, of all."""
-        progress, done = self.options["progress"], count(1)
-        given = [(self.recorded.get(layer), method) for layer, method in known]
-        total = sum(count_directions(each, method) or 0 for each, method in given if each is not None)
-        return None if progress is None else lambda: progress(next(done), total)
+    def _count(self, explanations: Mapping[tuple[str, str], Any]) -> Callable[[], None] | None:
+        """Return a callback that reports each finished derivative; None without `progress`."""
+        progress, counter = self.options["progress"], count(1)
+        recorded_methods = [(self.recorded.get(layer), method) for layer, method in explanations]
+        total = sum(
+            count_directions(activations, method) or 0
+            for activations, method in recorded_methods
+            if activations is not None
+        )
+        return None if progress is None else lambda: progress(next(counter), total)
 
-    def _find_plain(self, layer: str) -> nn.Module | None:
-        """The module of that name; None for one of several tensors or runs."""
-        outlet = find_layer(unwrap(self.classifier.model), layer)
-        return None if outlet.keys or outlet.run is not None else outlet.module
+    def _find_module(self, layer: str) -> nn.Module | None:
+        """Return the module with this layer name; None if the layer is only one of its outputs or one of its runs."""
+        layer_ref = find_layer(unwrap(self.classifier.model), layer)
+        return None if layer_ref.keys or layer_ref.run is not None else layer_ref.module
 
-    def _find_wanted(self, target: Any) -> list[int]:
-        each = target if isinstance(target, (list, tuple)) else [] if target is None else [target]
-        return [self.classifier.find_class(it) if isinstance(it, str) else int(it) for it in each]
+    def _to_indices(self, target: Any) -> list[int]:
+        classes = target if isinstance(target, (list, tuple)) else [] if target is None else [target]
+        return [self.classifier.find_class(entry) if isinstance(entry, str) else int(entry) for entry in classes]
 
-    def _choose_layers(self, methods: Sequence[Method]) -> list[str]:
-        """The one that the methods explain, and those before it."""
-        named = [self.classifier.layer_for(it) for it in methods]
-        last = named[0] if named else self.classifier.layer
+    def _choose_layer_names(self, methods: Sequence[Method]) -> list[str]:
+        """Return the layers that the methods explain by default, and earlier ones with higher resolution."""
+        names = [self.classifier.layer_for(method) for method in methods]
+        last = names[0] if names else self.classifier.layer
         images = self.classifier.batch([self.prepared])
         stages = find_stages(unwrap(self.classifier.model), images, last)
-        return [*dict.fromkeys([*named, *stages])][:MOST_LAYERS]
+        return [*dict.fromkeys([*names, *stages])][:MAX_DEFAULT_LAYERS]
 
-    def _explain_all(self, layer: str, method: Method | None, one: ImageExplanation, ranked: Tensor) -> MapSet | None:
-        """The maps of all classes, in this order; None where there is no short way."""
-        is_plain = one.evidence == "signed" and one.fit is None and one.classes is not None
-        is_plain = is_plain and find_windows(self.classifier.preprocess, [self.prepared]) is None
-        if not is_plain or method is None or one.maps.ndim != 4:
+    def _explain_all(
+        self, layer: str, method: Method | None, explanation: ImageExplanation, ranked: Tensor
+    ) -> MapSet | None:
+        """Return the maps of all classes, in this order; None if they cannot be computed together."""
+        is_supported = explanation.evidence == "signed" and explanation.fit is None and explanation.classes is not None
+        is_supported = is_supported and find_windows(self.classifier.preprocess, [self.prepared]) is None
+        if not is_supported or method is None or explanation.maps.ndim != 4:
             return None
-        if len(ranked) * one.maps[0, 0].numel() > MOST_CELLS and method.name != "gradcam":
+        if len(ranked) * explanation.maps[0, 0].numel() > MAX_MAP_CELLS and method.name != "gradcam":
             return None
         activations = self.recorded.get(layer)
         if activations is None:
             return None
         images = self.classifier.batch([self.prepared])
-        classes: Any = one.classes
-        given: dict[str, Any] = {"activations": activations, "known": one.maps[0], "classes": classes[0]}
-        model, outlet = self.classifier.model, self.outlets[layer]
-        found = explain_every_class(model, images, outlet, method, told=self.told, **given)
-        if found is None:
+        classes: Any = explanation.classes
+        options: dict[str, Any] = {"activations": activations, "known": explanation.maps[0], "classes": classes[0]}
+        model, layer_ref = self.classifier.model, self.modules[layer]
+        result = explain_every_class(model, images, layer_ref, method, told=self.on_direction, **options)
+        if result is None:
             return None
-        kept: dict[str, Any] = {"evidence": "signed"}
-        if isinstance(found, Products):
-            kept |= {"weights": _to_numpy(found.weights[ranked.to(found.weights.device)])}
-            kept |= {"channels": _to_numpy(found.channels)}
-        elif isinstance(found, Values):
-            kept["maps"] = _to_numpy(found.maps[ranked.to(found.maps.device)])
-        return MapSet(layer, method.name, **kept)
+        content: dict[str, Any] = {"evidence": "signed"}
+        if isinstance(result, Products):
+            content |= {"weights": _to_numpy(result.weights[ranked.to(result.weights.device)])}
+            content |= {"channels": _to_numpy(result.channels)}
+        elif isinstance(result, Values):
+            content["maps"] = _to_numpy(result.maps[ranked.to(result.maps.device)])
+        return MapSet(layer, method.name, **content)
 
     def _explain_some(
         self, missing: Sequence[tuple[str, str]], by_name: dict[str, Method], classes: list[int]
     ) -> dict[tuple[str, str], ImageExplanation]:
-        found: dict[tuple[str, str], ImageExplanation] = {}
+        explanations: dict[tuple[str, str], ImageExplanation] = {}
         for layer in dict.fromkeys(layer for layer, _ in missing):
-            own = [by_name[method] for at, method in missing if at == layer]
-            named = [layer] if own[0].place == "layer" else None
-            found |= self.explain(named, own, ClassTarget([classes]))
-        return {key: each for key, each in found.items() if key in set(missing)}
+            layer_methods = [by_name[method] for missing_layer, method in missing if missing_layer == layer]
+            layer_names = [layer] if layer_methods[0].place == "layer" else None
+            explanations |= self.explain(layer_names, layer_methods, ClassTarget([classes]))
+        return {key: explanation for key, explanation in explanations.items() if key in set(missing)}
 
     def to_page(self, title: str, sets: list[MapSet]) -> Page:
-        """All of it."""
-        one, model = self.one, self.classifier
-        notes = [*self.notes, *(note for note in one.notes if note)]
+        """Return the finished page."""
+        explanation, model = self.first_explanation, self.classifier
+        notes = [*self.notes, *(note for note in explanation.notes if note)]
         load = "load_classifier" if model.task == "classification" else "load_model"
-        is_usual = model.name == DEFAULT
-        more: dict[str, Any] = {
-            "code": f"gradcam.{load}({'' if is_usual else json.dumps(model.name)})",
-            "words": [] if is_usual else ["--model", model.name],
+        is_default = model.name == DEFAULT
+        fields: dict[str, Any] = {
+            "code": f"gradcam.{load}({'' if is_default else json.dumps(model.name)})",
+            "words": [] if is_default else ["--model", model.name],
             "reshape": None if callable(self.options["reshape"]) else self.options["reshape"],
         }
-        seen = one.images[0], one.regions[0]
-        return Page(title, *seen, model.name, self.things, sets, self.total, notes=notes, first=self.first, **more)
+        visible = explanation.images[0], explanation.regions[0]
+        return Page(
+            title, *visible, model.name, self.page_targets, sets, self.total, notes=notes, first=self.first, **fields
+        )
 
 
 def find_stages(model: nn.Module, images: Tensor, last: str) -> list[str]:
-    """The layer of this name, and before it, at each finer resolution, the last of the layers that are least deep in the
-    model: for ResNet layer4, layer3, layer2, layer1. From one pass."""
-    outlet = find_layer(model, last)
-    names = {module: name for name, module in model.named_modules() if name}
-    seen: list[tuple[str, tuple[int, ...]]] = []
+    """Return this layer, then earlier layers with finer grids: for ResNet layer4, layer3, layer2, layer1.
 
-    def note(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    For each finer resolution, it is the last of the layers with the fewest dots in their names. Runs the model once.
+    """
+    layer_ref = find_layer(model, last)
+    names = {module: name for name, module in model.named_modules() if name}
+    shapes: list[tuple[str, tuple[int, ...]]] = []
+
+    def record(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if isinstance(output, Tensor) and output.ndim == 4 and output.is_floating_point():
-            seen.append((names[module], tuple(output.shape)))
+            shapes.append((names[module], tuple(output.shape)))
 
     with preserve_state(model), recording_off(), Hooks() as hooks:
         for module in names:
-            hooks.after_forward(module, note)
+            hooks.after_forward(module, record)
         model(images.clone())
-    own = next((shape for name, shape in seen if name == outlet.name), None)
-    is_grid = own is not None and own[2:] != (1, 1) and own[1] > min(own[2:])
-    before = seen[: [name for name, _ in seen].index(outlet.name)] if own is not None and is_grid else []
+    last_shape = next((shape for name, shape in shapes if name == layer_ref.name), None)
+    is_grid = last_shape is not None and last_shape[2:] != (1, 1) and last_shape[1] > min(last_shape[2:])
+    earlier = shapes[: [name for name, _ in shapes].index(layer_ref.name)] if last_shape is not None and is_grid else []
     stages: dict[tuple[int, ...], str] = {}
-    for name, shape in before:
+    for name, shape in earlier:
         is_finer = (
-            own is not None and shape[2] > own[2] and shape[3] > own[3] and max(shape[2:]) < max(images.shape[2:])
+            last_shape is not None
+            and shape[2] > last_shape[2]
+            and shape[3] > last_shape[3]
+            and max(shape[2:]) < max(images.shape[2:])
         )
         best = stages.get(shape[2:])
         if is_finer and (best is None or name.count(".") <= best.count(".")):
             stages[shape[2:]] = name
-    finest_last = sorted(stages.items(), key=lambda item: np.prod(item[0]))
-    return [last, *(name for _, name in finest_last)]
+    by_resolution = sorted(stages.items(), key=lambda item: np.prod(item[0]))
+    return [last, *(name for _, name in by_resolution)]
 
 
 def _to_numpy(values: Tensor) -> Any:
     return values.detach().float().cpu().numpy()
 
 
-def _say_few(missing: Sequence[tuple[str, str]], some: int, total: int) -> str:
-    where = ", ".join(f"{method} at {layer}" for layer, method in missing[:3]) + (" and more" if missing[3:] else "")
+def _describe_limit(missing: Sequence[tuple[str, str]], count: int, total: int) -> str:
+    examples = ", ".join(f"{method} at {layer}" for layer, method in missing[:3]) + (" and more" if missing[3:] else "")
     return (
-        f"Heatmaps of {where} are limited to {some} of {total} classes, because each class needs a backward pass. "
+        f"Heatmaps of {examples} are limited to {count} of {total} classes, because each class needs a backward pass. "
         "For more classes, use gradcam page --top N or --class NAME."
     )

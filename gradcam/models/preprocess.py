@@ -1,4 +1,4 @@
-"""From a picture's file to what a network takes, what is drawn on, and which of its pixels the network sees."""
+"""Read an image file, and preprocess it: the model's input, an image to draw on, and the region that the model sees."""
 
 from __future__ import annotations
 
@@ -23,15 +23,18 @@ from gradcam.images.edit import Edit, edit_image
 from gradcam.images.read import FULL, Given, PictureLike, Pixels, Region, show
 from gradcam.images.write import check_pixels
 
-Box = tuple[float, float, float, float]  # left, top, right, bottom: Pillow's order
-Part = tuple[float, float, float, float]  # top, left, height, width, in fractions of a picture's pixels
+Box = tuple[float, float, float, float]  # left, top, right, bottom, as in Pillow
+Part = tuple[float, float, float, float]  # top, left, height, width, in pixels of the image, with fractions
 
-LUMINANCE = (19595, 38470, 7471)  # ITU-R 601 in 65536ths, as Pillow has it: grey keeps its values exactly
+# ITU-R 601 weights, in units of 1/65536 as in Pillow, so that grey keeps its exact values.
+LUMINANCE = (19595, 38470, 7471)
 
 
 class Preprocess(Protocol):
-    """From a picture's values to one tensor (C,H,W), and which pixels of a picture that is. `channels`, where it has
-    that: how many it takes; 3 where it does not say."""
+    """A function from an image's values to one tensor (C,H,W), with the region of the image that it covers.
+
+    The optional attribute `channels` is the number of channels that it takes; 3 if there is none.
+    """
 
     def __call__(self, image: NDArray[Any]) -> Tensor: ...
 
@@ -40,10 +43,12 @@ class Preprocess(Protocol):
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Resize, take the centre, normalise; with antialiasing. `size`: (height, width) of what the network takes.
-    `resize`: what the shorter side is resized to before the centre is taken, or (height, width) whatever the picture's
-    aspect is. `mean` and `std` are of values in [0,1], one for each channel. `interpolation`: "nearest", "bilinear",
-    "bicubic", "lanczos", "box" or "hamming"."""
+    """Resize with antialiasing, crop the centre and normalise.
+
+    `size` is the (height, width) of the network's input. `resize` is the length of the shorter side before the crop, or
+    (height, width) regardless of the image's aspect ratio. `mean` and `std` have one value per channel, for values in
+    [0,1]. `interpolation` is "nearest", "bilinear", "bicubic", "lanczos", "box" or "hamming".
+    """
 
     size: tuple[int, int]
     resize: int | tuple[int, int]
@@ -56,74 +61,82 @@ class Preprocessing:
         return len(self.mean)
 
     def __call__(self, image: NDArray[Any]) -> Tensor:
-        """A picture as float32 (C,*size), of as many channels as there are means. `image`: RGB, uint8 (H,W,3); or (H,W)
-        or (H,W,C) of any integers or floats. Those of uint8 and uint16 are scaled to [0,1] by their full range; floats
-        and other integers are taken as they are: `mean` and `std` are in their units. One channel is repeated for
-        three, and RGB of 8 or 16 bits becomes its luminance for one. Raises `ImageError` for anything else, and for
-        another number of channels."""
+        """Return an image as float32 (C,*size), with one channel per mean.
+
+        `image` is RGB, uint8 (H,W,3), or (H,W) or (H,W,C) of any integers or floats. uint8 and uint16 are scaled to
+        [0,1] by their full range. Floats and other integers are not scaled: `mean` and `std` are in their units. A
+        single channel is repeated if three are needed; 8-bit or 16-bit RGB becomes luminance if one is needed. Raises
+        `ImageError` for anything else, and for another number of channels.
+        """
         return self.show(image, self.find_part(*check_form(image).shape[:2]))
 
     def find_part(self, height: int, width: int) -> Part:
-        """The part of a picture of that size that the network takes, for `show`."""
-        fixed = self.resize
-        if isinstance(fixed, int):  # rounded as torchvision and timm do
-            fixed = (max(fixed, int(fixed * height / width)), max(fixed, int(fixed * width / height)))
-        top, left = (round((side - length) / 2) for side, length in zip(fixed, self.size))
-        down, across = height / fixed[0], width / fixed[1]
+        """Return the part of an image of this size that the network sees, for `show`."""
+        resized = self.resize
+        if isinstance(resized, int):  # rounded as in torchvision and timm
+            resized = (max(resized, int(resized * height / width)), max(resized, int(resized * width / height)))
+        top, left = (round((side - length) / 2) for side, length in zip(resized, self.size))
+        down, across = height / resized[0], width / resized[1]
         return top * down, left * across, self.size[0] * down, self.size[1] * across
 
     def show(self, image: NDArray[Any], part: Part) -> Tensor:
-        """A part of a picture, (top, left, height, width) in fractions of its pixels, as the network takes it: (C,*size)."""
+        """Return a part of an image as the network's input (C,*size)."""
         values = fit_channels(check_form(image), len(self.mean))
         top, left, height, width = part
-        # Pillow resizes from within a box of fractions of pixels: the same as resizing all and cropping then, up to
-        # rounding to 8 bits, but a picture of 2000 x 3 is not blown up to millions of pixels first.
+        # Pillow resizes directly from a fractional box. Up to rounding to 8 bits, the result is that of resizing first
+        # and cropping then, but an image of 2000 x 3 is not enlarged to millions of pixels first.
         box = (left, top, left + width, top + height)
-        if values.dtype == np.uint8:  # rounded to 8 bits, as torchvision and timm do
+        if values.dtype == np.uint8:  # rounded to 8 bits, as in torchvision and timm
             parts: Iterable[NDArray[Any]] = [values] if values.ndim == 2 or values.shape[2] == 3 else _split(values)
             planes = [np.atleast_3d(np.array(self._resize(Image.fromarray(part), self.size, box))) for part in parts]
             resized = torch.from_numpy(np.concatenate(planes, axis=2)).permute(2, 0, 1).float().div_(255)
         else:
             resized = self._resize_deep(values, box)
-        mean, std = (torch.tensor(it, dtype=torch.float32, device="cpu")[:, None, None] for it in (self.mean, self.std))
+        mean, std = (
+            torch.tensor(statistic, dtype=torch.float32, device="cpu")[:, None, None]
+            for statistic in (self.mean, self.std)
+        )
         return resized.sub(mean).div_(std)
 
     def _resize_deep(self, values: NDArray[Any], box: Box) -> Tensor:
-        """In float32: (C,*size). What is in [0,1] stays there after each axis, as with 8 bits."""
-        is_share = values.dtype.name in FULL or (values.min() >= 0 and np.float32(values.max()) <= 1)
-        low, high = (0, 1) if is_share else (-np.inf, np.inf)
+        """Resize in float32 to (C,*size); values in [0,1] are clipped to [0,1] after each axis, as with 8 bits."""
+        is_unit_range = values.dtype.name in FULL or (values.min() >= 0 and np.float32(values.max()) <= 1)
+        low, high = (0, 1) if is_unit_range else (-np.inf, np.inf)
         (left, top, right, bottom), width = box, self.size[1]
         planes = []
-        for part in map(scale, _split(values)):  # a channel at a time, as all of them take much memory
-            rows = part.shape[0]
-            across = self._resize(Image.fromarray(part), (rows, width), (left, 0, right, rows))
+        for plane in map(scale, _split(values)):  # one channel at a time, to limit memory
+            rows = plane.shape[0]
+            across = self._resize(Image.fromarray(plane), (rows, width), (left, 0, right, rows))
             across = Image.fromarray(np.clip(np.asarray(across), low, high))
             planes.append(np.clip(np.asarray(self._resize(across, self.size, (0, top, width, bottom))), low, high))
         return torch.from_numpy(np.stack(planes))
 
-    def _resize(self, picture: Image.Image, size: tuple[int, int], box: Box) -> Image.Image:
-        return picture.resize(size[::-1], Image.Resampling[self.interpolation.upper()], box=box)
+    def _resize(self, image: Image.Image, size: tuple[int, int], box: Box) -> Image.Image:
+        return image.resize(size[::-1], Image.Resampling[self.interpolation.upper()], box=box)
 
     def region(self, height: int, width: int) -> Region:
-        """The part of a picture that the network sees: (top, left, height, width), in whole pixels, around the centre.
-        Resizing rounds to whole pixels too, and may shift what is seen by up to one of *its* pixels against this
-        part."""
+        """Return the region that the network sees: (top, left, height, width), in whole pixels, at the centre.
+
+        Resizing also rounds to whole pixels, which may shift the visible part by up to one pixel of the resized image.
+        """
         if min(height, width) < 1:
             raise ImageError(f"The image is {width} x {height}, expected at least one pixel.")
         if isinstance(self.resize, int):
             scales = (min(height, width) / self.resize,) * 2
         else:
             scales = (height / self.resize[0], width / self.resize[1])
-        shown = (max(1, round(length * scale)) for length, scale in zip(self.size, scales))
-        rows, columns = map(min, (height, width), shown)
+        lengths = (max(1, round(length * scale)) for length, scale in zip(self.size, scales))
+        rows, columns = map(min, (height, width), lengths)
         return (height - rows) // 2, (width - columns) // 2, rows, columns
 
 
 @dataclass(frozen=True)
 class WholePicture:
-    """All of a picture in its own aspect, and normalised: `side` is what its shorter side is resized to, None for as it
-    is, and `longest` what its longer side may have at most. Both sides become multiples of `multiple` pixels. Other
-    settings are those of `Preprocessing`."""
+    """Preprocessing that keeps the whole image and its aspect ratio, and normalises it.
+
+    `side` is the length of the resized shorter side; None keeps the image's own. `longest` is the maximum length of the
+    longer side. Both sides become multiples of `multiple` pixels. The other fields are those of `Preprocessing`.
+    """
 
     side: int | None = None
     longest: int | None = None
@@ -137,7 +150,7 @@ class WholePicture:
         return len(self.mean)
 
     def __call__(self, image: NDArray[Any]) -> Tensor:
-        """A picture as float32 (C,H,W). Raises `ImageError` as `Preprocessing` does."""
+        """Return an image as float32 (C,H,W); raise `ImageError` as `Preprocessing` does."""
         height, width = check_form(image).shape[:2]
         scale = 1.0 if self.side is None else self.side / min(height, width)
         if self.longest is not None:
@@ -146,31 +159,31 @@ class WholePicture:
         lengths = (
             int(side * scale + 1e-9) if step == 1 else round(side * scale / step) * step for side in (height, width)
         )
-        size_found = [max(step, length) for length in lengths]
-        size = (size_found[0], size_found[1])
+        sides = [max(step, length) for length in lengths]
+        size = (sides[0], sides[1])
         return Preprocessing(size, size, self.mean, self.std, self.interpolation)(image)
 
     def region(self, height: int, width: int) -> Region:
-        """All of a picture of that size."""
+        """Return the region of the whole image."""
         return 0, 0, height, width
 
 
 def check_values(values: Any) -> NDArray[Any]:
-    """Values (H,W) or (H,W,C), in this machine's order of bytes: integers or floats, not none, and finite in float32."""
+    """Return values (H,W) or (H,W,C) in native byte order; raise `ImageError` unless they are finite in float32."""
     values = check_form(values)
     if values.dtype.kind == "f":
         with np.errstate(over="ignore"):
-            odd = values.size - np.count_nonzero(np.isfinite(values.astype(np.float32)))
-        if odd:
-            what = f"{_describe(values)}, and {odd} value(s) are NaN or infinite"
-            raise ImageError(f"The image is {what}: expected finite values.")
+            non_finite = values.size - np.count_nonzero(np.isfinite(values.astype(np.float32)))
+        if non_finite:
+            problem = f"{_describe(values)}, and {non_finite} value(s) are NaN or infinite"
+            raise ImageError(f"The image is {problem}: expected finite values.")
     return values
 
 
 def check_form(values: Any) -> NDArray[Any]:
-    """The same, without a look at the values themselves."""
-    is_picture = isinstance(values, np.ndarray) and values.ndim in (2, 3) and values.size > 0
-    if not is_picture or values.dtype.kind not in "uif":
+    """Return values (H,W) or (H,W,C) in native byte order; raise `ImageError` for a wrong shape or dtype."""
+    is_image = isinstance(values, np.ndarray) and values.ndim in (2, 3) and values.size > 0
+    if not is_image or values.dtype.kind not in "uif":
         raise ImageError(
             f"The image is {_describe(values)}, expected an RGB array, uint8 (H,W,3), or an array (H,W) or "
             "(H,W,C) of integers or floats."
@@ -179,25 +192,25 @@ def check_form(values: Any) -> NDArray[Any]:
 
 
 def fit_channels(values: NDArray[Any], channels: int) -> NDArray[Any]:
-    """Values for a network of so many channels: (H,W) to be given to each of them, or (H,W,channels)."""
-    found = 1 if values.ndim == 2 else values.shape[2]
-    if found == 1 and channels in (1, 3):
+    """Return values for a network with this many channels: (H,W), to be given to each channel, or (H,W,channels)."""
+    count = 1 if values.ndim == 2 else values.shape[2]
+    if count == 1 and channels in (1, 3):
         return values.reshape(values.shape[:2])
-    if found == channels:
+    if count == channels:
         return values
-    if (found, channels) == (3, 1) and values.dtype.name in FULL:
+    if (count, channels) == (3, 1) and values.dtype.name in FULL:
         luminance = (values.astype(np.int64) @ np.array(LUMINANCE) + 32768) >> 16
         return luminance.astype(values.dtype)
     takes = "one channel" if channels == 1 else f"{channels} channels"
     forms = {1: "an RGB array of 8 or 16 bits, or one channel (H,W)", 3: "an RGB array, one channel (H,W), or (H,W,3)"}
     raise ImageError(
-        f"The image is {_describe(values)}, with {found} channel(s), but the model takes {takes}: "
+        f"The image is {_describe(values)}, with {count} channel(s), but the model takes {takes}: "
         f"expected {forms.get(channels, f'an array (H,W,{channels})')}."
     )
 
 
 def scale(values: NDArray[Any]) -> NDArray[np.float32]:
-    """Values as float32: those of uint8 and uint16 as shares of their full range, in [0,1], others as they are."""
+    """Return values as float32: uint8 and uint16 scaled to [0,1] by their full range, others unchanged."""
     floats = values.astype(np.float32)
     floats /= np.float32(FULL.get(values.dtype.name, 1))
     return floats
@@ -211,11 +224,12 @@ def _split(values: NDArray[Any]) -> Iterator[NDArray[Any]]:
     return map(np.ascontiguousarray, np.moveaxis(np.atleast_3d(values), 2, 0))
 
 
-# Of a model of which nobody says how its pictures are prepared: what most were trained with on ImageNet.
+# The preprocessing that most ImageNet models were trained with, for models whose own is unknown.
 ASSUMED = Preprocessing(
     size=(224, 224), resize=256, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), interpolation="bilinear"
 )
-ASSUMED_GREY = replace(ASSUMED, mean=(0.449,), std=(0.226,))  # the means of those three
+# The mean and standard deviation, averaged over the three channels.
+ASSUMED_GREY = replace(ASSUMED, mean=(0.449,), std=(0.226,))
 
 
 Path = str | os.PathLike[str]
@@ -223,18 +237,18 @@ Path = str | os.PathLike[str]
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """One picture: `values` for the model's preprocessing, (H,W) or (H,W,C), and `picture` to draw on, RGB uint8 (H,W,3)."""
+    """One image as read: `values` for preprocessing, (H,W) or (H,W,C), and `picture` to draw on, RGB uint8 (H,W,3)."""
 
     values: NDArray[Any]
     picture: Pixels
-    note: str | None = None  # what a person should know of how it is shown
+    note: str | None = None  # a remark on how the image is displayed
 
     __repr__ = show_fields
 
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A picture that was read, and as the tensor (C,H,W) that the model takes."""
+    """An image as it was read, and as the tensor (C,H,W) that the model takes."""
 
     reading: Reading
     image: Tensor
@@ -247,13 +261,13 @@ def find_windows(preprocess: Preprocess, prepared: Sequence[Prepared]) -> tuple[
     find_window: Callable[[int, int], Window | None] | None = getattr(preprocess, "window", None)
     if find_window is None:
         return None
-    sizes = [(0, 0, *each.image.shape[1:]) for each in prepared]
-    windows = [find_window(*each.reading.picture.shape[:2]) or size for each, size in zip(prepared, sizes)]
+    sizes = [(0, 0, *item.image.shape[1:]) for item in prepared]
+    windows = [find_window(*item.reading.picture.shape[:2]) or size for item, size in zip(prepared, sizes)]
     return None if windows == sizes else tuple(windows)
 
 
 def find_canvas(preprocess: Preprocess, prepared: Prepared) -> Region:
-    """Return the part of an image that the model's whole input shows. It exceeds the image where the input is padded."""
+    """Return the part of an image that the whole input shows; it exceeds the image where the input is padded."""
     region, windows = preprocess.region(*prepared.reading.picture.shape[:2]), find_windows(preprocess, [prepared])
     if windows is None:
         return region
@@ -265,17 +279,17 @@ def find_canvas(preprocess: Preprocess, prepared: Prepared) -> Region:
 
 
 def edit_reading(reading: Reading, edits: Sequence[str | Edit]) -> Reading:
-    """What was read, with parts of it taken away. Raises `ImageError` where it is no RGB picture of 8 bits."""
+    """Return the reading with parts of the image removed; raise `ImageError` unless it is an 8-bit RGB image."""
     edited = edit_image(reading.values, edits)
     return Reading(edited, edited, reading.note)
 
 
-def check_same_sizes(sizes: Sequence[tuple[int, ...]], how: str) -> None:
-    """Raises `ImageError` where there are several."""
+def check_same_sizes(sizes: Sequence[tuple[int, ...]], stage: str) -> None:
+    """Raise `ImageError` if the sizes differ."""
     different = [f"{height} x {width}" for height, width in sorted(set(sizes))]
     if len(different) > 1:
-        what = f"{' and '.join(different[:2])} {how}"
-        raise ImageError(f"The images are {what}, which do not fit into one batch: explain them one by one.")
+        problem = f"{' and '.join(different[:2])} {stage}"
+        raise ImageError(f"The images are {problem}, which do not fit into one batch: explain them one by one.")
 
 
 Reader = Callable[[Path], Reading]
@@ -297,10 +311,10 @@ def read_picture(path: Path, data: Given | None = None) -> Reading:
         if isinstance(data, Image.Image) or not read.is_dicom(path, data):
             raise
         return _read_dicom(path, data)
-    picture, shown = show(values)
+    picture, note = show(values)
     if values.dtype.name in FULL:
-        return Reading(values, picture, shown)
-    is_finite, notes = np.isfinite(values), [shown] if shown else []
+        return Reading(values, picture, note)
+    is_finite, notes = np.isfinite(values), [note] if note else []
     if not is_finite.any():
         raise ImageError(f"{path}: contains only NaN or infinite values")
     low, high = values[is_finite].min(), values[is_finite].max()
@@ -324,25 +338,29 @@ def describe_preprocess(preprocess: Any) -> Any:
     if hasattr(preprocess, "describe"):
         return preprocess.describe()
     is_ours = is_dataclass(preprocess) and not isinstance(preprocess, type)
-    # A repr may have an address in it.
+    # A repr may contain a memory address, which differs from run to run.
     return asdict(preprocess) if is_ours else type(preprocess).__qualname__
 
 
 def to_reader(function: Callable[[Path], Any]) -> Reader:
-    """A reader from a function of a path, which gives an array, or (array, picture), or a `Reading`. The array is what
-    the model's preprocessing gets: (H,W) or (H,W,C), integers or floats, finite. The picture to draw on is RGB, uint8
-    (H,W,3), of the same height and width; without one it is made from the array, as `show` does it. The reader raises
-    `ImageError`, naming the file and the function, for anything else, and for whatever the function raises but a
-    `GradcamError`."""
+    """Return a reader that calls a function of a path, and checks its result.
+
+    The function returns an array, or (array, image), or a `Reading`. The array is the input of the model's
+    preprocessing: (H,W) or (H,W,C), integers or floats, finite. The image to draw on is RGB, uint8 (H,W,3), of the same
+    height and width; without one, `show` makes it from the array. For anything else, and for any exception of the
+    function except a `GradcamError`, the reader raises `ImageError` with the names of the file and the function.
+    """
     if not callable(function):
         raise ModelError(f"The reader is {shorten(function)}, expected a function from an image's path to an array.")
     return partial(_read_with, function)
 
 
 def to_reading(picture: PictureLike | Reading, reader: Reader, channels: int = 3) -> Reading:
-    """A picture in any form that `gradcam.read_image` takes, or an array (H,W) or (H,W,C) of any integers or floats.
-    `reader`: for files, and for their bytes, which it gets as a file. `channels`: how many the network takes; unless
-    these are four, an array of four is RGB and its opacity. Raises `ImageError` for anything else."""
+    """Read an image in any form that `gradcam.read_image` takes, or an array (H,W) or (H,W,C) of numbers.
+
+    `reader` reads files, and bytes through a temporary file. `channels` is the number that the network takes: unless it
+    is 4, an array with four channels is RGB with opacity. Raises `ImageError` for anything else.
+    """
     if isinstance(picture, Reading):
         return picture
     values = read.to_array(picture)
@@ -350,40 +368,40 @@ def to_reading(picture: PictureLike | Reading, reader: Reader, channels: int = 3
         return _complete(values if channels == 4 else read.lay_on_white(check_values(values)))
     path, data = read.to_content(picture)
     if data is None:
-        return reader(picture)  # type: ignore[arg-type]  # as it was given
+        return reader(picture)  # type: ignore[arg-type]  # a path
     return read_picture(path, data) if isinstance(data, Image.Image) else read_bytes(path, data, reader)
 
 
 def read_bytes(path: Path, data: bytes, reader: Reader) -> Reading:
-    """What a reader makes of the bytes of a file; the path only says whose they are."""
+    """Read an image from the bytes of a file; the path only names it."""
     if reader is read_picture:
         return read_picture(path, data)
     with tempfile.TemporaryDirectory(prefix="gradcam-") as folder:
-        written = pathlib.Path(folder) / f"picture{pathlib.PurePath(path).suffix}"
-        written.write_bytes(data)
+        temporary = pathlib.Path(folder) / f"picture{pathlib.PurePath(path).suffix}"
+        temporary.write_bytes(data)
         try:
-            return reader(written)
+            return reader(temporary)
         except GradcamError as error:
-            raise ImageError(str(error).replace(str(written), str(path))) from error
+            raise ImageError(str(error).replace(str(temporary), str(path))) from error
 
 
 def _read_with(function: Callable[[Path], Any], path: Path) -> Reading:
     name = getattr(function, "__name__", type(function).__name__)
     try:
-        found = function(path)
+        result = function(path)
     except GradcamError:
         raise
     except (Exception, SystemExit) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
         raise ImageError(f"{path}: the reader {name} failed ({reason})") from error
     try:
-        if isinstance(found, Reading):
-            return _complete(found.values, found.picture, found.note)
-        if isinstance(found, tuple) and len(found) == 2:
-            return _complete(*found)
-        if isinstance(found, np.ndarray):
-            return _complete(found)
-        raise ImageError(f"It is {shorten(found)}, expected an array, (array, image), or a Reading.")
+        if isinstance(result, Reading):
+            return _complete(result.values, result.picture, result.note)
+        if isinstance(result, tuple) and len(result) == 2:
+            return _complete(*result)
+        if isinstance(result, np.ndarray):
+            return _complete(result)
+        raise ImageError(f"It is {shorten(result)}, expected an array, (array, image), or a Reading.")
     except ImageError as error:
         raise ImageError(f"{path}: the result of the reader {name} cannot be used. {error}") from None
 

@@ -35,7 +35,7 @@ VOLUMES = (
     "The model takes volumes or clips (N,C,D,H,W), not images: explain them in Python, with "
     "gradcam.explain(model, volume). `gradcam layers` and `gradcam inspect trace` support such models."
 )
-DEFAULT_IMAGE_SIDE = 224  # of the image, if the preprocessing does not define a size
+NOISE_SIDE = 224  # pixels, if the preprocessing does not define a size
 # The activation still to be applied, by the last operation of a model.
 REMAINING = {"softmax": "none", "sigmoid": "none", "log_softmax": "softmax"}
 
@@ -100,7 +100,7 @@ def make_noise(preprocess: Preprocess, model: nn.Module) -> Tensor:
     if isinstance(preprocess, Preprocessing):
         images = torch.from_numpy(generator.standard_normal((1, len(preprocess.mean), *preprocess.size)))
     else:
-        images = preprocess(generator.integers(0, 256, (DEFAULT_IMAGE_SIDE, DEFAULT_IMAGE_SIDE, 3), dtype=np.uint8))[
+        images = preprocess(generator.integers(0, 256, (NOISE_SIDE, NOISE_SIDE, 3), dtype=np.uint8))[
             None
         ]
     return images.to(find_input_device(model), find_input_dtype(model))
