@@ -411,10 +411,8 @@ class Classifier:
             tile_target = classes if callable(classes) else classes.select(i).repeat(len(images))
             return self._run_passes(self._place(images), passes, tile_target)
 
-        by_image = [
-            explain_tiles(grid, partial(explain_batch, i=i), options["progress"]) for i, grid in enumerate(grids)
-        ]
-        return {key: replace(stack([results[key] for results in by_image]), output=output) for key in by_image[0]}
+        joined = [explain_tiles(grid, partial(explain_batch, i=i), options["progress"]) for i, grid in enumerate(grids)]
+        return {key: replace(stack([results[key] for results in joined]), output=output) for key in joined[0]}
 
     def _average(self, tiles: Tiles, target: ClassTarget) -> Tensor:
         batches = (images for _, images in tiles.batches())

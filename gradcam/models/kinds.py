@@ -30,50 +30,56 @@ from gradcam.targets.masks import check_point, find_visible, read_mask
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a picture of this size lies in what a model is given: the region of it that is shown, the window in which it
-    is shown there, and the size of all that is given."""
+    """The position of an image in the model's input.
+
+    `size` is the size of the image, `region` its visible part, `window` the place of that part in the input, and
+    `input_size` the size of the whole input.
+    """
 
     size: tuple[int, int]
     region: Region
     window: Window
-    given: tuple[int, ...]
+    input_size: tuple[int, ...]
 
     def move_box(self, box: Sequence[float]) -> tuple[float, float, float, float]:
-        """Left, top, right and bottom in the picture as in what is given."""
+        """Return a box (left, top, right, bottom) of the image in pixels of the model's input."""
         (left, top), (right, bottom) = self.move_point(box[:2]), self.move_point(box[2:])
         return left, top, right, bottom
 
     def restore_box(self, box: Sequence[float]) -> tuple[float, float, float, float]:
         """Move a box from the model's input to the image: the inverse of `move_box`."""
-        return Placement(self.given[-2:], self.window, self.region, self.size).move_box(box)  # type: ignore[arg-type]
+        return Placement(self.input_size[-2:], self.window, self.region, self.size).move_box(box)  # type: ignore[arg-type]
 
     def move_point(self, point: Sequence[float]) -> tuple[float, float]:
-        """Across and down."""
+        """Return a point (x, y) of the image in pixels of the model's input."""
         scales = [inner / outer for inner, outer in zip(self.window[2:], self.region[2:])]
         across = self.window[1] + (point[0] - self.region[1]) * scales[1]
         return across, self.window[0] + (point[1] - self.region[0]) * scales[0]
 
     def move_mask(self, mask: Any) -> Any:
-        """A point, a box, a file's path, or an array of the picture's size. Raises `TargetError` for another size."""
+        """Return a point, a box or a mask of the image in pixels of the model's input.
+
+        `mask` is a point, a box, a file's path, or an array of the image's size. Raises `TargetError` for another size.
+        """
         if isinstance(mask, (str, os.PathLike)):
             mask = read_mask(mask)
-        if isinstance(mask, (tuple, list)) and all(isinstance(it, (int, float)) for it in mask):
+        if isinstance(mask, (tuple, list)) and all(isinstance(coordinate, (int, float)) for coordinate in mask):
             if len(mask) == 2:
-                check_point(mask, (0, 0, self.size[1], self.size[0]))  # in the picture's pixels, which a person knows
+                check_point(mask, (0, 0, self.size[1], self.size[0]))  # checked in the user's own pixels
                 return self.move_point(mask)
             return self.move_box(mask) if len(mask) == 4 else tuple(mask)
-        found = mask if isinstance(mask, Tensor) else torch.from_numpy(np.ascontiguousarray(mask))
-        if tuple(found.shape[-2:]) != self.size or found.ndim != 2:
-            sizes = [" x ".join(map(str, shape)) for shape in (found.shape[::-1], self.size[::-1])]
+        array = mask if isinstance(mask, Tensor) else torch.from_numpy(np.ascontiguousarray(mask))
+        if tuple(array.shape[-2:]) != self.size or array.ndim != 2:
+            sizes = [" x ".join(map(str, shape)) for shape in (array.shape[::-1], self.size[::-1])]
             raise TargetError(
                 f"The mask is {sizes[0]}, but the image is {sizes[1]}: expected a mask of the image's size."
             )
         scales = [outer / inner for outer, inner in zip(self.region[2:], self.window[2:])]
         top, left = (-start * scale for start, scale in zip(self.window, scales))
-        height, width = (length * scale for length, scale in zip(self.given, scales))
+        height, width = (length * scale for length, scale in zip(self.input_size, scales))
         row, column, rows, columns = self.region
-        part = found[row : row + rows, column : column + columns] != 0
-        return take_window(part, (top, left, height, width), self.given)
+        part = array[row : row + rows, column : column + columns] != 0
+        return take_window(part, (top, left, height, width), self.input_size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,9 +117,9 @@ class TaskModel(Classifier):
         prepared = self._prepare_all(images)
         batch, target = self.to_batch(prepared), self.resolve(plan.target, prepared)
         has_layer = plan.needs_layers or not plan.methods
-        own: Sequence[str | nn.Module] = [self.layer] if self.is_chosen and has_layer else []
-        found = carry_out(self.model, batch, layers or own, replace(plan, target=target))
-        return {key: self._to_pictures(each, prepared) for key, each in found.items()}
+        default_layers: Sequence[str | nn.Module] = [self.layer] if self.is_chosen and has_layer else []
+        explanations = carry_out(self.model, batch, layers or default_layers, replace(plan, target=target))
+        return {key: self._to_image_explanation(explanation, prepared) for key, explanation in explanations.items()}
 
     def resolve(self, target: Any, prepared: Sequence[Prepared]) -> Any:
         """Convert a target to the form that `gradcam.explain` takes: read its files, and replace labels by indices.
@@ -155,17 +161,17 @@ class TaskModel(Classifier):
         ImageError
             If the images have different sizes, and therefore different placements.
         """
-        windows, found = find_windows(self.preprocess, prepared), set()
-        for i, each in enumerate(prepared):
-            height, width = each.reading.picture.shape[:2]
-            rows, columns = each.image.shape[1:]
+        windows, placements = find_windows(self.preprocess, prepared), set()
+        for i, item in enumerate(prepared):
+            height, width = item.reading.picture.shape[:2]
+            rows, columns = item.image.shape[1:]
             window = (0, 0, rows, columns) if windows is None else windows[i]
-            found.add(Placement((height, width), self.region(height, width), window, (rows, columns)))
-        if len(found) > 1:
+            placements.add(Placement((height, width), self.region(height, width), window, (rows, columns)))
+        if len(placements) > 1:
             raise ImageError(
                 "A location in pixels fits images of one size only: explain images of different sizes one by one."
             )
-        return found.pop()
+        return placements.pop()
 
     def list_all(self) -> Any:
         """Return the target that stands for everything in the image, such as all boxes.
@@ -195,9 +201,9 @@ class TaskModel(Classifier):
         ImageError
             If the sizes differ after preprocessing, and the model takes one tensor.
         """
-        images = [self._place(each.image) for each in prepared]
+        images = [self._place(item.image) for item in prepared]
         as_list = isinstance(self._to_inputs(images[0][None]), list)
-        batch = to_batch(images if as_list else self._to_inputs(self._stack([each.image for each in prepared])))
+        batch = to_batch(images if as_list else self._to_inputs(self._stack([item.image for item in prepared])))
         windows = find_windows(self.preprocess, prepared)
         if windows is None:
             return batch
@@ -210,13 +216,13 @@ class TaskModel(Classifier):
         return replace(batch, args=(), kwargs={**dict(zip(parameters, batch.args)), **batch.kwargs, "pixel_mask": mask})
 
     def _to_inputs(self, images: Tensor) -> Any:
-        given = images if self.family is None else self.family.to_inputs(images)
+        inputs = images if self.family is None else self.family.to_inputs(images)
         if not self.inputs:
-            return given
-        more = {name: value.repeat(len(images), *[1] * (value.ndim - 1)) for name, value in self.inputs.items()}
-        return {**(given if isinstance(given, dict) else {"pixel_values": given}), **more}
+            return inputs
+        extra_inputs = {name: value.repeat(len(images), *[1] * (value.ndim - 1)) for name, value in self.inputs.items()}
+        return {**(inputs if isinstance(inputs, dict) else {"pixel_values": inputs}), **extra_inputs}
 
-    def _to_pictures(self, explanation: Explanation, prepared: Sequence[Prepared]) -> ImageExplanation:
+    def _to_image_explanation(self, explanation: Explanation, prepared: Sequence[Prepared]) -> ImageExplanation:
         return ImageExplanation(**vars(explanation), **self._describe(prepared)).laid_on_pictures()
 
 
@@ -256,12 +262,12 @@ class Detector(TaskModel):
             raise NoBoxError.of(error.subject, error.image, moved) from None
 
     def resolve(self, target: Any, prepared: Sequence[Prepared]) -> Any:
-        found = self._to_target(target)
-        if not isinstance(found, targets.MissedBox):
-            return found
+        resolved = self._to_target(target)
+        if not isinstance(resolved, targets.MissedBox):
+            return resolved
         placement = self.place(prepared)
-        check_inside(found.boxes, placement.size)  # in the image's pixels, which the user knows
-        return replace(found, box=[placement.move_box(box) for box in found.boxes])
+        check_inside(resolved.boxes, placement.size)  # checked in the user's own pixels
+        return replace(resolved, box=[placement.move_box(box) for box in resolved.boxes])
 
     def list_all(self) -> Any:
         return targets.Box(all)
@@ -306,10 +312,10 @@ class Segmenter(TaskModel):
     default_method: ClassVar[str] = "hirescam"
 
     def resolve(self, target: Any, prepared: Sequence[Prepared]) -> Any:
-        found = self._to_target(target)
-        if not isinstance(found, targets.Mask) or found.mask is None:
-            return found
-        return replace(found, mask=self.place(prepared).move_mask(found.mask))
+        resolved = self._to_target(target)
+        if not isinstance(resolved, targets.Mask) or resolved.mask is None:
+            return resolved
+        return replace(resolved, mask=self.place(prepared).move_mask(resolved.mask))
 
     def _to_target(self, target: Any) -> Any:
         if isinstance(target, targets.Mask):
@@ -340,26 +346,30 @@ class Matcher(TaskModel):
     def run_plan(
         self, images: Picture | Sequence[Picture], layers: Sequence[str | nn.Module] | None, plan: Plan
     ) -> dict[tuple[str, str], ImageExplanation]:
-        found = super().run_plan(images, layers, plan)
-        if not _is_of_pictures(plan.target):
-            return found
-        others = self._prepare_all(plan.target.reference)
+        explanations = super().run_plan(images, layers, plan)
+        if not _has_reference_images(plan.target):
+            return explanations
+        references = self._prepare_all(plan.target.reference)
         return {
-            key: each if each.reference is None else replace(each, reference=self._to_pictures(each.reference, others))
-            for key, each in found.items()
+            key: explanation
+            if explanation.reference is None
+            else replace(explanation, reference=self._to_image_explanation(explanation.reference, references))
+            for key, explanation in explanations.items()
         }
 
     def resolve(self, target: Any, prepared: Sequence[Prepared]) -> Any:
-        if not _is_of_pictures(target):
+        if not _has_reference_images(target):
             return self._to_target(target)
-        given = target.reference
-        images = self._stack([each.image for each in self._prepare_all(given)])
-        return targets.Like(images, target.name if target.name != "reference" else _name_all(given))
+        references = target.reference
+        images = self._stack([item.image for item in self._prepare_all(references)])
+        return targets.Like(images, target.name if target.name != "reference" else _name_references(references))
 
     def _to_target(self, target: Any) -> Any:
         if isinstance(target, Target) or callable(target):
             return target
-        if isinstance(target, str) or (isinstance(target, (list, tuple)) and all(isinstance(it, str) for it in target)):
+        if isinstance(target, str) or (
+            isinstance(target, (list, tuple)) and all(isinstance(sentence, str) for sentence in target)
+        ):
             return targets.Text(target)
         raise TargetError(
             "The model compares images with sentences or reference images. Give targets.Text(sentence) (--text) or "
@@ -391,16 +401,16 @@ class Captioner(TaskModel):
     task: ClassVar[str] = "captioning"
 
     def resolve(self, target: Any, prepared: Sequence[Prepared]) -> Any:
-        found = self._to_target(target)
-        if not isinstance(found, targets.Token) or found.ids is not None:
-            return found
+        resolved = self._to_target(target)
+        if not isinstance(resolved, targets.Token) or resolved.ids is not None:
+            return resolved
         if len(prepared) > 1:
             raise ImageError(
                 "Each image has its own caption: explain the images one by one, or give targets.Token(ids)."
             )
         if not isinstance(self.family, families.Captioner):
             raise TargetError("The model does not generate text: give the token ids, targets.Token(ids).")
-        return replace(found, ids=self.family.write(self.to_batch(prepared)))
+        return replace(resolved, ids=self.family.write(self.to_batch(prepared)))
 
     def _to_target(self, target: Any) -> Any:
         if isinstance(target, Target) or callable(target):
@@ -438,7 +448,7 @@ KINDS: dict[str, type[TaskModel]] = {kind.task: kind for kind in (Detector, Segm
 
 
 def require_family(model: nn.Module, task: str) -> Family | None:
-    """What reads a model for a task. Raises `ModelError` for a detector or a captioner of no known family."""
+    """Return the reader of a model's output for a task; raise `ModelError` if the task needs one and none matches."""
     kinds = (families.Detector, families.Segmenter, families.Embedder, families.Captioner, families.PoseFinder)
     family = find_family(unwrap(model), next(kind for kind in kinds if kind.task == task))
     if family is None and task in ("detection", "captioning"):
@@ -449,18 +459,21 @@ def require_family(model: nn.Module, task: str) -> Family | None:
     return family
 
 
-def _is_of_pictures(target: Any) -> bool:
+def _has_reference_images(target: Any) -> bool:
     return isinstance(target, targets.Like) and not isinstance(target.reference, Tensor)
 
 
 def _only_classes(target: Any) -> Any:
-    """Classes as they were given, of a `ClassTarget` too."""
+    """Return the classes of a `ClassTarget`; any other target unchanged."""
     if isinstance(target, ClassTarget):
         classes = target.classes
         return classes[0] if isinstance(classes, (list, tuple)) and len(classes) == 1 else classes
     return target
 
 
-def _name_all(given: Any) -> Sequence[str]:
-    several = given if isinstance(given, (list, tuple)) else [given]
-    return [os.fspath(it) if isinstance(it, (str, os.PathLike)) else f"reference {i}" for i, it in enumerate(several)]
+def _name_references(references: Any) -> Sequence[str]:
+    sequence = references if isinstance(references, (list, tuple)) else [references]
+    return [
+        os.fspath(reference) if isinstance(reference, (str, os.PathLike)) else f"reference {i}"
+        for i, reference in enumerate(sequence)
+    ]

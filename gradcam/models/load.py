@@ -42,7 +42,7 @@ from gradcam.models.preprocess import (
     read_picture,
     to_reader,
 )
-from gradcam.models.probe import choose_activation, look, make_noise, run
+from gradcam.models.probe import choose_activation, find_defaults, make_noise, run
 from gradcam.models.providers import DEFAULT, load_parts
 from gradcam.models.providers.base import Parts
 from gradcam.models.providers.own import to_parts
@@ -50,12 +50,12 @@ from gradcam.options import ACTIVATIONS, TASKS, check_choice, check_number, to_f
 from gradcam.plugins import find_function
 from gradcam.targets.heads import ends_in_features, find_end
 
-TOWERS = ("encode_image", "encode_text")  # of whoever follows CLIP's own code
+CLIP_METHODS = ("encode_image", "encode_text")  # of models that follow OpenAI's CLIP
 USE_A_FUNCTION = "use gradcam.explain(model, images, target=...) with a function from the output to scores per image."
-OTHER_TASK = rf"{MODELING}\w+?For(?!\w*Classification)(\w+)"  # classes of Hugging Face that do not classify
-OTHER_MAPS = re.compile("pose|keypoint|heatmap|landmark|depth(?!wise)")  # in names of models that do not segment
+OTHER_TASK = rf"{MODELING}\w+?For(?!\w*Classification)(\w+)"  # transformers classes that do not classify
+OTHER_MAPS = re.compile("pose|keypoint|heatmap|landmark|depth(?!wise)")  # names of models that do not segment
 KEYPOINT_COUNTS = (16, 17, 68, 98, 133)  # of MPII, COCO, 300-W, WFLW and COCO-WholeBody
-SHORTER = 520  # pixels of a picture's shorter side, as torchvision's segmenters have it
+SHORTER_SIDE_PIXELS = 520  # pixels of an image's shorter side, as for torchvision's segmenters
 
 
 def load_classifier(
@@ -164,14 +164,14 @@ def load_classifier(
     >>> classifier.explain("photo.jpg", target="coffee").caption()
     'coffee (1), ... %, by gradcam at layer4'
     """
-    chosen = _Choice(
+    options = _Options(
         weights, labels, (mean, std, size, crop), activation, reader, layer, device, precision, fit, predictions
     )
-    parts = chosen.load(name, task="classification")
+    parts = options.load(name, task="classification")
     if (task := _find_known_task(parts)) not in (None, "classification"):
         advice = "use gradcam.load_model()." if task in TASKS else USE_A_FUNCTION
         raise ModelError(f"{name_model(name)} is a model for {task}, not a classifier: {advice}")
-    return _make_classifier(name, chosen, parts)
+    return _make_classifier(name, options, parts)
 
 
 def load_model(
@@ -256,19 +256,19 @@ def load_model(
         check_choice(task, "task", TASKS, ModelError)
     if are_values := task == "regression":
         task, activation = "classification", "none" if activation == "auto" else activation
-    wish = (mean, std, size, crop)
-    chosen = _Choice(weights, labels, wish, activation, reader, layer, device, precision, fit, predictions)
-    parts = chosen.load(name, task=None if task == "auto" else task, prompts=prompts)
-    found = _find_task(parts, chosen) if task == "auto" else task
-    if prompts and not parts.inputs and found != "matching":
-        raise ModelError(f"{name_model(name)} is a model for {found} and takes no text prompts: leave out the prompts.")
-    if found not in TASKS:
-        raise ModelError(f"{name_model(name)} is a model for {found}, which is not supported: {USE_A_FUNCTION}")
-    if found == "classification":
-        model = _make_classifier(name, chosen, parts)
+    changes = (mean, std, size, crop)
+    options = _Options(weights, labels, changes, activation, reader, layer, device, precision, fit, predictions)
+    parts = options.load(name, task=None if task == "auto" else task, prompts=prompts)
+    task = _find_task(parts, options) if task == "auto" else task
+    if prompts and not parts.inputs and task != "matching":
+        raise ModelError(f"{name_model(name)} is a model for {task} and takes no text prompts: leave out the prompts.")
+    if task not in TASKS:
+        raise ModelError(f"{name_model(name)} is a model for {task}, which is not supported: {USE_A_FUNCTION}")
+    if task == "classification":
+        model = _make_classifier(name, options, parts)
         names = model.labels or [f"output {index}" for index in range(model.classes)]
         return replace(model, labels=names) if are_values else model
-    return _make_task_model(name, chosen, parts, found, threshold)
+    return _make_task_model(name, options, parts, task, threshold)
 
 
 def load_detector(name: str | nn.Module, **options: Any) -> Detector:
@@ -364,8 +364,8 @@ def load_matcher(name: str | nn.Module, **options: Any) -> Matcher:
 
 
 @dataclass(frozen=True)
-class _Choice:
-    """What a person chose of a model, checked before anything is loaded."""
+class _Options:
+    """The user's options for loading a model, validated before anything is loaded."""
 
     weights: Any
     labels: Any
@@ -380,8 +380,8 @@ class _Choice:
 
     def load(self, name: str | nn.Module, task: str | None = None, prompts: Sequence[str] = ()) -> Parts:
         _check(self.weights, self.activation, self.device, self.precision, self.fit)
-        _ = self.names, self.wish, self.read
-        with torch.random.fork_rng(devices=()):  # models are born with random weights
+        _ = self.names, self.edits, self.reader_function
+        with torch.random.fork_rng(devices=()):  # building a model samples random weights
             return _find_parts(name, self, task, prompts)
 
     @cached_property
@@ -389,64 +389,64 @@ class _Choice:
         return None if self.labels is None else check_labels(self.labels)
 
     @cached_property
-    def wish(self) -> Adjustment:
+    def edits(self) -> Adjustment:
         return to_adjustment(*self.sizes) if any(size is not None for size in self.sizes) else UNADJUSTED
 
     @cached_property
-    def read(self) -> Reader:
+    def reader_function(self) -> Reader:
         if self.reader is None:
             return read_picture
         return to_reader(find_function(self.reader) if isinstance(self.reader, str) else self.reader)
 
 
 def name_model(name: str | nn.Module) -> str:
-    """Return the name of a model: the one that was typed, or that of its class."""
+    """Return the display name of a model: its given name, or that of its class."""
     return name if isinstance(name, str) else type(name).__name__
 
 
-def _make_classifier(name: str | nn.Module, choice: _Choice, parts: Parts) -> Classifier:
-    title, wish, layer = name_model(name), choice.wish, choice.layer
-    is_complete = wish is UNADJUSTED and not parts.is_assumed
-    preprocess, assumed = (parts.preprocess, ()) if is_complete else adjust(parts, wish)
+def _make_classifier(name: str | nn.Module, options: _Options, parts: Parts) -> Classifier:
+    display_name, adjustment, layer = name_model(name), options.edits, options.layer
+    is_complete = adjustment is UNADJUSTED and not parts.is_assumed
+    preprocess, assumed = (parts.preprocess, ()) if is_complete else adjust(parts, adjustment)
     try:
-        findings, at, at_for_positive = look(parts, preprocess, layer)
+        findings, target_layer, layer_for_positive = find_defaults(parts, preprocess, layer)
     except ModelError:
-        if (grey := _to_grey(parts, choice)) is None:
+        if (grey := _to_grey(parts, options)) is None:
             raise
-        return _make_classifier(name, choice, grey)
-    chosen, guessed = choose_activation(choice.activation, parts.activation, findings)
-    classes = 2 if findings.logits == 1 and chosen in ("sigmoid", "applied") else findings.logits
-    known = choice.names or parts.labels or (["output"] if classes == 1 and chosen == "none" else None)
-    known = None if known is None else fit_labels(known, findings.logits, classes)
+        return _make_classifier(name, options, grey)
+    activation, guesses = choose_activation(options.activation, parts.activation, findings)
+    classes = 2 if findings.logits == 1 and activation in ("sigmoid", "applied") else findings.logits
+    labels = options.names or parts.labels or (["output"] if classes == 1 and activation == "none" else None)
+    labels = None if labels is None else fit_labels(labels, findings.logits, classes)
     classifier = Classifier(
-        title,
+        display_name,
         parts.model,
         preprocess,
         classes,
-        known,
-        at,
-        layer_for_positive=at_for_positive,
-        activation=chosen,
-        reader=choice.read,
-        notes=(*parts.notes, *assumed, *guessed),
-        fit=choice.fit,
-        predictions=choice.predictions,
+        labels,
+        target_layer,
+        layer_for_positive=layer_for_positive,
+        activation=activation,
+        reader=options.reader_function,
+        notes=(*parts.notes, *assumed, *guesses),
+        fit=options.fit,
+        predictions=options.predictions,
     )
     if isinstance(name, nn.Module):
-        _warn_of_guesses([*assumed, *(guessed if findings.logits == 1 else ())])
-    if choice.fit == "whole":
+        _warn_of_assumptions([*assumed, *(guesses if findings.logits == 1 else ())])
+    if options.fit == "whole":
         check_sizes(parts.model, make_noise(get_steps(preprocess), parts.model), find_step(parts.model))
     return classifier
 
 
-def _warn_of_guesses(notes: Sequence[str]) -> None:
-    """Warn of what is assumed of a model object. The notes on a model that is named are printed by the command line."""
+def _warn_of_assumptions(notes: Sequence[str]) -> None:
+    """Warn of assumptions about a model object; for models by name, the command line prints them."""
     for note in [note for note in notes if note.startswith("Assumed")]:
         warn(note)
 
 
 def _find_known_task(parts: Parts) -> str | None:
-    """What is known of the model, or of its family, or what its towers are called."""
+    """Return the task of a model, from its provider, family, class or methods; None if it is unknown."""
     if parts.task is not None:
         return parts.task
     model = unwrap(parts.model)
@@ -454,29 +454,29 @@ def _find_known_task(parts: Parts) -> str | None:
         return family.task
     if match := re.fullmatch(OTHER_TASK, f"{type(model).__module__}.{type(model).__name__}"):
         return re.sub("(?<!^)(?=[A-Z])", " ", match[1]).lower()
-    return "matching" if all(callable(getattr(model, name, None)) for name in TOWERS) else None
+    return "matching" if all(callable(getattr(model, name, None)) for name in CLIP_METHODS) else None
 
 
-def _find_task(parts: Parts, choice: _Choice) -> str:
-    """What a model does: what is known of it, or what it gives for one picture. Raises `ModelError` where neither says."""
-    if (known := _find_known_task(parts)) is not None:
-        return known
+def _find_task(parts: Parts, options: _Options) -> str:
+    """Return the task of a model: the known one, or that of its output; raise `ModelError` if neither is certain."""
+    if (task := _find_known_task(parts)) is not None:
+        return task
     if parts.classes is not None or parts.labels is not None:
         return "classification"
-    preprocess, _ = adjust(parts, choice.wish)
+    preprocess, _ = adjust(parts, options.edits)
     model, images = unwrap(parts.model), make_noise(preprocess, parts.model)
     try:
         output = run(parts.model, images)
     except ModelError:
-        if (grey := _to_grey(parts, choice)) is None:
+        if (grey := _to_grey(parts, options)) is None:
             raise
-        return _find_task(grey, choice)
+        return _find_task(grey, options)
     maps = find_maps(output)
     if not isinstance(maps, Tensor) or maps.ndim != 4 or max(maps.shape[2:]) == 1:
         return "classification"
     names = [type(model).__name__, *(name for name, _ in model.named_children())]
     is_heatmap = maps.shape[1] in KEYPOINT_COUNTS and maps.shape[2] < images.shape[2]
-    is_pyramid = isinstance(output, list) and len({it.shape[1:2] for it in tensors(output)}) > 1
+    is_pyramid = isinstance(output, list) and len({tensor.shape[1:2] for tensor in tensors(output)}) > 1
     is_features = (end := find_end(model)) is not model and ends_in_features(end)
     if is_heatmap or is_pyramid or is_features or any(OTHER_MAPS.search(name.lower()) for name in names):
         raise ModelError(
@@ -486,29 +486,31 @@ def _find_task(parts: Parts, choice: _Choice) -> str:
     return "segmentation"
 
 
-def _to_grey(parts: Parts, choice: _Choice) -> Parts | None:
-    """The same for grey pictures, where nobody said otherwise of a network that begins with one channel."""
-    is_open = parts.is_assumed and parts.preprocess is not ASSUMED_GREY and not (choice.wish.mean or choice.wish.std)
+def _to_grey(parts: Parts, options: _Options) -> Parts | None:
+    """Return the parts with greyscale preprocessing if the model takes one channel and nothing else is specified."""
+    is_open = (
+        parts.is_assumed and parts.preprocess is not ASSUMED_GREY and not (options.edits.mean or options.edits.std)
+    )
     return replace(parts, preprocess=ASSUMED_GREY) if is_open and first_channels(parts.model) == 1 else None
 
 
 def _make_task_model(
-    name: str | nn.Module, choice: _Choice, parts: Parts, task: str, threshold: float | None
+    name: str | nn.Module, options: _Options, parts: Parts, task: str, threshold: float | None
 ) -> TaskModel:
     family = require_family(parts.model, task)
     if threshold is not None and family is not None:
         check_number(threshold, "threshold", "the lowest score of a box, from 0 to 1.", most=1, error=ModelError)
         family.set_threshold(threshold)
-    preprocess, notes = _to_whole(parts, family, task, choice)
+    preprocess, notes = _use_whole(parts, family, task, options)
     if isinstance(name, nn.Module):
-        _warn_of_guesses(notes if choice.wish else [*parts.notes, *notes])
+        _warn_of_assumptions(notes if options.edits else [*parts.notes, *notes])
     layer = None if family is None else family.layer
-    if choice.layer is not None:
-        layer = find_layer(unwrap(parts.model), choice.layer).name
-    labels = choice.names or parts.labels or (None if family is None else family.labels)
-    if choice.names and task in ("detection", "segmentation"):
-        labels, more = _fit_task_labels(choice.names, parts.model, family, preprocess)
-        notes = [*notes, *more]
+    if options.layer is not None:
+        layer = find_layer(unwrap(parts.model), options.layer).name
+    labels = options.names or parts.labels or (None if family is None else family.labels)
+    if options.names and task in ("detection", "segmentation"):
+        labels, label_notes = _fit_task_labels(options.names, parts.model, family, preprocess)
+        notes = [*notes, *label_notes]
     if labels is not None:
         name_classes(unwrap(parts.model) if family is None else family.model, labels)
     return KINDS[task](
@@ -518,11 +520,11 @@ def _make_task_model(
         len(labels or ()),
         labels,
         layer or "",
-        reader=choice.read,
+        reader=options.reader_function,
         notes=(*parts.notes, *notes),
         family=family,
         inputs={key: value.to(find_input_device(parts.model)) for key, value in parts.inputs.items()},
-        is_chosen=choice.layer is not None,
+        is_chosen=options.layer is not None,
     )
 
 
@@ -541,31 +543,31 @@ def _fit_task_labels(labels: Sequence[str], model: nn.Module, family: Family | N
     return ["background", *labels], [note]
 
 
-def _to_whole(parts: Parts, family: Family | None, task: str, choice: _Choice) -> tuple[Preprocess, Sequence[str]]:
-    """The preprocessing of a model that finds things in places: of all of a picture, unless the model has its own."""
-    wish, usual, notes = choice.wish, parts.preprocess, list[str]()
-    is_open = (parts.is_assumed or parts.is_of_part) and task in ("detection", "segmentation", "pose")
-    if is_open and isinstance(usual, Preprocessing):
+def _use_whole(parts: Parts, family: Family | None, task: str, options: _Options) -> tuple[Preprocess, Sequence[str]]:
+    """Return the preprocessing of a task model, with notes; by default it keeps the whole image."""
+    adjustment, default, notes = options.edits, parts.preprocess, list[str]()
+    is_default = (parts.is_assumed or parts.is_of_part) and task in ("detection", "segmentation", "pose")
+    if is_default and isinstance(default, Preprocessing):
         is_scaled = family is not None and family.has_own_scale
-        usual = usual if _to_grey(parts, choice) is None else ASSUMED_GREY
-        shown = WholePicture(SHORTER, None, usual.mean, usual.std, usual.interpolation)
-        plain = WholePicture() if is_scaled else shown
-        parts = replace(parts, preprocess=plain)
-        if not is_scaled and not (wish.size and wish.mean and wish.std):
-            kind = "greyscale image" if len(plain.mean) == 1 else "image"
+        default = default if _to_grey(parts, options) is None else ASSUMED_GREY
+        scaled = WholePicture(SHORTER_SIDE_PIXELS, None, default.mean, default.std, default.interpolation)
+        preprocess = WholePicture() if is_scaled else scaled
+        parts = replace(parts, preprocess=preprocess)
+        if not is_scaled and not (adjustment.size and adjustment.mean and adjustment.std):
+            kind = "greyscale image" if len(preprocess.mean) == 1 else "image"
             statistics = ", ImageNet's mean and std" if parts.is_assumed else ""
-            what = f"the whole {kind} with a shorter side of {SHORTER} pixels{statistics}"
-            notes = [f"Assumed {what}. Override with --size, --mean, --std (size=, ... in Python)."]
+            assumption = f"the whole {kind} with a shorter side of {SHORTER_SIDE_PIXELS} pixels{statistics}"
+            notes = [f"Assumed {assumption}. Override with --size, --mean, --std (size=, ... in Python)."]
     if not isinstance(parts.preprocess, WholePicture):
-        return adjust(parts, wish)
-    if isinstance(wish.size, tuple) or wish.crop is not None:
+        return adjust(parts, adjustment)
+    if isinstance(adjustment.size, tuple) or adjustment.crop is not None:
         raise ModelError(
             "The model takes the whole image in its own aspect ratio: give size as one number, the length of the shorter "
             "side in pixels, and no crop."
         )
-    plain = parts.preprocess
-    mean, std = wish.mean or plain.mean, wish.std or plain.std
-    return replace(plain, side=wish.size or plain.side, mean=mean, std=std), notes
+    preprocess = parts.preprocess
+    mean, std = adjustment.mean or preprocess.mean, adjustment.std or preprocess.std
+    return replace(preprocess, side=adjustment.size or preprocess.side, mean=mean, std=std), notes
 
 
 def _check(weights: Any, activation: Any, device: str, precision: str, fit: str) -> None:
@@ -573,7 +575,7 @@ def _check(weights: Any, activation: Any, device: str, precision: str, fit: str)
         placing.find_precision(precision)
     if fit != "crop":
         to_fit(fit)
-    if device != "auto":  # what lies on several devices needs none
+    if device != "auto":  # with "auto", a spread model stays where it is
         placing.find_device(device)
     if not isinstance(weights, (str, os.PathLike, type(None))):
         raise ModelError(f"The weights are {shorten(weights)}, expected the path of a checkpoint.")
@@ -581,9 +583,9 @@ def _check(weights: Any, activation: Any, device: str, precision: str, fit: str)
         raise ModelError(f"There is no activation {shorten(activation)}: choose one of {', '.join(ACTIVATIONS)}.")
 
 
-def _find_parts(name: str | nn.Module, choice: _Choice, task: str | None, prompts: Sequence[str]) -> Parts:
-    weights = None if choice.weights is None else Path(choice.weights)
-    device, precision = choice.device, choice.precision
+def _find_parts(name: str | nn.Module, options: _Options, task: str | None, prompts: Sequence[str]) -> Parts:
+    weights = None if options.weights is None else Path(options.weights)
+    device, precision = options.device, options.precision
     if not isinstance(name, str):
         refuse_other_kinds(name)
     if not isinstance(name, nn.Module):

@@ -49,7 +49,7 @@ class Findings:
     in_unit_interval: bool  # True if all logits are between 0 and 1
 
 
-def look(parts: Parts, preprocess: Preprocess, layer_name: str | None) -> tuple[Findings, str, str | None]:
+def find_defaults(parts: Parts, preprocess: Preprocess, layer_name: str | None) -> tuple[Findings, str, str | None]:
     """Return findings on a model, its default layer, and the one for positive methods; run the model only if needed."""
     requested = None if layer_name is None else find_layer(unwrap(parts.model), layer_name).name
     layer, positive = (requested, None) if requested is not None else (parts.layer, parts.layer_for_positive)
@@ -100,9 +100,7 @@ def make_noise(preprocess: Preprocess, model: nn.Module) -> Tensor:
     if isinstance(preprocess, Preprocessing):
         images = torch.from_numpy(generator.standard_normal((1, len(preprocess.mean), *preprocess.size)))
     else:
-        images = preprocess(generator.integers(0, 256, (NOISE_SIDE, NOISE_SIDE, 3), dtype=np.uint8))[
-            None
-        ]
+        images = preprocess(generator.integers(0, 256, (NOISE_SIDE, NOISE_SIDE, 3), dtype=np.uint8))[None]
     return images.to(find_input_device(model), find_input_dtype(model))
 
 

@@ -30,11 +30,11 @@ from gradcam.targets.base import Instance
 from gradcam.targets.classes import ClassTarget, probabilities, take_logits
 from gradcam.web.page import Page
 
-HEIGHTS = (640, 320)  # pixels of a picture in a notebook at most: of one alone, and of one of several
+MAX_HEIGHTS = (640, 320)  # maximum pixels in a notebook: of a single image, and of one of several
 
 
-class _Result:
-    """What explanations and attributions both have."""
+class _SharedFields:
+    """Fields of both explanations and attributions."""
 
     classes: Tensor | None
     scores: Tensor
@@ -44,10 +44,12 @@ class _Result:
 
 
 @dataclass(frozen=True, eq=False)
-class Pictured(_Result):
-    """What results that remember their pictures have in common: the names of classes, captions, and what is shown.
-    `regions`: the pixels of each picture that the network saw. `notes`: what a person should know of how each is shown.
-    `fit`: how the network was shown the pictures, where that is not by its own preprocessing."""
+class ImageResult(_SharedFields):
+    """A result with its images: class names, probabilities, captions and drawing.
+
+    `regions` are the pixels of each image that the model saw. `notes` are remarks on how each image is displayed. `fit`
+    is the part of the images that the model saw, if it is not the default preprocessing.
+    """
 
     images: Sequence[Pixels] = field(repr=False)
     regions: Sequence[Region] = field(repr=False)
@@ -186,21 +188,22 @@ class Pictured(_Result):
         ImageError
             If there is no such image or class.
         """
-        share, instance = None, self.instance(i, k)
+        value, instance = None, self.instance(i, k)
         if instance is not None:
-            share = instance.score
+            value = instance.score
         else:
-            with contextlib.suppress(GradcamError):  # of a head among several, which only the target knew
-                share = self.probability(i, k)
-        shown = ""
-        if share is not None:  # a percentage, or what the model gives in its place, as a regression does
+            # The output may have several heads, and only the target knew which one.
+            with contextlib.suppress(GradcamError):
+                value = self.probability(i, k)
+        suffix = ""
+        if value is not None:  # a probability in percent, or the raw value of a regression
             is_cosine = instance is not None and instance.kind in ("text", "like")
-            is_value = self.activation == "none" and (len(self.labels or ()) == 1 or not 0 <= share <= 1)
-            is_share = not (is_cosine or is_value)
-            shown = f", {100 * share:.0f} %" if is_share else f", {share:.4g}"
+            is_value = self.activation == "none" and (len(self.labels or ()) == 1 or not 0 <= value <= 1)
+            is_probability = not (is_cosine or is_value)
+            suffix = f", {100 * value:.0f} %" if is_probability else f", {value:.4g}"
         evidence = getattr(self, "evidence", "positive")
         kind = "" if evidence == "positive" else f"{evidence} evidence "
-        return f"{self.name_class(i, k)}{shown}, {kind}by {self.method}{f' at {self.layer}' if self.layer else ''}"
+        return f"{self.name_class(i, k)}{suffix}, {kind}by {self.method}{f' at {self.layer}' if self.layer else ''}"
 
     def select(self, i: int) -> Self:
         """Return the result of image i alone.
@@ -215,15 +218,15 @@ class Pictured(_Result):
         ImageExplanation or ImageAttribution
             A copy with N = 1, including the model's output.
         """
-        per_picture = self._tensors() | {name: getattr(self, name) for name in ("images", "regions", "notes")}
-        changed: dict[str, Any] = {name: values[i : i + 1] for name, values in per_picture.items()}
-        changed |= self._take_instances(i)
+        per_image = self._tensors() | {name: getattr(self, name) for name in ("images", "regions", "notes")}
+        fields: dict[str, Any] = {name: values[i : i + 1] for name, values in per_image.items()}
+        fields |= self._take_instances(i)
         count = len(self.images)
         output = self.output if count == 1 else take_rows(self.output, slice(i, i + 1), count)
-        return replace(self, **(changed | {"output": output}))
+        return replace(self, **(fields | {"output": output}))
 
     def _take_instances(self, i: int) -> dict[str, Any]:
-        """What is only of other tasks than to classify, of picture i alone."""
+        """Return the fields of image i that only task models have."""
         return {}
 
     def cpu(self) -> Self:
@@ -240,8 +243,8 @@ class Pictured(_Result):
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor) and name != "output"}
 
     def _draw_all(self, i: int | None = None, k: int | None = None, **options: Any) -> Pixels:
-        drawn = self._draw(i, k, **options)
-        return drawn[0][0] if len(drawn) == len(drawn[0]) == 1 else sheet(drawn)
+        cells = self._draw(i, k, **options)
+        return cells[0][0] if len(cells) == len(cells[0]) == 1 else sheet(cells)
 
     def _draw(self, i: int | None = None, k: int | None = None, **options: Any) -> list[list[Pixels]]:
         rows, columns = choose(i, k, tuple(self.scores.shape))
@@ -254,20 +257,20 @@ class Pictured(_Result):
         return encode_png(self._draw_all())
 
     def _repr_html_(self) -> str:
-        drawn = self._draw()
-        height = HEIGHTS[0] if len(drawn) == len(drawn[0]) == 1 else HEIGHTS[1]
+        cells = self._draw()
+        height = MAX_HEIGHTS[0] if len(cells) == len(cells[0]) == 1 else MAX_HEIGHTS[1]
         page = ""
-        for i, row in enumerate(drawn):
-            figures = "".join(_to_figure(picture, height, self.caption(i, k)) for k, picture in enumerate(row))
+        for i, row in enumerate(cells):
+            figures = "".join(_to_figure(pixels, height, self.caption(i, k)) for k, pixels in enumerate(row))
             page += f'<div style="display: flex; flex-wrap: wrap; gap: 8px; margin-bottom: 8px">{figures}</div>'
         return page
 
 
-def _to_figure(picture: Pixels, height: int, caption: str) -> str:
-    picture = scale(picture, height) if picture.shape[0] > height else picture
-    data, text = base64.b64encode(encode_image(picture, ".jpg", 90)).decode(), html.escape(caption)
+def _to_figure(pixels: Pixels, height: int, caption: str) -> str:
+    pixels = scale(pixels, height) if pixels.shape[0] > height else pixels
+    data, text = base64.b64encode(encode_image(pixels, ".jpg", 90)).decode(), html.escape(caption)
     return (
-        f'<figure style="margin: 0; max-width: {picture.shape[1]}px">'
+        f'<figure style="margin: 0; max-width: {pixels.shape[1]}px">'
         f'<img src="data:image/jpeg;base64,{data}" alt="{text}" style="max-width: 100%">'
         f"<figcaption>{text}</figcaption></figure>"
     )
@@ -275,7 +278,7 @@ def _to_figure(picture: Pixels, height: int, caption: str) -> str:
 
 @keep_old_names
 @dataclass(frozen=True, eq=False)
-class ImageExplanation(Pictured, Explanation):
+class ImageExplanation(ImageResult, Explanation):
     """An `Explanation` with its images, and with the region of each image that the model saw.
 
     It has the fields of `Explanation`. A notebook displays it automatically.
@@ -343,11 +346,11 @@ class ImageExplanation(Pictured, Explanation):
             If the colour map is unknown, or the opacity is outside [0,1].
         """
         choose(i, k, tuple(self.maps.shape))
-        look: dict[str, Any] = {"alpha": alpha, "colormap": colormap, "outline": outline}
-        shown, region = self.heatmaps[i][k], self.regions[i]
-        drawn = overlay(self.images[i], shown, region=region, signed=self.evidence == "signed", **look)
+        options: dict[str, Any] = {"alpha": alpha, "colormap": colormap, "outline": outline}
+        heatmap, region = self.heatmaps[i][k], self.regions[i]
+        pixels = overlay(self.images[i], heatmap, region=region, signed=self.evidence == "signed", **options)
         instance = self.instance(i, k)
-        return drawn if instance is None or not outline else draw_marks(drawn, [to_mark(instance)])
+        return pixels if instance is None or not outline else draw_marks(pixels, [to_mark(instance)])
 
     def save(
         self,
@@ -422,14 +425,14 @@ class ImageExplanation(Pictured, Explanation):
         ['espresso', 'tripod']
         """
         choose(i, None, tuple(self.scores.shape))
-        made = show_explanation(self, i, name)
+        result = show_explanation(self, i, name)
         if path is not None:
-            made.save(path)
-        return made
+            result.save(path)
+        return result
 
     def _repr_html_(self) -> str:
-        is_one = len(self.images) == 1 and self.maps.ndim == 4 and self.reference is None
-        return self.page()._repr_html_() if is_one else super()._repr_html_()
+        has_one_image = len(self.images) == 1 and self.maps.ndim == 4 and self.reference is None
+        return self.page()._repr_html_() if has_one_image else super()._repr_html_()
 
     def _draw_one(self, i: int, k: int, **options: Any) -> Pixels:
         return self.overlay(i, k, **options)
@@ -437,24 +440,24 @@ class ImageExplanation(Pictured, Explanation):
     def _take_instances(self, i: int) -> dict[str, Any]:
         if self.instances is None:
             return {"detections": None if self.detections is None else self.detections[i : i + 1]}
-        own = self.instances[i]
-        changed: dict[str, Any] = {
-            "instances": [own],
+        instances = self.instances[i]
+        fields: dict[str, Any] = {
+            "instances": [instances],
             "detections": None if self.detections is None else self.detections[i : i + 1],
         }
-        for name in ("maps", "scores", "classes"):  # without what fills the rows of pictures that have fewer
+        for name in ("maps", "scores", "classes"):  # without the padding of images that have fewer instances
             values = getattr(self, name)
-            changed[name] = None if values is None else values[i : i + 1, : len(own)]
-        changed["heatmaps"] = self.heatmaps[i][None, : len(own)]
+            fields[name] = None if values is None else values[i : i + 1, : len(instances)]
+        fields["heatmaps"] = self.heatmaps[i][None, : len(instances)]
         if self.reference is not None:
-            there = self.reference
-            changed["reference"] = replace(
-                there,
-                maps=there.maps[:, i : i + 1],
-                heatmaps=there.heatmaps[:, i : i + 1],
-                scores=there.scores[:, i : i + 1],
+            reference = self.reference
+            fields["reference"] = replace(
+                reference,
+                maps=reference.maps[:, i : i + 1],
+                heatmaps=reference.heatmaps[:, i : i + 1],
+                scores=reference.scores[:, i : i + 1],
             )
-        return changed
+        return fields
 
     def laid_on_pictures(self) -> Self:
         """Return a copy whose instances are in pixels of the images instead of the model's input.
@@ -464,24 +467,24 @@ class ImageExplanation(Pictured, Explanation):
         ImageExplanation
             A copy with converted boxes, points and masks.
         """
-        changed: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         for name in ("instances", "detections"):
             rows = getattr(self, name)
             if rows is not None:
-                changed[name] = [[self._lay(i, each) for each in row] for i, row in enumerate(rows)]
-        return replace(self, **changed) if changed else self
+                fields[name] = [[self._to_image_pixels(i, instance) for instance in row] for i, row in enumerate(rows)]
+        return replace(self, **fields) if fields else self
 
-    def _lay(self, i: int, instance: Instance) -> Instance:
+    def _to_image_pixels(self, i: int, instance: Instance) -> Instance:
         rows, columns = self.heatmaps[i].shape[-2:]
         return instance.moved((0, 0, rows, columns), self.regions[i], self.images[i].shape[:2])
 
 
 def to_mark(instance: Instance) -> Mark:
-    """How an instance is drawn."""
+    """Return the mark that draws an instance."""
     number = "" if instance.number is None else f"{instance.number} "
-    share = "" if instance.score is None or instance.kind in ("text", "like") else f" {100 * instance.score:.0f} %"
+    percentage = "" if instance.score is None or instance.kind in ("text", "like") else f" {100 * instance.score:.0f} %"
     mask = None if instance.mask is None else instance.mask.cpu().numpy()
-    text = f"{number}{instance.name}{share}" if instance.kind in ("box", "missed", "keypoint", "mask") else ""
+    text = f"{number}{instance.name}{percentage}" if instance.kind in ("box", "missed", "keypoint", "mask") else ""
     return Mark(
         box=None if instance.kind == "mask" else instance.box,
         edge=instance.edge,
@@ -494,14 +497,14 @@ def to_mark(instance: Instance) -> Mark:
 
 
 def to_probabilities(output: Any, images: int, activation: str) -> Tensor:
-    """All classes' probabilities, float32 (N,C), in what a model gave for so many images."""
+    """Return the probabilities of all classes, float32 (N,C), from a model's output for this many images."""
     target, logits = take_logits(ClassTarget(activation=activation), output, images)
     return probabilities(logits, target.activation)
 
 
 @keep_old_names
 @dataclass(frozen=True, eq=False)
-class ImageAttribution(Pictured, Attribution):
+class ImageAttribution(ImageResult, Attribution):
     """An `Attribution` with its images, and with the region of each image that the model saw.
 
     It has the fields of `Attribution`. A notebook displays it automatically.

@@ -1,4 +1,4 @@
-"""Models by name without their weights: modules and shapes alone, which take neither time nor memory."""
+"""Build models by name without their weights: on the meta device, modules and shapes take neither time nor memory."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ from gradcam.models.device import find_input_dtype, first_channels
 from gradcam.models.providers import DEFAULT, find_blueprint, pytorch_defaults
 from gradcam.models.providers.base import Blueprint, empty_parameters
 
-OF_VOLUMES = (
+VOLUME_HINT = (
     ". Give --size DxHxW, or a module whose forward(clip) returns model([clip[:, :, ::4], clip]) (SlowFast), "
     "or model(clip.transpose(1, 2)) (frames before channels)."
 )
-MOST_SAID = 60  # characters of a model's own error, before a hint
-MOST_PARAMETERS = 60_000_000  # of a model that is built with random weights to see where its cells lie
+MAX_MESSAGE_CHARACTERS = 60  # characters of the model's error message before a hint
+MAX_PARAMETERS_TO_RUN = 60_000_000  # largest model that is run with random weights to locate its cells
 
 
 @dataclass(frozen=True)
 class Skeleton:
-    """A model without the weights of its name, and what it takes: pictures of `size` (height, width) with so many channels,
-    or volumes and clips of `size` (depth, height, width). `layer`, `layer_for_positive`: as those of a `Blueprint`.
+    """A model without trained weights, and the shape of its input.
+
+    `size` is (height, width) for images, and (depth, height, width) for volumes and clips. `layer` and
+    `layer_for_positive` are those of the `Blueprint`.
     """
 
     name: str
@@ -42,8 +44,11 @@ class Skeleton:
 
 @dataclass(frozen=True)
 class Survey:
-    """A skeleton's layers. `note`: what a person should know of how they were found. `is_of_task`: whether the model does
-    more than classify, and the marked ones are those that are explained where none is named."""
+    """The layers of a skeleton.
+
+    `note` says how they were found, if that is special. `is_of_task` is True if the model is for a task other than
+    classification; the suggested rows are then the layers that are explained by default.
+    """
 
     skeleton: Skeleton
     rows: tuple[LayerRow, ...]
@@ -52,19 +57,23 @@ class Survey:
 
 
 def build_with_random_weights(name: str = DEFAULT, *, size: tuple[int, ...] | None = None) -> Skeleton:
-    """The model of that name with weights that are drawn at random, so that it computes; none are read or downloaded.
-    `size`: of its pictures, (height, width), or of its volumes, (depth, height, width); None for what its weights were
-    trained with, and a depth of 16. What a function of the user's own gives is taken as it is. The random state of the
-    caller stays as it was."""
+    """Build the model of this name with random weights; nothing is read or downloaded.
+
+    `size` is (height, width) of its images, or (depth, height, width) of its volumes. None is the size that its weights
+    were trained with, and a depth of 16. The result of a user's own function is not changed. The caller's random state
+    stays as it was.
+    """
     with torch.random.fork_rng(devices=()):
         return _to_skeleton(name, find_blueprint(name), size, _build)
 
 
 def survey(name: str = DEFAULT, *, size: tuple[int, ...] | None = None) -> Survey:
-    """The layers of the model of that name, as `gradcam.list_layers` gives them, with the model's own suggestion. It is
-    built on the meta device, where no weight has a value; `size` is as in `build_with_random_weights`. A model that
-    asks for values on its way does not run there: it is run with random weights. One that does not take the usual
-    channels gets as many as its first convolution takes."""
+    """Return the layers of the model of this name, as `gradcam.list_layers` does, with the model's own suggestion.
+
+    The model is built on the meta device, where weights have no values. A model whose forward pass needs values is run
+    with random weights. A model that does not take the usual channels gets as many as its first convolution takes.
+    `size` is as in `build_with_random_weights`.
+    """
     blueprint = find_blueprint(name)
     skeleton = _to_skeleton(name, blueprint, size, _build_empty)
     try:
@@ -82,35 +91,38 @@ def _survey(blueprint: Blueprint, skeleton: Skeleton) -> Survey:
         rows = _try_places(blueprint, skeleton, _list_layers(skeleton, skeleton.model, "meta"))
     except GradcamError:
         raise
-    except (Exception, SystemExit) as error:  # whatever a model raises
+    except (Exception, SystemExit) as error:  # a model may raise anything
         if "meta" not in str(error).lower():
             raise does_not_run(skeleton.name, (skeleton.channels, *skeleton.size), error) from error
         rows, note = (
-            _list_for_real(blueprint, skeleton),
+            _list_with_random_weights(blueprint, skeleton),
             "The forward pass needs real values: the model was run with random weights.",
         )
     family = find_main(skeleton.model)
-    own = () if family is None else [layer.partition(":")[0] for layer in family.layers]
-    own, positive = ([skeleton.layer], skeleton.layer_for_positive) if skeleton.layer is not None else (own, None)
-    if own:
+    layer_names = () if family is None else [layer.partition(":")[0] for layer in family.layers]
+    layer_names, positive = (
+        ([skeleton.layer], skeleton.layer_for_positive) if skeleton.layer is not None else (layer_names, None)
+    )
+    if layer_names:
         rows = tuple(
-            replace(it, is_suggested=it.name in own, suggested_for_positive=it.name == positive) for it in rows
+            replace(row, is_suggested=row.name in layer_names, suggested_for_positive=row.name == positive)
+            for row in rows
         )
     return Survey(skeleton, rows, note, is_of_task=family is not None)
 
 
 def _try_places(blueprint: Blueprint, skeleton: Skeleton, rows: tuple[LayerRow, ...]) -> tuple[LayerRow, ...]:
-    """With what random weights show of places that are guesses; as they are without one, or where it would take long."""
+    """Return the rows with their cells located by a run with random weights, if that is needed and fast enough."""
     count = sum(parameter.numel() for parameter in skeleton.model.parameters())
-    is_volume = len(skeleton.size) > 2  # of which several passes take minutes
-    if is_volume or count > MOST_PARAMETERS or not any(row.cam and row.guessed for row in rows):
+    is_volume = len(skeleton.size) > 2  # several passes over a volume take minutes
+    if is_volume or count > MAX_PARAMETERS_TO_RUN or not any(row.cam and row.guessed for row in rows):
         return rows
     with (
         contextlib.suppress(Exception),
         torch.random.fork_rng(devices=()),
-    ):  # it was listed once, whatever it raises now
-        torch.manual_seed(0)  # the same list each time
-        places = {row.name: row.places for row in _list_for_real(blueprint, skeleton)}
+    ):  # The rows are complete without this run, so any error leaves them as they are.
+        torch.manual_seed(0)  # so that the list is reproducible
+        places = {row.name: row.places for row in _list_with_random_weights(blueprint, skeleton)}
         return tuple(replace(row, places=places.get(row.name)) for row in rows)
     return rows
 
@@ -120,7 +132,7 @@ def _list_layers(skeleton: Skeleton, model: nn.Module, device: str) -> tuple[Lay
     return list_layers(model, torch.zeros(1, skeleton.channels, *skeleton.size, device=device, dtype=dtype))
 
 
-def _list_for_real(blueprint: Blueprint, skeleton: Skeleton) -> tuple[LayerRow, ...]:
+def _list_with_random_weights(blueprint: Blueprint, skeleton: Skeleton) -> tuple[LayerRow, ...]:
     model = _build(skeleton.name, blueprint)
     try:
         return _list_layers(skeleton, model, "cpu")
@@ -131,13 +143,13 @@ def _list_for_real(blueprint: Blueprint, skeleton: Skeleton) -> tuple[LayerRow, 
 
 
 def does_not_run(name: str, shape: Sequence[int], error: BaseException) -> ModelError:
-    """The error for a model that fails on a picture, or a volume, of this shape (C,H,W) or (C,D,H,W)."""
-    kind, hint = ("a volume", OF_VOLUMES) if len(shape) > 3 else ("an image", "")
+    """Return the error for a model that fails on an image (C,H,W) or a volume (C,D,H,W) of this shape."""
+    kind, hint = ("a volume", VOLUME_HINT) if len(shape) > 3 else ("an image", "")
     reason = " ".join(" ".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())]).split())
     if isinstance(error, SystemExit):
-        reason = f"SystemExit: {reason}"  # a bare number would say nothing
+        reason = f"SystemExit: {reason}"  # SystemExit has only an exit code as its message
     elif hint:
-        reason = reason[:MOST_SAID].rstrip(".")
+        reason = reason[:MAX_MESSAGE_CHARACTERS].rstrip(".")
     elif isinstance(error, (RuntimeError, AssertionError)) and not hasattr(error, "__notes__"):
         reason, hint = reason.rstrip("."), "; give another --size."
     return ModelError(f"{name} does not run with {kind} of {' x '.join(map(str, shape))}: {reason}{hint}")
@@ -153,21 +165,21 @@ def _to_skeleton(
 
 
 def _build_empty(name: str, blueprint: Blueprint) -> nn.Module:
-    # Where that fails, it looks at its own weights while it is built, or cannot be built at all.
+    # A model that reads its weights while it is built fails here, and so does one that cannot be built at all.
     with contextlib.suppress(ModelError), empty_parameters(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about weights that are read into nothing
+        warnings.simplefilter("ignore")  # PyTorch warns of loading weights into meta tensors
         return _build(name, blueprint).to("meta")
     return _build(name, blueprint).to("meta")
 
 
 def _build(name: str, blueprint: Blueprint) -> nn.Module:
-    """The model, with random weights. Raises `ModelError` where that fails, or gives something else."""
+    """Build the model with random weights; raise `ModelError` if that fails or returns something else."""
     try:
         with pytorch_defaults():
             model = blueprint.build()
     except ModelError:
         raise
-    except (Exception, SystemExit) as error:  # whatever the code of somebody's model raises
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
         reason = " ".join(str(error).split())
         raise ModelError(f"{name}: cannot be built ({type(error).__name__}: {reason})") from error
     if not isinstance(model, nn.Module):

@@ -52,14 +52,14 @@ def batch(gradcam_command: Command, folder: Path) -> Batch:
 @pytest.fixture
 def earlier(monkeypatch: Patch) -> Iterator[Patch]:
     """Let the package choose the layers of an earlier version, until `undo` is called."""
-    look = probe.look
+    find_defaults = probe.find_defaults
 
-    def look_earlier(parts: Any, preprocess: Any, layer: str | None) -> Any:
-        findings, *layers = look(parts, preprocess, layer)
+    def find_earlier_defaults(parts: Any, preprocess: Any, layer: str | None) -> Any:
+        findings, *layers = find_defaults(parts, preprocess, layer)
         return findings, *(layers if layer is not None else (EARLIER_LAYER, "2"))
 
     with monkeypatch.context() as patch:
-        patch.setattr("gradcam.models.load.look", look_earlier)
+        patch.setattr("gradcam.models.load.find_defaults", find_earlier_defaults)
         yield patch
 
 
