@@ -488,10 +488,8 @@ def _find_task(parts: Parts, options: _Options) -> str:
 
 def _to_grey(parts: Parts, options: _Options) -> Parts | None:
     """Return the parts with greyscale preprocessing if the model takes one channel and nothing else is specified."""
-    is_open = (
-        parts.is_assumed and parts.preprocess is not ASSUMED_GREY and not (options.edits.mean or options.edits.std)
-    )
-    return replace(parts, preprocess=ASSUMED_GREY) if is_open and first_channels(parts.model) == 1 else None
+    unset = parts.is_assumed and parts.preprocess is not ASSUMED_GREY and not (options.edits.mean or options.edits.std)
+    return replace(parts, preprocess=ASSUMED_GREY) if unset and first_channels(parts.model) == 1 else None
 
 
 def _make_task_model(

@@ -1,4 +1,4 @@
-"""A checkpoint's tensors under the names that a model expects, what is wrong with them, and how they are loaded."""
+"""Rename a checkpoint's tensors to the names of a model, report differences, and load them."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from gradcam.models.checkpoints.read import Checkpoint
 
 Tensors = dict[str, Tensor]
 
-MOST_NAMES = 3
-BUILD = "Write a function that builds the model as it was trained, and give --model FILE.py:FUNCTION."
-COUNTER = "num_batches_tracked"  # of batch norms, for training alone
-# Buffers that modules work out by themselves, and that their versions keep, drop or size differently; thop's counts.
-COMPUTED = (
+MAX_LISTED_NAMES = 3
+FACTORY_HINT = "Write a function that builds the model as it was trained, and give --model FILE.py:FUNCTION."
+COUNTER = "num_batches_tracked"  # of batch norms, used only in training
+# Buffers that modules compute themselves, and that library versions keep, drop or resize; and the counters of thop.
+COMPUTED_BUFFERS = (
     COUNTER, "relative_position_index", "relative_coords_table", "attn_mask", "position_ids", "total_ops", "total_params",
 )  # fmt: skip
 TRAINING_ONLY = re.compile(r"(AuxLogits|aux1|aux2|aux_classifier)\.")  # heads of Inception, GoogLeNet and segmenters
-# Usual first parts of names, the preferred ones first: averages, as `find_state_dicts` has it.
-USUAL = ("ema_model", "model_ema", "ema", "module", "model", "net", "backbone", "network", "_forward_module")
-# What wrappers of modules put into names, at any depth.
-WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
-# Names that torchvision gave once, each with what it gives now: DenseNet until 0.2, vision transformers until 0.12.
+# Common prefixes, in order of preference: averages first, as in `find_state_dicts`.
+KNOWN_PREFIXES = ("ema_model", "model_ema", "ema", "module", "model", "net", "backbone", "network", "_forward_module")
+# Name parts that module wrappers insert, at any depth.
+WRAPPER_PARTS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+# Old names in torchvision with their replacements: DenseNet until 0.2, vision transformers until 0.12.
 OLD_NAMES = (
     (re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12])\."), r"\1\2."),
     (re.compile(r"\.mlp\.linear_1\."), ".mlp.0."),
@@ -38,36 +38,40 @@ OLD_NAMES = (
 
 
 def count_classes(checkpoint: Checkpoint, model: nn.Module) -> int | None:
-    """How many classes the checkpoint has, for a model of this architecture with any number; None where that is unknown."""
+    """Return the number of classes in a checkpoint of this architecture; None if it is unknown."""
     expected, name = _expect(model), f"{find_head(model)}.weight"
-    found = _fit(checkpoint, model, expected).tensors.get(name) if name in expected else None
-    return len(found) if found is not None and found.shape[1:] == expected[name].shape[1:] else None
+    weight = _fit(checkpoint, model, expected).tensors.get(name) if name in expected else None
+    return len(weight) if weight is not None and weight.shape[1:] == expected[name].shape[1:] else None
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint) -> Sequence[str]:
-    """Loads the checkpoint into the model, in the model's own precision; gives sentences on what was made to fit. A
-    model on the meta device gets storage of its own. Nothing is loaded unless all that the model needs is there, and
-    nothing else, but for buffers that are worked out anyway and heads that only training needs: otherwise raises
-    `ModelError` with what is missing, unexpected and of wrong shape; and for weights that are not finite."""
+    """Load a checkpoint into a model, in the model's precision, and return notes on what was adapted.
+
+    A model on the meta device gets new storage. Raises `ModelError`, and loads nothing, if tensors are missing,
+    unexpected or of the wrong shape, or not finite. Buffers that modules compute and heads that only training uses do
+    not count.
+    """
     expected = _expect(model)
     fitted = _fit(checkpoint, model, expected)
     difference = compare(fitted.tensors, expected, fitted.outside)
     if difference.missing or difference.unexpected or difference.shapes:
-        what, details = difference.describe(model)
-        raise ModelError(f"{checkpoint.path}: {what}", details)
-    fitting = [name for name in expected if name in fitted.tensors and name not in difference.of_no_account]
+        summary, details = difference.describe(model)
+        raise ModelError(f"{checkpoint.path}: {summary}", details)
+    fitting = [name for name in expected if name in fitted.tensors and name not in difference.negligible]
     for name in fitting:
-        tensor, wanted = fitted.tensors[name], expected[name]
-        if tensor.is_complex() or tensor.is_floating_point() != wanted.is_floating_point():  # such as quantised weights
-            raise ModelError(f"{checkpoint.path}: '{name}' is {tensor.dtype}, expected {wanted.dtype}.")
-    plain: dict[str, Any] = {"copy": True, "memory_format": torch.contiguous_format}  # as the model's own would lie
-    state = OrderedDict((name, fitted.tensors[name].to(expected[name].dtype, **plain)) for name in fitting)
+        tensor, value = fitted.tensors[name], expected[name]
+        # Quantised weights, for example, cannot be converted.
+        if tensor.is_complex() or tensor.is_floating_point() != value.is_floating_point():
+            raise ModelError(f"{checkpoint.path}: '{name}' is {tensor.dtype}, expected {value.dtype}.")
+    # Contiguous copies, like newly created weights.
+    options: dict[str, Any] = {"copy": True, "memory_format": torch.contiguous_format}
+    state = OrderedDict((name, fitted.tensors[name].to(expected[name].dtype, **options)) for name in fitting)
     _check_finite(checkpoint, state)
-    # compare() allows nothing but counters to be missing where the model has no values of its own.
-    counters = {name: wanted for name, wanted in expected.items() if wanted.is_meta and name not in state}
-    state.update((name, torch.zeros_like(wanted, device="cpu")) for name, wanted in counters.items())
-    # The names and shapes are today's: without a version, modules would take them for those of their oldest one.
-    state._metadata = expected._metadata  # type: ignore[attr-defined]  # PyTorch keeps versions there
+    # For a model on the meta device, `compare` lets only counters be missing.
+    counters = {name: value for name, value in expected.items() if value.is_meta and name not in state}
+    state.update((name, torch.zeros_like(value, device="cpu")) for name, value in counters.items())
+    # Names and shapes are those of the current version. Without metadata, modules would assume their oldest version.
+    state._metadata = expected._metadata  # type: ignore[attr-defined]  # PyTorch stores module versions there
     try:
         model.load_state_dict(state, strict=False, assign=any(tensor.is_meta for tensor in expected.values()))
     except RuntimeError as error:
@@ -82,7 +86,7 @@ def _expect(model: nn.Module) -> Tensors:
                 f"The model's '{name}' is uninitialised (lazy). Run the model once in its factory function."
             )
     expected = model.state_dict()
-    for name in [name for name, value in expected.items() if not isinstance(value, Tensor)]:  # modules' extra state
+    for name in [name for name, value in expected.items() if not isinstance(value, Tensor)]:  # extra state of modules
         del expected[name]
     return expected
 
@@ -99,21 +103,21 @@ def _fit(checkpoint: Checkpoint, model: nn.Module, expected: Tensors) -> Fitted:
 
 
 def _check_finite(checkpoint: Checkpoint, tensors: Tensors) -> None:
-    """A network with one weight that is not a number answers nothing else: said here, where the file is known."""
+    """Raise `ModelError` if a weight is NaN or infinite, because the network would return only NaN."""
     floating = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
     sums = [tensor.sum(dtype=torch.float32) for tensor in floating.values()]
-    if sums and torch.stack(sums).isfinite().all():  # quick, and right where no sum overflows
+    if sums and torch.stack(sums).isfinite().all():  # fast; if a sum overflows, the tensors are checked one by one
         return
-    if wrong := [name for name, tensor in floating.items() if not tensor.isfinite().all()]:
+    if non_finite := [name for name, tensor in floating.items() if not tensor.isfinite().all()]:
         raise ModelError(
-            f"{checkpoint.path}: {len(wrong)} tensors contain NaN or infinity, the first is '{wrong[0]}'. "
+            f"{checkpoint.path}: {len(non_finite)} tensors contain NaN or infinity, the first is '{non_finite[0]}'. "
             "The training diverged, or the values overflow the model's precision. Use an earlier checkpoint."
         )
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """Tensors under the model's names. `outside`: those that lay outside the prefix, parts of something else perhaps."""
+    """Tensors under the model's names; `outside` lists those without the prefix, which may belong to something else."""
 
     tensors: Tensors
     notes: Sequence[str] = ()
@@ -121,63 +125,75 @@ class Fitted:
 
 
 def fit_names(tensors: Tensors, expected: Collection[str]) -> Fitted:
-    """The same tensors under the names that the model expects, as far as old spellings and one prefix tell; with notes.
-    The prefix makes most names the model's. Raises `ModelError`, without the file's name, where several fit alike."""
+    """Return the tensors under the model's names, undoing old spellings, wrappers and one prefix; with notes.
+
+    The prefix is the one that gives the most names of the model. Raises `ModelError`, without the file's name, if
+    several fit equally well.
+    """
     notes = []
-    for part in WRAPPERS:
-        touched = sum(part in name for name in tensors)
+    for part in WRAPPER_PARTS:
+        wrapped = sum(part in name for name in tensors)
         unwrapped = {name.replace(part, ""): tensor for name, tensor in tensors.items()}
-        if touched and len(unwrapped) == len(tensors) and not any(part in name for name in expected):
+        if wrapped and len(unwrapped) == len(tensors) and not any(part in name for name in expected):
             tensors = unwrapped
-            notes.append(f"'{part}' removed from {touched} names.")
+            notes.append(f"'{part}' removed from {wrapped} names.")
     renamed = list(tensors)
-    for old, spelling in OLD_NAMES:
-        if not any(old.search(name) for name in expected):
-            renamed = [old.sub(spelling, name) for name in renamed]
-    changed = sum(new != old for new, old in zip(renamed, tensors))
+    for pattern, replacement in OLD_NAMES:
+        if not any(pattern.search(name) for name in expected):
+            renamed = [pattern.sub(replacement, name) for name in renamed]
+    changed = sum(new != name for new, name in zip(renamed, tensors))
     if changed and len(set(renamed)) == len(tensors):
         tensors = dict(zip(renamed, tensors.values()))
         notes.append(f"{changed} tensors renamed: the file uses the names of an older torchvision version.")
-    plain = sum(name in tensors for name in expected)
-    too_long = _best(_prefixes(tensors, set(expected)), plain, len(expected))
-    too_short = _best(_prefixes(expected, set(tensors)), plain, len(expected))
-    if too_long and (not too_short or too_long[1] >= too_short[1]):
-        prefix = too_long[0]
+    unprefixed = sum(name in tensors for name in expected)
+    removable = _best(_prefixes(tensors, set(expected)), unprefixed, len(expected))
+    addable = _best(_prefixes(expected, set(tensors)), unprefixed, len(expected))
+    if removable and (not addable or removable[1] >= addable[1]):
+        prefix = removable[0]
         inside = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
         outside = {name: t for name, t in tensors.items() if not name.startswith(prefix) and name not in inside}
         return Fitted(inside | outside, [*notes, f"Prefix '{prefix}' removed from {len(inside)} names."], list(outside))
-    if too_short:
-        prefix, count = too_short
+    if addable:
+        prefix, count = addable
         tensors = {prefix + name if prefix + name in expected else name: tensor for name, tensor in tensors.items()}
         notes.append(f"Prefix '{prefix}' added to {count} names.")
     return Fitted(tensors, notes)
 
 
-def _prefixes(names: Collection[str], wanted: Collection[str]) -> Counter[str]:
+def _prefixes(names: Collection[str], targets: Collection[str]) -> Counter[str]:
     counts: Counter[str] = Counter()
     for name in names:
         for dot in re.finditer(r"\.", name):
-            counts[name[: dot.end()]] += name[dot.end() :] in wanted
+            counts[name[: dot.end()]] += name[dot.end() :] in targets
     return counts
 
 
-def _best(counts: Counter[str], plain: int, total: int) -> tuple[str, int] | None:
-    """The prefix of most names, if they are more than without one: a usual prefix, or one of most of the model's names."""
-    good = {p: count for p, count in counts.items() if count > plain and (_is_usual(p) or 2 * count > total)}
-    best = [prefix for prefix in good if good[prefix] == max(good.values())]
-    usual = sorted(filter(_is_usual, best), key=lambda prefix: [USUAL.index(part) for part in prefix[:-1].split(".")])
-    if not usual and len(best) > 1:
+def _best(counts: Counter[str], unprefixed: int, total: int) -> tuple[str, int] | None:
+    """Return the prefix with the most matches, and their number; None if no prefix does better than none at all.
+
+    Only common prefixes, and those that match most of the model's names, are considered.
+    """
+    candidates = {p: count for p, count in counts.items() if count > unprefixed and (_is_usual(p) or 2 * count > total)}
+    best = [prefix for prefix in candidates if candidates[prefix] == max(candidates.values())]
+    preferred = sorted(
+        filter(_is_usual, best), key=lambda prefix: [KNOWN_PREFIXES.index(part) for part in prefix[:-1].split(".")]
+    )
+    if not preferred and len(best) > 1:
         raise ModelError(f"contains several models that fit equally well, {join_names(best)}: save only one of them.")
-    return ((usual or best)[0], max(good.values())) if best else None
+    return ((preferred or best)[0], max(candidates.values())) if best else None
 
 
 def _is_usual(prefix: str) -> bool:
-    return all(part in USUAL for part in prefix[:-1].split("."))
+    return all(part in KNOWN_PREFIXES for part in prefix[:-1].split("."))
 
 
 def find_head(model: nn.Module) -> str | None:
-    """The name of the last module with parameters, if it has a weight (classes, features) or (classes, features, 1, 1)."""
-    owners = [(name, it) for name, it in model.named_modules() if next(it.parameters(recurse=False), None) is not None]
+    """Return the name of the last module with parameters; None unless its weight is that of a linear or 1x1 layer."""
+    owners = [
+        (name, module)
+        for name, module in model.named_modules()
+        if next(module.parameters(recurse=False), None) is not None
+    ]
     name, last = owners[-1] if owners else ("", None)
     weight = getattr(last, "weight", None)
     is_head = isinstance(weight, Tensor) and weight.ndim >= 2 and all(side == 1 for side in weight.shape[2:])
@@ -185,18 +201,20 @@ def find_head(model: nn.Module) -> str | None:
 
 
 def rename_head(tensors: Tensors, expected: Mapping[str, Tensor], head: str | None) -> tuple[Tensors, Sequence[str]]:
-    """The tensors with the head under the model's name, where it is certain which they are; with notes. A `Sequential`
-    around the last layer puts a number into its name: `classifier.0.weight` for `classifier.weight`, as CheXNet's
-    linear layer and sigmoid. It is followed if it has the very parameters that the head would have, and nothing else
-    lies there; their shapes are for others to check."""
-    own = {name.removeprefix(head) for name in expected if name.startswith(f"{head}.")} if head else set()
-    if not head or any(f"{head}{name}" in tensors for name in own):
+    """Return the tensors with the head under the model's name, if it can be identified with certainty; with notes.
+
+    A `Sequential` around the last layer adds a number to its name: `classifier.0.weight` for `classifier.weight`, as in
+    CheXNet, which has a linear layer and a sigmoid there. It counts as the head if it has exactly the head's
+    parameters. The caller checks the shapes.
+    """
+    head_suffixes = {name.removeprefix(head) for name in expected if name.startswith(f"{head}.")} if head else set()
+    if not head or any(f"{head}{name}" in tensors for name in head_suffixes):
         return tensors, ()
-    left = [name for name in tensors if name not in expected]
-    owners = {name.rpartition(".")[0] for name in left if name.startswith(f"{head.partition('.')[0]}.")}
+    remaining = [name for name in tensors if name not in expected]
+    owners = {name.rpartition(".")[0] for name in remaining if name.startswith(f"{head.partition('.')[0]}.")}
     owner = owners.pop() if len(owners) == 1 else ""
     is_near = owner.startswith(f"{head}.") or head.startswith(f"{owner}.")
-    if not is_near or {name.removeprefix(owner) for name in left if name.startswith(f"{owner}.")} != own:
+    if not is_near or {name.removeprefix(owner) for name in remaining if name.startswith(f"{owner}.")} != head_suffixes:
         return tensors, ()
     inside = [name for name in tensors if name.startswith(f"{owner}.")]
     renamed = {name: f"{head}{name.removeprefix(owner)}" for name in inside}
@@ -209,18 +227,21 @@ def rename_head(tensors: Tensors, expected: Mapping[str, Tensor], head: str | No
 
 @dataclass(frozen=True)
 class Difference:
-    """What is wrong, by name, `shapes` with what the file has and what the model expects; and what is of no account."""
+    """The differences between a checkpoint and a model, by tensor name.
+
+    `shapes` has the shape in the file and in the model. `negligible` tensors need not match.
+    """
 
     missing: Sequence[str]
     unexpected: Sequence[str]
     shapes: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
-    of_no_account: Sequence[str]
+    negligible: Sequence[str]
     matching: int
     total: int
 
     def notes(self) -> Sequence[str]:
-        """A sentence on what was passed over; counters are not worth one."""
-        names = [name for name in self.of_no_account if name.rpartition(".")[2] != COUNTER]
+        """Return a note on ignored tensors, except for counters."""
+        names = [name for name in self.negligible if name.rpartition(".")[2] != COUNTER]
         return (
             [f"{len(names)} tensor(s) that the model does not need were ignored, such as '{names[0]}'."]
             if names
@@ -228,14 +249,18 @@ class Difference:
         )
 
     def describe(self, model: nn.Module) -> tuple[str, str]:
-        """A line that says so, and one of three counted lists and the likely cause."""
-        shapes = [f"'{name}' has {has}, expected {wants}" for name, (has, wants) in self.shapes.items()]
+        """Return a summary line, and the details: three counted lists and the likely cause."""
+        shapes = [f"'{name}' has {actual}, expected {required}" for name, (actual, required) in self.shapes.items()]
         counted = [
-            (name, len(names), join_names(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else ""))
+            (
+                name,
+                len(names),
+                join_names(names[:MAX_LISTED_NAMES]) + (", ..." if len(names) > MAX_LISTED_NAMES else ""),
+            )
             for name, names in (("missing", self.missing), ("unexpected", self.unexpected))
         ]
-        counted.append(("wrong shape", len(shapes), "; ".join(shapes[:MOST_NAMES])))
-        lists = ", ".join(f"{what}: {count}{f' ({first})' if first else ''}" for what, count, first in counted)
+        counted.append(("wrong shape", len(shapes), "; ".join(shapes[:MAX_LISTED_NAMES])))
+        lists = ", ".join(f"{title}: {count}{f' ({first})' if first else ''}" for title, count, first in counted)
         fitting = f"{self.matching} of the model's {self.total} tensors match."
         return f"does not fit {type(model).__name__}: {fitting}", f"{lists}. {self._cause(model)}"
 
@@ -249,33 +274,36 @@ class Difference:
             classes = next(iter(self.shapes.values()))
             return f"The numbers of classes differ: {classes[0][0]} in the file, {classes[1][0]} in the model."
         if in_head and self.missing and not self.shapes:
-            return f"The last layer, '{head}', is missing or different in the file. {BUILD}"
+            return f"The last layer, '{head}', is missing or different in the file. {FACTORY_HINT}"
         if not self.missing and not self.shapes:
             return (
                 "The file contains this model and more: an additional head, or a larger model that includes this model."
             )
-        return f"The file belongs to another size or version of this architecture. {BUILD}"
+        return f"The file belongs to another size or version of this architecture. {FACTORY_HINT}"
 
 
 def compare(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], outside: Collection[str] = ()) -> Difference:
-    """The difference between a checkpoint's tensors, under the model's names, and the model's state dict.
+    """Return the differences between a checkpoint's tensors, under the model's names, and the model's state dict.
 
-    `outside`: names that need not be the model's, if it has everything: parts of something else, as a loss or a teacher.
+    Tensors in `outside` may be unexpected if nothing is missing: they are parts of something else, such as a loss or a
+    teacher.
     """
     missing = [name for name in expected if name not in tensors]
     unexpected = [name for name in tensors if name not in expected]
-    other = [name for name, wanted in expected.items() if name in tensors and tensors[name].shape != wanted.shape]
-    shapes = {name: (tuple(tensors[name].shape), tuple(expected[name].shape)) for name in other}
-    # The model's own value will do: one on the meta device has none, yet counters start at zero.
-    kept = {name for name, wanted in expected.items() if not wanted.is_meta or name.rpartition(".")[2] == COUNTER}
-    idle = [name for name in [*missing, *shapes] if name in kept and name.rpartition(".")[2] in COMPUTED]
+    different = [name for name, value in expected.items() if name in tensors and tensors[name].shape != value.shape]
+    shapes = {name: (tuple(tensors[name].shape), tuple(expected[name].shape)) for name in different}
+    # A missing buffer keeps the model's value. On the meta device there is none, but counters can start at zero.
+    replaceable = {name for name, value in expected.items() if not value.is_meta or name.rpartition(".")[2] == COUNTER}
+    negligible = [
+        name for name in [*missing, *shapes] if name in replaceable and name.rpartition(".")[2] in COMPUTED_BUFFERS
+    ]
     for name in unexpected:
         head = TRAINING_ONLY.match(name)
-        has_none = head is not None and not any(other.startswith(head[0]) for other in expected)
-        idle += [name] if has_none or name.rpartition(".")[2] in COMPUTED else []
-    if set(missing) <= set(idle) and set(shapes) <= set(idle):
-        idle += [name for name in unexpected if name in outside and name not in idle]
+        is_unused = head is not None and not any(expected_name.startswith(head[0]) for expected_name in expected)
+        negligible += [name] if is_unused or name.rpartition(".")[2] in COMPUTED_BUFFERS else []
+    if set(missing) <= set(negligible) and set(shapes) <= set(negligible):
+        negligible += [name for name in unexpected if name in outside and name not in negligible]
     matching = len(expected) - len(missing) - len(shapes)
-    missing, unexpected = ([name for name in names if name not in idle] for names in (missing, unexpected))
-    shapes = {name: pair for name, pair in shapes.items() if name not in idle}
-    return Difference(missing, unexpected, shapes, idle, matching, len(expected))
+    missing, unexpected = ([name for name in names if name not in negligible] for names in (missing, unexpected))
+    shapes = {name: pair for name, pair in shapes.items() if name not in negligible}
+    return Difference(missing, unexpected, shapes, negligible, matching, len(expected))

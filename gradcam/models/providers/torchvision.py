@@ -16,7 +16,7 @@ from torchvision import models
 
 from gradcam import plugins
 from gradcam.errors import ModelError, join_names, nearest, shorten
-from gradcam.models.checkpoints.read import Checkpoint, describe_other_model, read_checkpoint
+from gradcam.models.checkpoints.read import Checkpoint, describe_unsupported_model, read_checkpoint
 from gradcam.models.preprocess import Preprocessing, WholePicture
 from gradcam.models.providers import DEFAULT, PROVIDERS
 from gradcam.models.providers import embedded as imagenet
@@ -183,7 +183,7 @@ def _find_model(typed: str) -> tuple[str, Any, bool] | None:
     with contextlib.suppress(ImportError, ValueError):
         if wanted and importlib.util.find_spec(name) is not None:  # which does not import it
             return None
-    if other := describe_other_model(Path(typed)):
+    if other := describe_unsupported_model(Path(typed)):
         raise ModelError(f"{typed}: {other}.")
     offers = nearest(name, [DEFAULT, *list_names(), *plugins.installed("models")])
     hint = " ".join([*([f"Nearest: {join_names(offers)}."] if offers else []), *_guess_meaning(typed)])
