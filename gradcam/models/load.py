@@ -55,7 +55,7 @@ USE_A_FUNCTION = "use gradcam.explain(model, images, target=...) with a function
 OTHER_TASK = rf"{MODELING}\w+?For(?!\w*Classification)(\w+)"  # transformers classes that do not classify
 OTHER_MAPS = re.compile("pose|keypoint|heatmap|landmark|depth(?!wise)")  # names of models that do not segment
 KEYPOINT_COUNTS = (16, 17, 68, 98, 133)  # of MPII, COCO, 300-W, WFLW and COCO-WholeBody
-SHORTER_SIDE_PIXELS = 520  # pixels of an image's shorter side, as for torchvision's segmenters
+SHORTER_SIDE_PIXELS = 520  # as in torchvision's segmenters
 
 
 def load_classifier(

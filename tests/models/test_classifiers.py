@@ -313,7 +313,7 @@ def test_a_file_that_holds_no_weights_is_refused(tmp_path: Path, data: bytes, me
 
 def test_weights_that_are_cut_off_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "cut.safetensors"
-    path.write_bytes((embedded.HERE / embedded.WEIGHTS).read_bytes()[:-1000])
+    path.write_bytes((embedded.FOLDER / embedded.WEIGHTS).read_bytes()[:-1000])
     with pytest.raises(ModelError, match="is damaged or cut off"):
         gradcam.load_classifier(weights=path, device="cpu")
 

@@ -123,7 +123,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise ModelError(f"{path}: cannot be opened ({error.strerror}), expected a checkpoint") from None
-        # Readers raise RuntimeError, EOFError, IndexError, BadZipFile, zlib.error, struct.error and more on broken files.
+        # On broken files, readers raise RuntimeError, EOFError, IndexError, BadZipFile, zlib.error and more.
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         if "magic number" in reason:  # a pickle that torch.save did not write
             raise explain_refusal(path) from None

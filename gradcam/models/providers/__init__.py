@@ -1,4 +1,4 @@
-"""Where models come from: one small table. Each provider is a module that is imported when one of its models is named."""
+"""Load models by name: a table of providers, each a module that is imported when one of its models is requested."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ DEFAULT = "efficientnet_lite0"
 
 @dataclass(frozen=True)
 class Provider:
-    """Models that are named in one way: `form`, for people, and `pattern`, whose group is the name that `module` gets.
-    `module`, beside this one, has `load(name, weights) -> Parts`, where `weights` is a checkpoint in place of the
-    model's own, and `plan(name) -> Blueprint`, for which nothing is downloaded but a configuration. Both raise
-    `ModelError`."""
+    """A source of models, chosen by the form of the name.
+
+    `form` is shown to users. `pattern` matches names, and its group is the name that `module` gets. The module, in this
+    package, has `load(name, weights) -> Parts`, where `weights` is a checkpoint in place of the model's own, and
+    `plan(name) -> Blueprint`, which downloads at most a configuration. Both raise `ModelError`.
+    """
 
     form: str
     summary: str
@@ -32,9 +34,9 @@ class Provider:
     module: str
 
 
-# The first whose pattern fits the whole name. A file or a dotted module is a factory's; a plain word, with a colon or not,
-# may be a model of torchvision with its weights, a module with its function, or an installed package's entry point, which
-# torchvision's provider tells apart.
+# The first pattern that matches the whole name is used. A file or a dotted module names a factory function. A plain
+# word, with or without a colon, may be a torchvision model with its weights, a module with its function, or the entry
+# point of an installed package; torchvision's provider distinguishes these.
 PROVIDERS = (
     Provider(DEFAULT, "comes with gradcam, needs no download", rf"({DEFAULT})", "embedded"),
     Provider("open_clip:NAME", "an open_clip architecture, with --weights", r"open_clip:(.*)", "open_clip"),
@@ -51,13 +53,15 @@ PROVIDERS = (
 
 
 def load_parts(name: str, weights: Path | None, task: str | None = None, prompts: Sequence[str] = ()) -> Parts:
-    """The model of that name, from whichever provider knows it, for a task where one is named. `prompts`: what a model
-    that is told by words looks for. Raises `ModelError` where there is none."""
-    module, rest = _find_provider(name)
-    takes = inspect.signature(module.load).parameters
-    options = {key: it for key, it in (("task", task), ("prompts", prompts)) if key in takes}
+    """Load the model of this name from its provider; raise `ModelError` if there is none.
+
+    `task` is the requested task, if any. `prompts` are the texts that a model with text prompts looks for.
+    """
+    module, provider_name = _find_provider(name)
+    parameters = inspect.signature(module.load).parameters
+    options = {key: value for key, value in (("task", task), ("prompts", prompts)) if key in parameters}
     with pytorch_defaults():
-        return module.load(rest, weights, **options)
+        return module.load(provider_name, weights, **options)
 
 
 @contextlib.contextmanager
@@ -83,9 +87,9 @@ def pytorch_defaults() -> Iterator[None]:
 
 
 def find_blueprint(name: str) -> Blueprint:
-    """How the model of that name is built, without its weights. Raises `ModelError` where there is none."""
-    module, rest = _find_provider(name)
-    return module.plan(rest)
+    """Return how to build the model of this name, without its weights; raise `ModelError` if there is none."""
+    module, provider_name = _find_provider(name)
+    return module.plan(provider_name)
 
 
 def _find_provider(name: str) -> tuple[Any, str]:
@@ -94,5 +98,6 @@ def _find_provider(name: str) -> tuple[Any, str]:
             f"There is no model {shorten(name)}: expected a name, such as '{DEFAULT}', or a torch.nn.Module."
         )
     matches = ((provider, re.fullmatch(provider.pattern, name, re.DOTALL)) for provider in PROVIDERS)
-    provider, found = next((each, match) for each, match in matches if match)  # the last pattern fits anything
-    return importlib.import_module(f"{__name__}.{provider.module}"), found.group(1)
+    # The last pattern matches any name.
+    provider, provider_match = next((provider, match) for provider, match in matches if match)
+    return importlib.import_module(f"{__name__}.{provider.module}"), provider_match.group(1)

@@ -1,4 +1,4 @@
-"""What providers share: how a model and what is known of it are handed over, and how files are fetched and recognised."""
+"""Shared code of providers: parts and blueprints of models, downloads, and recognition of official files."""
 
 from __future__ import annotations
 
@@ -29,23 +29,26 @@ from gradcam.models.checkpoints.fit import count_classes, load_weights
 from gradcam.models.checkpoints.read import Checkpoint, hash_weights
 from gradcam.models.preprocess import Preprocess, Preprocessing
 
-USUAL_SIZE = (224, 224)
-PATIENCE = 5.0  # seconds
-WITHOUT = "The included model 'efficientnet_lite0' needs no download."
-HASH = re.compile(r"-([0-9a-f]{8,})$")  # the first digits of the file's SHA-256, at the end of the name of each
-MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))  # what every module has: its tensors, submodules and hooks
+DEFAULT_SIZE = (224, 224)
+TIMEOUT_SECONDS = 5.0
+NO_DOWNLOAD_HINT = "The included model 'efficientnet_lite0' needs no download."
+HASH_SUFFIX = re.compile(r"-([0-9a-f]{8,})$")  # official names end with the first digits of the file's SHA-256
+MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))  # the attributes of every module: its tensors, submodules and hooks
 
-Build = Callable[[int], nn.Module]  # from a number of classes
+Build = Callable[[int], nn.Module]  # a function of the number of classes
 
 
 @dataclass(frozen=True)
 class Blueprint:
-    """A model to be built: `build` makes it with random weights, for pictures of `size` with so many channels. `layer`:
-    what is explained where nothing else is said, None for the one that `gradcam.explain` takes; `layer_for_positive`:
-    the same for methods that assume activations that are not negative."""
+    """A model to be built, without its weights.
+
+    `build` creates it with random weights, for images of `size` with `channels` channels. `layer` is the default target
+    layer, None for the choice of `gradcam.explain`. `layer_for_positive` is the default for methods that assume
+    non-negative activations.
+    """
 
     build: Callable[[], Any]
-    size: tuple[int, int] = USUAL_SIZE
+    size: tuple[int, int] = DEFAULT_SIZE
     channels: int = 3
     layer: str | None = None
     layer_for_positive: str | None = None
@@ -53,11 +56,13 @@ class Blueprint:
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """A model with what its provider knows of it; what is None is found by looking at the model. `is_assumed`: whether
-    the preprocessing is a guess; `is_of_part`: whether it is that of a part of the model, such as a backbone.
-    `activation`: how logits become probabilities, if that is certain. `notes`: what a person should know. `layer`,
-    `layer_for_positive`: as in a `Blueprint`. `task`: what the model does, if that is not to classify and its family does
-    not tell. `inputs`: what the model takes beside images, a row for each."""
+    """A model with everything that its provider knows about it; whatever is None is found by running the model.
+
+    `is_assumed` is True if the preprocessing is a guess, and `is_of_part` if it belongs to a part of the model, such as
+    a backbone. `activation` says how logits become probabilities, if that is certain. `notes` are remarks for the user.
+    `layer` and `layer_for_positive` are as in a `Blueprint`. `task` is None for classification, or if the model's
+    family defines it. `inputs` are inputs besides the images, with one row each.
+    """
 
     model: nn.Module
     preprocess: Preprocess
@@ -73,17 +78,17 @@ class Parts:
     inputs: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-_building = threading.local()  # `is_empty`: whether this thread builds a model without values
+_building = threading.local()  # `is_empty`: True while this thread builds a model without values
 
 
-def _set_aside(module: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parameter | None:
+def _move_to_meta(module: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parameter | None:
     if not getattr(_building, "is_empty", False) or parameter.is_meta or type(parameter) is not nn.Parameter:
-        return None  # one that is shared stays shared
+        return None  # a parameter that is already on the meta device may be shared, and stays shared
     return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
 
 
-class _Undrawn(TorchFunctionMode):
-    """To draw from a normal distribution for what has no values does nothing, for which PyTorch loads its compiler."""
+class _SkipNormalSampling(TorchFunctionMode):
+    """Skips sampling from a normal distribution for meta tensors, because PyTorch would load its compiler for that."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -93,22 +98,25 @@ class _Undrawn(TorchFunctionMode):
 
 
 @functools.cache
-def _watch_parameters() -> None:
-    """For as long as the process lives: to take a hook away would be in the way of threads that build models meanwhile."""
-    register_module_parameter_registration_hook(cast("Callable[..., None]", _set_aside))  # what its type leaves out
+def _register_parameter_hook() -> None:
+    """Register the hook for the lifetime of the process; removing it would disturb threads that are building models."""
+    # PyTorch's annotation omits the result of the hook.
+    register_module_parameter_registration_hook(cast("Callable[..., None]", _move_to_meta))
 
 
 @contextlib.contextmanager
 def empty_parameters() -> Iterator[None]:
-    """Parameters that modules get in this thread have a shape and no values: nothing is drawn at random for them. Numbers
-    that a model computes while it is built, such as widths, are real: `torch.device("meta")` has none."""
-    _watch_parameters()
-    before, _building.is_empty = getattr(_building, "is_empty", False), True
+    """Create parameters without values in this thread, so that nothing is sampled at random for them.
+
+    Numbers that a model computes while it is built, such as widths, have values, unlike with `torch.device("meta")`.
+    """
+    _register_parameter_hook()
+    was_empty, _building.is_empty = getattr(_building, "is_empty", False), True
     try:
-        with _Undrawn():
+        with _SkipNormalSampling():
             yield
     finally:
-        _building.is_empty = before
+        _building.is_empty = was_empty
 
 
 def fill(checkpoint: Checkpoint, build: Callable[[], nn.Module]) -> tuple[nn.Module, Sequence[str]]:
@@ -140,7 +148,7 @@ def _lacks_values(model: nn.Module) -> bool:
 
 
 def build_for(checkpoint: Checkpoint, build: Build, classes: int) -> tuple[nn.Module, int | None, Sequence[str]]:
-    """The model with the checkpoint's weights, of as many classes as these have; how many, if that is known; and notes."""
+    """Return the model with the checkpoint's weights and classes, the number of classes if it is known, and notes."""
 
     def build_fitting() -> nn.Module:
         model = build(classes)
@@ -152,25 +160,25 @@ def build_for(checkpoint: Checkpoint, build: Build, classes: int) -> tuple[nn.Mo
 
 
 def import_extra(package: str, extra: str) -> ModuleType:
-    """Import a package of an extra. Raises `ModelError` with the command that installs it."""
+    """Import a package of an extra; raise `ModelError` with the install command if that fails."""
     try:
         return importlib.import_module(package)
     except ImportError as error:
         is_missing = isinstance(error, ModuleNotFoundError) and error.name == package
-        what = "is not installed" if is_missing else f"cannot be imported ({' '.join(str(error).split())})"
-        raise ModelError(f"{package} {what}: {to_pip_command(extra)}") from error
+        problem = "is not installed" if is_missing else f"cannot be imported ({' '.join(str(error).split())})"
+        raise ModelError(f"{package} {problem}: {to_pip_command(extra)}") from error
 
 
 def hub_address() -> str:
-    """Where Hugging Face's files are fetched from, as its own library finds that."""
+    """Return the address of the Hugging Face hub, as its own library determines it."""
     return os.environ.get("HF_ENDPOINT", "https://huggingface.co")
 
 
 def reason_unreachable(url: str) -> str | None:
-    """Why there is no answer from where `url` points, None if there is one: asked before a library tries over and over."""
+    """Return why a URL cannot be reached, None if it answers; without this check, libraries retry for a long time."""
     request = urllib.request.Request(url, method="HEAD")
     try:
-        with urllib.request.urlopen(request, timeout=PATIENCE):
+        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS):
             return None
     except urllib.error.HTTPError as error:
         return f"{error.code} {error.reason}" if error.code in (404, 407, 410) else None
@@ -179,7 +187,7 @@ def reason_unreachable(url: str) -> str | None:
 
 
 def fetch(url: str, path: Path, hash_prefix: str | None) -> None:
-    """Download to `path`, all of it or nothing. Raises `ModelError` with what to do where that fails."""
+    """Download a file completely or not at all; raise `ModelError` with advice if that fails."""
     reason = reason_unreachable(url)
     if reason is None:
         try:
@@ -190,38 +198,40 @@ def fetch(url: str, path: Path, hash_prefix: str | None) -> None:
             reason = " ".join(str(error).split()) or type(error).__name__
     raise ModelError(
         f"The weights cannot be downloaded ({reason}). Download {url} on another computer. Save the file as {path}, or "
-        f"give it with --weights FILE (weights= in Python). {WITHOUT}"
+        f"give it with --weights FILE (weights= in Python). {NO_DOWNLOAD_HINT}"
     )
 
 
 @dataclass(frozen=True)
 class Recognised:
-    """The library's own `name` of a file, and whether the content says so, or the file's name alone."""
+    """An official file of a library: its `name`, and whether the content or only the file's name shows it."""
 
     name: str
     is_certain: bool
 
 
 def recognise(path: Path, names: Iterable[str]) -> Recognised | None:
-    """Which of the library's files, such as mobilenet_v2-b0353104.pth, this is: by its content, or else by its name."""
+    """Return which official file this is, such as mobilenet_v2-b0353104.pth: by its content, or else by its name."""
     stems = {name.rpartition(".")[0]: name for name in names}
-    hashes = {found.group(1): name for stem, name in stems.items() if (found := HASH.search(stem))}
+    hashes = {match.group(1): name for stem, name in stems.items() if (match := HASH_SUFFIX.search(stem))}
     digest = hash_weights(path) if hashes and path.is_file() else ""
     certain = [Recognised(name, True) for prefix, name in hashes.items() if digest.startswith(prefix)]
-    # Saved in another form, or tuned further: mobilenet_v2-b0353104.safetensors.
-    alike = [Recognised(name, False) for stem, name in stems.items() if path.name.startswith(stem)]
-    return next(iter([*certain, *alike]), None)
+    # A converted or fine-tuned file may have the official name: mobilenet_v2-b0353104.safetensors.
+    similar = [Recognised(name, False) for stem, name in stems.items() if path.name.startswith(stem)]
+    return next(iter([*certain, *similar]), None)
 
 
 def describe_preprocessing(
-    path: Path, found: Recognised | None, library: str, name: str, preprocess: Preprocessing
+    path: Path, recognised: Recognised | None, library: str, name: str, preprocess: Preprocessing
 ) -> str:
     """Return a sentence on the preprocessing for a checkpoint: that of the library's weights called `name`."""
-    both = (each if isinstance(each, tuple) else (each, each) for each in (preprocess.resize, preprocess.size))
-    resize, size = (f"{height}" if height == width else f"{height} x {width}" for height, width in both)
+    sides = (value if isinstance(value, tuple) else (value, value) for value in (preprocess.resize, preprocess.size))
+    resize, size = (f"{height}" if height == width else f"{height} x {width}" for height, width in sides)
     steps = f"resize {resize}, centre crop {size}"
-    if found is None:
+    if recognised is None:
         start = f"{path.name} is not an official {library} file: using the preprocessing of {name} ({steps})"
         return f"{start}. Override with --size, --crop, --mean, --std."
-    how = "content" if found.is_certain else "name"
-    return f"{path.name} was recognised as {name} by the file's {how}: using the preprocessing of {name} ({steps})."
+    criterion = "content" if recognised.is_certain else "name"
+    return (
+        f"{path.name} was recognised as {name} by the file's {criterion}: using the preprocessing of {name} ({steps})."
+    )

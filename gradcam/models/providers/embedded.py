@@ -1,8 +1,8 @@
-"""EfficientNet-Lite0, the model that comes with the package: the provider of its weights and labels, and the network itself.
+"""The included model EfficientNet-Lite0: the network, and the provider of its weights and labels.
 
-Lite0 is EfficientNet-B0 without squeeze-and-excitation and with ReLU6 for swish (Tan & Le, "EfficientNet", ICML 2019;
-the Lite variants are from Google's `tpu` repository). Its weights were trained in TensorFlow, hence the padding and the
-batch norms' epsilon.
+Lite0 is EfficientNet-B0 without squeeze-and-excitation and with ReLU6 instead of swish (Tan & Le, "EfficientNet", ICML
+2019; the Lite variants are from Google's `tpu` repository). Its weights were trained in TensorFlow, which explains the
+padding and the epsilon of the batch norms.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from gradcam.models.checkpoints.read import read_checkpoint
 from gradcam.models.preprocess import Preprocessing
 from gradcam.models.providers.base import Blueprint, Parts, build_for
 
-HERE = resources.files("gradcam.models") / "embedded"
+FOLDER = resources.files("gradcam.models") / "embedded"
 WEIGHTS = "efficientnet_lite0.safetensors"
 LABELS = "imagenet_labels.txt"
 PREPROCESSING = Preprocessing(size=(224, 224), resize=256, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
-# Of the candidates, where all methods together localise best: scripts/choose_defaults.md. `layer4` is a linear bottleneck:
-# behind the next activation, methods that assume positive activations localise 2 to 5 times as well: docs/benchmarks.md.
+# The layers with the best localisation over all methods: see scripts/choose_defaults.md. `layer4` is a linear
+# bottleneck. After the next activation, methods that assume positive activations localise 2 to 5 times as well: see
+# docs/benchmarks.md.
 LAYERS: dict[str, Any] = {"layer": "layer4", "layer_for_positive": "head.0"}
 TASK = "classification"
 CLASSES = 1000
@@ -35,39 +36,39 @@ TENSORFLOW_EPSILON = 1e-3
 
 
 def build(classes: int) -> nn.Module:
-    """The network without weights, for that many classes."""
-    with torch.device("meta"):  # nothing is drawn at random for weights that are about to be replaced
+    """Return the network without weights, for this number of classes."""
+    with torch.device("meta"):  # skips sampling weights that are about to be replaced
         return EfficientNetLite0(classes)
 
 
 def read_labels() -> list[str]:
-    """The names of ImageNet's 1000 classes."""
-    return (HERE / LABELS).read_text(encoding="utf-8").splitlines()
+    """Return the names of ImageNet's 1000 classes."""
+    return (FOLDER / LABELS).read_text(encoding="utf-8").splitlines()
 
 
 def name_classes(parts: Parts) -> Parts:
-    """The same with ImageNet's labels, and a note, where a checkpoint has 1000 classes."""
+    """Return the parts with ImageNet's labels and a note, if the checkpoint has 1000 classes."""
     if parts.classes != CLASSES:
         return parts
     return replace(parts, labels=read_labels(), activation="softmax", notes=[*parts.notes, NOTE])
 
 
 def load(name: str, weights: Path | None) -> Parts:
-    """Load the network with its own weights, or with those of a checkpoint. Its name tells nothing: it is the only one."""
+    """Load the network with its own weights or a checkpoint; `name` is unused, because there is only one model."""
     if weights is not None:
         model, classes, notes = build_for(read_checkpoint(weights), build, CLASSES)
         return name_classes(Parts(model, PREPROCESSING, classes=classes, notes=notes, task=TASK, **LAYERS))
     model, labels = build(CLASSES), read_labels()
-    with resources.as_file(HERE / WEIGHTS) as path:
+    with resources.as_file(FOLDER / WEIGHTS) as path:
         stored = read_checkpoint(path).tensors
         # The file has half precision. A copy stays valid if the file is replaced while it is mapped into memory.
         state = {name: value.float() if value.is_floating_point() else value.clone() for name, value in stored.items()}
-    model.load_state_dict(state, assign=True)  # Without `to_empty`, for which PyTorch imports SymPy.
+    model.load_state_dict(state, assign=True)  # `to_empty` would import SymPy.
     return Parts(model, PREPROCESSING, labels=labels, classes=CLASSES, activation="softmax", task=TASK, **LAYERS)
 
 
 def plan(name: str) -> Blueprint:
-    """The model, with random weights where nobody keeps it from drawing them."""
+    """Return the blueprint of the model, with random weights."""
     return Blueprint(partial(EfficientNetLite0, CLASSES), PREPROCESSING.size, **LAYERS)
 
 
@@ -88,17 +89,17 @@ class SamePaddedConv2d(nn.Conv2d):
 
 
 def _convolution(inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> nn.Conv2d:
-    if stride == 1:  # symmetric: plain padding is the same thing, without a copy of the input
+    if stride == 1:  # The padding is symmetric, so the convolution pads without a copy of its input.
         return nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, groups=groups, bias=False)
     return SamePaddedConv2d(inputs, outputs, kernel, stride, groups=groups, bias=False)
 
 
 class ConvolutionUnit(nn.Sequential):
-    """A convolution, a batch norm and, in most places, an activation.
+    """A convolution, a batch norm and, except in projections, an activation.
 
-    On the CPU, a pass without gradients folds the batch norm into the weights of the convolution, which saves a third of
-    the network's time (`scripts/bench --only process`). Each pass folds the current weights, so no copy of them can be
-    out of date.
+    On the CPU, a pass without gradients folds the batch norm into the weights of the convolution, which saves a third
+    of the network's time (`scripts/bench --only process`). Each pass folds the current weights, so that no stale copy
+    can be used.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -110,7 +111,7 @@ class ConvolutionUnit(nn.Sequential):
         weight = convolution.weight * scale[:, None, None, None]
         left, right, top, bottom = _measure_paddings(convolution, x)
         if left != right or top != bottom:
-            # A column of padding more, under a column of zeros in the kernel, needs no padded copy of the input.
+            # Padding with one more column, under zeros in the kernel, avoids a padded copy of the input.
             weight = F.pad(weight, (right - left, 0, bottom - top, 0))
         bias = norm.bias - norm.running_mean * scale
         x = F.conv2d(x, weight, bias, convolution.stride, (bottom, right), groups=convolution.groups)
@@ -119,7 +120,7 @@ class ConvolutionUnit(nn.Sequential):
         return x
 
     def _can_fold(self, x: Tensor) -> bool:
-        """Return whether one convolution gives what both modules give, and nobody looks in between."""
+        """Return whether one convolution can replace both modules: same result, and no hook between them."""
         modules: list[Any] = list(self)
         # Other classes are adapters, parametrizations and quantised modules.
         if [type(module) for module in modules[:2]] not in FOLDED or any(map(_is_watched, modules)):
@@ -139,7 +140,7 @@ FOLDED = [nn.Conv2d, nn.BatchNorm2d], [SamePaddedConv2d, nn.BatchNorm2d]
 
 
 def _is_watched(module: nn.Module) -> bool:
-    """Return whether a module has hooks, which must see its own input and output, or another `forward`."""
+    """Return whether a module has hooks, which must see its own input and output, or a replaced `forward`."""
     hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
     return any(hooks) or "forward" in vars(module)
 
@@ -150,7 +151,7 @@ def _convolution_unit(inputs: int, outputs: int, kernel: int = 1, stride: int = 
 
 
 class InvertedResidual(nn.Module):
-    """Expand, convolve each channel by itself, project; the input is added where shapes allow."""
+    """An inverted residual block: expand, depthwise convolution, project, and add the input if the shapes allow it."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, expansion: int) -> None:
         super().__init__()
@@ -171,10 +172,12 @@ def _blocks(inputs: int, outputs: int, kernel: int, stride: int, repeats: int) -
 
 
 class EfficientNetLite0(nn.Module):
-    """Images (N,3,H,W), scaled to [-1,1], to logits (N,classes). `layer1` to `layer4` end at strides 4, 8, 16 and 32,
-    as a ResNet's do. `layer4` ends with the network's last blocks, before the convolution that widens it to 1280
-    channels: behind that one, Grad-CAM tells the four photographs of a mosaic less well apart, by order
-    (`scripts/measure_layer4`)."""
+    """A classifier of images (N,3,H,W), scaled to [-1,1], that returns logits (N,classes).
+
+    `layer1` to `layer4` end at strides 4, 8, 16 and 32, as in a ResNet. `layer4` ends before the convolution that
+    widens to 1280 channels. After that convolution, Grad-CAM distinguishes the four photographs of a mosaic less well
+    (`scripts/measure_layer4`).
+    """
 
     def __init__(self, classes: int = 1000) -> None:
         super().__init__()
@@ -189,7 +192,7 @@ class EfficientNetLite0(nn.Module):
         self.layer4 = nn.Sequential(
             *_blocks(112, 192, kernel=5, stride=2, repeats=4), *_blocks(192, 320, kernel=3, stride=1, repeats=1)
         )
-        # After the usual target layer gradients flow, so that there is nothing to fold.
+        # Gradients flow after the default target layer, so there is nothing to fold.
         features = nn.Sequential(*_convolution_unit(320, 1280))
         self.head = nn.Sequential(features, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, classes))
 

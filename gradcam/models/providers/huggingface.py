@@ -1,4 +1,4 @@
-"""Hugging Face's models, by name or from a folder, each with its own image processor and its own labels."""
+"""Load Hugging Face models, by name or from a folder, with their image processors and labels."""
 
 from __future__ import annotations
 
@@ -29,17 +29,19 @@ from gradcam.models.preprocess import ASSUMED, Preprocessing
 from gradcam.models.providers import base
 from gradcam.models.providers.base import Blueprint, Parts
 
-TRIED_SIZES = ((300, 400), (400, 200))  # Settings for one aspect ratio may differ in the other.
-ALIKE = 0.98  # correlation of what a processor gives with what the same steps give; 0.6 where they are off by a crop
+# Two sizes, because settings that agree for one aspect ratio may differ for the other.
+TEST_SIZES = ((300, 400), (400, 200))
+# Minimum correlation between a processor's output and that of equivalent steps. It is about 0.6 if the crops differ.
+MIN_CORRELATION = 0.98
 PROCESSOR = "preprocessor_config.json"
-SAID = {  # by transformers, of what is no mistake of its own, and what we say
+KNOWN_ERRORS = {  # parts of transformers' messages, and the reasons to report instead
     "weights_only": "its weights are a pickle that would run code when it is loaded. Use a model with safetensors weights",
     "trust_remote_code": "it needs code from its repository, which gradcam never runs. Load the model in your own function, "
     "and give --model FILE.py:FUNCTION",
     "Unrecognized configuration class": "transformers has no image classifier of the model's type. In Python, "
     "gradcam.explain(model, images, target=...) takes any model",
 }
-ACTIVATIONS = {  # how transformers itself tells probabilities from logits
+ACTIVATIONS = {  # the activations that transformers itself applies
     "multi_label_classification": "sigmoid",
     "single_label_classification": "softmax",
     "regression": "none",
@@ -49,19 +51,24 @@ REGRESSION = "The model is a regression: its value is reported instead of a prob
 
 
 def load(name: str, weights: Path | None, task: str | None = None, prompts: Sequence[str] = ()) -> Parts:
-    """`google/vit-base-patch16-224`, or a folder of `save_pretrained`, with a checkpoint in place of its weights or
-    not. Code that comes with a model is never run. Raises `ModelError` also for weights that leave the head random.
-    `task`: None for what the model was saved for. `prompts`: what a detector that is told by words looks for."""
-    with _found(name) as (transformers, source, is_local, config):
-        kind = None if task == "classification" else _find_kind(transformers, config)
+    """Load `google/vit-base-patch16-224`, or a folder of `save_pretrained`, with its own weights or a checkpoint.
+
+    Code that comes with a model is never run. Raises `ModelError` also for weights that leave the head random. `task`
+    is None for the task that the model was saved for. `prompts` are the texts that a detector with text prompts looks
+    for.
+    """
+    with _open_source(name) as (transformers, source, is_local, config):
+        kind = None if task == "classification" else _find_task_class(transformers, config)
         if kind is not None:
-            return _load_other(transformers, source, kind, config, weights=weights, is_local=is_local, prompts=prompts)
+            return _load_task_model(
+                transformers, source, kind, config, weights=weights, is_local=is_local, prompts=prompts
+            )
         labels = [str(config.id2label.get(index, index)) for index in range(config.num_labels)]
         parts = find_preprocess(transformers, source, is_local, config)
         classes: int | None = len(labels)
         if weights is None:
-            found = transformers.AutoModelForImageClassification
-            model, info = _take(found, source, local_files_only=is_local, output_loading_info=True)
+            auto_class = transformers.AutoModelForImageClassification
+            model, info = _load_pretrained(auto_class, source, local_files_only=is_local, output_loading_info=True)
             if missing := sorted(info["missing_keys"]):
                 raise ModelError(
                     f"hf:{source} is not a trained classifier: {len(missing)} weights are missing, such as "
@@ -71,22 +78,22 @@ def load(name: str, weights: Path | None, task: str | None = None, prompts: Sequ
             notes = parts.notes
         else:
             build = partial(_build, transformers, config)
-            model, classes, more = base.build_for(read_checkpoint(weights), build, len(labels))
-            notes = [*parts.notes, *more]
+            model, classes, loading_notes = base.build_for(read_checkpoint(weights), build, len(labels))
+            notes = [*parts.notes, *loading_notes]
     if config.problem_type == "regression":
         notes = [*notes, REGRESSION]
     is_named = classes == len(labels) and labels != ["LABEL_0"]
-    known, activation = labels if is_named else None, ACTIVATIONS.get(config.problem_type)
-    return replace(parts, model=model, labels=known, classes=classes, activation=activation, notes=notes)
+    class_names, activation = labels if is_named else None, ACTIVATIONS.get(config.problem_type)
+    return replace(parts, model=model, labels=class_names, classes=classes, activation=activation, notes=notes)
 
 
-def _find_kind(transformers: Any, config: Any) -> Any:
-    """The class that the model was saved from, where that is of a family for another task than to classify."""
+def _find_task_class(transformers: Any, config: Any) -> Any:
+    """Return the class that the model was saved from, if its family is for a task other than classification."""
     kinds = (getattr(transformers, name, None) for name in getattr(config, "architectures", None) or ())
     return next((kind for kind in kinds if kind is not None and next(find_readers(kind), None) is not None), None)
 
 
-def _load_other(
+def _load_task_model(
     transformers: Any,
     source: str,
     kind: Any,
@@ -99,7 +106,7 @@ def _load_other(
     parts = find_preprocess(transformers, source, is_local, config)
     notes = parts.notes
     if weights is None:
-        model, info = _take(kind, source, local_files_only=is_local, output_loading_info=True)
+        model, info = _load_pretrained(kind, source, local_files_only=is_local, output_loading_info=True)
         if missing := sorted(info["missing_keys"]):
             raise ModelError(
                 f"hf:{source} lacks {len(missing)} weights of a {kind.__name__}, such as {join_names(missing[:3])}: give "
@@ -115,21 +122,21 @@ def _load_other(
     family, inputs = reader(model), {}
     if prompts and issubclass(reader, Detector) and family.usual_prompts is not None:
         labels = list(prompts)
-    usual = family.usual_prompts
-    if usual is not None and (words := prompts or usual):
+    default_prompts = family.usual_prompts
+    if default_prompts is not None and (words := prompts or default_prompts):
         inputs = family.to_prompts(words)
     return replace(parts, model=model, labels=labels, notes=notes, task=reader.task, inputs=inputs)
 
 
 def plan(name: str) -> Blueprint:
-    """The model without its weights: its configuration is enough. Raises `ModelError` where there is none."""
-    with _found(name) as (transformers, source, _, config):
+    """Return the blueprint of the model from its configuration; raise `ModelError` if there is none."""
+    with _open_source(name) as (transformers, source, _, config):
         size = None
-        with contextlib.suppress(OSError, ValueError):  # where there is no preprocessing with the model
+        with contextlib.suppress(OSError, ValueError):  # raised if the model has no preprocessing
             settings, _ = transformers.image_processing_base.ImageProcessingMixin.get_image_processor_dict(source)
             size = _to_size(settings.get("crop_size" if settings.get("do_center_crop") else "size"))
-        size = size or _to_size(getattr(config, "image_size", None)) or base.USUAL_SIZE
-    kind = _find_kind(transformers, config)
+        size = size or _to_size(getattr(config, "image_size", None)) or base.DEFAULT_SIZE
+    kind = _find_task_class(transformers, config)
     build = partial(_build, transformers, config, config.num_labels) if kind is None else partial(kind, config)
     return Blueprint(build, size, getattr(config, "num_channels", 3))
 
@@ -143,7 +150,7 @@ def _to_size(sides: Any) -> tuple[int, int] | None:
 
 
 def _find_source(transformers: Any, name: str) -> tuple[str, bool]:
-    """The name for transformers, and whether all is here already. Raises `ModelError` where it is not, nor to be fetched."""
+    """Return the name for transformers, and whether all files are local; raise `ModelError` if the hub is down."""
     folder = Path(name).expanduser()
     if name and folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -161,18 +168,18 @@ def _find_source(transformers: Any, name: str) -> tuple[str, bool]:
         raise ModelError(
             f"'{name}' is not a folder, is not in Hugging Face's cache, and cannot be downloaded ({reason}). Run "
             f"`hf download {name} --local-dir FOLDER` on another computer, copy the folder here, and give hf:FOLDER. "
-            f"{base.WITHOUT}"
+            f"{base.NO_DOWNLOAD_HINT}"
         ) from None
     return name, True
 
 
-def _take(source: Any, name: str, **options: Any) -> Any:
-    """What one of transformers' classes makes of a name. Raises `ModelError` for whatever it raises."""
+def _load_pretrained(source: Any, name: str, **options: Any) -> Any:
+    """Load an object with one of transformers' classes; convert any error to `ModelError`."""
     try:
         return source.from_pretrained(name, trust_remote_code=False, **options)
-    except Exception as error:  # OSError, ValueError, RuntimeError, safetensors' own, and those of each model
-        own = [sentence for part, sentence in SAID.items() if part in str(error)]
-        reason = own[0] if own else " ".join(str(error).split())[:300] or type(error).__name__
+    except Exception as error:  # safetensors and the models raise errors of many types
+        known_reasons = [sentence for part, sentence in KNOWN_ERRORS.items() if part in str(error)]
+        reason = known_reasons[0] if known_reasons else " ".join(str(error).split())[:300] or type(error).__name__
         raise ModelError(f"hf:{name} cannot be loaded: {reason}") from error
 
 
@@ -186,9 +193,11 @@ def _build(transformers: Any, config: Any, classes: int) -> nn.Module:
 
 
 def find_preprocess(transformers: Any, name: str, is_local: bool, config: Any) -> Parts:
-    """Parts without a model. Raises `ModelError` for a processor that cannot be loaded; without one, it is guessed."""
+    """Return parts without a model; raise `ModelError` if the processor cannot be loaded. A missing one is guessed."""
     try:
-        preprocess, notes = make_preprocess(_take(transformers.AutoImageProcessor, name, local_files_only=is_local))
+        preprocess, notes = make_preprocess(
+            _load_pretrained(transformers.AutoImageProcessor, name, local_files_only=is_local)
+        )
     except ModelError:
         if not Path(name).is_dir() or (Path(name) / PROCESSOR).exists():
             raise
@@ -200,8 +209,8 @@ def find_preprocess(transformers: Any, name: str, is_local: bool, config: Any) -
 
 
 @contextlib.contextmanager
-def _found(name: str) -> Iterator[tuple[Any, str, bool, Any]]:
-    """transformers, which is quiet meanwhile, the name for it, whether all is here already, and the configuration."""
+def _open_source(name: str) -> Iterator[tuple[Any, str, bool, Any]]:
+    """Yield transformers with silenced logging, the model's source, whether it is local, and its configuration."""
     transformers = base.import_extra("transformers", "hf")
     name, is_local = _find_source(transformers, name)
     logging = transformers.utils.logging
@@ -209,7 +218,7 @@ def _found(name: str) -> Iterator[tuple[Any, str, bool, Any]]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        yield transformers, name, is_local, _take(transformers.AutoConfig, name, local_files_only=is_local)
+        yield transformers, name, is_local, _load_pretrained(transformers.AutoConfig, name, local_files_only=is_local)
     finally:
         logging.set_verbosity(level)
         if has_bars:
@@ -220,8 +229,8 @@ def _found(name: str) -> Iterator[tuple[Any, str, bool, Any]]:
 class ProcessorPreprocess:
     """An image processor of transformers, with the part of an image that its result shows.
 
-    `plain`: the same as steps that can be changed, if these do not depend on the size of the image. Otherwise the part is
-    measured, once for each size of images.
+    `plain` has equivalent steps that can be changed, if these do not depend on the image's size. Otherwise the part is
+    measured, once for each image size.
     """
 
     processor: Any = field(repr=False)
@@ -229,14 +238,14 @@ class ProcessorPreprocess:
     _pieces: dict[tuple[int, int], Piece] = field(default_factory=dict, repr=False)
 
     def __call__(self, image: NDArray[Any]) -> Tensor:
-        """Return what the processor makes of an RGB image, uint8 (H,W,3), as float32 (C,h,w).
+        """Return the processor's output for an RGB image, uint8 (H,W,3), as float32 (C,h,w).
 
-        Processors keep 8 bits of deeper values: those go through the same steps of this package. Raises `ImageError`
-        where no such steps are known.
+        Processors reduce deeper values to 8 bits, so those go through equivalent steps of this package. Raises
+        `ImageError` if no such steps are known.
         """
         height, width = image.shape[:2]
         if image.dtype == np.uint8 and image.ndim == 3:
-            self.window(height, width)  # Raises an error if it cannot be measured.
+            self.window(height, width)  # raises an error if the part cannot be measured
             return run_processor(self.processor, check_pixels(image))[0]
         steps = self.plain or self.find_steps(height, width)
         if steps is None:
@@ -247,11 +256,12 @@ class ProcessorPreprocess:
         return steps(image).flip(0) if getattr(self.processor, "do_flip_channel_order", False) else steps(image)
 
     def find_steps(self, height: int, width: int) -> Preprocessing | None:
-        """Return what the processor does with images of this size as steps; None if it does more, or fails."""
-        # Random blocks: another part of them looks different.
+        """Return steps equivalent to the processor for images of this size; None if it does more, or fails."""
+        # Random blocks, because any other crop of them looks different.
         blocks = Image.fromarray(np.random.default_rng(0).integers(0, 256, (12, 12), dtype=np.uint8)).convert("RGB")
         image = np.asarray(blocks.resize((width, height), Image.Resampling.NEAREST))
-        with contextlib.suppress(Exception):  # Processors raise errors of any kind; steps cannot pad, and raise one.
+        # Processors may raise anything. Steps raise an error for a processor that pads.
+        with contextlib.suppress(Exception):
             steps = to_steps(self.processor, self._locate(height, width))
             if _correlates(run_processor(self.processor, image), steps(image)):
                 return steps
@@ -262,7 +272,7 @@ class ProcessorPreprocess:
         return dict(json.loads(self.processor.to_json_string()))
 
     def region(self, height: int, width: int) -> Region:
-        """Return the part of an image that the network sees: (top, left, height, width), in whole pixels."""
+        """Return the region of an image that the network sees: (top, left, height, width), in whole pixels."""
         return self._locate(height, width).region if self.plain is None else self.plain.region(height, width)
 
     def window(self, height: int, width: int) -> Window | None:
@@ -270,7 +280,7 @@ class ProcessorPreprocess:
         return self._locate(height, width).window if self.plain is None else None
 
     def _locate(self, height: int, width: int) -> Piece:
-        """Return where the tensor lies in an image of this size. Raises `ImageError` if that cannot be measured."""
+        """Return where the tensor lies in an image of this size; raise `ImageError` if that cannot be measured."""
         if (height, width) not in self._pieces:
             try:
                 pieces = measure(partial(run_processor, self.processor), height, width, *self._calibration)
@@ -278,8 +288,8 @@ class ProcessorPreprocess:
                     raise ImageError(f"it splits the image into {len(pieces)} crops, but only one would be used")
             except Exception as error:  # Processors raise errors of any kind.
                 name, reason = type(self.processor).__name__, " ".join(str(error).split())
-                what = f"{name} cannot preprocess an image of {width} x {height}: {reason}"
-                raise ImageError(f"{what}. Change the processor's settings, or crop the image.") from error
+                problem = f"{name} cannot preprocess an image of {width} x {height}: {reason}"
+                raise ImageError(f"{problem}. Change the processor's settings, or crop the image.") from error
             self._pieces[height, width] = pieces[0]
         return self._pieces[height, width]
 
@@ -289,12 +299,12 @@ class ProcessorPreprocess:
 
 
 def run_processor(processor: Any, image: NDArray[np.uint8]) -> Tensor:
-    """Return the tensors (P,C,h,w) that a processor makes of an image, a single one as a rule."""
+    """Return the tensors (P,C,h,w) that a processor returns for an image; usually there is only one."""
     boxes = {"boxes": [[[0, 0, image.shape[1], image.shape[0]]]]} if takes_boxes(processor) else {}
-    # Of an array, a processor would have to guess which axis the channels are on.
+    # With an array, a processor would have to guess the channel axis.
     output = processor(Image.fromarray(image), return_tensors="pt", **boxes)
     values = output["pixel_values"]
-    if "spatial_shapes" in output:  # NaFlex: rows of patches
+    if "spatial_shapes" in output:  # NaFlex returns rows of patches
         rows, columns = output["spatial_shapes"][0].tolist()
         cells = values[0, : rows * columns].reshape(rows, columns, processor.patch_size, processor.patch_size, -1)
         values = cells.permute(4, 0, 2, 1, 3).flatten(3).flatten(1, 2)[None]
@@ -304,49 +314,49 @@ def run_processor(processor: Any, image: NDArray[np.uint8]) -> Tensor:
 
 
 def takes_boxes(processor: Any) -> bool:
-    """Return whether a processor requires the boxes of persons."""
+    """Return whether a processor requires the boxes of people."""
     boxes = inspect.signature(processor.preprocess).parameters.get("boxes")
     return boxes is not None and boxes.default is inspect.Parameter.empty
 
 
 def make_preprocess(processor: Any) -> tuple[ProcessorPreprocess, Sequence[str]]:
-    """Return a processor as preprocessing, and notes. Raises `ModelError` for a processor that fails."""
+    """Return a processor as preprocessing, and notes; raise `ModelError` if the processor fails."""
     name, measured = type(processor).__name__, ProcessorPreprocess(processor)
     notes = [f"{name} needs a person's box: using the whole image as the box."] if takes_boxes(processor) else []
-    first, second = (measured.find_steps(*size) for size in TRIED_SIZES)
+    first, second = (measured.find_steps(*size) for size in TEST_SIZES)
     if first is None:
         try:
-            run_processor(processor, np.zeros((*TRIED_SIZES[0], 3), np.uint8))
-        except Exception as error:  # A configuration that contradicts itself.
+            run_processor(processor, np.zeros((*TEST_SIZES[0], 3), np.uint8))
+        except Exception as error:  # raised for a contradictory configuration
             reason = " ".join(str(error).split())
             raise ModelError(f"The image processor {name} fails on an image: {reason}") from error
     is_plain = first == second and not getattr(processor, "do_flip_channel_order", False)
     return replace(measured, plain=first) if is_plain else measured, notes
 
 
-def _correlates(values: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors show the same part of an image, whatever the scale of their values is."""
-    if values.shape != (1, *other.shape):
+def _correlates(values: Tensor, expected: Tensor) -> bool:
+    """Return whether two tensors show the same part of an image, at any scale of values."""
+    if values.shape != (1, *expected.shape):
         return False
-    pair = torch.stack([tensor.float().mean(0).flatten() for tensor in (values[0], other)])
-    return torch.corrcoef(pair)[0, 1].item() > ALIKE
+    pair = torch.stack([tensor.float().mean(0).flatten() for tensor in (values[0], expected)])
+    return torch.corrcoef(pair)[0, 1].item() > MIN_CORRELATION
 
 
 def to_steps(processor: Any, piece: Piece) -> Preprocessing:
-    """Return steps that resize and crop as a processor did for a piece, with the processor's own statistics."""
-    if hasattr(processor, "data_config"):  # the one that wraps timm's transforms
+    """Return steps that resize and crop as a processor did for a piece, with the processor's mean and std."""
+    if hasattr(processor, "data_config"):  # the processor that wraps timm's transforms
         from gradcam.models.providers.timm import to_preprocessing
 
         return to_preprocessing(processor.data_config)
     lengths = [scale * length for scale, length in zip(piece.scales, piece.image)]
     is_whole = piece.region == (0, 0, *piece.image)
-    # Of an image that is cropped in its own aspect ratio, the shorter side is set.
+    # If the image is cropped in its own aspect ratio, `resize` is the length of the shorter side.
     resize = piece.size if is_whole else round(min(lengths))
     interpolation = Image.Resampling(2 if processor.resample is None else processor.resample).name.lower()
-    # Statistics are of values in [0,1], of which processors may make others first.
+    # Mean and std are for values in [0,1], but processors may rescale to other ranges first.
     scale = processor.rescale_factor * 255 if processor.do_rescale else 255.0
     offset = 1.0 if getattr(processor, "rescale_offset", False) else 0.0
-    given = (processor.image_mean, processor.image_std) if processor.do_normalize else (0.0, 1.0)
-    means, stds = (np.broadcast_to(np.asarray(values, dtype=np.float64), 3) for values in given)
+    statistics = (processor.image_mean, processor.image_std) if processor.do_normalize else (0.0, 1.0)
+    means, stds = (np.broadcast_to(np.asarray(values, dtype=np.float64), 3) for values in statistics)
     mean, std = tuple(((means + offset) / scale).tolist()), tuple((stds / scale).tolist())
     return Preprocessing(piece.size, resize, mean, std, interpolation)

@@ -1,4 +1,4 @@
-"""open_clip's models: an architecture by its name, with the checkpoint that was trained for it."""
+"""Load models of open_clip: an architecture by name, with a checkpoint that was trained for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gradcam.models.providers.base import Blueprint, Parts, import_extra
 
 
 def load(name: str, weights: Path | None) -> Parts:
-    """`ViT-B-32` with the checkpoint of one. Raises `ModelError` for an unknown architecture, and without weights."""
+    """Load an architecture such as `ViT-B-32`; raise `ModelError` if it is unknown or `weights` is None."""
     library = import_extra("open_clip", "open_clip")
     if weights is None:
         raise ModelError(f"open_clip:{name} needs a checkpoint: give --weights FILE (weights= in Python).")
@@ -26,7 +26,7 @@ def load(name: str, weights: Path | None) -> Parts:
 
 
 def plan(name: str) -> Blueprint:
-    """The model without its weights."""
+    """Return the blueprint of the model, without its weights."""
     library = import_extra("open_clip", "open_clip")
     settings = _find_settings(library, name)
     side = settings["vision_cfg"].get("image_size", 224)
@@ -35,17 +35,17 @@ def plan(name: str) -> Blueprint:
 
 
 def _find_settings(library: Any, name: str) -> dict[str, Any]:
-    known = library.list_models()
-    settings = library.get_model_config(name) if name in known else None
+    names = library.list_models()
+    settings = library.get_model_config(name) if name in names else None
     if settings is None:
-        offers = nearest(name, known) or known[:5]
+        offers = nearest(name, names) or names[:5]
         raise ModelError(f"open_clip has no architecture {shorten(name)}. Nearest: {join_names(offers)}.")
-    found: dict[str, Any] = settings
-    return found
+    result: dict[str, Any] = settings
+    return result
 
 
 def _build(library: Any, name: str) -> nn.Module:
-    """The model, whose tokenizer goes with it. Raises `ModelError` for whatever the library raises."""
+    """Build the model, which needs its own tokenizer; convert any error of the library to `ModelError`."""
     settings = _find_settings(library, name)
     if settings.get("text_cfg", {}).get("hf_model_name"):
         raise ModelError(
@@ -53,13 +53,13 @@ def _build(library: Any, name: str) -> nn.Module:
         )
     try:
         model: nn.Module = library.create_model(name, pretrained=None)
-    except Exception as error:  # whatever an architecture's configuration makes it raise
+    except Exception as error:  # an architecture may raise anything
         raise ModelError(f"open_clip cannot build {name}: {' '.join(str(error).split())[:300]}") from error
     return model
 
 
 def to_preprocessing(settings: dict[str, Any]) -> Preprocessing:
-    """Return open_clip's own transforms for inference as steps. Raises `ModelError` if they pad images."""
+    """Return open_clip's transforms for inference as steps; raise `ModelError` if they pad images."""
     side, mode = settings["size"], settings.get("resize_mode", "shortest")
     size = (side, side) if isinstance(side, int) else (side[0], side[1])
     if mode == "longest":

@@ -1,4 +1,4 @@
-"""Models of the user's own: what a function gives, of a file, a module, or an installed package's entry point."""
+"""Load user-defined models: the result of a function in a file or a module, or of a package's entry point."""
 
 from __future__ import annotations
 
@@ -22,25 +22,27 @@ from gradcam.models.providers.base import Blueprint, Parts, import_extra
 
 
 def load(name: str, weights: Path | None) -> Parts:
-    """The model that `file.py:function`, `package.module:function` or an entry point gives, called without arguments. A
-    module that is there already, in place of a function, is taken as it is. `weights`: loaded into it."""
+    """Load the model from `file.py:function`, `package.module:function` or an entry point, called without arguments.
+
+    The name may also refer to a torch.nn.Module instead of a function. The checkpoint `weights` is loaded into the model.
+    """
     return to_parts(plan(name).build(), weights)
 
 
 def plan(name: str) -> Blueprint:
-    """The model that the function gives. Raises `ModelError` where there is no such function."""
-    found = plugins.load("models", name) if name in plugins.installed("models") else plugins.find_function(name)
-    return Blueprint(partial(_make, found, name))
+    """Return the blueprint of the model that the function returns; raise `ModelError` if there is no such function."""
+    function = plugins.load("models", name) if name in plugins.installed("models") else plugins.find_function(name)
+    return Blueprint(partial(_call_factory, function, name))
 
 
 def to_parts(model: nn.Module, weights: Path | None) -> Parts:
-    """Return a model with the preprocessing that it carries, or else the usual one. A checkpoint is loaded into it."""
+    """Return a model with the preprocessing in its settings, or else the default one; load the checkpoint into it."""
     notes = () if weights is None else load_weights(model, read_checkpoint(weights))
     return replace(parts := _find_preprocessing(unwrap(model)), model=model, notes=[*notes, *parts.notes])
 
 
 def _find_preprocessing(model: nn.Module) -> Parts:
-    """Return the preprocessing in the settings that libraries leave on their models, which may be parts of another one."""
+    """Return the preprocessing in the settings that libraries store on their models, or on a submodule."""
     notes: list[str] = []
     try:
         for name, module in model.named_modules():
@@ -51,21 +53,21 @@ def _find_preprocessing(model: nn.Module) -> Parts:
                 return replace(
                     parts, task=None if name else parts.task, is_of_part=bool(name), notes=[*parts.notes, note]
                 )
-    except ModelError as error:  # Settings that cannot be followed.
+    except ModelError as error:  # unsupported settings, such as padding
         notes.append(str(error))
-    side = getattr(getattr(model, "config", model), "image_size", None)  # Of transformers, and of torchvision's ViT.
-    usual = replace(ASSUMED, size=(side, side), resize=round(side / 0.875)) if isinstance(side, int) else ASSUMED
-    return Parts(model, usual, is_assumed=True, notes=notes)
+    side = getattr(getattr(model, "config", model), "image_size", None)  # in transformers, and in torchvision's ViT
+    default = replace(ASSUMED, size=(side, side), resize=round(side / 0.875)) if isinstance(side, int) else ASSUMED
+    return Parts(model, default, is_assumed=True, notes=notes)
 
 
 def _read_settings(module: Any) -> Parts | None:
-    """Return the preprocessing in a module's own settings, None if it has none. Raises `ModelError` if it pads images."""
+    """Return the preprocessing in a module's settings, None if there is none; raise `ModelError` if it pads."""
     from gradcam.models.providers import huggingface, open_clip, smp, timm
 
     if type(module).__module__.startswith("segmentation_models_pytorch.") and hasattr(module, "encoder"):
         return smp.to_parts(module)
     if isinstance(getattr(module, "name_or_path", None), str) and hasattr(module, "config"):
-        with contextlib.suppress(ModelError):  # Without a processor beside the weights, on this computer.
+        with contextlib.suppress(ModelError):  # raised if there is no processor for the weights on this computer
             transformers = import_extra("transformers", "hf")
             parts = huggingface.find_preprocess(transformers, module.name_or_path, True, module.config)
             return None if parts.is_assumed else parts
@@ -73,19 +75,19 @@ def _read_settings(module: Any) -> Parts | None:
         return Parts(module, open_clip.to_preprocessing(settings))
     config: Any = getattr(module, "pretrained_cfg", None) or getattr(module, "default_cfg", None)
     is_known = isinstance(config, dict) and config.get("mean") and config.get("input_size")
-    # With `in_chans=1`, timm leaves the statistics of three channels there.
+    # With `in_chans=1`, timm keeps the mean and std of three channels in the settings.
     is_known = is_known and first_channels(module) in (0, len(config["mean"]))
     return Parts(module, timm.read_settings(module, config)) if is_known else None
 
 
-def _make(found: Any, name: str) -> nn.Module:
-    refuse_other_kinds(found)
-    if isinstance(found, nn.Module):
-        return found
-    if not callable(found):
-        raise ModelError(f"{name} is {shorten(found)}, expected a function that returns a torch.nn.Module.")
-    with contextlib.suppress(TypeError, ValueError):  # some callables of C have no signature
-        signature = inspect.signature(found)
+def _call_factory(function: Any, name: str) -> nn.Module:
+    refuse_other_kinds(function)
+    if isinstance(function, nn.Module):
+        return function
+    if not callable(function):
+        raise ModelError(f"{name} is {shorten(function)}, expected a function that returns a torch.nn.Module.")
+    with contextlib.suppress(TypeError, ValueError):  # some callables written in C have no signature
+        signature = inspect.signature(function)
         try:
             signature.bind()
         except TypeError as error:
@@ -94,7 +96,7 @@ def _make(found: Any, name: str) -> nn.Module:
                 f"{name} needs arguments, {short}{signature}, but is called without any: write a function that passes "
                 f"them, such as `def make(): return {short}(...)`."
             ) from error
-    model = plugins.call(found, name)
+    model = plugins.call(function, name)
     refuse_other_kinds(model)
     if not isinstance(model, nn.Module):
         hint = " Give a checkpoint with --weights." if isinstance(model, dict) else ""

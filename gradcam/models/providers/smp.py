@@ -1,4 +1,4 @@
-"""Segmenters of segmentation-models-pytorch, from a folder that its `save_pretrained` made."""
+"""Load segmentation-models-pytorch segmenters from a folder written by `save_pretrained`."""
 
 from __future__ import annotations
 
@@ -15,46 +15,52 @@ from gradcam.models.checkpoints.fit import load_weights
 from gradcam.models.checkpoints.read import read_checkpoint
 from gradcam.models.device import first_channels
 from gradcam.models.preprocess import ASSUMED, ASSUMED_GREY, WholePicture
-from gradcam.models.providers.base import USUAL_SIZE, Blueprint, Parts, import_extra
+from gradcam.models.providers.base import DEFAULT_SIZE, Blueprint, Parts, import_extra
 
-SIDE = 512  # pixels of the shorter side, where nothing says what the model was trained with
+SHORTER_SIDE = 512  # pixels; the settings do not record the training size
 WEIGHTS = "model.safetensors"
 
 
 def load(name: str, weights: Path | None) -> Parts:
-    """The model of a folder, with a checkpoint in place of its weights or not."""
+    """Load the model of a folder, with its own weights or a checkpoint."""
     model = _build(name)
     notes = load_weights(model, read_checkpoint(weights if weights is not None else Path(name).expanduser() / WEIGHTS))
     return replace(parts := to_parts(model), notes=[*notes, *parts.notes])
 
 
 def to_parts(model: Any) -> Parts:
-    """Return a model with the mean and std of its encoder of timm, or else ImageNet's, and a note."""
-    usual = ASSUMED_GREY if first_channels(model) == 1 else ASSUMED
-    kind = "greyscale images" if usual is ASSUMED_GREY else "images"
-    own: Any = next((it.pretrained_cfg for it in model.encoder.modules() if hasattr(it, "pretrained_cfg")), {})
-    is_own = usual is ASSUMED and own.get("mean") is not None
-    mean, std = (tuple(own["mean"]), tuple(own["std"])) if is_own else (usual.mean, usual.std)
-    statistics = "" if is_own else ", and ImageNet's mean and std"
-    note = f"Assumed {kind} with a shorter side of {SIDE} pixels{statistics}. Override with --size, --mean, --std."
-    multiple = int(getattr(model.encoder, "output_stride", 32))  # of which the sides of its pictures have to be
-    return Parts(model, WholePicture(SIDE, None, mean, std, multiple=multiple), notes=[note], task="segmentation")
+    """Return a model with the mean and std of its timm encoder, or else ImageNet's, and a note."""
+    default = ASSUMED_GREY if first_channels(model) == 1 else ASSUMED
+    kind = "greyscale images" if default is ASSUMED_GREY else "images"
+    settings: Any = next(
+        (module.pretrained_cfg for module in model.encoder.modules() if hasattr(module, "pretrained_cfg")), {}
+    )
+    has_statistics = default is ASSUMED and settings.get("mean") is not None
+    mean, std = (tuple(settings["mean"]), tuple(settings["std"])) if has_statistics else (default.mean, default.std)
+    statistics = "" if has_statistics else ", and ImageNet's mean and std"
+    note = (
+        f"Assumed {kind} with a shorter side of {SHORTER_SIDE} pixels{statistics}. Override with --size, --mean, --std."
+    )
+    multiple = int(getattr(model.encoder, "output_stride", 32))  # the sides of the input must be multiples of it
+    return Parts(
+        model, WholePicture(SHORTER_SIDE, None, mean, std, multiple=multiple), notes=[note], task="segmentation"
+    )
 
 
 def plan(name: str) -> Blueprint:
-    """The model without its weights."""
-    return Blueprint(partial(_build, name), USUAL_SIZE)
+    """Return the blueprint of the model, without its weights."""
+    return Blueprint(partial(_build, name), DEFAULT_SIZE)
 
 
 def _build(name: str) -> nn.Module:
-    """Raises `ModelError` for a folder that holds no model's settings."""
+    """Build the model from the settings in its folder; raise `ModelError` if there are none."""
     library = import_extra("segmentation_models_pytorch", "smp")
     file = Path(name).expanduser() / "config.json"
     try:
         settings: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         kind, options = settings.pop("_model_class"), settings
-        own = {key: value for key, value in options.items() if not key.startswith("_")}
-        model: nn.Module = getattr(library, kind)(**own | {"encoder_weights": None})
+        model_options = {key: value for key, value in options.items() if not key.startswith("_")}
+        model: nn.Module = getattr(library, kind)(**model_options | {"encoder_weights": None})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ModelError(

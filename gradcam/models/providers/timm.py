@@ -1,4 +1,4 @@
-"""timm's models: by name, from a folder that timm saved, or from the hub."""
+"""Load timm models: by name, from a folder that timm saved, or from the hub."""
 
 from __future__ import annotations
 
@@ -23,19 +23,21 @@ from gradcam.models.providers.embedded import CLASSES, name_classes, read_labels
 
 SOURCES = ("hf-hub:", "hf_hub:", "local-dir:")
 PICKLES = (".pth", ".pt", ".bin", ".tar")
-# What timm looks for on the hub, in its own order. Each is read here first, which refuses what would run code: some of
-# timm's versions would let it.
+# The files that timm looks for on the hub, in its order. Each is read here first, which rejects files that would run
+# code; some versions of timm would run it.
 FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 def load(name: str, weights: Path | None, task: str | None = None) -> Parts:
-    """`resnet18.a1_in1k`, `resnet18`, a folder, or `hf-hub:OWNER/NAME`, with a checkpoint in place of its weights or
-    not; for the task "matching" without its classifier, as models of features are that never had one."""
+    """Load `resnet18.a1_in1k`, `resnet18`, a folder or `hf-hub:OWNER/NAME`, with its own weights or a checkpoint.
+
+    For the task "matching", the classifier is left out, as in models that return features.
+    """
     timm = import_extra("timm", "timm")
     name = _find_source(timm, name)
-    chosen = f"{name.partition('.')[0]}.{weights}"
-    if weights is not None and not weights.exists() and chosen in _list_tagged(timm, name):
-        name, weights = chosen, None
+    tagged_name = f"{name.partition('.')[0]}.{weights}"
+    if weights is not None and not weights.exists() and tagged_name in _list_tagged(timm, name):
+        name, weights = tagged_name, None
     if weights is not None:
         return _load_file(timm, name, weights, task)
     model = _build(timm, name, 0 if task == "matching" else None, **_find_weights(timm, name))
@@ -63,25 +65,28 @@ def _load_file(timm: Any, name: str, weights: Path, task: str | None) -> Parts:
         model: Any = _build(timm, name, 0)
         try:
             notes = load_weights(model, checkpoint)
-        except ModelError:  # of a classifier, whose head is left out
+        # The checkpoint has a classifier, so it is loaded with the head, which is removed afterwards.
+        except ModelError:
             model, _, notes = base.build_for(checkpoint, partial(_build, timm, name), CLASSES)
             model.reset_classifier(0)
         return replace(_to_parts(timm, model, None), labels=None, task="matching", notes=notes)
-    # A name with weights of its own has those alone.
-    tagged = [each for each in _list_tagged(timm, name) if "." not in name or each == name]
-    files = {(timm.get_pretrained_cfg(each).url or "").rpartition("/")[2]: each for each in tagged}
-    found = base.recognise(weights, filter(None, files))
-    name = name if found is None else files[found.name]
+    # A name with a tag allows only the weights of that tag.
+    tagged = [tagged_name for tagged_name in _list_tagged(timm, name) if "." not in name or tagged_name == name]
+    files = {(timm.get_pretrained_cfg(tagged_name).url or "").rpartition("/")[2]: tagged_name for tagged_name in tagged}
+    recognised = base.recognise(weights, filter(None, files))
+    name = name if recognised is None else files[recognised.name]
     model, classes, notes = base.build_for(checkpoint, partial(_build, timm, name), CLASSES)
     parts = _to_parts(timm, model, classes)
     tag = (getattr(model, "pretrained_cfg", None) or {}).get("tag")
-    own = f"timm's {name}.{tag}" if tag and "." not in name and ":" not in name else f"timm's {name}"
-    note = base.describe_preprocessing(weights, found, "timm", own, cast("Preprocessing", parts.preprocess))
+    display_name = f"timm's {name}.{tag}" if tag and "." not in name and ":" not in name else f"timm's {name}"
+    note = base.describe_preprocessing(
+        weights, recognised, "timm", display_name, cast("Preprocessing", parts.preprocess)
+    )
     return _name_classes(replace(parts, notes=[*notes, note]))
 
 
 def plan(name: str) -> Blueprint:
-    """The model without its weights."""
+    """Return the blueprint of the model, without its weights."""
     timm = import_extra("timm", "timm")
     name = _find_source(timm, name)
     build = partial(_build, timm, name, pretrained=False)
@@ -91,14 +96,14 @@ def plan(name: str) -> Blueprint:
 
 
 def _find_source(timm: Any, name: str) -> str:
-    """The name as timm takes it, of a folder where its files are here. Raises `ModelError` for one that it does not know."""
+    """Return the name that timm takes, a folder for local files; raise `ModelError` if timm does not know it."""
     is_hub = name.startswith(SOURCES[:2])
     if name.startswith("local-dir:") or (os.sep in name and not is_hub) or (name and Path(name).is_dir()):
         folder = Path(name.removeprefix("local-dir:")).expanduser()
         if not (folder / "config.json").is_file():
-            what = "has no config.json" if folder.is_dir() else "is not a folder"
-            raise ModelError(f"{folder}: {what}, expected a folder written by timm.models.save_for_hf().")
-        for path in [each for each in map(folder.joinpath, FILES) if each.is_file()][:1]:
+            problem = "has no config.json" if folder.is_dir() else "is not a folder"
+            raise ModelError(f"{folder}: {problem}, expected a folder written by timm.models.save_for_hf().")
+        for path in [file for file in map(folder.joinpath, FILES) if file.is_file()][:1]:
             read_checkpoint(path)
         return f"local-dir:{folder}"
     if is_hub:
@@ -110,21 +115,21 @@ def _find_source(timm: Any, name: str) -> str:
         _require(f"{base.hub_address()}/{repository}", base.hub_address())
         return name
     is_model = timm.is_model(name.partition(".")[0])
-    known = _list_tagged(timm, name) if is_model else timm.list_models()
-    if is_model and ("." not in name or name in known):
+    known_names = _list_tagged(timm, name) if is_model else timm.list_models()
+    if is_model and ("." not in name or name in known_names):
         return name
-    offers = nearest(name, known) or (known if is_model else [])
+    offers = nearest(name, known_names) or (known_names if is_model else [])
     hint = f"Nearest: {join_names(offers)}." if offers else "timm.list_models() lists them."
     raise ModelError(f"timm has no model {shorten(name)}. {hint}")
 
 
 def _list_tagged(timm: Any, name: str) -> list[str]:
-    """The model with each of the weights that timm has for it; none for a folder, or one of the hub."""
+    """Return the model's name with each tag of its weights; an empty list for a folder or a hub repository."""
     return [] if name.startswith(SOURCES) else timm.list_models(f"{name.partition('.')[0]}.*", pretrained=True)
 
 
 def _find_weights(timm: Any, name: str) -> dict[str, Any]:
-    """What timm is to load: the file from a cache, or whatever it fetches. Raises `ModelError` where that cannot be."""
+    """Return the options for timm to load or download weights; raise `ModelError` if neither is possible."""
     if name.startswith(SOURCES):
         return {"pretrained": True}
     config = timm.get_pretrained_cfg(name)
@@ -150,24 +155,24 @@ def _find_weights(timm: Any, name: str) -> dict[str, Any]:
 def _find_cached(repository: str, names: Sequence[str]) -> Path | None:
     hub = import_extra("huggingface_hub", "timm")
     repository, _, revision = repository.partition("@")
-    found = (hub.try_to_load_from_cache(repository, name, revision=revision or None) for name in names)
-    return next((Path(path) for path in found if isinstance(path, str)), None)
+    paths = (hub.try_to_load_from_cache(repository, name, revision=revision or None) for name in names)
+    return next((Path(path) for path in paths if isinstance(path, str)), None)
 
 
 def _require(source: str, address: str | None = None) -> None:
-    """Raises `ModelError` where nothing answers: asked once, since timm would try for most of a minute."""
+    """Raise `ModelError` if the address does not answer; timm alone would retry for most of a minute."""
     if reason := base.reason_unreachable(address or source):
         raise ModelError(
             f"The weights are not in the cache and cannot be downloaded ({reason}). Download them from {source} on another "
-            f"computer, and give them with --weights FILE (weights= in Python). {base.WITHOUT}"
+            f"computer, and give them with --weights FILE (weights= in Python). {base.NO_DOWNLOAD_HINT}"
         )
 
 
 def _build(timm: Any, name: str, classes: int | None = None, **options: Any) -> nn.Module:
-    """timm's model. Raises `ModelError` for whatever timm or its sources raise."""
+    """Build timm's model; convert any error to `ModelError`."""
     try:
         return timm.create_model(name, num_classes=classes, **options)
-    except Exception as error:  # each of timm's sources has kinds of its own
+    except Exception as error:  # each of timm's sources raises its own errors
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ModelError(f"timm cannot build {shorten(name)}: {reason}") from error
 
@@ -180,20 +185,22 @@ def _to_parts(timm: Any, model: nn.Module, classes: int | None) -> Parts:
 
 
 def _name_classes(parts: Parts) -> Parts:
-    """A checkpoint's or a folder's classes: by the names that are saved with them, or taken for ImageNet's."""
+    """Return the parts of a checkpoint or folder with its saved class names, or else ImageNet's if the number fits."""
     is_named = parts.labels is not None and len(parts.labels) == parts.classes
     return parts if is_named else name_classes(replace(parts, labels=None))
 
 
 def read_settings(model: nn.Module, settings: dict[str, Any]) -> Preprocessing:
     """Return the preprocessing in a model's `pretrained_cfg`, for the image size that the model was built with."""
-    usual = {"interpolation": "bicubic", "crop_pct": 0.875, "crop_mode": "center"}  # As timm's resolve_data_config.
+    defaults = {"interpolation": "bicubic", "crop_pct": 0.875, "crop_mode": "center"}  # As timm's resolve_data_config.
     size = getattr(getattr(model, "patch_embed", None), "img_size", None) or settings["input_size"][1:]
-    return to_preprocessing(usual | {key: it for key, it in settings.items() if it} | {"input_size": (None, *size)})
+    return to_preprocessing(
+        defaults | {key: value for key, value in settings.items() if value} | {"input_size": (None, *size)}
+    )
 
 
 def to_preprocessing(config: dict[str, Any]) -> Preprocessing:
-    """The same as `timm.data.create_transform(**config)`. Raises `ModelError` where that pads."""
+    """Return `timm.data.create_transform(**config)` as steps; raise `ModelError` if it pads images."""
     size, mode = tuple(config["input_size"][1:]), config["crop_mode"]
     scaled = tuple(math.floor(side / config["crop_pct"]) for side in size)
     if mode == "border" or (mode == "center" and scaled[0] != scaled[1]):

@@ -1,4 +1,4 @@
-"""torchvision's models for classification, detection and segmentation, with their weights, transforms and categories."""
+"""Load torchvision's classifiers, detectors and segmenters, with their weights, transforms and class names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gradcam.models.providers import DEFAULT, PROVIDERS
 from gradcam.models.providers import embedded as imagenet
 from gradcam.models.providers import own as factory
 from gradcam.models.providers.base import (
-    USUAL_SIZE,
+    DEFAULT_SIZE,
     Blueprint,
     Parts,
     build_for,
@@ -32,26 +32,28 @@ from gradcam.models.providers.base import (
     recognise,
 )
 
-NAME_OF_WEIGHTS = re.compile(r"(\w+_Weights\.)?\w+")
-WITH_OWN_SCALE = ("googlenet", "inception_v3")  # their weights expect pictures scaled in the model
+WEIGHTS_NAME = re.compile(r"(\w+_Weights\.)?\w+")
+SCALING_MODELS = ("googlenet", "inception_v3")  # their weights expect images that the model itself scales
 
 
 def load(name: str, weights: Path | None) -> Parts:
-    """`resnet50`, or `resnet50:IMAGENET1K_V1`, with those weights, or others of its by name, or with a checkpoint. A
-    checkpoint that is one of torchvision's own files is prepared for as those weights are; any other as for the weights
-    that are named, or the model's best."""
-    found = _find_model(name)
-    if found is None:
+    """Load `resnet50` or `resnet50:IMAGENET1K_V1`; `weights` may be a checkpoint, or the name of official weights.
+
+    An official checkpoint of torchvision gets the preprocessing of its weights. Any other checkpoint gets that of the
+    weights in the name, or of the model's best weights.
+    """
+    match = _find_model(name)
+    if match is None:
         return factory.load(name, weights)
-    name, enum, is_chosen = found
+    name, enum, is_chosen = match
     task = find_task_of(name)
-    if weights is not None and not weights.exists() and NAME_OF_WEIGHTS.fullmatch(str(weights)):
+    if weights is not None and not weights.exists() and WEIGHTS_NAME.fullmatch(str(weights)):
         enum, weights = find_weights(name, str(weights)), None
     if weights is not None:
         return (
             _load_file(name, enum, weights, is_chosen)
             if task == "classification"
-            else _load_places(name, enum, weights)
+            else _load_whole_image_model(name, enum, weights)
         )
     path = cached_file(enum)
     if not path.exists():
@@ -60,131 +62,137 @@ def load(name: str, weights: Path | None) -> Parts:
     try:
         checkpoint = read_checkpoint(path)
     except ModelError as error:
-        what = str(error).rstrip(".")
-        raise ModelError(f"{what}. Delete the file to download it again from {enum.url}") from error
+        problem = str(error).rstrip(".")
+        raise ModelError(f"{problem}. Delete the file to download it again from {enum.url}") from error
     if task != "classification":
-        return _load_places(name, enum, path)
+        return _load_whole_image_model(name, enum, path)
     preprocess, labels = to_preprocessing(enum.transforms()), _categories(enum)
     model, _, _ = build_for(checkpoint, partial(_build, name, enum), len(labels))
     return Parts(model, preprocess, labels=labels, classes=len(labels), activation="softmax")
 
 
-def _load_places(name: str, enum: Any, weights: Path) -> Parts:
-    """A detector or a segmenter, which is shown all of a picture; the number of classes is the checkpoint's."""
+def _load_whole_image_model(name: str, enum: Any, weights: Path) -> Parts:
+    """Load a detector or a segmenter, which sees the whole image; the number of classes is that of the checkpoint."""
     checkpoint, labels = read_checkpoint(weights), _categories(enum)
     classes = _count_outputs(name, checkpoint) or len(labels)
-    model, notes = fill(checkpoint, partial(_build_places, name, classes))
+    model, notes = fill(checkpoint, partial(_build_whole_image_model, name, classes))
     if classes != len(labels):
         labels = [f"class {index}" for index in range(classes)]
     if find_task_of(name) == "detection":
         return Parts(model, WholePicture(), labels=labels, notes=notes, task="detection")
     transforms = enum.transforms()
     (side,) = transforms.resize_size
-    shown = WholePicture(side, None, tuple(transforms.mean), tuple(transforms.std), transforms.interpolation.value)
-    return Parts(model, shown, labels=labels, notes=notes, task="segmentation")
+    preprocess = WholePicture(side, None, tuple(transforms.mean), tuple(transforms.std), transforms.interpolation.value)
+    return Parts(model, preprocess, labels=labels, notes=notes, task="segmentation")
 
 
 def _count_outputs(name: str, checkpoint: Checkpoint) -> int | None:
-    """How many classes a checkpoint has: told by the tensors that are larger where there is a class more."""
+    """Return a checkpoint's number of classes, from the tensors that grow with each class; None if unknown."""
     with torch.device("meta"):
-        shapes = [dict(_build_places(name, classes).named_parameters()) for classes in (2, 3)]
-    for key, small in shapes[0].items():
-        step = shapes[1][key].shape[0] - small.shape[0] if small.ndim else 0
-        found = next((it for own, it in checkpoint.tensors.items() if own.endswith(key)), None) if step else None
-        if found is not None and found.ndim and (found.shape[0] - small.shape[0]) % step == 0:
-            return 2 + (found.shape[0] - small.shape[0]) // step
+        shapes = [dict(_build_whole_image_model(name, classes).named_parameters()) for classes in (2, 3)]
+    for key, smaller in shapes[0].items():
+        step = shapes[1][key].shape[0] - smaller.shape[0] if smaller.ndim else 0
+        tensor = (
+            next((value for name_in_file, value in checkpoint.tensors.items() if name_in_file.endswith(key)), None)
+            if step
+            else None
+        )
+        if tensor is not None and tensor.ndim and (tensor.shape[0] - smaller.shape[0]) % step == 0:
+            return 2 + (tensor.shape[0] - smaller.shape[0]) // step
     return None
 
 
-def _build_places(name: str, classes: int) -> nn.Module:
-    """Without the auxiliary head of some segmenters, which only training reads, and not every checkpoint has."""
+def _build_whole_image_model(name: str, classes: int) -> nn.Module:
+    """Build the model without the auxiliary head of some segmenters, which only training uses."""
     return models.get_model(name, weights=None, weights_backbone=None, num_classes=classes)
 
 
 def find_task_of(name: str) -> str:
-    """What the model of that name does."""
+    """Return the task of the model with this name."""
     if name in models.list_models(module=models.detection):
         return "detection"
     return "segmentation" if name in models.list_models(module=models.segmentation) else "classification"
 
 
 def _load_file(name: str, enum: Any, weights: Path, is_chosen: bool) -> Parts:
-    """The model with a checkpoint; `is_chosen`: whether a person named the weights `enum`, whose preprocessing is taken."""
+    """Load the model with a checkpoint; `is_chosen` is True if the user named the weights `enum`."""
     entries = {cached_file(entry).name: entry for entry in list_weights(name) if entry.meta.get("categories")}
-    checkpoint, found = read_checkpoint(weights), recognise(weights, entries)
-    if is_chosen and found is not None and entries[found.name] is not enum:
-        found = None
-    enum = enum if found is None else entries[found.name]
+    checkpoint, recognised = read_checkpoint(weights), recognise(weights, entries)
+    if is_chosen and recognised is not None and entries[recognised.name] is not enum:
+        recognised = None
+    enum = enum if recognised is None else entries[recognised.name]
     model, classes, notes = build_for(checkpoint, partial(_build, name, enum), imagenet.CLASSES)
     preprocess = to_preprocessing(enum.transforms())
     note = f"Using the preprocessing of {enum}, as requested."
-    if not is_chosen or found is not None:
-        note = describe_preprocessing(weights, found, "torchvision", str(enum), preprocess)
-    if found is not None and found.is_certain:
+    if not is_chosen or recognised is not None:
+        note = describe_preprocessing(weights, recognised, "torchvision", str(enum), preprocess)
+    if recognised is not None and recognised.is_certain:
         return Parts(model, preprocess, labels=_categories(enum), classes=classes, activation="softmax", notes=[note])
     return imagenet.name_classes(Parts(model, preprocess, classes=classes, notes=[*notes, note]))
 
 
 def plan(name: str) -> Blueprint:
-    """The model without its weights. Raises `ModelError` for an unknown name."""
-    found = _find_model(name)
-    if found is None:
+    """Return the blueprint of the model, without its weights; raise `ModelError` for an unknown name."""
+    match = _find_model(name)
+    if match is None:
         return factory.plan(name)
-    name, enum, _ = found
+    name, enum, _ = match
     if find_task_of(name) != "classification":
-        return Blueprint(partial(_build_places, name, len(_categories(enum))), USUAL_SIZE)
+        return Blueprint(partial(_build_whole_image_model, name, len(_categories(enum))), DEFAULT_SIZE)
     return Blueprint(partial(_build, name, enum, imagenet.CLASSES), to_preprocessing(enum.transforms()).size)
 
 
 def list_names() -> list[str]:
-    """The names of torchvision's models: those that classify, detectors and segmenters."""
+    """Return the names of torchvision's classifiers, detectors and segmenters."""
     return [name for module in (models, models.detection, models.segmentation) for name in models.list_models(module)]
 
 
 def list_installed() -> dict[str, str]:
-    """The models of installed packages, each with where it is from, none imported; but for names that are taken."""
+    """Return the models of installed packages with their origins, except shadowed names; nothing is imported."""
     entries = plugins.installed("models")
-    taken = {DEFAULT, *list_names()} if entries else set()
-    found = {name: entry for name, entry in entries.items() if name not in taken}
-    return {name: it.value + (f", from {it.dist.name}" if it.dist else "") for name, it in found.items()}
+    reserved = {DEFAULT, *list_names()} if entries else set()
+    available = {name: entry for name, entry in entries.items() if name not in reserved}
+    return {
+        name: entry.value + (f", from {entry.dist.name}" if entry.dist else "") for name, entry in available.items()
+    }
 
 
 def list_weights(name: str) -> Any:
-    """The enum of a model's weights."""
+    """Return the enum of a model's weights."""
     return models.get_model_weights(name)
 
 
 def cached_file(enum: Any) -> Path:
-    """Where the file of weights lies, or will, in torch hub's cache."""
+    """Return the path of the weights in torch hub's cache, whether or not the file exists."""
     return Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(enum.url).path).name
 
 
-def find_weights(name: str, wanted: str) -> Any:
-    """The weights that are called so, or the model's best. Raises `ModelError` for unknown ones."""
+def find_weights(name: str, weights_name: str) -> Any:
+    """Return the weights with this name, or the model's best if it is empty; raise `ModelError` for unknown ones."""
     enum = list_weights(name)
-    wanted = wanted.rpartition(".")[2]  # people also type ResNet50_Weights.IMAGENET1K_V1
-    if not wanted or wanted.upper() == "DEFAULT":
+    weights_name = weights_name.rpartition(".")[2]  # users also type ResNet50_Weights.IMAGENET1K_V1
+    if not weights_name or weights_name.upper() == "DEFAULT":
         return enum.DEFAULT
-    found = {member.name.lower(): member for member in enum}.get(wanted.lower())
-    if found is None:
+    member = {member.name.lower(): member for member in enum}.get(weights_name.lower())
+    if member is None:
         offers = join_names(member.name for member in enum)
-        raise ModelError(f"{name} has no weights {shorten(wanted)}: choose one of {offers}.")
-    _categories(found)
-    return found
+        raise ModelError(f"{name} has no weights {shorten(weights_name)}: choose one of {offers}.")
+    _categories(member)
+    return member
 
 
 def _find_model(typed: str) -> tuple[str, Any, bool] | None:
-    """The model's name, its weights' enum, and whether these were named; None for a package's or a module's function."""
-    name, _, wanted = typed.partition(":")
+    """Return the model's name, its weights, and whether the user named these; None for a custom function."""
+    name, _, weights_name = typed.partition(":")
     if name in list_names():
-        return name, find_weights(name, wanted), bool(wanted)
+        return name, find_weights(name, weights_name), bool(weights_name)
     if typed in plugins.installed("models"):
         return None
     with contextlib.suppress(ImportError, ValueError):
-        if wanted and importlib.util.find_spec(name) is not None:  # which does not import it
+        if weights_name and importlib.util.find_spec(name) is not None:  # find_spec does not import the module
             return None
-    if other := describe_unsupported_model(Path(typed)):
-        raise ModelError(f"{typed}: {other}.")
+    if description := describe_unsupported_model(Path(typed)):
+        raise ModelError(f"{typed}: {description}.")
     offers = nearest(name, [DEFAULT, *list_names(), *plugins.installed("models")])
     hint = " ".join([*([f"Nearest: {join_names(offers)}."] if offers else []), *_guess_meaning(typed)])
     forms = ", ".join(provider.form for provider in PROVIDERS[1:-1])
@@ -207,7 +215,7 @@ def _guess_meaning(typed: str) -> list[str]:
 
 def _build(name: str, enum: Any, classes: int) -> nn.Module:
     options: dict[str, Any] = {"num_classes": classes}
-    if name in WITH_OWN_SCALE:
+    if name in SCALING_MODELS:
         options |= {"transform_input": True, "init_weights": False, "aux_logits": False}
     if name.startswith("vit_"):
         options["image_size"] = enum.meta["min_size"][0]
@@ -215,7 +223,7 @@ def _build(name: str, enum: Any, classes: int) -> nn.Module:
 
 
 def _categories(enum: Any) -> list[str]:
-    """The classes' names. Raises `ModelError` for weights that are not a classifier's."""
+    """Return the class names; raise `ModelError` for weights without a classifier."""
     if enum.meta.get("categories") is None:
         raise ModelError(
             f"The weights {enum} have no classifier, because their last layers are empty: choose other weights."
@@ -224,6 +232,6 @@ def _categories(enum: Any) -> list[str]:
 
 
 def to_preprocessing(transforms: Any) -> Preprocessing:
-    """What torchvision's own transforms do."""
-    (size,), (resize,), it = transforms.crop_size, transforms.resize_size, transforms
-    return Preprocessing((size, size), resize, tuple(it.mean), tuple(it.std), it.interpolation.value)
+    """Return the steps of torchvision's own transforms."""
+    (size,), (resize,), settings = transforms.crop_size, transforms.resize_size, transforms
+    return Preprocessing((size, size), resize, tuple(settings.mean), tuple(settings.std), settings.interpolation.value)

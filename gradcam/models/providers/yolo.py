@@ -1,4 +1,4 @@
-"""Detectors of ultralytics, where a person has installed that: its licence is AGPL, so that it never comes with this one."""
+"""Load ultralytics detectors if the user has installed that package; its AGPL licence rules out a dependency."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gradcam.families.yolo import Letterbox, load_yolo
 from gradcam.models.preprocess import Preprocessing
 from gradcam.models.providers.base import Blueprint, Parts
 
-# As ultralytics' own classify_transforms.
+# The same as ultralytics' classify_transforms.
 CLASSIFIER_PREPROCESSING = Preprocessing((224, 224), 224, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0), "bilinear")
 
 
 def load(name: str, weights: Path | None) -> Parts:
-    """`best.pt`: the network inside, whose images are letterboxed, or cropped for a classifier."""
+    """Load the network in a file such as `best.pt`; images are letterboxed, or cropped for a classifier."""
     if weights is not None:
         raise ModelError(f"yolo:{name} already names the weights: leave out --weights, or give yolo:OTHER.pt.")
     model, labels = load_yolo(name)
@@ -27,7 +27,7 @@ def load(name: str, weights: Path | None) -> Parts:
 
 
 def plan(name: str) -> Blueprint:
-    """The network of that file, with its weights."""
+    """Return the blueprint of the network in the file, with its weights."""
     return Blueprint(partial(_build, name), (640, 640))
 
 
