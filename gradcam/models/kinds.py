@@ -444,7 +444,9 @@ class PoseFinder(TaskModel):
         return targets.Keypoint(_only_classes(target) or 0)
 
 
-KINDS: dict[str, type[TaskModel]] = {kind.task: kind for kind in (Detector, Segmenter, Matcher, Captioner, PoseFinder)}
+TASK_MODELS: dict[str, type[TaskModel]] = {
+    kind.task: kind for kind in (Detector, Segmenter, Matcher, Captioner, PoseFinder)
+}
 
 
 def require_family(model: nn.Module, task: str) -> Family | None:

@@ -25,7 +25,7 @@ from gradcam.models.classifier import Classifier
 from gradcam.models.device import find_input_device, first_channels
 from gradcam.models.fits import check_sizes, find_step, get_steps
 from gradcam.models.kinds import (
-    KINDS,
+    TASK_MODELS,
     Detector,
     Matcher,
     Segmenter,
@@ -511,7 +511,7 @@ def _make_task_model(
         notes = [*notes, *label_notes]
     if labels is not None:
         name_classes(unwrap(parts.model) if family is None else family.model, labels)
-    return KINDS[task](
+    return TASK_MODELS[task](
         name_model(name),
         parts.model,
         preprocess,

@@ -107,7 +107,7 @@ def panel(
 
 def _draw_instances(explanation: ImageExplanation, i: int, height: int, *, alpha: float, colormap: str) -> Pixels:
     """Draw the image with all boxes, then one overlay per box."""
-    instances = explanation.instances[i]  # type: ignore[index]  # which is there
+    instances = explanation.instances[i]  # type: ignore[index]  # checked by the caller
     options: dict[str, Any] = {"alpha": alpha, "colormap": colormap, "outline": False}
     overlays = [explanation.overlay(i, k, **options) for k in range(len(instances))]
     signed = explanation.evidence == "signed"

@@ -68,10 +68,10 @@ class Preprocessing:
         single channel is repeated if three are needed; 8-bit or 16-bit RGB becomes luminance if one is needed. Raises
         `ImageError` for anything else, and for another number of channels.
         """
-        return self.show(image, self.find_part(*check_form(image).shape[:2]))
+        return self.transform_part(image, self.find_part(*check_form(image).shape[:2]))
 
     def find_part(self, height: int, width: int) -> Part:
-        """Return the part of an image of this size that the network sees, for `show`."""
+        """Return the part of an image of this size that the network sees, for `transform_part`."""
         resized = self.resize
         if isinstance(resized, int):  # rounded as in torchvision and timm
             resized = (max(resized, int(resized * height / width)), max(resized, int(resized * width / height)))
@@ -79,7 +79,7 @@ class Preprocessing:
         down, across = height / resized[0], width / resized[1]
         return top * down, left * across, self.size[0] * down, self.size[1] * across
 
-    def show(self, image: NDArray[Any], part: Part) -> Tensor:
+    def transform_part(self, image: NDArray[Any], part: Part) -> Tensor:
         """Return a part of an image as the network's input (C,*size)."""
         values = fit_channels(check_form(image), len(self.mean))
         top, left, height, width = part

@@ -119,8 +119,8 @@ def _probe(model: nn.Module, images: Tensor) -> Findings:
         if tensor is not None and tensor.ndim <= 2 and len(tensor) == 1:
             raise ModelError(str(error)) from None
         raise ModelError(
-            f"The model returns {returned} for one image, expected (1, classes): it is not a classifier. For other models, "
-            "use gradcam.explain() with a function as target=."
+            f"The model returns {returned} for one image, expected (1, classes): it is not a classifier. For other "
+            "models, use gradcam.explain() with a function as target=."
         ) from None
     in_unit_interval = bool(((logits >= 0) & (logits <= 1)).all())
     activation = REMAINING.get(find_last_operation(logits))

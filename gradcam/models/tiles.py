@@ -89,7 +89,7 @@ class Tiles:
         # Rounding must not push the tile past the border of the image.
         offsets = [start - margin_start for start, margin_start in zip(corner, first)]
         lengths = [min(length, side - start) for length, side, start in zip(size, pixels.shape, offsets)]
-        return self.preprocess.show(pixels, (offsets[0], offsets[1], lengths[0], lengths[1]))
+        return self.preprocess.transform_part(pixels, (offsets[0], offsets[1], lengths[0], lengths[1]))
 
 
 Explain = Callable[[Tensor], Mapping[tuple[str, str], Explanation]]

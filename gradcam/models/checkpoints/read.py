@@ -323,8 +323,8 @@ def explain_refusal(path: Path) -> ModelError:
     is_model = any(isinstance(state, dict) and {"_parameters", "_modules"} <= set(state) for state in states)
     description = "a whole pickled model" if is_model else "pickled objects instead of plain weights"
     return ModelError(
-        f"{path}: contains {description} ({_list_names(foreign)}), and reading it would run code. Save only the weights, "
-        f"in the environment where the file was made: torch.save(model.state_dict(), 'weights.pth'). {FACTORY_HINT}"
+        f"{path}: contains {description} ({_list_names(foreign)}), and reading it would run code. Save only the "
+        f"weights, in the environment where the file was made: torch.save(model.state_dict(), 'weights.pth'). {FACTORY_HINT}"
     )
 
 

@@ -24,7 +24,7 @@ from gradcam.models.providers.base import Blueprint, Parts, import_extra
 def load(name: str, weights: Path | None) -> Parts:
     """Load the model from `file.py:function`, `package.module:function` or an entry point, called without arguments.
 
-    The name may also refer to a torch.nn.Module instead of a function. The checkpoint `weights` is loaded into the model.
+    The name may also refer to a torch.nn.Module. The checkpoint `weights` is loaded into the model.
     """
     return to_parts(plan(name).build(), weights)
 
