@@ -169,7 +169,7 @@ def _prefixes(names: Collection[str], targets: Collection[str]) -> Counter[str]:
 
 
 def _best(counts: Counter[str], unprefixed: int, total: int) -> tuple[str, int] | None:
-    """Return the prefix with the most matches, and their number; None if no prefix does better than none at all.
+    """Return the prefix with the most matches, and their number; None if plain names match as well.
 
     Only common prefixes, and those that match most of the model's names, are considered.
     """
