@@ -66,42 +66,42 @@ class Linear(nn.Module):
 class TestInputGradients:
     def test_a_linear_model_has_its_weights_for_gradients(self) -> None:
         model = Linear(3, 4, 5)
-        found = input_gradients(model, torch.randn(2, 3, 4, 5), target=[[0, 1], [1, 0]])
-        torch.testing.assert_close(found.values[0], model.weights.detach())
-        torch.testing.assert_close(found.values[1], model.weights.detach().flip(0))
+        attribution = input_gradients(model, torch.randn(2, 3, 4, 5), target=[[0, 1], [1, 0]])
+        torch.testing.assert_close(attribution.values[0], model.weights.detach())
+        torch.testing.assert_close(attribution.values[1], model.weights.detach().flip(0))
 
     def test_finite_differences(self) -> None:
         model, images = tiny_model().double().eval(), TINY.double()
-        found = input_gradients(model, images, target=[[2, 4]] * 3)
+        attribution = input_gradients(model, images, target=[[2, 4]] * 3)
         scores = model(images).detach()
-        torch.testing.assert_close(found.scores, scores[:, [2, 4]].float())
+        torch.testing.assert_close(attribution.scores, scores[:, [2, 4]].float())
         for n, c, y, x in ((0, 0, 0, 0), (1, 2, 5, 7), (2, 1, 11, 15), (0, 1, 6, 3)):
             step = torch.zeros_like(images)
             step[n, c, y, x] = 1e-6
             change = (model(images + step) - model(images - step)).detach()[n, [2, 4]] / 2e-6
-            torch.testing.assert_close(found.values[n, :, c, y, x], change.float(), rtol=1e-4, atol=1e-8)
+            torch.testing.assert_close(attribution.values[n, :, c, y, x], change.float(), rtol=1e-4, atol=1e-8)
 
     def test_captum(self, classifier: gradcam.Classifier, photo: Any) -> None:
         from captum.attr import Saliency
 
         images = classifier.batch([gradcam.read_image(photo("panda.webp"))])
-        found = input_gradients(classifier.model, images, target=[[388, 285]])
+        attribution = input_gradients(classifier.model, images, target=[[388, 285]])
         for k, index in enumerate((388, 285)):
             expected = Saliency(classifier.model).attribute(images.clone().requires_grad_(), target=index, abs=False)
-            torch.testing.assert_close(found.values[:, k], expected, rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(attribution.values[:, k], expected, rtol=1e-3, atol=1e-5)
 
     def test_probability(self) -> None:
         model, images = tiny_model().double().eval(), TINY.double()
-        found = input_gradients(model, images, target=ClassTarget(2, score="probability"))
+        attribution = input_gradients(model, images, target=ClassTarget(2, score="probability"))
         expected = gradient(lambda x: model(x).softmax(1), images, [2])  # type: ignore[arg-type]
-        torch.testing.assert_close(found.values, expected.float())
+        torch.testing.assert_close(attribution.values, expected.float())
 
 
 class TestSmoothgrad:
     def test_a_slow_loop(self) -> None:
         """Section 3: the mean over n copies with N(0, sigma^2); sigma is a share of each image's own range."""
         model, images = tiny_model().double().eval(), TINY.double() * torch.tensor([1.0, 5.0, 0.2])[:, None, None, None]
-        found = smoothgrad(model, images, target=[[1, 3]] * 3, samples=7, noise=0.3, seed=11)
+        attribution = smoothgrad(model, images, target=[[1, 3]] * 3, samples=7, noise=0.3, seed=11)
         generator = torch.Generator().manual_seed(11)
         total = torch.zeros(3, 2, 3, 12, 16, dtype=torch.float64)
         for _ in range(7):
@@ -109,9 +109,9 @@ class TestSmoothgrad:
             for n, image in enumerate(images):
                 noisy = image + 0.3 * (image.max() - image.min()) * drawn
                 total[n] += gradient(model, noisy[None], [1, 3])[0]
-        torch.testing.assert_close(found.values, (total / 7).float(), rtol=1e-5, atol=1e-8)
+        torch.testing.assert_close(attribution.values, (total / 7).float(), rtol=1e-5, atol=1e-8)
         other = smoothgrad(model, images, target=[[1, 3]] * 3, samples=7, noise=0.3, seed=12)
-        assert not torch.allclose(found.values, other.values)
+        assert not torch.allclose(attribution.values, other.values)
 
     def test_without_noise_it_is_the_gradient(self) -> None:
         model = tiny_model().eval()
@@ -144,12 +144,14 @@ class TestSmoothgrad:
         clean = model(TINY).argmax(1)
         seen: list[Tensor] = []
         handle = model.register_forward_hook(lambda module, args, output: seen.append(output.detach().argmax(1)))
-        found = smoothgrad(model, TINY, noise=2.0, samples=9)
+        attribution = smoothgrad(model, TINY, noise=2.0, samples=9)
         handle.remove()
         assert any(not torch.equal(tops, clean) for tops in seen)  # the noise does change it
-        assert_same(found.classes, clean[:, None])
-        torch.testing.assert_close(found.values, smoothgrad(model, TINY, noise=2.0, samples=9, target=clean).values)
-        torch.testing.assert_close(found.scores[:, 0], model(TINY).detach().amax(1))
+        assert_same(attribution.classes, clean[:, None])
+        torch.testing.assert_close(
+            attribution.values, smoothgrad(model, TINY, noise=2.0, samples=9, target=clean).values
+        )
+        torch.testing.assert_close(attribution.scores[:, 0], model(TINY).detach().amax(1))
 
 
 class TestIntegratedGradients:
@@ -161,14 +163,14 @@ class TestIntegratedGradients:
                 return x.flatten(1).prod(1)
 
         images = torch.tensor([[2.0, 3.0, 5.0], [1.0, -1.0, 4.0]]).reshape(2, 3, 1, 1)
-        found = integrated_gradients(Product(), images, steps=2)  # two Gauss points are exact for cubics
-        torch.testing.assert_close(found.values[:, 0, :, 0, 0], torch.tensor([[10.0] * 3, [-4 / 3] * 3]))
+        attribution = integrated_gradients(Product(), images, steps=2)  # two Gauss points are exact for cubics
+        torch.testing.assert_close(attribution.values[:, 0, :, 0, 0], torch.tensor([[10.0] * 3, [-4 / 3] * 3]))
         one = integrated_gradients(Product(), images, steps=1)  # the midpoint: a/2 b/2 c
-        assert found.gaps is not None
+        assert attribution.gaps is not None
         assert one.gaps is not None
         torch.testing.assert_close(one.values[0, 0, :, 0, 0], torch.tensor([7.5] * 3))
         torch.testing.assert_close(one.gaps, torch.tensor([[22.5 - 30], [-3 + 4.0]]))
-        torch.testing.assert_close(found.gaps, torch.zeros(2, 1), rtol=0, atol=1e-5)
+        torch.testing.assert_close(attribution.gaps, torch.zeros(2, 1), rtol=0, atol=1e-5)
 
     @pytest.mark.parametrize("given", ["none", "value", "channels", "picture", "batch"])
     def test_captum(self, given: str) -> None:
@@ -177,25 +179,25 @@ class TestIntegratedGradients:
         model, images = tiny_model().double().eval(), TINY.double()
         shapes = {"value": (), "channels": (3, 1, 1), "picture": (3, 12, 16), "batch": (3, 3, 12, 16)}
         baseline = None if given == "none" else torch.randn(shapes[given], dtype=torch.float64)
-        found = integrated_gradients(model, images, target=[[1, 4]] * 3, baseline=baseline, steps=13)
+        attribution = integrated_gradients(model, images, target=[[1, 4]] * 3, baseline=baseline, steps=13)
         theirs = torch.zeros_like(images) if baseline is None else baseline.expand_as(images)
         for k, index in enumerate((1, 4)):
             expected, gap = IntegratedGradients(model).attribute(
                 images, theirs, target=index, n_steps=13, method="gausslegendre", return_convergence_delta=True
             )
-            torch.testing.assert_close(found.values[:, k], expected.float(), rtol=1e-5, atol=1e-8)
-            assert found.gaps is not None
-            torch.testing.assert_close(found.gaps[:, k], gap.float(), rtol=1e-4, atol=1e-7)
+            torch.testing.assert_close(attribution.values[:, k], expected.float(), rtol=1e-5, atol=1e-8)
+            assert attribution.gaps is not None
+            torch.testing.assert_close(attribution.gaps[:, k], gap.float(), rtol=1e-4, atol=1e-7)
             difference = (model(images) - model(theirs)).detach()[:, index]
-            torch.testing.assert_close(found.gaps[:, k], (expected.flatten(1).sum(1) - difference).float())
-        assert found.gaps.abs().max() > 1e-5  # there is something to agree about
+            torch.testing.assert_close(attribution.gaps[:, k], (expected.flatten(1).sum(1) - difference).float())
+        assert attribution.gaps.abs().max() > 1e-5  # there is something to agree about
 
     def test_a_linear_model_is_complete_in_one_step(self) -> None:
         model, images = Linear(3, 4, 5), torch.randn(2, 3, 4, 5)
-        found = integrated_gradients(model, images, target=[[0, 1]] * 2, baseline=torch.tensor(0.5), steps=1)
-        torch.testing.assert_close(found.values, ((images - 0.5)[:, None] * model.weights).detach())
-        assert found.gaps is not None
-        torch.testing.assert_close(found.gaps, torch.zeros(2, 2), rtol=0, atol=2e-5)
+        attribution = integrated_gradients(model, images, target=[[0, 1]] * 2, baseline=torch.tensor(0.5), steps=1)
+        torch.testing.assert_close(attribution.values, ((images - 0.5)[:, None] * model.weights).detach())
+        assert attribution.gaps is not None
+        torch.testing.assert_close(attribution.gaps, torch.zeros(2, 2), rtol=0, atol=2e-5)
 
     def test_more_steps_complete_it_on_the_embedded_network(self, classifier: gradcam.Classifier, photo: Any) -> None:
         """In a network that has kinks everywhere the gap falls slowly, and is told."""
@@ -216,10 +218,10 @@ class TestIntegratedGradients:
         far = TINY + 20 * torch.randn(3, 12, 16)
         top = model(TINY).argmax(1)
         assert not torch.equal(model(far).argmax(1), top)
-        found = integrated_gradients(model, TINY, baseline=far, steps=4)
+        attribution = integrated_gradients(model, TINY, baseline=far, steps=4)
         expected = integrated_gradients(model, TINY, baseline=far, steps=4, target=top)
-        torch.testing.assert_close(found.values, expected.values)
-        assert_same(found.gaps, expected.gaps)
+        torch.testing.assert_close(attribution.values, expected.values)
+        assert_same(attribution.gaps, expected.gaps)
 
     @pytest.mark.parametrize(
         ("baseline", "message"),
@@ -251,7 +253,7 @@ class TestChunks:
             return {"logits": logits, "scale": scale}
 
     @pytest.mark.parametrize("name", ["smoothgrad", "integrated-gradients"])
-    @pytest.mark.parametrize("target", [None, [[1, 2]] * 3, lambda it: it["logits"][torch.arange(3), [4, 0, 2]]])
+    @pytest.mark.parametrize("target", [None, [[1, 2]] * 3, lambda item: item["logits"][torch.arange(3), [4, 0, 2]]])
     def test_copies_in_one_pass_or_one_by_one(self, name: str, target: Any) -> None:
         model = self.Paired().eval()
         images = {"gain": torch.tensor([1.0, 2.0, 3.0]), "pictures": TINY, "scale": torch.tensor([2.0])}
@@ -270,10 +272,10 @@ class TestChunks:
     @pytest.mark.parametrize("name", ["smoothgrad", "integrated-gradients"])
     def test_progress_is_told(self, name: str) -> None:
         count = {"smoothgrad": "samples", "integrated-gradients": "steps"}[name]
-        told: list[tuple[int, int]] = []
-        method, tell = ATTRIBUTIONS[name].function, lambda *numbers: told.append(numbers)
+        messages: list[tuple[int, int]] = []
+        method, tell = ATTRIBUTIONS[name].function, lambda *numbers: messages.append(numbers)
         method(tiny_model(), TINY, target=1, **{count: 5}, chunk=2, progress=tell)
-        assert told == [(2, 5), (4, 5), (5, 5)]
+        assert messages == [(2, 5), (4, 5), (5, 5)]
         with pytest.raises(gradcam.GradcamError, match="progress is 5, expected a function"):
             method(tiny_model(), TINY, progress=5)
 
@@ -291,38 +293,38 @@ class TestChunks:
 class TestEveryMethod:
     def test_what_it_gives(self, name: str) -> None:
         model = tiny_model().eval()
-        found = run(name, model, TINY, target=[[1, 2]] * 3)
-        assert found.method == name
-        assert found.values.shape == (3, 2, 3, 12, 16)
-        assert found.values.dtype == torch.float32
-        assert found.values.min() < 0 < found.values.max()
-        assert_same(found.classes, torch.tensor([[1, 2]] * 3))
-        torch.testing.assert_close(found.scores, model(TINY).detach()[:, [1, 2]])
-        torch.testing.assert_close(found.output, model(TINY).detach())
-        tensors = (found.values, found.scores, found.output)
+        result = run(name, model, TINY, target=[[1, 2]] * 3)
+        assert result.method == name
+        assert result.values.shape == (3, 2, 3, 12, 16)
+        assert result.values.dtype == torch.float32
+        assert result.values.min() < 0 < result.values.max()
+        assert_same(result.classes, torch.tensor([[1, 2]] * 3))
+        torch.testing.assert_close(result.scores, model(TINY).detach()[:, [1, 2]])
+        torch.testing.assert_close(result.output, model(TINY).detach())
+        tensors = (result.values, result.scores, result.output)
         assert not any(tensor.requires_grad or tensor.is_inference() for tensor in tensors)
-        assert (found.gaps is None) == (name != "integrated-gradients")
+        assert (result.gaps is None) == (name != "integrated-gradients")
         with pytest.raises(dataclasses.FrozenInstanceError):
-            found.method = "another"  # type: ignore[misc]
-        assert "\n" not in repr(found)
-        assert repr(found).startswith(f"Attribution(3 image(s), 2 score(s) each, {name}")
-        assert repr(found).endswith("cpu)")
-        assert "3 channel(s) of 12 x 16" in repr(found)
+            result.method = "another"  # type: ignore[misc]
+        assert "\n" not in repr(result)
+        assert repr(result).startswith(f"Attribution(3 image(s), 2 score(s) each, {name}")
+        assert repr(result).endswith("cpu)")
+        assert "3 channel(s) of 12 x 16" in repr(result)
 
     def test_several_classes_are_what_each_gives_alone(self, name: str) -> None:
         model = tiny_model().eval()
-        found = run(name, model, TINY, target=[[4, 0, 2], [1, 1, 3], [0, 4, 4]])
+        result = run(name, model, TINY, target=[[4, 0, 2], [1, 1, 3], [0, 4, 4]])
         for k, classes in enumerate(([4, 1, 0], [0, 1, 4], [2, 3, 4])):
-            torch.testing.assert_close(found.values[:, k], run(name, model, TINY, target=classes).values[:, 0])
+            torch.testing.assert_close(result.values[:, k], run(name, model, TINY, target=classes).values[:, 0])
 
     def test_forms_of_the_target(self, name: str) -> None:
         model = tiny_model().eval()
         top = model(TINY).argmax(1)
-        found = run(name, model, TINY)
-        torch.testing.assert_close(found.values, run(name, model, TINY, target=top.tolist()).values)
-        torch.testing.assert_close(found.values, run(name, model, TINY, target=top[:, None]).values)
+        result = run(name, model, TINY)
+        torch.testing.assert_close(result.values, run(name, model, TINY, target=top.tolist()).values)
+        torch.testing.assert_close(result.values, run(name, model, TINY, target=top[:, None]).values)
         by_function = run(name, model, TINY, target=lambda output: output[torch.arange(3), top])
-        torch.testing.assert_close(found.values, by_function.values)
+        torch.testing.assert_close(result.values, by_function.values)
         assert by_function.classes is None
         for wrong, message in ((99, "Class 99 does not"), ([1, 2], "does not fit 3"), (True, "not contain class")):
             with pytest.raises(TargetError, match=message):
@@ -356,11 +358,11 @@ class TestEveryMethod:
         model = nn.Sequential(*tiny_model())
         model.register_forward_pre_hook(lambda module, args: (args[0].mul_(2).sub_(1),))
         images = TINY.clone()
-        found = run(name, model, images, target=1)
+        result = run(name, model, images, target=1)
         assert torch.equal(images, TINY)
         model._forward_pre_hooks.clear()
         model.register_forward_pre_hook(lambda module, args: (args[0] * 2 - 1,))
-        torch.testing.assert_close(found.values, run(name, model, TINY, target=1).values)
+        torch.testing.assert_close(result.values, run(name, model, TINY, target=1).values)
 
     def test_counters_are_put_back(self, name: str) -> None:
         class Counting(nn.Sequential):
@@ -395,10 +397,10 @@ class TestEveryMethod:
         expected = run(name, model, TINY, target=1).values
         with mode():
             images = TINY.clone()
-            found = run(name, model, (images,), target=1)
+            result = run(name, model, (images,), target=1)
             assert torch.is_inference_mode_enabled() == (mode is torch.inference_mode)
-        torch.testing.assert_close(found.values, expected)
-        assert not found.values.requires_grad
+        torch.testing.assert_close(result.values, expected)
+        assert not result.values.requires_grad
 
     def test_frozen_wrapped_and_in_place(self, name: str) -> None:
         expected = run(name, tiny_model(), TINY, target=1).values
@@ -417,11 +419,11 @@ class TestEveryMethod:
     def test_volumes(self, name: str) -> None:
         model = nn.Sequential(nn.Conv3d(2, 3, 3), nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(3, 4))
         images = torch.randn(2, 2, 5, 6, 7)
-        found = run(name, model, images, target=[[0, 3]] * 2)
-        assert found.values.shape == (2, 2, 2, 5, 6, 7)
-        assert "2 channel(s) of 5 x 6 x 7" in repr(found)
+        result = run(name, model, images, target=[[0, 3]] * 2)
+        assert result.values.shape == (2, 2, 2, 5, 6, 7)
+        assert "2 channel(s) of 5 x 6 x 7" in repr(result)
         alone = run(name, model, images[1:], target=3)
-        torch.testing.assert_close(found.values[1:, 1:], alone.values)
+        torch.testing.assert_close(result.values[1:, 1:], alone.values)
         assert alone.values.any()
 
     def test_bfloat16_and_autocast(self, name: str) -> None:
@@ -431,9 +433,9 @@ class TestEveryMethod:
             cast = run(name, model, TINY, target=1)
             assert torch.is_autocast_enabled("cpu")
         half = run(name, copy.deepcopy(model).bfloat16(), TINY.bfloat16(), target=1)
-        for found in (cast, half):
-            assert found.values.dtype == found.scores.dtype == torch.float32
-            assert torch.corrcoef(torch.stack([found.values.flatten(), expected]))[0, 1] > 0.98
+        for results in (cast, half):
+            assert results.values.dtype == results.scores.dtype == torch.float32
+            assert torch.corrcoef(torch.stack([results.values.flatten(), expected]))[0, 1] > 0.98
 
     def test_bad_images(self, name: str) -> None:
         for images, message in (
@@ -481,9 +483,9 @@ class TestEveryMethod:
     def test_cpu_and_cuda_agree(self, name: str) -> None:
         model = tiny_model().eval()
         expected = run(name, model, TINY, target=[[1, 2]] * 3)
-        found = run(name, model.cuda(), TINY.cuda(), target=[[1, 2]] * 3)
-        assert found.values.is_cuda
-        torch.testing.assert_close(found.values.cpu(), expected.values, rtol=1e-3, atol=1e-5)
+        result = run(name, model.cuda(), TINY.cuda(), target=[[1, 2]] * 3)
+        assert result.values.is_cuda
+        torch.testing.assert_close(result.values.cpu(), expected.values, rtol=1e-3, atol=1e-5)
 
 
 class Drawing(nn.Module):
@@ -546,8 +548,8 @@ def test_what_float16_would_lose_is_kept() -> None:
 
     images = torch.full((1, 3, 2, 2), 100.0, dtype=torch.float16)
     cube = torch.tensor(1e-3, dtype=torch.float16).float() ** 3  # below the least float16
-    for found in (input_gradients(Small(), images, target=5), smoothgrad(Small(), images, target=5, samples=2)):
-        assert found.values.flatten()[5].item() == pytest.approx(cube.item(), rel=2e-3)
+    for results in (input_gradients(Small(), images, target=5), smoothgrad(Small(), images, target=5, samples=2)):
+        assert results.values.flatten()[5].item() == pytest.approx(cube.item(), rel=2e-3)
 
 
 class Rotated(torch.autograd.Function):
@@ -568,8 +570,8 @@ def test_autocast_is_for_the_forward_pass() -> None:
             return Rotated.apply(x).flatten(1)
 
     with torch.autocast("cpu", torch.bfloat16):
-        found = input_gradients(Model(), TINY, target=0)
-    assert found.values[0, 0, 0, 0, 0].item() == torch.tensor(1 / 3).item()
+        attribution = input_gradients(Model(), TINY, target=0)
+    assert attribution.values[0, 0, 0, 0, 0].item() == torch.tensor(1 / 3).item()
 
 
 def test_passes_are_shared() -> None:
@@ -597,7 +599,7 @@ def test_one_recorded_pass_at_a_time_is_in_memory() -> None:
     alive: list[int] = []
 
     def look(module: nn.Module, args: tuple[Tensor]) -> None:
-        alive.append(sum(each() is not None for each in entered))
+        alive.append(sum(item() is not None for item in entered))
         if torch.is_grad_enabled():
             entered.append(weakref.ref(args[0]))
 
@@ -664,9 +666,9 @@ class TestDrawing:
 
     def test_other_numbers_of_channels_are_summed(self) -> None:
         values = torch.randn(4, 6, 7)
-        one = attributions.draw_attribution(values.sum(0, keepdim=True))
-        assert np.array_equal(attributions.draw_attribution(values), one)
-        assert (one == one[..., :1]).all()
+        attribution = attributions.draw_attribution(values.sum(0, keepdim=True))
+        assert np.array_equal(attributions.draw_attribution(values), attribution)
+        assert (attribution == attribution[..., :1]).all()
 
     def test_halves_are_doubled_too(self) -> None:
         values = torch.randn(3, 6, 7).bfloat16().requires_grad_()
@@ -691,14 +693,14 @@ class TestDrawing:
 class TestClassifier:
     def test_pictures(self, classifier: gradcam.Classifier, photo: Any) -> None:
         paths = [photo("cat_and_espresso.jpg"), photo("koala.webp")]
-        found = classifier.attribute(paths, target=[["espresso", "Egyptian cat"], ["koala", 7]])
+        actual = classifier.attribute(paths, target=[["espresso", "Egyptian cat"], ["koala", 7]])
         images = classifier.batch([gradcam.read_image(path) for path in paths])
-        assert found.classes is not None
-        expected = guided_gradcam(classifier.model, images, "layer4", target=found.classes)
-        assert torch.equal(found.values, expected.values)
-        assert [classifier.labels[index] for index in found.classes[:, 0]] == ["espresso", "koala"]
-        assert repr(found).startswith("ImageAttribution(2 image(s), 2 score(s) each, guided-gradcam at layer4")
-        picture = found.draw(0, 1)
+        assert actual.classes is not None
+        expected = guided_gradcam(classifier.model, images, "layer4", target=actual.classes)
+        assert torch.equal(actual.values, expected.values)
+        assert [classifier.labels[index] for index in actual.classes[:, 0]] == ["espresso", "koala"]
+        assert repr(actual).startswith("ImageAttribution(2 image(s), 2 score(s) each, guided-gradcam at layer4")
+        picture = actual.draw(0, 1)
         top, left, height, width = classifier.region(640, 800)
         assert picture.shape == (640, 800, 3)
         outside = np.ones((640, 800), bool)
@@ -707,21 +709,21 @@ class TestClassifier:
         seen = picture[top : top + height, left : left + width].astype(int) - 128
         cat, espresso = np.abs(seen[:, : width // 2]).mean(), np.abs(seen[:, width // 2 :]).mean()
         assert cat > 2 * espresso  # the cat is on the left
-        other = found.draw(0, 0)[top : top + height, left : left + width].astype(int) - 128
+        other = actual.draw(0, 0)[top : top + height, left : left + width].astype(int) - 128
         assert np.abs(other[:, width // 2 :]).mean() > 2 * np.abs(other[:, : width // 2]).mean()
-        assert found._repr_png_().startswith(b"\x89PNG")
+        assert actual._repr_png_().startswith(b"\x89PNG")
         for i, k in ((2, 0), (0, 2), (-3, 0)):
             with pytest.raises(ImageError, match="There is no attribution"):
-                found.draw(i, k)
+                actual.draw(i, k)
 
     def test_a_picture_of_the_networks_size_is_drawn_as_it_is(self, classifier: gradcam.Classifier) -> None:
         image = np.random.default_rng(0).integers(0, 256, (256, 256, 3), np.uint8)
-        found = classifier.attribute(image, "input-gradients")
-        assert found.layer is None
-        assert found.regions == [(16, 16, 224, 224)]
-        drawn = attributions.draw_attribution(found.values[0, 0])
-        assert np.array_equal(found.draw()[16:240, 16:240], drawn)
-        assert found._repr_png_().startswith(b"\x89PNG")
+        actual = classifier.attribute(image, "input-gradients")
+        assert actual.layer is None
+        assert actual.regions == [(16, 16, 224, 224)]
+        drawn = attributions.draw_attribution(actual.values[0, 0])
+        assert np.array_equal(actual.draw()[16:240, 16:240], drawn)
+        assert actual._repr_png_().startswith(b"\x89PNG")
 
     def test_layers_and_names(self, classifier: gradcam.Classifier, photo: Any) -> None:
         path = photo("koala.webp")

@@ -85,7 +85,7 @@ def test_two_layers_by_hand() -> None:
         layer.weight = nn.Parameter(torch.from_numpy(weight.T.copy()))
     model = nn.Sequential(nn.Flatten(), layers[0], nn.ReLU(inplace=True), layers[1], nn.ReLU(inplace=True), layers[2])
     images = random.normal(size=(3, 3, 2, 2))
-    found = guided_backpropagation(model, torch.from_numpy(images), target=[[0, 1]] * 3)
+    actual = guided_backpropagation(model, torch.from_numpy(images), target=[[0, 1]] * 3)
     for n in range(3):
         hidden = images[n].reshape(-1) @ first
         deeper = np.maximum(hidden, 0) @ second
@@ -93,8 +93,8 @@ def test_two_layers_by_hand() -> None:
             r = third[:, k]
             r = np.where((deeper > 0) & (r > 0), r, 0) @ second.T
             r = np.where((hidden > 0) & (r > 0), r, 0) @ first.T
-            np.testing.assert_allclose(found.values[n, k].numpy(), r.reshape(3, 2, 2), rtol=1e-5, atol=1e-6)
-    assert found.values.abs().sum() > 0
+            np.testing.assert_allclose(actual.values[n, k].numpy(), r.reshape(3, 2, 2), rtol=1e-5, atol=1e-6)
+    assert actual.values.abs().sum() > 0
 
 
 def test_captum_on_a_network_that_it_knows_how_to_change() -> None:
@@ -106,31 +106,31 @@ def test_captum_on_a_network_that_it_knows_how_to_change() -> None:
     for module in theirs.modules():
         if isinstance(module, nn.ReLU):
             module.inplace = False
-    found = guided_backpropagation(model, TINY.double(), target=[[3, 1]] * 3)
+    actual = guided_backpropagation(model, TINY.double(), target=[[3, 1]] * 3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         expected = [GuidedBackprop(theirs).attribute(TINY.double(), target=index) for index in (3, 1)]
-    torch.testing.assert_close(found.values, torch.stack(expected, 1).detach().float())
+    torch.testing.assert_close(actual.values, torch.stack(expected, 1).detach().float())
     plain = input_gradients(model, TINY.double(), target=[[3, 1]] * 3).values
-    assert not torch.allclose(found.values, plain)
+    assert not torch.allclose(actual.values, plain)
 
 
 @pytest.mark.parametrize("name", ["resnet18", "alexnet", "squeezenet1_1", "mobilenet_v2", "shufflenet_v2_x0_5"])
 def test_networks_with_relus_in_place_and_used_twice(name: str) -> None:
     model = getattr(torchvision.models, name)(weights=None).double().eval()
     images = torch.randn(2, 3, 64, 64, dtype=torch.float64)
-    found = guided_backpropagation(model, images, target=[[0, 7]] * 2)
-    torch.testing.assert_close(found.values, reference(model, images, [0, 7]), rtol=1e-5, atol=1e-9)
-    torch.testing.assert_close(found.output, model(images).detach())
+    actual = guided_backpropagation(model, images, target=[[0, 7]] * 2)
+    torch.testing.assert_close(actual.values, reference(model, images, [0, 7]), rtol=1e-5, atol=1e-9)
+    torch.testing.assert_close(actual.output, model(images).detach())
 
 
 def test_the_embedded_network(classifier: gradcam.Classifier, photo: Any) -> None:
     images = classifier.batch([gradcam.read_image(photo("koala.webp"))])
-    found = guided_backpropagation(classifier.model, images)
-    assert found.classes is not None
-    expected = reference(classifier.model, images, found.classes[0].tolist())
-    torch.testing.assert_close(found.values, expected, rtol=1e-3, atol=1e-5)
-    assert "koala" in classifier.labels[int(found.classes[0, 0])]
+    actual = guided_backpropagation(classifier.model, images)
+    assert actual.classes is not None
+    expected = reference(classifier.model, images, actual.classes[0].tolist())
+    torch.testing.assert_close(actual.values, expected, rtol=1e-3, atol=1e-5)
+    assert "koala" in classifier.labels[int(actual.classes[0, 0])]
 
 
 class Subclass(nn.ReLU6):
@@ -160,17 +160,17 @@ def _view(net: Any, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("function", [_twice, _view])
 @pytest.mark.parametrize("relu", [nn.ReLU(), nn.ReLU(inplace=True), nn.ReLU6(), Subclass(inplace=True)])
 def test_ways_to_use_a_module(function: Callable[..., Tensor], relu: nn.Module) -> None:
-    found = attribute(function, relu=relu)
-    torch.testing.assert_close(found.values, reference(Net(function, relu=relu), TINY, [0, 1]))
-    assert found.values[:, 0].any()
+    actual = attribute(function, relu=relu)
+    torch.testing.assert_close(actual.values, reference(Net(function, relu=relu), TINY, [0, 1]))
+    assert actual.values[:, 0].any()
 
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_an_output_that_is_changed_in_place_later(in_place: bool) -> None:
     """Where ReLU6 is in place, the old name has the new value too. (After a ReLU, PyTorch forbids it.)"""
-    found = attribute(_changed_later, relu=nn.ReLU6(inplace=in_place))
+    actual = attribute(_changed_later, relu=nn.ReLU6(inplace=in_place))
     plain = Net(_changed_as_in_place if in_place else _changed_copy, relu=nn.ReLU6())
-    torch.testing.assert_close(found.values, reference(plain, TINY, [0, 1]))
+    torch.testing.assert_close(actual.values, reference(plain, TINY, [0, 1]))
     with pytest.raises(gradcam.errors.ModelError, match="changes a value in place that the backward pass needs"):
         attribute(_changed_later, relu=nn.ReLU(inplace=in_place))
 
@@ -185,8 +185,10 @@ def _changed_as_in_place(net: Any, x: Tensor) -> Tensor:
 
 
 def test_a_relu_in_place_whose_input_is_used_by_its_old_name() -> None:
-    found = attribute(_old_name, relu=nn.ReLU(inplace=True))
-    torch.testing.assert_close(found.values, reference(Net(lambda it, x: it.relu(x) * 2, relu=nn.ReLU()), TINY, [0, 1]))
+    actual = attribute(_old_name, relu=nn.ReLU(inplace=True))
+    torch.testing.assert_close(
+        actual.values, reference(Net(lambda it, x: it.relu(x) * 2, relu=nn.ReLU()), TINY, [0, 1])
+    )
 
 
 def test_a_view_changed_in_place_is_refused_where_the_whole_is_used() -> None:
@@ -238,8 +240,8 @@ def test_torchvision_networks_that_call_functions() -> None:
     ],
 )
 def test_what_is_no_relu_on_the_way_is_let_through(function: Callable[..., Tensor]) -> None:
-    found = attribute(function, relu=nn.ReLU())
-    torch.testing.assert_close(found.values, reference(Net(function, relu=nn.ReLU()), TINY, [0, 1]))
+    actual = attribute(function, relu=nn.ReLU())
+    torch.testing.assert_close(actual.values, reference(Net(function, relu=nn.ReLU()), TINY, [0, 1]))
 
 
 def test_no_relu_at_all() -> None:
@@ -252,8 +254,8 @@ def test_checkpoints() -> None:
     def block(net: Any, x: Tensor, *, use_reentrant: bool) -> Tensor:
         return checkpoint(lambda y: net.relu(net.relu(y) - 0.2), x, use_reentrant=use_reentrant)
 
-    found = attribute(lambda net, x: block(net, x, use_reentrant=False), relu=nn.ReLU())
-    torch.testing.assert_close(found.values, attribute(_twice, relu=nn.ReLU()).values)
+    actual = attribute(lambda net, x: block(net, x, use_reentrant=False), relu=nn.ReLU())
+    torch.testing.assert_close(actual.values, attribute(_twice, relu=nn.ReLU()).values)
     with pytest.raises(gradcam.errors.ModelError, match="set use_reentrant=False"):
         attribute(lambda net, x: net.relu(block(net, x, use_reentrant=True)), relu=nn.ReLU())
 
@@ -275,8 +277,8 @@ def test_a_scripted_part() -> None:
 
 
 def test_a_relu_under_another_name() -> None:
-    found = attribute(_twice, relu=nn.Hardtanh(0, 6, inplace=True))
-    torch.testing.assert_close(found.values, attribute(_twice, relu=nn.ReLU6()).values)
+    actual = attribute(_twice, relu=nn.Hardtanh(0, 6, inplace=True))
+    torch.testing.assert_close(actual.values, attribute(_twice, relu=nn.ReLU6()).values)
     with pytest.raises(gradcam.errors.ModelError, match="There is no ReLU"):
         attribute(_twice, relu=nn.Hardtanh(-1, 1))
 
@@ -295,10 +297,10 @@ def test_threads_do_not_guide_one_another() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    for found, values in zip(results, expected):
-        assert len(found) == 20
-        for each in found:
-            torch.testing.assert_close(each, values)
+    for actual, values in zip(results, expected):
+        assert len(actual) == 20
+        for item in actual:
+            torch.testing.assert_close(item, values)
 
 
 class TestGuidedGradcam:
@@ -308,16 +310,16 @@ class TestGuidedGradcam:
 
         model = tiny_model().double().eval()
         images = TINY.double()
-        found = guided_gradcam(model, images, "3", target=[[3, 1]] * 3)
+        attribution = guided_gradcam(model, images, "3", target=[[3, 1]] * 3)
         fine = reference(model, images, [3, 1])
-        assert found.layer == "3"
+        assert attribution.layer == "3"
         for k, index in enumerate((3, 1)):
             maps = LayerGradCam(model, model[3]).attribute(images, target=index, relu_attributions=True)
             for n in range(3):
                 heatmap = resize_cubic(maps[n, 0].detach().numpy(), (12, 16))
                 expected = fine[n, k].numpy() * (heatmap / max(heatmap.max(), 1e-30))
-                np.testing.assert_allclose(found.values[n, k].numpy(), expected, rtol=1e-4, atol=1e-7)
-        assert found.values.any()
+                np.testing.assert_allclose(attribution.values[n, k].numpy(), expected, rtol=1e-4, atol=1e-7)
+        assert attribution.values.any()
 
     def test_captums_own_at_the_pictures_resolution(self) -> None:
         """No resize there; theirs is not divided by the maximum."""
@@ -326,41 +328,41 @@ class TestGuidedGradcam:
         torch.manual_seed(1)
         head = (nn.Conv2d(4, 6, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 5))
         model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), *head).double().eval()
-        found = guided_gradcam(model, TINY.double(), "0", target=2)
+        attribution = guided_gradcam(model, TINY.double(), "0", target=2)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             theirs = GuidedGradCam(model, model[0]).attribute(TINY.double(), target=2).detach()
         maps = gradcam.explain(model, TINY.double(), "0", target=2).maps
-        torch.testing.assert_close(found.values[:, 0] * maps.amax((2, 3))[:, :, None, None], theirs.float())
+        torch.testing.assert_close(attribution.values[:, 0] * maps.amax((2, 3))[:, :, None, None], theirs.float())
         assert theirs.any()
 
     def test_the_last_layer_and_a_function(self) -> None:
         model = tiny_model().eval()
-        found = guided_gradcam(model, TINY, target=lambda output: output[:, 1] - output[:, 2])
+        attribution = guided_gradcam(model, TINY, target=lambda output: output[:, 1] - output[:, 2])
         explanation = gradcam.explain(model, TINY, target=lambda output: output[:, 1] - output[:, 2])
         fine = guided_backpropagation(model, TINY, target=lambda output: output[:, 1] - output[:, 2])
-        assert found.classes is None
-        assert found.layer == explanation.layer
-        torch.testing.assert_close(found.values, fine.values * explanation.heatmaps[:, :, None])
+        assert attribution.classes is None
+        assert attribution.layer == explanation.layer
+        torch.testing.assert_close(attribution.values, fine.values * explanation.heatmaps[:, :, None])
 
     def test_the_score_of_a_class_target(self) -> None:
         from gradcam.targets import ClassTarget
 
         model = tiny_model().eval()
         target = ClassTarget(top=2, score="contrast")
-        found = guided_gradcam(model, TINY, "3", target=target)
+        attribution = guided_gradcam(model, TINY, "3", target=target)
         explanation = gradcam.explain(model, TINY, "3", target=target)
-        torch.testing.assert_close(found.scores, explanation.scores)
+        torch.testing.assert_close(attribution.scores, explanation.scores)
         fine = guided_backpropagation(model, TINY, target=target)
-        torch.testing.assert_close(found.values, fine.values * explanation.heatmaps[:, :, None])
+        torch.testing.assert_close(attribution.values, fine.values * explanation.heatmaps[:, :, None])
 
     def test_a_model_that_changes_its_input(self) -> None:
         model = nn.Sequential(nn.ReLU(inplace=True), tiny_model()).eval()
         images = TINY.clone()
-        found = guided_gradcam(model, images, "1.3", target=2)
+        attribution = guided_gradcam(model, images, "1.3", target=2)
         assert torch.equal(images, TINY)
         expected = guided_gradcam(nn.Sequential(nn.ReLU(), model[1]), TINY, "1.3", target=2)
-        torch.testing.assert_close(found.values, expected.values)
+        torch.testing.assert_close(attribution.values, expected.values)
 
     def test_an_unknown_layer(self) -> None:
         with pytest.raises(gradcam.GradcamError, match="There is no layer 'nowhere'"):

@@ -132,7 +132,10 @@ def test_blocks_have_the_batches_of_every_engine(pictures: int, actors: int) -> 
     blocks = list(to_blocks(work, stems, is_needed, actors))
     assert [batch for block in blocks for batch in block.batches] == list(cut_batches(work.items, 4, is_needed))
     assert all(
-        block.stems[item.name] == stems[item.name] for block in blocks for each in block.batches for item in each.items
+        block.stems[item.name] == stems[item.name]
+        for block in blocks
+        for batch in block.batches
+        for item in batch.items
     )
     assert all(len(block.batches) <= 32 for block in blocks)
     if pictures >= 400:
@@ -146,7 +149,7 @@ def test_two_million_pictures_fit() -> None:
     work = Work(None, None, pictures, batch_size=32, workers=1)  # type: ignore[arg-type]
     blocks = list(to_blocks(work, {item.name: item.name[:-4] for item in pictures}, lambda item: True, actors=2))
     packed = [pack_block(block) for block in blocks]
-    assert [unpack_block(each) for each in packed] == blocks
+    assert [unpack_block(item) for item in packed] == blocks
     assert sum(map(len, packed)) / len(pictures) < 60
 
 
@@ -154,12 +157,12 @@ def test_two_million_pictures_fit() -> None:
 
 
 def test_an_actor_answers_what_the_local_engine_gives(work: Work, disk: Disk, act: Callable[[ActorJob], Actor]) -> None:
-    told = list[tuple[str, int]]()
+    messages = list[tuple[str, int]]()
     here = explain_here(
         work,
         to_saver(work, None),
         is_needed=lambda item: True,
-        log_event=lambda event, **it: told.append((event, it["start"])),
+        log_event=lambda event, **it: messages.append((event, it["start"])),
     )
     expected = {outcome.record: outcome.files for outcome in here}
     for place in (None, disk):
@@ -179,7 +182,9 @@ def test_an_actor_answers_what_the_local_engine_gives(work: Work, disk: Disk, ac
         assert name == "actor"
         assert 0 < ready["seconds"] < time.time() - ready["ready"] + ready["seconds"]
         assert (
-            [(name, details["start"]) for name, details in events] == told == [("batch", 0), ("batch", 2), ("batch", 4)]
+            [(name, details["start"]) for name, details in events]
+            == messages
+            == [("batch", 0), ("batch", 2), ("batch", 4)]
         )
         assert {(details["node"], details["actor"]) for _, details in events} == {(socket.gethostname(), os.getpid())}
 
@@ -261,12 +266,12 @@ def test_another_version_says_so_before_it_looks_at_what_it_cannot_read(
     work: Work, disk: Disk, act: Callable[[ActorJob], Actor]
 ) -> None:
     job = to_job(load, work, to_saver(work, disk), "cpu", 1)
-    for made, said in (
+    for made, message in (
         (replace(job, version="0.1", run="another"), "gradcam is "),
         (job, "The actor on .+ failed: error: "),
     ):
         (answer,) = [pickle.loads(row["answer"][0]) for row in act(made)({"block": [b"of another version"]})]
-        assert re.match(said, answer.error.text), answer.error.text
+        assert re.match(message, answer.error.text), answer.error.text
 
 
 def test_what_ray_says_is_the_reason_and_no_advice() -> None:
@@ -280,8 +285,8 @@ def test_what_ray_says_is_the_reason_and_no_advice() -> None:
 
     Ray.exceptions = exceptions  # type: ignore[attr-defined]
     error = exceptions.RayTaskError("f", "Traceback\nTo change retry attempts, configure", ValueError("not whole"))
-    said = "Ray stopped the run: ValueError: not whole (GRADCAM_TRACEBACK=1 shows where)"
-    assert _describe_ray_error(Ray, error.as_instanceof_cause()) == said
+    message = "Ray stopped the run: ValueError: not whole (GRADCAM_TRACEBACK=1 shows where)"
+    assert _describe_ray_error(Ray, error.as_instanceof_cause()) == message
     assert _describe_ray_error(Ray, RuntimeError("first\nlast")) == "Ray stopped the run: last"
     missing = _describe_ray_error(Ray, RuntimeError("first\nNo module named 'gradcam'"))
     assert missing.endswith('On every machine, run in a clone of gradcam: pip install ".[ray]"')
@@ -297,9 +302,9 @@ class Full:
 def test_a_place_that_is_full_stops_the_block(work: Work, act: Callable[[ActorJob], Actor]) -> None:
     saver = to_saver(work, Full())
     answers = ask(act(to_job(load, work, saver, "cpu", 1)), work, dict(saver.stems))
-    assert [(each.error and each.error.kind, len(each.outcomes)) for each in answers] == [("OutputError", 0)] * len(
-        answers
-    )
+    assert [(answer.error and answer.error.kind, len(answer.outcomes)) for answer in answers] == [
+        ("OutputError", 0)
+    ] * len(answers)
     assert "no space left" in str(answers[0].error)
 
 
@@ -441,10 +446,10 @@ def test_wrong_usage(gradcam_command: Command, photos: Path, folder: Path, monke
     assert "use one of auto, cpu, cuda" in batch("--engine", "ray", "--device", "cuda:1")
     with socket.create_server(("127.0.0.1", 0)) as server:
         dead = f"127.0.0.1:{server.getsockname()[1]}"
-    said = f"Error: {dead}: no answer (connection refused). Start the head with `ray start --head`.\n"
-    assert batch("--engine", "ray", "--ray-address", dead) == said
+    message = f"Error: {dead}: no answer (connection refused). Start the head with `ray start --head`.\n"
+    assert batch("--engine", "ray", "--ray-address", dead) == message
     monkeypatch.setenv("RAY_ADDRESS", dead)
-    assert batch("--engine", "ray") == said
+    assert batch("--engine", "ray") == message
     monkeypatch.setitem(sys.modules, "ray", None)
     assert batch("--engine", "ray") == 'Error: Ray is not installed: pip install ".[ray]" in a clone of gradcam\n'
 
@@ -476,11 +481,13 @@ def test_a_cluster_that_cannot_be_joined(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(session, "import_ray", Mismatched)
     handler = signal.getsignal(signal.SIGTERM)
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
-    said = r"^auto: the Ray cluster cannot be joined \(Version mismatch: The cluster was started with: Ray: 2\.9\.0\)\."
-    with pytest.raises(ClusterError, match=said + r" If .+ set RAY_AUTH_MODE=token\.$"), session.joined("auto"):
+    message = (
+        r"^auto: the Ray cluster cannot be joined \(Version mismatch: The cluster was started with: Ray: 2\.9\.0\)\."
+    )
+    with pytest.raises(ClusterError, match=message + r" If .+ set RAY_AUTH_MODE=token\.$"), session.joined("auto"):
         pass
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    with pytest.raises(ClusterError, match=said + "$"), session.joined("auto"):
+    with pytest.raises(ClusterError, match=message + "$"), session.joined("auto"):
         pass
     assert ended == [True, True]
     assert signal.getsignal(signal.SIGTERM) is handler
@@ -508,8 +515,8 @@ def test_what_a_file_of_the_users_defines_is_sent_along(tmp_path: Path) -> None:
     packed = pickle_job(ray, {"load": load})  # type: ignore[arg-type]  # a job has more in it
     (tmp_path / "mine.py").unlink()
     code = "import pickle, sys; print(pickle.load(sys.stdin.buffer)['load']('cpu'))"
-    found = subprocess.run([sys.executable, "-c", code], input=packed, capture_output=True, check=True)
-    assert found.stdout == b"loaded on cpu\n"
+    result = subprocess.run([sys.executable, "-c", code], input=packed, capture_output=True, check=True)
+    assert result.stdout == b"loaded on cpu\n"
 
 
 # Leaving

@@ -126,12 +126,12 @@ def assert_alike(
         assert list(one.files) == list(other.files)
         if one.record.error is None:
             first, second = one.record.explained[0], other.record.explained[0]
-            top, next_ = (each.probability for each in other.record.predictions[:2])
+            top, next_ = (prediction.probability for prediction in other.record.predictions[:2])
             if first.index != second.index and top - next_ <= 2 * probability:
                 continue
             assert (first.index, first.blank, first.overlay) == (second.index, second.blank, second.overlay)
-            for said, expected in zip(one.record.predictions, other.record.predictions):
-                assert abs(said.probability - expected.probability) <= probability
+            for message, expected in zip(one.record.predictions, other.record.predictions):
+                assert abs(message.probability - expected.probability) <= probability
             for drawn, wanted in zip(overlays(one), overlays(other)):
                 assert abs(drawn - wanted).mean() <= codec
 
@@ -171,7 +171,7 @@ class TestEquality:
         paths = [photo(name) for name in NAMES]
         pair = [gradcam.explain_files(paths, classifier, pixels=pixels, batch_size=3) for pixels in ("device", "cpu")]
         for ours, theirs in zip(*pair):
-            one, other = (next(iter(it.explanations.values())) for it in (ours, theirs))
+            one, other = (next(iter(item.explanations.values())) for item in (ours, theirs))
             assert isinstance(one.images[0], np.ndarray)
             assert np.array_equal(one.images[0], other.images[0])
             assert one.heatmaps.device.type == "cpu"
@@ -190,15 +190,15 @@ class TestEquality:
             assert ours.record.explained[0].panel == theirs.record.explained[0].panel
 
     def test_results_do_not_depend_on_what_is_left_to_do(self, photo: Photo, classifier: gradcam.Classifier) -> None:
-        whole = {report.record.image: report for report in explain(classifier, photographs(photo))}
+        full = {report.record.image: report for report in explain(classifier, photographs(photo))}
         work = Work(classifier, Request(layers=["layer4"]), photographs(photo), 4, workers=3, pixels="device")
         saver = Saver(None, {name: name for name in NAMES}, Saving(), classifier, work.request)
         some = explain_here(
-            work, saver, is_needed=lambda it: it.name in NAMES[1::2], log_event=lambda event, **details: None
+            work, saver, is_needed=lambda item: item.name in NAMES[1::2], log_event=lambda event, **details: None
         )
         for report in some:
-            assert report.record == whole[report.record.image].record
-            assert report.files == whole[report.record.image].files
+            assert report.record == full[report.record.image].record
+            assert report.files == full[report.record.image].files
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -210,7 +210,7 @@ def test_bad_pictures_in_the_middle_of_a_batch(photo: Photo, device: str) -> Non
     known = [name for name in failed if "arithmetic" not in name]  # which not every build of Pillow decodes
     assert known == ["05-cut.jpg", "10-empty.jpg", "11-text.jpg"]
     if device == "cuda":  # of what is damaged, each decoder makes something else
-        ours, theirs = ([it for it in each if "damaged" not in it.record.image] for each in (ours, theirs))
+        ours, theirs = ([item for item in value if "damaged" not in item.record.image] for value in (ours, theirs))
     assert_alike(ours, theirs, **({"codec": 2} if device == "cpu" else NVJPEG))
 
 
@@ -259,30 +259,30 @@ class TestNoRoom:
     def test_a_stage_is_halved_and_says_so(self, photo: Photo, breaking: Any, stage: str, error: Any) -> None:
         expected = explain(tiny(), copies(photo), batch_size=8)
         breaking(stage, error, most=3)
-        told: Events = []
-        found = explain(tiny(), copies(photo), batch_size=8, told=told)
-        halved = [details for event, details in told if event == "out of memory"]
+        messages: Events = []
+        explanation = explain(tiny(), copies(photo), batch_size=8, told=messages)
+        halved = [details for event, details in messages if event == "out of memory"]
         assert halved == [
             {"stage": stage, "pictures": 8, "from_now_on": 4},
             {"stage": stage, "pictures": 4, "from_now_on": 2},
         ]
-        assert [report.record for report in found] == [report.record for report in expected]
-        assert [report.files for report in found] == [report.files for report in expected]
+        assert [report.record for report in explanation] == [report.record for report in expected]
+        assert [report.files for report in explanation] == [report.files for report in expected]
 
     def test_what_does_not_fit_even_alone_is_the_processors(self, photo: Photo, breaking: Any, stage: str) -> None:
         expected = explain(tiny(), copies(photo, 3), pixels="cpu", batch_size=3)
         breaking(stage, NO_ROOM[0], most=0)
-        told: Events = []
-        assert_alike(explain(tiny(), copies(photo, 3), batch_size=3, told=told), expected)
-        moved = [details for event, details in told if event == "moved to the CPU"]
+        messages: Events = []
+        assert_alike(explain(tiny(), copies(photo, 3), batch_size=3, told=messages), expected)
+        moved = [details for event, details in messages if event == "moved to the CPU"]
         assert moved == [{"stage": stage, "why": "out of memory"}] * 3
 
     def test_what_the_device_refuses_is_the_processors(self, photo: Photo, breaking: Any, stage: str) -> None:
         expected = explain(tiny(), copies(photo, 5), pixels="cpu", batch_size=5)
         breaking(stage, lambda: RuntimeError("Failed to decode batch: 3"), most=1)
-        told: Events = []
-        assert_alike(explain(tiny(), copies(photo, 5), batch_size=5, told=told), expected)
-        assert [event for event, _ in told if event != "batch"] == []  # one by one, none was refused
+        messages: Events = []
+        assert_alike(explain(tiny(), copies(photo, 5), batch_size=5, told=messages), expected)
+        assert [event for event, _ in messages if event != "batch"] == []  # one by one, none was refused
 
 
 def test_one_that_is_refused_in_the_middle(photo: Photo, classifier: gradcam.Classifier, monkeypatch: Any) -> None:
@@ -293,10 +293,10 @@ def test_one_that_is_refused_in_the_middle(photo: Photo, classifier: gradcam.Cla
 
     expected = explain(classifier, photographs(photo), batch_size=7)
     monkeypatch.setattr(device, "find_codec", lambda place: replace(CODEC, decode=refuse))
-    told: Events = []
-    found = explain(classifier, photographs(photo), batch_size=7, told=told)
-    assert_alike(found, expected)
-    assert [details for event, details in told if event != "batch"] == [{"stage": "decode", "why": "refused"}]
+    messages: Events = []
+    explanation = explain(classifier, photographs(photo), batch_size=7, told=messages)
+    assert_alike(explanation, expected)
+    assert [details for event, details in messages if event != "batch"] == [{"stage": "decode", "why": "refused"}]
 
 
 def test_nothing_else_begins_on_a_stream_while_its_codec_is_at_work(photo: Photo, monkeypatch: Any) -> None:
@@ -310,9 +310,9 @@ def test_nothing_else_begins_on_a_stream_while_its_codec_is_at_work(photo: Photo
             time.sleep(0.02)
             if inside[stream] > 1:
                 overlaps.add(stream)
-            found = work(*given, **options)
+            actual = work(*given, **options)
             inside[stream] -= 1
-            return found
+            return actual
 
         return watched
 
@@ -342,21 +342,21 @@ class TestInFlight:
     @pytest.mark.parametrize("workers", [1, 4])
     def test_no_more_pixels_are_there_than_the_budget_says(self, photo: Photo, workers: int) -> None:
         made, lock, most = tiny(), threading.Lock(), [0, 0]
-        each = 3 * 400 * 600
+        entry = 3 * 400 * 600
 
         class Counted(DevicePixels):
             def prepare(self, reads: Any) -> Any:
                 with lock:
-                    most[0] += len(reads) * each
+                    most[0] += len(reads) * entry
                     most[1] = max(most)
                 return super().prepare(reads)
 
             def finish(self, found: Any) -> Any:
                 with lock:
-                    most[0] -= len(found) * each
+                    most[0] -= len(found) * entry
                 return super().finish(found)
 
-        counted = Counted(made, CODEC, log_event=lambda event, **details: None, budget=4 * each)
+        counted = Counted(made, CODEC, log_event=lambda event, **details: None, budget=4 * entry)
         items = copies(photo, 20)
         request = Request(layers=["inner.4"])
         found = within(
@@ -364,18 +364,18 @@ class TestInFlight:
             lambda: list(compute_items(made, request, items, pixels=counted, workers=workers, batch_size=2)),
         )
         assert found == [item.name for item in items]
-        assert most == [0, 4 * each]
+        assert most == [0, 4 * entry]
 
     def test_nothing_of_a_batch_is_kept_on_the_device(self, photo: Photo, classifier: gradcam.Classifier) -> None:
         made = DevicePixels(classifier, CODEC, log_event=lambda event, **details: None, saving=Saving())
-        request, done = Request(layers=["layer4"]), []  # type: ignore[var-annotated]
-        list(compute_items(classifier, request, copies(photo, 4), pixels=made, keep=done))
-        for found in done:
-            (explanation,) = found.maps.values()
+        request, result = Request(layers=["layer4"]), []  # type: ignore[var-annotated]
+        list(compute_items(classifier, request, copies(photo, 4), pixels=made, keep=result))
+        for results in result:
+            (explanation,) = results.maps.values()
             assert explanation.heatmaps.numel() == 0
-            assert found.picture.shape == (400, 600, 3)
-            assert found.picture.strides == (0, 0, 0)  # a size, and no pixels
-            assert isinstance(found.results[0].draw(), bytes)
+            assert results.picture.shape == (400, 600, 3)
+            assert results.picture.strides == (0, 0, 0)  # a size, and no pixels
+            assert isinstance(results.results[0].draw(), bytes)
 
     def test_closing_early_leaves_no_thread(self, photo: Photo) -> None:
         made = tiny()
@@ -595,10 +595,11 @@ def test_pictures_without_a_file_are_prepared_as_always() -> None:
     made = tiny()
     picture = np.random.default_rng(0).integers(0, 256, (30, 40, 3), np.uint8)
     pair = [
-        list(gradcam.explain_files([picture, picture], made, layers=["inner.4"], pixels=it)) for it in ("device", "cpu")
+        list(gradcam.explain_files([picture, picture], made, layers=["inner.4"], pixels=item))
+        for item in ("device", "cpu")
     ]
     for ours, theirs in zip(*pair):
-        one, other = (next(iter(it.explanations.values())) for it in (ours, theirs))
+        one, other = (next(iter(item.explanations.values())) for item in (ours, theirs))
         assert torch.equal(one.heatmaps, other.heatmaps)
 
 

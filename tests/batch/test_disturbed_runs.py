@@ -23,11 +23,11 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="processes are forked
 )
 def test_a_run_is_resumed_rightly_or_refused_clearly(command: list[str]) -> None:
     name, *options = command
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", f"tests.{name}", *options],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert result.returncode == 0, result.stdout + result.stderr

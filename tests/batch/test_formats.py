@@ -61,8 +61,8 @@ def mine(folder: Path) -> Path:
 def names(out: str) -> list[str]:
     import zipfile
 
-    with zipfile.ZipFile(Path(out) / "all.zip") as found:
-        return sorted(found.namelist())
+    with zipfile.ZipFile(Path(out) / "all.zip") as actual:
+        return sorted(actual.namelist())
 
 
 @pytest.mark.parametrize("name", ["zipped", "Zip"])
@@ -104,9 +104,9 @@ def test_other_options_of_a_method_of_ours_are_another_setting(batch: Command, p
     for samples, status in ((1, 0), (2, 2)):
         line = f'few = gradcam.METHODS["smoothgradcam-pp"].using(samples={samples})'
         (mine.parent / "few.py").write_text(f"import gradcam\n{line}\n")
-        found = batch(*asked, "--resume") if status else batch(*asked)
-        assert found.status == status, found.err
-    assert "method_options.smoothgradcam-pp.samples: 1 → 2" in found.err
+        actual = batch(*asked, "--resume") if status else batch(*asked)
+        assert actual.status == status, actual.err
+    assert "method_options.smoothgradcam-pp.samples: 1 → 2" in actual.err
 
 
 @pytest.mark.parametrize(

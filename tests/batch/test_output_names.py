@@ -167,7 +167,7 @@ def test_stems_of_any_names_are_unique_and_safe(names: list[str], draw: random.R
 def test_a_stem_that_is_nobody_elses_is_kept(names: list[str]) -> None:
     for name, stem in plan(*names).items():
         own = name.rpartition(".")[0]
-        rivals = [other for other in names if other.rpartition(".")[0].lower() == own.lower()]
+        rivals = [name for name in names if name.rpartition(".")[0].lower() == own.lower()]
         assert (stem == own) == (rivals == [name])
 
 
@@ -214,7 +214,7 @@ def results(entries: list[dict[str, Any]], method: str = "gradcam-pp") -> list[A
         "overlay": None,
         "blank": False,
     }
-    return [SimpleNamespace(entry=Explained(**(usual | own))) for own in entries]
+    return [SimpleNamespace(entry=Explained(**(usual | entry))) for entry in entries]
 
 
 @pytest.mark.parametrize(("target", "entries", "expected"), THINGS)
@@ -230,7 +230,8 @@ def test_results_are_called_by_what_they_are_of(
 def test_several_layers_are_told_apart_where_the_method_is_the_targets_own() -> None:
     request = Request([], target=Box([3]), layers=["a", "b.0"])
     layered = [
-        SimpleNamespace(entry=Explained(1, "person", 0.5, it, "gradcam", None, False, number=3)) for it in ("a", "b.0")
+        SimpleNamespace(entry=Explained(1, "person", 0.5, item, "gradcam", None, False, number=3))
+        for item in ("a", "b.0")
     ]
     assert list_endings(request, layered) == ["-gradcam-box3-person-a.png", "-gradcam-box3-person-b.0.png"]
 
@@ -238,7 +239,10 @@ def test_several_layers_are_told_apart_where_the_method_is_the_targets_own() -> 
 def test_a_result_on_another_picture_is_called_by_that_one() -> None:
     target, entries, _ = THINGS[-1]
     named = name_files("a b", Request(target=target), results(entries), Saving(format="png"), suffix="-net.png")
-    assert [it["overlay"] for it in named] == ["a b-gradcam-pp-like-o_th-net.png", "o th-gradcam-pp-like-a_b-net.png"]
+    assert [item["overlay"] for item in named] == [
+        "a b-gradcam-pp-like-o_th-net.png",
+        "o th-gradcam-pp-like-a_b-net.png",
+    ]
 
 
 @pytest.mark.parametrize(

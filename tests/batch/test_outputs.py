@@ -71,9 +71,9 @@ class Work:
         return outcome
 
     def find(self, path: Path) -> PictureResult:
-        (found,) = find(self.classifier, self.request, [self.classifier.prepare(path)])
-        assert isinstance(found, PictureResult)
-        return found
+        (actual,) = find(self.classifier, self.request, [self.classifier.prepare(path)])
+        assert isinstance(actual, PictureResult)
+        return actual
 
     def files(self) -> set[str]:
         return {path.relative_to(self.folder).as_posix() for path in self.folder.rglob("*") if path.is_file()}
@@ -142,20 +142,20 @@ def test_a_heatmap_alone_lies_on_black_where_the_network_saw(do: Callable[..., W
     work = do(Saving(kinds=("heatmap",), format="png", alpha=0.1))
     (entry,) = work.save(path).record.explained
     assert entry.heatmap == "sub/cat-gradcam-heatmap.png"
-    found = work.find(path)
-    height, width = found.picture.shape[:2]
+    actual = work.find(path)
+    height, width = actual.picture.shape[:2]
     written = gradcam.read_image(work.folder / entry.heatmap)
     assert written.shape == (height, width, 3)
-    top, left, rows, columns = found.region
-    seen = np.zeros((height, width), bool)
-    seen[top : top + rows, left : left + columns] = True
-    assert not seen.all()
-    assert not written[~seen].any()
+    top, left, rows, columns = actual.region
+    tensor = np.zeros((height, width), bool)
+    tensor[top : top + rows, left : left + columns] = True
+    assert not tensor.all()
+    assert not written[~tensor].any()
     heatmap = work.classifier.explain(path).heatmaps[0]
     expected = gradcam.overlay(
         np.zeros((rows, columns, 3), np.uint8), heatmap[0], alpha=1, region=(0, 0, rows, columns)
     )
-    assert np.array_equal(written[seen].reshape(rows, columns, 3), expected)
+    assert np.array_equal(written[tensor].reshape(rows, columns, 3), expected)
     bar = gradcam.overlay(np.zeros((1, 1, 3), np.uint8), np.ones((1, 1), np.float32), alpha=1)
     assert (written == bar).all(axis=2).any()  # the most evidence has the last colour of the map, undiluted
 
@@ -212,12 +212,12 @@ def test_the_record_says_all_that_the_contract_names(do: Callable[..., Work], ph
     path = photo("cat_and_espresso.jpg")
     work = do(Saving(kinds=("overlay", "map")))
     outcome = work.save(path)
-    record, found = outcome.record, work.find(path)
+    record, actual = outcome.record, work.find(path)
     assert (record.image, record.model, record.status) == ("sub/cat.jpg", "efficientnet_lite0", "ok")
-    assert record.size == found.picture.shape[:2] == (640, 800)
-    assert record.region == found.region
+    assert record.size == actual.picture.shape[:2] == (640, 800)
+    assert record.region == actual.region
     assert record.sha256 == "ab" * 32
-    assert list(record.predictions) == list(found.predictions)
+    assert list(record.predictions) == list(actual.predictions)
     assert [(entry.layer, entry.method, entry.blank, entry.label) for entry in record.explained] == [
         (work.classifier.layer, "gradcam", False, work.classifier.label(record.explained[0].index))
     ]
@@ -242,9 +242,9 @@ def test_class_and_layer_are_in_the_name_where_there_are_several(do: Callable[..
 
 def test_names_that_are_alike_get_numbers(do: Callable[..., Work], photo: Photo) -> None:
     work = do(Saving(kinds=("overlay", "heatmap", "map"), format="png"), layers=("layer3", "layer4"))
-    found = work.find(photo("chelsea.jpg"))
-    alike = {(name, "gradcam"): replace(each, layer=name) for each, name in zip(found.maps.values(), ("a/b", "A_B"))}
-    record = work.save(Path("x"), found=replace(found, maps=alike)).record
+    actual = work.find(photo("chelsea.jpg"))
+    alike = {(name, "gradcam"): replace(item, layer=name) for item, name in zip(actual.maps.values(), ("a/b", "A_B"))}
+    record = work.save(Path("x"), found=replace(actual, maps=alike)).record
     assert [(entry.overlay, entry.heatmap, entry.map) for entry in record.explained] == [
         ("sub/cat-gradcam-a_b.png", "sub/cat-gradcam-a_b-heatmap.png", "sub/cat-gradcam-a_b.npy"),
         ("sub/cat-gradcam-A_B-2.png", "sub/cat-gradcam-A_B-2-heatmap.png", "sub/cat-gradcam-A_B-2.npy"),
@@ -282,20 +282,20 @@ def test_a_picture_that_cannot_be_drawn_fails_by_itself(
     do: Callable[..., Work], photo: Photo, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     work = do(Saving(kinds=("overlay", "map")))
-    found = work.find(photo("chelsea.jpg"))
-    said = "sub/cat.jpg: IndexError: list index out of range (GRADCAM_TRACEBACK=1 shows where)"
+    actual = work.find(photo("chelsea.jpg"))
+    message = "sub/cat.jpg: IndexError: list index out of range (GRADCAM_TRACEBACK=1 shows where)"
     with monkeypatch.context() as patch:
         patch.setattr(gradcam.batch.findings.MapResult, "draw_kinds", lambda *given: list(range(1))[1])
-        assert work.save(Path("x"), found=found).record.error == said
+        assert work.save(Path("x"), found=actual).record.error == message
         patch.setenv("GRADCAM_TRACEBACK", "1")
-        work.save(Path("x"), found=found)
+        work.save(Path("x"), found=actual)
     assert "Traceback (most recent call last)" in capsys.readouterr().err
     assert work.files() == set()  # nor is anything written of it
     with monkeypatch.context() as patch:
         patch.setattr(
             gradcam.batch.findings.ImageExplanation, "overlay", lambda *_, **__: np.zeros((9, 70_000, 3), np.uint8)
         )
-        error = work.save(Path("x"), found=found).record.error
+        error = work.save(Path("x"), found=actual).record.error
     assert error == "sub/cat.jpg: 70000 x 9 pixels are too large for this format: choose .png"
 
 
@@ -317,7 +317,7 @@ def test_a_disk_that_fails_ends_the_run(
     do: Callable[..., Work], photo: Photo, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     work = do(Saving(kinds=("overlay", "map")))
-    found, write = work.find(photo("chelsea.jpg")), places.write_whole
+    actual, write = work.find(photo("chelsea.jpg")), places.write_whole
 
     def fail(path: Path, data: bytes, **how: Any) -> None:
         if path.suffix == ".npy":
@@ -326,7 +326,7 @@ def test_a_disk_that_fails_ends_the_run(
 
     monkeypatch.setattr(places, "write_whole", fail)
     with pytest.raises(OutputError) as raised:
-        work.save(Path("x"), found=found)
+        work.save(Path("x"), found=actual)
     reason = os.strerror(number)
     assert str(raised.value).startswith(f"{work.folder}/: {reason[0].lower()}{reason[1:]}; ")
     assert work.files() == set()
@@ -334,18 +334,18 @@ def test_a_disk_that_fails_ends_the_run(
 
 def test_a_full_disk_leaves_nothing_half_written(do: Callable[..., Work], photo: Photo, tmp_path: Path) -> None:
     work = do(Saving(format="png"))
-    found = work.find(photo("chelsea.jpg"))
+    actual = work.find(photo("chelsea.jpg"))
     with mounted(tmp_path / "disk", "1m") as disk:
         work.folder = disk / "explained"
         with pytest.raises(OutputError) as raised:
-            any(work.save(Path("x"), str(number), found).record.error for number in range(20))
+            any(work.save(Path("x"), str(number), actual).record.error for number in range(20))
         assert str(raised.value).endswith("no space left on device; free some space, then continue with --resume")
         assert 1 <= len(work.files()) < 20
-        expected = found.results[0].draw()
+        expected = actual.results[0].draw()
         for name in work.files():
             assert np.array_equal(gradcam.read_image(work.folder / name), expected)
         subprocess.run(["mount", "-o", "remount,size=2m", str(disk)], check=True)
-        assert work.save(Path("x"), "more", found).record.status == "ok"
+        assert work.save(Path("x"), "more", actual).record.status == "ok"
 
 
 def test_views_are_written_where_they_are_asked_for(do: Callable[..., Work], photo: Photo) -> None:
@@ -378,9 +378,9 @@ def test_views_are_written_where_they_are_asked_for(do: Callable[..., Work], pho
 
 def test_without_a_place_files_go_along_with_the_outcome(do: Callable[..., Work], photo: Photo) -> None:
     work, path = do(Saving(kinds=("overlay", "map"), format="png")), photo("chelsea.jpg")
-    (item, found) = Item("sub/cat.jpg", File(path)), work.find(path)
+    (item, actual) = Item("sub/cat.jpg", File(path)), work.find(path)
     saver = Saver(None, {item.name: "sub/cat"}, work.saving, work.classifier, work.request)
-    outcome = saver.save(Fetched(item), found)
+    outcome = saver.save(Fetched(item), actual)
     assert list(outcome.files) == list(outcome.record.files) == ["sub/cat-gradcam.png", "sub/cat-gradcam.npy"]
     assert not work.folder.exists()
     work.save(path)
@@ -538,15 +538,15 @@ def test_several_threads_may_save(do: Callable[..., Work], photo: Photo) -> None
     from concurrent.futures import ThreadPoolExecutor
 
     work = do(Saving(format="png"))
-    found = work.find(photo("chelsea.jpg"))
+    actual = work.find(photo("chelsea.jpg"))
     temporary = work.folder / ".partial"
     temporary.mkdir(parents=True)
     items = [Item(f"{number % 3}/{number}.jpg", File(None)) for number in range(12)]
     stems = {item.name: item.name.removesuffix(".jpg") for item in items}
     saver = Saver(Disk(work.folder, temporary), stems, work.saving, work.classifier, work.request)
     with ThreadPoolExecutor(4) as pool:
-        records = [outcome.record for outcome in pool.map(lambda item: saver.save(Fetched(item), found), items)]
+        records = [outcome.record for outcome in pool.map(lambda item: saver.save(Fetched(item), actual), items)]
     assert [record.error for record in records] == [None] * 12
     assert [record.sha256 for record in records] == [None] * 12
     assert len({(work.folder / str(record.explained[0].overlay)).read_bytes() for record in records}) == 1
-    assert torch.equal(found.results[0].source.maps, work.find(photo("chelsea.jpg")).results[0].source.maps)
+    assert torch.equal(actual.results[0].source.maps, work.find(photo("chelsea.jpg")).results[0].source.maps)

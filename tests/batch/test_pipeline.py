@@ -98,7 +98,7 @@ def run(
     classifier: gradcam.Classifier, items: Iterable[Item], request: Request = PIXELS, **options: Any
 ) -> list[PictureResult | GradcamError]:
     settings: dict[str, Any] = {"batch_size": 4, "workers": 2} | options
-    return [found for _, found in explain_items(classifier, request, items, finish=keep, **settings)]
+    return [actual for _, actual in explain_items(classifier, request, items, finish=keep, **settings)]
 
 
 def map_of(found: PictureResult | GradcamError) -> Any:
@@ -131,12 +131,12 @@ def _leaves_no_trace() -> Iterator[None]:
 
 def within(seconds: float, function: Callable[[], Any]) -> Any:
     """What the function gives; fails where it takes longer, as it would for ever in a deadlock."""
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(function()), daemon=True)
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(function()), daemon=True)
     thread.start()
     thread.join(seconds)
     assert not thread.is_alive(), "waits for ever"
-    return found[0]
+    return results[0]
 
 
 class Spy(nn.Module):
@@ -155,9 +155,9 @@ class Spy(nn.Module):
 def tiny(listen: Callable[[Tensor], None] = lambda images: None, **options: Any) -> gradcam.Classifier:
     """A classifier that listens from now on."""
     model = Spy()
-    made = gradcam.load_classifier(model, **{"size": 16, "layer": "inner.4"} | options)
+    classifier = gradcam.load_classifier(model, **{"size": 16, "layer": "inner.4"} | options)
     model.listen = listen
-    return made
+    return classifier
 
 
 INNER = Request(layers=["inner.4"])
@@ -165,28 +165,28 @@ INNER = Request(layers=["inner.4"])
 
 class TestNumbers:
     def test_they_are_those_of_one_by_one(self, classifier: gradcam.Classifier, photo: Any) -> None:
-        found = run(classifier, files(photo("")), Request(layers=[classifier.layer]))
-        for each, image in zip(found, NAMES):
-            ours, alone = map_of(each), classifier.explain(photo(image))
+        result = run(classifier, files(photo("")), Request(layers=[classifier.layer]))
+        for item, image in zip(result, NAMES):
+            ours, alone = map_of(item), classifier.explain(photo(image))
             assert torch.equal(ours.classes, alone.classes)
             for part in ("maps", "heatmaps", "scores"):
                 torch.testing.assert_close(getattr(ours, part), getattr(alone, part), rtol=1e-5, atol=1e-5)
-            assert np.array_equal(each.picture, alone.images[0])  # type: ignore[union-attr]
+            assert np.array_equal(item.picture, alone.images[0])  # type: ignore[union-attr]
             assert ours.regions == alone.regions
             best = alone.probabilities()[0].argmax().item()
-            assert each.predictions[0].index == best  # type: ignore[union-attr]
+            assert item.predictions[0].index == best  # type: ignore[union-attr]
 
     def test_they_are_those_of_the_same_batches(self, classifier: gradcam.Classifier, photo: Any) -> None:
         request = Request(layers=[classifier.layer], methods=find_methods(["gradcam", "layercam"]))
         paths = [photo(image) for image in NAMES]
         expected = [
-            each
+            item
             for start in range(0, 10, 4)
-            for each in find(classifier, request, [classifier.prepare(path) for path in paths[start : start + 4]])
+            for item in find(classifier, request, [classifier.prepare(path) for path in paths[start : start + 4]])
         ]
-        found = run(classifier, files(photo("")), request, workers=3)
-        assert len(found) == len(expected)
-        for one, other in zip(found, expected):
+        result = run(classifier, files(photo("")), request, workers=3)
+        assert len(result) == len(expected)
+        for one, other in zip(result, expected):
             assert isinstance(one, PictureResult)
             assert isinstance(other, PictureResult)
             assert one.maps.keys() == other.maps.keys()
@@ -197,18 +197,18 @@ class TestNumbers:
 
     def test_a_second_run_for_some_gives_the_very_same(self, classifier: gradcam.Classifier, photo: Any) -> None:
         request = Request(layers=[classifier.layer])
-        whole = run(classifier, files(photo("")), request)
+        result = run(classifier, files(photo("")), request)
         items = files(photo(""))
-        rest = run(classifier, items, request, is_needed=lambda item: item.name in (NAMES[1], NAMES[8]))
-        assert len(rest) == 2
-        assert_equal(rest[0], whole[1])
-        assert_equal(rest[1], whole[8])
+        remaining = run(classifier, items, request, is_needed=lambda item: item.name in (NAMES[1], NAMES[8]))
+        assert len(remaining) == 2
+        assert_equal(remaining[0], result[1])
+        assert_equal(remaining[1], result[8])
         # The batch between them is passed over.
         assert [reads(item) for item in items] == [1] * 4 + [0] * 4 + [1] * 2
 
     def test_they_do_not_depend_on_how_many_threads_read(self) -> None:
-        made = gradcam.load_classifier(tiny_model().eval(), size=16)
-        one, other = (run(made, noises(30), workers=workers) for workers in (1, 5))
+        classifier = gradcam.load_classifier(tiny_model().eval(), size=16)
+        one, other = (run(classifier, noises(30), workers=workers) for workers in (1, 5))
         assert len(one) == 30
         for ours, theirs in zip(one, other):
             assert_equal(ours, theirs)
@@ -225,12 +225,12 @@ class TestNumbers:
         made = replace(tiny(lambda images: batches.append(tuple(images.shape))), preprocess=AsItIs())
         sizes = [(16, 20), (18, 12), (16, 20), (18, 12), (16, 20)]
         items = [Item(f"{i}.png", Content(noise(i, *size))) for i, size in enumerate(sizes)]
-        found = run(made, items, INNER, batch_size=5)
+        result = run(made, items, INNER, batch_size=5)
         assert [shape for shape in batches if shape[0] > 1] == [(3, 3, 16, 20), (2, 3, 18, 12)]
-        for i, (each, size) in enumerate(zip(found, sizes)):
-            assert map_of(each).heatmaps.shape == (1, 1, *size)
+        for i, (item, size) in enumerate(zip(result, sizes)):
+            assert map_of(item).heatmaps.shape == (1, 1, *size)
             pixels = np.array(Image.open(BytesIO(noise(i, *size))))
-            torch.testing.assert_close(map_of(each).maps, made.explain(pixels).maps, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(map_of(item).maps, made.explain(pixels).maps, rtol=1e-5, atol=1e-6)
 
 
 class TestWanted:
@@ -238,26 +238,26 @@ class TestWanted:
         wanted = {NAMES[0]: "espresso", NAMES[2]: "7", NAMES[3]: "tiger cat"}
         items = [replace(item, wanted=wanted.get(item.name)) for item in files(photo(""), NAMES[:5])]
         request = Request(layers=[classifier.layer], target=ClassTarget(top=2))
-        found = run(classifier, items, request, batch_size=5)
+        result = run(classifier, items, request, batch_size=5)
         top = [
             alone.probabilities()[0].topk(2).indices.tolist() for alone in map(classifier.explain, map(photo, NAMES))
         ]
-        assert [map_of(each).classes.tolist()[0] for each in found] == [[967], top[1], [7], [282], top[4]]
+        assert [map_of(item).classes.tolist()[0] for item in result] == [[967], top[1], [7], [282], top[4]]
         alone = classifier.explain(photo(NAMES[0]), target="espresso")
-        torch.testing.assert_close(map_of(found[0]).heatmaps, alone.heatmaps, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(map_of(result[0]).heatmaps, alone.heatmaps, rtol=1e-5, atol=1e-5)
 
     def test_those_that_have_one_are_explained_together(self) -> None:
         sizes: list[int] = []
         items = [replace(item, wanted=wanted) for item, wanted in zip(noises(5), ("1", None, "3", None, "1"))]
-        found = run(tiny(lambda images: sizes.append(len(images))), items, INNER, batch_size=5)
+        result = run(tiny(lambda images: sizes.append(len(images))), items, INNER, batch_size=5)
         assert [size for size in sizes if size > 1] == [3, 2]  # and each image alone, the first time
-        assert [map_of(found[i]).classes.item() for i in (0, 2, 4)] == [1, 3, 1]
+        assert [map_of(result[i]).classes.item() for i in (0, 2, 4)] == [1, 3, 1]
 
     def test_an_unknown_class_is_that_pictures_failure(self, classifier: gradcam.Classifier, photo: Any) -> None:
         first, second = files(photo(""), NAMES[:2])
-        found = run(classifier, [replace(first, wanted="espreso"), second], Request(layers=[classifier.layer]))
-        assert str(found[0]).startswith(f"{NAMES[0]}: No class is called 'espreso'; nearest: 'espresso'")
-        assert isinstance(found[1], PictureResult)
+        result = run(classifier, [replace(first, wanted="espreso"), second], Request(layers=[classifier.layer]))
+        assert str(result[0]).startswith(f"{NAMES[0]}: No class is called 'espreso'; nearest: 'espresso'")
+        assert isinstance(result[1], PictureResult)
 
 
 class TestBrokenPictures:
@@ -265,20 +265,20 @@ class TestBrokenPictures:
         items = files(photo(""), NAMES[:6])
         items[1] = Item("cut/off.jpg", Content(photo("chelsea.jpg").read_bytes()[:9000]))
         request = Request(layers=[classifier.layer])
-        found = run(classifier, items, request)
-        assert isinstance(found[1], ImageError)
-        assert str(found[1]).startswith("cut/off.jpg: is damaged or cut off")
-        assert str(found[1]).count("off.jpg") == 1
-        rest = find(classifier, request, [classifier.prepare(photo(NAMES[i])) for i in (0, 2, 3)])
-        for i, other in zip((0, 2, 3), rest):
-            assert_equal(found[i], other)
+        result = run(classifier, items, request)
+        assert isinstance(result[1], ImageError)
+        assert str(result[1]).startswith("cut/off.jpg: is damaged or cut off")
+        assert str(result[1]).count("off.jpg") == 1
+        remaining = find(classifier, request, [classifier.prepare(photo(NAMES[i])) for i in (0, 2, 3)])
+        for i, other in zip((0, 2, 3), remaining):
+            assert_equal(result[i], other)
 
     def test_all_of_a_batch(self) -> None:
         items = noises(12)
         items[4:8] = [Item(f"{i}.png", Content(b"")) for i in range(4)]
-        found = run(gradcam.load_classifier(tiny_model().eval(), size=16), items)
-        assert [str(each) for each in found[4:8]] == [f"{i}.png: is empty" for i in range(4)]
-        assert all(isinstance(each, PictureResult) for each in found[:4] + found[8:])
+        result = run(gradcam.load_classifier(tiny_model().eval(), size=16), items)
+        assert [str(item) for item in result[4:8]] == [f"{i}.png: is empty" for i in range(4)]
+        assert all(isinstance(item, PictureResult) for item in result[:4] + result[8:])
 
     @pytest.mark.parametrize(
         ("error", "line"),
@@ -295,11 +295,11 @@ class TestBrokenPictures:
             def read(self) -> bytes:
                 raise error
 
-        found = run(tiny(), [*noises(1), Item("a b.png", Broken()), *noises(1)], INNER)
-        assert str(found[1]) == line
-        assert isinstance(found[1], GradcamError)
-        assert found[1].__traceback__ is found[1].__cause__ is found[1].__context__ is None  # they would keep pixels
-        assert_equal(found[0], found[2])
+        result = run(tiny(), [*noises(1), Item("a b.png", Broken()), *noises(1)], INNER)
+        assert str(result[1]) == line
+        assert isinstance(result[1], GradcamError)
+        assert result[1].__traceback__ is result[1].__cause__ is result[1].__context__ is None  # they would keep pixels
+        assert_equal(result[0], result[2])
 
     def test_a_model_that_fails_on_one_picture(self) -> None:
         sizes: list[int] = []
@@ -313,18 +313,18 @@ class TestBrokenPictures:
         white = BytesIO()
         Image.new("RGB", (20, 24), "white").save(white, "png")
         items[2] = Item("white.png", Content(white.getvalue()))
-        found = run(tiny(listen), items, INNER)
-        assert str(found[2]) == "white.png: ValueError: on purpose (GRADCAM_TRACEBACK=1 shows where)"
+        result = run(tiny(listen), items, INNER)
+        assert str(result[2]) == "white.png: ValueError: on purpose (GRADCAM_TRACEBACK=1 shows where)"
         assert sizes == [4, 1, 1, 1, 1]
         for i in (0, 1, 3):
-            assert_equal(found[i], run(tiny(), [items[i]], INNER)[0])
+            assert_equal(result[i], run(tiny(), [items[i]], INNER)[0])
 
     def test_a_model_that_ends_the_program(self) -> None:
         def listen(images: Tensor) -> None:
             sys.exit("enough")
 
-        found = run(tiny(listen), noises(2), INNER)
-        assert [str(each) for each in found] == [
+        result = run(tiny(listen), noises(2), INNER)
+        assert [str(item) for item in result] == [
             f"folder/00{i}.png: SystemExit: enough (GRADCAM_TRACEBACK=1 shows where)" for i in range(2)
         ]
 
@@ -332,12 +332,12 @@ class TestBrokenPictures:
         made = tiny()
         with torch.no_grad():
             made.model.inner[8].bias[0] = float("nan")  # type: ignore[union-attr, operator, index]
-        (found,) = run(made, noises(1), replace(INNER, target=ClassTarget([[1]])))
-        assert str(found).startswith("folder/000.png: The model's output contains NaN or infinite values")
+        (actual,) = run(made, noises(1), replace(INNER, target=ClassTarget([[1]])))
+        assert str(actual).startswith("folder/000.png: The model's output contains NaN or infinite values")
         with torch.no_grad():
             made.model.inner[8].bias.fill_(float("nan"))  # type: ignore[union-attr, operator, index]
-        (found,) = run(made, noises(1), INNER)
-        assert str(found).startswith("folder/000.png: The scores are NaN in places: check")
+        (actual,) = run(made, noises(1), INNER)
+        assert str(actual).startswith("folder/000.png: The scores are NaN in places: check")
 
     def test_a_traceback_on_request(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         monkeypatch.setenv("GRADCAM_TRACEBACK", "1")
@@ -357,10 +357,10 @@ class TestReaders:
             return gradcam.read_image(path)
 
         item = Item("folder/one.png", Content(path=tmp_path / "one.png"))
-        (found,) = run(tiny(reader=reader), [item], INNER)
+        (actual,) = run(tiny(reader=reader), [item], INNER)
         assert seen == [tmp_path / "one.png"]
         assert reads(item) == 0
-        assert_equal(found, run(tiny(), [item], INNER)[0])
+        assert_equal(actual, run(tiny(), [item], INNER)[0])
 
     def test_what_lies_in_an_archive_gets_a_file_meanwhile(self) -> None:
         seen: list[Path] = []
@@ -369,8 +369,8 @@ class TestReaders:
             seen.append(path)
             return gradcam.read_image(path)
 
-        (found,) = run(tiny(reader=reader), [Item("folder/one.PNG", Content(noise(1)))], INNER)
-        assert_equal(found, run(tiny(), [Item("one.png", Content(noise(1)))], INNER)[0])
+        (actual,) = run(tiny(reader=reader), [Item("folder/one.PNG", Content(noise(1)))], INNER)
+        assert_equal(actual, run(tiny(), [Item("one.png", Content(noise(1)))], INNER)[0])
         assert seen[0].suffix == ".PNG"
         assert not seen[0].parent.exists()
 
@@ -382,22 +382,22 @@ class TestReaders:
             raise OSError(f"cannot read {path}")
 
         content = Content(b"nothing") if in_archive else Content(path=tmp_path / "one.png")
-        (found,) = run(tiny(reader=reader), [Item("folder/one.png", content)], INNER)
-        assert str(found) == "folder/one.png: the reader reader failed (OSError: cannot read folder/one.png)"
+        (actual,) = run(tiny(reader=reader), [Item("folder/one.png", content)], INNER)
+        assert str(actual) == "folder/one.png: the reader reader failed (OSError: cannot read folder/one.png)"
 
     def test_a_path_relative_to_the_current_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         Path("one.png").write_bytes(b"nothing")
         item = Item("folder/one.png", Content(path=Path("one.png")))
-        (found,) = run(tiny(reader=gradcam.read_image), [item], INNER)
-        assert str(found) == "folder/one.png: is not an image in a supported format"
+        (actual,) = run(tiny(reader=gradcam.read_image), [item], INNER)
+        assert str(actual) == "folder/one.png: is not an image in a supported format"
 
     def test_a_reader_that_ends_the_program(self) -> None:
         def reader(path: Path) -> Any:
             sys.exit(1)
 
-        (found,) = run(tiny(reader=reader), noises(1), INNER)
-        assert str(found) == "folder/000.png: the reader reader failed (SystemExit: 1)"
+        (actual,) = run(tiny(reader=reader), noises(1), INNER)
+        assert str(actual) == "folder/000.png: the reader reader failed (SystemExit: 1)"
 
     def test_a_file_that_is_changed_while_it_is_read(self, tmp_path: Path) -> None:
         path = tmp_path / "one.png"
@@ -409,13 +409,13 @@ class TestReaders:
                 file.write(b"more")
             return image
 
-        (found,) = run(tiny(reader=reader), [Item("one.png", Content(path=path))], INNER)
-        assert str(found) == "one.png: changed while it was read: try again when it is complete"
+        (actual,) = run(tiny(reader=reader), [Item("one.png", Content(path=path))], INNER)
+        assert str(actual) == "one.png: changed while it was read: try again when it is complete"
 
     def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
         item = Item("one.png", Content(path=tmp_path / "one.png"))
-        (found,) = run(tiny(reader=gradcam.read_image), [item], INNER)
-        assert str(found) == "one.png: cannot be opened (No such file or directory)"
+        (actual,) = run(tiny(reader=gradcam.read_image), [item], INNER)
+        assert str(actual) == "one.png: cannot be opened (No such file or directory)"
 
     @pytest.mark.parametrize("own_reader", [True, False])
     def test_an_audit_says_what_was_read(self, tmp_path: Path, own_reader: bool) -> None:
@@ -425,11 +425,11 @@ class TestReaders:
         items.append(Item("gone.png", Content(path=tmp_path / "gone.png")))
         made = tiny(reader=gradcam.read_image) if own_reader else tiny()
         fetched = [
-            each for each, _ in explain_items(made, INNER, items, finish=keep, batch_size=4, workers=2, audit=True)
+            entry for entry, _ in explain_items(made, INNER, items, finish=keep, batch_size=4, workers=2, audit=True)
         ]
         contents = [(tmp_path / "good.png").read_bytes(), b"nothing", noise(2)]
-        assert [each.item for each in fetched] == items
-        assert [each.sha256 for each in fetched] == [*(hashlib.sha256(data).hexdigest() for data in contents), None]
+        assert [item.item for item in fetched] == items
+        assert [item.sha256 for item in fetched] == [*(hashlib.sha256(data).hexdigest() for data in contents), None]
         ((unasked, _),) = explain_items(made, INNER, items[:1], finish=keep, batch_size=4, workers=1)
         assert unasked.sha256 is None
 
@@ -464,8 +464,8 @@ class TestOrder:
 
         items = noises(4)
         items[1] = Item("slow.png", Slow(noise(1)))
-        for each in explain_items(tiny(), INNER, items, finish=finish, batch_size=1, workers=2):
-            if each == "folder/000.png":
+        for explain_item in explain_items(tiny(), INNER, items, finish=finish, batch_size=1, workers=2):
+            if explain_item == "folder/000.png":
                 came.set()
         assert waited == [True]
 
@@ -474,16 +474,16 @@ class TestOrder:
         assert run(tiny(), noises(3), is_needed=lambda item: False) == []
 
     def test_what_is_urgent_comes_first(self) -> None:
-        done: list[str] = []
+        result: list[str] = []
         gate = threading.Event()
         with Pool(1) as pool:
             pool.submit(LATER, gate.wait)
-            last = [pool.submit(urgency, lambda it=it: done.append(it)) for urgency, it in  # type: ignore[misc]
+            last = [pool.submit(urgency, lambda item=item: result.append(item)) for urgency, item in  # type: ignore[misc]
                     ((LATER, "a"), (LATER, "b"), (URGENT, "c"), (URGENT, "d"))]  # fmt: skip
             gate.set()
-            for each in last:
-                each.result(10)
-        assert done == ["c", "d", "a", "b"]
+            for entry in last:
+                entry.result(10)
+        assert result == ["c", "d", "a", "b"]
 
 
 class TestBounds:
@@ -527,11 +527,11 @@ class TestBounds:
         made, ahead = tiny(), 0
 
         def explain(*given: Any, **about: Any) -> Any:
-            return [count("found", it) for it in find(made, INNER, *given, **about)]
+            return [count("found", item) for item in find(made, INNER, *given, **about)]
 
-        for done, _ in enumerate(compute_items(made, explain, source(), finish=finish, batch_size=4, workers=3)):
-            ahead = max(ahead, pulled - done)
-            if done in (30, 60):
+        for result, _ in enumerate(compute_items(made, explain, source(), finish=finish, batch_size=4, workers=3)):
+            ahead = max(ahead, pulled - result)
+            if result in (30, 60):
                 time.sleep(0.3)  # a slow consumer
         assert pulled == 100
         late = 3  # one for each thread, which may have yet to let go of what it did last
@@ -574,20 +574,20 @@ class TestMemory:
             if len(images) > 3:
                 raise error
 
-        told: list[tuple[str, dict[str, Any]]] = []
-        found = run(
+        messages: list[tuple[str, dict[str, Any]]] = []
+        result = run(
             tiny(listen),
             noises(20),
             INNER,
             batch_size=8,
-            log_event=lambda event, **details: told.append((event, details)),
+            log_event=lambda event, **details: messages.append((event, details)),
         )
         assert sizes == [8, 4, 2, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 2]  # and it stays small; once, each image is run alone
-        assert [details for event, details in told if event == "out of memory"] == [
+        assert [details for event, details in messages if event == "out of memory"] == [
             {"pictures": 8, "from_now_on": 4},
             {"pictures": 4, "from_now_on": 2},
         ]
-        for ours, theirs in zip(found, run(tiny(), noises(20), INNER, batch_size=2)):
+        for ours, theirs in zip(result, run(tiny(), noises(20), INNER, batch_size=2)):
             assert_equal(ours, theirs)
 
     def test_a_picture_that_does_not_fit_even_alone(self) -> None:
@@ -599,11 +599,11 @@ class TestMemory:
         Image.new("RGB", (20, 24), "white").save(white, "png")
         items = noises(6)
         items[1] = Item("white.png", Content(white.getvalue()))
-        found = run(tiny(listen), items, INNER)
-        assert str(found[1]).startswith(
+        result = run(tiny(listen), items, INNER)
+        assert str(result[1]).startswith(
             "white.png: does not fit into memory, even at batch size 1: use a smaller model"
         )
-        assert [isinstance(each, PictureResult) for each in found] == [True, False, True, True, True, True]
+        assert [isinstance(item, PictureResult) for item in result] == [True, False, True, True, True, True]
 
     def test_nothing_of_what_did_not_fit_is_kept(self) -> None:
         """When the half is tried, the tensors of the whole are gone."""
@@ -642,8 +642,8 @@ class TestEndings:
         got: list[str] = []
 
         def take() -> None:
-            for each in explain_items(tiny(), INNER, noises(40), finish=finish, batch_size=4, workers=4):
-                got.append(each)
+            for explain_item in explain_items(tiny(), INNER, noises(40), finish=finish, batch_size=4, workers=4):
+                got.append(explain_item)
 
         with pytest.raises(type(error)) as caught:
             take()
@@ -717,8 +717,8 @@ except KeyboardInterrupt:
             for _ in range(3):
                 assert process.stdout.readline() == "finishes\n"
             process.send_signal(signal.SIGINT)
-            rest, _ = process.communicate(timeout=60)
-        assert rest.splitlines()[-1] == "stopped 0"
+            remaining, _ = process.communicate(timeout=60)
+        assert remaining.splitlines()[-1] == "stopped 0"
         assert process.returncode == 0
 
     def test_items_that_cannot_be_listed_to_their_end(self) -> None:
@@ -812,7 +812,7 @@ class TestSizes:
     def test_batches_are_cut_at_the_same_places_whatever_is_needed(self) -> None:
         items = noises(10)
         batches = list(cut_batches(iter(items), 4, lambda item: item is items[1] or item is items[9]))
-        assert [(each.start, each.items, each.needed) for each in batches] == [
+        assert [(batch.start, batch.items, batch.needed) for batch in batches] == [
             (0, items[:4], [False, True, False, False]),
             (8, items[8:], [False, True]),
         ]
@@ -829,17 +829,17 @@ class TestSizes:
             run(tiny(), noises(1), INNER, **{name: value})
 
     def test_somebody_hears_of_each_batch(self) -> None:
-        told: list[tuple[str, dict[str, Any]]] = []
+        messages: list[tuple[str, dict[str, Any]]] = []
         items = noises(7)
         run(
             tiny(), items, INNER, batch_size=3, is_needed=lambda item: item not in items[3:6],
-            log_event=lambda event, **details: told.append((event, details)),
+            log_event=lambda event, **details: messages.append((event, details)),
         )  # fmt: skip
-        assert [(event, details["start"], details["pictures"]) for event, details in told] == [
+        assert [(event, details["start"], details["pictures"]) for event, details in messages] == [
             ("batch", 0, 3),
             ("batch", 6, 1),
         ]
-        assert all(0 < details["seconds"] < 60 for _, details in told)
+        assert all(0 < details["seconds"] < 60 for _, details in messages)
 
 
 class TestStreaming:
@@ -856,61 +856,61 @@ class TestStreaming:
                 if path.suffix != ".zip":
                     archive.write(path, path.name)
         plain, packed = (list(explain_files(folder / name, classifier)) for name in ("", "all.zip"))
-        assert [each.name for each in packed] == [each.name for each in plain]
-        assert {each.path for each in packed} == {None}
+        assert [item.name for item in packed] == [item.name for item in plain]
+        assert {item.path for item in packed} == {None}
         for one, other in zip(packed, plain):
             assert str(one.error) == str(other.error)
-            for key, each in one.explanations.items():
-                assert torch.equal(each.heatmaps, other.explanations[key].heatmaps)
+            for key, entry in one.explanations.items():
+                assert torch.equal(entry.heatmaps, other.explanations[key].heatmaps)
 
     def test_every_picture_has_its_result_and_a_broken_one_stops_nothing(
         self, folder: Path, classifier: gradcam.Classifier
     ) -> None:
         results = list(explain_files(folder))
-        assert [each.name for each in results] == sorted([*NAMES[:4], "broken.jpg"])
-        for each in results:
-            assert isinstance(each, FileResult)
-            assert each.path == folder / each.name
-            if each.name == "broken.jpg":
-                assert str(each.error) == "broken.jpg: is not an image in a supported format"
-                assert (each.explanations, each.attributions, each.predictions) == ({}, (), ())
+        assert [result.name for result in results] == sorted([*NAMES[:4], "broken.jpg"])
+        for item in results:
+            assert isinstance(item, FileResult)
+            assert item.path == folder / item.name
+            if item.name == "broken.jpg":
+                assert str(item.error) == "broken.jpg: is not an image in a supported format"
+                assert (item.explanations, item.attributions, item.predictions) == ({}, (), ())
                 continue
-            assert each.error is None
-            alone = classifier.explain(folder / each.name)
-            ours = each.explanations["layer4", "gradcam"]
+            assert item.error is None
+            alone = classifier.explain(folder / item.name)
+            ours = item.explanations["layer4", "gradcam"]
             torch.testing.assert_close(ours.heatmaps, alone.heatmaps, rtol=1e-5, atol=1e-5)
             torch.testing.assert_close(torch.tensor(ours.overlay().astype(float)), torch.tensor(alone.overlay().astype(float)), rtol=0, atol=2)  # fmt: skip  # noqa: E501
-            assert each.predictions[0].index == alone.probabilities().argmax().item()
+            assert item.predictions[0].index == alone.probabilities().argmax().item()
 
     def test_several_layers_methods_and_attributions(self, folder: Path, classifier: gradcam.Classifier) -> None:
         for image in ("broken.jpg", *NAMES[1:4]):
             (folder / image).unlink()
-        (found,) = explain_files(
+        (actual,) = explain_files(
             [folder], classifier, layers=["layer4", "layer3", "layer4"],
             methods=["gradcam", "guided-gradcam", "layercam"], target=["espresso", 282], evidence="positive",
         )  # fmt: skip
         expected = classifier.compare(
             folder / NAMES[0], layers=["layer4", "layer3"], methods=["gradcam", "layercam"], target=[["espresso", 282]]
         )
-        assert found.explanations.keys() == expected.keys()
-        for key, each in expected.items():
-            assert found.explanations[key].classes.tolist() == [[967, 282]]  # type: ignore[union-attr]
-            torch.testing.assert_close(found.explanations[key].maps, each.maps, rtol=1e-5, atol=1e-5)
-        assert [each.layer for each in found.attributions] == ["layer4", "layer3"]
+        assert actual.explanations.keys() == expected.keys()
+        for key, item in expected.items():
+            assert actual.explanations[key].classes.tolist() == [[967, 282]]  # type: ignore[union-attr]
+            torch.testing.assert_close(actual.explanations[key].maps, item.maps, rtol=1e-5, atol=1e-5)
+        assert [attribution.layer for attribution in actual.attributions] == ["layer4", "layer3"]
         alone = classifier.attribute(folder / NAMES[0], layer="layer3", target=[["espresso", 282]])
-        torch.testing.assert_close(found.attributions[1].values, alone.values, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(actual.attributions[1].values, alone.values, rtol=1e-4, atol=1e-5)
 
     def test_methods_keep_their_options(self, folder: Path) -> None:
         seen: list[int] = []
         made, few = tiny(lambda images: seen.append(len(images))), gradcam.METHODS["rise"].using(masks=20)
-        (found,) = explain_files(folder / NAMES[0], made, methods=[few])
-        assert list(found.explanations) == [("input", "rise")]
+        (actual,) = explain_files(folder / NAMES[0], made, methods=[few])
+        assert list(actual.explanations) == [("input", "rise")]
         assert sum(seen) < 100  # the method itself has 4000
         smooth = gradcam.attributions.ATTRIBUTIONS["smoothgrad"]
         both = [gradcam.METHODS["rise"].using(masks=30), few, "gradcam", smooth]
-        (found,) = explain_files(folder / NAMES[0], made, methods=both)
-        assert set(found.explanations) == {("input", "rise"), ("input", "rise-masks=20"), ("inner.4", "gradcam")}
-        assert [each.method for each in found.attributions] == ["smoothgrad"]
+        (actual,) = explain_files(folder / NAMES[0], made, methods=both)
+        assert set(actual.explanations) == {("input", "rise"), ("input", "rise-masks=20"), ("inner.4", "gradcam")}
+        assert [attribution.method for attribution in actual.attributions] == ["smoothgrad"]
 
     @pytest.mark.parametrize(
         ("target", "classes"),
@@ -929,9 +929,11 @@ class TestStreaming:
         self, folder: Path, classifier: gradcam.Classifier, target: Any, classes: list[int] | None
     ) -> None:
         (folder / "broken.jpg").unlink()
-        for each in explain_files(str(folder), classifier, target=target, batch_size=3, workers=1):
-            ours = each.explanations["layer4", "gradcam"]
-            expected = classes or classifier.explain(folder / each.name).probabilities()[0].topk(2).indices.tolist()
+        for explain_file in explain_files(str(folder), classifier, target=target, batch_size=3, workers=1):
+            ours = explain_file.explanations["layer4", "gradcam"]
+            expected = (
+                classes or classifier.explain(folder / explain_file.name).probabilities()[0].topk(2).indices.tolist()
+            )
             assert ours.classes.tolist() == [expected]  # type: ignore[union-attr]
             if isinstance(target, ClassTarget) and target.score == "probability":
                 torch.testing.assert_close(ours.scores[0, 0], ours.probabilities()[0, 967])
@@ -989,10 +991,10 @@ class TestCuda:
             torch.testing.assert_close(map_of(one).heatmaps, map_of(other).heatmaps, rtol=0, atol=2e-2)
 
     def test_pictures_are_there_before_the_model_is(self, photo: Any) -> None:
-        there = gradcam.load_classifier(device="cuda")
-        upload = pipeline.find_upload(there.device)
+        classifier = gradcam.load_classifier(device="cuda")
+        upload = pipeline.find_upload(classifier.device)
         assert upload is not None
-        prepared = there.prepare(photo("koala.webp"))
+        prepared = classifier.prepare(photo("koala.webp"))
         uploaded = upload(prepared.image)
         assert uploaded.is_cuda
         assert torch.equal(uploaded.cpu(), prepared.image)
@@ -1007,8 +1009,10 @@ class TestCuda:
             raise error
 
         monkeypatch.setattr(Tensor, "pin_memory", full)
-        there = gradcam.load_classifier(device="cuda")
-        assert all(isinstance(each, PictureResult) for each in run(there, files(photo("")), Request(layers=["layer4"])))
+        classifier = gradcam.load_classifier(device="cuda")
+        assert all(
+            isinstance(item, PictureResult) for item in run(classifier, files(photo("")), Request(layers=["layer4"]))
+        )
 
 
 def test_on_the_cpu_nothing_is_uploaded() -> None:
@@ -1017,7 +1021,7 @@ def test_on_the_cpu_nothing_is_uploaded() -> None:
 
 def test_no_thread_is_left_to_write_when_an_interruption_comes_out() -> None:
     class Interrupted(SimpleNamespace):
-        done, log = (), staticmethod(lambda event, **details: None)
+        result, log = (), staticmethod(lambda event, **details: None)
 
         def append(self, record: Any, files: Any) -> None:
             raise KeyboardInterrupt
@@ -1032,7 +1036,7 @@ def test_no_thread_is_left_to_write_when_an_interruption_comes_out() -> None:
 
 def test_a_result_whose_record_an_interruption_prevented_is_recorded_all_the_same() -> None:
     class Interrupted(SimpleNamespace):
-        done, failed, log = (), (), staticmethod(lambda event, **details: None)
+        result, failed, log = (), (), staticmethod(lambda event, **details: None)
 
         def append(self, record: Record, files: Any) -> Record:
             self.calls += 1

@@ -78,11 +78,11 @@ def test_two_processes_give_what_one_gives_in_its_order(
 ) -> None:
     (folder / "own.py").write_text("def score(output):\n    return output[:, 7]\n")
     work = to_work(classifier, photos, "device", target=plugins.find_function(f"{folder / 'own.py'}:score"))
-    told: list[tuple[str, Any]] = []
+    messages: list[tuple[str, Any]] = []
     runs: list[str] = []
 
     def tell(event: str, **details: Any) -> None:
-        told.append((event, details))
+        messages.append((event, details))
 
     def end(run: str) -> None:
         runs.append(run)
@@ -90,13 +90,13 @@ def test_two_processes_give_what_one_gives_in_its_order(
 
     monkeypatch.setattr(processes, "end_local_processes", end)
     wanted = [item for i, item in enumerate(work.items) if i not in (2, 3, 8)]
-    found = list(ProcessEngine(load, TWO, 1)(work, to_saver(work), is_needed=wanted.__contains__, log_event=tell))
+    actual = list(ProcessEngine(load, TWO, 1)(work, to_saver(work), is_needed=wanted.__contains__, log_event=tell))
     expected = list(explain_here(work, to_saver(work), is_needed=wanted.__contains__, log_event=ALL["log_event"]))
-    assert [report.record.image for report in found] == [item.name for item in wanted]
-    assert [report.record for report in found] == [report.record for report in expected]
-    assert [report.files for report in found] == [report.files for report in expected]
-    assert told[0] == ("engine", {"engine": "processes", "devices": TWO})
-    batches = [details for event, details in told if event == "batch"]
+    assert [report.record.image for report in actual] == [item.name for item in wanted]
+    assert [report.record for report in actual] == [report.record for report in expected]
+    assert [report.files for report in actual] == [report.files for report in expected]
+    assert messages[0] == ("engine", {"engine": "processes", "devices": TWO})
+    batches = [details for event, details in messages if event == "batch"]
     assert [details["start"] for details in batches] == [0, 4, 6, 8, 10, 12]
     assert len({details["actor"] for details in batches}) == 2
     assert multiprocessing.active_children() == []
@@ -122,7 +122,7 @@ def test_a_process_that_ends_is_named_and_none_is_blamed(classifier: gradcam.Cla
     engine = ProcessEngine(partial(load_or_die, folder=photos), TWO)
     with pytest.raises(DeviceError, match=r"^cpu:0: a worker process ended \(signal 9\)\. .*--resume"):
         reports.extend(engine(work, to_saver(work), on_leftover=late.append, **ALL))
-    assert all("broken" in it.record.image for it in [*reports, *late] if it.record.error)
+    assert all("broken" in item.record.image for item in [*reports, *late] if item.record.error)
     assert multiprocessing.active_children() == []
 
 
@@ -217,9 +217,9 @@ def test_they_hear_no_ctrl_c_from_their_first_moment_on(
 
     def interrupt() -> None:
         while not over.wait(0.02):
-            for each in multiprocessing.active_children():
+            for item in multiprocessing.active_children():
                 with contextlib.suppress(ProcessLookupError):  # it may have ended just now
-                    os.kill(each.pid, signal.SIGINT)  # type: ignore[arg-type]
+                    os.kill(item.pid, signal.SIGINT)  # type: ignore[arg-type]
 
     thread = threading.Thread(target=interrupt)
     thread.start()

@@ -110,8 +110,8 @@ def test_one_broken_object_does_not_condemn_its_host(batch: Command, folder: Pat
     (folder / "list.txt").write_text("\n".join(f"{host}/{name}.jpg" for name in ("cut", "a", "b", "c", "d")))
     outcome = batch("list.txt", "-o", "out", "--batch-size", 2)
     assert outcome.status == 1
-    found = {record.image.rpartition("/")[2]: record.status for record in gradcam.read_manifest(folder / "out")}
-    assert found == {"cut.jpg": "failed"} | dict.fromkeys(["a.jpg", "b.jpg", "c.jpg", "d.jpg"], "ok")
+    actual = {record.image.rpartition("/")[2]: record.status for record in gradcam.read_manifest(folder / "out")}
+    assert actual == {"cut.jpg": "failed"} | dict.fromkeys(["a.jpg", "b.jpg", "c.jpg", "d.jpg"], "ok")
 
 
 def test_a_store_that_recovers_is_read_in_the_end(truncating: Server, caplog: pytest.LogCaptureFixture) -> None:
@@ -132,8 +132,8 @@ def test_numbers_do_not_depend_on_an_outage(batch: Command, folder: Path, trunca
     truncating.is_broken = False
     batch(path, "-o", "late", "--resume")
     batch(path, "-o", "whole")
-    late, whole = (
+    late, full = (
         {record.image: record for record in gradcam.read_manifest(folder / name)} for name in ("late", "whole")
     )
-    name = next(name for name in whole if name.endswith("cut.jpg"))
-    assert late[name] == whole[name]
+    name = next(name for name in full if name.endswith("cut.jpg"))
+    assert late[name] == full[name]

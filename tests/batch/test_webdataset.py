@@ -74,9 +74,9 @@ def read_samples(*tars: Path) -> list[dict[str, Any]]:
 def read_member(out: Path, name: str) -> bytes:
     tar, _, member = name.partition("/")
     with tarfile.open(out / tar) as archive:
-        found = archive.extractfile(member)
-        assert found is not None
-        return found.read()
+        actual = archive.extractfile(member)
+        assert actual is not None
+        return actual.read()
 
 
 def tars(out: Path) -> list[str]:

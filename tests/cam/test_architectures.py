@@ -131,26 +131,26 @@ def slow_map(model: nn.Module, images: Tensor, layer: str, layout: str | int, gr
     values, weights = activations.detach(), activations.grad
     if isinstance(layout, int):
         assert values.shape[1] == layout + grid[0] * grid[1]
-        values, weights = (it[:, layout:].reshape(len(it), *grid, -1) for it in (values, weights))
+        values, weights = (item[:, layout:].reshape(len(item), *grid, -1) for item in (values, weights))
     if layout != FIRST:
-        values, weights = (it.permute(0, 3, 1, 2) for it in (values, weights))
+        values, weights = (item.permute(0, 3, 1, 2) for item in (values, weights))
     return torch.einsum("nc,nchw->nhw", weights.mean((2, 3)), values)[:, None]
 
 
 def check(model: nn.Module, size: tuple[int, int], layer: str, layout: str | int) -> None:
     model, images = model.double(), torch.randn(2, 3, *size, dtype=torch.float64)
-    found = gradcam.explain(model, images, target=3, evidence="signed")
-    assert found.layer == layer
-    grid = tuple(found.maps.shape[2:])
+    explanation = gradcam.explain(model, images, target=3, evidence="signed")
+    assert explanation.layer == layer
+    grid = tuple(explanation.maps.shape[2:])
     assert max(grid) > 1
     assert grid[0] * size[1] == pytest.approx(grid[1] * size[0], rel=0.25)
     expected = slow_map(model, images, layer, layout, grid)
-    for image, single in zip(found.maps.double(), expected):
+    for image, single in zip(explanation.maps.double(), expected):
         assert single.amax() - single.amin() > 1e-3 * single.abs().amax()
         torch.testing.assert_close(image, single, rtol=1e-4, atol=1e-5 * single.abs().max().item())
 
 
-@pytest.mark.parametrize(("name", "options", "size", "layer", "layout"), TIMM, ids=[it[0] for it in TIMM])
+@pytest.mark.parametrize(("name", "options", "size", "layer", "layout"), TIMM, ids=[item[0] for item in TIMM])
 def test_timm(name: str, options: dict[str, Any], size: tuple[int, int], layer: str, layout: str | int) -> None:
     timm = pytest.importorskip("timm")
     sized = {"img_size": size} if name.startswith(SIZED) else {}
@@ -161,7 +161,7 @@ def test_timm(name: str, options: dict[str, Any], size: tuple[int, int], layer: 
 
 
 @pytest.mark.parametrize(
-    ("name", "part", "options", "size", "layer", "layout"), HUGGING_FACE, ids=[it[0] for it in HUGGING_FACE]
+    ("name", "part", "options", "size", "layer", "layout"), HUGGING_FACE, ids=[item[0] for item in HUGGING_FACE]
 )
 def test_transformers(  # noqa: PLR0917
     name: str, part: str, options: dict[str, Any], size: tuple[int, int], layer: str, layout: str | int
@@ -232,8 +232,8 @@ def test_tokens_that_were_chosen_are_no_grid(keep: int) -> None:
 def test_channels_in_a_row_are_no_places() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 56, 16, 16), nn.Flatten(2), nn.ReLU(), nn.Flatten(), nn.Linear(56 * 196, 5))
-    found = gradcam.explain(model, torch.randn(1, 3, 224, 224), target=1)
-    assert (found.layer, found.maps.shape[2:]) == ("0", (14, 14))
+    explanation = gradcam.explain(model, torch.randn(1, 3, 224, 224), target=1)
+    assert (explanation.layer, explanation.maps.shape[2:]) == ("0", (14, 14))
 
 
 def test_frames_before_channels_are_refused() -> None:
@@ -261,11 +261,11 @@ def test_what_is_said_of_frames_works_for_a_videomae(method: str) -> None:
     frames = torch.randn(2, 8, 3, 32, 32)
     with pytest.raises(
         gradcam.GradcamError, match=r"pass frames.transpose\(1, 2\), and wrap the model in a module"
-    ) as said:
+    ) as message:
         gradcam.explain(model, frames, method=method, target=1)
-    assert "forward(clips) returns model(clips.transpose(1, 2))" in str(said.value)
-    found = gradcam.explain(TakesClips(model), frames.transpose(1, 2), method=method, target=1)
-    assert (found.maps.shape, found.heatmaps.shape) == ((2, 1, 4, 4, 4), (2, 1, 8, 32, 32))
+    assert "forward(clips) returns model(clips.transpose(1, 2))" in str(message.value)
+    explanation = gradcam.explain(TakesClips(model), frames.transpose(1, 2), method=method, target=1)
+    assert (explanation.maps.shape, explanation.heatmaps.shape) == ((2, 1, 4, 4, 4), (2, 1, 8, 32, 32))
 
 
 class Stage(nn.Module):
@@ -275,8 +275,8 @@ class Stage(nn.Module):
         super().__init__()
         self.fusion = nn.Conv3d(out[1], 2 * out[1], (5, 1, 1), (4, 1, 1), (2, 0, 0)) if fuses else None
         self.pathways = nn.ModuleList(
-            nn.Sequential(nn.Conv3d(channels, each, (time, 3, 3), (1, 2, 2), (time // 2, 1, 1)), nn.ReLU(inplace=True))
-            for channels, each, time in zip(into, out, (1, 3))
+            nn.Sequential(nn.Conv3d(channels, item, (time, 3, 3), (1, 2, 2), (time // 2, 1, 1)), nn.ReLU(inplace=True))
+            for channels, item, time in zip(into, out, (1, 3))
         )
 
     def forward(self, clips: list[Tensor]) -> list[Tensor]:
@@ -291,7 +291,7 @@ class SlowFast(nn.Module):
         self.head = nn.Linear(18, 5)
 
     def forward(self, clips: list[Tensor]) -> Tensor:
-        return self.head(torch.cat([each.mean((2, 3, 4)) for each in self.blocks(clips)], 1))
+        return self.head(torch.cat([block.mean((2, 3, 4)) for block in self.blocks(clips)], 1))
 
 
 @pytest.mark.filterwarnings("error::gradcam.errors.GradcamWarning")
@@ -301,16 +301,16 @@ def test_two_pathways_in_a_list(pathway: int | None) -> None:
     model, fast = SlowFast().double().eval(), torch.randn(2, 3, 32, 16, 16, dtype=torch.float64)
     clips = [fast[:, :, ::4].clone(), fast]  # of the slow one 8 frames, as the fusion takes 8 channels
     layer = None if pathway is None else f"blocks.1.pathways.{pathway}"
-    found = gradcam.explain(model, clips, layer, target=1)
+    explanation = gradcam.explain(model, clips, layer, target=1)
     outputs = model.blocks[1](model.blocks[0](clips))
     for output in outputs:
         output.retain_grad()
-    model.head(torch.cat([each.mean((2, 3, 4)) for each in outputs], 1))[:, 1].sum().backward()
+    model.head(torch.cat([output.mean((2, 3, 4)) for output in outputs], 1))[:, 1].sum().backward()
     activations = outputs[pathway or 0]
     expected = (activations.grad.mean((2, 3, 4), keepdim=True) * activations).sum(1, keepdim=True).relu()
-    torch.testing.assert_close(found.maps, expected.float())
-    assert found.maps.any()
-    assert (found.layer, found.heatmaps.shape) == (f"blocks.1.pathways.{pathway or 0}", (2, 1, 8, 16, 16))
+    torch.testing.assert_close(explanation.maps, expected.float())
+    assert explanation.maps.any()
+    assert (explanation.layer, explanation.heatmaps.shape) == (f"blocks.1.pathways.{pathway or 0}", (2, 1, 8, 16, 16))
 
 
 @pytest.mark.slow
@@ -320,11 +320,11 @@ def test_a_video_swin() -> None:
     torch.manual_seed(0)
     model = randomised(swin3d_t(num_classes=5))
     images = torch.randn(1, 3, 8, 64, 64)
-    found = gradcam.explain(model, images, target=1)
-    assert (found.layer, found.maps.shape[2:]) == ("norm", (4, 2, 2))
+    explanation = gradcam.explain(model, images, target=1)
+    assert (explanation.layer, explanation.maps.shape[2:]) == ("norm", (4, 2, 2))
     kept: list[Tensor] = []
     model.norm.register_forward_hook(lambda module, args, output: kept.append(output))
     score = model(images)[0, 1]
     (gradient,) = torch.autograd.grad(score, kept[0])
     expected = (gradient.mean((1, 2, 3), keepdim=True) * kept[0]).sum(-1).relu()
-    torch.testing.assert_close(found.maps[:, 0], expected.detach(), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(explanation.maps[:, 0], expected.detach(), rtol=1e-4, atol=1e-6)

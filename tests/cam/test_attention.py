@@ -118,12 +118,12 @@ MODELS: dict[str, Callable[[], Opened]] = {
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_method_equals_the_loop_over_matrices(kind: str, name: str) -> None:
     model, images, anatomy, read, grid = MODELS[kind]()
-    found = gradcam.explain(model, images, method=name, target=CLASSES)
-    assert_maps(found.maps, slow.maps(name, anatomy, CLASSES, read, grid))
-    assert (found.layer, found.method) == ("attention", name)
-    assert found.heatmaps.shape == (2, 2, *images.shape[2:])
-    assert found.classes is not None
-    assert found.classes.tolist() == CLASSES
+    explanation = gradcam.explain(model, images, method=name, target=CLASSES)
+    assert_maps(explanation.maps, slow.maps(name, anatomy, CLASSES, read, grid))
+    assert (explanation.layer, explanation.method) == ("attention", name)
+    assert explanation.heatmaps.shape == (2, 2, *images.shape[2:])
+    assert explanation.classes is not None
+    assert explanation.classes.tolist() == CLASSES
 
 
 def checkpoint_blocks(model: Any) -> None:
@@ -173,8 +173,8 @@ def test_a_head_that_reads_two_tokens() -> None:
     for block in plain.blocks:
         block.attn.fused_attn = False
     for name in METHODS:
-        found = gradcam.explain(model, IMAGES, method=name, target=CLASSES)
-        assert_maps(found.maps, slow.maps(name, slow.open_timm(plain, IMAGES), CLASSES, [0, 1], (2, 3)))
+        explanation = gradcam.explain(model, IMAGES, method=name, target=CLASSES)
+        assert_maps(explanation.maps, slow.maps(name, slow.open_timm(plain, IMAGES), CLASSES, [0, 1], (2, 3)))
 
 
 # By hand
@@ -213,8 +213,8 @@ def test_gradient_rollout_of_one_block_is_its_attention_times_its_gradient() -> 
     (attention,) = anatomy.attentions
     (gradient,) = torch.autograd.grad(anatomy.head(anatomy.outputs[0])[:, 2].sum(), attention)
     expected = (attention * gradient).relu().mean(1)[:, 0, 1:].detach()
-    found = gradcam.explain(model, IMAGES, method="gradient-rollout", target=2)
-    assert_maps(found.maps, expected.reshape(2, 1, 2, 3))
+    explanation = gradcam.explain(model, IMAGES, method="gradient-rollout", target=2)
+    assert_maps(explanation.maps, expected.reshape(2, 1, 2, 3))
 
 
 # Targets, outputs, other options
@@ -244,8 +244,8 @@ def test_rollout_does_not_depend_on_what_is_asked() -> None:
             return super().head(tokens) * 1e4  # probabilities of exactly 0 and 1, which have no gradient
 
     target = gradcam.targets.ClassTarget(score="probability")
-    found = gradcam.explain(Sure(), IMAGES[:1], method="rollout", target=target).maps
-    torch.testing.assert_close(found, gradcam.explain(OpenViT(), IMAGES[:1], method="rollout", target=2).maps)
+    maps = gradcam.explain(Sure(), IMAGES[:1], method="rollout", target=target).maps
+    torch.testing.assert_close(maps, gradcam.explain(OpenViT(), IMAGES[:1], method="rollout", target=2).maps)
     for name in ("gradient-rollout", "legrad"):
         with pytest.raises(BlindLayerError, match=r"'blocks\.2', is exactly zero"):
             gradcam.explain(Sure(), IMAGES[:1], method=name, target=target)
@@ -260,10 +260,10 @@ def test_one_logit_explained_for_and_against(name: str) -> None:
     model = Single()
     for index, sign in ((1, 1.0), (0, -1.0)):
         target = gradcam.targets.ClassTarget(index, activation="sigmoid")
-        found = gradcam.explain(model, IMAGES, method=name, target=target)
+        explanation = gradcam.explain(model, IMAGES, method=name, target=target)
         anatomy = model.open(IMAGES)
         signed = slow.Anatomy(anatomy.attentions, anatomy.outputs, lambda tokens, sign=sign: sign * model.head(tokens))
-        assert_maps(found.maps, slow.maps(name, signed, [[0], [0]], [0], (2, 3)))
+        assert_maps(explanation.maps, slow.maps(name, signed, [[0], [0]], [0], (2, 3)))
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -277,22 +277,24 @@ def test_an_image_does_not_depend_on_its_neighbours(name: str) -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_views_are_averaged(name: str) -> None:
     model = OpenViT()
-    found = gradcam.explain(model, IMAGES, method=name, target=CLASSES, augmentation="flip").maps
+    maps = gradcam.explain(model, IMAGES, method=name, target=CLASSES, augmentation="flip").maps
     plain = gradcam.explain(model, IMAGES, method=name, target=CLASSES).maps
     mirrored = gradcam.explain(model, IMAGES.flip(-1), method=name, target=CLASSES).maps.flip(-1)
-    torch.testing.assert_close(found, (plain + mirrored) / 2, rtol=1e-5, atol=1e-9)
+    torch.testing.assert_close(maps, (plain + mirrored) / 2, rtol=1e-5, atol=1e-9)
     assert not torch.allclose(plain, mirrored, rtol=1e-3)
 
 
 def test_all_of_them_beside_layers_in_one_comparison() -> None:
     model = OpenViT()
-    found = gradcam.compare(model, IMAGES, layers=["blocks.1"], methods=["gradcam", *METHODS, "eigencam"], target=1)
+    explanations = gradcam.compare(
+        model, IMAGES, layers=["blocks.1"], methods=["gradcam", *METHODS, "eigencam"], target=1
+    )
     places = [("blocks.1", "gradcam"), *(("attention", name) for name in METHODS), ("blocks.1", "eigencam")]
-    assert set(found) == set(places)
-    for (layer, name), each in found.items():
+    assert set(explanations) == set(places)
+    for (layer, name), item in explanations.items():
         alone = gradcam.explain(model, IMAGES, None if layer == "attention" else layer, method=name, target=1)
-        torch.testing.assert_close(each.maps, alone.maps, rtol=1e-5, atol=1e-9)
-        torch.testing.assert_close(each.output, model(IMAGES).detach())
+        torch.testing.assert_close(item.maps, alone.maps, rtol=1e-5, atol=1e-9)
+        torch.testing.assert_close(item.output, model(IMAGES).detach())
     assert list(gradcam.compare(model, IMAGES, layers=[], methods=["legrad"], target=1)) == [("attention", "legrad")]
 
 
@@ -363,7 +365,7 @@ class FirstViT(OpenViT):
         for block in self.blocks:
             normed, inner = block.norm(tokens), block.attention
             query, key, value = F.linear(normed, inner.in_proj_weight, inner.in_proj_bias).chunk(3, -1)
-            heads = [each.unflatten(-1, (2, 4)).transpose(1, 2) for each in (query, key, value)]
+            heads = [item.unflatten(-1, (2, 4)).transpose(1, 2) for item in (query, key, value)]
             attentions.append((heads[0] @ heads[1].transpose(-2, -1) / 2).softmax(-1))
             tokens = tokens + inner.out_proj((attentions[-1] @ heads[2]).transpose(1, 2).flatten(2))
             outputs.append(tokens)
@@ -376,8 +378,8 @@ def test_blocks_that_change_in_place_what_they_get(name: str) -> None:
         def forward(self, tokens: Tensor) -> Tensor:
             return super().forward(tokens * 0.5 + 1.0)
 
-    found = gradcam.explain(OpenViT(block=InPlace), IMAGES, method=name, target=CLASSES)
-    assert_maps(found.maps, slow.maps(name, OpenViT(block=OutOfPlace).open(IMAGES), CLASSES, [0], (2, 3)))
+    explanation = gradcam.explain(OpenViT(block=InPlace), IMAGES, method=name, target=CLASSES)
+    assert_maps(explanation.maps, slow.maps(name, OpenViT(block=OutOfPlace).open(IMAGES), CLASSES, [0], (2, 3)))
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -385,9 +387,9 @@ def test_blocks_that_change_in_place_what_they_get(name: str) -> None:
 def test_tokens_before_images(block: type[TokensFirst], name: str) -> None:
     model, runs = FirstViT(block=block), []
     model.patches.register_forward_hook(lambda *_: runs.append(1))
-    found = gradcam.explain(model, IMAGES, method=name, target=CLASSES)
+    explanation = gradcam.explain(model, IMAGES, method=name, target=CLASSES)
     assert len(runs) == 3
-    assert_maps(found.maps, slow.maps(name, model.open(IMAGES), CLASSES, [0], (2, 3)))
+    assert_maps(explanation.maps, slow.maps(name, model.open(IMAGES), CLASSES, [0], (2, 3)))
 
 
 def test_pytorchs_encoder_takes_its_slow_path() -> None:
@@ -420,8 +422,8 @@ def test_attention_behind_the_blocks_belongs_to_the_head() -> None:
 
     model = Pooled("all")
     for name in METHODS:
-        found = gradcam.explain(model, IMAGES, method=name, target=CLASSES)
-        assert_maps(found.maps, slow.maps(name, model.open(IMAGES), CLASSES, list(range(7)), (2, 3)))
+        explanation = gradcam.explain(model, IMAGES, method=name, target=CLASSES)
+        assert_maps(explanation.maps, slow.maps(name, model.open(IMAGES), CLASSES, list(range(7)), (2, 3)))
 
 
 class Folding(OpenViT):
@@ -443,8 +445,8 @@ def test_legrad_runs_block_by_block_where_rows_are_not_alike(mixes: bool) -> Non
     model, runs = Folding(), []
     model.mixes = mixes
     model.patches.register_forward_hook(lambda *_: runs.append(1))
-    found = gradcam.explain(model, IMAGES, method="legrad", target=CLASSES)
-    assert_maps(found.maps, slow.maps("legrad", OpenViT().open(IMAGES), CLASSES, [0], (2, 3)))
+    explanation = gradcam.explain(model, IMAGES, method="legrad", target=CLASSES)
+    assert_maps(explanation.maps, slow.maps("legrad", OpenViT().open(IMAGES), CLASSES, [0], (2, 3)))
     assert len(runs) == 3 + 3
 
 
@@ -464,9 +466,9 @@ def attend(**options: Any) -> tuple[Tensor, Tensor]:
 
     plain = F.scaled_dot_product_attention(query, key, value, **options)
     with AttentionPatch(lambda shape: keep if shape == (2, 4, 5, 5) else None):
-        found = F.scaled_dot_product_attention(query, key, value, **options)
+        actual = F.scaled_dot_product_attention(query, key, value, **options)
     torch.testing.assert_close(seen[0].sum(-1), torch.ones_like(seen[0].sum(-1)))
-    return found, plain
+    return actual, plain
 
 
 @pytest.mark.parametrize(
@@ -496,10 +498,10 @@ def test_open_attention_in_other_precisions(dtype: torch.dtype) -> None:
         return probabilities
 
     with AttentionPatch(lambda _: keep):
-        found = F.scaled_dot_product_attention(query, query, query)
-    assert (found.dtype, kinds) == (dtype, [torch.float32])
+        actual = F.scaled_dot_product_attention(query, query, query)
+    assert (actual.dtype, kinds) == (dtype, [torch.float32])
     exact = F.scaled_dot_product_attention(*[query.double()] * 3)
-    torch.testing.assert_close(found.double(), exact, rtol=0, atol=8 * torch.finfo(dtype).eps)
+    torch.testing.assert_close(actual.double(), exact, rtol=0, atol=8 * torch.finfo(dtype).eps)
 
 
 def test_open_attention_under_autocast() -> None:
@@ -507,9 +509,9 @@ def test_open_attention_under_autocast() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         plain = F.scaled_dot_product_attention(query, query, query)
         with AttentionPatch(lambda _: lambda probabilities: probabilities):
-            found = F.scaled_dot_product_attention(query, query, query)
-    assert found.dtype == plain.dtype
-    torch.testing.assert_close(found.float(), plain.float(), rtol=0, atol=0.03)
+            actual = F.scaled_dot_product_attention(query, query, query)
+    assert actual.dtype == plain.dtype
+    torch.testing.assert_close(actual.float(), plain.float(), rtol=0, atol=0.03)
 
 
 @pytest.mark.parametrize("softmax", [F.softmax, torch.softmax, Tensor.softmax, lambda it, dim: nn.Softmax(dim)(it)])
@@ -736,8 +738,8 @@ def test_an_exception_that_the_model_catches_itself(name: str) -> None:
             raise AssertionError
 
     expected = slow.maps(name, OpenViT().open(IMAGES), CLASSES, [0], (2, 3))
-    found = gradcam.explain(OpenViT(block=Trying), IMAGES, method=name, target=CLASSES)
-    assert_maps(found.maps, expected)
+    explanation = gradcam.explain(OpenViT(block=Trying), IMAGES, method=name, target=CLASSES)
+    assert_maps(explanation.maps, expected)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -748,8 +750,8 @@ def test_several_threads_explain_with_one_model(name: str) -> None:
 
     def work(target: int) -> None:
         for _ in range(5):
-            found = gradcam.explain(model, SQUARE, method=name, target=target).maps
-            if not torch.allclose(found, expected[target], rtol=1e-5, atol=1e-9):
+            maps = gradcam.explain(model, SQUARE, method=name, target=target).maps
+            if not torch.allclose(maps, expected[target], rtol=1e-5, atol=1e-9):
                 failures.append(target)
 
     threads = [threading.Thread(target=work, args=(target,)) for target in range(4)]

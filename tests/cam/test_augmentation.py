@@ -36,17 +36,19 @@ def slow_mean(model: nn.Module, images: Tensor, layer: str, views: list[tuple[fl
 
 
 @pytest.mark.parametrize("augmentation", VIEWS)
-@pytest.mark.parametrize("method", [it for it in ONE_PASS if METHODS[it].is_signed and METHODS[it].score is None])
+@pytest.mark.parametrize(
+    "method", [item for item in ONE_PASS if METHODS[item].is_signed and METHODS[item].score is None]
+)
 def test_the_map_is_the_mean_of_all_views_put_upright(augmentation: str, method: str) -> None:
     model = tiny_model().eval()
     target = [[1, 2], [0, 4], [3, 2]]
-    found = gradcam.explain(
+    explanation = gradcam.explain(
         model, TINY, "3", method=method, target=target, augmentation=augmentation, evidence="signed"
     )
     expected = slow_mean(model, TINY, "3", VIEWS[augmentation], method=method, target=target)
-    torch.testing.assert_close(found.maps, expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(explanation.maps, expected, rtol=1e-4, atol=1e-6)
     plain = gradcam.explain(model, TINY, "3", method=method, target=target, evidence="signed")
-    assert not torch.allclose(found.maps, plain.maps)
+    assert not torch.allclose(explanation.maps, plain.maps)
 
 
 @pytest.mark.parametrize("method", ONE_PASS)
@@ -54,19 +56,19 @@ def test_every_method_can_be_augmented_in_one_batch(method: str) -> None:
     model = tiny_model().eval()
     sizes: list[int] = []
     model.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
-    found = gradcam.explain(model, TINY, "3", method=method, augmentation="flip-scale")
+    explanation = gradcam.explain(model, TINY, "3", method=method, augmentation="flip-scale")
     assert sizes == [18] + [1] * 18  # the first time, each image is run alone, too
-    assert found.maps.shape == (3, 1, 6, 8)
-    assert found.heatmaps.shape == (3, 1, 12, 16)
+    assert explanation.maps.shape == (3, 1, 6, 8)
+    assert explanation.heatmaps.shape == (3, 1, 12, 16)
 
 
 def test_classes_scores_and_output_are_those_of_the_images() -> None:
     model = tiny_model().eval()
     plain = gradcam.explain(model, TINY, "3")
-    found = gradcam.explain(model, TINY, "3", augmentation="flip-scale")
-    assert torch.equal(found.classes, plain.classes)  # type: ignore[arg-type]
-    torch.testing.assert_close(found.scores, plain.scores)
-    torch.testing.assert_close(found.output, plain.output)
+    explanation = gradcam.explain(model, TINY, "3", augmentation="flip-scale")
+    assert torch.equal(explanation.classes, plain.classes)  # type: ignore[arg-type]
+    torch.testing.assert_close(explanation.scores, plain.scores)
+    torch.testing.assert_close(explanation.output, plain.output)
 
 
 def test_views_are_explained_for_the_class_of_the_image_itself() -> None:
@@ -83,20 +85,20 @@ def test_views_are_explained_for_the_class_of_the_image_itself() -> None:
 
     images = torch.zeros(1, 1, 4, 4)
     images[..., 0] = 1
-    found = gradcam.explain(Mirror(), images, "keep", method="hirescam", augmentation="flip", evidence="signed")
-    assert found.classes is not None
-    assert found.classes.tolist() == [[0]]
+    explanation = gradcam.explain(Mirror(), images, "keep", method="hirescam", augmentation="flip", evidence="signed")
+    assert explanation.classes is not None
+    assert explanation.classes.tolist() == [[0]]
     torch.testing.assert_close(
-        found.maps[0, 0, :, 0], torch.full((4,), 1 / 16)
+        explanation.maps[0, 0, :, 0], torch.full((4,), 1 / 16)
     )  # the mirrored view gives nothing to class 0
 
 
 @pytest.mark.parametrize("target", [lambda output: output[:, :2] - output[:, 2:4], [0, 1, 2], 3])
 def test_targets_of_all_forms(target: Any) -> None:
     model = tiny_model().eval()
-    found = gradcam.explain(model, TINY, "0", target=target, augmentation="flip", evidence="signed")
+    explanation = gradcam.explain(model, TINY, "0", target=target, augmentation="flip", evidence="signed")
     expected = slow_mean(model, TINY, "0", VIEWS["flip"], target=target)
-    torch.testing.assert_close(found.maps, expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(explanation.maps, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_what_belongs_to_each_image_is_repeated() -> None:
@@ -111,13 +113,13 @@ def test_what_belongs_to_each_image_is_repeated() -> None:
 
     model = Scaled()
     images = {"image": TINY, "scale": torch.tensor([1.0, 2.0, 3.0]), "offset": torch.tensor(0.5)}
-    found = gradcam.explain(model, images, "conv", target=1, augmentation="flip", evidence="signed")
+    explanation = gradcam.explain(model, images, "conv", target=1, augmentation="flip", evidence="signed")
     for row in range(3):
         alone = {key: value[row : row + 1] if value.ndim else value for key, value in images.items()}
         one = gradcam.explain(model, alone, "conv", target=1, augmentation="flip", evidence="signed")
-        torch.testing.assert_close(found.maps[row], one.maps[0])
-    assert found.output["logits"].shape == (3, 4)
-    assert found.output["other"].shape == ()
+        torch.testing.assert_close(explanation.maps[row], one.maps[0])
+    assert explanation.output["logits"].shape == (3, 4)
+    assert explanation.output["other"].shape == ()
 
 
 def test_masks_are_mirrored_with_their_pictures() -> None:
@@ -130,9 +132,9 @@ def test_masks_are_mirrored_with_their_pictures() -> None:
             return (self.conv(image * mask).relu() ** 2).mean((2, 3))
 
     model, mask = Masked(), (torch.rand(3, 1, 12, 16) > 0.5).float()
-    found = gradcam.explain(model, (TINY, mask), "conv", target=1, augmentation="flip")
+    explanation = gradcam.explain(model, (TINY, mask), "conv", target=1, augmentation="flip")
     expected = gradcam.explain(model, (TINY * mask, torch.ones_like(mask)), "conv", target=1, augmentation="flip")
-    torch.testing.assert_close(found.maps, expected.maps)
+    torch.testing.assert_close(explanation.maps, expected.maps)
 
 
 def test_one_number_is_for_all_views() -> None:
@@ -145,9 +147,9 @@ def test_one_number_is_for_all_views() -> None:
             return self.model(image) / temperature
 
     model = Tempered()
-    found = gradcam.explain(model, (TINY[:1], torch.tensor([2.0])), "model.3", target=1, augmentation="flip")
+    explanation = gradcam.explain(model, (TINY[:1], torch.tensor([2.0])), "model.3", target=1, augmentation="flip")
     plain = gradcam.explain(model.model, TINY[:1], "3", target=1, augmentation="flip")
-    torch.testing.assert_close(found.maps * 2, plain.maps)
+    torch.testing.assert_close(explanation.maps * 2, plain.maps)
 
 
 def test_outputs_with_logits_of_any_kind() -> None:
@@ -160,9 +162,9 @@ def test_outputs_with_logits_of_any_kind() -> None:
             return SimpleNamespace(logits=self.model(image))
 
     model = Wrapped()
-    found = gradcam.explain(model, TINY, "model.3", target=1, augmentation="flip")
+    explanation = gradcam.explain(model, TINY, "model.3", target=1, augmentation="flip")
     plain = gradcam.explain(model.model, TINY, "3", target=1, augmentation="flip")
-    torch.testing.assert_close(found.maps, plain.maps)
+    torch.testing.assert_close(explanation.maps, plain.maps)
     with pytest.raises(TargetError, match="SimpleNamespace, has no tensor with 6 rows"):
         gradcam.explain(model, TINY, "model.3", target=lambda output: output.logits[:, 1], augmentation="flip")
 
@@ -182,11 +184,11 @@ def test_rivals_are_those_of_the_image_itself_in_all_views() -> None:
     def contrast(output: Tensor) -> Tensor:
         return torch.stack([row[classes[i]] - row[rivals(logits, i)].mean() for i, row in enumerate(output)])
 
-    found = gradcam.explain(
+    explanation = gradcam.explain(
         model, TINY, "0", target=ClassTarget(score="contrast"), augmentation="flip", evidence="signed"
     )
     expected = gradcam.explain(model, TINY, "0", target=contrast, augmentation="flip", evidence="signed")
-    torch.testing.assert_close(found.maps, expected.maps)
+    torch.testing.assert_close(explanation.maps, expected.maps)
 
 
 def test_the_input_and_the_model_are_left_alone() -> None:
@@ -201,9 +203,9 @@ def test_a_photograph_and_its_mirror_image_look_alike(
     classifier: gradcam.Classifier, photo: Callable[[str], Path]
 ) -> None:
     image = gradcam.read_image(photo("koala.webp"))
-    one = classifier.explain(image, augmentation="flip").heatmaps
+    heatmaps = classifier.explain(image, augmentation="flip").heatmaps
     other = classifier.explain(np.ascontiguousarray(image[:, ::-1]), augmentation="flip").heatmaps
-    assert (one - other.flip(-1)).abs().max() < 0.05
+    assert (heatmaps - other.flip(-1)).abs().max() < 0.05
     plain = (classifier.explain(image).heatmaps, classifier.explain(image[:, ::-1].copy()).heatmaps)
     assert (plain[0] - plain[1].flip(-1)).abs().max() > 0.05
 
@@ -244,29 +246,29 @@ def test_smoothing_takes_the_first_component_of_the_weighted_channels(
 
 
 def test_smoothed_hirescam_is_eigengradcam_and_components_stay() -> None:
-    found = gradcam.compare(
+    explanations = gradcam.compare(
         tiny_model(), TINY, layers=["0"], methods=["hirescam", "eigengradcam", "eigencam", "kpcacam"], smoothing="eigen"
     )
     plain = gradcam.compare(tiny_model(), TINY, layers=["0"], methods=["eigengradcam", "eigencam", "kpcacam"])
-    assert torch.equal(found["0", "hirescam"].maps, found["0", "eigengradcam"].maps)
-    for key, each in plain.items():
-        assert torch.equal(found[key].maps, each.maps)
+    assert torch.equal(explanations["0", "hirescam"].maps, explanations["0", "eigengradcam"].maps)
+    for key, item in plain.items():
+        assert torch.equal(explanations[key].maps, item.maps)
 
 
 def test_smoothed_fem() -> None:
     activations = torch.zeros(1, 2, 4, 4, dtype=torch.float64)
     activations[0, 0, 1, 1], activations[0, 1, 1, 1], activations[0, 1, 3, 3] = 16, 48, 0.1
-    found = METHODS["fem"].smoothed().compute(activations)[0]
+    actual = METHODS["fem"].smoothed().compute(activations)[0]
     matrix = np.zeros((16, 2))
     matrix[5] = [1, 48.1 / 16]
-    np.testing.assert_allclose(found.flatten().numpy(), np.linalg.norm(matrix, axis=1), atol=1e-12)
+    np.testing.assert_allclose(actual.flatten().numpy(), np.linalg.norm(matrix, axis=1), atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ONE_PASS)
 def test_every_method_of_one_pass_can_be_smoothed(name: str) -> None:
-    found = gradcam.explain(tiny_model(), TINY, "0", method=name, smoothing="eigen", augmentation="flip")
-    assert found.heatmaps.isfinite().all()
-    assert found.method == name
+    explanation = gradcam.explain(tiny_model(), TINY, "0", method=name, smoothing="eigen", augmentation="flip")
+    assert explanation.heatmaps.isfinite().all()
+    assert explanation.method == name
 
 
 @pytest.mark.parametrize(

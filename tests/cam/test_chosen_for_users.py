@@ -303,8 +303,8 @@ def test_a_network_that_sees_the_image_transposed_is_drawn_upright() -> None:
     assert torch.equal(named[0], named[1])
     torch.testing.assert_close(named[0], explanation.maps)
     classifier = gradcam.load_classifier(model, size=SIDE, mean=(0.0,) * 3, std=(1.0,) * 3)
-    found = classifier.explain(np.full((SIDE, SIDE, 3), 128, np.uint8), target=1)
-    assert found.layout == "picked"
+    actual = classifier.explain(np.full((SIDE, SIDE, 3), 128, np.uint8), target=1)
+    assert actual.layout == "picked"
 
 
 def test_a_network_that_sees_the_image_rotated_is_told_of() -> None:

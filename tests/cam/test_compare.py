@@ -68,15 +68,15 @@ class Count:
 def test_all_layers_and_methods_come_from_one_forward_pass() -> None:
     model = tiny_model().eval()
     count = Count(model)
-    found = gradcam.compare(model, TINY, layers=["0", "3"], methods=ONE_PASS, target=[[1, 2]] * 3)
+    explanations = gradcam.compare(model, TINY, layers=["0", "3"], methods=ONE_PASS, target=[[1, 2]] * 3)
     assert count.runs == 1 + len(TINY)  # the first time, each image is run alone, too
-    assert list(found) == [(layer, name) for layer in ("0", "3") for name in ONE_PASS]
-    for (layer, name), each in found.items():
+    assert list(explanations) == [(layer, name) for layer in ("0", "3") for name in ONE_PASS]
+    for (layer, name), item in explanations.items():
         alone = gradcam.explain(model, TINY, layer, method=name, target=[[1, 2]] * 3)
-        torch.testing.assert_close(each.maps, alone.maps)
-        torch.testing.assert_close(each.heatmaps, alone.heatmaps)
-        assert (each.layer, each.method, each.evidence) == (layer, name, "positive")
-        assert torch.equal(each.scores, alone.scores)
+        torch.testing.assert_close(item.maps, alone.maps)
+        torch.testing.assert_close(item.heatmaps, alone.heatmaps)
+        assert (item.layer, item.method, item.evidence) == (layer, name, "positive")
+        assert torch.equal(item.scores, alone.scores)
 
 
 def test_gradients_of_all_methods_come_from_one_backward_pass() -> None:
@@ -96,19 +96,21 @@ def test_methods_of_no_class_need_no_gradient() -> None:
         model[3].weight.zero_()
     with pytest.raises(LayerError, match="exactly zero"):
         gradcam.explain(model, TINY, "0")
-    found = gradcam.explain(model, TINY, "0", method="eigencam", target=[[0, 1]] * 3)
-    assert found.maps.any()
-    assert torch.equal(found.maps[:, 0], found.maps[:, 1])
+    explanation = gradcam.explain(model, TINY, "0", method="eigencam", target=[[0, 1]] * 3)
+    assert explanation.maps.any()
+    assert torch.equal(explanation.maps[:, 0], explanation.maps[:, 1])
 
 
 @pytest.mark.parametrize("name", ONE_PASS)
 def test_volumes_keep_their_rank(name: str) -> None:
     torch.manual_seed(5)
     images = torch.randn(2, 3, 9, 10, 11, dtype=torch.float64)
-    found = gradcam.explain(Curved(volumes=True).double(), images, "features", method=name, target=[[1, 2], [0, 3]])
-    assert found.maps.shape == (2, 2, 4, 4, 5)
-    assert found.heatmaps.shape == (2, 2, 9, 10, 11)
-    assert found.maps.any()
+    explanation = gradcam.explain(
+        Curved(volumes=True).double(), images, "features", method=name, target=[[1, 2], [0, 3]]
+    )
+    assert explanation.maps.shape == (2, 2, 4, 4, 5)
+    assert explanation.heatmaps.shape == (2, 2, 9, 10, 11)
+    assert explanation.maps.any()
 
 
 @pytest.mark.parametrize("name", ONE_PASS)
@@ -142,18 +144,20 @@ def test_gradcam_is_cam_before_pooling_and_a_linear_layer(resnet: nn.Module, ima
 
 
 def test_hirescam_is_gradcam_where_gradients_are_constant_in_each_channel(resnet: nn.Module, images: Tensor) -> None:
-    found = gradcam.compare(resnet, images, layers=["layer4", "layer3"], methods=["gradcam", "hirescam"])
-    torch.testing.assert_close(found["layer4", "hirescam"].maps, found["layer4", "gradcam"].maps)
-    assert not torch.allclose(found["layer3", "hirescam"].maps, found["layer3", "gradcam"].maps)
+    explanations = gradcam.compare(resnet, images, layers=["layer4", "layer3"], methods=["gradcam", "hirescam"])
+    torch.testing.assert_close(explanations["layer4", "hirescam"].maps, explanations["layer4", "gradcam"].maps)
+    assert not torch.allclose(explanations["layer3", "hirescam"].maps, explanations["layer3", "gradcam"].maps)
 
 
 def test_layercam_is_positive_hirescam_and_its_complement(resnet: nn.Module, images: Tensor) -> None:
     methods = ["layercam", "elementwise-gradcam", "hirescam"]
-    found = gradcam.compare(resnet, images, layers=["layer3"], methods=methods, target=5)
+    explanations = gradcam.compare(resnet, images, layers=["layer3"], methods=methods, target=5)
     against = gradcam.explain(resnet, images, "layer3", method="layercam", target=lambda output: -output[:, 5])
-    difference = found["layer3", "layercam"].maps - against.maps  # activations behind a ReLU
-    torch.testing.assert_close(difference.relu(), found["layer3", "hirescam"].maps, rtol=1e-4, atol=1e-7)
-    torch.testing.assert_close(found["layer3", "layercam"].maps, found["layer3", "elementwise-gradcam"].maps)
+    difference = explanations["layer3", "layercam"].maps - against.maps  # activations behind a ReLU
+    torch.testing.assert_close(difference.relu(), explanations["layer3", "hirescam"].maps, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(
+        explanations["layer3", "layercam"].maps, explanations["layer3", "elementwise-gradcam"].maps
+    )
 
 
 # Second derivatives
@@ -175,22 +179,28 @@ def slow_shapley(model: Curved, image: Tensor, k: int) -> Tensor:
 
 def test_shapleycam_equals_the_hessian() -> None:
     model, images = Curved().double(), TINY.double()
-    found = gradcam.explain(model, images, "features", method="shapleycam", target=[[0, 4]] * 3, evidence="signed")
+    explanation = gradcam.explain(
+        model, images, "features", method="shapleycam", target=[[0, 4]] * 3, evidence="signed"
+    )
     plain = gradcam.explain(model, images, "features", target=[[0, 4]] * 3, evidence="signed")
-    assert not torch.allclose(found.maps, plain.maps, rtol=0.1)
+    assert not torch.allclose(explanation.maps, plain.maps, rtol=0.1)
     for image in range(3):
         for column, k in enumerate((0, 4)):
             expected = slow_shapley(model, images[image], k).float()
-            torch.testing.assert_close(found.maps[image, column], expected)
+            torch.testing.assert_close(explanation.maps[image, column], expected)
 
 
 def test_shapleycam_is_gradcam_before_what_is_linear(resnet: nn.Module, images: Tensor) -> None:
     for target in (ClassTarget(5), ClassTarget(5, score="contrast")):
-        found = gradcam.compare(resnet, images, layers=["layer4"], methods=["gradcam", "shapleycam"], target=target)
-        torch.testing.assert_close(found["layer4", "shapleycam"].maps, found["layer4", "gradcam"].maps)
+        explanations = gradcam.compare(
+            resnet, images, layers=["layer4"], methods=["gradcam", "shapleycam"], target=target
+        )
+        torch.testing.assert_close(explanations["layer4", "shapleycam"].maps, explanations["layer4", "gradcam"].maps)
     target = ClassTarget(5, score="probability")
-    found = gradcam.compare(resnet, images, layers=["layer4"], methods=["gradcam", "shapleycam"], target=target)
-    assert not torch.allclose(found["layer4", "shapleycam"].maps, found["layer4", "gradcam"].maps, rtol=1e-3)
+    explanations = gradcam.compare(resnet, images, layers=["layer4"], methods=["gradcam", "shapleycam"], target=target)
+    assert not torch.allclose(
+        explanations["layer4", "shapleycam"].maps, explanations["layer4", "gradcam"].maps, rtol=1e-3
+    )
 
 
 def test_shapleycam_at_several_layers_is_what_it_is_at_each() -> None:
@@ -199,10 +209,10 @@ def test_shapleycam_at_several_layers_is_what_it_is_at_each() -> None:
     )
     model = model.double()
     model(TINY.double())
-    found = gradcam.compare(model, TINY.double(), layers=["0", "2"], methods=["shapleycam"], target=1)
+    explanations = gradcam.compare(model, TINY.double(), layers=["0", "2"], methods=["shapleycam"], target=1)
     for layer in ("0", "2"):
         alone = gradcam.explain(model, TINY.double(), layer, method="shapleycam", target=1)
-        torch.testing.assert_close(found[layer, "shapleycam"].maps, alone.maps)
+        torch.testing.assert_close(explanations[layer, "shapleycam"].maps, alone.maps)
 
 
 def test_shapleycam_in_float16_is_scaled() -> None:
@@ -210,11 +220,9 @@ def test_shapleycam_in_float16_is_scaled() -> None:
     with torch.no_grad():
         model.head.weight.mul_(1e-4)
     expected = gradcam.explain(model, TINY, "features", method="shapleycam", target=1, evidence="signed").maps
-    found = gradcam.explain(
-        model.half(), TINY.half(), "features", method="shapleycam", target=1, evidence="signed"
-    ).maps
-    assert torch.corrcoef(torch.stack([found.flatten(), expected.flatten()]))[0, 1] > 0.999
-    assert found.norm() == pytest.approx(expected.norm().item(), rel=0.02)
+    maps = gradcam.explain(model.half(), TINY.half(), "features", method="shapleycam", target=1, evidence="signed").maps
+    assert torch.corrcoef(torch.stack([maps.flatten(), expected.flatten()]))[0, 1] > 0.999
+    assert maps.norm() == pytest.approx(expected.norm().item(), rel=0.02)
 
 
 class Attention(nn.Module):
@@ -247,10 +255,10 @@ def test_fused_attention_is_left_out_for_second_derivatives() -> None:
         getattr(torch.backends.cuda, f"{kind}_sdp_enabled") for kind in ("flash", "mem_efficient", "cudnn", "math")
     ]
     before = [kind() for kind in kinds]
-    found = gradcam.explain(model, TINY, "patches", method="shapleycam", target=1, evidence="signed")
+    explanation = gradcam.explain(model, TINY, "patches", method="shapleycam", target=1, evidence="signed")
     assert [kind() for kind in kinds] == before
     expected = gradcam.explain(reference, TINY, "patches", method="shapleycam", target=1, evidence="signed")
-    torch.testing.assert_close(found.maps, expected.maps, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(explanation.maps, expected.maps, rtol=1e-4, atol=1e-6)
 
 
 def test_kinds_of_attention_that_were_off_stay_off() -> None:
@@ -353,7 +361,7 @@ def test_finercam_is_gradcam_of_the_class_against_those_that_score_like_it() -> 
     with torch.no_grad():
         logits = model(TINY)
     target = logits.topk(2).indices.tolist()
-    found = gradcam.explain(model, TINY, "3", method="finercam", target=target)
+    explanation = gradcam.explain(model, TINY, "3", method="finercam", target=target)
 
     def score(output: Tensor) -> Tensor:
         rows = []
@@ -366,10 +374,10 @@ def test_finercam_is_gradcam_of_the_class_against_those_that_score_like_it() -> 
         return torch.stack([torch.stack(row) for row in rows])
 
     expected = gradcam.explain(model, TINY, "3", target=score)
-    torch.testing.assert_close(found.maps, expected.maps)
-    torch.testing.assert_close(found.scores, expected.scores)
-    assert found.classes is not None
-    assert found.classes.tolist() == target
+    torch.testing.assert_close(explanation.maps, expected.maps)
+    torch.testing.assert_close(explanation.scores, expected.scores)
+    assert explanation.classes is not None
+    assert explanation.classes.tolist() == target
 
 
 def test_finercam_compares_classes() -> None:
@@ -380,26 +388,26 @@ def test_finercam_compares_classes() -> None:
 @pytest.mark.parametrize("against", [3, [3], (3,), torch.tensor([3]), torch.tensor(3), np.int64(3)])
 def test_a_contrast_with_named_classes(against: Any) -> None:
     model = tiny_model().eval()
-    found = gradcam.explain(model, TINY, "3", target=ClassTarget(1, score="contrast", against=against))
+    explanation = gradcam.explain(model, TINY, "3", target=ClassTarget(1, score="contrast", against=against))
     expected = gradcam.explain(model, TINY, "3", target=lambda output: output[:, 1] - output[:, 3])
-    torch.testing.assert_close(found.maps, expected.maps)
-    torch.testing.assert_close(found.scores, expected.scores)
+    torch.testing.assert_close(explanation.maps, expected.maps)
+    torch.testing.assert_close(explanation.scores, expected.scores)
 
 
 @pytest.mark.parametrize("against", [[3, 0], [3, 0, 3], torch.tensor([0, 3])])
 def test_a_contrast_with_the_mean_of_named_classes(against: Any) -> None:
     model = tiny_model().eval()
-    found = gradcam.explain(model, TINY, "3", target=ClassTarget(1, score="contrast", against=against))
+    explanation = gradcam.explain(model, TINY, "3", target=ClassTarget(1, score="contrast", against=against))
     expected = gradcam.explain(model, TINY, "3", target=lambda output: output[:, 1] - (output[:, 3] + output[:, 0]) / 2)
-    torch.testing.assert_close(found.maps, expected.maps)
+    torch.testing.assert_close(explanation.maps, expected.maps)
 
 
 @pytest.mark.parametrize("against", [None, (), [], torch.tensor([], dtype=torch.long), np.array([], int)])
 def test_a_contrast_with_nobody_in_particular(against: Any) -> None:
     model = tiny_model().eval()
-    found = gradcam.explain(model, TINY, "3", target=ClassTarget(1, score="contrast", against=against))
+    explanation = gradcam.explain(model, TINY, "3", target=ClassTarget(1, score="contrast", against=against))
     expected = gradcam.explain(model, TINY, "3", target=lambda x: x[:, 1] - (x.sum(1) - x[:, 1]) / 4)
-    torch.testing.assert_close(found.maps, expected.maps)
+    torch.testing.assert_close(explanation.maps, expected.maps)
 
 
 def test_several_chunks_of_classes_and_kinds_of_scores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,23 +419,23 @@ def test_several_chunks_of_classes_and_kinds_of_scores(monkeypatch: pytest.Monke
     }
     expected = gradcam.compare(model, TINY, **options)
     monkeypatch.setattr(gradients, "MOST_BYTES", 2 * 3 * 4 * 12 * 16 * 4)  # two classes at a time, of six columns
-    found = gradcam.compare(model, TINY, **options)
-    for key, each in expected.items():
-        torch.testing.assert_close(found[key].maps, each.maps)
+    explanations = gradcam.compare(model, TINY, **options)
+    for key, item in expected.items():
+        torch.testing.assert_close(explanations[key].maps, item.maps)
 
 
 def test_a_layer_may_be_blind_to_one_kind_of_score_alone() -> None:
     model = tiny_model().eval()
     with torch.no_grad():
         model[8].weight.copy_(model[8].weight[:1].expand(5, -1) * 1.0)  # all classes alike: finer scores keep 0.4 of it
-    found = gradcam.compare(model, TINY, layers=["0"], methods=["gradcam", "finercam"], target=1)
-    torch.testing.assert_close(found["0", "finercam"].maps, 0.4 * found["0", "gradcam"].maps)
+    explanations = gradcam.compare(model, TINY, layers=["0"], methods=["gradcam", "finercam"], target=1)
+    torch.testing.assert_close(explanations["0", "finercam"].maps, 0.4 * explanations["0", "gradcam"].maps)
     with torch.no_grad():
         model[8].weight[0].zero_()
         model[8].bias.copy_(torch.tensor([0.0, 9, 9, 9, 50]))
     with pytest.warns(GradcamWarning, match="'0' is exactly zero: its heatmaps are blank"):
-        found = gradcam.compare(model, TINY, layers=["0"], methods=["gradcam", "finercam"], target=0)
-    assert [bool(each.maps.any()) for each in found.values()] == [False, True]
+        explanations = gradcam.compare(model, TINY, layers=["0"], methods=["gradcam", "finercam"], target=0)
+    assert [bool(item.maps.any()) for item in explanations.values()] == [False, True]
     with pytest.raises(LayerError, match="exactly zero"):
         gradcam.explain(model, TINY, "0", target=0)
 
@@ -489,7 +497,7 @@ def test_signed_heatmaps_are_the_difference_of_both_kinds_over_the_largest() -> 
         for evidence in ("positive", "negative", "signed")
     )
     assert torch.equal(signed.heatmaps.abs().amax((2, 3)), torch.ones(3, 1))
-    largest = [each.maps.amax((2, 3), keepdim=True) for each in (positive, negative)]
+    largest = [item.maps.amax((2, 3), keepdim=True) for item in (positive, negative)]
     unit = torch.maximum(*largest)  # the layer's grid has the input's size, so that nothing is interpolated
     expected = (positive.maps - negative.maps) / unit
     torch.testing.assert_close(signed.heatmaps, expected, rtol=1e-4, atol=1e-5)
@@ -506,8 +514,8 @@ def test_positive_evidence_gets_no_rim_of_the_opposite() -> None:
 
     images = torch.zeros(1, 1, 32, 32)
     images[..., 8:16, 8:16] = 1
-    found = gradcam.explain(Place(), images, "pool", method="hirescam", evidence="signed")
-    assert found.heatmaps.min() == 0
+    explanation = gradcam.explain(Place(), images, "pool", method="hirescam", evidence="signed")
+    assert explanation.heatmaps.min() == 0
 
 
 @pytest.mark.parametrize("name", sorted(set(ONE_PASS) - set(SIGNED)))
@@ -574,9 +582,9 @@ def test_second_derivatives_leave_no_memory() -> None:
 
 
 def test_all_methods_on_a_photograph(classifier: gradcam.Classifier, photo: Callable[[str], Path]) -> None:
-    found = classifier.compare(photo("koala.webp"), layers=["layer4"], methods=ONE_PASS)
-    for (_, name), each in found.items():
-        heatmap = each.heatmaps[0, 0]
+    explanations = classifier.compare(photo("koala.webp"), layers=["layer4"], methods=ONE_PASS)
+    for (_, name), item in explanations.items():
+        heatmap = item.heatmaps[0, 0]
         assert heatmap.max() == 1, name
         rows, columns = torch.meshgrid(torch.arange(224.0), torch.arange(224.0), indexing="ij")
         centre = [(heatmap * axis).sum() / heatmap.sum() for axis in (rows, columns)]

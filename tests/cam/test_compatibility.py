@@ -33,13 +33,13 @@ def test_accelerate_offload() -> None:
 def test_dynamic_quantisation_of_the_head(layer: str) -> None:
     expected = gradcam.explain(tiny_model().eval(), TINY, layer, target=[[0, 1, 2]] * 3)
     model = torch.ao.quantization.quantize_dynamic(tiny_model().eval(), {nn.Linear})
-    found = gradcam.explain(model, TINY, layer, target=[[0, 1, 2]] * 3)
+    explanation = gradcam.explain(model, TINY, layer, target=[[0, 1, 2]] * 3)
     assert not any(module._forward_hooks for module in model.modules())
     with torch.no_grad():
-        assert torch.equal(found.output, model(TINY))  # the values are the quantised layer's own
-    assert not torch.equal(found.output, expected.output)
-    torch.testing.assert_close(found.maps, expected.maps, rtol=0.05, atol=0.02 * expected.maps.max().item())
-    assert found.maps.any()
+        assert torch.equal(explanation.output, model(TINY))  # the values are the quantised layer's own
+    assert not torch.equal(explanation.output, expected.output)
+    torch.testing.assert_close(explanation.maps, expected.maps, rtol=0.05, atol=0.02 * expected.maps.max().item())
+    assert explanation.maps.any()
 
 
 @pytest.mark.parametrize("layer", ["layer3.1", "layer4.1", "layer2.1"])  # its Sequentials are not called then
@@ -107,7 +107,7 @@ def test_a_list_of_pictures_is_for_a_detector() -> None:
     images = list(torch.rand(2, 3, 64, 96))
 
     def surest(output: Any) -> torch.Tensor:
-        return torch.stack([found["scores"][0] for found in output])
+        return torch.stack([actual["scores"][0] for actual in output])
 
     both = gradcam.explain(model, images, "backbone.body.13", target=surest)
     assert both.maps.flatten(1).any(1).all()
@@ -130,10 +130,10 @@ def test_a_layer_whose_output_is_a_model_output() -> None:
     model = transformers.ResNetForImageClassification(config).eval()
     images = torch.randn(2, 3, 32, 32)
     classes = [list(range(5))] * 2
-    found = gradcam.explain(model, images, "resnet.encoder", target=classes)  # gives a BaseModelOutput
+    explanation = gradcam.explain(model, images, "resnet.encoder", target=classes)  # gives a BaseModelOutput
     expected = gradcam.explain(model, images, "resnet.encoder.stages.1", target=classes)
-    torch.testing.assert_close(found.maps, expected.maps)
-    assert found.maps.any()
+    torch.testing.assert_close(explanation.maps, expected.maps)
+    assert explanation.maps.any()
 
 
 @pytest.fixture
@@ -196,8 +196,8 @@ def test_networks_with_auxiliary_heads_in_training_mode(name: str) -> None:
     model = torchvision.models.get_model(name, weights=None, init_weights=False, num_classes=5)
     size = 96 if name == "googlenet" else 128
     images = torch.randn(1, 3, size, size)
-    found = gradcam.explain(model.train(), images)
+    explanation = gradcam.explain(model.train(), images)
     assert model.training
     expected = gradcam.explain(model.eval(), images)
-    assert found.maps.any()
-    torch.testing.assert_close(found.maps, expected.maps)
+    assert explanation.maps.any()
+    torch.testing.assert_close(explanation.maps, expected.maps)

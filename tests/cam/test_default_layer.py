@@ -32,10 +32,10 @@ class Net(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         PASSES.append(len(images))
-        found = self.a(self.stem(images).relu()).relu()
+        actual = self.a(self.stem(images).relu()).relu()
         if self._is_deep(self, images):
-            found = self.b(found).relu()
-        return self.head(found.mean((2, 3)))
+            actual = self.b(actual).relu()
+        return self.head(actual.mean((2, 3)))
 
 
 def images(side: int = 16, value: float = 0.0) -> Tensor:
@@ -51,12 +51,12 @@ def test_the_search_is_paid_for_once_for_each_form_of_pictures() -> None:
     model, passes = make(), []
     for given, target in ((images(), None), (images(), 3), (images(20), 3), (images(20), [1, 2]), (images(), 3)):
         PASSES.clear()
-        found = gradcam.explain(model, given, target=target)
+        explanation = gradcam.explain(model, given, target=target)
         passes.append(list(PASSES))
         named = gradcam.explain(model, given, "b", target=target)
-        assert found.layer == "b"
-        assert torch.equal(found.maps, named.maps)
-        assert torch.equal(found.scores, named.scores)
+        assert explanation.layer == "b"
+        assert torch.equal(explanation.maps, named.maps)
+        assert torch.equal(explanation.scores, named.scores)
     # To search, one image is enough; then the map's own pass, one with the images changed, and each image alone.
     assert passes == [[1, 2, 2, 1, 1], [2], [1, 2, 2, 1, 1], [2], [2]]
 
@@ -120,9 +120,9 @@ def test_a_changed_model_never_gets_what_was_found_before(
     change(fresh)
     expected = gradcam.explain(fresh, images(), target=3)
     for _ in range(2):
-        found = gradcam.explain(model, images(), target=3)
-        assert found.layer == expected.layer
-        assert torch.equal(found.maps, expected.maps)
+        explanation = gradcam.explain(model, images(), target=3)
+        assert explanation.layer == expected.layer
+        assert torch.equal(explanation.maps, expected.maps)
 
 
 def test_a_class_that_is_patched_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,13 +147,13 @@ def test_a_picture_that_takes_another_way_is_seen() -> None:
 def test_another_output_is_another_question(other: Any) -> None:
     class Two(Net):
         def forward(self, images: Tensor) -> Any:
-            found = self.a(self.stem(images).relu()).relu()
-            return self.head(self.b(found).relu().mean((2, 3))), self.head(found.mean((2, 3)))
+            actual = self.a(self.stem(images).relu()).relu()
+            return self.head(self.b(actual).relu().mean((2, 3))), self.head(actual.mean((2, 3)))
 
     torch.manual_seed(0)
     model = Two().eval()
     first = ClassTarget(3, output=0)
-    layers = [gradcam.explain(model, images(), target=it).layer for it in (first, other, first, other)]
+    layers = [gradcam.explain(model, images(), target=item).layer for item in (first, other, first, other)]
     assert layers == ["b", "a", "b", "a"]
 
 
@@ -185,9 +185,9 @@ def test_what_is_to_be_known_of_the_layer_is_said_each_time() -> None:
 def test_a_copy_of_a_model_has_its_own() -> None:
     model = make()
     assert gradcam.explain(model, images()).layer == "b"
-    other = copy.deepcopy(model)
-    other.deep = False
-    assert gradcam.explain(other, images()).layer == "a"
+    clone = copy.deepcopy(model)
+    clone.deep = False
+    assert gradcam.explain(clone, images()).layer == "a"
     assert gradcam.explain(model, images()).layer == "b"
 
 
@@ -199,24 +199,24 @@ class Pooled(Net):
         self.pool, self.last = nn.MaxPool2d(10), nn.Conv2d(6, 5, 1)
 
     def forward(self, images: Tensor, size: int | None = None) -> Tensor:
-        found = self.b(self.a(self.stem(images).relu()).relu()).relu()
-        return self.last(self.pool(found) if size is None else nn.functional.max_pool2d(found, size)).mean((2, 3))
+        actual = self.b(self.a(self.stem(images).relu()).relu()).relu()
+        return self.last(self.pool(actual) if size is None else nn.functional.max_pool2d(actual, size)).mean((2, 3))
 
 
 def test_settings_of_modules_decide_where_the_last_grid_is() -> None:
     torch.manual_seed(0)
-    model, found = Pooled().eval(), []
+    model, actual = Pooled().eval(), []
     for size in (10, 2, 10):
         model.pool.kernel_size = model.pool.stride = size
-        found.append(gradcam.explain(model, images(), target=3).layer)
-    assert found == ["b", "last", "b"]
+        actual.append(gradcam.explain(model, images(), target=3).layer)
+    assert actual == ["b", "last", "b"]
 
 
 def test_so_does_what_the_model_is_given_beside_the_pictures() -> None:
     torch.manual_seed(0)
     model = Pooled().eval()
     given = [{"images": images(), "size": size} for size in (10, 2, 10)]
-    assert [gradcam.explain(model, each, target=3).layer for each in given] == ["b", "last", "b"]
+    assert [gradcam.explain(model, item, target=3).layer for item in given] == ["b", "last", "b"]
 
 
 @pytest.mark.parametrize(

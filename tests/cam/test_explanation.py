@@ -120,13 +120,13 @@ class TestTargets:
         assert explanation.classes.tolist() == self.model(TINY).topk(3).indices.tolist()
 
     def test_callables(self) -> None:
-        one = gradcam.explain(self.model, TINY, "3", target=lambda output: output[:, 1] - output[:, 2])
+        explanation = gradcam.explain(self.model, TINY, "3", target=lambda output: output[:, 1] - output[:, 2])
         many = gradcam.explain(self.model, TINY, "3", target=lambda output: output[:, [1, 2]])
-        assert one.classes is None
-        assert one.maps.shape[:2] == (3, 1)
+        assert explanation.classes is None
+        assert explanation.maps.shape[:2] == (3, 1)
         torch.testing.assert_close(many.maps[1, 1], self.single(1, 2), rtol=1e-4, atol=1e-6)
         output = self.model(TINY)
-        torch.testing.assert_close(one.scores[:, 0], output[:, 1] - output[:, 2])
+        torch.testing.assert_close(explanation.scores[:, 0], output[:, 1] - output[:, 2])
 
     @pytest.mark.parametrize("shape", [(3,), (3, 1)])
     def test_a_single_logit_is_explained_itself(self, shape: tuple[int, ...]) -> None:
@@ -233,8 +233,8 @@ def test_a_mapping_that_is_no_dict_gives_keyword_arguments() -> None:
 
     model = TwoInputs().eval()
     arguments = {"numbers": torch.zeros(3, 2), "images": TINY}
-    found = gradcam.explain(model, UserDict(arguments), "body.3", target=1)
-    torch.testing.assert_close(found.maps, gradcam.explain(model, arguments, "body.3", target=1).maps)
+    explanation = gradcam.explain(model, UserDict(arguments), "body.3", target=1)
+    torch.testing.assert_close(explanation.maps, gradcam.explain(model, arguments, "body.3", target=1).maps)
 
 
 def test_an_image_does_not_depend_on_its_neighbours() -> None:
@@ -324,9 +324,9 @@ class TestPrecision:
 
         images = classifier.batch([gradcam.read_image(photo("koala.webp")), gradcam.read_image(photo("panda.webp"))])
         expected = classifier_maps(classifier.model, images)
-        found = classifier_maps(copy.deepcopy(classifier.model).to(dtype), images.to(dtype))
-        assert found.dtype == torch.float32
-        correlation = np.corrcoef(expected.flatten(), found.flatten())[0, 1]
+        actual = classifier_maps(copy.deepcopy(classifier.model).to(dtype), images.to(dtype))
+        assert actual.dtype == torch.float32
+        correlation = np.corrcoef(expected.flatten(), actual.flatten())[0, 1]
         assert correlation > 0.999
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -334,26 +334,26 @@ class TestPrecision:
         model = tiny_model().eval()
         expected = gradcam.explain(model, TINY, "3", target=1)
         with torch.autocast("cpu", dtype=dtype):
-            found = gradcam.explain(model, TINY, "3", target=1)
+            explanation = gradcam.explain(model, TINY, "3", target=1)
             assert torch.is_autocast_enabled("cpu")
-        assert found.output.dtype == dtype
-        assert np.corrcoef(expected.heatmaps.flatten(), found.heatmaps.flatten())[0, 1] > 0.999
+        assert explanation.output.dtype == dtype
+        assert np.corrcoef(expected.heatmaps.flatten(), explanation.heatmaps.flatten())[0, 1] > 0.999
 
     def test_float16_gradients_that_underflow(self) -> None:
         model = tiny_model().eval()
         target = lambda output: output[:, 1].float() * 1e-7  # noqa: E731
         expected = gradcam.explain(model, TINY, "3", target=lambda output: output[:, 1] * 1e-7)
-        found = gradcam.explain(tiny_model().eval().half(), TINY.half(), "3", target=target)
-        assert found.maps.any()
-        torch.testing.assert_close(found.heatmaps, expected.heatmaps, rtol=0, atol=0.02)
+        explanation = gradcam.explain(tiny_model().eval().half(), TINY.half(), "3", target=target)
+        assert explanation.maps.any()
+        torch.testing.assert_close(explanation.heatmaps, expected.heatmaps, rtol=0, atol=0.02)
 
     def test_float16_gradients_that_overflow(self) -> None:
         model = tiny_model().eval()
         expected = gradcam.explain(model, TINY, "3", target=lambda output: output[:, 1] * 1e6)
-        found = gradcam.explain(
+        explanation = gradcam.explain(
             tiny_model().eval().half(), TINY.half(), "3", target=lambda output: output[:, 1].float() * 1e6
         )
-        torch.testing.assert_close(found.heatmaps, expected.heatmaps, rtol=0, atol=0.02)
+        torch.testing.assert_close(explanation.heatmaps, expected.heatmaps, rtol=0, atol=0.02)
 
     def test_float16_in_the_tail_alone(self) -> None:
         class HalfTail(nn.Module):
@@ -370,8 +370,8 @@ class TestPrecision:
 
         images = torch.randn(1, 3, 64, 64)
         expected = gradcam.explain(HalfTail(torch.float32), images, "norm", target=[[0, 1, 2]])
-        found = gradcam.explain(HalfTail(torch.float16), images, "norm", target=[[0, 1, 2]])
-        torch.testing.assert_close(found.heatmaps, expected.heatmaps, rtol=0, atol=0.02)
+        explanation = gradcam.explain(HalfTail(torch.float16), images, "norm", target=[[0, 1, 2]])
+        torch.testing.assert_close(explanation.heatmaps, expected.heatmaps, rtol=0, atol=0.02)
 
     def test_float16_activations_that_overflow_are_an_error(self) -> None:
         model = tiny_model().eval().half()
@@ -459,8 +459,8 @@ class TestModes:
 
     def test_a_training_model_is_explained_in_evaluation_mode(self) -> None:
         expected = gradcam.explain(tiny_model().eval(), TINY, "3", target=1)
-        found = gradcam.explain(tiny_model().train(), TINY, "3", target=1)
-        torch.testing.assert_close(found.maps, expected.maps)
+        explanation = gradcam.explain(tiny_model().train(), TINY, "3", target=1)
+        torch.testing.assert_close(explanation.maps, expected.maps)
 
 
 def _changed_after_use(values: Tensor) -> Tensor:
@@ -549,8 +549,8 @@ class TestThreads:
         def work(i: int) -> None:
             try:
                 for _ in range(25):
-                    found = gradcam.explain(model, batches[i], "3", target=[[0, 1, 2]] * 3).maps
-                    torch.testing.assert_close(found, expected[i])
+                    maps = gradcam.explain(model, batches[i], "3", target=[[0, 1, 2]] * 3).maps
+                    torch.testing.assert_close(maps, expected[i])
             except BaseException as error:
                 errors.append(error)
 
@@ -589,9 +589,9 @@ class TestWrappers:
 
     @pytest.mark.parametrize("layer", ["3", "module.3"])
     def test_data_parallel(self, layer: str) -> None:
-        found = gradcam.explain(nn.DataParallel(tiny_model()), TINY, layer, target=1)
-        torch.testing.assert_close(found.maps, self.expected)
-        assert found.layer == "3"
+        explanation = gradcam.explain(nn.DataParallel(tiny_model()), TINY, layer, target=1)
+        torch.testing.assert_close(explanation.maps, self.expected)
+        assert explanation.layer == "3"
 
     def test_compiled_in_every_way_and_warmed_up(self) -> None:
         compiled = Compiled(tiny_model().eval(), TINY)
@@ -609,8 +609,8 @@ class TestWrappers:
             with torch.no_grad():
                 model(TINY)
                 model(TINY)
-            found = gradcam.explain(model, TINY, layer, target=1)
-            torch.testing.assert_close(found.maps, self.expected)
+            explanation = gradcam.explain(model, TINY, layer, target=1)
+            torch.testing.assert_close(explanation.maps, self.expected)
         assert compiled.is_compiled()
 
     def test_a_compiled_layer_given_as_a_module(self) -> None:
@@ -693,13 +693,13 @@ class TestLayerErrors:
         norm = "encoder.layers.encoder_layer_1.ln_1"
         with pytest.raises(LayerError, match=f"zero on every patch.*'{norm}'"):
             gradcam.explain(vit, images, "encoder.layers.encoder_layer_1")
-        found = gradcam.explain(vit, images)
-        assert found.layer == norm
+        explanation = gradcam.explain(vit, images)
+        assert explanation.layer == norm
         activations, gradients = oracles.reference(
             vit.double(), images.double(), [norm], lambda out: out.amax(1).sum()
         )[norm]
         first = [tensor[0, 1:].T.unflatten(1, (4, 4)) for tensor in (activations, gradients)]
-        torch.testing.assert_close(found.maps[0, 0].double(), oracles.gradcam_map(*first), rtol=1e-4, atol=1e-7)
+        torch.testing.assert_close(explanation.maps[0, 0].double(), oracles.gradcam_map(*first), rtol=1e-4, atol=1e-7)
 
     def test_recording_disabled_inside_the_model(self) -> None:
         class Disables(nn.Module):
@@ -749,8 +749,8 @@ class TestLayerErrors:
 
         with pytest.raises(ModelError, match="disables recording"):
             gradcam.explain(Checkpointed(True).eval(), TINY, "body.3")
-        found = gradcam.explain(Checkpointed(False).eval(), TINY, "body.3", target=1)
-        torch.testing.assert_close(found.maps, TestWrappers.expected)
+        explanation = gradcam.explain(Checkpointed(False).eval(), TINY, "body.3", target=1)
+        torch.testing.assert_close(explanation.maps, TestWrappers.expected)
 
     def test_somebodys_full_backward_hook_before_an_operation_in_place(self) -> None:
         model = tiny_model().eval()
@@ -807,10 +807,10 @@ def test_images_that_are_none(images: Any) -> None:
 )
 def test_the_automatic_layer_is_the_last_with_a_grid(name: str, layer: str) -> None:
     images = images_for(1)
-    found = gradcam.explain(model_called(name), images)
-    assert found.layer == layer
+    explanation = gradcam.explain(model_called(name), images)
+    assert explanation.layer == layer
     index = int(model_called(name)(images).argmax())
-    torch.testing.assert_close(found.maps, gradcam.explain(model_called(name), images, layer, target=index).maps)
+    torch.testing.assert_close(explanation.maps, gradcam.explain(model_called(name), images, layer, target=index).maps)
 
 
 def test_twenty_classes_of_each_image_equal_twenty_explanations() -> None:
@@ -840,11 +840,11 @@ def test_cuda_agrees_with_the_cpu(classifier: gradcam.Classifier, photo: Any, mo
     images = classifier.batch([gradcam.read_image(photo(name)) for name in ("koala.webp", "panda.webp")])
     expected = gradcam.explain(classifier.model, images, "layer4", target=[[105, 388]] * 2)
     on_cuda = gradcam.load_classifier(device="cuda")
-    found = gradcam.explain(on_cuda.model, images.cuda(), "layer4", target=[[105, 388]] * 2)
-    assert found.maps.is_cuda
-    assert found.heatmaps.is_cuda
-    torch.testing.assert_close(found.heatmaps.cpu(), expected.heatmaps, rtol=0, atol=2e-3)
-    assert all(tensor.is_cuda for tensor in nested.tensors(found.output))
+    explanation = gradcam.explain(on_cuda.model, images.cuda(), "layer4", target=[[105, 388]] * 2)
+    assert explanation.maps.is_cuda
+    assert explanation.heatmaps.is_cuda
+    torch.testing.assert_close(explanation.heatmaps.cpu(), expected.heatmaps, rtol=0, atol=2e-3)
+    assert all(tensor.is_cuda for tensor in nested.tensors(explanation.output))
 
 
 @pytest.mark.cuda
@@ -886,9 +886,9 @@ def test_compare_equals_explain_behind_an_in_place_layer() -> None:
 
 
 def test_a_method_that_is_named_twice_is_one() -> None:
-    found = gradcam.compare(tiny_model(), TINY, layers=["3", "3"], methods=["gradcam", "gradcam"])
-    assert list(found) == [("3", "gradcam")]
-    assert found["3", "gradcam"].maps.shape[1] == found["3", "gradcam"].scores.shape[1] == 1
+    explanations = gradcam.compare(tiny_model(), TINY, layers=["3", "3"], methods=["gradcam", "gradcam"])
+    assert list(explanations) == [("3", "gradcam")]
+    assert explanations["3", "gradcam"].maps.shape[1] == explanations["3", "gradcam"].scores.shape[1] == 1
 
 
 def test_a_model_that_changes_its_images_sees_each_of_them_once() -> None:
@@ -1076,10 +1076,10 @@ class Pair(NamedTuple):
 def test_logits_in_any_container(change: Callable[[Tensor], Any]) -> None:
     model = with_output(change)
     expected = slow_maps(tiny_model().eval(), TINY, "3", [1, 4, 1])
-    found = gradcam.explain(model, TINY, "body.3", target=[1, 4, 1])
-    torch.testing.assert_close(found.maps.double(), expected, rtol=1e-4, atol=1e-7)
-    assert type(found.output) is type(model(TINY))
-    assert not any(tensor.requires_grad for tensor in nested.tensors(found.output))
+    explanation = gradcam.explain(model, TINY, "body.3", target=[1, 4, 1])
+    torch.testing.assert_close(explanation.maps.double(), expected, rtol=1e-4, atol=1e-7)
+    assert type(explanation.output) is type(model(TINY))
+    assert not any(tensor.requires_grad for tensor in nested.tensors(explanation.output))
     again = gradcam.explain(model, TINY, target=1)
     assert again.layer == "body.4"
 
@@ -1103,9 +1103,9 @@ def test_several_inputs_of_any_kind_beside_the_pictures() -> None:
     ages, mask = torch.tensor([1.0, 2.0, 3.0]), (torch.rand(3, 1, 12, 16) > 0.3).float()
     extra = {"mask": mask, "shift": torch.randn(5)}
     arguments = {"ages": ages, "images": TINY, "extra": extra}
-    found = gradcam.explain(model, arguments, "body.3", target=2)
+    explanation = gradcam.explain(model, arguments, "body.3", target=2)
     expected = slow_maps(tiny_model().eval(), TINY * mask, "3", [2, 2, 2]) * ages[:, None, None, None]
-    torch.testing.assert_close(found.maps.double(), expected, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(explanation.maps.double(), expected, rtol=1e-4, atol=1e-7)
     assert gradcam.explain(model, arguments).layer == "body.4"
 
 
@@ -1133,11 +1133,11 @@ class VolumeTransformer(nn.Module):
 def test_tokens_of_a_volume(size: tuple[int, ...], patch: tuple[int, int, int], grid: tuple[int, ...]) -> None:
     model = VolumeTransformer(patch).double().eval()
     volumes = torch.randn(2, 1, *size, dtype=torch.float64)
-    found = gradcam.explain(model, volumes, target=1)
-    assert found.layer == "last.norm1"
-    assert found.heatmaps.shape == (2, 1, *size)
+    explanation = gradcam.explain(model, volumes, target=1)
+    assert explanation.layer == "last.norm1"
+    assert explanation.heatmaps.shape == (2, 1, *size)
     pair = oracles.reference(model, volumes, ["last.norm1"], lambda output: output[:, 1].sum())["last.norm1"]
-    for image, single in enumerate(found.maps[:, 0]):
+    for image, single in enumerate(explanation.maps[:, 0]):
         first = [tensor[image, 1:].T.unflatten(1, grid) for tensor in pair]
         torch.testing.assert_close(single.double(), oracles.gradcam_map(*first), rtol=1e-4, atol=1e-7)
 
@@ -1146,12 +1146,12 @@ def test_a_volume_network_of_torchvision() -> None:
     torch.manual_seed(0)
     model = torchvision.models.video.r3d_18(weights=None, num_classes=5).eval()
     clips = torch.randn(1, 3, 8, 32, 48)
-    found = gradcam.explain(model, clips, target=1, evidence="signed")
-    assert found.layer == "layer4"
+    explanation = gradcam.explain(model, clips, target=1, evidence="signed")
+    assert explanation.layer == "layer4"
     activations, gradients = oracles.reference(model, clips, ["layer4"], lambda output: output[:, 1].sum())["layer4"]
     expected = (gradients.mean((2, 3, 4), keepdim=True) * activations).sum(1, keepdim=True)
     assert expected.shape[2:] == (1, 2, 3)
-    torch.testing.assert_close(found.maps, expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
+    torch.testing.assert_close(explanation.maps, expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
 
 
 @pytest.mark.parametrize(("name", "size"), [("googlenet", 64), ("inception_v3", 128)])
@@ -1161,12 +1161,14 @@ def test_auxiliary_heads_of_a_model_in_training_mode(name: str, size: int) -> No
     model = torchvision.models.get_model(name, weights=None, **options).train()
     images = torch.randn(2, 3, size, size)
     before = traces(model)
-    found = gradcam.explain(model, images, target=1, evidence="signed")
+    explanation = gradcam.explain(model, images, target=1, evidence="signed")
     assert_same(before, traces(model))
-    assert found.layer == {"googlenet": "inception5b", "inception_v3": "Mixed_7c"}[name]
-    pair = oracles.reference(model.eval(), images, [found.layer], lambda output: output[:, 1].sum())[found.layer]
+    assert explanation.layer == {"googlenet": "inception5b", "inception_v3": "Mixed_7c"}[name]
+    pair = oracles.reference(model.eval(), images, [explanation.layer], lambda output: output[:, 1].sum())[
+        explanation.layer
+    ]
     expected = (pair[1].mean((2, 3), keepdim=True) * pair[0]).sum(1, keepdim=True)
-    torch.testing.assert_close(found.maps, expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
+    torch.testing.assert_close(explanation.maps, expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
 
 
 def test_a_model_of_a_fixed_batch_is_looked_through_with_that() -> None:
@@ -1181,7 +1183,7 @@ def test_a_model_of_a_fixed_batch_is_looked_through_with_that() -> None:
             return self.body[5:](self.body[:5](images).view(3, 6, 6, 8))
 
     model = Fixed().eval()
-    found = gradcam.explain(model, TINY, target=1)
-    assert found.layer == "body.4"
+    explanation = gradcam.explain(model, TINY, target=1)
+    assert explanation.layer == "body.4"
     assert model.sizes[:3] == [1, 3, 3]
-    torch.testing.assert_close(found.maps, gradcam.explain(model.body, TINY, "4", target=1).maps)
+    torch.testing.assert_close(explanation.maps, gradcam.explain(model.body, TINY, "4", target=1).maps)

@@ -29,8 +29,8 @@ class Listed(nn.Module):
         self.features = nn.Conv2d(1, 3, 3, padding=1, dtype=torch.float64)
 
     def forward(self, pictures: list[Tensor]) -> Tensor:
-        height, width = (max(it.shape[axis] for it in pictures) for axis in (1, 2))
-        canvas = [F.pad(it, (0, width - it.shape[2], 0, height - it.shape[1])) for it in pictures]
+        height, width = (max(picture.shape[axis] for picture in pictures) for axis in (1, 2))
+        canvas = [F.pad(picture, (0, width - picture.shape[2], 0, height - picture.shape[1])) for picture in pictures]
         scores: Tensor = self.features(torch.stack(canvas)).tanh()
         return scores
 
@@ -46,24 +46,26 @@ def at(row: int, column: int) -> Any:
 
 def test_of_pictures_of_one_size_all_is_seen() -> None:
     pictures, model = make((8, 10), (8, 10)), Listed()
-    found = gradcam.explain(model, pictures, "features", method="gradcam", target=lambda output: output.sum((1, 2, 3)))
+    explanation = gradcam.explain(
+        model, pictures, "features", method="gradcam", target=lambda output: output.sum((1, 2, 3))
+    )
     activations = model.features(torch.stack(pictures)).detach().requires_grad_()
     (gradients,) = torch.autograd.grad(activations.tanh().sum(), activations)
     expected = (gradients.mean((2, 3), keepdim=True) * activations).sum(1).relu().detach()
-    torch.testing.assert_close(found.maps[:, 0], expected.float())
+    torch.testing.assert_close(explanation.maps[:, 0], expected.float())
 
 
 @pytest.mark.parametrize("augmentation", VIEWS)
 def test_each_picture_has_a_map_of_itself(augmentation: str) -> None:
     """Of one place on the canvas, which lies in the first picture, and behind the edge of the second."""
     pictures = make((8, 10), (8, 5))
-    found = gradcam.explain(
+    explanation = gradcam.explain(
         Listed(), pictures, "features", method="hirescam", target=at(3, 2), evidence="signed", augmentation=augmentation
     )
-    assert [tuple(it.shape) for it in found.heatmaps] == [(1, 8, 10), (1, 8, 5)]
+    assert [tuple(heatmap.shape) for heatmap in explanation.heatmaps] == [(1, 8, 10), (1, 8, 5)]
     # A mirrored picture shows its own right edge there: in columns 9 - 2 and 4 - 2.
     expected = {"none": ([2], [2]), "flip": ([2, 7], [2])}[augmentation]
-    for heatmap, columns in zip(found.heatmaps, expected):
+    for heatmap, columns in zip(explanation.heatmaps, expected):
         places = (heatmap[0].abs() > 0.05).nonzero().tolist()
         peak = [divmod(int(k), heatmap.shape[2]) for k in heatmap[0].abs().flatten().topk(len(columns)).indices]
         assert sorted(column for _, column in peak) == columns
@@ -72,13 +74,13 @@ def test_each_picture_has_a_map_of_itself(augmentation: str) -> None:
 
 def test_a_place_outside_of_a_picture_is_not_drawn_in_it() -> None:
     pictures = make((8, 10), (8, 5))
-    found = gradcam.explain(Listed(), pictures, "features", method="hirescam", target=at(3, 8), evidence="signed")
-    assert found.maps[0].any()
-    assert not found.heatmaps[1].any()
+    explanation = gradcam.explain(Listed(), pictures, "features", method="hirescam", target=at(3, 8), evidence="signed")
+    assert explanation.maps[0].any()
+    assert not explanation.heatmaps[1].any()
 
 
 def two_scores(output: Any) -> Tensor:
-    return torch.stack([it["scores"][[0, 3]] for it in output])
+    return torch.stack([item["scores"][[0, 3]] for item in output])
 
 
 @pytest.mark.parametrize("kind", ["fasterrcnn", "fcos", "ssdlite"])
@@ -86,11 +88,11 @@ def two_scores(output: Any) -> Tensor:
 def test_of_a_model_that_resizes_and_pads(kind: str, augmentation: str) -> None:
     """The mean of raw maps over each view's own part of the canvas, put upright: by hand."""
     model, pictures = make_detector(kind), make_pictures()
-    shown = pictures if augmentation == "none" else [*pictures, *(it.flip(-1) for it in pictures)]
+    shown = pictures if augmentation == "none" else [*pictures, *(picture.flip(-1) for picture in pictures)]
     output, seen = run(model, shown)
     images, _ = seen.outputs["transform"]
     canvas, sizes, levels = images.tensors.shape[2:], images.image_sizes, list(seen.levels.values())
-    found = gradcam.explain(
+    explanation = gradcam.explain(
         model,
         pictures,
         "backbone",
@@ -116,9 +118,9 @@ def test_of_a_model_that_resizes_and_pads(kind: str, augmentation: str) -> None:
                     mean = np.maximum(sum(upright) / len(upright), 0)
                     total = total + sample(mean, cells(finest, canvas, sizes), (0, 0), mean.shape)
             assert total.any()
-            np.testing.assert_allclose(found.maps[i, k].numpy(), total, rtol=0, atol=1e-6 * total.max())
+            np.testing.assert_allclose(explanation.maps[i, k].numpy(), total, rtol=0, atol=1e-6 * total.max())
             heatmap = sample(total, picture.shape[1:], (0, 0), total.shape)
-            np.testing.assert_allclose(found.heatmaps[i][k].numpy(), heatmap / heatmap.max(), rtol=0, atol=1e-6)
+            np.testing.assert_allclose(explanation.heatmaps[i][k].numpy(), heatmap / heatmap.max(), rtol=0, atol=1e-6)
 
 
 def cells(grid: Any, canvas: Any, sizes: Any) -> list[int]:
@@ -170,14 +172,14 @@ def letterboxed(window: tuple[int, int, int, int]) -> Batch:
 def test_pictures_that_came_in_a_window(augmentation: str) -> None:
     """A place of the canvas is found where it lies in the picture. In a mirrored canvas the picture begins at column 4:
     column 5 is its second one from the right."""
-    found = gradcam.explain(
+    explanation = gradcam.explain(
         Pixels(),
         letterboxed((2, 2, 8, 10)),
         "features",
         method="hirescam",
-        target=lambda it: it[:, 4, 5],
+        target=lambda item: item[:, 4, 5],
         augmentation=augmentation,
     )
-    assert tuple(found.heatmaps.shape) == (1, 1, 8, 10)
+    assert tuple(explanation.heatmaps.shape) == (1, 1, 8, 10)
     expected = [[2, 3]] if augmentation == "none" else [[2, 3], [2, 8]]
-    assert found.heatmaps[0, 0].gt(0.5).nonzero().tolist() == expected
+    assert explanation.heatmaps[0, 0].gt(0.5).nonzero().tolist() == expected

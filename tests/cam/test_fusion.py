@@ -31,10 +31,10 @@ def divided(values: Tensor) -> Tensor:
 @pytest.mark.parametrize("how", ["mean", "max"])
 @pytest.mark.parametrize("evidence", ["positive", "negative", "signed"])
 def test_each_heatmap_has_its_own_maximum_first(how: str, evidence: str) -> None:
-    found = [explain(layer, target=[[0, 3]] * 3, evidence=evidence) for layer in ("0", "3")]
-    one, other = (each.heatmaps for each in found)
+    actual = [explain(layer, target=[[0, 3]] * 3, evidence=evidence) for layer in ("0", "3")]
+    one, other = (item.heatmaps for item in actual)
     expected = (one + other) / 2 if how == "mean" else torch.where(one.abs() >= other.abs(), one, other)
-    fused = gradcam.fuse(found, how)
+    fused = gradcam.fuse(actual, how)
     torch.testing.assert_close(fused.maps, expected)
     torch.testing.assert_close(fused.heatmaps, divided(expected))
     assert (fused.layer, fused.method, fused.evidence) == ("0+3", "gradcam", evidence)
@@ -44,10 +44,10 @@ def test_each_heatmap_has_its_own_maximum_first(how: str, evidence: str) -> None
 
 
 def test_what_compare_gives_is_fused_as_it_is() -> None:
-    found = gradcam.compare(tiny_model(), TINY, layers=["0", "3"], methods=["gradcam", "layercam"])
-    fused = gradcam.fuse(found)
+    explanations = gradcam.compare(tiny_model(), TINY, layers=["0", "3"], methods=["gradcam", "layercam"])
+    fused = gradcam.fuse(explanations)
     assert (fused.layer, fused.method) == ("0+3", "gradcam+layercam")
-    torch.testing.assert_close(fused.maps, sum(each.heatmaps for each in found.values()) / 4)
+    torch.testing.assert_close(fused.maps, sum(item.heatmaps for item in explanations.values()) / 4)
 
 
 def test_one_alone_stays_what_it_was() -> None:
@@ -64,8 +64,8 @@ def test_blank_maps_stay_blank() -> None:
 
 
 def test_pictures_are_remembered(classifier: gradcam.Classifier, photo: Callable[[str], Path]) -> None:
-    found = classifier.compare(photo("koala.webp"), layers=["layer3", "layer4"], methods=["gradcam"])
-    fused = gradcam.fuse(found)
+    explanations = classifier.compare(photo("koala.webp"), layers=["layer3", "layer4"], methods=["gradcam"])
+    fused = gradcam.fuse(explanations)
     expected = gradcam.overlay(
         gradcam.read_image(photo("koala.webp")),
         fused.heatmaps[0, 0],

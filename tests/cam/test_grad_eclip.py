@@ -50,16 +50,16 @@ def attend(query: Tensor, key: Tensor, value: Tensor, *_: Any, scale: float | No
 
 def look(run: Callable[[], Tensor]) -> tuple[list[Attention], Tensor]:
     """All fused attentions while something runs, computed in the open, and what it gave."""
-    found: list[Attention] = []
+    results: list[Attention] = []
 
     def open_attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         output = attend(query, key, value, *args, **kwargs)
-        found.append(Attention(query, key, value, output))
+        results.append(Attention(query, key, value, output))
         return output
 
     fused, F.scaled_dot_product_attention = F.scaled_dot_product_attention, open_attention  # type: ignore[assignment]
     try:
-        return found, run()
+        return results, run()
     finally:
         F.scaled_dot_product_attention = fused
 
@@ -95,7 +95,7 @@ def maps(
     for image, wanted in enumerate(classes):
         for index in wanted:
             (slopes,) = torch.autograd.grad(scores[image, index], attention.output, retain_graph=True)
-            parts = [it[image].detach().numpy() for it in (attention.query, attention.key, attention.value, slopes)]
+            parts = [item[image].detach().numpy() for item in (attention.query, attention.key, attention.value, slopes)]
             rows.append(torch.from_numpy(eclip(*parts, prefix).reshape(grid)))
     return torch.stack(rows).unflatten(0, (len(classes), -1))
 
@@ -123,8 +123,8 @@ def look_into(model: OpenViT) -> tuple[Attention, Tensor]:
 
 
 def look_at_last(model: Any, images: Tensor) -> tuple[Attention, Tensor]:
-    found, output = look(lambda: model(images))
-    return found[-1], output if isinstance(output, Tensor) else output.logits
+    actual, output = look(lambda: model(images))
+    return actual[-1], output if isinstance(output, Tensor) else output.logits
 
 
 def first_vit(block: type[TokensFirst]) -> FirstViT:
@@ -137,7 +137,7 @@ def look_into_first(model: Any) -> tuple[Attention, Tensor]:
     for block in model.blocks:
         inner = block.attention
         projected = F.linear(block.norm(tokens), inner.in_proj_weight, inner.in_proj_bias).chunk(3, -1)
-        query, key, value = (each.unflatten(-1, (2, 4)).transpose(1, 2) for each in projected)
+        query, key, value = (item.unflatten(-1, (2, 4)).transpose(1, 2) for item in projected)
         attention = Attention(query, key, value, attend(query, key, value))
         tokens = tokens + inner.out_proj(attention.output.transpose(1, 2).flatten(2))
     assert attention is not None
@@ -185,10 +185,10 @@ def test_grad_eclip_equals_the_loops(kind: str, classes: Sequence[Sequence[int]]
     model, images, attention, scores, prefix, grid = MODELS[kind]()
     expected = maps(attention, scores, classes, prefix, grid)
     for _ in range(2):  # the first time another pass finds the last attention
-        found = gradcam.explain(model, images, method="grad-eclip", target=classes)
-        assert_maps(found.maps, expected)
-    assert (found.layer, found.method) == ("attention", "grad-eclip")
-    assert found.heatmaps.shape == (2, len(classes[0]), *images.shape[2:])
+        explanation = gradcam.explain(model, images, method="grad-eclip", target=classes)
+        assert_maps(explanation.maps, expected)
+    assert (explanation.layer, explanation.method) == ("attention", "grad-eclip")
+    assert explanation.heatmaps.shape == (2, len(classes[0]), *images.shape[2:])
 
 
 def test_pooling_by_attention_asks_the_probe() -> None:
@@ -206,9 +206,9 @@ def test_pooling_without_a_module_of_its_own() -> None:
                 F.scaled_dot_product_attention(query, tokens[:, None], self.norm(tokens)[:, None])[:, 0, 0]
             )
 
-    found, scores = look(lambda: Pooled()(IMAGES))
+    actual, scores = look(lambda: Pooled()(IMAGES))
     explained = gradcam.explain(Pooled(), IMAGES, method="grad-eclip", target=MANY)
-    assert_maps(explained.maps, maps(found[-1], scores, MANY, 1, (2, 3)))
+    assert_maps(explained.maps, maps(actual[-1], scores, MANY, 1, (2, 3)))
 
 
 # By hand
@@ -223,9 +223,9 @@ def test_equal_keys_are_all_attended_to() -> None:
             ).flatten(2)
 
     model = OpenViT(block=Alike)
-    found, scores = look(lambda: model(IMAGES))
-    (slopes,) = torch.autograd.grad(scores[:, 1].sum(), found[-1].output)
-    worth = torch.einsum("nhc,nhic->ni", slopes[:, :, 0], found[-1].value[:, :, 1:])
+    actual, scores = look(lambda: model(IMAGES))
+    (slopes,) = torch.autograd.grad(scores[:, 1].sum(), actual[-1].output)
+    worth = torch.einsum("nhc,nhic->ni", slopes[:, :, 0], actual[-1].value[:, :, 1:])
     explained = gradcam.explain(model, IMAGES, method="grad-eclip", target=1).maps
     assert_maps(explained, worth.relu().detach().reshape(2, 1, 2, 3))
 
@@ -322,10 +322,10 @@ def test_beside_layers_and_other_methods_in_one_comparison() -> None:
     expected = maps(*look_into(model), MANY, 1, (2, 3))
     methods = ["gradcam", "eigencam", "legrad", "grad-eclip"]
     for _ in range(2):
-        found = gradcam.compare(model, IMAGES, layers=["blocks.1"], methods=methods, target=MANY)
-        assert_maps(found["attention", "grad-eclip"].maps, expected)
+        explanations = gradcam.compare(model, IMAGES, layers=["blocks.1"], methods=methods, target=MANY)
+        assert_maps(explanations["attention", "grad-eclip"].maps, expected)
         alone = gradcam.explain(model, IMAGES, "blocks.1", target=MANY)
-        torch.testing.assert_close(found["blocks.1", "gradcam"].maps, alone.maps, rtol=1e-5, atol=1e-9)
+        torch.testing.assert_close(explanations["blocks.1", "gradcam"].maps, alone.maps, rtol=1e-5, atol=1e-9)
     of_activations = gradcam.compare(
         model, IMAGES, layers=["blocks.2"], methods=["eigencam", "grad-eclip"], target=MANY
     )
@@ -340,8 +340,8 @@ def test_checkpoints(form: Callable[[Any], None], frozen: bool) -> None:
     form(model)
     before = traces(model)
     for classes in (MANY, [[0], [0]], MANY):
-        found = gradcam.explain(model, IMAGES, method="grad-eclip", target=classes).maps
-        torch.testing.assert_close(found, expected[:, : len(classes[0])], rtol=1e-6, atol=1e-9)
+        actual = gradcam.explain(model, IMAGES, method="grad-eclip", target=classes).maps
+        torch.testing.assert_close(actual, expected[:, : len(classes[0])], rtol=1e-6, atol=1e-9)
     assert_same(before, traces(model))
     assert expected.any()
 

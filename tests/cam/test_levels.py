@@ -37,10 +37,10 @@ def test_of_a_dict_it_is_the_tensor_that_the_score_depends_on(segmenter: nn.Modu
     """The backbone gives what its layer3 and its layer4 gave, the former first and for another head."""
     images = IMAGES[:1]
     expected = gradcam.explain(segmenter, images, "backbone.layer4", method=method, target=of_class)
-    found = gradcam.explain(segmenter, images, layer, method=method, target=of_class)
-    assert found.layer == layer
+    explanation = gradcam.explain(segmenter, images, layer, method=method, target=of_class)
+    assert explanation.layer == layer
     assert expected.maps.any()
-    assert torch.equal(found.maps, expected.maps)
+    assert torch.equal(explanation.maps, expected.maps)
 
 
 def test_it_is_listed_as_a_layer_with_a_map(segmenter: nn.Module) -> None:
@@ -71,8 +71,8 @@ class Pyramid(nn.Module):
         self.scales = [1.0, 1.0, 1.0]
 
     def read(self, levels: list[Tensor]) -> list[Tensor]:
-        found = [self.head(level).flatten(2).amax(2) for level in levels]
-        return [scale * (each + 10) for scale, each in zip(self.scales, found)]
+        actual = [self.head(level).flatten(2).amax(2) for level in levels]
+        return [scale * (item + 10) for scale, item in zip(self.scales, actual)]
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.stack(self.read(self.levels(x)[-3:])).amax(0)
@@ -86,11 +86,11 @@ class Levels(nn.Module):
         self.with_input = with_input
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        found = [x] if self.with_input else []
+        actual = [x] if self.with_input else []
         for stage in self.stages:
             x = stage(x).relu()
-            found.append(x)
-        return found
+            actual.append(x)
+        return actual
 
 
 def read_level(model: nn.Module, image: Tensor) -> int:
@@ -109,10 +109,10 @@ def pyramid(request: pytest.FixtureRequest) -> tuple[nn.Module, Tensor]:
     with torch.no_grad():
         usual = torch.stack([torch.stack(model.read(model.levels(image)[-3:]))[:, 0, 1] for image in images]).mean(0)
     model.scales = (1 / usual).tolist()
-    found = {read_level(model, image): image for image in images}
-    assert len(found) >= 2, found.keys()
-    first, second, *_ = sorted(found)
-    return model, torch.cat([found[first], found[second]])
+    actual = {read_level(model, image): image for image in images}
+    assert len(actual) >= 2, actual.keys()
+    first, second, *_ = sorted(actual)
+    return model, torch.cat([actual[first], actual[second]])
 
 
 def by_plain_autograd(model: nn.Module, images: Tensor) -> list[list[Tensor]]:
@@ -124,8 +124,8 @@ def by_plain_autograd(model: nn.Module, images: Tensor) -> list[list[Tensor]]:
         levels = [level.detach().requires_grad_() for level in before[-3:]]
         score = torch.stack(model.read(levels))[:, 0, 1].amax()
         gradients = torch.autograd.grad(score, levels)
-        for found, level, gradient in zip(maps, levels, gradients):
-            found.append(oracles.gradcam_map(level[0].detach(), gradient[0]))
+        for actual, level, gradient in zip(maps, levels, gradients):
+            actual.append(oracles.gradcam_map(level[0].detach(), gradient[0]))
     return maps
 
 
@@ -145,27 +145,27 @@ def test_the_levels_of_a_pyramid_are_added(pyramid: tuple[nn.Module, Tensor]) ->
     maps = by_plain_autograd(model, images)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = gradcam.explain(model, images, "levels", target=1)
+        explanation = gradcam.explain(model, images, "levels", target=1)
     for image in range(2):
-        assert found.maps[image].any()
-        torch.testing.assert_close(found.maps[image, 0].double(), added(maps, image), rtol=1e-4, atol=1e-7)
+        assert explanation.maps[image].any()
+        torch.testing.assert_close(explanation.maps[image, 0].double(), added(maps, image), rtol=1e-4, atol=1e-7)
 
 
 def test_levels_that_are_named_are_added_where_that_is_wanted(pyramid: tuple[nn.Module, Tensor]) -> None:
     model, images = pyramid
     maps = by_plain_autograd(model, images)
     layers = [f"levels:{shallow(model) + level}" for level in range(3)]
-    found = gradcam.explain(model, images, layers=layers, join="sum", target=1)
-    assert found.layer == " + ".join(layers)
+    explanation = gradcam.explain(model, images, layers=layers, join="sum", target=1)
+    assert explanation.layer == " + ".join(layers)
     for image in range(2):
-        torch.testing.assert_close(found.maps[image, 0].double(), added(maps, image), rtol=1e-4, atol=1e-7)
+        torch.testing.assert_close(explanation.maps[image, 0].double(), added(maps, image), rtol=1e-4, atol=1e-7)
     compared = gradcam.compare(model, images, layers=layers, methods=["gradcam", "hirescam"], join="sum", target=1)
-    assert list(compared) == [(found.layer, "gradcam"), (found.layer, "hirescam")]
-    assert torch.equal(compared[found.layer, "gradcam"].maps, found.maps)
+    assert list(compared) == [(explanation.layer, "gradcam"), (explanation.layer, "hirescam")]
+    assert torch.equal(compared[explanation.layer, "gradcam"].maps, explanation.maps)
     signed = gradcam.explain(model, images, layers=layers, join="sum", target=1, evidence="signed")
     negative = gradcam.explain(model, images, layers=layers, join="sum", target=1, evidence="negative")
     assert (signed.maps < 0).any()
-    torch.testing.assert_close(signed.maps, found.maps - negative.maps, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(signed.maps, explanation.maps - negative.maps, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("method", ["gradcam", "eigencam"])
@@ -173,10 +173,10 @@ def test_a_pyramid_beside_one_of_its_levels(pyramid: tuple[nn.Module, Tensor], m
     model, images = pyramid
     level = f"levels:{shallow(model) + read_level(model, images[:1])}"
     alone = gradcam.explain(model, images, "levels", method=method, target=1)
-    found = gradcam.compare(model, images[:1], layers=["levels", level], methods=[method], target=1)
-    assert found["levels", method].maps.shape == alone.maps[:1].shape
+    explanations = gradcam.compare(model, images[:1], layers=["levels", level], methods=[method], target=1)
+    assert explanations["levels", method].maps.shape == alone.maps[:1].shape
     assert torch.equal(
-        found["levels", method].maps, gradcam.explain(model, images[:1], "levels", method=method, target=1).maps
+        explanations["levels", method].maps, gradcam.explain(model, images[:1], "levels", method=method, target=1).maps
     )
     joined = gradcam.explain(model, images, layers=["levels", level], join="sum", method=method, target=1)
     assert torch.equal(joined.maps, alone.maps)  # where each level counts once
@@ -187,9 +187,9 @@ def test_an_image_that_nothing_reaches_is_said_to_be_blank(pyramid: tuple[nn.Mod
     model, images = pyramid
     level = shallow(model) + read_level(model, images[:1])
     with pytest.warns(GradcamWarning, match=f"'levels:{level}' is exactly zero for some of the images"):
-        found = gradcam.explain(model, images, f"levels:{level}", method=method, target=1, evidence="signed")
-    assert found.maps[0].any()
-    assert not found.maps[1].any()
+        explanation = gradcam.explain(model, images, f"levels:{level}", method=method, target=1, evidence="signed")
+    assert explanation.maps[0].any()
+    assert not explanation.maps[1].any()
 
 
 def test_an_image_alone_that_nothing_reaches_is_an_error(pyramid: tuple[nn.Module, Tensor]) -> None:
@@ -205,11 +205,11 @@ def test_one_blind_layer_of_several_is_blank_and_said_to_be(pyramid: tuple[nn.Mo
     model, images = pyramid
     blind, seeing = (f"levels:{shallow(model) + read_level(model, image)}" for image in (images[:1], images[1:]))
     with pytest.warns(GradcamWarning, match=f"The gradient at layer '{blind}' is exactly zero: its heatmaps are blank"):
-        found = gradcam.compare(
+        explanations = gradcam.compare(
             model, images[1:], layers=[blind, seeing], methods=[method], target=1, evidence="signed"
         )
-    assert not found[blind, method].maps.any()
-    assert found[seeing, method].maps.any()
+    assert not explanations[blind, method].maps.any()
+    assert explanations[seeing, method].maps.any()
 
 
 class Gated(nn.Module):
@@ -230,12 +230,12 @@ def test_every_method_that_looks_at_what_reaches_the_score_says_so(method: str) 
     model, images = Gated().double().eval(), torch.stack([IMAGES[0] + 1, IMAGES[1] - 1])[..., :16, :16]
     with pytest.warns(GradcamWarning, match="'bright' is exactly zero for some of the images"):
         some = gradcam.explain(model, images, "bright", method=method, target=1, evidence="signed")
-    assert [bool(each.any()) for each in some.maps] == [True, False]
+    assert [bool(item.any()) for item in some.maps] == [True, False]
     with pytest.warns(GradcamWarning, match=r"'bright' is exactly zero: its heatmaps are blank"):
         pair = gradcam.compare(
             model, images[1:], layers=["bright", "all"], methods=[method], target=1, evidence="signed"
         )
-    assert [bool(each.maps.any()) for each in pair.values()] == [False, True]
+    assert [bool(item.maps.any()) for item in pair.values()] == [False, True]
     with pytest.raises(BlindLayerError, match="'bright'"):
         gradcam.explain(model, images[1:], "bright", method=method, target=1)
 
@@ -252,9 +252,9 @@ def test_a_layer_that_no_path_leads_from_is_blank_beside_others() -> None:
 
     model = Model().double().eval()
     with pytest.warns(GradcamWarning, match="'unused'"):
-        found = gradcam.compare(model, IMAGES, layers=["used", "unused"], methods=["gradcam"], target=1)
-    assert torch.equal(found["used", "gradcam"].maps, gradcam.explain(model, IMAGES, "used", target=1).maps)
-    assert not found["unused", "gradcam"].maps.any()
+        explanations = gradcam.compare(model, IMAGES, layers=["used", "unused"], methods=["gradcam"], target=1)
+    assert torch.equal(explanations["used", "gradcam"].maps, gradcam.explain(model, IMAGES, "used", target=1).maps)
+    assert not explanations["unused", "gradcam"].maps.any()
     with pytest.raises(BlindLayerError, match="does not depend on layer 'unused'"):
         gradcam.explain(model, IMAGES, "unused", target=1)
 
@@ -296,8 +296,8 @@ def test_one_run_of_a_layer_that_runs_several_times(run: int) -> None:
     (gradients,) = torch.autograd.grad(behind(model, run, x, given)[:, 1].sum(), given)
     expected = oracles.gradcam_map(activations[0], gradients[0])
     for _ in range(2):
-        found = gradcam.explain(model, images, f"block#{run}", target=1)
-        torch.testing.assert_close(found.maps[0, 0].double(), expected, rtol=1e-5, atol=1e-9)
+        explanation = gradcam.explain(model, images, f"block#{run}", target=1)
+        torch.testing.assert_close(explanation.maps[0, 0].double(), expected, rtol=1e-5, atol=1e-9)
     plain = model(images)[0, 1].detach()
     weights = []
     with torch.no_grad():
@@ -314,10 +314,10 @@ def test_runs_side_by_side_and_runs_that_there_are_not() -> None:
     torch.manual_seed(0)
     model = Repeats().double().eval()
     layers = ["block#0", "block#2", "stem"]
-    found = gradcam.compare(model, IMAGES, layers=layers, methods=["gradcam"], target=1)
+    explanations = gradcam.compare(model, IMAGES, layers=layers, methods=["gradcam"], target=1)
     for layer in layers:
         alone = gradcam.explain(model, IMAGES, layer, target=1)
-        torch.testing.assert_close(found[layer, "gradcam"].maps, alone.maps)
+        torch.testing.assert_close(explanations[layer, "gradcam"].maps, alone.maps)
     with pytest.raises(LayerError, match=r"ran 3 times.*name one of its runs, 'block#0' to '#2'"):
         gradcam.explain(model, IMAGES, "block", target=1)
     with pytest.raises(LayerError, match=r"'block#3' ran 3 time\(s\): runs are counted from 0"):
@@ -340,9 +340,9 @@ def test_a_recurrent_layers_hidden_state_is_no_level() -> None:
             return self.head(tokens.mean(1) + state[0])
 
     model = Model().double().eval()
-    found = gradcam.explain(model, IMAGES, "memory", target=1)
-    assert found.maps.shape == (2, 1, 8, 8)
-    assert torch.equal(found.maps, gradcam.explain(model, IMAGES, "memory:0", target=1).maps)
+    explanation = gradcam.explain(model, IMAGES, "memory", target=1)
+    assert explanation.maps.shape == (2, 1, 8, 8)
+    assert torch.equal(explanation.maps, gradcam.explain(model, IMAGES, "memory:0", target=1).maps)
 
 
 @pytest.mark.parametrize("arguments", [{"join": "mean"}, {"join": 3}, {"layers": ["levels:0"]}, {"layers": []}])
@@ -371,7 +371,7 @@ def test_the_picture_in_hidden_states_is_the_last_one() -> None:
     def mean_of_patches(output: Any) -> Tensor:
         return F.softplus(output.hidden_states[-1])[:, 1:, 2].mean(1)
 
-    found = gradcam.explain(
+    explanation = gradcam.explain(
         model, images, "vit.layers.1" if hasattr(model.vit, "layers") else "vit.encoder.layer.1", target=mean_of_patches
     )
-    assert found.maps.any()
+    assert explanation.maps.any()

@@ -65,10 +65,14 @@ def test_every_layer_has_a_row_and_its_own_parameters() -> None:
     modules = dict(model.named_modules())
     assert list(rows) == [name for name in modules if name]
     for name, row in rows.items():
-        assert row.parameters == sum(it.numel() for it in modules[name].parameters())
+        assert row.parameters == sum(parameter.numel() for parameter in modules[name].parameters())
         assert row.type == type(modules[name]).__name__
     children = [name for name, _ in model.named_children()]
-    assert sum(rows[name].parameters for name in children) == sum(it.numel() for it in model.parameters()) == 7_978_856
+    assert (
+        sum(rows[name].parameters for name in children)
+        == sum(parameter.numel() for parameter in model.parameters())
+        == 7_978_856
+    )
 
 
 def small_vit(**options: Any) -> nn.Module:

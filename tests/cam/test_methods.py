@@ -82,8 +82,8 @@ def test_gradcam_pp_equals_the_derivatives_of_the_exponential() -> None:
             alpha = second / (2 * second + activations[channel].sum() * third)
             weight += (alpha * first.relu() / y).item()  # without the factor exp(S)
         expected += weight * activations[channel]
-    found = METHODS["gradcam-pp"].compute(activations[None], weights[None, None])[0, 0]
-    torch.testing.assert_close(found, expected)
+    actual = METHODS["gradcam-pp"].compute(activations[None], weights[None, None])[0, 0]
+    torch.testing.assert_close(actual, expected)
 
 
 def test_gradcam_by_hand() -> None:
@@ -102,19 +102,19 @@ def test_fem_by_hand() -> None:
     channel = torch.zeros(1, 2, 2, 8)
     channel[0, 0, 1, 3] = 16  # mean 1, deviation sqrt(15): above 1 + 2 * 3.87
     channel[0, 1] = 5  # the same everywhere: nothing stands out
-    found = METHODS["fem"].compute(channel)
-    assert found.nonzero().tolist() == [[0, 1, 3]]
-    assert found[0, 1, 3] == 1
+    actual = METHODS["fem"].compute(channel)
+    assert actual.nonzero().tolist() == [[0, 1, 3]]
+    assert actual[0, 1, 3] == 1
 
 
 @pytest.mark.parametrize("name", ["eigencam", "kpcacam"])
 def test_a_component_points_where_the_activations_are(name: str) -> None:
     activations = torch.full((1, 6, 5, 5), 0.1)
     activations[0, :, 1, 3] = torch.arange(1.0, 7)
-    found = METHODS[name].compute(activations)[0]
-    assert divmod(int(found.argmax()), 5) == (1, 3)
+    actual = METHODS[name].compute(activations)[0]
+    assert divmod(int(actual.argmax()), 5) == (1, 3)
     opposite = METHODS[name].compute(-activations)[0]
-    torch.testing.assert_close(opposite, found)
+    torch.testing.assert_close(opposite, actual)
 
 
 def test_a_component_by_hand() -> None:

@@ -62,14 +62,14 @@ def test_images_are_mixed_in_whatever_way(mix: Callable[[Tensor], Tensor]) -> No
         start = model.body(IMAGES)
     for _ in range(2):
         with pytest.warns(GradcamWarning, match="depend on one another") as caught:
-            found = gradcam.explain(model, IMAGES, "body", target=classes, evidence="signed")
-        assert sum("depend on one another" in str(it.message) for it in caught) == 1
+            explanation = gradcam.explain(model, IMAGES, "body", target=classes, evidence="signed")
+        assert sum("depend on one another" in str(item.message) for item in caught) == 1
         for image, index in enumerate(classes):
             activations = start.clone().requires_grad_()
             score = mix(model.head(activations.relu().mean((2, 3))))[image, index]
             (gradient,) = torch.autograd.grad(score, activations)
             expected = torch.einsum("c,chw->hw", gradient[image].mean((1, 2)), start[image])
-            torch.testing.assert_close(found.maps[image, 0].double(), expected, rtol=1e-4, atol=1e-8)
+            torch.testing.assert_close(explanation.maps[image, 0].double(), expected, rtol=1e-4, atol=1e-8)
 
 
 MIXING = {"batch norm": lambda: nn.BatchNorm2d(4, track_running_stats=False), "mean": MinusMean}
@@ -83,7 +83,7 @@ def test_a_map_is_that_of_its_own_score(kind: str, method: str) -> None:
         start = model[1](model[0](IMAGES))
     for classes in ([1, 2, 3], [1, 4, 0]):
         with pytest.warns(GradcamWarning, match="depend on one another"):
-            found = gradcam.explain(model, IMAGES, "1", target=classes, method=method)
+            explanation = gradcam.explain(model, IMAGES, "1", target=classes, method=method)
         for image, index in enumerate(classes):
             activations = start.clone().requires_grad_()
             score = model[2:](activations)[image, index]
@@ -94,7 +94,7 @@ def test_a_map_is_that_of_its_own_score(kind: str, method: str) -> None:
                 expected = oracles.gradcam_map(start[image], gradient[image])
             else:
                 expected = (start[image] * gradient[image]).sum(0).relu()
-            torch.testing.assert_close(found.maps[image, 0].double(), expected, rtol=1e-5, atol=1e-8)
+            torch.testing.assert_close(explanation.maps[image, 0].double(), expected, rtol=1e-5, atol=1e-8)
 
 
 @pytest.mark.parametrize("kind", MIXING)
@@ -104,7 +104,7 @@ def test_several_classes_and_second_derivatives(kind: str) -> None:
     with torch.no_grad():
         start = model[1](model[0](IMAGES))
     with pytest.warns(GradcamWarning, match="depend on one another"):
-        found = gradcam.compare(
+        explanations = gradcam.compare(
             model,
             IMAGES,
             layers=["1"],
@@ -120,7 +120,7 @@ def test_several_classes_and_second_derivatives(kind: str) -> None:
             (product,) = torch.autograd.grad((gradient * start).sum(), activations)
             weights = (gradient - product / 2)[image].mean((1, 2)).detach()
             expected = torch.einsum("c,chw->hw", weights, start[image])
-            shapley = found["1", "shapleycam"].maps[image, k].double()
+            shapley = explanations["1", "shapleycam"].maps[image, k].double()
             assert expected.abs().max() > 0
             torch.testing.assert_close(shapley, expected, rtol=1e-4, atol=1e-7)
 

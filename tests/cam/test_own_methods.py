@@ -57,8 +57,8 @@ def test_a_method_of_ones_own_is_what_its_formula_says() -> None:
 def test_it_is_compared_with_others_from_one_pass() -> None:
     model, runs = tiny_model(), []
     model.register_forward_hook(lambda *_: runs.append(1))
-    found = gradcam.compare(model, IMAGES, layers=["4"], methods=["gradcam", mycam])
-    assert list(found) == [("4", "gradcam"), ("4", "mycam")]
+    explanations = gradcam.compare(model, IMAGES, layers=["4"], methods=["gradcam", mycam])
+    assert list(explanations) == [("4", "gradcam"), ("4", "mycam")]
     assert len(runs) == 1 + len(IMAGES)  # the first time, each image is run alone, too
 
 
@@ -77,16 +77,16 @@ def test_activations_alone_and_second_derivatives() -> None:
 
 
 def test_options_keep_two_of_one_name_apart(mine: str) -> None:
-    found = plugins.load("methods", f"{mine}:mycam")
-    explained = gradcam.compare(tiny_model(), IMAGES, layers=["4"], methods=[found, found.using(power=2)])
+    data = plugins.load("methods", f"{mine}:mycam")
+    explained = gradcam.compare(tiny_model(), IMAGES, layers=["4"], methods=[data, data.using(power=2)])
     one, two = explained["4", "mycam"], explained["4", "mycam-power=2"]
     torch.testing.assert_close(two.maps, one.maps.square())
 
 
 def test_options_in_a_name_are_a_part_of_files_names() -> None:
     text = gradcam.method("text", summary="")(lambda activations, gradients, k="a": gradients.sum(2))
-    found = gradcam.compare(tiny_model(), IMAGES, layers=["4"], methods=[text, text.using(k="../../b c")])
-    assert [name for _, name in found] == ["text", "text-k=.._.._b_c"]
+    explanations = gradcam.compare(tiny_model(), IMAGES, layers=["4"], methods=[text, text.using(k="../../b c")])
+    assert [name for _, name in explanations] == ["text", "text-k=.._.._b_c"]
     with pytest.raises(GradcamError, match="text: k is .*expected a number, a string, True, False or None"):
         text.using(k=torch.zeros(2))
 
@@ -94,10 +94,10 @@ def test_options_in_a_name_are_a_part_of_files_names() -> None:
 def test_rise_by_name_and_with_few_masks() -> None:
     few = gradcam.METHODS["rise"].using(masks=5)
     more = gradcam.METHODS["rise"].using(masks=9)
-    found = gradcam.compare(tiny_model(), IMAGES, layers=["4"], methods=[few, more, "gradcam"])
-    assert list(found) == [("4", "gradcam"), ("input", "rise"), ("input", "rise-masks=9")]
-    torch.testing.assert_close(found["input", "rise-masks=9"].maps, explain(more).maps)
-    assert not torch.equal(found["input", "rise"].maps, found["input", "rise-masks=9"].maps)
+    explanations = gradcam.compare(tiny_model(), IMAGES, layers=["4"], methods=[few, more, "gradcam"])
+    assert list(explanations) == [("4", "gradcam"), ("input", "rise"), ("input", "rise-masks=9")]
+    torch.testing.assert_close(explanations["input", "rise-masks=9"].maps, explain(more).maps)
+    assert not torch.equal(explanations["input", "rise"].maps, explanations["input", "rise-masks=9"].maps)
 
 
 def test_the_same_method_from_a_file_and_from_an_installed_package(

@@ -49,8 +49,8 @@ def assert_maps(found: Tensor, expected: Tensor, tolerance: float = 1e-5) -> Non
 @pytest.mark.parametrize("layer", ["0", "1", "2", "3", "4"])  # 1 and 3 stand before an in-place ReLU, 2 and 4 are one
 def test_ablationcam_equals_the_loop_over_the_channels(layer: str) -> None:
     weights, activations = slow.ablationcam(curved(), IMAGES, layer, pick(CLASSES))
-    found = gradcam.explain(curved(), IMAGES, layer, method="ablationcam", target=CLASSES)
-    assert_maps(found.maps, slow.sum_of_channels(weights, activations))
+    explanation = gradcam.explain(curved(), IMAGES, layer, method="ablationcam", target=CLASSES)
+    assert_maps(explanation.maps, slow.sum_of_channels(weights, activations))
     signed = gradcam.explain(curved(), IMAGES, layer, method="ablationcam", target=CLASSES, evidence="signed")
     assert_maps(signed.maps, torch.einsum("nkc,nchw->nkhw", weights, activations))
 
@@ -66,8 +66,8 @@ def test_ablationcam_by_hand_with_scores_below_and_at_zero() -> None:
 
     image = torch.tensor([[[[1.0, 2.0]], [[3.0, 0.0]], [[0.0, 0.0]]]])  # sums 3, 3 and 0: 6 in all
     for offset, divisor in ((0.0, 6.0), (-8.0, 2.0), (-6.0, 1.0)):  # the score is 6, -2, 0
-        found = gradcam.explain(Sum(offset), image, "layer", method="ablationcam", target=1, evidence="signed")
-        assert found.maps.tolist() == [[[[(3 * 1 + 3 * 3) / divisor, 3 * 2 / divisor]]]]
+        explanation = gradcam.explain(Sum(offset), image, "layer", method="ablationcam", target=1, evidence="signed")
+        assert explanation.maps.tolist() == [[[[(3 * 1 + 3 * 3) / divisor, 3 * 2 / divisor]]]]
 
 
 def assert_weights(model: nn.Module, image: Tensor, layer: str, classes: list[int], channels: list[int]) -> None:
@@ -78,7 +78,7 @@ def assert_weights(model: nn.Module, image: Tensor, layer: str, classes: list[in
         site = find_activations(layer, recorded)
         some = torch.zeros_like(site.grid)
         some[:, channels] = site.grid[:, channels]
-        found = ablation.ablationcam(recorded, dataclasses.replace(site, grid=some), RerunBudget(batch))
+        actual = ablation.ablationcam(recorded, dataclasses.replace(site, grid=some), RerunBudget(batch))
         plain = score(recorded.output)
     weighted = []
     for channel in channels:
@@ -89,7 +89,7 @@ def assert_weights(model: nn.Module, image: Tensor, layer: str, classes: list[in
 
         weight = (plain - slow.scores_with(model, image, layer, ablate, score)) / plain.abs()
         weighted.append(weight[..., None, None] * slow.layer_output(model, image, layer)[:, None, channel])
-    assert_maps(found.maps, sum(weighted).double())
+    assert_maps(actual.maps, sum(weighted).double())
 
 
 @pytest.mark.parametrize("layer", ["layer4", "layer3", "layer4.1.conv2"])
@@ -111,8 +111,8 @@ def test_ablationcam_of_the_embedded_classifier_equals_the_loop(
 def test_reciprocam_equals_the_loop_over_the_places(layer: str) -> None:
     lengths = (6, 8) if layer == "4" else (12, 16)
     expected = slow.reciprocam(curved(), IMAGES, layer, pick(CLASSES), lengths)
-    found = gradcam.explain(curved(), IMAGES, layer, method="reciprocam", target=CLASSES, evidence="signed")
-    assert_maps(found.maps, expected)
+    explanation = gradcam.explain(curved(), IMAGES, layer, method="reciprocam", target=CLASSES, evidence="signed")
+    assert_maps(explanation.maps, expected)
     assert expected.min() < 0 < expected.max()
 
 
@@ -128,18 +128,18 @@ def test_reciprocam_of_a_volume() -> None:
     ).double()
     images = torch.randn(2, 1, 3, 2, 4, dtype=torch.float64)
     expected = slow.reciprocam(model, images, "1", pick([[1], [0]]), (3, 2, 4))
-    found = gradcam.explain(model, images, "1", method="reciprocam", target=[1, 0], evidence="signed")
-    assert_maps(found.maps, expected)
+    explanation = gradcam.explain(model, images, "1", method="reciprocam", target=[1, 0], evidence="signed")
+    assert_maps(explanation.maps, expected)
 
 
 def test_reciprocam_has_zero_where_nothing_is_added() -> None:
-    found = gradcam.explain(curved(), IMAGES * 0, "0", method="reciprocam", target=1, evidence="signed")
+    explanation = gradcam.explain(curved(), IMAGES * 0, "0", method="reciprocam", target=1, evidence="signed")
     model = curved()
     model[0].bias.data.zero_()
     with torch.no_grad():
         assert model[0](IMAGES * 0).abs().max() == 0
     blank = gradcam.explain(model, IMAGES * 0, "0", method="reciprocam", target=1, evidence="signed")
-    assert found.maps.abs().max() > 0
+    assert explanation.maps.abs().max() > 0
     assert blank.maps.abs().max() == 0
 
 
@@ -157,19 +157,19 @@ def test_scorecam_equals_the_loop_and_leaves_constant_channels_out() -> None:
     weights, activations = slow.scorecam_weights(model, IMAGES, "4", CLASSES)
     assert (weights[:, :, [1, 4]] == 0).all()
     passes: list[tuple[int, int]] = []
-    found = gradcam.explain(
+    explanation = gradcam.explain(
         model, IMAGES, "4", method="scorecam", target=CLASSES, progress=lambda *both: passes.append(both)
     )
     assert passes[-1] == (4, 4)
-    assert_maps(found.maps, slow.sum_of_channels(weights, activations))
+    assert_maps(explanation.maps, slow.sum_of_channels(weights, activations))
 
 
 def test_scorecam_where_no_channel_varies_is_blank() -> None:
     model = curved()
     model[3].weight.data.zero_()
-    found = gradcam.explain(model, IMAGES, "4", method="scorecam", target=CLASSES)
-    assert found.maps.shape == (3, 2, 6, 8)
-    assert not found.maps.any()
+    explanation = gradcam.explain(model, IMAGES, "4", method="scorecam", target=CLASSES)
+    assert explanation.maps.shape == (3, 2, 6, 8)
+    assert not explanation.maps.any()
 
 
 def test_scorecam_where_images_differ_in_their_constant_channels() -> None:
@@ -187,26 +187,26 @@ def test_scorecam_where_images_differ_in_their_constant_channels() -> None:
     model, images = Dark().double(), IMAGES.clone()
     images[0, 1], images[1] = 0.5, 0.0  # two channels vary, none, and all three
     weights, activations = slow.scorecam_weights(model, images[[0, 2]], "layer", [CLASSES[0], CLASSES[2]])
-    found = gradcam.explain(model, images, "layer", method="scorecam", target=CLASSES).maps
-    assert_maps(found[[0, 2]], slow.sum_of_channels(weights, activations))
-    assert not found[1].any()
+    maps = gradcam.explain(model, images, "layer", method="scorecam", target=CLASSES).maps
+    assert_maps(maps[[0, 2]], slow.sum_of_channels(weights, activations))
+    assert not maps[1].any()
 
 
 def test_fasterscorecam_keeps_to_the_channels_that_vary_most() -> None:
     method = gradcam.METHODS["fasterscorecam"].using(channels=2)
-    found = gradcam.explain(curved(), IMAGES, "4", method=method, target=CLASSES)
+    explanation = gradcam.explain(curved(), IMAGES, "4", method=method, target=CLASSES)
 
     def most_varied(activations: np.ndarray) -> list[int]:
         return sorted(range(len(activations)), key=lambda channel: -activations[channel].var())[:2]
 
     weights, activations = slow.scorecam_weights(curved(), IMAGES, "4", CLASSES, channels=most_varied)
     assert ((weights > 0).sum(2) == 2).all()
-    assert_maps(found.maps, slow.sum_of_channels(weights, activations))
+    assert_maps(explanation.maps, slow.sum_of_channels(weights, activations))
 
 
 def test_sscam_equals_the_loop_over_samples() -> None:
     method = gradcam.METHODS["sscam"].using(samples=3, noise=0.7, seed=5)
-    found = gradcam.explain(dead_channels(), IMAGES, "4", method=method, target=CLASSES)
+    explanation = gradcam.explain(dead_channels(), IMAGES, "4", method=method, target=CLASSES)
 
     def noisy(mask: np.ndarray, rank: int) -> list[np.ndarray]:
         drawn = [
@@ -215,18 +215,18 @@ def test_sscam_equals_the_loop_over_samples() -> None:
         return [mask + 0.7 * noise.double().numpy() for noise in drawn]
 
     weights, activations = slow.scorecam_weights(dead_channels(), IMAGES, "4", CLASSES, masks_of=noisy)
-    assert_maps(found.maps, slow.sum_of_channels(weights, activations))
+    assert_maps(explanation.maps, slow.sum_of_channels(weights, activations))
 
 
 def test_iscam_equals_the_loop_over_steps() -> None:
     method = gradcam.METHODS["iscam"].using(steps=4)
-    found = gradcam.explain(dead_channels(), IMAGES, "4", method=method, target=CLASSES)
+    explanation = gradcam.explain(dead_channels(), IMAGES, "4", method=method, target=CLASSES)
 
     def steps(mask: np.ndarray, rank: int) -> list[np.ndarray]:
         return [mask * 0.25, mask * 0.5, mask * 0.75, mask]
 
     weights, activations = slow.scorecam_weights(dead_channels(), IMAGES, "4", CLASSES, masks_of=steps)
-    assert_maps(found.maps, slow.sum_of_channels(weights, activations))
+    assert_maps(explanation.maps, slow.sum_of_channels(weights, activations))
 
 
 def draw_mask(seed: int, size: tuple[int, int], cells: int, probability: float) -> np.ndarray:
@@ -242,14 +242,14 @@ def draw_mask(seed: int, size: tuple[int, int], cells: int, probability: float) 
 def test_rise_equals_the_mean_of_masks_by_their_scores() -> None:
     model, number, probability = curved(), 23, 0.4
     method = gradcam.METHODS["rise"].using(masks=number, cells=3, probability=probability, seed=11)
-    found = gradcam.explain(model, IMAGES, method=method, target=CLASSES, evidence="signed")
+    explanation = gradcam.explain(model, IMAGES, method=method, target=CLASSES, evidence="signed")
     masks = [draw_mask(11 + i, (12, 16), 3, probability) for i in range(number)]
     with torch.no_grad():
         scores = [pick(CLASSES)(model(IMAGES * torch.from_numpy(mask))) for mask in masks]
     paper = sum(score[:, :, None, None] * torch.from_numpy(mask) for score, mask in zip(scores, masks))
     of_mean = sum(scores)[:, :, None, None] / number * torch.from_numpy(sum(masks))
-    assert_maps(found.maps, (paper - of_mean) / (number * probability))
-    assert (found.layer, found.method) == ("input", "rise")
+    assert_maps(explanation.maps, (paper - of_mean) / (number * probability))
+    assert (explanation.layer, explanation.method) == ("input", "rise")
 
 
 def test_rise_finds_the_one_place_that_counts() -> None:
@@ -275,11 +275,11 @@ def test_rise_masks_are_open_as_often_as_they_should_be() -> None:
 
 def test_rise_stands_once_beside_layers() -> None:
     methods = ["gradcam", gradcam.METHODS["rise"].using(masks=5)]
-    found = gradcam.compare(tiny_model(), TINY, layers=["2", "4"], methods=methods, target=1)
-    assert list(found) == [("2", "gradcam"), ("4", "gradcam"), ("input", "rise")]
-    assert found["input", "rise"].maps.shape == (3, 1, 12, 16)
+    explanations = gradcam.compare(tiny_model(), TINY, layers=["2", "4"], methods=methods, target=1)
+    assert list(explanations) == [("2", "gradcam"), ("4", "gradcam"), ("input", "rise")]
+    assert explanations["input", "rise"].maps.shape == (3, 1, 12, 16)
     alone = gradcam.compare(tiny_model(), TINY, layers=[], methods=methods[1:], target=1)
-    assert torch.equal(alone["input", "rise"].maps, found["input", "rise"].maps)
+    assert torch.equal(alone["input", "rise"].maps, explanations["input", "rise"].maps)
     with pytest.raises(LayerError, match="at least one layer"):
         gradcam.compare(tiny_model(), TINY, layers=[], methods=methods, target=1)
 
@@ -287,17 +287,17 @@ def test_rise_stands_once_beside_layers() -> None:
 def test_smoothgradcam_pp_equals_the_loop() -> None:
     method = gradcam.METHODS["smoothgradcam-pp"].using(samples=3, noise=0.3, seed=7)
     model = nn.Sequential(*[curved()[i] for i in range(9)]).eval()
-    found = gradcam.explain(model, IMAGES, "4", method=method, target=[0, 4, 2])
+    explanation = gradcam.explain(model, IMAGES, "4", method=method, target=[0, 4, 2])
     expected = slow.smooth_gradcam_pp(model, IMAGES, "4", [0, 4, 2], samples=3, noise=0.3, seed=7)
-    assert_maps(found.maps, expected)
+    assert_maps(explanation.maps, expected)
 
 
 def test_smoothgradcam_pp_keeps_to_the_class_of_the_clean_image() -> None:
     method = gradcam.METHODS["smoothgradcam-pp"].using(samples=4, noise=50.0)
     top = curved()(IMAGES).argmax(1).tolist()
-    found = gradcam.explain(curved(), IMAGES, "4", method=method)
-    assert found.classes.flatten().tolist() == top
-    assert torch.equal(found.maps, gradcam.explain(curved(), IMAGES, "4", method=method, target=top).maps)
+    explanation = gradcam.explain(curved(), IMAGES, "4", method=method)
+    assert explanation.classes.flatten().tolist() == top
+    assert torch.equal(explanation.maps, gradcam.explain(curved(), IMAGES, "4", method=method, target=top).maps)
 
 
 SEEDED = {
@@ -361,42 +361,42 @@ LAYER_METHODS = [name for name, it in gradcam.METHODS.items() if it.place == "la
 @pytest.mark.parametrize("name", LAYER_METHODS)
 def test_tokens_first_are_recognised_by_every_method(name: str, images: int) -> None:
     method = gradcam.METHODS[name].using(**SMALL.get(name, {}))
-    expected, found = (
+    expected, actual = (
         gradcam.explain(
             Transformer(tokens_first=first).double().eval(), IMAGES[:images], "first", method=method, target=1
         ).maps
         for first in (False, True)
     )
-    assert found.shape == (images, 1, 3, 4)
+    assert actual.shape == (images, 1, 3, 4)
     assert expected.any() or name == "fem"  # twelve places have none two deviations above their mean
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * expected.max().item())
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4 * expected.max().item())
 
 
 def test_the_last_layer_with_tokens_first_is_found() -> None:
-    found = gradcam.explain(Transformer(tokens_first=True).double().eval(), IMAGES, target=1)
-    assert found.layer == gradcam.explain(Transformer(tokens_first=False).double().eval(), IMAGES, target=1).layer
+    explanation = gradcam.explain(Transformer(tokens_first=True).double().eval(), IMAGES, target=1)
+    assert explanation.layer == gradcam.explain(Transformer(tokens_first=False).double().eval(), IMAGES, target=1).layer
 
 
 def test_ablationcam_takes_a_channel_from_the_class_token_too() -> None:
     model = Transformer(tokens_first=False).double().eval()
     weights, activations = slow.ablationcam(model, IMAGES, "first", pick(CLASSES), axis=2)
     patches = activations[:, 1:].unflatten(1, (3, 4)).movedim(-1, 1)
-    found = gradcam.explain(model, IMAGES, "first", method="ablationcam", target=CLASSES)
-    assert_maps(found.maps, slow.sum_of_channels(weights, patches))
+    explanation = gradcam.explain(model, IMAGES, "first", method="ablationcam", target=CLASSES)
+    assert_maps(explanation.maps, slow.sum_of_channels(weights, patches))
 
 
 def test_reciprocam_leaves_the_class_token_as_it_is() -> None:
     model = Transformer(tokens_first=False).double().eval()
-    found = gradcam.explain(model, IMAGES, "first", method="reciprocam", target=CLASSES, evidence="signed")
+    explanation = gradcam.explain(model, IMAGES, "first", method="reciprocam", target=CLASSES, evidence="signed")
 
     def score_with(mask: Tensor) -> Tensor:
-        whole = torch.cat([torch.ones(1, 1, 1), mask.reshape(1, -1, 1)], 1).double()
-        return slow.scores_with(model, IMAGES, "first", lambda tokens: tokens * whole, pick(CLASSES))
+        tensor = torch.cat([torch.ones(1, 1, 1), mask.reshape(1, -1, 1)], 1).double()
+        return slow.scores_with(model, IMAGES, "first", lambda tokens: tokens * tensor, pick(CLASSES))
 
     nothing = score_with(torch.zeros(3, 4))
     for place in ((0, 0), (1, 2), (2, 3)):
         expected = score_with(slow.window(place, (3, 4))) - nothing
-        torch.testing.assert_close(found.maps[:, :, place[0], place[1]].double(), expected, rtol=1e-5, atol=1e-8)
+        torch.testing.assert_close(explanation.maps[:, :, place[0], place[1]].double(), expected, rtol=1e-5, atol=1e-8)
     with pytest.raises(LayerError, match=r"Changes on the grid of layer 'second'.*Choose 'second.norm1'"):
         gradcam.explain(model, IMAGES, "second", method="reciprocam", target=CLASSES)
 
@@ -411,9 +411,9 @@ def test_channels_last() -> None:
             return self.inner[5:](self.last(self.inner[:5](images).movedim(1, -1)).movedim(-1, 1))
 
     for name in ("ablationcam", "reciprocam", "scorecam"):
-        found = gradcam.explain(Last(), IMAGES, "last", method=name, target=CLASSES)
+        explanation = gradcam.explain(Last(), IMAGES, "last", method=name, target=CLASSES)
         expected = gradcam.explain(curved(), IMAGES, "4", method=name, target=CLASSES)
-        assert_maps(found.maps, expected.maps.double())
+        assert_maps(explanation.maps, expected.maps.double())
 
 
 OPTIONS: list[tuple[str, dict[str, Any], str]] = [
@@ -441,14 +441,14 @@ def test_the_embedded_classifier_on_a_photograph(classifier: gradcam.Classifier,
     """Everything but the slow ones looks at the cat for the cat, and at the cup for the espresso."""
     target = [["Egyptian cat", "espresso"]]
     methods = ["gradcam", "ablationcam", "reciprocam", gradcam.METHODS["fasterscorecam"].using(channels=20)]
-    found = classifier.compare(photo("cat_and_espresso.jpg"), layers=["head.0"], methods=methods, target=target)
-    cat, espresso = found["head.0", "gradcam"].heatmaps[0]
+    explanations = classifier.compare(photo("cat_and_espresso.jpg"), layers=["head.0"], methods=methods, target=target)
+    cat, espresso = explanations["head.0", "gradcam"].heatmaps[0]
     for name in ("ablationcam", "reciprocam"):
-        maps = found["head.0", name].heatmaps[0]
+        maps = explanations["head.0", name].heatmaps[0]
         assert correlate(maps[0], cat) > 0.6
         assert correlate(maps[0], cat) > correlate(maps[0], espresso) + 0.2
         assert correlate(maps[1], espresso) > correlate(maps[1], cat) + 0.2
-    assert found["head.0", "fasterscorecam"].maps.any()
+    assert explanations["head.0", "fasterscorecam"].maps.any()
 
 
 def correlate(one: Tensor, other: Tensor) -> float:

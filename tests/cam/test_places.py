@@ -39,10 +39,10 @@ def unit_order(model: Any) -> Tensor:
 
 def test_units_in_another_order_are_seen_and_a_function_that_puts_them_back_is_right() -> None:
     model, images = hiera(), torch.randn(2, 3, 160, 160)
-    with pytest.warns(GradcamWarning, match=f"layer 'blocks.0.norm1' {WRONG}") as told:
+    with pytest.warns(GradcamWarning, match=f"layer 'blocks.0.norm1' {WRONG}") as messages:
         wrong = gradcam.explain(model, images, "blocks.0.norm1", target=1)
-    assert told[0].filename == __file__
-    assert len(str(told[0].message)) < 250
+    assert messages[0].filename == __file__
+    assert len(str(messages[0].message)) < 250
     order = unit_order(model)
     back = order.argsort()
     right = gradcam.explain(
@@ -231,11 +231,11 @@ def test_a_model_that_runs_only_once_is_explained_as_ever() -> None:
 
     model, images = Once(on_grid(CHANGES["mirrored"])).eval(), torch.randn(1, 3, 48, 48)
     plain = copy.deepcopy(model)
-    found = gradcam.explain(model, images, "norm", target=1)
+    explanation = gradcam.explain(model, images, "norm", target=1)
     assert model.runs == 2
     plain.__class__ = Tokens
     with pytest.warns(GradcamWarning, match=WRONG):
-        torch.testing.assert_close(found.maps, gradcam.explain(plain, images, "norm", target=1).maps)
+        torch.testing.assert_close(explanation.maps, gradcam.explain(plain, images, "norm", target=1).maps)
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("not enough memory")])
@@ -271,8 +271,8 @@ def test_matrices_of_attention_are_no_pictures_behind_whatever_module() -> None:
         rows = {row.name: row for row in list_layers(given, 96)}
         assert rows[name].reason == "it returns attention weights"
         assert rows["blocks.1.norm1"].cam
-    said = gradcam.explain(model, images[:1], "blocks.1.norm1", target=1)
-    assert said.maps.shape[2:] == (6, 6)
+    explanation = gradcam.explain(model, images[:1], "blocks.1.norm1", target=1)
+    assert explanation.maps.shape[2:] == (6, 6)
 
 
 def test_a_verdict_fails_where_the_cells_lie_elsewhere() -> None:
@@ -280,10 +280,10 @@ def test_a_verdict_fails_where_the_cells_lie_elsewhere() -> None:
     for change, doubts in (("mirrored", True), (None, False)):
         model = Tokens(on_grid(CHANGES[change]) if change else torch.clone).eval()
         classifier = gradcam.load_classifier(model, size=48, layer="norm")
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as messages:
             warnings.simplefilter("always")
             verdict = check(classifier, picture)
-        assert bool(verdict.doubt) == doubts == any(it.category is GradcamWarning for it in told)
+        assert bool(verdict.doubt) == doubts == any(item.category is GradcamWarning for item in messages)
         assert verdict.to_record()["doubt"] == verdict.doubt
         if doubts:
             assert verdict.outcome == "failed"

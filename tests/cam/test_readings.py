@@ -106,12 +106,12 @@ def test_a_method_that_fails_on_nan_is_not_the_reason() -> None:
 
 
 def test_numbers_of_several_kinds_are_read_at_once_and_judged_in_order() -> None:
-    checks, found = DeferredChecks(), []
+    checks, actual = DeferredChecks(), []
     large = torch.tensor([2.0**40 + 1], dtype=torch.float64)  # which float32 does not hold
     for numbers in (torch.tensor(True), torch.tensor([[1.5, -2]], dtype=torch.bfloat16), large, torch.tensor([])):
-        checks.add(found.append, numbers)
+        checks.add(actual.append, numbers)
     waits = count_waits(checks.flush)
-    assert found == [[1.0], [1.5, -2.0], [2.0**40 + 1], []]
+    assert actual == [[1.0], [1.5, -2.0], [2.0**40 + 1], []]
     assert waits == Counter({"tolist": 1})
     checks.flush()  # No check runs twice.
-    assert len(found) == 4
+    assert len(actual) == 4

@@ -86,8 +86,8 @@ def test_every_tail_gives_what_the_loop_gives_by_the_cheapest_way(name: str) -> 
     expected = slow.sum_of_channels(weights, activations)
     assert expected.flatten(2).amax(2).min() > 0
     model.batches.clear()
-    found = gradcam.explain(model, images, "layer", method="ablationcam", target=classes)
-    torch.testing.assert_close(found.maps.double(), expected, rtol=1e-5, atol=1e-6 * expected.max().item())
+    explanation = gradcam.explain(model, images, "layer", method="ablationcam", target=classes)
+    torch.testing.assert_close(explanation.maps.double(), expected, rtol=1e-5, atol=1e-6 * expected.max().item())
     together = 3 * (5 + 4)
     if way == "tail":
         assert whole_batches(model) == [(3, 3), (3, together)]
@@ -103,10 +103,10 @@ def test_one_image_broadcasts_over_a_skip_connection() -> None:
     image = IMAGES[:1].double()
     weights, activations = slow.ablationcam(model, image, "layer", pick([[2]]))
     model.batches.clear()
-    found = gradcam.explain(model, image, "layer", method="ablationcam", target=2, evidence="signed")
+    explanation = gradcam.explain(model, image, "layer", method="ablationcam", target=2, evidence="signed")
     assert model.batches == [(1, 1), (1, 9)]
     expected = (weights[0, 0, :, None, None] * activations[0]).sum(0)
-    torch.testing.assert_close(found.maps[0, 0].double(), expected, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(explanation.maps[0, 0].double(), expected, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("method", ["ablationcam", "reciprocam", "scorecam", "rise"])
@@ -130,14 +130,14 @@ def test_a_function_target_sees_each_variant_as_a_plain_output() -> None:
             return {"scores": super().forward(images), "labels": ["one", "two"]}
 
     model = Wrapped().double()
-    found = gradcam.explain(model, IMAGES.double(), "layer", method="ablationcam", target=target)
+    explanation = gradcam.explain(model, IMAGES.double(), "layer", method="ablationcam", target=target)
     assert set(shapes) == {(3, 4)}
     assert whole_batches(model) == [(3, 3), (3, 27)]
     plain = Model().double()
     score = lambda output: target({"scores": output})  # noqa: E731
     weights, activations = slow.ablationcam(plain, IMAGES.double(), "layer", score)
     expected = slow.sum_of_channels(weights, activations)
-    torch.testing.assert_close(found.maps.double(), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(explanation.maps.double(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_an_output_with_more_than_rows_of_images_is_computed_one_variant_at_a_time() -> None:
@@ -170,7 +170,7 @@ def test_inputs_beside_the_pictures_are_repeated_with_them() -> None:
             return super().forward(images * scale[:, None, None, None])
 
     model, scale = Two(lambda before, after: before + after).double(), torch.tensor([1.0, 2.0, -1.0]).double()
-    found = gradcam.explain(
+    explanation = gradcam.explain(
         model,
         {"scale": scale, "images": IMAGES.double(), "table": torch.ones(4, 2)},
         "layer",
@@ -182,7 +182,7 @@ def test_inputs_beside_the_pictures_are_repeated_with_them() -> None:
     scaled = IMAGES.double() * scale[:, None, None, None]
     weights, activations = slow.ablationcam(plain, scaled, "layer", pick([[1]] * 3))
     expected = slow.sum_of_channels(weights, activations)
-    torch.testing.assert_close(found.maps.double(), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(explanation.maps.double(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_layer_in_place_whose_input_the_model_goes_on_using() -> None:
@@ -201,10 +201,10 @@ def test_a_layer_in_place_whose_input_the_model_goes_on_using() -> None:
         def forward(self, images: Tensor) -> Tensor:
             return self.head(self.relu(self.stem(images)).mean((2, 3)).sinh())
 
-    found = gradcam.explain(InPlace(), IMAGES, "relu", method="ablationcam", target=1)
+    explanation = gradcam.explain(InPlace(), IMAGES, "relu", method="ablationcam", target=1)
     expected = gradcam.explain(Named(), IMAGES, "relu", method="ablationcam", target=1)
     assert expected.maps.amax() > 0
-    torch.testing.assert_close(found.maps, expected.maps)
+    torch.testing.assert_close(explanation.maps, expected.maps)
 
 
 def test_a_model_that_changes_its_input_in_place() -> None:
@@ -213,10 +213,10 @@ def test_a_model_that_changes_its_input_in_place() -> None:
             return super().forward(images.sub_(0.5))
 
     model, images = Shifted(), IMAGES.clone()
-    found = gradcam.explain(model, images, "layer", method="ablationcam", target=1)
+    explanation = gradcam.explain(model, images, "layer", method="ablationcam", target=1)
     assert torch.equal(images, IMAGES)
     expected = gradcam.explain(Model(), IMAGES - 0.5, "layer", method="ablationcam", target=1)
-    torch.testing.assert_close(found.maps, expected.maps)
+    torch.testing.assert_close(explanation.maps, expected.maps)
 
 
 @pytest.mark.parametrize("flatten", [lambda x: x.flatten(1), lambda x: x.view(len(x), -1)])
@@ -234,11 +234,11 @@ def test_masked_pictures_are_channels_last_where_the_model_takes_them(flatten: C
             return self.head(flatten(self.conv(x)))
 
     model = Flat().double()
-    found = gradcam.explain(model, TINY[:1].double(), "conv", method="scorecam", target=2)
+    explanation = gradcam.explain(model, TINY[:1].double(), "conv", method="scorecam", target=2)
     takes_them = "flatten" in flatten.__code__.co_names
     assert [last for rows, last in seen if rows > 1] == ([True] if takes_them else [True, False])
     expected = slow.sum_of_channels(*slow.scorecam_weights(model, TINY[:1].double(), "conv", [[2]]))
-    torch.testing.assert_close(found.maps, expected.relu().float(), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(explanation.maps, expected.relu().float(), rtol=1e-4, atol=1e-6)
 
 
 class TestMemory:
@@ -281,7 +281,7 @@ class TestMemory:
     @pytest.mark.parametrize(("method", "budget"), [("ablationcam", 60_000), ("scorecam", 300_000)])
     def test_chunks_fit_the_budget_and_the_result_does_not_depend_on_it(self, method: str, budget: int) -> None:
         model = tiny_model().eval()
-        whole = gradcam.explain(model, TINY, "4", method=method, target=1)
+        explanation = gradcam.explain(model, TINY, "4", method=method, target=1)
         rows: list[int] = []
         model[7].register_forward_pre_hook(lambda module, args: rows.append(len(args[0])))
         meter = Meter()
@@ -290,11 +290,11 @@ class TestMemory:
             chunked = gradcam.explain(model, TINY, "4", method=method, target=1, memory_budget=budget)
         assert max(rows) >= 5 * 3
         assert meter.peak("all") <= 1.5 * budget
-        torch.testing.assert_close(chunked.maps, whole.maps, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(chunked.maps, explanation.maps, rtol=1e-4, atol=1e-6)
         rows.clear()
         smaller = gradcam.explain(model, TINY, "4", method=method, target=1, memory_budget=budget // 3)
         assert max(rows) == 3  # too few for the unchanged and the strange among them
-        torch.testing.assert_close(smaller.maps, whole.maps, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(smaller.maps, explanation.maps, rtol=1e-4, atol=1e-6)
 
     @pytest.mark.parametrize("method", ["ablationcam", "reciprocam", "scorecam", "rise"])
     def test_a_budget_that_not_even_one_variant_fits(self, method: str) -> None:
@@ -312,10 +312,10 @@ class TestMemory:
             gradcam.explain(tiny_model(), TINY, "4", memory_budget=budget)  # type: ignore[arg-type]
 
     def test_a_default_budget_never_refuses(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        whole = gradcam.explain(tiny_model(), TINY, "4", method="ablationcam", target=1)
+        explanation = gradcam.explain(tiny_model(), TINY, "4", method="ablationcam", target=1)
         monkeypatch.setattr("gradcam.hooks.memory.DEFAULT_BUDGET", 10)
         small = gradcam.explain(tiny_model(), TINY, "4", method="ablationcam", target=1)
-        torch.testing.assert_close(small.maps, whole.maps)
+        torch.testing.assert_close(small.maps, explanation.maps)
 
 
 METHODS = ["ablationcam", "reciprocam", "scorecam", "fasterscorecam", "sscam", "iscam", "rise", "smoothgradcam-pp"]
@@ -393,9 +393,9 @@ def test_reruns_are_computed_in_the_autocast_of_the_caller() -> None:
     for passes in (2 + len(TINY), 2):  # the first time, each image is run alone, too
         kinds.clear()
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            found = gradcam.explain(model, TINY, "4", method="ablationcam", target=1)
+            explanation = gradcam.explain(model, TINY, "4", method="ablationcam", target=1)
         assert kinds == [torch.bfloat16] * passes
-        assert found.maps.dtype == torch.float32
+        assert explanation.maps.dtype == torch.float32
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -403,9 +403,9 @@ def test_a_model_in_half_precision_keeps_to_the_tail(dtype: torch.dtype) -> None
     model = Model()
     expected = gradcam.explain(model, IMAGES, "layer", method="reciprocam", target=1).heatmaps
     model = Model().to(dtype)
-    found = gradcam.explain(model, IMAGES.to(dtype), "layer", method="reciprocam", target=1)
+    explanation = gradcam.explain(model, IMAGES.to(dtype), "layer", method="reciprocam", target=1)
     assert whole_batches(model) == [(3, 3), (3, 3 * (6 * 8 + 5))]
-    assert (found.heatmaps - expected).abs().mean() < 0.1
+    assert (explanation.heatmaps - expected).abs().mean() < 0.1
 
 
 def test_in_inference_mode_with_recording_off_in_the_model() -> None:
@@ -416,8 +416,8 @@ def test_in_inference_mode_with_recording_off_in_the_model() -> None:
 
     expected = gradcam.explain(Model(), IMAGES, "layer", method="ablationcam", target=1)
     with torch.inference_mode():
-        found = gradcam.explain(Off(), IMAGES.clone(), "layer", method="ablationcam", target=1)
-    torch.testing.assert_close(found.maps, expected.maps)
+        explanation = gradcam.explain(Off(), IMAGES.clone(), "layer", method="ablationcam", target=1)
+    torch.testing.assert_close(explanation.maps, expected.maps)
 
 
 @pytest.mark.parametrize("method", ["ablationcam", "reciprocam"])
@@ -441,10 +441,10 @@ def test_classes_and_scores_of_all_kinds_are_those_of_the_plain_pass() -> None:
         ClassTarget([[1], [2], [3]], score="contrast", against=[0]),
     ):
         plain = gradcam.explain(model, TINY, "4", target=target)
-        found = gradcam.explain(model, TINY, "4", method="ablationcam", target=target)
-        assert torch.equal(found.classes, plain.classes)
-        torch.testing.assert_close(found.scores, plain.scores)
-        torch.testing.assert_close(found.output, plain.output)
+        explanation = gradcam.explain(model, TINY, "4", method="ablationcam", target=target)
+        assert torch.equal(explanation.classes, plain.classes)
+        torch.testing.assert_close(explanation.scores, plain.scores)
+        torch.testing.assert_close(explanation.output, plain.output)
 
 
 @pytest.mark.cuda

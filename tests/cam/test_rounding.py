@@ -57,13 +57,13 @@ def test_a_map_whose_terms_cancel_is_blank_and_said_to_be(
     options: dict[str, Any] = {"method": method, "target": ALL, "evidence": evidence, "augmentation": augmentation}
     with pytest.warns(
         gradcam.GradcamWarning, match=f"of 12 heatmaps of {method} at layer '3' contained only rounding"
-    ) as said:
-        found = gradcam.explain(make(), IMAGES, LAYER, **options)
-    assert not found.maps.any()
-    assert not found.heatmaps.any()
-    assert len(said) == 1
-    assert said[0].filename == __file__
-    assert len(str(said[0].message)) < 250
+    ) as message:
+        explanation = gradcam.explain(make(), IMAGES, LAYER, **options)
+    assert not explanation.maps.any()
+    assert not explanation.heatmaps.any()
+    assert len(message) == 1
+    assert message[0].filename == __file__
+    assert len(str(message[0].message)) < 250
     assert gradcam.explain(make(), IMAGES, LAYER, method="layercam", target=ALL).maps.any()  # whose terms do not cancel
 
 
@@ -98,9 +98,9 @@ def test_a_genuine_class_beside_one_that_cancels() -> None:
             return torch.stack([self.norm(features)[:, :, :3].square().sum((1, 2, 3)), features.sum((1, 2, 3))], 1)
 
     with pytest.warns(gradcam.GradcamWarning, match="of 6 heatmaps of gradcam at layer 'net'"):
-        found = gradcam.explain(TwoHeads().eval(), IMAGES, "net", target=[[0, 1]] * 3, evidence="signed")
-    assert not found.maps[:, 0].any()
-    torch.testing.assert_close(found.maps[:, 1], instance_norm()[:4](IMAGES).sum(1))
+        explanation = gradcam.explain(TwoHeads().eval(), IMAGES, "net", target=[[0, 1]] * 3, evidence="signed")
+    assert not explanation.maps[:, 0].any()
+    torch.testing.assert_close(explanation.maps[:, 1], instance_norm()[:4](IMAGES).sum(1))
 
 
 @pytest.mark.parametrize("factor", [2.0**-60, 2.0**40])
@@ -114,12 +114,12 @@ def test_how_large_a_map_is_says_nothing(factor: float) -> None:
             return self.net(images) * self.factor
 
     for method in ("gradcam", "hirescam", "layercam", "xgradcam", "eigengradcam", "reciprocam"):
-        found, plain = (
-            gradcam.explain(Scaled(each), IMAGES, "net.3", method=method, target=ALL, evidence=evidence(method))
-            for each in (factor, 1.0)
+        actual, plain = (
+            gradcam.explain(Scaled(item), IMAGES, "net.3", method=method, target=ALL, evidence=evidence(method))
+            for item in (factor, 1.0)
         )
         assert plain.maps.flatten(2).any(2).sum() >= 4
-        torch.testing.assert_close(found.heatmaps, plain.heatmaps, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(actual.heatmaps, plain.heatmaps, rtol=1e-5, atol=1e-6)
 
 
 def evidence(method: str) -> str:
@@ -131,11 +131,11 @@ def test_the_map_of_a_tiny_probability_is_not_blank() -> None:
     with torch.no_grad():
         model[-1].bias[2] = -20.0
     target = ClassTarget(2, score="probability")
-    found = gradcam.explain(model, IMAGES, LAYER, target=target, evidence="signed")
+    explanation = gradcam.explain(model, IMAGES, LAYER, target=target, evidence="signed")
     expected = gradcam.explain(copy.deepcopy(model).double(), IMAGES.double(), LAYER, target=target, evidence="signed")
-    assert found.scores.max() < 1e-8
-    assert found.maps.abs().max() < 1e-9
-    torch.testing.assert_close(found.heatmaps, expected.heatmaps, rtol=1e-3, atol=1e-4)
+    assert explanation.scores.max() < 1e-8
+    assert explanation.maps.abs().max() < 1e-9
+    torch.testing.assert_close(explanation.heatmaps, expected.heatmaps, rtol=1e-3, atol=1e-4)
 
 
 def test_a_map_without_positive_evidence_is_blank_without_a_word() -> None:
@@ -180,18 +180,20 @@ def test_scores_that_differ_by_rounding_alone_make_no_map(name: str) -> None:
     method = METHODS[name].using(masks=40) if name == "rise" else METHODS[name]
     model = SumOfShares().eval()
     assert 0 < (model(IMAGES)[:, 0] - 1).abs().max() < 2e-6
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as message:
         warnings.simplefilter("always")
-        found = gradcam.explain(model, IMAGES, "net.3", method=method, target=[[0, 1]] * 3, evidence="signed")
-    assert not found.maps[:, 0].any()
-    assert found.maps[:, 1].flatten(1).any(1).all()
-    assert [warning.category for warning in said] == [gradcam.GradcamWarning]
+        explanation = gradcam.explain(model, IMAGES, "net.3", method=method, target=[[0, 1]] * 3, evidence="signed")
+    assert not explanation.maps[:, 0].any()
+    assert explanation.maps[:, 1].flatten(1).any(1).all()
+    assert [warning.category for warning in message] == [gradcam.GradcamWarning]
 
 
 def test_half_precision_has_rounding_of_its_own() -> None:
     with pytest.warns(gradcam.GradcamWarning, match="12 heatmaps"):
-        found = gradcam.explain(channel_norm().bfloat16(), IMAGES.bfloat16(), LAYER, method="hirescam", target=ALL)
-    assert not found.maps.any()
+        explanation = gradcam.explain(
+            channel_norm().bfloat16(), IMAGES.bfloat16(), LAYER, method="hirescam", target=ALL
+        )
+    assert not explanation.maps.any()
     model = network(nn.Identity())
     plain = gradcam.explain(model, IMAGES, LAYER, target=ALL).heatmaps
     half = gradcam.explain(model.bfloat16(), IMAGES.bfloat16(), LAYER, target=ALL).heatmaps
@@ -218,10 +220,10 @@ def test_only_maps_that_may_be_rounding_are_tried_out() -> None:
 
 
 def test_many_classes_are_changed_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = gradcam.explain(network(nn.Identity()), IMAGES, LAYER, target=ALL)
+    explanation = gradcam.explain(network(nn.Identity()), IMAGES, LAYER, target=ALL)
     monkeypatch.setattr("gradcam.cam.rounding.MAX_DERIVATIVE_BYTES", 1)
-    found = gradcam.explain(network(nn.Identity()), IMAGES, LAYER, target=ALL)
-    torch.testing.assert_close(found.maps, whole.maps, rtol=1e-5, atol=1e-9)
+    actual = gradcam.explain(network(nn.Identity()), IMAGES, LAYER, target=ALL)
+    torch.testing.assert_close(actual.maps, explanation.maps, rtol=1e-5, atol=1e-9)
 
 
 def test_the_sign_of_a_component_is_no_matter_of_rounding() -> None:
@@ -231,8 +233,8 @@ def test_the_sign_of_a_component_is_no_matter_of_rounding() -> None:
         place = torch.rand(1, 1, 4, 5, generator=generator)
         activations = torch.cat([place, place * 3.1, place * 4.1], 1)
         gradients = torch.tensor([1.0, 1.0, -1.0])[None, None, :, None, None].repeat(1, 1, 1, 4, 5)
-        found = METHODS["eigengradcam"].compute(activations, gradients)
-        torch.testing.assert_close(found / found.max(), place / place.max())
+        actual = METHODS["eigengradcam"].compute(activations, gradients)
+        torch.testing.assert_close(actual / actual.max(), place / place.max())
 
 
 @pytest.mark.filterwarnings("ignore:.*have both signs")
@@ -249,8 +251,8 @@ def test_a_channel_that_is_constant_up_to_rounding_stands_out_nowhere() -> None:
     channel[0, 0, 2, 3] += 1e-7
     channel[0, 1] = 0.0
     channel[0, 1, 1, 1] = 1.0
-    found = METHODS["fem"].compute(channel)
-    assert found.nonzero().tolist() == [[0, 1, 1]]
+    actual = METHODS["fem"].compute(channel)
+    assert actual.nonzero().tolist() == [[0, 1, 1]]
 
 
 def test_a_channel_that_is_constant_up_to_rounding_has_no_mask() -> None:

@@ -21,21 +21,21 @@ def test_logit() -> None:
 
 
 def test_probability() -> None:
-    found = score("probability", LOGITS, [[1, 5], [6, 0]])
+    actual = score("probability", LOGITS, [[1, 5], [6, 0]])
     total = sum(math.exp(value) for value in LOGITS[0].tolist())
-    assert found[0].tolist() == pytest.approx([math.exp(1) / total, math.exp(5) / total])
+    assert actual[0].tolist() == pytest.approx([math.exp(1) / total, math.exp(5) / total])
 
 
 def test_the_probability_of_a_single_logit_is_logistic() -> None:
-    found = score("probability", torch.tensor([[0.5], [-2.0]]), [[0], [0]])
-    assert found[:, 0].tolist() == pytest.approx([1 / (1 + math.exp(-0.5)), 1 / (1 + math.exp(2))])
+    actual = score("probability", torch.tensor([[0.5], [-2.0]]), [[0], [0]])
+    assert actual[:, 0].tolist() == pytest.approx([1 / (1 + math.exp(-0.5)), 1 / (1 + math.exp(2))])
 
 
 def test_contrast_is_against_the_mean_of_the_five_strongest_rivals() -> None:
-    found = score("contrast", LOGITS, [[1, 5], [6, 0]])
+    actual = score("contrast", LOGITS, [[1, 5], [6, 0]])
     # class 1 (1.0): rivals 5, 4, 3, 2, 0, mean 2.8; class 5 (5.0): rivals 4, 3, 2, 1, 0, mean 2
-    assert found[0].tolist() == pytest.approx([1 - 2.8, 5 - 2])
-    assert found[1].tolist() == pytest.approx([7, 0 - 7 / 5])
+    assert actual[0].tolist() == pytest.approx([1 - 2.8, 5 - 2])
+    assert actual[1].tolist() == pytest.approx([7, 0 - 7 / 5])
 
 
 def test_contrast_with_few_classes() -> None:
@@ -54,15 +54,15 @@ def test_rivals_are_chosen_once() -> None:
 
 
 def test_the_nearest_are_those_whose_logits_are_like_its_own() -> None:
-    found = find_nearest(LOGITS[:1], torch.tensor([[1, 5]]))
-    assert sorted(found[0, 0].tolist()) == [0, 2, 3] or sorted(found[0, 0].tolist()) == [
+    nearest = find_nearest(LOGITS[:1], torch.tensor([[1, 5]]))
+    assert sorted(nearest[0, 0].tolist()) == [0, 2, 3] or sorted(nearest[0, 0].tolist()) == [
         2,
         3,
         4,
     ]  # 3.0 and -1.0 are as near
-    assert sorted(found[0, 1].tolist()) == [0, 2, 6]
+    assert sorted(nearest[0, 1].tolist()) == [0, 2, 6]
     expected = 5 - 0.6 * (3 + 2 + 4) / 3
-    assert difference(LOGITS[:1], torch.tensor([[5]]), found[:, 1:], FINER_SHARE).item() == pytest.approx(expected)
+    assert difference(LOGITS[:1], torch.tensor([[5]]), nearest[:, 1:], FINER_SHARE).item() == pytest.approx(expected)
 
 
 def test_probabilities_sum_to_one() -> None:
@@ -108,8 +108,8 @@ class TestActivation:
 
     def scores(self, logits: Tensor, **options: Any) -> Tensor:
         target = ClassTarget([[0, 1]] * len(logits), **options)
-        found = target.find_logits(logits, len(logits))
-        return target.resolve(found, len(logits)).compute(found)
+        actual = target.find_logits(logits, len(logits))
+        return target.resolve(actual, len(logits)).compute(actual)
 
     def test_a_single_logit_is_for_and_against(self) -> None:
         assert self.scores(self.single, activation="sigmoid").tolist() == [[-2, 2], [1, -1]]
@@ -120,14 +120,14 @@ class TestActivation:
     def test_a_single_probability_is_for_and_against(self) -> None:
         shares = self.p[:, None]
         for score in ("logit", "probability"):
-            found = self.scores(shares, activation="applied", score=score)
-            torch.testing.assert_close(found, torch.stack([1 - self.p, self.p], 1))
+            actual = self.scores(shares, activation="applied", score=score)
+            torch.testing.assert_close(actual, torch.stack([1 - self.p, self.p], 1))
 
     @pytest.mark.parametrize("score", ["logit", "probability"])
     def test_a_value_is_itself(self, score: str) -> None:
         target = ClassTarget(activation="none", score=score)
-        found = target.find_logits(self.single, 2)
-        assert torch.equal(target.resolve(found, 2).compute(found), self.single)
+        logits = target.find_logits(self.single, 2)
+        assert torch.equal(target.resolve(logits, 2).compute(logits), self.single)
 
     @pytest.mark.parametrize("activation", ["auto", "softmax"])
     def test_otherwise_a_single_logit_is_itself(self, activation: str) -> None:
@@ -138,8 +138,8 @@ class TestActivation:
 
     def test_classes_that_do_not_exclude_one_another(self) -> None:
         logits = torch.tensor([[2.0, -1.0, 0.0]])
-        found = self.scores(logits, activation="sigmoid", score="probability")
-        torch.testing.assert_close(found, self.p[None])
+        actual = self.scores(logits, activation="sigmoid", score="probability")
+        torch.testing.assert_close(actual, self.p[None])
         assert self.scores(logits, activation="none", score="probability").tolist() == [[2, -1]]
 
     def test_what_speaks_for_one_speaks_against_the_other(self) -> None:

@@ -92,27 +92,29 @@ DENSE: list[tuple[str, Callable[[], nn.Module], Read, str, int]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "build", "read", "layer", "stride"), DENSE, ids=[it[0] for it in DENSE])
+@pytest.mark.parametrize(("name", "build", "read", "layer", "stride"), DENSE, ids=[item[0] for item in DENSE])
 def test_a_dense_output_is_explained_at_the_encoders_end_and_not_by_itself(
     name: str, build: Callable[[], nn.Module], read: Read, layer: str, stride: int
 ) -> None:
     model = randomised(build())
     images = torch.randn(1, 3, 112, 112, generator=torch.Generator().manual_seed(1))
-    found = gradcam.explain(model, images, target=lambda output: read(output).mean((1, 2)), evidence="signed")
-    assert found.layer == layer
-    assert found.maps.shape[2] == -(-112 // stride)
+    explanation = gradcam.explain(model, images, target=lambda output: read(output).mean((1, 2)), evidence="signed")
+    assert explanation.layer == layer
+    assert explanation.maps.shape[2] == -(-112 // stride)
     with torch.no_grad():
         values = read(model(images))[:, None]
-    size = found.maps.shape[2:]
-    assert abs(correlate(found.maps[0, 0], F.interpolate(values, size, mode="area")[0, 0])) < 0.95
+    size = explanation.maps.shape[2:]
+    assert abs(correlate(explanation.maps[0, 0], F.interpolate(values, size, mode="area")[0, 0])) < 0.95
 
 
 def test_next_to_the_output_a_map_is_the_output() -> None:
     """Why not there: before a 1 x 1 head, Grad-CAM of a mean over places is that class's logits, but for the bias."""
     model = randomised(UNet()).double()
     images = torch.randn(1, 3, 32, 32, dtype=torch.float64)
-    found = gradcam.explain(model, images, "up2", target=lambda output: output[:, 3].mean((1, 2)), evidence="signed")
-    assert correlate(found.maps[0, 0], model(images)[0, 3].detach()) > 0.999999
+    explanation = gradcam.explain(
+        model, images, "up2", target=lambda output: output[:, 3].mean((1, 2)), evidence="signed"
+    )
+    assert correlate(explanation.maps[0, 0], model(images)[0, 3].detach()) > 0.999999
 
 
 class AttentionLevel(nn.Module):
@@ -136,8 +138,8 @@ class DownBlock(nn.Sequential):
 def test_a_network_inside_of_modules_that_are_called_attention_is_looked_at() -> None:
     below = nn.Sequential(DownBlock(8, 16), AttentionLevel(16, DownBlock(16, 32)))
     model = randomised(nn.Sequential(nn.Conv2d(3, 8, 3, 1, 1), AttentionLevel(8, below), nn.Conv2d(8, 2, 1)))
-    found = gradcam.explain(model, torch.randn(1, 3, 32, 32), target=lambda output: output[:, 1].mean((1, 2)))
-    assert found.layer == "1.below.1.below"
+    explanation = gradcam.explain(model, torch.randn(1, 3, 32, 32), target=lambda output: output[:, 1].mean((1, 2)))
+    assert explanation.layer == "1.below.1.below"
 
 
 class FrozenTower(nn.Module):
@@ -151,8 +153,8 @@ class FrozenTower(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         with torch.no_grad():
             rows = self.tower(images).flatten(2).transpose(1, 2)
-        found: Tensor = self.up(self.decoder(rows, rows).transpose(1, 2).unflatten(2, (4, 4)))
-        return found
+        actual: Tensor = self.up(self.decoder(rows, rows).transpose(1, 2).unflatten(2, (4, 4)))
+        return actual
 
 
 @pytest.mark.parametrize(
@@ -162,9 +164,11 @@ class FrozenTower(nn.Module):
 )
 def test_the_output_itself_is_not_explained_where_there_is_a_layer_before_it(model: nn.Module, layer: str) -> None:
     images = torch.randn(1, 3, 32, 32)
-    found = gradcam.explain(randomised(model), images, target=lambda output: output.mean((1, 2, 3)), evidence="signed")
-    assert found.layer == layer
-    assert found.maps.any()
+    explanation = gradcam.explain(
+        randomised(model), images, target=lambda output: output.mean((1, 2, 3)), evidence="signed"
+    )
+    assert explanation.layer == layer
+    assert explanation.maps.any()
 
 
 def test_where_there_is_nothing_but_the_output_it_is_said() -> None:
@@ -185,13 +189,13 @@ def test_a_pyramids_level_of_a_few_cells_is_not_explained() -> None:
 
         def forward(self, images: Tensor) -> Tensor:
             fine = self.c4(self.c3(images))
-            found: Tensor = self.head(self.mix(fine + F.interpolate(self.c5(fine), scale_factor=2)))
-            return found
+            actual: Tensor = self.head(self.mix(fine + F.interpolate(self.c5(fine), scale_factor=2)))
+            return actual
 
-    found = gradcam.explain(
+    actual = gradcam.explain(
         randomised(Pyramid()), torch.randn(1, 3, 16, 16), target=lambda output: output[:, 1].amax((1, 2))
     )
-    assert (found.layer, found.maps.shape[2:]) == ("c4", (4, 4))
+    assert (actual.layer, actual.maps.shape[2:]) == ("c4", (4, 4))
 
 
 class Detector(nn.Module):
@@ -220,15 +224,15 @@ def test_the_class_logits_of_a_detector_are_not_explained(is_joined: bool) -> No
         joined = output if is_joined else torch.cat([level.flatten(2) for level in output], 2)
         return joined[:, 2].amax(1)
 
-    found = gradcam.explain(model, torch.randn(2, 3, 32, 32), target=target, evidence="signed")
-    assert found.layer == "c5"
-    assert found.maps.any()
+    explanation = gradcam.explain(model, torch.randn(2, 3, 32, 32), target=target, evidence="signed")
+    assert explanation.layer == "c5"
+    assert explanation.maps.any()
 
 
 def test_a_target_of_one_level_is_explained_on_its_way() -> None:
     model = randomised(Detector(False))
-    found = gradcam.explain(model, torch.randn(1, 3, 32, 32), target=lambda output: output[0][:, 2].amax((1, 2)))
-    assert found.layer == "c4"  # c5, which is coarser, has no part in it
+    explanation = gradcam.explain(model, torch.randn(1, 3, 32, 32), target=lambda output: output[0][:, 2].amax((1, 2)))
+    assert explanation.layer == "c4"  # c5, which is coarser, has no part in it
 
 
 class Branches(nn.Module):
@@ -264,9 +268,9 @@ def test_a_traced_resnet_is_explained_at_the_last_run_of_its_last_relu() -> None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for method in ("gradcam", "ablationcam"):
-            found = gradcam.explain(traced, images, target=1, method=method)
-            assert found.layer == "layer4.1.relu#1"
-            assert torch.equal(found.maps, gradcam.explain(model, images, "layer4", target=1, method=method).maps)
+            explanation = gradcam.explain(traced, images, target=1, method=method)
+            assert explanation.layer == "layer4.1.relu#1"
+            assert torch.equal(explanation.maps, gradcam.explain(model, images, "layer4", target=1, method=method).maps)
         plain = torch.fx.symbolic_trace(torchvision.models.mobilenet_v2(weights=None).eval())
         assert gradcam.explain(plain, images, target=1).layer == "features.18.2"  # behind which there is no branch
     rows = [
@@ -308,9 +312,9 @@ def test_mvit_is_explained_before_its_last_attention_and_not_at_the_pool_of_a_br
     assert (expected.layer, expected.maps.shape[2:]) == ("blocks.2.norm1", (4, 8, 8))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = gradcam.explain(model, images, target=1)
-    assert found.layer == expected.layer
-    assert torch.equal(found.maps, expected.maps)
+        explanation = gradcam.explain(model, images, target=1)
+    assert explanation.layer == expected.layer
+    assert torch.equal(explanation.maps, expected.maps)
 
 
 def heads() -> nn.Module:
@@ -348,17 +352,17 @@ def test_one_of_several_heads_is_chosen_by_its_key(make: Any, names: str | None,
         ClassTarget(output=head),
         ClassTarget(0, score="contrast", output=head),
     ):
-        found = gradcam.explain(model, images, target=target, augmentation="flip")
+        explanation = gradcam.explain(model, images, target=target, augmentation="flip")
         logits = model.colour(model.body(images).mean((2, 3)))
         if target.classes == 2:
             expected = gradcam.explain(
                 model, images, target=lambda output: output[head][:, 2], augmentation="flip"
             ).heatmaps
-            torch.testing.assert_close(found.heatmaps, expected)
-            torch.testing.assert_close(found.scores[:, 0], logits[:, 2].detach())
+            torch.testing.assert_close(explanation.heatmaps, expected)
+            torch.testing.assert_close(explanation.scores[:, 0], logits[:, 2].detach())
         if target.classes is None:
-            assert found.classes is not None
-            assert torch.equal(found.classes[:, 0], logits.argmax(1))
+            assert explanation.classes is not None
+            assert torch.equal(explanation.classes[:, 0], logits.argmax(1))
     for augmentation in ("none", "flip"):
         ablated, slow = (
             gradcam.explain(model, images, target=target, method="ablationcam", augmentation=augmentation)
@@ -446,9 +450,9 @@ def test_the_layer_to_choose_where_the_patches_are_not_read_works(towers: bool, 
     if towers:
         model, inputs, layer = TwoTowers().eval(), (images, torch.randint(0, 9, (4, 5))), f"visual.{layer}"
         target = lambda output: output[0] @ output[1].T  # noqa: E731
-    with pytest.raises(gradcam.errors.BlindLayerError, match=f"layer '{layer}'") as said:
+    with pytest.raises(gradcam.errors.BlindLayerError, match=f"layer '{layer}'") as message:
         gradcam.explain(model, inputs, layer, method=method, target=target)
-    ((advised),) = re.findall("Choose '([^']+)', whose patches reach the score", str(said.value))
+    ((advised),) = re.findall("Choose '([^']+)', whose patches reach the score", str(message.value))
     assert advised == ("visual." if towers else "") + "blocks.1.norm1"
     assert gradcam.explain(model, inputs, advised, method=method, target=target).maps.any()
 
@@ -457,10 +461,12 @@ def test_nothing_is_said_of_a_class_token_where_no_layer_has_a_gradient() -> Non
     timm = pytest.importorskip("timm")
     model = timm.create_model("hiera_tiny_224", num_classes=5, img_size=64).eval()
     nn.init.zeros_(model.head.fc.weight)
-    with pytest.raises(gradcam.GradcamError, match="exactly zero at every layer that has a grid.*zero weights") as said:
+    with pytest.raises(
+        gradcam.GradcamError, match="exactly zero at every layer that has a grid.*zero weights"
+    ) as message:
         gradcam.explain(model, torch.randn(1, 3, 64, 64), "blocks.11.norm1", target=1)
-    assert "token" not in str(said.value)
-    assert "norm" not in str(said.value)
+    assert "token" not in str(message.value)
+    assert "norm" not in str(message.value)
 
 
 def test_a_timm_model_without_classes_says_so() -> None:
@@ -524,8 +530,8 @@ def test_methods_that_assume_positive_activations_find_the_picture_at_their_own_
     classifier: gradcam.Classifier, mosaic: Tensor, method: str, least: float, before: float
 ) -> None:
     target = [list(PHOTOGRAPHS.values())]
-    own = gradcam.explain(classifier.model, mosaic, classifier.layer_for(method), method=method, target=target)
-    assert mass_in_own_quarter(own.heatmaps) > least
+    explanation = gradcam.explain(classifier.model, mosaic, classifier.layer_for(method), method=method, target=target)
+    assert mass_in_own_quarter(explanation.heatmaps) > least
     with pytest.warns(GradcamWarning, match=rf"'layer4' have both signs, but {method} assumes? no negative values"):
         other = gradcam.explain(classifier.model, mosaic, "layer4", method=method, target=target)
     assert mass_in_own_quarter(other.heatmaps) < before
@@ -535,20 +541,25 @@ def test_methods_that_assume_positive_activations_find_the_picture_at_their_own_
 
 def test_ablationcam_finds_the_picture_at_its_own_layer(classifier: gradcam.Classifier, mosaic: Tensor) -> None:
     target = [list(PHOTOGRAPHS.values())]
-    found = gradcam.explain(
+    explanation = gradcam.explain(
         classifier.model, mosaic, classifier.layer_for("ablationcam"), method="ablationcam", target=target
     )
-    assert mass_in_own_quarter(found.heatmaps) > 0.6
+    assert mass_in_own_quarter(explanation.heatmaps) > 0.6
 
 
 def test_each_method_has_its_own_layer_where_none_is_named(classifier: gradcam.Classifier) -> None:
     names = ["fasterscorecam", "gradcam", "xgradcam", "layercam"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = classifier.compare(ASSETS / "panda.webp", methods=names)
-    assert list(found) == [("head.0", names[0]), ("layer4", names[1]), ("head.0", names[2]), ("layer4", names[3])]
+        explanations = classifier.compare(ASSETS / "panda.webp", methods=names)
+    assert list(explanations) == [
+        ("head.0", names[0]),
+        ("layer4", names[1]),
+        ("head.0", names[2]),
+        ("layer4", names[3]),
+    ]
     assert {classifier.layer_for(name) for name in POSITIVE} == {"head.0"}
-    for (layer, method), explanation in found.items():
+    for (layer, method), explanation in explanations.items():
         alone = classifier.explain(ASSETS / "panda.webp", layer, method=method)
         torch.testing.assert_close(explanation.maps, alone.maps)
         assert classifier.explain(ASSETS / "panda.webp", method=method).layer == layer
@@ -600,7 +611,7 @@ def test_signs_are_said_of_named_layers_alone_and_once() -> None:
         gradcam.compare(
             model, images, layers=["layer4.1.bn2", "layer4", "layer3.1.bn2"], methods=["xgradcam", "gradcam"]
         )
-    assert [str(it.message).split(" assume")[0] for it in caught] == [
+    assert [str(item.message).split(" assume")[0] for item in caught] == [
         "The activations of 'layer4.1.bn2' and 1 more have both signs, but xgradcam"
     ]
     assert len(str(caught[0].message)) < 250

@@ -57,9 +57,9 @@ def fill(tensor: Tensor, *_: object, **__: object) -> Tensor:
     fan_in = math.prod(tensor.shape[1:]) if tensor.ndim > 1 else 2500
     with torch.no_grad():
         flat = tensor.view(-1)
-        whole = len(flat) // len(NOISE) * len(NOISE)
-        flat[:whole].view(-1, len(NOISE)).copy_(NOISE)
-        flat[whole:].copy_(NOISE[: len(flat) - whole])
+        full = len(flat) // len(NOISE) * len(NOISE)
+        flat[:full].view(-1, len(NOISE)).copy_(NOISE)
+        flat[full:].copy_(NOISE[: len(flat) - full])
         return flat.mul_(fan_in**-0.5).view_as(tensor)
 
 
@@ -110,9 +110,11 @@ def slow_map(model: nn.Module, images: Tensor, layer: str, target: int) -> tuple
     weights, values = activations.grad, activations.detach()
     if values.ndim == 3:  # a class token, and then the patches, row by row
         side = math.isqrt(values.shape[1] - 1)
-        values, weights = (it[:, 1:].reshape(len(it), side, side, -1).permute(0, 3, 1, 2) for it in (values, weights))
-    found = torch.einsum("nc,nchw->nhw", weights.mean((2, 3)), values)
-    return found[:, None], output.detach()
+        values, weights = (
+            item[:, 1:].reshape(len(item), side, side, -1).permute(0, 3, 1, 2) for item in (values, weights)
+        )
+    actual = torch.einsum("nc,nchw->nhw", weights.mean((2, 3)), values)
+    return actual[:, None], output.detach()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -122,7 +124,7 @@ def test_the_map_at_the_automatic_layer(name: str, build: Callable[[str], nn.Mod
     with torch.no_grad():
         plain = model(images)
     explanation = gradcam.explain(model, images, target=3, evidence="signed")
-    family = max((it for it in LAYERS if name.startswith(it)), key=len)
+    family = max((layer for layer in LAYERS if name.startswith(layer)), key=len)
     assert explanation.layer == LAYERS[family]
     expected, output = slow_map(model, images, explanation.layer, 3)
     torch.testing.assert_close(output.float(), plain, rtol=1e-3, atol=1e-4 * plain.abs().max().item())
@@ -134,6 +136,6 @@ def test_the_map_at_the_automatic_layer(name: str, build: Callable[[str], nn.Mod
 
 
 def test_every_family_is_here() -> None:
-    families = {min((it for it in NAMES if name.startswith(it[:4])), default=None, key=len) for name in ALL_NAMES}
+    families = {min((item for item in NAMES if name.startswith(item[:4])), default=None, key=len) for name in ALL_NAMES}
     assert None not in families
     assert [name for name in NAMES if not name.startswith(tuple(LAYERS))] == []

@@ -132,7 +132,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ViTImageProcessor().save_pretrained(folder / "my-vit")
     make_readers(folder)
     chest = torchvision.models.densenet121(num_classes=14).state_dict()
-    torch.save({"state_dict": {f"module.{name}": it for name, it in chest.items()}, "epoch": 3}, folder / "chest.ckpt")
+    torch.save(
+        {"state_dict": {f"module.{name}": item for name, item in chest.items()}, "epoch": 3}, folder / "chest.ckpt"
+    )
     (folder / "findings.txt").write_text("\n".join(f"finding {number}" for number in range(14)))
     torch.save(torchvision.models.resnet18(num_classes=3).state_dict(), folder / "best.pth")
     (folder / "labels.txt").write_text("nothing\ncoffee\ntea\n")

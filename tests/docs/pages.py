@@ -57,11 +57,11 @@ def read_blocks(path: Path) -> list[Block]:
     text = path.read_text(encoding="utf-8")
     page = path.relative_to(ROOT).as_posix()
     blocks = []
-    for found in FENCE.finditer(text):
-        note = NOTE.search(text[: found.start()])
+    for results in FENCE.finditer(text):
+        note = NOTE.search(text[: results.start()])
         mark = note[1] if note and note[1].startswith(MARKS) else ""
-        code = re.sub(rf"^{found['indent']}", "", found["code"], flags=re.M)
-        blocks.append(Block(page, text[: found.start("code")].count("\n"), found["language"], code, mark))
+        code = re.sub(rf"^{results['indent']}", "", results["code"], flags=re.M)
+        blocks.append(Block(page, text[: results.start("code")].count("\n"), results["language"], code, mark))
     return blocks
 
 
@@ -112,9 +112,9 @@ def run_command(line: str) -> tuple[int, str]:
     if words[:2] == ["git", "clone"]:
         return 0, ""
     if words[:2] == ["pip", "install"]:
-        installed, _, rest = line.partition(" && ")
+        installed, _, remaining = line.partition(" && ")
         check_installed(installed)
-        return run_command(rest) if rest else (0, "")
+        return run_command(remaining) if remaining else (0, "")
     if words[0] != "gradcam" or {"|", ">", "&&", ";"} & set(words) or "$" in line:
         ended = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, env=environment())
         return ended.returncode, ended.stdout + (ended.stderr if ended.returncode else "")

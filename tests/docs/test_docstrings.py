@@ -32,22 +32,24 @@ OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 def find(name: str) -> Any:
-    found: Any = importlib.import_module("gradcam")
+    actual: Any = importlib.import_module("gradcam")
     for part in name.split("."):
-        found = getattr(found, part) if hasattr(found, part) else importlib.import_module(f"{found.__name__}.{part}")
-    return found
+        actual = (
+            getattr(actual, part) if hasattr(actual, part) else importlib.import_module(f"{actual.__name__}.{part}")
+        )
+    return actual
 
 
 def members(name: str) -> dict[str, Any]:
     """The public functions and properties of a class, those that it inherits from gradcam's own included."""
-    of = [each for each in find(name).__mro__ if each.__module__.startswith("gradcam")]
-    own = {key: it for each in reversed(of) for key, it in vars(each).items() if not key.startswith("_")}
-    found = {}
+    of = [item for item in find(name).__mro__ if item.__module__.startswith("gradcam")]
+    own = {key: it for item in reversed(of) for key, it in vars(item).items() if not key.startswith("_")}
+    results = {}
     for key, it in own.items():
         function = getattr(it, "fget", None) or getattr(it, "func", None) or getattr(it, "__func__", it)
         if inspect.isfunction(function) and key not in getattr(find(name), "__dataclass_fields__", ()):
-            found[f"{name}.{key}"] = it
-    return found
+            results[f"{name}.{key}"] = it
+    return results
 
 
 CLASSES = [name for name in NAMES if inspect.isclass(find(name))]
@@ -66,11 +68,11 @@ def read(it: Any) -> FunctionDoc:
 def documented(doc: FunctionDoc, *sections: str) -> list[str]:
     """The names of the parameters, or fields, which have a type and a description; others are wrong."""
     names = []
-    for each in (each for section in sections for each in doc[section]):
-        assert each.name, "a parameter without a name"
-        assert each.type, f"{each.name} has no type"
-        assert " ".join(each.desc).strip(), f"{each.name} has no description"
-        names += [name.strip("* ") for name in each.name.split(",")]
+    for entry in (item for section in sections for item in doc[section]):
+        assert entry.name, "a parameter without a name"
+        assert entry.type, f"{entry.name} has no type"
+        assert " ".join(entry.desc).strip(), f"{entry.name} has no description"
+        names += [name.strip("* ") for name in entry.name.split(",")]
     return names
 
 
@@ -83,12 +85,12 @@ def takes_options(function: Any) -> bool:
 
 
 def check_parameters(function: Any, doc: FunctionDoc) -> None:
-    said = documented(doc, "Parameters", "Other Parameters")
+    message = documented(doc, "Parameters", "Other Parameters")
     expected = parameters(function)
     if takes_options(function):
-        said = [name for name in said if name not in typing.get_type_hints(ExplainOptions)]
-        said = said if "options" in said else [*said, "options"]
-    assert said == expected
+        message = [name for name in message if name not in typing.get_type_hints(ExplainOptions)]
+        message = message if "options" in message else [*message, "options"]
+    assert message == expected
 
 
 def gives(function: Any) -> bool:
@@ -111,8 +113,8 @@ def check_function(it: Any) -> None:
         assert doc["Returns"] or doc["Yields"], "no section Returns"
     if raises(function):
         assert doc["Raises"], "no section Raises"
-    for each in doc["Raises"]:
-        assert " ".join(each.desc).strip(), f"does not say when it raises {each.type}"
+    for item in doc["Raises"]:
+        assert " ".join(item.desc).strip(), f"does not say when it raises {item.type}"
 
 
 def is_small(function: Any) -> bool:
@@ -149,8 +151,8 @@ def test_a_class_has_its_sections(name: str) -> None:
     assert doc["Examples"]
     if is_dataclass(cls):
         public = [base for base in cls.__bases__ if base.__name__ in {name.rpartition(".")[2] for name in NAMES}]
-        inherited = {each.name for base in public for each in fields(base)}
-        own = [it.name for it in fields(cls) if not it.name.startswith("_") and it.name not in inherited]
+        inherited = {field.name for base in public for field in fields(base)}
+        own = [field.name for field in fields(cls) if not field.name.startswith("_") and field.name not in inherited]
         assert set(own) <= set(documented(doc, "Parameters", "Attributes"))
     elif "__init__" in vars(cls):
         check_parameters(cls.__init__, doc)

@@ -74,8 +74,8 @@ def test_a_job_of_an_array_takes_its_share() -> None:
     array = {**environment(), "SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_TASK_COUNT": "2"}
     for _ in range(2):  # the second time nothing is left to do
         subprocess.run([EXAMPLES / "slurm_array.sh", "photos", "out"], env=array, check=True, capture_output=True)
-    done = {record.image for record in gradcam.read_manifest("out")}
-    assert 0 < len(done) < len(list(Path("photos").iterdir()))
+    result = {record.image for record in gradcam.read_manifest("out")}
+    assert 0 < len(result) < len(list(Path("photos").iterdir()))
     assert Path("out/run-2-of-2.json").exists()
 
 
@@ -124,5 +124,5 @@ def test_a_notebook_runs_and_shows_its_pictures(name: str, pictures: int, monkey
     assert all(not cell.get("outputs") for cell in notebook.cells)  # what is committed has none
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(EXAMPLES)}}).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
-    shown = [it for it in outputs if {"image/png", "text/html"} & set(it.get("data", {}))]
+    shown = [output for output in outputs if {"image/png", "text/html"} & set(output.get("data", {}))]
     assert len(shown) >= pictures

@@ -61,13 +61,14 @@ class TestMigration:
 
     def test_their_classes_are_names_here(self) -> None:
         methods = ["gradcam-pp", "hirescam", "ablationcam"]
-        found = gradcam.compare(self.model, self.images, layers=["layer4"], methods=methods, target=5)
-        assert [method for _, method in found] == methods
+        explanations = gradcam.compare(self.model, self.images, layers=["layer4"], methods=methods, target=5)
+        assert [method for _, method in explanations] == methods
 
     def test_smoothing(self) -> None:
         options = {"augmentation": "flip-scale", "smoothing": "eigen"}
         one, other = (
-            gradcam.explain(self.model, it, "layer4", target=5, **options) for it in (self.images, self.images.flip(-1))
+            gradcam.explain(self.model, item, "layer4", target=5, **options)
+            for item in (self.images, self.images.flip(-1))
         )
         torch.testing.assert_close(one.heatmaps, other.heatmaps.flip(-1), rtol=1e-3, atol=1e-3)
 
@@ -89,9 +90,9 @@ class TestMigration:
             return result.transpose(2, 3).transpose(1, 2)
 
         layer, images = "encoder.layers.encoder_layer_1.ln_1", torch.randn(1, 3, 32, 32)
-        found = gradcam.explain(model, images, layer, reshape=reshape_transform)
-        assert torch.equal(found.maps, gradcam.explain(model, images, layer).maps)
-        assert found.maps.any()
+        explanation = gradcam.explain(model, images, layer, reshape=reshape_transform)
+        assert torch.equal(explanation.maps, gradcam.explain(model, images, layer).maps)
+        assert explanation.maps.any()
 
     def test_no_reshape_transform(self) -> None:
         swin = torchvision.models.swin_t(weights=None).eval()

@@ -85,9 +85,11 @@ def _(names: dict[str, Any]) -> None:
 
 @shown("docs/reference/page.md")
 def _(names: dict[str, Any]) -> None:
-    one = gradcam.load_classifier().explain("photo.jpg", "layer4", evidence="signed")
+    explanation = gradcam.load_classifier().explain("photo.jpg", "layer4", evidence="signed")
     assert names["data"]["targets"]["names"][0] == "espresso"
-    assert np.abs(names["maps"][0] - one.maps.flatten().numpy()).max() <= 0.005 * float(one.maps.abs().max())
+    assert np.abs(names["maps"][0] - explanation.maps.flatten().numpy()).max() <= 0.005 * float(
+        explanation.maps.abs().max()
+    )
 
 
 @shown("docs/howto/inside.md")
@@ -96,7 +98,7 @@ def _(names: dict[str, Any]) -> None:
         assert file["names"].tolist() == ["coffee.jpg", "rocket.jpg"]
         assert file["head.1"].shape == (2, 1280, 1, 1)
     assert names["recorder"].steps == [0, 2]
-    assert [it.shape[1] for it in names["features"].values()] == [256, 512]
+    assert [name.shape[1] for name in names["features"].values()] == [256, 512]
 
 
 @shown("docs/howto/trust.md")
@@ -115,7 +117,7 @@ def _(names: dict[str, Any]) -> None:
 def _(names: dict[str, Any]) -> None:
     counts = {}
     for folder in ("explained", "patterns", "chosen", "archive", "found"):
-        counts[folder] = len([it for it in Path(folder).glob("**/*gradcam*.jpg") if "report" not in it.parts])
+        counts[folder] = len([path for path in Path(folder).glob("**/*gradcam*.jpg") if "report" not in path.parts])
     assert counts == {"explained": 2, "patterns": 1, "chosen": 2, "archive": 1, "found": 2}
 
 
@@ -127,7 +129,7 @@ def logged(folder: str | Path) -> dict[str, list[tuple[int, Any]]]:
 
     events = EventAccumulator(str(folder)).Reload()
     return {
-        tag: [(each.step, np.array(Image.open(io.BytesIO(each.encoded_image_string)))) for each in events.Images(tag)]
+        tag: [(item.step, np.array(Image.open(io.BytesIO(item.encoded_image_string)))) for item in events.Images(tag)]
         for tag in events.Tags()["images"]
     }
 
@@ -145,11 +147,11 @@ def check_callback(names: dict[str, Any]) -> None:
         enable_model_summary=False, num_sanity_val_steps=0, log_every_n_steps=1,
     )  # fmt: skip
     trainer.fit(module, data, data)
-    found = logged(logger.log_dir)
-    assert [step for step, _ in found["gradcam/0"]] == [step for step, _ in found["gradcam/1"]] == [0, 1]
+    actual = logged(logger.log_dir)
+    assert [step for step, _ in actual["gradcam/0"]] == [step for step, _ in actual["gradcam/1"]] == [0, 1]
     module.eval()  # validation comes last in an epoch: the weights are those of the last picture
     heatmaps = gradcam.explain(module, images, "network.layer4").heatmaps
-    last = found["gradcam/1"][1][1].astype(int)
+    last = actual["gradcam/1"][1][1].astype(int)
     assert abs(last - gradcam.overlay(pictures[1], heatmaps[1, 0])).max() <= 1
 
 
@@ -185,11 +187,11 @@ def test_the_readme_is_of_one_screen_and_its_links_lead_somewhere() -> None:
 def strict(schema: Any) -> Any:
     """The schema, with keys that it does not describe as errors: none is forgotten."""
     if isinstance(schema, list):
-        return [strict(it) for it in schema]
+        return [strict(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {key: strict(it) for key, it in schema.items()}
-    return found if "properties" not in found else {"additionalProperties": False, **found}
+    actual = {key: strict(entry) for key, entry in schema.items()}
+    return actual if "properties" not in actual else {"additionalProperties": False, **actual}
 
 
 def test_records_are_as_the_schemas_say(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -246,10 +248,10 @@ def test_every_mark_of_the_bench_has_its_table() -> None:
 def test_every_map_that_is_not_theirs_has_its_reason() -> None:
     section = BENCHMARKS.split("## Agreement with other libraries")[1].split("\n## ")[0]
     table, reasons = section.split("<!-- end -->")
-    said = reasons.lower().replace("++", "pp").replace("-", "")
+    message = reasons.lower().replace("++", "pp").replace("-", "")
     rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")][2:]
     assert len(rows) == 19
     for name, _, *cells in rows:
         least = min(float(cell.partition(" to ")[0]) for cell in cells if cell != "-")
         if least < 0.99:
-            assert name.lower().replace("-", "") in said, name
+            assert name.lower().replace("-", "") in message, name

@@ -51,7 +51,7 @@ def train(pictures: np.ndarray, classes: np.ndarray, seed: int) -> nn.Module:
 def to_images(pictures: np.ndarray) -> Tensor:
     """As the network takes them: (N,3,H,W), normalised."""
     scaled = torch.from_numpy(pictures).permute(0, 3, 1, 2).float() / 255
-    mean, std = (torch.tensor(it).reshape(3, 1, 1) for it in (MEAN, STD))
+    mean, std = (torch.tensor(item).reshape(3, 1, 1) for item in (MEAN, STD))
     return (scaled - mean) / std
 
 

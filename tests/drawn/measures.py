@@ -53,12 +53,14 @@ def judge(heatmap: Tensor, mask: Tensor, others: Sequence[Tensor] = ()) -> Verdi
 
 def summarise(verdicts: Sequence[Verdict]) -> tuple[float, float]:
     """The mean energy, and the share of maxima inside."""
-    return float(np.mean([each.energy for each in verdicts])), float(np.mean([each.is_inside for each in verdicts]))
+    return float(np.mean([verdict.energy for verdict in verdicts])), float(
+        np.mean([verdict.is_inside for verdict in verdicts])
+    )
 
 
 def share_right(verdicts: Sequence[Verdict]) -> float:
     """The share of maps of which more lies in the right place than in any other."""
-    return float(np.mean([each.is_right for each in verdicts]))
+    return float(np.mean([verdict.is_right for verdict in verdicts]))
 
 
 def to_mask(thing: Thing) -> Tensor:
@@ -74,8 +76,8 @@ def judge_boxes(detector: nn.Module, scenes: Sequence[Scene], **options: Any) ->
     verdicts = []
     for batch in _batches([scene for scene in scenes if scene.things]):
         explanation = gradcam.explain(detector, list(to_images(batch)), target=targets.Box(all), **options)
-        for scene, heatmaps, found in zip(batch, explanation.heatmaps, explanation.instances):
-            for instance, heatmap in zip(found, heatmaps):
+        for scene, heatmaps, actual in zip(batch, explanation.heatmaps, explanation.instances):
+            for instance, heatmap in zip(actual, heatmaps):
                 thing = match(scene, instance.box, instance.index)
                 if thing is not None:
                     verdicts.append(judge(heatmap, to_mask(thing)))
@@ -92,14 +94,14 @@ def match(scene: Scene, box: Sequence[float], label: int) -> Thing | None:
 
 def share_found(detector: nn.Module, scenes: Sequence[Scene]) -> tuple[float, float]:
     """The share of the shapes that are found, and of the boxes that are right."""
-    found, boxes, right = 0, 0, 0
+    actual, boxes, right = 0, 0, 0
     for scene in scenes:
         with torch.no_grad():
             (output,) = detector(list(to_images([scene])))
         pairs = [match(scene, box, label) for box, label in zip(output["boxes"].tolist(), output["labels"].tolist())]
         matched = [thing for thing in pairs if thing is not None]
-        found, boxes, right = found + len({id(thing) for thing in matched}), boxes + len(pairs), right + len(matched)
-    return found / sum(len(scene.things) for scene in scenes), right / boxes
+        actual, boxes, right = actual + len({id(thing) for thing in matched}), boxes + len(pairs), right + len(matched)
+    return actual / sum(len(scene.things) for scene in scenes), right / boxes
 
 
 def draw_missed(detector: nn.Module, seed: int, count: int) -> Iterator[Scene]:
@@ -111,8 +113,8 @@ def draw_missed(detector: nn.Module, seed: int, count: int) -> Iterator[Scene]:
         number += 1
         with torch.no_grad():
             (output,) = detector(list(to_images([scene])))
-        found = [match(scene, box, label) for box, label in zip(output["boxes"].tolist(), output["labels"].tolist())]
-        if len(scene.things) == len(wishes) and all(thing is not scene.things[0] for thing in found):
+        actual = [match(scene, box, label) for box, label in zip(output["boxes"].tolist(), output["labels"].tolist())]
+        if len(scene.things) == len(wishes) and all(thing is not scene.things[0] for thing in actual):
             count -= 1
             yield scene
 

@@ -129,8 +129,8 @@ class ConvolutionalTower(nn.Module):
         self.project = nn.Linear(96, EMBEDDING)
 
     def forward(self, images: Tensor) -> Tensor:
-        found = self.features((images - 0.45) / 0.25).clamp(min=1e-6)
-        return self.project(found.pow(self.power).mean((2, 3)).pow(1 / self.power))
+        actual = self.features((images - 0.45) / 0.25).clamp(min=1e-6)
+        return self.project(actual.pow(self.power).mean((2, 3)).pow(1 / self.power))
 
 
 class TransformerTower(VisionTransformer):

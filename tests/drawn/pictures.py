@@ -91,7 +91,7 @@ def draw_scene(
 ) -> Scene:
     wishes = _wish(chance) if things is None else things
     picture = draw_background(chance, photographs)
-    taken = np.zeros((SIZE, SIZE), bool)
+    tensor = np.zeros((SIZE, SIZE), bool)
     drawn: list[Thing] = []
     for wish in wishes:
         wish = replace(
@@ -99,13 +99,13 @@ def draw_scene(
             shape=int(chance.integers(len(SHAPES))) if wish.shape is None else wish.shape,
             colour=int(chance.integers(len(COLOURS))) if wish.colour is None else wish.colour,
         )
-        found = _place(chance, wish.shape or 0, wish.colour or 0, picture, taken)
-        if found is None:
+        actual = _place(chance, wish.shape or 0, wish.colour or 0, picture, tensor)
+        if actual is None:
             continue
-        cover, box = found
+        cover, box = actual
         picture = _paint(chance, picture, cover * wish.opacity, wish.colour or 0)
         left, top, right, bottom = box
-        taken[max(top - 3, 0) : bottom + 3, max(left - 3, 0) : right + 3] = True
+        tensor[max(top - 3, 0) : bottom + 3, max(left - 3, 0) : right + 3] = True
         drawn.append(Thing(wish.shape or 0, wish.colour or 0, cover > 0.5, box))
     noise = chance.uniform(0, 6) * chance.standard_normal(picture.shape, np.float32)
     return Scene((picture + noise).clip(0, 255).astype(np.uint8), tuple(drawn))

@@ -131,10 +131,10 @@ class Claim:
 
     def holds(self, scene: Scene) -> bool:
         """Whether it is true of the scene."""
-        found = [[thing for thing in scene.things if fits(thing, part)] for part in self.parts]
-        if self.relation is None or len(found) < 2:
-            return all(found)
-        return any(RELATIONS[self.relation](one, other) for one in found[0] for other in found[1] if one is not other)
+        actual = [[thing for thing in scene.things if fits(thing, part)] for part in self.parts]
+        if self.relation is None or len(actual) < 2:
+            return all(actual)
+        return any(RELATIONS[self.relation](one, other) for one in actual[0] for other in actual[1] if one is not other)
 
     def sentence(self, chance: np.random.Generator) -> str:
         parts = [describe(part, chance) for part in self.parts]
@@ -154,7 +154,7 @@ PLACES = {
     "on the right": lambda thing: thing.centre[0] > 0.6 * SIZE,
     "at the top": lambda thing: thing.centre[1] < 0.4 * SIZE,
     "at the bottom": lambda thing: thing.centre[1] > 0.6 * SIZE,
-    "in the middle": lambda thing: max(abs(each - SIZE / 2) for each in thing.centre) < 0.2 * SIZE,
+    "in the middle": lambda thing: max(abs(item - SIZE / 2) for item in thing.centre) < 0.2 * SIZE,
 }
 
 
@@ -182,7 +182,7 @@ def draw_claims(scene: Scene, chance: np.random.Generator) -> list[Claim]:
     """Two that are true of the scene, and up to six that give one of its shapes a colour that is there."""
     if not scene.things:
         return [Claim([{"shape": int(chance.integers(len(SHAPES))), "colour": int(chance.integers(len(COLOURS)))}])]
-    pairs = sorted({(one.shape, other.colour) for one in scene.things for other in scene.things})
+    pairs = sorted({(thing.shape, other.colour) for thing in scene.things for other in scene.things})
     mixed = [Claim([{"shape": pairs[k][0], "colour": pairs[k][1]}]) for k in chance.permutation(len(pairs))[:6]]
     return [*(draw_claim(scene, chance) for _ in range(2)), *mixed]
 
@@ -191,7 +191,7 @@ def draw_claim(scene: Scene, chance: np.random.Generator) -> Claim:
     one, *others = (scene.things[number] for number in chance.permutation(len(scene.things)))
     if not others or chance.random() < 0.8:
         return Claim([draw_part(one, chance)])
-    parts = [{"shape": each.shape, "colour": each.colour} for each in (one, others[0])]
+    parts = [{"shape": item.shape, "colour": item.colour} for item in (one, others[0])]
     holding = [name for name, holds in RELATIONS.items() if holds(one, others[0])]
     return Claim(parts, str(chance.choice(holding)) if holding and chance.random() < 0.5 else None)
 

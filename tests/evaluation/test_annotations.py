@@ -37,9 +37,9 @@ def write(folder: Path, text: str, name: str = "boxes.csv") -> Path:
 
 
 def truth(annotations: Annotations, name: str = "a.jpg", **options: Any) -> Truth:
-    found = annotations.truth(name, WHOLE, SIZE, image_size=SIZE, **options)
-    assert found is not None
-    return found
+    actual = annotations.truth(name, WHOLE, SIZE, image_size=SIZE, **options)
+    assert actual is not None
+    return actual
 
 
 def pixels(found: Truth) -> list[tuple[int, int]]:
@@ -66,11 +66,11 @@ def test_the_forms_of_a_list_of_boxes(tmp_path: Path, text: str) -> None:
     annotations = read(write(tmp_path, text))
     assert annotations.names == ["a.jpg"]
     assert annotations.notes == ()
-    found = truth(annotations)
-    assert [boxes.tolist() for boxes in found.boxes] == [[[10, 20, 13, 22]]]
-    assert pixels(found) == [(row, column) for row in (20, 21) for column in (10, 11, 12)]
-    assert found.masks.dtype == torch.bool
-    assert found.masks.shape == (1, 50, 100)
+    actual = truth(annotations)
+    assert [boxes.tolist() for boxes in actual.boxes] == [[[10, 20, 13, 22]]]
+    assert pixels(actual) == [(row, column) for row in (20, 21) for column in (10, 11, 12)]
+    assert actual.masks.dtype == torch.bool
+    assert actual.masks.shape == (1, 50, 100)
 
 
 def test_a_list_with_tabs_or_in_utf_16(tmp_path: Path) -> None:
@@ -284,14 +284,14 @@ def test_truth_is_where_the_network_sees_the_object(tmp_path: Path, classifier: 
     prepared = classifier.prepare(tmp_path / "a.png")
     picture = prepared.reading.picture.shape[:2]
     assert picture == (300, 420)
-    found = annotations.truth("a.png", classifier.region(*picture), prepared.image.shape[1:], image_size=picture)
-    assert found is not None
+    actual = annotations.truth("a.png", classifier.region(*picture), prepared.image.shape[1:], image_size=picture)
+    assert actual is not None
     middle = (prepared.image.min() + prepared.image.max()) / 2
     bright = (prepared.image > middle).all(0)
     rows, columns = bright.any(1).nonzero().flatten(), bright.any(0).nonzero().flatten()
     box = [int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1]
-    assert found.boxes[0][0].tolist() == pytest.approx(box, abs=1)
-    assert (found.masks[0] & bright).sum() / (found.masks[0] | bright).sum() > 0.97
+    assert actual.boxes[0][0].tolist() == pytest.approx(box, abs=1)
+    assert (actual.masks[0] & bright).sum() / (actual.masks[0] | bright).sum() > 0.97
 
 
 # Label masks
@@ -321,9 +321,9 @@ def test_numbers_of_a_mask_are_objects(tmp_path: Path, palette: bool) -> None:
     annotations = read(tmp_path / "masks")
     assert annotations.names == ["a.jpg"]
     for index in (None, 0, 3):
-        found = truth(annotations, index=index)
-        assert found.boxes[0].tolist() == [[30, 10, 50, 20], [60, 40, 70, 45]]
-        assert np.array_equal(found.masks[0].numpy(), np.isin(make_numbers(), [1, 3]))
+        actual = truth(annotations, index=index)
+        assert actual.boxes[0].tolist() == [[30, 10, 50, 20], [60, 40, 70, 45]]
+        assert np.array_equal(actual.masks[0].numpy(), np.isin(make_numbers(), [1, 3]))
     assert annotations.classes("a.jpg") == []
     assert annotations.truth("cats/b.png", WHOLE, SIZE) is None
 
@@ -486,13 +486,13 @@ def test_a_coco_file_has_polygons_runs_and_boxes(tmp_path: Path) -> None:
     more = [{"segmentation": RUNS}, {"segmentation": [], "bbox": [70.5, 1, 4, 2]}, {"iscrowd": 1}]
     base = content["annotations"][0]
     content["annotations"] += [{**base, **changes, "id": 12 + number} for number, changes in enumerate(more)]
-    found = truth(read_coco(tmp_path, content), index=1)
-    assert found.boxes[0].tolist() == [[10, 20, 16, 24], [30, 5, 32, 15], [70.5, 1, 74.5, 3]]
+    actual = truth(read_coco(tmp_path, content), index=1)
+    assert actual.boxes[0].tolist() == [[10, 20, 16, 24], [30, 5, 32, 15], [70.5, 1, 74.5, 3]]
     expected = np.zeros((50, 100), dtype=bool)
     expected[20:24, 10:16] = expected[5:15, 30:32] = expected[1:3, 70:74] = (
         True  # a centre at 70.5 is inside, at 74.5 not
     )
-    assert np.array_equal(found.masks[0].numpy(), expected)
+    assert np.array_equal(actual.masks[0].numpy(), expected)
 
 
 def test_what_a_coco_file_has_of_others_is_left_out_and_said(tmp_path: Path) -> None:
@@ -553,9 +553,9 @@ def test_packed_runs_are_those_of_pycocotools(tmp_path: Path) -> None:
     assert np.array_equal(fill_runs(unpack_runs(PACKED), (9, 40)), draw_packed())
     content = coco(segmentation={"size": [9, 40], "counts": PACKED})
     content["images"][0].update(height=9, width=40)
-    found = read_coco(tmp_path, content).truth("a.jpg", (0, 0, 9, 40), (9, 40), 1)
-    assert found is not None
-    assert np.array_equal(found.masks[0].numpy(), draw_packed())
+    actual = read_coco(tmp_path, content).truth("a.jpg", (0, 0, 9, 40), (9, 40), 1)
+    assert actual is not None
+    assert np.array_equal(actual.masks[0].numpy(), draw_packed())
 
 
 def test_masks_beside_pycocotools() -> None:
@@ -654,12 +654,12 @@ def test_gradcam_points_to_objects_of_the_samples(photo: Callable[[str], Path], 
         heatmaps = classifier.explain(prepared, target=[classes]).heatmaps[0]
         for index, heatmap in zip(classes, heatmaps):
             size = prepared.image.shape[1:]
-            found = annotations.truth(name, classifier.region(*picture), size, index, image_size=picture)
-            assert found is not None
-            hits.append(pointing_game(heatmap[None], found.masks).item())
-            constant = energy_pointing_game(torch.ones_like(heatmap)[None], found.masks).item()
-            gains.append(energy_pointing_game(heatmap[None], found.masks).item() - constant)
-            overlaps.append(localisation(heatmap[None], found.boxes).iou.item())
+            actual = annotations.truth(name, classifier.region(*picture), size, index, image_size=picture)
+            assert actual is not None
+            hits.append(pointing_game(heatmap[None], actual.masks).item())
+            constant = energy_pointing_game(torch.ones_like(heatmap)[None], actual.masks).item()
+            gains.append(energy_pointing_game(heatmap[None], actual.masks).item() - constant)
+            overlaps.append(localisation(heatmap[None], actual.boxes).iou.item())
     assert hits == [1.0] * 11
     assert min(gains) >= 0  # chelsea fills all that the network sees
     assert sum(gains) / len(gains) > 0.1
@@ -676,7 +676,7 @@ def test_each_of_two_classes_has_its_mass_on_its_object(photo: Any, classifier: 
         annotations.truth(path.name, classifier.region(*picture), (224, 224), index, image_size=picture)
         for index in (285, 967)
     ]
-    mass = [[energy_pointing_game(heatmap[None], it.masks).item() for it in truths if it] for heatmap in heatmaps]
+    mass = [[energy_pointing_game(heatmap[None], item.masks).item() for item in truths if item] for heatmap in heatmaps]
     assert mass[0][0] > 0.8
     assert mass[0][1] < 0.3
     assert mass[1][1] > 0.7

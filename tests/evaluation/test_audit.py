@@ -118,7 +118,7 @@ def test_the_mark_in_the_corner_comes_first_of_drawn_pictures(found: Audit, mark
     )
     assert first.suspicion > 1.5 * found.clusters[1].suspicion
     assert found.source == "the folders' names"
-    assert sum(len(it.members) for it in found.clusters) == 80
+    assert sum(len(item.members) for item in found.clusters) == 80
 
 
 # The numbers
@@ -145,9 +145,9 @@ def test_estimate_rarity_is_the_ratio_of_the_ends_of_scipys_intervals(
 
 def slow_compare(classes: Any, maps: Any, features: Any, members: list[int]) -> tuple[float, float, int]:
     """`place`, `apart` and `elsewhere`, picture by picture."""
-    shares = [each / each.sum() for each in maps]
+    shares = [item / item.sum() for item in maps]
     mean = sum(shares[i] for i in members) / len(members)
-    cells = sorted(((value, cell) for cell, value in np.ndenumerate(mean)), key=lambda it: -it[0])
+    cells = sorted(((value, cell) for cell, value in np.ndenumerate(mean)), key=lambda item: -item[0])
     core, total = [], 0.0
     for value, cell in cells:
         core.append(cell)
@@ -156,7 +156,7 @@ def slow_compare(classes: Any, maps: Any, features: Any, members: list[int]) -> 
             break
     amounts = [sum(share[cell] for cell in core) for share in shares]
     needed = sorted(amounts[i] for i in members)[int(0.2 * (len(members) - 1))]
-    looks = [each / np.sqrt((each**2).sum()) for each in features]
+    looks = [feature / np.sqrt((feature**2).sum()) for feature in features]
 
     def cosine(i: int) -> float:
         centre = sum(looks[j] for j in members if j != i)
@@ -203,13 +203,13 @@ def test_suspicion_by_hand() -> None:
 
 
 def test_a_clusters_map_is_the_mean_of_what_explain_gives(found: Audit, marked: tuple[Path, list[str]]) -> None:
-    for it in found.clusters:
+    for item in found.clusters:
         shares = []
-        for name in it.members:
+        for name in item.members:
             image = torch.from_numpy(gradcam.read_image(marked[0] / name)).permute(2, 0, 1)[None].float() / 255
-            values = gradcam.explain(make_model(), image, "1", target=it.index).maps[0, 0].double().numpy()
+            values = gradcam.explain(make_model(), image, "1", target=item.index).maps[0, 0].double().numpy()
             shares.append(values / values.sum())
-        np.testing.assert_allclose(it.map, np.mean(shares, 0), atol=1e-4)
+        np.testing.assert_allclose(item.map, np.mean(shares, 0), atol=1e-4)
     rows = slice(MARK[0].start // CELL, MARK[0].stop // CELL)
     columns = slice(MARK[1].start // CELL, MARK[1].stop // CELL)
     assert found.clusters[0].map[rows, columns].sum() == pytest.approx(1, abs=0.02)
@@ -261,7 +261,7 @@ def write_table(path: Path, rows: list[str]) -> Path:
 
 
 def count_labels(found: Audit) -> dict[str, int]:
-    return {it.class_name: it.image_count for it in found.clusters}
+    return {item.class_name: item.image_count for item in found.clusters}
 
 
 @pytest.mark.parametrize("start", ["", "fruit/", "beside"])
@@ -302,15 +302,15 @@ def test_each_bad_line_has_one_of_its_own_and_the_others_go_on(tmp_path: Path) -
     rows += ["fruit/none.png,apple", "fruit/apple/02.png,lime", "fruit/apple/02.png,"]
     table = write_table(tmp_path / "labels.csv", rows)
     found = audit(tmp_path / "fruit", load(), labels=table)
-    said = list(found.failures.values())
-    assert len(said) == 5
-    assert said[0] == f"{table}, line 30: fruit/none.png is not among the images"
-    assert said[1].startswith(
+    message = list(found.failures.values())
+    assert len(message) == 5
+    assert message[0] == f"{table}, line 30: fruit/none.png is not among the images"
+    assert message[1].startswith(
         f"{table}, line 31: fruit/apple/02.png has the class lime here, but apple on an earlier line"
     )
-    assert said[2] == f"{table}, line 32: fruit/apple/02.png has no class"
-    assert said[3].startswith("1 image left out: No class is called 'pear'")
-    assert said[4].startswith("apple/13.png: is not an image")
+    assert message[2] == f"{table}, line 32: fruit/apple/02.png has no class"
+    assert message[3].startswith("1 image left out: No class is called 'pear'")
+    assert message[4].startswith("apple/13.png: is not an image")
     assert count_labels(found) == {"apple": 12, "lime": 14}
 
 
@@ -355,8 +355,8 @@ def test_a_class_with_few_pictures_stands_for_other_classes_only(marked: tuple[P
         "Classes with fewer than 10 images with positive evidence are not clustered. Clusters of other classes are "
         "compared with them: lime (4)."
     )
-    assert {it.class_name for it in found.clusters} == {"apple"}
-    assert {it.other_image_count for it in found.clusters} == {4}
+    assert {item.class_name for item in found.clusters} == {"apple"}
+    assert {item.other_image_count for item in found.clusters} == {4}
     few = dict(list(labels.items())[:8])
     with pytest.raises(InputError, match="Clustering needs 10 images with positive evidence"):
         audit(marked[0], load(), labels=few)
@@ -368,8 +368,8 @@ def test_maps_that_are_blank_are_told_and_left_out(tmp_path: Path) -> None:
     found = audit(tmp_path, load())
     assert found.blank == ("apple/00.png",)
     assert any("1 image has no positive evidence for the class" in note for note in found.notes)
-    assert all("apple/00.png" not in it.members for it in found.clusters)
-    assert {it.image_count for it in found.clusters if it.class_name == "apple"} == {13}
+    assert all("apple/00.png" not in item.members for item in found.clusters)
+    assert {item.image_count for item in found.clusters if item.class_name == "apple"} == {13}
 
 
 class Spoilt(nn.Module):
@@ -389,7 +389,7 @@ def test_a_picture_with_features_that_are_nan_is_told_and_the_others_go_on(tmp_p
     (reason,) = found.failures.values()
     assert reason.startswith("apple/00.png: ")
     assert "NaN" in reason
-    assert sum(len(it.members) for it in found.clusters) == 27
+    assert sum(len(item.members) for item in found.clusters) == 27
 
 
 def test_pictures_that_are_all_alike_are_clustered(tmp_path: Path) -> None:
@@ -398,8 +398,8 @@ def test_pictures_that_are_all_alike_are_clustered(tmp_path: Path) -> None:
             (tmp_path / fruit).mkdir(exist_ok=True)
             gradcam.write_image(tmp_path / fruit / f"{number}.png", draw_fruit(0, fruit))
     found = audit(tmp_path, load())
-    assert sum(len(it.members) for it in found.clusters) == 24
-    assert all(np.isfinite([it.suspicion, it.place, it.apart]).all() for it in found.clusters)
+    assert sum(len(item.members) for item in found.clusters) == 24
+    assert all(np.isfinite([item.suspicion, item.place, item.apart]).all() for item in found.clusters)
 
 
 def test_what_cannot_be_audited_says_so(marked: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -447,7 +447,7 @@ def test_the_record_has_everything_and_is_json(found: Audit, marked: tuple[Path,
 
     record = json.loads(json.dumps(found.to_record(), allow_nan=False))
     assert (record["schema"], record["kind"], record["model"]) == (1, "gradcam audit", found.model)
-    assert [it["rank"] for it in record["clusters"]] == list(range(1, 1 + len(found.clusters)))
+    assert [item["rank"] for item in record["clusters"]] == list(range(1, 1 + len(found.clusters)))
     first = record["clusters"][0]
     assert first["class"] == {"index": 0, "label": "apple"}
     assert set(first["members"]) == set(marked[1])
@@ -459,9 +459,9 @@ def test_the_record_has_everything_and_is_json(found: Audit, marked: tuple[Path,
 
 
 def test_progress_is_told(marked: tuple[Path, list[str]]) -> None:
-    told: list[tuple[int, int]] = []
-    audit(marked[0], load(), progress=lambda done, total: told.append((done, total)))
-    assert told[-1] == (80, 80)
+    messages: list[tuple[int, int]] = []
+    audit(marked[0], load(), progress=lambda done, total: messages.append((done, total)))
+    assert messages[-1] == (80, 80)
 
 
 @pytest.mark.parametrize("kind", [str, Path])

@@ -76,16 +76,16 @@ def test_the_numbers_are_those_of_the_functions(koala: Verdict, classifier: grad
     values = {test.name: test.value for test in koala.tests}
     subject = Subject(classifier.model, classifier.batch([photo("koala.webp")]))
     explain, exhibits = gradcam_of(classifier), koala.artifacts
-    own = explain(subject.model, subject.images, subject.classes)
-    assert torch.equal(own[0], exhibits.heatmap)
-    drawn = randomisation(subject, explain, own, stages=3, seed=0)
+    explanation = explain(subject.model, subject.images, subject.classes)
+    assert torch.equal(explanation[0], exhibits.heatmap)
+    drawn = randomisation(subject, explain, explanation, stages=3, seed=0)
     assert values["randomisation"] == pytest.approx(float(drawn.correlations.mean()), abs=1e-5)
     assert exhibits.rivals[0] == int(find_rivals(subject))
     others = [explain(subject.model, subject.images, torch.tensor([index])) for index in exhibits.rivals]
-    likeness = torch.cat([rank_correlation(own, each) for each in others])
+    likeness = torch.cat([rank_correlation(explanation, item) for item in others])
     assert values["classes"] == pytest.approx(float(likeness[1:].mean()), abs=1e-5)
     assert values["stability"] == pytest.approx(
-        float(rank_correlation(own.expand(4, -1, -1), exhibits.noisy_maps).mean()), abs=1e-5
+        float(rank_correlation(explanation.expand(4, -1, -1), exhibits.noisy_maps).mean()), abs=1e-5
     )
     rival = next(sham for sham in koala.controls if sham.name == RIVAL)
     assert koala.rival == f"{classifier.label(exhibits.rivals[0])} ({float(likeness[0]):.2f})"
@@ -135,11 +135,11 @@ def test_a_method_may_look_at_another_layer_and_library(colours: gradcam.Classif
 def test_maps_that_know_nothing_of_the_model_fail(
     control: str, decided: str, classifier: gradcam.Classifier, photo: Photo
 ) -> None:
-    found = check(classifier, photo("koala.webp"), method=control)
-    assert found.outcome == "failed"
-    assert outcomes(found)[decided] == "failed"
-    assert found.tests[-1].name == decided  # nothing is asked once one has failed
-    assert found.distinguished_from == []
+    report = check(classifier, photo("koala.webp"), method=control)
+    assert report.outcome == "failed"
+    assert outcomes(report)[decided] == "failed"
+    assert report.tests[-1].name == decided  # nothing is asked once one has failed
+    assert report.distinguished_from == []
 
 
 def shifted(explain: Any) -> Any:
@@ -148,7 +148,7 @@ def shifted(explain: Any) -> Any:
 
 def noise_by_weights_and_class(_: Any) -> Any:
     def explain(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
-        flat = torch.cat([it.detach().flatten() for it in model.parameters()]).double()
+        flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).double()
         key = float((flat * torch.arange(len(flat))).sum())
         return make_random(images, hash((round(key, 6), int(classes[0]))) % 2**31)
 
@@ -161,11 +161,11 @@ def noise_anew(_: Any) -> Any:
 
 
 def of_another_picture(explain: Any) -> Any:
-    other = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(5))
-    other[:, 1, :16, :16], other[:, ::2, :16, :16] = 1, 0  # green at its top left
+    tensor = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(5))
+    tensor[:, 1, :16, :16], tensor[:, ::2, :16, :16] = 1, 0  # green at its top left
 
     def explain_it(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
-        return nn.functional.interpolate(explain(model, other, classes)[None], images.shape[2:])[0]
+        return nn.functional.interpolate(explain(model, tensor, classes)[None], images.shape[2:])[0]
 
     return explain_it
 
@@ -190,9 +190,9 @@ SHAM_FUNCTIONS = {
 @pytest.mark.parametrize("name", SHAM_FUNCTIONS)
 def test_functions_with_one_thing_wrong_fail(name: str, colours: gradcam.Classifier, green: Path) -> None:
     make, decided = SHAM_FUNCTIONS[name]
-    found = check(colours, green, method=make(gradcam_of(colours)))
-    assert found.outcome == "failed"
-    assert outcomes(found)[decided] == "failed"
+    report = check(colours, green, method=make(gradcam_of(colours)))
+    assert report.outcome == "failed"
+    assert outcomes(report)[decided] == "failed"
 
 
 def test_a_rivals_map_does_not_pass_where_the_rival_is_elsewhere(classifier: gradcam.Classifier, photo: Photo) -> None:
@@ -201,8 +201,8 @@ def test_a_rivals_map_does_not_pass_where_the_rival_is_elsewhere(classifier: gra
     def espresso(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
         return explain(model, images, torch.where(classes == 285, 967, classes))
 
-    found = check(classifier, photo("cat_and_espresso.jpg"), target=285, method=espresso)
-    assert found.outcome != "passed"
+    report = check(classifier, photo("cat_and_espresso.jpg"), target=285, method=espresso)
+    assert report.outcome != "passed"
 
 
 @pytest.mark.parametrize("method", ["gradcam", "gradcam++", "layercam"])
@@ -210,10 +210,10 @@ def test_a_network_with_random_weights_has_too_little_to_explain(method: str) ->
     torch.manual_seed(0)
     classifier = gradcam.load_classifier(torchvision.models.resnet18(weights=None), size=64)
     picture = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
-    found = check(classifier, picture, method=method)
-    assert found.outcome == "undecided"
-    assert found.tests[-1].outcome == "undecided"
-    assert "there is too little to explain" in found.tests[-1].reason
+    report = check(classifier, picture, method=method)
+    assert report.outcome == "undecided"
+    assert report.tests[-1].outcome == "undecided"
+    assert "there is too little to explain" in report.tests[-1].reason
 
 
 @pytest.mark.parametrize("seed", [0, 11])
@@ -225,16 +225,16 @@ def test_networks_that_are_sure_by_chance_tell_no_picture_from_others(seed: int)
     with torch.no_grad():
         model[-1].weight.mul_(20)
     classifier = gradcam.load_classifier(model, size=(96, 96), layer="5")
-    shown = [draw_scene(np.random.default_rng([8, it]), things=[Wish(colour=it % 4)]).picture for it in range(12)]
-    picture, others = shown[seed], [shown[it] for it in range(1, 6)]
-    found = check(classifier, picture, method="layercam", other_images=others)
-    assert found.outcome == "undecided"
-    told = re.search(r"difference in probability is (-?[.\d]+)", found.tests[-1].reason)
-    assert told is not None
+    shown = [draw_scene(np.random.default_rng([8, item]), things=[Wish(colour=item % 4)]).picture for item in range(12)]
+    picture, others = shown[seed], [shown[item] for item in range(1, 6)]
+    report = check(classifier, picture, method="layercam", other_images=others)
+    assert report.outcome == "undecided"
+    match = re.search(r"difference in probability is (-?[.\d]+)", report.tests[-1].reason)
+    assert match is not None
     with torch.no_grad():
-        probabilities = model(classifier.batch([picture, *others])).softmax(1)[:, found.index]
+        probabilities = model(classifier.batch([picture, *others])).softmax(1)[:, report.index]
     expected = float(probabilities[0]) - sum(sorted(probabilities[1:].tolist())[:3]) / 3
-    assert float(told[1]) == pytest.approx(expected, abs=0.006)
+    assert float(match[1]) == pytest.approx(expected, abs=0.006)
 
 
 def test_what_no_covering_changes_is_too_little(colours: gradcam.Classifier) -> None:
@@ -242,17 +242,17 @@ def test_what_no_covering_changes_is_too_little(colours: gradcam.Classifier) -> 
         def forward(self, images: Tensor) -> Tensor:
             return super().forward(images) / 60 + torch.tensor([0, 9.0, 0, 0, 0])
 
-    found = check(replace(colours, model=Always().eval()), np.zeros((32, 32, 3), np.uint8), target=GREEN)
-    assert found.outcome != "passed"
-    assert found.probability > 0.99
+    report = check(replace(colours, model=Always().eval()), np.zeros((32, 32, 3), np.uint8), target=GREEN)
+    assert report.outcome != "passed"
+    assert report.probability > 0.99
     blank = check(replace(colours, model=Always().eval()), np.full((32, 32, 3), (0, 255, 0), np.uint8))
     assert blank.outcome in ("undecided", "failed")
 
 
 def test_a_map_of_one_value_marks_nothing(colours: gradcam.Classifier, green: Path) -> None:
-    found = check(colours, green, method=lambda model, images, classes: torch.zeros(1, *images.shape[2:]))
-    assert found.outcome == "failed"
-    assert [test.reason for test in found.tests] == ["The heatmap is constant: it marks nothing."]
+    report = check(colours, green, method=lambda model, images, classes: torch.zeros(1, *images.shape[2:]))
+    assert report.outcome == "failed"
+    assert [test.reason for test in report.tests] == ["The heatmap is constant: it marks nothing."]
 
 
 def test_a_model_that_cannot_be_copied_is_asked_the_rest(colours: gradcam.Classifier, green: Path) -> None:
@@ -260,14 +260,14 @@ def test_a_model_that_cannot_be_copied_is_asked_the_rest(colours: gradcam.Classi
         def __deepcopy__(self, memo: object) -> nn.Module:
             raise TypeError("not this one")
 
-    found = check(replace(colours, model=Uncopied().eval()), green)
-    assert outcomes(found)["randomisation"] == "undecided"
-    assert outcomes(found)["placement"] == "passed"
+    report = check(replace(colours, model=Uncopied().eval()), green)
+    assert outcomes(report)["randomisation"] == "undecided"
+    assert outcomes(report)["placement"] == "passed"
     assert any(
-        "Not compared with the heatmap of a network with random weights: Uncopied cannot be copied" in it
-        for it in found.notes
+        "Not compared with the heatmap of a network with random weights: Uncopied cannot be copied" in note
+        for note in report.notes
     )
-    assert found.outcome == "undecided"
+    assert report.outcome == "undecided"
 
 
 def test_a_picture_too_small_for_a_mosaic_is_tried_by_itself() -> None:
@@ -276,9 +276,9 @@ def test_a_picture_too_small_for_a_mosaic_is_tried_by_itself() -> None:
     )
     picture = np.zeros((12, 12, 3), np.uint8)
     picture[4:8, 0:8] = (20, 245, 20)
-    found = check(classifier, picture, target=GREEN)
-    assert "The model does not recognise the class among other images, so the image was tested alone." in found.notes
-    assert {sham.order for sham in found.controls} <= {None}
+    report = check(classifier, picture, target=GREEN)
+    assert "The model does not recognise the class among other images, so the image was tested alone." in report.notes
+    assert {sham.order for sham in report.controls} <= {None}
 
 
 # How it is asked
@@ -287,8 +287,8 @@ def test_a_picture_too_small_for_a_mosaic_is_tried_by_itself() -> None:
 def test_other_pictures_may_stand_beside(colours: gradcam.Classifier, green: Path, tmp_path: Path) -> None:
     reds = [colour_model.paint(tmp_path / f"{number}.png", 0, seed=number) for number in range(3)]
     cyan = colour_model.paint(tmp_path / "cyan.png", 4)
-    found = check(colours, green, other_images=[green, *reds, cyan])
-    ground = found.artifacts.grid
+    report = check(colours, green, other_images=[green, *reds, cyan])
+    ground = report.artifacts.grid
     assert ground is not None
     corners = ground.images[0].flatten(1)
     assert (corners[0] - corners[1] > 0.5).float().mean() > 0.05  # red squares stand beside it
@@ -316,19 +316,19 @@ def test_nothing_is_left_on_the_model(colours: gradcam.Classifier, green: Path) 
 def test_a_class_a_layer_and_a_score_can_be_named() -> None:
     tiny = gradcam.load_classifier(tiny_model(), size=(24, 32), layer="3")
     picture = np.random.default_rng(0).integers(0, 256, (24, 32, 3), dtype=np.uint8)
-    found = check(tiny, picture, target=2, layer="1", score="contrast", method="HiResCAM")
-    assert (found.index, found.layer, found.score, found.method) == (2, "1", "contrast", "hirescam")
+    report = check(tiny, picture, target=2, layer="1", score="contrast", method="HiResCAM")
+    assert (report.index, report.layer, report.score, report.method) == (2, "1", "contrast", "hirescam")
     target = gradcam.targets.ClassTarget(2, score="contrast")
     expected = tiny.explain(picture, "1", method="hirescam", target=target).heatmaps[0, 0]
-    assert torch.equal(found.artifacts.heatmap, expected)
-    assert found.probability == pytest.approx(float(tiny.explain(picture).probabilities()[0, 2]), abs=1e-6)
-    assert 2 not in found.artifacts.rivals
-    assert len(set(found.artifacts.rivals)) == 4
+    assert torch.equal(report.artifacts.heatmap, expected)
+    assert report.probability == pytest.approx(float(tiny.explain(picture).probabilities()[0, 2]), abs=1e-6)
+    assert 2 not in report.artifacts.rivals
+    assert len(set(report.artifacts.rivals)) == 4
 
 
 def test_a_class_by_its_label(classifier: gradcam.Classifier, photo: Photo) -> None:
-    found = check(classifier, photo("koala.webp"), target="wombat", method="constant")
-    assert (found.index, found.label, found.class_name) == (106, "wombat", "wombat (106)")
+    report = check(classifier, photo("koala.webp"), target="wombat", method="constant")
+    assert (report.index, report.label, report.class_name) == (106, "wombat", "wombat (106)")
 
 
 def test_two_classes_are_compared_with_one_another() -> None:
@@ -336,20 +336,20 @@ def test_two_classes_are_compared_with_one_another() -> None:
     torch.manual_seed(3)
     nn.init.normal_(model[4].weight)
     picture = np.random.default_rng(0).integers(0, 256, (24, 32, 3), dtype=np.uint8)
-    found = check(gradcam.load_classifier(model, size=(24, 32), layer="1"), picture, method="edges")
-    assert found.artifacts.rivals == (1 - found.index,)  # type: ignore[operator]
-    assert found.tests[-1].value == 1
-    assert found.outcome == "failed"
+    report = check(gradcam.load_classifier(model, size=(24, 32), layer="1"), picture, method="edges")
+    assert report.artifacts.rivals == (1 - report.index,)  # type: ignore[operator]
+    assert report.tests[-1].value == 1
+    assert report.outcome == "failed"
 
 
 def test_progress_goes_up_to_its_end(colours: gradcam.Classifier, green: Path) -> None:
-    told: list[tuple[int, int]] = []
-    check(colours, green, progress=lambda done, total: told.append((done, total)))
-    done = [one for one, _ in told]
+    messages: list[tuple[int, int]] = []
+    check(colours, green, progress=lambda done, total: messages.append((done, total)))
+    done = [one for one, _ in messages]
     assert done == sorted(done)
     assert done[0] == 1
-    assert told[-1][0] == told[-1][1]
-    assert all(one <= total for one, total in told)
+    assert messages[-1][0] == messages[-1][1]
+    assert all(one <= total for one, total in messages)
 
 
 @pytest.mark.parametrize(
@@ -401,23 +401,23 @@ def test_the_record_is_json(koala: Verdict) -> None:
 def test_uncertainty_is_the_deviation_over_views_and_noise(colours: gradcam.Classifier, green: Path) -> None:
     images, classes = colours.batch([green]), torch.tensor([GREEN])
     explain = gradcam_of(colours)
-    found = uncertainty(explain, colours.model, images, classes, samples=0)
+    actual = uncertainty(explain, colours.model, images, classes, samples=0)
     maps = [explain(colours.model, images, classes)[0].numpy()]
     for down, right in ((2, 0), (-2, 0), (0, 2), (0, -2)):  # a sixteenth of 32
         view = torch.from_numpy(np.roll(images.numpy(), (down, right), (2, 3)))
         maps.append(np.roll(explain(colours.model, view, classes)[0].numpy(), (-down, -right), (0, 1)))
     maps.append(np.flip(explain(colours.model, images.flip(3), classes)[0].numpy(), 1))
-    expected = np.std([each / each.max() for each in maps], axis=0)
-    np.testing.assert_allclose(found[0].numpy(), expected, atol=1e-6)
+    expected = np.std([item / item.max() for item in maps], axis=0)
+    np.testing.assert_allclose(actual[0].numpy(), expected, atol=1e-6)
     assert expected.max() > 0.1
-    assert not torch.equal(found, uncertainty(explain, colours.model, images, classes, samples=3))
+    assert not torch.equal(actual, uncertainty(explain, colours.model, images, classes, samples=3))
 
 
 def test_a_map_that_never_changes_is_certain() -> None:
     images = torch.rand(2, 3, 16, 16)
-    found = uncertainty(lambda model, images, classes: torch.ones(1, 16, 16), nn.Identity(), images, [0, 0])
-    assert found.shape == (2, 16, 16)
-    assert not found.any()
+    actual = uncertainty(lambda model, images, classes: torch.ones(1, 16, 16), nn.Identity(), images, [0, 0])
+    assert actual.shape == (2, 16, 16)
+    assert not actual.any()
 
 
 # The panel
@@ -436,17 +436,17 @@ def find(panel: np.ndarray, cell: np.ndarray) -> list[tuple[int, int]]:
 def test_the_panel_shows_what_the_tests_looked_at(koala: Verdict) -> None:
     panel, exhibits = koala.panel(height=120), koala.artifacts
     picture = scale(koala.image, 120)
-    whole = (0, 0, *picture.shape[:2])
-    own = find(panel, overlay(picture, exhibits.heatmap, region=whole))
+    full = (0, 0, *picture.shape[:2])
+    own = find(panel, overlay(picture, exhibits.heatmap, region=full))
     assert [left for _, left in own] == [MARGIN] * 3  # of stability, classes and weights
     tops = [top for top, _ in own]
     assert exhibits.randomisation is not None
     assert exhibits.rival_maps is not None
     assert exhibits.uncertainty is not None
-    ((top, left),) = find(panel, overlay(picture, (2 * exhibits.uncertainty).clamp(0, 1), region=whole))
+    ((top, left),) = find(panel, overlay(picture, (2 * exhibits.uncertainty).clamp(0, 1), region=full))
     assert (top, left > MARGIN) == (tops[0], True)
-    assert find(panel, overlay(picture, exhibits.rival_maps[0], region=whole))[0][0] == tops[1]
-    assert find(panel, overlay(picture, exhibits.randomisation.heatmaps[0, -1], region=whole))[0][0] == tops[2]
+    assert find(panel, overlay(picture, exhibits.rival_maps[0], region=full))[0][0] == tops[1]
+    assert find(panel, overlay(picture, exhibits.randomisation.heatmaps[0, -1], region=full))[0][0] == tops[2]
 
 
 @pytest.mark.parametrize("outcome", ["passed", "undecided", "failed"])

@@ -26,8 +26,8 @@ class Mean(nn.Module):
     """The images' means as probabilities, and what is missing to one."""
 
     def forward(self, images: Tensor) -> Tensor:
-        found = images.mean((1, 2, 3))
-        return torch.stack([found, 1 - found], 1)
+        actual = images.mean((1, 2, 3))
+        return torch.stack([actual, 1 - actual], 1)
 
 
 def judge(values: list[float], target: int = 0) -> Subject:
@@ -49,9 +49,9 @@ HALF = torch.tensor([[[1.0, 0.0], [3.0, -3.0]]])  # to [0,1]: a third, and one
 
 
 def test_confidence_changes_by_hand() -> None:
-    found = confidence_change(judge([0.5]), HALF)  # picture times map: a third of 0.5
-    assert found.drop.tolist() == pytest.approx([2 / 3])
-    assert (found.increase.tolist(), found.gain.tolist()) == ([0], [0])
+    actual = confidence_change(judge([0.5]), HALF)  # picture times map: a third of 0.5
+    assert actual.drop.tolist() == pytest.approx([2 / 3])
+    assert (actual.increase.tolist(), actual.gain.tolist()) == ([0], [0])
     against = confidence_change(judge([0.5], target=1), HALF)  # from 1/2 to 5/6
     assert against.drop.tolist() == [0]
     assert against.increase.tolist() == [1]
@@ -60,26 +60,26 @@ def test_confidence_changes_by_hand() -> None:
 
 def test_probabilities_of_exactly_zero_and_one() -> None:
     for target, values in ((0, [0.0, 1.0]), (1, [1.0, 0.0])):  # the probabilities are 0 and 1
-        found = confidence_change(judge(values, target), HALF.expand(2, -1, -1))
-        for each in (found.drop, found.increase, found.gain):
-            assert each.isfinite().all()
-        assert found.drop[0] == 0
-        assert found.gain[1] == 0
-    assert found.gain.tolist() == pytest.approx([2 / 3, 0])  # from 0 to 2/3
-    assert found.increase.tolist() == [1, 0]
+        actual = confidence_change(judge(values, target), HALF.expand(2, -1, -1))
+        for item in (actual.drop, actual.increase, actual.gain):
+            assert item.isfinite().all()
+        assert actual.drop[0] == 0
+        assert actual.gain[1] == 0
+    assert actual.gain.tolist() == pytest.approx([2 / 3, 0])  # from 0 to 2/3
+    assert actual.increase.tolist() == [1, 0]
     assert confidence_change(judge([1.0]), HALF).drop.tolist() == pytest.approx([2 / 3])
     assert confidence_change(judge([0.0]), HALF).increase.tolist() == [0]
 
 
 def test_a_blank_map_hides_all_and_a_constant_one_nothing() -> None:
     for blank in (torch.zeros(1, 2, 2), -torch.ones(1, 2, 2)):
-        found = confidence_change(judge([0.3]), blank)
-        assert (found.drop.tolist(), found.increase.tolist(), found.gain.tolist()) == ([1], [0], [0])
-    found = confidence_change(judge([0.3], target=1), torch.zeros(1, 2, 2))
-    assert (found.increase.tolist(), found.gain.tolist()) == ([1], [1])
+        actual = confidence_change(judge([0.3]), blank)
+        assert (actual.drop.tolist(), actual.increase.tolist(), actual.gain.tolist()) == ([1], [0], [0])
+    actual = confidence_change(judge([0.3], target=1), torch.zeros(1, 2, 2))
+    assert (actual.increase.tolist(), actual.gain.tolist()) == ([1], [1])
     for constant in (torch.ones(1, 2, 2), torch.full((1, 2, 2), 1e-3)):
-        found = confidence_change(judge([0.3]), constant)
-        assert (found.drop.tolist(), found.increase.tolist(), found.gain.tolist()) == ([0], [0], [0])
+        actual = confidence_change(judge([0.3]), constant)
+        assert (actual.drop.tolist(), actual.increase.tolist(), actual.gain.tolist()) == ([0], [0], [0])
 
 
 def test_a_constant_map_changes_nothing_even_where_batches_round_otherwise() -> None:
@@ -108,8 +108,8 @@ def test_complexity_by_hand() -> None:
 
 
 def test_adcc_by_hand() -> None:
-    found = adcc(torch.tensor([0.5, 0.0, 0.2]), torch.tensor([0.5, 1.0, 0.9]), torch.tensor([0.5, 0.0, 0.6]))
-    assert found.tolist() == pytest.approx([0.5, 1, 3 / (1 / 0.8 + 1 / 0.9 + 1 / 0.4)])
+    actual = adcc(torch.tensor([0.5, 0.0, 0.2]), torch.tensor([0.5, 1.0, 0.9]), torch.tensor([0.5, 0.0, 0.6]))
+    assert actual.tolist() == pytest.approx([0.5, 1, 3 / (1 / 0.8 + 1 / 0.9 + 1 / 0.4)])
 
 
 @pytest.mark.parametrize("zero", [(1.0, 0.5, 0.5), (0.5, 0.0, 0.5), (0.5, 0.5, 1.0)])
@@ -121,7 +121,7 @@ def test_adcc_is_the_harmonic_mean() -> None:
     generator = torch.Generator().manual_seed(0)
     drop, coherent, complex_ = torch.rand(3, 20, generator=generator)
     parts = zip(coherent.tolist(), (1 - complex_).tolist(), (1 - drop).tolist())
-    expected = [statistics.harmonic_mean(each) for each in parts]
+    expected = [statistics.harmonic_mean(part) for part in parts]
     np.testing.assert_allclose(adcc(drop, coherent.numpy(), complex_.tolist()), expected, rtol=1e-5)
 
 
@@ -201,7 +201,7 @@ def test_second_maps_that_do_not_fit() -> None:
 def test_confidence_changes_equal_the_definitions() -> None:
     model = sharp_model().eval()
     classes = [0, 3, 1]
-    found = confidence_change(Subject(model, TINY.double(), classes), MAPS)
+    actual = confidence_change(Subject(model, TINY.double(), classes), MAPS)
     expected = []
     for picture, heatmap, wanted in zip(TINY.double().numpy(), MAPS.double().numpy(), classes):
 
@@ -210,22 +210,22 @@ def test_confidence_changes_equal_the_definitions() -> None:
             return np.exp(logits[wanted]) / sum(np.exp(logits))
 
         expected.append(slow.change(picture, heatmap, score))
-    np.testing.assert_allclose(torch.stack([found.drop, found.increase, found.gain], 1), expected, rtol=1e-4)
-    assert found.drop.max() > 0.01
-    assert found.gain.max() > 0.01
+    np.testing.assert_allclose(torch.stack([actual.drop, actual.increase, actual.gain], 1), expected, rtol=1e-4)
+    assert actual.drop.max() > 0.01
+    assert actual.gain.max() > 0.01
 
 
 def test_coherency_equals_the_definition() -> None:
     model, images, classes = sharp_model(), TINY.double(), [0, 3, 1]
     explain = Explainer(("gradcam",), "0").only("gradcam")
     heatmaps = explain(model, images, torch.tensor(classes))
-    found = coherency(Subject(model, images, classes), heatmaps, explain)
+    actual = coherency(Subject(model, images, classes), heatmaps, explain)
     for i, wanted in enumerate(classes):
         masked = images[i : i + 1] * heatmaps[i].double()
         again = gradcam.explain(model, masked, "0", target=wanted).heatmaps[0, 0]
         r = slow.pearson(heatmaps[i].double().numpy(), again.double().numpy())
-        assert found[i].item() == pytest.approx((1 + r) / 2, abs=1e-5)
-    assert found.max() - found.min() > 0.01
+        assert actual[i].item() == pytest.approx((1 + r) / 2, abs=1e-5)
+    assert actual.max() - actual.min() > 0.01
 
 
 def test_complexity_equals_the_definition() -> None:
@@ -251,11 +251,11 @@ def test_changes_are_grad_cams_times_the_probability(classifier: Classifier, pho
     wanted = [targets.ClassifierOutputSoftmaxTarget(int(category)) for category in subject.classes]
     seen = []
     for maps in (good, 1 - good):
-        found = confidence_change(subject, maps / maps.amax((1, 2), keepdim=True))
+        actual = confidence_change(subject, maps / maps.amax((1, 2), keepdim=True))
         given = (images, (maps / maps.amax((1, 2), keepdim=True)).numpy(), wanted, classifier.model)
-        np.testing.assert_allclose(found.drop * subject.probabilities, peer.DropInConfidence()(*given), atol=1e-5)
-        np.testing.assert_array_equal(found.increase, peer.IncreaseInConfidence()(*given))
-        seen.append(found)
+        np.testing.assert_allclose(actual.drop * subject.probabilities, peer.DropInConfidence()(*given), atol=1e-5)
+        np.testing.assert_array_equal(actual.increase, peer.IncreaseInConfidence()(*given))
+        seen.append(actual)
     assert (seen[0].drop < seen[1].drop).all()
     assert seen[1].drop.min() > 0.05
 
@@ -273,10 +273,10 @@ def test_averages_are_those_of_torchcam(classifier: Classifier, photo: Callable[
         peer.update(images.clone().requires_grad_(), classes)
         (grids,) = extractor(classes, model(images.clone().requires_grad_()).softmax(1))
     heatmaps = nn.functional.interpolate(grids[:, None], (224, 224), mode="bilinear")
-    found = confidence_change(subject, heatmaps * (1 / heatmaps.amax((2, 3), keepdim=True)))
+    actual = confidence_change(subject, heatmaps * (1 / heatmaps.amax((2, 3), keepdim=True)))
     loose = peer.summary()["avg_drop"]  # its maps do not reach one, once enlarged: they hide a little more
-    assert found.drop.mean().item() == pytest.approx(loose, abs=0.03)
-    assert found.increase.mean().item() == peer.summary()["conf_increase"]
+    assert actual.drop.mean().item() == pytest.approx(loose, abs=0.03)
+    assert actual.increase.mean().item() == peer.summary()["conf_increase"]
 
 
 @pytest.mark.slow
@@ -304,8 +304,8 @@ def test_captums_maps_can_be_judged() -> None:
     model = sharp_model().eval()
 
     def explain(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
-        found = LayerGradCam(model, model[0]).attribute(images, target=classes, relu_attributions=True)
-        return LayerAttribution.interpolate(found, (12, 16))  # (N,1,H,W)
+        actual = LayerGradCam(model, model[0]).attribute(images, target=classes, relu_attributions=True)
+        return LayerAttribution.interpolate(actual, (12, 16))  # (N,1,H,W)
 
     subject = Subject(model, TINY.double(), [0, 3, 1])
     captums = explain(model, TINY.double(), subject.classes)
@@ -332,10 +332,10 @@ def test_nothing_is_left_on_what_is_given() -> None:
 
 
 def test_changes_say_what_they_are() -> None:
-    found = confidence_change(judge([0.5]), HALF)
-    assert isinstance(found, ConfidenceChange)
-    assert repr(found) == "ConfidenceChange(1 image(s), means: drop 0.667, increase 0, gain 0)"
-    assert {found.drop.dtype, found.increase.dtype, found.gain.dtype} == {torch.float32}
+    actual = confidence_change(judge([0.5]), HALF)
+    assert isinstance(actual, ConfidenceChange)
+    assert repr(actual) == "ConfidenceChange(1 image(s), means: drop 0.667, increase 0, gain 0)"
+    assert {actual.drop.dtype, actual.increase.dtype, actual.gain.dtype} == {torch.float32}
 
 
 def test_heatmaps_that_do_not_fit() -> None:

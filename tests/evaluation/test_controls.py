@@ -25,19 +25,19 @@ def test_a_control_is_a_heatmap_and_knows_its_name(name: str) -> None:
     control = CONTROLS[name]
     assert control.name == name
     assert control.summary
-    found = control.make(TINY, 0)
-    assert found.shape == (3, 12, 16)
-    assert found.dtype == torch.float32
-    assert found.min() >= 0
-    torch.testing.assert_close(found.amax((1, 2)), torch.ones(3))
-    assert torch.equal(found, control.make(TINY, 0))
+    actual = control.make(TINY, 0)
+    assert actual.shape == (3, 12, 16)
+    assert actual.dtype == torch.float32
+    assert actual.min() >= 0
+    torch.testing.assert_close(actual.amax((1, 2)), torch.ones(3))
+    assert torch.equal(actual, control.make(TINY, 0))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("name", CONTROLS)
 def test_a_control_of_images_of_any_precision(name: str, dtype: torch.dtype) -> None:
-    found = CONTROLS[name].make(TINY.to(dtype), 0).float()
-    torch.testing.assert_close(found, CONTROLS[name].make(TINY, 0), atol=0.05, rtol=0)
+    actual = CONTROLS[name].make(TINY.to(dtype), 0).float()
+    torch.testing.assert_close(actual, CONTROLS[name].make(TINY, 0), atol=0.05, rtol=0)
 
 
 def test_the_order_in_which_they_are_shown() -> None:
@@ -49,26 +49,26 @@ def test_a_constant_map_is_one_everywhere() -> None:
 
 
 def test_the_centre_is_a_gaussian_of_a_quarter_of_each_side() -> None:
-    (found,) = CONTROLS["centre"].make(torch.zeros(1, 3, 9, 40), 0).double().numpy()
+    (actual,) = CONTROLS["centre"].make(torch.zeros(1, 3, 9, 40), 0).double().numpy()
     for y in range(9):
         for x in range(40):
             down, across = (y + 0.5) / 9 - 0.5, (x + 0.5) / 40 - 0.5
             nearest = 0.5 / 40  # the middle of the picture lies between two pixels
             expected = np.exp(-(down**2 + across**2 - nearest**2) / (2 * 0.25**2))
-            assert found[y, x] == pytest.approx(expected, rel=1e-5)
+            assert actual[y, x] == pytest.approx(expected, rel=1e-5)
 
 
 def test_random_maps_are_coarse_differ_between_images_and_repeat() -> None:
     make = CONTROLS["random"].make
-    found = make(torch.zeros(4, 3, 70, 140), 5)
-    assert torch.equal(found, make(torch.ones(4, 3, 70, 140), 5))
-    assert not torch.equal(found, make(torch.zeros(4, 3, 70, 140), 6))
-    one, other = found[0].flatten(), found[1].flatten()
+    actual = make(torch.zeros(4, 3, 70, 140), 5)
+    assert torch.equal(actual, make(torch.ones(4, 3, 70, 140), 5))
+    assert not torch.equal(actual, make(torch.zeros(4, 3, 70, 140), 6))
+    one, other = actual[0].flatten(), actual[1].flatten()
     assert abs(np.corrcoef(one, other)[0, 1]) < 0.5
-    steps = (found.diff(dim=2).abs().mean() / found.std()).item()
+    steps = (actual.diff(dim=2).abs().mean() / actual.std()).item()
     assert steps < 0.1  # noise for each pixel would have more than 1
     noise = torch.rand(4, 1, 7, 7, generator=torch.Generator().manual_seed(derive(5, "random map")))
-    for heatmap, cells in zip(found, noise[:, 0]):
+    for heatmap, cells in zip(actual, noise[:, 0]):
         large = cv2.resize(cells.numpy(), (140, 70), interpolation=cv2.INTER_CUBIC)  # a bicubic of the same kind
         np.testing.assert_allclose(heatmap, large.clip(0) / large.max(), atol=1e-3)
 
@@ -91,9 +91,9 @@ def test_a_picture_without_edges_has_a_blank_map() -> None:
 
 def test_places_by_hand() -> None:
     maps = torch.tensor([[[0.1, 0.9], [-3.0, 0.5]], [[4.0, 3.0], [2.0, 1.0]]])
-    found = rank_pixels(maps)
-    assert found.dtype == torch.int64
-    assert found.tolist() == [[[2, 0], [3, 1]], [[0, 1], [2, 3]]]
+    actual = rank_pixels(maps)
+    assert actual.dtype == torch.int64
+    assert actual.tolist() == [[[2, 0], [3, 1]], [[0, 1], [2, 3]]]
 
 
 def test_places_equal_those_of_a_sort() -> None:
@@ -152,7 +152,7 @@ def test_what_is_drawn_depends_on_the_seed_and_the_purpose_alone() -> None:
 
     assert numbers(0, "ties") == numbers(0, "ties")
     distinct = [numbers(*names) for names in ((0, "ties"), (1, "ties"), (0, "noise"), (0, "ties", "cat.jpg"), (0,))]
-    assert len({tuple(each) for each in distinct}) == 5
+    assert len({tuple(item) for item in distinct}) == 5
 
 
 def test_seeds_are_the_same_on_every_machine() -> None:

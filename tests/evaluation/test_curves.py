@@ -25,8 +25,8 @@ class Corner(nn.Module):
     """The mean of the first four pixels of the first two rows, as a probability, and what is missing to one."""
 
     def forward(self, images: Tensor) -> Tensor:
-        found = images[:, :, :2, :2].mean((1, 2, 3))
-        return torch.stack([found, 1 - found], 1)
+        actual = images[:, :, :2, :2].mean((1, 2, 3))
+        return torch.stack([actual, 1 - actual], 1)
 
 
 WHITE = torch.ones(1, 1, 4, 4)
@@ -70,16 +70,16 @@ def tiny_scores(classes: Any = (0, 3, 1)) -> list[slow.Score]:
 
 
 def test_insertion_of_the_right_map_is_complete_after_the_corner() -> None:
-    found = insertion(corner(), RIGHT, baseline="zero", steps=16)
-    assert found.probabilities.tolist() == [[0, 0.25, 0.5, 0.75, *[1] * 13]]
-    assert found.shares.tolist() == [step / 16 for step in range(17)]
-    assert found.areas.tolist() == [14 / 16]  # 0.25 + 0.5 + 0.75 + 12, and half of the last
+    actual = insertion(corner(), RIGHT, baseline="zero", steps=16)
+    assert actual.probabilities.tolist() == [[0, 0.25, 0.5, 0.75, *[1] * 13]]
+    assert actual.shares.tolist() == [step / 16 for step in range(17)]
+    assert actual.areas.tolist() == [14 / 16]  # 0.25 + 0.5 + 0.75 + 12, and half of the last
 
 
 def test_insertion_of_the_wrong_map_begins_with_the_last_pixels() -> None:
-    found = insertion(corner(), -RIGHT, baseline="zero", steps=16)
-    assert found.probabilities.tolist() == [[*[0] * 13, 0.25, 0.5, 0.75, 1]]
-    assert found.areas.tolist() == [2 / 16]
+    actual = insertion(corner(), -RIGHT, baseline="zero", steps=16)
+    assert actual.probabilities.tolist() == [[*[0] * 13, 0.25, 0.5, 0.75, 1]]
+    assert actual.areas.tolist() == [2 / 16]
 
 
 def test_deletion_by_the_right_and_by_the_wrong_map() -> None:
@@ -90,16 +90,16 @@ def test_deletion_by_the_right_and_by_the_wrong_map() -> None:
 
 
 def test_the_area_between_few_points_is_that_of_trapezoids() -> None:
-    found = insertion(corner(), RIGHT, baseline="zero", steps=2)
-    assert found.probabilities.tolist() == [[0, 1, 1]]
-    assert found.areas.tolist() == [0.75]
+    actual = insertion(corner(), RIGHT, baseline="zero", steps=2)
+    assert actual.probabilities.tolist() == [[0, 1, 1]]
+    assert actual.areas.tolist() == [0.75]
     assert insertion(corner(), RIGHT, baseline="zero", steps=1).areas.tolist() == [0.5]
 
 
 def test_steps_that_do_not_divide_the_pixels_are_as_wide_as_what_they_change() -> None:
-    found = insertion(corner(), RIGHT, baseline="zero", steps=3)  # after 5.33 and 10.67 pixels
-    assert found.shares.tolist() == [0, 5 / 16, 11 / 16, 1]
-    assert found.areas.tolist() == [5 / 32 + 11 / 16]
+    actual = insertion(corner(), RIGHT, baseline="zero", steps=3)  # after 5.33 and 10.67 pixels
+    assert actual.shares.tolist() == [0, 5 / 16, 11 / 16, 1]
+    assert actual.areas.tolist() == [5 / 32 + 11 / 16]
     fine = insertion(corner(), RIGHT, baseline="zero", steps=40)  # more steps than pixels
     assert fine.probabilities.shape == (1, 41)
     assert fine.areas.item() == pytest.approx(14 / 16, abs=1e-6)
@@ -162,13 +162,13 @@ def test_insertion_and_deletion_equal_the_loops(baseline: str) -> None:
 
 def test_sufficiency_equals_the_loop() -> None:
     subject, heatmaps = tiny_subject(), random_maps(3, 12, 16)
-    found = sufficiency(subject, heatmaps, share=0.3)
+    actual = sufficiency(subject, heatmaps, share=0.3)
     for i, score in enumerate(tiny_scores()):
         picture = TINY[i].double().numpy()
         kept = slow.order(heatmaps[i].double().numpy())[:58]  # of 192 pixels
         lost = score(picture) - score(slow.replaced(slow.blurred(picture, 1), picture, kept))
-        assert found[i].item() == pytest.approx(lost, abs=1e-6)
-    assert found.abs().min() > 1e-5
+        assert actual[i].item() == pytest.approx(lost, abs=1e-6)
+    assert actual.abs().min() > 1e-5
     chosen = sufficiency(subject, heatmaps)  # a fifth, 38 pixels
     picture, ordered = TINY[0].double().numpy(), slow.order(heatmaps[0].double().numpy())
     score = tiny_scores()[0]
@@ -179,8 +179,8 @@ def test_sufficiency_equals_the_loop() -> None:
 @pytest.mark.parametrize(("size", "radius"), [((12, 16), 1), ((90, 70), 2), ((5, 2), 1), ((1, 9), 1), ((60, 68), 1)])
 def test_the_blur_equals_the_loop(size: tuple[int, int], radius: int) -> None:
     pictures = torch.randn(2, 2, *size, generator=torch.Generator().manual_seed(0))
-    found = make_baseline(pictures, "blur")
-    for picture, expected in zip(pictures[:, :1], found[:, :1]):
+    baseline = make_baseline(pictures, "blur")
+    for picture, expected in zip(pictures[:, :1], baseline[:, :1]):
         np.testing.assert_allclose(expected, slow.blurred(picture.double().numpy(), radius), atol=1e-5)
 
 
@@ -213,10 +213,10 @@ def test_areas_of_the_usual_size_are_those_of_rises_code() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("kind", BASELINES)
 def test_a_baseline_is_of_the_images_type(kind: str, dtype: torch.dtype) -> None:
-    found = make_baseline(TINY.to(dtype), kind)
-    assert found.dtype == dtype
+    baseline = make_baseline(TINY.to(dtype), kind)
+    assert baseline.dtype == dtype
     expected = make_baseline(TINY, kind)
-    torch.testing.assert_close(found.float(), expected, atol=0.02, rtol=0.02)
+    torch.testing.assert_close(baseline.float(), expected, atol=0.02, rtol=0.02)
     assert kind == "zero" or expected.abs().max() > 0.01
 
 
@@ -343,10 +343,10 @@ def test_nothing_is_left_on_the_model_nor_on_what_is_given() -> None:
 
 
 def test_a_curve_says_what_it_is() -> None:
-    found = insertion(corner(), RIGHT, baseline="zero", steps=16)
-    assert isinstance(found, Curve)
-    assert repr(found) == "Curve(1 image(s), 17 points, mean area 0.875)"
-    assert {found.shares.dtype, found.probabilities.dtype, found.areas.dtype} == {torch.float32}
+    actual = insertion(corner(), RIGHT, baseline="zero", steps=16)
+    assert isinstance(actual, Curve)
+    assert repr(actual) == "Curve(1 image(s), 17 points, mean area 0.875)"
+    assert {actual.shares.dtype, actual.probabilities.dtype, actual.areas.dtype} == {torch.float32}
 
 
 @pytest.mark.parametrize("metric", [insertion, deletion])

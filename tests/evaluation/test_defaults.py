@@ -83,8 +83,8 @@ def few(name: str) -> gradcam.Method:
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.place != "attention"])
 def test_methods(name: str, other_defaults: Callable[[Callable[[], Any]], Any]) -> None:
     def explain() -> tuple[Tensor, Tensor]:
-        found = gradcam.explain(MODEL, IMAGES, "3", method=few(name), target=[[0, 1], [2, 3]])
-        return found.maps, found.heatmaps
+        explanation = gradcam.explain(MODEL, IMAGES, "3", method=few(name), target=[[0, 1], [2, 3]])
+        return explanation.maps, explanation.heatmaps
 
     assert_same(explain, other_defaults)
 
@@ -107,7 +107,7 @@ def test_options(options: dict[str, str], other_defaults: Callable[[Callable[[],
 
 @pytest.mark.filterwarnings("ignore:.*may be misplaced")
 def test_reshape(other_defaults: Callable[[Callable[[], Any]], Any]) -> None:
-    assert_same(lambda: [gradcam.explain(MODEL, IMAGES, "3", reshape=lambda it: it.flip(2)).maps], other_defaults)
+    assert_same(lambda: [gradcam.explain(MODEL, IMAGES, "3", reshape=lambda item: item.flip(2)).maps], other_defaults)
 
 
 @pytest.mark.parametrize("score", ["logit", "probability", "contrast"])
@@ -173,9 +173,9 @@ def test_summaries(other_defaults: Callable[[Callable[[], Any]], Any]) -> None:
     boxes = [[(1, 2, 20, 15)], [(3, 3, 9, 9)]]
 
     def measure() -> list[Tensor]:
-        found = [evaluation.complexity(maps), evaluation.adcc([0.1, 0.2], [0.3, 0.4], [0.5, 0.6])]
-        found += [evaluation.pointing_game(maps, masks), evaluation.energy_pointing_game(maps, masks)]
-        return [*found, *tensors_of(evaluation.localisation(maps, boxes))]
+        actual = [evaluation.complexity(maps), evaluation.adcc([0.1, 0.2], [0.3, 0.4], [0.5, 0.6])]
+        actual += [evaluation.pointing_game(maps, masks), evaluation.energy_pointing_game(maps, masks)]
+        return [*actual, *tensors_of(evaluation.localisation(maps, boxes))]
 
     assert_same(measure, other_defaults)
 
@@ -185,9 +185,12 @@ def test_the_check_and_a_classifier(other_defaults: Callable[[Callable[[], Any]]
 
     def judge() -> list[Tensor]:
         classifier = gradcam.load_classifier(MODEL, layer="3", size=(24, 32), device="auto", activation="softmax")
-        found = classifier.explain(picture, target=1)
+        explanation = classifier.explain(picture, target=1)
         verdict = evaluation.check(classifier, picture, target=1, seed=1)
-        return [found.maps, torch.tensor([test.value for test in verdict.tests], dtype=torch.float64, device="cpu")]
+        return [
+            explanation.maps,
+            torch.tensor([test.value for test in verdict.tests], dtype=torch.float64, device="cpu"),
+        ]
 
     assert_same(judge, other_defaults)
 
@@ -207,7 +210,7 @@ def test_models_that_are_built_here(tmp_path: Path, other_defaults: Callable[[Ca
 
     def explain() -> list[Tensor]:
         classifier = gradcam.load_classifier("squeezenet1_1", weights=tmp_path / "weights.pth", device="cpu")
-        assert {it.dtype for it in classifier.model.parameters()} == {torch.float32}
+        assert {parameter.dtype for parameter in classifier.model.parameters()} == {torch.float32}
         return [classifier.explain(picture, target=1).maps]
 
     assert_same(explain, other_defaults)
@@ -219,7 +222,7 @@ def test_skeletons(other_defaults: Callable[[Callable[[], Any]], Any]) -> None:
     rows = survey("squeezenet1_1").rows
     assert other_defaults(lambda: survey("squeezenet1_1").rows) == rows
     model = other_defaults(lambda: build_with_random_weights("squeezenet1_1").model)
-    assert {(it.dtype, it.device.type) for it in model.parameters()} == {(torch.float32, "cpu")}
+    assert {(parameter.dtype, parameter.device.type) for parameter in model.parameters()} == {(torch.float32, "cpu")}
 
 
 def test_the_callers_defaults_stay(other_defaults: Callable[[Callable[[], Any]], Any]) -> None:
@@ -238,9 +241,9 @@ def test_layers(other_defaults: Callable[[Callable[[], Any]], Any]) -> None:
 
 
 def assert_same(compute: Callable[[], Any], run: Callable[[Callable[[], Any]], Any]) -> None:
-    expected, found = compute(), run(compute)
-    assert len(expected) == len(found) > 0
-    for one, other in zip(expected, found):
+    expected, actual = compute(), run(compute)
+    assert len(expected) == len(actual) > 0
+    for one, other in zip(expected, actual):
         assert other.device.type == "cpu"
         assert torch.equal(one, other)
         assert one.dtype == other.dtype

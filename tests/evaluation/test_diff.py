@@ -84,7 +84,7 @@ def test_the_numbers_are_those_of_both_models_heatmaps(
             atol=1e-4,
         )
         assert row.agree is (index == int(probabilities.argmax()))
-        one, two = (it.heatmaps[0, 0].double().numpy() for it in (old, new))
+        one, two = (item.heatmaps[0, 0].double().numpy() for item in (old, new))
         assert row.correlation == pytest.approx(spearmanr(one.ravel(), two.ravel()).statistic, abs=2e-3)
         assert row.overlap == pytest.approx(count_both(one, two), abs=5e-3)
         assert row.moved == pytest.approx(measure(one, two), abs=1e-3)
@@ -95,14 +95,14 @@ def test_the_numbers_are_those_of_both_models_heatmaps(
 
 def count_both(one: NDArray[Any], two: NDArray[Any]) -> float:
     """The share of the pixels above one map's 70th percentile that are above the other's."""
-    tops = [set(np.argsort(-it.ravel())[: round(0.3 * it.size)].tolist()) for it in (one, two)]
+    tops = [set(np.argsort(-item.ravel())[: round(0.3 * item.size)].tolist()) for item in (one, two)]
     return len(tops[0] & tops[1]) / len(tops[0])
 
 
 def measure(one: NDArray[Any], two: NDArray[Any]) -> float:
     """How far the centre of mass is from where it was, in diagonals of a square."""
     rows, columns = np.mgrid[: one.shape[0], : one.shape[1]]
-    down, across = (float((it * one).sum() / one.sum() - (it * two).sum() / two.sum()) for it in (rows, columns))
+    down, across = (float((item * one).sum() / one.sum() - (item * two).sum() / two.sum()) for item in (rows, columns))
     return math.hypot(down, across) / math.hypot(*one.shape)
 
 
@@ -261,7 +261,7 @@ def test_a_quantised_head(classifier: gradcam.Classifier, photo: Photo) -> None:
 
 def test_the_record_is_json_and_has_all_numbers(found: Diff) -> None:
     record = json.loads(json.dumps(found.to_record(), allow_nan=False))
-    assert [it["image"] for it in record["images"]] == [row.image for row in found.rows]
+    assert [item["image"] for item in record["images"]] == [row.image for row in found.rows]
     first = record["images"][0]
     assert {name: first[name] for name in ("correlation", "overlap", "moved", "drop")} == {
         name: value for name, value in found.rows[0].values.items() if name != "agree"
@@ -274,7 +274,7 @@ def test_the_record_is_json_and_has_all_numbers(found: Diff) -> None:
 
 
 def test_what_is_drawn(found: Diff, classifier: gradcam.Classifier, photo: Photo) -> None:
-    row = next(it for it in found.rows if it.image == "coffee.jpg")
+    row = next(row for row in found.rows if row.image == "coffee.jpg")
     drawn = row.draw()
     assert list(drawn) == ["image", "old", "new", "difference"]
     top, left, height, width = classifier.region(*gradcam.read_image(photo("coffee.jpg")).shape[:2])
@@ -306,7 +306,7 @@ def test_a_broken_picture_does_not_stop_the_others(
     assert name.endswith("broken.jpg")
     assert "is not an image" in reason
     assert "1 image, 1 failed" in found.summary
-    assert [done for done, _ in steps] == [1, 2, 3]
+    assert [result for result, _ in steps] == [1, 2, 3]
     assert steps[-1] == (3, 3)
 
 
@@ -315,7 +315,7 @@ def test_pictures_in_other_forms_have_the_same_numbers(
 ) -> None:
     array = gradcam.read_image(photo("koala.webp"))
     (row,) = diff(classifier, other, [array]).rows
-    same = next(it for it in found.rows if it.image == "koala.webp")
+    same = next(row for row in found.rows if row.image == "koala.webp")
     assert row.image == "inputs[0]"
     np.testing.assert_allclose([*row.values.values()], [*same.values.values()], atol=3e-3)
     kept = take_snapshot(classifier, [array])
@@ -358,9 +358,9 @@ def test_two_sizes_of_input_and_two_architectures_are_compared(photo: Photo) -> 
     larger = gradcam.load_classifier(network, size=96, crop=1.0)
     found = diff(small(), larger, photo("koala.webp"))
     assert len(found.rows) == 1
-    told = " ".join(found.notes)
-    assert "OLD and NEW have different preprocessing" in told
-    assert "see different parts of 1 of 1 images" in told
+    messages = " ".join(found.notes)
+    assert "OLD and NEW have different preprocessing" in messages
+    assert "see different parts of 1 of 1 images" in messages
 
 
 def test_alike_is_a_correlation(classifier: gradcam.Classifier, photo: Photo) -> None:
@@ -445,21 +445,24 @@ def test_method_and_score_of_the_snapshot_are_taken(classifier: gradcam.Classifi
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda it: it.pop("maps"), "is damaged, its arrays are"),
-        (lambda it: it.update(maps=it["maps"][:-1]), "its heatmaps do not fit their grids"),
-        (lambda it: it.update(maps=it["maps"] * np.float16(np.nan)), "it contains invalid values"),
-        (lambda it: it.update(predicted=it["predicted"] + 1000), "it contains invalid values"),
-        (lambda it: it.update(region=it["region"][:, :3]), r"region is int64 \(4, 3\)"),
-        (lambda it: it.update(sha256=it["sha256"][:2]), r"sha256 is <U64 \(2,\)"),
-        (lambda it: it.update(about=edit(it["about"], schema=2)), "has schema 2, but this version of gradcam reads 1"),
-        (lambda it: it.update(about=edit(it["about"], layer=None)), "its description of the model is incomplete"),
-        (lambda it: it.update(about=edit(it["about"], classes=7)), "its labels do not match its 7 classes"),
-        (lambda it: it.update(about=edit(it["about"], versions=3)), "its versions are missing"),
+        (lambda item: item.pop("maps"), "is damaged, its arrays are"),
+        (lambda item: item.update(maps=item["maps"][:-1]), "its heatmaps do not fit their grids"),
+        (lambda item: item.update(maps=item["maps"] * np.float16(np.nan)), "it contains invalid values"),
+        (lambda item: item.update(predicted=item["predicted"] + 1000), "it contains invalid values"),
+        (lambda item: item.update(region=item["region"][:, :3]), r"region is int64 \(4, 3\)"),
+        (lambda item: item.update(sha256=item["sha256"][:2]), r"sha256 is <U64 \(2,\)"),
         (
-            lambda it: it.update(about=np.array("[1]")),
+            lambda item: item.update(about=edit(item["about"], schema=2)),
+            "has schema 2, but this version of gradcam reads 1",
+        ),
+        (lambda item: item.update(about=edit(item["about"], layer=None)), "its description of the model is incomplete"),
+        (lambda item: item.update(about=edit(item["about"], classes=7)), "its labels do not match its 7 classes"),
+        (lambda item: item.update(about=edit(item["about"], versions=3)), "its versions are missing"),
+        (
+            lambda item: item.update(about=np.array("[1]")),
             "is not a snapshot. Take one with gradcam diff MODEL IMAGE... --save FILE",
         ),
-        (lambda it: it.pop("about"), "is not a snapshot. Take one with gradcam diff"),
+        (lambda item: item.pop("about"), "is not a snapshot. Take one with gradcam diff"),
     ],
 )
 def test_a_snapshot_that_somebody_changed_is_refused(

@@ -73,17 +73,17 @@ EXAMPLE = make_results(
 
 
 def test_means_the_best_and_paired_differences_from_it() -> None:
-    found = compare_methods(EXAMPLE)
-    best = found["gradcam", "iou"]
+    actual = compare_methods(EXAMPLE)
+    best = actual["gradcam", "iou"]
     assert best.interval.mean == pytest.approx(0.65)
     assert (best.is_best, best.difference, best.interval.n) == (True, None, 8)
-    other = found["layercam", "iou"]
+    other = actual["layercam", "iou"]
     assert other.difference is not None
     assert other.difference.mean == pytest.approx(-0.025)
     assert (other.is_best, other.is_level) == (False, True)
     # Lower is better; the smallest of the four differences is 0.2.
-    assert found["gradcam", "deletion"].is_best
-    worse = found["layercam", "deletion"]
+    assert actual["gradcam", "deletion"].is_best
+    worse = actual["layercam", "deletion"]
     assert worse.difference is not None
     assert worse.difference.mean == pytest.approx(0.2125)
     assert worse.difference.low >= 0.19
@@ -91,11 +91,11 @@ def test_means_the_best_and_paired_differences_from_it() -> None:
 
 
 def test_a_control_is_never_the_best_and_is_told_where_it_beats_all() -> None:
-    found = compare_methods(EXAMPLE)
-    assert found["constant", "deletion"].beats_all
-    assert not found["constant", "iou"].beats_all
-    constants = [found["constant", metric] for metric in ("iou", "deletion")]
-    assert not any(it.is_best or it.is_level for it in constants)
+    actual = compare_methods(EXAMPLE)
+    assert actual["constant", "deletion"].beats_all
+    assert not actual["constant", "iou"].beats_all
+    constants = [actual["constant", metric] for metric in ("iou", "deletion")]
+    assert not any(constant.is_best or constant.is_level for constant in constants)
     only = compare_methods(make_results({"constant": {"iou": [0.1, 0.2] * 3}}, controls=("constant",)))
     assert only["constant", "iou"].difference is None
     assert not only["constant", "iou"].beats_all
@@ -104,16 +104,16 @@ def test_a_control_is_never_the_best_and_is_told_where_it_beats_all() -> None:
 def test_equal_up_to_rounding_the_first_is_best_and_the_other_is_level() -> None:
     tiny = 1e-8
     both = {"gradcam": {"iou": [0.5, 0.25] * 4}, "layercam": {"iou": [0.5 + tiny, 0.25 + tiny] * 4}}
-    found = compare_methods(make_results(both))
-    assert found["gradcam", "iou"].is_best
-    assert found["layercam", "iou"].is_level
+    actual = compare_methods(make_results(both))
+    assert actual["gradcam", "iou"].is_best
+    assert actual["layercam", "iou"].is_level
 
 
 def test_pictures_without_a_number_count_for_neither() -> None:
     results = make_results({"gradcam": {"iou": [0.5, None, 0.7] * 4}, "layercam": {"iou": [0.1, None, 0.5] * 4}})
-    found = compare_methods(results)
-    assert found["gradcam", "iou"].interval.n == 8
-    difference = found["layercam", "iou"].difference
+    actual = compare_methods(results)
+    assert actual["gradcam", "iou"].interval.n == 8
+    difference = actual["layercam", "iou"].difference
     assert difference is not None
     assert (difference.n, difference.mean) == (8, pytest.approx(-0.3))
     assert compare_methods(make_results({"gradcam": {"iou": [None, None], "deletion": [0.1, 0.2]}})).keys() == {
@@ -134,7 +134,10 @@ def test_the_csv_has_a_row_for_each_image_method_and_metric() -> None:
         "seed": "3", "data_sha256": EXAMPLE.data, "annotations_sha256": "", "gradcam": "1.2", "torch": "2.3",
     }  # fmt: skip
     values = {(row["image"], row["method"], row["metric"]): float(row["value"]) for row in rows}
-    assert values == {(it.image, it.method, it.metric): it.value for it in EXAMPLE.measurements}
+    assert values == {
+        (measurement.image, measurement.method, measurement.metric): measurement.value
+        for measurement in EXAMPLE.measurements
+    }
     assert values["3.png", "layercam", "deletion"] == 0.35
 
 
@@ -152,18 +155,18 @@ def test_names_with_commas_quotes_and_bytes_that_are_no_text(tmp_path: Path) -> 
 
 def test_the_json_document_has_conditions_summaries_and_every_number() -> None:
     failed = Judgement("broken.png", error="broken.png: is empty")
-    found = json.loads(to_json(replace(EXAMPLE, entries=[*EXAMPLE.entries, failed], notes=["a note"])))
-    assert found["conditions"]["layer"] == "layer4.0"
-    assert found["conditions"]["versions"] == {"gradcam": "1.2", "torch": "2.3"}
-    assert (found["data_sha256"], found["images"], found["mosaics"]) == (EXAMPLE.data, 8, 0)
-    assert found["failures"] == [{"image": "broken.png", "error": "broken.png: is empty"}]
-    assert found["notes"] == ["a note"]
-    assert len(found["measurements"]) == 48
-    (best,) = [it for it in found["summaries"] if (it["method"], it["metric"]) == ("gradcam", "iou")]
+    data = json.loads(to_json(replace(EXAMPLE, entries=[*EXAMPLE.entries, failed], notes=["a note"])))
+    assert data["conditions"]["layer"] == "layer4.0"
+    assert data["conditions"]["versions"] == {"gradcam": "1.2", "torch": "2.3"}
+    assert (data["data_sha256"], data["images"], data["mosaics"]) == (EXAMPLE.data, 8, 0)
+    assert data["failures"] == [{"image": "broken.png", "error": "broken.png: is empty"}]
+    assert data["notes"] == ["a note"]
+    assert len(data["measurements"]) == 48
+    (best,) = [item for item in data["summaries"] if (item["method"], item["metric"]) == ("gradcam", "iou")]
     standing = compare_methods(EXAMPLE)["gradcam", "iou"].interval
     assert {name: best[name] for name in ("mean", "low", "high", "n")} == vars(standing)
     assert (best["best"], best["difference_from_best"], best["better"]) == (True, None, "higher")
-    assert {it["metric"]: it["by_order"] for it in found["summaries"]} == {"iou": False, "deletion": True}
+    assert {item["metric"]: item["by_order"] for item in data["summaries"]} == {"iou": False, "deletion": True}
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
@@ -172,9 +175,9 @@ def test_of_too_few_pictures_there_are_means_and_no_judgement(count: int) -> Non
     rows = {"gradcam": {"iou": [0.5] * count}, "layercam": {"iou": [0.25] * count}, "random": {"iou": [0.75] * count}}
     results = make_results(rows, controls=("random",))
     document = json.loads(to_json(results))
-    for found in document["summaries"]:
-        assert (found["n"], found["low"], found["high"]) == (count, None, None)
-        assert (found["best"], found["level_with_best"], found["difference_from_best"]) == (False, False, None)
+    for result in document["summaries"]:
+        assert (result["n"], result["low"], result["high"]) == (count, None, None)
+        assert (result["best"], result["level_with_best"], result["difference_from_best"]) == (False, False, None)
     (note,) = document["notes"]
     assert note.startswith("Too few images (n): a best method needs 8 images")
     lines = table(results, 110)
@@ -189,14 +192,14 @@ def test_of_too_few_pictures_there_are_means_and_no_judgement(count: int) -> Non
     assert "Too few images (n): a best method needs 8 images" in text
     assert "Bold" not in text
     enough = make_results({name: {"iou": numbers["iou"] * 8} for name, numbers in rows.items()}, controls=("random",))
-    assert not any("Too few" in each for each in (to_json(enough), to_latex(enough), *table(enough, 110)))
+    assert not any("Too few" in item for item in (to_json(enough), to_latex(enough), *table(enough, 110)))
 
 
 def test_a_metric_that_too_few_pictures_have_is_left_out_of_the_judgement_alone() -> None:
     few, many = [0.5, 0.4, *[None] * 6], [0.5, 0.4, 0.3, 0.5, 0.6, 0.7, 0.5, 0.6]
     results = make_results({"gradcam": {"iou": few, "road": many}, "layercam": {"iou": few, "road": many[::-1]}})
-    found = compare_methods(results)
-    assert [it.is_best for it in found.values()].count(True) == 1
+    actual = compare_methods(results)
+    assert [item.is_best for item in actual.values()].count(True) == 1
     lines = table(results, 110)
     start = next(number for number, line in enumerate(lines) if line.startswith("paired difference from the best"))
     assert lines[start + 1].split() == ["road", "↑"]
@@ -264,7 +267,7 @@ def table(results: Results, width: int) -> list[str]:
 
 def test_the_table_marks_the_best_what_is_level_and_what_the_metric_cannot_tell() -> None:
     lines = table(EXAMPLE, 120)
-    half = {key: (it.interval.high - it.interval.low) / 2 for key, it in compare_methods(EXAMPLE).items()}
+    half = {key: (item.interval.high - item.interval.low) / 2 for key, item in compare_methods(EXAMPLE).items()}
 
     def cell(method: str, metric: str, mean: str, mark: str = "") -> str:
         return f"{mean} ±{half[method, metric]:.3f}{mark}".replace("±0.", "±.")
@@ -292,7 +295,7 @@ def test_twenty_methods_and_ten_metrics_fit_the_terminal(width: int) -> None:
     generator = np.random.default_rng(0)
     metrics = [name for name in METRICS if METRICS[name].group in ("perturbation", "grid", "summary")]
     methods = [*SINGLE_PASS, "ablationcam", "scorecam", "rise", "smoothgradcam-pp", "random", "constant"]
-    rows = {name: {it: list(generator.normal(0.3, 0.5, 12)) for it in metrics} for name in methods}
+    rows = {name: {metric: list(generator.normal(0.3, 0.5, 12)) for metric in metrics} for name in methods}
     results = make_results(rows, controls=("random", "constant"))
     lines = table(results, width)
     end = next(number for number, line in enumerate(lines) if line.startswith("* best"))
@@ -303,9 +306,9 @@ def test_twenty_methods_and_ten_metrics_fit_the_terminal(width: int) -> None:
     for metric in metrics:
         assert all(part in titles for part in metric.split("-"))
     means = lines[: next(i for i, line in enumerate(lines) if line.startswith("paired difference"))]
-    found = [re.findall(r"(-?[\d.]+) ±", line) for line in means if line.startswith("rise ")]
+    actual = [re.findall(r"(-?[\d.]+) ±", line) for line in means if line.startswith("rise ")]
     expected = [np.mean(rows["rise"][metric]) for metric in metrics]
-    assert [float(value) for part in found for value in part] == pytest.approx(expected, abs=0.006)
+    assert [float(value) for part in actual for value in part] == pytest.approx(expected, abs=0.006)
 
 
 @pytest.mark.parametrize(
@@ -321,7 +324,7 @@ def test_numbers_take_little_room(value: float, text: str) -> None:
 
 def with_curves(results: Results, curves: dict[str, dict[str, list[list[float]]]]) -> Results:
     entries = [
-        replace(entry, curves={name: {it: rows[i] for it, rows in each.items()} for name, each in curves.items()})
+        replace(entry, curves={name: {item: rows[i] for item, rows in each.items()} for name, each in curves.items()})
         for i, entry in enumerate(results.entries)
     ]
     return replace(results, entries=entries)
@@ -371,8 +374,8 @@ def test_curves_are_means_and_the_band_is_the_tables_interval(count: int, monkey
     # The area of each curve is 7/8 of where it ends, and so are the ends of its interval.
     np.testing.assert_allclose(0.875 * low, [interval.low / 2, interval.low, interval.low])
     np.testing.assert_allclose(0.875 * high, [interval.high / 2, interval.high, interval.high])
-    wanted = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)])
-    assert (np.abs(picture.astype(int) - wanted).max(axis=2) < 20).sum() > 100
+    array = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)])
+    assert (np.abs(picture.astype(int) - array).max(axis=2) < 20).sum() > 100
 
 
 @needs_matplotlib
@@ -384,12 +387,12 @@ def test_without_insertion_and_deletion_there_are_no_curves() -> None:
 def find_inside(picture: np.ndarray, part: np.ndarray) -> list[tuple[int, int]]:
     """Where the part is in the picture, exactly: its corner's pixel first, then all of it."""
     height, width = part.shape[:2]
-    found = []
+    results = []
     for top, left in np.argwhere((picture[: -height + 1, : -width + 1] == part[0, 0]).all(axis=2)):
         if (picture[top : top + height : 20, left : left + width : 20] == part[::20, ::20]).all():
             assert (picture[top : top + height, left : left + width] == part).all()
-            found.append((int(top), int(left)))
-    return found
+            results.append((int(top), int(left)))
+    return results
 
 
 def test_the_sheet_shows_the_maps_that_were_judged(tmp_path: Path) -> None:

@@ -23,16 +23,16 @@ def explain(method: str, score: str = "logit", layer: str = "3") -> torch.Tensor
 @pytest.mark.parametrize("score", ["logit", "probability", "contrast"])
 def test_each_heatmap_is_what_explain_gives(score: str) -> None:
     names = ("layercam", "centre", "gradcam", "eigencam", "edges")
-    found = Explainer(names, "3", score).explain(tiny_model(), TINY, CLASSES)
-    assert tuple(found) == names
+    explanation = Explainer(names, "3", score).explain(tiny_model(), TINY, CLASSES)
+    assert tuple(explanation) == names
     for name in ("layercam", "gradcam", "eigencam"):
         expected = explain(name, score)
-        assert found[name].shape == (3, 2, 12, 16)
+        assert explanation[name].shape == (3, 2, 12, 16)
         assert expected.max() == 1
-        torch.testing.assert_close(found[name], expected)
+        torch.testing.assert_close(explanation[name], expected)
     for name in ("centre", "edges"):
         for k in range(2):
-            assert torch.equal(found[name][:, k], CONTROLS[name].make(TINY, 0))
+            assert torch.equal(explanation[name][:, k], CONTROLS[name].make(TINY, 0))
 
 
 def test_scores_make_a_difference() -> None:
@@ -47,15 +47,15 @@ def test_a_method_with_a_score_of_its_own_keeps_it() -> None:
     own = gradcam.METHODS["finercam"]
     assert own.score is not None
     for score in ("logit", "probability"):
-        found = Explainer(("gradcam", "finercam"), "3", score).explain(tiny_model(), TINY, CLASSES)
-        torch.testing.assert_close(found["finercam"], explain("finercam"))
-        torch.testing.assert_close(found["gradcam"], explain("gradcam", score))
+        explanation = Explainer(("gradcam", "finercam"), "3", score).explain(tiny_model(), TINY, CLASSES)
+        torch.testing.assert_close(explanation["finercam"], explain("finercam"))
+        torch.testing.assert_close(explanation["gradcam"], explain("gradcam", score))
 
 
 def test_a_single_one_as_a_function_of_one_class_of_each_image() -> None:
     explainer = Explainer(("gradcam", "random"), "3", "contrast", seed=4)
-    found = explainer.only("gradcam")(tiny_model(), TINY, CLASSES[:, 1])
-    torch.testing.assert_close(found, explain("gradcam", "contrast")[:, 1])
+    actual = explainer.only("gradcam")(tiny_model(), TINY, CLASSES[:, 1])
+    torch.testing.assert_close(actual, explain("gradcam", "contrast")[:, 1])
     drawn = explainer.only("random")(tiny_model(), TINY, CLASSES[:, 0])
     assert torch.equal(drawn, CONTROLS["random"].make(TINY, 4))
     assert not torch.equal(drawn, CONTROLS["random"].make(TINY, 0))
@@ -77,15 +77,15 @@ def test_without_a_layer_only_methods_that_need_none_can_be_had() -> None:
 
 @pytest.mark.slow
 def test_methods_that_need_no_layer_take_none() -> None:
-    found = Explainer(("rise", "constant"), "3").explain(tiny_model(), TINY[:1], CLASSES[:1])
+    explanation = Explainer(("rise", "constant"), "3").explain(tiny_model(), TINY[:1], CLASSES[:1])
     assert gradcam.METHODS["rise"].place != "layer"
     rise = gradcam.explain(tiny_model(), TINY[:1], method="rise", target=CLASSES[:1])
-    torch.testing.assert_close(found["rise"], rise.heatmaps)
+    torch.testing.assert_close(explanation["rise"], rise.heatmaps)
 
 
 def test_controls_alone_ask_nothing_of_the_model() -> None:
-    found = Explainer(tuple(CONTROLS), "no such layer").explain(None, TINY, CLASSES)  # type: ignore[arg-type]
-    assert list(found) == list(CONTROLS)
+    explanation = Explainer(tuple(CONTROLS), "no such layer").explain(None, TINY, CLASSES)  # type: ignore[arg-type]
+    assert list(explanation) == list(CONTROLS)
 
 
 def test_single_pass_methods_share_one_pass() -> None:
@@ -104,10 +104,10 @@ def test_options_reach_the_methods() -> None:
 
 
 def test_the_activation_reaches_the_score() -> None:
-    each = Explainer(("gradcam",), "3", "probability", activation="sigmoid").explain(tiny_model(), TINY, CLASSES)
+    explanation = Explainer(("gradcam",), "3", "probability", activation="sigmoid").explain(tiny_model(), TINY, CLASSES)
     target = ClassTarget(CLASSES, score="probability", activation="sigmoid")
     expected = gradcam.explain(tiny_model(), TINY, "3", target=target).heatmaps
-    torch.testing.assert_close(each["gradcam"], expected)
+    torch.testing.assert_close(explanation["gradcam"], expected)
     softmax = Explainer(("gradcam",), "3", "probability").explain(tiny_model(), TINY, CLASSES)
     assert (softmax["gradcam"] - expected).abs().max() > 0.01
 

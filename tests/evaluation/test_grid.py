@@ -41,7 +41,7 @@ def slowly(heatmaps: Tensor) -> tuple[Tensor, Tensor]:
 def order_slowly(heatmaps: Tensor) -> Tensor:
     """How often a pixel of the own cell has more than one of the others, pair by pair; ties count half."""
     count, _, height, width = heatmaps.shape
-    found = torch.zeros(count, 4, dtype=torch.float64)
+    tensor = torch.zeros(count, 4, dtype=torch.float64)
     for m in range(count):
         for k in range(4):
             places = [(y, x) for y in range(height) for x in range(width)]
@@ -49,9 +49,9 @@ def order_slowly(heatmaps: Tensor) -> Tensor:
             values = [float(heatmaps[m, k, y, x]) for y, x in places]
             ours = [value for value, is_own in zip(values, own) if is_own]
             others = [value for value, is_own in zip(values, own) if not is_own]
-            won = sum((one > other) + (one == other) / 2 for one in ours for other in others)
-            found[m, k] = won / (len(ours) * len(others))
-    return found
+            won = sum((our > other) + (our == other) / 2 for our in ours for other in others)
+            tensor[m, k] = won / (len(ours) * len(others))
+    return tensor
 
 
 def only(cell: int, size: int = 4) -> Tensor:
@@ -64,34 +64,34 @@ def only(cell: int, size: int = 4) -> Tensor:
 @pytest.mark.parametrize("size", [(6, 8), (7, 5), (2, 2)])
 def test_it_is_the_papers_definition(size: tuple[int, int]) -> None:
     heatmaps = torch.randn(5, 4, *size)
-    found = grid_pointing_game(heatmaps)
+    actual = grid_pointing_game(heatmaps)
     mass, hits = slowly(heatmaps)
-    assert found.mass.dtype == found.hits.dtype == torch.float32
-    torch.testing.assert_close(found.mass.double(), mass, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(found.hits.double(), hits)
+    assert actual.mass.dtype == actual.hits.dtype == torch.float32
+    torch.testing.assert_close(actual.mass.double(), mass, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(actual.hits.double(), hits)
     assert 0 < hits.mean() < 1
-    torch.testing.assert_close(found.order.double(), order_slowly(heatmaps), rtol=0, atol=1e-7)
+    torch.testing.assert_close(actual.order.double(), order_slowly(heatmaps), rtol=0, atol=1e-7)
     tied = (heatmaps * 2).round()
     torch.testing.assert_close(grid_pointing_game(tied).order.double(), order_slowly(tied), rtol=0, atol=1e-7)
 
 
 def test_a_map_worked_by_hand() -> None:
     heatmap = torch.tensor([[1.0, 0, 2, 0], [0, 0, 0, 0], [4, 0, 0, -9], [0, 1, 0, 0]])
-    found = grid_pointing_game(heatmap.expand(1, 4, 4, 4))
-    assert found.mass[0].tolist() == pytest.approx([1 / 8, 2 / 8, 5 / 8, 0])
-    assert found.hits[0].tolist() == [0, 0, 1, 0]
+    actual = grid_pointing_game(heatmap.expand(1, 4, 4, 4))
+    assert actual.mass[0].tolist() == pytest.approx([1 / 8, 2 / 8, 5 / 8, 0])
+    assert actual.hits[0].tolist() == [0, 0, 1, 0]
     # Of the first cell's 1, 0, 0, 0 against 2, 0, 0, 0, 4, 0, 0, 1 and 0, -9, 0, 0: of 48 pairs, it has more in 9 + 3, and
     # as much in 1 + 24.
-    assert found.order[0, 0].item() == pytest.approx((9 + 3 + 25 / 2) / 48)
+    assert actual.order[0, 0].item() == pytest.approx((9 + 3 + 25 / 2) / 48)
 
 
 @pytest.mark.parametrize("cell", range(4))
 def test_all_in_one_cell_is_right_for_that_cells_class_alone(cell: int) -> None:
-    found = grid_pointing_game(only(cell).expand(1, 4, 4, 4))
+    actual = grid_pointing_game(only(cell).expand(1, 4, 4, 4))
     expected = [float(k == cell) for k in range(4)]
-    assert found.mass[0].tolist() == found.hits[0].tolist() == expected
+    assert actual.mass[0].tolist() == actual.hits[0].tolist() == expected
     # The other classes' maps have nothing in their cell, and as much as two of the other three.
-    assert found.order[0].tolist() == pytest.approx([1.0 if k == cell else 1 / 3 for k in range(4)])
+    assert actual.order[0].tolist() == pytest.approx([1.0 if k == cell else 1 / 3 for k in range(4)])
 
 
 @pytest.mark.parametrize("power", [2, 4, 8])
@@ -110,7 +110,7 @@ def test_the_most_mass_that_a_map_of_a_layers_grid_can_have() -> None:
     maps = torch.zeros(1, 4, 14, 14)
     for k in range(4):
         maps[0, k, k // 2 * 7 :, k % 2 * 7 :][:7, :7] = 1
-    found = grid_pointing_game(to_heatmaps(maps, (448, 448)))
+    actual = grid_pointing_game(to_heatmaps(maps, (448, 448)))
     inside = outside = 0.0
     for pixel in range(448):
         place = (pixel + 0.5) / 32 - 0.5
@@ -122,20 +122,20 @@ def test_the_most_mass_that_a_map_of_a_layers_grid_can_have() -> None:
         inside, outside = inside + max(value, 0) * (pixel < 224), outside + max(value, 0) * (pixel >= 224)
     expected = (inside / (inside + outside)) ** 2
     assert expected == pytest.approx(0.967, abs=5e-4)
-    assert found.mass[0].tolist() == pytest.approx([expected] * 4, abs=5e-4)
-    assert found.order.min() > 0.9999
-    assert found.hits.tolist() == [[1.0] * 4]
+    assert actual.mass[0].tolist() == pytest.approx([expected] * 4, abs=5e-4)
+    assert actual.order.min() > 0.9999
+    assert actual.hits.tolist() == [[1.0] * 4]
 
 
 def test_rules_for_maps_without_a_direction() -> None:
     constant, blank, negative = torch.full((4, 4), 0.3), torch.zeros(4, 4), torch.full((4, 4), -1.0)
     tied = only(0)
     tied[3, 3] = 1
-    found = grid_pointing_game(torch.stack([constant, blank, negative, tied])[:, None].expand(4, 4, 4, 4))
-    assert found.mass[0].tolist() == found.hits[0].tolist() == [0.25] * 4
-    assert found.order[:3].tolist() == [[0.5] * 4] * 3
-    assert found.mass[1:3].count_nonzero() == found.hits[1:3].count_nonzero() == 0
-    assert found.hits[3].tolist() == pytest.approx([0.8, 0, 0, 0.2])
+    actual = grid_pointing_game(torch.stack([constant, blank, negative, tied])[:, None].expand(4, 4, 4, 4))
+    assert actual.mass[0].tolist() == actual.hits[0].tolist() == [0.25] * 4
+    assert actual.order[:3].tolist() == [[0.5] * 4] * 3
+    assert actual.mass[1:3].count_nonzero() == actual.hits[1:3].count_nonzero() == 0
+    assert actual.hits[3].tolist() == pytest.approx([0.8, 0, 0, 0.2])
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
@@ -150,10 +150,10 @@ def test_the_scale_makes_no_difference(scale: float) -> None:
 @pytest.mark.parametrize("name", CONTROLS)
 def test_a_map_that_does_not_know_the_class_is_at_chance(name: str) -> None:
     maps = CONTROLS[name].make(torch.randn(6, 3, 32, 32), 0)
-    found = grid_pointing_game(maps[:, None].expand(-1, 4, -1, -1))
-    torch.testing.assert_close(found.mass.mean(1), torch.full((6,), 0.25))
-    torch.testing.assert_close(found.hits.mean(1), torch.full((6,), 0.25))
-    torch.testing.assert_close(found.order.mean(1), torch.full((6,), 0.5))
+    actual = grid_pointing_game(maps[:, None].expand(-1, 4, -1, -1))
+    torch.testing.assert_close(actual.mass.mean(1), torch.full((6,), 0.25))
+    torch.testing.assert_close(actual.hits.mean(1), torch.full((6,), 0.25))
+    torch.testing.assert_close(actual.order.mean(1), torch.full((6,), 0.5))
 
 
 def test_maps_of_a_network_that_reads_colours_are_right_before_it_turns_them_and_wrong_behind() -> None:
@@ -163,10 +163,10 @@ def test_maps_of_a_network_that_reads_colours_are_right_before_it_turns_them_and
     model = ColourNet().eval()
     explained = gradcam.compare(model, mosaic, layers=["active", "turn"], methods=["gradcam"], target=classes)
     for layer, share in (("active", 1.0), ("turn", 0.0)):
-        found = grid_pointing_game(explained[layer, "gradcam"])
-        assert found.mass[0].tolist() == pytest.approx([share] * 4, abs=1e-6)
-        assert found.hits[0].tolist() == [share] * 4
-        assert found.order[0].tolist() == pytest.approx([1.0 if share else 1 / 3] * 4)
+        actual = grid_pointing_game(explained[layer, "gradcam"])
+        assert actual.mass[0].tolist() == pytest.approx([share] * 4, abs=1e-6)
+        assert actual.hits[0].tolist() == [share] * 4
+        assert actual.order[0].tolist() == pytest.approx([1.0 if share else 1 / 3] * 4)
 
 
 def test_arrays_and_views_are_taken_and_left_as_they_are() -> None:

@@ -62,7 +62,7 @@ def test_the_picture_is_once_in_each_cell() -> None:
         assert ground.cells is not None
         assert torch.equal(red, ground.cells[:, 0])
         assert (ground.cells.sum(1) == 1).all()  # each pixel is in one cell
-        corners = [tuple(each.nonzero()[0].tolist()) for each in red]
+        corners = [tuple(item.nonzero()[0].tolist()) for item in red]
         assert corners == [*itertools.product((0, side // 2), repeat=2)]
 
 
@@ -91,10 +91,10 @@ def test_what_matters_is_what_is_kept_less_what_is_removed() -> None:
     assert ground.shares == SINGLE_IMAGE_SHARES
     half = torch.zeros(4, 16, 16, dtype=torch.bool)
     half[:, :8] = True
-    found = ground.measure(half, ~half, ground.full_mask)
+    actual = ground.measure(half, ~half, ground.full_mask)
     # Filled with its mean, with its blur and by inpainting, a red picture stays red; another picture alone takes it away.
-    torch.testing.assert_close(found[0], torch.tensor([0, 0, 0, 0.0], dtype=torch.float64), atol=1e-3, rtol=0)
-    assert found[2, 2].item() == pytest.approx(8, abs=1e-3)
+    torch.testing.assert_close(actual[0], torch.tensor([0, 0, 0, 0.0], dtype=torch.float64), atol=1e-3, rtol=0)
+    assert actual[2, 2].item() == pytest.approx(8, abs=1e-3)
 
 
 def test_a_quarter_that_is_marked_matters_as_its_cell() -> None:
@@ -103,8 +103,8 @@ def test_a_quarter_that_is_marked_matters_as_its_cell() -> None:
     assert ground.cells is not None
     marked = ground.mark(ground.cells[:, 0].float())
     assert torch.equal(marked, ground.cells[:, 0])
-    own, *rest = ground.measure(*ground.cells.unbind(1))
-    assert (own > torch.stack(rest).amax(0)).all()
+    own, *remaining = ground.measure(*ground.cells.unbind(1))
+    assert (own > torch.stack(remaining).amax(0)).all()
 
 
 @pytest.mark.parametrize("number", range(4))
@@ -129,9 +129,9 @@ def test_inpainting_goes_on_from_around_the_hole() -> None:
 
 
 def test_a_class_that_is_seen_among_others() -> None:
-    found = find_recognised_grid(Subject(Red(), red_picture(), 1), others())
-    assert found is not None
-    assert found.images.shape[2:] == (16, 16)
+    recognised_grid = find_recognised_grid(Subject(Red(), red_picture(), 1), others())
+    assert recognised_grid is not None
+    assert recognised_grid.images.shape[2:] == (16, 16)
 
 
 def test_a_class_that_is_not_seen_among_others() -> None:
@@ -156,7 +156,7 @@ def test_a_map_that_knows_nothing_of_the_picture_is_rarely_as_good() -> None:
     assert compute_placement_chance(swapped) == pytest.approx(sum(score >= scores[0] - 1e-6 for score in scores) / 24)
     generator = torch.Generator().manual_seed(3)
     drawn = [compute_placement_chance(torch.rand(4, 4, generator=generator)) for _ in range(2000)]
-    assert 0.03 < sum(each <= 1 / 20 for each in drawn) / len(drawn) < 0.055
+    assert 0.03 < sum(item <= 1 / 20 for item in drawn) / len(drawn) < 0.055
 
 
 @pytest.mark.slow
@@ -180,8 +180,8 @@ def test_places_by_chance_are_exchangeable_with_the_map_s_own() -> None:
         heatmap = make_spectrum_noise(blob, seed)
         heatmap = heatmap.roll((seed * 5 % 16, seed * 11 % 16), (0, 1))
         maps = [heatmap, *move_randomly(heatmap, seed)]
-        found = ground.measure(*(ground.mark(each.expand(4, -1, -1)) for each in maps)).mean(1)
-        passed += int(1 + (found[1:] >= found[0]).sum() <= (1 + RANDOM_POSITIONS) / 20)
+        actual = ground.measure(*(ground.mark(item.expand(4, -1, -1)) for item in maps)).mean(1)
+        passed += int(1 + (actual[1:] >= actual[0]).sum() <= (1 + RANDOM_POSITIONS) / 20)
     assert 2 <= passed <= 20  # 10 are expected, of 200
 
 
@@ -199,7 +199,7 @@ def test_noise_has_the_spectrum_of_the_map() -> None:
         centred = each - each.mean()
         return float(((centred[1:] - centred[:-1]) ** 2).mean() / (centred**2).mean())
 
-    rough = [sum(roughness(make_spectrum_noise(each, seed)) for seed in range(20)) / 20 for each in (heatmap, smooth)]
+    rough = [sum(roughness(make_spectrum_noise(item, seed)) for seed in range(20)) / 20 for item in (heatmap, smooth)]
     assert rough[0] == pytest.approx(roughness(heatmap), rel=0.3)
     assert rough[1] == pytest.approx(roughness(smooth), rel=0.6)
 
@@ -209,9 +209,9 @@ def test_a_sham_that_cannot_be_had_leaves_the_others() -> None:
         raise RuntimeError("no gradient")
 
     images = torch.rand(4, 3, 8, 8, generator=GENERATOR)
-    found = make_control_maps(torch.rand(4, 8, 8, generator=GENERATOR), images, {"rival": fail}, 0)
-    assert [name for name, each in found.items() if isinstance(each, Exception)] == ["rival"]
-    assert [*found] == ["mirrored", "shifted", "rival", "noise", "centre", "edges"]
+    control_maps = make_control_maps(torch.rand(4, 8, 8, generator=GENERATOR), images, {"rival": fail}, 0)
+    assert [name for name, item in control_maps.items() if isinstance(item, Exception)] == ["rival"]
+    assert [*control_maps] == ["mirrored", "shifted", "rival", "noise", "centre", "edges"]
 
 
 @pytest.mark.parametrize(
@@ -230,8 +230,8 @@ def test_a_sham_that_cannot_be_had_leaves_the_others() -> None:
 def test_a_map_is_told_apart_by_what_it_does_better(
     own: tuple[float | None, float], other: tuple[float | None, float], is_apart: bool, is_better: bool
 ) -> None:
-    found = compare_with_control("edges", torch.zeros(2, 2), 0.0, own, other)
-    assert (found.is_distinguished, found.is_better) == (is_apart, is_better)
+    actual = compare_with_control("edges", torch.zeros(2, 2), 0.0, own, other)
+    assert (actual.is_distinguished, actual.is_better) == (is_apart, is_better)
 
 
 def test_the_package_s_own_pictures() -> None:

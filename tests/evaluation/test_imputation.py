@@ -52,23 +52,23 @@ def all_but(shape: tuple[int, int], *unknown: tuple[int, int]) -> Tensor:
 )
 def test_one_pixel_is_the_weighted_mean_of_its_neighbours(place: tuple[int, int], expected: float) -> None:
     image = torch.arange(9.0).reshape(1, 1, 3, 3)
-    found = impute(image, all_but((3, 3), place), noise=0)
-    assert found[0, 0][place].item() == pytest.approx(expected, abs=1e-5)
+    actual = impute(image, all_but((3, 3), place), noise=0)
+    assert actual[0, 0][place].item() == pytest.approx(expected, abs=1e-5)
 
 
 def test_unknown_neighbours_are_found_together() -> None:
     row = torch.tensor([[[[3.0, 0, 0, 0, 7.0]]]])  # a single row has neighbours at its sides alone: a straight line
-    found = impute(row, torch.tensor([[[True, False, False, False, True]]]), noise=0)
-    assert found.flatten().tolist() == pytest.approx([3, 4, 5, 6, 7], abs=1e-3)
+    actual = impute(row, torch.tensor([[[True, False, False, False, True]]]), noise=0)
+    assert actual.flatten().tolist() == pytest.approx([3, 4, 5, 6, 7], abs=1e-3)
 
 
 def test_two_unknown_pixels_by_hand() -> None:
     image = torch.zeros(1, 1, 3, 4)
     image[0, 0, 0, 0] = 12.0
-    found = impute(image, all_but((3, 4), (1, 1), (1, 2)), noise=0)
+    actual = impute(image, all_but((3, 4), (1, 1), (1, 2)), noise=0)
     # a = 12/12 + b/6, b = a/6
-    assert found[0, 0, 1, 1].item() == pytest.approx(36 / 35, abs=1e-3)
-    assert found[0, 0, 1, 2].item() == pytest.approx(6 / 35, abs=1e-3)
+    assert actual[0, 0, 1, 1].item() == pytest.approx(36 / 35, abs=1e-3)
+    assert actual[0, 0, 1, 2].item() == pytest.approx(6 / 35, abs=1e-3)
 
 
 @pytest.mark.parametrize("size", [(7, 7), (12, 16), (1, 19), (23, 2), (31, 17), (2, 2)])
@@ -77,8 +77,8 @@ def test_scattered_pixels_equal_the_exact_solution(size: tuple[int, int], share:
     image = picture(*size)
     known = torch.rand(1, *size, generator=GENERATOR) > share
     known[0, 0, 0] = True
-    found = impute(image, known, noise=0)[0]
-    assert (found - impute_exactly(image[0], known[0])).abs().max() < STATED * 2
+    actual = impute(image, known, noise=0)[0]
+    assert (actual - impute_exactly(image[0], known[0])).abs().max() < STATED * 2
 
 
 def shapes(size: int) -> Iterator[tuple[str, Tensor]]:
@@ -106,8 +106,8 @@ def test_large_areas_equal_the_exact_solution_within_a_few_steps(name: str, monk
     monkeypatch.setattr(multigrid, "MAX_STEPS", 9)
     size = 40
     image, known = picture(size, size), dict(shapes(size))[name]
-    found = impute(image, known[None], noise=0)[0]
-    assert (found - impute_exactly(image[0], known)).abs().max() < STATED * 2
+    actual = impute(image, known[None], noise=0)[0]
+    assert (actual - impute_exactly(image[0], known)).abs().max() < STATED * 2
 
 
 @pytest.mark.parametrize("shape", [(1, 151), (151, 1)])
@@ -122,9 +122,9 @@ def test_a_long_line_takes_a_few_steps_too(shape: tuple[int, int], monkeypatch: 
 def test_more_steps_lead_to_the_exact_solution(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multigrid, "TOLERANCE", 1e-12)
     image, known = picture(37, 37).double(), dict(shapes(37))[name]
-    found = impute(image, known[None], noise=0)[0]
-    assert found.dtype == torch.float64
-    assert (found - impute_exactly(image[0], known)).abs().max() < 1e-9
+    actual = impute(image, known[None], noise=0)[0]
+    assert actual.dtype == torch.float64
+    assert (actual - impute_exactly(image[0], known)).abs().max() < 1e-9
 
 
 @pytest.fixture(scope="module")
@@ -142,19 +142,19 @@ def test_a_photograph_is_imputed_as_grad_cam_does(photograph: Tensor, share: flo
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of NumPy, about how that package calls it
             expected = road.NoisyLinearImputer(noise=0)(photograph[0], known[0].float())
-        found = impute(photograph, known, noise=0)[0]
-        assert (found - expected).abs().max() < 1e-3  # a tenth of the noise that comes on top
+        actual = impute(photograph, known, noise=0)[0]
+        assert (actual - expected).abs().max() < 1e-3  # a tenth of the noise that comes on top
 
 
 def test_known_pixels_stay_and_unknown_ones_are_not_read() -> None:
     image = picture(13, 10)
     known = torch.rand(1, 13, 10, generator=GENERATOR) > 0.6
     hidden = image.masked_fill(~known[:, None], torch.nan)
-    found = impute(hidden, known, noise=0.5)
+    actual = impute(hidden, known, noise=0.5)
     kept = known[:, None].expand_as(image)
-    assert torch.equal(found[kept], image[kept])
-    assert torch.equal(found, impute(image, known, noise=0.5))
-    assert found.isfinite().all()
+    assert torch.equal(actual[kept], image[kept])
+    assert torch.equal(actual, impute(image, known, noise=0.5))
+    assert actual.isfinite().all()
 
 
 def test_nothing_is_imputed_where_everything_is_known() -> None:
@@ -165,18 +165,18 @@ def test_nothing_is_imputed_where_everything_is_known() -> None:
 def test_a_constant_is_found_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multigrid, "MAX_STEPS", 0)
     image = torch.full((1, 2, 21, 21), 0.3)
-    known = torch.zeros(1, 21, 21, dtype=torch.bool)
-    known[0, 20, 3] = True
-    torch.testing.assert_close(impute(image, known, noise=0), image)
+    tensor = torch.zeros(1, 21, 21, dtype=torch.bool)
+    tensor[0, 20, 3] = True
+    torch.testing.assert_close(impute(image, tensor, noise=0), image)
 
 
 def test_an_image_of_which_nothing_is_known_is_zero_and_leaves_the_others_alone() -> None:
     images = torch.cat([picture(9, 9), picture(9, 9)])
     known = torch.rand(2, 9, 9, generator=GENERATOR) > 0.5
     known[0] = False
-    found = impute(images, known, noise=0)
-    assert torch.equal(found[0], torch.zeros(3, 9, 9))
-    assert torch.equal(found[1:], impute(images[1:], known[1:], noise=0))
+    actual = impute(images, known, noise=0)
+    assert torch.equal(actual[0], torch.zeros(3, 9, 9))
+    assert torch.equal(actual[1:], impute(images[1:], known[1:], noise=0))
 
 
 def test_an_image_becomes_what_it_becomes_alone() -> None:
@@ -184,17 +184,17 @@ def test_an_image_becomes_what_it_becomes_alone() -> None:
     known = torch.rand(7, 40, 33, generator=GENERATOR) > torch.linspace(0.05, 0.999, 7)[:, None, None]
     known[3, :30] = False
     known[:, 39, 32] = True
-    found = impute(images, known)
+    actual = impute(images, known)
     for number in range(7):
         alone = impute(images[number : number + 1], known[number : number + 1])
-        torch.testing.assert_close(found[number], alone[0], rtol=0, atol=1e-6)
+        torch.testing.assert_close(actual[number], alone[0], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("factor", [1e-3, 255.0])
 def test_units_of_any_size_are_as_exact(factor: float) -> None:
     image, known = picture(30, 30), dict(shapes(30))["make_random, most"][None]
-    found = impute(image * factor, known, noise=0) / factor
-    torch.testing.assert_close(found, impute(image, known, noise=0), rtol=0, atol=1e-4)
+    actual = impute(image * factor, known, noise=0) / factor
+    torch.testing.assert_close(actual, impute(image, known, noise=0), rtol=0, atol=1e-4)
 
 
 def test_the_noise_is_normal_and_of_unknown_pixels_alone() -> None:
@@ -225,9 +225,9 @@ def test_the_noise_is_the_generators_and_the_same_for_every_image() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
     image, known = picture(20, 20).to(dtype), dict(shapes(20))["make_random, most"][None]
-    found = impute(image, known, noise=0)
-    assert found.dtype == dtype
-    assert torch.equal(found, impute(image.float(), known, noise=0).to(dtype))
+    actual = impute(image, known, noise=0)
+    assert actual.dtype == dtype
+    assert torch.equal(actual, impute(image.float(), known, noise=0).to(dtype))
 
 
 def test_no_gradient_is_recorded_and_the_image_is_left_alone() -> None:
@@ -263,6 +263,6 @@ def test_what_cannot_be_imputed(images: Any, known: Any, options: dict[str, Any]
 @pytest.mark.cuda
 def test_cpu_and_cuda_agree() -> None:
     image, known = picture(64, 64), dict(shapes(64))["make_random, most"][None]
-    found = impute(image.cuda(), known)
-    assert found.is_cuda
-    torch.testing.assert_close(found.cpu(), impute(image, known), rtol=0, atol=1e-4)
+    actual = impute(image.cuda(), known)
+    assert actual.is_cuda
+    torch.testing.assert_close(actual.cpu(), impute(image, known), rtol=0, atol=1e-4)

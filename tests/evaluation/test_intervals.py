@@ -24,28 +24,28 @@ Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 @pytest.mark.parametrize("level", [0.5, 0.9, 0.95, 0.999])
 def test_an_interval_of_differences_is_students(count: int, level: float) -> None:
     values = np.random.default_rng(count).gamma(2, size=count)
-    found = paired_difference(values, np.zeros(count), level=level)
+    actual = paired_difference(values, np.zeros(count), level=level)
     expected = scipy.stats.ttest_1samp(values, 0).confidence_interval(level)
-    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), rel=1e-9)
-    assert (found.mean, found.n) == (pytest.approx(values.mean()), count)
+    assert (actual.low, actual.high) == pytest.approx((expected.low, expected.high), rel=1e-9)
+    assert (actual.mean, actual.n) == (pytest.approx(values.mean()), count)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_of_too_few_pictures_nothing_is_known(count: int) -> None:
-    found = mean_interval(np.linspace(1, 2, count))
-    assert not found.is_known
-    assert not found.excludes(0)
-    assert not found.excludes(17.0)
-    assert found.to_fields() == {"n": count, "mean": pytest.approx(1.5 if count > 1 else 1), "low": None, "high": None}
+    actual = mean_interval(np.linspace(1, 2, count))
+    assert not actual.is_known
+    assert not actual.excludes(0)
+    assert not actual.excludes(17.0)
+    assert actual.to_fields() == {"n": count, "mean": pytest.approx(1.5 if count > 1 else 1), "low": None, "high": None}
     assert mean_interval(np.linspace(1, 2, 6)).excludes(0)
 
 
 @pytest.mark.parametrize("values", [[], [None], [math.nan, None]])
 def test_no_pictures(values: list[float | None]) -> None:
-    found = mean_interval(values)
-    assert math.isnan(found.mean)
-    assert (found.n, found.excludes()) == (0, False)
-    assert found.to_fields() == {"n": 0, "mean": None, "low": None, "high": None}
+    actual = mean_interval(values)
+    assert math.isnan(actual.mean)
+    assert (actual.n, actual.excludes()) == (0, False)
+    assert actual.to_fields() == {"n": 0, "mean": None, "low": None, "high": None}
 
 
 def test_pictures_without_a_number_are_left_out() -> None:
@@ -65,9 +65,9 @@ def test_values_may_be_of_any_kind() -> None:
 
 
 def test_a_paired_difference_is_the_paired_tests() -> None:
-    found = paired_difference(VALUES, OTHERS)
+    actual = paired_difference(VALUES, OTHERS)
     expected = scipy.stats.ttest_rel(VALUES, OTHERS).confidence_interval(0.95)
-    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), rel=1e-9)
+    assert (actual.low, actual.high) == pytest.approx((expected.low, expected.high), rel=1e-9)
     assert paired_difference(VALUES, VALUES) == Interval(0.0, 0.0, 0.0, 8)
     some = paired_difference([1.0, None, 3.0, 5.0, *VALUES], [0.0, 1.0, math.nan, 2.0, *OTHERS])
     assert some == paired_difference([1.0, 3.0, *(a - b for a, b in zip(VALUES, OTHERS))], [0.0] * 10)
@@ -105,7 +105,7 @@ DIFFERENCES: dict[str, tuple[Draw, float]] = {
 
 
 def count_held(found: list[Interval], mean: float) -> float:
-    return float(np.mean([not it.excludes(mean) for it in found]))
+    return float(np.mean([not item.excludes(mean) for item in found]))
 
 
 @pytest.mark.slow
@@ -134,7 +134,7 @@ def test_intervals_of_hits_hold_the_share_on_average_over_shares(count: int) -> 
     shares = np.linspace(0.05, 0.95, 91)
     ends = [mean_interval([1.0] * hits + [0.0] * (count - hits)) for hits in range(count + 1)]
     held = [
-        sum(scipy.stats.binom.pmf(hits, count, share) for hits, it in enumerate(ends) if not it.excludes(share))
+        sum(scipy.stats.binom.pmf(hits, count, share) for hits, item in enumerate(ends) if not item.excludes(share))
         for share in shares
     ]
     assert 0.94 <= np.mean(held) <= 0.97
@@ -144,8 +144,8 @@ def test_intervals_of_hits_hold_the_share_on_average_over_shares(count: int) -> 
 def test_an_interval_solves_halls_cubic() -> None:
     generator = np.random.default_rng(6)
     for numbers in (generator.exponential(1, 9), -generator.gamma(2, 1, 14), generator.normal(0, 1, 30)):
-        found, n, skewness = mean_interval(numbers, level=0.9), len(numbers), scipy.stats.skew(numbers)
-        for end, share in ((found.low, 0.95), (found.high, 0.05)):
+        actual, n, skewness = mean_interval(numbers, level=0.9), len(numbers), scipy.stats.skew(numbers)
+        for end, share in ((actual.low, 0.95), (actual.high, 0.05)):
             error = (numbers.mean() - end) / numbers.std(ddof=1)
             cubic = error + skewness / 3 * error**2 + skewness**2 / 27 * error**3 + skewness / (6 * n)
             assert math.sqrt(n) * cubic == pytest.approx(scipy.stats.t.ppf(share, n - 1), rel=1e-6)
@@ -153,9 +153,9 @@ def test_an_interval_solves_halls_cubic() -> None:
 
 @pytest.mark.parametrize("hits", [0, 1, 5, 9, 10])
 def test_an_interval_of_hits_is_wilsons(hits: int) -> None:
-    found = mean_interval([1] * hits + [0] * (10 - hits))
+    actual = mean_interval([1] * hits + [0] * (10 - hits))
     expected = scipy.stats.binomtest(hits, 10).proportion_ci(method="wilson")
-    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-12)
+    assert (actual.low, actual.high) == pytest.approx((expected.low, expected.high), abs=1e-12)
 
 
 def draw_mosaics(
@@ -188,9 +188,9 @@ def test_mosaics_that_share_pictures_are_not_counted_as_so_many(pictures: int, c
 
 def test_mosaics_that_share_nothing_are_numbers_like_others() -> None:
     pictures = [[f"{number}{part}" for part in "abcd"] for number in range(8)]
-    found = mean_interval(VALUES, images=pictures)
+    actual = mean_interval(VALUES, images=pictures)
     expected = paired_difference(VALUES, [0.0] * 8)
-    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), rel=1e-9)
+    assert (actual.low, actual.high) == pytest.approx((expected.low, expected.high), rel=1e-9)
     assert not mean_interval(VALUES, images=[["a", "b", "c", "d"]] * 8).is_known  # four pictures
 
 
@@ -210,8 +210,8 @@ def test_methods_that_are_alike_are_rarely_told_apart(kind: str, count: int) -> 
     for _ in range(rounds):
         table = ALIKE[kind](generator, (count, 8))
         place = table.mean(0).argmax()
-        told = find_told_apart(dict(zip("abcdefgh", table.T)))
-        wrong += any("abcdefgh"[place] in pair for pair in told)
+        told_apart = find_told_apart(dict(zip("abcdefgh", table.T)))
+        wrong += any("abcdefgh"[place] in pair for pair in told_apart)
         with np.errstate(invalid="ignore", divide="ignore"):
             naive += (scipy.stats.ttest_1samp(table[:, [place]] - table, 0).pvalue < 0.05).any()
     assert wrong / rounds <= 0.05

@@ -38,7 +38,9 @@ def flood_slowly(heatmap: Tensor, share: float) -> Box:
 
 def overlap_slowly(one: Box, other: Box) -> float:
     """By counting pixels, of boxes in whole pixels."""
-    first, second = ({(x, y) for x in range(it[0], it[2]) for y in range(it[1], it[3])} for it in (one, other))
+    first, second = (
+        {(x, y) for x in range(item[0], item[2]) for y in range(item[1], item[3])} for item in (one, other)
+    )
     return len(first & second) / len(first | second)
 
 
@@ -46,20 +48,20 @@ def overlap_slowly(one: Box, other: Box) -> float:
 def test_the_box_is_that_of_a_slow_flood_fill(share: float) -> None:
     generator = torch.Generator().manual_seed(3)
     heatmaps = torch.rand(12, 23, 31, generator=generator) - 0.2
-    found = localisation(heatmaps, [[[2, 3, 12, 20]]] * 12, share=share)
+    actual = localisation(heatmaps, [[[2, 3, 12, 20]]] * 12, share=share)
     expected = [flood_slowly(heatmap, share) for heatmap in heatmaps]
-    assert found.boxes.tolist() == [list(map(float, box)) for box in expected]
-    assert found.iou.tolist() == pytest.approx([overlap_slowly(box, (2, 3, 12, 20)) for box in expected], rel=1e-6)
+    assert actual.boxes.tolist() == [list(map(float, box)) for box in expected]
+    assert actual.iou.tolist() == pytest.approx([overlap_slowly(box, (2, 3, 12, 20)) for box in expected], rel=1e-6)
 
 
 def test_the_threshold_of_the_paper_by_hand() -> None:
     """Above 15 % of the maximum, which is 2: 0.31 is, and 0.3 and 0.29 are not."""
     heatmaps = torch.zeros(1, 6, 8)
     heatmaps[0, 2] = torch.tensor([0.29, 0.30, 0.31, 1.0, 2.0, 0.31, 0.29, 0.0])
-    found = localisation(heatmaps, [[[2, 2, 6, 4]]])
-    assert found.boxes.tolist() == [[2, 2, 6, 3]]
-    assert found.iou.tolist() == [0.5]
-    assert found.errors.tolist() == [0]
+    actual = localisation(heatmaps, [[[2, 2, 6, 4]]])
+    assert actual.boxes.tolist() == [[2, 2, 6, 3]]
+    assert actual.iou.tolist() == [0.5]
+    assert actual.errors.tolist() == [0]
 
 
 def test_right_wrong_constant_and_blank_maps_by_hand() -> None:
@@ -69,11 +71,11 @@ def test_right_wrong_constant_and_blank_maps_by_hand() -> None:
     heatmaps[2] = 3
     heatmaps[3] = 0
     heatmaps[4] = -1
-    found = localisation(heatmaps, [[[1, 2, 9, 6]]] * 5)
-    assert found.boxes.tolist() == [[1, 2, 9, 6], [1, 7, 9, 10], [0, 0, 10, 10], [0, 0, 0, 0], [0, 0, 0, 0]]
-    assert found.iou.tolist() == pytest.approx([1, 0, 0.32, 0, 0])
-    assert found.errors.tolist() == [0, 1, 1, 1, 1]
-    assert {each.dtype for each in (found.boxes, found.iou, found.errors)} == {torch.float32}
+    actual = localisation(heatmaps, [[[1, 2, 9, 6]]] * 5)
+    assert actual.boxes.tolist() == [[1, 2, 9, 6], [1, 7, 9, 10], [0, 0, 10, 10], [0, 0, 0, 0], [0, 0, 0, 0]]
+    assert actual.iou.tolist() == pytest.approx([1, 0, 0.32, 0, 0])
+    assert actual.errors.tolist() == [0, 1, 1, 1, 1]
+    assert {item.dtype for item in (actual.boxes, actual.iou, actual.errors)} == {torch.float32}
 
 
 def test_the_largest_part_is_taken_not_the_brightest() -> None:
@@ -101,9 +103,9 @@ def test_right_and_bottom_are_not_inside() -> None:
     """A single pixel in the last corner is the box from 7, 5 to 8, 6 in a picture of 8 x 6."""
     heatmaps = torch.zeros(1, 6, 8)
     heatmaps[0, 5, 7] = 1
-    found = localisation(heatmaps, [[[7, 5, 8, 6], [0, 0, 8, 6]]])
-    assert found.boxes.tolist() == [[7, 5, 8, 6]]
-    assert found.iou.tolist() == [1]
+    actual = localisation(heatmaps, [[[7, 5, 8, 6], [0, 0, 8, 6]]])
+    assert actual.boxes.tolist() == [[7, 5, 8, 6]]
+    assert actual.iou.tolist() == [1]
 
 
 def test_the_overlap_is_torchvisions_with_the_best_of_several_objects() -> None:
@@ -112,17 +114,17 @@ def test_the_overlap_is_torchvisions_with_the_best_of_several_objects() -> None:
     starts = torch.rand(8, 4, 2, generator=generator) * 12
     boxes = torch.cat([starts, starts + 1 + torch.rand(8, 4, 2, generator=generator) * 7], dim=2)
     counts = [1, 2, 3, 4, 4, 3, 2, 1]
-    objects = [each[:count] for each, count in zip(boxes, counts)]
-    found = localisation(heatmaps, objects, share=0.4)
-    expected = [torchvision.ops.box_iou(box[None], each).max() for box, each in zip(found.boxes, objects)]
-    assert found.iou.tolist() == pytest.approx([float(each) for each in expected], rel=1e-5)
-    assert len({round(each, 3) for each in found.iou.tolist()}) > 4
+    objects = [entry[:count] for entry, count in zip(boxes, counts)]
+    actual = localisation(heatmaps, objects, share=0.4)
+    expected = [torchvision.ops.box_iou(box[None], entry).max() for box, entry in zip(actual.boxes, objects)]
+    assert actual.iou.tolist() == pytest.approx([float(item) for item in expected], rel=1e-5)
+    assert len({round(item, 3) for item in actual.iou.tolist()}) > 4
 
 
 def test_an_overlap_of_one_half_is_no_error_and_below_is() -> None:
     heatmaps = torch.ones(3, 10, 10)
-    found = localisation(heatmaps, [[[0, 0, 10, 5]], [[0, 0, 10, 4.99]], [[0, 0, 1, 1], [0, 0, 10, 9]]])
-    assert found.errors.tolist() == [0, 1, 0]
+    actual = localisation(heatmaps, [[[0, 0, 10, 5]], [[0, 0, 10, 4.99]], [[0, 0, 1, 1], [0, 0, 10, 9]]])
+    assert actual.errors.tolist() == [0, 1, 0]
 
 
 def test_boxes_may_be_of_any_kind() -> None:

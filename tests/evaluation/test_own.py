@@ -82,14 +82,14 @@ def test_in_the_shell_a_journal_knows_the_file(command: Command, folder: Path, p
     outcome = command(*wanted)
     assert outcome.status == 0, outcome.err
     rows = list(csv.DictReader((folder / "out/results.csv").read_text().splitlines()))
-    found = {(row["image"], row["method"]): float(row["value"]) for row in rows if row["metric"] == "spread"}
-    assert {method for _, method in found} == {"gradcam", "mycam", "everywhere"}
-    assert {value for (_, method), value in found.items() if method == "everywhere"} == {1}
+    actual = {(row["image"], row["method"]): float(row["value"]) for row in rows if row["metric"] == "spread"}
+    assert {method for _, method in actual} == {"gradcam", "mycam", "everywhere"}
+    assert {value for (_, method), value in actual.items() if method == "everywhere"} == {1}
     image = colours.prepare(pictures / "2-blue.png").image[None]
     heatmaps = gradcam.explain(colours.model, image, "relu").heatmaps[:, 0]
-    assert found["2-blue.png", "gradcam"] == float(spread(None, heatmaps))
+    assert actual["2-blue.png", "gradcam"] == float(spread(None, heatmaps))
     summaries = json.loads((folder / "out/results.json").read_text())["summaries"]
-    assert {it["better"] for it in summaries if it["metric"] == "spread"} == {"lower"}
+    assert {summary["better"] for summary in summaries if summary["metric"] == "spread"} == {"lower"}
     assert r"spread $\downarrow$" in (folder / "out/results.tex").read_text()
     assert command(*wanted, "--resume").status == 0
     (folder / "mine.py").write_text(FILE.format(least=0.25))
@@ -103,8 +103,8 @@ def test_ones_own_method_is_recommended_and_checked_too(
 ) -> None:
     from gradcam.evaluation import check, recommend
 
-    found = check(colours, pictures / "0-red.png", method="mine.py:mycam")
-    assert (found.method, found.layer) == ("mycam", "relu")
+    report = check(colours, pictures / "0-red.png", method="mine.py:mycam")
+    assert (report.method, report.layer) == ("mycam", "relu")
     images = {path.name: path for path in sorted(pictures.iterdir())}
     rows = recommend(colours, images, methods=["mine.py:mycam"], scores=["logit"], layers=["relu"]).rows
     assert {row.combination.method for row in rows} == {"gradcam", "mycam"}

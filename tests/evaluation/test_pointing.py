@@ -32,7 +32,7 @@ def point_slowly(heatmap: Tensor, mask: Tensor, tolerance: float) -> float:
     """The share of the maxima that are within the tolerance of a pixel of the object."""
     values, inside = heatmap.tolist(), mask.nonzero().tolist()
     largest = max(map(max, values))
-    maxima = [(row, column) for row, line in enumerate(values) for column, it in enumerate(line) if it == largest]
+    maxima = [(row, column) for row, line in enumerate(values) for column, item in enumerate(line) if item == largest]
     near = [any(math.hypot(row - y, column - x) <= tolerance for y, x in inside) for row, column in maxima]
     return sum(near) / len(maxima)
 
@@ -51,9 +51,9 @@ def point_as_torchray(heatmap: Tensor, mask: Tensor, tolerance: float) -> float:
 def test_the_pointing_game_is_that_of_a_slow_loop(tolerance: float) -> None:
     heatmaps, masks = make_case(40)
     expected = [point_slowly(heatmap, mask, tolerance) for heatmap, mask in zip(heatmaps, masks)]
-    found = pointing_game(heatmaps, masks, tolerance=tolerance)
-    assert found.tolist() == expected
-    assert found.dtype == torch.float32
+    actual = pointing_game(heatmaps, masks, tolerance=tolerance)
+    assert actual.tolist() == expected
+    assert actual.dtype == torch.float32
     assert tolerance == 1000 or 0 < sum(expected) < 40  # both hits and misses were seen
 
 
@@ -124,20 +124,20 @@ def test_the_scale_of_a_map_does_not_matter() -> None:
 def test_the_mass_is_that_of_a_slow_sum() -> None:
     heatmaps, masks = make_case(10)
     heatmaps = heatmaps - 0.3
-    for heatmap, mask, found in zip(heatmaps, masks, energy_pointing_game(heatmaps, masks)):
+    for heatmap, mask, actual in zip(heatmaps, masks, energy_pointing_game(heatmaps, masks)):
         positive = [max(0.0, value) for value in heatmap.flatten().tolist()]
         inside = [value for value, there in zip(positive, mask.flatten().tolist()) if there]
-        assert found.item() == pytest.approx(math.fsum(inside) / math.fsum(positive), rel=1e-5)
+        assert actual.item() == pytest.approx(math.fsum(inside) / math.fsum(positive), rel=1e-5)
 
 
 def test_the_order_is_the_area_under_the_roc_curve() -> None:
     """Against SciPy's rank test, and a slow loop over pairs; signs and ties as they come."""
     heatmaps, masks = make_case(6)
     for values in (heatmaps, heatmaps - 0.5, (heatmaps * 3).round()):
-        for heatmap, mask, found in zip(values, masks, order_pointing_game(values, masks)):
+        for heatmap, mask, actual in zip(values, masks, order_pointing_game(values, masks)):
             ours, others = heatmap[mask].double().numpy(), heatmap[~mask].double().numpy()
             expected = mannwhitneyu(ours, others).statistic / (len(ours) * len(others))
-            assert found.item() == pytest.approx(expected, abs=1e-7)
+            assert actual.item() == pytest.approx(expected, abs=1e-7)
     values, mask = torch.tensor([[[3.0, 1.0], [1.0, -2.0]]]), torch.tensor([[[True, True], [False, False]]])
     assert order_pointing_game(values, mask).item() == (2 + 1.5) / 4
 

@@ -19,7 +19,7 @@ def slow_ranks(values: list[float]) -> list[float]:
 
 
 def slow_correlation(a: Tensor, b: Tensor) -> float:
-    one, other = (np.array(slow_ranks(it.double().flatten().tolist())) for it in (a, b))
+    one, other = (np.array(slow_ranks(item.double().flatten().tolist())) for item in (a, b))
     one, other = one - one.mean(), other - other.mean()
     return float((one * other).sum() / np.sqrt((one**2).sum() * (other**2).sum()))
 
@@ -40,9 +40,9 @@ def test_the_slow_definition_agrees(steps: int | None) -> None:
     a, b = maps(0, steps=steps), maps(1, steps=steps)
     b = b + a / 2 if steps is None else b
     expected = [slow_correlation(one, other) for one, other in zip(a, b)]
-    found = rank_correlation(a, b)
-    assert found.dtype == torch.float32
-    np.testing.assert_allclose(found.numpy(), expected, atol=1e-6)
+    actual = rank_correlation(a, b)
+    assert actual.dtype == torch.float32
+    np.testing.assert_allclose(actual.numpy(), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("steps", [None, 1])

@@ -136,10 +136,10 @@ def test_heatmaps_are_those_of_each_combination_alone(classifier: gradcam.Classi
     wanted = combine(["gradcam", "finercam", "layercam", "eigencam"], ["logit", "contrast"], ["head.0", "layer4"])
     found = dict(CombinationExplainer(classifier).explain(images, classes, wanted))
     assert found.keys() == set(wanted)
-    for it, heatmaps in found.items():
-        target = ClassTarget(classes, score=it.score or "logit")
-        alone = gradcam.explain(classifier.model, images, it.layer, method=it.method, target=target)
-        torch.testing.assert_close(heatmaps, alone.heatmaps, rtol=0, atol=1e-5, msg=str(it))
+    for item, heatmaps in found.items():
+        target = ClassTarget(classes, score=item.score or "logit")
+        alone = gradcam.explain(classifier.model, images, item.layer, method=item.method, target=target)
+        torch.testing.assert_close(heatmaps, alone.heatmaps, rtol=0, atol=1e-5, msg=str(item))
 
 
 class Forked(ColourNet):
@@ -163,12 +163,12 @@ def test_a_blind_layer_has_blank_maps_and_what_has_none_is_left_out() -> None:
     too_fine = [Combination("kpcacam", None, layer) for layer in ("turn", "fine")]
     assert list(trials.left_out) == too_fine
     assert all("takes at most 1024" in reason for reason in trials.left_out.values())
-    assert list(found) == [it for it in wanted if it not in too_fine]
+    assert list(found) == [item for item in wanted if item not in too_fine]
     blank = found[Combination("gradcam", "logit", "dead")]
     assert blank.shape == (1, 2, 8, 8)
     assert blank.count_nonzero() == 0
     assert found[Combination("gradcam", "logit", "turn")][0, 0].max() == 1
-    assert [it for it, _ in trials.explain(images, torch.tensor([[0, 1]]), wanted)] == list(found)
+    assert [entry for entry, _ in trials.explain(images, torch.tensor([[0, 1]]), wanted)] == list(found)
 
 
 # Ranking
@@ -179,7 +179,7 @@ def values(*numbers: float) -> Tensor:
 
 
 def make_game(order: dict[Combination, Tensor], hits: dict[Combination, Tensor] | None = None) -> MosaicScores:
-    ones = {it: torch.ones_like(found) for it, found in order.items()}
+    ones = {item: torch.ones_like(found) for item, found in order.items()}
     return MosaicScores(order, ones, hits or ones)
 
 
@@ -187,15 +187,15 @@ def test_combinations_with_the_same_numbers_are_twins() -> None:
     best, near, twin = (Combination("gradcam", "logit", layer) for layer in ("best", "near", "twin"))
     order = {near: values(0.9, 0.7), best: values(0.8, 0.9), twin: values(0.80001, 0.9)}
     assert find_first_equal(make_game(order)) == {near: near, best: best, twin: best}
-    other = {it: values(1, 1) for it in order} | {twin: values(0, 1)}
+    other = {item: values(1, 1) for item in order} | {twin: values(0, 1)}
     assert find_first_equal(make_game(order, other))[twin] == twin
 
 
 def test_the_shortlist_has_the_most_first_and_the_best_of_equal_ones_is_the_default() -> None:
     combinations = [Combination("gradcam", "logit", f"{layer}") for layer in range(8)]
     means = (0.1, 0.9, 0.5, 0.7, 0.6, 0.2, 0.8, 0.90001)
-    numbers = {it: values(mean - 0.1, math.nan, mean + 0.1) for it, mean in zip(combinations, means)}
-    assert [int(it.layer) for it in list_best(numbers)] == [7, 1, 6, 3, 4]
+    numbers = {entry: values(mean - 0.1, math.nan, mean + 0.1) for entry, mean in zip(combinations, means)}
+    assert [int(item.layer) for item in list_best(numbers)] == [7, 1, 6, 3, 4]
     assert find_best(numbers, default=combinations[1]) == combinations[1]
     assert find_best(numbers, default=combinations[3]).layer in "17"
 
@@ -204,9 +204,11 @@ def test_rows_have_the_numbers_in_their_order() -> None:
     one, two, three = GRADCAM
     four, five = (Combination("layercam", "logit", layer) for layer in ("turn", "active"))
     pairs = {one: (0.2, 0.4), two: (0.9, 0.7), three: (0.5, 0.5), four: (0.6, 0.6), five: (0.1, 0.1)}
-    game = make_game({it: values(*pair * 4) for it, pair in pairs.items()}, {it: values(*(1, 0) * 4) for it in pairs})
+    game = make_game(
+        {item: values(*pair * 4) for item, pair in pairs.items()}, {pair: values(*(1, 0) * 4) for pair in pairs}
+    )
     roads = {five: values(*(0.0, 0.1) * 4), one: values(*(0.1, 0.3) * 4), two: values(*(0.0, 0.2) * 4)}
-    objects = {it: values(*pair * 4) / 2 for it, pair in pairs.items()}
+    objects = {item: values(*pair * 4) / 2 for item, pair in pairs.items()}
     rows = to_rows(game, objects, roads)
     assert [row.combination for row in rows] == [one, two, five, four, three]
     first, second, *_, last = rows
@@ -272,16 +274,18 @@ def test_every_combination_has_a_row(found: Recommendation) -> None:
 def test_the_numbers_are_those_of_the_metrics_themselves(found: Recommendation) -> None:
     classifier = classifier_of(ColourNet())
     mosaics = arrange(classifier.model, find_tiles(classifier, MORE), limit=8)
-    for it in (Combination("gradcam", "contrast", "active"), Combination("eigencam", None, "active")):
+    for item in (Combination("gradcam", "contrast", "active"), Combination("eigencam", None, "active")):
         numbers: dict[str, list[Tensor]] = {name: [] for name in MORE}
         for mosaic in mosaics:
-            target = ClassTarget([list(mosaic.classes)], score=it.score or "logit")
-            explained = gradcam.explain(classifier.model, mosaic.image[None], "active", method=it.method, target=target)
+            target = ClassTarget([list(mosaic.classes)], score=item.score or "logit")
+            explained = gradcam.explain(
+                classifier.model, mosaic.image[None], "active", method=item.method, target=target
+            )
             game = grid_pointing_game(explained)
             for name, *three in zip(mosaic.names, game.order[0], game.mass[0], game.hits[0], strict=True):
                 numbers[name].append(torch.stack(three).double())
-        means = torch.stack([torch.stack(each).mean(0) for each in numbers.values()])
-        (row,) = (row for row in found.rows if row.combination == it)
+        means = torch.stack([torch.stack(number).mean(0) for number in numbers.values()])
+        (row,) = (row for row in found.rows if row.combination == item)
         for interval, expected in zip((row.order, row.mass, row.maximum), means.T, strict=True):
             assert vars(interval) == pytest.approx(vars(mean_interval(expected.tolist())))
     images = torch.stack(list(MORE.values()))
@@ -289,10 +293,10 @@ def test_the_numbers_are_those_of_the_metrics_themselves(found: Recommendation) 
     explained = gradcam.explain(classifier.model, images, "turn", target=subject.classes)
     parts = (slice(0, 4), slice(4, 8))
     subjects = [Subject(classifier.model, images[part]) for part in parts]
-    scores = [road(each, explained.heatmaps[part, 0], shares=FRACTIONS) for each, part in zip(subjects, parts)]
+    scores = [road(entry, explained.heatmaps[part, 0], shares=FRACTIONS) for entry, part in zip(subjects, parts)]
     assert found.default is not None
     assert found.default.road is not None
-    combined = torch.cat([each.combined for each in scores]).mean()
+    combined = torch.cat([score.combined for score in scores]).mean()
     assert found.default.road.mean == pytest.approx(float(combined), abs=1e-6)
 
 
@@ -332,16 +336,16 @@ def test_mass_and_maxima_are_told_apart() -> None:
     classifier = classifier_of(ColourNet())
     tiles = find_tiles(classifier, {colour: PICTURES[colour] for colour in COLOURS[:4]})
     (mosaic,) = arrange(classifier.model, tiles)
-    it = Combination("eigencam", None, "colour")
-    played = Benchmark(CombinationExplainer(classifier), tiles, [mosaic], 0).score_mosaics([it])
+    item = Combination("eigencam", None, "colour")
+    played = Benchmark(CombinationExplainer(classifier), tiles, [mosaic], 0).score_mosaics([item])
     mass, hits = played.mass, played.hits
     target = [list(mosaic.classes)]
     explained = gradcam.explain(classifier.model, mosaic.image[None], "colour", method="eigencam", target=target)
     game = grid_pointing_game(explained)
     order = [mosaic.names.index(tile.name) for tile in tiles]
-    torch.testing.assert_close(mass[it], game.mass[0, order].double(), rtol=0, atol=1e-6)
-    torch.testing.assert_close(hits[it], game.hits[0, order].double(), rtol=0, atol=1e-6)
-    assert (mass[it] - hits[it]).abs().max() > 0.01
+    torch.testing.assert_close(mass[item], game.mass[0, order].double(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(hits[item], game.hits[0, order].double(), rtol=0, atol=1e-6)
+    assert (mass[item] - hits[item]).abs().max() > 0.01
 
 
 def test_road_is_measured_with_the_seed() -> None:
@@ -376,8 +380,8 @@ def test_the_same_seed_gives_the_same_to_the_last_digit(found: Recommendation) -
     torch.manual_seed(99)
     again = recommend(classifier_of(ColourNet()), MORE, methods=["gradcam", "eigencam"], mosaics=8)
     assert json.dumps(again.to_dict()) == json.dumps(found.to_dict())
-    other = recommend(classifier_of(ColourNet()), MORE, methods=["gradcam", "eigencam"], mosaics=8, seed=1)
-    assert json.dumps(other.to_dict()) != json.dumps(found.to_dict())
+    recommendation = recommend(classifier_of(ColourNet()), MORE, methods=["gradcam", "eigencam"], mosaics=8, seed=1)
+    assert json.dumps(recommendation.to_dict()) != json.dumps(found.to_dict())
 
 
 def test_of_fewer_than_eight_pictures_the_default_is_recommended() -> None:
@@ -403,7 +407,7 @@ def test_the_default_is_recommended_where_nothing_is_better() -> None:
 
 
 def test_the_progress_ends_with_all_steps() -> None:
-    told: list[tuple[int, int]] = []
+    messages: list[tuple[int, int]] = []
     recommend(
         classifier_of(ColourNet()),
         PICTURES,
@@ -411,10 +415,10 @@ def test_the_progress_ends_with_all_steps() -> None:
         scores=["logit"],
         layers=["turn", "active"],
         mosaics=3,
-        progress=lambda done, total: told.append((done, total)),
+        progress=lambda done, total: messages.append((done, total)),
     )
-    assert [done for done, _ in told] == list(range(1, len(told) + 1))
-    assert told[-1] == (3 + 2 * 2, 3 + 2 * 2)  # mosaics, and two combinations with two batches of ROAD each
+    assert [done for done, _ in messages] == list(range(1, len(messages) + 1))
+    assert messages[-1] == (3 + 2 * 2, 3 + 2 * 2)  # mosaics, and two combinations with two batches of ROAD each
 
 
 def test_a_default_without_a_map_is_said_and_the_rest_goes_on() -> None:
@@ -428,7 +432,7 @@ def test_a_default_without_a_map_is_said_and_the_rest_goes_on() -> None:
     without = recommend(classifier_of(model, "head"), PICTURES, methods=["gradcam"], layers=["active"], mosaics=2)
     assert without.default is without.single_object.gain is without.several_objects.road_gain is None
     assert without.several_objects.row.combination.layer == "active"
-    assert [it.layer for it in without.left_out] == ["head"]
+    assert [item.layer for item in without.left_out] == ["head"]
     assert without.to_dict()["left_out"][0]["method"] == "gradcam"
 
 

@@ -68,40 +68,40 @@ def test_a_map_that_is_exactly_right_and_one_that_is_exactly_wrong() -> None:
 
 def test_an_imputed_corner_by_hand() -> None:
     image = torch.tensor([[[[9.0, 2.0, 0.0], [1.0, 0.5, 0.0], [0.0, 0.0, 0.0]]]])
-    found = road(Subject(Corner(), image, 0), falling(3, 3), shares=(1 / 9,), noise=0)
+    actual = road(Subject(Corner(), image, 0), falling(3, 3), shares=(1 / 9,), noise=0)
     imputed = (2 * (2.0 + 1.0) + 0.5) / 5
-    assert found.most.item() == pytest.approx(sure(imputed), abs=1e-5)
-    assert found.combined.item() == pytest.approx((sure(9.0) - sure(imputed)) / 2, abs=1e-5)
+    assert actual.most.item() == pytest.approx(sure(imputed), abs=1e-5)
+    assert actual.combined.item() == pytest.approx((sure(9.0) - sure(imputed)) / 2, abs=1e-5)
 
 
 def test_the_mean_over_the_shares_is_of_half_the_differences() -> None:
     maps = falling().flip(
         1
     )  # the corner is the 21st of 25: among the 23 most relevant, and the 13 and 23 least relevant
-    found = road(corner_subject(), maps, shares=(0.5, 0.9), noise=0)
+    actual = road(corner_subject(), maps, shares=(0.5, 0.9), noise=0)
     kept = sure(1.5)
-    assert found.most.tolist() == [pytest.approx([kept, 0.5], abs=1e-6)]
-    assert found.least.tolist() == [pytest.approx([0.5, 0.5], abs=1e-6)]
-    assert found.combined.tolist() == pytest.approx([((0.5 - kept) / 2 + 0) / 2], abs=1e-6)
+    assert actual.most.tolist() == [pytest.approx([kept, 0.5], abs=1e-6)]
+    assert actual.least.tolist() == [pytest.approx([0.5, 0.5], abs=1e-6)]
+    assert actual.combined.tolist() == pytest.approx([((0.5 - kept) / 2 + 0) / 2], abs=1e-6)
 
 
 def test_the_definition_in_slow_loops() -> None:
     model = tiny_model().eval()
     images, shares = TINY[:2], (0.2, 0.5, 0.85)
     maps = torch.randn(2, 12, 16)
-    found = road(Subject(model, images, [1, 4]), maps, shares=shares, noise=0)
+    actual = road(Subject(model, images, [1, 4]), maps, shares=shares, noise=0)
     for number, index in enumerate([1, 4]):
         order = maps[number].flatten().argsort(descending=True).tolist()
         for column, share in enumerate(shares):
             count = round(share * len(order))
-            for gone, probabilities in ((order[:count], found.most), (order[-count:], found.least)):
+            for gone, probabilities in ((order[:count], actual.most), (order[-count:], actual.least)):
                 known = torch.ones(12 * 16, dtype=torch.bool)
                 known[gone] = False
                 imputed = impute_exactly(images[number], known.reshape(12, 16)).float()
                 with torch.no_grad():
                     expected = model(imputed[None]).softmax(1)[0, index].item()
                 assert probabilities[number, column].item() == pytest.approx(expected, abs=2e-4)
-    torch.testing.assert_close(found.combined, ((found.least - found.most) / 2).mean(1))
+    torch.testing.assert_close(actual.combined, ((actual.least - actual.most) / 2).mean(1))
 
 
 @pytest.fixture(scope="module")
@@ -125,11 +125,11 @@ def test_scores_are_those_of_grad_cam_without_noise(classifier: gradcam.Classifi
     maps = maps + 1e-6 * torch.rand_like(maps)  # no two alike: there that package takes more than the share away
     aims = [targets.ClassifierOutputSoftmaxTarget(index) for index in subject.classes.tolist()]
     shares = (0.1, 0.3, 0.9)  # percentiles that come to the very same numbers of pixels
-    found = road(subject, maps, shares=shares, noise=0)
+    actual = road(subject, maps, shares=shares, noise=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of NumPy, about how that package calls it
         for column, share in enumerate(shares):
-            for way, own in (("Most", found.most), ("Least", found.least)):
+            for way, own in (("Most", actual.most), ("Least", actual.least)):
                 removal = getattr(peer, f"Remove{way}RelevantFirst")(
                     round(100 * (1 - share)), peer.NoisyLinearImputer(noise=0)
                 )
@@ -148,9 +148,9 @@ def test_scores_are_those_of_grad_cam_with_noise(classifier: gradcam.Classifier,
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         expected = peer.ROADCombined(percentiles=percentiles)(pictures, maps.numpy(), aims, classifier.model)
-    found = road(subject, maps, shares=[1 - percentile / 100 for percentile in percentiles]).combined.numpy()
-    assert np.corrcoef(found, expected)[0, 1] > 0.99
-    assert np.abs(found - expected).max() < 0.03
+    combined = road(subject, maps, shares=[1 - percentile / 100 for percentile in percentiles]).combined.numpy()
+    assert np.corrcoef(combined, expected)[0, 1] > 0.99
+    assert np.abs(combined - expected).max() < 0.03
     assert np.abs(expected).max() > 0.1
 
 
@@ -161,7 +161,7 @@ def test_exactly_so_many_pixels_are_taken_away_also_where_all_are_alike() -> Non
         model.seen.clear()
         road(subject, maps, shares=(0.0, 0.25, 0.5, 1.0), noise=0.5)
         changed = [(seen != subject.images[0]).any(0) for seen in model.seen]
-        assert [int(it.sum()) for it in changed] == [0, 0, 28, 28, 55, 55, 110, 110]
+        assert [int(item.sum()) for item in changed] == [0, 0, 28, 28, 55, 55, 110, 110]
         assert not (changed[4] & changed[5]).any()  # the two halves, of one order
         assert bool((changed[2] & ~changed[4]).any()) is False  # each share contains the one before
 
@@ -177,26 +177,26 @@ def test_pixels_of_one_value_are_taken_by_chance_and_so_a_constant_map_scores_no
 
 def test_share_zero_is_the_image_and_share_one_is_nothing() -> None:
     subject = Subject(tiny_model(), TINY, [0, 1, 2])
-    found = road(subject, torch.rand(3, 12, 16), shares=(0, 1), noise=0)
-    torch.testing.assert_close(found.most[:, 0], subject.probabilities)
-    torch.testing.assert_close(found.least[:, 0], subject.probabilities)
+    actual = road(subject, torch.rand(3, 12, 16), shares=(0, 1), noise=0)
+    torch.testing.assert_close(actual.most[:, 0], subject.probabilities)
+    torch.testing.assert_close(actual.least[:, 0], subject.probabilities)
     nothing = Subject(tiny_model(), torch.zeros_like(TINY), [0, 1, 2]).probabilities
-    torch.testing.assert_close(found.most[:, 1], nothing)
-    torch.testing.assert_close(found.least[:, 1], nothing)
+    torch.testing.assert_close(actual.most[:, 1], nothing)
+    torch.testing.assert_close(actual.least[:, 1], nothing)
 
 
 def test_the_seed_decides_on_the_noise_and_nothing_else_does() -> None:
     subject, maps = Subject(tiny_model(), TINY, [0, 1, 2]), torch.rand(3, 12, 16)
     before = torch.get_rng_state()
-    found = road(subject, maps, noise=0.3, seed=5)
+    actual = road(subject, maps, noise=0.3, seed=5)
     assert torch.equal(torch.get_rng_state(), before)
     torch.rand(3)
     again = road(subject, maps, noise=0.3, seed=5)
-    assert torch.equal(found.combined, again.combined)
-    assert torch.equal(found.most, again.most)
-    assert torch.equal(found.least, again.least)
+    assert torch.equal(actual.combined, again.combined)
+    assert torch.equal(actual.most, again.most)
+    assert torch.equal(actual.least, again.least)
     other = road(subject, maps, noise=0.3, seed=6)
-    assert not torch.equal(found.most, other.most)
+    assert not torch.equal(actual.most, other.most)
     assert not torch.equal(road(subject, maps, seed=5).most, road(subject, maps, noise=0, seed=5).most)
 
 
@@ -215,20 +215,20 @@ def test_each_share_has_noise_of_its_own_and_both_ends_the_same() -> None:
 
 def test_an_image_scores_what_it_scores_alone() -> None:
     maps = torch.randn(3, 12, 16)
-    found = road(Subject(tiny_model(), TINY, [0, 1, 2]), maps)
+    actual = road(Subject(tiny_model(), TINY, [0, 1, 2]), maps)
     for number in range(3):
         one = slice(number, number + 1)
         alone = road(Subject(tiny_model(), TINY[one], number), maps[one])
-        torch.testing.assert_close(alone.combined[0], found.combined[number], rtol=0, atol=1e-6)
-        torch.testing.assert_close(alone.least[0], found.least[number], rtol=0, atol=1e-6)
+        torch.testing.assert_close(alone.combined[0], actual.combined[number], rtol=0, atol=1e-6)
+        torch.testing.assert_close(alone.least[0], actual.least[number], rtol=0, atol=1e-6)
 
 
 def test_the_batch_size_does_not_matter() -> None:
     maps = torch.randn(3, 12, 16)
-    found = road(Subject(tiny_model(), TINY, [0, 1, 2]), maps)
+    actual = road(Subject(tiny_model(), TINY, [0, 1, 2]), maps)
     other = road(Subject(tiny_model(), TINY, [0, 1, 2], batch_size=4), maps)
-    torch.testing.assert_close(found.most, other.most, rtol=0, atol=1e-6)
-    torch.testing.assert_close(found.least, other.least, rtol=0, atol=1e-6)
+    torch.testing.assert_close(actual.most, other.most, rtol=0, atol=1e-6)
+    torch.testing.assert_close(actual.least, other.least, rtol=0, atol=1e-6)
 
 
 def test_maps_of_any_library_by_their_order_alone() -> None:
@@ -238,9 +238,9 @@ def test_maps_of_any_library_by_their_order_alone() -> None:
     subject = Subject(model, TINY, [0, 1, 2])
     maps = LayerGradCam(model, model[3]).attribute(TINY, target=[0, 1, 2])
     enlarged = LayerAttribution.interpolate(maps, (12, 16), interpolate_mode="bilinear")
-    found = road(subject, enlarged)
-    assert (found.combined != 0).all()
-    assert torch.equal(found.combined, road(subject, enlarged.detach().numpy()[:, 0] * 8 - 3).combined)
+    actual = road(subject, enlarged)
+    assert (actual.combined != 0).all()
+    assert torch.equal(actual.combined, road(subject, enlarged.detach().numpy()[:, 0] * 8 - 3).combined)
 
 
 def test_probabilities_of_exactly_zero_and_one() -> None:
@@ -253,8 +253,8 @@ def test_probabilities_of_exactly_zero_and_one() -> None:
     image[:, 0, 0, 1] = -image[:, 0, 0, 0]  # what the corner is imputed from
     subject = Subject(Certain(), image, 0)
     assert subject.probabilities.tolist() == [1, 0]
-    found = road(subject, falling().expand(2, -1, -1), shares=(0.04,), noise=0)
-    assert found.combined.tolist() == [0.5, -0.5]
+    actual = road(subject, falling().expand(2, -1, -1), shares=(0.04,), noise=0)
+    assert actual.combined.tolist() == [0.5, -0.5]
 
 
 def test_the_model_is_left_as_it_was() -> None:
@@ -292,7 +292,7 @@ def test_a_map_of_another_size() -> None:
 @pytest.mark.cuda
 def test_cpu_and_cuda_agree() -> None:
     maps = torch.randn(3, 12, 16)
-    found = road(Subject(tiny_model().cuda(), TINY.cuda(), [0, 1, 2]), maps)
-    assert found.combined.is_cuda
+    actual = road(Subject(tiny_model().cuda(), TINY.cuda(), [0, 1, 2]), maps)
+    assert actual.combined.is_cuda
     expected = road(Subject(tiny_model(), TINY, [0, 1, 2]), maps)
-    torch.testing.assert_close(found.most.cpu(), expected.most, rtol=0, atol=1e-3)
+    torch.testing.assert_close(actual.most.cpu(), expected.most, rtol=0, atol=1e-3)

@@ -69,9 +69,9 @@ def weights_at_each_stage(model: nn.Module, stages: int, seed: int = 0) -> tuple
         seen.append({name: value.clone() for name, value in model.named_parameters()})
         return images.mean(1)
 
-    it = Subject(model, TINY)
-    found = randomisation(it, look, grey(model, TINY, it.classes), stages=stages, seed=seed)
-    return list(found.layers), seen
+    item = Subject(model, TINY)
+    actual = randomisation(item, look, grey(model, TINY, item.classes), stages=stages, seed=seed)
+    return list(actual.layers), seen
 
 
 def changed(before: nn.Module, after: dict[str, Tensor]) -> set[str]:
@@ -140,21 +140,21 @@ def test_tied_weights_are_drawn_once() -> None:
 
 
 def test_correlations_are_those_of_the_maps_at_each_stage() -> None:
-    it = subject()
-    found = randomisation(it, GRADCAM, stages=4, seed=3)
-    before = GRADCAM(it.model, it.images, it.classes)
-    assert found.correlations.shape == (3, 4)
+    item = subject()
+    actual = randomisation(item, GRADCAM, stages=4, seed=3)
+    before = GRADCAM(item.model, item.images, item.classes)
+    assert actual.correlations.shape == (3, 4)
     layers = {"8": ["8"], "3": ["8", "3"], "1": ["8", "3", "1"], "0": ["8", "3", "1", "0"]}
     for stage, (name, drawn) in enumerate(layers.items()):
-        model = copy.deepcopy(it.model)  # slowly: each stage from the beginning
+        model = copy.deepcopy(item.model)  # slowly: each stage from the beginning
         for parameter_name, value in model.named_parameters():
             if parameter_name.rpartition(".")[0] in drawn:
                 order = torch.randperm(value.numel(), generator=draw(3, "weights", parameter_name))
                 value.data = value.data.flatten()[order].reshape(value.shape)
-        maps = GRADCAM(model, it.images, it.classes)
-        assert found.layers[stage] == name
-        torch.testing.assert_close(found.heatmaps[:, stage], maps)
-        torch.testing.assert_close(found.correlations[:, stage], rank_correlation(before, maps))
+        maps = GRADCAM(model, item.images, item.classes)
+        assert actual.layers[stage] == name
+        torch.testing.assert_close(actual.heatmaps[:, stage], maps)
+        torch.testing.assert_close(actual.correlations[:, stage], rank_correlation(before, maps))
 
 
 def test_a_map_that_knows_no_weights_has_a_correlation_of_one() -> None:
@@ -163,10 +163,12 @@ def test_a_map_that_knows_no_weights_has_a_correlation_of_one() -> None:
 
 
 def test_maps_of_whatever_library_can_be_given() -> None:
-    it = subject()
+    item = subject()
     maps = torch.rand(3, 12, 16)
-    found = randomisation(it, grey, maps.numpy(), stages=1)
-    torch.testing.assert_close(found.correlations[:, 0], rank_correlation(maps, grey(it.model, it.images, it.classes)))
+    actual = randomisation(item, grey, maps.numpy(), stages=1)
+    torch.testing.assert_close(
+        actual.correlations[:, 0], rank_correlation(maps, grey(item.model, item.images, item.classes))
+    )
 
 
 def test_the_classes_stay_those_of_the_subject() -> None:
@@ -216,9 +218,9 @@ def test_maps_that_cannot_be_had_count_as_blank() -> None:
         return torch.full((3, 12, 16), torch.nan)
 
     for explain in (blind, overflowing):
-        found = randomisation(subject(), explain, before, stages=2)
-        assert found.correlations.tolist() == [[0, 0]] * 3
-        assert not found.heatmaps.any()
+        actual = randomisation(subject(), explain, before, stages=2)
+        assert actual.correlations.tolist() == [[0, 0]] * 3
+        assert not actual.heatmaps.any()
 
 
 def test_models_that_cannot_be_randomised() -> None:
@@ -262,7 +264,7 @@ def test_maps_of_another_size_are_refused() -> None:
 
 
 def test_captum_finds_the_same_sensitivity() -> None:
-    it = subject()
+    item = subject()
     samples, radius = 6, 0.3
     generator = draw(5, "noise")
     noise = [(2 * torch.rand(TINY.shape, generator=generator) - 1) * radius for _ in range(samples)]
@@ -272,27 +274,27 @@ def test_captum_finds_the_same_sensitivity() -> None:
 
     def explain(inputs: Tensor | tuple[Tensor]) -> tuple[Tensor]:
         images = inputs[0] if isinstance(inputs, tuple) else inputs
-        return (GRADCAM(it.model, images, it.classes.repeat_interleave(len(images) // 3)),)
+        return (GRADCAM(item.model, images, item.classes.repeat_interleave(len(images) // 3)),)
 
     expected = sensitivity_max(explain, TINY, perturb_func=perturb, perturb_radius=radius, n_perturb_samples=samples)
-    found = max_sensitivity(it, GRADCAM, radius=radius, samples=samples, seed=5)
-    assert found.dtype == torch.float32
-    assert found.min() > 0.01
-    torch.testing.assert_close(found, expected.float(), rtol=1e-4, atol=1e-5)
+    actual = max_sensitivity(item, GRADCAM, radius=radius, samples=samples, seed=5)
+    assert actual.dtype == torch.float32
+    assert actual.min() > 0.01
+    torch.testing.assert_close(actual, expected.float(), rtol=1e-4, atol=1e-5)
 
 
 def test_of_a_map_that_is_the_picture_it_is_the_largest_noise() -> None:
-    it = subject(images=torch.rand(2, 3, 4, 5), model=tiny_model().eval())
-    found = max_sensitivity(it, grey, radius=0.5, samples=4, seed=1)
+    item = subject(images=torch.rand(2, 3, 4, 5), model=tiny_model().eval())
+    actual = max_sensitivity(item, grey, radius=0.5, samples=4, seed=1)
     generator = draw(1, "noise")
     most = [0.0, 0.0]
     for _ in range(4):
         noise = (2 * torch.rand(2, 3, 4, 5, generator=generator) - 1) * 0.5
         for i in range(2):
             change = math.sqrt(sum(float(noise[i, :, y, x].mean()) ** 2 for y in range(4) for x in range(5)))
-            length = math.sqrt(sum(float(it.images[i, :, y, x].mean()) ** 2 for y in range(4) for x in range(5)))
+            length = math.sqrt(sum(float(item.images[i, :, y, x].mean()) ** 2 for y in range(4) for x in range(5)))
             most[i] = max(most[i], change / length)
-    np.testing.assert_allclose(found.numpy(), most, rtol=1e-5)
+    np.testing.assert_allclose(actual.numpy(), most, rtol=1e-5)
 
 
 def test_noise_goes_as_far_as_its_radius_and_no_further() -> None:
@@ -309,7 +311,7 @@ def test_noise_goes_as_far_as_its_radius_and_no_further() -> None:
     assert noise.min() < -0.24
     assert noise.max() > 0.24
     assert abs(noise.mean()) < 0.01
-    assert len({each.sum().item() for each in seen}) == 7
+    assert len({item.sum().item() for item in seen}) == 7
 
 
 def test_a_map_that_never_changes_is_not_sensitive() -> None:
@@ -319,14 +321,14 @@ def test_a_map_that_never_changes_is_not_sensitive() -> None:
 
 
 def test_the_change_of_a_blank_map_is_left_as_it_is() -> None:
-    found = max_sensitivity(subject(), give(torch.full((3, 12, 16), 2.0)), torch.zeros(3, 12, 16), samples=1)
-    assert found.tolist() == pytest.approx([2 * math.sqrt(12 * 16)] * 3)
+    actual = max_sensitivity(subject(), give(torch.full((3, 12, 16), 2.0)), torch.zeros(3, 12, 16), samples=1)
+    assert actual.tolist() == pytest.approx([2 * math.sqrt(12 * 16)] * 3)
 
 
 def test_the_scale_of_a_map_does_not_count() -> None:
-    it = subject()
-    one = max_sensitivity(it, grey, radius=0.1)
-    torch.testing.assert_close(max_sensitivity(it, lambda *given: 50 * grey(*given), radius=0.1), one)
+    item = subject()
+    one = max_sensitivity(item, grey, radius=0.1)
+    torch.testing.assert_close(max_sensitivity(item, lambda *given: 50 * grey(*given), radius=0.1), one)
 
 
 @pytest.mark.parametrize(
@@ -358,7 +360,7 @@ def test_the_difference_to_the_strongest_rivals_map() -> None:
     }
 
     def explain(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
-        return torch.tensor([maps[int(it)] for it in classes])
+        return torch.tensor([maps[int(item)] for item in classes])
 
     class Known(nn.Module):
         def forward(self, images: Tensor) -> Tensor:
@@ -368,8 +370,8 @@ def test_the_difference_to_the_strongest_rivals_map() -> None:
     for row, rival in enumerate((1, 2, 3)):
         images[row, 0] = 5
         images[row, rival] = 4
-    found = class_difference(Subject(Known(), images), explain)
-    np.testing.assert_allclose(found.numpy(), [0, 2, 1 - 4.5 / (4.5 * 5) ** 0.5], atol=1e-6)
+    actual = class_difference(Subject(Known(), images), explain)
+    np.testing.assert_allclose(actual.numpy(), [0, 2, 1 - 4.5 / (4.5 * 5) ** 0.5], atol=1e-6)
 
 
 def test_the_rival_is_the_most_probable_class_but_the_one_that_is_explained() -> None:
@@ -379,9 +381,9 @@ def test_the_rival_is_the_most_probable_class_but_the_one_that_is_explained() ->
         asked.append(classes.tolist())
         return images.mean(1)
 
-    it = subject(classes=[0, 0, 0])
-    class_difference(it, look)
-    order = it.all_probabilities.argsort(1, descending=True)
+    item = subject(classes=[0, 0, 0])
+    class_difference(item, look)
+    order = item.all_probabilities.argsort(1, descending=True)
     assert asked == [[0, 0, 0], [int(next(c for c in row if c != 0)) for row in order]]
 
 
@@ -390,9 +392,9 @@ def test_a_map_without_a_class_is_the_same_for_the_rival() -> None:
 
 
 def test_maps_that_were_made_before_are_compared() -> None:
-    it = subject()
+    item = subject()
     maps = torch.rand(3, 12, 16)
-    torch.testing.assert_close(class_difference(it, grey, heatmaps=maps), 1 - rank_correlation(maps, TINY.mean(1)))
+    torch.testing.assert_close(class_difference(item, grey, heatmaps=maps), 1 - rank_correlation(maps, TINY.mean(1)))
 
 
 def test_a_model_of_one_class_has_no_rival() -> None:
@@ -429,24 +431,24 @@ def test_quantus_finds_the_same_correlations_layer_by_layer() -> None:
     for name in ("0", "2", "4"):
         model[int(name)].name = name
     explain = Explainer(("gradcam",), "2").only("gradcam")
-    it = Subject(model, TINY)
+    item = Subject(model, TINY)
 
     def theirs(model: nn.Module, inputs: np.ndarray, targets: np.ndarray, **_: object) -> np.ndarray:
         return explain(model, torch.as_tensor(inputs), torch.as_tensor(targets))[:, None].numpy()
 
     metric = quantus.MPRT(layer_order="top_down", abs=False, normalise=False, disable_warnings=True)
-    maps = explain(model, TINY, it.classes)[:, None].numpy()
-    found = metric(model, TINY.numpy(), it.classes.numpy(), maps, explain_func=theirs, device="cpu")
-    ours = randomisation(it, explain, stages=3)
+    maps = explain(model, TINY, item.classes)[:, None].numpy()
+    actual = metric(model, TINY.numpy(), item.classes.numpy(), maps, explain_func=theirs, device="cpu")
+    ours = randomisation(item, explain, stages=3)
     assert ours.layers == ("4", "2", "0")
     for stage, layer in enumerate(ours.layers):
-        np.testing.assert_allclose(ours.correlations[:, stage], found[layer], atol=1e-5)
+        np.testing.assert_allclose(ours.correlations[:, stage], actual[layer], atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_quantus_finds_the_same_sensitivity() -> None:
     quantus = pytest.importorskip("quantus")
-    it = subject()
+    item = subject()
     generator = draw(2, "noise")
     noise = iter([((2 * torch.rand(TINY.shape, generator=generator) - 1) * 0.2).flatten(1).numpy() for _ in range(5)])
 
@@ -456,7 +458,9 @@ def test_quantus_finds_the_same_sensitivity() -> None:
     metric = quantus.MaxSensitivity(
         nr_samples=5, perturb_func=lambda arr, **_: arr + next(noise), disable_warnings=True
     )
-    maps = GRADCAM(it.model, TINY, it.classes)
-    found = metric(it.model, TINY.numpy(), it.classes.numpy(), maps[:, None].numpy(), explain_func=theirs, device="cpu")
-    ours = max_sensitivity(it, GRADCAM, radius=0.2, samples=5, seed=2)
-    np.testing.assert_allclose(ours.numpy(), found, rtol=1e-4)
+    maps = GRADCAM(item.model, TINY, item.classes)
+    actual = metric(
+        item.model, TINY.numpy(), item.classes.numpy(), maps[:, None].numpy(), explain_func=theirs, device="cpu"
+    )
+    ours = max_sensitivity(item, GRADCAM, radius=0.2, samples=5, seed=2)
+    np.testing.assert_allclose(ours.numpy(), actual, rtol=1e-4)

@@ -49,7 +49,11 @@ def judge(classifier: Classifier, inputs: Any, **options: Any) -> Results:
 
 def numbers(results: Results, *, kind: str = "image") -> dict[tuple[str, str, str], float]:
     names = {entry.image for entry in results.entries if entry.kind == kind}
-    return {(it.image, it.method, it.metric): it.value for it in results.measurements if it.image in names}
+    return {
+        (measurement.image, measurement.method, measurement.metric): measurement.value
+        for measurement in results.measurements
+        if measurement.image in names
+    }
 
 
 def prepare(classifier: Classifier, inputs: Any, plan: Any, **options: Any) -> Study:
@@ -108,7 +112,9 @@ def test_a_pictures_name_does_not_change_its_numbers(colours: Classifier, pictur
     shutil.copy(pictures / "0-red.png", tmp_path / "other name.png")
     one = judge(colours, pictures / "0-red.png", metrics=["insertion"])
     other = judge(colours, tmp_path / "other name.png", metrics=["insertion"])
-    assert [it.value for it in one.measurements] == [it.value for it in other.measurements]
+    assert [measurement.value for measurement in one.measurements] == [
+        measurement.value for measurement in other.measurements
+    ]
     assert one.data == other.data
 
 
@@ -118,7 +124,7 @@ def test_numbers_are_those_of_the_metrics_own_functions(colours: Classifier, pic
     from gradcam.evaluation import adcc, coherency, complexity, confidence_change, deletion, insertion, sufficiency
 
     results = judge(colours, pictures, metrics=["perturbation", "summary"], methods=["hirescam"], seed=5)
-    found = numbers(results)
+    actual = numbers(results)
     path = pictures / "2-blue.png"
     (entry,) = [entry for entry in results.entries if entry.image == path.name]
     seed = derive(5, entry.sha256)
@@ -144,7 +150,7 @@ def test_numbers_are_those_of_the_metrics_own_functions(colours: Classifier, pic
         "adcc": adcc(change.drop, again, size),
     }
     for metric, value in expected.items():
-        assert found[path.name, "hirescam", metric] == float(value), metric
+        assert actual[path.name, "hirescam", metric] == float(value), metric
     curve = insertion(subject, heatmaps, seed=seed).probabilities[0].tolist()
     assert entry.curves["hirescam"]["insertion"] == curve
     assert "average-drop" not in entry.curves["hirescam"]
@@ -180,10 +186,10 @@ def test_metrics_of_one_function_are_told_apart(colours: Classifier, pictures: P
     truth = Truth(torch.ones(1, 32, 32, dtype=torch.bool), [torch.tensor([[0.0, 0.0, 20.0, 32.0]])])
     heatmaps = torch.linspace(0, 1, 32 * 32).reshape(1, 32, 32)
     explain = Explainer(["gradcam"], "relu").only("gradcam")
-    change, found = confidence_change(subject, heatmaps), localisation(heatmaps, truth.boxes)
+    change, actual = confidence_change(subject, heatmaps), localisation(heatmaps, truth.boxes)
     parts = [change.drop, coherency(subject, heatmaps, explain), complexity(heatmaps)]
     expected = {"average-drop": change.drop, "increase": change.increase, "average-gain": change.gain}
-    expected |= {"iou": found.iou, "localisation-error": found.errors, "adcc": adcc(*parts)}
+    expected |= {"iou": actual.iou, "localisation-error": actual.errors, "adcc": adcc(*parts)}
     case = MetricInputs(subject=subject, heatmaps=heatmaps, explain=explain, masks=truth.masks, boxes=truth.boxes)
     measured = case.measure([METRICS[name] for name in expected])
     assert measured == {name: float(value) for name, value in expected.items()}
@@ -249,9 +255,9 @@ def test_the_class_is_the_most_probable_or_the_asked_one(colours: Classifier, pi
     assert judge(colours, pictures, metrics=["complexity"], target=2).measurements == blue.measurements
     listed = tmp_path / "list.csv"
     listed.write_text(f"image,class\n{pictures}/0-red.png,cyan\n{pictures}/1-green.png,\n")
-    found = judge(colours, listed, metrics=["complexity"])
-    assert [entry.label for entry in found.entries] == ["cyan", "green"]
-    assert found.conditions.target == "the class in the list, or the most probable one"
+    actual = judge(colours, listed, metrics=["complexity"])
+    assert [entry.label for entry in actual.entries] == ["cyan", "green"]
+    assert actual.conditions.target == "the class in the list, or the most probable one"
     with pytest.raises(GradcamError, match="The list already contains the classes to explain"):
         judge(colours, listed, target="red")
 
@@ -264,12 +270,12 @@ def test_with_annotations_it_is_the_most_probable_of_those(colours: Classifier, 
         "1-green.png,4,4,20,20,cyan\n2-blue.png,4,4,20,20,\n"
     )
     results = judge(colours, pictures, annotations=boxes, metrics=["energy-pointing", "complexity"])
-    found = {entry.image: entry for entry in results.entries}
-    assert [found[name].label for name in ("0-red.png", "1-green.png", "2-blue.png")] == ["red", "cyan", "blue"]
+    actual = {entry.image: entry for entry in results.entries}
+    assert [actual[name].label for name in ("0-red.png", "1-green.png", "2-blue.png")] == ["red", "cyan", "blue"]
     # The network sees columns 2 to 38 of 36 rows, as 32 x 32: of the box, 28 of its rows, and all of its columns.
-    assert found["0-red.png"].values["constant"]["energy-pointing"] == 28 / 32
-    assert "energy-pointing" not in found["3-yellow.png"].values["gradcam"]
-    assert found["3-yellow.png"].label == "yellow"
+    assert actual["0-red.png"].values["constant"]["energy-pointing"] == 28 / 32
+    assert "energy-pointing" not in actual["3-yellow.png"].values["gradcam"]
+    assert actual["3-yellow.png"].label == "yellow"
     assert len(results.values("gradcam", "energy-pointing")) == 3
     assert len(results.values("gradcam", "complexity")) == 7
     assert results.conditions.target == "the most probable annotated class"
@@ -300,7 +306,7 @@ def test_methods_with_their_own_score_stand_beside_the_asked_score(colours: Clas
     options: Any = {"methods": ["gradcam", "finercam"], "metrics": ["complexity"], "score": "contrast"}
     results = judge(colours, pictures / "0-red.png", **options)
     assert results.conditions.score == "contrast"
-    assert {it.method for it in results.measurements} == {"gradcam", "finercam", *CONTROLS}
+    assert {measurement.method for measurement in results.measurements} == {"gradcam", "finercam", *CONTROLS}
 
 
 # What cannot be had
@@ -310,13 +316,13 @@ def test_unreadable_pictures_are_named_the_rest_is_done(colours: Classifier, pic
     folder = tmp_path / "pictures"
     shutil.copytree(pictures, folder)
     (folder / "3-broken.png").write_bytes((folder / "0-red.png").read_bytes()[:60])
-    whole, found = judge(colours, pictures), judge(colours, folder)
-    (failed,) = found.failures
+    full, actual = judge(colours, pictures), judge(colours, folder)
+    (failed,) = actual.failures
     assert failed.image == "3-broken.png"
     assert failed.error is not None
     assert failed.error.startswith("3-broken.png: ")
-    assert found.measurements == whole.measurements
-    assert found.data == whole.data
+    assert actual.measurements == full.measurements
+    assert actual.data == full.data
 
 
 def test_a_picture_whose_maps_fail_is_named_too(colours: Classifier, pictures: Path, monkeypatch: MonkeyPatch) -> None:
@@ -352,7 +358,7 @@ def test_metrics_that_need_annotations_say_so_when_they_are_named() -> None:
         with pytest.raises(GradcamError, match=r"annotations of the objects: give --annotations PATH"):
             make_plan(["gradcam"], named)
     everything = make_plan(["gradcam"], ["all"]).metrics
-    assert everything == tuple(name for name, it in METRICS.items() if it.group != "annotations")
+    assert everything == tuple(name for name, item in METRICS.items() if item.group != "annotations")
     with_them = make_plan(["gradcam"], has_annotations=True).metrics
     assert with_them == tuple(name for name in METRICS if name in DEFAULT or METRICS[name].group == "annotations")
 
@@ -413,9 +419,9 @@ def test_what_must_be_the_same_is_said(colours: Classifier, pictures: Path) -> N
     assert conditions.resizing == "shorter side to 32, centre crop 32 x 32, bilinear"
     assert conditions.versions["gradcam"] == gradcam.__version__
     assert conditions.versions["torch"] == torch.__version__
-    whole = replace(colours.preprocess, resize=(32, 32))  # type: ignore[type-var]
-    assert describe_resizing(whole) == "whole image to 32 x 32, bilinear"
-    resized = describe_resizing(replace(whole, resize=(40, 48)))
+    full = replace(colours.preprocess, resize=(32, 32))  # type: ignore[type-var]
+    assert describe_resizing(full) == "whole image to 32 x 32, bilinear"
+    resized = describe_resizing(replace(full, resize=(40, 48)))
     assert resized == "whole image to 40 x 48, centre crop 32 x 32, bilinear"
     assert describe_resizing(len) == "preprocessed by builtin_function_or_method"
 
@@ -448,7 +454,7 @@ def test_a_resumed_study_equals_an_uninterrupted_one_to_the_last_digit(
     colours: Classifier, pictures: Path, tmp_path: Path, count: int, monkeypatch: MonkeyPatch
 ) -> None:
     plan = make_plan(["gradcam", "eigencam"], QUICK)
-    whole = judge(colours, pictures)
+    full = judge(colours, pictures)
     study = prepare(colours, pictures, plan)
     path = tmp_path / "journal.jsonl"
     with Journal.open(path, study.conditions.to_run(7), mode="new") as journal:
@@ -461,11 +467,11 @@ def test_a_resumed_study_equals_an_uninterrupted_one_to_the_last_digit(
         Explainer, "explain", lambda self, *given: explained.append(len(self.names)) or original(self, *given)
     )
     resumed = judge(colours, pictures, journal=path)
-    assert (to_csv(resumed), to_json(resumed)) == (to_csv(whole), to_json(whole))
-    assert [entry.curves for entry in resumed.entries] == [entry.curves for entry in whole.entries]
+    assert (to_csv(resumed), to_json(resumed)) == (to_csv(full), to_json(full))
+    assert [entry.curves for entry in resumed.entries] == [entry.curves for entry in full.entries]
     assert explained.count(6) == 14 - count  # pictures and mosaics that were left
     explained.clear()
-    assert to_csv(judge(colours, pictures, journal=path)) == to_csv(whole)
+    assert to_csv(judge(colours, pictures, journal=path)) == to_csv(full)
     assert explained.count(6) == 0
     assert all(json.loads(line) for line in path.read_text().splitlines())
 
@@ -525,11 +531,11 @@ def test_a_journal_of_other_settings_is_refused(
 def test_a_journal_of_other_weights_is_refused(colours: Classifier, pictures: Path, tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     judge(colours, pictures / "0-red.png", metrics=["complexity"], journal=path)
-    other = load()
+    data = load()
     with torch.no_grad():
-        other.model.cells.bias[0] += 1e-3  # type: ignore[operator,union-attr,index]
+        data.model.cells.bias[0] += 1e-3  # type: ignore[operator,union-attr,index]
     with pytest.raises(OutputError, match="weights"):
-        judge(other, pictures / "0-red.png", metrics=["complexity"], journal=path)
+        judge(data, pictures / "0-red.png", metrics=["complexity"], journal=path)
 
 
 def test_a_journal_of_another_layout_is_refused_and_an_earlier_one_has_none(
@@ -597,8 +603,8 @@ def test_entries_are_read_back_to_the_last_digit() -> None:
 
 
 def test_progress_is_told_map_by_map(colours: Classifier, pictures: Path, tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
+    messages: list[tuple[int, int]] = []
     (tmp_path / "broken.png").write_text("no picture")
     inputs = [tmp_path / "broken.png", pictures / "0-red.png"]
-    judge(colours, inputs, metrics=["complexity"], progress=lambda done, total: told.append((done, total)))
-    assert told == [(done, 12) for done in range(6, 13)]
+    judge(colours, inputs, metrics=["complexity"], progress=lambda done, total: messages.append((done, total)))
+    assert messages == [(done, 12) for done in range(6, 13)]

@@ -63,8 +63,8 @@ def test_a_class_of_each_image_in_any_form_or_one_for_all(classes: Any) -> None:
 
 def test_activations() -> None:
     images = rows_of((0.0, math.log(3.0)), (-math.log(4.0), 0.25))
-    each = Subject(First(), images, 1, activation="sigmoid")
-    torch.testing.assert_close(each.all_probabilities, torch.tensor([[0.5, 0.75], [0.2, 1 / (1 + math.exp(-0.25))]]))
+    item = Subject(First(), images, 1, activation="sigmoid")
+    torch.testing.assert_close(item.all_probabilities, torch.tensor([[0.5, 0.75], [0.2, 1 / (1 + math.exp(-0.25))]]))
     plain = Subject(First(), images, 1, activation="none")
     torch.testing.assert_close(plain.probabilities, torch.tensor([math.log(3), 0.25]))
     single = Subject(First(classes=1), images, activation="sigmoid")  # against, and for
@@ -99,9 +99,9 @@ def test_scores_do_not_depend_on_how_rows_are_packed(batch_size: int | None) -> 
     subject = Subject(model, PAIRS, [1, 0, 1], batch_size=batch_size)
     model.rows.clear()
     variants = [PAIRS, PAIRS.flip(3), PAIRS * 0, PAIRS * 2]
-    found = subject.score(iter(variants))
+    actual = subject.score(iter(variants))
     expected = [[3 / 4, 4 / 5, 1 / 2], [1 / 4, 1 / 5, 1 / 2], [1 / 2] * 3, [9 / 10, 16 / 17, 1 / 2]]
-    torch.testing.assert_close(found, torch.tensor(expected))
+    torch.testing.assert_close(actual, torch.tensor(expected))
     full = min(batch_size or 12, 12)
     assert model.rows == [full] * (12 // full) + [12 % full] * (12 % full > 0)  # full but for the last
 
@@ -109,15 +109,15 @@ def test_scores_do_not_depend_on_how_rows_are_packed(batch_size: int | None) -> 
 def test_variants_are_taken_as_they_are_needed() -> None:
     model = First()
     subject = Subject(model, PAIRS, 0, batch_size=3)
-    done: list[int] = []
+    result: list[int] = []
 
     def variants() -> Any:
         for _ in range(4):
-            done.append(len(model.rows))
+            result.append(len(model.rows))
             yield PAIRS
 
     subject.score(variants())
-    assert done == [1, 2, 3, 4]
+    assert result == [1, 2, 3, 4]
 
 
 def test_no_variants() -> None:
@@ -194,18 +194,18 @@ def test_a_model_that_raises_is_left_as_it_was() -> None:
 def test_a_model_that_works_in_place_changes_no_image_and_no_variant(batch_size: int | None) -> None:
     images, variant = TINY.clone(), TINY.clone()
     subject = Subject(nn.Sequential(nn.ReLU(inplace=True), First()), images, 0, batch_size=batch_size)
-    found = [subject.score([variant]) for _ in range(2)]
+    actual = [subject.score([variant]) for _ in range(2)]
     assert torch.equal(images, TINY)
     assert torch.equal(variant, TINY)
-    assert torch.equal(found[0], found[1])
+    assert torch.equal(actual[0], actual[1])
 
 
 def test_images_of_inference_mode() -> None:
     with torch.inference_mode():
         images = TINY.clone()
         subject = Subject(nn.Sequential(nn.ReLU(inplace=True), First()), images, 0)
-        found = subject.score([images])
-    assert torch.equal(found[0], subject.probabilities)
+        actual = subject.score([images])
+    assert torch.equal(actual[0], subject.probabilities)
     assert torch.equal(images, TINY)
 
 
@@ -215,11 +215,11 @@ def test_a_model_in_a_wrapper() -> None:
 
 
 def test_several_threads_judge_with_one_model() -> None:
-    model, found = tiny_model().train(), {}
+    model, actual = tiny_model().train(), {}
     before = traces(model)
 
     def judge(number: int) -> None:
-        found[number] = Subject(model, TINY, 0).score([TINY * number] * 20)
+        actual[number] = Subject(model, TINY, 0).score([TINY * number] * 20)
 
     threads = [threading.Thread(target=judge, args=(number,)) for number in range(4)]
     for thread in threads:
@@ -229,7 +229,7 @@ def test_several_threads_judge_with_one_model() -> None:
     assert_same(before, traces(model))
     for number in range(4):
         expected = tiny_model().eval()(TINY * number).softmax(1)[:, 0].detach()
-        torch.testing.assert_close(found[number], expected.expand(20, -1))
+        torch.testing.assert_close(actual[number], expected.expand(20, -1))
 
 
 # What does not fit
@@ -286,17 +286,17 @@ def test_variants_of_another_shape() -> None:
 def test_heatmaps_of_any_library_become_tensors() -> None:
     values = [[[1.0, -2.0]], [[3.0, 0.5]]]
     for given in (np.array(values), np.array(values)[:, None], torch.tensor(values).half(), values):
-        found = check_heatmaps(given, (2, 1, 2))
-        assert found.dtype == torch.float32
-        assert found.tolist() == values
+        actual = check_heatmaps(given, (2, 1, 2))
+        assert actual.dtype == torch.float32
+        assert actual.tolist() == values
     assert check_heatmaps(np.array(values)[:, :, ::-1], (2, 1, 2)).tolist() == [[[-2, 1]], [[0.5, 3]]]
     assert check_heatmaps(np.array([[[1, 2]]], np.uint8)).tolist() == [[[1, 2]]]
     assert not check_heatmaps(torch.ones(1, 1, 2, requires_grad=True)).requires_grad
 
 
 def test_an_explanation_is_its_heatmaps() -> None:
-    one = gradcam.explain(tiny_model(), TINY, "0")
-    assert torch.equal(check_heatmaps(one, (3, 12, 16)), one.heatmaps[:, 0])
+    explanation = gradcam.explain(tiny_model(), TINY, "0")
+    assert torch.equal(check_heatmaps(explanation, (3, 12, 16)), explanation.heatmaps[:, 0])
     several = gradcam.explain(tiny_model(), TINY, "0", target=[[0, 1]] * 3)
     with pytest.raises(ImageError, match=r"shape \(3, 2, 12, 16\), expected \(N,H,W\), one per image"):
         check_heatmaps(several, (3, 12, 16))

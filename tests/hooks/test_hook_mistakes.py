@@ -85,13 +85,13 @@ def test_a_hook_that_assigns_changes_nothing_or_too_much() -> None:
 
 def old_grad_input(module: nn.Module, images: Tensor) -> list[tuple[int, ...] | None]:
     """The shapes that the old kind of hook gets."""
-    found: list[Any] = []
+    results: list[Any] = []
     module = copy.deepcopy(module)
-    module.register_backward_hook(lambda module, grad_input, grad_output: found.extend(grad_input))
+    module.register_backward_hook(lambda module, grad_input, grad_output: results.extend(grad_input))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         module(images).sum().backward()
-    return [None if gradient is None else tuple(gradient.shape) for gradient in found]
+    return [None if gradient is None else tuple(gradient.shape) for gradient in results]
 
 
 def test_the_old_backward_hook_means_something_else_in_each_layer() -> None:
@@ -151,9 +151,9 @@ def test_layers_in_place() -> None:
     with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
         model(IMAGES)
     handle.remove()
-    found = followed(model, IMAGES)
-    assert torch.equal(found[0], activations)
-    torch.testing.assert_close(found[1], gradients)
+    actual = followed(model, IMAGES)
+    assert torch.equal(actual[0], activations)
+    torch.testing.assert_close(actual[1], gradients)
 
 
 def test_forgotten_handles() -> None:

@@ -23,15 +23,15 @@ def value() -> Output:
 
 def test_a_mapping_that_cannot_be_changed_becomes_a_dict() -> None:
     one, other = torch.zeros(1), torch.ones(1)
-    found = replace_tensor(MappingProxyType({"a": one, "b": 3}), one, other)
-    assert found == {"a": other, "b": 3}
+    actual = replace_tensor(MappingProxyType({"a": one, "b": 3}), one, other)
+    assert actual == {"a": other, "b": 3}
 
 
 def test_tensors_in_order() -> None:
     assert [tensor.item() for tensor in tensors(value())] == [1, 2, 3]
-    found = first_floating(value())
-    assert found is not None
-    assert found.item() == 2
+    actual = first_floating(value())
+    assert actual is not None
+    assert actual.item() == 2
     assert first_floating({"n": torch.tensor([1])}) is None
 
 

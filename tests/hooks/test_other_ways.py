@@ -144,7 +144,7 @@ def score_of(output: Any) -> Tensor:
 def gradients_by_plain_autograd(name: str) -> dict[str, Tensor]:
     """At every module that runs once: of all uses of what it gave; of what it gave back, of that use alone."""
     model = build(name).requires_grad_(True)
-    found: dict[str, list[Tensor]] = {}
+    results: dict[str, list[Tensor]] = {}
     for layer, module in model.named_modules():
 
         def look(
@@ -155,7 +155,7 @@ def gradients_by_plain_autograd(name: str) -> dict[str, Tensor]:
             if any(output is given for given in (*args, *kwargs.values())) and not getattr(module, "inplace", False):
                 output = output + 0
             output.retain_grad()
-            found.setdefault(layer, []).append(output)
+            results.setdefault(layer, []).append(output)
             return output
 
         if layer:
@@ -163,7 +163,7 @@ def gradients_by_plain_autograd(name: str) -> dict[str, Tensor]:
         if getattr(module, "inplace", False):
             module.inplace = False
     score_of(model(IMAGES)).backward()
-    once = {layer: given[0].grad for layer, given in found.items() if len(given) == 1}
+    once = {layer: given[0].grad for layer, given in results.items() if len(given) == 1}
     return {layer: gradient for layer, gradient in once.items() if gradient is not None and gradient.any()}
 
 
@@ -249,9 +249,11 @@ def test_ablation_takes_a_channel_away_wherever_it_is_read(name: str, images: in
             lost = (plain - class_score(model(pictures))) / plain.abs()
             hook.remove()
             expected += lost[:, None, None] * kept[0][:, channel]
-    found = gradcam.explain(model, pictures, "down.0", method="ablationcam", target=class_score, evidence="signed")
+    explanation = gradcam.explain(
+        model, pictures, "down.0", method="ablationcam", target=class_score, evidence="signed"
+    )
     assert expected.abs().max() > 0
-    torch.testing.assert_close(found.maps[:, 0].double(), expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(explanation.maps[:, 0].double(), expected, rtol=1e-4, atol=1e-6)
     if name == "skips by attributes":
         assert module.kept.shape[0] == images
 
@@ -398,8 +400,8 @@ def test_the_default_layer_of_a_model_with_hooks_of_its_own_is_right_again_and_a
     with TargetLayer(model.down[1]) as layer:
         layer.backward(class_score(model(IMAGES[:1])).sum())
     expected = reference(layer.activations[0].detach(), layer.gradients[0])
-    for found in (first, *again):
-        torch.testing.assert_close(found.maps[0, 0].double(), expected, rtol=1e-5, atol=1e-9)
+    for results in (first, *again):
+        torch.testing.assert_close(results.maps[0, 0].double(), expected, rtol=1e-5, atol=1e-9)
 
 
 class ReadsAnEarlierBlock(nn.Module):
@@ -434,11 +436,11 @@ def test_legrad_of_a_last_block_that_a_hook_reads() -> None:
         return vit.forward_head(vit.norm(tokens)) + tokens[:, :1, :5].mean(1)
 
     model = ReadsAnEarlierBlock(2).double().eval()
-    found = gradcam.explain(model, IMAGES, method="legrad", target=1)
+    explanation = gradcam.explain(model, IMAGES, method="legrad", target=1)
     model.forward = forward
     expected = gradcam.explain(model, IMAGES, method="legrad", target=1)
-    assert found.maps.any()
-    torch.testing.assert_close(found.maps, expected.maps)
+    assert explanation.maps.any()
+    torch.testing.assert_close(explanation.maps, expected.maps)
 
 
 class Keeps(nn.Module):
@@ -469,15 +471,15 @@ def test_what_a_model_keeps_is_let_go_of_the_graph(keep: Callable[[Tensor], Any]
 
 
 def test_what_a_hook_or_an_attribute_got_of_the_layer_is_let_go_too() -> None:
-    model, found = build("skips by attributes"), {}
-    model.down[1].register_forward_hook(lambda module, args, output: found.update(output=output))
+    model, actual = build("skips by attributes"), {}
+    model.down[1].register_forward_hook(lambda module, args, output: actual.update(output=output))
     gradcam.explain(model, IMAGES[:1], "down.1", target=class_score)
     assert not model.down[1].kept.requires_grad
     with torch.no_grad():
         plain = model.down[1].kept
         model(IMAGES[:1])
-    found["output"].numpy()
-    torch.testing.assert_close(found["output"], plain)
+    actual["output"].numpy()
+    torch.testing.assert_close(actual["output"], plain)
     copy.deepcopy(model)
 
 
@@ -505,9 +507,9 @@ def test_what_belongs_to_the_model_stays_what_it_is(method: str, *, is_buffer: b
     given, address = model[0].given, model[0].given.data_ptr()
     expected = gradcam.explain(nn.Sequential(model[0].conv, *model[1:]), images, "0", method=method, target=1)
     for layer in ("0", None) if is_buffer else ("0",):
-        found = gradcam.explain(model, images, layer, method=method, target=1)
+        explanation = gradcam.explain(model, images, layer, method=method, target=1)
         if layer == "0":
-            torch.testing.assert_close(found.maps, expected.maps)
+            torch.testing.assert_close(explanation.maps, expected.maps)
         assert model[0].given is given
         assert given.shape == (2, 4, 15, 15)
         assert not given.requires_grad

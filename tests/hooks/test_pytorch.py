@@ -204,6 +204,6 @@ def test_autocast_is_switched_off_and_on_again() -> None:
 
 def test_a_score_is_differentiated_at_leaves() -> None:
     leaf, other = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
-    gradients = pytorch.differentiate_edges((leaf * 3).sum(), [pytorch.find_edge(it) for it in (leaf, other)])
+    gradients = pytorch.differentiate_edges((leaf * 3).sum(), [pytorch.find_edge(item) for item in (leaf, other)])
     torch.testing.assert_close(gradients[0], torch.full((3,), 3.0))
     assert gradients[1] is None

@@ -403,9 +403,9 @@ def test_second_derivatives_through_the_pair_are_exact() -> None:
     with TargetLayer(model[0]) as layer:
         score = model(IMAGES)[:, 1].sum()
         (gradient,) = torch.autograd.grad(score, layer.activations, create_graph=True)
-        (found,) = torch.autograd.grad(gradient.square().sum(), layer.activations)
-    assert found.abs().max() > 0
-    torch.testing.assert_close(found, expected)
+        (actual,) = torch.autograd.grad(gradient.square().sum(), layer.activations)
+    assert actual.abs().max() > 0
+    torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("before", [True, False])

@@ -19,12 +19,14 @@ from tests.helpers import TINY, assert_same, tiny_model, traces
 
 def outputs(model: nn.Module, images: Any, name: str) -> list[Tensor]:
     """The oracle: what a layer gives in each of its runs, by a plain hook that clones."""
-    found: list[Tensor] = []
-    handle = model.get_submodule(name).register_forward_hook(lambda module, args, output: found.append(output.clone()))
+    results: list[Tensor] = []
+    handle = model.get_submodule(name).register_forward_hook(
+        lambda module, args, output: results.append(output.clone())
+    )
     with torch.no_grad():
         model.eval()(images)
     handle.remove()
-    return found
+    return results
 
 
 class Around(nn.Module):
@@ -43,13 +45,13 @@ class Around(nn.Module):
 
 def test_each_layers_own_output_whatever_is_done_to_it_in_place_behind() -> None:
     model = tiny_model()
-    found = activations(model, TINY, ["3", "0", "4", "1"])  # behind 1 and 3 there is a ReLU in place
-    assert list(found) == ["3", "0", "4", "1"]
-    for name, grid in found.items():
+    actual = activations(model, TINY, ["3", "0", "4", "1"])  # behind 1 and 3 there is a ReLU in place
+    assert list(actual) == ["3", "0", "4", "1"]
+    for name, grid in actual.items():
         assert torch.equal(grid, outputs(model, TINY, name)[0])
         assert not grid.requires_grad
-    assert (found["3"] < 0).any()
-    assert torch.equal(found["4"], found["3"].clamp(min=0))
+    assert (actual["3"] < 0).any()
+    assert torch.equal(actual["4"], actual["3"].clamp(min=0))
 
 
 def test_tokens_become_a_grid_without_the_class_token() -> None:
@@ -95,7 +97,7 @@ def test_somebody_says_how_the_tokens_lie() -> None:
     model = Around(lambda conv, linear, x: linear(conv(x).flatten(2).mT).mean(1))
     tokens = outputs(model, TINY, "linear")[0]  # (N,192,7)
     by_grid = activations(model, TINY, "linear", reshape=(12, 16))["linear"]
-    by_function = activations(model, TINY, "linear", reshape=lambda it: it.mT.unflatten(2, (6, 32)))["linear"]
+    by_function = activations(model, TINY, "linear", reshape=lambda item: item.mT.unflatten(2, (6, 32)))["linear"]
     assert torch.equal(by_grid[1, 2, 3], tokens[1, 48:64, 2])
     assert torch.equal(by_function[1, 2, 3], tokens[1, 96:128, 2])
     with pytest.raises(LayerError, match=r"reshape=\(5, 5\) does not fit"):
@@ -261,9 +263,9 @@ def test_several_threads_at_once_each_get_their_own_images_maps() -> None:
 
     def work(batch: Tensor, wanted: dict[str, Tensor]) -> None:
         for _ in range(10):
-            found = activations(model, batch, "*")
-            if not all(torch.equal(found[name], grid) for name, grid in wanted.items()):
-                wrong.append(found)
+            actual = activations(model, batch, "*")
+            if not all(torch.equal(actual[name], grid) for name, grid in wanted.items()):
+                wrong.append(actual)
 
     threads = [threading.Thread(target=work, args=pair) for pair in zip(batches, expected)]
     for thread in threads:

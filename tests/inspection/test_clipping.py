@@ -19,7 +19,7 @@ from tests.helpers import TINY, assert_same, tiny_model, traces
 def gradients(model: nn.Module) -> dict[str, Tensor]:
     model.zero_grad()
     model(TINY).pow(2).sum().backward()
-    return {name: it.grad.clone() for name, it in model.named_parameters()}
+    return {name: item.grad.clone() for name, item in model.named_parameters()}
 
 
 def clipped(gradient: Tensor, limit: float, **options: Any) -> Tensor:
@@ -38,7 +38,7 @@ def test_each_parameter_by_itself(norm: float | None, limit: float) -> None:
     model = tiny_model().eval()
     plain = gradients(model)
     with clip_gradients(model, limit, norm=norm):
-        found = gradients(model)
+        actual = gradients(model)
     changed = 0
     for name, gradient in plain.items():
         parameter = nn.Parameter(torch.zeros_like(gradient))
@@ -47,14 +47,14 @@ def test_each_parameter_by_itself(norm: float | None, limit: float) -> None:
             clip_grad_value_(parameter, limit)
         else:
             clip_grad_norm_(parameter, limit, norm)
-        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=1e-9)  # theirs adds 1e-6 to the norm
-        changed += not torch.equal(found[name], gradient)
+        torch.testing.assert_close(actual[name], parameter.grad, rtol=1e-4, atol=1e-9)  # theirs adds 1e-6 to the norm
+        changed += not torch.equal(actual[name], gradient)
         if norm is None:
-            assert found[name].abs().max() <= limit
+            assert actual[name].abs().max() <= limit
         elif torch.linalg.vector_norm(gradient, norm) <= limit:
-            assert torch.equal(found[name], gradient)
+            assert torch.equal(actual[name], gradient)
         else:
-            assert torch.linalg.vector_norm(found[name].double(), norm).item() == pytest.approx(limit, rel=1e-6)
+            assert torch.linalg.vector_norm(actual[name].double(), norm).item() == pytest.approx(limit, rel=1e-6)
     assert changed > 0
     assert_same(gradients(model), plain)
 
@@ -85,11 +85,11 @@ def test_chosen_parameters_and_the_order_of_edits() -> None:
         clip_gradients(model, 0.5, parameters="8.*"),
         edit_gradients(model, lambda gradient: gradient + 3, parameters="8.bias"),
     ):
-        found = gradients(model)
+        actual = gradients(model)
     for name, gradient in plain.items():
         expected = gradient.clamp(-0.5, 0.5) if name == "8.weight" else gradient
         expected = (gradient * 100).clamp(-0.5, 0.5) + 3 if name == "8.bias" else expected
-        assert torch.equal(found[name], expected), name
+        assert torch.equal(actual[name], expected), name
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -97,25 +97,25 @@ def test_half_precision(dtype: torch.dtype) -> None:
     gradient = torch.linspace(-60000, 60000, 4096).to(dtype)  # whose norm, and whose squares, float16 cannot hold
     exact = gradient.double()
     for norm in (1.0, 2.0, math.inf):
-        found = clipped(gradient, 0.25, norm=norm)
-        assert found.dtype == dtype
+        actual = clipped(gradient, 0.25, norm=norm)
+        assert actual.dtype == dtype
         expected = exact * 0.25 / torch.linalg.vector_norm(exact, norm)
-        torch.testing.assert_close(found, expected.to(dtype))
+        torch.testing.assert_close(actual, expected.to(dtype))
     assert clipped(gradient, 0.25).abs().max() == 0.25
     assert torch.equal(clipped(gradient, 1e30), gradient)
     assert torch.equal(clipped(gradient, 1e30, norm=2), gradient)
 
 
 def test_large_values_whose_squares_overflow() -> None:
-    found = clipped(torch.tensor([3e30, -4e30]), 1.0, norm=2)
-    torch.testing.assert_close(found, torch.tensor([0.6, -0.8]))
+    actual = clipped(torch.tensor([3e30, -4e30]), 1.0, norm=2)
+    torch.testing.assert_close(actual, torch.tensor([0.6, -0.8]))
 
 
 @pytest.mark.parametrize("norm", [None, 2.0, math.inf])
 def test_nan_stays_nan(norm: float | None) -> None:
-    found = clipped(torch.tensor([math.nan, 3.0]), 1, norm=norm)
-    assert found[0].isnan()
-    assert found[1].item() == 1 if norm is None else found[1].isnan()
+    actual = clipped(torch.tensor([math.nan, 3.0]), 1, norm=norm)
+    assert actual[0].isnan()
+    assert actual[1].item() == 1 if norm is None else actual[1].isnan()
 
 
 def test_infinity() -> None:
@@ -157,12 +157,12 @@ def test_second_derivatives() -> None:
         model = nn.Module()
         model.register_parameter("weight", weight)
         with clip_gradients(model, 0.25, norm=2):
-            (found,) = torch.autograd.grad(weight.pow(2).sum(), weight, create_graph=True)
+            (actual,) = torch.autograd.grad(weight.pow(2).sum(), weight, create_graph=True)
         plain = 2 * weight
         size = plain.pow(2).sum().add(1e-300).sqrt()
         expected = plain * (0.25 / size) if size > 0.25 else plain * 1
-        torch.testing.assert_close(found, expected)
-        pairs = [torch.autograd.grad((it * torch.tensor([1.0, 2.0])).sum(), weight)[0] for it in (found, expected)]
+        torch.testing.assert_close(actual, expected)
+        pairs = [torch.autograd.grad((item * torch.tensor([1.0, 2.0])).sum(), weight)[0] for item in (actual, expected)]
         torch.testing.assert_close(*pairs)
 
 

@@ -38,7 +38,7 @@ def gradients(model: nn.Module, images: Tensor = IMAGES) -> dict[str, Tensor]:
     """Those of the parameters after one backward pass of the sum of squares."""
     model.zero_grad()
     model(images).pow(2).sum().backward()
-    return {name: it.grad.clone() for name, it in model.named_parameters() if it.grad is not None}
+    return {name: item.grad.clone() for name, item in model.named_parameters() if item.grad is not None}
 
 
 class Scale(torch.autograd.Function):
@@ -241,10 +241,10 @@ class TestLayers:
         set_submodule(theirs, name, Doubling(theirs.get_submodule(name)))
         expected = {key.replace(".module", ""): value for key, value in gradients(theirs).items()}
         with edit_gradients(model, double, layers=name):
-            found = gradients(model)
-        assert found.keys() == expected.keys()
+            actual = gradients(model)
+        assert actual.keys() == expected.keys()
         for key, gradient in expected.items():
-            torch.testing.assert_close(found[key], gradient)
+            torch.testing.assert_close(actual[key], gradient)
         assert_same(gradients(model), gradients(network()))
 
     def test_by_pattern_and_in_every_pass(self) -> None:
@@ -317,7 +317,7 @@ class TestLayers:
         score = model(IMAGES).pow(2).sum()
         edit.remove()
         score.backward(retain_graph=True)
-        assert_same({name: it.grad for name, it in model.named_parameters()}, plain)
+        assert_same({name: item.grad for name, item in model.named_parameters()}, plain)
         edit = edit_gradients(model, double, layers="3")
         score = model(IMAGES).pow(2).sum()
         model.zero_grad()
@@ -348,8 +348,8 @@ class TestLayers:
         (expected,) = torch.autograd.grad(((at_hidden**2) @ model[0].weight).pow(2).sum(), model[2].weight)
         with edit_gradients(model, lambda gradient: gradient**2, layers="0"):
             (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
-        (found,) = torch.autograd.grad(gradient.pow(2).sum(), model[2].weight)
-        torch.testing.assert_close(found, expected)
+        (actual,) = torch.autograd.grad(gradient.pow(2).sum(), model[2].weight)
+        torch.testing.assert_close(actual, expected)
 
     @pytest.mark.parametrize("use_reentrant", [False, True])
     def test_checkpoints(self, use_reentrant: bool) -> None:
@@ -358,16 +358,16 @@ class TestLayers:
                 run = self.part if plain else lambda y: checkpoint(self.part, y, use_reentrant=use_reentrant)
                 return run(self.first(x))
 
-        plain, x, found = True, torch.randn(2, 3), {}
+        plain, x, actual = True, torch.randn(2, 3), {}
         for plain in (True, False):
             torch.manual_seed(0)
             model = Net()
             model.first, model.part = nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3), nn.Tanh())
             with edit_gradients(model, double, layers=["part.0", "part"]):
-                found[plain] = gradients(model, x)
-        assert_same(found[True], found[False])
+                actual[plain] = gradients(model, x)
+        assert_same(actual[True], actual[False])
         with_none = gradients(model, x)
-        torch.testing.assert_close(found[False]["first.weight"], 4 * with_none["first.weight"])
+        torch.testing.assert_close(actual[False]["first.weight"], 4 * with_none["first.weight"])
 
     def test_autocast(self) -> None:
         model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
@@ -420,7 +420,7 @@ class TestLayers:
                 optimizer.step()
             for edit in edits:
                 edit.remove()
-            return {name: it.clone() for name, it in model.state_dict().items()}
+            return {name: item.clone() for name, item in model.state_dict().items()}
 
         assert_same(trained(edited=True), trained(edited=False))
 
@@ -565,7 +565,7 @@ class TestNoTrace:
     @pytest.mark.parametrize("where", [{"layers": "*"}, {"parameters": "*"}])
     def test_everything_is_as_it_was(self, where: dict[str, Any]) -> None:
         model = tiny_model().eval()
-        hooks = [it._backward_hooks for it in model.parameters()]
+        hooks = [parameter._backward_hooks for parameter in model.parameters()]
         before = traces(model)
         with edit_gradients(model, double, **where):
             torch.autograd.grad(model(TINY).sum(), list(model.parameters()))
@@ -576,7 +576,7 @@ class TestNoTrace:
         edit_gradients(model, double, **where).remove()
         assert_same(traces(model), before)
         assert hooks == [None] * len(hooks)
-        assert not any(it._backward_hooks for it in model.parameters())
+        assert not any(parameter._backward_hooks for parameter in model.parameters())
 
     def test_a_registration_that_fails_half_way(self, monkeypatch: pytest.MonkeyPatch) -> None:
         model = tiny_model().eval()
@@ -592,11 +592,11 @@ class TestNoTrace:
                 edit_gradients(model, double, **where)
         monkeypatch.undo()
         assert_same(traces(model), before)
-        assert not any(it._backward_hooks for it in model.parameters())
+        assert not any(parameter._backward_hooks for parameter in model.parameters())
 
     def test_a_tensors_hooks(self) -> None:
         x = torch.ones(2, requires_grad=True)
-        mine = x.register_hook(lambda gradient: None)
+        actual = x.register_hook(lambda gradient: None)
         before = dict(x._backward_hooks)
         with edit_gradients(x, double):
             assert len(x._backward_hooks) == 2
@@ -604,16 +604,16 @@ class TestNoTrace:
         with pytest.raises(ZeroDivisionError), edit_gradients(x, double):
             fail(x)
         assert dict(x._backward_hooks) == before
-        mine.remove()
+        actual.remove()
 
     def test_layers_are_edited_in_passes_of_this_thread_alone(self, model: nn.Sequential) -> None:
         plain = gradients(model)["0.weight"]
-        found: list[Tensor] = []
+        results: list[Tensor] = []
 
         def work() -> None:
             with edit_gradients(model, lambda gradient: 10 * gradient, layers="8"):
                 for _ in range(20):
-                    found.extend(torch.autograd.grad(model(IMAGES).pow(2).sum(), model[0].weight))
+                    results.extend(torch.autograd.grad(model(IMAGES).pow(2).sum(), model[0].weight))
 
         threads = [threading.Thread(target=work) for _ in range(2)]
         before = traces(model)
@@ -621,12 +621,12 @@ class TestNoTrace:
             for thread in threads:
                 thread.start()
             for _ in range(20):
-                (mine,) = torch.autograd.grad(model(IMAGES).pow(2).sum(), model[0].weight)
-                torch.testing.assert_close(mine, 2 * plain)
+                (actual,) = torch.autograd.grad(model(IMAGES).pow(2).sum(), model[0].weight)
+                torch.testing.assert_close(actual, 2 * plain)
             for thread in threads:
                 thread.join()
-        assert len(found) == 40
-        for theirs in found:
+        assert len(results) == 40
+        for theirs in results:
             torch.testing.assert_close(theirs, 10 * plain)
         assert_same(traces(model), before)
 

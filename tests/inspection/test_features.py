@@ -27,12 +27,12 @@ from tests.helpers import TINY, assert_same, tiny_model, traces
 
 def hooked(model: nn.Module, names: list[str], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
     """The oracle: a plain hook on each layer that clones, and the whole forward pass."""
-    found: dict[str, Tensor] = {}
+    results: dict[str, Tensor] = {}
     modules = dict(model.named_modules())
 
     def keep(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, output: Tensor) -> None:
-            found.setdefault(name, output.clone())
+            results.setdefault(name, output.clone())
 
         return hook
 
@@ -41,7 +41,7 @@ def hooked(model: nn.Module, names: list[str], *args: Any, **kwargs: Any) -> dic
         model.eval()(*args, **kwargs)
     for handle in handles:
         handle.remove()
-    return {name: found[name] for name in names}
+    return {name: results[name] for name in names}
 
 
 def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -94,16 +94,16 @@ X = torch.randn(2, 4, generator=torch.Generator().manual_seed(2))
 def test_features_equal_plain_hooks_and_torchvisions_extractor_bit_for_bit(name: str, layers: list[str]) -> None:
     model = torchvision.models.get_model(name, weights=None).eval()
     images = torch.randn(1, 3, 224, 224)
-    found = features(model, images, layers)
-    assert_equal(found, hooked(model, layers, images))
+    actual = features(model, images, layers)
+    assert_equal(actual, hooked(model, layers, images))
     if name == "resnet50":
-        assert [found[layer].shape for layer in layers] == [(1, 2048, 7, 7), (1, 2048, 1, 1)]
+        assert [actual[layer].shape for layer in layers] == [(1, 2048, 7, 7), (1, 2048, 1, 1)]
     # Torchvision's keeps a tensor that an operation in place changes afterwards, and has no node for a container.
     nodes = [layer for layer in layers if not layer.startswith("features") or layer == "features.3"]
     if nodes:
         with torch.no_grad():
             theirs = create_feature_extractor(model, {node: node for node in nodes})(images)
-        assert all(torch.equal(found[node], theirs[node]) for node in nodes)
+        assert all(torch.equal(actual[node], theirs[node]) for node in nodes)
 
 
 def test_worked_numbers() -> None:
@@ -113,8 +113,8 @@ def test_worked_numbers() -> None:
         model.one.bias.copy_(torch.tensor([1.0, 2, 3, 4]))
         model.two.weight.copy_(torch.tensor([[1.0, 2, 3, 4]]))
         model.two.bias.fill_(1)
-    found = features(model, torch.ones(1, 3), ["two", "one", "act"])
-    assert [(name, tensor.tolist()) for name, tensor in found.items()] == [
+    actual = features(model, torch.ones(1, 3), ["two", "one", "act"])
+    assert [(name, tensor.tolist()) for name, tensor in actual.items()] == [
         ("two", [[89.0]]),
         ("one", [[7.0, -13, 27, -29]]),
         ("act", [[7.0, 0, 27, 0]]),
@@ -123,8 +123,10 @@ def test_worked_numbers() -> None:
 
 def test_the_order_is_the_one_asked_for_and_a_patterns_the_models() -> None:
     model = torchvision.models.resnet18()
-    found = features(model, torch.randn(1, 3, 32, 32), ["fc", "layer[21].?.conv2", model.conv1, "fc", "layer1.0.conv2"])
-    assert list(found) == ["fc", *(f"layer{i}.{j}.conv2" for i in (1, 2) for j in (0, 1)), "conv1"]
+    actual = features(
+        model, torch.randn(1, 3, 32, 32), ["fc", "layer[21].?.conv2", model.conv1, "fc", "layer1.0.conv2"]
+    )
+    assert list(actual) == ["fc", *(f"layer{i}.{j}.conv2" for i in (1, 2) for j in (0, 1)), "conv1"]
 
 
 @pytest.mark.parametrize("layers", ["3", ("3",), iter(["3"])])
@@ -144,18 +146,18 @@ def test_of_a_layer_that_runs_several_times_it_is_the_first() -> None:
 def test_a_module_with_two_names_gives_what_its_first_run_does_under_each() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     model[2] = model[0]
-    found = features(model, X, ["0", "2"])
-    assert torch.equal(found["2"], model[0](X))
-    assert torch.equal(found["0"], found["2"])
-    assert found["0"].data_ptr() != found["2"].data_ptr()
+    actual = features(model, X, ["0", "2"])
+    assert torch.equal(actual["2"], model[0](X))
+    assert torch.equal(actual["0"], actual["2"])
+    assert actual["0"].data_ptr() != actual["2"].data_ptr()
 
 
 def test_the_first_floating_tensor_of_several_in_any_container() -> None:
     lstm = nn.Sequential(nn.LSTM(4, 3, batch_first=True))
     expected, (hidden, _) = lstm[0](X[:, None])
-    found = features(lstm, X[:, None], "0")["0"]
-    torch.testing.assert_close(found, expected)  # which kernel computes it depends on where memory lies
-    assert found.shape != hidden.shape
+    actual = features(lstm, X[:, None], "0")["0"]
+    torch.testing.assert_close(actual, expected)  # which kernel computes it depends on where memory lies
+    assert actual.shape != hidden.shape
 
     class Dict(nn.Module):
         def forward(self, x: Tensor) -> dict[str, Any]:
@@ -195,8 +197,8 @@ def test_models_of_hugging_face_and_timm() -> None:
     given = {"input_ids": torch.tensor([[5, 6, 7]]), "attention_mask": torch.ones(1, 3, dtype=torch.long)}
     with torch.no_grad():
         states = bert(**given, output_hidden_states=True).hidden_states
-    found = features(bert, given, ["embeddings", "encoder.layer.?"])
-    for tensor, expected in zip(found.values(), states, strict=True):
+    actual = features(bert, given, ["embeddings", "encoder.layer.?"])
+    for tensor, expected in zip(actual.values(), states, strict=True):
         assert torch.equal(tensor, expected)
     model = timm.create_model("resnet10t", pretrained=False, features_only=False).eval()
     images = torch.randn(2, 3, 64, 64)
@@ -210,8 +212,8 @@ def test_wrapped_and_compiled_models_run_as_what_is_inside() -> None:
     compiled = torch.compile(tiny_model().eval(), backend="eager")
     compiled(TINY)
     for wrapped in (nn.DataParallel(model), compiled, nn.Sequential(OrderedDict(a=torch.compile(tiny_model())))):
-        (found,) = features(wrapped, TINY, "a.3" if isinstance(wrapped, nn.Sequential) else "3").values()
-        assert torch.equal(found, expected)
+        (actual,) = features(wrapped, TINY, "a.3" if isinstance(wrapped, nn.Sequential) else "3").values()
+        assert torch.equal(actual, expected)
     tiny = tiny_model().eval()
     tiny.compile(backend="eager")
     tiny(TINY)
@@ -456,8 +458,8 @@ def test_a_part_of_a_large_tensor_does_not_keep_all_of_it() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x[:, 0]
 
-    found = features(nn.Sequential(nn.Linear(4, 4), Token()), torch.randn(2, 500, 4), "1")["1"]
-    assert found.untyped_storage().nbytes() == found.numel() * 4
+    actual = features(nn.Sequential(nn.Linear(4, 4), Token()), torch.randn(2, 500, 4), "1")["1"]
+    assert actual.untyped_storage().nbytes() == actual.numel() * 4
 
 
 def test_no_graph_and_no_inference_tensors_whatever_is_on() -> None:
@@ -472,8 +474,8 @@ def test_no_graph_and_no_inference_tensors_whatever_is_on() -> None:
         images = X.clone()
         outer = features(model, images, ["first", "second"])
         assert torch.is_inference_mode_enabled()
-    for found in (outer, features(model, X, ["first", "second"])):
-        for tensor in found.values():
+    for results in (outer, features(model, X, ["first", "second"])):
+        for tensor in results.values():
             assert not tensor.is_inference()
             assert not tensor.requires_grad
             assert tensor.is_leaf
@@ -484,8 +486,8 @@ def test_no_graph_and_no_inference_tensors_whatever_is_on() -> None:
 def test_a_model_may_change_in_place_what_was_made_in_inference_mode() -> None:
     with torch.inference_mode():
         images = X.clone()
-    found = features(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 4)), images, "0")["0"]
-    assert torch.equal(found, X.relu())
+    actual = features(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 4)), images, "0")["0"]
+    assert torch.equal(actual, X.relu())
     assert torch.equal(images, X)
 
 
@@ -565,8 +567,8 @@ def test_threads_take_nothing_of_one_another() -> None:
 
     def work(i: int) -> None:
         for _ in range(25):
-            found = features(model, batches[i], layers[i])
-            wrong.extend(name for name in layers[i] if not torch.equal(found[name], expected[i][name]))
+            actual = features(model, batches[i], layers[i])
+            wrong.extend(name for name in layers[i] if not torch.equal(actual[name], expected[i][name]))
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
     for thread in threads:
@@ -656,9 +658,9 @@ def test_models_that_are_none() -> None:
 @pytest.mark.cuda
 def test_features_stay_on_the_models_device() -> None:
     model = tiny_model().cuda()
-    found = features(model, TINY.cuda(), "3")["3"]
-    assert found.is_cuda
-    torch.testing.assert_close(found.cpu(), hooked(tiny_model(), ["3"], TINY)["3"])
+    actual = features(model, TINY.cuda(), "3")["3"]
+    assert actual.is_cuda
+    torch.testing.assert_close(actual.cpu(), hooked(tiny_model(), ["3"], TINY)["3"])
 
 
 @pytest.fixture(autouse=True)

@@ -57,7 +57,7 @@ def by_name(flow: GradientFlow) -> dict[str, LayerGradients]:
 
 def test_worked_numbers() -> None:
     flow = gradients(worked(), torch.ones(1, 1, 1, 3))
-    assert [(it.name, it.type, it.runs) for it in flow.layers] == [
+    assert [(layer.name, layer.type, layer.runs) for layer in flow.layers] == [
         ("0", "Flatten", 1), ("1", "Linear", 1), ("2", "ReLU", 1), ("3", "Linear", 1),
     ]  # fmt: skip
     for layer, expected in zip(flow.layers, [[22, 26, 30], [1, 0, 3, 0], [1, 2, 3, 4], [1]]):
@@ -85,7 +85,9 @@ def oracle(model: nn.Sequential, images: Tensor, scores: Callable[[Tensor], Tens
         outputs[name].retain_grad()
         values = outputs[name]
     scores(values).sum().backward()
-    return {name: it.grad for name, it in outputs.items()}, {name: it.grad for name, it in model.named_parameters()}
+    return {name: item.grad for name, item in outputs.items()}, {
+        name: item.grad for name, item in model.named_parameters()
+    }
 
 
 def assert_like_the_oracle(flow: GradientFlow, outputs: dict, parameters: dict, rtol: float = 1e-4) -> None:
@@ -101,7 +103,16 @@ def test_every_layer_and_every_parameter_in_place_operations_too(frozen: str) ->
     if frozen != "trained":
         (model if frozen == "frozen" else model[:3]).requires_grad_(False)
     flow = gradients(model, TINY, target=[1, 4, 2])
-    assert [it.name for it in flow.layers] == ["0", "1", "2", "3", "4", "5", "6", "8"]  # dropout hands its input on
+    assert [layer.name for layer in flow.layers] == [
+        "0",
+        "1",
+        "2",
+        "3",
+        "4",
+        "5",
+        "6",
+        "8",
+    ]  # dropout hands its input on
     assert_like_the_oracle(flow, *oracle(model, TINY, lambda logits: logits[torch.arange(3), [1, 4, 2]]))
     assert flow.reference == pytest.approx(math.sqrt(3))
 
@@ -109,16 +120,16 @@ def test_every_layer_and_every_parameter_in_place_operations_too(frozen: str) ->
 def test_the_gradient_is_that_of_the_sum_of_all_scores() -> None:
     target = [[0, 1], [2, 3], [4, 0]]
     flow = gradients(tiny_model(), TINY, target=target)
-    assert_like_the_oracle(flow, *oracle(tiny_model(), TINY, lambda it: it.gather(1, torch.tensor(target))))
+    assert_like_the_oracle(flow, *oracle(tiny_model(), TINY, lambda item: item.gather(1, torch.tensor(target))))
     assert flow.scores.shape == (3, 2)
 
 
 def test_functions_and_other_scores() -> None:
     flow = gradients(tiny_model(), TINY, target=lambda logits: logits.square().sum(1))
-    assert_like_the_oracle(flow, *oracle(tiny_model(), TINY, lambda it: it.square().sum(1)))
+    assert_like_the_oracle(flow, *oracle(tiny_model(), TINY, lambda item: item.square().sum(1)))
     assert flow.classes is None
     flow = gradients(tiny_model(), TINY, target=ClassTarget(2, score="probability"))
-    assert_like_the_oracle(flow, *oracle(tiny_model(), TINY, lambda it: it.softmax(1)[:, 2]))
+    assert_like_the_oracle(flow, *oracle(tiny_model(), TINY, lambda item: item.softmax(1)[:, 2]))
 
 
 def test_the_top_class_is_the_default() -> None:
@@ -148,20 +159,25 @@ def test_all_runs_of_a_layer_are_one_row() -> None:
     model, images = Twice(), torch.randn(2, 1, 2, 2)
     plain = copy.deepcopy(model).double()
     flow = gradients(model, images, target=1)
-    assert [(it.name, it.runs) for it in flow.layers] == [("first", 1), ("tanh", 2), ("between", 1), ("last", 1)]
+    assert [(layer.name, layer.runs) for layer in flow.layers] == [
+        ("first", 1),
+        ("tanh", 2),
+        ("between", 1),
+        ("last", 1),
+    ]
     output = plain(images.double())
     for tensor in plain.seen:
         tensor.retain_grad()
     output[:, 1].sum().backward()
-    assert_statistics(by_name(flow)["tanh"].activations, torch.cat([it.grad for it in plain.seen]), 1e-5)
+    assert_statistics(by_name(flow)["tanh"].activations, torch.cat([item.grad for item in plain.seen]), 1e-5)
 
 
 def test_statistics_are_joined_as_if_they_were_of_one_tensor() -> None:
     parts = [np.array([1.0, 0, -5]), np.array([0.25]), np.array([3.0, 3])]
     made = [
-        Statistics(len(it), float(np.linalg.norm(it)), it.mean(), it.std(ddof=1) if len(it) > 1 else 0, (it == 0).mean(),
-                   np.abs(it).max(), 0, 0)
-        for it in parts
+        Statistics(len(part), float(np.linalg.norm(part)), part.mean(), part.std(ddof=1) if len(part) > 1 else 0,
+                   (part == 0).mean(), np.abs(part).max(), 0, 0)
+        for part in parts
     ]  # fmt: skip
     assert_statistics(join(made), np.concatenate(parts))
     assert rms(join(made)) == pytest.approx(np.sqrt((np.concatenate(parts) ** 2).mean()))
@@ -186,20 +202,20 @@ def test_parameters_of_layers_that_never_run_have_their_row_where_they_are_used(
     torch.manual_seed(0)
     model, images = Attends().requires_grad_(not frozen), torch.randn(2, 8, 3, 3)
     flow = gradients(model, images, target=0)
-    found = by_name(flow)
-    assert [(it.name, it.runs) for it in flow.layers] == [
+    actual = by_name(flow)
+    assert [(layer.name, layer.runs) for layer in flow.layers] == [
         ("attention.out_proj", 0), ("attention", 1), ("head", 1), ("", 1),
     ]  # fmt: skip
     plain = copy.deepcopy(model).double().requires_grad_()
     plain(images.double())[:, 0].sum().backward()
     for name, parameter in plain.named_parameters():
         layer, _, own = name.rpartition(".")
-        (row,) = [it for it in found[layer].parameters if it.name == own]
+        (row,) = [parameter for parameter in actual[layer].parameters if parameter.name == own]
         assert row.gradient is not None
         assert row.gradient.norm == pytest.approx(parameter.grad.norm().item(), rel=1e-4)
         assert row.gradient.mean == pytest.approx(parameter.grad.mean().item(), rel=1e-4, abs=1e-7)
-    assert found["attention.out_proj"].activations is None
-    assert found["attention.out_proj"].verdict is None
+    assert actual["attention.out_proj"].activations is None
+    assert actual["attention.out_proj"].verdict is None
     assert [row["tensor"] for row in flow.rows()][:4] == ["weight", "bias", "output", "in_proj_weight"]
 
 
@@ -221,7 +237,7 @@ def test_a_frozen_model_with_checkpoints() -> None:
     expected = copy.deepcopy(model).double()
     expected(images.double())[:, 2].sum().backward()
     flow = gradients(model.requires_grad_(False), images, target=2)
-    assert [(it.name, it.runs) for it in flow.layers] == [("first", 1), ("last", 1)]
+    assert [(layer.name, layer.runs) for layer in flow.layers] == [("first", 1), ("last", 1)]
     assert_statistics(flow.layers[0].parameters[0].gradient, expected.first.weight.grad, 1e-5)
 
 
@@ -260,12 +276,12 @@ def test_weights_that_are_computed_and_weights_that_are_shared() -> None:
     images = torch.randn(2, 1, 2, 2)
     expected = copy.deepcopy(model).double()
     expected(images.double())[:, 0].sum().backward()
-    found = by_name(gradients(model.requires_grad_(False), images, target=0))
-    directions = found["1.parametrizations.weight"].parameters
+    actual = by_name(gradients(model.requires_grad_(False), images, target=0))
+    directions = actual["1.parametrizations.weight"].parameters
     for row, parameter in zip(directions, expected[1].parametrizations.weight.parameters()):
         assert_statistics(row.gradient, parameter.grad, 1e-4)
     for name in "23":
-        assert_statistics(found[name].parameters[0].gradient, expected[2].weight.grad, 1e-5)
+        assert_statistics(actual[name].parameters[0].gradient, expected[2].weight.grad, 1e-5)
 
 
 def test_weights_that_were_made_in_inference_mode() -> None:
@@ -289,11 +305,11 @@ def test_layers_by_name_and_by_pattern_in_order_of_execution() -> None:
     model.add_module("block", nn.Sequential(nn.Flatten(), nn.Linear(3, 3)))
     model.forward = lambda images: nn.Sequential.forward(nn.Sequential(model.block, model.late), images)
     images = torch.ones(1, 1, 1, 3)
-    assert [it.name for it in gradients(model, images).layers] == ["block.0", "block.1", "late"]
+    assert [layer.name for layer in gradients(model, images).layers] == ["block.0", "block.1", "late"]
     flow = gradients(model, images, layers=["late", "block*"])
-    assert [it.name for it in flow.layers] == ["block.0", "block.1", "block", "late"]
+    assert [layer.name for layer in flow.layers] == ["block.0", "block.1", "block", "late"]
     assert by_name(flow)["block"].parameters == ()
-    assert [it.name for it in gradients(model, images, layers=model.block[1]).layers] == ["block.1"]
+    assert [layer.name for layer in gradients(model, images, layers=model.block[1]).layers] == ["block.1"]
 
 
 class Odd(nn.Module):
@@ -332,13 +348,13 @@ def test_layers_that_have_no_gradients(layers: Any, message: str) -> None:
 
 
 def test_layers_beside_the_way_have_no_gradient() -> None:
-    found = by_name(gradients(Odd(), torch.ones(1, 1, 2, 2)))
-    assert set(found) == {"aside", "last"}
-    assert found["aside"].activations is None
-    assert found["aside"].verdict == "no gradient"
-    assert [it.gradient for it in found["aside"].parameters] == [None, None]
-    assert found["aside"].parameters[0].ratio is None
-    assert found["last"].verdict is None
+    actual = by_name(gradients(Odd(), torch.ones(1, 1, 2, 2)))
+    assert set(actual) == {"aside", "last"}
+    assert actual["aside"].activations is None
+    assert actual["aside"].verdict == "no gradient"
+    assert [parameter.gradient for parameter in actual["aside"].parameters] == [None, None]
+    assert actual["aside"].parameters[0].ratio is None
+    assert actual["last"].verdict is None
 
 
 class Unrecorded(nn.Module):
@@ -368,15 +384,15 @@ def test_small_gradients_are_not_lost_in_float16() -> None:
     for layer in layers:
         layer.weight.data = layer.weight.data.mul(0.03).half().float()
     images = torch.randn(2, 1, 4, 4).half()
-    found = gradients(copy.deepcopy(model).half(), images, target=1)
-    _, expected = oracle(model, images.float(), lambda it: it[:, 1])
-    smallest = found.layers[1].activations
+    actual = gradients(copy.deepcopy(model).half(), images, target=1)
+    _, expected = oracle(model, images.float(), lambda item: item[:, 1])
+    smallest = actual.layers[1].activations
     assert smallest is not None
     assert 0 < smallest.largest < 6e-6  # less than a hundred of float16's steps, if it were not scaled
-    outputs, _ = oracle(model, images.float(), lambda it: it[:, 1])
+    outputs, _ = oracle(model, images.float(), lambda item: item[:, 1])
     assert_statistics(replace_zeros(smallest), outputs["1"], 3e-3)
-    assert found.layers[4].parameters[0].gradient is not None
-    assert found.layers[4].parameters[0].gradient.norm == pytest.approx(expected["4.weight"].norm().item(), rel=2e-2)
+    assert actual.layers[4].parameters[0].gradient is not None
+    assert actual.layers[4].parameters[0].gradient.norm == pytest.approx(expected["4.weight"].norm().item(), rel=2e-2)
 
 
 def replace_zeros(found: Statistics) -> Statistics:
@@ -385,11 +401,11 @@ def replace_zeros(found: Statistics) -> Statistics:
 
 def test_gradients_that_are_nan_in_float16_stay_so() -> None:
     model = SquareRoot().half()
-    found = by_name(gradients(model, torch.ones(1, 1, 1, 3).half(), target=0))
-    assert found["first"].verdict == "NaN"
-    assert found["last"].verdict is None
-    assert found["last"].activations is not None
-    assert found["last"].activations.norm == 1
+    actual = by_name(gradients(model, torch.ones(1, 1, 1, 3).half(), target=0))
+    assert actual["first"].verdict == "NaN"
+    assert actual["last"].verdict is None
+    assert actual["last"].activations is not None
+    assert actual["last"].activations.norm == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -426,7 +442,7 @@ def deep(activation: type[nn.Module], gain: float | None = None) -> nn.Sequentia
 
 
 def verdicts(flow: GradientFlow) -> list[str | None]:
-    return [it.verdict for it in flow.layers]
+    return [layer.verdict for layer in flow.layers]
 
 
 IMAGE = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(3))
@@ -434,8 +450,8 @@ IMAGE = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(3))
 
 def test_thirty_sigmoid_layers_vanish_from_the_right_one_on() -> None:
     flow = gradients(deep(nn.Sigmoid), IMAGE, target=0)
-    outputs, _ = oracle(deep(nn.Sigmoid), IMAGE, lambda it: it[:, 0])
-    assert verdicts(flow) == ["vanishing" if outputs[it.name].norm() < 1e-4 else None for it in flow.layers]
+    outputs, _ = oracle(deep(nn.Sigmoid), IMAGE, lambda item: item[:, 0])
+    assert verdicts(flow) == ["vanishing" if outputs[layer.name].norm() < 1e-4 else None for layer in flow.layers]
     assert 40 < verdicts(flow).count("vanishing") < 56
     assert flow.layers[0].activations is not None
     assert flow.layers[0].activations.norm == pytest.approx(outputs["0"].norm().item(), rel=1e-3)
@@ -445,8 +461,8 @@ def test_thirty_sigmoid_layers_vanish_from_the_right_one_on() -> None:
 
 def test_thirty_layers_with_weights_that_are_too_large_explode() -> None:
     flow = gradients(deep(nn.ReLU, 4), IMAGE, target=0)
-    outputs, _ = oracle(deep(nn.ReLU, 4), IMAGE, lambda it: it[:, 0])
-    assert verdicts(flow) == ["exploding" if outputs[it.name].norm() > 1e4 else None for it in flow.layers]
+    outputs, _ = oracle(deep(nn.ReLU, 4), IMAGE, lambda item: item[:, 0])
+    assert verdicts(flow) == ["exploding" if outputs[layer.name].norm() > 1e4 else None for layer in flow.layers]
     assert 35 < verdicts(flow).count("exploding") < 60
 
 
@@ -466,7 +482,7 @@ def test_behind_a_head_of_zeros_there_is_no_gradient() -> None:
 def test_a_layer_that_gets_zeros_alone_has_no_gradient_at_its_weight_but_at_its_bias() -> None:
     images = torch.zeros(1, 1, 1, 3)
     flow = gradients(nn.Sequential(nn.Flatten(), nn.Linear(3, 2)), images, target=0)
-    assert [it.gradient.zeros for it in flow.layers[1].parameters if it.gradient] == [1, 0.5]
+    assert [parameter.gradient.zeros for parameter in flow.layers[1].parameters if parameter.gradient] == [1, 0.5]
     assert flow.layers[1].verdict is None
     flow = gradients(nn.Sequential(nn.Flatten(), nn.Linear(3, 2, bias=False)), images, target=0)
     assert flow.layers[1].verdict == "no gradient"
@@ -474,13 +490,13 @@ def test_a_layer_that_gets_zeros_alone_has_no_gradient_at_its_weight_but_at_its_
 
 def test_nan_and_infinity_are_told_apart() -> None:
     images = torch.ones(1, 1, 1, 3)
-    assert [it.verdict for it in gradients(SquareRoot(), images).layers] == ["NaN", None]
+    assert [layer.verdict for layer in gradients(SquareRoot(), images).layers] == ["NaN", None]
     model = SquareRoot(factor=1)
     with torch.no_grad():
         model.first.weight.zero_()
         model.first.bias.zero_()
     flow = gradients(model, images)
-    assert [it.verdict for it in flow.layers] == ["infinite", None]
+    assert [layer.verdict for layer in flow.layers] == ["infinite", None]
     assert flow.layers[0].activations is not None
     assert flow.layers[0].activations.infinities == 3
 
@@ -503,7 +519,7 @@ def test_healthy_networks_are_told_to_be_healthy(classifier: gradcam.Classifier,
     flow = gradients(torchvision.models.resnet18(), images[..., ::2, ::2])
     assert set(verdicts(flow)) == {None}
     assert len(flow.layers) == 52
-    assert [it.runs for it in flow.layers if it.type == "ReLU"] == [1] + [2] * 8
+    assert [layer.runs for layer in flow.layers if layer.type == "ReLU"] == [1] + [2] * 8
 
 
 def test_rows_are_flat(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -559,7 +575,7 @@ def test_also_after_an_exception(kind: type[BaseException], where: str) -> None:
     assert_same(before, traces(model))
     if handle is not None:
         handle.remove()
-    assert_like_the_oracle(gradients(model, TINY, target=0), *oracle(model, TINY, lambda it: it[:, 0]))
+    assert_like_the_oracle(gradients(model, TINY, target=0), *oracle(model, TINY, lambda item: item[:, 0]))
 
 
 def test_in_no_grad_and_in_inference_mode() -> None:
@@ -576,7 +592,7 @@ def test_several_threads_and_one_that_trains() -> None:
     model[:3].requires_grad_(False)
     plain, before = gradients(model, TINY, target=0).layers, traces(model)
     model(TINY)[:, 1].sum().backward()
-    expected = {name: it.grad for name, it in model.named_parameters()}
+    expected = {name: item.grad for name, item in model.named_parameters()}
     model.zero_grad()
     failures: list[str] = []
 
@@ -589,8 +605,8 @@ def test_several_threads_and_one_that_trains() -> None:
         for _ in range(60):
             model.zero_grad()
             model(TINY)[:, 1].sum().backward()
-            for name, it in model.named_parameters():
-                same = it.grad is None if expected[name] is None else torch.equal(it.grad, expected[name])
+            for name, item in model.named_parameters():
+                same = item.grad is None if expected[name] is None else torch.equal(item.grad, expected[name])
                 if not same:
                     failures.append(f"{name} has another .grad")
 
@@ -643,8 +659,8 @@ def test_the_plot_has_the_colour_of_what_is_the_matter(
     pytest.importorskip("matplotlib")
     picture = draw_gradients(make())
     assert (picture.dtype, picture.ndim, picture.shape[2]) == (np.uint8, 3, 3)
-    for each in (BLUE, ORANGE):
-        assert (share_of(picture, each) > 0.2) == (each == colour)
+    for item in (BLUE, ORANGE):
+        assert (share_of(picture, item) > 0.2) == (item == colour)
 
 
 def rows_of(picture: np.ndarray, colour: tuple[int, int, int]) -> np.ndarray:

@@ -105,7 +105,7 @@ def test_gradients_equal_those_of_retained_outputs() -> None:
     for module in plain.modules():
         if isinstance(module, nn.ReLU):
             module.inplace = False
-    layers = [name for name, it in model.named_modules() if isinstance(it, nn.Conv2d)]
+    layers = [name for name, item in model.named_modules() if isinstance(item, nn.Conv2d)]
     for name in layers:
 
         def keep(module: nn.Module, args: Any, output: Tensor, name: str = name) -> None:
@@ -180,9 +180,9 @@ def test_gradients_belong_to_the_pass_that_they_are_of(keep: Any, order: tuple[i
         for index in order:
             (outputs[index] * (3 + index)).backward()
     for step, output in enumerate(outputs):
-        found = recorder.at(step).gradients["0"]
+        actual = recorder.at(step).gradients["0"]
         right = (3 + step) * (1 - output.detach() ** 2).item()
-        assert (found.item() if isinstance(found, Tensor) else found.mean) == pytest.approx(right, rel=1e-6)
+        assert (actual.item() if isinstance(actual, Tensor) else actual.mean) == pytest.approx(right, rel=1e-6)
 
 
 def test_each_run_of_a_shared_layer_has_its_own() -> None:
@@ -282,7 +282,7 @@ class Checkpointed(nn.Module):
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 @pytest.mark.parametrize("every", [1, 2])
 def test_checkpoints_change_no_number(how: str, order: tuple[int, int], every: int) -> None:
-    found = {}
+    results = {}
     inputs = torch.randn(2, 4, 3)
     for kind in ("plain", how):
         torch.manual_seed(0)
@@ -294,31 +294,31 @@ def test_checkpoints_change_no_number(how: str, order: tuple[int, int], every: i
                 model(inputs[0])
             for index in order:
                 outputs[index].square().sum().backward()
-        found[kind] = {
+        results[kind] = {
             (step, *key): value
             for step in recorder.steps
             for kept in (recorder.at(step).activations, recorder.at(step).gradients)
             for key, value in ((((kept._kind, name)), kept[name]) for name in kept)
         }
-    assert found["plain"].keys() == found[how].keys()
-    assert len(found[how]) == (2 * 10 + 5 if every == 1 else 10 + 5)
-    for key, value in found["plain"].items():
-        torch.testing.assert_close(found[how][key], value, msg=str(key))
+    assert results["plain"].keys() == results[how].keys()
+    assert len(results[how]) == (2 * 10 + 5 if every == 1 else 10 + 5)
+    for key, value in results["plain"].items():
+        torch.testing.assert_close(results[how][key], value, msg=str(key))
 
 
 @pytest.mark.parametrize("how", ["reentrant", "without reentry"])
 def test_checkpoints_repeated_in_another_thread_belong_to_their_pass(how: str) -> None:
     """As on CUDA, where autograd runs in threads of its own."""
-    found = []
+    results = []
     for threaded in (False, True):
         torch.manual_seed(0)
         model = Checkpointed(how)
         with record(model, "*", keep="device") as recorder:
             loss = model(torch.ones(2, 3, requires_grad=True)).square().sum()
             run_in_thread(loss.backward) if threaded else loss.backward()
-        found.append(dict(recorder.gradients))
-    assert len(found[0]) == 5
-    assert_same(found[0], found[1])
+        results.append(dict(recorder.gradients))
+    assert len(results[0]) == 5
+    assert_same(results[0], results[1])
 
 
 def run_in_thread(work: Any) -> None:
@@ -376,8 +376,8 @@ class Head(nn.Module):
         self.body = Several(kind)
 
     def forward(self, x: Tensor) -> Tensor:
-        found = self.body(x)
-        value = found[1] if isinstance(found, tuple) else found["a"] if isinstance(found, dict) else found.scores
+        actual = self.body(x)
+        value = actual[1] if isinstance(actual, tuple) else actual["a"] if isinstance(actual, dict) else actual.scores
         return (value**2).sum()
 
 
@@ -456,7 +456,7 @@ def test_a_tensor_of_several_layers_has_one_gradient_whichever_of_them_are_recor
 
 
 def test_an_edit_does_the_same_with_and_without_a_recorder_of_another_layer() -> None:
-    model, x, found = Shares(), torch.randn(16, 64), []
+    model, x, actual = Shares(), torch.randn(16, 64), []
     for names in ([], ["block.part"], ["idle"]):
         model.zero_grad()
         with contextlib.ExitStack() as stack:
@@ -464,9 +464,9 @@ def test_an_edit_does_the_same_with_and_without_a_recorder_of_another_layer() ->
             if names:
                 stack.enter_context(record(model, names))
             model(x).sum().backward()
-        found.append([parameter.grad.clone() for parameter in model.parameters()])
-    assert_same(found[0], found[1])
-    assert_same(found[0], found[2])
+        actual.append([parameter.grad.clone() for parameter in model.parameters()])
+    assert_same(actual[0], actual[1])
+    assert_same(actual[0], actual[2])
 
 
 def test_of_a_layer_with_several_outputs_the_first_ones_gradient_is_taken() -> None:
@@ -494,8 +494,8 @@ def test_edited_or_not_each_output_of_one_node_has_its_own_gradient(name: str) -
 
     class Spread(nn.Module):
         def forward(self, x: Tensor) -> dict[str, Tensor]:
-            found = dict(zip(("deviation", "mean"), torch.std_mean(x, dim=1)))
-            return {name: found.pop(name), **found}
+            actual = dict(zip(("deviation", "mean"), torch.std_mean(x, dim=1)))
+            return {name: actual.pop(name), **actual}
 
     model, x = nn.Sequential(Spread()), torch.tensor([[1.0, 3.0]], requires_grad=True)
     with (
@@ -584,7 +584,7 @@ def test_rows_are_flat_and_go_into_a_csv_file(model: nn.Sequential, keep: Any) -
     rows = recorder.rows()
     order = [(row["step"], row["kind"], row["layer"], row["run"]) for row in rows]
     in_one = [("activation", "0", 0), ("activation", "2", 0), ("gradient", "2", 0), ("gradient", "0", 0)]
-    assert order == [(step, *each) for step in (0, 2) for each in in_one]
+    assert order == [(step, *item) for step in (0, 2) for item in in_one]
     numbers = measure(torch.tensor([1.0, 0, 3, 0]))
     right = {"step": 2, "layer": "0", "run": 0, "kind": "gradient", **asdict(to_statistics(4, numbers))}
     assert rows[-1] == right

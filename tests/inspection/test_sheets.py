@@ -75,19 +75,19 @@ def texts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_each_value_is_a_sharp_square_in_its_colour() -> None:
     sheet = draw_activations(np.array([[[0.0, 1.0], [2.0, 4.0]]]), size=16)
-    found = cell(sheet, 0, size=16)
+    actual = cell(sheet, 0, size=16)
     for row, column, share in ((0, 0, 0), (0, 1, 0.25), (1, 0, 0.5), (1, 1, 1)):
-        assert is_all(found[8 * row : 8 * row + 8, 8 * column : 8 * column + 8], colour(share))
+        assert is_all(actual[8 * row : 8 * row + 8, 8 * column : 8 * column + 8], colour(share))
     viridis = cell(draw_activations(np.array([[[0.0, 1.0], [2.0, 4.0]]]), size=16, colormap="viridis"), 0, size=16)
     assert is_all(viridis[8:, :8], colour(0.5, cv2.COLORMAP_VIRIDIS))
 
 
 def test_signed_values_are_warm_and_cold_and_zero_is_black() -> None:
     maps = torch.tensor([[[0.0, 2.0, -2.0], [1.0, -1.0, 0.0], [0.0, 0.0, 0.0]]])
-    found = cell(draw_activations(maps, size=3, colormap="viridis"), 0, size=3)
-    assert [tuple(pixel) for pixel in found[0]] == [BLACK, MOST, LEAST]
-    assert np.abs(found[1, :2].astype(int) - (HALF, MINUS_HALF)).max() <= 1
-    assert is_all(found[2], BLACK)
+    actual = cell(draw_activations(maps, size=3, colormap="viridis"), 0, size=3)
+    assert [tuple(pixel) for pixel in actual[0]] == [BLACK, MOST, LEAST]
+    assert np.abs(actual[1, :2].astype(int) - (HALF, MINUS_HALF)).max() <= 1
+    assert is_all(actual[2], BLACK)
 
 
 def test_one_negative_value_in_a_layer_makes_all_its_channels_signed() -> None:
@@ -102,9 +102,9 @@ def test_one_negative_value_in_a_layer_makes_all_its_channels_signed() -> None:
 
 def test_colours_end_at_each_channels_largest_or_at_the_layers() -> None:
     maps = flat(1, 4, 2)
-    each = draw_activations(maps, order="index", size=8)
+    activations = draw_activations(maps, order="index", size=8)
     alike = draw_activations(maps, order="index", scale="layer", size=8)
-    assert all(is_all(cell(each, place, size=8), colour(1)) for place in range(3))
+    assert all(is_all(cell(activations, place, size=8), colour(1)) for place in range(3))
     for place, share in enumerate((0.25, 1, 0.5)):
         assert is_all(cell(alike, place, size=8), colour(share))
 
@@ -127,9 +127,9 @@ def test_the_largest_is_the_99th_percentile_of_what_is_not_zero(count: int) -> N
 
 def test_what_is_above_the_largest_has_the_last_colour() -> None:
     values = np.array([[[3.0, 1.0, 0.5], [-3.0, -1.0, 0.0], [0.0, 0.0, 0.0]]])
-    found = draw_cell(values[0], 3, largest=1, signed=True, colormap="inferno")
-    assert is_all(found[0, :2], MOST)
-    assert is_all(found[1, :2], LEAST)
+    actual = draw_cell(values[0], 3, largest=1, signed=True, colormap="inferno")
+    assert is_all(actual[0, :2], MOST)
+    assert is_all(actual[1, :2], LEAST)
 
 
 def test_nan_and_infinity_are_magenta_and_do_not_fade_the_rest(texts: list[str]) -> None:
@@ -165,17 +165,17 @@ def test_of_a_map_larger_than_its_cell_the_mean_is_coloured() -> None:
     values[:2, 2:] = [[1, 0], [1, 0]]
     values[2:, :2] = [[-1, 0], [-1, 0]]
     values[2:, 2:] = [[1, 1], [np.nan, 1]]
-    found = draw_cell(values, 2, largest=1, signed=True, colormap="inferno")
-    assert tuple(found[0, 0]) == BLACK
-    assert np.abs(found[0, 1].astype(int) - HALF).max() <= 1
-    assert np.abs(found[1, 0].astype(int) - MINUS_HALF).max() <= 1
-    assert tuple(found[1, 1]) == MAGENTA
+    actual = draw_cell(values, 2, largest=1, signed=True, colormap="inferno")
+    assert tuple(actual[0, 0]) == BLACK
+    assert np.abs(actual[0, 1].astype(int) - HALF).max() <= 1
+    assert np.abs(actual[1, 0].astype(int) - MINUS_HALF).max() <= 1
+    assert tuple(actual[1, 1]) == MAGENTA
 
 
 @pytest.mark.parametrize(("cells", "size"), [(1, 7), (3, 10), (14, 100), (28, 100), (7, 7)])
 def test_where_values_meet_inside_a_pixel_it_has_the_mean_of_their_colours(cells: int, size: int) -> None:
     values = np.random.default_rng(0).random((cells, cells))
-    found = draw_cell(values, size, largest=1, signed=False, colormap="inferno")
+    actual = draw_cell(values, size, largest=1, signed=False, colormap="inferno")
     colours = np.array([[colour(value) for value in row] for row in values], float)
     covers = np.zeros((size, cells))  # the share of a pixel that lies on a value
     for pixel in range(size):
@@ -183,7 +183,7 @@ def test_where_values_meet_inside_a_pixel_it_has_the_mean_of_their_colours(cells
             overlap = min((pixel + 1) * cells, (k + 1) * size) - max(pixel * cells, k * size)
             covers[pixel, k] = max(0, overlap) / cells
     expected = np.einsum("ij,jkc,lk->ilc", covers, colours, covers)
-    assert np.abs(found - expected).max() <= 1
+    assert np.abs(actual - expected).max() <= 1
 
 
 @pytest.mark.parametrize(
@@ -257,8 +257,8 @@ def test_below_each_cell_are_its_number_and_its_strength() -> None:
     for place, (number, strength) in enumerate((("1", "1234"), ("2", "20.0"), ("0", "0.123"))):
         down = top + place // 2 * (64 + CAPTION + GAP)
         left = MARGIN + place % 2 * (64 + GAP)
-        found = sheet[down : down + CAPTION, left : left + 64]
-        assert np.array_equal(found, caption(CAPTION, 64, number, strength))
+        actual = sheet[down : down + CAPTION, left : left + 64]
+        assert np.array_equal(actual, caption(CAPTION, 64, number, strength))
 
 
 def test_in_small_cells_there_is_room_for_the_number_alone(texts: list[str]) -> None:

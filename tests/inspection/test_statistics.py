@@ -92,11 +92,11 @@ def test_every_chunk_counts_and_the_last_is_shorter(threads: int) -> None:
 
 @pytest.mark.parametrize("scale", [1e200, 1e-200])
 def test_squares_beyond_float64_are_no_matter(scale: float) -> None:
-    found = to_statistics(3, measure(torch.tensor([3.0, -4.0, 0.0], dtype=torch.float64) * scale))
-    assert found.norm == pytest.approx(5 * scale, rel=1e-12)
-    assert found.mean == pytest.approx(-scale / 3, rel=1e-12)
-    assert found.std == pytest.approx(math.sqrt((25 - 1 / 3) / 2) * scale, rel=1e-12)
-    assert (found.zeros, found.largest) == (1 / 3, 4 * scale)
+    actual = to_statistics(3, measure(torch.tensor([3.0, -4.0, 0.0], dtype=torch.float64) * scale))
+    assert actual.norm == pytest.approx(5 * scale, rel=1e-12)
+    assert actual.mean == pytest.approx(-scale / 3, rel=1e-12)
+    assert actual.std == pytest.approx(math.sqrt((25 - 1 / 3) / 2) * scale, rel=1e-12)
+    assert (actual.zeros, actual.largest) == (1 / 3, 4 * scale)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -105,16 +105,16 @@ def test_what_is_not_finite_is_counted_wherever_it_lies(place: int, way: str) ->
     values = torch.ones(140_002)
     values[[5, 6]] = 0
     values[place] = -math.inf
-    found = to_statistics(len(values), WAYS[way](values))
-    assert (found.nans, found.infinities, found.is_finite) == (0, 1, False)
-    assert (found.norm, found.mean, found.largest) == (math.inf, -math.inf, math.inf)
-    assert math.isnan(found.std)
-    assert found.zeros == 2 / 140_002
+    actual = to_statistics(len(values), WAYS[way](values))
+    assert (actual.nans, actual.infinities, actual.is_finite) == (0, 1, False)
+    assert (actual.norm, actual.mean, actual.largest) == (math.inf, -math.inf, math.inf)
+    assert math.isnan(actual.std)
+    assert actual.zeros == 2 / 140_002
     values[[7, 8]] = math.nan
-    found = to_statistics(len(values), WAYS[way](values))
-    assert (found.nans, found.infinities, found.is_finite) == (2, 1, False)
-    assert all(math.isnan(number) for number in (found.norm, found.mean, found.std, found.largest))
-    assert found.zeros == 2 / 140_002
+    actual = to_statistics(len(values), WAYS[way](values))
+    assert (actual.nans, actual.infinities, actual.is_finite) == (2, 1, False)
+    assert all(math.isnan(number) for number in (actual.norm, actual.mean, actual.std, actual.largest))
+    assert actual.zeros == 2 / 140_002
 
 
 def test_finite_values_are_said_to_be_so() -> None:
@@ -122,9 +122,9 @@ def test_finite_values_are_said_to_be_so() -> None:
 
 
 def test_nothing_is_measured_of_an_empty_tensor() -> None:
-    found = to_statistics(0, measure(torch.empty(0, 3)))
-    assert (found.count, found.norm, found.largest, found.nans, found.infinities) == (0, 0, 0, 0, 0)
-    assert all(math.isnan(number) for number in (found.mean, found.std, found.zeros))
+    actual = to_statistics(0, measure(torch.empty(0, 3)))
+    assert (actual.count, actual.norm, actual.largest, actual.nans, actual.infinities) == (0, 0, 0, 0, 0)
+    assert all(math.isnan(number) for number in (actual.mean, actual.std, actual.zeros))
 
 
 def test_parts_of_complex_numbers_are_values_of_their_own() -> None:

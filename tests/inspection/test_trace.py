@@ -46,14 +46,14 @@ class Runs(nn.Module):
 
 
 def test_resnet34_has_36_convolutions() -> None:
-    found = on_meta("resnet34")
-    convolutions = [call for call in found.calls if call.type == "Conv2d"]
+    actual = on_meta("resnet34")
+    convolutions = [call for call in actual.calls if call.type == "Conv2d"]
     assert len(convolutions) == 36
     assert all(len(call.outputs) == 1 and len(call.outputs[0]) == 4 for call in convolutions)
 
 
 def test_each_call_of_a_tiny_network_worked_by_hand() -> None:
-    found = trace(tiny_model(), TINY, rounds=0)
+    actual = trace(tiny_model(), TINY, rounds=0)
     pixels, few, float32 = 12 * 16, 6 * 8, 4
     expected = [
         # name, type, depth, input, output, parameters, multiply-adds, bytes
@@ -68,19 +68,19 @@ def test_each_call_of_a_tiny_network_worked_by_hand() -> None:
         ("7", "Dropout", 1, (3, 6), (3, 6), 0, 0, 0),  # gives back what it got
         ("8", "Linear", 1, (3, 6), (3, 5), 35, 3 * 30, 3 * 5 * float32),
     ]
-    whole = sum(row[-1] or 0 for row in expected)
-    for call, row in zip(found.calls, expected):
+    total = sum(row[-1] or 0 for row in expected)
+    for call, row in zip(actual.calls, expected):
         name, kind, depth, given, gave, parameters, multiply_adds, size = row
         assert (call.name, call.type, call.depth) == (name, kind, depth)
         assert (call.inputs, call.outputs, call.dtypes) == ((given,), (gave,), ("float32",))
         assert (call.parameters, call.multiply_adds) == (parameters, multiply_adds)
-        assert call.activation_bytes == (whole if size is None else size)
+        assert call.activation_bytes == (total if size is None else size)
         assert (call.seconds, call.run, call.runs, call.other_names, call.tied) == (None, 1, 1, (), ())
-    assert len(found.calls) == len(expected)
-    assert (found.parameters, found.activation_bytes, found.device, found.notes) == (377, whole, "cpu", ())
-    assert repr(found) == (
-        f"Trace(Sequential on cpu: 10 calls, 377 parameters, {found.multiply_adds:,} multiply-adds, "
-        f"{whole:,} bytes of activations)"
+    assert len(actual.calls) == len(expected)
+    assert (actual.parameters, actual.activation_bytes, actual.device, actual.notes) == (377, total, "cpu", ())
+    assert repr(actual) == (
+        f"Trace(Sequential on cpu: 10 calls, 377 parameters, {actual.multiply_adds:,} multiply-adds, "
+        f"{total:,} bytes of activations)"
     )
 
 
@@ -89,11 +89,11 @@ def test_each_call_of_a_tiny_network_worked_by_hand() -> None:
 )
 def test_totals_are_those_that_torchvision_publishes(name: str) -> None:
     published = models.get_model_weights(name).DEFAULT.meta
-    found = on_meta(name)
-    assert found.multiply_adds is not None
-    assert round(found.multiply_adds / 1e9, 3) == published["_ops"]
-    assert found.parameters == published["num_params"]
-    assert (found.device, found.seconds) == ("meta", None)
+    actual = on_meta(name)
+    assert actual.multiply_adds is not None
+    assert round(actual.multiply_adds / 1e9, 3) == published["_ops"]
+    assert actual.parameters == published["num_params"]
+    assert (actual.device, actual.seconds) == ("meta", None)
 
 
 def test_fused_attention_counts_as_much_as_plain() -> None:
@@ -157,25 +157,25 @@ def test_operators_inside_inference_mode_are_counted() -> None:
         with torch.inference_mode():
             return self.linear(self.conv(x).clone().mean((2, 3)))
 
-    found = trace(Runs(run, conv=nn.Conv2d(4, 6, 3), linear=nn.Linear(6, 2)), PICTURE, rounds=0)
-    assert found.multiply_adds == 2 * 6 * 35 * 36 + 2 * 12
+    actual = trace(Runs(run, conv=nn.Conv2d(4, 6, 3), linear=nn.Linear(6, 2)), PICTURE, rounds=0)
+    assert actual.multiply_adds == 2 * 6 * 35 * 36 + 2 * 12
 
 
 @pytest.mark.filterwarnings("ignore")  # PyTorch's own deprecations
 def test_what_nobody_can_count_is_unknown_in_all_that_holds_it() -> None:
     inner = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
     quantised = torch.ao.quantization.quantize_dynamic(inner, {nn.Linear})
-    found = trace(nn.Sequential(nn.Linear(8, 8), quantised), X, rounds=0)
-    counts = {call.name: call.multiply_adds for call in found.calls}
+    actual = trace(nn.Sequential(nn.Linear(8, 8), quantised), X, rounds=0)
+    counts = {call.name: call.multiply_adds for call in actual.calls}
     assert counts == {"": None, "0": 640, "1": None, "1.0": None, "1.1": 0}
-    assert "unknown multiply-adds" in repr(found)
+    assert "unknown multiply-adds" in repr(actual)
 
 
 def test_memory_is_that_of_outputs_kept_side_by_side() -> None:
     model = models.resnet18(weights=None, num_classes=7).eval()
     images = torch.zeros(2, 3, 64, 64)
     kept: list[Tensor] = []  # so that no two of them can lie in the same place
-    handles = [it.register_forward_hook(lambda _, args, output: kept.append(output)) for it in model.modules()]
+    handles = [module.register_forward_hook(lambda _, args, output: kept.append(output)) for module in model.modules()]
     with torch.no_grad():
         model(images)
     for handle in handles:
@@ -197,8 +197,8 @@ def test_memory_of_views_of_parts_and_of_several_at_once() -> None:
         given=nn.Identity(),
         weight=Runs(lambda self, x: table.weight, table=table),
     )
-    found = trace(model, torch.ones(2, 8), rounds=0)
-    sizes = {call.name: call.activation_bytes for call in found.calls}
+    actual = trace(model, torch.ones(2, 8), rounds=0)
+    sizes = {call.name: call.activation_bytes for call in actual.calls}
     assert sizes == {"": 2 * 8 * 4 + 4, "halves": 2 * 8 * 4, "wide": 4, "given": 0, "weight": 0}
     part = trace(Runs(lambda self, x: (x * 1)[:, :3]), torch.ones(2, 8), rounds=0)
     assert part.activation_bytes == 2 * 3 * 4
@@ -211,30 +211,30 @@ def test_a_module_that_runs_three_times_and_one_with_two_names() -> None:
     one = nn.Linear(8, 8)
     model = Runs(run, act=nn.Sequential(nn.ReLU()), one=one, alias=one, other=nn.Linear(8, 8))
     model.other.weight = one.weight
-    found = trace(model, X, rounds=0)
+    actual = trace(model, X, rounds=0)
     names = ["", "act", "act.0", "one", "act", "act.0", "one", "act", "act.0", "other"]
-    assert [call.name for call in found.calls] == names
-    assert [call.depth for call in found.calls] == [0, 1, 2, 1, 1, 2, 1, 1, 2, 1]
-    assert [(call.run, call.runs) for call in found.calls if call.name == "act.0"] == [(1, 3), (2, 3), (3, 3)]
-    assert [(call.run, call.runs, call.other_names) for call in found.calls if call.name == "one"] == [
+    assert [call.name for call in actual.calls] == names
+    assert [call.depth for call in actual.calls] == [0, 1, 2, 1, 1, 2, 1, 1, 2, 1]
+    assert [(call.run, call.runs) for call in actual.calls if call.name == "act.0"] == [(1, 3), (2, 3), (3, 3)]
+    assert [(call.run, call.runs, call.other_names) for call in actual.calls if call.name == "one"] == [
         (1, 2, ("alias",)),
         (2, 2, ("alias",)),
     ]
-    assert {call.name: call.tied for call in found.calls if call.tied} == {
+    assert {call.name: call.tied for call in actual.calls if call.tied} == {
         "one": ("other.weight",),
         "other": ("one.weight",),
     }
-    assert found.parameters == 64 + 8 + 8  # the weight once
-    assert only(found, "other").parameters == 64 + 8
-    assert found.multiply_adds == 3 * 10 * 64
+    assert actual.parameters == 64 + 8 + 8  # the weight once
+    assert only(actual, "other").parameters == 64 + 8
+    assert actual.multiply_adds == 3 * 10 * 64
 
 
 def test_nested_outputs_dtypes_and_keyword_arguments() -> None:
     def run(self: nn.Module, *, picture: Tensor, mask: Tensor) -> Any:
         return {"a": picture.double(), "b": (mask, [picture.half()]), "c": None, "d": 3}
 
-    found = trace(Runs(run), {"picture": torch.ones(1, 2), "mask": torch.ones(4, dtype=torch.bool)})
-    (call,) = found.calls
+    actual = trace(Runs(run), {"picture": torch.ones(1, 2), "mask": torch.ones(4, dtype=torch.bool)})
+    (call,) = actual.calls
     assert call.inputs == ((1, 2), (4,))
     assert call.outputs == ((1, 2), (4,), (1, 2))
     assert call.dtypes == ("float64", "bool", "float16")
@@ -244,20 +244,20 @@ def test_nested_outputs_dtypes_and_keyword_arguments() -> None:
 def test_hugging_faces_outputs() -> None:
     transformers = pytest.importorskip("transformers")
     model = transformers.ViTForImageClassification(tiny_vit())
-    found = trace(model, {"pixel_values": torch.zeros(2, 3, 32, 32), "output_hidden_states": True}, rounds=0)
-    assert found.calls[0].outputs == ((2, 2), *[(2, 17, 16)] * 3)
-    assert found.parameters == sum(parameter.numel() for parameter in model.parameters())
+    actual = trace(model, {"pixel_values": torch.zeros(2, 3, 32, 32), "output_hidden_states": True}, rounds=0)
+    assert actual.calls[0].outputs == ((2, 2), *[(2, 17, 16)] * 3)
+    assert actual.parameters == sum(parameter.numel() for parameter in model.parameters())
     tokens = 2 * 17
     block = tokens * 16 * 16 * 4 + 2 * 2 * 17 * 17 * 16 + 2 * tokens * 16 * 32
-    assert found.multiply_adds == 2 * 16 * 16 * 192 + 2 * block + 2 * 16 * 2
+    assert actual.multiply_adds == 2 * 16 * 16 * 192 + 2 * block + 2 * 16 * 2
 
 
 def test_token_ids_and_a_bfloat16_model() -> None:
     model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 2)).bfloat16()
-    found = trace(model, torch.zeros(2, 3, dtype=torch.long), rounds=1)
-    assert [call.dtypes for call in found.calls] == [("bfloat16",)] * 3
-    assert [call.activation_bytes for call in found.calls] == [2 * (24 + 12), 2 * 24, 2 * 12]
-    assert [call.multiply_adds for call in found.calls] == [48, 0, 48]
+    actual = trace(model, torch.zeros(2, 3, dtype=torch.long), rounds=1)
+    assert [call.dtypes for call in actual.calls] == [("bfloat16",)] * 3
+    assert [call.activation_bytes for call in actual.calls] == [2 * (24 + 12), 2 * 24, 2 * 12]
+    assert [call.multiply_adds for call in actual.calls] == [48, 0, 48]
 
 
 @pytest.mark.filterwarnings("ignore")  # PyTorch's own, about nested tensors
@@ -271,13 +271,13 @@ def test_nested_tensors_are_ragged_and_unknown() -> None:
         lambda self, x, mask: self.encoder(x, src_key_padding_mask=mask), encoder=nn.TransformerEncoder(layer, 2)
     )
     padded = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
-    found = trace(model, (X, padded), rounds=0)
+    actual = trace(model, (X, padded), rounds=0)
     if VERSION < (2, 5):
         return  # no fast path is taken where there are hooks, and so no nested tensor
-    assert found.multiply_adds is None
-    assert found.calls[0].outputs == ((2, 5, 8),)
-    assert only(found, "encoder.layers.1.linear2").outputs == ((2, -1, 8),)
-    assert only(found, "encoder.layers.1.linear2").multiply_adds == 8 * 16 * 8  # eight rows
+    assert actual.multiply_adds is None
+    assert actual.calls[0].outputs == ((2, 5, 8),)
+    assert only(actual, "encoder.layers.1.linear2").outputs == ((2, -1, 8),)
+    assert only(actual, "encoder.layers.1.linear2").multiply_adds == 8 * 16 * 8  # eight rows
 
 
 class Sleeps(nn.Module):
@@ -292,15 +292,15 @@ class Sleeps(nn.Module):
 
 def test_times_hold_those_of_parts() -> None:
     model = nn.Sequential(nn.Sequential(Sleeps(0.02), Sleeps(0.03)), Sleeps(0.01))
-    found = trace(model, X, rounds=1)  # medians of several do not add up
-    seconds = {call.name: call.seconds or 0 for call in found.calls}
+    actual = trace(model, X, rounds=1)  # medians of several do not add up
+    seconds = {call.name: call.seconds or 0 for call in actual.calls}
     least = {"": 0.06, "0": 0.05, "0.0": 0.02, "0.1": 0.03, "1": 0.01}
     for name, expected in least.items():
         assert expected <= seconds[name] < expected + 1  # a busy machine takes longer
     assert seconds[""] >= seconds["0"] + seconds["1"]
     assert seconds["0"] >= seconds["0.0"] + seconds["0.1"]
-    assert found.seconds == seconds[""]
-    assert f"{1000 * seconds['']:.1f} ms" in repr(found)
+    assert actual.seconds == seconds[""]
+    assert f"{1000 * seconds['']:.1f} ms" in repr(actual)
 
 
 def test_times_are_medians_of_the_rounds_behind_one_pass_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,27 +321,27 @@ def test_a_model_that_draws_at_random_does_the_same_in_each_pass() -> None:
     for seed in range(6):
         torch.manual_seed(seed)
         before = torch.get_rng_state()
-        found = trace(model, X, rounds=6)
-        assert found.notes == ()
-        assert all(call.seconds is not None for call in found.calls)
+        actual = trace(model, X, rounds=6)
+        assert actual.notes == ()
+        assert all(call.seconds is not None for call in actual.calls)
         assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_model_that_does_something_else_in_each_pass_has_no_times() -> None:
     choose = random.Random(0)
     model = Runs(lambda self, x: self.get_submodule(choose.choice("ab"))(x), a=nn.ReLU(), b=nn.Tanh())
-    found = trace(model, X, rounds=10)
-    assert [call.seconds for call in found.calls] == [None, None]
-    assert found.notes == ("The model's passes differ, so its calls have no times.",)
+    actual = trace(model, X, rounds=10)
+    assert [call.seconds for call in actual.calls] == [None, None]
+    assert actual.notes == ("The model's passes differ, so its calls have no times.",)
 
 
 def test_each_pass_gets_the_callers_values_and_leaves_them() -> None:
     sums = []
     model = Runs(lambda self, x: sums.append(float(x.sum())) or x.add_(1))
-    given = torch.zeros(2)
-    trace(model, given)
+    tensor = torch.zeros(2)
+    trace(model, tensor)
     assert sums == [0.0] * 4
-    assert given.tolist() == [0, 0]
+    assert tensor.tolist() == [0, 0]
 
 
 def test_a_part_that_raises_what_its_caller_catches() -> None:
@@ -351,17 +351,17 @@ def test_a_part_that_raises_what_its_caller_catches() -> None:
         except RuntimeError:
             return self.right(x)
 
-    found = trace(Runs(run, wrong=nn.Sequential(nn.Linear(3, 3)), right=nn.Linear(8, 2)), X)
-    assert [(call.name, call.depth) for call in found.calls] == [("", 0), ("wrong", 1), ("wrong.0", 2), ("right", 1)]
-    assert [call.outputs for call in found.calls] == [((2, 5, 2),), (), (), ((2, 5, 2),)]
-    assert [call.seconds is None for call in found.calls] == [False, True, True, False]
-    assert [call.multiply_adds for call in found.calls] == [160, None, None, 160]
+    actual = trace(Runs(run, wrong=nn.Sequential(nn.Linear(3, 3)), right=nn.Linear(8, 2)), X)
+    assert [(call.name, call.depth) for call in actual.calls] == [("", 0), ("wrong", 1), ("wrong.0", 2), ("right", 1)]
+    assert [call.outputs for call in actual.calls] == [((2, 5, 2),), (), (), ((2, 5, 2),)]
+    assert [call.seconds is None for call in actual.calls] == [False, True, True, False]
+    assert [call.multiply_adds for call in actual.calls] == [160, None, None, 160]
 
 
 def test_a_module_called_by_its_forward_is_not_seen_but_counted() -> None:
-    found = trace(Runs(lambda self, x: self.part.forward(x), part=nn.Linear(8, 3)), X)
-    assert [call.name for call in found.calls] == [""]
-    assert found.multiply_adds == 240
+    actual = trace(Runs(lambda self, x: self.part.forward(x), part=nn.Linear(8, 3)), X)
+    assert [call.name for call in actual.calls] == [""]
+    assert actual.multiply_adds == 240
 
 
 @pytest.mark.filterwarnings("ignore")  # PyTorch's own deprecations
@@ -369,10 +369,10 @@ def test_compiled_models_and_torchscript_inside() -> None:
     script = torch.jit.script(nn.Sequential(nn.Linear(3, 3)))
     inner = torch.compile(nn.Sequential(nn.Linear(3, 3)), backend="eager")
     model = torch.compile(nn.Sequential(nn.Linear(8, 3), inner, script), backend="eager")
-    found = trace(model, X)
-    assert [call.name for call in found.calls] == ["", "0", "1", "1.0"]
-    assert found.multiply_adds == 240 + 90 + 90
-    assert found.notes == ("'2': TorchScript, which hooks cannot follow, so its calls are not listed.",)
+    actual = trace(model, X)
+    assert [call.name for call in actual.calls] == ["", "0", "1", "1.0"]
+    assert actual.multiply_adds == 240 + 90 + 90
+    assert actual.notes == ("'2': TorchScript, which hooks cannot follow, so its calls are not listed.",)
     assert [call.name for call in trace(nn.DataParallel(nn.Linear(8, 3)), X).calls] == [""]
     itself = nn.Sequential(nn.Linear(8, 3))
     itself.compile(backend="eager")
@@ -420,7 +420,7 @@ def test_several_threads_trace_one_model_and_others_are_not_seen() -> None:
     model = tiny_model().train()
     before = traces(model)
     expected = [call.name for call in trace(model, TINY).calls]
-    found: list[Trace] = []
+    results: list[Trace] = []
     stop = threading.Event()
 
     def disturb() -> None:
@@ -429,7 +429,7 @@ def test_several_threads_trace_one_model_and_others_are_not_seen() -> None:
                 model[0](TINY)
 
     def work() -> None:
-        found.extend(trace(model, TINY) for _ in range(5))
+        results.extend(trace(model, TINY) for _ in range(5))
 
     other = threading.Thread(target=disturb)
     threads = [threading.Thread(target=work) for _ in range(3)]
@@ -439,10 +439,10 @@ def test_several_threads_trace_one_model_and_others_are_not_seen() -> None:
         thread.join()
     stop.set()
     other.join()
-    assert len(found) == 15
-    assert all([call.name for call in each.calls] == expected for each in found)
-    assert len({(each.multiply_adds, each.activation_bytes) for each in found}) == 1
-    assert all(each.seconds is not None for each in found)
+    assert len(results) == 15
+    assert all([call.name for call in item.calls] == expected for item in results)
+    assert len({(item.multiply_adds, item.activation_bytes) for item in results}) == 1
+    assert all(item.seconds is not None for item in results)
     del before["random"]
     assert_same(before, {key: value for key, value in traces(model).items() if key != "random"})
 
@@ -486,20 +486,20 @@ def test_no_warning_is_given() -> None:
 def test_times_on_cuda_are_those_of_the_device() -> None:
     heavy = Runs(lambda self, x: [x := (x @ x).softmax(-1) for _ in range(20)][-1])
     model = nn.Sequential(nn.Identity(), heavy).cuda()
-    given = torch.randn(4096, 4096, device="cuda")
-    found = trace(model, given)
+    tensor = torch.randn(4096, 4096, device="cuda")
+    actual = trace(model, tensor)
     torch.cuda.synchronize()
     start = time.perf_counter()
     with torch.no_grad():
-        model(given)
+        model(tensor)
     torch.cuda.synchronize()
     alone = time.perf_counter() - start
-    idle, busy = only(found, "0").seconds, only(found, "1").seconds
+    idle, busy = only(actual, "0").seconds, only(actual, "1").seconds
     assert idle is not None
     assert busy is not None
     assert 0.5 * alone < busy < 2 * alone
     assert idle < 0.1 * busy
-    assert found.device == "cuda:0"
-    assert found.multiply_adds == 20 * 4096**3
+    assert actual.device == "cuda:0"
+    assert actual.multiply_adds == 20 * 4096**3
     recurrent = nn.LSTM(8, 3, 2).cuda()
     assert trace(recurrent, X.cuda()).multiply_adds == 10 * (8 * 12 + 3 * 12) + 10 * (3 * 12 + 3 * 12)

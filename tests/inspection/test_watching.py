@@ -57,18 +57,18 @@ def step(model: nn.Module, *illnesses: str) -> None:
 
 
 def test_the_first_layer_on_the_way_back_is_named_once(model: Sick) -> None:
-    with watch_gradients(model) as watch, pytest.warns(GradientWarning) as told:
+    with watch_gradients(model) as watch, pytest.warns(GradientWarning) as messages:
         step(model, "none", "sqrt", "sqrt", "none", "sqrt")
     assert watch.discoveries == (
         Discovery(2, "middle", "output", "NaN", 20, None),
         Discovery(5, "middle", "output", "NaN", 20, None),
     )
-    assert str(told[0].message) == (
+    assert str(messages[0].message) == (
         "Step 2: the gradient at the output of layer 'middle' is NaN in 20 values, the first such gradient in the backward "
         "pass. The forward pass was finite: check the operations between layer 'middle' and the loss."
     )
-    assert len(told) == 2
-    assert told[0].filename == __file__  # where backward() is called
+    assert len(messages) == 2
+    assert messages[0].filename == __file__  # where backward() is called
 
 
 def test_infinity_and_nan_are_told_apart(model: Sick) -> None:
@@ -83,20 +83,20 @@ def test_what_began_in_the_forward_pass_is_said_to_have_begun_there(model: Sick)
         pytest.warns(GradientWarning, match="the first non-finite output is that of"),
     ):
         step(model, "forward")
-    (found,) = watch.discoveries
-    assert (found.layer, found.tensor, found.cause) == ("last", "weight", "last")
+    (actual,) = watch.discoveries
+    assert (actual.layer, actual.tensor, actual.cause) == ("last", "weight", "last")
     with torch.no_grad():
         model.first.bias[2] = float("nan")
     with watch_gradients(model) as watch, pytest.warns(GradientWarning, match="that of layer 'first'"):
         step(model, "none")
-    (found,) = watch.discoveries
-    assert (found.layer, found.cause) == ("last", "first")
+    (actual,) = watch.discoveries
+    assert (actual.layer, actual.cause) == ("last", "first")
 
 
 def test_an_earlier_steps_forward_pass_is_no_cause(model: Sick) -> None:
     with watch_gradients(model) as watch, pytest.warns(GradientWarning):
         step(model, "forward", "none", "sqrt")
-    assert [(it.step, it.cause) for it in watch.discoveries] == [(1, "last"), (3, None)]
+    assert [(discovery.step, discovery.cause) for discovery in watch.discoveries] == [(1, "last"), (3, None)]
 
 
 def test_a_parameters_own_gradient() -> None:
@@ -133,7 +133,7 @@ def train(model: nn.Module, steps: int = 4) -> list[Tensor]:
         optimiser.zero_grad()
         model(TINY).square().sum().backward()
         optimiser.step()
-    return [it.detach().clone() for it in (*model.parameters(), *model.buffers())]
+    return [item.detach().clone() for item in (*model.parameters(), *model.buffers())]
 
 
 def test_training_is_the_same_bit_by_bit_and_nothing_is_left() -> None:
@@ -143,7 +143,7 @@ def test_training_is_the_same_bit_by_bit_and_nothing_is_left() -> None:
         watched = train(model)
     assert_same(plain, watched)
     assert not any(traces(model)["hooks"][at][2] for at in range(len(traces(model)["hooks"])))
-    assert all(not it._backward_hooks for it in model.parameters())
+    assert all(not parameter._backward_hooks for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
@@ -189,10 +189,10 @@ class Reentrant(nn.Module):
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoints(reentrant: bool) -> None:
     model = Reentrant(reentrant=reentrant)
-    with watch_gradients(model) as watch, pytest.warns(GradientWarning) as told:
+    with watch_gradients(model) as watch, pytest.warns(GradientWarning) as messages:
         step(model, "none", "sqrt", "sqrt", "none")
-    assert [(it.step, it.layer) for it in watch.discoveries] == [(2, "body.middle")]
-    assert [issubclass(warning.category, GradientWarning) for warning in told].count(True) == 1
+    assert [(discovery.step, discovery.layer) for discovery in watch.discoveries] == [(2, "body.middle")]
+    assert [issubclass(warning.category, GradientWarning) for warning in messages].count(True) == 1
 
 
 def test_several_backward_passes_are_one_step(model: Sick) -> None:
@@ -206,26 +206,28 @@ def test_several_backward_passes_are_one_step(model: Sick) -> None:
         healthy.backward()
         step(model, "sqrt")  # the step before was not finite as a whole
 
-    with watch_gradients(model) as watch, pytest.warns(GradientWarning) as told:
+    with watch_gradients(model) as watch, pytest.warns(GradientWarning) as messages:
         take_step()
-    assert [it.step for it in watch.discoveries] == [1]
-    assert len(told) == 1
+    assert [discovery.step for discovery in watch.discoveries] == [1]
+    assert len(messages) == 1
 
 
 def test_another_threads_training_is_not_watched(model: Sick) -> None:
-    with warnings.catch_warnings(record=True) as told, watch_gradients(model) as watch:
+    with warnings.catch_warnings(record=True) as messages, watch_gradients(model) as watch:
         thread = threading.Thread(target=step, args=(model, "sqrt"))
         thread.start()
         thread.join()
     assert watch.discoveries == ()
-    assert told == []
+    assert messages == []
 
 
 def test_sparse_gradients() -> None:
     model = nn.Sequential(nn.Embedding(5, 3, sparse=True), nn.Linear(3, 1))
     with watch_gradients(model, "0") as watch, pytest.warns(GradientWarning):
         model[0](torch.tensor([1, 2])).backward(torch.tensor([[float("nan"), 1, 1], [float("nan"), 1, 1]]))
-    assert [(it.layer, it.tensor, it.count) for it in watch.discoveries] == [("0", "output", 2)]
+    assert [(discovery.layer, discovery.tensor, discovery.count) for discovery in watch.discoveries] == [
+        ("0", "output", 2)
+    ]
 
 
 def test_a_layer_that_never_runs() -> None:
@@ -265,11 +267,11 @@ def test_what_gradcam_runs_itself_is_not_watched() -> None:
     model = nn.Sequential(nn.Flatten(), Sick())
     model[1].illness = "sqrt"
     pictures = INPUT[:, :, None, None]
-    with warnings.catch_warnings(record=True) as told, watch_gradients(model) as watch:
-        found = {it.name: it.activations for it in gradients(model, pictures).layers}
-        assert found["1.first"].nans
+    with warnings.catch_warnings(record=True) as messages, watch_gradients(model) as watch:
+        actual = {layer.name: layer.activations for layer in gradients(model, pictures).layers}
+        assert actual["1.first"].nans
     assert watch.discoveries == ()
-    assert told == []
+    assert messages == []
 
     def look_between() -> None:
         output = model(pictures).sum()
@@ -278,7 +280,9 @@ def test_what_gradcam_runs_itself_is_not_watched() -> None:
 
     with pytest.warns(GradientWarning), watch_gradients(model) as watch:
         look_between()
-    assert [(it.step, it.layer, it.cause) for it in watch.discoveries] == [(1, "1.middle", None)]
+    assert [(discovery.step, discovery.layer, discovery.cause) for discovery in watch.discoveries] == [
+        (1, "1.middle", None)
+    ]
 
 
 def test_a_layer_that_ran_for_gradcam_alone_never_ran() -> None:
@@ -311,9 +315,9 @@ def test_a_backward_pass_that_was_broken_off_is_forgotten(model: Sick) -> None:
         hidden.register_hook(fail)
         (model.last(hidden) * float("nan")).sum().backward()
 
-    with warnings.catch_warnings(record=True) as told, watch_gradients(model) as watch:
+    with warnings.catch_warnings(record=True) as messages, watch_gradients(model) as watch:
         with pytest.raises(ValueError, match="on purpose"):
             break_off()
         step(model, "none")
     assert watch.discoveries == ()
-    assert told == []
+    assert messages == []

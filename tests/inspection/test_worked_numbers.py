@@ -30,7 +30,7 @@ def test_edits_of_a_chain_of_products(removed: str, expected: tuple[float, ...])
     e.backward(torch.tensor(1.0))
     if removed == "after":
         edit.remove()
-    assert [it.grad.item() for it in (d, c, a, b)] == list(expected)
+    assert [item.grad.item() for item in (d, c, a, b)] == list(expected)
 
 
 @pytest.mark.parametrize("factor", [1, 2])
@@ -41,7 +41,7 @@ def test_an_edit_inside_a_sum_reaches_its_parts_alone(factor: int) -> None:
     if factor == 2:
         edit_gradients(z, lambda gradient: 2 * gradient)
     (w * z).backward()
-    assert [it.grad.item() for it in (x, y, w, z)] == [4 * factor, 4 * factor, 5, 4 * factor]
+    assert [item.grad.item() for item in (x, y, w, z)] == [4 * factor, 4 * factor, 5, 4 * factor]
 
 
 def two_layers() -> nn.Sequential:

@@ -56,10 +56,10 @@ def test_the_gradient_of_tokens_first_is_that_of_each_image() -> None:
     handle.remove()
     values, weights = kept[0][1:].detach(), gradient[1:].mean(0)  # (16,N,D) and (N,D)
     expected = torch.einsum("tnd,nd->nt", values, weights).relu().unflatten(1, (4, 4))
-    found = gradcam.explain(model, images, "layers.0", target=1)
-    torch.testing.assert_close(found.maps[:, 0], expected, rtol=1e-4, atol=1e-6)
+    explanation = gradcam.explain(model, images, "layers.0", target=1)
+    torch.testing.assert_close(explanation.maps[:, 0], expected, rtol=1e-4, atol=1e-6)
     grid = gradcam.explain(model, images, "layers.0", target=1, reshape=(4, 4))
-    torch.testing.assert_close(grid.maps, found.maps)
+    torch.testing.assert_close(grid.maps, explanation.maps)
 
 
 def test_the_list_of_layers_and_features_ask_as_well() -> None:
@@ -106,10 +106,10 @@ def test_where_the_model_does_not_answer_somebody_has_to_say() -> None:
     model, images = Stubborn(batch_first=False).eval(), torch.randn(17, 3, 32, 32)
     with pytest.raises(LayerError, match=r"gives \(17, 17, 16\)"):
         gradcam.explain(model, images, "layers.0", target=1)
-    said = gradcam.explain(model, images, "layers.0", target=1, reshape="tokens first")
+    explanation = gradcam.explain(model, images, "layers.0", target=1, reshape="tokens first")
     plain = Encoder(batch_first=False).eval()
     plain.load_state_dict(model.state_dict())
-    torch.testing.assert_close(said.maps, gradcam.explain(plain, images, "layers.0", target=1).maps)
+    torch.testing.assert_close(explanation.maps, gradcam.explain(plain, images, "layers.0", target=1).maps)
 
 
 def caption(decoder: str) -> nn.Module:
@@ -151,8 +151,8 @@ def test_captions_are_no_pictures_however_long(decoder: str) -> None:
         refused = "axis is not the batch|of text" if length == 1 else "of text tokens, or of text and image tokens"
         with pytest.raises(LayerError, match=f"{refused}|no spatial grid|not certain" if length < 4 else refused):
             gradcam.explain(model, given, "decoder", target=last_word)
-        found = gradcam.explain(model, given, target=last_word)
-        assert (found.layer, found.maps.shape[2:]) == ("encoder.layernorm", (4, 4))
+        explanation = gradcam.explain(model, given, target=last_word)
+        assert (explanation.layer, explanation.maps.shape[2:]) == ("encoder.layernorm", (4, 4))
 
 
 def test_a_row_of_picture_and_text_is_no_picture() -> None:
@@ -199,8 +199,10 @@ def test_a_picture_with_as_many_tokens_as_the_text_stays_one() -> None:
     maps = {}
     for length in (5, 17):  # 17 is what the picture has
         given = {"pixel_values": pictures, "input_ids": words(length)}
-        found = gradcam.explain(model, given, "vision_model.encoder.layers.0", target=lambda it: it.image_embeds[:, :1])
-        maps[length] = found.maps
+        explanation = gradcam.explain(
+            model, given, "vision_model.encoder.layers.0", target=lambda item: item.image_embeds[:, :1]
+        )
+        maps[length] = explanation.maps
         with pytest.raises(LayerError, match="of text|not certain"):
             gradcam.explain(model, given, "text_model.encoder.layers.0", target=lambda output: output.logits_per_image)
     torch.testing.assert_close(maps[5], maps[17])
@@ -246,8 +248,8 @@ def test_as_many_channels_as_rows_and_columns_are_told_apart(layer: str) -> None
     handle.remove()
     assert kept[0].shape == (2, 40, 40, 40)
     expected = torch.einsum("nhwc,nc->nhw", kept[0].detach(), gradient.mean((1, 2))).relu()
-    found = gradcam.explain(model, images, name, target=1)
-    torch.testing.assert_close(found.maps[:, 0], expected, rtol=1e-3, atol=1e-5 * float(expected.max()))
+    explanation = gradcam.explain(model, images, name, target=1)
+    torch.testing.assert_close(explanation.maps[:, 0], expected, rtol=1e-3, atol=1e-5 * float(expected.max()))
     rows = {row.name: row for row in list_layers(model, 160)}
     assert (rows[name].cam, rows[name].grid) == (True, (40, 40))
 
@@ -256,7 +258,7 @@ def test_a_norm_over_channels_first_of_as_many_rows_and_columns() -> None:
     torch.manual_seed(0)
     model = timm.create_model("convnext_atto", depths=(2, 1, 1, 1), num_classes=5).eval()
     images, name = torch.randn(1, 3, 160, 160), "stem.1"  # a subclass of LayerNorm as well
-    found = gradcam.explain(model, images, name, target=1)
-    said = gradcam.explain(model, images, name, target=1, reshape="channels first")
-    torch.testing.assert_close(found.maps, said.maps)
+    explanation = gradcam.explain(model, images, name, target=1)
+    message = gradcam.explain(model, images, name, target=1, reshape="channels first")
+    torch.testing.assert_close(explanation.maps, message.maps)
     assert isinstance(model.get_submodule(name), nn.LayerNorm)

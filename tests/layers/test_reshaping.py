@@ -51,7 +51,7 @@ def test_a_function_and_a_grid_give_what_is_worked_out(name: str, *, tokens_firs
 
 def test_ablationcam_leaves_alone_what_a_function_leaves_out() -> None:
     model = transformer()
-    found = gradcam.explain(model, IMAGES, "first", method="ablationcam", target=1, reshape=patches)
+    explanation = gradcam.explain(model, IMAGES, "first", method="ablationcam", target=1, reshape=patches)
     tokens = model.first(torch.cat([model.token.expand(3, -1, -1), model.stem(IMAGES).flatten(2).mT], 1)).detach()
 
     def score(tokens: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ def test_ablationcam_leaves_alone_what_a_function_leaves_out() -> None:
         changed[:, 1:, channel] = 0
         weights[:, channel] = (plain - score(changed)) / plain.abs()
     expected = torch.einsum("nc,nchw->nhw", weights, patches(tokens)).relu()[:, None]
-    torch.testing.assert_close(found.maps.double(), expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(explanation.maps.double(), expected, rtol=1e-4, atol=1e-6)
 
 
 class Windows(nn.Module):
@@ -97,10 +97,12 @@ def test_a_function_joins_windows_and_cuts_their_padding_off(name: str, images: 
 
     joined = Joined().double().eval()
     joined.seen = nn.Identity()
-    found = gradcam.explain(model, IMAGES[:images], "mix", method=name, target=2, reshape=whole, evidence="positive")
+    explanation = gradcam.explain(
+        model, IMAGES[:images], "mix", method=name, target=2, reshape=whole, evidence="positive"
+    )
     expected = gradcam.explain(joined, IMAGES[:images], "seen", method=name, target=2)
-    assert found.maps.shape == (images, 1, 3, 4)
-    torch.testing.assert_close(found.maps, expected.maps, rtol=1e-4, atol=1e-5)
+    assert explanation.maps.shape == (images, 1, 3, 4)
+    torch.testing.assert_close(explanation.maps, expected.maps, rtol=1e-4, atol=1e-5)
     if images > 1:
         with pytest.raises(LayerError, match=r"its first axis is not the batch"):
             gradcam.explain(model, IMAGES, "mix")
@@ -141,13 +143,13 @@ def test_a_function_sees_the_layers_tensor_and_leaves_it_alone() -> None:
 
     def pick(tensor: Tensor) -> Tensor:
         seen.append((tuple(tensor.shape), tensor.requires_grad))
-        found = patches(tensor).clone()
+        actual = patches(tensor).clone()
         tensor.zero_()
-        return found
+        return actual
 
-    found = gradcam.explain(transformer(), IMAGES, "first", target=1, reshape=pick)
+    actual = gradcam.explain(transformer(), IMAGES, "first", target=1, reshape=pick)
     assert set(seen) == {((3, 13, 8), False)}
-    torch.testing.assert_close(found.maps, gradcam.explain(transformer(), IMAGES, "first", target=1).maps)
+    torch.testing.assert_close(actual.maps, gradcam.explain(transformer(), IMAGES, "first", target=1).maps)
 
 
 @pytest.mark.parametrize(
@@ -197,8 +199,8 @@ def test_where_it_is_not_certain_the_error_says_what_to_pass() -> None:
     )
     assert gradcam.explain(model, images).layer == "stem"
     expected = gradcam.explain(model, images, "stem", target=1)
-    found = gradcam.explain(model, images, "row", target=1, reshape=lambda x: x.unflatten(2, (2, 2)))
-    torch.testing.assert_close(found.maps, expected.maps)
+    explanation = gradcam.explain(model, images, "row", target=1, reshape=lambda x: x.unflatten(2, (2, 2)))
+    torch.testing.assert_close(explanation.maps, expected.maps)
 
 
 def test_channels_last_may_be_named_where_the_shape_could_be_either() -> None:
@@ -218,11 +220,11 @@ def test_channels_last_may_be_named_where_the_shape_could_be_either() -> None:
         LayerError, match=r"\(2, 8, 8, 8\).*pass reshape='channels first' or 'channels last', or a function"
     ):
         gradcam.explain(model, images, "block")
-    found = gradcam.explain(model, images, "block", target=1, reshape="channels-last")
+    explanation = gradcam.explain(model, images, "block", target=1, reshape="channels-last")
     values = model.block(model.stem(images).movedim(1, -1)).detach()
     weights = (2 * values * model.head.weight[1] / 64).mean((1, 2)).detach()
     expected = torch.einsum("nc,nhwc->nhw", weights, values).relu()[:, None]
-    torch.testing.assert_close(found.maps.double(), expected, rtol=1e-5, atol=1e-8)
+    torch.testing.assert_close(explanation.maps.double(), expected, rtol=1e-5, atol=1e-8)
 
 
 def test_the_automatic_layer_is_one_that_a_given_grid_fits() -> None:
@@ -242,20 +244,22 @@ def test_views_of_the_images_and_several_layers_take_the_same_function() -> None
         "methods": ["gradcam", "smoothgradcam-pp"],
         "target": 2,
     }
-    found = gradcam.compare(model, IMAGES, **options, augmentation="flip", reshape=patches)
+    explanations = gradcam.compare(model, IMAGES, **options, augmentation="flip", reshape=patches)
     expected = gradcam.compare(model, IMAGES, **options, augmentation="flip")
-    assert found.keys() == expected.keys()
-    for key, explanation in found.items():
+    assert explanations.keys() == expected.keys()
+    for key, explanation in explanations.items():
         torch.testing.assert_close(explanation.maps, expected[key].maps)
 
 
 def test_guided_gradcam_takes_a_reshape() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3, 1, 1), nn.ReLU(), nn.Flatten(2), nn.AdaptiveAvgPool1d(1), nn.Flatten())
     images = torch.randn(2, 3, 6, 8)
-    found = gradcam.attributions.guided_gradcam(model, images, "2", target=1, reshape=lambda x: x.unflatten(2, (6, 8)))
+    attribution = gradcam.attributions.guided_gradcam(
+        model, images, "2", target=1, reshape=lambda x: x.unflatten(2, (6, 8))
+    )
     expected = gradcam.attributions.guided_gradcam(model, images, "1", target=1)
     assert expected.values.any()
-    torch.testing.assert_close(found.values, expected.values)
+    torch.testing.assert_close(attribution.values, expected.values)
 
 
 def test_a_classifier_passes_it_on(classifier: gradcam.Classifier, photo: Callable[[str], Any]) -> None:

@@ -49,8 +49,8 @@ def test_values_of_tokens_and_of_channels_last_land_in_their_cells() -> None:
         for row in range(2):
             for column in range(3):
                 assert grid[image, :, row, column].tolist() == tokens[image, 1 + row * 3 + column].tolist()
-                found = Layout((2, 3), "channels last").to_grid(last)[image, :, row, column]
-                assert found.tolist() == last[image, row, column].tolist()
+                actual = Layout((2, 3), "channels last").to_grid(last)[image, :, row, column]
+                assert actual.tolist() == last[image, row, column].tolist()
 
 
 def test_a_convolution_gives_channels_first_whatever_the_shape_looks_like() -> None:
@@ -144,10 +144,10 @@ class NormOfAnotherName(nn.LayerNorm):
 def test_the_kind_of_module_tells_where_the_shape_does_not(
     shape: tuple[int, ...], module: nn.Module, expected: str | None
 ) -> None:
-    found = find_layout(shape, (384, 384), module)
-    assert (found and found.kind) == expected
-    if found is not None:
-        assert found.grid == (shape[1:3] if expected == "channels last" else shape[2:])
+    layout = find_layout(shape, (384, 384), module)
+    assert (layout and layout.kind) == expected
+    if layout is not None:
+        assert layout.grid == (shape[1:3] if expected == "channels last" else shape[2:])
 
 
 @pytest.mark.parametrize(
@@ -169,11 +169,11 @@ def test_the_kind_of_module_tells_where_the_shape_does_not(
 def test_a_flattened_map_is_not_taken_for_tokens(
     shape: tuple[int, ...], module: nn.Module, *, is_certain: bool
 ) -> None:
-    found = find_layout(shape, (64, 64), module)
+    layout = find_layout(shape, (64, 64), module)
     if is_certain:
-        assert found == Layout((8, 8), "tokens", shape[1] - 64)
+        assert layout == Layout((8, 8), "tokens", shape[1] - 64)
     else:
-        assert found is None
+        assert layout is None
 
 
 @pytest.mark.parametrize(

@@ -112,8 +112,8 @@ def test_the_suffix_of_a_file_of_torch_does_not_matter(
 def test_the_suffix_of_safetensors_does_not_matter(tmp_path: Path, weights: Weights, suffix: str) -> None:
     path = tmp_path / f"weights.{suffix}"
     safetensors.torch.save_file(weights, path, metadata={"format": "pt"})
-    found = read_checkpoint(path).tensors
-    assert same(dict(sorted(found.items())), dict(sorted(weights.items())))
+    tensors = read_checkpoint(path).tensors
+    assert same(dict(sorted(tensors.items())), dict(sorted(weights.items())))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
@@ -498,7 +498,9 @@ def test_a_changed_byte_is_a_line_or_changes_values_alone(tmp_path: Path, weight
         except ModelError as error:
             messages.append(str(error))
     assert len(messages) > 10
-    assert [it for it in messages if not it.startswith(f"{path}: ") or len(it.splitlines()) > 2] == []
+    assert [
+        message for message in messages if not message.startswith(f"{path}: ") or len(message.splitlines()) > 2
+    ] == []
 
 
 SAFETENSORS = {

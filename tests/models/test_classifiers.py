@@ -208,16 +208,16 @@ def test_an_overlay_takes_an_opacity_and_a_colour_map(photo: Photo, explained: g
 
 def test_a_notebook_shows_the_overlay(classifier: gradcam.Classifier, photo: Photo) -> None:
     explanation = classifier.explain(photo("coffee.jpg"))
-    shown = np.asarray(Image.open(io.BytesIO(explanation._repr_png_())))
-    np.testing.assert_array_equal(shown, explanation.overlay())
+    array = np.asarray(Image.open(io.BytesIO(explanation._repr_png_())))
+    np.testing.assert_array_equal(array, explanation.overlay())
 
 
 def test_a_notebook_shows_pictures_in_rows_and_classes_in_columns(classifier: gradcam.Classifier, photo: Photo) -> None:
     paths = [photo("coffee.jpg"), photo("camera.png")]
     explanation = classifier.explain(paths, target=[["espresso", "cup"], ["tripod", "koala"]])
-    shown = np.asarray(Image.open(io.BytesIO(explanation._repr_png_())))
+    array = np.asarray(Image.open(io.BytesIO(explanation._repr_png_())))
     rows = [[explanation.overlay(i, k) for k in (0, 1)] for i in (0, 1)]
-    np.testing.assert_array_equal(shown, sheet(rows))
+    np.testing.assert_array_equal(array, sheet(rows))
 
 
 def test_an_explanation_prints_one_line(explained: gradcam.Explanation) -> None:
@@ -227,11 +227,11 @@ def test_an_explanation_prints_one_line(explained: gradcam.Explanation) -> None:
 def test_several_layers_are_explained_in_one_pass(classifier: gradcam.Classifier, photo: Photo) -> None:
     passes = []
     handle = classifier.model.register_forward_hook(lambda *_: passes.append(1))
-    found = classifier.compare(photo("panda.webp"), layers=["layer4", "layer3"], methods=["gradcam"])
+    explanations = classifier.compare(photo("panda.webp"), layers=["layer4", "layer3"], methods=["gradcam"])
     handle.remove()
     assert len(passes) == 1
-    assert list(found) == [("layer4", "gradcam"), ("layer3", "gradcam")]
-    for (layer, _), explanation in found.items():
+    assert list(explanations) == [("layer4", "gradcam"), ("layer3", "gradcam")]
+    for (layer, _), explanation in explanations.items():
         alone = classifier.explain(photo("panda.webp"), layer)
         torch.testing.assert_close(explanation.heatmaps, alone.heatmaps, rtol=0, atol=1e-4)
 
@@ -446,11 +446,11 @@ def test_a_gpu_explains_as_the_processor_does(classifier: gradcam.Classifier, ph
 
 
 def test_rivals_go_by_their_labels_too(classifier: gradcam.Classifier, photo: Callable[[str], Path]) -> None:
-    found = [
+    actual = [
         classifier.explain(photo("koala.webp"), target=ClassTarget("koala", score="contrast", against=against))
         for against in ("wombat", ["wombat"], 106, ["wombat", 106])
     ]
-    for each in found:
-        assert torch.equal(each.maps, found[0].maps)
-    logits = found[0].output[0]
-    assert found[0].scores.item() == pytest.approx((logits[105] - logits[106]).item(), abs=1e-4)
+    for item in actual:
+        assert torch.equal(item.maps, actual[0].maps)
+    logits = actual[0].output[0]
+    assert actual[0].scores.item() == pytest.approx((logits[105] - logits[106]).item(), abs=1e-4)

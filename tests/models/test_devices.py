@@ -55,8 +55,8 @@ class Spread(nn.Module):
 
     def __init__(self, first: str, second: str) -> None:
         super().__init__()
-        whole = tiny_model().eval()
-        self.first, self.second = whole[:3].to(first), whole[3:].to(second)
+        full = tiny_model().eval()
+        self.first, self.second = full[:3].to(first), full[3:].to(second)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.second(self.first(images).to(next(self.second.parameters()).device))
@@ -67,6 +67,6 @@ class Spread(nn.Module):
 @pytest.mark.parametrize("method", ["gradcam", "shapleycam", "ablationcam", "reciprocam", "scorecam", "rise"])
 def test_a_model_on_two_devices_is_explained_where_it_lies(layer: str, method: str) -> None:
     plain = gradcam.explain(Spread("cpu", "cpu"), TINY, layer, method=method, target=2)
-    found = gradcam.explain(Spread("cpu", "cuda"), TINY, layer, method=method, target=2)
-    assert found.maps.device == found.scores.device == TINY.device
-    torch.testing.assert_close(found.maps, plain.maps, rtol=1e-2, atol=1e-3 * plain.maps.abs().max().item())
+    explanation = gradcam.explain(Spread("cpu", "cuda"), TINY, layer, method=method, target=2)
+    assert explanation.maps.device == explanation.scores.device == TINY.device
+    torch.testing.assert_close(explanation.maps, plain.maps, rtol=1e-2, atol=1e-3 * plain.maps.abs().max().item())

@@ -56,17 +56,17 @@ def _prepare(picture: np.ndarray[Any, Any], size: tuple[int, int], how: str = "B
 def test_the_whole_picture_is_shown_in_its_own_aspect(classifier: gradcam.Classifier, photo: Photo) -> None:
     path = photo(CAT_AND_CUP)  # 800 x 640
     picture = gradcam.read_image(path)
-    found = classifier.explain(path, fit="whole")
+    explanation = classifier.explain(path, fit="whole")
     own = classifier.explain(path)
     # Its shorter side becomes 256, as that of the network's own preprocessing does before the centre is taken.
     shown = _prepare(picture, (256, 320))
     expected = gradcam.explain(classifier.model, shown, classifier.layer, target=int(own.classes[0, 0]))
-    torch.testing.assert_close(found.maps, expected.maps, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(found.scores, expected.scores, rtol=1e-4, atol=1e-5)
-    assert found.regions == [(0, 0, 640, 800)]
-    assert found.overlay().shape == picture.shape
+    torch.testing.assert_close(explanation.maps, expected.maps, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(explanation.scores, expected.scores, rtol=1e-4, atol=1e-5)
+    assert explanation.regions == [(0, 0, 640, 800)]
+    assert explanation.overlay().shape == picture.shape
     # It is classified by its own preprocessing, unless what it sees is asked for.
-    torch.testing.assert_close(found.probabilities(), own.probabilities())
+    torch.testing.assert_close(explanation.probabilities(), own.probabilities())
     seen = replace(classifier, predictions="seen").explain(path, fit="whole")
     torch.testing.assert_close(seen.probabilities(), torch.softmax(classifier.model(shown), 1))
 
@@ -84,44 +84,44 @@ def test_what_is_outside_of_the_centre_is_explained(classifier: gradcam.Classifi
 @pytest.mark.parametrize("fit", ["tiles", "tiles:64", "tiles:160"])
 def test_windows_join_to_the_map_of_all_of_it(patches: gradcam.Classifier, photo: Photo, fit: str) -> None:
     picture = gradcam.read_image(photo("coffee.jpg"))[:320, :448]
-    found = patches.explain(picture, target=2, fit=fit)
+    explanation = patches.explain(picture, target=2, fit=fit)
     side = int(fit.partition(":")[2] or 64)
     size = tuple(64 + round((length * 64 / side - 64) / 32) * 32 for length in picture.shape[:2])
-    whole = gradcam.explain(patches.model, _prepare(picture, size, "BILINEAR"), "body", target=2)
-    assert found.maps.shape == whole.maps.shape
-    torch.testing.assert_close(found.heatmaps, whole.heatmaps, rtol=0, atol=5e-3)  # of 8 bits
+    full = gradcam.explain(patches.model, _prepare(picture, size, "BILINEAR"), "body", target=2)
+    assert explanation.maps.shape == full.maps.shape
+    torch.testing.assert_close(explanation.heatmaps, full.heatmaps, rtol=0, atol=5e-3)  # of 8 bits
     assert max(patches.model.batches) <= 8  # a few windows at a time, however many there are
-    assert found.regions == [(0, 0, 320, 448)]
+    assert explanation.regions == [(0, 0, 320, 448)]
 
 
 def test_borders_of_windows_are_smooth(classifier: gradcam.Classifier, photo: Photo) -> None:
     """Where windows begin and end the map is no rougher than elsewhere."""
-    found = classifier.explain(photo(CAT_AND_CUP), target="Egyptian cat", fit="tiles:320").maps[0, 0]
-    steps = found.diff(dim=1).abs().mean(0)  # from each column of cells to the next
-    own = found.shape[1] * 320 // 800  # cells of one window
-    starts = [round(k * (found.shape[1] - own) / 3) for k in (1, 2)]
+    actual = classifier.explain(photo(CAT_AND_CUP), target="Egyptian cat", fit="tiles:320").maps[0, 0]
+    steps = actual.diff(dim=1).abs().mean(0)  # from each column of cells to the next
+    own = actual.shape[1] * 320 // 800  # cells of one window
+    starts = [round(k * (actual.shape[1] - own) / 3) for k in (1, 2)]
     at_borders = torch.cat([steps[start - 1 : start] for start in starts]).mean()
     assert at_borders < 1.5 * steps.mean()
 
 
 def test_windows_are_told_and_classify_by_their_mean(patches: gradcam.Classifier) -> None:
     picture = np.random.default_rng(0).integers(0, 256, (128, 192, 3), dtype=np.uint8)
-    told: list[tuple[int, int]] = []
+    messages: list[tuple[int, int]] = []
     seen = replace(patches, predictions="seen", fit="tiles")
-    found = seen.explain(picture, progress=lambda done, total: told.append((done, total)))
+    explanation = seen.explain(picture, progress=lambda done, total: messages.append((done, total)))
     windows = [picture[top : top + 64, left : left + 64] for top in (0, 32, 64) for left in (0, 32, 64, 96, 128)]
     logits = patches.model(patches.batch(windows)).mean(0)
-    torch.testing.assert_close(found.output[0], logits, rtol=1e-4, atol=1e-5)
-    assert found.classes.tolist() == [[int(logits.argmax())]]
-    torch.testing.assert_close(found.scores[0, 0], logits.max(), rtol=1e-4, atol=1e-5)
-    assert told == [(8, 15), (15, 15)]
+    torch.testing.assert_close(explanation.output[0], logits, rtol=1e-4, atol=1e-5)
+    assert explanation.classes.tolist() == [[int(logits.argmax())]]
+    torch.testing.assert_close(explanation.scores[0, 0], logits.max(), rtol=1e-4, atol=1e-5)
+    assert messages == [(8, 15), (15, 15)]
 
 
 def test_a_picture_smaller_than_a_window_is_one_window(patches: gradcam.Classifier) -> None:
     picture = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
-    found = patches.explain(picture, target=1, fit="tiles")
+    explanation = patches.explain(picture, target=1, fit="tiles")
     own = patches.explain(picture, target=1)
-    torch.testing.assert_close(found.heatmaps, own.heatmaps, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(explanation.heatmaps, own.heatmaps, rtol=1e-4, atol=1e-5)
 
 
 def _vision_transformers() -> dict[str, Callable[[], nn.Module]]:
@@ -164,13 +164,13 @@ def test_positions_of_a_transformer_are_interpolated(kind: str) -> None:
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     # A quarter of it is bright: the same quarter of the map answers, whatever the weights are.
     picture = np.random.default_rng(0).integers(0, 256, (64, 128, 3), dtype=np.uint8)
-    found = classifier.explain(picture, target=3)
-    assert found.heatmaps.shape == (1, 1, 64, 128)
-    grid = found.maps.shape[2:]
+    explanation = classifier.explain(picture, target=3)
+    assert explanation.heatmaps.shape == (1, 1, 64, 128)
+    grid = explanation.maps.shape[2:]
     assert grid[1] == 2 * grid[0]
     # What it is shown at its own size is what it always was.
     square = classifier.explain(picture[:, :64], target=3)
-    plain = gradcam.explain(model, classifier.batch([picture[:, :64]]), found.layer, target=3)
+    plain = gradcam.explain(model, classifier.batch([picture[:, :64]]), explanation.layer, target=3)
     torch.testing.assert_close(square.maps, plain.maps)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
@@ -214,11 +214,11 @@ def test_interpolated_positions_are_torchvisions_own() -> None:
     # Of 64 pixels, a shorter side of 128 is shown where the preprocessing resizes to that before the centre is taken.
     classifier = gradcam.load_classifier(small, size=64, crop=0.5, layer="encoder.layers.encoder_layer_0")
     picture = np.random.default_rng(0).integers(0, 256, (128, 128, 3), dtype=np.uint8)
-    found = replace(classifier, predictions="seen").explain(picture, fit="whole", target=3)
+    explanation = replace(classifier, predictions="seen").explain(picture, fit="whole", target=3)
     mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
     images = ((torch.from_numpy(picture) / 255 - mean) / std).permute(2, 0, 1)[None].float()
     # Torchvision aligns corners, which differs by a little.
-    torch.testing.assert_close(found.output, large(images), rtol=0.2, atol=0.2)
+    torch.testing.assert_close(explanation.output, large(images), rtol=0.2, atol=0.2)
 
 
 def test_a_network_of_one_size_says_so() -> None:
@@ -250,10 +250,10 @@ def test_what_is_no_fit(classifier: gradcam.Classifier, photo: Photo) -> None:
 
 
 def test_an_attribution_is_of_the_whole_picture(classifier: gradcam.Classifier, photo: Photo) -> None:
-    found = replace(classifier, fit="whole").attribute(photo(CAT_AND_CUP), "input-gradients")
-    assert found.values.shape[-2:] == (256, 320)
-    assert found.regions == [(0, 0, 640, 800)]
-    torch.testing.assert_close(found.output, classifier.explain(photo(CAT_AND_CUP)).output)
+    actual = replace(classifier, fit="whole").attribute(photo(CAT_AND_CUP), "input-gradients")
+    assert actual.values.shape[-2:] == (256, 320)
+    assert actual.regions == [(0, 0, 640, 800)]
+    torch.testing.assert_close(actual.output, classifier.explain(photo(CAT_AND_CUP)).output)
     transformer = gradcam.load_classifier(_vision_transformers()["timm"]().eval(), size=64, crop=1, fit="whole")
     norm = transformer.model.blocks[1].norm1  # type: ignore[union-attr,index]
     with pytest.raises(GradcamError, match="ReLU"):  # which it has none of: its layer was found
@@ -261,9 +261,9 @@ def test_an_attribution_is_of_the_whole_picture(classifier: gradcam.Classifier, 
 
 
 def test_the_outline_is_fine_and_within_what_was_seen(classifier: gradcam.Classifier, photo: Photo) -> None:
-    found = classifier.explain(photo(CAT_AND_CUP))
-    top, left, height, width = found.regions[0]
-    plain, drawn = found.overlay(outline=False), found.overlay()
+    explanation = classifier.explain(photo(CAT_AND_CUP))
+    top, left, height, width = explanation.regions[0]
+    plain, drawn = explanation.overlay(outline=False), explanation.overlay()
     changed = (plain != drawn).any(2)
     inner = changed[top + 4 : top + height - 4, left + 4 : left + width - 4]
     assert not inner.any()
@@ -273,10 +273,10 @@ def test_the_outline_is_fine_and_within_what_was_seen(classifier: gradcam.Classi
     border = np.concatenate([changed[top, left : left + width], changed[top : top + height, left]])
     assert border.mean() > 0.95
     blank = np.zeros((7, 7), np.float32)
-    picture = found.images[0]
-    assert np.array_equal(gradcam.overlay(picture, blank, region=found.regions[0], outline=True), picture)
-    whole = classifier.explain(photo(CAT_AND_CUP), fit="whole")
-    assert np.array_equal(whole.overlay(), whole.overlay(outline=False))
+    picture = explanation.images[0]
+    assert np.array_equal(gradcam.overlay(picture, blank, region=explanation.regions[0], outline=True), picture)
+    full = classifier.explain(photo(CAT_AND_CUP), fit="whole")
+    assert np.array_equal(full.overlay(), full.overlay(outline=False))
 
 
 def test_the_shell_shows_all_of_pictures_of_several_sizes(
@@ -286,14 +286,14 @@ def test_the_shell_shows_all_of_pictures_of_several_sizes(
     out = tmp_path / "out"
     typed = ("batch", *(photo(name) for name in names), "-o", out, "--save", "map")
     assert gradcam_command(*typed, "--fit", "whole").status == 0
-    found = [json.loads(line) for line in (out / "manifest.jsonl").read_text().splitlines()]
-    assert [record["fit"] for record in found] == ["whole"] * 3
-    assert [record["region"] for record in found] == [[0, 0, *record["size"]] for record in found]
-    shapes = [np.load(out / record["explained"][0]["map"]).shape for record in found]
+    actual = [json.loads(line) for line in (out / "manifest.jsonl").read_text().splitlines()]
+    assert [record["fit"] for record in actual] == ["whole"] * 3
+    assert [record["region"] for record in actual] == [[0, 0, *record["size"]] for record in actual]
+    shapes = [np.load(out / record["explained"][0]["map"]).shape for record in actual]
     assert shapes == [(8, 12), (11, 8), (8, 10)]
     own = gradcam_command("run", photo("coffee.jpg"), "-o", tmp_path / "own", "--json")
     # Not to the last digits: these predictions come from another pass, without gradients.
-    for one, other in zip(json.loads(own.out)["predictions"], found[0]["predictions"], strict=True):
+    for one, other in zip(json.loads(own.out)["predictions"], actual[0]["predictions"], strict=True):
         assert one == other | {"probability": pytest.approx(other["probability"], rel=1e-4)}
     assert "fit" not in json.loads(own.out)
     again = gradcam_command(*typed, "--resume")
@@ -312,6 +312,6 @@ def test_the_shell_shows_all_of_pictures_of_several_sizes(
 def test_the_shell_refuses_what_does_not_go_together(
     gradcam_command: Command, photo: Photo, typed: tuple[str, ...], said: str
 ) -> None:
-    done = gradcam_command("run", photo("coffee.jpg"), *typed)
-    assert done.status == 2
-    assert said in " ".join(done.err.split())
+    result = gradcam_command("run", photo("coffee.jpg"), *typed)
+    assert result.status == 2
+    assert said in " ".join(result.err.split())

@@ -37,16 +37,16 @@ def predictions(names: list[str], capsys: pytest.CaptureFixture[str], folder: Pa
 def test_the_genuine_weights_know_the_photographs(
     photo: Callable[[str], Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    found = predictions([str(photo(name)) for name in PHOTOGRAPHS], capsys, tmp_path, "--model", "mobilenet_v2")
-    right = sum(index in classes for index, classes in zip(found, PHOTOGRAPHS.values()))
+    actual = predictions([str(photo(name)) for name in PHOTOGRAPHS], capsys, tmp_path, "--model", "mobilenet_v2")
+    right = sum(index in classes for index, classes in zip(actual, PHOTOGRAPHS.values()))
     assert right >= SHARE * len(PHOTOGRAPHS)
 
 
 def test_the_embedded_weights_know_the_photographs(
     photo: Callable[[str], Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    found = predictions([str(photo(name)) for name in PHOTOGRAPHS], capsys, tmp_path)
-    right = sum(index in classes for index, classes in zip(found, PHOTOGRAPHS.values()))
+    actual = predictions([str(photo(name)) for name in PHOTOGRAPHS], capsys, tmp_path)
+    right = sum(index in classes for index, classes in zip(actual, PHOTOGRAPHS.values()))
     assert right >= SHARE * len(PHOTOGRAPHS)
 
 
@@ -70,6 +70,6 @@ def test_any_weights_see_and_say_what_torchvisions_own_lines_do(photo: Callable[
         assert level.mean() < 0.05
         with torch.no_grad():
             expected = model.eval()(theirs[None]).softmax(1)
-        found = classifier.explain(photo(name), target=0).probabilities()
-        torch.testing.assert_close(found, expected, rtol=0.02, atol=1e-5)
+        actual = classifier.explain(photo(name), target=0).probabilities()
+        torch.testing.assert_close(actual, expected, rtol=0.02, atol=1e-5)
     assert list(classifier.labels or ()) == WEIGHTS.meta["categories"]

@@ -359,7 +359,7 @@ def test_annotations_of_a_padded_image_are_on_the_object(name: str, annotations:
     image = save_painted(tmp_path)
     options: Any = {"metrics": ["energy-pointing"], "controls": [], "annotations": tmp_path / annotations}
     results = gradcam.evaluation.evaluate(padded_classifier(name), image, methods=[find_red], target="b", **options)
-    (measurement,) = [it for it in results.measurements if it.metric == "energy-pointing"]
+    (measurement,) = [measurement for measurement in results.measurements if measurement.metric == "energy-pointing"]
     assert measurement.value > 0.8  # but for pixels on the border of the object
 
 
@@ -372,9 +372,9 @@ def test_a_verdict_shows_the_padding_that_the_map_covers(name: str) -> None:
     shown = crop(image, find_canvas(classifier.preprocess, prepared))
     red = torch.from_numpy((shown == (255, 0, 0)).all(2)).double()[None, None]
     expected = find_red(None, prepared.image[None].double(), None)
-    found = nn.functional.interpolate(red, expected.shape[1:], mode="area")[0] > 0.5
-    assert (found != (expected > 0)).sum() <= 0.5 * expected.sum()
-    assert (found & (expected > 0)).sum() > 0.7 * expected.sum()
+    actual = nn.functional.interpolate(red, expected.shape[1:], mode="area")[0] > 0.5
+    assert (actual != (expected > 0)).sum() <= 0.5 * expected.sum()
+    assert (actual & (expected > 0)).sum() > 0.7 * expected.sum()
 
 
 def test_a_missed_box_beside_padding() -> None:
@@ -433,7 +433,7 @@ def test_depth_from_a_folder_takes_a_function(kind: str, layer: str, tmp_path: P
     loaded = gradcam.load_model(save(tmp_path, *make_depth(kind)), device="cpu")
     explained = loaded.explain(noise((120, 241)), layer, target=lambda output: output.predicted_depth.mean((1, 2)))
     assert explained.regions == [(0, 0, 120, 241)]
-    assert explained.heatmaps.shape[2:] == tuple(round(it) for it in loaded.preprocess.window(120, 241)[2:])
+    assert explained.heatmaps.shape[2:] == tuple(round(item) for item in loaded.preprocess.window(120, 241)[2:])
     with pytest.raises(TargetError, match=f"{kind}ForDepthEstimation returns a depth.*--target"):
         loaded.explain(noise((120, 241)), layer)
 
@@ -453,9 +453,9 @@ def test_patches_of_siglip_from_a_folder(tmp_path: Path) -> None:
     assert explained.regions == [(0, 0, 120, 241)]
     with torch.no_grad():
         expected = [
-            matcher.model.get_image_features(**processor(to_pil(it), return_tensors="pt")) for it in (image, other)
+            matcher.model.get_image_features(**processor(to_pil(item), return_tensors="pt")) for item in (image, other)
         ]
-        cosine = torch.cosine_similarity(*(getattr(it, "pooler_output", it) for it in expected)).item()
+        cosine = torch.cosine_similarity(*(getattr(item, "pooler_output", item) for item in expected)).item()
     assert matcher.explain(image, target=gradcam.targets.Like(other)).scores.item() == pytest.approx(cosine, abs=1e-4)
 
 

@@ -36,11 +36,11 @@ def bright() -> nn.Module:
 def save_words(folder: Path, words: list[str], **special: Any) -> None:
     """A tokenizer that knows these words, by their places."""
     tokenizers, library = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
-    found = tokenizers.Tokenizer(
+    actual = tokenizers.Tokenizer(
         tokenizers.models.WordLevel({word: k for k, word in enumerate(words)}, unk_token=words[0])
     )
-    found.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    library.PreTrainedTokenizerFast(tokenizer_object=found, unk_token=words[0], **special).save_pretrained(folder)
+    actual.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    library.PreTrainedTokenizerFast(tokenizer_object=actual, unk_token=words[0], **special).save_pretrained(folder)
 
 
 def two_squares() -> np.ndarray:
@@ -69,10 +69,10 @@ class TestLoading:
 
         make: Any = torchvision.models.detection.ssdlite320_mobilenet_v3_large
         torch.save(make(weights=None, weights_backbone=None, num_classes=4).state_dict(), tmp_path / "four.pth")
-        found = gradcam.load_model("ssdlite320_mobilenet_v3_large", weights=tmp_path / "four.pth", threshold=0.25)
-        assert isinstance(found, Detector)
-        assert (found.task, found.classes, found.labels[3]) == ("detection", 4, "class 3")  # type: ignore[index]
-        assert found.model.score_thresh == 0.25
+        model = gradcam.load_model("ssdlite320_mobilenet_v3_large", weights=tmp_path / "four.pth", threshold=0.25)
+        assert isinstance(model, Detector)
+        assert (model.task, model.classes, model.labels[3]) == ("detection", 4, "class 3")  # type: ignore[index]
+        assert model.model.score_thresh == 0.25
         with pytest.raises(ModelError, match="is a model for detection, not a classifier: use gradcam.load_model"):
             gradcam.load_classifier("ssdlite320_mobilenet_v3_large", weights=tmp_path / "four.pth")
 
@@ -122,9 +122,9 @@ class TestLoading:
         made(settings).save_pretrained(tmp_path)
         processor: Any = library.ViTImageProcessor(size={"height": 64, "width": 64})
         processor.save_pretrained(tmp_path)
-        found = gradcam.load_model(f"hf:{tmp_path}")
-        assert type(found) is expected
-        assert found.preprocess(two_squares()).shape == (3, 64, 64)
+        model = gradcam.load_model(f"hf:{tmp_path}")
+        assert type(model) is expected
+        assert model.preprocess(two_squares()).shape == (3, 64, 64)
 
     def test_a_language_model_is_asked_for_a_sentence_or_what_a_person_asks(self, tmp_path: Path) -> None:
         library = pytest.importorskip("transformers")
@@ -174,12 +174,12 @@ class TestLoading:
             captioner = gradcam.load_model(f"hf:{tmp_path}", prompts=prompts)
             assert isinstance(captioner, Captioner)
             assert captioner.inputs["input_ids"].tolist() == [expected]
-            found = captioner.explain(two_squares(), target=Token([9, 10]))
+            explanation = captioner.explain(two_squares(), target=Token([9, 10]))
             given = processor(images=Image.fromarray(two_squares()), text="USER: <image>", return_tensors="pt")
             given["input_ids"] = torch.tensor([expected])
             given["attention_mask"] = torch.ones_like(given["input_ids"])
             plain = gradcam.explain(captioner.model, dict(given), target=Token([9, 10]))
-            torch.testing.assert_close(found.maps, plain.maps)
+            torch.testing.assert_close(explanation.maps, plain.maps)
         with pytest.raises(ModelError, match="takes one prompt, but 2 were given"):
             gradcam.load_model(f"hf:{tmp_path}", prompts=["a", "the"])
         (tmp_path / "tokenizer.json").unlink()
@@ -214,18 +214,18 @@ class TestLoading:
         options = {"weights": None, "weights_backbone": None, "num_classes": 3, "aux_loss": has_auxiliary}
         model: Any = torchvision.models.get_model(name, **options).eval()
         torch.save(model.state_dict(), tmp_path / "own.pth")
-        found = gradcam.load_segmenter(name, weights=tmp_path / "own.pth")
+        segmenter = gradcam.load_segmenter(name, weights=tmp_path / "own.pth")
         images = torch.rand(1, 3, 64, 96, generator=torch.Generator().manual_seed(1))
-        assert torch.equal(found.model(images)["out"], model(images)["out"])
+        assert torch.equal(segmenter.model(images)["out"], model(images)["out"])
 
     def test_segmentation_models_pytorch(self, tmp_path: Path) -> None:
         library = pytest.importorskip("segmentation_models_pytorch")
         model = library.Unet("resnet18", encoder_weights=None, encoder_depth=3, decoder_channels=(16, 8, 8), classes=2)
         model.save_pretrained(tmp_path)
-        found = gradcam.load_model(f"smp:{tmp_path}", size=64)
-        assert isinstance(found, Segmenter)
-        assert found.preprocess(two_squares()).shape == (3, 64, 96)
-        assert torch.equal(found.model.state_dict()["encoder.conv1.weight"], model.encoder.conv1.weight)
+        actual = gradcam.load_model(f"smp:{tmp_path}", size=64)
+        assert isinstance(actual, Segmenter)
+        assert actual.preprocess(two_squares()).shape == (3, 64, 96)
+        assert torch.equal(actual.model.state_dict()["encoder.conv1.weight"], model.encoder.conv1.weight)
         with pytest.raises(ModelError, match="expected a folder written by"):
             gradcam.load_model(f"smp:{tmp_path}/nowhere")
 
@@ -238,19 +238,19 @@ class TestLoading:
         name = next(name for name in library.list_models() if name.startswith("MobileCLIP-S0") or name == "RN50")
         model = library.create_model(name, pretrained=None)
         torch.save(model.state_dict(), tmp_path / "own.pt")
-        found = gradcam.load_model(f"open_clip:{name}", weights=tmp_path / "own.pt")
-        assert isinstance(found, Matcher)
+        actual = gradcam.load_model(f"open_clip:{name}", weights=tmp_path / "own.pt")
+        assert isinstance(actual, Matcher)
         side = model.visual.image_size
-        assert found.preprocess(two_squares()).shape[1:] == (
+        assert actual.preprocess(two_squares()).shape[1:] == (
             torch.Size([side, side]) if isinstance(side, int) else side
         )
 
     def test_timm_without_a_classifier(self, tmp_path: Path) -> None:
         timm = pytest.importorskip("timm")
         torch.save(timm.create_model("resnet10t", num_classes=0).state_dict(), tmp_path / "own.pth")
-        found = gradcam.load_matcher("timm:resnet10t", weights=tmp_path / "own.pth")
-        assert isinstance(found, Matcher)
-        assert found.model.get_classifier().__class__ is nn.Identity  # type: ignore[operator]
+        matcher = gradcam.load_matcher("timm:resnet10t", weights=tmp_path / "own.pth")
+        assert isinstance(matcher, Matcher)
+        assert matcher.model.get_classifier().__class__ is nn.Identity  # type: ignore[operator]
 
     def test_networks_of_one_channel_are_shown_grey_pictures(self) -> None:
         segmenter = bright()
@@ -262,11 +262,11 @@ class TestLoading:
             (segmenter, Segmenter, (1, 520, 780)),
             (classifier, gradcam.Classifier, (1, 224, 224)),
         ):
-            found = gradcam.load_model(model)
-            assert type(found) is kind
-            assert found.preprocess(two_squares()).shape == size
-            assert "greyscale image" in found.notes[0]
-            assert found.explain(two_squares()).images[0].shape[2] == 3
+            actual = gradcam.load_model(model)
+            assert type(actual) is kind
+            assert actual.preprocess(two_squares()).shape == size
+            assert "greyscale image" in actual.notes[0]
+            assert actual.explain(two_squares()).images[0].shape[2] == 3
 
     def test_modules(self) -> None:
         assert isinstance(gradcam.load_model(bright()), Segmenter)
@@ -301,8 +301,8 @@ class TestPlaces:
         mask[140:180, 230:270] = 255
         Image.fromarray(mask).save(tmp_path / "mask.png")
         maps = [
-            segmenter.explain(two_squares(), target=Mask(1, it), method="hirescam").maps
-            for it in (mask, tmp_path / "mask.png")
+            segmenter.explain(two_squares(), target=Mask(1, item), method="hirescam").maps
+            for item in (mask, tmp_path / "mask.png")
         ]
         torch.testing.assert_close(*maps)
         assert maps[0][0, 0, :6, :9].sum() == 0
@@ -334,14 +334,14 @@ class TestMatching:
     def test_maps_on_both(self, matcher: Matcher, tmp_path: Path) -> None:
         gradcam.write_image(tmp_path / "other.png", two_squares()[:, ::-1].copy())
         explanation = matcher.explain(two_squares(), target=Like(tmp_path / "other.png"))
-        there = explanation.reference
-        assert there is not None
-        assert np.array_equal(there.images[0], two_squares()[:, ::-1])  # type: ignore[attr-defined]
+        reference = explanation.reference
+        assert reference is not None
+        assert np.array_equal(reference.images[0], two_squares()[:, ::-1])  # type: ignore[attr-defined]
         images = matcher.batch([two_squares(), tmp_path / "other.png"])
         with torch.no_grad():
             one, other = nn.functional.normalize(matcher.model(images), dim=1)
         assert explanation.scores.item() == pytest.approx(float(one @ other), abs=1e-6)
-        assert there.scores.item() == pytest.approx(float(one @ other), abs=1e-6)
+        assert reference.scores.item() == pytest.approx(float(one @ other), abs=1e-6)
 
     def test_nothing_is_said(self, matcher: Matcher) -> None:
         with pytest.raises(TargetError, match="Give targets.Text"):
@@ -364,31 +364,31 @@ class TestJudging:
 
     def test_the_same_scores_and_maps(self, shapes: Detector, scene: Scene) -> None:
         prepared = shapes.prepare(scene.picture)
-        own = to_classifier(shapes, prepared)
-        images = own.batch([prepared])
+        classifier = to_classifier(shapes, prepared)
+        images = classifier.batch([prepared])
         boxes = shapes.explain(prepared, target=Box(all))
         count = boxes.scores.shape[1]
-        scores: Tensor = own.model(torch.cat([images, images * 0]))
+        scores: Tensor = classifier.model(torch.cat([images, images * 0]))
         torch.testing.assert_close(scores[:1], boxes.scores, rtol=1e-4, atol=1e-6)
         assert count >= 3
         assert scores[1].max() < 0.2 < scores[0].min()
-        assert [label.split(",")[0] for label in own.labels or ()] == [f"box {k}" for k in range(count)]
-        again = own.explain(prepared, target=[list(range(count))], method="hirescam")
+        assert [label.split(",")[0] for label in classifier.labels or ()] == [f"box {k}" for k in range(count)]
+        again = classifier.explain(prepared, target=[list(range(count))], method="hirescam")
         torch.testing.assert_close(again.maps, boxes.maps, rtol=1e-3, atol=1e-6)
 
     def test_pictures_of_two_sizes_have_a_panel_each(self, shapes: Detector, scene: Scene) -> None:
         pictures = [scene.picture, np.pad(scene.picture, ((0, 0), (0, 24), (0, 0)))]
-        found = shapes.compare(pictures, methods=["hirescam", "eigencam"])
-        narrow, wide = (gradcam.panel(found, k, height=240) for k in range(2))
+        explanations = shapes.compare(pictures, methods=["hirescam", "eigencam"])
+        narrow, wide = (gradcam.panel(explanations, k, height=240) for k in range(2))
         assert wide.shape[1] - narrow.shape[1] == 3 * 60
         with pytest.raises(gradcam.GradcamError, match="The images have different sizes"):
-            gradcam.fuse(found)
+            gradcam.fuse(explanations)
 
     def test_a_single_thing_is_for_and_against(self) -> None:
         segmenter = gradcam.load_segmenter(bright(), labels=LABELS, size=96)
-        own = to_classifier(segmenter, segmenter.prepare(two_squares()), Mask(1))
-        assert own.labels == ["no bright", "bright"]
-        assert own.find_instance(0) == 1
+        classifier = to_classifier(segmenter, segmenter.prepare(two_squares()), Mask(1))
+        assert classifier.labels == ["no bright", "bright"]
+        assert classifier.find_instance(0) == 1
 
     def test_a_verdict(self) -> None:
         segmenter = gradcam.load_segmenter(bright(), labels=LABELS, size=96)
@@ -409,19 +409,19 @@ class TestJudging:
     def test_a_box_is_told_apart_from_the_others(self, shapes: Detector, scene: Scene) -> None:
         boxes = shapes.explain(scene.picture, target=Box(all)).instances[0]  # type: ignore[index]
         verdict = gradcam.evaluation.check(shapes, scene.picture, target=Box(1))
-        named = [f"box {it.number}, {it.name}" for it in boxes]
+        named = [f"box {box.number}, {box.name}" for box in boxes]
         assert (verdict.class_name, verdict.label, verdict.labels) == (named[1], boxes[1].name, named)
         assert {verdict.artifacts.rivals.index(k) for k in range(len(boxes)) if k != 1} == set(range(len(boxes) - 1))
-        told = verdict.to_record()
-        assert (told["number"], told["index"]) == (1, boxes[1].index)
-        assert told["box"] == pytest.approx(boxes[1].box, abs=0.06)
+        record = verdict.to_record()
+        assert (record["number"], record["index"]) == (1, boxes[1].index)
+        assert record["box"] == pytest.approx(boxes[1].box, abs=0.06)
         heatmap = shapes.explain(scene.picture, target=Box(1)).heatmaps[0][0]
         torch.testing.assert_close(verdict.artifacts.heatmap, heatmap, rtol=1e-3, atol=1e-4)
         with pytest.raises(TargetError, match="The target is a position, left, which has no probability"):
             gradcam.evaluation.check(shapes, scene.picture, target=Box(1, "left"))
 
     def test_people_s_names_of_classes_are_in_messages(self, shapes: Detector, scene: Scene) -> None:
-        missing = next(k for k in range(len(SHAPES)) if all(it.shape != k for it in scene.things))
+        missing = next(k for k in range(len(SHAPES)) if all(thing.shape != k for thing in scene.things))
         with pytest.raises(
             TargetError, match=f"No {SHAPES[missing]} was found .* The best candidates are {SHAPES[missing]}"
         ):
@@ -438,7 +438,7 @@ class TestJudging:
         gradcam.write_image(tmp_path / "scene.png", scene.picture)
         options: dict[str, Any] = {"methods": ["gradcam"], "metrics": ["complexity"], "controls": []}
         results = gradcam.evaluation.evaluate(matcher, tmp_path, target=Text("a red star"), **options)
-        assert [each.label for each in results.measurements] == ["a red star"]
+        assert [measurement.label for measurement in results.measurements] == ["a red star"]
         assert results.conditions.target == "Text(text='a red star')"
 
     def test_of_a_segmenter_the_annotated_class_is_judged(self, tmp_path: Path) -> None:
@@ -450,12 +450,12 @@ class TestJudging:
             results = gradcam.evaluation.evaluate(
                 segmenter, tmp_path / "squares.png", annotations=tmp_path / "boxes.csv", **usual
             )
-            assert {each.label for each in results.measurements} == {label}
+            assert {measurement.label for measurement in results.measurements} == {label}
 
     def test_annotations(self, shapes: Detector, scene: Scene, tmp_path: Path) -> None:
         gradcam.write_image(tmp_path / "scene.png", scene.picture)
-        found = shapes.explain(scene.picture, target=Box(all)).instances[0]  # type: ignore[index]
-        last = found[-1]
+        actual = shapes.explain(scene.picture, target=Box(all)).instances[0]  # type: ignore[index]
+        last = actual[-1]
         x0, y0, x1, y1 = last.box  # type: ignore[misc]
         rows = f"image,label,xmin,ymin,xmax,ymax\nscene.png,{last.name},{x0:.0f},{y0:.0f},{x1:.0f},{y1:.0f}\n"
         (tmp_path / "boxes.csv").write_text(rows)
@@ -463,7 +463,7 @@ class TestJudging:
             shapes, tmp_path / "scene.png", methods=["hirescam"], metrics=["energy-pointing"], controls=["constant"],
             annotations=tmp_path / "boxes.csv",
         )  # fmt: skip
-        values = {each.method: each.value for each in results.measurements}
+        values = {measurement.method: measurement.value for measurement in results.measurements}
         assert values["constant"] == pytest.approx((x1 - x0) * (y1 - y0) / 96**2, rel=0.1)
         heatmap = shapes.explain(scene.picture, target=Box(last.number)).heatmaps[0][0]
         box = slice(round(y0), round(y1)), slice(round(x0), round(x1))

@@ -42,8 +42,8 @@ def test_labels_of_a_file_and_a_checkpoint(tmp_path: Path) -> None:
     options = {"weights": tmp_path / "detector.pth", "labels": tmp_path / "labels.txt", "device": "cpu"}
     detector = gradcam.load_detector("ssdlite320_mobilenet_v3_large", threshold=0.0, **options)
     assert (detector.find_class("cup"), detector.label(3)) == (1, "rocket")
-    found = detector.explain(torch.rand(3, 64, 64).mul(255).byte(), target="cup")
-    assert found.instances[0][0].name == "cup"
+    explanation = detector.explain(torch.rand(3, 64, 64).mul(255).byte(), target="cup")
+    assert explanation.instances[0][0].name == "cup"
     (tmp_path / "labels.txt").write_text("cup\ncat")
     with pytest.raises(gradcam.GradcamError, match=r"labels.txt has 2 labels, but the model has 4 classes"):
         gradcam.load_detector("ssdlite320_mobilenet_v3_large", **options)

@@ -388,18 +388,18 @@ class Ending(nn.Module):
 def test_the_activation_is_guessed_where_it_is_certain(
     classes: int, end: Callable[[Tensor], Any], activation: str, expected_classes: int, notes: int
 ) -> None:
-    found = gradcam.load_classifier(Ending(classes, end), size=16, crop=1, mean=(0, 0, 0), std=(1, 1, 1))
-    assert (found.activation, found.classes, len(found.notes)) == (activation, expected_classes, notes)
+    classifier = gradcam.load_classifier(Ending(classes, end), size=16, crop=1, mean=(0, 0, 0), std=(1, 1, 1))
+    assert (classifier.activation, classifier.classes, len(classifier.notes)) == (activation, expected_classes, notes)
     if activation in ("none", "applied"):
-        assert "The gradient of such an output vanishes for confident predictions" in found.notes[0]
-        assert f"--activation {activation}" in found.notes[0]
+        assert "The gradient of such an output vanishes for confident predictions" in classifier.notes[0]
+        assert f"--activation {activation}" in classifier.notes[0]
     elif activation == "sigmoid":
-        assert "--task regression" in found.notes[0]
+        assert "--task regression" in classifier.notes[0]
     elif notes:
-        assert "--activation sigmoid" in found.notes[0]
-        assert ("The output is between 0 and 1" in found.notes[0]) == (end(torch.zeros(1, 1)).item() == 0.5)
+        assert "--activation sigmoid" in classifier.notes[0]
+        assert ("The output is between 0 and 1" in classifier.notes[0]) == (end(torch.zeros(1, 1)).item() == 0.5)
     picture = np.full((16, 16, 3), 100, np.uint8)
-    probabilities = found.explain(picture).probabilities() if found.layer and activation != "none" else None
+    probabilities = classifier.explain(picture).probabilities() if classifier.layer and activation != "none" else None
     if probabilities is not None:
         assert probabilities.sum().item() == pytest.approx(1, abs=1e-5)
 
@@ -482,11 +482,11 @@ def test_what_is_said_of_an_exported_program_works(
     torch.testing.assert_close(
         gradcam.explain(torch.export.unflatten(program), TINY[:1], "3", target=1).maps, expected.maps
     )
-    said = refusal("tiny.pt2")
-    (tmp_path / "own.py").write_text("import torch\n" + said.partition("`")[2].partition("`")[0])
+    message = refusal("tiny.pt2")
+    (tmp_path / "own.py").write_text("import torch\n" + message.partition("`")[2].partition("`")[0])
     assert gradcam.load_classifier("own.py:build", size=(12, 16)).layer == "3"
-    said = refusal("own.py:build", weights="tiny.pt2", size=(12, 16))
-    exec(said.partition("with ")[2].rstrip("."), {"torch": torch, "path": "tiny.pt2"})
+    message = refusal("own.py:build", weights="tiny.pt2", size=(12, 16))
+    exec(message.partition("with ")[2].rstrip("."), {"torch": torch, "path": "tiny.pt2"})
     (tmp_path / "plain.py").write_text("from tests.helpers import tiny_model")
     loaded = gradcam.load_classifier("plain.py:tiny_model", weights="weights.pth", size=(12, 16)).model
     assert_same({**loaded.state_dict()}, {**model.state_dict()})
@@ -557,9 +557,9 @@ def int8() -> tuple[nn.Module, nn.Module]:
 def test_what_is_said_of_8_bits_works() -> None:
     plain, quantised = int8()
     for layer in (None, "1.3"):
-        with pytest.raises(gradcam.GradcamError, match="8-bit integers, which have no gradient") as said:
+        with pytest.raises(gradcam.GradcamError, match="8-bit integers, which have no gradient") as message:
             gradcam.explain(quantised, TINY, layer)
-        assert "the original floating-point model, or this one with method='rise'" in str(said.value)
+        assert "the original floating-point model, or this one with method='rise'" in str(message.value)
     with pytest.raises(ModelError, match="8-bit integers, which have no gradient"):
         gradcam.load_classifier(quantised, size=(12, 16))
     assert gradcam.explain(plain, TINY, "3").maps.any()
@@ -574,9 +574,9 @@ def test_a_file_of_another_framework_is_no_model(tmp_path: Path, suffix: str) ->
     for is_there in (False, True):
         if is_there:
             file.mkdir() if suffix == ".mlpackage" else file.write_bytes(b"\x08\x07 something")
-        said = refusal(str(file))
-        assert "gradients need a PyTorch model. Give that model, and its state dict with --weights" in said
-        assert "Nearest" not in said
+        message = refusal(str(file))
+        assert "gradients need a PyTorch model. Give that model, and its state dict with --weights" in message
+        assert "Nearest" not in message
     assert "save the state dict of the original PyTorch model" in refusal("resnet18", weights=file)
 
 

@@ -141,24 +141,27 @@ def test_a_model_with_a_checkpoint_is_what_it_is_when_its_weights_are_drawn_firs
     model = BUILT[name](7)
     state = model.state_dict()
     if name == "mobilenet_v3_small":  # as a training in another order of memory leaves them
-        state = {key: it.to(memory_format=torch.channels_last) if it.ndim == 4 else it for key, it in state.items()}
+        state = {
+            key: entry.to(memory_format=torch.channels_last) if entry.ndim == 4 else entry
+            for key, entry in state.items()
+        }
     torch.save(state, tmp_path / "mine.pth")
     before = torch.get_rng_state()
-    found, count, _ = network.build_for(read_checkpoint(tmp_path / "mine.pth"), BUILT[name], 1000)
+    actual, count, _ = network.build_for(read_checkpoint(tmp_path / "mine.pth"), BUILT[name], 1000)
     assert count == 7
     for own, theirs in [
-        (found.named_parameters(), model.named_parameters()),
-        (found.named_buffers(), model.named_buffers()),
+        (actual.named_parameters(), model.named_parameters()),
+        (actual.named_buffers(), model.named_buffers()),
     ]:
         tensors = dict(own)
         for key, tensor in theirs:
             assert torch.equal(tensors[key], tensor), key
             assert tensors.pop(key).stride() == tensor.stride(), key
         assert not tensors
-    for module in found.modules():
+    for module in actual.modules():
         held = [*module.parameters(), *getattr(module, "held", []), *getattr(module, "_flat_weights", [])]
-        assert not any(it.is_meta for it in held)
-    assert name != "odd: shared" or found.other.weight is found.layer.weight
+        assert not any(item.is_meta for item in held)
+    assert name != "odd: shared" or actual.other.weight is actual.layer.weight
     if name in ("mobilenet_v3_small", "regnet_y_400mf"):
         assert torch.equal(before, torch.get_rng_state()), "nothing is drawn for what the checkpoint has"
 
@@ -166,10 +169,10 @@ def test_a_model_with_a_checkpoint_is_what_it_is_when_its_weights_are_drawn_firs
 def test_what_a_detector_works_out_by_itself_has_values(tmp_path: Path) -> None:
     model = models.get_model("ssdlite320_mobilenet_v3_large", weights=None, weights_backbone=None).eval()
     torch.save(model.state_dict(), tmp_path / "mine.pth")
-    found = gradcam.load_detector("ssdlite320_mobilenet_v3_large", weights=tmp_path / "mine.pth", device="cpu")
-    assert isinstance(found.model, type(model))
+    detector = gradcam.load_detector("ssdlite320_mobilenet_v3_large", weights=tmp_path / "mine.pth", device="cpu")
+    assert isinstance(detector.model, type(model))
     image = torch.rand(3, 320, 320)
-    (own,), (theirs,) = found.model([image]), model([image])
+    (own,), (theirs,) = detector.model([image]), model([image])
     assert torch.equal(own["boxes"], theirs["boxes"])
     assert torch.equal(own["scores"], theirs["scores"])
 
@@ -190,10 +193,10 @@ def test_every_weights_of_torchvision_has_transforms_that_are_understood() -> No
             continue
         for weights in provider.list_weights(name):
             transforms = weights.transforms()
-            found = provider.to_preprocessing(transforms)
-            assert found.size == (transforms.crop_size[0],) * 2
-            assert found.resize == transforms.resize_size[0]
-            assert found.interpolation == transforms.interpolation.value
+            preprocessing = provider.to_preprocessing(transforms)
+            assert preprocessing.size == (transforms.crop_size[0],) * 2
+            assert preprocessing.resize == transforms.resize_size[0]
+            assert preprocessing.interpolation == transforms.interpolation.value
 
 
 def test_a_cached_file_is_used_without_the_network(hub: Path, photo: Photo) -> None:
@@ -231,9 +234,9 @@ def test_models_with_heads_for_training_are_built_as_with_their_own_weights(hub:
     ours = load_parts(name, None).model.eval()
     images = torch.randn(2, 3, 96, 96)
     with torch.no_grad():
-        found = ours(images)
-        torch.testing.assert_close(found, theirs(images), rtol=0, atol=1e-4)
-    assert (found[0] - found[1]).std() > 0.01
+        actual = ours(images)
+        torch.testing.assert_close(actual, theirs(images), rtol=0, atol=1e-4)
+    assert (actual[0] - actual[1]).std() > 0.01
 
 
 def test_a_vit_has_the_size_of_its_weights() -> None:
@@ -349,11 +352,11 @@ def test_the_embedded_model_takes_a_checkpoint_of_other_classes(tmp_path: Path, 
     weights = dict(classifier.model.state_dict())
     weights["head.3.weight"], weights["head.3.bias"] = weights["head.3.weight"][:5], weights["head.3.bias"][:5]
     torch.save({name: tensor.contiguous() for name, tensor in weights.items()}, tmp_path / "five.pth")
-    found = gradcam.load_classifier(weights=tmp_path / "five.pth", device="cpu", labels=list("abcde"))
-    assert (found.classes, found.labels, found.layer) == (5, list("abcde"), "layer4")
+    actual = gradcam.load_classifier(weights=tmp_path / "five.pth", device="cpu", labels=list("abcde"))
+    assert (actual.classes, actual.labels, actual.layer) == (5, list("abcde"), "layer4")
     images = torch.randn(1, 3, 64, 64)
     with torch.no_grad():
-        torch.testing.assert_close(found.model(images), classifier.model(images)[:, :5])
+        torch.testing.assert_close(actual.model(images), classifier.model(images)[:, :5])
 
 
 # timm
@@ -381,8 +384,8 @@ def test_timms_folder_gives_its_predictions_and_labels(timm_folder: Path, photo:
     theirs = timm.create_model(f"local-dir:{timm_folder}", pretrained=True)
     assert (classifier.classes, classifier.labels, classifier.activation) == (3, ["ant", "bee", "cow"], "softmax")
     assert any("--activation" in note for note in classifier.notes)
-    found = classifier.explain(photo("koala.webp")).probabilities()
-    torch.testing.assert_close(found, predict_by_timm(theirs, photo("koala.webp")), rtol=0, atol=1e-4)
+    actual = classifier.explain(photo("koala.webp")).probabilities()
+    torch.testing.assert_close(actual, predict_by_timm(theirs, photo("koala.webp")), rtol=0, atol=1e-4)
 
 
 def test_timms_cached_file_is_used_without_the_network(
@@ -404,8 +407,8 @@ def test_timms_cached_file_is_used_without_the_network(
     classifier = gradcam.load_classifier("timm:test_resnet.r160_in1k", device="cpu")
     assert asked[0] == ("timm/test_resnet.r160_in1k", "model.safetensors")
     assert (classifier.classes, classifier.labels[105], classifier.notes) == (1000, "koala", ())
-    found = classifier.explain(photo("koala.webp")).probabilities()
-    torch.testing.assert_close(found, predict_by_timm(theirs, photo("koala.webp")), rtol=0, atol=1e-4)
+    actual = classifier.explain(photo("koala.webp")).probabilities()
+    torch.testing.assert_close(actual, predict_by_timm(theirs, photo("koala.webp")), rtol=0, atol=1e-4)
 
 
 def test_timms_model_takes_a_checkpoint_of_other_classes(tmp_path: Path) -> None:
@@ -568,9 +571,9 @@ def test_a_processors_steps_may_be_changed(tmp_path: Path, photo: Photo) -> None
     folder = save_classifier(tmp_path / "folder", resnet_config(**named(2)), FAMILIES["resnet"][1]())
     plain = gradcam.load_classifier(f"hf:{folder}", device="cpu")
     image = gradcam.read_image(photo("koala.webp"))
-    same = gradcam.load_classifier(f"hf:{folder}", device="cpu", mean=plain.preprocess.plain.mean).preprocess
-    assert isinstance(same, Preprocessing)
-    difference = abs(same(image) - plain.preprocess(image)) / LEVEL
+    preprocess = gradcam.load_classifier(f"hf:{folder}", device="cpu", mean=plain.preprocess.plain.mean).preprocess
+    assert isinstance(preprocess, Preprocessing)
+    difference = abs(preprocess(image) - plain.preprocess(image)) / LEVEL
     assert difference.max() < 3.1
     assert difference.mean() < 0.1  # torchvision's resizing of tensors rounds elsewhere than Pillow's
     other = gradcam.load_classifier(f"hf:{folder}", device="cpu", size=128, std=(1, 1, 1)).preprocess
@@ -729,8 +732,8 @@ def test_a_regression_is_told_from_a_probability(tmp_path: Path, photo: Photo) -
     classifier = gradcam.load_classifier(f"hf:{tmp_path}", device="cpu")
     assert (classifier.activation, classifier.classes, classifier.labels) == ("none", 1, ["output"])
     assert "The model is a regression" in classifier.notes[-1]
-    found = classifier.explain(photo("koala.webp"))
-    assert found.scores[0, 0] == pytest.approx(found.output.logits[0, 0].item())
+    explanation = classifier.explain(photo("koala.webp"))
+    assert explanation.scores[0, 0] == pytest.approx(explanation.output.logits[0, 0].item())
 
 
 @pytest.mark.parametrize("size", [8193, (16, 10**9)])

@@ -194,7 +194,7 @@ def test_timms_files(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = timm.create_model("resnet18")
     assert timm.get_pretrained_cfg("resnet18").crop_pct == 0.95
-    for file, resize, said in (
+    for file, resize, message in (
         (
             "resnet18-f37072fd.pth",
             256,
@@ -205,4 +205,4 @@ def test_timms_files(tmp_path: Path) -> None:
         torch.save(model.state_dict(), tmp_path / file)
         classifier = gradcam.load_classifier("timm:resnet18", weights=tmp_path / file, device="cpu")
         assert classifier.preprocess.resize == resize
-        assert any(said in note for note in classifier.notes)
+        assert any(message in note for note in classifier.notes)

@@ -71,9 +71,9 @@ def test_an_attribution_has_them_too(attributed: Any, explained: Any) -> None:
 
 
 def test_what_nobody_knows(classifier: gradcam.Classifier, photo: Photo) -> None:
-    found = classifier.explain(photo("coffee.jpg"), target=lambda output: output[:, :2], evidence="signed")
-    assert (found.label(0, 1), found.probability(0, 1)) == (None, None)
-    assert found.caption(0, 1) == "score 1, signed evidence by gradcam at layer4"
+    explanation = classifier.explain(photo("coffee.jpg"), target=lambda output: output[:, :2], evidence="signed")
+    assert (explanation.label(0, 1), explanation.probability(0, 1)) == (None, None)
+    assert explanation.caption(0, 1) == "score 1, signed evidence by gradcam at layer4"
     own = gradcam.load_classifier(tiny_model(), size=(24, 32), layer="3").explain(photo("coffee.jpg"), target=2)
     assert own.label() is None
     assert re.fullmatch(r"class 2, \d+ %, by gradcam at 3", own.caption())
@@ -91,8 +91,8 @@ def test_a_class_of_one_of_several_heads_has_a_caption(photo: Photo) -> None:
 
     preprocess = gradcam.load_classifier(tiny_model(), size=(24, 32), layer="3").preprocess
     classifier = gradcam.Classifier("two", TwoHeads().eval(), preprocess, 5, None, "body.3")
-    found = classifier.explain(photo("coffee.jpg"), target=ClassTarget(1, output="kind"))
-    assert found.caption() == "class 1, by gradcam at body.3"
+    explanation = classifier.explain(photo("coffee.jpg"), target=ClassTarget(1, output="kind"))
+    assert explanation.caption() == "class 1, by gradcam at body.3"
 
 
 # In a notebook
@@ -101,15 +101,15 @@ def test_a_class_of_one_of_several_heads_has_a_caption(photo: Photo) -> None:
 def test_a_notebook_shows_an_attribution_with_its_caption(attributed: Any) -> None:
     shown = attributed._repr_html_()
     assert re.findall("<figcaption>(.*?)</figcaption>", shown) == [attributed.caption()]
-    (image,) = [Image.open(io.BytesIO(base64.b64decode(it))) for it in re.findall('base64,(.*?)"', shown)]
+    (image,) = [Image.open(io.BytesIO(base64.b64decode(item))) for item in re.findall('base64,(.*?)"', shown)]
     assert image.size == (800, 640)
     assert attributed._repr_png_().startswith(b"\x89PNG")
 
 
 def test_a_notebook_shows_several_pictures_with_their_captions(photo: Any) -> None:
-    found = gradcam.load_classifier().explain([photo("coffee.jpg"), photo("rocket.jpg")])
-    captions = re.findall("<figcaption>(.*?)</figcaption>", found._repr_html_())
-    assert captions == [found.caption(0), found.caption(1)]
+    explanation = gradcam.load_classifier().explain([photo("coffee.jpg"), photo("rocket.jpg")])
+    captions = re.findall("<figcaption>(.*?)</figcaption>", explanation._repr_html_())
+    assert captions == [explanation.caption(0), explanation.caption(1)]
 
 
 def test_a_notebook_shows_a_page_that_needs_no_kernel(explained: Any) -> None:
@@ -151,13 +151,17 @@ def test_an_overlay_is_saved(explained: Any, attributed: Any, tmp_path: Path) ->
 
 
 def test_all_of_an_explanation_is_saved(explained: Any, plain: gradcam.Explanation, tmp_path: Path) -> None:
-    for found in (explained, plain):
-        found.save(tmp_path / "all.npz")
+    for results in (explained, plain):
+        results.save(tmp_path / "all.npz")
         with np.load(tmp_path / "all.npz") as kept:
             assert set(kept) == {"maps", "heatmaps", "classes", "scores", "layer", "method", "evidence"}
             for name in ("maps", "heatmaps", "classes", "scores"):
-                np.testing.assert_array_equal(kept[name], getattr(found, name).numpy(), name)
-            assert [str(kept[name]) for name in ("layer", "method", "evidence")] == [found.layer, "gradcam", "positive"]
+                np.testing.assert_array_equal(kept[name], getattr(results, name).numpy(), name)
+            assert [str(kept[name]) for name in ("layer", "method", "evidence")] == [
+                results.layer,
+                "gradcam",
+                "positive",
+            ]
     plain.save(tmp_path / "some.npz", 1, -1)
     with np.load(tmp_path / "some.npz") as kept:
         np.testing.assert_array_equal(kept["heatmaps"], plain.heatmaps[1:, 2:].numpy())
@@ -168,13 +172,13 @@ def test_all_of_an_explanation_is_saved(explained: Any, plain: gradcam.Explanati
 
 
 def test_all_of_an_attribution_is_saved(tmp_path: Path) -> None:
-    found = attributions.input_gradients(tiny_model(), torch.rand(2, 3, 24, 32), target=1)
-    found.save(tmp_path / "all.npz")
+    attribution = attributions.input_gradients(tiny_model(), torch.rand(2, 3, 24, 32), target=1)
+    attribution.save(tmp_path / "all.npz")
     with np.load(tmp_path / "all.npz") as kept:
         assert set(kept) == {"values", "classes", "scores", "method"}
-        np.testing.assert_array_equal(kept["values"], found.values.numpy())
-    found.save(tmp_path / "one.npy", 1, 0)
-    np.testing.assert_array_equal(np.load(tmp_path / "one.npy"), found.values[1, 0].numpy())
+        np.testing.assert_array_equal(kept["values"], attribution.values.numpy())
+    attribution.save(tmp_path / "one.npy", 1, 0)
+    np.testing.assert_array_equal(np.load(tmp_path / "one.npy"), attribution.values[1, 0].numpy())
 
 
 def test_one_map_is_saved_as_a_batch_does(classifier: gradcam.Classifier, photo: Photo, tmp_path: Path) -> None:
@@ -232,10 +236,10 @@ def test_a_verdict_says_what_a_person_needs() -> None:
     classifier = gradcam.load_classifier(tiny_model(), size=(24, 32), layer="3", labels=["a" * 500, *"bcde"])
     picture = np.random.default_rng(0).integers(0, 256, (24, 32, 3), dtype=np.uint8)
     verdict = evaluation.check(classifier, picture, target=1)
-    said = repr(verdict)
-    assert said.startswith(f"Verdict({verdict.outcome}: 'b (1)' by gradcam at 3; ")
+    message = repr(verdict)
+    assert message.startswith(f"Verdict({verdict.outcome}: 'b (1)' by gradcam at 3; ")
     for test in verdict.tests:
-        assert f"{test.name} {test.outcome} ({test.value:.2g})" in said
+        assert f"{test.name} {test.outcome} ({test.value:.2g})" in message
     doubtful = replace(verdict, index=0, label=classifier.label(0), doubt="its cells lie elsewhere " * 20)
     assert "failed" in repr(doubtful)
     assert "its cells lie elsewhere" in repr(doubtful)
@@ -252,18 +256,18 @@ def test_results_fit_a_prompt(classifier: gradcam.Classifier, photo: Photo, expl
     images = own.batch(pictures)
     subject, heatmaps = evaluation.Subject(own.model, images), own.explain(pictures).heatmaps[:, 0]
     (failed,) = gradcam.explain_files([b"nothing"], own)
-    (done,) = gradcam.explain_files(photo("koala.webp"), own)
+    (result,) = gradcam.explain_files(photo("koala.webp"), own)
     tile = {
         str(place): photo(name) for place, name in enumerate(("koala.webp", "panda.webp", "macaw.webp", "coffee.jpg"))
     }
-    found = {
+    actual = {
         "Classifier(name='efficientnet_lite0', ": classifier,
         "ImageExplanation(": explained,
         "ImageAttribution(": attributed,
         "Prepared(reading=Reading(values=uint8 (24, 32, 3), ": own.prepare(pictures[0]),
         "Reading(values=uint8 (24, 32, 3), picture=uint8 (24, 32, 3), note=None)": own.prepare(pictures[0]).reading,
         "FileResult(name='inputs[0]', path=None, error=ImageError(": failed,
-        "FileResult(name='koala.webp', ": done,
+        "FileResult(name='koala.webp', ": result,
         "LayerRow(name='0', type='Conv2d', ": gradcam.list_layers(own.model, images[:1])[0],
         "ClassTarget(classes=int64 (70, 3), top=1, ": ClassTarget(torch.zeros(70, 3, dtype=torch.int64)),
         "Road(combined=float32 (70,))": evaluation.road(subject, heatmaps),
@@ -273,7 +277,7 @@ def test_results_fit_a_prompt(classifier: gradcam.Classifier, photo: Photo, expl
         ),
         "Mosaic(names=('": evaluation.make_mosaics(classifier, tile, limit=1)[0],
     }
-    for beginning, value in found.items():
+    for beginning, value in actual.items():
         assert repr(value).startswith(beginning), repr(value)
         assert len(repr(value)) <= LONGEST, repr(value)
         assert "\n" not in repr(value)

@@ -72,8 +72,8 @@ def test_a_browser_shows_it(visit: Callable[..., Visit], tmp_path: Path, viewpor
     page = visit(viewport=viewport, color_scheme="dark").open(tmp_path)
     widths = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
     assert widths[0] <= widths[1]
-    shown = page.evaluate("[...document.images].map((it) => [it.naturalWidth, it.clientWidth])")
-    assert [it[0] for it in shown] == [320] * 4
-    assert all(abs(it[1] * across - widths[1]) < 0.2 * widths[1] for it in shown)
+    scores = page.evaluate("[...document.images].map((it) => [it.naturalWidth, it.clientWidth])")
+    assert [item[0] for item in scores] == [320] * 4
+    assert all(abs(item[1] * across - widths[1]) < 0.2 * widths[1] for item in scores)
     colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert max(map(int, re.findall(r"\d+", colour))) < 60  # the script was allowed, and found that it is dark

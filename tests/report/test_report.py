@@ -74,19 +74,19 @@ def write_overlays(folder: Path, records: Sequence[Record]) -> None:
 def read_data(folder: Path) -> dict[str, Any]:
     """What the page holds of all pictures."""
     page = (folder / "index.html").read_text(encoding="utf-8")
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
-    assert found
-    return json.loads(found.group(1))
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
+    assert match
+    return json.loads(match.group(1))
 
 
 def read_details(folder: Path) -> list[dict[str, Any]]:
     data, details = read_data(folder), []
     for i in range(-(-len(data["names"]) // data["chunk"])):
         call = (folder / data["details"] / f"{i}.js").read_text()
-        found = re.fullmatch(r"gradcam\.receive\((\d+), (.*)\);\n", call, re.S)
-        assert found
-        assert int(found.group(1)) == i
-        details += json.loads(found.group(2))
+        match = re.fullmatch(r"gradcam\.receive\((\d+), (.*)\);\n", call, re.S)
+        assert match
+        assert int(match.group(1)) == i
+        details += json.loads(match.group(2))
     return details
 
 
@@ -144,8 +144,8 @@ def test_long_names_have_views_of_their_own(tmp_path: Path) -> None:
     for stem, colour in zip(stems, (RED, BLUE)):
         write_views(tmp_path, f"folder/{stem}", None, [halves(8, 8, colour, colour)])
     for stem, colour in zip(stems, (RED, BLUE)):
-        shown = read_image(tmp_path / name_views(f"folder/{stem}").overlay(0))
-        np.testing.assert_allclose(shown.mean((0, 1)), colour, atol=3)
+        image = read_image(tmp_path / name_views(f"folder/{stem}").overlay(0))
+        np.testing.assert_allclose(image.mean((0, 1)), colour, atol=3)
 
 
 def test_views_that_cannot_be_written_leave_nothing_behind(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_details_come_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(pages, "RECORDS_PER_FILE", 2)
     write_report(write_run(tmp_path, [done(f"{i}.jpg") for i in range(5)]))
     assert len(list((tmp_path / read_data(tmp_path)["details"]).iterdir())) == 3
-    assert [each["explained"][0]["files"]["overlay"] for each in read_details(tmp_path)] == [
+    assert [detail["explained"][0]["files"]["overlay"] for detail in read_details(tmp_path)] == [
         f"{i}-gradcam.jpg" for i in range(5)
     ]
 
@@ -240,7 +240,7 @@ def test_missing_views_are_made_of_overlays_and_pictures(tmp_path: Path) -> None
     both = contents.HAS_IMAGE | contents.HAS_OVERLAY
     assert read_data(folder)["has"] == [both, contents.HAS_OVERLAY]
     assert not list(folder.rglob("gone.small.jpg"))
-    assert [each["explained"][0]["small"] for each in read_details(folder)] == [
+    assert [detail["explained"][0]["small"] for detail in read_details(folder)] == [
         "report/views/a/cat.0.jpg",
         "report/views/gone.0.jpg",
     ]
@@ -263,7 +263,7 @@ def test_a_record_whose_overlay_is_gone_or_broken_is_on_the_page(tmp_path: Path)
     (folder / "broken-gradcam.jpg").write_bytes(b"no picture")
     write_report(folder)
     assert read_data(folder)["has"] == [0, 0, 0]
-    assert [each["explained"][0]["small"] for each in read_details(folder)] == [None] * 3
+    assert [detail["explained"][0]["small"] for detail in read_details(folder)] == [None] * 3
 
 
 ODD = [
@@ -336,7 +336,10 @@ def test_pictures_are_found_by_what_was_explained(tmp_path: Path) -> None:
     data = read_data(tmp_path)
     names = [label for _, label in data["classes"]]
     assert [names[top] for top in data["top"]] == ["dog", "dog", "dog", "a dog", "like o.jpg", "cock"]
-    assert {key: [names[it] for it in own] for key, own in data["others"].items()} == {"0": ["person"], "3": ["a cat"]}
+    assert {key: [names[item] for item in own] for key, own in data["others"].items()} == {
+        "0": ["person"],
+        "3": ["a cat"],
+    }
     assert data["confidence"] == [0.8, 0.25, 0.1, 0.3, 0.5, 0.9]
     assert [index for index, _ in data["classes"]] == [17, "a dog", "like o.jpg", 7, 1, "a cat"]
     assert "anna" not in (tmp_path / "index.html").read_text()
@@ -354,11 +357,11 @@ def test_details_say_which_box_it_is(tmp_path: Path) -> None:
         )
     )
     boxed, liked = read_details(tmp_path)
-    assert [it["label"] for it in boxed["explained"]] == ["left edge of box 1, dog", "left edge of box 2, person"]
-    assert len({it["index"] for it in boxed["explained"]}) == 2, "columns are of what is explained"
+    assert [item["label"] for item in boxed["explained"]] == ["left edge of box 1, dog", "left edge of box 2, person"]
+    assert len({item["index"] for item in boxed["explained"]}) == 2, "columns are of what is explained"
     assert boxed["predictions"][:3] == [[1, "0 person", 0.9], [17, "1 dog", 0.8], [1, "2 person", 0.7]]
     assert len(boxed["predictions"]) == 20
-    assert [(it["label"], it.get("on")) for it in liked["explained"]] == [
+    assert [(item["label"], item.get("on")) for item in liked["explained"]] == [
         ("like o.jpg", None),
         ("in o.jpg", "reference"),
     ]

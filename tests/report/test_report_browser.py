@@ -43,9 +43,9 @@ def write_gallery(folder: Path, records: Sequence[Record], pictures: dict[str, P
     for record in records:
         picture = pictures.get(record.image)
         drawn = [plain(RED) if picture is None or (picture == GREEN).all() else warm(picture)] * len(record.explained)
-        for entry, each in zip(record.explained, drawn):
+        for entry, item in zip(record.explained, drawn):
             (folder / str(entry.overlay)).parent.mkdir(parents=True, exist_ok=True)
-            write_image(folder / str(entry.overlay), each)
+            write_image(folder / str(entry.overlay), item)
         if record.explained:
             write_views(folder, str(find_stem(record)), picture, drawn)
     write_report(folder)
@@ -53,7 +53,7 @@ def write_gallery(folder: Path, records: Sequence[Record], pictures: dict[str, P
 
 
 def predicted(*classes: tuple[int, str, float]) -> dict[str, Any]:
-    return {"predictions": [Prediction(*each) for each in classes]}
+    return {"predictions": [Prediction(*item) for item in classes]}
 
 
 CAT, TABBY, CUP = (285, "Egyptian cat"), (281, "tabby"), (967, "espresso")

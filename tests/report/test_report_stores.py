@@ -29,8 +29,8 @@ URL = "objects://bucket/out"
 
 @pytest.fixture
 def fs() -> Iterator[type[ObjectStore]]:
-    with objects() as found:
-        yield found
+    with objects() as actual:
+        yield actual
 
 
 def put_run(records: list[Record], facts: dict[str, Any] | None = None, url: str = URL) -> Store:
@@ -45,9 +45,9 @@ def put_run(records: list[Record], facts: dict[str, Any] | None = None, url: str
 
 
 def read_page(store: Store) -> dict[str, Any]:
-    found = re.search(rb'<script type="application/json" id="data">(.*?)</script>', store.read("index.html"), re.S)
-    assert found
-    return json.loads(found.group(1))
+    match = re.search(rb'<script type="application/json" id="data">(.*?)</script>', store.read("index.html"), re.S)
+    assert match
+    return json.loads(match.group(1))
 
 
 def test_a_report_in_a_store_is_that_of_a_disk(fs: Any, tmp_path: Path) -> None:
