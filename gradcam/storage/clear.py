@@ -1,4 +1,4 @@
-"""What an output folder holds of earlier runs: whether a new one may go on there, and how it is cleared away."""
+"""Check an output folder for earlier runs, and remove the files of earlier runs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from gradcam.storage.records import Record
 from gradcam.storage.run_file import ShardFiles, find_shard_files, list_manifests
 from gradcam.storage.store import Store
 
-Mode = Literal["new", "resume", "overwrite"]  # what is done about an earlier run
+Mode = Literal["new", "resume", "overwrite"]  # how to treat an earlier run
 
-PAGE, REPORT = "index.html", "report"  # and where a report's other files lie
+PAGE, REPORT = "index.html", "report"  # the page of a report, and the folder of its other files
 STATIC = (
     "style.css",
     "theme.js",
@@ -30,145 +30,165 @@ STATIC = (
     "grid.js",
     "detail.js",
     "gallery.js",
-)  # of a report, whatever the run
-# What a report is made of, below its folder.
+)  # These are the same in every report.
+# Matches the files that a report consists of, by their names inside the folder REPORT.
 REPORT_FILES = re.compile(
     rf"{'|'.join(map(re.escape, STATIC))}|details-[0-9a-f]+/\d+\.js|views/.+\.(small|large|\d+)\.jpg", re.DOTALL
 )
-GENERATOR = b'<meta name="generator" content="gradcam">'  # in the head of each page
-HEAD = 2**16  # bytes
+GENERATOR = b'<meta name="generator" content="gradcam">'  # Each page has this in its head.
+HEAD_BYTES = 2**16
 
 
-def check_earlier(reader: RunReader, part: ShardFiles, now: Mapping[str, Any], mode: Mode) -> list[str]:
-    """Notes for a person who may go on. Raises as `check_parts`, and `OutputError` for other settings."""
+def check_earlier(reader: RunReader, shard: ShardFiles, current_run: Mapping[str, Any], mode: Mode) -> list[str]:
+    """Return notes for the user about the run to resume.
+
+    Raises `OutputError` like `check_parts`, and if the earlier run had other settings.
+    """
     names = reader.list_names()
-    parts = find_shard_files(names)
-    if mode == "overwrite" and not part.of:
-        return []  # all of it is to go
-    check_parts(reader, names, part, mode)
-    for other in [other for other in parts if other != part][:1]:  # those that are there are alike
-        _check_alike(reader, names, other, now)
-    return _check_alike(reader, names, part, now) if part in parts and mode == "resume" else []
+    shards = find_shard_files(names)
+    if mode == "overwrite" and not shard.of:
+        return []  # An overwriting run without shards removes all earlier shards, so nothing has to agree with them.
+    check_parts(reader, names, shard, mode)
+    # All existing shards have the same settings, so one comparison is enough.
+    for other_shard in [other_shard for other_shard in shards if other_shard != shard][:1]:
+        _check_same_settings(reader, names, other_shard, current_run)
+    return _check_same_settings(reader, names, shard, current_run) if shard in shards and mode == "resume" else []
 
 
-def check_parts(reader: RunReader, names: Collection[str], part: ShardFiles, mode: Mode) -> None:
-    """Raises `OutputError` where what the folder holds is in the way, whatever the settings are."""
-    parts = find_shard_files(names)
-    strangers = [other for other in parts if other.of != part.of]
-    if strangers and not (mode == "overwrite" and not part.of):
+def check_parts(reader: RunReader, names: Collection[str], shard: ShardFiles, mode: Mode) -> None:
+    """Raise `OutputError` if the folder holds runs that this run may not touch, whatever their settings."""
+    shards = find_shard_files(names)
+    other_shards = [other_shard for other_shard in shards if other_shard.of != shard.of]
+    if other_shards and not (mode == "overwrite" and not shard.of):
         raise OutputError(
-            f"{reader.show()}: contains {strangers[0]}, with {_count(reader, names, strangers)}, but this is {part}; "
-            "choose another --output"
+            f"{reader.show()}: contains {other_shards[0]}, with {_count_records(reader, names, other_shards)}, but "
+            f"this is {shard}; choose another --output"
         )
-    if part in parts and mode == "new":
+    if shard in shards and mode == "new":
         raise OutputError(
-            f"{reader.show()}: contains an earlier run, with {_count(reader, names, [part])}; give --resume to continue it, "
-            "--overwrite to start again, or another --output"
+            f"{reader.show()}: contains an earlier run, with {_count_records(reader, names, [shard])}; give --resume "
+            "to continue it, --overwrite to start again, or another --output"
         )
 
 
-def _check_alike(reader: RunReader, names: Collection[str], part: ShardFiles, now: Mapping[str, Any]) -> list[str]:
-    """Raises `OutputError` unless that part was made with the same settings."""
-    if part.run not in names:
+def _check_same_settings(
+    reader: RunReader, names: Collection[str], shard: ShardFiles, current_run: Mapping[str, Any]
+) -> list[str]:
+    """Raise `OutputError` unless the shard was written with the same settings; return notes for the user."""
+    if shard.run not in names:
         raise OutputError(
-            f"{reader.show()}: contains {list_manifests(names, part)[0]}, but not {part.run} with the run's settings; start "
-            "again with --overwrite"
+            f"{reader.show()}: contains {list_manifests(names, shard)[0]}, but not {shard.run} with the run's "
+            "settings; start again with --overwrite"
         )
-    earlier = _read_run(reader, names, part)
-    differences = run_file.list_differences(earlier, now)
+    earlier_run = _read_run(reader, names, shard)
+    differences = run_file.list_differences(earlier_run, current_run)
     if differences:
-        where = f" (of {part})" if part.of else ""
+        origin = f" (of {shard})" if shard.of else ""
         raise OutputError(
-            f"{reader.show()}: the earlier run{where} had other settings: {'; '.join(differences)}. Give the same settings, "
-            "start again with --overwrite, or choose another --output"
+            f"{reader.show()}: the earlier run{origin} had other settings: {'; '.join(differences)}. Give the same "
+            "settings, start again with --overwrite, or choose another --output"
         )
-    return run_file.list_notes(earlier, now)
+    return run_file.list_notes(earlier_run, current_run)
 
 
-def _read_run(reader: RunReader, names: Collection[str], part: ShardFiles) -> dict[str, Any]:
-    """Return that part's run.json; of an earlier version, with the layers and methods of the first record's results."""
-    fields = run_file.decode_run(reader.read(part.run), reader.show(part.run))
-    if not fields["resolved"] and "task" in fields["settings"]:  # The settings of classifiers name both.
-        pairs = (pair_lines(reader.read_lines(name), reader.show(name)) for name in list_manifests(names, part))
+def _read_run(reader: RunReader, names: Collection[str], shard: ShardFiles) -> dict[str, Any]:
+    """Return the shard's run.json. If an earlier version wrote it, add the layers and methods of the first record."""
+    fields = run_file.decode_run(reader.read(shard.run), reader.show(shard.run))
+    if not fields["resolved"] and "task" in fields["settings"]:  # Only classifiers name both in their settings.
+        pairs = (pair_lines(reader.read_lines(name), reader.show(name)) for name in list_manifests(names, shard))
         results = next((record.explained for _, record in chain.from_iterable(pairs) if record.explained), ())
-        fields["resolved"] = run_file.list_places((it.layer, it.method) for it in results) if results else {}
+        fields["resolved"] = (
+            run_file.list_places((result.layer, result.method) for result in results) if results else {}
+        )
     return fields
 
 
-def list_earlier_layers(place: Path | Store, part: ShardFiles, mode: Mode) -> list[str]:
-    """Return the layers of the run that is resumed, or of another shard of it; none where there is neither."""
-    reader = to_reader(place)
-    with blaming(place):
-        names = reader.list_names() if isinstance(place, Store) or place.is_dir() else []
-        parts = [it for it in find_shard_files(names) if it.of == part.of and (it != part or mode == "resume")]
-        fields = next((_read_run(reader, names, other) for other in parts if other.run in names), {})
+def list_earlier_layers(folder: Path | Store, shard: ShardFiles, mode: Mode) -> list[str]:
+    """Return the layers of the run to resume, or of another shard of it; an empty list without an earlier run."""
+    reader = to_reader(folder)
+    with blaming(folder):
+        names = reader.list_names() if isinstance(folder, Store) or folder.is_dir() else []
+        shards = [
+            earlier
+            for earlier in find_shard_files(names)
+            if earlier.of == shard.of and (earlier != shard or mode == "resume")
+        ]
+        fields = next((_read_run(reader, names, earlier) for earlier in shards if earlier.run in names), {})
     layers = {**fields.get("settings", {}), **fields.get("resolved", {})}.get("layers")
     return [layer for layer in layers if isinstance(layer, str)] if isinstance(layers, list) else []
 
 
-def _count(reader: RunReader, names: Collection[str], parts: Iterable[ShardFiles]) -> str:
-    lines = sum(1 for part in parts for name in list_manifests(names, part) for _ in reader.read_lines(name))
+def _count_records(reader: RunReader, names: Collection[str], shards: Iterable[ShardFiles]) -> str:
+    lines = sum(1 for shard in shards for name in list_manifests(names, shard) for _ in reader.read_lines(name))
     return "1 record" if lines == 1 else f"{lines} records"
 
 
 def remove_runs(
-    place: ResultWriter, parts: Iterable[ShardFiles], inputs: Iterable[Path | str], *, report: bool
+    writer: ResultWriter, shards: Iterable[ShardFiles], inputs: Iterable[Path | str], *, report: bool
 ) -> None:
-    """Remove what these parts wrote, as their manifests say, with `report` also the report; the manifests last, so that
-    it can be done again. Raises `OutputError` before, where one of the `inputs` would go."""
-    reader = to_reader(place.root)
-    names, chosen = reader.list_names(), list(parts)
-    results = reader.select(name for part in chosen for name in _list_recorded(reader, names, part))
-    root = tuple(os.path.join(form, "") for form in _list_forms(reader.locate("")))
-    kept = {form for each in inputs for form in _list_forms(each) if form.startswith(root)}
-    for name in results if kept else ():
-        if kept & _list_forms(reader.locate(name)):
+    """Remove the files that the manifests of these shards list, and with `report` the report as well.
+
+    Manifests are removed last, so that an interrupted removal can be repeated. If one of the `inputs` is among the
+    files, raises `OutputError` before anything is removed.
+    """
+    reader = to_reader(writer.root)
+    names, shard_list = reader.list_names(), list(shards)
+    results = reader.select(name for shard in shard_list for name in _list_recorded(reader, names, shard))
+    prefixes = tuple(os.path.join(path, "") for path in _list_path_forms(reader.locate("")))
+    inputs_inside = {path for source in inputs for path in _list_path_forms(source) if path.startswith(prefixes)}
+    for name in results if inputs_inside else ():
+        if inputs_inside & _list_path_forms(reader.locate(name)):
             raise OutputError(
-                f"{reader.locate(name)}: is an input image, but also a result of the earlier run, which --overwrite would "
-                "remove; choose another --output"
+                f"{reader.locate(name)}: is an input image, but also a result of the earlier run, which --overwrite "
+                "would remove; choose another --output"
             )
-    own = [name for part in chosen for name in (part.log, *run_file.list_pieces(names, part.events), part.run)]
-    place.remove(results)
+    run_files = [
+        name for shard in shard_list for name in (shard.log, *run_file.list_pieces(names, shard.events), shard.run)
+    ]
+    writer.remove(results)
     if report:
-        files = [name for name in reader.find(REPORT) if REPORT_FILES.fullmatch(name.removeprefix(f"{REPORT}/"))]
-        place.remove([*files, PAGE] if _has_report(reader) else files)
-    place.remove(name for name in own if name in names)
-    place.remove(name for part in chosen for name in list_manifests(names, part))
-    if not isinstance(place.root, Path):
+        report_files = [name for name in reader.find(REPORT) if REPORT_FILES.fullmatch(name.removeprefix(f"{REPORT}/"))]
+        writer.remove([*report_files, PAGE] if _has_report(reader) else report_files)
+    writer.remove(name for name in run_files if name in names)
+    writer.remove(name for shard in shard_list for name in list_manifests(names, shard))
+    if not isinstance(writer.root, Path):
         return
-    for part in chosen:
-        remove_empty(place.root / part.events)
-        remove_empty(place.root / part.records)
-    if report and not (place.root / REPORT).is_symlink():
-        for folder, _, _ in os.walk(place.root / REPORT, topdown=False):
+    for shard in shard_list:
+        remove_empty(writer.root / shard.events)
+        remove_empty(writer.root / shard.records)
+    if report and not (writer.root / REPORT).is_symlink():
+        for folder, _, _ in os.walk(writer.root / REPORT, topdown=False):
             remove_empty(Path(folder))
 
 
-def _list_recorded(reader: RunReader, names: Collection[str], part: ShardFiles) -> Iterator[str]:
-    """The files that were written and recorded, by name; lines that are no records say nothing."""
-    for name in list_manifests(names, part):
-        with contextlib.suppress(OutputError):  # a line without an end is none either
+def _list_recorded(reader: RunReader, names: Collection[str], shard: ShardFiles) -> Iterator[str]:
+    """Yield the names of the files that the shard's records list, skipping lines that are not records."""
+    for name in list_manifests(names, shard):
+        with contextlib.suppress(OutputError):  # An overlong line cannot be a record either.
             for line in reader.read_lines(name):
                 with contextlib.suppress(GradcamError):
                     yield from list(Record.from_json(line).files)
 
 
-def _list_forms(where: Path | str) -> set[str]:
-    return {where} if isinstance(where, str) else {os.path.abspath(where), os.path.realpath(where)}
+def _list_path_forms(location: Path | str) -> set[str]:
+    return {location} if isinstance(location, str) else {os.path.abspath(location), os.path.realpath(location)}
 
 
 def check_page(reader: RunReader) -> None:
-    """Raises `OutputError` where a report would replace an `index.html` that is none, and `OSError` and `StoreError`."""
+    """Raise `OutputError` if a report would replace an `index.html` that gradcam did not write.
+
+    Also raises `OSError` and `StoreError`.
+    """
     if _has_report(reader) is False:
         raise OutputError(
-            f"{reader.locate(PAGE)}: is not a gradcam report, but a report would replace it; move it, or choose another "
-            "--output"
+            f"{reader.locate(PAGE)}: is not a gradcam report, but a report would replace it; move it, or choose "
+            "another --output"
         )
 
 
 def _has_report(reader: RunReader) -> bool | None:
     try:
-        head = reader.read_head(PAGE, HEAD)
+        head = reader.read_head(PAGE, HEAD_BYTES)
     except IsADirectoryError:
         return False
     return None if head is None else not head or GENERATOR in head

@@ -1,4 +1,4 @@
-"""What is done to files of the output folder: all of it is here, and in `gradcam.files`."""
+"""Read, append to, lock and remove the files of an output folder. `gradcam.images.files` writes whole files."""
 
 from __future__ import annotations
 
@@ -16,108 +16,112 @@ from filelock import FileLock
 from gradcam.errors import OutputError
 from gradcam.images.files import open_at_once, open_file
 
-BLOCK = 2**16  # bytes
-LONGEST_LINE = 2**24  # bytes
-FULL = (errno.ENOSPC, errno.EDQUOT)
-CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
-# What a name alone can cause; other names are written all the same.
-OF_THE_NAME = (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
-NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)  # file systems that have none
-INTERRUPTING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+BLOCK_BYTES = 2**16
+MAX_LINE_BYTES = 2**24
+DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+UNWRITABLE_ERRNOS = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
+# These errors can be due to one file's name, so that files with other names can still be written.
+FILE_NAME_ERRNOS = (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
+# Some file systems have no locks.
+UNSUPPORTED_LOCK_ERRNOS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
+INTERRUPT_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 @contextlib.contextmanager
 def blaming_disk(folder: Path) -> Iterator[None]:
-    """Whatever the disk refuses is an `OutputError` that says what to do."""
+    """Turn each `OSError` into an `OutputError` that says what to do."""
     try:
         yield
     except OSError as error:
         advice = "check the disk, then continue with --resume"
-        if error.errno in FULL:
+        if error.errno in DISK_FULL_ERRNOS:
             advice = "free some space, then continue with --resume"
-        elif error.errno in CLOSED:
+        elif error.errno in UNWRITABLE_ERRNOS:
             advice = "choose another --output"
         raise OutputError(f"{show(folder)}: {describe_os_error(error)}; {advice}") from error
 
 
 def show(folder: Path) -> str:
-    """A folder's name, for a sentence: it ends as a folder's."""
+    """Return the folder's name for a message, with a separator at the end."""
     return os.path.join(folder, "")
 
 
 def describe_os_error(error: OSError) -> str:
-    """The reason alone, for the middle of a sentence."""
+    """Return the reason for an error, without the file name, for the middle of a sentence."""
     reason = " ".join((error.strerror or str(error)).split())
     return reason[:1].lower() + reason[1:]
 
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Signals that would raise an exception come at the end of this alone, so that a record is written or not begun."""
-    came: list[int] = []
+    """Delay signals that raise exceptions until the block ends, so that a record is written completely or not at
+    all."""
+    pending: list[int] = []
 
-    def remember(number: int, frame: FrameType | None) -> None:
-        came.append(number)
+    def defer(number: int, frame: FrameType | None) -> None:
+        pending.append(number)
 
-    is_heeded = threading.current_thread() is threading.main_thread()  # no other thread is interrupted
-    handlers = {number: signal.getsignal(number) for number in INTERRUPTING} if is_heeded else {}
-    held = {number: handler for number, handler in handlers.items() if callable(handler)}
+    # Python runs signal handlers in the main thread only.
+    receives_signals = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in INTERRUPT_SIGNALS} if receives_signals else {}
+    saved_handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
     try:
-        for number in held:
-            signal.signal(number, remember)
+        for number in saved_handlers:
+            signal.signal(number, defer)
         yield
     finally:
-        for number, handler in held.items():
+        for number, handler in saved_handlers.items():
             signal.signal(number, handler)
-        for number in came:
+        for number in pending:
             signal.raise_signal(number)
 
 
 def check_file(path: Path) -> None:
-    """Raises `OutputError` for what is there and no file: to read a FIFO or a device might never end."""
+    """Raise `OutputError` if the path exists but is not a regular file: reading a FIFO or a device might never end."""
     if os.path.lexists(path) and not path.is_file():
         raise OutputError(f"{path}: is not a file, but a run needs a file there; move it, or choose another --output")
 
 
 def open_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a file, with their ends. Raises `OSError`, and `OutputError` for one that does not end."""
+    """Yield the lines of a file, with their line ends. Raises `OSError`, and `OutputError` for an overlong line."""
     with open_file(path) as file:
-        while line := file.readline(LONGEST_LINE):
-            if len(line) == LONGEST_LINE:
+        while line := file.readline(MAX_LINE_BYTES):
+            if len(line) == MAX_LINE_BYTES:
                 raise OutputError(
-                    f"{path}: has a line of over {LONGEST_LINE} bytes, longer than any line of a run; start again with "
-                    "--overwrite"
+                    f"{path}: has a line of over {MAX_LINE_BYTES} bytes, longer than any line of a run; start again "
+                    "with --overwrite"
                 )
             yield line
 
 
 class LineFile:
-    """A file that grows by whole lines. What an earlier writer did not finish, or the disk did not take, is cut off."""
+    """A file that grows by whole lines. An incomplete last line, of an earlier writer or a full disk, is cut off."""
 
     def __init__(self, path: Path) -> None:
         check_file(path)
         self._path = path
         self._file = open(path, "ab", buffering=0, opener=open_at_once)  # noqa: SIM115  (`close` is for the owner)
-        self._end = find_end(path)
+        self._end = find_line_end(path)
         self._file.truncate(self._end)
 
     def append(self, line: bytes) -> None:
-        """Add a line, with its end. Raises `OSError`; the file then is as it was before."""
+        """Add a line that has its line end. If this raises `OSError`, the file is as it was before."""
         try:
-            rest = memoryview(line)
-            while rest:  # once, but on a disk that is nearly full
-                rest = rest[self._file.write(rest) or 0 :]
+            remaining = memoryview(line)
+            while remaining:  # One write takes the whole line, unless the disk is nearly full.
+                remaining = remaining[self._file.write(remaining) or 0 :]
             self._end += len(line)
-        except BaseException:  # interruptions too
+        except BaseException:  # KeyboardInterrupt must not leave part of a line either.
             with contextlib.suppress(OSError):
                 self._file.truncate(self._end)
             raise
 
     def check(self) -> None:
-        """Raises `OutputError` where somebody removed, replaced or changed the file: what is added would not be read."""
+        """Raise `OutputError` if another program removed, replaced or changed the file, because new lines would be
+        lost."""
         with contextlib.suppress(FileNotFoundError):
-            there = self._path.stat()
-            if os.path.samestat(there, os.fstat(self._file.fileno())) and there.st_size == self._end:
+            status = self._path.stat()
+            if os.path.samestat(status, os.fstat(self._file.fileno())) and status.st_size == self._end:
                 return
         raise OutputError(
             f"{self._path}: another program removed or changed this file; check it, then continue with --resume"
@@ -127,19 +131,19 @@ class LineFile:
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that has nothing to wait for
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # Some file systems cannot sync a file.
                 raise
 
     def close(self) -> None:
         self._file.close()
 
 
-def find_end(path: Path) -> int:
-    """Where the last whole line of a file ends: its size, unless a writer was stopped in a line."""
+def find_line_end(path: Path) -> int:
+    """Return the position after the last line end: the file's size, unless a writer was stopped within a line."""
     with open_file(path) as file:
         position = file.seek(0, os.SEEK_END)
         while position:
-            start = max(0, position - BLOCK)
+            start = max(0, position - BLOCK_BYTES)
             file.seek(start)
             end = file.read(position - start).rfind(b"\n")
             if end >= 0:
@@ -149,7 +153,7 @@ def find_end(path: Path) -> int:
 
 
 def is_there(path: Path) -> bool:
-    """Whether there is such a file, with something in it."""
+    """Return whether the path is a file that is not empty."""
     try:
         return path.stat().st_size > 0 and path.is_file()
     except OSError:
@@ -157,39 +161,41 @@ def is_there(path: Path) -> bool:
 
 
 def find_inside(folder: Path, name: str) -> Path | None:
-    """The path of what is called so in the folder; None for a name that leads out of it."""
+    """Return the path of the named file in the folder, or None if the name leads out of the folder."""
     path = Path(name)
-    is_inside = not path.is_absolute() and ".." not in path.parts and path.parts and "\0" not in name
-    return folder / path if is_inside else None
+    is_relative = not path.is_absolute() and ".." not in path.parts and path.parts and "\0" not in name
+    return folder / path if is_relative else None
 
 
 def is_inside(folder: Path, path: Path) -> bool:
-    """Whether the place of a file is in the folder, links followed."""
+    """Return whether a file lies in the folder after links in its path are resolved."""
     root = os.path.join(os.path.realpath(folder), "")
     return os.path.join(os.path.realpath(path.parent), "").startswith(root)
 
 
 def remove(path: Path) -> None:
-    """Remove a file, if it is there; folders stay. Raises `OSError`."""
+    """Remove a file if it exists; folders stay. Raises `OSError`."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         if path.is_symlink() or not path.is_dir():
             path.unlink()
 
 
 def remove_empty(folder: Path) -> None:
-    """Remove a folder, if there is nothing in it."""
+    """Remove a folder if it is empty."""
     with contextlib.suppress(OSError):
         folder.rmdir()
 
 
 def take_lock(path: Path, *, seconds: float) -> Callable[[], None]:
-    """Wait so long, or with -1 as long as it takes, until nobody has this file locked; gives what lets go of it. Raises
-    `filelock.Timeout`, and `OSError`."""
+    """Wait until the file can be locked, and return a function that releases the lock.
+
+    Waits for `seconds`, or without limit if they are -1. Raises `filelock.Timeout` and `OSError`.
+    """
     lock = FileLock(path, timeout=seconds, thread_local=False)
     try:
         lock.acquire()
     except (NotImplementedError, OSError) as error:
-        if isinstance(error, OSError) and error.errno not in NO_LOCKS:
+        if isinstance(error, OSError) and error.errno not in UNSUPPORTED_LOCK_ERRNOS:
             raise
-        return lambda: None  # without locks two at once are the user's own affair
+        return lambda: None  # Without locks, the user has to make sure that no two runs write to the same folder.
     return lock.release

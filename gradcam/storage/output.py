@@ -1,4 +1,4 @@
-"""An output folder, on a disk or in a store: one way to read it, and for each of the two a way to write to it."""
+"""Read and write an output folder, on a disk or in an object store."""
 
 from __future__ import annotations
 
@@ -15,57 +15,60 @@ from gradcam.errors import ImageError, OutputError
 from gradcam.images.files import UNFINISHED, NotAFileError, open_file, read_text_file, replacing, write_whole
 from gradcam.storage import disk
 from gradcam.storage.fetch import StoreArchive
-from gradcam.storage.retry import refusal_of
-from gradcam.storage.run_file import FOLDER
+from gradcam.storage.retry import describe_refusal
+from gradcam.storage.run_file import PIECE_FOLDER
 from gradcam.storage.store import Store
 
 
 @dataclass(frozen=True)
 class DiskReader:
-    """An output folder on a disk, to be read. Names are relative to it, with "/" between folders. All methods raise
-    `OSError`; `read` and `read_lines` also `OutputError` for no file."""
+    """Reads an output folder on a disk.
+
+    Names are relative to the folder, with "/" between folders. All methods raise `OSError`; `read` and `read_lines`
+    also raise `OutputError` if the name does not belong to a regular file.
+    """
 
     folder: Path
 
     def locate(self, name: str) -> Path:
-        """Where a file of that name is."""
+        """Return the full path of the named file."""
         return self.folder / name
 
     def show(self, name: str = "") -> str:
-        """The folder, or a file in it, for a sentence."""
+        """Return the path of the folder, or of a file in it, for a message."""
         return str(self.folder / name) if name else disk.show(self.folder)
 
     def list_names(self) -> list[str]:
-        """What is directly in it, and in the folders of a manifest's and a log's pieces."""
+        """Return the names directly in the folder, and those in the folders of a manifest's and a log's pieces."""
         names: list[str] = []
         with os.scandir(self.folder) as entries:
             for entry in entries:
-                if FOLDER.fullmatch(entry.name) and entry.is_dir():
+                if PIECE_FOLDER.fullmatch(entry.name) and entry.is_dir():
                     names += [f"{entry.name}/{name}" for name in os.listdir(entry.path)]
                 else:
                     names.append(entry.name)
         return names
 
     def find(self, folder: str) -> list[str]:
-        """The names of all files in that folder and below it."""
+        """Return the names of all files in a subfolder and below it."""
         top = self.folder / folder
-        if top.is_symlink():  # what it leads to is not this folder's
+        if top.is_symlink():  # The link's target lies outside this output folder.
             return []
-        below = ((Path(place), names) for place, _, names in os.walk(top))
-        return [(place / name).relative_to(self.folder).as_posix() for place, names in below for name in names]
+        folders = ((Path(parent), names) for parent, _, names in os.walk(top))
+        return [(parent / name).relative_to(self.folder).as_posix() for parent, names in folders for name in names]
 
     def select(self, names: Iterable[str]) -> list[str]:
-        """Those of the names that do not lead out of it; in a store, those that there are."""
+        """Return the names that do not lead out of the folder; in a store, the names of existing objects."""
         paths = ((name, disk.find_inside(self.folder, name)) for name in names)
         return [name for name, path in paths if path is not None and disk.is_inside(self.folder, path)]
 
     def read(self, name: str) -> bytes:
-        """All of a file."""
+        """Return the contents of a file."""
         disk.check_file(self.folder / name)
         return read_text_file(self.folder / name)
 
     def read_head(self, name: str, size: int) -> bytes | None:
-        """So many bytes of a file's beginning, fewer where it is shorter; None where there is no such file."""
+        """Return the first `size` bytes of a file, fewer if it is shorter, or None if there is no such file."""
         try:
             with open_file(self.folder / name) as file:
                 return file.read(size)
@@ -73,18 +76,18 @@ class DiskReader:
             return None
 
     def read_lines(self, name: str) -> Iterator[bytes]:
-        """The lines of a file, with their ends."""
+        """Yield the lines of a file, with their line ends."""
         disk.check_file(self.folder / name)
         yield from disk.open_lines(self.folder / name)
 
     def open(self, name: str) -> contextlib.AbstractContextManager[BinaryIO]:
-        """The bytes of a file, to be gone through."""
+        """Open a file for sequential reading."""
         return open(self.folder / name, "rb")
 
 
 @dataclass(frozen=True)
 class StoreReader:
-    """An output folder in a store: as a `DiskReader`. All methods raise `OSError` and `StoreError`."""
+    """Reads an output folder in a store, like `DiskReader`. All methods raise `OSError` and `StoreError`."""
 
     store: Store
 
@@ -97,16 +100,16 @@ class StoreReader:
     def list_names(self) -> list[str]:
         names: list[str] = []
         for name in self.store.list_names():
-            is_of_pieces = name.endswith("/") and FOLDER.fullmatch(name.rstrip("/"))
-            names += self.store.list_names(name.rstrip("/")) if is_of_pieces else [name]
+            is_piece_folder = name.endswith("/") and PIECE_FOLDER.fullmatch(name.rstrip("/"))
+            names += self.store.list_names(name.rstrip("/")) if is_piece_folder else [name]
         return names
 
     def find(self, folder: str) -> list[str]:
         return list(self.store.find(folder))
 
     def select(self, names: Iterable[str]) -> list[str]:
-        there = self.store.find()
-        return [name for name in dict.fromkeys(names) if name in there]
+        sizes = self.store.find()
+        return [name for name in dict.fromkeys(names) if name in sizes]
 
     def read(self, name: str) -> bytes:
         return self.store.read(name)
@@ -128,39 +131,43 @@ class StoreReader:
 RunReader = DiskReader | StoreReader
 
 
-def to_reader(place: Path | Store) -> RunReader:
-    """The output folder there."""
-    return StoreReader(place) if isinstance(place, Store) else DiskReader(place)
+def to_reader(folder: Path | Store) -> RunReader:
+    """Return the reader of an output folder."""
+    return StoreReader(folder) if isinstance(folder, Store) else DiskReader(folder)
 
 
-def blaming(place: Path | Store) -> contextlib.AbstractContextManager[None]:
-    """Whatever the disk or the store refuses is an `OutputError` that says what to do; a `StoreError` passes."""
-    return blaming_store(place) if isinstance(place, Store) else disk.blaming_disk(place)
+def blaming(folder: Path | Store) -> contextlib.AbstractContextManager[None]:
+    """Turn the errors of a disk or a store into an `OutputError` that says what to do; a `StoreError` passes
+    unchanged."""
+    return blaming_store(folder) if isinstance(folder, Store) else disk.blaming_disk(folder)
 
 
 @contextlib.contextmanager
 def blaming_store(store: Store) -> Iterator[None]:
-    """Whatever the store refuses is an `OutputError` that says what to do; a `StoreError` passes."""
+    """Turn the errors of a store into an `OutputError` that says what to do; a `StoreError` passes unchanged."""
     try:
         yield
     except PermissionError as error:
         raise OutputError(
-            f"{store}: the credentials do not allow listing, reading or writing it ({refusal_of(error)}); use other "
+            f"{store}: the credentials do not allow listing, reading or writing it ({describe_refusal(error)}); use other "
             "credentials, or choose another --output"
         ) from error
     except FileNotFoundError as error:
         raise OutputError(
-            f"{store}: the bucket, or an object in it, does not exist ({refusal_of(error)}); check the URL, or choose "
+            f"{store}: the bucket, or an object in it, does not exist ({describe_refusal(error)}); check the URL, or choose "
             "another --output"
         ) from error
     except (OSError, NotImplementedError) as error:
-        raise OutputError(f"{store}: cannot be written to ({refusal_of(error)}); choose another --output") from error
+        raise OutputError(f"{store}: cannot be written to ({describe_refusal(error)}); choose another --output") from error
 
 
 @dataclass(frozen=True)
 class Disk:
-    """An output folder on a disk, to be written to. It can be sent to other processes, and several threads may write at
-    once. `temporary`: one on the same disk, for files that are not whole yet."""
+    """Writes to an output folder on a disk.
+
+    It can be sent to other processes, and several threads may write at once. `temporary` is a folder on the same disk
+    for unfinished files.
+    """
 
     folder: Path
     temporary: Path | None = None
@@ -170,9 +177,11 @@ class Disk:
         return self.folder
 
     def write(self, files: Mapping[str, bytes], views: Mapping[str, bytes]) -> None:
-        """Write all of these files, or none; then the views of a report, which need not survive a power cut. Raises
-        `ImageError` where a file's name is the reason why it cannot be written, and `OutputError`. Each file is whole
-        and on the disk before it has its name."""
+        """Write all `files` or none, then the `views` of a report, which need not survive a power cut.
+
+        Each file is complete and on the disk before it gets its name. Raises `ImageError` if a file cannot be written
+        because of its name, and `OutputError` for other failures.
+        """
         written: list[str] = []
         with disk.blaming_disk(self.folder):
             try:
@@ -181,7 +190,7 @@ class Disk:
                     written.append(name)
             except OSError as error:
                 self.remove(written)
-                if error.errno in disk.OF_THE_NAME:
+                if error.errno in disk.FILE_NAME_ERRNOS:
                     raise ImageError(
                         f"{name}: this result cannot be written ({disk.describe_os_error(error)})"
                     ) from error
@@ -190,7 +199,7 @@ class Disk:
                 self.put_view(name, data)
 
     def put(self, name: str, data: bytes) -> None:
-        """Write one file, whole. Raises `OSError`."""
+        """Write one file completely or not at all. Raises `OSError`."""
         write_whole(self._make_parent(name), data, beside=self.temporary)
 
     def put_view(self, name: str, data: bytes) -> None:
@@ -203,26 +212,30 @@ class Disk:
         return path
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove these files, as far as they are there. Raises `OSError`."""
+        """Remove the files that exist. Raises `OSError`."""
         for name in names:
             disk.remove(self.folder / name)
 
     def begin(self) -> Path:
-        """A name for a file of this machine's, in which what is not whole yet can be made."""
+        """Return a new path on this machine, for a file to be written step by step."""
         return (self.temporary or self.folder) / UNFINISHED.format(secrets.token_hex(8))
 
     def keep(self, file: Path, name: str) -> None:
-        """Put that file there under this name, whole; it is gone from where it was. Raises `OSError`. It is on the disk
-        before it has its name."""
-        with open(file, "rb+") as whole:
-            os.fsync(whole.fileno())
+        """Move a finished file of this machine into the output folder. Raises `OSError`.
+
+        The file is on the disk before it gets its name.
+        """
+        with open(file, "rb+") as unsynced:
+            os.fsync(unsynced.fileno())
         os.replace(file, self.folder / name)
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """An output folder in a store: as a `Disk`, and all methods raise `StoreError` as well. What is not whole yet is in
-    this machine's folder for such files."""
+    """Writes to an output folder in a store, like `Disk`. All methods also raise `StoreError`.
+
+    Unfinished files lie in this machine's temporary folder.
+    """
 
     store: Store
 
@@ -231,17 +244,17 @@ class Bucket:
         return self.store
 
     def write(self, files: Mapping[str, bytes], views: Mapping[str, bytes]) -> None:
-        """As `Disk.write`; each object is whole as soon as it is there."""
+        """Write all `files` or none, then the `views`. An object never exists in part."""
         written: list[str] = []
         with blaming_store(self.store):
             try:
                 for name, data in files.items():
-                    written.append(name)  # one that failed may be there after all
+                    written.append(name)  # An object may exist although its request failed.
                     self.put(name, data)
             except OSError as error:
                 self.remove(written)
-                if error.errno in disk.OF_THE_NAME:
-                    raise ImageError(f"{name}: this result cannot be written ({refusal_of(error)})") from error
+                if error.errno in disk.FILE_NAME_ERRNOS:
+                    raise ImageError(f"{name}: this result cannot be written ({describe_refusal(error)})") from error
                 raise
             self.store.write_all(views)
 
@@ -257,7 +270,7 @@ class Bucket:
         return Path(tempfile.gettempdir(), UNFINISHED.format(secrets.token_hex(8)))
 
     def keep(self, file: Path, name: str) -> None:
-        """As `Disk.keep`: an object is there whole, or not at all."""
+        """Upload a finished file of this machine and delete it here. The object never exists in part."""
         self.store.upload(name, str(file))
         file.unlink()
 
@@ -265,6 +278,6 @@ class Bucket:
 ResultWriter = Disk | Bucket
 
 
-def to_writer(place: Path | Store, temporary: Path | None = None) -> ResultWriter:
-    """What writes to the output folder there."""
-    return Bucket(place) if isinstance(place, Store) else Disk(place, temporary)
+def to_writer(folder: Path | Store, temporary: Path | None = None) -> ResultWriter:
+    """Return the writer of an output folder."""
+    return Bucket(folder) if isinstance(folder, Store) else Disk(folder, temporary)

@@ -1,7 +1,7 @@
-"""What goes wrong with stores: what passes is waited for, and what stays is said in one line."""
+"""Retry requests to stores after transient errors, and describe permanent errors in one line."""
 
-# tenacity would take as many lines: the time that is left cuts the last wait short, a store that was given up is not
-# waited for again at once, and who waits is told so from a thread, since a client may be silent for minutes.
+# tenacity would not make this shorter. The remaining time limits the last wait. A store that was given up is not
+# retried at once. A thread reports that requests are waiting, because a client may say nothing for minutes.
 
 from __future__ import annotations
 
@@ -17,87 +17,96 @@ from typing import TypeVar
 from gradcam.errors import StoreError
 
 LOG = logging.getLogger("gradcam")
-NOTICE = 5.0  # seconds after which somebody is told what is waited for
-STEP = 0.5  # seconds between two looks at what is open
-PATIENCE = 60.0  # seconds that a store may fail before it counts as down
-HURRY = 5.0  # the same for readers that have other things to do
-FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0  # seconds between two tries
-# Waiting does not mend these.
-LASTING = (
+NOTICE_SECONDS = 5.0  # Requests that take longer are reported.
+POLL_SECONDS = 0.5  # interval between two looks at the open requests
+RETRY_SECONDS = 60.0  # A store that fails for this long counts as down.
+SHORT_RETRY_SECONDS = 5.0  # This limit replaces RETRY_SECONDS for readers that have other work to do.
+MIN_WAIT_SECONDS, MAX_WAIT_SECONDS = 0.5, 8.0  # waits between two tries
+# A retry cannot succeed after these errors.
+PERMANENT_ERRORS = (
     FileNotFoundError, PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError, NotImplementedError,
 )  # fmt: skip
-LASTING_NUMBERS = (errno.ENAMETOOLONG, errno.EINVAL, errno.EROFS)
-# The clients of stores have errors of their own, by whose packages they are known: none is installed with this one.
-CLIENTS = ("botocore", "aiobotocore", "aiohttp", "urllib3", "requests", "httpx", "azure", "google", "gcsfs", "adlfs")
-CREDENTIALS = (
+PERMANENT_ERRNOS = (errno.ENAMETOOLONG, errno.EINVAL, errno.EROFS)
+# The clients of stores are optional dependencies, so their errors are recognised by the names of their packages.
+CLIENT_PACKAGES = (
+    "botocore", "aiobotocore", "aiohttp", "urllib3", "requests", "httpx", "azure", "google", "gcsfs", "adlfs",
+)  # fmt: skip
+CREDENTIAL_ERRORS = (
     "NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "CredentialRetrievalError", "TokenRetrievalError",
     "DefaultCredentialsError", "ClientAuthenticationError", "NoAuthTokenError",
 )  # fmt: skip
-MISTAKES = ("ParamValidationError", "InvalidRegionError", "NoRegionError", "InvalidURL")
-REFUSED, PASSING = (401, 403), (408, 425, 429)  # what HTTP answers
+CONFIGURATION_ERRORS = ("ParamValidationError", "InvalidRegionError", "NoRegionError", "InvalidURL")
+DENIED_STATUSES, TRANSIENT_STATUSES = (401, 403), (408, 425, 429)  # HTTP status codes
 
 T = TypeVar("T")
 
 
 @dataclass
 class Outage:
-    """A time in which every request to a bucket failed. `start`, `last`: when the first of them began, and the last
-    failed. `is_silent`: requests end at the client's time limit, so that each costs that long."""
+    """A period in which every request to a bucket failed.
+
+    `start` is when the first request began, `last` when the latest failed. `is_silent` means that requests end at the
+    client's time limit, so that each of them costs that much time.
+    """
 
     start: float
     last: float
     reason: str
     is_silent: bool
 
-    def error(self, where: str, now: float) -> StoreError:
+    def error(self, url: str, now: float) -> StoreError:
         return StoreError(
-            f"{where}: the store has not answered correctly for {now - self.start:.0f} s ({self.reason}); try again later"
+            f"{url}: the store has not answered correctly for {now - self.start:.0f} s ({self.reason}); try again later"
         )
 
 
-# By the bucket's URL: threads and `close` do not wait one after another.
+# The keys are bucket URLs. All threads and `close` share this, so that they do not wait for the same outage in turn.
 _outages: dict[str, Outage] = {}
-_thread = threading.local()
+_thread_state = threading.local()
 
 
 @contextlib.contextmanager
 def hurrying() -> Iterator[None]:
-    """Wait no longer than `HURRY` for a store in this thread."""
-    _thread.patience = HURRY
+    """Limit retries in this thread to `SHORT_RETRY_SECONDS`."""
+    _thread_state.patience = SHORT_RETRY_SECONDS
     try:
         yield
     finally:
-        del _thread.patience
+        del _thread_state.patience
 
 
 @dataclass(eq=False)
 class StoreRequest:
-    """What is asked of a store. `reason`: why the last try failed; None as long as none did."""
+    """An open request to a store. `reason` says why the last try failed; it is None if none failed."""
 
-    where: str
+    url: str
     bucket: str
     start: float = field(default_factory=time.monotonic)
     reason: str | None = None
 
 
 class StoreWatch:
-    """Looks at the requests that are open, from a thread: a store that is only silent raises nothing at all. Of a
-    bucket that was told of nothing more is said before a request that began after that came to a timely end."""
+    """Warns about requests that take long. It uses a thread, because a silent store raises no error.
+
+    Each bucket gets one warning. It can get another one after a request that began later has ended in time.
+    """
 
     def __init__(self) -> None:
         self._open: set[StoreRequest] = set()
-        self._told: dict[str, float] = {}  # when that was, by bucket
+        self._warned_at: dict[str, float] = {}  # the time of the last warning, by bucket
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
     @contextlib.contextmanager
-    def over(self, where: str, bucket: str) -> Iterator[StoreRequest]:
-        """While it is asked for."""
-        request = StoreRequest(where, bucket)
+    def track(self, url: str, bucket: str) -> Iterator[StoreRequest]:
+        """Watch a request while the block runs."""
+        request = StoreRequest(url, bucket)
         with self._lock:
             self._open.add(request)
-            if self._thread is None or not self._thread.is_alive():  # a process that was forked has none of its own
-                self._thread = threading.Thread(target=self._look, name="gradcam-stores", daemon=True)
+            if self._thread is None or not self._thread.is_alive():  # A forked process does not inherit the thread.
+                self._thread = threading.Thread(
+                    target=self._warn_about_late_requests, name="gradcam-stores", daemon=True
+                )
                 self._thread.start()
         try:
             yield request
@@ -107,65 +116,65 @@ class StoreWatch:
             raise
         with self._lock:
             self._open.discard(request)
-            is_soon = time.monotonic() - request.start < NOTICE
-            if is_soon and request.start > self._told.get(bucket, request.start):
-                del self._told[bucket]
+            is_timely = time.monotonic() - request.start < NOTICE_SECONDS
+            if is_timely and request.start > self._warned_at.get(bucket, request.start):
+                del self._warned_at[bucket]
 
-    def _look(self) -> None:
+    def _warn_about_late_requests(self) -> None:
         while True:
-            threading.Event().wait(STEP)
+            threading.Event().wait(POLL_SECONDS)
             with self._lock:
                 if not self._open:
                     self._thread = None
                     return
                 now = time.monotonic()
-                late: dict[str, StoreRequest] = {}  # the first of each bucket that nobody was told of
+                late: dict[str, StoreRequest] = {}  # the first request of each bucket without a warning
                 for request in self._open:
-                    if now - request.start >= NOTICE and request.bucket not in self._told:
+                    if now - request.start >= NOTICE_SECONDS and request.bucket not in self._warned_at:
                         late.setdefault(request.bucket, request)
-                self._told |= dict.fromkeys(late, now)
+                self._warned_at |= dict.fromkeys(late, now)
             for request in late.values():
-                found = f"no complete answer from the store for {NOTICE:.0f} s"
+                problem = f"no complete answer from the store for {NOTICE_SECONDS:.0f} s"
                 if request.reason is not None:
-                    found = f"the store does not answer correctly ({request.reason})"
-                LOG.warning("%s: %s; still waiting", request.where, found)
+                    problem = f"the store does not answer correctly ({request.reason})"
+                LOG.warning("%s: %s; still waiting", request.url, problem)
 
 
 WATCH = StoreWatch()
 
 
-def patiently(call: Callable[[], T], where: str) -> T:
-    """Return what the call gives, and try again, with growing waits, while the store fails in a way that may pass.
+def call_with_retries(call: Callable[[], T], url: str) -> T:
+    """Return the result of `call`; retry with growing waits while the store fails with transient errors.
 
-    `where`: what the error is said of. Raises what the store says of the object itself, an `OSError` of `LASTING`; and
-    `StoreError` for credentials, for an unknown address, and for a store that has failed for `PATIENCE`. Until such a
-    store answers, one try is all; none if it was silent.
+    The URL is named in errors. Raises an `OSError` if the store reports a permanent error for the object itself. Raises
+    `StoreError` for missing credentials, an unknown address, and a store that has failed for `RETRY_SECONDS`. Until
+    such a store answers again, each call tries once, or not at all if the store was silent.
     """
-    wait, start, bucket = FIRST_WAIT, time.monotonic(), "/".join(where.split("/")[:3])
-    patience = min(PATIENCE, getattr(_thread, "patience", PATIENCE))
+    wait, start, bucket = MIN_WAIT_SECONDS, time.monotonic(), "/".join(url.split("/")[:3])
+    patience = min(RETRY_SECONDS, getattr(_thread_state, "patience", RETRY_SECONDS))
     outage = _outages.get(bucket)
-    if outage is not None and start - outage.last >= PATIENCE:
+    if outage is not None and start - outage.last >= RETRY_SECONDS:
         outage = _outages.pop(bucket, None)
     elif outage is not None and outage.is_silent and outage.last - outage.start >= patience:
-        raise outage.error(where, start)
-    with WATCH.over(where, bucket) as request:
+        raise outage.error(url, start)
+    with WATCH.track(url, bucket) as request:
         while True:
             try:
-                with _translated(where):
-                    found = call()
+                with _translate_errors(url):
+                    result = call()
                 _outages.pop(bucket, None)
-                return found
+                return result
             except Exception as error:
-                if not is_passing(error):
+                if not is_transient(error):
                     raise
-                request.reason, now = refusal_of(error), time.monotonic()
+                request.reason, now = describe_refusal(error), time.monotonic()
                 outage = _outages.setdefault(bucket, Outage(start, now, request.reason, is_silent=False))
                 outage.last, outage.reason, outage.is_silent = now, request.reason, _is_timeout(error)
-                left = patience - (now - min(start, outage.start))
-                if left <= 0:
-                    raise outage.error(where, now) from error
-            time.sleep(min(wait, left))
-            wait = min(2 * wait, LONGEST_WAIT)
+                remaining = patience - (now - min(start, outage.start))
+                if remaining <= 0:
+                    raise outage.error(url, now) from error
+            time.sleep(min(wait, remaining))
+            wait = min(2 * wait, MAX_WAIT_SECONDS)
 
 
 def _is_timeout(error: BaseException) -> bool:
@@ -173,42 +182,42 @@ def _is_timeout(error: BaseException) -> bool:
     return isinstance(error, TimeoutError) or "Timeout" in type(error).__name__
 
 
-def is_passing(error: BaseException) -> bool:
-    """Whether the same may succeed a little later."""
-    if isinstance(error, LASTING):
+def is_transient(error: BaseException) -> bool:
+    """Return whether a retry may succeed."""
+    if isinstance(error, PERMANENT_ERRORS):
         return False
     if isinstance(error, OSError):
-        return error.errno not in LASTING_NUMBERS
+        return error.errno not in PERMANENT_ERRNOS
     import asyncio
 
-    is_of_a_client = any(kind.__module__.partition(".")[0] in CLIENTS for kind in type(error).__mro__)
-    return isinstance(error, asyncio.TimeoutError) or is_of_a_client
+    is_client_error = any(kind.__module__.partition(".")[0] in CLIENT_PACKAGES for kind in type(error).__mro__)
+    return isinstance(error, asyncio.TimeoutError) or is_client_error
 
 
-def refusal_of(error: BaseException) -> str:
-    """The reason alone, in one line, for the middle of a sentence."""
-    unnamed = "the time limit was reached" if _is_timeout(error) else type(error).__name__
-    reason = getattr(error, "strerror", None) or str(error) or unnamed
+def describe_refusal(error: BaseException) -> str:
+    """Return the reason for an error in one line, for the middle of a sentence."""
+    fallback = "the time limit was reached" if _is_timeout(error) else type(error).__name__
+    reason = getattr(error, "strerror", None) or str(error) or fallback
     line = " ".join(str(reason).split()).rstrip(".")
     return line if len(line) <= 200 else line[:197] + "..."
 
 
 @contextlib.contextmanager
-def _translated(where: str) -> Iterator[None]:
-    """What a client raises that no waiting mends becomes a `StoreError`, or an `OSError` of the object."""
+def _translate_errors(url: str) -> Iterator[None]:
+    """Turn a client's permanent error into a `StoreError`, or into an `OSError` of the object."""
     try:
         yield
     except Exception as error:
         name = type(error).__name__
-        if name in CREDENTIALS:
+        if name in CREDENTIAL_ERRORS:
             raise StoreError(
-                f"{where}: there are no valid credentials ({refusal_of(error)}); set them in the environment, such as "
-                "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+                f"{url}: there are no valid credentials ({describe_refusal(error)}); set them in the environment, such "
+                "as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
             ) from error
-        if name in MISTAKES:
-            raise StoreError(f"{where}: the store cannot be used ({refusal_of(error)})") from error
-        status = getattr(error, "status", None)  # of HTTP, as aiohttp has it
-        if isinstance(status, int) and 400 <= status < 500 and status not in PASSING:
-            kind = PermissionError if status in REFUSED else OSError
-            raise kind(errno.EACCES if status in REFUSED else errno.EINVAL, refusal_of(error)) from error
+        if name in CONFIGURATION_ERRORS:
+            raise StoreError(f"{url}: the store cannot be used ({describe_refusal(error)})") from error
+        status = getattr(error, "status", None)  # aiohttp's errors have the HTTP status code here.
+        if isinstance(status, int) and 400 <= status < 500 and status not in TRANSIENT_STATUSES:
+            kind = PermissionError if status in DENIED_STATUSES else OSError
+            raise kind(errno.EACCES if status in DENIED_STATUSES else errno.EINVAL, describe_refusal(error)) from error
         raise

@@ -1,4 +1,4 @@
-"""A folder in a store: listed, read and written through fsspec, by names relative to it."""
+"""List, read and write a folder in an object store through fsspec."""
 
 from __future__ import annotations
 
@@ -15,34 +15,37 @@ from typing import Any
 
 from gradcam.errors import StoreError, to_pip_command
 from gradcam.images.files import is_url, to_path
-from gradcam.storage.retry import patiently, refusal_of
+from gradcam.storage.retry import call_with_retries, describe_refusal
 
-SILENCE = 20.0  # seconds without a byte after which a request has failed
-REMOVERS = 16  # requests at once: each takes a while, and costs next to nothing here
+REQUEST_TIMEOUT_SECONDS = 20.0  # A request fails if no byte arrives for this time.
+MAX_CONCURRENT_REMOVALS = 16  # Removals mostly wait for the store, so that many of them can run at once.
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
-# What stores call the state of an object; the best that one has comes first.
-MARKS = ("ETag", "etag", "md5Hash", "LastModified", "mtime", "created")
+# The keys under which fsspec's file systems report the state of an object, the most reliable first.
+VERSION_KEYS = ("ETag", "etag", "md5Hash", "LastModified", "mtime", "created")
 
 
 @dataclass(frozen=True)
 class Store:
-    """What lies below a URL, such as `s3://bucket/photos`; several threads may use it at once. It knows objects alone:
-    a folder is there as long as something is in it. All methods raise `StoreError` where the store cannot be asked, and
-    `FileNotFoundError` and `PermissionError` for what it says of one object, or of the bucket."""
+    """A folder in an object store, given by a URL such as `s3://bucket/photos`.
+
+    Names are relative to the URL. Several threads may use it at once. A store has only objects: a folder exists while
+    it contains an object. All methods raise `StoreError` if the store cannot be reached, and `FileNotFoundError` and
+    `PermissionError` if it reports them for an object or the bucket.
+    """
 
     url: str
-    _fs = property(lambda self: self._place[0])
-    _root = property(lambda self: self._place[1])
+    _fs = property(lambda self: self._file_system_and_root[0])
+    _root = property(lambda self: self._file_system_and_root[1])
 
     def __post_init__(self) -> None:
-        protocol, mark, path = self.url.rstrip("/").partition(":")
-        object.__setattr__(self, "url", f"{protocol.lower()}{mark}{path or '//'}")
+        protocol, colon, path = self.url.rstrip("/").partition(":")
+        object.__setattr__(self, "url", f"{protocol.lower()}{colon}{path or '//'}")
 
     def __str__(self) -> str:
         return f"{self.url}/" if not self.url.endswith("://") else self.url
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"url": self.url}  # each process has a client of its own
+        return {"url": self.url}  # Each process needs its own client.
 
     @property
     def parent(self) -> Store:
@@ -53,31 +56,36 @@ class Store:
         return self.url.rpartition("/")[2]
 
     def below(self, name: str) -> Store:
-        return Store(self._show(name))
+        return Store(self._join_url(name))
 
     def check(self) -> None:
-        """Raises `StoreError` for a URL that cannot be followed; the store itself is not asked."""
-        _ = self._place
+        """Raise `StoreError` for an unusable URL, without a request to the store."""
+        _ = self._file_system_and_root
 
     def find(self, prefix: str = "") -> dict[str, int]:
-        """The names of all objects in it, or below the folder `prefix`, in the order of their code points, and their
-        sizes in bytes. Empty where there is none; a bucket that does not exist is an error."""
-        found: dict[str, dict[str, Any]] = self._ask(lambda: self._list(self._to_path(prefix)), prefix)
+        """Return the names and sizes (in bytes) of all objects below the folder `prefix`, sorted by code points.
+
+        The result is empty if there are none. A bucket that does not exist raises an error.
+        """
+        entries: dict[str, dict[str, Any]] = self._request(lambda: self._list_objects(self._to_path(prefix)), prefix)
         start = len(self._root) + 1
         sizes = {
             path[start:] if self._root else path.lstrip("/"): int(entry.get("size") or 0)
-            for path, entry in found.items()
+            for path, entry in entries.items()
             if entry.get("type") == "file"
         }
         return {name: sizes[name] for name in sorted(sizes) if name and not name.endswith("/")}
 
     def list_names(self, folder: str = "") -> list[str]:
-        """What is directly in a folder, in the order of code points: objects, and folders, whose names end with "/";
-        relative to the store. Empty where there is nothing; a bucket that does not exist is an error."""
+        """Return the names directly in a folder, sorted by code points and relative to the store; folders end with "/".
+
+        The result is empty if there are none. A bucket that does not exist raises an error.
+        """
         path, names = self._to_path(folder), []
-        for entry in self._ask(lambda: self._look_into(path), folder):
+        for entry in self._request(lambda: self._list_folder(path), folder):
             name = str(entry["name"]).removeprefix(self._root).strip("/")
-            if str(entry["name"]).strip("/") != path.strip("/"):  # that marks the folder, or stands in its place
+            # Skip the object that marks the folder itself, or has the folder's name.
+            if str(entry["name"]).strip("/") != path.strip("/"):
                 names.append(name if entry.get("type") == "file" else f"{name}/")
         return sorted(names)
 
@@ -88,22 +96,22 @@ class Store:
             return False
 
     def stamp(self, name: str = "") -> tuple[int, str]:
-        """The size of an object, and what tells two states of it apart. Raises `FileNotFoundError`."""
+        """Return the size of an object, and a text that changes with its contents. Raises `FileNotFoundError`."""
         info = self._info(name)
-        mark = next((info[key] for key in MARKS if key in info), "")
-        return int(info.get("size") or 0), str(mark)
+        version = next((info[key] for key in VERSION_KEYS if key in info), "")
+        return int(info.get("size") or 0), str(version)
 
     def read(self, name: str = "") -> bytes:
-        return bytes(self._ask(lambda: self._fs.cat_file(self._to_path(name)), name))
+        return bytes(self._request(lambda: self._fs.cat_file(self._to_path(name)), name))
 
     def read_range(self, name: str, start: int, size: int) -> bytes:
-        """So many bytes of an object from there on; fewer where it ends before."""
+        """Return up to `size` bytes of an object from `start`, fewer if it ends there."""
         if not size:
             return b""
-        return bytes(self._ask(lambda: self._fs.cat_file(self._to_path(name), start=start, end=start + size), name))
+        return bytes(self._request(lambda: self._fs.cat_file(self._to_path(name), start=start, end=start + size), name))
 
     def write(self, name: str, data: bytes) -> None:
-        """Make an object of that name, in place of one that there is: whole, or not at all."""
+        """Write an object, or replace one, completely or not at all."""
 
         def put() -> None:
             path = self._to_path(name)
@@ -112,55 +120,55 @@ class Store:
                 self._fs.makedirs(parent, exist_ok=True)
             self._fs.pipe_file(path, data)
 
-        self._ask(put, name)
+        self._request(put, name)
 
     def write_all(self, files: Mapping[str, bytes]) -> None:
         paths = {self._to_path(name): data for name, data in files.items()}
         if paths and not self._needs_folders:
-            self._ask(lambda: self._fs.pipe(paths), next(iter(files)))
+            self._request(lambda: self._fs.pipe(paths), next(iter(files)))
         else:
             for name, data in files.items():
                 self.write(name, data)
 
     def upload(self, name: str, file: str) -> None:
-        self._ask(lambda: self._fs.put_file(file, self._to_path(name)), name)
+        self._request(lambda: self._fs.put_file(file, self._to_path(name)), name)
 
     def remove(self, names: Iterable[str]) -> None:
 
         def remove(name: str) -> None:
             with contextlib.suppress(FileNotFoundError):
-                self._ask(lambda: self._fs.rm_file(self._to_path(name)), name)
+                self._request(lambda: self._fs.rm_file(self._to_path(name)), name)
 
-        with ThreadPoolExecutor(REMOVERS) as pool:
-            deque(pool.map(remove, names), 0)  # raises what one of them raised
+        with ThreadPoolExecutor(MAX_CONCURRENT_REMOVALS) as pool:
+            deque(pool.map(remove, names), 0)  # Consuming the results raises the exception of a failed removal.
 
-    def _list(self, path: str) -> dict[str, dict[str, Any]]:
+    def _list_objects(self, path: str) -> dict[str, dict[str, Any]]:
         self._fs.invalidate_cache()
         try:
             return dict(self._fs.find(path, detail=True))
         except NotADirectoryError:
             return {}
         finally:
-            self._fs.invalidate_cache()  # of a million objects it is a gigabyte
+            self._fs.invalidate_cache()  # The cached listing of a million objects takes a gigabyte.
 
-    def _look_into(self, path: str) -> list[dict[str, Any]]:
+    def _list_folder(self, path: str) -> list[dict[str, Any]]:
         self._fs.invalidate_cache()
         try:
             return list(self._fs.ls(path, detail=True))
         except NotADirectoryError:
             return []
         except FileNotFoundError:
-            self._list(path)  # raises the same where it is the bucket that is not there
+            self._list_objects(path)  # This raises FileNotFoundError again if the bucket does not exist.
             return []
 
     def _info(self, name: str) -> dict[str, Any]:
         self._fs.invalidate_cache()
-        return dict(self._ask(lambda: self._fs.info(self._to_path(name)), name))
+        return dict(self._request(lambda: self._fs.info(self._to_path(name)), name))
 
-    def _ask(self, call: Any, name: str) -> Any:
-        return patiently(call, self._show(name))
+    def _request(self, call: Any, name: str) -> Any:
+        return call_with_retries(call, self._join_url(name))
 
-    def _show(self, name: str) -> str:
+    def _join_url(self, name: str) -> str:
         if not name:
             return self.url
         return f"{self.url}{name}" if self.url.endswith("://") else f"{self.url}/{name}"
@@ -173,42 +181,47 @@ class Store:
         return "memory" in str(self._fs.protocol) or "ftp" in str(self._fs.protocol)
 
     @cached_property
-    def _place(self) -> tuple[Any, str]:
-        """The file system of fsspec's, and the path in it. Raises `StoreError` for a URL that it cannot follow."""
+    def _file_system_and_root(self) -> tuple[Any, str]:
+        """Return fsspec's file system and the path in it. Raises `StoreError` for an unsupported URL."""
         from fsspec.config import conf
         from fsspec.core import url_to_fs
 
         protocol, options = self.url.partition(":")[0].lower(), {}
-        limits: dict[str, Any] = {"connect_timeout": SILENCE, "read_timeout": SILENCE}
+        limits: dict[str, Any] = {"connect_timeout": REQUEST_TIMEOUT_SECONDS, "read_timeout": REQUEST_TIMEOUT_SECONDS}
         if protocol in ("s3", "s3a"):
             if "AWS_MAX_ATTEMPTS" not in os.environ:
-                # Its client would try again for minutes, in silence, what `patiently` tries again anyway. Once it may: of
-                # a long listing it has to ask for one page again, and we for all of it.
+                # By default, botocore would silently retry for minutes, although call_with_retries does so too. It
+                # keeps one retry: in a long listing it repeats a single page, while call_with_retries repeats the whole
+                # listing.
                 limits["retries"] = {"max_attempts": 1}
             options = {"config_kwargs": limits | conf.get(protocol, {}).get("config_kwargs", {})}
         elif protocol in ("http", "https"):
-            with contextlib.suppress(ImportError):  # said below
+            with contextlib.suppress(ImportError):  # The except clause below reports a missing package.
                 import aiohttp
 
-                limits = {"timeout": aiohttp.ClientTimeout(total=None, connect=SILENCE, sock_read=SILENCE)}
+                limits = {
+                    "timeout": aiohttp.ClientTimeout(
+                        total=None, connect=REQUEST_TIMEOUT_SECONDS, sock_read=REQUEST_TIMEOUT_SECONDS
+                    )
+                }
                 options = {"client_kwargs": limits | conf.get(protocol, {}).get("client_kwargs", {})}
         try:
             fs, path = url_to_fs(self.url, **options)
         except ImportError as error:
             remedy = to_pip_command(EXTRAS[protocol]) if protocol in EXTRAS else "see the documentation of fsspec"
             raise StoreError(
-                f"{self.url}: {protocol}:// needs an additional package: {remedy} ({refusal_of(error)})"
+                f"{self.url}: {protocol}:// needs an additional package: {remedy} ({describe_refusal(error)})"
             ) from error
         except ValueError as error:
             raise StoreError(
-                f"{self.url}: is not a supported URL ({refusal_of(error)}); use s3://, gs://, az:// or another protocol of "
-                "fsspec"
+                f"{self.url}: is not a supported URL ({describe_refusal(error)}); use s3://, gs://, az:// or another "
+                "protocol of fsspec"
             ) from error
         return fs, str(path).rstrip("/")
 
 
 def to_place(text: str) -> Path | Store:
-    """What somebody means by that: a URL is a store, and anything else, `file://` too, a path."""
+    """Return the store for a URL, or the path for any other text, including `file://`."""
     return Store(text) if is_url(text) else Path(to_path(text))
 
 

@@ -192,8 +192,8 @@ def test_an_actor_answers_what_the_local_engine_gives(work: Work, disk: Disk, ac
 def test_an_actor_leaves_out_images_of_a_store_that_does_not_answer_until_it_is_asked_again(
     work: Work, act: Callable[[ActorJob], Actor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retry, "HURRY", 0.05)
-    monkeypatch.setattr(retry, "PATIENCE", 0.3)
+    monkeypatch.setattr(retry, "SHORT_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(retry, "RETRY_SECONDS", 0.3)
     dead = Item("dead.jpg", StoreContent("http://127.0.0.1:9/dead.jpg"))
     work = replace(work, items=[work.items[0], dead, *work.items[1:]])
     saver = to_saver(work, None)

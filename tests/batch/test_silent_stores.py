@@ -49,9 +49,9 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def truncating(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    for name, seconds in {"PATIENCE": 0.6, "HURRY": 0.2, "FIRST_WAIT": 0.05}.items():
+    for name, seconds in {"RETRY_SECONDS": 0.6, "SHORT_RETRY_SECONDS": 0.2, "MIN_WAIT_SECONDS": 0.05}.items():
         monkeypatch.setattr(retry, name, seconds)
-    monkeypatch.setattr(store, "SILENCE", 0.4)
+    monkeypatch.setattr(store, "REQUEST_TIMEOUT_SECONDS", 0.4)
     server = Server()
     yield server
     server.shutdown()

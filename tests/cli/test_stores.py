@@ -246,7 +246,7 @@ def test_a_bucket_that_may_not_be_listed(batch: Command, photos: Path, reader: s
 def test_a_server_that_does_not_answer(batch: Command, photos: Path, s3: str, monkeypatch: Patch) -> None:
     import s3fs
 
-    monkeypatch.setattr(failures, "PATIENCE", 0.2)
+    monkeypatch.setattr(failures, "RETRY_SECONDS", 0.2)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     s3fs.S3FileSystem.clear_instance_cache()
@@ -270,7 +270,7 @@ def whole(batch: Command, photos: Path, fs: Any) -> dict[str, bytes]:
 def test_a_store_that_fails_in_the_middle_and_comes_back(
     batch: Command, photos: Path, fs: Any, whole: dict[str, bytes], monkeypatch: Patch
 ) -> None:
-    monkeypatch.setattr(failures, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(failures, "MIN_WAIT_SECONDS", 0.01)
     actual, writes = ObjectStore.pipe_file, []
 
     def write(self: Any, path: str, value: bytes, *arguments: Any, **how: Any) -> None:
@@ -290,8 +290,8 @@ def test_a_store_that_fails_in_the_middle_and_comes_back(
 def test_what_is_waited_for_is_told_once(
     batch: Command, photos: Path, fs: Any, quiet: list[str], monkeypatch: Patch
 ) -> None:
-    monkeypatch.setattr(waiting, "NOTICE", 0.1)
-    monkeypatch.setattr(waiting, "STEP", 0.02)
+    monkeypatch.setattr(waiting, "NOTICE_SECONDS", 0.1)
+    monkeypatch.setattr(waiting, "POLL_SECONDS", 0.02)
     actual, tries = ObjectStore.pipe_file, []
 
     def write(self: Any, path: str, value: bytes, *arguments: Any, **how: Any) -> None:
@@ -311,7 +311,7 @@ def test_what_is_waited_for_is_told_once(
 def test_a_store_that_stays_down(
     batch: Command, photos: Path, fs: Any, whole: dict[str, bytes], monkeypatch: Patch
 ) -> None:
-    monkeypatch.setattr(failures, "PATIENCE", 0.05)
+    monkeypatch.setattr(failures, "RETRY_SECONDS", 0.05)
     actual = ObjectStore.pipe_file
 
     def write(self: Any, path: str, value: bytes, *arguments: Any, **how: Any) -> None:

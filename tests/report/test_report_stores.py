@@ -153,7 +153,7 @@ def test_what_keeps_a_report_from_being_written_is_said(fs: Any, monkeypatch: py
     with pytest.raises(OutputError, match=r"index\.html: is not a gradcam report, but a report would replace it"):
         write_report(store)
     store.remove(["index.html"])
-    monkeypatch.setattr(failures, "PATIENCE", 0.05)
+    monkeypatch.setattr(failures, "RETRY_SECONDS", 0.05)
     fs.failures += [down() for _ in range(999)]
     with pytest.raises(StoreError, match="has not answered correctly"):
         write_report(store)

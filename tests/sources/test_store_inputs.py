@@ -44,7 +44,7 @@ def fs() -> Iterator[type[ObjectStore]]:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failures, "PATIENCE", 0.0)
+    monkeypatch.setattr(failures, "RETRY_SECONDS", 0.0)
 
 
 def put(*names: str, bucket: str = HERE) -> None:
@@ -320,7 +320,7 @@ def test_an_archive_that_changes_after_it_was_listed(fs: Any, tmp_path: Path, mo
     (item,) = list_inputs([url]).items
     put_data("a.tar", archive + bytes(512))
     assert item.content.read() == b"x", "it was looked at a moment ago"
-    monkeypatch.setattr(store_contents, "TRUSTED", 0.0)
+    monkeypatch.setattr(store_contents, "RECHECK_SECONDS", 0.0)
     assert find_reason(item) == "is in an archive that changed after it was listed"
     Store(HERE).remove(["a.tar"])
     assert find_reason(item) == "is in an archive that does not exist"
@@ -486,7 +486,7 @@ def test_pictures_in_a_store_are_explained_as_those_on_a_disk(photos: list[str],
 def test_a_store_that_fails_and_comes_back_and_one_that_stays_down(
     photos: list[str], run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failures, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(failures, "MIN_WAIT_SECONDS", 0.01)
     read, errors = ObjectStore.cat_file, [down(), down()]
 
     def fail_at_times(self: Any, path: str, *args: Any, **how: Any) -> bytes:
@@ -498,7 +498,7 @@ def test_a_store_that_fails_and_comes_back_and_one_that_stays_down(
     given = [f"{HERE}/in/{name}" for name in photos]
     assert run(*given, "-o", tmp_path / "one").status == 0
     assert errors == []
-    monkeypatch.setattr(failures, "PATIENCE", 0.1)
+    monkeypatch.setattr(failures, "RETRY_SECONDS", 0.1)
     errors.extend(down() for _ in range(10_000))
     result = run(*given, "-o", tmp_path / "two", "--workers", 1)
     assert result.status == 1
@@ -538,7 +538,7 @@ def test_features_of_pictures_in_a_store(
 ) -> None:
     arguments = ("inspect", "features", f"{HERE}/in/{photos[0]}", "-o", tmp_path / "f.npz", "--device", "cpu")
     assert gradcam_command(*arguments).status == 0
-    monkeypatch.setattr(failures, "PATIENCE", 0.0)
+    monkeypatch.setattr(failures, "RETRY_SECONDS", 0.0)
     (tmp_path / "f.npz").unlink()
 
     def fail(self: Any, path: str, *args: Any, **how: Any) -> bytes:
@@ -584,11 +584,11 @@ def test_an_archive_that_has_another_number_on_another_machine(tmp_path: Path) -
 def test_a_store_that_fails_while_an_archive_is_listed(
     fs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failures, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(failures, "MIN_WAIT_SECONDS", 0.01)
     url = put_data("a.tar", make_archive(tmp_path / "a.tar", DATA).read_bytes())
     fs.failures[:] = [down(), down()]
     assert read_all(list_inputs([url])) == DATA
-    monkeypatch.setattr(failures, "PATIENCE", 0.0)
+    monkeypatch.setattr(failures, "RETRY_SECONDS", 0.0)
     looked = ObjectStore.info(ObjectStore(), "bucket/a.tar")
     monkeypatch.setattr(ObjectStore, "info", lambda *_, **__: looked)
     fs.failures[:] = [down()] * 3

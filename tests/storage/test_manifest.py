@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gradcam.errors import GradcamError, OutputError
-from gradcam.storage.disk import BLOCK, LineFile, find_end
+from gradcam.storage.disk import BLOCK_BYTES, LineFile, find_line_end
 from gradcam.storage.manifest import ManifestWriter, keep_lines, read_manifest, sort_lines
 from gradcam.storage.records import Explained, Prediction, Record
 
@@ -327,15 +327,15 @@ def test_an_interrupted_line_is_taken_back(tmp_path: Path) -> None:
     assert path.read_bytes() == b"first\nthird\n"
 
 
-@pytest.mark.parametrize("size", [1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK])
+@pytest.mark.parametrize("size", [1, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 3 * BLOCK_BYTES])
 def test_a_line_of_any_length_that_was_cut_is_found(tmp_path: Path, size: int) -> None:
     path = tmp_path / "lines"
     path.write_bytes(b"a\n" + b"b" * size)
-    assert find_end(path) == 2
+    assert find_line_end(path) == 2
     path.write_bytes(b"b" * size)
-    assert find_end(path) == 0
+    assert find_line_end(path) == 0
     path.write_bytes(b"b" * size + b"\n")
-    assert find_end(path) == size + 1
+    assert find_line_end(path) == size + 1
     path.write_bytes(b"a\nb\n" + bytes(size))  # what a power cut may leave behind
     LineFile(path).close()
     assert path.read_bytes() == b"a\nb\n"
@@ -386,7 +386,7 @@ def test_lines_are_brought_into_the_order_of_the_input(tmp_path: Path) -> None:
 def test_pieces_larger_than_a_block_are_kept_whole(tmp_path: Path) -> None:
     path = tmp_path / "manifest.jsonl"
     lines = write(path, *(make_record(f"{number:05}" * 30) for number in range(400)))
-    assert sum(map(len, lines)) > 3 * BLOCK
+    assert sum(map(len, lines)) > 3 * BLOCK_BYTES
     keep_lines(path, lambda record: not record.image.startswith("00399"), tmp_path)
     assert path.read_bytes() == b"".join(lines[:399])
 

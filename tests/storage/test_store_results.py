@@ -42,8 +42,8 @@ def fs() -> Iterator[type[ObjectStore]]:
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that is down is given up at once."""
-    monkeypatch.setattr(failures, "PATIENCE", 0.05)
-    monkeypatch.setattr(failures, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(failures, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(failures, "MIN_WAIT_SECONDS", 0.01)
 
 
 def add(results: StoreResults, name: str, *, failing: str = "") -> None:
@@ -236,7 +236,7 @@ def test_pieces_that_are_in_order_stay_as_they_are(fs: Any, monkeypatch: pytest.
 def test_a_stop_while_pieces_are_put_in_order_does_no_harm(
     fs: Any, monkeypatch: pytest.MonkeyPatch, stop_at: int
 ) -> None:
-    monkeypatch.setattr(store_manifest, "LINES", 1)
+    monkeypatch.setattr(store_manifest, "LINES_PER_PIECE", 1)
     work(ORDER, failing="a.jpg")
     results = StoreResults.open(Store(URL), RUN, mode="resume")
     add(results, "a.jpg")

@@ -141,22 +141,22 @@ def test_a_store_that_stays_down_is_said_to_be(fs: Any, waits: list[float]) -> N
     assert str(caught.value) == (
         "objects://bucket/a.jpg: the store has not answered correctly for 60 s (Connection refused); try again later"
     )
-    assert sum(waits) == pytest.approx(failures.PATIENCE)
-    assert max(waits) == failures.LONGEST_WAIT
+    assert sum(waits) == pytest.approx(failures.RETRY_SECONDS)
+    assert max(waits) == failures.MAX_WAIT_SECONDS
 
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits is told so soon."""
-    monkeypatch.setattr(waiting, "NOTICE", 0.4)
-    monkeypatch.setattr(waiting, "STEP", 0.02)
+    monkeypatch.setattr(waiting, "NOTICE_SECONDS", 0.4)
+    monkeypatch.setattr(waiting, "POLL_SECONDS", 0.02)
 
 
 @pytest.mark.slow
 def test_what_is_waited_for_is_said_once_for_each_outage(
     fs: Any, hasty: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(failures, "FIRST_WAIT", 0.8)
+    monkeypatch.setattr(failures, "MIN_WAIT_SECONDS", 0.8)
     store = Store("objects://outage")
     store.write("a", b"1")
     for number in range(2):
@@ -172,7 +172,7 @@ def test_what_is_waited_for_is_said_once_for_each_outage(
 
 def test_a_store_that_is_silent_is_said_to_be_waited_for(hasty: None, caplog: pytest.LogCaptureFixture) -> None:
     for name in ("a", "b"):  # longer than a look that began before the test
-        assert failures.patiently(lambda: time.sleep(0.8) or 1, f"objects://silent/{name}") == 1
+        assert failures.call_with_retries(lambda: time.sleep(0.8) or 1, f"objects://silent/{name}") == 1
     assert [record.getMessage() for record in caplog.records] == [
         "objects://silent/a: no complete answer from the store for 0 s; still waiting"
     ]
@@ -185,7 +185,7 @@ def test_a_store_that_is_silent_is_said_to_be_waited_for(hasty: None, caplog: py
 def test_a_client_does_not_try_again_for_minutes_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     import s3fs
 
-    monkeypatch.setattr(failures, "PATIENCE", 0.0)
+    monkeypatch.setattr(failures, "RETRY_SECONDS", 0.0)
     monkeypatch.delenv("AWS_MAX_ATTEMPTS", raising=False)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
@@ -210,7 +210,7 @@ def test_a_store_that_was_given_up_is_not_waited_for_again_at_once(fs: Any, wait
     assert len(waits) == before
     with pytest.raises(StoreError):
         Store("objects://other").read("a.jpg")  # of which nothing is known yet
-    assert sum(waits[before:]) == pytest.approx(failures.PATIENCE)
+    assert sum(waits[before:]) == pytest.approx(failures.RETRY_SECONDS)
     fs.failures.clear()
     store.write("b", b"1")  # it is back
     fs.failures.append(down())
@@ -229,7 +229,7 @@ def test_a_store_that_was_given_up_for_its_silence_is_not_asked_again_at_once(
     with pytest.raises(StoreError, match=r"^objects://bucket/b.jpg: .* for 60 s"):
         Store("objects://bucket").read("b.jpg")
     assert len(fs.requests) - before == tries
-    monkeypatch.setattr(failures.time, "monotonic", lambda: 2.1 * failures.PATIENCE)
+    monkeypatch.setattr(failures.time, "monotonic", lambda: 2.1 * failures.RETRY_SECONDS)
     fs.failures.clear()
     Store("objects://bucket").write("b.jpg", b"1")  # it is asked again a minute later
 
@@ -239,10 +239,10 @@ def test_a_reader_in_a_hurry_leaves_patience_to_others(fs: Any, waits: list[floa
     for _ in range(2):
         with pytest.raises(StoreError, match="for 5 s"), failures.hurrying():
             Store("objects://bucket").read("a.jpg")
-    assert sum(waits) == pytest.approx(failures.HURRY)
+    assert sum(waits) == pytest.approx(failures.SHORT_RETRY_SECONDS)
     with pytest.raises(StoreError, match="for 60 s"):
         Store("objects://bucket").read("a.jpg")
-    assert sum(waits) == pytest.approx(failures.PATIENCE)
+    assert sum(waits) == pytest.approx(failures.RETRY_SECONDS)
 
 
 def test_what_is_directly_in_a_folder(fs: Any) -> None:
