@@ -1,4 +1,4 @@
-"""Archives: the pictures in zip and tar files, which stay where they are until they are read."""
+"""List the images in zip and tar archives, which are read later without extracting the archives."""
 
 from __future__ import annotations
 
@@ -25,24 +25,31 @@ from typing import Any, BinaryIO
 
 from gradcam.errors import GradcamError, ImageError, InputError, StoreError, to_pip_command
 from gradcam.images.files import is_url, open_file
-from gradcam.sources.contents import Archive, ArchiveFile, Content, Refused, TarContent, ZipContent
+from gradcam.sources.contents import Archive, ArchiveFile, Content, TarContent, UnreadableContent, ZipContent
 from gradcam.sources.folders import is_hidden, is_picture
 from gradcam.storage.fetch import StoreArchive, blaming_store
 
-# By what a compressed file begins with.
-OPENERS: dict[bytes, Callable[[Any], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
-KEPT = 4  # archives that a process to which pictures were sent keeps unpacked: they come one archive after another
+# The keys are the first bytes of compressed files.
+OPENERS_BY_MAGIC: dict[bytes, Callable[[Any], Any]] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ\0": lzma.open,
+}
+# A process that receives images keeps this many archives unpacked. Images mostly come one archive after another.
+MAX_UNPACKED_ARCHIVES = 4
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 ARCHIVE_SUFFIXES = (".zip", *TAR_SUFFIXES)
-LARGEST = 2**30  # bytes of a member; more is no picture, but an attempt to fill the memory
-AT_ONCE = 8  # archives in stores that are looked into
-LEADS_OUT = "has a path outside the archive"
-BRACES = re.compile(r"\{[^{}]*(?:\.\.|,)[^{}]*\}")
+MAX_MEMBER_BYTES = 2**30  # A larger member is no image, but may be an attempt to fill the memory.
+MAX_CONCURRENT_LISTINGS = 8  # This limit is for archives in stores.
+OUTSIDE_PATH_REASON = "has a path outside the archive"
+BRACE_PATTERN = re.compile(r"\{[^{}]*(?:\.\.|,)[^{}]*\}")
 
 
 class UnpackedArchive:
-    """What a compressed archive unpacks to, in a file without a name, which goes with this object. It can be sent to
-    other processes, which unpack the archive for themselves when they first read from it."""
+    """The contents of a compressed tar, in an anonymous temporary file that is closed with this object.
+
+    It can be sent to other processes, each of which unpacks the archive when it first reads from it.
+    """
 
     def __init__(self, packed: ArchiveFile | StoreArchive, file: BinaryIO | None = None) -> None:
         self._packed, self._file, self._lock = packed, file, threading.Lock()
@@ -50,7 +57,7 @@ class UnpackedArchive:
             weakref.finalize(self, file.close)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _find_received, (self._packed,)
+        return _reuse_unpacked, (self._packed,)
 
     @contextlib.contextmanager
     def open(self, start: int, size: int) -> Iterator[BinaryIO]:
@@ -69,30 +76,33 @@ class UnpackedArchive:
             yield self._file
 
 
-_received: OrderedDict[object, UnpackedArchive] = OrderedDict()
-_receiving = threading.Lock()
+_unpacked_archives: OrderedDict[object, UnpackedArchive] = OrderedDict()
+_unpacked_lock = threading.Lock()
 
 
-def _find_received(packed: ArchiveFile | StoreArchive) -> UnpackedArchive:
-    with _receiving:
-        found = _received.setdefault(packed.where, UnpackedArchive(packed))
-        _received.move_to_end(packed.where)
-        if len(_received) > KEPT:
-            _received.popitem(last=False)
-        return found
+def _reuse_unpacked(packed: ArchiveFile | StoreArchive) -> UnpackedArchive:
+    with _unpacked_lock:
+        archive = _unpacked_archives.setdefault(packed.where, UnpackedArchive(packed))
+        _unpacked_archives.move_to_end(packed.where)
+        if len(_unpacked_archives) > MAX_UNPACKED_ARCHIVES:
+            _unpacked_archives.popitem(last=False)
+        return archive
 
 
 def find_opener(file: BinaryIO) -> Callable[[Any], Any] | None:
-    """What unpacks a file, by what it begins with; None where it is not packed. It is at its start then."""
+    """Return the function that decompresses a file, found by its first bytes, or None; rewind the file."""
     start = file.read(8)
     file.seek(0)
-    return next((opener for magic, opener in OPENERS.items() if start.startswith(magic)), None)
+    return next((opener for magic, opener in OPENERS_BY_MAGIC.items() if start.startswith(magic)), None)
 
 
 def unpack(name: str, packed: BinaryIO) -> BinaryIO:
-    """What a compressed tar unpacks to, in an anonymous temporary file: it can only be read from its start, and several
-    threads want its members at random. Raises `InputError` where there is no room, and whatever the stream does."""
-    file = tempfile.TemporaryFile()  # noqa: SIM115  whoever reads the members closes it
+    """Decompress a tar into an anonymous temporary file.
+
+    A compressed stream can only be read in order, but several threads read members at random. Raises `InputError` if
+    the disk is full, and the errors of the stream.
+    """
+    file = tempfile.TemporaryFile()  # noqa: SIM115 (the reader of the members closes it)
     try:
         with packed:
             shutil.copyfileobj(packed, file, 2**20)
@@ -101,7 +111,8 @@ def unpack(name: str, packed: BinaryIO) -> BinaryIO:
         file.close()
         if isinstance(error, OSError) and error.errno is not None:
             raise InputError(
-                f"{name}: cannot be unpacked in {tempfile.gettempdir()} ({error.strerror}); set TMPDIR to another folder"
+                f"{name}: cannot be unpacked in {tempfile.gettempdir()} ({error.strerror}); set TMPDIR to another "
+                "folder"
             ) from error
         raise
     return file
@@ -109,140 +120,151 @@ def unpack(name: str, packed: BinaryIO) -> BinaryIO:
 
 @dataclass(frozen=True)
 class Members:
-    """The pictures in an archive, by unique names without a way out of it; and how many other files were left out,
-    which in a tar are not those that are called like a picture up to its first dot, as in a WebDataset."""
+    """The images in an archive, by unique safe names, and the number of other files that were left out.
 
-    pictures: list[tuple[str, Content]]
+    In a tar, a file that shares its name up to the first dot with an image is not counted, as in a WebDataset.
+    """
+
+    images: list[tuple[str, Content]]
     left_out: int
 
 
-def list_archive(where: str) -> Members:
-    """The pictures in a ``.zip`` or a ``.tar``, by its path or URL, in its order; nothing hidden. Those that cannot be read
-    say so when they are. Raises `InputError` for an archive that is not whole, and `StoreError`."""
-    pictures: list[tuple[str, Content]] = []
-    others: Counter[str] = Counter()  # by what they would have in common with a picture
-    is_zip = where.lower().endswith(".zip")
-    with _blaming(where), _open(where) as (file, archive):
-        for given, content in (_list_zip if is_zip else _list_tar)(where, file, archive):
-            name, leads_out = _make_harmless(given)
-            if is_hidden(name) or "__MACOSX" in name.split("/"):  # which macOS keeps beside each file
+def list_archive(location: str) -> Members:
+    """List the images in a ``.zip`` or a ``.tar``, given by path or URL, in the archive's order, without hidden files.
+
+    Images that cannot be read raise an error when they are read. Raises `InputError` for an incomplete archive, and
+    `StoreError`.
+    """
+    images: list[tuple[str, Content]] = []
+    other_files: Counter[str] = Counter()  # keys: names, without the suffixes in a tar
+    is_zip = location.lower().endswith(".zip")
+    with _translate_errors(location), _open(location) as (file, archive):
+        for member_name, content in (_list_zip if is_zip else _list_tar)(location, file, archive):
+            name, leads_out = _to_safe_name(member_name)
+            if is_hidden(name) or "__MACOSX" in name.split("/"):  # macOS adds this folder of metadata.
                 continue
             if is_picture(name):
-                pictures.append((name, Refused(LEADS_OUT) if leads_out else content))
+                images.append((name, UnreadableContent(OUTSIDE_PATH_REASON) if leads_out else content))
             else:
-                others[name if is_zip else _find_key(name)] += 1
-    for key in set() if is_zip or not others else {_find_key(name) for name, _ in pictures}:
-        del others[key]
-    return Members(_tell_apart(pictures), sum(others.values()))
+                other_files[name if is_zip else _strip_suffixes(name)] += 1
+    for key in set() if is_zip or not other_files else {_strip_suffixes(name) for name, _ in images}:
+        del other_files[key]
+    return Members(_make_unique(images), sum(other_files.values()))
 
 
 @contextlib.contextmanager
 def listing_ahead(archives: Iterable[str]) -> Iterator[Callable[[str], Members]]:
-    """`list_archive`, but those in stores, which are far away, are looked into before that, several at once."""
-    stored = [where for where in dict.fromkeys(archives) if is_url(where)]
-    if len(stored) < 2:
+    """Yield `list_archive`, or a version that lists archives in stores ahead of time, several at once."""
+    urls = [location for location in dict.fromkeys(archives) if is_url(location)]
+    if len(urls) < 2:
         yield list_archive
         return
-    pool = ThreadPoolExecutor(AT_ONCE)
+    pool = ThreadPoolExecutor(MAX_CONCURRENT_LISTINGS)
     try:
-        ahead = {where: pool.submit(list_archive, where) for where in stored}
-        yield lambda where: ahead.pop(where).result() if where in ahead else list_archive(where)
+        pending = {location: pool.submit(list_archive, location) for location in urls}
+        yield lambda location: pending.pop(location).result() if location in pending else list_archive(location)
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 @contextlib.contextmanager
-def _open(where: str) -> Iterator[tuple[BinaryIO, ArchiveFile | StoreArchive]]:
-    if is_url(where):
-        with blaming_store(where):
-            stored = StoreArchive(where)
+def _open(location: str) -> Iterator[tuple[BinaryIO, ArchiveFile | StoreArchive]]:
+    if is_url(location):
+        with blaming_store(location):
+            stored = StoreArchive(location)
             yield stored.read_on(), stored
     else:
-        with open_file(where) as file:
-            yield file, ArchiveFile(where, file)
+        with open_file(location) as file:
+            yield file, ArchiveFile(location, file)
 
 
-def _find_key(name: str) -> str:
+def _strip_suffixes(name: str) -> str:
     folder, slash, file = name.rpartition("/")
     return folder + slash + file.partition(".")[0]
 
 
-def _list_zip(_: str, file: BinaryIO, kept: Archive) -> Iterator[tuple[str, Content]]:
+def _list_zip(_: str, file: BinaryIO, container: Archive) -> Iterator[tuple[str, Content]]:
     with zipfile.ZipFile(file) as archive:
-        for it in archive.infolist():
-            kind = stat.S_IFMT(it.external_attr >> 16)
-            if not it.is_dir() and kind != stat.S_IFDIR:
-                place = it.header_offset, it.compress_size, it.file_size, it.CRC, it.compress_type
-                is_odd = {"is a link": kind == stat.S_IFLNK, "is not a file": kind not in (0, stat.S_IFREG)}
-                is_odd["is encrypted: unpack the archive with its password first"] = bool(it.flag_bits & 1)
-                yield it.filename, _judge(is_odd, it.file_size) or ZipContent(kept, *place)
+        for member in archive.infolist():
+            kind = stat.S_IFMT(member.external_attr >> 16)
+            if not member.is_dir() and kind != stat.S_IFDIR:
+                fields = member.header_offset, member.compress_size, member.file_size, member.CRC, member.compress_type
+                problems = {"is a link": kind == stat.S_IFLNK, "is not a file": kind not in (0, stat.S_IFREG)}
+                problems["is encrypted: unpack the archive with its password first"] = bool(member.flag_bits & 1)
+                yield member.filename, _find_problem(problems, member.file_size) or ZipContent(container, *fields)
 
 
-def _judge(is_odd: dict[str, bool], size: int) -> Refused | None:
-    large = f"declares {size} bytes, but the limit for an image in an archive is {LARGEST}"
-    reasons = (reason for reason, holds in {**is_odd, large: size > LARGEST, "is empty": not size}.items() if holds)
-    return next(map(Refused, reasons), None)
+def _find_problem(problems: dict[str, bool], size: int) -> UnreadableContent | None:
+    too_large = f"declares {size} bytes, but the limit for an image in an archive is {MAX_MEMBER_BYTES}"
+    reasons = (
+        reason
+        for reason, applies in {**problems, too_large: size > MAX_MEMBER_BYTES, "is empty": not size}.items()
+        if applies
+    )
+    return next(map(UnreadableContent, reasons), None)
 
 
-def _list_tar(where: str, file: BinaryIO, stored: ArchiveFile | StoreArchive) -> Iterator[tuple[str, Content]]:
-    kept: Archive = stored
+def _list_tar(location: str, file: BinaryIO, packed: ArchiveFile | StoreArchive) -> Iterator[tuple[str, Content]]:
+    container: Archive = packed
     opener = find_opener(file)
     if opener is not None:
-        file = unpack(where, opener(file))
-        kept = UnpackedArchive(stored, file)
+        file = unpack(location, opener(file))
+        container = UnpackedArchive(packed, file)
     file.seek(0)
     with tarfile.open(fileobj=file, mode="r:") as archive:
-        if archive.firstmember is None:  # type: ignore[attr-defined]  # of nothing, Python 3.10 seeks before the start
+        # If a tar is empty, Python 3.10 seeks before the start.
+        if archive.firstmember is None:  # type: ignore[attr-defined]
             return
         while (member := archive.next()) is not None:
-            archive.members.clear()  # type: ignore[attr-defined]  # it would keep them all
+            archive.members.clear()  # type: ignore[attr-defined]  # tarfile would keep all members in memory.
             if not member.isdir():
-                is_odd = {"is a link": member.issym() or member.islnk(), "is not a file": not member.isreg()}
-                sparse = "is stored as a sparse file, which is not supported: pack the archive without --sparse"
-                found = _judge({**is_odd, sparse: member.issparse()}, member.size)
-                yield member.name, found or TarContent(kept, member.offset_data, member.size)
-        # tarfile takes a broken header behind the first for the end, which is made of zeros.
+                problems = {"is a link": member.issym() or member.islnk(), "is not a file": not member.isreg()}
+                sparse_reason = "is stored as a sparse file, which is not supported: pack the archive without --sparse"
+                unreadable = _find_problem({**problems, sparse_reason: member.issparse()}, member.size)
+                yield member.name, unreadable or TarContent(container, member.offset_data, member.size)
+        # After the first header, tarfile takes a broken one for the end, which consists of zeros.
         file.seek(archive.offset)
         if file.read(tarfile.BLOCKSIZE).strip(b"\0"):
             raise tarfile.ReadError("a broken header")
 
 
-def _make_harmless(given: str) -> tuple[str, bool]:
-    """A member's name as a plain relative path; and whether it was none, but would lead out of the archive."""
-    path = posixpath.normpath(given.replace("\\", "/"))
+def _to_safe_name(name: str) -> tuple[str, bool]:
+    """Return a member's name as a safe relative path, and whether the name leads out of the archive."""
+    path = posixpath.normpath(name.replace("\\", "/"))
     is_rooted = path.startswith("/") or re.match("[A-Za-z]:/", path) is not None
     inside = re.sub("^([A-Za-z]:)?/+", "", path) if is_rooted else path
-    plain = re.sub(r"^(\.\./)+", "", inside)
-    return plain, plain != path
+    safe_name = re.sub(r"^(\.\./)+", "", inside)
+    return safe_name, safe_name != path
 
 
-def _tell_apart(pictures: list[tuple[str, Content]]) -> list[tuple[str, Content]]:
-    """Of several with one name, which archives allow, the first keeps it, and the others get a number, from 2."""
-    taken = {name for name, _ in pictures}
-    if len(taken) == len(pictures):
-        return pictures
+def _make_unique(images: list[tuple[str, Content]]) -> list[tuple[str, Content]]:
+    """Give images unique names: the first of several with the same name keeps it, the others get a number from 2."""
+    names = {name for name, _ in images}
+    if len(names) == len(images):
+        return images
     numbers: dict[str, Iterator[int]] = {}
-    told = []
-    for name, content in pictures:
-        own = name
+    unique = []
+    for name, content in images:
+        unique_name = name
         if name in numbers:
             stem, suffix = posixpath.splitext(name)
-            own = next(free for number in numbers[name] if (free := f"{stem}-{number}{suffix}") not in taken)
-            taken.add(own)
+            unique_name = next(free for number in numbers[name] if (free := f"{stem}-{number}{suffix}") not in names)
+            names.add(unique_name)
         else:
             numbers[name] = count(2)
-        told.append((own, content))
-    return told
+        unique.append((unique_name, content))
+    return unique
 
 
 @contextlib.contextmanager
-def _blaming(path: str) -> Iterator[None]:
-    """Whatever goes wrong while an archive is listed becomes one `InputError` of one line that names it."""
+def _translate_errors(path: str) -> Iterator[None]:
+    """Turn any error in listing an archive into an `InputError` of one line that names it."""
     try:
         yield
     except (InputError, StoreError):
         raise
-    except Exception as error:  # OSError, BadZipFile, TarError, zlib.error, LZMAError, EOFError, ValueError and more
+    except Exception as error:
+        # These include OSError, BadZipFile, TarError, zlib.error, LZMAError, EOFError and ValueError.
         if isinstance(error, OSError) and error.errno is not None:
             raise InputError(f"{path}: this archive cannot be opened ({error.strerror})") from error
         reason = " ".join(str(error).split()) or type(error).__name__
@@ -250,9 +272,9 @@ def _blaming(path: str) -> Iterator[None]:
 
 
 def check_webdataset() -> None:
-    """Raises `GradcamError` where the library cannot be imported, with the line that installs it."""
+    """Raise `GradcamError` with the install command if the webdataset library cannot be imported."""
     try:
-        import webdataset  # noqa: F401  (whether it is there)
+        import webdataset  # noqa: F401 (only tests the import)
     except ImportError as error:
         raise GradcamError(
             f"WebDatasets need the webdataset library, which cannot be imported ({' '.join(str(error).split())}): "
@@ -261,14 +283,17 @@ def check_webdataset() -> None:
 
 
 def expand_shards(text: str) -> list[str]:
-    """The tars that a path or URL with braces means, such as `shards-{000000..000146}.tar`; anything else as it is.
-    Raises `GradcamError` without the library, and `InputError` for braces that it does not understand."""
-    if not BRACES.search(text) or not text.lower().endswith(TAR_SUFFIXES) or os.path.lexists(text):
+    """Return the tars of a path or URL with braces, such as `shards-{000000..000146}.tar`; return any other text as it
+    is.
+
+    Raises `GradcamError` without the webdataset library, and `InputError` for braces that it cannot expand.
+    """
+    if not BRACE_PATTERN.search(text) or not text.lower().endswith(TAR_SUFFIXES) or os.path.lexists(text):
         return [text]
     check_webdataset()
     from webdataset.shardlists import expand_urls
 
     try:
         return [str(shard) for shard in expand_urls(text)]
-    except Exception as error:  # whatever the library raises
+    except Exception as error:  # The library does not document what it raises.
         raise InputError(f"{text}: its braces cannot be expanded ({' '.join(str(error).split())})") from error

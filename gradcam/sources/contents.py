@@ -1,4 +1,4 @@
-"""Where pictures lie: in files of their own, in archives, or nowhere that they may be read from."""
+"""The contents of images: in files, in archives, in memory, or unreadable."""
 
 from __future__ import annotations
 
@@ -17,27 +17,31 @@ from gradcam.errors import ImageError, StoreError
 from gradcam.images.files import NotAFileError, open_file
 from gradcam.images.read import check_memory
 
-LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a zip's member: its signature, and the lengths of its name and its extras
-HEADERS = LOCAL_HEADER.size + 400  # bytes before a member's data, as far as names are not longer than usual
+LOCAL_HEADER = struct.Struct("<4s22xHH")  # a zip member's signature, and the lengths of its name and its extra fields
+HEADER_BYTES = LOCAL_HEADER.size + 400  # These bytes precede a member's data if its name is not unusually long.
 
-Stamp = tuple[int, int, int]  # which file it is, its size and its time
+Stamp = tuple[int, int, int]  # (inode, size, modification time)
 
 
 class Content(Protocol):
-    """Where a picture's bytes are. Several threads may read at once, and it can be sent to other processes."""
+    """The bytes of an image. Several threads may read at once, and it can be sent to other processes."""
 
     @property
     def path(self) -> Path | None:
-        """The file, where it is one of its own on this machine; None for what lies in an archive or a store."""
+        """Return the image's own file on this machine, or None if it is in an archive or a store."""
 
     def read(self) -> bytes:
-        """All of it. Raises `ImageError`, without the picture's name, where that cannot be had, or changes meanwhile."""
+        """Return all bytes. Raises `ImageError`, without the image's name, if they are unreadable or change
+        meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One picture. `name`: relative to the input's root, with "/" between folders; it tells pictures apart. `wanted`:
-    the class that a list asks for it, by label or index."""
+    """One image of the input.
+
+    `name` is unique, and relative to the input's root, with "/" between folders. `wanted` is the class that a list
+    requests for the image, by label or index.
+    """
 
     name: str
     content: Content
@@ -46,16 +50,16 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class FileContent:
-    """A picture in a file of its own."""
+    """An image in a file of its own."""
 
-    where: str
+    filename: str
 
     @property
     def path(self) -> Path:
-        return Path(self.where)
+        return Path(self.filename)
 
     def read(self) -> bytes:
-        with _wording_errors(), open_file(self.where) as file:
+        with _translate_errors(), open_file(self.filename) as file:
             before = os.fstat(file.fileno())
             check_memory(0, 0, 0, before.st_size)
             data = file.read()
@@ -68,8 +72,8 @@ class FileContent:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Refused:
-    """A picture that is not read, and the reason."""
+class UnreadableContent:
+    """An image that is not read, and the reason."""
 
     reason: str
     path = None
@@ -80,32 +84,37 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GivenContent:
-    """A picture that somebody holds, in a form that `Classifier.prepare` takes."""
+    """An image in memory, in a form that `Classifier.prepare` takes."""
 
     picture: Any
     path = None
 
     def read(self) -> bytes:
-        """Raises `ImageError`: it is to be prepared as it is."""
+        """Raise `ImageError`, because the image is prepared without reading bytes."""
         raise ImageError("is not in a file")
 
 
 class Archive(Protocol):
-    """What the bytes of an archive's members are read from. It can be sent to other processes."""
+    """The source of an archive's bytes. It can be sent to other processes."""
 
     def open(self, start: int, size: int) -> AbstractContextManager[BinaryIO]:
-        """Its bytes from there on, of which about so many will be read. Raises `ImageError` where they are not to be
-        had, or no longer those that were listed."""
+        """Open the archive at `start`, to read about `size` bytes.
+
+        Raises `ImageError` if it cannot be read, or changed after it was listed.
+        """
 
 
 class ArchiveFile:
-    """An archive, as it was when it was listed. Each reader opens it anew: threads share no position. It can be sent to
-    other processes, also on machines that give the file another number."""
+    """An archive file, in the state in which it was listed.
 
-    def __init__(self, where: str, listed: BinaryIO) -> None:
-        self.name = where
-        self._stamp = _stamp(listed)
-        self._compared = slice(0, None)
+    Each reader opens it again, so that threads share no position. It can be sent to other processes, also on machines
+    where the file has another inode.
+    """
+
+    def __init__(self, path: str, file: BinaryIO) -> None:
+        self.name = path
+        self._stamp = _stamp(file)
+        self._compared_fields = slice(0, None)
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_compared": slice(1, None)}
@@ -117,11 +126,12 @@ class ArchiveFile:
     @contextlib.contextmanager
     def open(self, start: int, size: int) -> Iterator[BinaryIO]:
         try:
-            file = open_file(self.name)  # closed below; its own errors are not those of its readers
+            # The file is opened outside the with statement, so that only errors of opening are caught here.
+            file = open_file(self.name)
         except OSError as error:
             raise ImageError(f"is in an archive that cannot be opened ({error.strerror})") from None
         with file:
-            if _stamp(file)[self._compared] != self._stamp[self._compared]:
+            if _stamp(file)[self._compared_fields] != self._stamp[self._compared_fields]:
                 raise ImageError("is in an archive that changed after it was listed")
             file.seek(start)
             yield file
@@ -129,7 +139,7 @@ class ArchiveFile:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TarContent:
-    """A picture in a tar archive: so many bytes from there on."""
+    """An image in a tar: `size` bytes from `start`."""
 
     archive: Archive
     start: int
@@ -137,7 +147,7 @@ class TarContent:
     path = None
 
     def read(self) -> bytes:
-        with _wording_errors(), self.archive.open(self.start, self.size) as file:
+        with _translate_errors(), self.archive.open(self.start, self.size) as file:
             data = file.read(self.size)
         if len(data) != self.size:
             raise ImageError("is damaged or cut off (the archive ends too early)")
@@ -146,9 +156,9 @@ class TarContent:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ZipContent:
-    """A picture in a zip archive: where its header begins, and what the archive's directory says of it."""
+    """An image in a zip: the position of its header, and its entry in the archive's directory."""
 
-    # Not the ZipInfo itself, which takes five times the memory.
+    # A ZipInfo would take five times the memory.
     archive: Archive
     header: int
     packed_size: int
@@ -158,7 +168,7 @@ class ZipContent:
     path = None
 
     def read(self) -> bytes:
-        with _wording_errors(), self.archive.open(self.header, HEADERS + self.packed_size) as file:
+        with _translate_errors(), self.archive.open(self.header, HEADER_BYTES + self.packed_size) as file:
             signature, name_length, extra_length = LOCAL_HEADER.unpack(file.read(LOCAL_HEADER.size))
             if signature != b"PK\3\4":
                 raise ImageError("is damaged or cut off (it is not where the archive's index says)")
@@ -166,19 +176,19 @@ class ZipContent:
             info = zipfile.ZipInfo()
             info.compress_type, info.compress_size = self.method, self.packed_size
             info.file_size, info.CRC = self.size, self.checksum
-            # Of bzip2 and LZMA, zipfile unpacks so many packed bytes at once, to whatever length.
-            is_counted = self.method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-            step = self.size if is_counted else zipfile.ZipExtFile.MIN_READ_SIZE
+            # For bzip2 and LZMA, zipfile limits the packed bytes per read, but not the unpacked bytes.
+            is_limited = self.method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+            read_size = self.size if is_limited else zipfile.ZipExtFile.MIN_READ_SIZE
             with zipfile.ZipExtFile(file, "r", info) as member:
-                data = b"".join(iter(partial(member.read, step), b""))
+                data = b"".join(iter(partial(member.read, read_size), b""))
         if len(data) != self.size:
             raise ImageError("is damaged or cut off (it is shorter than the archive's index says)")
         return data
 
 
 @contextlib.contextmanager
-def _wording_errors() -> Iterator[None]:
-    """Whatever goes wrong with a picture's bytes becomes one `ImageError` of one line, without its name."""
+def _translate_errors() -> Iterator[None]:
+    """Turn any error in reading an image's bytes into an `ImageError` of one line, without the image's name."""
     try:
         yield
     except (ImageError, StoreError):
@@ -189,12 +199,13 @@ def _wording_errors() -> Iterator[None]:
         raise ImageError("is not a file") from None
     except MemoryError:
         raise ImageError("does not fit into memory") from None
-    except NotImplementedError as error:  # from zipfile
+    except NotImplementedError as error:  # zipfile raises this.
         raise ImageError(f"uses an unsupported compression ({error})") from None
     except NotAFileError as error:
         raise ImageError(str(error.strerror).removeprefix("it ")) from None
-    except Exception as error:  # OSError, BadZipFile, zlib.error, lzma.LZMAError, EOFError, struct.error and more
-        if isinstance(error, OSError) and error.errno is not None:  # a decompressor's has none
+    except Exception as error:
+        # These include OSError, BadZipFile, zlib.error, lzma.LZMAError, EOFError and struct.error.
+        if isinstance(error, OSError) and error.errno is not None:  # A decompressor's OSError has no errno.
             raise ImageError(f"cannot be opened ({error.strerror})") from None
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ImageError(f"is damaged or cut off ({reason})") from None
@@ -206,5 +217,5 @@ def _stamp(file: BinaryIO) -> Stamp:
 
 
 def find_url(item: Item) -> str | None:
-    """Where a picture lies in a store, if it is an object of its own there."""
+    """Return the URL of an image that is an object of its own in a store, or None."""
     return getattr(item.content, "url", None)

@@ -1,4 +1,4 @@
-"""Folders and globs: the files in them, in an order that depends on their names alone."""
+"""List the files of folders and globs, in an order that depends on their names alone."""
 
 from __future__ import annotations
 
@@ -16,22 +16,28 @@ from gradcam.images.files import READ_SUFFIXES
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder below another. `name`: what leads to it from there, ending with "/", or nothing; `path`: without links."""
+    """A folder inside the listed folder.
+
+    `name` is its relative path, ending with "/", or empty for the listed folder itself. `path` has no links.
+    """
 
     name: str
     path: str
     files: list[str]
 
 
-def walk_folder(top: str, seen: set[str]) -> list[Folder]:
-    """The folder and all below it, sorted by code points; nothing hidden. `seen`: resolved paths of folders that are
-    passed over, to which those walked through are added. One is called by its own place rather than by a link to it."""
-    folders, ahead, links = [], [("", os.path.realpath(top))], deque[tuple[str, str]]()
-    while ahead or links:
-        name, path = ahead.pop() if ahead else links.popleft()
-        if path in seen:
+def walk_folder(top: str, visited: set[str]) -> list[Folder]:
+    """Return the folder and all folders below it, sorted by code points, without hidden ones.
+
+    `visited` holds the resolved paths of folders to skip; the listed folders are added to it. A folder that is
+    reachable through a link as well is listed under its own path.
+    """
+    folders, pending, links = [], [("", os.path.realpath(top))], deque[tuple[str, str]]()
+    while pending or links:
+        name, path = pending.pop() if pending else links.popleft()
+        if path in visited:
             continue
-        seen.add(path)
+        visited.add(path)
         files = []
         for entry in _scan(path):
             if not is_folder(entry):
@@ -39,7 +45,7 @@ def walk_folder(top: str, seen: set[str]) -> list[Folder]:
             elif entry.is_symlink():
                 links.append((f"{name}{entry.name}/", os.path.realpath(entry.path)))
             else:
-                ahead.append((f"{name}{entry.name}/", entry.path))
+                pending.append((f"{name}{entry.name}/", entry.path))
         folders.append(Folder(name, path, files))
     return sorted(folders, key=lambda folder: folder.name.split("/"))
 
@@ -50,13 +56,13 @@ def _scan(path: str) -> list[os.DirEntry[str]]:
             return sorted((entry for entry in entries if entry.name[0] != "."), key=lambda entry: entry.name)
     except OSError as error:
         raise InputError(
-            f"{path}: this folder cannot be read ({error.strerror}); change its permissions, or give only folders that can "
-            "be read"
+            f"{path}: this folder cannot be read ({error.strerror}); change its permissions, or give only folders that "
+            "can be read"
         ) from error
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Also through a link. One that leads round in circles, or where nobody may look, is taken for a file."""
+    """Return whether the entry is a folder or a link to one. Link loops and unreadable links count as files."""
     try:
         return entry.is_dir()
     except OSError:
@@ -64,17 +70,17 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def is_picture(name: str) -> bool:
-    """Whether its suffix is one of a picture."""
+    """Return whether the name has the suffix of an image."""
     return os.path.splitext(name)[1].lower() in READ_SUFFIXES
 
 
 def is_hidden(name: str) -> bool:
-    """Whether it, or a folder that it is in, begins with a dot."""
+    """Return whether the name, or a folder in it, begins with a dot."""
     return name.startswith(".") or "/." in name
 
 
 def to_absolute(path: str) -> str:
-    """The path from the root. Links are kept as they are called, except those that ".." may lead out of."""
+    """Return the absolute path. Links stay in it, unless ".." could lead out of a linked folder."""
     if os.pardir not in Path(path).parts:
         return os.path.abspath(path)
     folder, name = (path, "") if os.path.isdir(path) else os.path.split(path)
@@ -82,41 +88,47 @@ def to_absolute(path: str) -> str:
 
 
 def is_pattern(text: str) -> bool:
-    """Whether it has one of `*`, `?` and `[`."""
+    """Return whether the text contains `*`, `?` or `[`."""
     return glob.has_magic(text)
 
 
 def expand_pattern(pattern: str, exclude: str | None) -> list[str]:
-    """The files and folders that a glob means, sorted; nothing hidden. `exclude`: the resolved path of a folder that is
-    not gone into. Raises `InputError`."""
-    # The glob module goes round in loops of links, and leaves out in silence what it may not read.
+    """Return the files and folders that match a glob, sorted, without hidden ones. Raises `InputError`.
+
+    `exclude` is the resolved path of a folder that is not searched.
+    """
+    # The glob module follows loops of links, and silently skips folders that it may not read.
     anchor = Path(pattern).anchor
     parts = tuple(part for part in pattern[len(anchor) :].replace(os.sep, "/").split("/") if part)
-    found = set(_match(anchor, parts, exclude))
-    only_folders = pattern.endswith(("/", os.sep))
-    return sorted(filter(os.path.isdir, found) if only_folders else found, key=lambda path: Path(path).parts)
+    paths = set(_match(anchor, parts, exclude))
+    folders_only = pattern.endswith(("/", os.sep))
+    return sorted(filter(os.path.isdir, paths) if folders_only else paths, key=lambda path: Path(path).parts)
 
 
 def _match(folder: str, parts: tuple[str, ...], exclude: str | None) -> Iterator[str]:
     if not parts:
         yield folder
         return
-    part, rest, is_folder = parts[0], parts[1:], os.path.isdir(folder or os.curdir)
+    part, remaining, is_folder = parts[0], parts[1:], os.path.isdir(folder or os.curdir)
     if part == "**" and is_folder:
-        seen = set() if exclude is None or exclude == os.path.realpath(folder or os.curdir) else {exclude}
-        for below in walk_folder(folder or os.curdir, seen):
-            path = os.path.join(folder, below.name)
-            # At a pattern's end it stands for files as well.
-            yield from _match(path, rest, exclude) if rest else (os.path.join(path, name) for name in below.files)
+        visited = set() if exclude is None or exclude == os.path.realpath(folder or os.curdir) else {exclude}
+        for subfolder in walk_folder(folder or os.curdir, visited):
+            path = os.path.join(folder, subfolder.name)
+            # "**" at the end of a pattern matches files as well.
+            yield from (
+                _match(path, remaining, exclude)
+                if remaining
+                else (os.path.join(path, name) for name in subfolder.files)
+            )
     elif not glob.has_magic(part):
         path = os.path.join(folder, part)
         if os.path.lexists(path):
-            yield from _match(path, rest, exclude)
+            yield from _match(path, remaining, exclude)
     elif is_folder:
         for name in _list_names(folder, hidden=part.startswith(".")):
             path = os.path.join(folder, name)
             if fnmatch.fnmatch(name, part) and (exclude is None or os.path.realpath(path) != exclude):
-                yield from _match(path, rest, exclude)
+                yield from _match(path, remaining, exclude)
 
 
 def _list_names(folder: str, *, hidden: bool) -> list[str]:

@@ -1,4 +1,4 @@
-"""What people give to be explained, as one list of pictures in an order of its own, each once, each with its name."""
+"""List the images of all inputs in a fixed order: each image once, under a unique name."""
 
 from __future__ import annotations
 
@@ -19,84 +19,87 @@ from gradcam.sources.stores import Roots, Source, find_bucket, find_stored
 from gradcam.storage.fetch import StoreContent
 from gradcam.storage.store import Store, to_place
 
-NAMED = 3  # inputs in a message
+MAX_INPUTS_IN_MESSAGE = 3
 Inputs = PictureLike | Sequence[PictureLike]
 
 
 @dataclass
-class Collection:
-    """Items by what tells their contents apart: of files their paths without links in their folders."""
+class InputCollector:
+    """Collects the images of inputs. The keys of `items` identify contents: for a file, its path without links in its
+    folder."""
 
     roots: Roots
-    seen: set[str]  # folders that are not to be walked through any more, on disks and in stores
-    look_into: Callable[[str], Members] = list_archive
+    visited: set[str]  # folders, on disks and in stores, that are not listed again
+    list_members: Callable[[str], Members] = list_archive
     items: dict[object, Item] = field(default_factory=dict)
     left_out: int = 0
     _sources: list[Source] = field(default_factory=list)
-    _resolved: dict[str, str] = field(default_factory=dict)  # folders
+    _resolved: dict[str, str] = field(default_factory=dict)  # folders and their paths without links
     _archives: set[str] = field(default_factory=set)
-    _buckets: set[str] = field(default_factory=set)  # whose URLs can be followed
+    _buckets: set[str] = field(default_factory=set)  # buckets with valid URLs
 
     def add(self, source: Source) -> None:
         self._sources.append(source)
         if source.folder is not None:
-            found = self._list_folder(source.folder) if source.names is None else self._list_stored(source)
+            images = self._list_folder(source.folder) if source.names is None else self._list_stored(source)
         elif source.archive is not None:
-            found = self._list_archive(source.archive)
+            images = self._list_archive(source.archive)
         else:
-            given = source.given
-            found = iter(() if given is None else [(given.content, given.name, given.content)])
+            item = source.item
+            images = iter(() if item is None else [(item.content, item.name, item.content)])
             self.left_out += source.left_out
-        for key, name, content in found:
+        for key, name, content in images:
             self.items.setdefault(key, Item(name, content))
         for entry in source.entries:
             self._add_entry(entry, source)
 
     def _list_folder(self, path: str) -> Iterator[tuple[object, str, Content]]:
         prefix = self.roots.name(path, "/")
-        for folder in walk_folder(path, self.seen):
+        for folder in walk_folder(path, self.visited):
             pictures = [name for name in folder.files if is_picture(name)]
             self.left_out += len(folder.files) - len(pictures)
             for name in pictures:
-                where = os.path.join(folder.path, name)
-                yield where, prefix + folder.name + name, FileContent(where)
+                filename = os.path.join(folder.path, name)
+                yield filename, prefix + folder.name + name, FileContent(filename)
 
     def _list_stored(self, source: Source) -> Iterator[tuple[object, str, Content]]:
         url = source.folder or ""
-        if not any(f"{url}/".startswith(f"{seen}/") for seen in self.seen if is_url(seen)):
+        if not any(f"{url}/".startswith(f"{visited}/") for visited in self.visited if is_url(visited)):
             self.left_out += source.left_out
-        self.seen.add(url)
+        self.visited.add(url)
         prefix, store = self.roots.name(url, "/"), Store(url)
         for name in source.names or ():
-            where = store.below(name).url
-            yield where, prefix + name, StoreContent(where)
+            image_url = store.below(name).url
+            yield image_url, prefix + name, StoreContent(image_url)
 
     def _list_archive(self, path: str) -> Iterator[tuple[object, str, Content]]:
         if self._resolve(path) not in self._archives:
             self._archives.add(self._resolve(path))
-            prefix, members = self.roots.name(path, "/"), self.look_into(path)
+            prefix, members = self.roots.name(path, "/"), self.list_members(path)
             self.left_out += members.left_out
-            yield from ((content, prefix + name, content) for name, content in members.pictures)
+            yield from ((content, prefix + name, content) for name, content in members.images)
 
     def _add_entry(self, entry: Entry, source: Source) -> None:
-        where = self._resolve(entry.path)
-        earlier = self.items.get(where)
+        location = self._resolve(entry.path)
+        earlier = self.items.get(location)
         if earlier is None:
-            content = self._to_content(where, entry, source) if is_url(where) else FileContent(where)
-            self.items[where] = Item(self.roots.name(entry.path), content, entry.wanted)
+            content = self._to_content(location, entry, source) if is_url(location) else FileContent(location)
+            self.items[location] = Item(self.roots.name(entry.path), content, entry.wanted)
         elif earlier.wanted is None:
-            self.items[where] = replace(earlier, wanted=entry.wanted)
+            self.items[location] = replace(earlier, wanted=entry.wanted)
         elif entry.wanted not in (None, earlier.wanted):
-            # Where a class was asked for first is looked for: to remember all the lines would take much memory.
-            named = ((each, one) for each in self._sources for one in each.entries if one.wanted is not None)
-            first = next((each, one.line) for each, one in named if self._resolve(one.path) == where)
+            # Only for this error, search the lists for the first request: remembering every line would take much
+            # memory.
+            requests = ((origin, row) for origin in self._sources for row in origin.entries if row.wanted is not None)
+            first = next((origin, row.line) for origin, row in requests if self._resolve(row.path) == location)
             raise InputError(
                 f"{source.list_name}, line {entry.line}: gives the class '{entry.wanted}' for {entry.path}, but "
                 f"{first[0].list_name}, line {first[1]}, gives '{earlier.wanted}'; list each image with one class"
             )
 
     def _to_content(self, url: str, entry: Entry, source: Source) -> StoreContent:
-        """Raises `InputError` where a list has a URL that no picture can have, and `StoreError`."""
+        """Return the content for a URL. Raises `InputError` if a list names a URL that cannot be an image, and
+        `StoreError`."""
         bucket = find_bucket(url)
         try:
             if bucket not in self._buckets:
@@ -111,7 +114,7 @@ class Collection:
         return StoreContent(url)
 
     def _resolve(self, path: str) -> str:
-        """The path without links in its folders; the same object where there are none."""
+        """Return the path without links in its folder, as the same object if there are none."""
         if is_url(path):
             return path
         folder, name = os.path.split(path)
@@ -123,8 +126,11 @@ class Collection:
 
 @dataclass(frozen=True)
 class Listing:
-    """The pictures to be explained, and how many files were left out because of their suffix. `root`: the folder that
-    names are relative to; None for those in an archive, in several stores, or on a disk as well."""
+    """The images to explain, and the number of files that were left out because of their suffix.
+
+    `root` is the folder that names are relative to. It is None for images in an archive, in several stores, or both in
+    a store and on a disk.
+    """
 
     items: Sequence[Item]
     left_out: int
@@ -137,70 +143,79 @@ class Listing:
 
 
 def list_inputs(inputs: Inputs, *, exclude: Path | Store | None = None) -> Listing:
-    """All the pictures in files, folders, globs, lists (``.txt``, ``.csv``, ``.tsv``, "-" for standard input) and archives,
-    by paths or URLs; braces in the name of a tar mean a WebDataset's shards. They come in the order of the inputs;
-    within a folder, and of a glob, sorted by name. In folders, archives and globs, files without a picture's suffix are
-    left out and counted; a file that is named is taken for a picture. One that is reached twice is explained once.
-    Names are relative to the inputs' deepest common folder; of several buckets, or a disk as well, they begin with the
-    bucket, or that folder's name. A picture in another form is called `inputs[3]` by its place. `exclude`: the output
-    folder. Raises `InputError` for what does not exist or cannot be listed, for one file of which two classes are
-    asked, and where there is no picture; and `StoreError`."""
-    given = _to_texts(inputs)
-    texts = [text for text in given if isinstance(text, str)]
+    """Return all images in files, folders, globs, lists and archives, given by paths or URLs, or in memory.
+
+    Lists are ``.txt``, ``.csv`` and ``.tsv`` files, or "-" for standard input. Braces in the name of a tar stand for
+    the shards of a WebDataset. Images come in the order of the inputs, and sorted by name within a folder or a glob. An
+    image that is reached twice is listed once. Files without an image suffix are left out and counted in folders,
+    archives and globs; files given by name are always taken for images.
+
+    Names are relative to the deepest common folder of the inputs. If inputs are in several buckets, or in a store and
+    on a disk, names begin with the bucket, or with the name of the folder on the disk. An image in memory is called
+    `inputs[3]`, by its index. `exclude` is the output folder.
+
+    Raises `InputError` if an input does not exist or cannot be listed, if two classes are requested for one file, and
+    if there are no images; and `StoreError`.
+    """
+    arguments = _to_texts(inputs)
+    texts = [text for text in arguments if isinstance(text, str)]
     excluded = exclude if exclude is None or isinstance(exclude, Store) else os.path.realpath(exclude)
-    sources = [source for one in given for source in _expand(one, excluded)]
+    sources = [source for argument in arguments for source in _expand(argument, excluded)]
     roots = Roots(source for source in sources if not _is_output(source, excluded))
-    with listing_ahead(source.archive for source in sources if source.archive is not None) as look_into:
-        collection = Collection(roots, {excluded} if isinstance(excluded, str) else set(), look_into)
+    with listing_ahead(source.archive for source in sources if source.archive is not None) as list_members:
+        collection = InputCollector(roots, {excluded} if isinstance(excluded, str) else set(), list_members)
         for source in sources:
             collection.add(source)
     left_out = collection.left_out
     if not collection.items:
-        where = join_names(texts[:NAMED]) + (f" and {len(texts) - NAMED} more" if len(texts) > NAMED else "")
+        names = join_names(texts[:MAX_INPUTS_IN_MESSAGE]) + (
+            f" and {len(texts) - MAX_INPUTS_IN_MESSAGE} more" if len(texts) > MAX_INPUTS_IN_MESSAGE else ""
+        )
         subject, verb = ("file", "was") if left_out == 1 else ("files", "were")
         files = f"; {left_out} {subject} without an image suffix {verb} left out" if left_out else ""
         is_output = any(_is_output(source, excluded) for source in sources)
         output = "; the output folder is left out: choose another --output" if is_output else ""
-        raise InputError(f"There are no images in {where}{files}{output}.")
+        raise InputError(f"There are no images in {names}{files}{output}.")
     archives = [source.archive for source in sources if source.archive is not None]
-    place = None if roots.root is None or roots.root in archives else to_place(roots.root)
-    return Listing(list(collection.items.values()), left_out, place, archives)
+    root = None if roots.root is None or roots.root in archives else to_place(roots.root)
+    return Listing(list(collection.items.values()), left_out, root, archives)
 
 
 def _to_texts(inputs: Any) -> list[str | Item]:
     if not is_one_picture(inputs) and not isinstance(inputs, Iterable):
         raise InputError(f"The inputs are {shorten(inputs)}, expected paths of files, folders, lists or archives.")
-    given = [inputs] if is_one_picture(inputs) else list(inputs)
-    if not given:
+    values = [inputs] if is_one_picture(inputs) else list(inputs)
+    if not values:
         raise InputError("There is nothing to explain: give files, folders, globs, lists or archives.")
-    found = [_to_text(one, place) for place, one in enumerate(given)]
-    if found.count("-") > 1:
+    arguments = [_to_text(value, index) for index, value in enumerate(values)]
+    if arguments.count("-") > 1:
         raise InputError(
-            f"'-' is given {found.count('-')} times, but {STANDARD_INPUT} can be read only once: give '-' once."
+            f"'-' is given {arguments.count('-')} times, but {STANDARD_INPUT} can be read only once: give '-' once."
         )
-    return found
+    return arguments
 
 
-def _to_text(one: Any, place: int) -> str | Item:
-    if isinstance(one, (str, os.PathLike)) and os.fspath(one) and "\0" not in os.fsdecode(one):
-        return to_path(os.fsdecode(one))
-    if hasattr(one, "read_bytes") and is_url(str(one)):  # a path of universal-pathlib
-        return str(one)
-    if isinstance(one, (str, os.PathLike)) or not is_one_picture(one):
-        raise InputError(f"An input is {shorten(one)}, expected the path of a file, a folder, a list or an archive.")
-    return Item(f"inputs[{place}]", GivenContent(one))
+def _to_text(value: Any, index: int) -> str | Item:
+    if isinstance(value, (str, os.PathLike)) and os.fspath(value) and "\0" not in os.fsdecode(value):
+        return to_path(os.fsdecode(value))
+    # universal-pathlib's paths have this method, but are not os.PathLike.
+    if hasattr(value, "read_bytes") and is_url(str(value)):
+        return str(value)
+    if isinstance(value, (str, os.PathLike)) or not is_one_picture(value):
+        raise InputError(f"An input is {shorten(value)}, expected the path of a file, a folder, a list or an archive.")
+    return Item(f"inputs[{index}]", GivenContent(value))
 
 
-def _expand(one: str | Item, excluded: str | Store | None) -> Iterator[Source]:
-    if isinstance(one, Item):
-        yield Source(given=one)
+def _expand(argument: str | Item, excluded: str | Store | None) -> Iterator[Source]:
+    if isinstance(argument, Item):
+        yield Source(item=argument)
         return
-    for text in expand_shards(one):
+    for text in expand_shards(argument):
         if text == "-":
             yield Source(entries=read_standard_input(), list_name=STANDARD_INPUT)
         elif is_url(text):
             yield from find_stored(text, excluded if isinstance(excluded, Store) else None)
-        elif not is_pattern(text) or os.path.lexists(text):  # a name may have brackets
+        elif not is_pattern(text) or os.path.lexists(text):  # The name of a file may contain brackets.
             yield _find_source(text)
         else:
             yield from _find_matches(text, excluded if isinstance(excluded, str) else None)
@@ -227,23 +242,26 @@ def _find_source(text: str) -> Source:
 
 
 def _find_matches(pattern: str, excluded: str | None) -> Iterator[Source]:
-    """What a shell would have made of a glob, but for the files that are no pictures, unless it asks for their suffix.
-    As in a folder, files come first."""
+    """Yield the files and folders that match a glob. Skip files that are not images, unless the glob names their
+    suffix.
+
+    Files come before folders, as in the listing of a folder.
+    """
     matches = expand_pattern(pattern, excluded)
     if not matches:
         raise InputError(f"{pattern}: does not exist, and matches nothing as a glob")
     suffix = os.path.splitext(pattern)[1]
-    asks_for_suffix = bool(suffix) and not is_pattern(suffix)
-    pictures, others, left_out = [], [], 0
+    requires_suffix = bool(suffix) and not is_pattern(suffix)
+    pictures, containers, left_out = [], [], 0
     for match in matches:
-        if os.path.isdir(match) or (asks_for_suffix and match.lower().endswith(LIST_SUFFIXES + ARCHIVE_SUFFIXES)):
-            others.append(match)
-        elif asks_for_suffix or is_picture(match):
+        if os.path.isdir(match) or (requires_suffix and match.lower().endswith(LIST_SUFFIXES + ARCHIVE_SUFFIXES)):
+            containers.append(match)
+        elif requires_suffix or is_picture(match):
             pictures.append(Entry(to_absolute(match)))
         else:
             left_out += 1
     yield Source(entries=pictures, left_out=left_out)
-    yield from map(_find_source, others)
+    yield from map(_find_source, containers)
 
 
 def _is_output(source: Source, excluded: str | Store | None) -> bool:

@@ -1,4 +1,4 @@
-"""Lists of pictures, as text or CSV: a path a line, and the class that is to be explained, where there is one."""
+"""Read lists of images, as text or tables: one path per line, optionally with the class to explain."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ STANDARD_INPUT = "standard input"
 IMAGE_COLUMNS = frozenset({"image", "path", "file", "filename"})
 CLASS_COLUMNS = frozenset({"class", "label", "target"})
 
-Row = tuple[int, str, str]  # the line, the path and the class, as they are written
+Row = tuple[int, str, str]  # (line, path, class), as they are written
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A picture that was named: its absolute path or its URL, the class that is asked for it, and the line of the list."""
+    """An image given by name: its absolute path or URL, the class requested for it, and its line in the list."""
 
     path: str
     wanted: str | None = None
@@ -34,8 +34,10 @@ class Entry:
 
 
 def read_list(path: str) -> list[Entry]:
-    """The entries of a list: a ``.csv`` or ``.tsv`` file, or else text with a path a line, and perhaps a TAB and a class. A
-    relative path is looked up beside the list, then in the current folder. Raises `InputError`, with the line."""
+    """Read a list: a ``.csv`` or ``.tsv`` table, or text with a path and optionally a TAB and a class per line.
+
+    A relative path is looked up in the list's folder, then in the current folder. Raises `InputError`, with the line.
+    """
     try:
         text = decode_text(read_text_file(path), path)
     except OSError as error:
@@ -49,18 +51,22 @@ def read_list(path: str) -> list[Entry]:
 
 
 def read_stored_list(store: Store) -> list[Entry]:
-    """The entries of a list in a store, as `read_list` gives them; what is relative is beside the list. Raises what
-    `Store` does where the list cannot be had, too."""
+    """Read a list in a store like `read_list`; relative paths are looked up beside the list only.
+
+    Also raises the errors of `Store`.
+    """
     text = decode_text(store.read(), store.url)
     return list(_to_entries(_read_rows(text, store.url), store.parent.url, store.url))
 
 
 def read_standard_input() -> list[Entry]:
-    """The entries of a list on standard input: text, or a table where its first line is a header that names the paths.
-    Raises `InputError` as `read_list` does."""
+    """Read a list from standard input: a table if the first line is a header with an image column, otherwise text.
+
+    Raises `InputError` like `read_list`.
+    """
     try:
         text = decode_text(sys.stdin.buffer.read(), STANDARD_INPUT)
-    except (OSError, AttributeError, ValueError) as error:  # none, or a closed one
+    except (OSError, AttributeError, ValueError) as error:  # Standard input is missing, closed or unreadable.
         raise InputError(f"{STANDARD_INPUT} cannot be read, but '-' was given as input") from error
     header = text.lstrip("\r\n").partition("\n")[0]
     delimiter = next((mark for mark in (",", "\t") if _is_header(header.strip("\r").split(mark))), None)
@@ -69,7 +75,7 @@ def read_standard_input() -> list[Entry]:
 
 
 def decode_text(data: bytes, source: str) -> str:
-    """Names of files may be in any encoding, and are kept as the system has them. Windows likes to write UTF-16."""
+    """Decode a list. File names in any encoding keep their bytes as surrogates; Windows often writes UTF-16."""
     if not data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return data.decode("utf-8-sig", "surrogateescape")
     try:
@@ -86,14 +92,14 @@ def _read_rows(text: str, source: str) -> Iterator[Row]:
 
 
 def _read_lines(text: str) -> Iterator[Row]:
-    lines = text.split("\n")  # not splitlines(), which knows ends of lines that names may have
+    lines = text.split("\n")  # splitlines() would also split at characters that may be part of a name.
     for number, line in enumerate(lines, 1):
-        path, _, wanted = line.removesuffix("\r").partition("\t")
-        yield number, path, wanted
+        path, _, class_name = line.removesuffix("\r").partition("\t")
+        yield number, path, class_name
 
 
 def read_cells(text: str, delimiter: str, source: str) -> Iterator[tuple[int, list[str]]]:
-    """The rows of a table that are not blank, each with its last line. Raises `InputError`."""
+    """Yield the rows of a table that are not blank, each with the number of its last line. Raises `InputError`."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
         for row in reader:
@@ -110,47 +116,50 @@ def _read_table(text: str, delimiter: str, source: str) -> Iterator[Row]:
             columns = _find_columns(row)
             if _is_header(row):
                 continue
-        path, wanted = (row[column] if column is not None and column < len(row) else "" for column in columns)
-        yield line, path, wanted
+        path, class_name = (row[column] if column is not None and column < len(row) else "" for column in columns)
+        yield line, path, class_name
 
 
-def _find_columns(first: Sequence[str]) -> tuple[int | None, int | None]:
-    if not _is_header(first):
+def _find_columns(header: Sequence[str]) -> tuple[int | None, int | None]:
+    if not _is_header(header):
         return 0, 1
-    cells = list(enumerate(map(_plain, first)))
+    cells = list(enumerate(map(_normalise, header)))
     classes = next((column for column, cell in cells if cell in CLASS_COLUMNS), None)
     return next(column for column, cell in cells if cell in IMAGE_COLUMNS), classes
 
 
 def _is_header(row: Sequence[str]) -> bool:
-    return any(_plain(cell) in IMAGE_COLUMNS for cell in row)
+    return any(_normalise(cell) in IMAGE_COLUMNS for cell in row)
 
 
-def _plain(cell: str) -> str:
+def _normalise(cell: str) -> str:
     return cell.strip().strip('"').lower()
 
 
-def _to_entries(rows: Iterator[Row], beside: str, source: str) -> Iterator[Entry]:
-    for line, path, given in rows:
-        wanted = given.strip()
+def _to_entries(rows: Iterator[Row], base: str, source: str) -> Iterator[Entry]:
+    for line, path, text in rows:
+        class_name = text.strip()
         if not path.strip():
-            if wanted:
-                raise InputError(f"{source}, line {line}: gives the class '{wanted}' without an image; add its path")
+            if class_name:
+                raise InputError(
+                    f"{source}, line {line}: gives the class '{class_name}' without an image; add its path"
+                )
             continue
         if "\0" in path:
             raise InputError(f"{source}, line {line}: has a zero byte in its path; check that the file is a list")
-        yield Entry(_look_up(path, beside), sys.intern(wanted) or None, line)
+        yield Entry(_look_up(path, base), sys.intern(class_name) or None, line)
 
 
-def _look_up(given: str, beside: str) -> str:
-    """The absolute path or the URL. What is nowhere is taken to be beside the list, and found missing when it is read."""
-    if is_url(given):
-        return given
-    path = to_path(given)
+def _look_up(text: str, base: str) -> str:
+    """Return the absolute path or the URL. A file that exists nowhere is expected beside the list, and fails when it is
+    read."""
+    if is_url(text):
+        return text
+    path = to_path(text)
     if os.path.isabs(path):
         return to_absolute(path)
-    if is_url(beside):
-        protocol, mark, folder = beside.rpartition("://")
-        return f"{protocol}{mark}{normpath(f'{folder}/{path}'.replace(os.sep, '/'))}"
-    there = os.path.join(beside, path)
-    return to_absolute(path if not os.path.lexists(there) and os.path.lexists(path) else there)
+    if is_url(base):
+        protocol, separator, folder = base.rpartition("://")
+        return f"{protocol}{separator}{normpath(f'{folder}/{path}'.replace(os.sep, '/'))}"
+    candidate = os.path.join(base, path)
+    return to_absolute(path if not os.path.lexists(candidate) and os.path.lexists(path) else candidate)

@@ -1,4 +1,4 @@
-"""Shares of the pictures, for several jobs that need not know of each other."""
+"""Limit the failures of a run, and divide its images between independent jobs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gradcam.storage.run_file import ShardFiles
 
 
 class TooManyFailuresError(GradcamError):
-    """More pictures failed than was allowed."""
+    """More images failed than the limit allows."""
 
 
 @dataclass(frozen=True)
 class FailureLimit:
-    """At most `most` pictures may fail; with `is_share`, at most so many in a hundred of all that the run is about."""
+    """The most images that may fail; with `is_share`, as a percentage of all images of the run."""
 
     most: float
     is_share: bool = False
@@ -30,18 +30,18 @@ class FailureLimit:
 
 
 def parse_limit(text: str) -> FailureLimit:
-    """A limit from "10", so many pictures, or "2.5%" of them. Raises `GradcamError` for anything else."""
-    found = re.fullmatch(r"(\d{1,12})|(\d{1,3}(?:\.\d+)?)\s*%", text.strip(), re.ASCII)
-    if found is None or (found[2] is not None and float(found[2]) > 100):
+    """Parse a limit such as "10" images or "2.5%" of the images. Raises `GradcamError` for other texts."""
+    match = re.fullmatch(r"(\d{1,12})|(\d{1,3}(?:\.\d+)?)\s*%", text.strip(), re.ASCII)
+    if match is None or (match[2] is not None and float(match[2]) > 100):
         raise GradcamError(
             f"{text!r} is not a failure limit: expected a number of images, such as 10, or a percentage, such as 5%."
         )
-    return FailureLimit(float(found[1])) if found[1] else FailureLimit(float(found[2]), is_share=True)
+    return FailureLimit(float(match[1])) if match[1] else FailureLimit(float(match[2]), is_share=True)
 
 
 @dataclass(frozen=True)
 class Shard:
-    """The share number `index`, from 1, of `of` shares. Each picture is in one of them, whatever others there are."""
+    """The share `index`, counted from 1, of `of` shares. An image's name alone decides which share it is in."""
 
     index: int
     of: int
@@ -53,13 +53,13 @@ class Shard:
             )
 
     def takes(self, name: str) -> bool:
-        # Python's own hash differs from process to process. Names need not be UTF-8.
+        # Python's own hash differs between processes. Surrogates stand for the bytes of names that are not UTF-8.
         digest = hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=8).digest()
         return int.from_bytes(digest, "big") % self.of == self.index - 1
 
 
 def parse_shard(text: str) -> Shard:
-    """The share that `I/N` means. Raises `InputError` for anything else."""
+    """Parse a share `I/N`. Raises `InputError` for other texts."""
     match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text.strip())
     if match is None:
         raise InputError(f"The shard is {shorten(text)}, expected I/N, with I from 1 to N, such as 2/8.")
@@ -67,5 +67,5 @@ def parse_shard(text: str) -> Shard:
 
 
 def to_shard_files(shard: Shard | None) -> ShardFiles:
-    """The part of an output folder that is a share's; the whole of it without one."""
+    """Return the names of a shard's files in the output folder; without a shard, those of the whole run."""
     return ShardFiles() if shard is None else ShardFiles(shard.of, shard.index)

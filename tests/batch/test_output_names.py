@@ -19,14 +19,14 @@ from gradcam.batch.names import MAX_ENDING_BYTES, Saving, check_outputs, list_en
 from gradcam.cam.methods.table import find_methods
 from gradcam.errors import OutputError
 from gradcam.images.files import LONGEST_NAME, join_name
-from gradcam.sources.contents import Item, Refused
+from gradcam.sources.contents import Item, UnreadableContent
 from gradcam.sources.list import list_inputs
 from gradcam.storage.records import Explained
 from gradcam.targets import Box, Keypoint, Like, Mask, MissedBox, Text, Token
 from gradcam.targets.base import Target
 from gradcam.targets.classes import ClassTarget
 
-NOTHING = Refused("is not needed here")
+NOTHING = UnreadableContent("is not needed here")
 
 
 def plan(*names: str, **options: int) -> dict[str, str]:

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 
 from gradcam.errors import ImageError, InputError
 from gradcam.sources import archives
-from gradcam.sources.archives import _make_harmless
+from gradcam.sources.archives import _to_safe_name
 from gradcam.sources.contents import ArchiveFile, Content, Item, TarContent
 from gradcam.sources.list import Listing, list_inputs
 
@@ -196,7 +196,7 @@ NAMES = st.lists(st.sampled_from(["..", ".", "", "a", "b.jpg", "C:", "\\", "..\\
 
 @given(NAMES)
 def test_no_name_leads_out_after_it_was_made_harmless(name: str) -> None:
-    plain, leads_out = _make_harmless(name)
+    plain, leads_out = _to_safe_name(name)
     assert not plain.startswith("/")
     assert "\\" not in plain
     if plain != "..":  # which is hidden
