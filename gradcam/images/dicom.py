@@ -1,4 +1,4 @@
-"""Pictures from DICOM files, through pydicom: what their window shows."""
+"""Read DICOM files through pydicom, as their window displays them."""
 
 from __future__ import annotations
 
@@ -11,56 +11,68 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradcam.errors import ImageError, shorten, to_pip_command
-from gradcam.images.read import BUDGET, DICOM_MAGIC, blaming, check_memory, find_size, in_strips, open_content, to_path
+from gradcam.images.read import (
+    DICOM_MAGIC,
+    MEMORY_BUDGET_BYTES,
+    blaming,
+    check_memory,
+    find_size,
+    in_strips,
+    open_content,
+    to_path,
+)
 
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-PIXELS = ("PixelData", "FloatPixelData", "DoubleFloatPixelData")
+PIXEL_ATTRIBUTES = ("PixelData", "FloatPixelData", "DoubleFloatPixelData")
 
 Floats = NDArray[np.float64]
 
 
 def read_dicom(path: str | os.PathLike[str], data: bytes | None = None) -> tuple[NDArray[Any], str | None]:
-    """The first frame of a DICOM file, and a note: float32 (H,W) in [0,1], or, in colour, RGB uint8 (H,W,3). `data`:
-    what the file holds, where that was read already. Grey values are rescaled by the modality's slope and intercept or
-    its table, then taken through the VOI table or else the first window (PS3.3 C.11.2); 1 is white, in MONOCHROME1 too.
-    Without a window their own range is taken. Raises `ImageError`, naming the file, for whatever is not a whole
-    picture, and where pydicom or its plugin is missing."""
+    """Return the first frame of a DICOM file, and a note: float32 (H,W) in [0,1], or RGB uint8 (H,W,3) for colour.
+
+    `data` is the content of the file, if it was read already. Grey values are rescaled by the modality's slope and
+    intercept or its table. Then the VOI table or else the first window is applied (PS3.3 C.11.2); without a window, the
+    values' own range is used. 1 is white, also in MONOCHROME1. Raises `ImageError`, which names the file, for anything
+    but a complete image, and if pydicom or its plugin is missing.
+    """
     path = to_path(path)
     with blaming(path), open_content(path, data) as file:
         dataset = _open(file)
         frames = int(dataset.get("NumberOfFrames") or 1)
         frame_note = f"the first of {frames} frames" if frames > 1 else None
-        each = int(dataset.get("SamplesPerPixel") or 1) * int(dataset.get("BitsAllocated") or 1) / 8
+        bytes_per_pixel = int(dataset.get("SamplesPerPixel") or 1) * int(dataset.get("BitsAllocated") or 1) / 8
         size = int(dataset.get("Columns") or 0), int(dataset.get("Rows") or 0)
-        check_memory(*size, 3 * each + 12, find_size(file))
+        check_memory(*size, 3 * bytes_per_pixel + 12, find_size(file))
         stored = _decode(dataset)
         if stored.ndim == 3 or dataset.PhotometricInterpretation == "PALETTE COLOR":
             return _to_rgb(stored, dataset), frame_note
-        shares, window_note = _to_shares(stored, dataset)
-        return shares, "; ".join(filter(None, (frame_note, window_note))) or None
+        grey, window_note = _to_grey(stored, dataset)
+        return grey, "; ".join(filter(None, (frame_note, window_note))) or None
 
 
 def _open(file: BinaryIO) -> Dataset:
     try:
         from pydicom import dcmread
         from pydicom.errors import InvalidDicomError
-        from pydicom.pixels import utils  # noqa: F401  since pydicom 3
+        from pydicom.pixels import utils  # noqa: F401 (new in pydicom 3)
     except ImportError:
         raise ImageError(f"is a DICOM file, which needs pydicom 3: {to_pip_command('dicom')}") from None
     try:
-        _check_packed(file)
+        _check_unpacked_size(file)
         dataset = dcmread(file)
     except InvalidDicomError:
         raise ImageError(f"is not a DICOM file: there is no '{DICOM_MAGIC.decode()}' at byte 128") from None
-    if not any(name in dataset for name in PIXELS):
+    if not any(name in dataset for name in PIXEL_ATTRIBUTES):
         raise ImageError("contains no image, or is cut off: there is no Pixel Data")
     return dataset
 
 
-def _check_packed(file: BinaryIO) -> None:
-    """Raises `ImageError` for a file that would fill the memory: pydicom reads and unpacks all of it at once."""
+def _check_unpacked_size(file: BinaryIO) -> None:
+    """Raise `ImageError` if the file would fill the memory, because pydicom reads and unpacks the whole file at
+    once."""
     from pydicom.filereader import _read_file_meta_info, read_preamble
     from pydicom.uid import DeflatedExplicitVRLittleEndian
 
@@ -69,7 +81,7 @@ def _check_packed(file: BinaryIO) -> None:
     if _read_file_meta_info(file).get("TransferSyntaxUID") == DeflatedExplicitVRLittleEndian:
         unpacker = zlib.decompressobj(-zlib.MAX_WBITS)
         packed = file.read(2**16)
-        while packed and size <= BUDGET:
+        while packed and size <= MEMORY_BUDGET_BYTES:
             size += len(unpacker.decompress(packed, 2**20))
             packed = unpacker.unconsumed_tail or file.read(2**16)
     file.seek(0)
@@ -102,22 +114,22 @@ def _decode(dataset: Dataset) -> NDArray[Any]:
 def _to_rgb(stored: NDArray[Any], dataset: Dataset) -> NDArray[np.uint8]:
     from pydicom.pixels.processing import apply_color_lut
 
-    full = 2**dataset.BitsStored - 1
+    maximum = 2**dataset.BitsStored - 1
     if dataset.PhotometricInterpretation == "PALETTE COLOR":
         stored = apply_color_lut(stored, dataset)
-        full = np.iinfo(stored.dtype).max
+        maximum = np.iinfo(stored.dtype).max
     colours = np.empty((*stored.shape[:2], 3), np.uint8)
     for rows in in_strips(*stored.shape[:2]):
-        colours[rows] = np.clip(np.rint(stored[rows, :, :3] * (255 / full)), 0, 255)
+        colours[rows] = np.clip(np.rint(stored[rows, :, :3] * (255 / maximum)), 0, 255)
     return colours
 
 
-def _to_shares(stored: NDArray[Any], dataset: Dataset) -> tuple[NDArray[np.float32], str | None]:
+def _to_grey(stored: NDArray[Any], dataset: Dataset) -> tuple[NDArray[np.float32], str | None]:
     from pydicom.pixels.processing import apply_modality_lut
 
-    transformation = _find_group(dataset, "PixelValueTransformationSequence")
-    voi = _find_group(dataset, "FrameVOILUTSequence")
-    center, width = _first(voi.get("WindowCenter")), _first(voi.get("WindowWidth"))
+    transformation = _find_settings(dataset, "PixelValueTransformationSequence")
+    voi = _find_settings(dataset, "FrameVOILUTSequence")
+    center, width = _get_first(voi.get("WindowCenter")), _get_first(voi.get("WindowWidth"))
     function = str(voi.get("VOILUTFunction") or "LINEAR")
     note = None
 
@@ -126,26 +138,30 @@ def _to_shares(stored: NDArray[Any], dataset: Dataset) -> tuple[NDArray[np.float
 
     if voi.get("VOILUTSequence"):
         order: Literal["<", ">"] = "<" if dataset.file_meta.TransferSyntaxUID.is_little_endian else ">"
-        to_shares = partial(_look_up, table=voi.VOILUTSequence[0], order=order)
+        to_grey = partial(_apply_lut, table=voi.VOILUTSequence[0], order=order)
     elif center is not None and width is not None and width >= (1 if function == "LINEAR" else 1e-9):
-        to_shares = partial(apply_window, center=center, width=width, function=function)
+        to_grey = partial(apply_window, center=center, width=width, function=function)
     else:
         finite = (strip[np.isfinite(strip)] for strip in map(rescale, in_strips(*stored.shape)))
-        ends = [(strip.min().item(), strip.max().item()) for strip in finite if strip.size] or [(0.0, 0.0)]
-        low, high = min(least for least, _ in ends), max(most for _, most in ends)
-        to_shares = partial(_take_range, low=low, high=high)
+        limits = [(strip.min().item(), strip.max().item()) for strip in finite if strip.size] or [(0.0, 0.0)]
+        low, high = min(minimum for minimum, _ in limits), max(maximum for _, maximum in limits)
+        to_grey = partial(_apply_range, low=low, high=high)
         note = f"no usable window in the file: using the full range of values, {low:.6g} to {high:.6g}"
-    shares = np.empty(stored.shape, np.float32)
+    grey = np.empty(stored.shape, np.float32)
     for rows in in_strips(*stored.shape):
-        part = to_shares(rescale(rows))
-        shares[rows] = 1 - part if dataset.PhotometricInterpretation == "MONOCHROME1" else part
-    return shares, note
+        strip = to_grey(rescale(rows))
+        grey[rows] = 1 - strip if dataset.PhotometricInterpretation == "MONOCHROME1" else strip
+    return grey, note
 
 
 def apply_window(values: Floats, center: float, width: float, function: str) -> Floats:
-    """Values through a window, in [0,1]: PS3.3 C.11.2.1.2 and C.11.2.1.3. `function`: LINEAR, LINEAR_EXACT or SIGMOID."""
+    """Map values through a window to [0,1] (PS3.3 C.11.2.1.2 and C.11.2.1.3).
+
+    `function` is LINEAR, LINEAR_EXACT or SIGMOID.
+    """
     if function == "SIGMOID":
-        return 0.5 + 0.5 * np.tanh(2 * (values - center) / width)  # 1 / (1 + exp(-4 * ...)), but never too large
+        # This equals 1 / (1 + exp(-4 * ...)), but cannot overflow.
+        return 0.5 + 0.5 * np.tanh(2 * (values - center) / width)
     if function == "LINEAR_EXACT":
         return np.clip((values - center) / width + 0.5, 0, 1)
     if function != "LINEAR":
@@ -155,8 +171,11 @@ def apply_window(values: Floats, center: float, width: float, function: str) -> 
     return np.clip((values - (center - 0.5)) / (width - 1) + 0.5, 0, 1)
 
 
-def _look_up(values: Floats, table: Dataset, order: Literal["<", ">"]) -> Floats:
-    """Values through a VOI LUT (PS3.3 C.11.2.1.1), of this order of bytes: what is outside gets its first or last entry."""
+def _apply_lut(values: Floats, table: Dataset, order: Literal["<", ">"]) -> Floats:
+    """Map values through a VOI LUT (PS3.3 C.11.2.1.1) of this byte order.
+
+    Values outside the table get its first or last entry.
+    """
     count, first, bits = (int(number) for number in table.LUTDescriptor)
     data = table.LUTData
     if isinstance(data, bytes):
@@ -165,20 +184,20 @@ def _look_up(values: Floats, table: Dataset, order: Literal["<", ">"]) -> Floats
     return entries[np.clip(values - first, 0, len(entries) - 1).astype(np.int64)]
 
 
-def _take_range(values: Floats, low: float, high: float) -> Floats:
+def _apply_range(values: Floats, low: float, high: float) -> Floats:
     return (np.nan_to_num(values, nan=low, posinf=high, neginf=low) - low) / (high - low or 1)
 
 
-def _find_group(dataset: Dataset, name: str) -> Dataset:
-    """Where the first frame's settings of this kind are: in files of several frames that may be a group of its own."""
-    for place in ("PerFrameFunctionalGroupsSequence", "SharedFunctionalGroupsSequence"):
-        groups = dataset.get(place)
+def _find_settings(dataset: Dataset, name: str) -> Dataset:
+    """Return the data set that has the first frame's settings of this kind: in multi-frame files, it may be a group."""
+    for group_name in ("PerFrameFunctionalGroupsSequence", "SharedFunctionalGroupsSequence"):
+        groups = dataset.get(group_name)
         if groups and groups[0].get(name):
             return groups[0][name].value[0]
     return dataset
 
 
-def _first(value: Any) -> float | None:
+def _get_first(value: Any) -> float | None:
     if value is None or isinstance(value, (str, float, int)):
         return None if value in (None, "") else float(value)
     return float(value[0]) if len(value) else None

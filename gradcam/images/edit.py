@@ -1,4 +1,4 @@
-"""Parts of a picture that are taken away: under a brush, or in a window. Each is written as one word, for a line to type."""
+"""Remove parts of an image, with a brush or in a window. An edit can be written as one word on the command line."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from gradcam.images.read import Pixels
 from gradcam.options import EDIT_FORM, EDITS, accept_old_parameters
 from gradcam.renames import find_old_names
 
-BLUR = 0.05  # of the longer side: the blur's standard deviation
+BLUR_FRACTION = 0.05  # standard deviation of the blur, as a fraction of the longer side
 MOST_POINTS = 10_000
-THICKEST = 32_767  # pixels of a line, for OpenCV
+MAX_LINE_THICKNESS = 32_767  # OpenCV's limit, in pixels
 
 
 @dataclass(frozen=True)
 class Edit:
-    """One stroke of a brush along points, or, where `radius` is None, a window from the first point to the second."""
+    """A stroke of a brush along points or, if `radius` is None, a window from the first point to the second."""
 
     kind: str
-    points: tuple[tuple[float, float], ...]  # across, down
+    points: tuple[tuple[float, float], ...]  # (x, y)
     radius: float | None = None
 
     def __str__(self) -> str:
@@ -38,21 +38,21 @@ class Edit:
 
 
 def to_edit(text: str) -> Edit:
-    """Read one. Raises `GradcamError` for anything else."""
-    kind, *rest = text.split(":")
+    """Parse an edit. Raises `GradcamError` for any other text."""
+    kind, *fields = text.split(":")
     try:
-        if len(rest) == 1:
-            left, top, right, bottom = map(float, rest[0].split(","))
-            found, is_right = Edit(kind, ((left, top), (right, bottom))), left < right and top < bottom
+        if len(fields) == 1:
+            x0, y0, x1, y1 = map(float, fields[0].split(","))
+            edit, is_valid = Edit(kind, ((x0, y0), (x1, y1))), x0 < x1 and y0 < y1
         else:
-            radius, path = rest
+            radius, path = fields
             points = tuple((float(x), float(y)) for x, y in (pair.split(",") for pair in path.split("+")))
-            found, is_right = Edit(kind, points, float(radius)), 0 < float(radius) < math.inf
+            edit, is_valid = Edit(kind, points, float(radius)), 0 < float(radius) < math.inf
     except ValueError:
-        is_right = False
-    if not is_right or kind not in EDITS or len(found.points) > MOST_POINTS or not np.isfinite(found.points).all():
+        is_valid = False
+    if not is_valid or kind not in EDITS or len(edit.points) > MOST_POINTS or not np.isfinite(edit.points).all():
         raise GradcamError(f"{shorten(text)} is not an edit: expected {EDIT_FORM}.")
-    return found
+    return edit
 
 
 @accept_old_parameters
@@ -80,54 +80,56 @@ def edit_image(image: Pixels, edits: Sequence[str | Edit]) -> Pixels:
     """
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
         raise ImageError(f"The image is {image.dtype} {image.shape}, expected RGB: uint8 (H,W,3).")
-    found, filled = image.copy(), {}
-    for each in edits:
-        edit = to_edit(each) if isinstance(each, str) else each
+    result, filled = image.copy(), {}
+    for text_or_edit in edits:
+        edit = to_edit(text_or_edit) if isinstance(text_or_edit, str) else text_or_edit
         if edit.kind not in filled:
             filled[edit.kind] = _fill(image, edit.kind)
         mask = _cover(edit, *image.shape[:2])
         if not mask.any():
             height, width = image.shape[:2]
             raise ImageError(f"{edit} is outside the image, which is {width} pixels wide and {height} high.")
-        found[mask] = filled[edit.kind][mask]
-    return found
+        result[mask] = filled[edit.kind][mask]
+    return result
 
 
-def _fill(picture: Pixels, kind: str) -> Pixels:
+def _fill(image: Pixels, kind: str) -> Pixels:
     if kind == "blur":
         from gradcam.images.opencv import cv2
 
-        # Of a small copy: the blur is wide, and so it is quick for pictures of any size.
-        height, width = picture.shape[:2]
+        # Blur a small copy: the blur is wide, so that details do not matter, and this is fast for images of any size.
+        height, width = image.shape[:2]
         scale = min(1.0, 200 / max(height, width))
-        small = (max(1, round(width * scale)), max(1, round(height * scale)))
-        blurred = cv2.GaussianBlur(cv2.resize(picture, small, interpolation=cv2.INTER_AREA), (0, 0), BLUR * max(small))
+        small_size = (max(1, round(width * scale)), max(1, round(height * scale)))
+        blurred = cv2.GaussianBlur(
+            cv2.resize(image, small_size, interpolation=cv2.INTER_AREA), (0, 0), BLUR_FRACTION * max(small_size)
+        )
         return cv2.resize(blurred, (width, height), interpolation=cv2.INTER_LINEAR).astype(np.uint8)
-    colour = np.rint(picture.reshape(-1, 3).mean(0)) if kind == "mean" else np.zeros(3)
-    return np.broadcast_to(colour.astype(np.uint8), picture.shape)
+    colour = np.rint(image.reshape(-1, 3).mean(0)) if kind == "mean" else np.zeros(3)
+    return np.broadcast_to(colour.astype(np.uint8), image.shape)
 
 
 def _cover(edit: Edit, height: int, width: int) -> NDArray[np.bool_]:
     from gradcam.images.opencv import cv2
 
     mask = np.zeros((height, width), np.uint8)
-    most = 4 * max(height, width)
-    points = np.clip(np.array(edit.points), -most, most)
+    limit = 4 * max(height, width)
+    points = np.clip(np.array(edit.points), -limit, limit)
     if edit.radius is None:
-        (left, top), (right, bottom) = np.rint(points).astype(int).clip(0)
-        mask[top:bottom, left:right] = 1
+        (x0, y0), (x1, y1) = np.rint(points).astype(int).clip(0)
+        mask[y0:y1, x0:x1] = 1
         return mask.astype(bool)
-    radius = round(min(edit.radius, most))
-    whole = np.rint(points).astype(np.int32)
-    for start, end in itertools.pairwise(whole):
-        if 2 * radius <= THICKEST:
+    radius = round(min(edit.radius, limit))
+    pixels = np.rint(points).astype(np.int32)
+    for start, end in itertools.pairwise(pixels):
+        if 2 * radius <= MAX_LINE_THICKNESS:
             cv2.line(mask, start.tolist(), end.tolist(), 1, max(1, 2 * radius))
         elif (start != end).any():
-            along = (end - start) / np.hypot(*(end - start).astype(float))
-            aside = radius * along[::-1] * (1, -1)
-            corners = np.rint([start + aside, end + aside, end - aside, start - aside])
+            direction = (end - start) / np.hypot(*(end - start).astype(float))
+            offset = radius * direction[::-1] * (1, -1)
+            corners = np.rint([start + offset, end + offset, end - offset, start - offset])
             cv2.fillConvexPoly(mask, corners.astype(np.int32), 1)
-    for point in whole:
+    for point in pixels:
         cv2.circle(mask, point.tolist(), radius, 1, -1)
     return mask.astype(bool)
 

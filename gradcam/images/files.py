@@ -1,4 +1,4 @@
-"""Files that people name: opened without waiting, written whole or not at all; what results are called; URLs."""
+"""Open and write files, and choose the names of results."""
 
 from __future__ import annotations
 
@@ -16,52 +16,56 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import unquote
 
-LARGEST = 2**32  # bytes of a text, such as a list or annotations; more would only fill the memory
-BLOCK = 2**20  # bytes that are read at once
-KINDS = {
+MAX_TEXT_BYTES = 2**32  # A text, such as a list or annotations, that is larger would only fill the memory.
+BLOCK_BYTES = 2**20
+FILE_KINDS = {
     stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
 }  # fmt: skip
-UNFINISHED = ".gradcam-{}.tmp"  # a dot, and no suffix of a picture: nobody takes it for one
+UNFINISHED = ".gradcam-{}.tmp"  # The leading dot and the suffix keep others from reading it as an image.
 WRITE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"})
 READ_SUFFIXES = WRITE_SUFFIXES | {".jpe", ".jfif", ".dib", ".gif", ".mpo", ".jp2", ".avif"}
 READ_SUFFIXES |= {".ppm", ".pgm", ".pbm", ".tga", ".ico", ".dcm", ".dicom"}
 LONGEST_NAME = 240  # bytes; file systems allow 255, and a copy may need a number
 LONGEST_PART = 80  # bytes of a label, or of a layer, in a file name
-LONGEST_CHARACTER = 4  # bytes
-# Two letters at least: one is a drive. "simplecache::s3://" is a chain of fsspec's; a file may be called "a::b.jpg".
-URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?:::.*)?://", re.DOTALL)
-LOCAL = re.compile(r"(?:file|local)://", re.IGNORECASE)
+MAX_CHARACTER_BYTES = 4  # in UTF-8
+# A protocol has at least two letters, because one letter is a drive. "simplecache::s3://" is a chain of protocols of
+# fsspec. "a::b.jpg" may be a file.
+URL_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?:::.*)?://", re.DOTALL)
+LOCAL_URL_PATTERN = re.compile(r"(?:file|local)://", re.IGNORECASE)
 
 
 class NotAFileError(OSError):
-    """A pipe, a socket or a device was named where a file should be."""
+    """A pipe, a socket or a device was given instead of a file."""
 
 
 def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
-    """Open a file that somebody named. Raises `OSError`: of a folder, and of what may have no end, as a pipe or a device."""
+    """Open a file given by the user. Raises `OSError` for folders, and for pipes and devices, which may have no end."""
     kind = stat.S_IFMT(os.stat(path).st_mode)
     if kind == stat.S_IFDIR:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
     if kind != stat.S_IFREG:
-        raise NotAFileError(errno.EINVAL, f"it is {KINDS.get(kind, 'something else')}, not a file", os.fspath(path))
+        raise NotAFileError(
+            errno.EINVAL, f"it is {FILE_KINDS.get(kind, 'something else')}, not a file", os.fspath(path)
+        )
     return open(path, "rb", opener=open_at_once)
 
 
 def open_at_once(path: str, flags: int) -> int:
-    """Without O_NONBLOCK, which Windows does not have, a pipe that took the file's place would be waited for."""
+    """Open a file without waiting. Without O_NONBLOCK (which Windows lacks), opening a pipe waits for a writer."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def read_text_file(path: str | os.PathLike[str]) -> bytes:
-    """All that is in a file that somebody named, if no more than a text can be. Raises `OSError` as `open_file` does."""
+    """Return the contents of a text file given by the user. Raises `OSError` like `open_file`, and for overlong
+    files."""
     with open_file(path) as file:
-        if os.fstat(file.fileno()).st_size > LARGEST:
-            raise OSError(errno.EFBIG, f"it has more than {LARGEST} bytes", os.fspath(path))
+        if os.fstat(file.fileno()).st_size > MAX_TEXT_BYTES:
+            raise OSError(errno.EFBIG, f"it has more than {MAX_TEXT_BYTES} bytes", os.fspath(path))
         return file.read()
 
 
 def write_whole(path: Path, data: bytes | Iterable[bytes], *, beside: Path | None = None) -> None:
-    """Write a file, all of it or its parts in order, as `replacing` does, and wait for the disk. Raises `OSError`."""
+    """Write a file completely or not at all, like `replacing`, and wait for the disk. Raises `OSError`."""
     with replacing(path, beside=beside) as file:
         file.writelines([data] if isinstance(data, bytes) else data)
         file.flush()
@@ -70,20 +74,23 @@ def write_whole(path: Path, data: bytes | Iterable[bytes], *, beside: Path | Non
 
 @contextlib.contextmanager
 def replacing(path: Path, *, beside: Path | None = None) -> Iterator[BinaryIO]:
-    """A file under another name, in the same folder or in `beside`, that gets this one at the end: whole, or not there."""
+    """Yield a temporary file that replaces `path` at the end, or is deleted if an exception is raised.
+
+    It lies in the same folder, or in `beside`.
+    """
     temporary = (beside or path.parent) / UNFINISHED.format(secrets.token_hex(8))
     try:
         with open(temporary, "xb") as file:
             yield file
         os.replace(temporary, path)
-    except BaseException:  # interruptions too
+    except BaseException:  # KeyboardInterrupt must not leave the temporary file either.
         temporary.unlink(missing_ok=True)
         raise
 
 
 def hash_file(file: Path) -> str:
-    """The SHA-256 of what is in it, in hexadecimal digits. Raises `OSError`."""
-    digest, block = hashlib.sha256(), memoryview(bytearray(BLOCK))
+    """Return the SHA-256 of a file's contents in hexadecimal digits. Raises `OSError`."""
+    digest, block = hashlib.sha256(), memoryview(bytearray(BLOCK_BYTES))
     with open_file(file) as content:
         while count := content.readinto(block):
             digest.update(block[:count])
@@ -91,66 +98,77 @@ def hash_file(file: Path) -> str:
 
 
 def join_name(stem: str, ending: str) -> str:
-    """A name with this ending; a stem that is too long for it is cut."""
+    """Return stem plus ending, with the stem cut to the longest possible file name."""
     return cut(stem, LONGEST_NAME - len(os.fsencode(ending))) + ending
 
 
 def to_plain(text: str) -> str:
-    """Words of letters, digits and dots, joined by underscores: a name that every shell and file system takes."""
+    """Return the text as letters, digits, dots and underscores, which every command line and file system accepts."""
     return cut(re.sub(r"[^\w.]+", "_", text).strip("_."), LONGEST_PART) or "_"
 
 
-def cut(text: str, most: int) -> str:
-    """At most so many bytes of it; a character is not cut in two."""
+def cut(text: str, max_bytes: int) -> str:
+    """Return at most `max_bytes` bytes of the text, without splitting a character."""
     encoded = os.fsencode(text)
-    return text if len(encoded) <= most else encoded[:most].decode(errors="ignore")
+    return text if len(encoded) <= max_bytes else encoded[:max_bytes].decode(errors="ignore")
 
 
 class OutputNames:
-    """Paths that nothing else in this call writes to or reads from."""
+    """Chooses output paths that no other file of this call uses."""
 
     def __init__(self, folder: Path, inputs: Iterable[Path]) -> None:
         self._folder = folder
-        self._taken = {key for path in inputs for key in _keys(path)}
+        self._used_keys = {key for path in inputs for key in _to_keys(path)}
 
     def claim(self, names: Sequence[str]) -> list[Path]:
-        """Paths for one picture's results; where one is taken, all get one number, from 2, and names alike those after."""
-        first = next(
-            number for number in count(1) if not any(_keys(self._at(name, number)) & self._taken for name in names)
+        """Return paths for one image's results.
+
+        If a path is in use, all results get the same number, counted from 2; equal names get the numbers after it.
+        """
+        first_number = next(
+            number
+            for number in count(1)
+            if not any(_to_keys(self._number_path(name, number)) & self._used_keys for name in names)
         )
         paths = []
         for name in names:
-            paths.append(next(it for number in count(first) if not _keys(it := self._at(name, number)) & self._taken))
-            self._taken |= _keys(paths[-1])
+            paths.append(
+                next(
+                    path
+                    for number in count(first_number)
+                    if not _to_keys(path := self._number_path(name, number)) & self._used_keys
+                )
+            )
+            self._used_keys |= _to_keys(paths[-1])
         return paths
 
-    def _at(self, name: str, number: int) -> Path:
+    def _number_path(self, name: str, number: int) -> Path:
         path = self._folder / name
         return path if number == 1 else self._folder / f"{path.stem}-{number}{path.suffix}"
 
 
-def _keys(path: Path) -> set[str]:
-    """What tells whether two paths are one file, also where case does not count and through links."""
+def _to_keys(path: Path) -> set[str]:
+    """Return keys that two paths share if they are the same file, through links or with case-insensitive names."""
     return {os.path.abspath(path).casefold(), os.path.realpath(path).casefold()}
 
 
 def is_called_after(name: str, stem: str) -> bool:
-    """Whether a result of that stem can have this name; of one that was cut that is not known."""
-    return name.startswith(f"{stem}-") or len(os.fsencode(name.rpartition("/")[2])) > LONGEST_NAME - LONGEST_CHARACTER
+    """Return whether a result with this stem can have this name; for a cut name, assume that it can."""
+    return name.startswith(f"{stem}-") or len(os.fsencode(name.rpartition("/")[2])) > LONGEST_NAME - MAX_CHARACTER_BYTES
 
 
 def is_url(text: str) -> bool:
-    """Whether it leads away from this machine's disks: `s3://bucket/photos` does, a path and `file://` do not."""
-    return URL.match(text) is not None and LOCAL.match(text) is None
+    """Return True for `s3://bucket/photos` and other locations outside this machine; False for paths and `file://`."""
+    return URL_PATTERN.match(text) is not None and LOCAL_URL_PATTERN.match(text) is None
 
 
 def to_path(text: str) -> str:
-    """The path that a `file://` URL means; anything else as it is."""
-    match = LOCAL.match(text)
+    """Return the path of a `file://` URL; return any other text as it is."""
+    match = LOCAL_URL_PATTERN.match(text)
     if match is None:
         return text
-    rest = text[match.end() :]
-    host, slash, path = rest.partition("/")
-    # `file:///folder`, `file://localhost/folder`, and what people type: `file://folder`, which is relative to nothing.
-    rooted = slash + path if host in ("", "localhost") else rest
+    remaining = text[match.end() :]
+    host, slash, path = remaining.partition("/")
+    # Accept `file:///folder`, `file://localhost/folder`, and the invalid but common `file://folder`.
+    rooted = slash + path if host in ("", "localhost") else remaining
     return unquote(rooted) if "%" in rooted else rooted

@@ -1,4 +1,4 @@
-"""JPEG files on a device: which of them its decoder is given, and the libraries that decode and encode there."""
+"""Decode and encode JPEG files on a device, with the libraries that can."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ import torch
 from PIL import JpegImagePlugin
 from torch import Tensor
 
-from gradcam.images.read import find_turn
+from gradcam.images.read import find_orientation
 
-END = b"\xff\xd9"
-EXIF, XMP_TURN = b"Exif\0\0", re.compile(rb'tiff:Orientation(?:="|>)[02-9]')
-# Of the first channel, (across, down), where each other has one sample.
+END_MARKER = b"\xff\xd9"
+EXIF_SIGNATURE, XMP_ORIENTATION = b"Exif\0\0", re.compile(rb'tiff:Orientation(?:="|>)[02-9]')
+# Supported sampling factors (horizontal, vertical) of the first channel, if those of all other channels are (1, 1).
 SAMPLINGS = {(1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (4, 2)}
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says of itself. `height`, `width`: as it lies, before `turn` of its EXIF data, 1 to 8, is applied."""
+    """The header of a JPEG file. `height` and `width` are those of the stored image, before its EXIF orientation
+    `turn`."""
 
     height: int
     width: int
@@ -34,34 +35,44 @@ class Header:
 
 
 def read_header(data: bytes) -> Header | None:
-    """The header of a JPEG that a device can decode: of 8 bits, grey or YCbCr, sequential, and with an end. None for
-    all else (progressive, of 12 bits, CMYK, RGB, cut off, another format, turned by XMP, or by EXIF data in several
-    pieces), which the processor reads."""
+    """Return the header of a JPEG that a device can decode: 8 bits, grey or YCbCr, sequential, and complete.
+
+    Returns None for all others, which the processor reads: progressive, 12 bits, CMYK, RGB, cut off, another format, or
+    an orientation that is given by XMP or by several pieces of EXIF data.
+    """
     file = io.BytesIO(data)
     try:
         image = JpegImagePlugin.JpegImageFile(file)
-    except Exception:  # whatever Pillow raises of a broken header
+    except Exception:  # Pillow raises many kinds of errors for broken headers.
         return None
-    start = file.tell()  # of what is coded; the first scan's header ends there, and says how many channels it has
-    # Within what is coded, 0xFF is followed by a zero or a restart: the first end is that of the picture.
-    is_whole = data[start - 2 * image.layers - 4] == image.layers and data.find(END, start) >= 0
-    names, (first, *others) = [one[0] for one in image.layer], [one[1:3] for one in image.layer]
-    is_known = image.layers == 1 or (first in SAMPLINGS and all(one == (1, 1) for one in others))
-    # Converted to YCbCr; of one channel that says nothing, and it is rare.
-    is_converted = image.info.get("adobe_transform", 1) == 1 and names != [*b"RGB"]
-    is_turned_oddly = data.count(EXIF, 0, start) > 1 or XMP_TURN.search(data, 0, start) is not None
-    is_usual = image.layers == len(image.layer) and image.layers in (1, 3) and "progressive" not in image.info
-    if not (is_usual and is_whole and is_known and is_converted) or is_turned_oddly:
+    # The coded data starts here, after the header of the first scan, which says how many channels the scan has.
+    start = file.tell()
+    # In coded data, a zero or a restart marker follows each 0xFF, so that the first end marker is the end of the image.
+    has_end = data[start - 2 * image.layers - 4] == image.layers and data.find(END_MARKER, start) >= 0
+    names, (first, *remaining) = [sampling[0] for sampling in image.layer], [sampling[1:3] for sampling in image.layer]
+    is_supported_sampling = image.layers == 1 or (
+        first in SAMPLINGS and all(sampling == (1, 1) for sampling in remaining)
+    )
+    # Adobe's marker says whether the channels are YCbCr. It means nothing for one channel, where it is rare.
+    is_ycbcr = image.info.get("adobe_transform", 1) == 1 and names != [*b"RGB"]
+    has_unusual_orientation = (
+        data.count(EXIF_SIGNATURE, 0, start) > 1 or XMP_ORIENTATION.search(data, 0, start) is not None
+    )
+    is_sequential = image.layers == len(image.layer) and image.layers in (1, 3) and "progressive" not in image.info
+    if not (is_sequential and has_end and is_supported_sampling and is_ycbcr) or has_unusual_orientation:
         return None
-    return Header(image.height, image.width, image.layers == 1, find_turn(image))
+    return Header(image.height, image.width, image.layers == 1, find_orientation(image))
 
 
 @dataclass(frozen=True)
 class Codec:
-    """A library that decodes and encodes JPEG on a device. `decode(files, is_grey)`: files of one kind, uint8 on the
-    processor, to RGB, uint8 (3,H,W) there; `turns`: whether it heeds their EXIF data. `encode(pictures, quality)`: such
-    pictures to files. Work that was begun on the current stream is waited for, and what they give is whole; nothing else
-    may begin there meanwhile."""
+    """A library that decodes and encodes JPEG on a device.
+
+    `decode(files, is_grey)` takes uint8 files on the processor, all grey or all in colour, and returns RGB images,
+    uint8 (3,H,W), on the device. `turns` says whether it applies their EXIF orientation. `encode(images, quality)`
+    returns files. Both wait for work that was started on the current stream, and return finished results. No other work
+    may be started on the stream meanwhile.
+    """
 
     name: str
     turns: bool
@@ -71,25 +82,27 @@ class Codec:
 
 @functools.cache
 def find_codec(device: torch.device) -> Codec | None:
-    """What works on the device, tried out; None where nothing does. torchcodec first, whose decoders torchvision's are
-    to make way for."""
+    """Return the first library that works on the device, or None.
+
+    torchcodec comes first, because its decoders will replace torchvision's.
+    """
     if device.type not in ("cpu", "cuda"):
         return None
     backend = "libjpeg" if device.type == "cpu" else "nvJPEG"
-    for name, make in {"torchcodec": _make_torchcodec, "torchvision": _make_torchvision}.items():
-        # Whatever a library, or a driver without nvJPEG, raises: then this is not to be had here.
+    for name, make_codec in {"torchcodec": _make_torchcodec, "torchvision": _make_torchvision}.items():
+        # A library may be missing, and drivers without nvJPEG raise errors of many types.
         with contextlib.suppress(Exception), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            codec = make(f"{name} {backend}", device)
+            codec = make_codec(f"{name} {backend}", device)
             (file,) = codec.encode([torch.full((3, 16, 16), 99, dtype=torch.uint8, device=device)], 90)
-            (picture,) = codec.decode([to_tensor(file)], False)
-            if picture.shape == (3, 16, 16) and picture.device.type == device.type:
+            (image,) = codec.decode([to_tensor(file)], False)
+            if image.shape == (3, 16, 16) and image.device.type == device.type:
                 return codec
     return None
 
 
 def to_tensor(data: bytes) -> Tensor:
-    """A file as uint8 on the processor."""
+    """Return a file as a uint8 tensor on the processor."""
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
@@ -98,29 +111,30 @@ def _make_torchcodec(name: str, device: torch.device) -> Codec:
     from torchcodec.encoders import JpegEncoder
 
     def decode(files: Sequence[Tensor], is_grey: bool) -> list[Tensor]:
-        _wait_for_current(device)  # which versions before 0.17 do not (meta-pytorch/torchcodec 1634)
-        found = decode_jpeg(list(files), mode="GRAY" if is_grey else "RGB", device=device)
-        return [_to_colours(one) for one in found]
+        # torchcodec before 0.17 does not wait for the current stream (meta-pytorch/torchcodec 1634).
+        _wait_for_current(device)
+        images = decode_jpeg(list(files), mode="GRAY" if is_grey else "RGB", device=device)
+        return [_to_rgb(image) for image in images]
 
-    def encode(pictures: Sequence[Tensor], quality: int) -> list[bytes]:
-        return _to_bytes([JpegEncoder(one).to_tensor(quality=quality) for one in pictures])
+    def encode(images: Sequence[Tensor], quality: int) -> list[bytes]:
+        return _to_bytes([JpegEncoder(image).to_tensor(quality=quality) for image in images])
 
     return Codec(name, True, decode, encode)
 
 
-# torchvision works on streams of its own. Its decoder does not wait for who used its results' memory before
-# (pytorch/vision 9606), its encoder neither for who makes the pictures nor, on the default stream, for its last copy.
+# torchvision uses its own streams. Its decoder does not wait for earlier users of the memory of its results
+# (pytorch/vision 9606). Its encoder does not wait for the images, nor on the default stream for its last copy.
 def _make_torchvision(name: str, device: torch.device) -> Codec:
     from torchvision.io import ImageReadMode, decode_jpeg, encode_jpeg
 
     def decode(files: Sequence[Tensor], is_grey: bool) -> list[Tensor]:
         _wait_for_current(device)
-        found = decode_jpeg(list(files), ImageReadMode.GRAY if is_grey else ImageReadMode.RGB, device)
-        return [_to_colours(one) for one in found]
+        decoded = decode_jpeg(list(files), ImageReadMode.GRAY if is_grey else ImageReadMode.RGB, device)
+        return [_to_rgb(image) for image in decoded]
 
-    def encode(pictures: Sequence[Tensor], quality: int) -> list[bytes]:
+    def encode(images: Sequence[Tensor], quality: int) -> list[bytes]:
         _wait_for_current(device)
-        files = encode_jpeg(list(pictures), quality)
+        files = encode_jpeg(list(images), quality)
         if device.type == "cuda":
             torch.cuda.default_stream(device).synchronize()
         return _to_bytes(files)
@@ -133,12 +147,12 @@ def _wait_for_current(device: torch.device) -> None:
         torch.cuda.current_stream(device).synchronize()
 
 
-def _to_colours(picture: Tensor) -> Tensor:
-    return picture.expand(3, -1, -1) if picture.shape[0] == 1 else picture
+def _to_rgb(image: Tensor) -> Tensor:
+    return image.expand(3, -1, -1) if image.shape[0] == 1 else image
 
 
 def _to_bytes(files: Sequence[Tensor]) -> list[bytes]:
-    """All of them in one copy to the processor."""
-    whole = torch.cat(list(files)).cpu().numpy()
+    """Copy all files to the processor at once, and split them."""
+    data = torch.cat(list(files)).cpu().numpy()
     ends = list(itertools.accumulate(map(len, files)))
-    return [whole[end - len(file) : end].tobytes() for end, file in zip(ends, files)]
+    return [data[end - len(file) : end].tobytes() for end, file in zip(ends, files)]

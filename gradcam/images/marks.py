@@ -1,4 +1,4 @@
-"""Boxes, masks, points and words on pictures: they show on any picture, at any size."""
+"""Draw boxes, masks, points and labels on images, visible on any image and at any size."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from gradcam.images.write import check_pixels
 from gradcam.options import EDGES, check_count
 
 Colour = tuple[int, int, int]
-Rectangle = tuple[int, int, int, int]  # left, top, right, bottom: whole pixels, the last two exclusive
-# Okabe and Ito's, which people who do not see all colours tell apart. Black is left out: each line has it beside it.
+Rectangle = tuple[int, int, int, int]  # (left, top, right, bottom) in whole pixels, the last two exclusive
+# The colours of Okabe and Ito, which people with colour blindness can distinguish. Black is missing, because each line
+# has a black part.
 COLOURS: Sequence[Colour] = (
     (230, 159, 0),
     (86, 180, 233),
@@ -32,43 +33,50 @@ COLOURS: Sequence[Colour] = (
     (213, 94, 0),
     (204, 121, 167),
 )
-# The width of an edge's bar, the length of a dash, and the radius of a ring, in widths of the finest line.
-BAR, DASH, RING = 10, 10, 10
-PALE = 0.6  # of a weak line's colour is white, so that it shows beside ink without a white line of its own
-DIM = 0.2  # the luminance to which white has as much contrast as ink
-AWAY = 0.25  # of a label's ground is the opposite of its ink: letters are thin, and need more contrast than lines
-FINE = 640  # pixels of a picture's side for each that its finest lines are wide
-LETTERS, SMALLEST = 46, 12  # a picture's side to its letters' size, and the least of that in pixels
-WIDEST = 1600  # pixels of a panel, which decide how many pictures are side by side
+# In widths of the finest line: the width of an edge's bar, the length of a dash, and the radius of a ring.
+BAR_WIDTH, DASH_LENGTH, RING_RADIUS = 10, 10, 10
+# The fraction of white in a weak line's colour, so that it is visible beside its dark part without a white part.
+PALE = 0.6
+# Text of either colour has the same contrast to a background of this luminance.
+MIDDLE_LUMINANCE = 0.2
+# The fraction of the text's opposite colour in a label's background. Letters are thin, and need more contrast than
+# lines.
+LABEL_CONTRAST = 0.25
+# The finest lines are one pixel wide for each 640 pixels of the image's mean side.
+PIXELS_PER_LINE_WIDTH = 640
+# The height of letters is the image's mean side divided by PIXELS_PER_LETTER_SIZE, but at least MIN_LETTER_SIZE pixels.
+PIXELS_PER_LETTER_SIZE, MIN_LETTER_SIZE = 46, 12
+# In pixels; it limits the number of images per row.
+MAX_PANEL_WIDTH = 1600
 
 
 @dataclass(frozen=True, eq=False)
 class Mark:
-    """What is drawn on a picture for one thing that was found in it, or missed.
+    """One detected or missed object, as drawn on an image.
 
     Parameters
     ----------
     text : str, default ""
-        Its label, in one line. What matters comes first, the number above all: a long one is cut at its end.
+        The label, in one line. A long label is cut at its end, so the most important part, such as the number, comes first.
     number : int, default None
-        Which decides its colour, so that a box has the same one in all pictures; None for its place among the marks.
+        Selects the colour, so that a box has the same colour in all images. None means the position among the marks.
     box : sequence of 4 numbers, default None
-        Left, top, right and bottom, in pixels of the picture. What lies outside of it is cut off.
+        Left, top, right and bottom, in pixels of the image. Parts outside the image are cut off.
     edge : str, default None
         "left", "top", "right" or "bottom": the edge of the box that is drawn as a bar.
     mask : array or Tensor (H,W), default None
-        Bool, of the picture's size. Its border is drawn; what it covers stays as it is.
+        Bool, of the image's size. Only its border is drawn.
     point : (number, number), default None
-        Across and down, in pixels of the picture.
+        x and y, in pixels of the image.
     dashed : bool, default False
-        Whether the box is drawn in dashes: nothing was found there.
+        Whether the box is dashed: nothing was detected there.
     weak : bool, default False
-        Whether its lines are thin: it is not the one that is explained.
+        Whether the lines are thin: this is not the explained object.
 
     Raises
     ------
     ImageError
-        For a box, an edge, a mask, a point, a number or a text of another form.
+        If the box, edge, mask, point, number or text is invalid.
 
     Examples
     --------
@@ -108,17 +116,17 @@ class Mark:
 
 
 def draw_marks(picture: Pixels, marks: Iterable[Mark]) -> Pixels:
-    """Draw boxes, masks, points and their labels on a picture.
+    """Draw boxes, masks, points and their labels on an image.
 
-    Each line has a dark and a light part, so that it shows on any picture; lines and letters grow with the picture. Weak
-    marks lie below the others. A label stands above its box where there is room, and moves where another one is.
+    Each line has a dark and a light part, so that it is visible on any image. Lines and letters grow with the image. Weak
+    marks are drawn below the others. A label is above its box if there is room, and avoids other labels.
 
     Parameters
     ----------
     picture : array (H,W,3)
-        RGB, uint8. It is left as it is.
+        RGB, uint8. It is not modified.
     marks : iterable of Mark
-        In the pixels of this picture.
+        Marks in pixels of this image.
 
     Returns
     -------
@@ -128,7 +136,7 @@ def draw_marks(picture: Pixels, marks: Iterable[Mark]) -> Pixels:
     Raises
     ------
     ImageError
-        For a picture of another form, and a mask of another size.
+        If the image is invalid, or a mask has another size than the image.
 
     Examples
     --------
@@ -139,24 +147,28 @@ def draw_marks(picture: Pixels, marks: Iterable[Mark]) -> Pixels:
     (640, 800, 3)
     """
     canvas = np.array(check_pixels(picture), order="C")
-    side = math.sqrt(canvas.shape[0] * canvas.shape[1])
-    unit, size = max(1, round(side / FINE)), max(SMALLEST, round(side / LETTERS))
-    drawn = [
-        (mark, _Pen.of(place if mark.number is None else mark.number, unit, mark.weak))
-        for place, mark in enumerate(_check_masks(marks, canvas))
+    mean_side = math.sqrt(canvas.shape[0] * canvas.shape[1])
+    unit, letter_size = (
+        max(1, round(mean_side / PIXELS_PER_LINE_WIDTH)),
+        max(MIN_LETTER_SIZE, round(mean_side / PIXELS_PER_LETTER_SIZE)),
+    )
+    marks_with_pens = [
+        (mark, _Pen.of(index if mark.number is None else mark.number, unit, mark.weak))
+        for index, mark in enumerate(_check_masks(marks, canvas))
     ]
-    drawn.sort(key=lambda it: it[0].weak)  # what is explained has the first choice of places, and lies on top
-    for mark, pen in reversed(drawn):
+    # Explained objects choose the place of their label first, and are drawn last, on top.
+    marks_with_pens.sort(key=lambda pair: pair[0].weak)
+    for mark, pen in reversed(marks_with_pens):
         _draw_lines(canvas, mark, pen)
     plates: list[tuple[Pixels, Rectangle]] = []
-    for mark, pen in drawn:
+    for mark, pen in marks_with_pens:
         if mark.text:
-            plate = _draw_plate(mark.text, pen.colour, size, canvas.shape[1])
-            anchor, taken = _find_anchor(canvas, mark, pen), [place for _, place in plates]
-            plates.append((plate, _find_place(plate, anchor, pen.width, canvas, taken)))
-    for plate, (left, top, right, bottom) in reversed(plates):
-        shown = canvas[top:bottom, left:right]
-        shown[...] = plate[: shown.shape[0], : shown.shape[1]]
+            plate = _draw_plate(mark.text, pen.colour, letter_size, canvas.shape[1])
+            anchor, occupied = _find_anchor(canvas, mark, pen), [index for _, index in plates]
+            plates.append((plate, _find_place(plate, anchor, pen.width, canvas, occupied)))
+    for plate, (x0, y0, x1, y1) in reversed(plates):
+        area = canvas[y0:y1, x0:x1]
+        area[...] = plate[: area.shape[0], : area.shape[1]]
     return canvas
 
 
@@ -169,22 +181,22 @@ def draw_mark_panel(
     colormap: str = "turbo",
     signed: bool = False,
 ) -> Pixels:
-    """Draw all boxes of a picture on one panel: the picture with all of them, then the overlay of each with its own.
+    """Draw all marks of an image on one panel: the image with all marks, then the overlay of each mark.
 
-    Lines and letters are of the size that fits the panel. On each overlay the boxes of the others are thin.
+    Lines and letters are sized for the panel. On each overlay, the other marks are thin.
 
     Parameters
     ----------
     picture : array (H,W,3)
         RGB, uint8.
     overlays : sequence of array (H,W,3)
-        The picture with the heatmap of each mark.
+        The image with the heatmap of each mark.
     marks : sequence of Mark
-        In the pixels of the picture.
+        Marks in pixels of the image.
     height : int, default 320
-        Of each picture on the panel, in pixels.
+        Height of each image on the panel, in pixels.
     colormap, signed
-        Of the heatmaps, for the bar of their colours below.
+        The colours of the heatmaps, for the colour bar at the bottom.
 
     Returns
     -------
@@ -194,8 +206,8 @@ def draw_mark_panel(
     Raises
     ------
     ImageError
-        For another number of overlays than of marks, pictures of another form, a mask of another size, and a height that
-        is not a number of pixels.
+        If the numbers of overlays and marks differ, an image is invalid, a mask has another size than the image, or the
+        height is not a number of pixels.
 
     Examples
     --------
@@ -209,33 +221,41 @@ def draw_mark_panel(
     if len(overlays) != len(marks):
         raise ImageError(f"There are {len(overlays)} overlays for {len(marks)} marks, expected one for each.")
     small = scale(check_pixels(picture), height)
-    whole = (0, 0, *picture.shape[:2])
+    full_image = (0, 0, *picture.shape[:2])
     fitted = [
-        replace(fit_mark(mark, whole, *small.shape[:2]), number=k if mark.number is None else mark.number, weak=False)
+        replace(
+            fit_mark(mark, full_image, *small.shape[:2]), number=k if mark.number is None else mark.number, weak=False
+        )
         for k, mark in enumerate(_check_masks(marks, picture))
     ]
-    others = [replace(it, weak=True, text="", edge=None, mask=it.mask if it.box is None else None) for it in fitted]
+    weak_marks = [
+        replace(mark, weak=True, text="", edge=None, mask=mark.mask if mark.box is None else None) for mark in fitted
+    ]
     cells = [draw_marks(small, fitted)]
-    for k, drawn in enumerate(overlays):
-        cells.append(draw_marks(scale(check_pixels(drawn), height), [*others[:k], fitted[k], *others[k + 1 :]]))
-    rows = math.ceil(len(cells) / max(1, WIDEST // (small.shape[1] + GAP)))
-    across = math.ceil(len(cells) / rows)
-    pictures = sheet([cells[k : k + across] for k in range(0, len(cells), across)], height)
+    for k, overlay in enumerate(overlays):
+        cells.append(
+            draw_marks(scale(check_pixels(overlay), height), [*weak_marks[:k], fitted[k], *weak_marks[k + 1 :]])
+        )
+    rows = math.ceil(len(cells) / max(1, MAX_PANEL_WIDTH // (small.shape[1] + GAP)))
+    per_row = math.ceil(len(cells) / rows)
+    pictures = sheet([cells[k : k + per_row] for k in range(0, len(cells), per_row)], height)
     panel = stack([pictures, draw_legend(colormap=colormap, signed=signed)])
     return np.pad(panel, ((MARGIN, MARGIN), (MARGIN, MARGIN), (0, 0)), constant_values=255)
 
 
 def fit_mark(mark: Mark, region: Region, height: int, width: int) -> Mark:
-    """The mark on another picture: on a region (top, left, height, width) of its own that is scaled to this size."""
-    top, left, rows, columns = region
-    down, across = height / rows, width / columns
+    """Return the mark for a region (top, left, height, width) of its image that is resized to `height` x `width`."""
+    y0, x0, rows, columns = region
+    y_scale, x_scale = height / rows, width / columns
     box, point, mask = mark.box, mark.point, mark.mask
     if box is not None:
-        box = [(float(it) - start) * by for it, start, by in zip(box, (left, top) * 2, (across, down) * 2)]
+        box = [
+            (float(value) - start) * factor for value, start, factor in zip(box, (x0, y0) * 2, (x_scale, y_scale) * 2)
+        ]
     if point is not None:
-        point = [(float(it) - start) * by for it, start, by in zip(point, (left, top), (across, down))]
+        point = [(float(value) - start) * factor for value, start, factor in zip(point, (x0, y0), (x_scale, y_scale))]
     if mask is not None:
-        mask = mask[top : top + rows, left : left + columns]
+        mask = mask[y0 : y0 + rows, x0 : x0 + columns]
         if mask.shape != (rows, columns):
             raise ImageError(f"The mask of a mark is {describe_array(mark.mask)}, too small for the region {region}.")
         mask = resize(mask.astype(np.float32), height, width) >= 0.5
@@ -244,8 +264,10 @@ def fit_mark(mark: Mark, region: Region, height: int, width: int) -> Mark:
 
 @dataclass(frozen=True)
 class _Pen:
-    """A line's colour; `bands` are all its colours with their widths, the outermost first, in pixels; `unit` is the
-    width of the finest."""
+    """A line style: its main colour, and its `bands`, which are colours with widths in pixels, outermost first.
+
+    `unit` is the width of the finest line.
+    """
 
     colour: Colour
     bands: Sequence[tuple[Colour, int]]
@@ -279,140 +301,146 @@ def _draw_lines(canvas: Pixels, mark: Mark, pen: _Pen) -> None:
 
 
 def _find_frame(canvas: Pixels, box: Sequence[float], pen: _Pen) -> Rectangle:
-    """What the lines of a box cover, within the picture: the box's sides run in their middle. A box without an area is
-    shown as a small one."""
-    (left, right), (top, bottom) = (
+    """Return the area that the lines of a box cover within the image, centred on the box's sides.
+
+    A box without area becomes a small one.
+    """
+    (x0, x1), (y0, y1) = (
         _find_span(box[axis], box[axis + 2], canvas.shape[1 - axis], pen.width // 2, 2 * pen.width + 2 * pen.unit)
         for axis in (0, 1)
     )
-    return left, top, right, bottom
+    return x0, y0, x1, y1
 
 
-def _find_span(start: float, end: float, size: int, margin: int, least: int) -> tuple[int, int]:
-    low, high = sorted(min(max(round(float(it)), 0), size) for it in (start, end))
+def _find_span(start: float, end: float, size: int, margin: int, min_length: int) -> tuple[int, int]:
+    low, high = sorted(min(max(round(float(value)), 0), size) for value in (start, end))
     low, high = max(0, low - margin), min(size, high + margin)
-    if high - low < least:
-        low = max(0, min((low + high - least) // 2, size - least))
-        high = min(size, low + least)
+    if high - low < min_length:
+        low = max(0, min((low + high - min_length) // 2, size - min_length))
+        high = min(size, low + min_length)
     return low, high
 
 
 def _draw_frame(canvas: Pixels, frame: Rectangle, pen: _Pen, dashed: bool) -> None:
-    left, top, right, bottom = frame
-    columns, rows = ([(low, high)] for low, high in ((left, right), (top, bottom)))
+    x0, y0, x1, y1 = frame
+    columns, rows = ([(low, high)] for low, high in ((x0, x1), (y0, y1)))
     if dashed:
-        columns, rows = (_find_dashes(low, high, DASH * pen.unit) for low, high in ((left, right), (top, bottom)))
+        columns, rows = (_find_dashes(low, high, DASH_LENGTH * pen.unit) for low, high in ((x0, x1), (y0, y1)))
     inset = 0
     for colour, width in pen.bands:
-        left, top, right, bottom = _shrink(frame, inset)
+        x0, y0, x1, y1 = _shrink(frame, inset)
         for low, high in columns:
-            for start in (top, bottom - width):
-                _fill(canvas, (max(left, low), start, min(right, high), start + width), colour)
+            for start in (y0, y1 - width):
+                _fill(canvas, (max(x0, low), start, min(x1, high), start + width), colour)
         for low, high in rows:
-            for start in (left, right - width):
-                _fill(canvas, (start, max(top, low), start + width, min(bottom, high)), colour)
+            for start in (x0, x1 - width):
+                _fill(canvas, (start, max(y0, low), start + width, min(y1, high)), colour)
         inset += width
 
 
 def _find_dashes(low: int, high: int, dash: int) -> list[tuple[int, int]]:
-    """Dashes along a side, with gaps of their length between them; one at each end."""
+    """Return the dashes along a side: one at each end, with gaps of the same length between them."""
     parts = 2 * max(1, round((high - low) / dash / 2)) + 1
     ends = [round(low + (high - low) * part / parts) for part in range(parts + 1)]
     return list(zip(ends[::2], ends[1::2]))
 
 
 def _find_bar(canvas: Pixels, frame: Rectangle, edge: str, pen: _Pen) -> Rectangle:
-    """The bar along an edge of a frame."""
-    side, width = EDGES.index(edge), BAR * pen.unit
-    axis, inwards = side % 2, pen.width // 2 if side < 2 else -(pen.width // 2)
-    low = max(0, min(frame[side] + inwards - width // 2, canvas.shape[1 - axis] - width))
+    """Return the bar along an edge of a frame."""
+    edge_index, bar_width = EDGES.index(edge), BAR_WIDTH * pen.unit
+    axis, inwards = edge_index % 2, pen.width // 2 if edge_index < 2 else -(pen.width // 2)
+    low = max(0, min(frame[edge_index] + inwards - bar_width // 2, canvas.shape[1 - axis] - bar_width))
     bar = list(frame)
-    bar[axis], bar[axis + 2] = low, low + width
-    left, top, right, bottom = bar
-    return left, top, right, bottom
+    bar[axis], bar[axis + 2] = low, low + bar_width
+    x0, y0, x1, y1 = bar
+    return x0, y0, x1, y1
 
 
 def _draw_contour(canvas: Pixels, mask: NDArray[np.bool_], pen: _Pen) -> None:
-    """The border of a mask, as a box's lines are: dark outside, light inside."""
+    """Draw the border of a mask like the lines of a box: dark outside, light inside."""
     shape = mask.astype(np.uint8)
-    found, _ = cv2.findContours(shape, cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
-    if not found:
+    contours, _ = cv2.findContours(shape, cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
+    if not contours:
         return
-    # Along the picture's border it moves inwards, so that its dark line is on the picture. Corners that nobody can see
-    # are left out: each would be drawn by itself.
+    # At the image's border, the contour moves inwards, so that its dark line is on the image. Invisible corners are
+    # removed, because each would be drawn separately.
     margin, size = pen.width // 2, np.array(mask.shape[::-1])
-    low, high = np.minimum(margin, size // 2), np.maximum(size - 1 - margin, size // 2)
-    lines = [cv2.approxPolyDP(np.clip(line, low, high).astype(np.int32), 0.5, True) for line in found]
+    lowest, highest = np.minimum(margin, size // 2), np.maximum(size - 1 - margin, size // 2)
+    simplified = [cv2.approxPolyDP(np.clip(line, lowest, highest).astype(np.int32), 0.5, True) for line in contours]
     shape[:margin] = shape[-margin:] = shape[:, :margin] = shape[:, -margin:] = 0
-    left, top, right, bottom = _grow(_bounds(mask), pen.width, canvas)
-    part, inside = canvas[top:bottom, left:right], shape[top:bottom, left:right]
+    x0, y0, x1, y1 = _expand(_find_bounds(mask), pen.width, canvas)
+    part, inside = canvas[y0:y1, x0:x1], shape[y0:y1, x0:x1]
 
     def draw(onto: Pixels, colour: Colour, width: int) -> None:
-        cv2.drawContours(onto, lines, -1, colour, width, cv2.LINE_AA, offset=(-left, -top))
+        cv2.drawContours(onto, simplified, -1, colour, width, cv2.LINE_AA, offset=(-x0, -y0))
 
     (dark, _), *middle, (light, _) = pen.bands
     draw(part, dark, pen.width)
-    lit = part.copy()
-    draw(lit, light, pen.width)
-    cv2.copyTo(lit, inside, part)
+    light_part = part.copy()
+    draw(light_part, light, pen.width)
+    cv2.copyTo(light_part, inside, part)
     for colour, width in middle:
         draw(part, colour, width)
 
 
 def _draw_ring(canvas: Pixels, point: Sequence[float], pen: _Pen) -> None:
-    """A ring around a point, and its centre."""
+    """Draw a ring around a point, and its centre."""
     x, y = _find_pixel(canvas, point)
-    left, top, right, bottom = _grow((x, y, x + 1, y + 1), RING * pen.unit + 1, canvas)
-    distance = np.hypot(*np.ogrid[top - y : bottom - y, left - x : right - x])[..., None]
-    part = canvas[top:bottom, left:right]
-    outer: float = RING * pen.unit
+    x0, y0, x1, y1 = _expand((x, y, x + 1, y + 1), RING_RADIUS * pen.unit + 1, canvas)
+    distance = np.hypot(*np.ogrid[y0 - y : y1 - y, x0 - x : x1 - x])[..., None]
+    part = canvas[y0:y1, x0:x1]
+    outer: float = RING_RADIUS * pen.unit
     rings = []
-    for colour, thick in pen.bands:
-        rings.append((colour, outer, outer - thick))
-        outer -= thick
+    for colour, width in pen.bands:
+        rings.append((colour, outer, outer - width))
+        outer -= width
     for colour, outside, inside in [*rings, (INK, 2.5 * pen.unit, 0), (pen.colour, 1.5 * pen.unit, 0)]:
-        cover = np.clip(outside - distance + 0.5, 0, 1) * np.clip(distance - inside + 0.5, 0, 1)
-        part[...] = np.rint(part + cover * (np.array(colour) - part))
+        opacity = np.clip(outside - distance + 0.5, 0, 1) * np.clip(distance - inside + 0.5, 0, 1)
+        part[...] = np.rint(part + opacity * (np.array(colour) - part))
 
 
-def _draw_plate(text: str, colour: Colour, size: int, widest: int) -> Pixels:
-    """A text on a plate of about this colour, in the ink that has more contrast to it."""
+def _draw_plate(text: str, colour: Colour, size: int, max_width: int) -> Pixels:
+    """Return a label: text on a background of about this colour, in black or white, whichever has more contrast."""
     padding = round(size / 3)
-    text = fit_text(_simplify(printable(text)), max(1, widest - 2 * padding), size)
-    ink, other = (INK, WHITE) if _find_luminance(colour) > DIM else (WHITE, INK)
-    ground = _mix(colour, other, AWAY)
+    text = fit_text(_simplify(printable(text)), max(1, max_width - 2 * padding), size)
+    ink, background = (INK, WHITE) if _find_luminance(colour) > MIDDLE_LUMINANCE else (WHITE, INK)
+    ground = _mix(colour, background, LABEL_CONTRAST)
     plate = Image.new("RGB", (measure_text(text, size) + 2 * padding, round(1.3 * size)), ground)
     ImageDraw.Draw(plate).text((padding, round(size * 0.98)), text, ink, find_font(size), anchor="ls")
     return np.array(plate)
 
 
 def _simplify(text: str) -> str:
-    """A text without accents, which Pillow's font does not have; it shows a frame for other letters that it lacks."""
+    """Replace accented letters by plain ones, because Pillow's font lacks accents and shows a frame for unknown
+    letters."""
     letters = unicodedata.normalize("NFC", text)
-    bare = (unicodedata.normalize("NFKD", letter).encode("ascii", "ignore").decode() for letter in letters)
-    return "".join(plain if plain and letter.isalpha() else letter for letter, plain in zip(letters, bare))
+    bare_letters = (unicodedata.normalize("NFKD", letter).encode("ascii", "ignore").decode() for letter in letters)
+    return "".join(bare if bare and letter.isalpha() else letter for letter, bare in zip(letters, bare_letters))
 
 
-def _find_place(plate: Pixels, anchor: Rectangle, margin: int, canvas: Pixels, taken: Sequence[Rectangle]) -> Rectangle:
-    """Where a label is: above its mark, in its upper corner, below it, or as near as there is room beside the others."""
-    (height, width), (tall, wide) = plate.shape[:2], canvas.shape[:2]
-    left, top, right, bottom = anchor
-    lowest = max(0, tall - height)
-    places = [(left, top - height), (left, bottom), (left, min(max(top, 0), lowest))]
-    if right - left >= width + 2 * margin and bottom - top >= 3 * height:
-        places.insert(1, (left + margin, top + margin))
-    beside = {low for other in taken for low in (other[1] - height, other[3])}
-    places += [(left, low) for low in sorted(beside, key=lambda low: abs(low - top + height))]
-    fitting = [(max(0, min(start, wide - width)), low) for start, low in places if 0 <= low <= lowest]
-    offers = np.array([(start, low, start + width, low + height) for start, low in fitting])[:, None]
-    others = np.array(taken).reshape(-1, 4)
-    overlap = np.all((offers[..., :2] < others[:, 2:]) & (others[:, :2] < offers[..., 2:]), axis=2)
-    start, low = fitting[np.any(overlap, axis=1).argmin()]  # the first free one, or the first of all
-    return start, low, start + width, low + height
+def _find_place(
+    plate: Pixels, anchor: Rectangle, margin: int, canvas: Pixels, occupied: Sequence[Rectangle]
+) -> Rectangle:
+    """Return the place of a label: above its mark, in its upper corner, below it, or nearest without overlap."""
+    (height, width), (canvas_height, canvas_width) = plate.shape[:2], canvas.shape[:2]
+    x0, y0, x1, y1 = anchor
+    max_y = max(0, canvas_height - height)
+    positions = [(x0, y0 - height), (x0, y1), (x0, min(max(y0, 0), max_y))]
+    if x1 - x0 >= width + 2 * margin and y1 - y0 >= 3 * height:
+        positions.insert(1, (x0 + margin, y0 + margin))
+    free_rows = {y for label in occupied for y in (label[1] - height, label[3])}
+    positions += [(x0, y) for y in sorted(free_rows, key=lambda y: abs(y - y0 + height))]
+    inside = [(max(0, min(x, canvas_width - width)), y) for x, y in positions if 0 <= y <= max_y]
+    candidates = np.array([(x, y, x + width, y + height) for x, y in inside])[:, None]
+    labels = np.array(occupied).reshape(-1, 4)
+    overlap = np.all((candidates[..., :2] < labels[:, 2:]) & (labels[:, :2] < candidates[..., 2:]), axis=2)
+    # argmin returns the first place without overlap, or the first of all.
+    x, y = inside[np.any(overlap, axis=1).argmin()]
+    return x, y, x + width, y + height
 
 
 def _find_anchor(canvas: Pixels, mark: Mark, pen: _Pen) -> Rectangle:
-    """What a mark covers, which its label is beside; the picture's corner for a label alone."""
+    """Return the area of a mark, which its label is placed beside; the image's corner for a label alone."""
     if mark.box is not None:
         frame = _find_frame(canvas, mark.box, pen)
         if mark.edge is None:
@@ -420,70 +448,79 @@ def _find_anchor(canvas: Pixels, mark: Mark, pen: _Pen) -> Rectangle:
         bar = _find_bar(canvas, frame, mark.edge, pen)
         return min(frame[0], bar[0]), min(frame[1], bar[1]), max(frame[2], bar[2]), max(frame[3], bar[3])
     if mark.mask is not None and mark.mask.any():
-        return _grow(_bounds(mark.mask), pen.width // 2, canvas)
+        return _expand(_find_bounds(mark.mask), pen.width // 2, canvas)
     if mark.point is not None:
         x, y = _find_pixel(canvas, mark.point)
-        return _grow((x, y, x + 1, y + 1), RING * pen.unit, canvas)
+        return _expand((x, y, x + 1, y + 1), RING_RADIUS * pen.unit, canvas)
     return 0, 0, 0, 0
 
 
-def _mix(colour: Colour, other: Colour, share: float) -> Colour:
-    red, green, blue = (round(it + share * (to - it)) for it, to in zip(colour, other))
+def _mix(colour: Colour, target_colour: Colour, weight: float) -> Colour:
+    red, green, blue = (
+        round(component + weight * (target - component)) for component, target in zip(colour, target_colour)
+    )
     return red, green, blue
 
 
 def _find_luminance(colour: Colour) -> float:
-    """From 0 to 1, as the Web Content Accessibility Guidelines define it."""
-    shares = (it / 255 for it in colour)
-    linear = (it / 12.92 if it <= 0.04045 else ((it + 0.055) / 1.055) ** 2.4 for it in shares)
-    return sum(weight * it for weight, it in zip((0.2126, 0.7152, 0.0722), linear))
+    """Return the relative luminance (0 to 1) of the Web Content Accessibility Guidelines."""
+    values = (value / 255 for value in colour)
+    linear = (value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in values)
+    return sum(weight * value for weight, value in zip((0.2126, 0.7152, 0.0722), linear))
 
 
 def _find_pixel(canvas: Pixels, point: Sequence[float]) -> tuple[int, int]:
-    """The pixel (across, down) that a point lies in, or the nearest one."""
+    """Return the pixel (x, y) that contains a point, or the nearest one."""
     height, width = canvas.shape[:2]
     return min(max(math.floor(float(point[0])), 0), width - 1), min(max(math.floor(float(point[1])), 0), height - 1)
 
 
-def _bounds(mask: NDArray[np.bool_]) -> Rectangle:
-    left, top, width, height = cv2.boundingRect(mask.astype(np.uint8))
-    return left, top, left + width, top + height
+def _find_bounds(mask: NDArray[np.bool_]) -> Rectangle:
+    x0, y0, width, height = cv2.boundingRect(mask.astype(np.uint8))
+    return x0, y0, x0 + width, y0 + height
 
 
-def _grow(rectangle: Rectangle, by: int, canvas: Pixels) -> Rectangle:
-    left, top, right, bottom = rectangle
-    return max(0, left - by), max(0, top - by), min(canvas.shape[1], right + by), min(canvas.shape[0], bottom + by)
+def _expand(rectangle: Rectangle, margin: int, canvas: Pixels) -> Rectangle:
+    x0, y0, x1, y1 = rectangle
+    return (
+        max(0, x0 - margin),
+        max(0, y0 - margin),
+        min(canvas.shape[1], x1 + margin),
+        min(canvas.shape[0], y1 + margin),
+    )
 
 
-def _shrink(rectangle: Rectangle, by: int) -> Rectangle:
-    left, top, right, bottom = rectangle
-    return left + by, top + by, right - by, bottom - by
+def _shrink(rectangle: Rectangle, inset: int) -> Rectangle:
+    x0, y0, x1, y1 = rectangle
+    return x0 + inset, y0 + inset, x1 - inset, y1 - inset
 
 
 def _fill(canvas: Pixels, rectangle: Rectangle, colour: Colour) -> None:
-    left, top, right, bottom = rectangle
-    if left < right and top < bottom:
-        cv2.rectangle(canvas, (left, top), (right - 1, bottom - 1), colour, cv2.FILLED)
+    x0, y0, x1, y1 = rectangle
+    if x0 < x1 and y0 < y1:
+        cv2.rectangle(canvas, (x0, y0), (x1 - 1, y1 - 1), colour, cv2.FILLED)
 
 
-def _check_numbers(values: Any, what: str, names: Sequence[str]) -> None:
+def _check_numbers(values: Any, subject: str, names: Sequence[str]) -> None:
     if values is None:
         return
     try:
-        numbers = [float(it) for it in values]
+        numbers = [float(value) for value in values]
     except (TypeError, ValueError, OverflowError):
         numbers = []
     if len(numbers) != len(names) or not all(map(math.isfinite, numbers)):
-        raise ImageError(f"The {what} of a mark is {shorten(values)}, expected ({', '.join(names)}): finite numbers.")
+        raise ImageError(
+            f"The {subject} of a mark is {shorten(values)}, expected ({', '.join(names)}): finite numbers."
+        )
 
 
-def _check_masks(marks: Iterable[Mark], picture: Pixels) -> list[Mark]:
-    """The marks, whose masks are of the picture's size. Raises `ImageError` for other ones."""
+def _check_masks(marks: Iterable[Mark], image: Pixels) -> list[Mark]:
+    """Return the marks as a list. Raises `ImageError` if a mask has another size than the image."""
     marks = list(marks)
     for mark in marks:
         if not isinstance(mark, Mark):
             raise ImageError(f"The mark is {shorten(mark)}, expected a Mark.")
-        if mark.mask is not None and tuple(mark.mask.shape) != picture.shape[:2]:
-            sizes = " x ".join(map(str, mark.mask.shape[::-1])), " x ".join(map(str, picture.shape[1::-1]))
+        if mark.mask is not None and tuple(mark.mask.shape) != image.shape[:2]:
+            sizes = " x ".join(map(str, mark.mask.shape[::-1])), " x ".join(map(str, image.shape[1::-1]))
             raise ImageError(f"The mask of a mark is {sizes[0]}, but the image is {sizes[1]}: expected the same size.")
     return marks

@@ -1,5 +1,4 @@
-"""Pictures as tensors, many of one size at once, on whichever device they lie: turned, resized and drawn on, to the
-levels that Pillow and OpenCV give."""
+"""Turn, resize and draw on batches of images as tensors, on any device, with the results of Pillow and OpenCV."""
 
 from __future__ import annotations
 
@@ -13,17 +12,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradcam.images.draw import DARK, LIGHT, LINE, blending
+from gradcam.images.draw import DARK_TONE, LIGHT_TONE, PIXELS_PER_LINE_WIDTH, compute_colours
 from gradcam.images.read import Region
 
-Box = tuple[float, float, float, float]  # left, top, right, bottom, in fractions of pixels
+Box = tuple[float, float, float, float]  # (left, top, right, bottom), in pixels and fractions of pixels
 
 
-def turn_upright(picture: Tensor, turn: int) -> Tensor:
-    """A picture (...,H,W) as a viewer shows it, of which the EXIF data says this orientation, 1 to 8; a view where it
-    can be one."""
-    upright = picture.transpose(-1, -2) if turn >= 5 else picture
-    axes = [axis for axis, turns in ((-2, (3, 4, 7, 8)), (-1, (2, 3, 6, 7))) if turn in turns]
+def turn_upright(image: Tensor, orientation: int) -> Tensor:
+    """Return an image (...,H,W) upright, given its EXIF orientation (1 to 8); a view if possible."""
+    upright = image.transpose(-1, -2) if orientation >= 5 else image
+    axes = [axis for axis, orientations in ((-2, (3, 4, 7, 8)), (-1, (2, 3, 6, 7))) if orientation in orientations]
     return upright.flip(axes) if axes else upright
 
 
@@ -41,7 +39,7 @@ def _hamming(x: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(np.abs(x) < 1, np.sinc(x) * (0.54 + 0.46 * np.cos(np.pi * x)), 0)
 
 
-# What Pillow weighs pixels by, and how far that reaches, in pixels of the smaller of both pictures.
+# Pillow's filters: (support, function). The support is in pixels of the smaller of the two images.
 FILTERS: dict[str, tuple[float, Callable[[NDArray[np.float64]], NDArray[np.float64]]]] = {
     "box": (0.5, lambda x: ((x > -0.5) & (x <= 0.5)).astype(np.float64)),
     "bilinear": (1.0, lambda x: np.maximum(0, 1 - np.abs(x))),
@@ -51,93 +49,102 @@ FILTERS: dict[str, tuple[float, Callable[[NDArray[np.float64]], NDArray[np.float
 }
 
 
-TALL_FIRST = int(PIL.__version__.partition(".")[0]) >= 13  # from then on, tall pictures are resized vertically first
+# Since version 13, Pillow resizes tall images vertically first.
+RESIZES_TALL_FIRST = int(PIL.__version__.partition(".")[0]) >= 13
 
 
-@functools.lru_cache(maxsize=256)  # of folders in which sizes repeat; one may take a megabyte
-def weigh(length: int, part: tuple[float, float], size: int, how: str, device: torch.device) -> tuple[int, Tensor]:
-    """How the part of so many pixels, (start, end), makes `size` new ones: the first that counts, and a matrix (size,m)
-    of float32 for it and those behind."""
-    scale = (part[1] - part[0]) / size
-    centres = part[0] + (np.arange(size) + 0.5) * scale
-    if how == "nearest":  # Pillow adds up, and at the border of two pixels it matters how
-        centres = np.cumsum([part[0] + 0.5 * scale, *[scale] * (size - 1)])
+@functools.lru_cache(maxsize=256)  # Image sizes repeat within a folder; an entry may take a megabyte.
+def compute_weights(
+    length: int, span: tuple[float, float], size: int, filter_name: str, device: torch.device
+) -> tuple[int, Tensor]:
+    """Return the weights that resize the span (start, end) of `length` pixels to `size` pixels, as Pillow does.
+
+    The result is the first pixel with a weight, and a float32 matrix (size,m) for it and the following pixels.
+    """
+    scale = (span[1] - span[0]) / size
+    centres = span[0] + (np.arange(size) + 0.5) * scale
+    if filter_name == "nearest":  # Pillow sums up steps, and the rounding matters at the border of two pixels.
+        centres = np.cumsum([span[0] + 0.5 * scale, *[scale] * (size - 1)])
         nearest = np.clip(np.floor(centres).astype(int), 0, length - 1)
         first, last = int(nearest[0]), int(nearest[-1])
         weights = (nearest[:, None] == np.arange(first, last + 1)).astype(np.float64)
     else:
-        reach, filtering = FILTERS[how]
+        reach, weight = FILTERS[filter_name]
         stretch = max(scale, 1.0)
         lows = np.maximum((centres - reach * stretch + 0.5).astype(int), 0)
         highs = np.minimum((centres + reach * stretch + 0.5).astype(int), length)
         first, last = int(lows.min()), int(highs.max()) - 1
-        places = np.arange(first, last + 1)
-        weights = filtering((places - centres[:, None] + 0.5) / stretch)
-        weights *= (places >= lows[:, None]) & (places < highs[:, None])
+        positions = np.arange(first, last + 1)
+        weights = weight((positions - centres[:, None] + 0.5) / stretch)
+        weights *= (positions >= lows[:, None]) & (positions < highs[:, None])
         weights /= weights.sum(1, keepdims=True)
     return first, torch.from_numpy(weights.astype(np.float32)).to(device)
 
 
-def resize(pictures: Tensor, size: tuple[int, int], box: Box, how: str) -> Tensor:
-    """Pictures (N,C,H,W), uint8, from within a box to (N,C,*size): float32 of whole numbers, as of Pillow's resize, which
-    rounds to 8 bits after each axis."""
-    height, width = pictures.shape[-2:]
-    left, top, right, bottom = box
-    column, across = weigh(width, (left, right), size[1], how, pictures.device)
-    row, down = weigh(height, (top, bottom), size[0], how, pictures.device)
-    seen = pictures[..., row : row + down.shape[1], column : column + across.shape[1]].float()
-    if TALL_FIRST and height - size[0] > 2 * max(0, width - size[1]):
-        return _to_levels(_to_levels(down @ seen) @ across.T)
-    return _to_levels(down @ _to_levels(seen @ across.T))
+def resize(images: Tensor, size: tuple[int, int], box: Box, filter_name: str) -> Tensor:
+    """Resize a box of images (N,C,H,W), uint8, to (N,C,*size), as whole numbers in float32.
+
+    Like Pillow, it rounds to 8 bits after each axis.
+    """
+    height, width = images.shape[-2:]
+    x0, y0, x1, y1 = box
+    column, across = compute_weights(width, (x0, x1), size[1], filter_name, images.device)
+    row, down = compute_weights(height, (y0, y1), size[0], filter_name, images.device)
+    source = images[..., row : row + down.shape[1], column : column + across.shape[1]].float()
+    if RESIZES_TALL_FIRST and height - size[0] > 2 * max(0, width - size[1]):
+        return _to_levels(_to_levels(down @ source) @ across.T)
+    return _to_levels(down @ _to_levels(source @ across.T))
 
 
 def _to_levels(values: Tensor) -> Tensor:
-    return values.add_(0.5).floor_().clamp_(0, 255)  # halves go up, as in Pillow
+    return values.add_(0.5).floor_().clamp_(0, 255)  # Pillow rounds halves up.
 
 
 @functools.lru_cache(maxsize=64)
-def _weigh_cubic(length: int, size: int, device: torch.device) -> Tensor:
-    """OpenCV's cubic weights of each old pixel in each of `size` new ones: a matrix (size,length). In float32, as there:
-    many values lie where the next level begins."""
+def _compute_cubic_weights(length: int, size: int, device: torch.device) -> Tensor:
+    """Return OpenCV's cubic weights of each of `length` pixels for each of `size` new pixels: a matrix (size,length).
+
+    The weights are computed in float32, as in OpenCV, because many values lie where the next level begins.
+    """
     centres = (np.arange(size) + 0.5) * (length / size) - 0.5
     first = np.floor(centres.astype(np.float32)).astype(int)
-    x, a, one = centres.astype(np.float32) - first.astype(np.float32), np.float32(-0.75), np.float32(1)
-    far = ((a * (x + one) - 5 * a) * (x + one) + 8 * a) * (x + one) - 4 * a
-    near, next_ = (((a + 2) * t - (a + 3)) * t * t + one for t in (x, one - x))
+    x, a, unit = centres.astype(np.float32) - first.astype(np.float32), np.float32(-0.75), np.float32(1)
+    far = ((a * (x + unit) - 5 * a) * (x + unit) + 8 * a) * (x + unit) - 4 * a
+    near, next_ = (((a + 2) * t - (a + 3)) * t * t + unit for t in (x, unit - x))
     weights = np.zeros((size, length), np.float32)
-    for step, own in enumerate((far, near, next_, one - far - near - next_), start=-1):
-        np.add.at(weights, (np.arange(size), np.clip(first + step, 0, length - 1)), own)
+    for step, tap_weights in enumerate((far, near, next_, unit - far - near - next_), start=-1):
+        np.add.at(weights, (np.arange(size), np.clip(first + step, 0, length - 1)), tap_weights)
     return torch.from_numpy(weights).to(device)
 
 
 @functools.lru_cache(maxsize=64)
-def _weigh_areas(length: int, size: int, device: torch.device) -> Tensor:
-    """How much each of `size` new pixels covers of each old one: a matrix (size,length)."""
+def _compute_area_weights(length: int, size: int, device: torch.device) -> Tensor:
+    """Return the share that each of `size` new pixels takes from each of `length` pixels: a matrix (size,length)."""
     edges = np.arange(size + 1) * (length / size)
-    places = np.arange(length)
-    covered = np.minimum(edges[1:, None], places + 1) - np.maximum(edges[:-1, None], places)
+    positions = np.arange(length)
+    covered = np.minimum(edges[1:, None], positions + 1) - np.maximum(edges[:-1, None], positions)
     weights = np.maximum(covered, 0)
     return torch.from_numpy((weights / weights.sum(1, keepdims=True)).astype(np.float32)).to(device)
 
 
 def stretch(maps: Tensor, rows: int, columns: int) -> Tensor:
-    """Maps (N,h,w), float32, at another size, as `draw.resize` does it: means of what is covered, or cubic."""
+    """Resize maps (N,h,w), float32, like `draw.resize`: by area if both sides shrink, otherwise cubic."""
     height, width = maps.shape[-2:]
-    weigh_both = _weigh_areas if rows <= height and columns <= width else _weigh_cubic
-    return weigh_both(height, rows, maps.device) @ (maps @ weigh_both(width, columns, maps.device).T)
+    compute = _compute_area_weights if rows <= height and columns <= width else _compute_cubic_weights
+    return compute(height, rows, maps.device) @ (maps @ compute(width, columns, maps.device).T)
 
 
 @functools.lru_cache(maxsize=16)
-def _tables(colormap: str, alpha: float, signed: bool, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Of 256 levels: what is laid over a picture (3,256), and how much of the picture is kept (256,)."""
-    colours, opacity = blending(colormap, signed=signed)
+def _make_tables(colormap: str, alpha: float, signed: bool, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return, for 256 levels, the colours to add to an image (3,256), and the weights of the image (256,)."""
+    colours, opacity = compute_colours(colormap, signed=signed)
     opacity = alpha * opacity
-    laid, kept = np.ascontiguousarray((colours * opacity).T, np.float32), np.float32(1 - opacity[:, 0])
-    return torch.from_numpy(laid).to(device), torch.from_numpy(np.ascontiguousarray(kept)).to(device)
+    added, image_weights = np.ascontiguousarray((colours * opacity).T, np.float32), np.float32(1 - opacity[:, 0])
+    return torch.from_numpy(added).to(device), torch.from_numpy(np.ascontiguousarray(image_weights)).to(device)
 
 
 def overlay(
-    pictures: Tensor,
+    images: Tensor,
     heatmaps: Tensor,
     *,
     region: Region,
@@ -146,34 +153,35 @@ def overlay(
     signed: bool = False,
     outline: bool = False,
 ) -> Tensor:
-    """Pictures of one size, uint8 (N,3,H,W), with a heatmap (N,h,w) on each: `draw.overlay`, without its checks."""
-    top, left, rows, columns = region
+    """Draw a heatmap (N,h,w) on each image, uint8 (N,3,H,W): `draw.overlay` on a device, without its checks."""
+    y0, x0, rows, columns = region
     levels = stretch(heatmaps.float().clamp(0, 1), rows, columns).clamp_(0, 1)
     steps, zero = 255, 0
-    if signed:  # each sign by itself, as there
+    if signed:  # Resize each sign separately, as `draw.overlay` does.
         levels -= stretch((-heatmaps.float()).clamp(0, 1), rows, columns).clamp_(0, 1)
         steps, zero = 127, 128
-    chosen = levels.mul_(steps).round_().add_(zero).int()
-    laid, kept = _tables(colormap, float(alpha), signed, pictures.device)
-    result = pictures.clone()
-    seen = result[:, :, top : top + rows, left : left + columns]
-    shares = kept[chosen]
-    for channel in range(3):  # one at a time takes a third of the memory
-        mixed = (seen[:, channel] * shares).add_(laid[channel][chosen])
-        seen[:, channel] = mixed.round_().clamp_(0, 255).to(torch.uint8)
+    indices = levels.mul_(steps).round_().add_(zero).int()
+    added, image_weights = _make_tables(colormap, float(alpha), signed, images.device)
+    result = images.clone()
+    region_pixels = result[:, :, y0 : y0 + rows, x0 : x0 + columns]
+    weights = image_weights[indices]
+    for channel in range(3):  # One channel at a time takes a third of the memory.
+        mixed = (region_pixels[:, channel] * weights).add_(added[channel][indices])
+        region_pixels[:, channel] = mixed.round_().clamp_(0, 255).to(torch.uint8)
     if outline and alpha > 0:
-        height, width = pictures.shape[-2:]
-        is_blank = (chosen == zero).flatten(1).all(1)
-        _draw_outline(seen, is_blank, [top > 0, left > 0, top + rows < height, left + columns < width])
+        height, width = images.shape[-2:]
+        is_blank = (indices == zero).flatten(1).all(1)
+        _draw_outline(region_pixels, is_blank, [y0 > 0, x0 > 0, y0 + rows < height, x0 + columns < width])
     return result
 
 
-def _draw_outline(seen: Tensor, is_blank: Tensor, sides: list[bool]) -> None:
-    """The lines of `draw.overlay`, on those that are not blank; which ones these are is not asked of the device."""
-    width = max(1, round(min(seen.shape[-2:]) / LINE))
+def _draw_outline(pixels: Tensor, is_blank: Tensor, sides: list[bool]) -> None:
+    """Draw the outline of `draw.overlay` on images that are not blank, without waiting for the device to learn
+    which."""
+    width = max(1, round(min(pixels.shape[-2:]) / PIXELS_PER_LINE_WIDTH))
     skipped = is_blank[:, None, None, None]
-    for inset, tone in ((width, LIGHT), (0, DARK)):
+    for inset, tone in ((width, LIGHT_TONE), (0, DARK_TONE)):
         edges: list[Any] = [slice(inset, inset + width), slice(-inset - width, -inset or None)]
-        strips = [seen[..., edges[0], :], seen[..., edges[0]], seen[..., edges[1], :], seen[..., edges[1]]]
-        for strip in (strip for strip, wanted in zip(strips, sides) if wanted):
+        strips = [pixels[..., edges[0], :], pixels[..., edges[0]], pixels[..., edges[1], :], pixels[..., edges[1]]]
+        for strip in (strip for strip, is_drawn in zip(strips, sides) if is_drawn):
             strip.copy_(torch.where(skipped, strip, strip // 4 + tone))

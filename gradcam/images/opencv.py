@@ -1,4 +1,4 @@
-"""OpenCV, or the reason why it cannot be loaded and the commands that repair it."""
+"""Import OpenCV, or explain why it cannot be loaded, with the commands that repair it."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def is_installed(distribution: str) -> bool:
 def explain_failure(error: Exception) -> str:
     """Return one line: why OpenCV cannot be loaded, and the commands that leave one intact distribution of it."""
     installed = [name for name in DISTRIBUTIONS if is_installed(name)]
-    kept, advice = next(iter(installed), "opencv-python"), "Install it"
+    package, advice = next(iter(installed), "opencv-python"), "Install it"
     if "cannot open shared object file" in str(error):
-        kept, advice = f"{kept.removesuffix('-headless')}-headless", "Without a display, use the headless build"
+        package, advice = f"{package.removesuffix('-headless')}-headless", "Without a display, use the headless build"
     elif len(installed) > 1:
         advice = f"{' and '.join(installed)} overwrite each other's files, keep one of them"
     elif installed:
         advice = "Its files are damaged or missing, install it again"
     uninstall = f"pip uninstall --yes {' '.join(installed)} && " if installed else ""
-    return f"OpenCV cannot be loaded ({error}). {advice}: {uninstall}pip install {kept}"
+    return f"OpenCV cannot be loaded ({error}). {advice}: {uninstall}pip install {package}"
 
 
 try:

@@ -1,4 +1,4 @@
-"""Pictures from files, bytes, arrays and tensors to RGB arrays: the only place where pixels are read."""
+"""Read images from files, bytes, arrays and tensors as RGB arrays. No other module reads pixels."""
 
 from __future__ import annotations
 
@@ -25,30 +25,34 @@ if TYPE_CHECKING:
 
 
 class OpenFile(Protocol):
-    """A file that is open for bytes: what `open(path, "rb")`, `io.BytesIO` and an answer of the web have in common."""
+    """A file open in binary mode, such as `open(path, "rb")`, `io.BytesIO` or an HTTP response."""
 
     def read(self) -> bytes:
-        """All that is left of it."""
+        """Return all remaining bytes."""
 
 
 Pixels = NDArray[np.uint8]
-Region = tuple[int, int, int, int]  # top, left, height, width
-Given = bytes | Image.Image  # what is not read from a path: a file's bytes, or a picture of PIL's
+Region = tuple[int, int, int, int]  # (top, left, height, width)
+Given = bytes | Image.Image  # the content of an image that is not read from a path
 PictureLike = Union[
     str, "os.PathLike[str]", bytes, bytearray, memoryview, OpenFile, Image.Image, NDArray[Any], "Tensor"
 ]
 FORMS = "a path, the bytes of a file, an open file, a PIL image, an array (H,W,3) or a tensor (C,H,W)"
 
-# Formats that people keep pictures in. Left out are those that would start other programs (EPS) or draw from a text.
+# Common image formats. Formats that would start another program (EPS) or render text are left out.
 READ_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "MPO", "JPEG2000", "AVIF", "PPM", "TGA", "ICO")
-ORIENTATION = 0x0112  # of EXIF
-BUDGET = 2**30  # bytes that reading one picture may take: 150 million pixels of 8 bits in RGB, 60 million of 16
-DEEP, GREY = 13, 7  # bytes of each pixel in our arrays, where there are 16 bits a channel; and of deep grey values
-DECODERS = {"WEBP": 12, "JPEG2000": 16, "AVIF": 12, "TIFF": 4}  # bytes of each pixel that they hold beside Pillow's own
+ORIENTATION_TAG = 0x0112  # in EXIF
+MEMORY_BUDGET_BYTES = 2**30  # for one image: 150 million pixels of RGB with 8 bits, 60 million with 16
+# Bytes per pixel of our arrays: for colours with 16 bits per channel, and for grey values of more than 8 bits
+DEEP_COLOUR_BYTES, DEEP_GREY_BYTES = 13, 7
+# Bytes per pixel that decoders hold in addition to Pillow's own image.
+DECODER_BYTES = {"WEBP": 12, "JPEG2000": 16, "AVIF": 12, "TIFF": 4}
 DICOM_SUFFIXES = (".dcm", ".dicom")
-DICOM_MAGIC = b"DICM"  # after a preamble of 128 bytes, which may hold anything
-FULL = {"uint8": 255, "uint16": 65535}  # integers with a scale of their own; 32 bits and signed ones have none
-STRIP = 2**18  # pixels that are worked on at once, so that what is computed of them takes no memory to speak of
+DICOM_MAGIC = b"DICM"  # It follows a preamble of 128 bytes with any content.
+# The value of white, by type. Signed integers, and those of 32 bits, have no fixed white.
+FULL = {"uint8": 255, "uint16": 65535}
+# This many pixels are computed at a time, so that intermediate results take little memory.
+PIXELS_PER_STRIP = 2**18
 
 
 @accept_old_parameters
@@ -94,19 +98,21 @@ def read_image(image: PictureLike) -> Pixels:
     return to_8_bits(values[..., 0] if values.shape[2:] == (1,) else values)
 
 
-def is_one_picture(given: Any) -> bool:
-    """Whether it is to be one picture, in whatever form, and not several."""
-    is_whole = isinstance(given, (str, os.PathLike, bytes, bytearray, memoryview, Image.Image))
-    return is_whole or hasattr(given, "read") or hasattr(given, "read_bytes") or getattr(given, "ndim", 0) in (2, 3)
+def is_one_picture(value: Any) -> bool:
+    """Return whether the value looks like one image, in any supported form, rather than several."""
+    has_image_type = isinstance(value, (str, os.PathLike, bytes, bytearray, memoryview, Image.Image))
+    return (
+        has_image_type or hasattr(value, "read") or hasattr(value, "read_bytes") or getattr(value, "ndim", 0) in (2, 3)
+    )
 
 
-def to_array(picture: Any) -> NDArray[Any] | None:
-    """The values of an array as they are, and of a tensor (H,W) or (C,H,W) as (H,W) or (H,W,C); None for another form."""
-    if isinstance(picture, np.ndarray):
-        return picture
-    if not (hasattr(picture, "detach") and hasattr(picture, "ndim")):
+def to_array(image: Any) -> NDArray[Any] | None:
+    """Return the values of an array as they are, those of a tensor as (H,W) or (H,W,C), and None for other forms."""
+    if isinstance(image, np.ndarray):
+        return image
+    if not (hasattr(image, "detach") and hasattr(image, "ndim")):
         return None
-    values = to_numpy(picture)
+    values = to_numpy(image)
     start = f"The image is a tensor {describe_array(values)}, expected"
     if values.ndim not in (2, 3) or values.size == 0:
         raise ImageError(f"{start} one image: (C,H,W) or (H,W).")
@@ -116,80 +122,83 @@ def to_array(picture: Any) -> NDArray[Any] | None:
 
 
 def to_numpy(values: Any) -> NDArray[Any]:
-    """An array of an array, or of a tensor on any device."""
+    """Return an array or a tensor on any device as an array."""
     if hasattr(values, "detach"):
         values = values.detach().cpu()
-        values = values.float() if values.is_floating_point() else values  # NumPy has no bfloat16
+        values = values.float() if values.is_floating_point() else values  # NumPy has no bfloat16.
     return np.asarray(values)
 
 
 def check_range(values: NDArray[Any]) -> NDArray[Any]:
-    """Values that have a white of their own: uint8, uint16, or floats from 0 to 1. Raises `ImageError` for others."""
+    """Return values with a defined white: uint8, uint16, or floats clipped to [0,1]. Raises `ImageError` for others."""
     if values.dtype.name in FULL:
         return values
-    if values.dtype.kind == "f" and values.size and values.min() >= -1e-4 and values.max() <= 1 + 1e-4:  # NaN is not
+    # NaN fails the comparisons.
+    if values.dtype.kind == "f" and values.size and values.min() >= -1e-4 and values.max() <= 1 + 1e-4:
         return np.clip(values, 0, 1)
-    reach = (
+    value_range = (
         f" with values from {values.min():.4g} to {values.max():.4g}"
         if values.size and values.dtype.kind in "iuf"
         else ""
     )
     hint = " For normalised input, use gradcam.explain(model, images)." if values.dtype.kind == "f" else ""
     raise ImageError(
-        f"The image is {describe_array(values)}{reach}, expected uint8, uint16, or floats from 0 to 1.{hint}"
+        f"The image is {describe_array(values)}{value_range}, expected uint8, uint16, or floats from 0 to 1.{hint}"
     )
 
 
 def describe_array(values: NDArray[Any]) -> str:
-    """Its kind and shape, for a message."""
+    """Return the type and shape of an array, for a message."""
     return f"{values.dtype} {values.shape}"
 
 
 def lay_on_white(values: NDArray[Any]) -> NDArray[Any]:
-    """Colours with opacity (H,W,4), as `check_range` has them, on white (H,W,3), as of files; anything else as it is."""
+    """Blend RGBA values (H,W,4) with white to (H,W,3); return any others as they are."""
     if values.shape[2:] != (4,):
         return values
     values = check_range(values)
     if values.dtype == np.uint8:
         return np.array(_to_opaque(Image.fromarray(np.ascontiguousarray(values))))
-    full, result = FULL.get(values.dtype.name, 1), np.empty((*values.shape[:2], 3), values.dtype)
+    white, result = FULL.get(values.dtype.name, 1), np.empty((*values.shape[:2], 3), values.dtype)
     for rows in in_strips(*values.shape[:2]):
-        opacity = values[rows, :, 3:] / full
-        on_white = values[rows, :, :3] * opacity + full * (1 - opacity)
+        opacity = values[rows, :, 3:] / white
+        on_white = values[rows, :, :3] * opacity + white * (1 - opacity)
         result[rows] = np.rint(on_white) if values.dtype.kind == "u" else on_white
     return result
 
 
-def to_content(picture: Any) -> tuple[Path, Given | None]:
-    """What a picture that is no array is called, and what it holds: bytes, or a picture of PIL's; None for a path.
-    Raises `ImageError` for what is no picture, for a URL, and for a file that cannot be read."""
-    if isinstance(picture, (bytes, bytearray, memoryview)):
-        return Path("the given bytes"), bytes(picture)
-    if isinstance(picture, Image.Image):
-        return Path(os.fsdecode(getattr(picture, "filename", "") or "the given image")), picture
-    if hasattr(picture, "read"):
-        names = (getattr(picture, name, None) for name in ("name", "filename"))
+def to_content(image: Any) -> tuple[Path, Given | None]:
+    """Return the name and the content of an image that is not an array: bytes, a PIL image, or None for a path.
+
+    Raises `ImageError` for anything but an image, for a URL, and for an unreadable file.
+    """
+    if isinstance(image, (bytes, bytearray, memoryview)):
+        return Path("the given bytes"), bytes(image)
+    if isinstance(image, Image.Image):
+        return Path(os.fsdecode(getattr(image, "filename", "") or "the given image")), image
+    if hasattr(image, "read"):
+        names = (getattr(image, name, None) for name in ("name", "filename"))
         path = Path(next((name for name in names if name and isinstance(name, str)), "the given file"))
         with blaming(path):
-            return path, _read_open(picture)
-    if hasattr(picture, "read_bytes") and not isinstance(picture, Path):  # in an archive, or in a store
-        with blaming(str(picture)):
-            return Path(str(picture)), picture.read_bytes()
-    if not isinstance(picture, (str, os.PathLike)):
-        raise ImageError(f"The image is {shorten(picture)}, expected {FORMS}.")
-    if "://" in (text := os.fsdecode(picture)) and is_url(text):
+            return path, _read_open(image)
+    if hasattr(image, "read_bytes") and not isinstance(image, Path):  # It is in an archive or a store.
+        with blaming(str(image)):
+            return Path(str(image)), image.read_bytes()
+    if not isinstance(image, (str, os.PathLike)):
+        raise ImageError(f"The image is {shorten(image)}, expected {FORMS}.")
+    if "://" in (text := os.fsdecode(image)) and is_url(text):
         raise ImageError(f"{text}: is a URL. Give a file or its bytes, or use gradcam.explain_files, which reads URLs")
-    return to_path(picture), None
+    return to_path(image), None
 
 
 def _read_open(file: Any) -> bytes:
     if getattr(file, "closed", False):
         raise ImageError("is closed: pass it while it is open")
     position = None
-    with contextlib.suppress(AttributeError, OSError):  # a stream
-        place = file.tell()
+    with contextlib.suppress(AttributeError, OSError):  # A stream has no position.
+        start = file.tell()
         file.seek(0)
-        position = place
+        position = start
     try:
         data = file.read()
     except (UnicodeDecodeError, io.UnsupportedOperation):
@@ -200,18 +209,20 @@ def _read_open(file: Any) -> bytes:
     if isinstance(data, (bytes, bytearray, memoryview)):
         return bytes(data)
     if hasattr(data, "close"):
-        data.close()  # of a coroutine that nobody waits for
+        data.close()  # Closing an unawaited coroutine prevents a warning.
         raise ImageError("has an asynchronous read(): pass the underlying file, such as upload.file, or its bytes")
     raise ImageError('is not open in binary mode: open it with "rb"')
 
 
 def read_values(path: str | os.PathLike[str], data: Given | None = None) -> NDArray[Any]:
-    """A picture's values as deep as its file has them, otherwise as `read_image` gives them. `data`: what the file
-    holds, where that was read already, or a picture of PIL's; the path then only says whose it is. Of 8 bits or less:
-    RGB, uint8 (H,W,3), grey ones too. Deeper grey: (H,W), uint16 of 16 bits, float32, or int32 or uint32 of integers
-    that are signed or longer. Deeper RGB, in PNG and TIFF files: uint16 (H,W,3). Raises `ImageError` as `read_image`
-    does."""
-    # Pillow, not OpenCV: OpenCV gives a picture that was cut off as if it were whole, and loses transparency.
+    """Return the values of an image with the bit depth of its file.
+
+    `data` is the content of the file, if it was read already, or a PIL image; messages then name it by `path`. Images
+    of 8 bits or less: RGB, uint8 (H,W,3), also for grey. Deeper grey: (H,W), as uint16 for 16 bits, float32, or int32
+    or uint32 for signed or longer integers. Deeper RGB in PNG and TIFF files: uint16 (H,W,3). Anything else is as in
+    `read_image`. Raises `ImageError` like `read_image`.
+    """
+    # OpenCV would return a truncated image as if it were complete, and lose transparency. Therefore Pillow reads it.
     path = to_path(path)
     if isinstance(data, Image.Image):
         with blaming(path):
@@ -223,35 +234,39 @@ def read_values(path: str | os.PathLike[str], data: Given | None = None) -> NDAr
                     raise ImageError("is closed: pass it while it is open") from None
                 raise
             return _to_values(data)
-    # As a file, not a path, of which Pillow maps some TIFFs into memory, and scrambles those that are to be turned.
-    with blaming(path), open_content(path, data) as file, _open_picture(file) as image:
-        deep = _find_deep_colours(image)
-        _check_memory(image, file, DEEP if deep else GREY if image.mode[0] in "FI" else 3)
+    # Pass a file, not a path: Pillow maps some TIFFs into memory by their path, and scrambles those with an
+    # orientation.
+    with blaming(path), open_content(path, data) as file, _open_image(file) as image:
+        deep_mode = _find_deep_mode(image)
+        _check_memory(image, file, DEEP_COLOUR_BYTES if deep_mode else DEEP_GREY_BYTES if image.mode[0] in "FI" else 3)
         image.load()
-        return _decode_deep(image, file, deep) if deep else _to_values(image)
+        return _decode_deep(image, file, deep_mode) if deep_mode else _to_values(image)
 
 
 def read_numbers(path: str | os.PathLike[str]) -> NDArray[np.int64]:
-    """A picture of numbers (H,W), such as a mask of labels: the indices of a palette, or grey values as the file has
-    them. Upright, as `read_image` gives pictures. Raises `ImageError`, naming the file, as that does, and for colours,
-    fractions, and JPEG, which changes numbers."""
+    """Return an image of numbers (H,W), such as a label mask: the indices of a palette, or the file's grey values.
+
+    It is upright, like the images of `read_image`. Raises `ImageError`, which names the file, like `read_image`, and
+    also for colours, fractions, and JPEG, which changes numbers.
+    """
     path = to_path(path)
-    with blaming(path), open_content(path, None) as file, _open_picture(file) as image:
+    with blaming(path), open_content(path, None) as file, _open_image(file) as image:
         if image.format in ("JPEG", "MPO"):
             raise ImageError("is JPEG, whose lossy compression changes labels: save labels as PNG")
         if image.mode not in ("1", "L", "P") and not image.mode.startswith("I"):
-            held = "fractions" if image.mode == "F" else f"colours ({image.mode})"
-            raise ImageError(f"contains {held}, expected labels: a palette, or integer grey values")
-        stretched = {"L;2": 85, "L;4": 17}.get(str(image.tile[0][3]), 1) if image.tile else 1  # by Pillow, to 8 bits
+            contents = "fractions" if image.mode == "F" else f"colours ({image.mode})"
+            raise ImageError(f"contains {contents}, expected labels: a palette, or integer grey values")
+        # Pillow stretches 2 and 4 bits to 8.
+        scale = {"L;2": 85, "L;4": 17}.get(str(image.tile[0][3]), 1) if image.tile else 1
         _check_memory(image, file, 12)
         image.load()
         numbers = _to_array(image).astype(np.int64)
-        numbers //= stretched
+        numbers //= scale
         return numbers
 
 
 def to_path(path: Any) -> Path:
-    """The path of a picture. Raises `ImageError` for what is none."""
+    """Return the path of an image. Raises `ImageError` if it is not a path."""
     if not isinstance(path, (str, os.PathLike)):
         raise ImageError(f"The image's path is {shorten(path)}, expected a string or a pathlib.Path.")
     return Path(os.fsdecode(path))
@@ -270,9 +285,9 @@ def is_dicom(path: str | os.PathLike[str], data: bytes | None = None) -> bool:
 
 
 def open_content(path: Path, data: bytes | None) -> BinaryIO:
-    """A file, or what was read of it, from its start. Raises `ImageError` where there is none, or nothing in it."""
+    """Open a file, or the content that was read from it. Raises `ImageError` if it is missing or empty."""
     if data is None:
-        if not path.is_file():  # a pipe would be waited for
+        if not path.is_file():  # Opening a pipe would wait for a writer.
             raise ImageError("is not a file" if path.exists() else "does not exist")
         if path.stat().st_size == 0:
             raise ImageError("is empty")
@@ -284,7 +299,7 @@ def open_content(path: Path, data: bytes | None) -> BinaryIO:
 
 @contextlib.contextmanager
 def blaming(path: Path | str) -> Iterator[None]:
-    """Whatever goes wrong with a picture becomes one `ImageError` of one line that names the file."""
+    """Turn any error in reading an image into an `ImageError` of one line that names the file."""
     try:
         yield
     except ImageError as error:
@@ -296,7 +311,7 @@ def blaming(path: Path | str) -> Iterator[None]:
     except FileNotFoundError:
         raise ImageError(f"{path}: does not exist") from None
     except OSError as error:
-        if error.errno is None:  # from a decoder
+        if error.errno is None:  # A decoder's OSError has no errno.
             raise ImageError(f"{path}: is damaged or cut off ({' '.join(str(error).split())})") from error
         raise ImageError(f"{path}: cannot be opened ({error.strerror})") from None
     except Exception as error:
@@ -305,30 +320,34 @@ def blaming(path: Path | str) -> Iterator[None]:
         raise ImageError(f"{path}: is damaged or cut off ({reason})") from error
 
 
-def check_memory(width: int, height: int, each: float, more: int = 0) -> None:
-    """Raises `ImageError` for a picture that takes too much: so many bytes for each pixel, and some more."""
-    pixels, needed = width * height, int(width * height * each) + more
-    given = os.environ.get(MAX_PIXELS) or None
+def check_memory(width: int, height: int, bytes_per_pixel: float, extra_bytes: int = 0) -> None:
+    """Raise `ImageError` if an image needs too much memory: its pixels, and `extra_bytes`."""
+    pixels, needed = width * height, int(width * height * bytes_per_pixel) + extra_bytes
+    limit = os.environ.get(MAX_PIXELS) or None
     size = f"has {width} x {height} pixels and" if pixels else "is so large that it"
-    if given is None and needed > BUDGET:
-        much = f"{size} needs {needed / 2**30:.3g} GiB to read, but the limit is {BUDGET / 2**30:.3g} GiB"
-        raise ImageError(f"{much}: raise it with --max-pixels {pixels or 'N'}, or set {MAX_PIXELS} in the environment")
-    if given is not None and not given.isdecimal():
-        raise ImageError(f"cannot be read, because {MAX_PIXELS} is {shorten(given)}, expected a number of pixels")
-    if given is not None and pixels > int(given):
-        allowed = f"but --max-pixels or {MAX_PIXELS} allows {given}"
-        raise ImageError(f"has {width} x {height} = {pixels} pixels, {allowed}")
+    if limit is None and needed > MEMORY_BUDGET_BYTES:
+        excess = (
+            f"{size} needs {needed / 2**30:.3g} GiB to read, but the limit is {MEMORY_BUDGET_BYTES / 2**30:.3g} GiB"
+        )
+        raise ImageError(
+            f"{excess}: raise it with --max-pixels {pixels or 'N'}, or set {MAX_PIXELS} in the environment"
+        )
+    if limit is not None and not limit.isdecimal():
+        raise ImageError(f"cannot be read, because {MAX_PIXELS} is {shorten(limit)}, expected a number of pixels")
+    if limit is not None and pixels > int(limit):
+        allowance = f"but --max-pixels or {MAX_PIXELS} allows {limit}"
+        raise ImageError(f"has {width} x {height} = {pixels} pixels, {allowance}")
 
 
-_opening = threading.Lock()
+_pillow_lock = threading.Lock()
 
 
-def _open_picture(file: BinaryIO) -> ImageFile.ImageFile:
-    """A picture of which the header is read; how large it may be is ours to say."""
+def _open_image(file: BinaryIO) -> ImageFile.ImageFile:
+    """Open an image and read its header. Pillow's own limit is switched off, because `check_memory` replaces it."""
     _check_icon(file)
     Image.init()
     formats = [name for name in READ_FORMATS if name in Image.OPEN]
-    with _opening:
+    with _pillow_lock:
         limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
         try:
             return Image.open(file, formats=formats)
@@ -337,7 +356,7 @@ def _open_picture(file: BinaryIO) -> ImageFile.ImageFile:
 
 
 def _check_icon(file: BinaryIO) -> None:
-    """Raises `ImageError` for an icon with a picture that takes too much: Pillow decodes it on being opened."""
+    """Raise `ImageError` if an image of an icon needs too much memory, because Pillow decodes it on opening."""
     kind, count = struct.unpack("<IH", file.read(6).ljust(6))
     for entry in range(count if kind == 0x10000 else 0):
         file.seek(6 + 16 * entry + 12)
@@ -350,28 +369,33 @@ def _check_icon(file: BinaryIO) -> None:
     file.seek(0)
 
 
-def _check_memory(image: ImageFile.ImageFile, file: BinaryIO, ours: int) -> None:
-    own = 1 if image.mode in ("1", "L", "P") else 2 if image.mode.startswith("I;16") else 4
-    decoder = DECODERS.get(str(image.format), 0)
+def _check_memory(image: ImageFile.ImageFile, file: BinaryIO, array_bytes: int) -> None:
+    pillow_bytes = 1 if image.mode in ("1", "L", "P") else 2 if image.mode.startswith("I;16") else 4
+    decoder_bytes = DECODER_BYTES.get(str(image.format), 0)
     if image.format in ("JPEG", "MPO") and "progression" in image.info:
-        decoder = 6  # the coefficients of all three colours
-    tile = 0
-    if isinstance(image, TiffImagePlugin.TiffImageFile):  # of which a tile may be larger than the picture
+        decoder_bytes = 6  # The decoder holds the coefficients of all three colours.
+    tile_bytes = 0
+    if isinstance(image, TiffImagePlugin.TiffImageFile):  # A tile may be larger than the image.
         sides = (image.tag_v2.get(side, 0) for side in (TiffImagePlugin.TILEWIDTH, TiffImagePlugin.TILELENGTH))
-        tile = 4 * math.prod(map(int, sides))
-    is_held = ours == DEEP or image.format in ("WEBP", "AVIF", "JPEG2000")
-    check_memory(*image.size, own + max(decoder, ours), tile + (find_size(file) if is_held else 0))
+        tile_bytes = 4 * math.prod(map(int, sides))
+    is_file_in_memory = array_bytes == DEEP_COLOUR_BYTES or image.format in ("WEBP", "AVIF", "JPEG2000")
+    check_memory(
+        *image.size,
+        pillow_bytes + max(decoder_bytes, array_bytes),
+        tile_bytes + (find_size(file) if is_file_in_memory else 0),
+    )
 
 
 def find_size(file: BinaryIO) -> int:
-    """The bytes of a file, of which the position stays."""
-    place, size = file.tell(), file.seek(0, io.SEEK_END)
-    file.seek(place)
+    """Return the number of bytes of a file, and keep its position."""
+    position, size = file.tell(), file.seek(0, io.SEEK_END)
+    file.seek(position)
     return size
 
 
-def _find_deep_colours(image: ImageFile.ImageFile) -> str:
-    """Before it is loaded: "RGB", "RGBA" or "LA" of 16 bits a channel, which Pillow would cut to 8; "" of any other."""
+def _find_deep_mode(image: ImageFile.ImageFile) -> str:
+    """Return "RGB", "RGBA" or "LA" if the unloaded image has 16 bits per channel, which Pillow would cut to 8; else
+    ""."""
     if isinstance(image, TiffImagePlugin.TiffImageFile):
         depths = image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (1,))
         if len(depths) > 1 and max(depths) > 8 and image.tag_v2.get(TiffImagePlugin.PLANAR_CONFIGURATION) == 2:
@@ -380,28 +404,31 @@ def _find_deep_colours(image: ImageFile.ImageFile) -> str:
             )
     if image.format not in ("PNG", "TIFF") or not image.tile:
         return ""
-    how = image.tile[0][3]
-    colours, deep, _ = str(how[0] if isinstance(how, tuple) else how).partition(";16")
-    return colours if deep and colours in ("RGB", "RGBA", "LA") else ""
+    arguments = image.tile[0][3]
+    mode, suffix, _ = str(arguments[0] if isinstance(arguments, tuple) else arguments).partition(";16")
+    return mode if suffix and mode in ("RGB", "RGBA", "LA") else ""
 
 
-def _decode_deep(image: ImageFile.ImageFile, file: BinaryIO, colours: str) -> NDArray[np.uint16]:
-    """Channels of 16 bits, on white: RGB (H,W,3), or grey (H,W). OpenCV turns a TIFF upright, but not a PNG."""
+def _decode_deep(image: ImageFile.ImageFile, file: BinaryIO, mode: str) -> NDArray[np.uint16]:
+    """Return channels of 16 bits, on white: RGB (H,W,3) or grey (H,W).
+
+    OpenCV applies the orientation of a TIFF, but not of a PNG.
+    """
     from gradcam.images.opencv import cv2
 
-    turn = 1 if image.format == "TIFF" else find_turn(image)
+    orientation = 1 if image.format == "TIFF" else find_orientation(image)
     file.seek(0)
     content = np.frombuffer(file.read(), np.uint8)
-    image.close()  # it was whole, and its memory is needed
+    image.close()  # Pillow has shown that the image is complete. Its memory is needed now.
     values = cv2.imdecode(content, cv2.IMREAD_UNCHANGED)
     if values is None or values.dtype != np.uint16 or values.ndim != 3:
         raise ImageError("has 16-bit channels that cannot be decoded: save it as PNG, or as TIFF without compression")
     values = lay_on_white(np.asarray(values))
-    if turn != 1:
-        upright = np.empty((values.shape[1], values.shape[0], 3) if turn >= 5 else values.shape, np.uint16)
-        _lay_down(upright, turn)[:] = values
+    if orientation != 1:
+        upright = np.empty((values.shape[1], values.shape[0], 3) if orientation >= 5 else values.shape, np.uint16)
+        _to_stored_orientation(upright, orientation)[:] = values
         values = upright
-    if colours == "LA":
+    if mode == "LA":
         return np.ascontiguousarray(values[..., 0])
     return np.asarray(cv2.cvtColor(values, cv2.COLOR_BGR2RGB, dst=values))
 
@@ -410,7 +437,7 @@ def _to_values(image: Image.Image) -> NDArray[Any]:
     if image.mode == "F" or image.mode.startswith("I"):
         values = _to_native(_to_array(image), image)
         if "transparency" in image.info:
-            values[values == image.info["transparency"]] = 65535  # the one value that a PNG may declare transparent
+            values[values == image.info["transparency"]] = 65535  # A PNG may declare one value as transparent.
         return values
     if image.mode == "RGB" and not image.has_transparency_data:
         return _to_array(image)
@@ -422,116 +449,128 @@ def _to_opaque(image: Image.Image) -> Image.Image:
     return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
 
 
-def _to_array(image: Image.Image, change: Callable[[Image.Image], Image.Image] = lambda part: part) -> NDArray[Any]:
-    """What Pillow holds, changed, as an array, upright: strip by strip, since Pillow and NumPy make a copy at each step."""
-    turn, (width, height) = find_turn(image), image.size
+def _to_array(image: Image.Image, change: Callable[[Image.Image], Image.Image] = lambda strip: strip) -> NDArray[Any]:
+    """Return an upright array of Pillow's image after `change`.
+
+    It works strip by strip, because Pillow and NumPy copy the data at each step.
+    """
+    orientation, (width, height) = find_orientation(image), image.size
     sample = np.asarray(change(image.crop((0, 0, 1, 1))))
-    values = np.empty(((width, height) if turn >= 5 else (height, width)) + sample.shape[2:], sample.dtype)
-    lying = _lay_down(values, turn)
+    values = np.empty(((width, height) if orientation >= 5 else (height, width)) + sample.shape[2:], sample.dtype)
+    stored = _to_stored_orientation(values, orientation)
     for rows in in_strips(height, width):
         is_all = rows.start == 0 and rows.stop >= height
-        part = image if is_all else image.crop((0, rows.start, width, min(rows.stop, height)))
-        lying[rows] = np.asarray(change(part))
+        strip = image if is_all else image.crop((0, rows.start, width, min(rows.stop, height)))
+        stored[rows] = np.asarray(change(strip))
     return values
 
 
 def _to_native(values: NDArray[Any], source: Image.Image) -> NDArray[Any]:
-    """Single-channel values in the kind that the file has them in, where Pillow has none for it."""
+    """Return single-channel values in the type of the file, if Pillow uses another."""
     if not isinstance(source, TiffImagePlugin.TiffImageFile):
-        # Of a file, Pillow may keep 16 bits in 32.
+        # Pillow may hold 16 bits of a file in 32.
         is_16_bits = values.dtype.itemsize == 2 or (values.dtype.kind in "iu" and source.format is not None)
         return values.astype(np.uint16, copy=False) if is_16_bits else values
     if values.dtype.itemsize == 2:
-        values = values.astype(np.uint16, copy=False)  # in this machine's order of bytes
+        values = values.astype(np.uint16, copy=False)  # This converts to the machine's byte order.
         is_inverted = source.tag_v2.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0
         return np.subtract(65535, values, out=values) if is_inverted else values
     is_unsigned = source.tag_v2.get(TiffImagePlugin.SAMPLEFORMAT, (1,))[0] == 1
     return values.view(np.uint32) if values.dtype.kind == "i" and is_unsigned else values
 
 
-def find_turn(image: Image.Image) -> int:
-    """The orientation in its EXIF data, from 1 to 8; 1 is upright."""
+def find_orientation(image: Image.Image) -> int:
+    """Return the EXIF orientation, from 1 to 8; 1 is upright."""
     try:
-        turn = image.getexif().get(ORIENTATION, 1)
-    except Exception:  # whatever broken EXIF data raises: the pixels are whole, and viewers show them as they lie
+        orientation = image.getexif().get(ORIENTATION_TAG, 1)
+    except Exception:
+        # Broken EXIF data raises many kinds of errors. The pixels are intact, and viewers ignore the orientation then.
         return 1
-    return turn if turn in range(1, 9) else 1
+    return orientation if orientation in range(1, 9) else 1
 
 
-def _lay_down(upright: NDArray[Any], turn: int) -> NDArray[Any]:
-    turned = upright[:: -1 if turn in (3, 4, 7, 8) else 1, :: -1 if turn in (2, 3, 6, 7) else 1]
-    return turned.swapaxes(0, 1) if turn >= 5 else turned
+def _to_stored_orientation(upright: NDArray[Any], orientation: int) -> NDArray[Any]:
+    flipped = upright[:: -1 if orientation in (3, 4, 7, 8) else 1, :: -1 if orientation in (2, 3, 6, 7) else 1]
+    return flipped.swapaxes(0, 1) if orientation >= 5 else flipped
 
 
 def in_strips(height: int, width: int) -> Iterator[slice]:
-    """The rows of a picture, a strip after another."""
-    rows = max(1, STRIP // width)
-    return (slice(top, top + rows) for top in range(0, height, rows))
+    """Yield slices of rows that divide an image into strips."""
+    rows = max(1, PIXELS_PER_STRIP // width)
+    return (slice(start, start + rows) for start in range(0, height, rows))
 
 
 def to_8_bits(values: NDArray[Any]) -> NDArray[np.uint8]:
-    """Values (H,W), or of three channels, as RGB uint8 (H,W,3): by the range of their kind, not of the picture. Of
-    floats that is the least of 0 to 1, 255 and 65535 that holds them. What is NaN, or below zero, is black."""
+    """Return values (H,W) or (H,W,3) as RGB uint8 (H,W,3), scaled by the range of their type, not of the image.
+
+    The range of floats is the smallest of 0 to 1, 0 to 255 and 0 to 65535 that contains them. NaN and negative values
+    become black.
+    """
     if values.dtype != np.uint8:
-        values = _stretch(values, 0, _find_full(values), _find_largest(values))
+        values = _stretch(values, 0, _find_white(values), _find_maximum(values))
     return np.repeat(values[..., None], 3, axis=2) if values.ndim == 2 else values
 
 
 def show(values: NDArray[Any]) -> tuple[NDArray[np.uint8], str | None]:
-    """Values (H,W) or (H,W,C) as a picture, RGB uint8 (H,W,3), and a note where it is not shown as `to_8_bits` does.
-    Where they use less than half of their kind's range, or less than zero, they are shown from the least to the
-    largest."""
-    # Not from one percentile to another, as many viewers do: the few brightest pixels may be what the model looked at.
-    seen, note = values, None
+    """Return values (H,W) or (H,W,C) as RGB uint8 (H,W,3) for display, with a note if they differ from `to_8_bits`.
+
+    Values are scaled from their minimum to their maximum if they use less than half of their type's range, or are
+    negative.
+    """
+    # Many viewers clip at percentiles, but the few brightest pixels may be what the model looked at.
+    selected, note = values, None
     if values.ndim == 3 and values.shape[2] != 3:
         channels = values.shape[2]
-        several = f"showing channels 1 to 3 of {channels}" if channels > 3 else "showing channel 1 of 2"
-        seen, note = (values[..., :3] if channels > 3 else values[..., 0]), None if channels == 1 else several
-    if seen.dtype == np.uint8:
-        return to_8_bits(seen), note
-    is_finite, kind = _is_finite(seen), np.finfo if seen.dtype.kind == "f" else np.iinfo
+        channel_note = f"showing channels 1 to 3 of {channels}" if channels > 3 else "showing channel 1 of 2"
+        selected, note = (values[..., :3] if channels > 3 else values[..., 0]), None if channels == 1 else channel_note
+    if selected.dtype == np.uint8:
+        return to_8_bits(selected), note
+    is_finite, type_info = _is_finite(selected), np.finfo if selected.dtype.kind == "f" else np.iinfo
     if not np.any(is_finite):
-        return to_8_bits(seen), note
-    ends: Any = kind(seen.dtype)
-    low, high = seen.min(where=is_finite, initial=ends.max).item(), seen.max(where=is_finite, initial=ends.min).item()
-    full = _find_full(seen)
-    if low == high or (low >= 0 and high - low >= full / 2):
-        return to_8_bits(seen), note
-    of = f" of {full}" if seen.dtype.name in FULL else ""
-    notes = filter(None, (note, f"showing values from {low:.6g} to {high:.6g}{of}"))
-    return to_8_bits(_stretch(seen, low, high, high)), "; ".join(notes)
+        return to_8_bits(selected), note
+    limits: Any = type_info(selected.dtype)
+    low, high = (
+        selected.min(where=is_finite, initial=limits.max).item(),
+        selected.max(where=is_finite, initial=limits.min).item(),
+    )
+    white = _find_white(selected)
+    if low == high or (low >= 0 and high - low >= white / 2):
+        return to_8_bits(selected), note
+    suffix = f" of {white}" if selected.dtype.name in FULL else ""
+    notes = filter(None, (note, f"showing values from {low:.6g} to {high:.6g}{suffix}"))
+    return to_8_bits(_stretch(selected, low, high, high)), "; ".join(notes)
 
 
 def _is_finite(values: NDArray[Any]) -> Any:
-    """True where they are; of integers, once for all."""
+    """Return a mask of finite values; a single True for integers."""
     return np.isfinite(values) if values.dtype.kind == "f" else np.True_
 
 
-def _find_largest(values: NDArray[Any]) -> float:
-    return float(values.max(where=_is_finite(values), initial=0))  # zero at least
+def _find_maximum(values: NDArray[Any]) -> float:
+    return float(values.max(where=_is_finite(values), initial=0))  # Zero is the lower limit.
 
 
-def _find_full(values: NDArray[Any]) -> float:
-    largest = _find_largest(values)
+def _find_white(values: NDArray[Any]) -> float:
+    maximum = _find_maximum(values)
     ranges = (1, 255, 65535) if values.dtype.kind == "f" else (65535,)
-    return next((full for full in ranges if largest <= full), largest)
+    return next((white for white in ranges if maximum <= white), maximum)
 
 
 def _stretch(values: NDArray[Any], low: float, high: float, largest: float) -> NDArray[np.uint8]:
-    """From `low` to `high` as from 0 to 255. NaN is as low, and what is infinite as low or as large as the others."""
+    """Scale values from [low, high] to [0, 255]. NaN becomes `low`, and infinite values become `low` or `largest`."""
     result = np.empty(values.shape, np.uint8)
     for rows in in_strips(*values.shape[:2]):
-        part = np.nan_to_num(values[rows].astype(np.float64), nan=low, posinf=largest, neginf=low)
-        result[rows] = np.round(255 * np.clip((part - low) / (high - low), 0, 1))
+        strip = np.nan_to_num(values[rows].astype(np.float64), nan=low, posinf=largest, neginf=low)
+        result[rows] = np.round(255 * np.clip((strip - low) / (high - low), 0, 1))
     return result
 
 
-def crop(picture: NDArray[Any], region: Region) -> NDArray[Any]:
+def crop(image: NDArray[Any], region: Region) -> NDArray[Any]:
     """Return a view of the pixels (H,W,...) in a region, or a copy with zeros where the region exceeds the image."""
-    top, left, height, width = region
-    part = picture[max(top, 0) : top + height, max(left, 0) : left + width]
+    y0, x0, height, width = region
+    part = image[max(y0, 0) : y0 + height, max(x0, 0) : x0 + width]
     if part.shape[:2] == (height, width):
         return part
-    before = (max(-top, 0), max(-left, 0))
-    missing = [(start, full - length - start) for start, full, length in zip(before, region[2:], part.shape)]
-    return np.pad(part, [*missing, *[(0, 0)] * (picture.ndim - 2)])
+    start_padding = (max(-y0, 0), max(-x0, 0))
+    padding = [(start, size - length - start) for start, size, length in zip(start_padding, region[2:], part.shape)]
+    return np.pad(part, [*padding, *[(0, 0)] * (image.ndim - 2)])

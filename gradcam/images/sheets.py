@@ -1,4 +1,4 @@
-"""Many explained pictures on one: columns and rows with their names, and what the colours mean."""
+"""Draw many explained images on one panel, with titles of rows and columns, and a legend of the colours."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from gradcam.images.read import Pixels
 from gradcam.options import check_count
 
 MARGIN = 16  # pixels
-TEXT, NAME = 17, 18  # the letters' size; Pillow's font has no bold, so that columns' names are a little larger
-LINE = 26  # a line's height
-BAR = 260  # the length of the colour bar
+# Sizes of the letters. Pillow's font has no bold, so that titles are a little larger.
+TEXT, TITLE_SIZE = 17, 18
+LINE = 26  # height of a line of text
+BAR_WIDTH = 260
 INK, WHITE = (25, 25, 25), (255, 255, 255)
 LEGENDS = {  # what the ends of the colour bar mean, by whether the maps are signed
     False: ("no positive evidence", "strongest in each heatmap"),
@@ -28,7 +29,7 @@ LEGENDS = {  # what the ends of the colour bar mean, by whether the maps are sig
 
 @dataclass(frozen=True)
 class PanelRow:
-    """One row: what it is about, and a picture for each column."""
+    """A row of a panel: its title, and an image for each column."""
 
     title: str
     pictures: Sequence[Pixels]
@@ -42,52 +43,54 @@ def draw_panel(
     colormap: str = "turbo",
     signed: bool = False,
 ) -> Pixels:
-    """Rows of pictures under the names of their columns, and a bar of the heatmaps' colours: RGB, uint8 (H,W,3). Each
-    picture is scaled to `height` pixels; columns are as wide as the widest picture in them, or as their name. Raises
-    `ImageError` for a height that is not a number of pixels."""
+    """Return rows of images under the titles of their columns, and a colour bar: RGB, uint8 (H,W,3).
+
+    Each image is scaled to `height` pixels. A column is as wide as its widest image, or as its title. Raises
+    `ImageError` if the height is not a number of pixels.
+    """
     check_count(height, "height", "the height of each image in pixels, 1 or more.", error=ImageError)
-    scaled = [[scale(picture, height) for picture in row.pictures] for row in rows]
-    titles = [measure_text(name, NAME) for name in columns]
+    scaled = [[scale(image, height) for image in row.pictures] for row in rows]
+    titles = [measure_text(name, TITLE_SIZE) for name in columns]
     widths = [max(title, *(row[column].shape[1] for row in scaled)) for column, title in enumerate(titles)]
-    lefts = MARGIN + np.concatenate([[0], np.cumsum(np.array(widths) + GAP)]).astype(int)
+    x_starts = MARGIN + np.concatenate([[0], np.cumsum(np.array(widths) + GAP)]).astype(int)
     bottom = MARGIN + LINE + len(rows) * (LINE + height + GAP)
     legend = draw_legend(colormap=colormap, signed=signed)
-    longest = max(measure_text(row.title, NAME) for row in rows)
-    total = max(int(lefts[-1]) - GAP, MARGIN + longest, MARGIN + legend.shape[1])
+    longest_title = max(measure_text(row.title, TITLE_SIZE) for row in rows)
+    total = max(int(x_starts[-1]) - GAP, MARGIN + longest_title, MARGIN + legend.shape[1])
     canvas = Image.new("RGB", (total + MARGIN, bottom + LINE + MARGIN), WHITE)
     draw = ImageDraw.Draw(canvas)
-    for name, left in zip(columns, lefts):
-        draw.text((int(left), MARGIN), name, INK, find_font(NAME))
-    for number, (row, pictures) in enumerate(zip(rows, scaled)):
+    for name, x in zip(columns, x_starts):
+        draw.text((int(x), MARGIN), name, INK, find_font(TITLE_SIZE))
+    for number, (row, images) in enumerate(zip(rows, scaled)):
         top = MARGIN + LINE + number * (LINE + height + GAP)
         draw.text((MARGIN, top), row.title, INK, find_font(TEXT))
-        for picture, left in zip(pictures, lefts):
-            canvas.paste(Image.fromarray(picture), (int(left), top + LINE))
+        for image, x in zip(images, x_starts):
+            canvas.paste(Image.fromarray(image), (int(x), top + LINE))
     canvas.paste(Image.fromarray(legend), (MARGIN, bottom + GAP))
     return np.array(canvas)
 
 
 def draw_legend(*, colormap: str = "turbo", signed: bool = False) -> Pixels:
-    """A bar of the heatmaps' colours between what its ends mean, one line high."""
+    """Return a bar of the heatmaps' colours between the meanings of its ends, one line high."""
     before, after = LEGENDS[signed]
-    start = measure_text(before, NAME) + GAP
-    end = start + BAR + GAP
-    canvas = Image.new("RGB", (end + measure_text(after, NAME), LINE), WHITE)
+    start = measure_text(before, TITLE_SIZE) + GAP
+    end = start + BAR_WIDTH + GAP
+    canvas = Image.new("RGB", (end + measure_text(after, TITLE_SIZE), LINE), WHITE)
     draw = ImageDraw.Draw(canvas)
     draw.text((0, 0), before, INK, find_font(TEXT))
-    canvas.paste(Image.fromarray(colour_bar(BAR, LINE - 6, colormap=colormap, signed=signed)), (start, 0))
+    canvas.paste(Image.fromarray(colour_bar(BAR_WIDTH, LINE - 6, colormap=colormap, signed=signed)), (start, 0))
     draw.text((end, 0), after, INK, find_font(TEXT))
     return np.array(canvas)
 
 
 def measure_text(text: str, size: int) -> int:
-    """The length of a text in letters of this size, in pixels."""
+    """Return the width of a text in letters of this size, in pixels."""
     return round(find_font(size).getlength(text))
 
 
 def fit_text(text: str, width: int, size: int) -> str:
-    """As much of a text, in one line, as fits into this width in letters of this size: with an ellipsis where it is cut."""
-    text = text[: width + 1]  # no letter is narrower than a pixel
+    """Return the part of a text that fits into this width in letters of this size, with an ellipsis if it is cut."""
+    text = text[: width + 1]  # Each letter is at least one pixel wide.
     if measure_text(text, size) <= width:
         return text
     end = bisect.bisect_right(range(len(text)), width, key=lambda end: measure_text(f"{text[:end].rstrip()}…", size))
@@ -96,5 +99,5 @@ def fit_text(text: str, width: int, size: int) -> str:
 
 @functools.cache
 def find_font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    """The one that Pillow carries."""
+    """Return the font that is part of Pillow."""
     return ImageFont.load_default(size)

@@ -114,7 +114,7 @@ class ArchiveFile:
     def __init__(self, path: str, file: BinaryIO) -> None:
         self.name = path
         self._stamp = _stamp(file)
-        self._compared_fields = slice(0, None)
+        self._compared = slice(0, None)
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_compared": slice(1, None)}
@@ -131,7 +131,7 @@ class ArchiveFile:
         except OSError as error:
             raise ImageError(f"is in an archive that cannot be opened ({error.strerror})") from None
         with file:
-            if _stamp(file)[self._compared_fields] != self._stamp[self._compared_fields]:
+            if _stamp(file)[self._compared] != self._stamp[self._compared_fields]:
                 raise ImageError("is in an archive that changed after it was listed")
             file.seek(start)
             yield file

@@ -386,7 +386,7 @@ def plain_overlay(picture: np.ndarray, heat: np.ndarray, alpha: float, colormap:
 def test_every_pixel_is_the_formulas_to_the_last_rounding(
     colormap: str, signed: bool, band: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gradcam.images.draw.BAND", band)  # rows are blended a few at a time
+    monkeypatch.setattr("gradcam.images.draw.PIXELS_PER_BAND", band)  # rows are blended a few at a time
     random = np.random.default_rng(list(COLORMAPS).index(colormap))
     alphas = [0, 0.5, 1, *random.random(5)]
     for alpha in alphas:
@@ -407,7 +407,7 @@ def test_every_pixel_is_the_formulas_to_the_last_rounding(
 )
 @pytest.mark.parametrize("signed", [False, True])
 def test_large_pictures_follow_the_formula_too(signed: bool, is_5: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradcam.images.draw.LOOKS_UP_16_BITS", is_5)  # of OpenCV 4 and 5
+    monkeypatch.setattr("gradcam.images.draw.HAS_16_BIT_LUT", is_5)  # of OpenCV 4 and 5
     picture = RNG.integers(0, 256, (768, 1024, 3), dtype=np.uint8)  # several bands, the last of them not full
     heat = RNG.random((768, 1000), dtype=np.float32) * (2 if signed else 1) - (1 if signed else 0)
     drawn = gradcam.overlay(picture, heat, region=(0, 20, 768, 1000), signed=signed)
