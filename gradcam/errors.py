@@ -1,4 +1,4 @@
-"""The errors that a user can cause. Each says what was received, what was expected, and what to do."""
+"""Define the errors that a user can cause. Each says what came, what was expected, and what to do."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
-LONGEST = 60  # characters of somebody's value in a message
-LONGEST_RESULT = 180  # of a result at a prompt
-# Characters that move a terminal's cursor, change what it is, or turn the text around; and bytes of names that are no text.
+MAX_VALUE_CHARACTERS = 60  # of a user's value in a message
+MAX_REPR_CHARACTERS = 180  # of a result at a Python prompt
+# Characters that move a terminal's cursor, change its state or reverse the text; and bytes of names that are not text.
 CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
-    """A text of somebody's, such as a file's name, in one line, with its control characters as Python would write them."""
+    """Return a text, such as a file's name, in one line, with control characters escaped as in Python."""
     return CONTROLS.sub(_escape, text)
 
 
-def _escape(found: re.Match[str]) -> str:
-    character, code = found.group(), ord(found.group())
-    if 0xDC80 <= code <= 0xDCFF:  # a byte that is no text
+def _escape(match: re.Match[str]) -> str:
+    character, code = match.group(), ord(match.group())
+    if 0xDC80 <= code <= 0xDCFF:  # The byte is not text.
         return f"\\x{code - 0xDC00:02x}"
     return repr(character)[1:-1] if code < 0x80 else f"\\u{code:04x}"
 
@@ -199,7 +199,7 @@ class GradcamWarning(UserWarning):
 
 
 def warn(message: str) -> None:
-    """Warn whoever asked for a map, at their own line: the nearest one outside this package."""
+    """Issue a warning at the nearest line outside this package, which is the user's."""
     frame, level = sys._getframe(1), 2
     ours = ("gradcam", "contextlib")
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ours:
@@ -207,81 +207,83 @@ def warn(message: str) -> None:
     warnings.warn(message, GradcamWarning, stacklevel=level)
 
 
-def nearest(name: str, known: Iterable[str], count: int = 5) -> list[str]:
-    """The known names that look most like `name`, best first: what an error offers in place of an unknown one."""
-    by_lower_case = {candidate.lower(): candidate for candidate in known}
-    wanted = name.lower()
-    as_word = [candidate for candidate in by_lower_case if wanted in candidate.split()]
-    alike = difflib.get_close_matches(wanted, by_lower_case, n=count, cutoff=0.6)
-    inside = [candidate for candidate in by_lower_case if wanted and wanted in candidate]
-    return [by_lower_case[candidate] for candidate in dict.fromkeys([*as_word, *alike, *inside])][:count]
+def nearest(name: str, names: Iterable[str], count: int = 5) -> list[str]:
+    """Return the known names that are most similar to `name`, best first, as suggestions for an error message."""
+    by_lower_case = {candidate.lower(): candidate for candidate in names}
+    lower_name = name.lower()
+    word_matches = [candidate for candidate in by_lower_case if lower_name in candidate.split()]
+    similar = difflib.get_close_matches(lower_name, by_lower_case, n=count, cutoff=0.6)
+    partial = [candidate for candidate in by_lower_case if lower_name and lower_name in candidate]
+    return [by_lower_case[candidate] for candidate in dict.fromkeys([*word_matches, *similar, *partial])][:count]
 
 
-class _Short(reprlib.Repr):
-    """As much of a repr as a sentence can show: that of lists in lists may be billions of characters long."""
+class _ShortRepr(reprlib.Repr):
+    """A repr of limited length, because that of nested lists can have billions of characters."""
 
     def __init__(self) -> None:
         super().__init__()
         self.maxlevel = 4
         self.maxdict = self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdeque = 20
-        self.maxstring = self.maxlong = self.maxother = 4 * LONGEST
+        self.maxstring = self.maxlong = self.maxother = 4 * MAX_VALUE_CHARACTERS
 
     def repr_dict(self, x: dict[Any, Any], level: int) -> str:
-        """In its own order, which `reprlib` would not keep."""
+        """Keep the order of the dict, which `reprlib` would sort."""
         if level <= 0:
             return "{...}" if x else "{}"
         cells = (f"{self.repr1(key, level - 1)}: {self.repr1(value, level - 1)}" for key, value in x.items())
         return "{" + ", ".join(islice(cells, self.maxdict)) + "}"
 
-    repr_OrderedDict = repr_Counter = repr_dict  # by their types' names
+    repr_OrderedDict = repr_Counter = repr_dict  # reprlib finds these methods by the types' names.
 
 
-_short = _Short()
+_short_repr = _ShortRepr()
 
 
 def shorten(value: object) -> str:
-    """The repr of anything in one line, for a sentence."""
-    text = " ".join(_short.repr(value).split())
-    return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
+    """Return the repr of a value in one line of limited length, for a message."""
+    text = " ".join(_short_repr.repr(value).split())
+    return text if len(text) <= MAX_VALUE_CHARACTERS else text[: MAX_VALUE_CHARACTERS - 3] + "..."
 
 
 def show_fields(result: object) -> str:
-    """The repr of a dataclass in one line that fits a prompt: arrays by their shapes, and what is long cut off."""
-    shown = [field.name for field in dataclasses.fields(result) if field.repr]  # type: ignore[arg-type]  # a dataclass
-    text = ", ".join(f"{name}={_show_value(getattr(result, name))}" for name in shown)
-    most = LONGEST_RESULT - len(type(result).__name__) - 2
-    return f"{type(result).__name__}({text if len(text) <= most else f'{text[: most - 3]}...'})"
+    """Return the repr of a dataclass in one line that fits a prompt, with arrays by their shapes."""
+    # type: ignore[arg-type]  # Every caller passes a dataclass.
+    names = [field.name for field in dataclasses.fields(result) if field.repr]
+    text = ", ".join(f"{name}={_show_value(getattr(result, name))}" for name in names)
+    max_length = MAX_REPR_CHARACTERS - len(type(result).__name__) - 2
+    return f"{type(result).__name__}({text if len(text) <= max_length else f'{text[: max_length - 3]}...'})"
 
 
 def _show_value(value: object) -> str:
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"{value.dtype} {tuple(value.shape)}".removeprefix("torch.")
-    if isinstance(value, (list, tuple)) and any(hasattr(one, "dtype") for one in value[:1]):
+    if isinstance(value, (list, tuple)) and any(hasattr(item, "dtype") for item in value[:1]):
         return f"[{_show_value(value[0])}{', ...' if len(value) > 1 else ''}]"
     return shorten(value)
 
 
 def to_pip_command(extra: str) -> str:
-    """Return what installs the packages of an extra. The distribution is not published, so that it takes a clone."""
+    """Return the command that installs an extra. It needs a clone, because the distribution is not published."""
     return f'pip install ".[{extra}]" in a clone of gradcam'
 
 
 def join_names(names: Iterable[str]) -> str:
-    """Names in quotes, for a sentence."""
+    """Return names in quotes, for a message."""
     return ", ".join(f"'{name}'" for name in names)
 
 
 def describe_failure(name: str, error: BaseException) -> str:
-    """One line that names a picture, once, and the reason why it failed; GRADCAM_TRACEBACK=1 prints where as well."""
+    """Return one line that names an image once, with the reason for its failure; GRADCAM_TRACEBACK=1 prints the
+    traceback."""
     if os.environ.get("GRADCAM_TRACEBACK"):
         traceback.print_exception(error)
     reason = str(error) if isinstance(error, GradcamError) else describe_unexpected(error)
     name = printable(name)
-    named = reason if reason.startswith(f"{name}: ") else f"{name}: {reason}"
-    return " ".join(named.split())
+    line = reason if reason.startswith(f"{name}: ") else f"{name}: {reason}"
+    return " ".join(line.split())
 
 
 def describe_unexpected(error: BaseException) -> str:
-    """The kind and the reason of an error that nobody expected, and how to see where it arose."""
+    """Return the type and the reason of an unexpected error, and how to see where it was raised."""
     reason = ": ".join(filter(None, (type(error).__name__, " ".join(str(error).split()))))
     return f"{printable(reason)} (GRADCAM_TRACEBACK=1 shows where)"

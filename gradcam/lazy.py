@@ -1,4 +1,4 @@
-"""Public names that are imported when they are first used: importing gradcam alone imports no PyTorch."""
+"""Import public names when they are first used, so that importing gradcam does not import PyTorch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def export_lazily(package: str, file: str) -> tuple[Callable[[str], Any], Callab
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module = importlib.import_module(f"{package}.{modules[name] or name}")
         value = module if modules[name] is None else getattr(module, name)
-        vars(sys.modules[package])[name] = value  # Python then calls `__getattr__` no more for it.
+        vars(sys.modules[package])[name] = value  # Python does not call `__getattr__` for this name again.
         return value
 
     return import_name, lambda: sorted(modules), sorted(modules)

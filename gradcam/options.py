@@ -1,6 +1,6 @@
-"""The options of an explanation, what there is to choose from, and how arguments are checked, in Python as in the shell.
+"""Define the options of an explanation with their choices, and check arguments, for Python and the command line.
 
-No torch is imported here: the shell reads these before there is anything to compute.
+This module does not import torch, because the command line reads it before anything is computed.
 """
 
 from __future__ import annotations
@@ -25,57 +25,56 @@ C = TypeVar("C", bound=type)
 EVIDENCE = ("positive", "negative", "signed")
 SMOOTHINGS = ("none", "eigen")
 
-# Which number of a class is explained: see `gradcam.targets.ClassTarget`.
+# The class value to explain: see `gradcam.targets.ClassTarget`.
 SCORES = ("logit", "probability", "contrast")
 
-# What the model computes in, and what PyTorch calls it.
+# The type of the model's computations: our name, and PyTorch's.
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
-# How a layer's output may lie: (N,C,h,w), (N,h,w,C), (N,T,D) and (T,N,D).
+# Layouts of a layer's output: (N,C,h,w), (N,h,w,C), (N,T,D) and (T,N,D).
 LAYOUTS = ("channels first", "channels last", "tokens", "tokens first")
 
-# How logits become probabilities: together (softmax), each for itself (sigmoid), or not at all: "none" for probabilities and
-# values, "applied" for a single probability. "auto" is softmax, or sigmoid for a single logit.
+# How logits become probabilities: all together (softmax), each separately (sigmoid), or not at all: "none" for
+# probabilities and values, "applied" for a single probability. "auto" is softmax, or sigmoid for a single logit.
 ACTIVATIONS = ("auto", "softmax", "sigmoid", "none", "applied")
 
-# The views of an image that are explained together: what it is multiplied by, and whether it is mirrored. The first is
-# the image.
+# The views of an image that are explained together: (factor, whether it is mirrored). The first is the image itself.
 AUGMENTATIONS: dict[str, tuple[tuple[float, bool], ...]] = {
     "none": ((1.0, False),),
     "flip": ((1.0, False), (1.0, True)),
     "flip-scale": tuple((factor, mirrored) for mirrored in (False, True) for factor in (1.0, 0.9, 1.1)),
 }
 
-# What models do with a picture; "auto" is read off the model.
+# The tasks of models; "auto" detects the task.
 TASKS = ("classification", "regression", "detection", "segmentation", "matching", "captioning", "pose")
 
-# The most that options take. More threads than this hang the machine; larger seeds do not fit into PyTorch's generators.
+# Upper limits of options. More threads would hang the machine; larger seeds do not fit into PyTorch's generators.
 MAX_WORKERS, MAX_BATCH_SIZE, MAX_COUNT, MAX_SEED = 1024, 2**16, 10**9, 2**63 - 1
-MAX_MAGNITUDE = 10**6  # of sides and coordinates, in pixels, and of means and standard deviations
+MAX_MAGNITUDE = 10**6  # of sides and coordinates in pixels, and of means and standard deviations
 
 EDGES = ("left", "top", "right", "bottom")  # of a box
 AXES = ("x", "y")  # of a keypoint
 
-# What takes the place of a part of a picture: a strong blur, its mean colour, black; and how such an edit is written.
+# How an edit fills a part of an image (a strong blur, the mean colour, black), and the form in which it is written.
 EDITS = ("blur", "mean", "erase")
 EDIT_FORM = (
-    "KIND:RADIUS:X,Y+X,Y... (a brush stroke) or KIND:LEFT,TOP,RIGHT,BOTTOM (a window), in pixels; KIND is blur, mean or "
-    "erase"
+    "KIND:RADIUS:X,Y+X,Y... (a brush stroke) or KIND:LEFT,TOP,RIGHT,BOTTOM (a window), in pixels; KIND is blur, mean "
+    "or erase"
 )
 
-# What of a picture the network is shown: its own preprocessing's centre, all of it, or windows over it; and by which of
-# them it is classified.
+# The part of an image that the network sees (the centre crop of its own preprocessing, the whole image, or tiles), and
+# the input for the predictions (the model's default crop, or what the network sees).
 FITS = ("crop", "whole", "tiles")
 PREDICTIONS = ("own", "seen")
 
-# Which channels of a layer come first, and what each one's largest value is measured by.
+# The order of a layer's channels, and the maximum that scales each channel.
 CHANNEL_ORDERS = ("strongest", "index")
 CHANNEL_SCALES = ("channel", "layer")
 
-# Of the environment: how many pixels a picture may have, whatever memory it takes to read; `--max-pixels` sets it.
+# This environment variable replaces the memory limit for images by a number of pixels; `--max-pixels` sets it.
 MAX_PIXELS = "GRADCAM_MAX_PIXELS"
 
-# What `gradcam batch` writes of a picture, and as what.
+# What `gradcam batch` can write for an image, and in which formats.
 SAVED = {
     "overlay": "the heatmap over the image",
     "heatmap": "the heatmap alone",
@@ -88,12 +87,14 @@ FORMATS = ("jpg", "png", "webp")
 PIXELS = ("auto", "cpu", "device")
 
 
-Progress = Callable[[int, int], None]  # called with the passes done, and the number of all
+Progress = Callable[[int, int], None]  # It is called with the number of finished passes and of all passes.
 
 
 class ExplainOptions(TypedDict, total=False):
-    """How something is explained, wherever that is done: all of these are keyword arguments of `gradcam.explain`. They
-    are documented there. An option is added here, with its default below, to the shell's options, and to the docs."""
+    """The options of all explanations, documented as keyword arguments of `gradcam.explain`.
+
+    To add an option, add it here, with its default below, to the command line's options, and to the docs.
+    """
 
     join: str | None
     evidence: str
@@ -115,13 +116,15 @@ DEFAULTS: ExplainOptions = {
 }
 
 
-def fill_options(given: ExplainOptions, function: str) -> ExplainOptions:
-    """All options, those that were not given with their defaults. Raises `TypeError` as a call of `function` would, and
-    `GradcamError` for what can be refused whatever is explained."""
-    for name in given:
+def fill_options(options: ExplainOptions, function: str) -> ExplainOptions:
+    """Return all options, with defaults for the missing ones.
+
+    Raises `TypeError` like a call of `function`, and `GradcamError` for values that are invalid for any model.
+    """
+    for name in options:
         if name not in DEFAULTS:
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
-    filled = DEFAULTS | given
+    filled = DEFAULTS | options
     check_choice(filled["augmentation"], "augmentation", AUGMENTATIONS)
     if filled["memory_budget"] is not None:
         check_count(filled["memory_budget"], "memory_budget", "a number of bytes, 1 or more.")
@@ -131,7 +134,7 @@ def fill_options(given: ExplainOptions, function: str) -> ExplainOptions:
 
 @dataclass(frozen=True)
 class Fit:
-    """One of `FITS`; `side`: of a window, in the picture's pixels, None for as many as the network takes."""
+    """One of `FITS`, and the `side` of a tile in pixels of the image; None for the size of the network's input."""
 
     kind: str
     side: int | None = None
@@ -140,18 +143,18 @@ class Fit:
         return self.kind if self.side is None else f"{self.kind}:{self.side}"
 
 
-def to_fit(given: Any) -> Fit:
-    """ "crop", "whole", "tiles" or "tiles:512". Raises `GradcamError` for anything else."""
-    kind, _, side = given.partition(":") if isinstance(given, str) else ("", "", "")
+def to_fit(value: Any) -> Fit:
+    """Parse "crop", "whole", "tiles" or "tiles:512". Raises `GradcamError` for anything else."""
+    kind, _, side = value.partition(":") if isinstance(value, str) else ("", "", "")
     if kind not in FITS or (side and (kind != "tiles" or not side.isdecimal() or not 1 <= int(side) <= MAX_MAGNITUDE)):
         raise GradcamError(
-            f"fit is {shorten(given)}, expected {join_names(FITS)}, or 'tiles:512' for tiles of 512 image pixels."
+            f"fit is {shorten(value)}, expected {join_names(FITS)}, or 'tiles:512' for tiles of 512 image pixels."
         )
     return Fit(kind, int(side) if side else None)
 
 
 def to_fit_word(text: str) -> str:
-    """Return a fit as it is written. Raises `GradcamError` for anything else."""
+    """Return a fit in its normal form. Raises `GradcamError` for an invalid one."""
     return str(to_fit(text))
 
 
@@ -159,7 +162,7 @@ Kind = type[GradcamError]
 
 
 def refuse(value: object, name: str, expected: str, error: Kind = GradcamError) -> GradcamError:
-    """The error for an argument of that name."""
+    """Return the error for an invalid argument of that name."""
     return error(f"{name} is {shorten(value)}, expected {expected}")
 
 
@@ -172,7 +175,7 @@ def check_count(
     most: float = math.inf,
     error: Kind = GradcamError,
 ) -> int:
-    """A whole number in this range, ends included. Raises `error`, which ends with what was `expected`, otherwise."""
+    """Return a whole number from `least` to `most`. Raises `error` otherwise; its message ends with `expected`."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise refuse(value, name, expected, error)
     return value
@@ -181,7 +184,7 @@ def check_count(
 def check_number(
     value: Any, name: str, expected: str, *, least: float = 0, most: float = math.inf, error: Kind = GradcamError
 ) -> float:
-    """A finite number in this range, ends included. Raises `error`, which ends with what was `expected`, otherwise."""
+    """Return a finite number from `least` to `most`. Raises `error` otherwise; its message ends with `expected`."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or not least <= value <= most:
         raise refuse(value, name, expected, error)
@@ -189,50 +192,52 @@ def check_number(
 
 
 def check_progress(value: Any) -> None:
-    """Raises `GradcamError` for what cannot be told of passes."""
+    """Raise `GradcamError` if the value cannot be called to report progress."""
     if value is not None and not callable(value):
         raise refuse(value, "progress", "a function of two numbers: passes done, passes in total.")
 
 
-def check_choice(value: Any, name: str, known: Iterable[str], error: Kind = GradcamError) -> str:
-    """One of the known words. Raises `error`, which lists them, for anything else."""
-    if not isinstance(value, str) or value not in known:
-        raise refuse(value, name, f"one of {join_names(known)}.", error)
+def check_choice(value: Any, name: str, choices: Iterable[str], error: Kind = GradcamError) -> str:
+    """Return one of the known words. Raises `error`, which lists them, for anything else."""
+    if not isinstance(value, str) or value not in choices:
+        raise refuse(value, name, f"one of {join_names(choices)}.", error)
     return value
 
 
-# joblib and loky look at the mount's own quota alone, and psutil at none: the limit of a Slurm step, a systemd slice or a
-# group around either lies in the process's own groups, which nothing but these lines follows.
+# joblib and loky read only the quota of the mount, and psutil reads none. The limit of a Slurm step, a systemd slice or
+# a surrounding group is in the process's own control groups, which these functions read.
 
 
 def count_cores(root: Path = Path("/")) -> int:
-    """The cores that this process may use, by its CPU affinity and its control groups' quotas (part of a core counts as
-    one); at least 1. `root`: where `proc` and `sys` are."""
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux alone has it
+    """Return how many cores this process may use, by its CPU affinity and the quotas of its control groups, at least 1.
+
+    Part of a core counts as one. `root` is the folder that contains `proc` and `sys`.
+    """
+    affinity = getattr(os, "sched_getaffinity", None)  # only on Linux
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     return max(1, min([cores, *map(math.ceil, _list_quotas(root))]))
 
 
 def _list_quotas(root: Path) -> Iterator[float]:
-    """How many cores each control group that this process is in may use, where it has a limit."""
+    """Yield the limits in cores of the control groups that this process is in."""
     mounts = root / "sys/fs/cgroup"
     for line in _read_text(root / "proc/self/cgroup").splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if not controllers:  # version 2, at times beside version 1
-            places, files = (mounts, mounts / "unified"), ["cpu.max"]
+        _, _, remaining = line.partition(":")
+        controllers, _, path = remaining.partition(":")
+        if not controllers:  # version 2, which may be used beside version 1
+            mount_points, files = (mounts, mounts / "unified"), ["cpu.max"]
         elif "cpu" in controllers.split(","):
-            places, files = (mounts / controllers, mounts / "cpu"), ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+            mount_points, files = (mounts / controllers, mounts / "cpu"), ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
         else:
             continue
-        # A group may be limited by any that it is in. In a container the path may be the host's, of which only the mount
-        # itself is there.
-        inside = PurePosixPath(path.lstrip("/"))
-        names = [] if ".." in inside.parts else [inside, *inside.parents]
-        for folder in (mount / name for mount in places for name in dict.fromkeys([*names, PurePosixPath()])):
-            with contextlib.suppress(ValueError, ZeroDivisionError):  # "max", and what is not there
+        # A group is limited by all groups around it. In a container, the path may be the host's, of which only the
+        # mount exists.
+        group_path = PurePosixPath(path.lstrip("/"))
+        names = [] if ".." in group_path.parts else [group_path, *group_path.parents]
+        for folder in (mount / name for mount in mount_points for name in dict.fromkeys([*names, PurePosixPath()])):
+            with contextlib.suppress(ValueError, ZeroDivisionError):  # The quota is "max", or the file is missing.
                 quota, period = map(int, " ".join(_read_text(folder / file) for file in files).split())
-                if quota > 0:  # -1 is no limit
+                if quota > 0:  # -1 means no limit.
                     yield quota / period
 
 
@@ -244,7 +249,7 @@ def _read_text(path: Path) -> str:
 
 
 def accept_old_parameters(function: F) -> F:
-    """Let a function also take its old parameter names, as keywords."""
+    """Let a function accept its old parameter names as keywords."""
     names = find_renamed("parameter", function.__qualname__)
     if not names:
         raise LookupError(f"{function.__qualname__} has no renamed parameters: leave the decorator out")
@@ -262,14 +267,14 @@ def accept_old_parameters(function: F) -> F:
     return call  # type: ignore[return-value]
 
 
-def keep_old_names(kind: C) -> C:
+def keep_old_names(cls: C) -> C:
     """Give a class its old attributes and methods as properties, and its methods their old parameters."""
-    for row in find_renamed("attribute", kind.__qualname__).values():
-        setattr(kind, row.old, _make_alias(kind.__name__, row))
-    for name, value in list(vars(kind).items()):
+    for row in find_renamed("attribute", cls.__qualname__).values():
+        setattr(cls, row.old, _make_alias(cls.__name__, row))
+    for name, value in list(vars(cls).items()):
         if isinstance(value, FunctionType) and find_renamed("parameter", value.__qualname__):
-            setattr(kind, name, accept_old_parameters(value))
-    return kind
+            setattr(cls, name, accept_old_parameters(value))
+    return cls
 
 
 def _make_alias(owner: str, row: Rename) -> property:
@@ -281,9 +286,9 @@ def _make_alias(owner: str, row: Rename) -> property:
 
 
 def load_late(function: str | Callable[..., Any], package: str) -> Callable[..., Any]:
-    """Return a function, or import the one that is called "module:name" in a package."""
+    """Return a function, or import the function "module:name" of a package."""
     if not isinstance(function, str):
         return function
     module, _, name = function.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(f"{package}.{module}"), name)
-    return found
+    loaded: Callable[..., Any] = getattr(importlib.import_module(f"{package}.{module}"), name)
+    return loaded

@@ -1,7 +1,7 @@
-"""What users bring: objects of their own, by `FILE.py:NAME`, `PACKAGE.MODULE:NAME`, or the name of an installed entry point.
+"""Load what users add to gradcam: `FILE.py:NAME`, `PACKAGE.MODULE:NAME`, or the name of an installed entry point.
 
-A package adds to gradcam by entry points in its pyproject.toml, of the groups `gradcam.methods`, `gradcam.metrics`,
-`gradcam.targets`, `gradcam.models`, `gradcam.formats` and `gradcam.commands`; nothing of it is imported until it is used.
+A package adds to gradcam by entry points in its pyproject.toml, in the groups `gradcam.methods`, `gradcam.metrics`,
+`gradcam.targets`, `gradcam.models`, `gradcam.formats` and `gradcam.commands`. They are imported at their first use.
 """
 
 from __future__ import annotations
@@ -32,57 +32,62 @@ Kind = Literal["methods", "metrics", "targets", "models", "formats", "commands"]
 
 @functools.cache
 def installed(kind: Kind) -> dict[str, EntryPoint]:
-    """The entry points of that kind by their names, none of them imported."""
-    return {each.name: each for each in sorted(_list_all().select(group=f"gradcam.{kind}"), key=lambda it: it.name)}
+    """Return the entry points of a kind by their names, without importing them."""
+    return {
+        entry.name: entry
+        for entry in sorted(_read_entry_points().select(group=f"gradcam.{kind}"), key=lambda entry: entry.name)
+    }
 
 
-_list_all = functools.cache(entry_points)  # which reads the metadata of everything that is installed
+_read_entry_points = functools.cache(entry_points)  # This reads the metadata of all installed distributions.
 
 
 def is_own(name: object) -> bool:
-    """Whether it is spelt as an object of a file or a module of the user's own."""
+    """Return whether the name has the form of an object in a user's file or module."""
     return isinstance(name, str) and ":" in name
 
 
-_loaded = set[str]()  # by name, of what users bring
+_loaded_names = set[str]()  # names of the user's objects that were loaded
 
 
 def has_loaded() -> bool:
-    """Whether code of a user's own, or of a package that adds to gradcam, has run in this process."""
-    return bool(_loaded)
+    """Return whether this process has run a user's code, or a package that adds to gradcam."""
+    return bool(_loaded_names)
 
 
 def load(kind: Kind, name: str) -> Any:
-    """The object of that name: of a file, of a module, or of an installed package.
+    """Return the object of that name, from a file, a module, or an installed package.
 
-    A file that has not changed is run once, so that the same name is the same object.
+    A file that has not changed is run once, so that the same name gives the same object.
 
     Raises
     ------
     GradcamError
-        For a file, module or name that is not there, and for what cannot be imported; the message names it.
+        If the file, module or name does not exist, or cannot be imported. The message names it.
     """
     if is_own(name):
-        place = _split(name)[0]
-        path = _to_path(place)
-        if not place.endswith(".py") or not path.is_file():
+        location = _split_name(name)[0]
+        path = _expand_path(location)
+        if not location.endswith(".py") or not path.is_file():
             return find_function(name)
         path = path.resolve()
         return _load_once(name, path, hashlib.sha256(path.read_bytes()).hexdigest(), os.getcwd())
     if name not in installed(kind):
         raise GradcamError(f"There is no entry point {shorten(name)} in the group gradcam.{kind}.")
-    entry, same = installed(kind)[name], _list_all().select(group=f"gradcam.{kind}", name=name)
-    owners = sorted({each.dist.name for each in same if each.dist})
-    if len(owners) > 1:
-        packages = f"several packages, {join_names(owners)}"
-        raise GradcamError(f"{name} is registered in gradcam.{kind} by {packages}: keep only one of them installed.")
-    _loaded.add(name)
+    entry, matches = installed(kind)[name], _read_entry_points().select(group=f"gradcam.{kind}", name=name)
+    packages = sorted({match.dist.name for match in matches if match.dist})
+    if len(packages) > 1:
+        packages_text = f"several packages, {join_names(packages)}"
+        raise GradcamError(
+            f"{name} is registered in gradcam.{kind} by {packages_text}: keep only one of them installed."
+        )
+    _loaded_names.add(name)
     try:
         return entry.load()
-    except (Exception, SystemExit) as error:  # whatever somebody's package does when it is imported
+    except (Exception, SystemExit) as error:  # Importing a package may raise any error, or exit.
         package = f" of the package {entry.dist.name}" if entry.dist else ""
-        what = f"{name} ({entry.value}{package})"
-        raise GradcamError(f"{what} cannot be imported: {describe_unexpected(error)}") from error
+        subject = f"{name} ({entry.value}{package})"
+        raise GradcamError(f"{subject} cannot be imported: {describe_unexpected(error)}") from error
 
 
 @functools.lru_cache(maxsize=256)
@@ -90,147 +95,154 @@ def _load_once(name: str, path: Path, sha256: str, folder: str) -> Any:
     return find_function(name)
 
 
-def fingerprint(brought: Any) -> dict[str, str] | None:
-    """The file that a user's function or class is written in, and its SHA-256: `{"file", "sha256"}`. None for what
-    belongs to gradcam, and where there is no file, as at a prompt."""
-    made = inspect.unwrap(getattr(brought, "function", brought))
-    while isinstance(made, functools.partial):
-        made = inspect.unwrap(made.func)
-    owner = made if inspect.isroutine(made) or inspect.isclass(made) else type(made)
+def fingerprint(user_object: Any) -> dict[str, str] | None:
+    """Return `{"file", "sha256"}` of the file that defines a user's function or class.
+
+    Returns None for objects of gradcam, and without a file, as at a prompt.
+    """
+    target = inspect.unwrap(getattr(user_object, "function", user_object))
+    while isinstance(target, functools.partial):
+        target = inspect.unwrap(target.func)
+    definition = target if inspect.isroutine(target) or inspect.isclass(target) else type(target)
     try:
-        file = inspect.getfile(owner)
-    except (TypeError, OSError):  # what is written in C, and what was typed
+        file = inspect.getfile(definition)
+    except (TypeError, OSError):  # It is written in C, or typed at a prompt.
         return None
-    if owner.__module__.partition(".")[0] == "gradcam" or not os.path.isfile(file):
+    if definition.__module__.partition(".")[0] == "gradcam" or not os.path.isfile(file):
         return None
     return {"file": os.path.basename(file), "sha256": hashlib.sha256(Path(file).read_bytes()).hexdigest()}
 
 
 def find_function(name: str) -> Any:
-    """What is called so in a module or a file; the file's folder can be imported from meanwhile. Raises `ModelError`
-    for a module or file that is not there or cannot be imported, and for a name that is not in it."""
-    place, attribute = _split(name)
-    _loaded.add(name)
-    module = _import_file(_to_path(place)) if place.endswith(".py") else _import_module(place)
-    found: Any = module
+    """Return the named object in a module or a file. Imports from the file's folder work meanwhile.
+
+    Raises `ModelError` if the module or file does not exist or cannot be imported, and if it does not contain the name.
+    """
+    location, attribute = _split_name(name)
+    _loaded_names.add(name)
+    module = _import_file(_expand_path(location)) if location.endswith(".py") else _import_module(location)
+    value: Any = module
     for part in attribute.split("."):
-        if not hasattr(found, part):
-            own = [each for each, value in vars(module).items() if callable(value) and not each.startswith("__")]
-            made = [each for each in own if getattr(vars(module)[each], "__module__", None) == module.__name__]
-            offers = nearest(attribute, own) or made
-            hint = f" Nearest: {join_names(offers[:5])}." if offers else " It has no functions."
-            raise ModelError(f"There is no {shorten(attribute)} in {place}.{hint}")
-        found = getattr(found, part)
-    return found
+        if not hasattr(value, part):
+            names = [name for name, member in vars(module).items() if callable(member) and not name.startswith("__")]
+            local_names = [name for name in names if getattr(vars(module)[name], "__module__", None) == module.__name__]
+            suggestions = nearest(attribute, names) or local_names
+            hint = f" Nearest: {join_names(suggestions[:5])}." if suggestions else " It has no functions."
+            raise ModelError(f"There is no {shorten(attribute)} in {location}.{hint}")
+        value = getattr(value, part)
+    return value
 
 
-PREFIX = "_gradcam_"  # of the names of modules that are files of the user's
+PREFIX = "_gradcam_"  # of the names of modules that are users' files
 
 
 def list_files() -> list[str]:
-    """The files of the user's that were imported, and are still there, for `load_files` in another process."""
+    """Return the users' files that were imported and still exist, for `load_files` in another process."""
     files = (getattr(module, "__file__", None) for name, module in sys.modules.items() if name.startswith(PREFIX))
     return [file for file in files if file is not None and os.path.isfile(file)]
 
 
 def load_files(files: Iterable[str]) -> None:
-    """Import them under the names that they have here, by which what is in them can be sent. Raises `ModelError`."""
+    """Import files under the module names of `list_files`, by which their objects can be unpickled. Raises
+    `ModelError`."""
     for file in files:
-        _loaded.add(file)
+        _loaded_names.add(file)
         _import_file(Path(file))
 
 
 def call(function: Any, name: str) -> Any:
-    """What a function without arguments gives. Raises `ModelError` with the place where it raised, if it did."""
-    place = name.rpartition(":")[0]  # nothing of an entry point
-    with _folder_of(place), _reported(f"{name} raised"):
+    """Call a function without arguments. Raises `ModelError` with the line if it raises an error."""
+    location = name.rpartition(":")[0]  # It is empty for an entry point.
+    with _importable_folder(location), _translate_errors(f"{name} raised"):
         return function()
 
 
-def _split(name: str) -> tuple[str, str]:
-    place, _, attribute = name.rpartition(":")
-    if not place or place.endswith(":") or not attribute:
+def _split_name(name: str) -> tuple[str, str]:
+    location, _, attribute = name.rpartition(":")
+    if not location or location.endswith(":") or not attribute:
         file = name.rstrip(":") or "FILE.py"
         raise ModelError(f"{shorten(name)} names no function: expected {FORMS}, such as {file}:make.")
-    return place, attribute
+    return location, attribute
 
 
-def _to_path(place: str) -> Path:
-    return Path(os.path.expanduser(place))  # which leaves a home that nobody has as it is
+def _expand_path(path: str) -> Path:
+    return Path(os.path.expanduser(path))  # expanduser() leaves the home folder of an unknown user as it is.
 
 
 def _import_module(name: str) -> ModuleType:
     importlib.invalidate_caches()
-    with _reported(f"{name} cannot be imported:"):
+    with _translate_errors(f"{name} cannot be imported:"):
         try:
             return importlib.import_module(name)
         except ModuleNotFoundError as error:
             if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
-                raise  # it is there, and imports another one that is not
-            where = f"sys.path{' and the current folder' if os.getcwd() in sys.path else ''}"
-            text = f"There is no module {shorten(name)}: Python searched {where}. For a file, pass FILE.py:FUNCTION."
+                raise  # The module exists, but a module that it imports does not.
+            searched = f"sys.path{' and the current folder' if os.getcwd() in sys.path else ''}"
+            text = f"There is no module {shorten(name)}: Python searched {searched}. For a file, pass FILE.py:FUNCTION."
             raise ModelError(text) from error
-        except ValueError as error:  # an empty part between dots
+        except ValueError as error:  # The name has an empty part between dots.
             raise ModelError(f"There is no module {shorten(name)}: expected {FORMS}.") from error
 
 
 def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise ModelError(f"{path}: {'is a folder' if path.is_dir() else 'does not exist'}, expected a Python file.")
-    mark = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:8]
-    name = f"{PREFIX}{path.stem}_{mark}"  # not its own: that may be an installed module's, or another folder's
-    loader = _AsWritten(name, str(path))
+    digest = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:8]
+    # The file's own name may be that of an installed module, or of a file in another folder.
+    name = f"{PREFIX}{path.stem}_{digest}"
+    loader = _UncachedLoader(name, str(path))
     spec = importlib.machinery.ModuleSpec(name, loader, origin=str(path))
-    spec.has_location = True  # the module has its `__file__`
+    spec.has_location = True  # The module gets its `__file__` only then.
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    with _folder_of(str(path)), _reported(f"{path} cannot be imported:"):
+    sys.modules[name] = module  # Dataclasses look up their module there.
+    with _importable_folder(str(path)), _translate_errors(f"{path} cannot be imported:"):
         loader.exec_module(module)
     return module
 
 
-class _AsWritten(importlib.machinery.SourceFileLoader):
-    """Compile what the file says now: `__pycache__` is also that of a file as long, written in the same second."""
+class _UncachedLoader(importlib.machinery.SourceFileLoader):
+    """Compile the file's current text: the cache cannot distinguish two texts of one length, written in the same
+    second."""
 
     def get_code(self, fullname: str) -> CodeType:
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
 @contextlib.contextmanager
-def _folder_of(place: str) -> Iterator[None]:
-    """A file's own folder can be imported from, as if the file were run as a script."""
-    folder = str(_to_path(place).resolve().parent)
-    if not place.endswith(".py") or folder in sys.path:
+def _importable_folder(location: str) -> Iterator[None]:
+    """Allow imports from a file's own folder, as if the file were run as a script."""
+    folder = str(_expand_path(location).resolve().parent)
+    if not location.endswith(".py") or folder in sys.path:
         yield
         return
     sys.path.insert(0, folder)
     try:
         yield
     finally:
-        with contextlib.suppress(ValueError):  # the code in the file may have taken it out
+        with contextlib.suppress(ValueError):  # The user's code may have removed it.
             sys.path.remove(folder)
 
 
 @contextlib.contextmanager
-def _reported(what: str) -> Iterator[None]:
-    """Whatever the user's code raises, `sys.exit` too, becomes a `ModelError` with the line where it was raised."""
+def _translate_errors(subject: str) -> Iterator[None]:
+    """Turn any error of the user's code, and `sys.exit`, into a `ModelError` with the line that raised it."""
     try:
         yield
     except (ModelError, KeyboardInterrupt):
         raise
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__module__.startswith("gradcam."):
-            raise  # a signal that ends the command
-        said = ": ".join(filter(None, (type(error).__name__, " ".join(str(error).split()))))
-        raise ModelError(f"{what} {said} ({_place(error)})") from error
+            raise  # A signal ends the command.
+        reason = ": ".join(filter(None, (type(error).__name__, " ".join(str(error).split()))))
+        raise ModelError(f"{subject} {reason} ({_locate_error(error)})") from error
 
 
-def _place(error: BaseException) -> str:
+def _locate_error(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     libraries = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))
-    here = str(Path(__file__).parent)
+    package_folder = str(Path(__file__).parent)
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith((*libraries, here, "<"))]
-    last = (own or list(frames))[-1]
-    return f"{last.filename}:{last.lineno}"
+    user_frames = [frame for frame in frames if not frame.filename.startswith((*libraries, package_folder, "<"))]
+    last_frame = (user_frames or list(frames))[-1]
+    return f"{last_frame.filename}:{last_frame.lineno}"

@@ -1,4 +1,4 @@
-"""Public names that changed: one table, from which aliases, record keys and the migration page are made.
+"""List renamed public names in one table, from which aliases, record keys and the migration page are made.
 
 Until the version in `REMOVED_IN`, an old name works like the new one and issues a `FutureWarning`. Records have the old
 keys beside the new ones.
@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 Kind = Literal["name", "parameter", "attribute", "option", "key", "value"]
 REMOVED_IN = "0.5"
 
-# Records whose keys changed.
+# These records have renamed keys.
 CHECK, DIFF, AUDIT, RECOMMEND = (
     "gradcam check --json",
     "gradcam diff --json",
@@ -130,7 +130,8 @@ RENAMES: tuple[Rename, ...] = (
 
 
 def find_old_names(module: str, get: Callable[[str], Any] | None = None) -> Callable[[str], Any]:
-    """Return a module's `__getattr__` that finds its old names. `get` finds other names, if the module is lazy."""
+    """Return a module's `__getattr__` that finds its old names. A lazy module passes `get`, which finds all other
+    names."""
     names = {row.old: row for row in RENAMES if row.kind == "name" and row.owner == module}
 
     def find(name: str) -> Any:
@@ -146,11 +147,11 @@ def find_old_names(module: str, get: Callable[[str], Any] | None = None) -> Call
 
 
 class OldKeys(dict[str, Any]):
-    """A dict in which an old key finds the value of the new one. Listing it gives the new keys alone."""
+    """A dict in which old keys find the values of the new ones. Iterating over it yields only the new keys."""
 
     def __init__(self, owner: str, values: Mapping[str, Any]) -> None:
         super().__init__(values)
-        self._rows = {row.old: row for row in _of_record(owner, "key")}
+        self._rows = {row.old: row for row in _select_rows(owner, "key")}
 
     def __missing__(self, key: str) -> Any:
         row = self._rows.get(key)
@@ -162,23 +163,23 @@ class OldKeys(dict[str, Any]):
 
 def add_old_keys(owner: str, record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a record with the old keys beside the new ones. Below an old key, all keys and values are old."""
-    keys, values = ({row.new: row.old for row in _of_record(owner, kind)} for kind in ("key", "value"))
-    old = {keys[key]: _replace(value, keys, values) for key, value in record.items() if key in keys}
-    return {**record, **old}
+    keys, values = ({row.new: row.old for row in _select_rows(owner, kind)} for kind in ("key", "value"))
+    old_fields = {keys[key]: _replace(value, keys, values) for key, value in record.items() if key in keys}
+    return {**record, **old_fields}
 
 
 def add_new_keys(owner: str, record: Mapping[str, Any]) -> dict[str, Any]:
     """Return an earlier record with the new keys beside the old ones."""
-    keys = {row.old: row.new for row in _of_record(owner, "key")}
+    keys = {row.old: row.new for row in _select_rows(owner, "key")}
     return {**{keys[key]: value for key, value in record.items() if key in keys}, **record}
 
 
 def to_new_value(owner: str, value: str) -> str:
     """Return the new name of a value in an earlier record."""
-    return next((row.new for row in _of_record(owner, "value") if row.old == value), value)
+    return next((row.new for row in _select_rows(owner, "value") if row.old == value), value)
 
 
-def _of_record(owner: str, kind: Kind) -> list[Rename]:
+def _select_rows(owner: str, kind: Kind) -> list[Rename]:
     return [row for row in RENAMES if (row.kind, row.owner) == (kind, owner)]
 
 
@@ -199,6 +200,6 @@ def find_renamed(kind: Kind, qualname: str) -> dict[str, Rename]:
 
 
 def warn_of_old_name(old: str, new: str, row: Rename) -> None:
-    """Warn in the caller's line."""
+    """Issue a `FutureWarning` at the caller's line."""
     message = f"{old} is now {new}. The old name will be removed in gradcam {row.removed_in}."
     warnings.warn(message, FutureWarning, stacklevel=3)

@@ -1,1 +1,1 @@
-"""Input images: files, folders, lists, archives and object stores, as one ordered list."""
+"""List input images from files, folders, lists, archives and object stores."""

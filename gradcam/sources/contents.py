@@ -131,7 +131,7 @@ class ArchiveFile:
         except OSError as error:
             raise ImageError(f"is in an archive that cannot be opened ({error.strerror})") from None
         with file:
-            if _stamp(file)[self._compared] != self._stamp[self._compared_fields]:
+            if _stamp(file)[self._compared] != self._stamp[self._compared]:
                 raise ImageError("is in an archive that changed after it was listed")
             file.seek(start)
             yield file

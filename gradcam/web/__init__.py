@@ -1,1 +1,1 @@
-"""What browsers are shown: templates, static files and their policy, and the page of one picture, alive without a server."""
+"""Make HTML pages: templates, static files and their policy, and the interactive page of one image without a server."""

@@ -1,4 +1,4 @@
-"""The page of one picture: its maps, what they are of, and how that is written, for browsers that need nothing else."""
+"""Build the page of one image: its heatmaps, their targets and settings, as HTML that needs no other file."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from gradcam.renames import PAGE, OldKeys, find_old_names
 from gradcam.web.render import render_whole, to_source, write_page
 
 SCHEMA = 2
-LONGEST = 1600  # pixels of the picture in the page
+MAX_IMAGE_SIDE = 1600  # pixels, of the image in the page
 QUALITY = 88
-COLORMAPS = ("turbo", "viridis", "cividis", "grey")  # cividis and grey for whoever sees colours otherwise
+COLORMAPS = ("turbo", "viridis", "cividis", "grey")  # cividis and grey suit people with colour blindness.
 STYLES, SCRIPTS = ("style.css", "page.css"), {"script": ("theme.js",), "own": ("common.js", "maps.js", "page.js")}
-HEIGHT = 760  # pixels of a page in a notebook
+NOTEBOOK_HEIGHT = 760  # pixels, of a page in a notebook
 
 Floats = NDArray[np.float32]
 
@@ -125,18 +125,18 @@ class MapSet:
         dict
             An entry of "maps", as described in `docs/reference/page.md`.
         """
-        found: dict[str, Any] = {"layer": self.layer, "method": self.method, "evidence": self.evidence}
+        data: dict[str, Any] = {"layer": self.layer, "method": self.method, "evidence": self.evidence}
         maps, weights, channels = self.maps, self.weights, self.channels
         if weights is not None and channels is not None:
-            found["grid"] = list(channels.shape[1:])
+            data["grid"] = list(channels.shape[1:])
             if len(weights) * channels[0].size <= 2 * weights.size + channels.size:
                 maps = np.tensordot(weights, channels, 1)
         if maps is not None:
-            found |= {"grid": list(maps.shape[1:]), "maps": encode(maps.reshape(len(maps), -1))}
+            data |= {"grid": list(maps.shape[1:]), "maps": encode(maps.reshape(len(maps), -1))}
         elif weights is not None and channels is not None:
-            found |= {"weights": encode(weights, "int16"), "channels": encode(channels.reshape(len(channels), -1))}
+            data |= {"weights": encode(weights, "int16"), "channels": encode(channels.reshape(len(channels), -1))}
         is_all = self.targets is None or list(self.targets) == list(range(total))
-        return found | {"targets": None if is_all else [int(it) for it in self.targets or ()]}
+        return data | {"targets": None if is_all else [int(position) for position in self.targets or ()]}
 
 
 @keep_old_names
@@ -229,18 +229,20 @@ class Page:
         dict
             The image as a JPEG and the quantised maps, both in base64, with all names and settings.
         """
-        shown = fit_view(self.image, LONGEST)
+        view = fit_view(self.image, MAX_IMAGE_SIDE)
         height, width = self.image.shape[:2]
         targets = self.targets
-        listed: dict[str, Any] = {
+        target_data: dict[str, Any] = {
             "kind": targets.kind,
             "names": list(map(printable, targets.names)),
             "indices": list(targets.indices),
-            "shares": [None if it is None or not math.isfinite(it) else float(f"{it:.4g}") for it in targets.shares],
+            "shares": [
+                None if value is None or not math.isfinite(value) else float(f"{value:.4g}") for value in targets.shares
+            ],
         }
         for name in ("boxes", "words", "code"):
             if (values := getattr(targets, name)) is not None:
-                listed[name] = [list(it) if isinstance(it, (tuple, list)) else it for it in values]
+                target_data[name] = [list(value) if isinstance(value, (tuple, list)) else value for value in values]
         data = {
             "schema": SCHEMA,
             "version": __version__,
@@ -248,7 +250,7 @@ class Page:
                 "name": printable(self.name),
                 "width": width,
                 "height": height,
-                "source": to_source(encode_image(shown, ".jpg", QUALITY)),
+                "source": to_source(encode_image(view, ".jpg", QUALITY)),
             },
             "region": list(map(int, self.region)),
             "model": {
@@ -258,8 +260,8 @@ class Page:
                 "code": self.code,
                 "reshape": self.reshape,
             },
-            "targets": listed,
-            "maps": [each.to_data(len(targets.names)) for each in self.maps],
+            "targets": target_data,
+            "maps": [map_set.to_data(len(targets.names)) for map_set in self.maps],
             "first": self.first,
             "notes": list(map(printable, self.notes)),
             "verdict": None if self.verdict is None else dict(self.verdict),
@@ -312,27 +314,30 @@ class Page:
 
 
 def frame(page: Page) -> str:
-    """A page inside another one, such as a notebook, whose scripts it cannot reach."""
+    """Return an iframe with the page for another page, such as a notebook. The page's scripts cannot reach out of
+    it."""
     return (
         f'<iframe srcdoc="{html.escape(page.to_html())}" sandbox="allow-scripts allow-downloads" '
         f'allow="clipboard-write" title="{html.escape(printable(page.name))}" loading="lazy" '
-        f'style="width: 100%; height: {HEIGHT}px; border: 0; border-radius: 8px"></iframe>'
+        f'style="width: 100%; height: {NOTEBOOK_HEIGHT}px; border: 0; border-radius: 8px"></iframe>'
     )
 
 
 def encode(rows: Floats, kind: str = "int8") -> dict[str, Any]:
-    """Rows of numbers as whole ones, each row with its scale: `{"type", "shape", "data", "scales"}`, the last two in
-    base64, little-endian. A number is off by half of its row's scale at most."""
-    most = np.iinfo(kind).max
-    scales = np.abs(rows).max(1, initial=0).astype("<f4") / np.float32(most)
+    """Quantise rows of numbers, each with its own scale: `{"type", "shape", "data", "scales"}`.
+
+    The last two are little-endian, in base64. The error of a number is at most half of its row's scale.
+    """
+    limit = np.iinfo(kind).max
+    scales = np.abs(rows).max(1, initial=0).astype("<f4") / np.float32(limit)
     divided = rows / np.where(scales > 0, scales, 1)[:, None]
-    whole = np.rint(divided).clip(-most, most).astype(np.dtype(kind).newbyteorder("<"))
-    data, each = (base64.b64encode(it.tobytes()).decode() for it in (whole, scales.astype("<f4")))
-    return {"type": kind, "shape": list(rows.shape), "data": data, "scales": each}
+    integers = np.rint(divided).clip(-limit, limit).astype(np.dtype(kind).newbyteorder("<"))
+    data, scale_data = (base64.b64encode(array.tobytes()).decode() for array in (integers, scales.astype("<f4")))
+    return {"type": kind, "shape": list(rows.shape), "data": data, "scales": scale_data}
 
 
 def to_table(name: str) -> str:
-    """256 colours as bytes, RGB, in base64."""
+    """Return the 256 RGB colours of a colour map as bytes in base64."""
     from gradcam.images.draw import colours_of, find_colormap
 
     if name == "grey":

@@ -1,4 +1,4 @@
-"""Templates and static files, which the gallery and all pages share; and a page in one file, with its policy."""
+"""Render templates with static files, which the gallery and all pages share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradcam.images.files import write_whole
 
 
 def render(template: str, **values: Any) -> str:
-    """One of our templates, with these values in it."""
+    """Render a template of this package with these values."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     settings: dict[str, Any] = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True}
@@ -23,8 +23,11 @@ def render(template: str, **values: Any) -> str:
 
 
 def render_whole(template: str, *, styles: tuple[str, ...], scripts: dict[str, tuple[str, ...]], **values: Any) -> str:
-    """A page that needs no other file: static files are in it, each of `scripts` made of several, and the page's policy
-    heeds no other style or script."""
+    """Render a page that needs no other file.
+
+    It contains the static files; each entry of `scripts` joins several. The page's policy allows no other style or
+    script.
+    """
     parts = {"style": styles, **scripts}
     content: dict[str, Any] = {name: "".join(map(read_static, files)) for name, files in parts.items()}
     content |= {f"{name}_hash": _hash(content[name]) for name in parts}
@@ -32,12 +35,12 @@ def render_whole(template: str, *, styles: tuple[str, ...], scripts: dict[str, t
 
 
 def read_static(name: str) -> str:
-    """The text of a static file."""
+    """Return the text of a static file."""
     return (resources.files("gradcam.web") / "static" / name).read_text("utf-8")
 
 
 def write_page(path: Path, text: str) -> None:
-    """Write a page whole. Raises `OutputError` where that cannot be done."""
+    """Write a page completely or not at all. Raises `OutputError` if that fails."""
     try:
         write_whole(path, text.encode())
     except OSError as error:
@@ -46,10 +49,10 @@ def write_page(path: Path, text: str) -> None:
 
 
 def to_source(data: bytes, kind: str = "image/jpeg") -> str:
-    """A file as an address that holds all of it."""
+    """Return a data URL that contains the file."""
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def _hash(text: str) -> str:
-    """What the page's policy says of a style or script that is in it, so that no other one is heeded."""
+    """Return the hash by which the page's policy allows an inline style or script."""
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -149,7 +149,7 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, entries: str, package
     (info / "entry_points.txt").write_text(f"[gradcam.methods]\n{entries}")
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.delitem(sys.modules, "mine", raising=False)
-    monkeypatch.setattr(plugins, "_list_all", entry_points)
+    monkeypatch.setattr(plugins, "_read_entry_points", entry_points)
     monkeypatch.setattr(plugins, "installed", inspect.unwrap(plugins.installed))
 
 
