@@ -247,8 +247,8 @@ def shorten(value: object) -> str:
 
 def show_fields(result: object) -> str:
     """Return the repr of a dataclass in one line that fits a prompt, with arrays by their shapes."""
-    # type: ignore[arg-type]  # Every caller passes a dataclass.
-    names = [field.name for field in dataclasses.fields(result) if field.repr]
+    # Every caller passes a dataclass.
+    names = [field.name for field in dataclasses.fields(result) if field.repr]  # type: ignore[arg-type]
     text = ", ".join(f"{name}={_show_value(getattr(result, name))}" for name in names)
     max_length = MAX_REPR_CHARACTERS - len(type(result).__name__) - 2
     return f"{type(result).__name__}({text if len(text) <= max_length else f'{text[: max_length - 3]}...'})"

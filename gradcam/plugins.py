@@ -143,8 +143,7 @@ def list_files() -> list[str]:
 
 
 def load_files(files: Iterable[str]) -> None:
-    """Import files under the module names of `list_files`, by which their objects can be unpickled. Raises
-    `ModelError`."""
+    """Import files under their names from `list_files`, so that their objects can be unpickled. Raises `ModelError`."""
     for file in files:
         _loaded_names.add(file)
         _import_file(Path(file))
@@ -201,8 +200,7 @@ def _import_file(path: Path) -> ModuleType:
 
 
 class _UncachedLoader(importlib.machinery.SourceFileLoader):
-    """Compile the file's current text: the cache cannot distinguish two texts of one length, written in the same
-    second."""
+    """A loader that compiles the current text: a cache would confuse texts of one length from the same second."""
 
     def get_code(self, fullname: str) -> CodeType:
         return self.source_to_code(self.get_data(self.path), self.path)

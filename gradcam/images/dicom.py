@@ -71,8 +71,7 @@ def _open(file: BinaryIO) -> Dataset:
 
 
 def _check_unpacked_size(file: BinaryIO) -> None:
-    """Raise `ImageError` if the file would fill the memory, because pydicom reads and unpacks the whole file at
-    once."""
+    """Raise `ImageError` if the file would fill the memory: pydicom reads and unpacks the whole file at once."""
     from pydicom.filereader import _read_file_meta_info, read_preamble
     from pydicom.uid import DeflatedExplicitVRLittleEndian
 
@@ -189,7 +188,8 @@ def _apply_range(values: Floats, low: float, high: float) -> Floats:
 
 
 def _find_settings(dataset: Dataset, name: str) -> Dataset:
-    """Return the data set that has the first frame's settings of this kind: in multi-frame files, it may be a group."""
+    """Return the data set with the first frame's settings of this kind; in multi-frame files, it may be a functional
+    group."""
     for group_name in ("PerFrameFunctionalGroupsSequence", "SharedFunctionalGroupsSequence"):
         groups = dataset.get(group_name)
         if groups and groups[0].get(name):

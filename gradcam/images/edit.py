@@ -97,7 +97,7 @@ def _fill(image: Pixels, kind: str) -> Pixels:
     if kind == "blur":
         from gradcam.images.opencv import cv2
 
-        # Blur a small copy: the blur is wide, so that details do not matter, and this is fast for images of any size.
+        # Blur a small copy, which is fast for images of any size. The blur is wide, so that details do not matter.
         height, width = image.shape[:2]
         scale = min(1.0, 200 / max(height, width))
         small_size = (max(1, round(width * scale)), max(1, round(height * scale)))

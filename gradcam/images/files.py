@@ -114,7 +114,7 @@ def cut(text: str, max_bytes: int) -> str:
 
 
 class OutputNames:
-    """Chooses output paths that no other file of this call uses."""
+    """Output paths that are unique within this call, and are not inputs."""
 
     def __init__(self, folder: Path, inputs: Iterable[Path]) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""Decode and encode JPEG files on a device, with the libraries that can."""
+"""Decode and encode JPEG files on a device, with torchcodec or torchvision."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def read_header(data: bytes) -> Header | None:
     is_supported_sampling = image.layers == 1 or (
         first in SAMPLINGS and all(sampling == (1, 1) for sampling in remaining)
     )
-    # Adobe's marker says whether the channels are YCbCr. It means nothing for one channel, where it is rare.
+    # Adobe's marker says whether the channels are YCbCr. For one channel it is meaningless, but it rarely occurs there.
     is_ycbcr = image.info.get("adobe_transform", 1) == 1 and names != [*b"RGB"]
     has_unusual_orientation = (
         data.count(EXIF_SIGNATURE, 0, start) > 1 or XMP_ORIENTATION.search(data, 0, start) is not None

@@ -176,8 +176,7 @@ def overlay(
 
 
 def _draw_outline(pixels: Tensor, is_blank: Tensor, sides: list[bool]) -> None:
-    """Draw the outline of `draw.overlay` on images that are not blank, without waiting for the device to learn
-    which."""
+    """Draw the outline of `draw.overlay` on images that are not blank, without waiting for the device."""
     width = max(1, round(min(pixels.shape[-2:]) / PIXELS_PER_LINE_WIDTH))
     skipped = is_blank[:, None, None, None]
     for inset, tone in ((width, LIGHT_TONE), (0, DARK_TONE)):

@@ -321,7 +321,7 @@ def blaming(path: Path | str) -> Iterator[None]:
 
 
 def check_memory(width: int, height: int, bytes_per_pixel: float, extra_bytes: int = 0) -> None:
-    """Raise `ImageError` if an image needs too much memory: its pixels, and `extra_bytes`."""
+    """Raise `ImageError` if the pixels of an image, together with `extra_bytes`, need too much memory."""
     pixels, needed = width * height, int(width * height * bytes_per_pixel) + extra_bytes
     limit = os.environ.get(MAX_PIXELS) or None
     size = f"has {width} x {height} pixels and" if pixels else "is so large that it"
@@ -394,7 +394,7 @@ def find_size(file: BinaryIO) -> int:
 
 
 def _find_deep_mode(image: ImageFile.ImageFile) -> str:
-    """Return "RGB", "RGBA" or "LA" if the unloaded image has 16 bits per channel, which Pillow would cut to 8; else
+    """Return "RGB", "RGBA" or "LA" if the file has 16 bits per channel, which Pillow would cut to 8 on loading; else
     ""."""
     if isinstance(image, TiffImagePlugin.TiffImageFile):
         depths = image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (1,))
@@ -547,7 +547,7 @@ def _is_finite(values: NDArray[Any]) -> Any:
 
 
 def _find_maximum(values: NDArray[Any]) -> float:
-    return float(values.max(where=_is_finite(values), initial=0))  # Zero is the lower limit.
+    return float(values.max(where=_is_finite(values), initial=0))  # Zero is also the result without positive values.
 
 
 def _find_white(values: NDArray[Any]) -> float:

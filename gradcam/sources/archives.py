@@ -90,7 +90,7 @@ def _reuse_unpacked(packed: ArchiveFile | StoreArchive) -> UnpackedArchive:
 
 
 def find_opener(file: BinaryIO) -> Callable[[Any], Any] | None:
-    """Return the function that decompresses a file, found by its first bytes, or None; rewind the file."""
+    """Return the function that decompresses a file, chosen by its first bytes, or None. The file is rewound."""
     start = file.read(8)
     file.seek(0)
     return next((opener for magic, opener in OPENERS_BY_MAGIC.items() if start.startswith(magic)), None)
@@ -122,7 +122,7 @@ def unpack(name: str, packed: BinaryIO) -> BinaryIO:
 class Members:
     """The images in an archive, by unique safe names, and the number of other files that were left out.
 
-    In a tar, a file that shares its name up to the first dot with an image is not counted, as in a WebDataset.
+    In a tar, files that share an image's name up to the first dot are not counted, because WebDatasets store labels so.
     """
 
     images: list[tuple[str, Content]]
@@ -136,7 +136,7 @@ def list_archive(location: str) -> Members:
     `StoreError`.
     """
     images: list[tuple[str, Content]] = []
-    other_files: Counter[str] = Counter()  # keys: names, without the suffixes in a tar
+    other_files: Counter[str] = Counter()  # The keys are names; in a tar, only up to the first dot.
     is_zip = location.lower().endswith(".zip")
     with _translate_errors(location), _open(location) as (file, archive):
         for member_name, content in (_list_zip if is_zip else _list_tar)(location, file, archive):
@@ -154,7 +154,7 @@ def list_archive(location: str) -> Members:
 
 @contextlib.contextmanager
 def listing_ahead(archives: Iterable[str]) -> Iterator[Callable[[str], Members]]:
-    """Yield `list_archive`, or a version that lists archives in stores ahead of time, several at once."""
+    """Yield a version of `list_archive` that lists archives in stores ahead of time, several at once."""
     urls = [location for location in dict.fromkeys(archives) if is_url(location)]
     if len(urls) < 2:
         yield list_archive

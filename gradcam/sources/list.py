@@ -25,8 +25,10 @@ Inputs = PictureLike | Sequence[PictureLike]
 
 @dataclass
 class InputCollector:
-    """Collects the images of inputs. The keys of `items` identify contents: for a file, its path without links in its
-    folder."""
+    """The images of all inputs, collected one input at a time.
+
+    The keys of `items` identify contents: for a file, its path without links in its folder.
+    """
 
     roots: Roots
     visited: set[str]  # folders, on disks and in stores, that are not listed again

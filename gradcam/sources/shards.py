@@ -17,7 +17,7 @@ class TooManyFailuresError(GradcamError):
 
 @dataclass(frozen=True)
 class FailureLimit:
-    """The most images that may fail; with `is_share`, as a percentage of all images of the run."""
+    """The maximum number of images that may fail; with `is_share`, a percentage of all images of the run."""
 
     most: float
     is_share: bool = False

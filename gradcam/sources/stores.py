@@ -50,7 +50,7 @@ def _find_parent(address: str) -> str:
 
 
 class Roots:
-    """The root of the inputs' names: one for the disk, and one for each bucket.
+    """The roots of the inputs' names: one for the disk, and one for each bucket.
 
     With several roots, a name in a store begins with the bucket, and a name on the disk with the root folder's name.
     """

@@ -54,8 +54,7 @@ def describe_os_error(error: OSError) -> str:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Delay signals that raise exceptions until the block ends, so that a record is written completely or not at
-    all."""
+    """Delay interrupting signals until the block ends, so that a record is written completely or not at all."""
     pending: list[int] = []
 
     def defer(number: int, frame: FrameType | None) -> None:
@@ -117,8 +116,7 @@ class LineFile:
             raise
 
     def check(self) -> None:
-        """Raise `OutputError` if another program removed, replaced or changed the file, because new lines would be
-        lost."""
+        """Raise `OutputError` if another program removed, replaced or changed the file: new lines would be lost."""
         with contextlib.suppress(FileNotFoundError):
             status = self._path.stat()
             if os.path.samestat(status, os.fstat(self._file.fileno())) and status.st_size == self._end:

@@ -197,10 +197,10 @@ def _read_ranges(path: Path, ranges: Sequence[tuple[int, int]]) -> Iterator[byte
 
 
 class ManifestWriter:
-    """Appends records to a manifest.
+    """An open manifest, to which records are appended.
 
     Readers see each record at once, and it reaches the disk within about a second. A power cut loses the last records
-    at most. It leaves no record without overlays for good: overlays are synced to the disk before their record is
+    at most. It never leaves a record whose overlays are lost: overlays are synced to the disk before their record is
     appended, and a resumed run checks that each recorded file exists.
     """
 
@@ -221,7 +221,7 @@ class ManifestWriter:
 
 
 class PieceWriter:
-    """Collects lines, and writes them as the next piece of a folder in a store. Several threads may add lines.
+    """A buffer of lines that become the next piece of a folder in a store. Several threads may add lines.
 
     `last` is the highest number of the existing pieces.
     """

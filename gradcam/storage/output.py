@@ -22,7 +22,7 @@ from gradcam.storage.store import Store
 
 @dataclass(frozen=True)
 class DiskReader:
-    """Reads an output folder on a disk.
+    """Read access to an output folder on a disk.
 
     Names are relative to the folder, with "/" between folders. All methods raise `OSError`; `read` and `read_lines`
     also raise `OutputError` if the name does not belong to a regular file.
@@ -87,7 +87,7 @@ class DiskReader:
 
 @dataclass(frozen=True)
 class StoreReader:
-    """Reads an output folder in a store, like `DiskReader`. All methods raise `OSError` and `StoreError`."""
+    """Read access to an output folder in a store, like `DiskReader`. All methods raise `OSError` and `StoreError`."""
 
     store: Store
 
@@ -137,33 +137,34 @@ def to_reader(folder: Path | Store) -> RunReader:
 
 
 def blaming(folder: Path | Store) -> contextlib.AbstractContextManager[None]:
-    """Turn the errors of a disk or a store into an `OutputError` that says what to do; a `StoreError` passes
-    unchanged."""
+    """Turn the errors of a disk or a store into an `OutputError` with advice; a `StoreError` passes unchanged."""
     return blaming_store(folder) if isinstance(folder, Store) else disk.blaming_disk(folder)
 
 
 @contextlib.contextmanager
 def blaming_store(store: Store) -> Iterator[None]:
-    """Turn the errors of a store into an `OutputError` that says what to do; a `StoreError` passes unchanged."""
+    """Turn the errors of a store into an `OutputError` with advice; a `StoreError` passes unchanged."""
     try:
         yield
     except PermissionError as error:
         raise OutputError(
-            f"{store}: the credentials do not allow listing, reading or writing it ({describe_refusal(error)}); use other "
-            "credentials, or choose another --output"
+            f"{store}: the credentials do not allow listing, reading or writing it ({describe_refusal(error)}); use "
+            "other credentials, or choose another --output"
         ) from error
     except FileNotFoundError as error:
         raise OutputError(
-            f"{store}: the bucket, or an object in it, does not exist ({describe_refusal(error)}); check the URL, or choose "
-            "another --output"
+            f"{store}: the bucket, or an object in it, does not exist ({describe_refusal(error)}); check the URL, or "
+            "choose another --output"
         ) from error
     except (OSError, NotImplementedError) as error:
-        raise OutputError(f"{store}: cannot be written to ({describe_refusal(error)}); choose another --output") from error
+        raise OutputError(
+            f"{store}: cannot be written to ({describe_refusal(error)}); choose another --output"
+        ) from error
 
 
 @dataclass(frozen=True)
 class Disk:
-    """Writes to an output folder on a disk.
+    """Write access to an output folder on a disk.
 
     It can be sent to other processes, and several threads may write at once. `temporary` is a folder on the same disk
     for unfinished files.
@@ -232,7 +233,7 @@ class Disk:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Writes to an output folder in a store, like `Disk`. All methods also raise `StoreError`.
+    """Write access to an output folder in a store, like `Disk`. All methods also raise `StoreError`.
 
     Unfinished files lie in this machine's temporary folder.
     """

@@ -86,7 +86,7 @@ class StoreRequest:
 
 
 class StoreWatch:
-    """Warns about requests that take long. It uses a thread, because a silent store raises no error.
+    """A thread that warns about slow requests, because a silent store raises no error.
 
     Each bucket gets one warning. It can get another one after a request that began later has ended in time.
     """

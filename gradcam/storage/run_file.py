@@ -1,6 +1,6 @@
 """Read, write and compare run.json, which records the settings of a run.
 
-It lets a run be repeated, and a resumed run keep its settings.
+With it, a run can be repeated, and a resumed run can check that its settings are still the same.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Run:
     """The settings of a run. It contains no times, so that the same run gives the same file.
 
     `settings` has everything that changes the results or their names, as JSON values. `images` is the number of images
-    to explain. `resolved` has the layers, methods, layouts and output that the package chose, if they are known yet.
+    to explain. `resolved` has the layers, methods, layouts and output that the package chose, as far as they are known.
     """
 
     device: str
@@ -209,7 +209,7 @@ def list_places(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
 
 def list_differences(earlier: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
     """Return "name: earlier → now" for each setting that makes the results of two runs differ."""
-    # An earlier version resolved fewer settings, and so does a detector that finds nothing in noise.
+    # Compare only what both runs resolved: earlier versions resolved less, and so does a detector without detections.
     resolved = _to_dict(earlier.get("resolved")).keys() & _to_dict(current.get("resolved")).keys()
     before, after = _to_comparable(earlier, resolved), _to_comparable(current, resolved)
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]

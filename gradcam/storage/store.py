@@ -190,9 +190,8 @@ class Store:
         limits: dict[str, Any] = {"connect_timeout": REQUEST_TIMEOUT_SECONDS, "read_timeout": REQUEST_TIMEOUT_SECONDS}
         if protocol in ("s3", "s3a"):
             if "AWS_MAX_ATTEMPTS" not in os.environ:
-                # By default, botocore would silently retry for minutes, although call_with_retries does so too. It
-                # keeps one retry: in a long listing it repeats a single page, while call_with_retries repeats the whole
-                # listing.
+                # By default, botocore silently retries for minutes, which call_with_retries does anyway. It keeps one
+                # retry, which repeats one page of a long listing; call_with_retries would repeat the whole listing.
                 limits["retries"] = {"max_attempts": 1}
             options = {"config_kwargs": limits | conf.get(protocol, {}).get("config_kwargs", {})}
         elif protocol in ("http", "https"):

@@ -24,11 +24,11 @@ from gradcam.renames import PAGE, OldKeys, find_old_names
 from gradcam.web.render import render_whole, to_source, write_page
 
 SCHEMA = 2
-MAX_IMAGE_SIDE = 1600  # pixels, of the image in the page
+MAX_IMAGE_SIDE = 1600  # of the image in the page, in pixels
 QUALITY = 88
 COLORMAPS = ("turbo", "viridis", "cividis", "grey")  # cividis and grey suit people with colour blindness.
 STYLES, SCRIPTS = ("style.css", "page.css"), {"script": ("theme.js",), "own": ("common.js", "maps.js", "page.js")}
-NOTEBOOK_HEIGHT = 760  # pixels, of a page in a notebook
+NOTEBOOK_HEIGHT = 760  # of a page in a notebook, in pixels
 
 Floats = NDArray[np.float32]
 
@@ -314,8 +314,7 @@ class Page:
 
 
 def frame(page: Page) -> str:
-    """Return an iframe with the page for another page, such as a notebook. The page's scripts cannot reach out of
-    it."""
+    """Return an iframe that holds the page, for a notebook or another page. Its scripts cannot reach out of it."""
     return (
         f'<iframe srcdoc="{html.escape(page.to_html())}" sandbox="allow-scripts allow-downloads" '
         f'allow="clipboard-write" title="{html.escape(printable(page.name))}" loading="lazy" '
