@@ -44,8 +44,8 @@ MIDDLE_LUMINANCE = 0.2
 LABEL_CONTRAST = 0.25
 # The finest lines are one pixel wide for each 640 pixels of the image's mean side.
 PIXELS_PER_LINE_WIDTH = 640
-# The height of letters is the image's mean side divided by PIXELS_PER_LETTER_SIZE, but at least MIN_LETTER_SIZE pixels.
-PIXELS_PER_LETTER_SIZE, MIN_LETTER_SIZE = 46, 12
+# The height of letters is the image's mean side divided by PIXELS_PER_LETTER, but at least MIN_LETTER_SIZE pixels.
+PIXELS_PER_LETTER, MIN_LETTER_SIZE = 46, 12
 # In pixels; it limits the number of images per row.
 MAX_PANEL_WIDTH = 1600
 
@@ -147,11 +147,8 @@ def draw_marks(picture: Pixels, marks: Iterable[Mark]) -> Pixels:
     (640, 800, 3)
     """
     canvas = np.array(check_pixels(picture), order="C")
-    mean_side = math.sqrt(canvas.shape[0] * canvas.shape[1])
-    unit, letter_size = (
-        max(1, round(mean_side / PIXELS_PER_LINE_WIDTH)),
-        max(MIN_LETTER_SIZE, round(mean_side / PIXELS_PER_LETTER_SIZE)),
-    )
+    side = math.sqrt(canvas.shape[0] * canvas.shape[1])
+    unit, size = max(1, round(side / PIXELS_PER_LINE_WIDTH)), max(MIN_LETTER_SIZE, round(side / PIXELS_PER_LETTER))
     marks_with_pens = [
         (mark, _Pen.of(index if mark.number is None else mark.number, unit, mark.weak))
         for index, mark in enumerate(_check_masks(marks, canvas))
@@ -163,8 +160,8 @@ def draw_marks(picture: Pixels, marks: Iterable[Mark]) -> Pixels:
     plates: list[tuple[Pixels, Rectangle]] = []
     for mark, pen in marks_with_pens:
         if mark.text:
-            plate = _draw_plate(mark.text, pen.colour, letter_size, canvas.shape[1])
-            anchor, occupied = _find_anchor(canvas, mark, pen), [index for _, index in plates]
+            plate = _draw_plate(mark.text, pen.colour, size, canvas.shape[1])
+            anchor, occupied = _find_anchor(canvas, mark, pen), [rectangle for _, rectangle in plates]
             plates.append((plate, _find_place(plate, anchor, pen.width, canvas, occupied)))
     for plate, (x0, y0, x1, y1) in reversed(plates):
         area = canvas[y0:y1, x0:x1]
@@ -238,8 +235,8 @@ def draw_mark_panel(
         )
     rows = math.ceil(len(cells) / max(1, MAX_PANEL_WIDTH // (small.shape[1] + GAP)))
     per_row = math.ceil(len(cells) / rows)
-    pictures = sheet([cells[k : k + per_row] for k in range(0, len(cells), per_row)], height)
-    panel = stack([pictures, draw_legend(colormap=colormap, signed=signed)])
+    images = sheet([cells[k : k + per_row] for k in range(0, len(cells), per_row)], height)
+    panel = stack([images, draw_legend(colormap=colormap, signed=signed)])
     return np.pad(panel, ((MARGIN, MARGIN), (MARGIN, MARGIN), (0, 0)), constant_values=255)
 
 
@@ -428,8 +425,8 @@ def _find_place(
     positions = [(x0, y0 - height), (x0, y1), (x0, min(max(y0, 0), max_y))]
     if x1 - x0 >= width + 2 * margin and y1 - y0 >= 3 * height:
         positions.insert(1, (x0 + margin, y0 + margin))
-    free_rows = {y for label in occupied for y in (label[1] - height, label[3])}
-    positions += [(x0, y) for y in sorted(free_rows, key=lambda y: abs(y - y0 + height))]
+    adjacent_rows = {y for label in occupied for y in (label[1] - height, label[3])}
+    positions += [(x0, y) for y in sorted(adjacent_rows, key=lambda y: abs(y - y0 + height))]
     inside = [(max(0, min(x, canvas_width - width)), y) for x, y in positions if 0 <= y <= max_y]
     candidates = np.array([(x, y, x + width, y + height) for x, y in inside])[:, None]
     labels = np.array(occupied).reshape(-1, 4)

@@ -525,13 +525,13 @@ def show(values: NDArray[Any]) -> tuple[NDArray[np.uint8], str | None]:
         selected, note = (values[..., :3] if channels > 3 else values[..., 0]), None if channels == 1 else channel_note
     if selected.dtype == np.uint8:
         return to_8_bits(selected), note
-    is_finite, type_info = _is_finite(selected), np.finfo if selected.dtype.kind == "f" else np.iinfo
-    if not np.any(is_finite):
+    finite, type_info = _is_finite(selected), np.finfo if selected.dtype.kind == "f" else np.iinfo
+    if not np.any(finite):
         return to_8_bits(selected), note
     limits: Any = type_info(selected.dtype)
     low, high = (
-        selected.min(where=is_finite, initial=limits.max).item(),
-        selected.max(where=is_finite, initial=limits.min).item(),
+        selected.min(where=finite, initial=limits.max).item(),
+        selected.max(where=finite, initial=limits.min).item(),
     )
     white = _find_white(selected)
     if low == high or (low >= 0 and high - low >= white / 2):

@@ -58,9 +58,9 @@ class InputCollector:
     def _list_folder(self, path: str) -> Iterator[tuple[object, str, Content]]:
         prefix = self.roots.name(path, "/")
         for folder in walk_folder(path, self.visited):
-            pictures = [name for name in folder.files if is_picture(name)]
-            self.left_out += len(folder.files) - len(pictures)
-            for name in pictures:
+            images = [name for name in folder.files if is_picture(name)]
+            self.left_out += len(folder.files) - len(images)
+            for name in images:
                 filename = os.path.join(folder.path, name)
                 yield filename, prefix + folder.name + name, FileContent(filename)
 
@@ -254,15 +254,15 @@ def _find_matches(pattern: str, excluded: str | None) -> Iterator[Source]:
         raise InputError(f"{pattern}: does not exist, and matches nothing as a glob")
     suffix = os.path.splitext(pattern)[1]
     requires_suffix = bool(suffix) and not is_pattern(suffix)
-    pictures, containers, left_out = [], [], 0
+    images, containers, left_out = [], [], 0
     for match in matches:
         if os.path.isdir(match) or (requires_suffix and match.lower().endswith(LIST_SUFFIXES + ARCHIVE_SUFFIXES)):
             containers.append(match)
         elif requires_suffix or is_picture(match):
-            pictures.append(Entry(to_absolute(match)))
+            images.append(Entry(to_absolute(match)))
         else:
             left_out += 1
-    yield Source(entries=pictures, left_out=left_out)
+    yield Source(entries=images, left_out=left_out)
     yield from map(_find_source, containers)
 
 

@@ -22,8 +22,8 @@ class FailureLimit:
     most: float
     is_share: bool = False
 
-    def count(self, pictures: int) -> int:
-        return math.floor(self.most * pictures / 100) if self.is_share else int(self.most)
+    def count(self, images: int) -> int:
+        return math.floor(self.most * images / 100) if self.is_share else int(self.most)
 
     def __str__(self) -> str:
         return f"{self.most:g}%" if self.is_share else f"{self.most:g}"

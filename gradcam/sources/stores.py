@@ -166,8 +166,8 @@ def _drop_excluded(store: Store, names: Iterable[str], exclude: Store | None) ->
 def _to_folder(store: Store, names: Iterable[str]) -> Source:
     """Return a folder with its visible images; as on a disk, a folder's images come before those of its subfolders."""
     visible = [name for name in names if not is_hidden(name)]
-    pictures = sorted(filter(is_picture, visible), key=lambda name: (name[: name.rfind("/") + 1].split("/"), name))
-    return Source(folder=store.url, names=pictures, left_out=len(visible) - len(pictures))
+    images = sorted(filter(is_picture, visible), key=lambda name: (name[: name.rfind("/") + 1].split("/"), name))
+    return Source(folder=store.url, names=images, left_out=len(visible) - len(images))
 
 
 def _find_matches(pattern: str, exclude: Store | None) -> Iterator[Source]:
@@ -181,7 +181,7 @@ def _find_matches(pattern: str, exclude: Store | None) -> Iterator[Source]:
         parts.pop()
     suffix = os.path.splitext(parts[-1])[1]
     requires_suffix = bool(suffix) and not is_pattern(suffix)
-    pictures, containers, left_out = [], set(), 0
+    images, containers, left_out = [], set(), 0
     folders: dict[str, list[str]] = {}
     excluded = exclude if exclude is None or exclude.url.startswith(f"{base.url}/") else None
     for name in _drop_excluded(base, base.find(), excluded) or ():
@@ -194,12 +194,12 @@ def _find_matches(pattern: str, exclude: Store | None) -> Iterator[Source]:
         if requires_suffix and name.lower().endswith(CONTAINER_SUFFIXES):
             containers.add(name)
         elif requires_suffix or is_picture(name):
-            pictures.append(name)
+            images.append(name)
         else:
             left_out += 1
-    if not (pictures or containers or folders or left_out):
+    if not (images or containers or folders or left_out):
         raise InputError(f"{pattern}: does not exist, and matches nothing as a glob")
-    entries = [Entry(base.below(name).url) for name in sorted(pictures, key=lambda name: name.split("/"))]
+    entries = [Entry(base.below(name).url) for name in sorted(images, key=lambda name: name.split("/"))]
     yield Source(entries=entries, left_out=left_out)
     for name in sorted({*containers, *folders}, key=lambda name: name.split("/")):
         if name in containers:

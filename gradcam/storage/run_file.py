@@ -24,8 +24,8 @@ from gradcam.storage.store import Store
 
 SCHEMA = 1
 NON_LAYER_NAMES = ("input", "attention")
-# MAX_LISTED_DIFFERENCES and MAX_VALUE_CHARACTERS limit the length of an error message.
-MAX_LISTED_DIFFERENCES, MAX_VALUE_CHARACTERS = 5, 160
+# MAX_DIFFERENCES and MAX_VALUE_CHARS limit the length of an error message.
+MAX_DIFFERENCES, MAX_VALUE_CHARS = 5, 160
 RECOVERY_ADVICE = "restore the original file, or start again with --overwrite"
 SHARD_PATTERN = r"(?:-([1-9]\d*)-of-([1-9]\d*))?"
 # In a store, objects cannot grow. There, a manifest is a folder of numbered pieces, and so is a log.
@@ -220,18 +220,14 @@ def list_differences(earlier: Mapping[str, Any], current: Mapping[str, Any]) -> 
     differences = [f"{_truncate(name)}: {_truncate(before.get(name))} → {_truncate(after.get(name))}" for name in names]
     return (
         differences
-        if len(differences) <= MAX_LISTED_DIFFERENCES
-        else [*differences[:MAX_LISTED_DIFFERENCES], f"and {len(differences) - MAX_LISTED_DIFFERENCES} more"]
+        if len(differences) <= MAX_DIFFERENCES
+        else [*differences[:MAX_DIFFERENCES], f"and {len(differences) - MAX_DIFFERENCES} more"]
     )
 
 
 def _truncate(value: str | None) -> str:
     return (
-        "nothing"
-        if value is None
-        else value
-        if len(value) <= MAX_VALUE_CHARACTERS
-        else value[: MAX_VALUE_CHARACTERS - 3] + "..."
+        "nothing" if value is None else value if len(value) <= MAX_VALUE_CHARS else value[: MAX_VALUE_CHARS - 3] + "..."
     )
 
 
