@@ -66,7 +66,7 @@ class InputCollector:
 
     def _list_stored(self, source: Source) -> Iterator[tuple[object, str, Content]]:
         url = source.folder or ""
-        if not any(f"{url}/".startswith(f"{visited}/") for visited in self.visited if is_url(visited)):
+        if not any(f"{url}/".startswith(f"{folder}/") for folder in self.visited if is_url(folder)):
             self.left_out += source.left_out
         self.visited.add(url)
         prefix, store = self.roots.name(url, "/"), Store(url)

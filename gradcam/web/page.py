@@ -327,10 +327,10 @@ def encode(rows: Floats, kind: str = "int8") -> dict[str, Any]:
 
     The last two are little-endian, in base64. The error of a number is at most half of its row's scale.
     """
-    limit = np.iinfo(kind).max
-    scales = np.abs(rows).max(1, initial=0).astype("<f4") / np.float32(limit)
+    maximum = np.iinfo(kind).max
+    scales = np.abs(rows).max(1, initial=0).astype("<f4") / np.float32(maximum)
     divided = rows / np.where(scales > 0, scales, 1)[:, None]
-    integers = np.rint(divided).clip(-limit, limit).astype(np.dtype(kind).newbyteorder("<"))
+    integers = np.rint(divided).clip(-maximum, maximum).astype(np.dtype(kind).newbyteorder("<"))
     data, scale_data = (base64.b64encode(array.tobytes()).decode() for array in (integers, scales.astype("<f4")))
     return {"type": kind, "shape": list(rows.shape), "data": data, "scales": scale_data}
 
