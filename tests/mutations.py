@@ -34,7 +34,8 @@ from pathlib import Path
 ASSETS = Path(__file__).parent.parent / "assets"
 SECONDS = 10.0  # of computing that one file may take, on however busy a machine
 PATIENCE = 60.0  # seconds after which it hangs
-BUDGET = 2**30 + 2**27  # bytes that one file may take: what gradcam.images.BUDGET says, and what else a process takes
+# Bytes that one file may take: MEMORY_BUDGET_BYTES of gradcam.images.read, and what else a process takes.
+BUDGET = 2**30 + 2**27
 MOST = 2**33  # bytes of address space, so that a mistake here does not take the machine with it
 
 Files = Mapping[str, bytes]
