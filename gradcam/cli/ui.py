@@ -1,4 +1,4 @@
-"""`gradcam ui`: a local page, on which pictures are dropped and explained."""
+"""`gradcam ui`: serve a local page on which images are dropped and explained."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from gradcam.errors import GradcamError, printable, to_pip_command
 if TYPE_CHECKING:
     from gradcam.images.read import Pixels
     from gradcam.models.classifier import Classifier
-    from gradcam.ui.jobs import Jobs
-    from gradcam.ui.models import Loaded, Wanted
+    from gradcam.ui.jobs import JobQueue
+    from gradcam.ui.models import LoadedModel, ModelRequest
 
-HERE = "127.0.0.1"
-PORT = 8765
+LOCALHOST = "127.0.0.1"
+DEFAULT_PORT = 8765
 
 
 @click.command("ui", cls=Command)
@@ -40,14 +40,14 @@ PORT = 8765
 @click.option(
     "--port",
     type=options.integer(0, 65535),
-    default=PORT,
+    default=DEFAULT_PORT,
     show_default=True,
     metavar="N",
     help="Port of the page. 0: any free port.",
 )
 @click.option(
     "--host",
-    default=HERE,
+    default=LOCALHOST,
     show_default=True,
     metavar="ADDRESS",
     help="Network address. With an address other than 127.0.0.1, other machines can connect if they have the token.",
@@ -69,41 +69,41 @@ def ui_command(places: tuple[Path, ...], port: int, host: str, no_browser: bool,
     sockets = [_bind(host, port)]
     port = sockets[0].getsockname()[1]
     try:
-        import uvicorn  # noqa: F401  (whether it is there)
+        import uvicorn  # noqa: F401  (raises if it is not installed)
 
         import_torch()
         from gradcam.models.providers import DEFAULT
-        from gradcam.ui.answers import Answers
-        from gradcam.ui.models import Models, Wanted
-        from gradcam.ui.pictures import Pictures, list_pictures
-        from gradcam.ui.server import EVERYWHERE, Server, Start, find_address, find_hosts
+        from gradcam.ui.answers import Explainer
+        from gradcam.ui.models import ModelCache, ModelRequest
+        from gradcam.ui.pictures import ImageStrip, list_images
+        from gradcam.ui.server import WILDCARD_HOSTS, PageSettings, Server, find_address, find_hosts
     except ImportError as error:
         if error.name in ("uvicorn", "starlette"):
             raise GradcamError(f"gradcam ui needs starlette and uvicorn: {to_pip_command('ui')}") from error
         raise
-    files = list_pictures(places)
-    usual = replace(to_model_choice(chosen), task="auto")
-    models = Models(lambda wanted: _load(usual, chosen["reshape"], wanted))
-    say(models.get(Wanted()).classifier.notes, Output(as_json=False, quiet=False))
-    answers = Answers(models, Pictures(files, _to_read(models.get(Wanted()).classifier)))
-    answers.warm_up()
-    server = Server(answers, Start(usual.model or DEFAULT))
+    files = list_images(places)
+    default_choice = replace(to_model_choice(chosen), task="auto")
+    models = ModelCache(lambda request: _load(default_choice, chosen["reshape"], request))
+    say(models.get(ModelRequest()).classifier.notes, Output(as_json=False, quiet=False))
+    explainer = Explainer(models, ImageStrip(files, _make_read_pixels(models.get(ModelRequest()).classifier)))
+    explainer.warm_up()
+    server = Server(explainer, PageSettings(default_choice.model or DEFAULT))
     address = sockets[0].getsockname()[0].partition("%")[0]
     if not ipaddress.ip_address(address).is_loopback:
         click.echo(
             f"Warning: with --host {host}, anyone who has the address with the token can use this page.", err=True
         )
-    is_everywhere = host in EVERYWHERE
-    page = f"http://{_to_name(HERE if is_everywhere else host)}:{port}/"
-    elsewhere = find_address() if is_everywhere else None
+    is_wildcard = host in WILDCARD_HOSTS
+    page = f"http://{_to_name(LOCALHOST if is_wildcard else host)}:{port}/"
+    network_address = find_address() if is_wildcard else None
     click.echo(f"{page}?token={server.token}")
-    if elsewhere is not None:
-        click.echo(f"From other machines: http://{elsewhere}:{port}/?token={server.token}")
+    if network_address is not None:
+        click.echo(f"From other machines: http://{network_address}:{port}/?token={server.token}")
     click.echo("Press Ctrl+C to stop.")
     if not no_browser:
-        # A command line can be read by whoever uses this machine: what is on this one is worth nothing, once used.
+        # Other users of this machine can read the browser's command line, so it has a secret that works only once.
         webbrowser.open(f"{page}?once={server.once}")
-    application = server.to_application(find_hosts(host, port), takes_addresses=is_everywhere)
+    application = server.to_application(find_hosts(host, port), takes_addresses=is_wildcard)
     return _serve(application, sockets, server.jobs)
 
 
@@ -111,8 +111,8 @@ def _to_name(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _serve(application: Any, sockets: list[socket.socket], jobs: Jobs) -> int:
-    """Answer until a signal comes, which no job outlives; the status."""
+def _serve(application: Any, sockets: list[socket.socket], jobs: JobQueue) -> int:
+    """Serve until a signal comes, stop all jobs, and return the exit status."""
     import uvicorn
 
     config = uvicorn.Config(
@@ -120,74 +120,76 @@ def _serve(application: Any, sockets: list[socket.socket], jobs: Jobs) -> int:
         timeout_graceful_shutdown=2,
     )  # fmt: skip
 
-    class Ending(uvicorn.Server):
+    class JobStoppingServer(uvicorn.Server):
         def handle_exit(self, sig: int, frame: Any) -> None:
-            jobs.stop()  # uvicorn waits for answers
+            jobs.stop()  # uvicorn would wait for their answers.
             super().handle_exit(sig, frame)
 
     status = 0
     try:
-        Ending(config).run(sockets=sockets)
+        JobStoppingServer(config).run(sockets=sockets)
     except KeyboardInterrupt:
         pass
     except Terminated as error:
         status = error.status
     acknowledge()
-    if not jobs.close():  # Python would wait for the thread, in a pass that takes long
+    if not jobs.close():  # At exit, Python would wait for the thread, which may be in a long pass.
         sys.stdout.flush()
         os._exit(status)
     return status
 
 
-def _to_read(classifier: Classifier) -> Callable[[Any], Pixels]:
-    """How pictures are read to be shown: as the model that was named reads them."""
+def _make_read_pixels(classifier: Classifier) -> Callable[[Any], Pixels]:
+    """Return a function that reads the pixels of an image, with the custom reader of the model if it has one."""
     from gradcam.models.preprocess import to_reading
 
     reader = classifier.reader
-    return lambda given: to_reading(given, reader).picture
+    return lambda source: to_reading(source, reader).picture
 
 
-def _load(usual: ModelChoice, reshape: Any, wanted: Wanted) -> Loaded:
-    """The model that was named with the command keeps the options that were given with it; others have none of them."""
+def _load(default_choice: ModelChoice, reshape: Any, request: ModelRequest) -> LoadedModel:
+    """Load a model for the page. The options of the command line apply only to the model that was given there."""
     from gradcam.models.providers import DEFAULT
-    from gradcam.ui.models import Loaded
+    from gradcam.ui.models import LoadedModel
 
-    is_usual = wanted.model in (None, usual.model or DEFAULT)
-    choice = usual
-    if not is_usual:
-        choice = ModelChoice(wanted.model, device=usual.device, precision=usual.precision, task="auto")
+    is_default = request.model in (None, default_choice.model or DEFAULT)
+    choice = default_choice
+    if not is_default:
+        choice = ModelChoice(
+            request.model, device=default_choice.device, precision=default_choice.precision, task="auto"
+        )
     try:
-        if wanted.weights is not None:
-            choice = replace(choice, weights=to_weights(wanted.weights))
-        classifier = load_model(replace(choice, prompts=wanted.texts))
+        if request.weights is not None:
+            choice = replace(choice, weights=to_weights(request.weights))
+        classifier = load_model(replace(choice, prompts=request.texts))
     except click.UsageError as error:
         raise GradcamError(error.message) from error
-    said = replace(choice, task=None)
-    code = to_code(said, is_class=classifier.task == "classification")
-    return Loaded(classifier, tuple(said.to_words()), code, reshape if is_usual else None)
+    public_choice = replace(choice, task=None)
+    code = to_code(public_choice, is_class=classifier.task == "classification")
+    return LoadedModel(classifier, tuple(public_choice.to_words()), code, reshape if is_default else None)
 
 
 def _bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        found.bind((host, port))
-        found.listen(128)
+        listener.bind((host, port))
+        listener.listen(128)
     except OSError as error:
-        found.close()
-        if _is_ours(host, port):
+        listener.close()
+        if _is_gradcam_ui(host, port):
             raise GradcamError(
                 f"gradcam ui is already running on port {port}: use the address that it printed, or give --port 0."
             ) from error
         raise GradcamError(f"{printable(host)}:{port} cannot be used ({error.strerror}): give --port 0.") from error
-    return found
+    return listener
 
 
-def _is_ours(host: str, port: int) -> bool:
-    """Whether another `gradcam ui` answers there."""
+def _is_gradcam_ui(host: str, port: int) -> bool:
+    """Return whether another `gradcam ui` answers at this address."""
     with contextlib.suppress(OSError, http.client.HTTPException):
-        connection = http.client.HTTPConnection(HERE if host in ("0.0.0.0", "::") else host, port, timeout=2)
-        connection.request("GET", "/alive", headers={"Host": f"{HERE}:{port}"})
+        connection = http.client.HTTPConnection(LOCALHOST if host in ("0.0.0.0", "::") else host, port, timeout=2)
+        connection.request("GET", "/alive", headers={"Host": f"{LOCALHOST}:{port}"})
         return b"gradcam" in connection.getresponse().read(100)
     return False

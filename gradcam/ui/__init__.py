@@ -1,1 +1,1 @@
-"""The local page: pictures are dropped on it, and what needs the model is computed here and shown there."""
+"""The server of `gradcam ui`: a local page sends images and questions, and the server runs the model."""

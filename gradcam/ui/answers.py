@@ -1,4 +1,4 @@
-"""From what a page asks to what it shows: the data of a page of one picture, or, under the brush, one map and all scores."""
+"""Answers to the questions of the page: the data of an image's page, or a single heatmap while the user brushes."""
 
 from __future__ import annotations
 
@@ -21,152 +21,159 @@ from gradcam.models.preprocess import Prepared, edit_reading
 from gradcam.models.shown import to_set
 from gradcam.options import Progress
 from gradcam.targets import Text
-from gradcam.ui.models import Loaded, Models, Wanted
-from gradcam.ui.pictures import Pictures
+from gradcam.ui.models import LoadedModel, ModelCache, ModelRequest
+from gradcam.ui.pictures import ImageStrip
 
-NAN = "The model's output contains NaN or infinite values: check its weights."
+NOT_FINITE = "The model's output contains NaN or infinite values: check its weights."
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of a picture. `first`: the class that is shown; `quick`: for its map alone, while a brush moves."""
+    """A question about an image. `first`: the class to show. `quick`: return only its heatmap, while the user brushes.
+    `other_model`: a second model to compare with."""
 
-    picture: int
-    wanted: Wanted
+    image: int
+    model: ModelRequest
     layer: str | None = None
     method: str | None = None
     edits: tuple[str, ...] = ()
     first: int | None = None
     quick: bool = False
-    other: Wanted | None = None
+    other_model: ModelRequest | None = None
 
     @classmethod
-    def of(cls, asked: Mapping[str, Any]) -> Question:
-        """From the page's JSON. Raises `GradcamError` for another form."""
+    def of(cls, data: Mapping[str, Any]) -> Question:
+        """Read a question from the page's JSON. Raise `GradcamError` if it is malformed."""
         try:
-            texts = _to_texts(asked.get("texts"))
-            other = asked.get("other")
-            found = cls(
-                picture=_to_number(asked["picture"]),
-                wanted=_to_wanted(asked, texts),
-                layer=_to_name(asked.get("layer")),
-                method=_to_name(asked.get("method")),
-                edits=_to_texts(asked.get("edits")),
-                first=None if asked.get("first") is None else _to_number(asked["first"]),
-                quick=bool(asked.get("quick")),
-                other=None if other is None else _to_wanted(other, texts),
+            texts = _to_texts(data.get("texts"))
+            other_data = data.get("other")
+            question = cls(
+                image=_to_number(data["picture"]),
+                model=_to_model_request(data, texts),
+                layer=_to_name(data.get("layer")),
+                method=_to_name(data.get("method")),
+                edits=_to_texts(data.get("edits")),
+                first=None if data.get("first") is None else _to_number(data["first"]),
+                quick=bool(data.get("quick")),
+                other_model=None if other_data is None else _to_model_request(other_data, texts),
             )
         except (KeyError, TypeError, ValueError, AttributeError):
             raise GradcamError("The page sent an invalid request: reload the page.") from None
-        if len(found.edits) > MOST_POINTS:
+        if len(question.edits) > MOST_POINTS:
             raise GradcamError("Too many edits: undo some of them.")
-        for each in found.edits:
-            to_edit(each)
-        return found
+        for edit in question.edits:
+            to_edit(edit)
+        return question
 
 
-class Answers:
-    """Answers, by these models of these pictures; of one thread at a time."""
+class Explainer:
+    """Answers questions with a cache of models and the images of the strip. Not thread-safe."""
 
-    def __init__(self, models: Models, pictures: Pictures) -> None:
-        self.models, self.pictures = models, pictures
-        self._read: dict[tuple[int, Wanted], Prepared] = {}  # the last one or two that were read
-        self._stages: dict[Wanted, list[str]] = {}
+    def __init__(self, models: ModelCache, images: ImageStrip) -> None:
+        self.models, self.images = models, images
+        self._prepared: dict[tuple[int, ModelRequest], Prepared] = {}  # of the last two models
+        self._stages: dict[ModelRequest, list[str]] = {}
 
     def answer(self, question: Question, progress: Progress) -> dict[str, Any]:
-        """What is asked. Raises `GradcamError`."""
-        return self.models.with_room(lambda: self._answer(question, progress))
+        """Return the JSON data that answers a question. Raise `GradcamError` if that is impossible."""
+        return self.models.retry_out_of_memory(lambda: self._answer(question, progress))
 
     def warm_up(self) -> None:
-        """Explain nothing once with the usual classifier: the first time takes a second more."""
-        loaded = self.models.get(Wanted())
+        """Explain a grey image with the model of the command line, because the first pass takes a second longer."""
+        loaded = self.models.get(ModelRequest())
         classifier = loaded.classifier
         if classifier.task == "classification":
-            with contextlib.suppress(GradcamError):  # it is told when a picture is there
+            with contextlib.suppress(GradcamError):  # The error will come again with the first image.
                 page(np.full((64, 64, 3), 128, np.uint8), classifier, layers=[classifier.layer], reshape=loaded.reshape)
 
     def _answer(self, question: Question, progress: Progress) -> dict[str, Any]:
-        loaded = self.models.get(question.wanted)
-        prepared = self._prepare(question.picture, question.wanted, loaded, question.edits)
+        loaded = self.models.get(question.model)
+        prepared = self._prepare(question.image, question.model, loaded, question.edits)
         if question.quick and loaded.classifier.task == "classification":
             return self._explain_one(loaded, prepared, question)
-        found: dict[str, Any] = {
+        data: dict[str, Any] = {
             "page": self._make_page(loaded, prepared, question, progress),
             "task": loaded.classifier.task,
-            "layers": self._list_layers(question.wanted, loaded.classifier, prepared),
+            "layers": self._list_layers(question.model, loaded.classifier, prepared),
             "methods": list(METHODS),
-            "notes": [printable(each) for each in loaded.classifier.notes],
+            "notes": [printable(note) for note in loaded.classifier.notes],
         }
-        return found | {"other": self._compare(question, found["page"], progress)}
+        return data | {"other": self._compare(question, data["page"], progress)}
 
-    def _make_page(self, loaded: Loaded, prepared: Prepared, question: Question, progress: Progress) -> dict[str, Any]:
+    def _make_page(
+        self, loaded: LoadedModel, prepared: Prepared, question: Question, progress: Progress
+    ) -> dict[str, Any]:
         classifier, target = loaded.classifier, self._find_target(loaded.classifier, question)
-        entry = self.pictures.get(question.picture)
-        made = page(
+        entry = self.images.get(question.image)
+        image_page = page(
             prepared, classifier, layers=_find_layers(classifier, question), methods=list(filter(None, [question.method])),
             target=target, name=entry.name, progress=progress, reshape=loaded.reshape,
         )  # fmt: skip
-        data = replace(made, words=loaded.words, code=loaded.code).to_data()
+        data = replace(image_page, words=loaded.words, code=loaded.code).to_data()
         if isinstance(entry.source, Path):
             data["image"]["path"] = printable(str(entry.source))
         return data
 
     def _find_target(self, classifier: Classifier, question: Question) -> Any:
         if classifier.task == "matching":
-            if not question.wanted.texts:
+            if not question.model.texts:
                 raise GradcamError("This model compares images with sentences: type one or more under Text prompts.")
-            return Text(list(question.wanted.texts))
+            return Text(list(question.model.texts))
         return question.first if classifier.task == "classification" else None
 
-    def _explain_one(self, loaded: Loaded, prepared: Prepared, question: Question) -> dict[str, Any]:
-        """The map of the class that is shown, and all probabilities."""
+    def _explain_one(self, loaded: LoadedModel, prepared: Prepared, question: Question) -> dict[str, Any]:
+        """Return the heatmap of one class, and the probabilities of all classes."""
         classifier = loaded.classifier
         method = find_method(question.method or "gradcam")
         layer = question.layer or (classifier.layer_for(method) if method.has_layer else None)
         evidence: Any = "signed" if method.is_signed else "positive"
         options: Any = {"evidence": evidence, "reshape": loaded.reshape}
-        one = classifier.explain(prepared, layer, method=method, target=question.first, **options).cpu()
-        shares = one.probabilities()[0]
-        if not shares.isfinite().all():
-            raise GradcamError(NAN)
-        maps = to_set(one.maps[0].numpy(), one).to_data(1)
-        return {"quick": {"shares": [float(f"{it:.4g}") for it in shares.tolist()], "map": maps}}
+        explanation = classifier.explain(prepared, layer, method=method, target=question.first, **options).cpu()
+        probabilities = explanation.probabilities()[0]
+        if not probabilities.isfinite().all():
+            raise GradcamError(NOT_FINITE)
+        maps = to_set(explanation.maps[0].numpy(), explanation).to_data(1)
+        return {
+            "quick": {"shares": [float(f"{probability:.4g}") for probability in probabilities.tolist()], "map": maps}
+        }
 
-    def _prepare(self, picture: int, wanted: Wanted, loaded: Loaded, edits: tuple[str, ...]) -> Prepared:
-        key = picture, wanted
-        if key not in self._read:
-            entry = self.pictures.get(picture)
-            found = loaded.classifier.prepare(entry.open())
-            self._read = {**dict(list(self._read.items())[-1:]), key: found}
-        found = self._read[key]
-        return loaded.classifier.prepare(edit_reading(found.reading, edits)) if edits else found
+    def _prepare(self, image: int, model: ModelRequest, loaded: LoadedModel, edits: tuple[str, ...]) -> Prepared:
+        key = image, model
+        if key not in self._prepared:
+            entry = self.images.get(image)
+            prepared = loaded.classifier.prepare(entry.open())
+            self._prepared = {**dict(list(self._prepared.items())[-1:]), key: prepared}
+        prepared = self._prepared[key]
+        return loaded.classifier.prepare(edit_reading(prepared.reading, edits)) if edits else prepared
 
-    def _list_layers(self, wanted: Wanted, classifier: Classifier, prepared: Prepared) -> list[str]:
+    def _list_layers(self, model: ModelRequest, classifier: Classifier, prepared: Prepared) -> list[str]:
         if classifier.task != "classification":
             return []
-        if wanted not in self._stages:
+        if model not in self._stages:
             images = classifier.batch([prepared])
-            self._stages[wanted] = find_stages(unwrap(classifier.model), images, classifier.layer)
-        return self._stages[wanted]
+            self._stages[model] = find_stages(unwrap(classifier.model), images, classifier.layer)
+        return self._stages[model]
 
     def _compare(self, question: Question, first: dict[str, Any], progress: Progress) -> dict[str, Any] | None:
-        """The same of another model: of the same class, where both have it."""
-        if question.other is None:
+        """Return the page data of the second model, for the same class if both models have it; None without one."""
+        if question.other_model is None:
             return None
-        loaded = self.models.get(question.other)
-        prepared = self._prepare(question.picture, question.other, loaded, question.edits)
-        same, things = None, first["targets"]
-        if things["kind"] == "class" and loaded.classifier.task == "classification":
-            same = _find_same(loaded.classifier, things["names"][first["first"]], things["indices"][first["first"]])
-        asked = replace(question, wanted=question.other, layer=None, first=same)
-        return self._make_page(loaded, prepared, asked, progress)
+        loaded = self.models.get(question.other_model)
+        prepared = self._prepare(question.image, question.other_model, loaded, question.edits)
+        same_class, targets = None, first["targets"]
+        if targets["kind"] == "class" and loaded.classifier.task == "classification":
+            same_class = _find_same_class(
+                loaded.classifier, targets["names"][first["first"]], targets["indices"][first["first"]]
+            )
+        other_question = replace(question, model=question.other_model, layer=None, first=same_class)
+        return self._make_page(loaded, prepared, other_question, progress)
 
 
-def _find_same(classifier: Classifier, name: str, index: int) -> int | None:
+def _find_same_class(classifier: Classifier, name: str, index: int) -> int | None:
     labels = classifier.labels
     if labels is not None:
         names = [name_class(i, label) for i, label in enumerate(labels)]
-        if names[index : index + 1] == [name]:  # of several of that name, such as two kinds of cranes, the same one
+        if names[index : index + 1] == [name]:  # Several classes can have one name, such as the two cranes of ImageNet.
             return index
         return names.index(name) if name in names else None
     return index if index < classifier.classes else None
@@ -181,8 +188,8 @@ def _find_layers(classifier: Classifier, question: Question) -> list[str] | None
     return [classifier.layer_for(method)] if method.has_layer else None
 
 
-def _to_wanted(asked: Mapping[str, Any], texts: tuple[str, ...]) -> Wanted:
-    return Wanted(_to_name(asked.get("model")), _to_name(asked.get("weights")), texts)
+def _to_model_request(data: Mapping[str, Any], texts: tuple[str, ...]) -> ModelRequest:
+    return ModelRequest(_to_name(data.get("model")), _to_name(data.get("weights")), texts)
 
 
 def _to_number(value: Any) -> int:
@@ -192,11 +199,11 @@ def _to_number(value: Any) -> int:
 
 
 def _to_name(value: Any) -> str | None:
-    found = None if value is None else str(value).strip() or None
-    if found is not None and "\0" in found:
-        raise GradcamError(f"{found!r} contains a NUL character: remove it.")
-    return found
+    name = None if value is None else str(value).strip() or None
+    if name is not None and "\0" in name:
+        raise GradcamError(f"{name!r} contains a NUL character: remove it.")
+    return name
 
 
 def _to_texts(value: Any) -> tuple[str, ...]:
-    return tuple(it for it in (str(each).strip() for each in value or ()) if it)
+    return tuple(text for text in (str(item).strip() for item in value or ()) if text)

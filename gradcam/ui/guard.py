@@ -1,4 +1,4 @@
-"""Who may ask: whoever has the token, from this page, by this server's own name; and how much they may send."""
+"""Access control of the local page: requests need the token, a known host and origin, and a limited size."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from urllib.parse import parse_qs, urlsplit
 
 from starlette.responses import JSONResponse, RedirectResponse
 
-HEADER = "x-gradcam-token"
-LARGEST = 200 * 10**6  # bytes of a picture that is dropped
-OPEN = "/alive"  # what a second `gradcam ui` asks
-SAFE = {
+TOKEN_HEADER = "x-gradcam-token"
+MAX_UPLOAD_BYTES = 200 * 10**6  # of an image that is dropped on the page
+ALIVE_PATH = "/alive"  # needs no token: a second `gradcam ui` asks whether the port is taken by the first
+SECURITY_HEADERS = {
     "x-content-type-options": "nosniff", "x-frame-options": "DENY", "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin", "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }  # fmt: skip
 
 
-class TooLarge(Exception):
-    """More was sent than is allowed."""
+class UploadTooLarge(Exception):
+    """Raised while a request body is read, if it exceeds the limit."""
 
 
 class Guard:
-    """Around an application: it hears of nothing that has a foreign host, a foreign origin or no token.
+    """ASGI middleware that refuses requests with an unknown host, a foreign origin or no token.
 
-    `hosts`: the names, with the port, by which the server may be called: another one is a page whose name was made to
-    lead here (DNS rebinding). `takes_addresses`: also by any address in numbers, which cannot be made to. `once`: what
-    leads to the token a single time, and may be read by others after that."""
+    `hosts`: the host names of the server, with the port. Any other host name is a sign of DNS rebinding.
+    `takes_addresses`: also accept any numeric address, which DNS rebinding cannot use. `once`: a secret that can be
+    exchanged for the token a single time, so it does no harm if others read it later.
+    """
 
     def __init__(
         self,
@@ -39,13 +40,13 @@ class Guard:
         hosts: Iterable[str],
         takes_addresses: bool = False,
         once: str | None = None,
-        largest: int = LARGEST,
+        largest: int = MAX_UPLOAD_BYTES,
     ) -> None:
         self.application, self.token, self.once, self.largest = application, token, once, largest
         self.hosts, self.takes_addresses = frozenset(map(str.lower, hosts)), takes_addresses
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer, or let the application answer."""
+        """Refuse the request, redirect it to the page, or pass it to the application."""
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self.application(scope, receive, send)
@@ -54,19 +55,24 @@ class Guard:
         refusal = self._refuse(scope, headers)
         if refusal is not None:
             status, reason = refusal
-            await JSONResponse({"error": reason}, status, headers={**SAFE, "connection": "close"})(scope, receive, send)
+            await JSONResponse({"error": reason}, status, headers={**SECURITY_HEADERS, "connection": "close"})(
+                scope, receive, send
+            )
             return
-        if "once" in _query(scope):
+        if "once" in _parse_query(scope):
             self.once = None
-            await RedirectResponse(f"/?token={self.token}", 303, headers=SAFE)(scope, receive, send)
+            await RedirectResponse(f"/?token={self.token}", 303, headers=SECURITY_HEADERS)(scope, receive, send)
             return
 
         async def send_safely(message: Any) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *((k.encode(), v.encode()) for k, v in SAFE.items())]
+                message["headers"] = [
+                    *message["headers"],
+                    *((k.encode(), v.encode()) for k, v in SECURITY_HEADERS.items()),
+                ]
             await send(message)
 
-        await self.application(scope, self._limit(receive), send_safely)
+        await self.application(scope, self._limit_body(receive), send_safely)
 
     def _refuse(self, scope: Any, headers: dict[str, str]) -> tuple[int, str] | None:
         host = headers.get("host", "").lower()
@@ -74,50 +80,50 @@ class Guard:
             return 403, "Unknown host name: open the address that gradcam ui printed."
         if headers.get("origin", "null") != f"http://{headers['host']}" and "origin" in headers:
             return 403, "Request from another page refused: use the page of gradcam ui."
-        if scope["path"] == OPEN:
+        if scope["path"] == ALIVE_PATH:
             return None
-        query = _query(scope)
+        query = _parse_query(scope)
         if "once" in query:
-            is_known = _is_same(query["once"], self.once)
+            is_known = _matches(query["once"], self.once)
             reason = "This address works only once: open the address that gradcam ui printed."
         else:
-            is_known = _is_same(headers.get(HEADER) or query.get("token", ""), self.token)
+            is_known = _matches(headers.get(TOKEN_HEADER) or query.get("token", ""), self.token)
             reason = "The token is missing or wrong: open the address that gradcam ui printed."
         if not is_known:
             return 403, reason
         length = headers.get("content-length", "0")
         if not length.isdigit() or int(length) > self.largest:
-            return 413, self._say_limit()
+            return 413, self._describe_limit()
         return None
 
-    def _limit(self, receive: Any) -> Any:
-        count = 0
+    def _limit_body(self, receive: Any) -> Any:
+        received_bytes = 0
 
-        async def receive_some() -> Any:
-            nonlocal count
+        async def receive_limited() -> Any:
+            nonlocal received_bytes
             message = await receive()
-            count += len(message.get("body", b""))
-            if count > self.largest:
-                raise TooLarge(self._say_limit())
+            received_bytes += len(message.get("body", b""))
+            if received_bytes > self.largest:
+                raise UploadTooLarge(self._describe_limit())
             return message
 
-        return receive_some
+        return receive_limited
 
-    def _say_limit(self) -> str:
+    def _describe_limit(self) -> str:
         return f"The file is larger than {self.largest / 1e6:g} MB, the limit for a dropped file."
 
 
-def _is_same(given: str, own: str | None) -> bool:
-    return own is not None and secrets.compare_digest(given.encode(), own.encode())
+def _matches(secret: str, expected: str | None) -> bool:
+    return expected is not None and secrets.compare_digest(secret.encode(), expected.encode())
 
 
-def _query(scope: Any) -> dict[str, str]:
-    """What is behind the question mark; of a name that comes more than once, the first."""
+def _parse_query(scope: Any) -> dict[str, str]:
+    """Return the query parameters. If a parameter is repeated, its first value counts."""
     return {name: values[0] for name, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
 
 
 def _is_address(host: str) -> bool:
-    """Whether a host, with its port or without, is an address in numbers."""
+    """Return whether a host, with or without a port, is a numeric address."""
     try:
         ipaddress.ip_address(urlsplit(f"//{host}").hostname or "")
     except ValueError:

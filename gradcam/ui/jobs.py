@@ -1,4 +1,4 @@
-"""One computation at a time; of those that a tab asks for, the newest wins; whoever goes away is not computed for."""
+"""The queue of computations: one at a time. A tab's new question stops its earlier one, as does closing the tab."""
 
 from __future__ import annotations
 
@@ -13,74 +13,74 @@ from gradcam.options import Progress
 Result = TypeVar("Result")
 
 
-class Stopped(Exception):
-    """A newer question took the place of this one, or nobody waits for it any more."""
+class JobStopped(Exception):
+    """Raised in a job that a newer question has replaced, or whose tab is closed."""
 
 
 @dataclass
 class Job:
-    """One question of a tab, and how far it is."""
+    """The computation for one question of a tab, with its progress."""
 
-    done: int = 0
+    completed: int = 0
     total: int = 0
     is_stopped: bool = False
 
-    def tell(self, done: int, total: int) -> None:
-        """Hear of passes done. Raises `Stopped` where nobody waits for more."""
-        self.done, self.total = done, total
+    def report(self, completed: int, total: int) -> None:
+        """Store the progress. Raise `JobStopped` if the job has been stopped."""
+        self.completed, self.total = completed, total
         if self.is_stopped:
-            raise Stopped
+            raise JobStopped
 
 
-class Jobs:
-    """The questions of all tabs."""
+class JobQueue:
+    """The jobs of all tabs, which run one after another in one thread."""
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "gradcam-ui")  # of models and pictures, one thing at a time
+        self._thread = ThreadPoolExecutor(1, "gradcam-ui")  # the model and image caches are not thread-safe
         self._newest: dict[str, Job] = {}
-        self._jobs: dict[Future[Any], Job] = {}  # those that are not over
+        self._jobs: dict[Future[Any], Job] = {}  # unfinished jobs
         self._is_ending = False
 
-    async def run(self, tab: str, work: Callable[[Progress], Result], is_gone: Callable[[], Any]) -> Result:
-        """What the work gives. Raises `Stopped`, and whatever the work does."""
+    async def run(self, tab: str, work: Callable[[Progress], Result], is_disconnected: Callable[[], Any]) -> Result:
+        """Run `work` in the thread and return its result. Raise `JobStopped` if the job is stopped."""
         if tab in self._newest:
             self._newest[tab].is_stopped = True
         job = self._newest[tab] = Job()
 
         def start() -> Result:
-            job.tell(0, 0)
-            return work(job.tell)
+            job.report(0, 0)
+            return work(job.report)
 
         if self._is_ending:
-            raise Stopped
+            raise JobStopped
         future = self._thread.submit(start)
         self._jobs[future] = job
-        future.add_done_callback(lambda it: self._jobs.pop(it, None))
-        computing = asyncio.wrap_future(future)
+        future.add_done_callback(lambda finished: self._jobs.pop(finished, None))
+        computation = asyncio.wrap_future(future)
         try:
-            while not (await asyncio.wait([computing], timeout=0.3))[0]:
-                if self._is_ending:  # which waits for no pass that takes long
-                    raise Stopped
-                if not job.is_stopped and await is_gone():
+            while not (await asyncio.wait([computation], timeout=0.3))[0]:
+                if self._is_ending:  # The end of the server does not wait for a long pass.
+                    raise JobStopped
+                if not job.is_stopped and await is_disconnected():
                     job.is_stopped = True
-            return computing.result()
+            return computation.result()
         finally:
             if self._newest.get(tab) is job:
                 del self._newest[tab]
 
     def progress(self, tab: str) -> tuple[int, int]:
-        """How much of a tab's question is done, of how much; of none, 0 of 0."""
+        """Return the finished and the total passes of a tab's job; (0, 0) if the tab has no job."""
         job = self._newest.get(tab, Job())
-        return job.done, job.total
+        return job.completed, job.total
 
     def stop(self) -> None:
-        """Compute no more; whoever waits is told at once. A handler of signals may call it."""
+        """Stop all jobs without waiting for them. May be called from a signal handler."""
         self._is_ending = True
         for job in list(self._jobs.values()):
             job.is_stopped = True
 
     def close(self, seconds: float = 1) -> bool:
-        """Compute no more. Whether all is over, after so many seconds at most."""
+        """Stop all jobs, and return whether they have ended within `seconds`."""
         self.stop()
         is_over = not wait(list(self._jobs), seconds).not_done
         self._thread.shutdown(wait=False, cancel_futures=True)

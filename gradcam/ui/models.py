@@ -1,4 +1,4 @@
-"""Models, each loaded once, and let go when memory is short."""
+"""A cache of loaded models, which drops models when memory is short."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any, TypeVar
 from gradcam.hooks.memory import is_out_of_memory
 from gradcam.models.classifier import Classifier
 
-MOST = 3  # kept at once: two that are compared, and one before
-SHORT = 2**30  # bytes of free memory below which only what is asked for is kept
+MAX_CACHED_MODELS = 3  # two models that are compared, and the previous one
+LOW_MEMORY_BYTES = 2**30  # with less free memory, only the requested model is cached
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Which model, as the page names it: None for the one that `gradcam ui` was started with. `texts`: the sentences that
-    pictures are matched with, or what a detector that is told by words looks for."""
+class ModelRequest:
+    """The model that the page asks for. `model`: None for the model that `gradcam ui` was started with. `texts`: the
+    sentences for a CLIP-like model, or the text prompts of an open-vocabulary detector."""
 
     model: str | None = None
     weights: str | None = None
@@ -30,8 +30,9 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """A model; the options of the shell that choose it; the Python that loads it; how its layer's output is reshaped."""
+class LoadedModel:
+    """A loaded model. `words`: the command-line options that select it. `code`: the line of Python that loads it.
+    `reshape`: the layout of its layer's output."""
 
     classifier: Classifier
     words: tuple[str, ...]
@@ -39,44 +40,46 @@ class Loaded:
     reshape: Any = None
 
 
-class Models:
-    """Those that were asked for last."""
+class ModelCache:
+    """The most recently used models. `load` loads a model; `free` returns the free memory in bytes, if it is known."""
 
-    def __init__(self, load: Callable[[Wanted], Loaded], free: Callable[[], int | None] | None = None) -> None:
+    def __init__(
+        self, load: Callable[[ModelRequest], LoadedModel], free: Callable[[], int | None] | None = None
+    ) -> None:
         self._load, self._free = load, free or find_free_memory
-        self._kept: OrderedDict[Wanted, Loaded] = OrderedDict()
+        self._cached: OrderedDict[ModelRequest, LoadedModel] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._cached)
 
-    def get(self, wanted: Wanted) -> Loaded:
-        """The model, loaded if need be. Raises `GradcamError` as loading does."""
-        if wanted not in self._kept:
+    def get(self, request: ModelRequest) -> LoadedModel:
+        """Return the model; load it if it is not cached. Raise `GradcamError` if it cannot be loaded."""
+        if request not in self._cached:
             free = self._free()
-            self.let_go(0 if free is not None and free < SHORT else MOST - 1)
-            self._kept[wanted] = self.with_room(lambda: self._load(wanted))
-        self._kept.move_to_end(wanted)
-        return self._kept[wanted]
+            self.evict(0 if free is not None and free < LOW_MEMORY_BYTES else MAX_CACHED_MODELS - 1)
+            self._cached[request] = self.retry_out_of_memory(lambda: self._load(request))
+        self._cached.move_to_end(request)
+        return self._cached[request]
 
-    def with_room(self, work: Callable[[], Result]) -> Result:
-        """What the work gives; where memory runs out, once more without the models that are kept besides."""
+    def retry_out_of_memory(self, work: Callable[[], Result]) -> Result:
+        """Return the result of `work`. If memory runs out, drop all models but the last one and try once more."""
         try:
             return work()
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error) or not self._kept:
+            if not is_out_of_memory(error) or not self._cached:
                 raise
-        self.let_go(1)
+        self.evict(1)
         return work()
 
-    def let_go(self, count: int) -> None:
-        """Keep only so many, the last that were asked for."""
-        while len(self._kept) > count:
-            self._kept.popitem(last=False)
+    def evict(self, count: int) -> None:
+        """Drop the least recently used models until `count` are left."""
+        while len(self._cached) > count:
+            self._cached.popitem(last=False)
         gc.collect()
 
 
 def find_free_memory() -> int | None:
-    """Bytes that can be had, where the system says it."""
+    """Return the available memory in bytes; None if the system does not report it."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):

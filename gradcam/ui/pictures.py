@@ -1,4 +1,4 @@
-"""The strip: pictures that were dropped, those of a folder, those of a finished batch."""
+"""The image strip of the page: images that were dropped on it, and the images of folders and finished batches."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from gradcam.errors import GradcamError, printable
 from gradcam.images.read import Pixels, read_image
 from gradcam.images.write import encode_image, fit_view
 
-SIDE = 176  # pixels of a small view
-MOST_BYTES = 512 * 10**6  # of dropped pictures that are kept; the oldest make room
-MOST_VIEWS = 2000
+THUMBNAIL_SIDE = 176  # pixels
+MAX_DROPPED_BYTES = 512 * 10**6  # beyond it, the oldest dropped images are deleted
+MAX_THUMBNAILS = 2000
 MANIFEST = "manifest.jsonl"
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A picture in the strip: a file, or the bytes of one that was dropped."""
+class StripImage:
+    """An image in the strip. `source`: its file, or its encoded bytes if it was dropped on the page."""
 
     name: str
     source: Path | bytes = field(repr=False)
 
     def open(self) -> Path | io.BytesIO:
-        """What is read; a dropped picture by its name."""
+        """Return the path, or a file object. A file object has the image's name, from which readers tell the format."""
         if isinstance(self.source, Path):
             return self.source
         file = io.BytesIO(self.source)
@@ -37,77 +37,77 @@ class Entry:
         return file
 
 
-class Pictures:
-    """All of them, by their numbers. `read`: the pixels of what `Entry.open` gives."""
+class ImageStrip:
+    """The images by number, with their thumbnails. `read` returns the pixels of a path or a file object."""
 
     def __init__(
         self, files: Iterable[tuple[str, Path]] = (), read: Callable[[Path | io.BytesIO], Pixels] = read_image
     ) -> None:
         self._read = read
-        self._entries: dict[int, Entry] = {i: Entry(name, path) for i, (name, path) in enumerate(files)}
+        self._entries: dict[int, StripImage] = {i: StripImage(name, path) for i, (name, path) in enumerate(files)}
         self._next = len(self._entries)
-        self._views: OrderedDict[int, bytes] = OrderedDict()
+        self._thumbnails: OrderedDict[int, bytes] = OrderedDict()
         self._lock = threading.Lock()
 
     def add(self, name: str, data: bytes) -> int:
-        """Keep a dropped picture. Raises `ImageError` where it is none."""
-        entry = Entry(printable(PurePath(name.replace("\\", "/")).name)[:200] or "picture", data)
-        view = self._draw_small(entry)
+        """Add a dropped image and return its number. Raise `ImageError` if the data is not an image."""
+        entry = StripImage(printable(PurePath(name.replace("\\", "/")).name)[:200] or "picture", data)
+        thumbnail = self._draw_thumbnail(entry)
         with self._lock:
             number, self._next = self._next, self._next + 1
-            self._entries[number], self._views[number] = entry, view
-            dropped = [(each, it.source) for each, it in self._entries.items() if isinstance(it.source, bytes)]
+            self._entries[number], self._thumbnails[number] = entry, thumbnail
+            dropped = [(i, image.source) for i, image in self._entries.items() if isinstance(image.source, bytes)]
             size = sum(len(source) for _, source in dropped)
-            for each, source in dropped[:-1]:
-                if size <= MOST_BYTES:
+            for i, source in dropped[:-1]:
+                if size <= MAX_DROPPED_BYTES:
                     break
                 size -= len(source)
-                del self._entries[each]
-                self._views.pop(each, None)
+                del self._entries[i]
+                self._thumbnails.pop(i, None)
         return number
 
-    def get(self, number: Any) -> Entry:
-        """The picture of this number. Raises `GradcamError` where there is none."""
+    def get(self, number: Any) -> StripImage:
+        """Return the image of this number. Raise `GradcamError` if there is none."""
         if not isinstance(number, int) or number not in self._entries:
             raise GradcamError("This image is no longer available: drag it onto the page again.")
         return self._entries[number]
 
-    def view(self, number: Any) -> bytes:
-        """A small JPEG of it. Raises `GradcamError`."""
+    def thumbnail(self, number: Any) -> bytes:
+        """Return a thumbnail of the image as JPEG. Raise `GradcamError` if the image cannot be read."""
         entry = self.get(number)
-        if number not in self._views:
-            found = self._draw_small(entry)
+        if number not in self._thumbnails:
+            thumbnail = self._draw_thumbnail(entry)
             with self._lock:
-                self._views[number] = found
-                if len(self._views) > MOST_VIEWS:
-                    self._views.popitem(last=False)
-        return self._views[number]
+                self._thumbnails[number] = thumbnail
+                if len(self._thumbnails) > MAX_THUMBNAILS:
+                    self._thumbnails.popitem(last=False)
+        return self._thumbnails[number]
 
     def to_data(self) -> list[dict[str, Any]]:
-        """The strip, as the page is told."""
+        """Return the numbers and names of all images, as JSON data for the page."""
         with self._lock:
             return [{"id": number, "name": entry.name} for number, entry in self._entries.items()]
 
-    def _draw_small(self, entry: Entry) -> bytes:
-        return encode_image(fit_view(self._read(entry.open()), SIDE), ".jpg", 80)
+    def _draw_thumbnail(self, entry: StripImage) -> bytes:
+        return encode_image(fit_view(self._read(entry.open()), THUMBNAIL_SIDE), ".jpg", 80)
 
 
-def list_pictures(places: Iterable[Path]) -> list[tuple[str, Path]]:
-    """Names and files of pictures: of folders, of what a batch explained, of pictures themselves. Raises `GradcamError`
-    where there are none."""
+def list_images(places: Iterable[Path]) -> list[tuple[str, Path]]:
+    """List the name and path of each image: files, images in folders, and images that a finished batch explained. Raise
+    `GradcamError` if a path does not exist."""
     from gradcam.sources.list import list_inputs
 
-    found: list[tuple[str, Path]] = []
+    images: list[tuple[str, Path]] = []
     for place in places:
         if (place / MANIFEST).is_file():
-            found += _list_batch(place)
+            images += _list_batch(place)
         elif place.is_dir():
-            found += [(item.name, place / item.name) for item in list_inputs([place]).items]
+            images += [(item.name, place / item.name) for item in list_inputs([place]).items]
         elif os.path.lexists(place):
-            found.append((place.name, place))
+            images.append((place.name, place))
         else:
             raise GradcamError(f"{place}: no such image or folder.")
-    return [(printable(name), path) for name, path in found]
+    return [(printable(name), path) for name, path in images]
 
 
 def _list_batch(place: Path) -> list[tuple[str, Path]]:
@@ -116,9 +116,9 @@ def _list_batch(place: Path) -> list[tuple[str, Path]]:
     run = read_run(Files(place))
     root = run.root if isinstance(run.root, Path) else None
     paths = [(record.image, Path(record.image) if root is None else root / record.image) for record in run.records]
-    there = [(name, path) for name, path in paths if path.is_file()]
-    if not there:
+    existing = [(name, path) for name, path in paths if path.is_file()]
+    if not existing:
         raise GradcamError(
             f"{place}: the images of this batch were moved or deleted. Start gradcam ui with their current folder."
         )
-    return there
+    return existing

@@ -1,4 +1,4 @@
-"""The server of the local page."""
+"""The HTTP server of the local page: its routes, and the host names by which it can be reached."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from starlette.routing import Route
 
 from gradcam._version import __version__
 from gradcam.errors import GradcamError, describe_unexpected
-from gradcam.ui.answers import Answers, Question
-from gradcam.ui.guard import LARGEST, OPEN, Guard, TooLarge
-from gradcam.ui.jobs import Jobs, Stopped
+from gradcam.ui.answers import Explainer, Question
+from gradcam.ui.guard import ALIVE_PATH, MAX_UPLOAD_BYTES, Guard, UploadTooLarge
+from gradcam.ui.jobs import JobQueue, JobStopped
 from gradcam.web.page import COLORMAPS, STYLES, to_table
 from gradcam.web.render import render_whole
 
@@ -29,45 +29,45 @@ SCRIPTS = {"script": ("theme.js",), "own": ("common.js", "maps.js", "page.js", "
 
 
 @dataclass(frozen=True)
-class Start:
-    """What the page is opened with."""
+class PageSettings:
+    """Settings of the page. `largest`: the size limit of a dropped image in bytes."""
 
     model: str
-    largest: int = LARGEST
+    largest: int = MAX_UPLOAD_BYTES
 
 
 class Server:
-    """Pages, and what they ask."""
+    """The request handlers of the page. `token` grants access; `once` is a secret that grants it a single time."""
 
-    def __init__(self, answers: Answers, start: Start) -> None:
-        self.answers, self.start, self.jobs = answers, start, Jobs()
+    def __init__(self, explainer: Explainer, settings: PageSettings) -> None:
+        self.explainer, self.settings, self.jobs = explainer, settings, JobQueue()
         self.token, self.once = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
 
     def to_application(self, hosts: set[str], *, takes_addresses: bool = False) -> Any:
-        """The application; `hosts` and `takes_addresses`: by which names it may be called, as in `Guard`."""
+        """Return the guarded ASGI application; see `Guard` for `hosts` and `takes_addresses`."""
         routes = [
-            Route("/", self.show),
-            Route(OPEN, self.tell_alive),
+            Route("/", self.show_page),
+            Route(ALIVE_PATH, self.identify),
             Route("/strip", self.list_strip),
-            Route("/view/{number:int}", self.view),
+            Route("/view/{number:int}", self.show_thumbnail),
             Route("/drop", self.drop, methods=["POST"]),
             Route("/ask", self.ask, methods=["POST"]),
-            Route("/progress", self.tell_progress),
+            Route("/progress", self.show_progress),
         ]
         handlers: Any = {
-            GradcamError: _tell_error,
-            TooLarge: _tell_large,
-            Stopped: _tell_stopped,
-            ClientDisconnect: _tell_stopped,
+            GradcamError: _error_response,
+            UploadTooLarge: _too_large_response,
+            JobStopped: _stopped_response,
+            ClientDisconnect: _stopped_response,
         }
         application = Starlette(routes=routes, exception_handlers=handlers)
-        given: Any = {"token": self.token, "once": self.once, "largest": self.start.largest}
-        return Guard(application, hosts=hosts, takes_addresses=takes_addresses, **given)
+        limits: Any = {"token": self.token, "once": self.once, "largest": self.settings.largest}
+        return Guard(application, hosts=hosts, takes_addresses=takes_addresses, **limits)
 
-    async def show(self, request: Request) -> Response:
-        """The page."""
-        start = {
-            "token": self.token, "largest": self.start.largest, "model": self.start.model, "version": __version__,
+    async def show_page(self, request: Request) -> Response:
+        """Return the page."""
+        page_data = {
+            "token": self.token, "largest": self.settings.largest, "model": self.settings.model, "version": __version__,
         }  # fmt: skip
         tables = {name: to_table(name) for name in COLORMAPS}
         return HTMLResponse(
@@ -76,82 +76,84 @@ class Server:
                 styles=(*STYLES, "ui.css"),
                 scripts=SCRIPTS,
                 title="gradcam ui",
-                start=start,
+                start=page_data,
                 tables=tables,
             )
         )
 
-    async def tell_alive(self, request: Request) -> Response:
-        """That this is a `gradcam ui`, and no more."""
+    async def identify(self, request: Request) -> Response:
+        """Identify this server as a `gradcam ui`. Any caller may ask, so the answer contains nothing else."""
         return JSONResponse({"gradcam": "ui"})
 
     async def list_strip(self, request: Request) -> Response:
-        """The pictures."""
-        return JSONResponse(self.answers.pictures.to_data())
+        """Return the images of the strip."""
+        return JSONResponse(self.explainer.images.to_data())
 
-    async def view(self, request: Request) -> Response:
-        """A small picture."""
-        data = await run_in_threadpool(self.answers.pictures.view, request.path_params["number"])
+    async def show_thumbnail(self, request: Request) -> Response:
+        """Return the thumbnail of an image."""
+        data = await run_in_threadpool(self.explainer.images.thumbnail, request.path_params["number"])
         return Response(data, media_type="image/jpeg")
 
     async def drop(self, request: Request) -> Response:
-        """Take a picture."""
+        """Add a dropped image to the strip."""
         data = await request.body()
         name = unquote(request.headers.get("x-name", "picture"))
-        number = await run_in_threadpool(self.answers.pictures.add, name, data)
-        return JSONResponse({"id": number, "name": self.answers.pictures.get(number).name})
+        number = await run_in_threadpool(self.explainer.images.add, name, data)
+        return JSONResponse({"id": number, "name": self.explainer.images.get(number).name})
 
     async def ask(self, request: Request) -> Response:
-        """Explain a picture."""
+        """Answer a question about an image."""
         try:
-            asked = json.loads(await request.body())
-            tab = str(asked["tab"])[:100]
+            data = json.loads(await request.body())
+            tab = str(data["tab"])[:100]
         except (ValueError, KeyError, TypeError, RecursionError):
             raise GradcamError("The page sent an invalid request: reload the page.") from None
-        question = Question.of(asked)
+        question = Question.of(data)
 
         def work(progress: Callable[[int, int], None]) -> dict[str, Any]:
             try:
-                return self.answers.answer(question, progress)
-            except (GradcamError, Stopped):
+                return self.explainer.answer(question, progress)
+            except (GradcamError, JobStopped):
                 raise
-            except (Exception, SystemExit) as error:  # of a model of the user's; the server goes on
+            except (Exception, SystemExit) as error:  # A custom model may raise anything; the server must keep running.
                 raise GradcamError(f"The model failed: {describe_unexpected(error)}") from error
 
         return JSONResponse(await self.jobs.run(tab, work, request.is_disconnected))
 
-    async def tell_progress(self, request: Request) -> Response:
-        """How far a tab's question is."""
-        done, total = self.jobs.progress(request.query_params.get("tab", ""))
-        return JSONResponse({"done": done, "total": total})
+    async def show_progress(self, request: Request) -> Response:
+        """Return the progress of a tab's question."""
+        completed, total = self.jobs.progress(request.query_params.get("tab", ""))
+        return JSONResponse({"done": completed, "total": total})
 
 
-def _tell_error(request: Request, error: Exception) -> Response:
+def _error_response(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": str(error)}, 422)
 
 
-def _tell_large(request: Request, error: Exception) -> Response:
+def _too_large_response(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": str(error)}, 413, headers={"connection": "close"})
 
 
-def _tell_stopped(request: Request, error: Exception) -> Response:
+def _stopped_response(request: Request, error: Exception) -> Response:
     return JSONResponse({"stopped": True})
 
 
-EVERYWHERE = ("0.0.0.0", "::")  # where a server listens at all addresses of its machine
+WILDCARD_HOSTS = ("0.0.0.0", "::")  # a server there listens at all addresses of its machine
 
 
 def find_hosts(host: str, port: int) -> set[str]:
-    """The names by which a server at this address is called."""
+    """Return the host names that browsers may send to a server at this address."""
     names = {"127.0.0.1", "localhost", f"[{host}]" if ":" in host else host}
-    if host in EVERYWHERE:
+    if host in WILDCARD_HOSTS:
         names |= {socket.gethostname(), socket.getfqdn()}
-    return {f"{name}:{port}" for name in names} | (names if port == 80 else set())  # which browsers leave out
+    return {f"{name}:{port}" for name in names} | (names if port == 80 else set())  # Browsers omit port 80.
 
 
 def find_address() -> str | None:
-    """The address by which other machines reach this one; None without a network."""
+    """Return the address at which other machines reach this one; None without a network."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # which sends nothing: it finds the way there
+        probe.connect(
+            ("192.0.2.1", 9)
+        )  # UDP sends no packet here: connecting only selects the route, and so the address.
         return str(probe.getsockname()[0])
     return None

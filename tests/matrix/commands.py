@@ -273,11 +273,11 @@ def check_ui(job: Job) -> Outcome:
     from gradcam.cli import _settings
     from gradcam.cli.ui import _load
     from gradcam.errors import GradcamError
-    from gradcam.ui.answers import Answers
-    from gradcam.ui.guard import HEADER
-    from gradcam.ui.models import Models
-    from gradcam.ui.pictures import Pictures
-    from gradcam.ui.server import Server, Start
+    from gradcam.ui.answers import Explainer
+    from gradcam.ui.guard import TOKEN_HEADER
+    from gradcam.ui.models import ModelCache
+    from gradcam.ui.pictures import ImageStrip
+    from gradcam.ui.server import PageSettings, Server
 
     options = dict(zip(job.model.options[::2], job.model.options[1::2]))
     choice = _settings.ModelChoice(job.model.name, device="cpu", task="auto")
@@ -286,9 +286,11 @@ def check_ui(job: Job) -> Outcome:
     if "--size" in options:
         choice = _settings.replace(choice, size=int(options["--size"]))
     try:
-        models = Models(lambda wanted: _load(choice, None, wanted))
-        server = Server(Answers(models, Pictures([("painted.png", job.images / "painted.png")])), Start("usual"))
-        web = TestClient(server.to_application({"testserver"}), headers={HEADER: server.token})
+        models = ModelCache(lambda request: _load(choice, None, request))
+        server = Server(
+            Explainer(models, ImageStrip([("painted.png", job.images / "painted.png")])), PageSettings("usual")
+        )
+        web = TestClient(server.to_application({"testserver"}), headers={TOKEN_HEADER: server.token})
         answer = web.post("/ask", content=json.dumps({"tab": "one", "picture": 0})).json()
         server.jobs.close()
     except GradcamError as error:

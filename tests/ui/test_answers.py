@@ -23,12 +23,12 @@ from starlette.testclient import TestClient
 import gradcam
 from gradcam.errors import GradcamError
 from gradcam.images.edit import edit_image
-from gradcam.ui.answers import Answers
-from gradcam.ui.guard import HEADER
-from gradcam.ui.jobs import Jobs, Stopped
-from gradcam.ui.models import MOST, Loaded, Models, Wanted
-from gradcam.ui.pictures import Pictures, list_pictures
-from gradcam.ui.server import Server, Start, find_hosts
+from gradcam.ui.answers import Explainer
+from gradcam.ui.guard import TOKEN_HEADER
+from gradcam.ui.jobs import JobQueue, JobStopped
+from gradcam.ui.models import MAX_CACHED_MODELS, LoadedModel, ModelCache, ModelRequest
+from gradcam.ui.pictures import ImageStrip, list_images
+from gradcam.ui.server import PageSettings, Server, find_hosts
 from tests.cli.test_tasks import MODELS, write_colours, write_noise
 from tests.ui.serving import HOSTILE, make_bomb, serve
 from tests.ui.serving import MODELS as WRONG_MODELS
@@ -39,9 +39,9 @@ Client = Callable[..., "Talk"]
 class Talk:
     """A server in this process, and what it is asked."""
 
-    def __init__(self, load: Callable[[Wanted], Loaded], files: Any = (), **start: Any) -> None:
-        self.server = Server(Answers(Models(load), Pictures(files)), Start("usual", **start))
-        self.web = TestClient(self.server.to_application({"testserver"}), headers={HEADER: self.server.token})
+    def __init__(self, load: Callable[[ModelRequest], LoadedModel], files: Any = (), **start: Any) -> None:
+        self.server = Server(Explainer(ModelCache(load), ImageStrip(files)), PageSettings("usual", **start))
+        self.web = TestClient(self.server.to_application({"testserver"}), headers={TOKEN_HEADER: self.server.token})
 
     def drop(self, data: bytes, name: str = "a.jpg") -> Any:
         return self.web.post("/drop", content=data, headers={"x-name": name}).json()
@@ -50,9 +50,9 @@ class Talk:
         return self.web.post("/ask", content=json.dumps({"tab": "one", "picture": picture, **asked})).json()
 
 
-def loader(*models: gradcam.Classifier) -> Callable[[Wanted], Loaded]:
+def loader(*models: gradcam.Classifier) -> Callable[[ModelRequest], LoadedModel]:
     named = dict(zip((None, "second", "third"), models))
-    return lambda wanted: Loaded(named[wanted.model], ("--model", "it"), "gradcam.load_classifier()")
+    return lambda request: LoadedModel(named[request.model], ("--model", "it"), "gradcam.load_classifier()")
 
 
 @pytest.fixture
@@ -294,10 +294,10 @@ def test_too_large_uploads_are_refused_by_their_length_and_as_they_come(classifi
 @pytest.mark.parametrize("path", ["/", "/strip", "/view/0", "/progress", "/nowhere"])
 def test_nothing_is_told_without_the_token(talk: Talk, path: str) -> None:
     for token in ("", "wrong", talk.server.token[:-1]):
-        answer = talk.web.get(path, headers={HEADER: token})
+        answer = talk.web.get(path, headers={TOKEN_HEADER: token})
         assert answer.status_code == 403
         assert talk.server.token not in answer.text
-    assert talk.web.get(path, headers={HEADER: ""}, params={"token": talk.server.token}).status_code != 403
+    assert talk.web.get(path, headers={TOKEN_HEADER: ""}, params={"token": talk.server.token}).status_code != 403
 
 
 @pytest.mark.parametrize(
@@ -314,7 +314,7 @@ def test_other_names_are_refused(talk: Talk, host: str) -> None:
 
 
 def test_only_that_it_is_alive_is_told_to_anybody(talk: Talk) -> None:
-    assert talk.web.get("/alive", headers={HEADER: ""}).json() == {"gradcam": "ui"}
+    assert talk.web.get("/alive", headers={TOKEN_HEADER: ""}).json() == {"gradcam": "ui"}
 
 
 def test_answers_are_not_kept_nor_framed(talk: Talk) -> None:
@@ -333,7 +333,7 @@ def test_the_names_of_a_server() -> None:
 def test_addresses_in_numbers_are_no_names_that_were_made_to_lead_here(
     classifier: gradcam.Classifier, is_open: bool
 ) -> None:
-    server = Server(Answers(Models(loader(classifier)), Pictures()), Start("usual"))
+    server = Server(Explainer(ModelCache(loader(classifier)), ImageStrip()), PageSettings("usual"))
     web = TestClient(server.to_application({"My-Machine:8765"}, takes_addresses=is_open))
     found = {
         host: web.get("/alive", headers={"host": host}).status_code
@@ -351,7 +351,7 @@ def test_addresses_in_numbers_are_no_names_that_were_made_to_lead_here(
 
 def test_what_a_browser_is_started_with_leads_to_the_token_once(talk: Talk) -> None:
     def go(once: str) -> Any:
-        return talk.web.get("/", params={"once": once}, headers={HEADER: ""}, follow_redirects=False)
+        return talk.web.get("/", params={"once": once}, headers={TOKEN_HEADER: ""}, follow_redirects=False)
 
     assert go("wrong").status_code == go("").status_code == 403
     first, second = go(talk.server.once), go(talk.server.once)
@@ -360,7 +360,7 @@ def test_what_a_browser_is_started_with_leads_to_the_token_once(talk: Talk) -> N
     assert talk.server.token not in second.text
 
 
-# ---- Jobs, models, pictures
+# ---- Jobs, models, images
 
 
 async def never() -> bool:
@@ -381,7 +381,7 @@ def test_the_newest_question_of_a_tab_wins_and_others_wait() -> None:
         return run
 
     async def go() -> list[Any]:
-        jobs = Jobs()
+        jobs = JobQueue()
         asked = [
             jobs.run("a", work("first"), never),
             jobs.run("a", work("second"), never),
@@ -393,15 +393,15 @@ def test_the_newest_question_of_a_tab_wins_and_others_wait() -> None:
         return found
 
     first, second, other, last = asyncio.run(go())
-    assert isinstance(first, Stopped)
-    assert isinstance(second, Stopped)
+    assert isinstance(first, JobStopped)
+    assert isinstance(second, JobStopped)
     assert (other, last) == ("other", "last")
     assert ran == ["other", "last"]
 
 
 def test_a_tab_that_goes_stops_what_it_asked_and_progress_is_told() -> None:
     async def go() -> tuple[Any, int, list[tuple[int, int]]]:
-        jobs, heard, steps = Jobs(), [], 0
+        jobs, heard, steps = JobQueue(), [], 0
 
         async def is_gone() -> bool:
             heard.append(jobs.progress("a"))
@@ -419,7 +419,7 @@ def test_a_tab_that_goes_stops_what_it_asked_and_progress_is_told() -> None:
         return found, steps, heard
 
     found, steps, heard = asyncio.run(go())
-    assert isinstance(found, Stopped)
+    assert isinstance(found, JobStopped)
     assert steps < 390
     assert 0 < heard[0][0] < heard[1][0]
     assert heard[0][1] == 400
@@ -428,18 +428,18 @@ def test_a_tab_that_goes_stops_what_it_asked_and_progress_is_told() -> None:
 def test_models_are_loaded_once_and_let_go_where_memory_is_short(classifier: gradcam.Classifier) -> None:
     loaded: list[str | None] = []
 
-    def load(wanted: Wanted) -> Loaded:
+    def load(wanted: ModelRequest) -> LoadedModel:
         loaded.append(wanted.model)
-        return Loaded(classifier, (), "")
+        return LoadedModel(classifier, (), "")
 
     free = [10**12]
-    models = Models(load, lambda: free[0])
+    models = ModelCache(load, lambda: free[0])
     for name in ("a", "b", "a", "c", "a", "d"):
-        models.get(Wanted(name))
+        models.get(ModelRequest(name))
     assert loaded == ["a", "b", "c", "d"]
-    assert len(models) == MOST
+    assert len(models) == MAX_CACHED_MODELS
     free[0] = 10**6
-    models.get(Wanted("e"))
+    models.get(ModelRequest("e"))
     assert len(models) == 1
     tries = []
 
@@ -450,15 +450,15 @@ def test_models_are_loaded_once_and_let_go_where_memory_is_short(classifier: gra
         return "done"
 
     free[0] = 10**12
-    models.get(Wanted("f"))
-    assert models.with_room(work) == "done"
+    models.get(ModelRequest("f"))
+    assert models.retry_out_of_memory(work) == "done"
     assert tries == [2, 1]
 
 
 def test_the_oldest_drops_make_room(photo: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     data = photo("coffee.jpg").read_bytes()
-    monkeypatch.setattr("gradcam.ui.pictures.MOST_BYTES", 2 * len(data))
-    pictures = Pictures([("a", photo("coffee.jpg"))])
+    monkeypatch.setattr("gradcam.ui.pictures.MAX_DROPPED_BYTES", 2 * len(data))
+    pictures = ImageStrip([("a", photo("coffee.jpg"))])
     numbers = [pictures.add("b", data) for _ in range(4)]
     assert [each["id"] for each in pictures.to_data()] == [0, *numbers[-2:]]
     with pytest.raises(GradcamError, match="onto the page again"):
@@ -470,15 +470,15 @@ def test_the_strip_of_a_folder_a_picture_and_a_finished_batch(photo: Callable[[s
     folder.mkdir()
     for name in ("coffee.jpg", "rocket.jpg"):
         (folder / name).write_bytes(photo(name).read_bytes())
-    assert [name for name, _ in list_pictures([folder, folder / "coffee.jpg"])] == [
+    assert [name for name, _ in list_images([folder, folder / "coffee.jpg"])] == [
         "coffee.jpg",
         "rocket.jpg",
         "coffee.jpg",
     ]
     line = [sys.executable, "-m", "gradcam", "batch", str(folder), "-o", str(tmp_path / "done")]
     subprocess.run(line, check=True, capture_output=True)
-    assert [(name, path.resolve()) for name, path in list_pictures([tmp_path / "done"])] == [
+    assert [(name, path.resolve()) for name, path in list_images([tmp_path / "done"])] == [
         (name, (folder / name).resolve()) for name in ("coffee.jpg", "rocket.jpg")
     ]
     with pytest.raises(GradcamError, match="no such image"):
-        list_pictures([tmp_path / "nowhere"])
+        list_images([tmp_path / "nowhere"])
