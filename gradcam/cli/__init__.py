@@ -1,4 +1,4 @@
-"""The command `gradcam`: a file for each command, or for two that belong together, thin over the Python functions."""
+"""The command `gradcam`. Each command has a module (`run` and `compare` share one, as do `batch` and `report`)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import NoReturn
 
 import click
 
-from gradcam.cli._commands import SETTINGS, Group, show_usage_error, show_version, tell_all
-from gradcam.cli._process import settle_process
-from gradcam.cli._terminal import Terminated, heed_nothing, heeding_signals, make_streams_safe, settle_warnings
+from gradcam.cli._commands import SETTINGS, Group, show_usage_error, show_version, store_verbose
+from gradcam.cli._process import configure_process
+from gradcam.cli._terminal import TerminationSignal, restore_default_signals, handle_signals, make_streams_safe, configure_warnings
 from gradcam.errors import GradcamError, describe_unexpected
 
 
@@ -49,7 +49,7 @@ from gradcam.errors import GradcamError, describe_unexpected
     is_flag=True,
     is_eager=True,
     expose_value=False,
-    callback=tell_all,
+    callback=store_verbose,
     help="With --version: show the versions of Python, PyTorch and other libraries, and the devices.",
 )
 def cli() -> None:
@@ -61,13 +61,13 @@ def cli() -> None:
 
 
 def main() -> NoReturn:
-    """Run the command and exit: 0 all done, 1 something could not be done, 2 wrong usage, 128 and the number of a signal."""
+    """Run the command and exit. Status 0: success; 1: something failed; 2: wrong usage; 128 + N: ended by signal N."""
     color = _colour()
     try:
-        with heeding_signals():
+        with handle_signals():
             make_streams_safe()
-            settle_warnings()
-            settle_process()
+            configure_warnings()
+            configure_process()
             status = cli.main(prog_name="gradcam", standalone_mode=False, color=color) or 0
     except click.UsageError as error:
         show_usage_error(error)
@@ -80,12 +80,12 @@ def main() -> NoReturn:
         sys.exit(2)
     except (KeyboardInterrupt, click.Abort):
         sys.exit(130)
-    except Terminated as error:
+    except TerminationSignal as error:
         sys.exit(error.status)
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+    except BrokenPipeError:  # The reader of a pipe, such as `head`, has ended.
         _discard_output()
         sys.exit(1)
-    except OSError as error:  # pictures have errors of their own
+    except OSError as error:  # Errors that concern an image have been reported with the image.
         if error.filename is not None:
             _show(error, f"{error.filename}: cannot be used ({error.strerror}).")
         else:
@@ -94,21 +94,21 @@ def main() -> NoReturn:
         sys.exit(1)
     except SystemExit:
         raise
-    except BaseException as error:  # too little memory, or whatever a model's code raises
+    except BaseException as error:  # MemoryError, or whatever a custom model raises
         _show(error, describe_unexpected(error))
         sys.exit(1)
     finally:
-        heed_nothing()
+        restore_default_signals()
     sys.exit(status)
 
 
 def _discard_output() -> None:
-    """So that what is left in the buffer does not fail once more when Python ends."""
+    """Redirect standard output to the null device, so that flushing the buffer at exit does not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _colour() -> bool | None:
-    """No colours where the environment says so (no-color.org); otherwise click sees whether there is a terminal."""
+    """Return False if the environment forbids colours (no-color.org), else None: click then looks for a terminal."""
     return False if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" else None
 
 

@@ -15,7 +15,7 @@ import click
 
 from gradcam import plugins
 from gradcam._version import __version__
-from gradcam.cli._terminal import to_command
+from gradcam.cli._terminal import quote_command
 from gradcam.errors import GradcamError, join_names, nearest, shorten
 from gradcam.images.files import READ_SUFFIXES, is_url
 from gradcam.options import LAYOUTS, MAX_MAGNITUDE
@@ -48,48 +48,53 @@ SECTIONS = {
     "Printing and help": ("--json", "--quiet", "-h", "--help"),
 }
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-FIRST = "Options"
-COLUMN = 24  # characters for the options in help; longer ones reach into the column of their texts
-MAX_DEFAULT = 40  # characters of a default in the short help; longer ones are in the long help only
-MAX_ALIGNED = 60  # characters of a text behind which defaults are aligned
-SETTINGS = {  # of all commands; options may be typed in the plural
+FIRST_SECTION = "Options"
+COLUMN = 24  # width of the option column in help, in characters
+MAX_DEFAULT = 40  # characters; longer default values are only in the long help
+MAX_ALIGNED = 60  # characters; defaults after longer texts are not aligned
+SETTINGS = {
     "help_option_names": ["--help"],  # -h is the short help: see `add_short_help`
     "max_content_width": 110,
+    # Accept some option names in the plural.
     "token_normalize_func": partial(re.compile("^(?:(method|metric|score|layer)s|(class)es)$").sub, r"\1\2"),
 }
 
 
 def to_numbers(text: str) -> tuple[float, ...]:
-    """Return the numbers between commas. Raises `GradcamError` if there are other words."""
+    """Return the comma-separated numbers. Raise `GradcamError` if the text contains anything else."""
     try:
         return tuple(float(number) for number in text.split(","))
     except ValueError:
         raise GradcamError(f"{text!r} is neither a number nor a list of numbers with commas between them.") from None
 
 
-def to_integer(text: str, *, least: int, most: int) -> int:
-    """Return the integer. Raises `GradcamError` for anything else, and out of the range."""
+def to_integer(text: str, *, minimum: int, maximum: int) -> int:
+    """Return the integer. Raise `GradcamError` if the text is not an integer in the range."""
     if not re.fullmatch(r"\s*[-+]?\d{1,20}\s*", text, re.ASCII):
         raise GradcamError(f"{text!r} is not an integer.")
-    if not least <= int(text) <= most:
-        raise GradcamError(f"{text} is out of range: expected an integer from {least} to {most}.")
+    if not minimum <= int(text) <= maximum:
+        raise GradcamError(f"{text} is out of range: expected an integer from {minimum} to {maximum}.")
     return int(text)
 
 
-def to_real(text: str, *, least: float, most: float, above: bool) -> float:
-    """Return the number. Raises `GradcamError` for anything else, and out of the range. `above`: `least` is excluded."""
+def to_real(text: str, *, minimum: float, maximum: float, above: bool) -> float:
+    """Return the number. Raise `GradcamError` if it is not in the range. `above`: the minimum itself is excluded."""
     try:
         number = float(text)
     except ValueError:
         raise GradcamError(f"{text!r} is not a number.") from None
-    if not least <= number <= most or (above and number == least):
-        expected = f"a number above {least:g} and at most {most:g}" if above else f"a number from {least:g} to {most:g}"
+    if not minimum <= number <= maximum or (above and number == minimum):
+        expected = (
+            f"a number above {minimum:g} and at most {maximum:g}"
+            if above
+            else f"a number from {minimum:g} to {maximum:g}"
+        )
         raise GradcamError(f"{text} is out of range: expected {expected}.")
     return number
 
 
 def to_size(text: str) -> int | tuple[int, ...]:
-    """Return a side, or sides. Raises `GradcamError` for anything else."""
+    """Return one side length, or several. Raise `GradcamError` if the text is not a size."""
     sides = re.fullmatch(r"[1-9]\d{0,4}(\s*[x×]\s*[1-9]\d{0,4}){0,2}", text.strip(), re.ASCII | re.IGNORECASE)
     if sides is None:
         raise GradcamError(
@@ -100,15 +105,15 @@ def to_size(text: str) -> int | tuple[int, ...]:
 
 
 def to_folder(text: str) -> Path | Store:
-    """Return the path of a folder, or its store. Raises `GradcamError` for a URL with a slash missing."""
-    scheme, colon, rest = text.partition(":/")
-    if colon and scheme in EXTRAS and not rest.startswith("/"):
+    """Return the path of a local folder, or the store of a URL. Raise `GradcamError` if a URL lacks a slash."""
+    scheme, colon, remainder = text.partition(":/")
+    if colon and scheme in EXTRAS and not remainder.startswith("/"):
         raise GradcamError(f"{text!r} is not a URL: write {scheme}:// with two slashes.")
     return to_place(text)
 
 
 def to_means(text: str) -> tuple[float, ...]:
-    """Return finite numbers of either sign. Raises `GradcamError` if one is too large."""
+    """Return the comma-separated numbers. Raise `GradcamError` if one is infinite or too large."""
     numbers = to_numbers(text)
     if not all(abs(number) <= MAX_MAGNITUDE for number in numbers):
         raise GradcamError(f"{text!r} is out of range: expected numbers from -{MAX_MAGNITUDE} to {MAX_MAGNITUDE}.")
@@ -116,7 +121,7 @@ def to_means(text: str) -> tuple[float, ...]:
 
 
 def to_stds(text: str) -> tuple[float, ...]:
-    """Return numbers above zero. Raises `GradcamError` for others."""
+    """Return the comma-separated numbers. Raise `GradcamError` if one is not positive."""
     numbers = to_means(text)
     if min(numbers) <= 0:
         raise GradcamError(f"{text!r} is out of range: expected numbers above 0.")
@@ -124,13 +129,13 @@ def to_stds(text: str) -> tuple[float, ...]:
 
 
 def to_weights(text: str) -> Path:
-    """Return the path of a checkpoint, or the name of pretrained weights as a path."""
+    """Return the path of a checkpoint. The name of pretrained weights is also returned as a path."""
     is_word = re.fullmatch(r"(\w+_Weights\.)?\w+", text) and not Path(text).exists()
     return Path(text) if is_word else Path(FILE.convert(text, None, None))
 
 
 def to_layout(text: str) -> str | tuple[int, ...]:
-    """Return a grid, or the name of a layout. Raises `GradcamError` for anything else."""
+    """Return a grid, or the name of a layout. Raise `GradcamError` if the text is neither."""
     if text.replace("-", " ") in LAYOUTS:
         return text
     if not re.fullmatch(r"[1-9]\d{0,4}(x[1-9]\d{0,4}){1,2}", text):
@@ -141,7 +146,7 @@ def to_layout(text: str) -> str | tuple[int, ...]:
 
 
 def to_box(text: str) -> tuple[float, ...]:
-    """Return left, top, right and bottom. Raises `GradcamError` for anything else."""
+    """Return left, top, right and bottom. Raise `GradcamError` if the text is not a box."""
     sides = to_numbers(text)
     is_box = len(sides) == 4 and all(abs(side) <= MAX_MAGNITUDE for side in sides)
     if not is_box or sides[0] >= sides[2] or sides[1] >= sides[3]:
@@ -152,27 +157,27 @@ def to_box(text: str) -> tuple[float, ...]:
 
 
 def to_mask(text: str) -> tuple[float, ...] | Path:
-    """Return a point, a box, or the path of a file of that name."""
+    """Return a point, a box, or the path of a mask file. An existing file takes precedence over a point or box."""
     if re.fullmatch(r"[-+.\d\s,]*,[-+.\d\s,]*", text) and not os.path.exists(text):
         return to_means(text) if len(to_numbers(text)) == 2 else to_box(text)
     return Path(FILE.convert(text, None, None))
 
 
 def to_sentence(text: str) -> str:
-    """Return the sentence. Raises `GradcamError` for an empty one."""
+    """Return the sentence. Raise `GradcamError` if it is empty."""
     if not text.strip():
         raise GradcamError("The sentence is empty: describe what to look for.")
     return text
 
 
-def tell_all(context: click.Context, _: click.Parameter, is_wanted: bool) -> None:
-    """Store `--verbose` for `show_version`, wherever it is typed."""
-    context.meta["verbose"] = is_wanted
+def store_verbose(context: click.Context, _: click.Parameter, is_verbose: bool) -> None:
+    """Store `--verbose` for `show_version`, which may run before or after this callback."""
+    context.meta["verbose"] = is_verbose
 
 
-def show_version(context: click.Context, _: click.Parameter, is_wanted: bool) -> None:
-    """Print the version and exit; with `--verbose`, print all that a bug report should contain."""
-    if not is_wanted or context.resilient_parsing:
+def show_version(context: click.Context, _: click.Parameter, is_requested: bool) -> None:
+    """Print the version and exit. With `--verbose`, also print what a bug report should contain."""
+    if not is_requested or context.resilient_parsing:
         return
     click.echo(f"gradcam, version {__version__}")
     if context.meta["verbose"]:
@@ -188,14 +193,14 @@ def show_version(context: click.Context, _: click.Parameter, is_wanted: bool) ->
 
 
 def find_help(context: click.Context) -> CommandHelp:
-    """Return the examples and the short form of a command; of a plug-in's command, which has none here, empty ones."""
+    """Return the help texts of a command. Commands of plug-ins have none, so they get empty texts."""
     from gradcam.cli._help import HELP, CommandHelp
 
     return HELP.get(context.command_path.partition(" ")[2], CommandHelp())
 
 
 def format_examples(context: click.Context) -> list[str]:
-    """Return the lines of the examples, with a heading."""
+    """Return the lines of the section with examples, empty if there are none."""
     examples = find_help(context).examples
     width = max((len(line) for line, _ in examples), default=0)
     rows = [f"  {line:<{width}}   {comment}".rstrip() for line, comment in examples]
@@ -208,7 +213,7 @@ def format_short_help(context: click.Context) -> list[str]:
     if isinstance(command, Group):
         title, rows, path = "Commands", command.list_lines(), f"{path} COMMAND"
     else:
-        title, rows = FIRST, _list_common_options(context)
+        title, rows = FIRST_SECTION, _list_common_options(context)
     lines = [f"  {name:<{COLUMN}}  {text}" for name, text in rows]
     usage, summary = command.get_usage(context), f"{first_sentence(command.help or '')}."
     end = f"All options, with explanations: {path} --help"
@@ -242,7 +247,7 @@ def write_long_help(context: click.Context, formatter: click.HelpFormatter) -> N
 
 
 def list_records(context: click.Context) -> dict[str, tuple[str, str]]:
-    """Return each option's spelling and help text, by its long name."""
+    """Map the long name of each option to its spelling and help text."""
     options = [option for option in context.command.get_params(context) if isinstance(option, click.Option)]
     records = {max(option.opts, key=len): option.get_help_record(context) for option in options}
     return {name: record for name, record in records.items() if record is not None}
@@ -254,9 +259,9 @@ def first_sentence(text: str) -> str:
 
 
 def split_default(text: str) -> tuple[str, str]:
-    """Return a help text without its "[default: ...]", and that."""
-    found = re.fullmatch(r"(.*?)(?:\s\s(\[.*\]))?", text, re.DOTALL)
-    return (found[1], found[2] or "") if found else (text, "")
+    """Split a help text into the text and its "[default: ...]", which may be empty."""
+    match = re.fullmatch(r"(.*?)(?:\s\s(\[.*\]))?", text, re.DOTALL)
+    return (match[1], match[2] or "") if match else (text, "")
 
 
 class ShortHelp(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in some versions
@@ -281,12 +286,12 @@ def add_short_help(command: click.Command) -> None:
 class Command(click.Command):
     """A command with a short help (-h), and a long one (--help) that shows its options in sections.
 
-    `own`: options that mean something else here than elsewhere; they stay in the first section.
+    `main_options`: options that have a special meaning in this command, and therefore stay in the first section.
     """
 
-    def __init__(self, *arguments: Any, own: Sequence[str] = (), **settings: Any) -> None:
+    def __init__(self, *arguments: Any, main_options: Sequence[str] = (), **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self._own = own
+        self._main_options = main_options
         add_short_help(self)
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -294,18 +299,20 @@ class Command(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         records = list_records(ctx)
-        elsewhere = {name for names in SECTIONS.values() for name in names}.difference(self._own)
-        for title, names in {FIRST: [name for name in records if name not in elsewhere], **SECTIONS}.items():
-            rows = [records[name] for name in names if name in records and (title == FIRST or name in elsewhere)]
+        sectioned = {name for names in SECTIONS.values() for name in names}.difference(self._main_options)
+        for title, names in {FIRST_SECTION: [name for name in records if name not in sectioned], **SECTIONS}.items():
+            rows = [
+                records[name] for name in names if name in records and (title == FIRST_SECTION or name in sectioned)
+            ]
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows, col_max=COLUMN)
 
 
 class Group(click.Group):
-    """Commands by name, each with one line of help. A command is imported from its `module:attribute` when it is used.
+    """A group of commands, which are imported when they are used.
 
-    A mistyped command is answered with suggestions.
+    `places`: "module:attribute" and help line by command name. A mistyped command is answered with suggestions.
     """
 
     def __init__(
@@ -317,7 +324,7 @@ class Group(click.Group):
         add_short_help(self)
 
     def _list_installed(self) -> dict[str, str]:
-        """Return the commands of other packages, each with its line of help. None of them is imported."""
+        """Map the names of plug-in commands to their help lines, without importing the commands."""
         entries = plugins.installed("commands") if self._has_plugins else {}
         return {
             name: f"From the package {entry.dist.name}." if entry.dist else entry.value
@@ -326,7 +333,7 @@ class Group(click.Group):
         }
 
     def list_lines(self) -> list[tuple[str, str]]:
-        """Return all commands, each with its line of help."""
+        """Return the name and help line of each command."""
         return [(name, line) for name, (_, line) in self._places.items()] + list(self._list_installed().items())
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -336,7 +343,7 @@ class Group(click.Group):
         return [*self._places, *self._list_installed()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return the command, or None. Raises `GradcamError` if another package's command cannot be imported."""
+        """Return the command, or None if it does not exist. Raise `GradcamError` if a plug-in cannot be imported."""
         if cmd_name in self._places:
             place, line = self._places[cmd_name]
             module, _, attribute = place.partition(":")
@@ -346,14 +353,14 @@ class Group(click.Group):
         if cmd_name not in self._list_installed():
             return None
         try:
-            found = plugins.load("commands", cmd_name)
+            plugin = plugins.load("commands", cmd_name)
         except GradcamError:
-            if ctx.resilient_parsing:  # Tab completion goes on with the other commands.
+            if ctx.resilient_parsing:  # A broken plug-in must not break tab completion.
                 return None
             raise
-        if not isinstance(found, click.Command):
-            raise GradcamError(f"The entry point {cmd_name} is {shorten(found)}: expected a click command.")
-        return found
+        if not isinstance(plugin, click.Command):
+            raise GradcamError(f"The entry point {cmd_name} is {shorten(plugin)}: expected a click command.")
+        return plugin
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -366,25 +373,25 @@ class Group(click.Group):
         return super().parse_args(ctx, args or ["-h"])
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[Any, Any, list[str]]:
-        """Return the command. Raises `click.UsageError` with a suggestion if there is none of that name."""
+        """Return the command. Raise `click.UsageError` with a suggestion if there is no such command."""
         if not ctx.resilient_parsing and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            raise click.UsageError(_guess(args, self.list_commands(ctx), ctx), ctx)
+            raise click.UsageError(_suggest_command(args, self.list_commands(ctx), ctx), ctx)
         return super().resolve_command(ctx, args)
 
 
-def _guess(args: list[str], commands: list[str], context: click.Context) -> str:
+def _suggest_command(args: list[str], commands: list[str], context: click.Context) -> str:
     first, path = args[0], context.command_path
     if context.parent is None:
         if is_url(first):
-            return f"{first} is a URL, not a command. Did you mean: gradcam batch {to_command(args)} -o explained/"
+            return f"{first} is a URL, not a command. Did you mean: gradcam batch {quote_command(args)} -o explained/"
         if os.path.exists(first) or os.path.splitext(first)[1].lower() in READ_SUFFIXES:
-            what = "a folder" if os.path.isdir(first) else "a file"
-            return f"{first} is {what}, not a command. Did you mean: gradcam run {to_command(args)}"
+            kind = "a folder" if os.path.isdir(first) else "a file"
+            return f"{first} is {kind}, not a command. Did you mean: gradcam run {quote_command(args)}"
     if first == "help":
-        return f"There is no command 'help'. Did you mean: {to_command([*path.split(), *args[1:2], '-h'])}"
+        return f"There is no command 'help'. Did you mean: {quote_command([*path.split(), *args[1:2], '-h'])}"
     offers = nearest(first, commands) or commands
-    word = "Nearest" if offers is not commands else "Commands"
-    return f"There is no command '{first}'. {word}: {join_names(offers)}."
+    heading = "Nearest" if offers is not commands else "Commands"
+    return f"There is no command '{first}'. {heading}: {join_names(offers)}."
 
 
 def show_usage_error(error: click.UsageError) -> None:
@@ -394,9 +401,12 @@ def show_usage_error(error: click.UsageError) -> None:
         return
     if isinstance(error, click.MissingParameter):
         words = [
-            " ".join(it.get_usage_pieces(error.ctx) or (it.opts[0], it.metavar or it.type.name.upper()))
-            for it in error.ctx.command.get_params(error.ctx)
-            if it.required
+            " ".join(
+                parameter.get_usage_pieces(error.ctx)
+                or (parameter.opts[0], parameter.metavar or parameter.type.name.upper())
+            )
+            for parameter in error.ctx.command.get_params(error.ctx)
+            if parameter.required
         ]
         click.echo(f"Type: {' '.join([error.ctx.command_path, *words])}   (more with -h)", err=True)
     else:

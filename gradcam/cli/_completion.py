@@ -1,4 +1,4 @@
-"""What the shell offers when Tab is pressed. Nothing here imports torch, which would take seconds."""
+"""Shell completion. This module must not import torch, because the import takes seconds."""
 
 from __future__ import annotations
 
@@ -11,36 +11,41 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-PLACES = (".", "detection", "segmentation")  # of torchvision's models
-FORMS = ("timm:", "hf:", "open_clip:", "smp:", "yolo:")  # how other names begin
+TORCHVISION_FOLDERS = (".", "detection", "segmentation")  # in torchvision.models
+MODEL_PREFIXES = ("timm:", "hf:", "open_clip:", "smp:", "yolo:")  # prefixes of the models of other libraries
 
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 def complete(find: Callable[[click.Context], Iterable[str]]) -> Complete:
-    """Offer what is found for what was typed so far; of names with commas between them, for the last."""
+    """Return a completion function that offers the names from `find`. In a list with commas, it completes the last name."""
 
     def offer(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
-        before, comma, last = typed.rpartition(",")
-        return [CompletionItem(before + comma + name) for name in find(context) if name.startswith(last)]
+        before, comma, prefix = typed.rpartition(",")
+        return [CompletionItem(before + comma + name) for name in find(context) if name.startswith(prefix)]
 
     return offer
 
 
 def list_models(context: click.Context) -> list[str]:
-    """The embedded model, torchvision's, as the files of that package define them, and forms of other names."""
+    """List the embedded model, the torchvision models and the prefixes of other model names.
+
+    Torchvision's source files are searched for model names, because importing them would import torch.
+    """
     package = importlib.util.find_spec("torchvision")
     folders = (package.submodule_search_locations or []) if package else []
-    found = set()
+    names = set()
     for folder in folders:
-        for file in (path for place in PLACES for path in Path(folder, "models", place).glob("*.py")):
+        for file in (
+            path for folder_name in TORCHVISION_FOLDERS for path in Path(folder, "models", folder_name).glob("*.py")
+        ):
             text = file.read_text(encoding="utf-8")
-            found |= set(re.findall(r"^@register_model\(.*\)\n(?:[@ )].*\n)*def (\w+)", text, re.MULTILINE))
-    return [_embedded("*.safetensors").stem, *sorted(found), *FORMS]
+            names |= set(re.findall(r"^@register_model\(.*\)\n(?:[@ )].*\n)*def (\w+)", text, re.MULTILINE))
+    return [_embedded("*.safetensors").stem, *sorted(names), *MODEL_PREFIXES]
 
 
 def list_layers(context: click.Context) -> list[str]:
-    """Layers with weights, of the embedded model or in a .safetensors file that was given; of any other model, none."""
+    """List the layers with weights, of the embedded model or in a given .safetensors file; none for other models."""
     weights, model = context.params.get("weights"), context.params.get("model")
     file = _embedded("*.safetensors")
     if weights is not None:
@@ -56,7 +61,7 @@ def list_layers(context: click.Context) -> list[str]:
 
 
 def list_classes(context: click.Context) -> list[str]:
-    """The embedded model's labels, or those of a file with one on each line; in a form that needs no quotes."""
+    """List the labels of the embedded model or of a .txt file, with underscores so that they need no quotes."""
     labels, model = context.params.get("labels"), context.params.get("model")
     if labels is None and model not in (None, _embedded("*.safetensors").stem):
         return []
@@ -67,7 +72,7 @@ def list_classes(context: click.Context) -> list[str]:
 
 
 def list_colormaps(context: click.Context) -> list[str]:
-    """OpenCV's."""
+    """List the names of OpenCV's colour maps."""
     from gradcam.images.draw import COLORMAPS
 
     return list(COLORMAPS)

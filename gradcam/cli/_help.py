@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CommandHelp:
-    """Examples as (command line, comment), and the options of the short help by their long names; () for all options."""
+    """Texts of a command's help. `examples`: command lines, each with a comment. `options`: the long names of the
+    options in the short help; () for all options."""
 
     examples: tuple[tuple[str, str], ...] = ()
     options: tuple[str, ...] = ()

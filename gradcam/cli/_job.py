@@ -19,7 +19,7 @@ from gradcam.attributions.table import AttributionMethod
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import find_methods
 from gradcam.cli._settings import ModelChoice, Output, OutputPlace, Settings, check_task, find_destination, to_target
-from gradcam.cli._terminal import code_of_the_user, format_report, import_torch, shown_passes
+from gradcam.cli._terminal import custom_code_context, format_report, import_torch, show_pass_progress
 from gradcam.errors import (
     GradcamError,
     GradcamWarning,
@@ -163,7 +163,7 @@ def explain_each(job: Job, images: Sequence[Path], output: Output) -> Iterator[A
     is_shown = any(it.runs_again for it in request.methods) or any(it.has_progress for it in request.attributions)
     is_shown |= job.classifier.fit != "crop"
     for attempt in map(Attempt, images):
-        with attempt.going_on(), shown_passes(output) if is_shown else contextlib.nullcontext() as progress:
+        with attempt.going_on(), show_pass_progress(output) if is_shown else contextlib.nullcontext() as progress:
             asked = replace(request, options=request.options | {"progress": progress})
             (found,) = find(job.classifier, asked, [job.prepare(attempt.image)])
             if isinstance(found, GradcamError):
@@ -311,7 +311,7 @@ def load_model(choice: ModelChoice, *, layer: str | None = None) -> Classifier:
     from gradcam.models.providers import DEFAULT
 
     load_kind = load.load_classifier if choice.task is None else load.load_model
-    with code_of_the_user(name, choice.reader):
+    with custom_code_context(name, choice.reader):
         return load_kind(name or DEFAULT, layer=layer, **options)
 
 

@@ -18,7 +18,7 @@ from gradcam.cam.methods.table import METHODS, find_method, offer
 from gradcam.cli import _commands as parse
 from gradcam.cli._completion import complete, list_classes, list_colormaps, list_layers, list_models
 from gradcam.cli._settings import ALL
-from gradcam.cli._terminal import code_of_the_user, to_command
+from gradcam.cli._terminal import custom_code_context, quote_command
 from gradcam.errors import GradcamError, InputError, shorten
 from gradcam.images.files import is_url, to_path, to_plain
 from gradcam.options import (
@@ -79,14 +79,14 @@ LIMIT = Parsed("limit", parse_limit)  # of failures: a number, or a share with %
 SHARE = Parsed("share", parse_shard)  # of the pictures: I/N
 
 
-def real(least: float, most: float, *, above: bool = False) -> Parsed:
+def real(minimum: float, maximum: float, *, above: bool = False) -> Parsed:
     """A number in a range. `click.FloatRange` would accept NaN, and print the range in the help."""
-    return Parsed("float", functools.partial(parse.to_real, least=least, most=most, above=above))
+    return Parsed("float", functools.partial(parse.to_real, minimum=minimum, maximum=maximum, above=above))
 
 
-def integer(least: int, most: int) -> Parsed:
+def integer(minimum: int, maximum: int) -> Parsed:
     """An integer in a range. `click.IntRange` would print the range in the help."""
-    return Parsed("integer", functools.partial(parse.to_integer, least=least, most=most))
+    return Parsed("integer", functools.partial(parse.to_integer, minimum=minimum, maximum=maximum))
 
 
 MANY = 100  # pictures of a folder; of more, it is said what is made for them
@@ -97,7 +97,7 @@ def find_pictures(context: click.Context, parameter: click.Parameter, named: Seq
     images, empty = list[Path](), list[InputError]()
     for text in map(os.fsdecode, named):
         if "://" in text and is_url(text):
-            line = to_command(["gradcam", "batch", text, "-o", "explained/"])
+            line = quote_command(["gradcam", "batch", text, "-o", "explained/"])
             raise click.UsageError(
                 f"{text} is a URL, but {context.command_path} reads files. Download it, or type: {line}"
             )
@@ -120,7 +120,7 @@ def _list_folder(folder: Path, context: click.Context) -> list[Path]:
     stems = {path.stem for path in pictures}
     pictures = [path for path in pictures if path.suffix != ".png" or not _is_result(path.stem, stems)]
     if len(pictures) > MANY and not context.params.get("quiet"):
-        line = to_command(["gradcam", "batch", str(folder), "-o", "explained/"])
+        line = quote_command(["gradcam", "batch", str(folder), "-o", "explained/"])
         click.echo(f"Note: {folder} contains {len(pictures)} images. For large folders, use: {line}", err=True)
     return pictures
 
@@ -175,7 +175,7 @@ def _find_target(context: click.Context, parameter: click.Parameter, name: str |
     if name is None:
         return None
     try:
-        with code_of_the_user(name):
+        with custom_code_context(name):
             found = load("targets", name)
     except GradcamError as error:
         raise click.BadParameter(str(error), context, parameter) from error
@@ -215,11 +215,11 @@ def colormap(default: str, what: str) -> Callable[[Command], Command]:
 
 
 def number(
-    name: str, what: str, default: int | None = None, *, least: int = 1, most: int = MAX_COUNT, **settings: Any
+    name: str, what: str, default: int | None = None, *, minimum: int = 1, maximum: int = MAX_COUNT, **settings: Any
 ) -> Callable[[Command], Command]:
     """A whole number."""
     settings = {"metavar": "N"} | settings
-    return click.option(name, type=integer(least, most), default=default, show_default=True, help=what, **settings)
+    return click.option(name, type=integer(minimum, maximum), default=default, show_default=True, help=what, **settings)
 
 
 def output_at(what: str, **settings: Any) -> Callable[[Command], Command]:
@@ -493,7 +493,7 @@ def _methods(find: Callable[[str], Any], ours: Iterable[str], default: str) -> C
     """Add the option for methods. `find` returns one by its name; `ours` are those that come with the package."""
 
     def find_all(names: Sequence[str]) -> list[Any]:
-        with contextlib.nullcontext() if set(names) <= set(ours) else code_of_the_user(*names):
+        with contextlib.nullcontext() if set(names) <= set(ours) else custom_code_context(*names):
             return [find(name) for name in names]
 
     return several(

@@ -1,4 +1,4 @@
-"""How the command's own process keeps memory, waits and ends; never that of a program that imports the package."""
+"""Settings of the command's own process: memory, threads, exit. Programs that import the package are not affected."""
 
 from __future__ import annotations
 
@@ -19,55 +19,59 @@ from gradcam.plugins import has_loaded
 # From the GNU C library's malloc.h.
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 MEGABYTE = 2**20
-# Left alone, that library gives a layer's memory back when the next layer begins, and takes it again, page by page:
-# thirty thousand times in a pass of ResNet-50. More than this many bytes are not kept, and larger blocks never are.
-MOST_KEPT, LARGEST_KEPT = 1024 * MEGABYTE, 256 * MEGABYTE
-OLDER_LARGEST = 32 * MEGABYTE  # which is all that versions before 2.35 take
-# PyTorch's threads wait for one another many times in each layer, and spin meanwhile: GNU OpenMP for milliseconds where
-# nobody says how long. On a machine that is busy, or has pictures to read, that takes the core from whoever is waited for.
-# These turns last some fifty microseconds, in which most waits end where all cores are free.
+# By default, the C library returns the memory of a layer to the system, and takes it back for the next layer, page by
+# page: 30,000 times in a pass of ResNet-50. These limits let it cache freed memory, in total and per block, in bytes.
+MAX_CACHED_BYTES, MAX_CACHED_BLOCK_BYTES = 1024 * MEGABYTE, 256 * MEGABYTE
+OLD_MAX_CACHED_BLOCK_BYTES = 32 * MEGABYTE  # Versions before 2.35 refuse larger values.
+# PyTorch's threads wait for each other many times in each layer, and spin meanwhile. By default, GNU OpenMP spins for
+# milliseconds. If the machine is busy, a spinning thread takes the core from the thread that it waits for. 5000 spins
+# last about 50 microseconds. If all cores are free, most waits are shorter.
 SPINS = "5000"
-# `gradcam batch` decodes and draws in other threads meanwhile, and a thread that spins takes a core from them. With 0 a
-# batch of 16 large images took 12 % longer, with 5000 a folder of 632 photographs 3 % longer.
-SPINS_BESIDE_THREADS = "2000"
-COMPILER = "torch._dynamo.utils"
+# `gradcam batch` decodes and draws images in other threads, which spinning threads take the cores from. With 0 spins, a
+# batch of 16 large images took 12 % longer; with 5000 spins, a folder of 632 photographs took 3 % longer.
+BATCH_SPINS = "2000"
+COMPILER_MODULE = "torch._dynamo.utils"
 
 
-def settle_process() -> None:
-    """Keep freed memory, spin for a moment at most, and have no more threads than a quota allows; what the environment
-    says of these stands. And leave PyTorch's compiler for later: torchvision asks whether it may be used, and it takes as
-    long to import as torch itself."""
+def configure_process() -> None:
+    """Cache freed memory, limit spinning and the number of threads, and delay the import of PyTorch's compiler.
+
+    Environment variables for these settings take precedence. The compiler is delayed because its import takes as long as
+    that of torch, although torchvision only asks whether it is supported.
+    """
     if not any(name.startswith("MALLOC_") for name in os.environ) and "GLIBC_TUNABLES" not in os.environ:
-        keep_freed_memory()
+        cache_freed_memory()
     if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", SPINS_BESIDE_THREADS if sys.argv[1:2] == ["batch"] else SPINS)
+        os.environ.setdefault("GOMP_SPINCOUNT", BATCH_SPINS if sys.argv[1:2] == ["batch"] else SPINS)
     cores = count_cores()
-    if cores < len(getattr(os, "sched_getaffinity", lambda _: ())(0)):  # more threads would use the quota up, and wait
+    if cores < len(getattr(os, "sched_getaffinity", lambda _: ())(0)):  # A CPU quota would stop additional threads.
         os.environ.setdefault("OMP_NUM_THREADS", str(cores))
     if "torch" not in sys.modules:
-        sys.modules[COMPILER] = _Later(COMPILER, "is_compile_supported")
+        sys.modules[COMPILER_MODULE] = _LazyModule(COMPILER_MODULE, "is_compile_supported")
 
 
-def keep_freed_memory() -> None:
-    """Have the C library keep freed memory, within bounds, for what is asked for next; nothing where it is not GNU's."""
-    if set_allocator({TRIM_THRESHOLD: MOST_KEPT}) and not set_allocator({MMAP_THRESHOLD: LARGEST_KEPT}):
-        set_allocator({MMAP_THRESHOLD: OLDER_LARGEST})
+def cache_freed_memory() -> None:
+    """Let the GNU C library cache freed memory, up to the limits. Other C libraries are left as they are."""
+    if set_allocator({TRIM_THRESHOLD: MAX_CACHED_BYTES}) and not set_allocator(
+        {MMAP_THRESHOLD: MAX_CACHED_BLOCK_BYTES}
+    ):
+        set_allocator({MMAP_THRESHOLD: OLD_MAX_CACHED_BLOCK_BYTES})
 
 
 def set_allocator(parameters: dict[int, int]) -> bool:
-    """Whether the C library is GNU's, and took these parameters of `mallopt`."""
+    """Set parameters of `mallopt`, and return whether the C library is GNU's and has accepted them."""
     if platform.libc_ver()[0] != "glibc":
         return False
     library = ctypes.CDLL(None)
     return all(library.mallopt(parameter, value) == 1 for parameter, value in parameters.items())
 
 
-class _Later(ModuleType):
-    """A module that is imported when it is used: when its function `answer` is called, or anything else is asked for."""
+class _LazyModule(ModuleType):
+    """A module that is imported on first use: when its function `function` is called, or another attribute is read."""
 
-    def __init__(self, name: str, answer: str) -> None:
+    def __init__(self, name: str, function: str) -> None:
         super().__init__(name)
-        self._answer, self._lock = answer, threading.Lock()
+        self._function, self._lock = function, threading.Lock()
 
     def _load(self) -> ModuleType:
         with self._lock:
@@ -76,36 +80,37 @@ class _Later(ModuleType):
         return importlib.import_module(self.__name__)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # which Python asks of all modules
+        if name.startswith("__"):  # Python reads these attributes of every module.
             raise AttributeError(name)
-        return self._ask if name == self._answer else getattr(self._load(), name)
+        return self._call if name == self._function else getattr(self._load(), name)
 
-    def _ask(self, *args: Any) -> Any:
-        return getattr(self._load(), self._answer)(*args)
+    def _call(self, *args: Any) -> Any:
+        return getattr(self._load(), self._function)(*args)
 
 
 def end_with(command: Callable[[], object]) -> None:
-    """Run it, and end the process with the status that it exits with, once all is done that was left for the end. Taking
-    every object of PyTorch apart after that, as Python does, takes a tenth of the time that a picture takes, and its
-    libraries read a hundred megabytes that nothing had needed."""
+    """Run the command, run the exit handlers, and end the process without the usual cleanup.
+
+    Python's cleanup of all PyTorch objects would take a tenth of the time for an image, and read 100 MB of libraries.
+    """
     try:
         command()
-    except SystemExit as end:
-        if not isinstance(end.code, int) or not _may_end_at_once():
+    except SystemExit as exit_request:
+        if not isinstance(exit_request.code, int) or not _can_skip_cleanup():
             raise
-        threading._shutdown()  # type: ignore[attr-defined]  # as Python's own `multiprocessing` ends a process
+        threading._shutdown()  # type: ignore[attr-defined]  # as `multiprocessing` does
         atexit._run_exitfuncs()
         try:
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
-        except (OSError, ValueError):  # of which Python tells in its own way
-            raise end from None
-        os._exit(end.code)
+        except (OSError, ValueError):  # Python reports this error during its usual exit.
+            raise exit_request from None
+        os._exit(exit_request.code)
 
 
-def _may_end_at_once() -> bool:
-    """Not where code of a user's own ran, which may have left files open, nor where somebody watches who has yet to tell."""
+def _can_skip_cleanup() -> bool:
+    """Return False if custom code ran, which may have open files, or if a debugger, profiler or monitor is active."""
     monitoring = getattr(sys, "monitoring", None)
     tools = () if monitoring is None else map(monitoring.get_tool, range(6))
-    is_watched = sys.gettrace() is not None or sys.getprofile() is not None or any(tools)
-    return not (has_loaded() or is_watched or sys.flags.interactive or sys.flags.inspect)
+    is_monitored = sys.gettrace() is not None or sys.getprofile() is not None or any(tools)
+    return not (has_loaded() or is_monitored or sys.flags.interactive or sys.flags.inspect)

@@ -1,4 +1,4 @@
-"""What the terminal says of a picture."""
+"""The terminal: signals, safe output streams, the text report of an image, progress bars, and notes about waits."""
 
 from __future__ import annotations
 
@@ -35,94 +35,101 @@ from gradcam.storage.retry import LOG
 if TYPE_CHECKING:
     from gradcam.options import Progress
 
-ENDING = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]  # Windows has no SIGHUP
+TERMINATION_SIGNALS = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]  # Windows has no SIGHUP
 
 
-class Terminated(BaseException):
-    """A signal came that ends processes, with that status: none that a model's code may raise. Nothing is half written."""
+class TerminationSignal(BaseException):
+    """Raised by SIGTERM and SIGHUP, so that no file is left half written. Models cannot catch it as an `Exception`."""
 
     def __init__(self, number: int = signal.SIGTERM) -> None:
         super().__init__(number)
         self.status = 128 + number
 
 
-class Interrupted(KeyboardInterrupt):
-    """SIGINT came. Unlike its base class it can be referred to weakly."""
+class InterruptSignal(KeyboardInterrupt):
+    """Raised by SIGINT. Unlike its base class, it supports weak references."""
 
 
-# What signals raised. When one of these is released before `acknowledge`, Python has dropped it.
-_raised: list[weakref.ref[BaseException]] = []
+# Exceptions raised by signals. If one is deleted before `acknowledge_signals`, Python has swallowed it.
+_signal_exceptions: list[weakref.ref[BaseException]] = []
 
 
 @contextlib.contextmanager
-def heeding_signals() -> Iterator[None]:
-    """Have the main thread raise `Terminated` when SIGTERM comes, or SIGHUP, also where a library makes an error of it.
-    SIGINT is a KeyboardInterrupt. One that is ignored stays so: `nohup` asks for that. What comes when this has ended
-    ends the process at once.
+def handle_signals() -> Iterator[None]:
+    """Raise an exception in the main thread when SIGINT, SIGTERM or SIGHUP comes.
 
-    Python drops what is raised while it releases an object, or compiles a module. The signal is sent again then.
+    An ignored signal stays ignored, as `nohup` requires. If a library replaces the exception by an error of its own,
+    `TerminationSignal` is raised in its place at the end. After the end, a signal ends the process at once.
+
+    Python swallows an exception that is raised while it deletes an object or compiles a module. The signal is then sent
+    again.
     """
-    came: list[int] = []
-    is_over = False
+    received: list[int] = []
+    has_ended = False
 
-    def end(number: int, frame: FrameType | None) -> NoReturn:
-        if is_over:
+    def raise_exception(number: int, frame: FrameType | None) -> NoReturn:
+        if has_ended:
             os._exit(128 + number)
-        came.append(number)
-        # What would be written to a terminal that is gone goes nowhere: each line would be an error.
+        received.append(number)
+        # The terminal may have been closed. Without this redirection, every printed line would raise an error.
         for stream in () if number in (signal.SIGINT, signal.SIGTERM) else (1, 2):
             try:
                 os.write(stream, b"")
-            except OSError:  # noqa: PERF203  (of this one)
+            except OSError:  # noqa: PERF203  (only this stream is redirected)
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-        raise _watch(number)  # no variable here may hold it
+        raise _watch(number)  # A variable would keep the exception alive, and a swallowed one would go unnoticed.
 
-    def show_dropped(dropped: sys.UnraisableHookArgs) -> None:
-        if not isinstance(dropped.exc_value, (Interrupted, Terminated)):
-            show_others(dropped)
+    def show_other_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
+        if not isinstance(unraisable.exc_value, (InterruptSignal, TerminationSignal)):
+            show_unraisable(unraisable)
 
-    show_others, sys.unraisablehook = sys.unraisablehook, show_dropped
-    for number in (signal.SIGINT, *ENDING):
+    show_unraisable, sys.unraisablehook = sys.unraisablehook, show_other_unraisable
+    for number in (signal.SIGINT, *TERMINATION_SIGNALS):
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, end)
+            signal.signal(number, raise_exception)
     try:
         yield
     except Exception as error:
-        if came:
-            raise Terminated(came[0]) from error
+        if received:
+            raise TerminationSignal(received[0]) from error
         raise
     finally:
-        is_over = True
-        acknowledge()
-        sys.unraisablehook = show_others
+        has_ended = True
+        acknowledge_signals()
+        sys.unraisablehook = show_unraisable
 
 
-def acknowledge() -> None:
-    """Say that what signals raised has been dealt with."""
-    _raised.clear()
+def acknowledge_signals() -> None:
+    """Mark the exceptions raised by signals as handled, so that their signals are not sent again."""
+    _signal_exceptions.clear()
 
 
 def _watch(number: int) -> BaseException:
-    error = Interrupted() if number == signal.SIGINT else Terminated(number)
-    _raised.append(weakref.ref(error, lambda _: _thread.start_new_thread(_send_again, (number,))))
+    error = InterruptSignal() if number == signal.SIGINT else TerminationSignal(number)
+    _signal_exceptions.append(weakref.ref(error, lambda _: _thread.start_new_thread(_send_again, (number,))))
     return error
 
 
 def _send_again(number: int) -> None:
-    time.sleep(0.01)  # in which the main thread is likely to leave what dropped it
-    if not _raised:
+    time.sleep(0.01)  # By then, the main thread has probably left the code that swallowed the exception.
+    if not _signal_exceptions:
         return
     if hasattr(signal, "pthread_kill"):
-        signal.pthread_kill(threading.main_thread().ident or 0, number)  # also ends a wait
+        # Unlike interrupt_main, this also ends a blocking system call.
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
     else:
         _thread.interrupt_main(signal.Signals(number))
 
 
-def heed_nothing() -> None:
-    """From now on a signal ends the process at once: while Python shuts down, an exception would only print a traceback.
-    Those that come meanwhile wait: Python tells of one whose handler is taken away before it ran."""
-    numbers = [number for number in (signal.SIGINT, *ENDING) if signal.getsignal(number) is not signal.SIG_IGN]
-    can_wait = hasattr(signal, "pthread_sigmask")  # on Windows they cannot
+def restore_default_signals() -> None:
+    """Let signals end the process at once, because an exception during shutdown would only print a traceback.
+
+    Signals are blocked meanwhile: Python prints an error if a handler is removed before it has run.
+    """
+    numbers = [
+        number for number in (signal.SIGINT, *TERMINATION_SIGNALS) if signal.getsignal(number) is not signal.SIG_IGN
+    ]
+    can_wait = hasattr(signal, "pthread_sigmask")  # Windows has no pthread_sigmask.
     if can_wait:
         signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     for number in numbers:
@@ -131,55 +138,55 @@ def heed_nothing() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
 
-# Replacements in encodings that lack these characters, such as cp1252 on Windows. Parts of a bar's character are rounded.
+# Replacements for encodings that lack these characters, such as cp1252 on Windows. Fractions of a block are rounded.
 ASCII = {"→": "->", "↑": "^", "…": "...", "±": "+-", "×": "x"} | dict.fromkeys("█▉▊▋▌", "#") | dict.fromkeys("▍▎▏", " ")
-IN_ASCII = "gradcam-ascii"  # the name of the error handler
+ASCII_ERROR_HANDLER = "gradcam-ascii"  # the name of the error handler
 
 
 def _replace_by_ascii(error: UnicodeError) -> tuple[str, int]:
-    """Return what is written in place of characters that an encoding lacks, and where encoding goes on."""
+    """Codec error handler: return the replacement of the failed characters, and the position at which to continue."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return "".join(ASCII.get(character, "?") for character in error.object[error.start : error.end]), error.end
 
 
-codecs.register_error(IN_ASCII, _replace_by_ascii)
+codecs.register_error(ASCII_ERROR_HANDLER, _replace_by_ascii)
 
 
 def make_streams_safe() -> None:
-    """Terminals without Unicode get replacements, and none gets control characters of somebody else's."""
+    """Replace characters that the terminal's encoding lacks when printing, and escape foreign control characters."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if hasattr(stream, "reconfigure") and not isinstance(stream, SafeStream):
-            stream.reconfigure(errors=IN_ASCII)
+            stream.reconfigure(errors=ASCII_ERROR_HANDLER)
             setattr(sys, name, SafeStream(stream))
 
 
-def settle_warnings() -> None:
-    """Notes of what a person should know of the maps, each once; nothing of metadata in files that nobody asked for."""
+def configure_warnings() -> None:
+    """Print each `GradcamWarning` once, as a note, and hide the warnings of image readers about metadata."""
     for reader in ("PIL", "pydicom"):
         warnings.filterwarnings("ignore", module=reader)
-    show_others = warnings.showwarning
+    show_warning = warnings.showwarning
     warnings.simplefilter("once", GradcamWarning)
 
-    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+    def show_note(message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> None:
         if not issubclass(category, GradcamWarning):
-            show_others(message, category, *place, **more)
+            show_warning(message, category, *place, **options)
         else:
             print_above_bar(f"Note: {message}")
 
-    warnings.showwarning = show
+    warnings.showwarning = show_note
 
 
-BAR = 24  # characters for 100 %
-FOUND = 10  # boxes, words and the like, at most
-COSINES = ("text", "like")  # kinds whose score is what people want to know
+BAR_LENGTH = 24  # characters for 100 %
+MAX_LISTED_DETECTIONS = 10  # also words, keypoints, ...
+COSINE_KINDS = ("text", "like")  # kinds of targets whose score is printed
 EIGHTHS = " ▏▎▍▌▋▊▉█"
-MOST_ROWS = 32  # of a table where nobody has said how deep it should go
+MAX_TABLE_ROWS = 32  # if --depth is not given
 
 
 def format_report(report: Report) -> str:
-    """Several lines: what it is, what the model saw in it, what was explained, how much of it was seen, and its note."""
+    """Format the report of an image: title, predictions, explanations, the part that the model sees, and a note."""
     name = report.record.image.replace("\\", "/").rpartition("/")[2]
     record = _make_printable(replace(report.record, image=name))
     height, width = record.size or (0, 0)
@@ -188,10 +195,10 @@ def format_report(report: Report) -> str:
     parts = [title, f"{width} x {height}", f"{record.model} on {report.device}", *task, f"{report.seconds:.1f} s"]
     lines = ["   ".join(parts), ""]
     if record.predictions:
-        lines += [*(_things(record.predictions, report.task) if task else _classes(record)), ""]
-    lines += [*_explained(record, report.grids), ""] if record.explained else []
+        lines += [*(_format_detections(record.predictions, report.task) if task else _format_classes(record)), ""]
+    lines += [*_format_explanations(record, report.grids), ""] if record.explained else []
     note = [] if record.note is None else [f"  {record.note[:1].upper() + record.note[1:]}."]
-    return "\n".join([*lines, _seen(record, has_fit=not task), *note, ""])
+    return "\n".join([*lines, _format_view(record, has_fit=not task), *note, ""])
 
 
 def _make_printable(record: Record) -> Record:
@@ -201,88 +208,91 @@ def _make_printable(record: Record) -> Record:
     escaped = {text: printable(text) for text in texts if not text.isprintable()}
     if not escaped:
         return record
-    first, *others = [
+    printable_record, *printable_parts = [
         replace(part, **{name: escaped.get(text, text) for name, text in vars(part).items() if isinstance(text, str)})
         for part in parts
     ]
-    count = len(record.predictions)
-    found: Record = replace(first, predictions=others[:count], explained=others[count:])
-    return found
+    prediction_count = len(record.predictions)
+    result: Record = replace(
+        printable_record, predictions=printable_parts[:prediction_count], explained=printable_parts[prediction_count:]
+    )
+    return result
 
 
-def _classes(record: Record) -> list[str]:
-    """List the classes and their probabilities; a star marks those that are explained, unless it is the first alone."""
+def _format_classes(record: Record) -> list[str]:
+    """Format the classes with their probabilities. A star marks explained classes, unless it is only the first."""
     predictions = record.predictions
     explained = {entry.index for entry in record.explained} - {None}
-    marked = set() if explained <= {predictions[0].index} else explained
-    names = [name_class(each.index, each.label) for each in predictions]
-    width, digits = max(map(len, names)), max(len(str(each.index)) for each in predictions)
-    marks = ["*" if each.index in marked else " " for each in predictions]
+    marked_indices = set() if explained <= {predictions[0].index} else explained
+    names = [name_class(prediction.index, prediction.label) for prediction in predictions]
+    width, digits = max(map(len, names)), max(len(str(prediction.index)) for prediction in predictions)
+    marks = ["*" if prediction.index in marked_indices else " " for prediction in predictions]
     rows = zip(marks, names, predictions)
     starts = [f"{mark} {name:<{width}}   {prediction.index:>{digits}}   " for mark, name, prediction in rows]
-    shares = [each.probability for each in predictions]
+    shares = [prediction.probability for prediction in predictions]
     if len(shares) > 1 and all(0 <= share <= 1 for share in shares):
         bars = [click.style(draw_bar(share), fg="cyan") for share in shares]
-        # A class that was named is often improbable: show how improbable.
-        is_small = [mark == "*" and 0 < share < 0.01 for mark, share in zip(marks, shares)]
-        percents = [f"{100 * share:.1g} %" if small else _percent(share) for share, small in zip(shares, is_small)]
+        # A class that the user chose is often improbable, so its small probability is printed exactly.
+        are_small = [mark == "*" and 0 < share < 0.01 for mark, share in zip(marks, shares)]
+        percents = [f"{100 * share:.1g} %" if small else _percent(share) for share, small in zip(shares, are_small)]
         return [f"{start}{percent:>5}   {bar}" for start, percent, bar in zip(starts, percents, bars)]
-    # Outputs that are no probabilities, such as logits: neither a percentage nor a bar would be true.
+    # These outputs are not probabilities, so a percentage or a bar would be wrong.
     values = [f"{share:.4g}" for share in shares]
     longest = max(5, *map(len, values))
     return [f"{start}{value:>{longest}}" for start, value in zip(starts, values)]
 
 
-def _things(predictions: Sequence[Prediction], task: str) -> list[str]:
-    """What was found, each with its number, so that it can be typed, and how sure the model is of it."""
-    shown = predictions[:FOUND]
-    names = [name_class(each.index, each.label) for each in shown]
-    numbers = [str(each.index if each.number is None else each.number) for each in shown]
+def _format_detections(predictions: Sequence[Prediction], task: str) -> list[str]:
+    """Format the detections: the number to type, the class and the score."""
+    listed = predictions[:MAX_LISTED_DETECTIONS]
+    names = [name_class(prediction.index, prediction.label) for prediction in listed]
+    numbers = [str(prediction.index if prediction.number is None else prediction.number) for prediction in listed]
     width, digits = max(map(len, names)), max(map(len, numbers))
-    what = " of the image" if task == "segmentation" else ""
+    share_of = " of the image" if task == "segmentation" else ""
     lines = [
-        f"  {number:>{digits}}   {name:<{width}}   {_percent(each.probability):>5}{what}   "
-        f"{click.style(draw_bar(each.probability), fg='cyan')}"
-        for number, name, each in zip(numbers, names, shown)
+        f"  {number:>{digits}}   {name:<{width}}   {_percent(prediction.probability):>5}{share_of}   "
+        f"{click.style(draw_bar(prediction.probability), fg='cyan')}"
+        for number, name, prediction in zip(numbers, names, listed)
     ]
-    left = len(predictions) - len(shown)
-    return [*lines, f"  and {left} more (see --json)"] if left else lines
+    remaining = len(predictions) - len(listed)
+    return [*lines, f"  and {remaining} more (see --json)"] if remaining else lines
 
 
-def _explained(record: Record, grids: Sequence[tuple[int, ...]]) -> list[str]:
+def _format_explanations(record: Record, grids: Sequence[tuple[int, ...]]) -> list[str]:
     entries = record.explained
     names = [entry.title for entry in entries]
-    if entries[0].kind in COSINES:
+    if entries[0].kind in COSINE_KINDS:
         width = max(map(len, names))
-        what = "contrast" if entries[0].against else "cosine"
-        names = [f"{name:<{width}}   {what} {entry.score:.3f}" for name, entry in zip(names, entries)]
-    files = [", ".join(filter(None, (it.overlay, it.heatmap, it.map, it.panel))) for it in entries]
-    places = [f"{it.layer} ({' x '.join(map(str, grid))})" for it, grid in zip(entries, grids)]
-    kinds = ["positive or negative" if it.evidence == "signed" else it.evidence for it in entries]
+        score_name = "contrast" if entries[0].against else "cosine"
+        names = [f"{name:<{width}}   {score_name} {entry.score:.3f}" for name, entry in zip(names, entries)]
+    files = [", ".join(filter(None, (entry.overlay, entry.heatmap, entry.map, entry.panel))) for entry in entries]
+    places = [f"{entry.layer} ({' x '.join(map(str, grid))})" for entry, grid in zip(entries, grids)]
+    kinds = ["positive or negative" if entry.evidence == "signed" else entry.evidence for entry in entries]
     arrows = [f"  →  {click.style(file, fg='green')}" for file in files]
-    if len(entries) > 1 and len(set(files)) == 1:  # all on one picture
-        methods = dict.fromkeys(it.method for it in entries)
+    if len(entries) > 1 and len(set(files)) == 1:  # all are in one panel
+        methods = dict.fromkeys(entry.method for entry in entries)
         lines = [
             f"  {', '.join(dict.fromkeys(names))} at {', '.join(dict.fromkeys(places))}",
             f"  by {', '.join(methods)}",
         ]
-        blank = [kind for kind, it in zip(kinds, entries) if it.blank]
+        blank = [kind for kind, entry in zip(kinds, entries) if entry.blank]
         if blank:
             text = f"  no {blank[0]} evidence in {len(blank)} of {len(entries)} heatmaps"
             lines.append(click.style(text, fg="yellow"))
         return [*lines, arrows[0]]
-    several_methods = len({it.method for it in entries}) > 1
-    places = [f"{f'{it.method} at ' if several_methods else 'at '}{place}" for it, place in zip(entries, places)]
+    several_methods = len({entry.method for entry in entries}) > 1
+    places = [f"{f'{entry.method} at ' if several_methods else 'at '}{place}" for entry, place in zip(entries, places)]
     blanks = [click.style(f"no {kind} evidence", fg="yellow") for kind in kinds]
     ends = [
-        f"  {blank}  →  {file}" if it.blank else arrow for it, blank, file, arrow in zip(entries, blanks, files, arrows)
+        f"  {blank}  →  {file}" if entry.blank else arrow
+        for entry, blank, file, arrow in zip(entries, blanks, files, arrows)
     ]
     width, longest = max(map(len, names)), max(map(len, places))
     return [f"  {name:<{width}} {place:<{longest}}{end}" for name, place, end in zip(names, places, ends)]
 
 
-def to_command(words: Sequence[str]) -> str:
-    """The line that a shell takes for these words."""
+def quote_command(words: Sequence[str]) -> str:
+    """Join words to a command line, quoted for a POSIX shell."""
     return " ".join(map(_quote, words))
 
 
@@ -290,23 +300,23 @@ def _quote(word: str) -> str:
     if printable(word) == word:
         return shlex.quote(word)
     escaped = printable(word.replace("\\", "\\\\").replace("'", "\\'"))
-    return f"$'{escaped}'"  # as shells but the plainest know it
+    return f"$'{escaped}'"  # ANSI-C quoting, which bash, zsh and ksh understand
 
 
-# Of what is printed, these are ours: ends of lines, colours, and what a bar moves in its own line with.
-OURS = r"\n|\r|\t|\x1b\[(?:[0-9;]*m|[AK]|\?25[lh])"
-FOREIGN = re.compile(f"({OURS})|({CONTROLS.pattern})")
+# Control sequences that this package prints itself: line ends, colours, and those of the progress bar.
+OWN_SEQUENCES = r"\n|\r|\t|\x1b\[(?:[0-9;]*m|[AK]|\?25[lh])"
+CONTROL_PATTERN = re.compile(f"({OWN_SEQUENCES})|({CONTROLS.pattern})")
 
 
 class SafeStream:
-    """A text stream that escapes control characters which nobody here has any use for, whatever they come from."""
+    """A text stream that escapes all control characters, except those that this package prints itself."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """As the stream does."""
-        return self._stream.write(FOREIGN.sub(lambda found: found[1] or printable(found[2]), text))
+        """Write the text with foreign control characters escaped."""
+        return self._stream.write(CONTROL_PATTERN.sub(lambda match: match[1] or printable(match[2]), text))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -318,59 +328,62 @@ def _percent(share: float) -> str:
     return f"{min(share, 0.99 if share < 1 else 1) * 100:.0f} %"
 
 
-def draw_bar(share: float, length: int = BAR) -> str:
-    """So much of a bar of so many characters."""
-    whole, eighths = divmod(round(share * length * 8), 8)
-    return "█" * whole + EIGHTHS[eighths].strip()
+def draw_bar(share: float, length: int = BAR_LENGTH) -> str:
+    """Return a bar of block characters. `share`: the filled fraction. `length`: the number of characters for 100 %."""
+    full_blocks, eighths = divmod(round(share * length * 8), 8)
+    return "█" * full_blocks + EIGHTHS[eighths].strip()
 
 
-def _seen(record: Record, *, has_fit: bool = True) -> str:
+def _format_view(record: Record, *, has_fit: bool = True) -> str:
     height, width = record.size or (0, 0)
     _, _, rows, columns = record.region or (0, 0, height, width)
     share = rows * columns / (height * width)
     if record.fit is not None:
         kind, _, side = record.fit.partition(":")
-        how = f", in windows of {side} x {side} pixels" if kind == "tiles" else ""
-        return f"  The heatmap covers the whole image{how}."
+        window_note = f", in windows of {side} x {side} pixels" if kind == "tiles" else ""
+        return f"  The heatmap covers the whole image{window_note}."
     if share == 1:
         return "  The model sees the whole image."
-    seen = f"  The model sees a centre crop: {columns} x {rows} of {width} x {height} pixels ({_percent(share)})."
-    return f"{seen} Use --fit whole to explain the whole image." if has_fit else seen
+    sentence = f"  The model sees a centre crop: {columns} x {rows} of {width} x {height} pixels ({_percent(share)})."
+    return f"{sentence} Use --fit whole to explain the whole image." if has_fit else sentence
 
 
 SECONDS_BETWEEN_DRAWINGS = 0.1  # of a progress bar
-DEFAULT_COLUMNS = 80  # of a terminal that does not tell its width
-LISTED = 20  # failures that are named at the end; all of them are in the manifest
+DEFAULT_COLUMNS = 80  # if the terminal's width is unknown
+MAX_LISTED_FAILURES = 20  # printed at the end; the manifest lists all failures
 
 
 class Display:
-    """A bar on standard error, records on standard output where they are asked for, and failures at the end."""
+    """The terminal output of a batch: a progress bar, with `--json` a record per image, and failures at the end.
 
-    def __init__(self, output: Output, pictures: int, done: int) -> None:
+    `total`: the number of images. `done_before`: the number of them that an earlier run has finished.
+    """
+
+    def __init__(self, output: Output, total: int, done_before: int) -> None:
         self._output = output
-        self._pictures, self._done_before = pictures, done
-        self._out: TextIO = sys.stdout  # what a model of the user's prints goes to standard error meanwhile
-        self._errors: list[str] = []  # the first of them: a million broken pictures are not held
-        self._failed = self._done = 0
+        self._total, self._done_before = total, done_before
+        self._out: TextIO = sys.stdout  # Saved now: while models run, sys.stdout is redirected.
+        self._errors: list[str] = []  # Limited, because a million images may be broken.
+        self._failed = self._explained = 0
         self._start = time.perf_counter()
         self._bar: ProgressBar | None = None
 
     @contextlib.contextmanager
-    def shown(self) -> Iterator[Display]:
-        total, done = self._pictures, self._done_before
-        with shown_bar(self._output, "images", total, done) as self._bar:
+    def show_bar(self) -> Iterator[Display]:
+        total, done_before = self._total, self._done_before
+        with show_progress_bar(self._output, "images", total, done_before) as self._bar:
             yield self
 
     def add(self, record: Record) -> None:
         if record.error is not None:
             self._failed += 1
-            if self._failed <= LISTED:
+            if self._failed <= MAX_LISTED_FAILURES:
                 self._errors.append(record.error)
         else:
-            self._done += 1
+            self._explained += 1
         if self._bar is not None:
             self._bar.failed = self._failed
-            self._bar.update(self._done_before + self._done + self._failed)
+            self._bar.update(self._done_before + self._explained + self._failed)
         if self._output.as_json:
             click.echo(record.to_json(), file=self._out)
 
@@ -378,65 +391,65 @@ class Display:
     def has_failures(self) -> bool:
         return self._failed > 0
 
-    def tell_failures(self, manifest: str) -> None:
+    def print_failures(self, manifest: str) -> None:
         for error in self._errors:
             click.echo(printable(error), err=True)
-        if self._failed > LISTED:
-            click.echo(f"... and {self._failed - LISTED} more, listed as failed in {manifest}.", err=True)
+        if self._failed > MAX_LISTED_FAILURES:
+            click.echo(f"... and {self._failed - MAX_LISTED_FAILURES} more, listed as failed in {manifest}.", err=True)
 
-    def tell_end(self, folder: str, *, left_out: int, report: str | None) -> None:
+    def print_summary(self, folder: str, *, left_out: int, report: str | None) -> None:
         if self._output.quiet or self._output.as_json:
             return
-        seconds, worked_on = time.perf_counter() - self._start, self._done + self._failed
-        pace = f"{seconds:.1f} s, {worked_on / seconds:.1f} images per second" if worked_on else "nothing left to do"
-        parts = [f"{count(self._done, 'image')} explained"]
+        seconds, processed = time.perf_counter() - self._start, self._explained + self._failed
+        pace = f"{seconds:.1f} s, {processed / seconds:.1f} images per second" if processed else "nothing left to do"
+        parts = [f"{format_count(self._explained, 'image')} explained"]
         if self._done_before:
             parts.append(f"{self._done_before} explained in an earlier run")
         if self._failed:
             parts.append(click.style(f"{self._failed} failed", fg="red"))
         if left_out:
-            parts.append(f"{count(left_out, 'non-image file')} ignored")
+            parts.append(f"{format_count(left_out, 'non-image file')} ignored")
         click.echo(f"{', '.join(parts)}   ({pace})")
-        for written in filter(None, (folder, report)):
-            click.echo(to_arrow(written))
+        for path in filter(None, (folder, report)):
+            click.echo(format_written_path(path))
 
-    def tell_stop(self, recorded: int) -> None:
+    def print_stop(self, recorded: int) -> None:
         finished = self._done_before + recorded
-        click.echo(f"{finished} of {count(self._pictures, 'image')} are finished. {how_to_go_on()}", err=True)
+        click.echo(f"{finished} of {format_count(self._total, 'image')} are finished. {describe_resume()}", err=True)
 
 
-def count(number: int, what: str, several: str | None = None) -> str:
-    """So many of something; `several`: its plural, where that has no s."""
-    return f"{number} {what if number == 1 else several or f'{what}s'}"
+def format_count(number: int, noun: str, plural: str | None = None) -> str:
+    """Return the number with its noun. `plural`: the plural if it is irregular."""
+    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
 
 
-def how_to_go_on() -> str:
-    """Two lines: the second is what to type."""
-    is_piped = "-" in sys.argv[2:]  # the names of the pictures
-    return f"To resume{', with the same list on standard input' if is_piped else ''}:\n  {resume_line(sys.argv[1:])}"
+def describe_resume() -> str:
+    """Return two lines that explain how to resume the run; the second is the command."""
+    is_piped = "-" in sys.argv[2:]  # The list of images comes from standard input.
+    return f"To resume{', with the same list on standard input' if is_piped else ''}:\n  {format_resume(sys.argv[1:])}"
 
 
-def resume_line(arguments: Sequence[str]) -> str:
-    """What was typed behind `gradcam`, with `--resume` in place of `--overwrite`, for a shell that is bash, zsh or alike."""
-    kept = [argument for argument in arguments[1:] if argument not in ("--overwrite", "--resume")]
-    return to_command(["gradcam", *arguments[:1], "--resume", *kept])
+def format_resume(arguments: Sequence[str]) -> str:
+    """Return the command line with `--resume` instead of `--overwrite`. `arguments`: those after `gradcam`."""
+    remaining = [argument for argument in arguments[1:] if argument not in ("--overwrite", "--resume")]
+    return quote_command(["gradcam", *arguments[:1], "--resume", *remaining])
 
 
 class ProgressBar:
-    """A line on a terminal that is drawn again and again: the share that is done, the rate and the time left."""
+    """A line on the terminal that shows the finished share, the rate and the remaining time."""
 
-    current: ClassVar[ProgressBar | None] = None  # the one on the terminal
+    current: ClassVar[ProgressBar | None] = None  # the bar that is visible
     lock = threading.RLock()  # Other threads print above the bar.
 
-    def __init__(self, unit: str, total: int, done: int, *, is_hidden: bool) -> None:
-        self.unit, self.total, self.done, self.failed = unit, total, done, 0
-        self._is_hidden, self._done_before, self._start = is_hidden, done, time.monotonic()
+    def __init__(self, unit: str, total: int, completed: int, *, is_hidden: bool) -> None:
+        self.unit, self.total, self.completed, self.failed = unit, total, completed, 0
+        self._is_hidden, self._done_before, self._start = is_hidden, completed, time.monotonic()
         self._last_drawn = -math.inf
 
-    def update(self, done: int, total: int | None = None) -> None:
-        """Draw the bar again if this many are done, unless it was drawn just now."""
+    def update(self, completed: int, total: int | None = None) -> None:
+        """Set the progress, and draw the bar unless it was drawn a moment ago. A new total is always drawn."""
         has_new_total = total not in (None, self.total)
-        self.done, self.total = done, self.total if total is None else total
+        self.completed, self.total = completed, self.total if total is None else total
         if has_new_total or time.monotonic() - self._last_drawn >= SECONDS_BETWEEN_DRAWINGS:
             self.draw()
 
@@ -448,12 +461,12 @@ class ProgressBar:
         self._write(" " * (_count_columns() - 1) + "\r")
 
     def _format(self, columns: int) -> str:
-        share = min(1, self.done / max(1, self.total))
-        start, end = f"{_percent(share):>5} |", f"| {self.done} of {self.total}"
-        if self.done > self._done_before:
-            rate = (self.done - self._done_before) / max(time.monotonic() - self._start, 1e-9)
-            left = timedelta(seconds=round(max(0, self.total - self.done) / rate))
-            end += f"   {rate:.2f} {self.unit}/s   {left} left"
+        share = min(1, self.completed / max(1, self.total))
+        start, end = f"{_percent(share):>5} |", f"| {self.completed} of {self.total}"
+        if self.completed > self._done_before:
+            rate = (self.completed - self._done_before) / max(time.monotonic() - self._start, 1e-9)
+            remaining_time = timedelta(seconds=round(max(0, self.total - self.completed) / rate))
+            end += f"   {rate:.2f} {self.unit}/s   {remaining_time} left"
         end += f", {self.failed} failed" if self.failed else ""
         length = max(0, columns - len(start) - len(end))
         return f"{start}{draw_bar(share, length):{length}}{end}"[:columns]
@@ -484,9 +497,9 @@ def print_above_bar(text: str) -> None:
 
 
 @contextlib.contextmanager
-def shown_bar(output: Output, unit: str, total: int, done: int = 0) -> Iterator[ProgressBar]:
-    """A bar on a terminal that goes away, none with `--quiet`; what a model prints goes to standard error meanwhile."""
-    bar = ProgressBar(unit, total, done, is_hidden=output.quiet or not sys.stderr.isatty())
+def show_progress_bar(output: Output, unit: str, total: int, done_before: int = 0) -> Iterator[ProgressBar]:
+    """Show a progress bar on a terminal, unless `--quiet` is given. Redirect what models print to standard error."""
+    bar = ProgressBar(unit, total, done_before, is_hidden=output.quiet or not sys.stderr.isatty())
     ProgressBar.current = bar
     try:
         bar.draw()
@@ -499,39 +512,39 @@ def shown_bar(output: Output, unit: str, total: int, done: int = 0) -> Iterator[
 
 
 @contextlib.contextmanager
-def shown_passes(output: Output) -> Iterator[Progress]:
-    """A bar that hears of passes done, and of how many."""
-    with shown_bar(output, "passes", 1) as bar:
+def show_pass_progress(output: Output) -> Iterator[Progress]:
+    """Show a progress bar of model passes, and yield the function that updates it."""
+    with show_progress_bar(output, "passes", 1) as bar:
         yield bar.update
 
 
-def cut_type(name: str, longest: int) -> str:
-    """A class's name of so many characters at most; names of layers are never cut, for they are there to be copied."""
-    return name if len(name) <= longest else name[: longest - 1] + "…"
+def shorten_name(name: str, max_length: int) -> str:
+    """Shorten a name to a number of characters. Layer names are never shortened, because users copy them."""
+    return name if len(name) <= max_length else name[: max_length - 1] + "…"
 
 
-def show_shape(shape: Sequence[int]) -> str:
-    """A tensor's sides; for one picture, without the first, which is the picture's."""
+def format_shape(shape: Sequence[int]) -> str:
+    """Format a shape as "64 x 56 x 56". A batch axis of 1 is omitted."""
     return " x ".join(map(str, shape[1:] if tuple(shape[:1]) == (1,) else shape)) or "1"
 
 
-def fitting_depth(depths: Sequence[int]) -> int:
-    """The greatest depth of which all rows fit on a screen, by how deep each row lies."""
-    return max((it for it in set(depths) if sum(depth <= it for depth in depths) <= MOST_ROWS), default=1)
+def find_fitting_depth(depths: Sequence[int]) -> int:
+    """Return the greatest depth limit at which the table has at most `MAX_TABLE_ROWS` rows. `depths`: one per row."""
+    return max((limit for limit in set(depths) if sum(depth <= limit for depth in depths) <= MAX_TABLE_ROWS), default=1)
 
 
-def to_arrow(file: str) -> str:
-    """A line that says where a file is."""
+def format_written_path(file: str) -> str:
+    """Return a line with an arrow and the path of a written file."""
     return f"  →  {click.style(printable(file), fg='green')}"
 
 
-def to_name(image: str) -> str:
-    """What a picture is called, without its folder, for a title."""
+def format_image_name(image: str) -> str:
+    """Return the file name of an image in bold, for a title."""
     return click.style(printable(image.replace("\\", "/").rpartition("/")[2]), bold=True)
 
 
 def _load_torch() -> None:
-    """Import torch, without looking for garbage among the objects that it makes: they are many, and stay."""
+    """Import torch with garbage collection off, because its many objects live until the end of the process."""
     if "torch" in sys.modules:
         return
     is_enabled = gc.isenabled()
@@ -545,7 +558,7 @@ def _load_torch() -> None:
 
 
 def import_torch() -> None:
-    """Import torch, which takes seconds; a terminal says so meanwhile, unless `--quiet` was typed."""
+    """Import torch, which takes seconds. Meanwhile, a terminal shows a note unless `--quiet` is given."""
     if "torch" in sys.modules:
         return
     context = click.get_current_context(silent=True)
@@ -560,9 +573,9 @@ def import_torch() -> None:
 
 
 @contextlib.contextmanager
-def telling_waits(output: Output) -> Iterator[None]:
-    """Meanwhile what is waited for is said on standard error, above a bar that is there; not at all with `--quiet`."""
-    handler = logging.NullHandler() if output.quiet else _Teller()
+def report_waits(output: Output) -> Iterator[None]:
+    """Print the log messages about waits and retries on standard error, unless `--quiet` is given."""
+    handler = logging.NullHandler() if output.quiet else _PrintAboveBarHandler()
     LOG.addHandler(handler)
     try:
         yield
@@ -570,18 +583,18 @@ def telling_waits(output: Output) -> Iterator[None]:
         LOG.removeHandler(handler)
 
 
-class _Teller(logging.Handler):
+class _PrintAboveBarHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         print_above_bar(record.getMessage())
 
 
 @contextlib.contextmanager
-def code_of_the_user(*names: str | None) -> Iterator[None]:
-    """While code runs that may be named so: it can be imported from the current folder, and prints to standard error."""
+def custom_code_context(*names: str | None) -> Iterator[None]:
+    """Run custom code, such as FILE.py:NAME: allow imports from the current folder, and redirect prints to stderr."""
     if any(name is not None and ":" in name for name in names) and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as `python -m` has it
+        sys.path.insert(0, os.getcwd())  # as `python -m` does
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
-    except SystemExit as error:  # it would end the program, and say nothing
+    except SystemExit as error:  # It would end the program without a message.
         raise ModelError(f"The model's code exited the program: {describe_unexpected(error)}.") from error

@@ -16,12 +16,12 @@ from gradcam.cli._commands import Command
 from gradcam.cli._job import load_model, make_folder, say
 from gradcam.cli._settings import Output, find_destination, is_same, to_model_choice
 from gradcam.cli._terminal import (
-    code_of_the_user,
-    count,
+    custom_code_context,
+    format_count,
     import_torch,
-    shown_passes,
-    telling_waits,
-    to_arrow,
+    show_pass_progress,
+    report_waits,
+    format_written_path,
 )
 from gradcam.errors import GradcamError, printable
 
@@ -40,7 +40,7 @@ WHAT_IT_MEANS = (
 )
 
 
-@click.command("audit", cls=Command, own=["--labels"])
+@click.command("audit", cls=Command, main_options=["--labels"])
 @click.argument("inputs", nargs=-1, required=True, metavar="FOLDER...")
 @click.option(
     "--labels",
@@ -78,14 +78,14 @@ def audit_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen:
     check_installed()
     destination = find_destination(chosen["output"], [], 1)
     sheet = destination.file or destination.folder / SHEET
-    with telling_waits(output):
+    with report_waits(output):
         items = list_inputs(inputs).items
         if any(item.content.path is not None and is_same(Path(item.content.path), sheet) for item in items):
             raise GradcamError(f"{sheet} is an input image and is never overwritten: choose another --output.")
         classifier = load_model(to_model_choice(chosen), layer=chosen["layer"])
         say(classifier.notes, output)
         settings: Any = {name: chosen[name] for name in ("method", "score", "reshape")}
-        with code_of_the_user(chosen["method"]), shown_passes(output) as progress:
+        with custom_code_context(chosen["method"]), show_pass_progress(output) as progress:
             found = audit_items(items, classifier, labels=chosen["classes"], **settings, progress=progress)
     make_folder(destination.folder)
     write_image(sheet, found.sheet())
@@ -97,7 +97,7 @@ def audit_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen:
         click.echo(json.dumps({**found.to_record(), "sheet": str(sheet)}, allow_nan=False))
     elif not quiet:
         seconds = time.perf_counter() - start
-        files = [to_arrow(str(path)) for path in (sheet, chosen["page"]) if path]
+        files = [format_written_path(str(path)) for path in (sheet, chosen["page"]) if path]
         click.echo("\n".join([*_format(found, str(classifier.device), seconds), *files, ""]))
     return int(bool(found.failures))
 
@@ -118,8 +118,8 @@ def _format(found: Audit, device: str, seconds: float) -> Iterator[str]:
         [
             f"{click.style(printable(found.model), bold=True)} on {device}",
             f"{found.method} at {printable(found.layer)}",
-            f"{count(pictures, 'image')} of {count(len({it.index for it in clusters}), 'class', 'classes')}",
-            count(len(clusters), "cluster"),
+            f"{format_count(pictures, 'image')} of {format_count(len({it.index for it in clusters}), 'class', 'classes')}",
+            format_count(len(clusters), "cluster"),
             f"{seconds:.1f} s",
         ]
     )

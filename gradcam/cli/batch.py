@@ -21,11 +21,11 @@ from gradcam.cli._page import PageMaking
 from gradcam.cli._settings import ModelChoice, Output, Settings, to_settings
 from gradcam.cli._terminal import (
     Display,
-    Terminated,
-    code_of_the_user,
+    TerminationSignal,
+    custom_code_context,
     import_torch,
-    telling_waits,
-    to_arrow,
+    report_waits,
+    format_written_path,
 )
 from gradcam.errors import ClusterError, DeviceError, GradcamError, OutputError, StoreError, printable
 from gradcam.options import FORMATS as PICTURE_FORMATS
@@ -145,7 +145,7 @@ def explain_all(typed: Typed) -> int:
     from gradcam.sources.list import list_inputs
 
     choice, settings = typed.choice, typed.settings
-    with telling_waits(typed.output), contextlib.ExitStack() as stack:
+    with report_waits(typed.output), contextlib.ExitStack() as stack:
         # Before torch is imported, and a model loaded.
         choice.output_format.check_place(choice.destination)
         listing = list_inputs(typed.inputs, exclude=choice.folder)
@@ -309,25 +309,25 @@ def _explain(
         click.echo(printable(reason), err=True)
         with contextlib.suppress(OutputError, StoreError):  # of the same place, about which all is said
             results.close()
-        display.tell_stop(results.recorded)
+        display.print_stop(results.recorded)
 
     try:
         records = explain_into(results, saver, work, choice.limit, engine=engine)
         # Closed here: the error that ends it would keep its threads at work after the folder is another's.
-        with contextlib.closing(records), display.shown():
+        with contextlib.closing(records), display.show_bar():
             for record in records:
                 display.add(record)
         results.close(names)
         report = str(write_report(choice.folder)) if choice.report else None
     except (OutputError, StoreError, ClusterError, DeviceError, TooManyFailuresError) as error:
-        display.tell_failures(results.manifest)
+        display.print_failures(results.manifest)
         stop(str(error))
         return 1
-    except (KeyboardInterrupt, Terminated):
+    except (KeyboardInterrupt, TerminationSignal):
         stop("Stopped.")
         raise
-    display.tell_failures(results.manifest)
-    display.tell_end(str(choice.folder), left_out=left_out, report=report)
+    display.print_failures(results.manifest)
+    display.print_summary(str(choice.folder), left_out=left_out, report=report)
     return int(display.has_failures)
 
 
@@ -339,7 +339,7 @@ class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gener
             return value
         name = value if is_own(value) else super().convert(value, parameter, context)
         try:
-            with code_of_the_user(name):
+            with custom_code_context(name):
                 return find_format(name)
         except GradcamError as error:
             self.fail(str(error), parameter, context)
@@ -360,7 +360,7 @@ class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gener
 @options.appearance
 @options.save
 @options.choice("--format", PICTURE_FORMATS, "Image format.")
-@options.number("--quality", "Quality of jpg and webp, from 1 to 100.", 90, most=100, metavar="Q")
+@options.number("--quality", "Quality of jpg and webp, from 1 to 100.", 90, maximum=100, metavar="Q")
 @click.option(
     "--output-format",
     type=FormatName([*FORMATS, *(name for name in installed("formats") if name not in FORMATS)]),
@@ -374,10 +374,10 @@ class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gener
     "--batch-size",
     "Batch size: number of images per pass of the model. It is halved if memory runs out. Without --batch-size, it is "
     "chosen for the device.",
-    most=MAX_BATCH_SIZE,
+    maximum=MAX_BATCH_SIZE,
 )
-@options.number("--workers", "Number of threads that read, draw and write.  [default: one per core]", most=MAX_WORKERS)
-@options.number("--processes", "Number of processes per GPU, each with its own model.", 1, most=100)
+@options.number("--workers", "Number of threads that read, draw and write.  [default: one per core]", maximum=MAX_WORKERS)
+@options.number("--processes", "Number of processes per GPU, each with its own model.", 1, maximum=100)
 @options.choice(
     "--pixels",
     PIXELS,
@@ -412,7 +412,7 @@ class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gener
     metavar="HOST:PORT",
     help="Ray cluster to connect to.  [default: RAY_ADDRESS, or a new local cluster]",
 )
-@options.number("--actors-per-gpu", "Number of Ray actors per GPU, each with its own model.", 1, most=100)
+@options.number("--actors-per-gpu", "Number of Ray actors per GPU, each with its own model.", 1, maximum=100)
 @click.option("--audit", is_flag=True, help="Add the SHA-256 of each input to its record.")
 @options.printing
 def batch_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
@@ -464,8 +464,8 @@ def report_command(folder: Path | Store, quiet: bool) -> int:
     """
     from gradcam.report.pages import write_report
 
-    with telling_waits(Output(as_json=False, quiet=quiet)):
+    with report_waits(Output(as_json=False, quiet=quiet)):
         page = write_report(folder)
     if not quiet:
-        click.echo(to_arrow(str(page)))
+        click.echo(format_written_path(str(page)))
     return 0

@@ -19,7 +19,7 @@ from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
 from gradcam.cli._job import load_model, make_folder, require_images, say, tell_each
 from gradcam.cli._settings import Output, find_destination, to_judged, to_judged_target
-from gradcam.cli._terminal import code_of_the_user, import_torch, shown_passes, to_arrow, to_name
+from gradcam.cli._terminal import custom_code_context, import_torch, show_pass_progress, format_written_path, format_image_name
 from gradcam.errors import GradcamError, printable
 from gradcam.evaluation.controls import CONTROLS, find_explained
 from gradcam.images.files import OutputNames, join_name
@@ -67,7 +67,7 @@ class CheckResult:
             return ""
         height, width = self.size
         title = [
-            to_name(self.image),
+            format_image_name(self.image),
             f"{width} x {height}",
             f"{printable(verdict.model)} on {self.device}",
             f"{self.seconds:.1f} s",
@@ -89,7 +89,7 @@ class CheckResult:
         lines += textwrap.wrap(
             verdict.summary, WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
         )
-        return "\n".join([*lines, to_arrow(self.panel or ""), ""])
+        return "\n".join([*lines, format_written_path(self.panel or ""), ""])
 
 
 def _style(outcome: str) -> str:
@@ -113,7 +113,7 @@ def _style(outcome: str) -> str:
 @options.class_("class_", "Class name or index to explain.  [default: top class of each image]")
 @options.things
 @options.score
-@options.number("--seed", "Random seed.", 0, least=0, most=MAX_SEED, metavar=None)
+@options.number("--seed", "Random seed.", 0, minimum=0, maximum=MAX_SEED, metavar=None)
 @click.option(
     "--fail-on",
     type=click.Choice(["undecided", "failed"]),
@@ -147,7 +147,7 @@ def check_command(
     output = Output(as_json, quiet)
     require_images(images, output)
     import_torch()
-    with code_of_the_user(*chosen["methods"]):
+    with custom_code_context(*chosen["methods"]):
         methods: dict[str, Any] = {it.name: it for it in map(find_explained, chosen["methods"])}
     methods = methods or {"": None}  # what suits the model
     settings = to_judged(chosen, chosen["class_"])
@@ -208,7 +208,7 @@ def _check(
 
     start = time.perf_counter()
     prepared = classifier.prepare(image)
-    with shown_passes(output) as progress:
+    with show_pass_progress(output) as progress:
         others = [other for path, other in options["other_images"].items() if path != image]
         verdict = check(classifier, prepared, **{**options, "other_images": others}, progress=progress)
     path = claim(image, verdict.method)

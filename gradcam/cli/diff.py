@@ -16,7 +16,7 @@ from gradcam.cli import _options as options
 from gradcam.cli._commands import Command, to_weights
 from gradcam.cli._job import load_model, make_folder, say
 from gradcam.cli._settings import ModelChoice, Output, to_model_choice
-from gradcam.cli._terminal import code_of_the_user, count, cut_type, import_torch, shown_passes, to_arrow
+from gradcam.cli._terminal import custom_code_context, format_count, shorten_name, import_torch, show_pass_progress, format_written_path
 from gradcam.errors import GradcamError, LayerError, ModelError, OutputError, printable
 from gradcam.evaluation.snapshots.gate import ALIKE, NAMES, Gate, read_condition
 from gradcam.images.files import READ_SUFFIXES, OutputNames, join_name, write_whole
@@ -80,7 +80,7 @@ def _read_words(words: Sequence[str], against: Path | None, save: Path | None) -
     return Compared(words[:models], words[models:], against, save)
 
 
-@click.command("diff", cls=Command, own=["--against"])
+@click.command("diff", cls=Command, main_options=["--against"])
 @click.argument("words", nargs=-1, required=True, metavar="OLD NEW IMAGE...", type=click.Path())
 @options.named_model
 @_of_one("old")
@@ -159,7 +159,7 @@ def diff_command(words: tuple[str, ...], as_json: bool, quiet: bool, **chosen: A
     elif not quiet:
         heading = f"{' → '.join(map(printable, titles))}   {_place(found)}   {time.perf_counter() - start:.1f} s"
         written = [chosen["output"], chosen["page"], chosen["junit"]]
-        arrows = [to_arrow(str(path)) for path in written if path]
+        arrows = [format_written_path(str(path)) for path in written if path]
         click.echo(
             "\n".join(
                 [heading, "", *_to_table(found.rows), f"  {found.summary[:1].upper()}{found.summary[1:]}.", *arrows, ""]
@@ -200,7 +200,7 @@ def _save(typed: Compared, chosen: dict[str, Any], output: Output) -> int:
     check_place(path)
     classifier, title = _load("new", typed.models[0], chosen)
     say(classifier.notes, output)
-    with code_of_the_user(chosen["method"]), shown_passes(output) as progress:
+    with custom_code_context(chosen["method"]), show_pass_progress(output) as progress:
         options: Any = {"method": chosen["method"], "reshape": chosen["reshape"], "progress": progress}
         found = take_snapshot(classifier, typed.pictures, **options)
     found.save(path)
@@ -219,9 +219,9 @@ def _save(typed: Compared, chosen: dict[str, Any], output: Output) -> int:
     elif not output.quiet:
         origin = found.origin
         click.echo(
-            f"{printable(title)}   {origin.method} at {printable(origin.layer)}   {count(len(found.entries), 'image')}"
+            f"{printable(title)}   {origin.method} at {printable(origin.layer)}   {format_count(len(found.entries), 'image')}"
         )
-        click.echo(to_arrow(str(path)))
+        click.echo(format_written_path(str(path)))
     return int(bool(found.failures))
 
 
@@ -237,7 +237,7 @@ def _compare(typed: Compared, chosen: dict[str, Any], output: Output) -> tuple[D
     else:
         old, title = _load("old", typed.models[0], chosen)
         say(old.notes, output)
-        with code_of_the_user(chosen["method"]):
+        with custom_code_context(chosen["method"]):
             layer = old.layer_for(chosen["method"] or old.default_method)
     try:
         new, new_title = _load("new", typed.models[-1], chosen, layer)
@@ -245,7 +245,7 @@ def _compare(typed: Compared, chosen: dict[str, Any], output: Output) -> tuple[D
         # At its own layer, as a note will say. A layer that was named fails again.
         new, new_title = _load("new", typed.models[-1], chosen)
     say([note for note in new.notes if typed.against or note not in getattr(old, "notes", ())], output)
-    with code_of_the_user(chosen["method"]), shown_passes(output) as progress:
+    with custom_code_context(chosen["method"]), show_pass_progress(output) as progress:
         options: Any = {"method": chosen["method"], "reshape": chosen["reshape"], "alike": chosen["alike"]}
         return diff(old, new, typed.pictures, **options, progress=progress), [title, new_title]
 
@@ -292,7 +292,7 @@ def _end(name: str) -> str:
 
 
 def _say(found: Prediction) -> str:
-    return f"{cut_type(printable(name_class(found.index, found.label)), LONGEST)} {100 * found.probability:.0f} %"
+    return f"{shorten_name(printable(name_class(found.index, found.label)), LONGEST)} {100 * found.probability:.0f} %"
 
 
 def _describe_gate(gate: Gate) -> Iterator[str]:
@@ -303,7 +303,7 @@ def _describe_gate(gate: Gate) -> Iterator[str]:
             found = read_condition(condition)
             worst = sorted(cases, key=lambda case: case.values[found.name], reverse=found.sign == ">")[0]
             said = f"{printable(worst.name)} has {worst.values[found.name]:.4g}"
-            of = "" if found.of_mean else f" in {count(len(cases), 'image')}"
+            of = "" if found.of_mean else f" in {format_count(len(cases), 'image')}"
             yield f"Failed: {condition}{of}: {said}"
 
 

@@ -21,14 +21,14 @@ from gradcam.cli._commands import Command
 from gradcam.cli._job import load_model, say
 from gradcam.cli._settings import Output, Settings, to_judged, to_judged_target
 from gradcam.cli._terminal import (
-    Terminated,
-    code_of_the_user,
-    count,
-    how_to_go_on,
+    TerminationSignal,
+    custom_code_context,
+    format_count,
+    describe_resume,
     import_torch,
-    shown_bar,
-    telling_waits,
-    to_arrow,
+    show_progress_bar,
+    report_waits,
+    format_written_path,
 )
 from gradcam.errors import OutputError, StoreError, printable, to_pip_command
 from gradcam.evaluation.controls import CONTROLS
@@ -91,7 +91,7 @@ NAMED = 3  # methods in the last line
 @options.score
 @click.option("--controls/--no-controls", default=True, help="Also evaluate control maps, which explain nothing.")
 @options.number("--limit", "Largest number of images, sampled at random.")
-@options.number("--seed", "Random seed.", 0, least=0, most=MAX_SEED)
+@options.number("--seed", "Random seed.", 0, minimum=0, maximum=MAX_SEED)
 @options.output_at(
     "Output folder or file. A folder gets .csv, .json and .tex tables, curves.png and examples.png. "
     "A file (.csv, .json or .tex) gets one table."
@@ -125,8 +125,8 @@ def evaluate_command(inputs: tuple[str, ...], *, as_json: bool, quiet: bool, **c
 
     # Before torch is imported, unless the user's own code does, and a model loaded.
     annotations, paths = chosen["annotations"], None if chosen["output"] is None else _find_paths(chosen["output"])
-    with telling_waits(output):
-        with code_of_the_user(*chosen["methods"], *chosen["metrics"]):
+    with report_waits(output):
+        with custom_code_context(*chosen["methods"], *chosen["metrics"]):
             plan = make_plan(
                 chosen["methods"] or DEFAULT_METHODS,
                 chosen["metrics"] or None,
@@ -176,7 +176,7 @@ def _tell_beginning(study: Study, output: Output) -> None:
     if output.quiet or output.as_json:
         return
     it, pictures, mosaics = study.conditions, len(study.items), len(study.compositions)
-    what = [count(pictures, "image"), *([count(mosaics, "mosaic") + " of four"] if mosaics else [])]
+    what = [format_count(pictures, "image"), *([format_count(mosaics, "mosaic") + " of four"] if mosaics else [])]
     click.echo(f"{', '.join(what)}   {it.model} on {it.device}   layer {it.layer}   seed {it.seed}", err=True)
     click.echo(f"{it.score} of {it.target}; {it.resizing}", err=True)
     for line in describe_cost(study.plan, pictures, mosaics):
@@ -187,17 +187,17 @@ def _run(study: Study, journal: Journal | None, output: Output) -> list[Judgemen
     entries: list[Judgement] = []
     out = sys.stdout
     try:
-        with shown_bar(output, "heatmaps", study.total) as bar:
+        with show_progress_bar(output, "heatmaps", study.total) as bar:
             for entry in study.run(journal, progress=bar.update):
                 entries.append(entry)
                 if output.as_json:
                     click.echo(entry.to_json(), file=out)
-    except (KeyboardInterrupt, Terminated, OutputError, StoreError):
+    except (KeyboardInterrupt, TerminationSignal, OutputError, StoreError):
         total = len(study.items) + len(study.compositions)
         kept = "" if journal is not None else " Without --output, these results are lost."
         click.echo(f"Stopped: {len(entries)} of {total} images and mosaics evaluated.{kept}", err=True)
         if journal is not None:
-            click.echo(how_to_go_on(), err=True)
+            click.echo(describe_resume(), err=True)
         raise
     return entries
 
@@ -213,7 +213,7 @@ def _finish(study: Study, results: Results, paths: ResultPaths | None, output: O
         click.echo(format_results(results))
     for path in () if paths is None else _write_all(study, results, paths, output):
         if is_told:
-            click.echo(to_arrow(str(path)))
+            click.echo(format_written_path(str(path)))
     return int(bool(results.failures))
 
 

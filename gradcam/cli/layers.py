@@ -17,7 +17,7 @@ from gradcam.cli._commands import Command
 from gradcam.cli._completion import complete, list_models
 from gradcam.cli._job import check_model_name
 from gradcam.cli._settings import to_model_choice, to_word
-from gradcam.cli._terminal import code_of_the_user, cut_type, fitting_depth, import_torch, show_shape, to_command
+from gradcam.cli._terminal import custom_code_context, shorten_name, find_fitting_depth, import_torch, format_shape, quote_command
 from gradcam.errors import LayerError, join_names, nearest, printable, shorten
 from gradcam.storage.records import SCHEMA
 
@@ -74,8 +74,8 @@ def _cells(row: LayerRow) -> tuple[str, ...]:
         place = f"{place}, but its cells are not aligned with the image"
     place += f" {BOTH_SIGNS}" if row.both_signs else ""
     parameters = f"{row.parameters:,}" if row.parameters else "-"
-    output = "-" if row.shape is None else show_shape(row.shape)
-    kind = printable(cut_type(row.type, LONGEST_TYPE))
+    output = "-" if row.shape is None else format_shape(row.shape)
+    kind = printable(shorten_name(row.type, LONGEST_TYPE))
     return printable(row.name), kind, output, _stride(row), parameters, place
 
 
@@ -101,7 +101,7 @@ def _use(survey: Survey, words: Sequence[str]) -> str:
             f"This model takes volumes. Explain a volume in Python: gradcam.explain(model, volume, '{suggested.name}')."
         )
     named = [] if survey.is_of_task else ["--layer", suggested.name]
-    return to_command(["gradcam", "run", "photo.jpg", *words, *named])
+    return quote_command(["gradcam", "run", "photo.jpg", *words, *named])
 
 
 @click.command("layers", cls=Command)
@@ -131,7 +131,7 @@ def layers_command(names: tuple[str, ...], depth: int | None, show_all: bool, as
     from gradcam.models.skeletons import survey
 
     size = (chosen.size, chosen.size) if isinstance(chosen.size, int) else chosen.size
-    with code_of_the_user(name):
+    with custom_code_context(name):
         found = survey(name or DEFAULT, size=size)
     rows = _choose(found.rows, pattern, depth, show_all=show_all or as_json)
     if as_json:
@@ -157,7 +157,7 @@ def _choose(rows: Sequence[LayerRow], pattern: str | None, depth: int | None, *,
     if pattern is not None:
         rows = _fitting(rows, pattern)
     elif depth is None and not show_all:
-        depth = fitting_depth([_depth(row) for row in rows])
+        depth = find_fitting_depth([_depth(row) for row in rows])
     return [row for row in rows if depth is None or _depth(row) <= depth or (row.is_suggested and pattern is None)]
 
 

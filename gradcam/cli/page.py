@@ -16,7 +16,7 @@ from gradcam.cli._commands import Command
 from gradcam.cli._job import Attempt, ask, make_folder, require_images
 from gradcam.cli._page import PageMaking
 from gradcam.cli._settings import Output, to_settings
-from gradcam.cli._terminal import shown_passes, to_arrow, to_name
+from gradcam.cli._terminal import show_pass_progress, format_written_path, format_image_name
 from gradcam.cli.batch import BatchChoice, Typed, explain_all
 from gradcam.errors import printable
 from gradcam.images.files import is_url, join_name
@@ -110,7 +110,7 @@ def _write_one(image: Path, making: PageMaking, told: Output, output: str | None
         if file.parent.is_symlink() or not file.parent.is_dir():
             make_folder(file.parent)
         prepared = classifier.prepare(image)
-        with shown_passes(told) as progress:
+        with show_pass_progress(told) as progress:
             page = replace(making(classifier, prepared, progress), name=image.name)
         page.save(file)
     if attempt.error is not None:
@@ -121,7 +121,7 @@ def _write_one(image: Path, making: PageMaking, told: Output, output: str | None
         height, width = page.image.shape[:2]
         by = f"{printable(page.model)} on {classifier.device}"
         sets = [f"{it.method} at {it.layer}" for it in page.maps]
-        click.echo("   ".join([to_name(str(image)), f"{width} x {height}", by, f"{seconds:.1f} s"]))
+        click.echo("   ".join([format_image_name(str(image)), f"{width} x {height}", by, f"{seconds:.1f} s"]))
         click.echo(
             f"\n  {printable(things.names[page.first])}, and {len(things.names) - 1:,} more; {printable(', '.join(sets))}"
         )
@@ -129,5 +129,5 @@ def _write_one(image: Path, making: PageMaking, told: Output, output: str | None
             click.echo(f"  Check: {page.verdict['outcome']}. {printable(page.verdict['summary'])}")
         for note in page.notes:
             click.echo(f"  {printable(note)}")
-        click.echo(f"{to_arrow(str(file))}   {file.stat().st_size / 1e6:.2f} MB\n")
+        click.echo(f"{format_written_path(str(file))}   {file.stat().st_size / 1e6:.2f} MB\n")
     return 0

@@ -16,7 +16,7 @@ from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
 from gradcam.cli._job import load_model, say, tell
 from gradcam.cli._settings import ModelChoice, Output, to_model_choice, to_word
-from gradcam.cli._terminal import count, import_torch, print_above_bar, shown_passes, telling_waits, to_command
+from gradcam.cli._terminal import format_count, import_torch, print_above_bar, show_pass_progress, report_waits, quote_command
 from gradcam.errors import GradcamError, LayerError
 from gradcam.evaluation.intervals import ENOUGH
 from gradcam.options import MAX_SEED, SCORES
@@ -78,7 +78,7 @@ def _find_scores(names: Sequence[str]) -> list[str]:
     known=SCORES,
     help=f"Score to try; may be repeated.  [default: {','.join(SCORES)}]",
 )
-@options.number("--limit", "Largest number of images. Larger sets are sampled at random.", 24, least=4)
+@options.number("--limit", "Largest number of images. Larger sets are sampled at random.", 24, minimum=4)
 @click.option(
     "--min-probability",
     type=options.real(0, 1),
@@ -88,7 +88,7 @@ def _find_scores(names: Sequence[str]) -> list[str]:
     help="Smallest probability of the top class. Images with a lower probability are left out.",
 )
 @click.option("--least", type=options.real(0, 1), hidden=True)
-@options.number("--seed", "Random seed.", 0, least=0, most=MAX_SEED)
+@options.number("--seed", "Random seed.", 0, minimum=0, maximum=MAX_SEED)
 @click.option(
     "--annotations",
     metavar="PATH",
@@ -125,7 +125,7 @@ def recommend_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **cho
         click.echo(f"--least is now --min-probability. The old name will be removed in gradcam {REMOVED_IN}.", err=True)
         chosen["min_probability"] = least
     start, choice, layers = time.perf_counter(), to_model_choice(chosen), chosen["layers"]
-    with telling_waits(output):
+    with report_waits(output):
         listing = list_inputs(inputs)
         classifier = _load(choice, layers)
         options = {name: chosen[name] for name in ("scores", "min_probability", "seed", "reshape")}
@@ -134,7 +134,7 @@ def recommend_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **cho
         names, path = [item.name for item in listing.items], chosen["annotations"]
         annotations = None if path is None else read_annotations(path, names=names, find_class=classifier.find_class)
         items = _draw(listing.items, chosen["limit"], chosen["seed"])
-        with shown_passes(output) as progress:
+        with show_pass_progress(output) as progress:
             pictures, options["objects"], failed = _read(classifier, items, annotations)
             found = recommend(classifier, pictures, methods=chosen["methods"] or None, progress=progress, **options)
     seconds, given, taken = time.perf_counter() - start, len(listing.items), len(items)
@@ -222,7 +222,7 @@ class RecommendResult:
         height, width = found.size
         title = [f"{click.style(found.model, bold=True)} on {self.device}", self._pictures()]
         title += [
-            f"{count(found.mosaics, 'mosaic')} of {width} x {height}",
+            f"{format_count(found.mosaics, 'mosaic')} of {width} x {height}",
             f"seed {found.seed}",
             f"{self.seconds:.1f} s",
         ]
@@ -243,7 +243,7 @@ class RecommendResult:
             "not in a mosaic": self.taken - self.failed - taken,
         }
         said = [f"{it} {why}" for why, it in left.items() if it]
-        return ", ".join([f"{taken} of {count(self.given, 'image')}", *said])
+        return ", ".join([f"{taken} of {format_count(self.given, 'image')}", *said])
 
     def _sentences(self) -> Iterator[str]:
         """What to take for each question, why, and the line to type."""
@@ -263,7 +263,7 @@ class RecommendResult:
         words += ["--method", combination.method]
         if combination.score not in (None, "logit"):
             words += ["--score", str(combination.score)]
-        return to_command([*words, "--layer", combination.layer])
+        return quote_command([*words, "--layer", combination.layer])
 
 
 def _explain(answer: Answer, found: Recommendation) -> str:

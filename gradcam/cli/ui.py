@@ -21,7 +21,7 @@ from gradcam.cli._commands import Command, to_weights
 from gradcam.cli._job import load_model, say
 from gradcam.cli._page import to_code
 from gradcam.cli._settings import ModelChoice, Output, to_model_choice
-from gradcam.cli._terminal import Terminated, acknowledge, import_torch
+from gradcam.cli._terminal import TerminationSignal, acknowledge_signals, import_torch
 from gradcam.errors import GradcamError, printable, to_pip_command
 
 if TYPE_CHECKING:
@@ -130,9 +130,9 @@ def _serve(application: Any, sockets: list[socket.socket], jobs: JobQueue) -> in
         JobStoppingServer(config).run(sockets=sockets)
     except KeyboardInterrupt:
         pass
-    except Terminated as error:
+    except TerminationSignal as error:
         status = error.status
-    acknowledge()
+    acknowledge_signals()
     if not jobs.close():  # At exit, Python would wait for the thread, which may be in a long pass.
         sys.stdout.flush()
         os._exit(status)

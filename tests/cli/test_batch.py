@@ -27,7 +27,7 @@ import gradcam
 from gradcam.batch.formats.folder import OutputFolder
 from gradcam.batch.save import Saver
 from gradcam.cli._settings import Output
-from gradcam.cli._terminal import Display, Terminated, resume_line
+from gradcam.cli._terminal import Display, TerminationSignal, format_resume
 from gradcam.storage.records import Record
 from tests.cli.test_cli import POSIX, Command, Photo, files, folder, gradcam_command, pixels, records
 
@@ -126,8 +126,8 @@ def test_of_many_failures_the_first_are_named(capsys: pytest.CaptureFixture[str]
     display = Display(Output(as_json=False, quiet=False), 25, 0)
     for number in range(22):
         display.add(Record(f"{number}.jpg", "m", error=f"{number}.jpg: is empty"))
-    display.tell_failures("out/manifest.jsonl")
-    display.tell_end("out", left_out=0, report=None)
+    display.print_failures("out/manifest.jsonl")
+    display.print_summary("out", left_out=0, report=None)
     said = capsys.readouterr()
     *named, last = said.err.splitlines()
     assert named == [f"{number}.jpg: is empty" for number in range(20)]
@@ -501,14 +501,14 @@ def test_shares_of_one_folder(batch: Command, folder: Path, photos: Path) -> Non
 
 def test_the_line_to_resume() -> None:
     typed = ["batch", "my photos/", "-o", "out", "--overwrite", "--layer", "layer4"]
-    line = resume_line(typed)
+    line = format_resume(typed)
     assert shlex.split(line) == ["gradcam", "batch", "--resume", "my photos/", "-o", "out", "--layer", "layer4"]
-    assert resume_line(shlex.split(line)[1:]) == line
+    assert format_resume(shlex.split(line)[1:]) == line
 
 
 @pytest.mark.parametrize("name", ["it's", "two\nlines", "\x1b[2Jclear", "ä\udce9", "a\\b'\x07", "{1..3}", "$HOME *"])
 def test_the_line_to_resume_is_quoted_for_the_shell_and_printable(name: str) -> None:
-    line = resume_line(["batch", name, "-o", "out"])
+    line = format_resume(["batch", name, "-o", "out"])
     assert all(character.isprintable() for character in line)
     shell = f"gradcam() {{ printf '%s\\0' \"$@\"; }}; {line}"
     said = subprocess.run(["bash", "-c", shell.encode()], capture_output=True, check=True).stdout
@@ -593,7 +593,7 @@ def test_a_disk_that_fails_is_told_of_once(batch: Command, photos: Path, monkeyp
 @pytest.mark.parametrize(
     "where", ["gradcam.cli._terminal.Display.add", "gradcam.batch.formats.folder.OutputFolder.append"]
 )
-@pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt, 130), (Terminated, 143), (BrokenPipeError, 1)])
+@pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt, 130), (TerminationSignal, 143), (BrokenPipeError, 1)])
 def test_nobody_is_at_work_in_a_folder_that_is_let_go_of(
     *,
     batch: Command,

@@ -28,7 +28,7 @@ from PIL import Image
 import gradcam
 from gradcam.cli import main
 from gradcam.cli._settings import Output
-from gradcam.cli._terminal import SafeStream, format_report, make_streams_safe, resume_line, shown_passes
+from gradcam.cli._terminal import SafeStream, format_report, make_streams_safe, format_resume, show_pass_progress
 from gradcam.storage.records import Explained, Prediction, Record, Report
 
 Photo = Callable[[str], Path]
@@ -939,7 +939,7 @@ def test_a_progress_bar_has_characters_of_the_terminal(
     stream = io.TextIOWrapper(Terminal(), encoding=encoding)
     monkeypatch.setattr(sys, "stderr", stream)
     make_streams_safe()
-    with shown_passes(Output(as_json=False, quiet=False)) as show:
+    with show_pass_progress(Output(as_json=False, quiet=False)) as show:
         show(1, 2)
     drawn = stream.buffer.getvalue().decode(encoding)
     assert f" 50 % |{half}" in drawn
@@ -1158,7 +1158,7 @@ def test_an_error_is_of_as_many_lines_as_it_was_given_whatever_is_in_them() -> N
 
 def test_the_line_to_go_on_with_can_be_pasted(tmp_path: Path) -> None:
     words = ["batch", "it's", "a\\b\x1b[2J\n\u202e", os.fsdecode(b"caf\xe9"), "-o", "out"]
-    line = resume_line(words)
+    line = format_resume(words)
     assert CONTROLS.search(line) is None
     assert "\n" not in line
     program = f"gradcam() {{ printf '%s\\0' \"$@\"; }}; LC_ALL=C.UTF-8; {line}"

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import gradcam
-from gradcam.cli._terminal import Terminated
+from gradcam.cli._terminal import TerminationSignal
 from gradcam.evaluation import evaluate
 from gradcam.evaluation.metrics import DEFAULT, METRICS
 from gradcam.evaluation.study.journal import Journal
@@ -283,7 +283,7 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-@pytest.mark.parametrize("ending", [(KeyboardInterrupt(), 130), (Terminated(), 143)])
+@pytest.mark.parametrize("ending", [(KeyboardInterrupt(), 130), (TerminationSignal(), 143)])
 def test_a_stopped_study_says_how_to_go_on_and_ends_as_if_it_had_not_been_stopped(
     command: Command, pictures: Path, stopped: Any, monkeypatch: pytest.MonkeyPatch, ending: tuple[BaseException, int]
 ) -> None:

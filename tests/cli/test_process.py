@@ -93,7 +93,7 @@ def test_threads_are_as_many_as_a_quota_allows(said: Mapping[str, str], threads:
     code = (
         "import os; os.sched_getaffinity = lambda _: range(8)\n"
         "from gradcam.cli import _process; _process.count_cores = lambda: 2\n"
-        "_process.settle_process(); print(os.environ.get('OMP_NUM_THREADS'))"
+        "_process.configure_process(); print(os.environ.get('OMP_NUM_THREADS'))"
     )
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     done = subprocess.run(
@@ -188,7 +188,7 @@ assert type(sys.modules["torch._dynamo.utils"]).__name__ == "module"
     ],
 )
 def test_torchs_compiler_is_imported_when_it_is_used(use: str) -> None:
-    load = "from gradcam.cli._process import settle_process; import sys; settle_process()"
+    load = "from gradcam.cli._process import configure_process; import sys; configure_process()"
     subprocess.run([sys.executable, "-W", "ignore", "-c", load + COMPILER % use], check=True)
 
 
@@ -219,8 +219,8 @@ assert "torch._dynamo" not in sys.modules
 def test_a_signal_between_the_commands_end_and_pythons_prints_nothing(number: int) -> None:
     code = """
 import os, signal, sys
-from gradcam.cli._terminal import heeding_signals
-with heeding_signals():
+from gradcam.cli._terminal import handle_signals
+with handle_signals():
     pass
 os.kill(os.getpid(), int(sys.argv[1]))
 print("it goes on")

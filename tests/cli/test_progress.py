@@ -10,7 +10,7 @@ import warnings
 import pytest
 
 from gradcam.cli._settings import Output
-from gradcam.cli._terminal import print_above_bar, settle_warnings, shown_bar, shown_passes
+from gradcam.cli._terminal import print_above_bar, configure_warnings, show_progress_bar, show_pass_progress
 from gradcam.errors import GradcamWarning
 
 LOUD, QUIET = Output(as_json=False, quiet=False), Output(as_json=False, quiet=True)
@@ -51,7 +51,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_the_bar_has_the_share_the_rate_and_the_time_left(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
     terminal = attach_terminal(monkeypatch)
-    with shown_bar(LOUD, "images", 200, 100) as bar:
+    with show_progress_bar(LOUD, "images", 200, 100) as bar:
         assert terminal.lines == [f" 50 % |{'█' * 30}{' ' * 30}| 100 of 200"]
         clock[0] += 5
         bar.failed = 3
@@ -66,7 +66,7 @@ def test_the_bar_has_the_share_the_rate_and_the_time_left(monkeypatch: pytest.Mo
 
 def test_the_bar_is_drawn_ten_times_a_second_at_most(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
     terminal = attach_terminal(monkeypatch)
-    with shown_bar(LOUD, "images", 1000) as bar:
+    with show_progress_bar(LOUD, "images", 1000) as bar:
         for done in range(1, 101):
             clock[0] += 0.01
             bar.update(done)
@@ -76,7 +76,7 @@ def test_the_bar_is_drawn_ten_times_a_second_at_most(monkeypatch: pytest.MonkeyP
 
 def test_a_new_total_is_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = attach_terminal(monkeypatch)
-    with shown_passes(LOUD) as progress:
+    with show_pass_progress(LOUD) as progress:
         progress(1, 31)
         assert "| 1 of 31" in terminal.lines[0]
 
@@ -85,8 +85,8 @@ def test_lines_are_printed_above_the_bar(monkeypatch: pytest.MonkeyPatch) -> Non
     terminal = attach_terminal(monkeypatch)
     monkeypatch.setattr(warnings, "filters", [])
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
-    settle_warnings()
-    with shown_bar(LOUD, "images", 3) as bar:
+    configure_warnings()
+    with show_progress_bar(LOUD, "images", 3) as bar:
         print_above_bar("a.jpg: is empty")
         bar.update(1)
         warnings.warn("The map is\x1b[2J blank.", GradcamWarning, stacklevel=1)
@@ -101,10 +101,10 @@ def test_lines_are_printed_above_the_bar(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_no_bar_is_drawn_where_nobody_sees_it(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = attach_terminal(monkeypatch)
-    with shown_bar(QUIET, "images", 2) as bar:
+    with show_progress_bar(QUIET, "images", 2) as bar:
         bar.update(1)
     monkeypatch.setattr(terminal, "isatty", lambda: False)
-    with shown_bar(LOUD, "images", 2) as bar:
+    with show_progress_bar(LOUD, "images", 2) as bar:
         bar.update(1)
     assert terminal.getvalue() == ""
 
@@ -116,5 +116,5 @@ def test_a_terminal_that_is_gone_stops_no_work(monkeypatch: pytest.MonkeyPatch) 
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(terminal, "write", fail)
-    with shown_bar(LOUD, "images", 2) as bar:
+    with show_progress_bar(LOUD, "images", 2) as bar:
         bar.update(1)

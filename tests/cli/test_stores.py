@@ -20,7 +20,7 @@ import pytest
 
 import gradcam
 from gradcam.batch.formats import store as store_results
-from gradcam.cli._terminal import Terminated
+from gradcam.cli._terminal import TerminationSignal
 from gradcam.errors import StoreError
 from gradcam.storage import retry as failures
 from gradcam.storage import retry as waiting
@@ -348,12 +348,12 @@ def test_what_is_finished_is_kept_when_it_stops(
             raise error
         return actual(self, record, given)
 
-    for error in (KeyboardInterrupt(), Terminated(), StoreError("gone")):
+    for error in (KeyboardInterrupt(), TerminationSignal(), StoreError("gone")):
         fs.store.clear()
         with monkeypatch.context() as patch:
             patch.setattr(store_results.StoreResults, "append", append)
             outcome = batch("photos", "-o", URL)
-        assert outcome.status == {KeyboardInterrupt: 130, Terminated: 143}.get(type(error), 1)
+        assert outcome.status == {KeyboardInterrupt: 130, TerminationSignal: 143}.get(type(error), 1)
         assert len(gradcam.read_manifest(URL)) == 3
         reason = "gone" if isinstance(error, StoreError) else "Stopped."
         assert f"{reason}\n3 of 6 images are finished. To resume:" in outcome.err

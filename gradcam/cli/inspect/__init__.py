@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from gradcam.cli._commands import Group
-from gradcam.cli._terminal import to_name
+from gradcam.cli._terminal import format_image_name
 
 
 @click.group(
@@ -65,7 +65,7 @@ class PictureOutcome:
     def to_title(self) -> str:
         height, width = self.size
         place = f"{self.model} on {self.device}"
-        return "   ".join([to_name(self.image), f"{width} x {height}", place, f"{self.seconds:.1f} s"])
+        return "   ".join([format_image_name(self.image), f"{width} x {height}", place, f"{self.seconds:.1f} s"])
 
 
 def _without_infinities(value: Any) -> Any:

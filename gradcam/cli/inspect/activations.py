@@ -15,7 +15,7 @@ from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
 from gradcam.cli._job import load_model, make_folder, say, tell_each
 from gradcam.cli._settings import Output, OutputPlace, find_destination, to_model_choice
-from gradcam.cli._terminal import import_torch, to_arrow
+from gradcam.cli._terminal import import_torch, format_written_path
 from gradcam.cli.inspect import PictureOutcome
 from gradcam.errors import printable
 from gradcam.images.files import LONGEST_PART, OutputNames, cut, join_name
@@ -57,7 +57,7 @@ class Drawn(PictureOutcome):
         cells = [_to_cells(row) for row in self.rows]
         widths = [max(map(len, column)) for column in zip(*cells)]
         lines = ["  " + "   ".join(f"{it:<{width}}" for it, width in zip(each, widths)).rstrip() for each in cells]
-        return "\n".join([self.to_title(), "", *lines, to_arrow(self.file or ""), ""])
+        return "\n".join([self.to_title(), "", *lines, format_written_path(self.file or ""), ""])
 
 
 def _to_cells(row: Shown) -> tuple[str, str, str]:
@@ -84,10 +84,10 @@ class _Job:
 @options.pictures
 @options.layers("Layers to draw", default="the model's default layer")
 @options.number("--channels", "Largest number of channels per layer.", 64)
-@options.number("--columns", "Number of cells per row.", 8, most=1000)
+@options.number("--columns", "Number of cells per row.", 8, maximum=1000)
 @options.choice("--order", CHANNEL_ORDERS, "Order of the channels: strongest first, or by index.")
 @options.choice("--scale", CHANNEL_SCALES, "Scaling of the colours: for each channel, or for the whole layer.")
-@options.number("--cell", "Size of a cell in pixels.", 112, most=1024)
+@options.number("--cell", "Size of a cell in pixels.", 112, maximum=1024)
 @options.colormap("inferno", "OpenCV colour map for layers without negative values.")
 @options.model
 @options.output

@@ -18,7 +18,7 @@ from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
 from gradcam.cli._job import load_model, say, tell
 from gradcam.cli._settings import ModelChoice, Output, is_same, to_model_choice
-from gradcam.cli._terminal import count, import_torch, print_above_bar, shown_bar, telling_waits, to_arrow
+from gradcam.cli._terminal import format_count, import_torch, print_above_bar, show_progress_bar, report_waits, format_written_path
 from gradcam.errors import GradcamError, LayerError, OutputError, StoreError, printable
 from gradcam.options import MAX_BATCH_SIZE, MAX_WORKERS
 from gradcam.renames import FEATURES, add_old_keys
@@ -53,18 +53,18 @@ class Stored:
         )
 
     def format(self) -> str:
-        parts = [count(self.pictures, "image")]
+        parts = [format_count(self.pictures, "image")]
         if self.failed:
             parts.append(click.style(f"{self.failed} failed", fg="red"))
         if self.left_out:
-            parts.append(f"{count(self.left_out, 'non-image file')} left out")
+            parts.append(f"{format_count(self.left_out, 'non-image file')} left out")
         title = [f"{click.style(self.model, bold=True)} on {self.device}", ", ".join(parts), f"{self.seconds:.1f} s"]
         if not self.pictures:
             return "\n".join(["   ".join(title), "Nothing was written."])
         shapes = {name: " x ".join(map(str, shape)) for name, (shape, _) in self.layers.items()}
         first, second = max(map(len, shapes)), max(map(len, shapes.values()))
         rows = [f"  {name:<{first}}   {shapes[name]:<{second}}   {dtype}" for name, (_, dtype) in self.layers.items()]
-        return "\n".join(["   ".join(title), "", *rows, to_arrow(str(self.path))])
+        return "\n".join(["   ".join(title), "", *rows, format_written_path(str(self.path))])
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,8 @@ def _to_path(context: click.Context, parameter: click.Parameter, path: Path) -> 
     "--pool", "pools", is_flag=True, help="Average each channel over the image, to arrays (N,C) instead of (N,C,h,w)."
 )
 @options.model
-@options.number("--batch-size", "Batch size. It is halved if memory runs out.", most=MAX_BATCH_SIZE)
-@options.number("--workers", "Number of threads that read images.  [default: one per core]", most=MAX_WORKERS)
+@options.number("--batch-size", "Batch size. It is halved if memory runs out.", maximum=MAX_BATCH_SIZE)
+@options.number("--workers", "Number of threads that read images.  [default: one per core]", maximum=MAX_WORKERS)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON record, and nothing else.")
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
 def features_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
@@ -131,7 +131,7 @@ def features_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chos
     from gradcam.sources.list import list_inputs
 
     start = time.perf_counter()
-    with telling_waits(wish.output):
+    with report_waits(wish.output):
         listing = list_inputs(wish.inputs)
         _spare_what_is_read(wish, listing)
         check_feature_file(wish.path, [item.name for item in listing.items])
@@ -183,7 +183,7 @@ def _gather(wish: _Features, listing: Listing, extractor: Extractor, file: Featu
     failed = 0
     size = wish.batch_size or choose_batch_size(extractor.classifier)
     found = extract_items(extractor, listing.items, batch_size=size, workers=wish.workers or count_cores())
-    with shown_bar(wish.output, "images", len(listing.items)) as bar, contextlib.closing(found) as rows:
+    with show_progress_bar(wish.output, "images", len(listing.items)) as bar, contextlib.closing(found) as rows:
         for done, (name, row) in enumerate(rows, 1):
             if isinstance(row, GradcamError):
                 failed += 1

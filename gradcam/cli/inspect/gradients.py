@@ -16,7 +16,7 @@ from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
 from gradcam.cli._job import load_model, make_folder, say, tell_each
 from gradcam.cli._settings import Output, OutputPlace, find_destination, to_model_choice
-from gradcam.cli._terminal import draw_bar, import_torch, to_arrow
+from gradcam.cli._terminal import draw_bar, import_torch, format_written_path
 from gradcam.cli.inspect import PictureOutcome
 from gradcam.errors import GradcamError, printable, to_pip_command
 from gradcam.images.files import OutputNames, join_name
@@ -81,7 +81,7 @@ class Measured(PictureOutcome):
         said = [click.style(f"  {verdict}: {_list(it)}", fg=COLOURS[verdict]) for verdict, it in found.items() if it]
         lines += said or ["  No gradient vanishes or explodes."]
         if self.plot is not None:
-            lines.append(to_arrow(self.plot))
+            lines.append(format_written_path(self.plot))
         return "\n".join([*lines, ""])
 
 

@@ -16,7 +16,7 @@ from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
 from gradcam.cli._job import check_model_name, load_model, say
 from gradcam.cli._settings import ModelChoice, Output, to_model_choice
-from gradcam.cli._terminal import code_of_the_user, cut_type, fitting_depth, import_torch, show_shape
+from gradcam.cli._terminal import custom_code_context, shorten_name, find_fitting_depth, import_torch, format_shape
 from gradcam.errors import GradcamError, LayerError, describe_failure, join_names, printable
 from gradcam.renames import TRACE, add_old_keys
 from gradcam.storage.records import SCHEMA
@@ -86,7 +86,7 @@ def _columns(trace: Trace, calls: Sequence[Call]) -> dict[str, list[str]]:
     columns = {
         "layer": [printable(call.name) or "(the model)" for call in calls],
         "run": [f"{call.run} of {call.runs}" if call.runs > 1 else "" for call in calls],
-        "type": [cut_type(call.type, LONGEST_TYPE) for call in calls],
+        "type": [shorten_name(call.type, LONGEST_TYPE) for call in calls],
         "input": [_shapes(call.inputs) for call in calls],
         "output": [_shapes(call.outputs) for call in calls],
         "dtype": [", ".join(dict.fromkeys(it for it in call.dtypes if it != usual)) for call in calls],
@@ -101,7 +101,7 @@ def _columns(trace: Trace, calls: Sequence[Call]) -> dict[str, list[str]]:
 
 def _shapes(shapes: Sequence[Sequence[int]]) -> str:
     more = f" +{len(shapes) - 1}" if len(shapes) > 1 else ""
-    return show_shape(shapes[0]) + more if shapes else "-"
+    return format_shape(shapes[0]) + more if shapes else "-"
 
 
 def _number(number: int | None, unit: str = "") -> str:
@@ -160,7 +160,7 @@ def trace_command(
     from gradcam.inspection.selection import select_layers
 
     wanted = set(select_layers(subject.model, layers)) if layers else None
-    with code_of_the_user(choice.model, choice.reader):
+    with custom_code_context(choice.model, choice.reader):
         subject, found = _trace(subject)
     say(found.notes, Output(as_json, quiet=False))
     calls = _choose(found, wanted, depth, show_all=show_all or as_json)
@@ -187,7 +187,7 @@ def _make_up(choice: ModelChoice) -> _Subject:
 
     name = choice.model or DEFAULT
     size = (choice.size, choice.size) if isinstance(choice.size, int) else choice.size
-    with code_of_the_user(name):
+    with custom_code_context(name):
         skeleton = build_with_random_weights(name, size=size)
         model = place(unwrap(skeleton.model), choice.device, choice.precision)
     images = _noise(model, (skeleton.channels, *skeleton.size))
@@ -205,7 +205,7 @@ def _load(choice: ModelChoice, image: Path | None) -> _Subject:
     if image is None:
         return _Subject(classifier.name, model, make_noise(classifier.preprocess, model), "noise")
     try:
-        with code_of_the_user(choice.reader):
+        with custom_code_context(choice.reader):
             picture = classifier.prepare(image).image[None]
     except Exception as error:  # whatever a reader of the user's raises
         raise _PictureError(describe_failure(str(image), error)) from error
@@ -252,5 +252,5 @@ def _choose(trace: Trace, wanted: set[str] | None, depth: int | None, *, show_al
                 "--layer."
             )
     elif depth is None and not show_all:
-        depth = fitting_depth([call.depth for call in calls if call.depth])
+        depth = find_fitting_depth([call.depth for call in calls if call.depth])
     return [call for call in calls if depth is None or call.depth <= depth]
