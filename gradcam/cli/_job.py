@@ -1,4 +1,4 @@
-"""From what was typed to a job: the model is loaded, and all is checked before the first picture is touched."""
+"""From settings to a job, and from a job to results: load the model, check all options, then explain the images."""
 
 from __future__ import annotations
 
@@ -18,7 +18,15 @@ import click
 from gradcam.attributions.table import AttributionMethod
 from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import find_methods
-from gradcam.cli._settings import ModelChoice, Output, OutputPlace, Settings, check_task, find_destination, to_target
+from gradcam.cli._settings import (
+    ModelChoice,
+    OutputLocation,
+    OutputMode,
+    Settings,
+    check_task,
+    find_destination,
+    to_target,
+)
 from gradcam.cli._terminal import custom_code_context, format_report, import_torch, show_pass_progress
 from gradcam.errors import (
     GradcamError,
@@ -44,39 +52,44 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 
-LOOKED_AT = 1000  # files of a folder, when one is not there
+MAX_SUGGESTED_FILES = 1000  # files that are compared with a misspelt name
 
-Choose = Callable[["Classifier"], Sequence[Method]]  # the methods for a model, where nobody named any
+ChooseMethods = Callable[["Classifier"], Sequence[Method]]  # returns the default methods for a model
 
 
 class Outcome(Protocol):
-    """What became of one picture, as a line of JSON and as lines for people; with an error there are none of these."""
+    """The result for one image, or an error. With an error, there is no text to print, but there is a JSON record."""
 
     @property
     def error(self) -> str | None:
-        """A line that names the picture; None where all went well."""
+        """Return the error message, which names the image; None after a success."""
 
     def to_json(self) -> str: ...
 
     def format(self) -> str: ...
 
 
-def tell_each(
-    images: Sequence[Path], look: Callable[[Path], Outcome], fail: Callable[[str, str], Outcome], output: Output
+def process_images(
+    images: Sequence[Path], process: Callable[[Path], Outcome], fail: Callable[[str, str], Outcome], output: OutputMode
 ) -> int:
-    """`look` at each picture, print what became of it, and give the exit status; `fail` makes an outcome of an error."""
+    """Process and print each image, and return the exit status.
+
+    `process` returns the outcome of an image; `fail` turns the image's name and an error message into an outcome.
+    """
     status = 0
     for attempt in map(Attempt, images):
-        with attempt.going_on():
-            outcome = look(attempt.image)
+        with attempt.catch_errors():
+            outcome = process(attempt.image)
         if attempt.error is not None:
             outcome, status = fail(str(attempt.image), attempt.error), 1
-        tell(outcome.error, outcome.to_json, outcome.format, output)
+        print_outcome(outcome.error, outcome.to_json, outcome.format, output)
     return status
 
 
-def tell(error: str | None, to_json: Callable[[], str], to_lines: Callable[[], str], output: Output) -> None:
-    """Print what became of a picture: its error, and a line of JSON, or lines for people, as was asked for."""
+def print_outcome(
+    error: str | None, to_json: Callable[[], str], to_lines: Callable[[], str], output: OutputMode
+) -> None:
+    """Print an outcome: the error if there is one, and a line of JSON or text as requested."""
     if error is not None:
         click.echo(error, err=True)
     if output.as_json:
@@ -87,16 +100,16 @@ def tell(error: str | None, to_json: Callable[[], str], to_lines: Callable[[], s
 
 @dataclass
 class Attempt:
-    """Work on one of several pictures. What goes wrong with it is its `error`, a line that names it, and stops no other."""
+    """The work on one of several images. An exception becomes its `error`, so that the other images go on."""
 
     image: Path
-    found: PictureResult | None = None
+    result: PictureResult | None = None
     error: str | None = None
     start: float = field(default_factory=time.perf_counter)
 
     @contextlib.contextmanager
-    def going_on(self) -> Iterator[None]:
-        """Around a part of the work; what a model of the user's prints goes to standard error meanwhile."""
+    def catch_errors(self) -> Iterator[None]:
+        """Turn exceptions of the enclosed work into the `error`, and redirect what custom models print to stderr."""
         try:
             with contextlib.redirect_stdout(sys.stderr):
                 yield
@@ -108,95 +121,98 @@ def _offer(image: Path) -> str:
     offers: list[str] = []
     if not os.path.lexists(image):
         with contextlib.suppress(OSError):
-            there = {os.path.splitext(name)[0]: name for name in os.listdir(image.parent)[:LOOKED_AT]}
-            offers = [there[stem] for stem in nearest(image.stem, there, 1)]
+            names_by_stem = {os.path.splitext(name)[0]: name for name in os.listdir(image.parent)[:MAX_SUGGESTED_FILES]}
+            offers = [names_by_stem[stem] for stem in nearest(image.stem, names_by_stem, 1)]
     return f"; nearest: {join_names(str(image.with_name(name)) for name in offers)}" if offers else ""
 
 
 @dataclass(frozen=True)
-class Job:
-    """What is done with each picture: what is asked, what is written, and where. `ending`: of a picture's name. `panel`:
-    what records call a panel."""
+class ExplainJob:
+    """The plan for each image: the explanations to compute, and the files to write. `suffix`: the end of output names.
+    `panel`: the key of a panel's path in records."""
 
     classifier: Classifier
     request: Request
     saving: Saving
-    destination: OutputPlace
+    destination: OutputLocation
     names: OutputNames
-    ending: str
+    suffix: str
     panel: str = "panel"
     edits: Sequence[Edit] = ()
 
     def prepare(self, image: Path) -> Prepared:
-        """The picture as the model takes it, without what is taken away from it."""
+        """Read and preprocess an image, with the parts of `edits` removed."""
         from gradcam.models.preprocess import edit_reading
 
         prepared = self.classifier.prepare(image)
         return self.classifier.prepare(edit_reading(prepared.reading, self.edits)) if self.edits else prepared
 
 
-def work(job: Job, images: Sequence[Path], output: Output) -> int:
-    """Explain the pictures one after another, write and print what came of each, and give the exit status."""
+def explain_images(job: ExplainJob, images: Sequence[Path], output: OutputMode) -> int:
+    """Explain the images one after another, write and print the results, and return the exit status."""
     status = 0
-    for attempt in explain_each(job, images, output):
+    for attempt in iterate_results(job, images, output):
         record, grids = Record(str(attempt.image), job.classifier.name), []
-        if attempt.found is not None:
-            with attempt.going_on():
+        if attempt.result is not None:
+            with attempt.catch_errors():
                 make_folder(job.destination.folder)
-                written = write_result(job, attempt.image, attempt.found)
-                record = attempt.found.to_record(record.image, record.model, written)
-                record = replace(record, edits=[str(it) for it in job.edits] or None)
-                grids = [result.grid for result in attempt.found.results]
+                paths = write_result(job, attempt.image, attempt.result)
+                record = attempt.result.to_record(record.image, record.model, paths)
+                record = replace(record, edits=[str(edit) for edit in job.edits] or None)
+                grids = [result.grid for result in attempt.result.results]
         if attempt.error is not None:
             record, status = replace(record, error=attempt.error), 1
         seconds, device = time.perf_counter() - attempt.start, str(job.classifier.device)
         report = Report(record, seconds, grids=grids, device=device, task=job.classifier.task)
-        tell(attempt.error, record.to_json, partial(format_report, report), output)
+        print_outcome(attempt.error, record.to_json, partial(format_report, report), output)
     return status
 
 
-def explain_each(job: Job, images: Sequence[Path], output: Output) -> Iterator[Attempt]:
-    """What is found in each picture, or why there is nothing."""
+def iterate_results(job: ExplainJob, images: Sequence[Path], output: OutputMode) -> Iterator[Attempt]:
+    """Explain each image. An attempt has either a result or an error."""
     from gradcam.batch.findings import find
 
     request = job.request
-    is_shown = any(it.runs_again for it in request.methods) or any(it.has_progress for it in request.attributions)
+    is_shown = any(method.runs_again for method in request.methods) or any(
+        method.has_progress for method in request.attributions
+    )
     is_shown |= job.classifier.fit != "crop"
     for attempt in map(Attempt, images):
-        with attempt.going_on(), show_pass_progress(output) if is_shown else contextlib.nullcontext() as progress:
-            asked = replace(request, options=request.options | {"progress": progress})
-            (found,) = find(job.classifier, asked, [job.prepare(attempt.image)])
-            if isinstance(found, GradcamError):
-                raise found
-            attempt.found = found
+        with attempt.catch_errors(), show_pass_progress(output) if is_shown else contextlib.nullcontext() as progress:
+            image_request = replace(request, options=request.options | {"progress": progress})
+            (result,) = find(job.classifier, image_request, [job.prepare(attempt.image)])
+            if isinstance(result, GradcamError):
+                raise result
+            attempt.result = result
         yield attempt
 
 
-def write_result(job: Job, image: Path, found: PictureResult) -> list[dict[str, str]]:
-    """Write each kind of file that is asked for, and give their paths for each result."""
+def write_result(job: ExplainJob, image: Path, image_result: PictureResult) -> list[dict[str, str]]:
+    """Write the files of an image. Return the paths by kind, for each result."""
     from gradcam.batch.names import name_files, panel_ending
     from gradcam.models.panels import panel
 
-    saving, suffix = job.saving, job.ending
-    look: dict[str, Any] = {"alpha": saving.alpha, "colormap": saving.colormap}
-    # The last ones are on another picture, which has no part in a panel.
-    results = [it for it in found.results if it.entry.on is None or saving.kinds != ("panel",)]
-    named = name_files(image.stem, job.request, results, saving, suffix=suffix)
-    names = [name for kinds in named for name in kinds.values()]
+    saving, suffix = job.saving, job.suffix
+    appearance: dict[str, Any] = {"alpha": saving.alpha, "colormap": saving.colormap}
+    # Heatmaps on the second image of --like are not part of a panel.
+    results = [result for result in image_result.results if result.entry.on is None or saving.kinds != ("panel",)]
+    names_by_kind = name_files(image.stem, job.request, results, saving, suffix=suffix)
+    names = [name for kinds in names_by_kind for name in kinds.values()]
     if "panel" in saving.kinds:
         names.append(join_name(image.stem, panel_ending(job.request.options["evidence"], suffix=suffix)))
     paths = iter([job.destination.file] if job.destination.file is not None else job.names.claim(names))
-    written = []
-    for result, kinds in zip(results, named):
-        overlay = result.draw(**look) if "overlay" in kinds else None
-        made = result.draw_kinds(overlay, saving.kinds, saving.colormap)
-        written.append({kind: _write(next(paths), content) for kind, content in made})
+    paths_by_kind = []
+    for result, kinds in zip(results, names_by_kind):
+        overlay = result.draw(**appearance) if "overlay" in kinds else None
+        drawings = result.draw_kinds(overlay, saving.kinds, saving.colormap)
+        paths_by_kind.append({kind: _write(next(paths), content) for kind, content in drawings})
     if "panel" in saving.kinds:
-        path = _write(next(paths), panel(found.maps, **look))
-        written = [
-            {**kinds, job.panel: path} if result.entry.on is None else kinds for kinds, result in zip(written, results)
+        path = _write(next(paths), panel(image_result.maps, **appearance))
+        paths_by_kind = [
+            {**kinds, job.panel: path} if result.entry.on is None else kinds
+            for kinds, result in zip(paths_by_kind, results)
         ]
-    return written
+    return paths_by_kind
 
 
 def _write(path: Path, content: Pixels | bytes) -> str:
@@ -213,7 +229,7 @@ def _write(path: Path, content: Pixels | bytes) -> str:
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder, if need be. Raises `GradcamError` where that cannot be done."""
+    """Create the folder if it does not exist. Raise `GradcamError` if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -222,41 +238,50 @@ def make_folder(folder: Path) -> None:
         ) from error
 
 
-def prepare(settings: Settings, images: Sequence[Path], output: Output, choose: Choose | None = None) -> Job:
-    """Load the model and check all that was typed before the first picture is touched. `choose`: the methods, where
-    nobody named any; None for the usual one."""
+def prepare_job(
+    settings: Settings, images: Sequence[Path], output: OutputMode, choose_methods: ChooseMethods | None = None
+) -> ExplainJob:
+    """Load the model and check all options before the first image is read.
+
+    `choose_methods` returns the methods if none is given; None for the default method of the model.
+    """
     from gradcam.batch.names import MAP_SUFFIX, Saving, check_panel
 
     require_images(images, output)
     saving = Saving(settings.saved, "png", alpha=settings.alpha, colormap=settings.colormap)
-    classifier, request = ask(settings, output, choose)
+    classifier, request = prepare_request(settings, output, choose_methods)
     if "panel" in saving.kinds:
         check_panel(saving, request)
     results = request.count_results() * len({*saving.kinds} - {"panel"}) + ("panel" in saving.kinds)
     suffixes = frozenset([MAP_SUFFIX]) if saving.kinds == ("map",) else WRITE_SUFFIXES
-    inputs = [*images, *settings.wanted.files]
+    inputs = [*images, *settings.target_choice.files]
     destination = find_destination(settings.output, inputs, len(images) * results, suffixes)
-    ending, names = settings.model.ending, OutputNames(destination.folder, inputs)
-    ending = f"-edited{ending}" if settings.edits else ending
-    return Job(classifier, request, saving, destination, names, ending, edits=settings.edits)
+    suffix, names = settings.model.suffix, OutputNames(destination.folder, inputs)
+    suffix = f"-edited{suffix}" if settings.edits else suffix
+    return ExplainJob(classifier, request, saving, destination, names, suffix, edits=settings.edits)
 
 
-def require_images(images: Sequence[Path], output: Output) -> None:
-    """Exit with status 1 before PyTorch is loaded if none of the images exists; JSON has a record for each all the same."""
+def require_images(images: Sequence[Path], output: OutputMode) -> None:
+    """Exit with status 1 before PyTorch is loaded if none of the images exists.
+
+    With `--json`, the run goes on, because every image must have a record.
+    """
     if output.as_json or any(map(os.path.lexists, images)):
         return
     attempts = [Attempt(image) for image in images]
     for attempt in attempts:
-        with attempt.going_on():
+        with attempt.catch_errors():
             raise ImageError("does not exist")
     click.echo("\n".join(str(attempt.error) for attempt in attempts), err=True)
     raise click.exceptions.Exit(1)
 
 
-def ask(settings: Settings, output: Output, choose: Choose | None = None) -> tuple[Classifier, Request]:
-    """The model, loaded, of which it is said what was assumed, and what is asked of it about each picture, checked."""
+def prepare_request(
+    settings: Settings, output: OutputMode, choose_methods: ChooseMethods | None = None
+) -> tuple[Classifier, Request]:
+    """Load the model, print its notes, and return it with the checked request for each image."""
     request = None
-    if settings.methods:  # Options that do not suit them are refused before the model is loaded.
+    if settings.methods:  # Refuse unsuitable options before the model is loaded.
         import_torch()
         request = _to_request(settings, settings.methods)
     classifier = load_model(settings.model, layer=settings.layers[0] if settings.layers else None)
@@ -264,23 +289,23 @@ def ask(settings: Settings, output: Output, choose: Choose | None = None) -> tup
     from gradcam.layers.find import find_layer
 
     if request is None:
-        usual = [classifier.default_method] if classifier.task == "classification" else []
-        request = _to_request(settings, usual if choose is None else choose(classifier))
-    layers = [classifier.layer for _ in settings.layers[:1]]  # found already
-    layers = _once_each([*layers, *(find_layer(classifier.model, layer).name for layer in settings.layers[1:])])
+        default_methods = [classifier.default_method] if classifier.task == "classification" else []
+        request = _to_request(settings, default_methods if choose_methods is None else choose_methods(classifier))
+    layers = [classifier.layer for _ in settings.layers[:1]]  # `load_model` has resolved the first layer.
+    layers = _unique([*layers, *(find_layer(classifier.model, layer).name for layer in settings.layers[1:])])
     find_target = _to_classes if classifier.task == "classification" else to_target
     target = find_target(settings, classifier)
-    say(classifier.notes, output)
+    print_notes(classifier.notes, output)
     return classifier, replace(request, layers=layers, target=target)
 
 
 def _to_request(settings: Settings, methods: Sequence[str | Method | AttributionMethod]) -> Request:
-    """Return the request for these methods. Raises `GradcamError` for options that do not suit them."""
+    """Return the request for these methods. Raise `GradcamError` for options that they do not support."""
     from gradcam.batch.findings import Request
 
     attributions = [method for method in methods if isinstance(method, AttributionMethod)]
-    others = [method for method in methods if not isinstance(method, AttributionMethod)]
-    map_methods = find_methods(others) if others else []
+    cam_methods = [method for method in methods if not isinstance(method, AttributionMethod)]
+    map_methods = find_methods(cam_methods) if cam_methods else []
     return Request.of(map_methods, None, settings.options, "ask", attributions=attributions)
 
 
@@ -288,7 +313,7 @@ def _to_classes(settings: Settings, classifier: Classifier) -> Any:
     from gradcam.targets.classes import ClassTarget
 
     classes, against = (
-        _once_each(classifier.find_class(name) for name in names) for names in (settings.classes, settings.against)
+        _unique(classifier.find_class(name) for name in names) for names in (settings.classes, settings.against)
     )
     if settings.top_k > classifier.classes:
         raise click.UsageError(f"--top-k is {settings.top_k}, but this model has {classifier.classes} classes.")
@@ -300,11 +325,13 @@ def _to_classes(settings: Settings, classifier: Classifier) -> Any:
 
 
 def load_model(choice: ModelChoice, *, layer: str | None = None) -> Classifier:
-    """Load the chosen model. Its code may be imported from the current folder, and prints to standard error."""
+    """Load the chosen model. Custom models may be imported from the current folder, and print to standard error."""
     check_model_name(choice.model)
-    options = {name: value for name, value in vars(choice).items() if choice.task is not None or name not in OF_TASKS}
+    options = {
+        name: value for name, value in vars(choice).items() if choice.task is not None or name not in TASK_FIELDS
+    }
     name = options.pop("model")
-    if not str(name).startswith("hf:"):  # No other model takes text prompts, as `check_task` reports.
+    if not str(name).startswith("hf:"):  # Only these models take text prompts. `check_task` reports the error.
         options.pop("prompts", None)
     import_torch()
     from gradcam.models import load
@@ -315,22 +342,22 @@ def load_model(choice: ModelChoice, *, layer: str | None = None) -> Classifier:
         return load_kind(name or DEFAULT, layer=layer, **options)
 
 
-OF_TASKS = ("task", "threshold", "prompts")  # what only models of several tasks are loaded with
+TASK_FIELDS = ("task", "threshold", "prompts")  # arguments of `load_model` that `load_classifier` does not have
 
 
 def check_model_name(name: str | None) -> None:
-    """Raises `click.UsageError` for a name that is empty, such as a variable of the shell that is not set."""
+    """Raise `click.UsageError` for an empty name, for instance from a shell variable that is not set."""
     if name is not None and not name.strip():
         raise click.UsageError("The model's name is empty: remove --model, or give a name (see `gradcam models`).")
 
 
-def say(notes: Sequence[str], output: Output) -> None:
-    """Notes on standard error, for people who want to know; whoever does not is not warned of maps either."""
+def print_notes(notes: Sequence[str], output: OutputMode) -> None:
+    """Print notes on standard error. With `--quiet`, print nothing, and hide later warnings of the package as well."""
     if output.quiet:
         warnings.simplefilter("ignore", GradcamWarning)
     for note in () if output.quiet else notes:
         click.echo(f"Note: {printable(note)}", err=True)
 
 
-def _once_each(values: Iterable[Value]) -> list[Value]:
+def _unique(values: Iterable[Value]) -> list[Value]:
     return list(dict.fromkeys(values))

@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ from gradcam.plugins import Kind, installed, is_own, load
 from gradcam.sources.shards import parse_limit, parse_shard
 
 
-class Parsed(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in some versions
-    """What a function makes of a word; what that raises `GradcamError` for is wrong usage."""
+class ConvertedType(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in some versions
+    """A parameter type that converts text with a function, and reports its `GradcamError` as wrong usage."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name = name
@@ -59,14 +59,14 @@ class Parsed(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generi
 
 
 def _find_numbers(names: Sequence[str]) -> Sequence[int]:
-    if odd := [name for name in names if not re.fullmatch(r"\d{1,9}", name, re.ASCII)]:
+    if invalid := [name for name in names if not re.fullmatch(r"\d{1,9}", name, re.ASCII)]:
         raise GradcamError(
-            f"{odd[0]!r} is not a whole number: give a number from 0 up, or several with commas between them."
+            f"{invalid[0]!r} is not a whole number: give a number from 0 up, or several with commas between them."
         )
     return [int(name) for name in names]
 
 
-def _find_some(names: Sequence[str]) -> Sequence[int | str]:
+def _find_numbers_or_all(names: Sequence[str]) -> Sequence[int | str]:
     if ALL not in names:
         return _find_numbers(names)
     if set(names) != {ALL}:
@@ -74,28 +74,28 @@ def _find_some(names: Sequence[str]) -> Sequence[int | str]:
     return [ALL]
 
 
-FOLDER = Parsed("folder", parse.to_folder)
-LIMIT = Parsed("limit", parse_limit)  # of failures: a number, or a share with %
-SHARE = Parsed("share", parse_shard)  # of the pictures: I/N
+FOLDER = ConvertedType("folder", parse.to_folder)
+FAILURE_LIMIT = ConvertedType("limit", parse_limit)  # a number of images, or a percentage
+SHARD = ConvertedType("share", parse_shard)  # I/N: part I of N of the images
 
 
-def real(minimum: float, maximum: float, *, above: bool = False) -> Parsed:
-    """A number in a range. `click.FloatRange` would accept NaN, and print the range in the help."""
-    return Parsed("float", functools.partial(parse.to_real, minimum=minimum, maximum=maximum, above=above))
+def real(minimum: float, maximum: float, *, above: bool = False) -> ConvertedType:
+    """Return the type of a number in a range. `click.FloatRange` would accept NaN, and print the range in the help."""
+    return ConvertedType("float", functools.partial(parse.to_real, minimum=minimum, maximum=maximum, above=above))
 
 
-def integer(minimum: int, maximum: int) -> Parsed:
-    """An integer in a range. `click.IntRange` would print the range in the help."""
-    return Parsed("integer", functools.partial(parse.to_integer, minimum=minimum, maximum=maximum))
+def integer(minimum: int, maximum: int) -> ConvertedType:
+    """Return the type of an integer in a range. `click.IntRange` would print the range in the help."""
+    return ConvertedType("integer", functools.partial(parse.to_integer, minimum=minimum, maximum=maximum))
 
 
-MANY = 100  # pictures of a folder; of more, it is said what is made for them
+LARGE_FOLDER_IMAGES = 100  # for larger folders, a note recommends `gradcam batch`
 
 
-def find_pictures(context: click.Context, parameter: click.Parameter, named: Sequence[str]) -> tuple[Path, ...]:
-    """List the files, and the images in the folders. Raises `click.UsageError` for a URL, `InputError` for no image."""
+def find_images(context: click.Context, parameter: click.Parameter, texts: Sequence[str]) -> tuple[Path, ...]:
+    """List the files, and the images in the folders. Raise `click.UsageError` for a URL, `InputError` for no images."""
     images, empty = list[Path](), list[InputError]()
-    for text in map(os.fsdecode, named):
+    for text in map(os.fsdecode, texts):
         if "://" in text and is_url(text):
             line = quote_command(["gradcam", "batch", text, "-o", "explained/"])
             raise click.UsageError(
@@ -103,7 +103,7 @@ def find_pictures(context: click.Context, parameter: click.Parameter, named: Seq
             )
         path = Path(to_path(text) if "://" in text else text)
         try:
-            images += _list_folder(path, context) if os.path.isdir(path) else [path]
+            images += _list_images(path, context) if os.path.isdir(path) else [path]
         except InputError as error:
             empty.append(error)
     if empty and not images:
@@ -113,48 +113,54 @@ def find_pictures(context: click.Context, parameter: click.Parameter, named: Seq
     return tuple(images)
 
 
-def _list_folder(folder: Path, context: click.Context) -> list[Path]:
+def _list_images(folder: Path, context: click.Context) -> list[Path]:
     from gradcam.sources.list import list_inputs
 
-    pictures = [folder / item.name for item in list_inputs([folder]).items]
-    stems = {path.stem for path in pictures}
-    pictures = [path for path in pictures if path.suffix != ".png" or not _is_result(path.stem, stems)]
-    if len(pictures) > MANY and not context.params.get("quiet"):
+    images = [folder / item.name for item in list_inputs([folder]).items]
+    stems = {path.stem for path in images}
+    images = [path for path in images if path.suffix != ".png" or not _is_result(path.stem, stems)]
+    if len(images) > LARGE_FOLDER_IMAGES and not context.params.get("quiet"):
         line = quote_command(["gradcam", "batch", str(folder), "-o", "explained/"])
-        click.echo(f"Note: {folder} contains {len(pictures)} images. For large folders, use: {line}", err=True)
-    return pictures
+        click.echo(f"Note: {folder} contains {len(images)} images. For large folders, use: {line}", err=True)
+    return images
 
 
 def _is_result(stem: str, stems: set[str]) -> bool:
-    """Whether a file is called like what we wrote of another picture there: a second run would explain explanations."""
+    """Return whether a file name is that of a result for another image in the folder.
+
+    Without this check, a second run on the same folder would explain its own overlays.
+    """
     from gradcam.batch.names import COMPARISON
     from gradcam.evaluation.controls import CONTROLS
 
-    names = (*METHODS, *ATTRIBUTIONS, COMPARISON, "activations", "gradients", *(f"{it}-check" for it in CONTROLS))
+    names = (*METHODS, *ATTRIBUTIONS, COMPARISON, "activations", "gradients", *(f"{name}-check" for name in CONTROLS))
     parts = stem.split("-")
     ends = (("-".join(parts[:count]), "-".join(parts[count:])) for count in range(1, len(parts)))
-    if any(start in stems and any(end == it or end.startswith(f"{it}-") for it in names) for start, end in ends):
+    if any(start in stems and any(end == name or end.startswith(f"{name}-") for name in names) for start, end in ends):
         return True
-    other, like, end = stem.rpartition("-like-")  # on another picture, which one of these was likened to
-    plain = [to_plain(it) for it in stems] if like and other.endswith(tuple(f"-{it}" for it in names)) else []
-    return any(end == it or end.startswith(f"{it}-") for it in plain)
+    # With --like, a result on the second image has the name of the first image after `-like-`.
+    start, like, end = stem.rpartition("-like-")
+    plain = [to_plain(name) for name in stems] if like and start.endswith(tuple(f"-{name}" for name in names)) else []
+    return any(end == name or end.startswith(f"{name}-") for name in plain)
 
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def _allow_pixels(context: click.Context, parameter: click.Parameter, pixels: int | None) -> None:
-    """For whatever reads pictures, in whichever thread or process: the environment says it to all of them."""
+def _set_max_pixels(context: click.Context, parameter: click.Parameter, pixels: int | None) -> None:
+    """Set the limit as an environment variable, so that it applies in all threads and processes that read images."""
     if pixels is not None:
-        given = os.environ.get(MAX_PIXELS)
+        previous = os.environ.get(MAX_PIXELS)
         os.environ[MAX_PIXELS] = str(pixels)
-        context.call_on_close(lambda: os.environ.update({MAX_PIXELS: given}) if given else os.environ.pop(MAX_PIXELS))
+        context.call_on_close(
+            lambda: os.environ.update({MAX_PIXELS: previous}) if previous else os.environ.pop(MAX_PIXELS)
+        )
 
 
-def choice(name: str, values: Iterable[str], what: str) -> Callable[[Command], Command]:
-    """An option that has one of these values; the first is what it has where nothing is said."""
-    known = list(values)
-    return click.option(name, type=click.Choice(known), default=known[0], show_default=True, help=what)
+def choice(name: str, values: Iterable[str], help_text: str) -> Callable[[Command], Command]:
+    """Return an option with a fixed set of values. The first value is the default."""
+    allowed = list(values)
+    return click.option(name, type=click.Choice(allowed), default=allowed[0], show_default=True, help=help_text)
 
 
 max_pixels = click.option(
@@ -162,12 +168,12 @@ max_pixels = click.option(
     metavar="N",
     type=integer(1, MAX_MAGNITUDE**2),
     expose_value=False,
-    callback=_allow_pixels,
+    callback=_set_max_pixels,
     help="Largest image to read, in pixels.  [default: what fits in 1 GiB]",
 )
 
 
-def _of_others(kind: Kind) -> str:
+def _describe_plugins(kind: Kind) -> str:
     return f" Other packages add: {', '.join(installed(kind))}." if installed(kind) else ""
 
 
@@ -176,55 +182,63 @@ def _find_target(context: click.Context, parameter: click.Parameter, name: str |
         return None
     try:
         with custom_code_context(name):
-            found = load("targets", name)
+            target = load("targets", name)
     except GradcamError as error:
         raise click.BadParameter(str(error), context, parameter) from error
-    if not callable(found) or isinstance(found, type):
-        said = f"{name} is {shorten(found)}: expected a function that takes the model's output."
-        raise click.BadParameter(said, context, parameter)
-    return found
+    if not callable(target) or isinstance(target, type):
+        message = f"{name} is {shorten(target)}: expected a function that takes the model's output."
+        raise click.BadParameter(message, context, parameter)
+    return target
 
 
 def _choice_of(*names: str, help: str, metavar: str = "NAME|INDEX", **settings: Any) -> Callable[[Command], Command]:
     return click.option(*names, metavar=metavar, help=help, shell_complete=complete(list_classes), **settings)
 
 
-def layer(what: str, name: str = "layer", metavar: str = "NAME", **settings: Any) -> Callable[[Command], Command]:
-    """Which layer."""
+def layer(help_text: str, name: str = "layer", metavar: str = "NAME", **settings: Any) -> Callable[[Command], Command]:
+    """Return the option for the target layer."""
     return click.option(
-        "-l", "--layer", name, metavar=metavar, help=what, shell_complete=complete(list_layers), **settings
+        "-l", "--layer", name, metavar=metavar, help=help_text, shell_complete=complete(list_layers), **settings
     )
 
 
-def class_(name: str, what: str) -> Callable[[Command], Command]:
-    """One class, by its label or its index."""
-    return _choice_of("-c", "--class", name, help=what)
+def class_(name: str, help_text: str) -> Callable[[Command], Command]:
+    """Return the option for a single class."""
+    return _choice_of("-c", "--class", name, help=help_text)
 
 
-def against(what: str, metavar: str) -> Callable[[Command], Command]:
-    """What is contrasted with."""
-    return _choice_of("--against", multiple=True, metavar=metavar, help=what)
+def against(help_text: str, metavar: str) -> Callable[[Command], Command]:
+    """Return the option for the classes or sentences to contrast with."""
+    return _choice_of("--against", multiple=True, metavar=metavar, help=help_text)
 
 
-def colormap(default: str, what: str) -> Callable[[Command], Command]:
-    """Which colours."""
+def colormap(default: str, help_text: str) -> Callable[[Command], Command]:
+    """Return the option for the colour map."""
     offers = complete(list_colormaps)
     return click.option(
-        "--colormap", default=default, show_default=True, metavar="NAME", help=what, shell_complete=offers
+        "--colormap", default=default, show_default=True, metavar="NAME", help=help_text, shell_complete=offers
     )
 
 
 def number(
-    name: str, what: str, default: int | None = None, *, minimum: int = 1, maximum: int = MAX_COUNT, **settings: Any
+    name: str,
+    help_text: str,
+    default: int | None = None,
+    *,
+    minimum: int = 1,
+    maximum: int = MAX_COUNT,
+    **settings: Any,
 ) -> Callable[[Command], Command]:
-    """A whole number."""
+    """Return an option for an integer in a range."""
     settings = {"metavar": "N"} | settings
-    return click.option(name, type=integer(minimum, maximum), default=default, show_default=True, help=what, **settings)
+    return click.option(
+        name, type=integer(minimum, maximum), default=default, show_default=True, help=help_text, **settings
+    )
 
 
-def output_at(what: str, **settings: Any) -> Callable[[Command], Command]:
-    """Where to write."""
-    return click.option("-o", "--output", metavar="PATH", help=what, **settings)
+def output_option(help_text: str, **settings: Any) -> Callable[[Command], Command]:
+    """Return the option for the output path."""
+    return click.option("-o", "--output", metavar="PATH", help=help_text, **settings)
 
 
 def _to_edit(text: str) -> Any:
@@ -238,17 +252,17 @@ edits = click.option(
     "edits",
     multiple=True,
     metavar="EDIT",
-    type=Parsed("edit", _to_edit),
+    type=ConvertedType("edit", _to_edit),
     help=f"Remove a part of the image before the model sees it; may be repeated. The form is {EDIT_FORM}.",
 )
 score = choice(
     "--score", SCORES, "Score to explain. contrast: the class's logit minus the mean of the five highest other logits."
 )
-output = output_at("Output file or folder.  [default: the current folder]", default=".")
+output = output_option("Output file or folder.  [default: the current folder]", default=".")
 
 
-def file_of(*suffixes: str) -> Parsed:
-    """A file that is written, with one of these suffixes, in a folder that is there."""
+def output_file(*suffixes: str) -> ConvertedType:
+    """Return the type of an output file with one of these suffixes, in an existing folder."""
 
     def find(text: str) -> Path:
         if Path(text).suffix.lower() not in suffixes:
@@ -257,47 +271,47 @@ def file_of(*suffixes: str) -> Parsed:
             raise GradcamError(f"{text!r}: there is no folder {Path(text).parent}. Create it first.")
         return Path(text)
 
-    return Parsed("file", find)
+    return ConvertedType("file", find)
 
 
-_NAMES: Any = {
+_LABELS_SETTINGS: Any = {
     "metavar": "FILE",
     "type": parse.FILE,
     "help": "File with the names of the model's classes, one per line or as JSON.",
 }
-_LABELS = click.option("--labels", **_NAMES)
+_LABELS = click.option("--labels", **_LABELS_SETTINGS)
 _MODEL = (
     click.option(
         "-m",
         "--model",
         metavar="NAME",
         help="Torchvision name, timm:NAME, hf:NAME, or FILE.py:FUNCTION (see `gradcam models`). Without --model, the "
-        f"embedded ImageNet classifier is used.{_of_others('models')}",
+        f"embedded ImageNet classifier is used.{_describe_plugins('models')}",
         shell_complete=complete(list_models),
     ),
     click.option(
         "--weights",
         metavar="FILE|NAME",
-        type=Parsed("weights", parse.to_weights),
+        type=ConvertedType("weights", parse.to_weights),
         help="Checkpoint to load, or the name of pretrained weights, such as IMAGENET1K_V1.",
     ),
     _LABELS,
     click.option(
         "--mean",
         metavar="M[,M,M]",
-        type=Parsed("numbers", parse.to_means),
+        type=ConvertedType("numbers", parse.to_means),
         help="Mean of each channel, for pixel values from 0 to 1. Give one value for a greyscale model.",
     ),
     click.option(
         "--std",
         metavar="S[,S,S]",
-        type=Parsed("numbers", parse.to_stds),
+        type=ConvertedType("numbers", parse.to_stds),
         help="Standard deviation of each channel, for pixel values from 0 to 1.",
     ),
     click.option(
         "--size",
         metavar="N|HxW",
-        type=Parsed("size", parse.to_size),
+        type=ConvertedType("size", parse.to_size),
         help="Input size of the model, in pixels. N: a centre crop of N x N; HxW: the whole image, resized.",
     ),
     click.option(
@@ -322,7 +336,7 @@ _MODEL = (
     click.option(
         "--reshape",
         metavar="GRID|LAYOUT",
-        type=Parsed("layout", parse.to_layout),
+        type=ConvertedType("layout", parse.to_layout),
         help="Layout of the layer's output, if it is not detected. Give the grid of the tokens, such as 14x14, or one of: "
         f"{', '.join(LAYOUTS)}.",
     ),
@@ -330,7 +344,7 @@ _MODEL = (
 _FIT = (
     click.option(
         "--fit",
-        type=Parsed("fit", lambda text: text if text == "crop" else to_fit_word(text)),
+        type=ConvertedType("fit", lambda text: text if text == "crop" else to_fit_word(text)),
         default="crop",
         show_default=True,
         metavar="crop|whole|tiles[:N]",
@@ -358,7 +372,7 @@ _TARGET = (
         metavar="FILE.py:NAME",
         callback=_find_target,
         help="Custom target function, instead of a class. The function gets the model's output and returns the score."
-        f"{_of_others('targets')}",
+        f"{_describe_plugins('targets')}",
     ),
     score,
     against(
@@ -380,8 +394,8 @@ _TARGET = (
 )
 
 
-def find_any(name: str) -> Method | AttributionMethod:
-    """A method of either kind, by its name. Raises `GradcamError` for an unknown one, and offers the nearest."""
+def find_any_method(name: str) -> Method | AttributionMethod:
+    """Return a CAM or attribution method by its name. Raise `GradcamError`, with suggestions, if it is unknown."""
     if name.lower() in ATTRIBUTIONS:
         return ATTRIBUTIONS[name.lower()]
     try:
@@ -392,16 +406,16 @@ def find_any(name: str) -> Method | AttributionMethod:
         raise GradcamError(f"There is no method {name!r}. {offer(name, [*METHODS, *ATTRIBUTIONS])}") from None
 
 
-pictures = click.argument(
-    "images", nargs=-1, required=True, type=click.Path(), metavar="IMAGE...", callback=find_pictures
-)
+images = click.argument("images", nargs=-1, required=True, type=click.Path(), metavar="IMAGE...", callback=find_images)
 
 
 def several(
-    *names: str, find: Callable[[Sequence[str]], Iterable[object]], known: Iterable[str], **settings: Any
+    *names: str, find: Callable[[Sequence[str]], Iterable[object]], completions: Iterable[str], **settings: Any
 ) -> Callable[[Command], Command]:
-    """An option of names without commas in them, which may be repeated and have commas between them. `find`: gives what
-    the names are of, and raises `GradcamError` for others. `known`: what Tab offers."""
+    """Return an option that may be repeated, and accepts comma-separated names.
+
+    `find` converts the names, and raises `GradcamError` for unknown ones. `completions`: the names that Tab offers.
+    """
 
     def to_names(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> tuple[Any, ...]:
         typed = [name.strip() for value in values for name in value.split(",") if name.strip()]
@@ -412,7 +426,7 @@ def several(
         except GradcamError as error:
             raise click.BadParameter(str(error), context, parameter) from error
 
-    offers = complete(lambda context: known)
+    offers = complete(lambda context: completions)
     return click.option(*names, multiple=True, callback=to_names, shell_complete=offers, **settings)
 
 
@@ -420,7 +434,7 @@ _EDGE = click.option(
     "--edge", type=click.Choice(EDGES), help="Detectors: explain the position of this edge of the box."
 )
 _AXIS = click.option("--axis", type=click.Choice(AXES), help="Pose models: coordinate to explain.")
-_THINGS = (
+_OTHER_TARGETS = (
     click.option(
         "--task",
         type=click.Choice(["auto", *TASKS]),
@@ -430,8 +444,8 @@ _THINGS = (
     ),
     several(
         *("--box", "boxes"),
-        find=_find_some,
-        known=[ALL],
+        find=_find_numbers_or_all,
+        completions=[ALL],
         metavar="N|all",
         help="Detectors: number of the detection to explain; may be repeated. 0 is the highest-scoring one.  [default: 0]",
     ),
@@ -439,7 +453,7 @@ _THINGS = (
     click.option(
         "--missed",
         metavar="L,T,R,B",
-        type=Parsed("box", parse.to_box),
+        type=ConvertedType("box", parse.to_box),
         multiple=True,
         help="Detectors: box around an object that was not detected; may be repeated. Give left, top, right and bottom in "
         "pixels. With --class, an object of this class is expected in the box.",
@@ -448,7 +462,7 @@ _THINGS = (
     click.option(
         "--mask",
         metavar="X,Y|BOX|FILE",
-        type=Parsed("mask", parse.to_mask),
+        type=ConvertedType("mask", parse.to_mask),
         help="Segmenters: region to explain. X,Y: the predicted region at this point; BOX: left,top,right,bottom in pixels; "
         "FILE: an image that is black outside the region. Without --mask: all pixels that are predicted as the class.",
     ),
@@ -456,7 +470,7 @@ _THINGS = (
         "--text",
         "texts",
         metavar="SENTENCE",
-        type=Parsed("text", parse.to_sentence),
+        type=ConvertedType("text", parse.to_sentence),
         multiple=True,
         help="CLIP-like models: sentence to locate; may be repeated. Text-prompted detectors: objects to detect.",
     ),
@@ -467,14 +481,14 @@ _THINGS = (
     several(
         *("--word", "words"),
         find=_find_numbers,
-        known=(),
+        completions=(),
         metavar="N",
         help="Captioners: number of the word to explain; may be repeated.",
     ),
     several(
         *("--keypoint", "keypoints"),
-        find=_find_some,
-        known=[ALL],
+        find=_find_numbers_or_all,
+        completions=[ALL],
         metavar="N|all",
         help="Pose models: number of the keypoint to explain; may be repeated. The keypoint belongs to "
         "the highest-scoring box, or to --box.  [default: 0]",
@@ -483,17 +497,17 @@ _THINGS = (
 )
 
 
-def layers(what: str, *, default: str) -> Callable[[Command], Command]:
-    """Which layers, by names and patterns."""
-    text = f"{what}; may be repeated. Names, or patterns such as 'layer*.conv1'.  [default: {default}]"
+def layers(help_text: str, *, default: str) -> Callable[[Command], Command]:
+    """Return the option for several layers, by names and patterns. `default`: the text for the default."""
+    text = f"{help_text}; may be repeated. Names, or patterns such as 'layer*.conv1'.  [default: {default}]"
     return layer(text, "layers", "NAME|PATTERN", multiple=True)
 
 
-def _methods(find: Callable[[str], Any], ours: Iterable[str], default: str) -> Callable[[Command], Command]:
-    """Add the option for methods. `find` returns one by its name; `ours` are those that come with the package."""
+def _methods(find: Callable[[str], Any], built_in: Iterable[str], default: str) -> Callable[[Command], Command]:
+    """Return the option for methods. `find` returns a method by its name. `built_in`: the names of built-in methods."""
 
     def find_all(names: Sequence[str]) -> list[Any]:
-        with contextlib.nullcontext() if set(names) <= set(ours) else custom_code_context(*names):
+        with contextlib.nullcontext() if set(names) <= set(built_in) else custom_code_context(*names):
             return [find(name) for name in names]
 
     return several(
@@ -501,24 +515,24 @@ def _methods(find: Callable[[str], Any], ours: Iterable[str], default: str) -> C
         "methods",
         metavar="NAME[,NAME]",
         find=find_all,
-        known=[*ours, *installed("methods")],
+        completions=[*built_in, *installed("methods")],
         help="CAM method (see `gradcam methods`); may be repeated. FILE.py:NAME is your own method."
-        f"{_of_others('methods')}{default}",
+        f"{_describe_plugins('methods')}{default}",
     )
 
 
-def choices(
+def explain_options(
     *, default: str = " Some tasks have a different default.  [default: gradcam]"
 ) -> Callable[[Command], Command]:
-    """What to explain, and with which model; `default`: what is said of the methods that are taken otherwise."""
+    """Return the options for the model, layers, methods and target. `default`: the help text for the default method."""
     text = "Target layer (see `gradcam layers`); may be repeated. Without --layer, the model's default layer is used."
-    methods = _methods(find_any, [*METHODS, *ATTRIBUTIONS], default)
-    return together(*_MODEL, layer(text, "layers", multiple=True), methods, *_TARGET, *_THINGS, *_FIT)
+    methods = _methods(find_any_method, [*METHODS, *ATTRIBUTIONS], default)
+    return combine(*_MODEL, layer(text, "layers", multiple=True), methods, *_TARGET, *_OTHER_TARGETS, *_FIT)
 
 
-def paged() -> Callable[[Command], Command]:
-    """Of what a page is made, and with which model."""
-    return together(
+def page_options() -> Callable[[Command], Command]:
+    """Return the options of `gradcam page` for the model, layers, methods and target."""
+    return combine(
         *_MODEL,
         layer(
             "Target layer (see `gradcam layers`); may be repeated. Without --layer, the page shows the default layer and up "
@@ -535,13 +549,13 @@ def paged() -> Callable[[Command], Command]:
             help="Class to show first; may be repeated. These classes always have heatmaps.  [default: top class]",
         ),
         number("--top", "Number of classes with heatmaps, if heatmaps of all classes would cost too much.", 50),
-        *_THINGS,
+        *_OTHER_TARGETS,
         *_FIT,
     )
 
 
 def method(default: str) -> Callable[[Command], Command]:
-    """Add the option for a single method."""
+    """Return the option for a single method."""
     return click.option(
         "--method",
         metavar="NAME",
@@ -550,10 +564,10 @@ def method(default: str) -> Callable[[Command], Command]:
     )
 
 
-def page_of(what: str) -> Callable[[Command], Command]:
-    """Add the option for a page with cards."""
-    text = f"Write an HTML page with the first {what}."
-    return click.option("--page", metavar="FILE.html", type=file_of(".html", ".htm"), help=text)
+def html_page(contents: str) -> Callable[[Command], Command]:
+    """Return the option for an HTML page with a card per image."""
+    text = f"Write an HTML page with the first {contents}."
+    return click.option("--page", metavar="FILE.html", type=output_file(".html", ".htm"), help=text)
 
 
 def _find_saved(names: Sequence[str]) -> Sequence[str]:
@@ -562,27 +576,29 @@ def _find_saved(names: Sequence[str]) -> Sequence[str]:
     return names
 
 
-def together(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
-    return lambda command: functools.reduce(lambda made, option: option(made), reversed(options), command)
+def combine(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    return lambda command: functools.reduce(lambda result, option: option(result), reversed(options), command)
 
 
-model = together(*_MODEL)  # which model, and how it computes
-audited_model = together(  # where --labels says the class of each picture
-    *(it for it in _MODEL if it is not _LABELS), click.option("--class-names", "labels", **_NAMES)
+model = combine(*_MODEL)
+# In `gradcam audit`, --labels has the class of each image, so the class names have another option.
+audit_model = combine(
+    *(option for option in _MODEL if option is not _LABELS), click.option("--class-names", "labels", **_LABELS_SETTINGS)
 )
-named_model = together(*_MODEL[1:])  # how one computes that an argument names
-_OF_WHOLES = (it for it in _THINGS if it not in (_EDGE, _AXIS))  # a place has no probability to judge its map by
-things = together(*_OF_WHOLES, against("Sentence to contrast with --text; may be repeated.", "SENTENCE"))
+model_without_name = combine(*_MODEL[1:])  # without --model, for commands in which an argument names the model
+# --edge and --axis explain a coordinate, which has no probability, so its heatmap cannot be evaluated.
+_EVALUATED_TARGETS = (option for option in _OTHER_TARGETS if option not in (_EDGE, _AXIS))
+other_targets = combine(*_EVALUATED_TARGETS, against("Sentence to contrast with --text; may be repeated.", "SENTENCE"))
 save = several(
     "--save",
     "saved",
     metavar="KIND[,KIND]",
     find=_find_saved,
-    known=SAVED,
+    completions=SAVED,
     default=("overlay",),
     help=f"Files to write: {', '.join(SAVED)}; may be repeated.  [default: overlay]",
 )
-appearance = together(
+appearance = combine(
     click.option(
         "--alpha",
         type=real(0, 1),
@@ -593,7 +609,7 @@ appearance = together(
     ),
     colormap("turbo", "OpenCV colour map of the heatmap."),
 )
-printing = together(
+printing = combine(
     click.option("--json", "as_json", is_flag=True, help="Print one JSON record per image, and nothing else."),
     click.option("-q", "--quiet", is_flag=True, is_eager=True, help="Print errors only."),
 )

@@ -36,8 +36,8 @@ COMPILER_MODULE = "torch._dynamo.utils"
 def configure_process() -> None:
     """Cache freed memory, limit spinning and the number of threads, and delay the import of PyTorch's compiler.
 
-    Environment variables for these settings take precedence. The compiler is delayed because its import takes as long as
-    that of torch, although torchvision only asks whether it is supported.
+    Environment variables for these settings take precedence. The compiler's import is delayed, because it takes as long
+    as that of torch, although torchvision only asks whether the compiler is supported.
     """
     if not any(name.startswith("MALLOC_") for name in os.environ) and "GLIBC_TUNABLES" not in os.environ:
         cache_freed_memory()

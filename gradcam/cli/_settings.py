@@ -1,4 +1,4 @@
-"""What was chosen on the command line, and what options mean together."""
+"""Settings: the values of the command-line options, and the checks of options that depend on each other."""
 
 from __future__ import annotations
 
@@ -20,10 +20,15 @@ if TYPE_CHECKING:
     from gradcam.images.edit import Edit
     from gradcam.models.classifier import Classifier
 
-ALL = "all"  # of a picture's boxes
-SINGULARS = {"boxes": "box", "texts": "text", "words": "word", "keypoints": "keypoint"}  # what options are called
-# Which options say what is explained, by the task of the model.
-TAKES = {
+ALL = "all"  # value of --box and --keypoint
+OPTION_NAMES_BY_FIELD = {
+    "boxes": "box",
+    "texts": "text",
+    "words": "word",
+    "keypoints": "keypoint",
+}  # field name: option name
+# The options that choose the target, by the task of the model.
+OPTIONS_BY_TASK = {
     "classification": ("--class", "--top-k", "--score", "--against"),
     "detection": ("--box", "--edge", "--missed", "--class", "--threshold"),
     "segmentation": ("--mask", "--class"),
@@ -35,8 +40,8 @@ TAKES = {
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """Which model, as `load_model` has it; the defaults are what nothing was said of. `task`: None for a classifier,
-    whatever the model is. `prompts`: what a detector that is told by words looks for."""
+    """The arguments of `load_model`. `task`: None to load the model as a classifier, whatever its task is.
+    `prompts`: the text prompts of an open-vocabulary detector."""
 
     model: str | None = None
     weights: Path | None = None
@@ -56,28 +61,27 @@ class ModelChoice:
     prompts: tuple[str, ...] = ()
 
     def to_words(self) -> list[str]:
-        """The options that say the same, for a line to type."""
-        said = {field.name: getattr(self, field.name) for field in fields(self)}
+        """Return the options of a command line that selects this model."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         defaults = {field.name: field.default for field in fields(self)}
         return [
-            word for name, value in said.items() if value != defaults[name] for word in (f"--{name}", to_word(value))
+            word for name, value in values.items() if value != defaults[name] for word in (f"--{name}", to_word(value))
         ]
 
     @property
-    def ending(self) -> str:
-        """What ends a picture's name: the model, its weights and the fit, where they are not the usual."""
+    def suffix(self) -> str:
+        """Return the end of an output file's name: the model, its weights and the fit if they are not the defaults."""
         from gradcam.models.providers import DEFAULT
 
-        named = [] if self.model in (None, DEFAULT) else [str(self.model).rpartition("/")[2]]
-        named += [] if self.weights is None else [self.weights.stem]
-        named += [] if self.fit == "crop" else [self.fit.replace(":", "-")]
-        return "".join(f"-{to_plain(name)}" for name in named) + ".png"
+        parts = [] if self.model in (None, DEFAULT) else [str(self.model).rpartition("/")[2]]
+        parts += [] if self.weights is None else [self.weights.stem]
+        parts += [] if self.fit == "crop" else [self.fit.replace(":", "-")]
+        return "".join(f"-{to_plain(name)}" for name in parts) + ".png"
 
 
 @dataclass(frozen=True)
 class TargetChoice:
-    """What is explained in place of a class, as typed: boxes by their numbers, or all of them; places where something was
-    missed; pixels; sentences; another picture; words of a caption; keypoints."""
+    """The values of the options that choose a target other than a class, such as boxes, a mask or sentences."""
 
     boxes: tuple[int | str, ...] = ()
     edge: str | None = None
@@ -91,42 +95,42 @@ class TargetChoice:
     axis: str | None = None
 
     @property
-    def _typed(self) -> dict[str, Any]:
-        """What was typed, by the names of the options."""
-        said = {SINGULARS.get(name, name): value for name, value in vars(self).items()}
-        return {name: value for name, value in said.items() if value not in (None, False, ())}
+    def _given_values(self) -> dict[str, Any]:
+        """Map the names of the options that were given to their values."""
+        values = {OPTION_NAMES_BY_FIELD.get(name, name): value for name, value in vars(self).items()}
+        return {name: value for name, value in values.items() if value not in (None, False, ())}
 
     @property
-    def given(self) -> list[str]:
-        """The options that were typed."""
-        return [f"--{name}" for name in self._typed]
+    def option_names(self) -> list[str]:
+        """List the options that were given, such as "--box"."""
+        return [f"--{name}" for name in self._given_values]
 
     @property
     def task(self) -> str | None:
-        """The task of models that have other uses as well, where an option says which is meant."""
+        """Return the task if an option implies it, for models that support several tasks; else None."""
         return "matching" if self.like is not None else "pose" if self.keypoints or self.axis else None
 
     @property
     def files(self) -> list[Path]:
-        """Files that are read beside the pictures, and never written over."""
+        """List the input files other than the images. They must not be overwritten."""
         return [path for path in (self.like, self.mask) if isinstance(path, Path)]
 
     def describe(self) -> dict[str, Any]:
-        """What was asked, for run.json: a key for each option, files by their names and their SHA-256."""
+        """Return the given options for run.json. Files are described by their names and SHA-256 hashes."""
         from gradcam.images.files import hash_file
 
-        said = {name: value for name, value in self._typed.items() if name != "caption"}
+        description = {name: value for name, value in self._given_values.items() if name != "caption"}
         if isinstance(self.mask, tuple):
-            said["mask"] = to_word(self.mask)
-        for name, value in said.items():
+            description["mask"] = to_word(self.mask)
+        for name, value in description.items():
             if isinstance(value, Path):
-                said[name] = {"file": value.name, "sha256": hash_file(value)}
-        return said
+                description[name] = {"file": value.name, "sha256": hash_file(value)}
+        return description
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What was chosen, as typed; methods as they are called, and how they explain. `wanted`: what in place of a class."""
+    """The values of all options that say what to explain, how, and where to write."""
 
     model: ModelChoice
     options: ExplainOptions
@@ -141,113 +145,118 @@ class Settings:
     alpha: float = 0.5
     colormap: str = "turbo"
     saved: tuple[str, ...] = ("overlay",)
-    wanted: TargetChoice = TargetChoice()
+    target_choice: TargetChoice = TargetChoice()
     edits: tuple[Edit, ...] = ()
 
 
 @dataclass(frozen=True)
-class OutputPlace:
-    """A folder for results, and, if there is to be one only, its file."""
+class OutputLocation:
+    """The folder for results. `file`: the path if there is a single result and the user has chosen its name."""
 
     folder: Path
     file: Path | None = None
 
 
 @dataclass(frozen=True)
-class Output:
-    """How results are told: as JSON, or not at all, or for people."""
+class OutputMode:
+    """How results are printed: as text, as JSON, or not at all."""
 
     as_json: bool
     quiet: bool
 
 
 def to_word(value: object) -> str:
-    """An option's value as it is typed: sides have an x between them, other numbers commas."""
+    """Format an option's value for a command line: integers as 320x240, other numbers as 0.5,0.5,0.5."""
     if isinstance(value, float):
         return str(value).removesuffix(".0")
     if not isinstance(value, tuple):
         return str(value)
-    return ("x" if all(isinstance(each, int) for each in value) else ",").join(map(to_word, value))
+    return ("x" if all(isinstance(number, int) for number in value) else ",").join(map(to_word, value))
 
 
-def to_model_choice(chosen: dict[str, Any]) -> ModelChoice:
-    """What was chosen of the model, among all that was."""
-    return ModelChoice(**{field.name: chosen[field.name] for field in fields(ModelChoice) if field.name in chosen})
+def to_model_choice(params: dict[str, Any]) -> ModelChoice:
+    """Return the model options among all options of a command."""
+    return ModelChoice(**{field.name: params[field.name] for field in fields(ModelChoice) if field.name in params})
 
 
-def to_settings(chosen: dict[str, Any]) -> Settings:
-    """The settings. Raises `click.UsageError` where two options contradict each other."""
-    wanted = TargetChoice(**{field.name: chosen[field.name] for field in fields(TargetChoice) if field.name in chosen})
-    model = replace(to_model_choice(chosen), prompts=wanted.texts)
-    if model.task == "auto" and wanted.task is not None:
-        model = replace(model, task=wanted.task)
-    options: Any = {name: chosen[name] for name in DEFAULTS if name in chosen}
-    known = {*vars(model), *options, *vars(wanted)}
-    others = {name: value for name, value in chosen.items() if name not in known}
-    found = Settings(model=model, options=options, wanted=wanted, **others)
-    if found.target is not None and (found.classes or found.top_k > 1 or found.score != "logit"):
+def to_settings(params: dict[str, Any]) -> Settings:
+    """Return the settings. Raise `click.UsageError` if two options contradict each other."""
+    target_choice = TargetChoice(
+        **{field.name: params[field.name] for field in fields(TargetChoice) if field.name in params}
+    )
+    model = replace(to_model_choice(params), prompts=target_choice.texts)
+    if model.task == "auto" and target_choice.task is not None:
+        model = replace(model, task=target_choice.task)
+    options: Any = {name: params[name] for name in DEFAULTS if name in params}
+    used_names = {*vars(model), *options, *vars(target_choice)}
+    remaining = {name: value for name, value in params.items() if name not in used_names}
+    settings = Settings(model=model, options=options, target_choice=target_choice, **remaining)
+    if settings.target is not None and (settings.classes or settings.top_k > 1 or settings.score != "logit"):
         raise click.UsageError("--target replaces --class, --top-k and --score: give only one of them.")
-    if found.classes and found.top_k > 1:
+    if settings.classes and settings.top_k > 1:
         raise click.UsageError("--class and --top-k both choose the classes to explain: give only one of them.")
-    _check_things(found)
-    if found.against and not wanted.texts and found.score != "contrast":
+    _check_targets(settings)
+    if settings.against and not target_choice.texts and settings.score != "contrast":
         raise click.UsageError("--against needs --score contrast: add --score contrast, or remove --against.")
-    _check_for_attributions(found)
+    _check_for_attributions(settings)
     if model.fit == "crop" and model.predictions == "seen":
         raise click.UsageError("--predictions seen needs --fit whole or --fit tiles: add one of them.")
-    return found
+    return settings
 
 
-def to_judged(chosen: dict[str, Any], class_: str | None) -> Settings:
-    """The settings of a command that judges maps, each of one class or thing; they say nothing of how maps are drawn."""
-    known = {field.name for kind in (ModelChoice, TargetChoice) for field in fields(kind)} | {
+def to_single_target_settings(params: dict[str, Any], class_: str | None) -> Settings:
+    """Return the settings of a command that evaluates heatmaps of a single target. They have no drawing options."""
+    accepted_names = {field.name for kind in (ModelChoice, TargetChoice) for field in fields(kind)} | {
         "score",
         "against",
         "reshape",
     }
-    kept = {name: value for name, value in chosen.items() if name in known}
-    return to_settings({**kept, "classes": () if class_ is None else (class_,)})
+    selected = {name: value for name, value in params.items() if name in accepted_names}
+    return to_settings({**selected, "classes": () if class_ is None else (class_,)})
 
 
-# Options that can stand together; --text stands with those of boxes where a detector is told by words what to look for.
-TOGETHER = (
+# Options that can be combined. --text can be combined with --box for open-vocabulary detectors.
+COMPATIBLE_OPTIONS = (
     ("--box", "--edge", "--text"), ("--missed", "--text"), ("--mask",), ("--like",), ("--caption", "--word", "--text"),
     ("--keypoint", "--axis", "--box"), ("--target",), ("--top-k",),
 )  # fmt: skip
 
 
-def _check_things(found: Settings) -> None:
-    """Raises `click.UsageError` where two options each say what is explained."""
-    given = found.wanted.given
-    if given:
-        given += ["--target"] if found.target is not None else []
-        given += ["--top-k"] if found.top_k > 1 else []
-    if given and not any(set(given) <= set(group) for group in TOGETHER):
-        first = given[0]
-        other = next(it for it in given if not any({first, it} <= set(group) for group in TOGETHER))
-        raise click.UsageError(f"{first} and {other} each choose what is explained: give only one of them.")
+def _check_targets(settings: Settings) -> None:
+    """Raise `click.UsageError` if two options choose different targets."""
+    names = settings.target_choice.option_names
+    if names:
+        names += ["--target"] if settings.target is not None else []
+        names += ["--top-k"] if settings.top_k > 1 else []
+    if names and not any(set(names) <= set(group) for group in COMPATIBLE_OPTIONS):
+        first = names[0]
+        second = next(name for name in names if not any({first, name} <= set(group) for group in COMPATIBLE_OPTIONS))
+        raise click.UsageError(f"{first} and {second} each choose what is explained: give only one of them.")
 
 
 def to_target(settings: Settings, model: Classifier) -> Any:
-    """What is explained by a model that does more than classify. Raises `click.UsageError` where nothing says what."""
+    """Return the target for a model that is not a classifier. Raise `click.UsageError` if an option is missing."""
     from gradcam import targets
 
     if settings.target is not None:
         return settings.target
-    wanted, classes = settings.wanted, [model.find_class(name) for name in dict.fromkeys(settings.classes)]
+    target_choice, classes = (
+        settings.target_choice,
+        [model.find_class(name) for name in dict.fromkeys(settings.classes)],
+    )
     makers: dict[str, Callable[[], Any]] = {
-        "detection": lambda: _to_boxes(wanted, classes),
-        "segmentation": lambda: targets.Mask(classes or None, wanted.mask),
+        "detection": lambda: _to_boxes(target_choice, classes),
+        "segmentation": lambda: targets.Mask(classes or None, target_choice.mask),
         "matching": lambda: _to_match(settings, model.name),
-        "captioning": lambda: targets.Token(None, list(wanted.words) or None),
-        "pose": lambda: _to_keypoints(wanted),
+        "captioning": lambda: targets.Token(None, list(target_choice.words) or None),
+        "pose": lambda: _to_keypoints(target_choice),
     }
     return makers[model.task]()
 
 
-def to_judged_target(settings: Settings, model: Classifier) -> Any:
-    """The class, by its index, or whatever else is judged; None for the most probable. Raises `click.UsageError` as
-    `check_task` and `to_target` do."""
+def to_single_target(settings: Settings, model: Classifier) -> Any:
+    """Return the single target of a command that evaluates heatmaps: a class index, None for the top class, or a target
+    of another task. Raise `click.UsageError` as `check_task` and `to_target` do."""
     check_task(settings, model)
     if model.task != "classification":
         return to_target(settings, model)
@@ -256,95 +265,103 @@ def to_judged_target(settings: Settings, model: Classifier) -> Any:
     return model.find_class(settings.classes[0]) if settings.classes else None
 
 
-def _to_boxes(wanted: TargetChoice, classes: Sequence[int]) -> Any:
+def _to_boxes(target_choice: TargetChoice, classes: Sequence[int]) -> Any:
     from gradcam import targets
 
     if len(classes) > 1:
         raise click.UsageError("Boxes are explained for one class at a time: give only one --class.")
     class_ = classes[0] if classes else None
-    if wanted.missed:
-        return targets.MissedBox(list(wanted.missed), class_)
-    return targets.Box(ALL if ALL in wanted.boxes else list(wanted.boxes) or [0], wanted.edge, class_=class_)
+    if target_choice.missed:
+        return targets.MissedBox(list(target_choice.missed), class_)
+    return targets.Box(
+        ALL if ALL in target_choice.boxes else list(target_choice.boxes) or [0], target_choice.edge, class_=class_
+    )
 
 
-def _to_keypoints(wanted: TargetChoice) -> Any:
+def _to_keypoints(target_choice: TargetChoice) -> Any:
     from gradcam import targets
 
-    if len(wanted.boxes) > 1 or ALL in wanted.boxes:
+    if len(target_choice.boxes) > 1 or ALL in target_choice.boxes:
         raise click.UsageError("Keypoints are explained for one box at a time: give a single number to --box.")
-    numbers = ALL if ALL in wanted.keypoints else list(wanted.keypoints) or [0]
-    return targets.Keypoint(numbers, wanted.axis, box=int(wanted.boxes[0]) if wanted.boxes else 0)
+    numbers = ALL if ALL in target_choice.keypoints else list(target_choice.keypoints) or [0]
+    return targets.Keypoint(numbers, target_choice.axis, box=int(target_choice.boxes[0]) if target_choice.boxes else 0)
 
 
 def _to_match(settings: Settings, name: str) -> Any:
     from gradcam import targets
 
-    if settings.wanted.like is not None:
-        return targets.Like(settings.wanted.like)
-    if not settings.wanted.texts:
+    if settings.target_choice.like is not None:
+        return targets.Like(settings.target_choice.like)
+    if not settings.target_choice.texts:
         raise click.UsageError(
             f"{name} compares an image with a sentence or another image: add --text SENTENCE or --like FILE."
         )
-    return targets.Text(list(settings.wanted.texts), against=list(settings.against))
+    return targets.Text(list(settings.target_choice.texts), against=list(settings.against))
 
 
 def check_task(settings: Settings, model: Classifier) -> None:
-    """Raises `click.UsageError` for options that say something of models of another task."""
-    usual = {field.name: field.default for field in fields(ModelChoice)}
-    given = settings.wanted.given
-    given += [f"--{it}" for it in ("threshold", "fit", "activation") if getattr(settings.model, it) != usual[it]]
-    given += ["--class"] if settings.classes else []
-    given += ["--top-k"] if settings.top_k > 1 else []
-    given += ["--score"] if settings.score != "logit" else []
-    given += ["--against"] if settings.against else []
-    known = [*TAKES[model.task], *(["--text"] if getattr(model, "inputs", None) else [])]
-    more = ["--fit", "--activation"] if model.task == "classification" else []
-    if unfit := [name for name in given if name not in [*known, *more]]:
-        tasks = [task for task, names in TAKES.items() if unfit[0] in names] or ["classification"]
-        tasks += ["text-prompted detectors"] if unfit[0] == "--text" else []
-        taken = {name for option in click.get_current_context().command.params for name in option.opts}
-        takes = [name for name in (*known, "--target") if name in taken]
-        listed = " and ".join(filter(None, [", ".join(takes[:-1]), takes[-1]]))
+    """Raise `click.UsageError` if an option is for models of another task."""
+    defaults = {field.name: field.default for field in fields(ModelChoice)}
+    names = settings.target_choice.option_names
+    names += [
+        f"--{name}" for name in ("threshold", "fit", "activation") if getattr(settings.model, name) != defaults[name]
+    ]
+    names += ["--class"] if settings.classes else []
+    names += ["--top-k"] if settings.top_k > 1 else []
+    names += ["--score"] if settings.score != "logit" else []
+    names += ["--against"] if settings.against else []
+    suitable = [*OPTIONS_BY_TASK[model.task], *(["--text"] if getattr(model, "inputs", None) else [])]
+    shared = ["--fit", "--activation"] if model.task == "classification" else []
+    if unsuitable := [name for name in names if name not in [*suitable, *shared]]:
+        tasks = [task for task, task_options in OPTIONS_BY_TASK.items() if unsuitable[0] in task_options] or [
+            "classification"
+        ]
+        tasks += ["text-prompted detectors"] if unsuitable[0] == "--text" else []
+        accepted = {name for option in click.get_current_context().command.params for name in option.opts}
+        usable = [name for name in (*suitable, "--target") if name in accepted]
+        listed = " and ".join(filter(None, [", ".join(usable[:-1]), usable[-1]]))
         raise click.UsageError(
-            f"{unfit[0]} is for {' and '.join(tasks)}, but {model.name} is for {model.task}. You can use {listed}."
+            f"{unsuitable[0]} is for {' and '.join(tasks)}, but {model.name} is for {model.task}. You can use {listed}."
         )
 
 
-def _check_for_attributions(found: Settings) -> None:
-    attributions = [method.name for method in found.methods if isinstance(method, AttributionMethod)]
+def _check_for_attributions(settings: Settings) -> None:
+    attributions = [method.name for method in settings.methods if isinstance(method, AttributionMethod)]
     if not attributions:
         return
-    given = {name for name, value in found.options.items() if value != DEFAULTS[name]}  # type: ignore[literal-required]  # they are
-    unheeded = ["--fit tiles"] if found.model.fit.startswith("tiles") else []
-    unheeded += [f"--{name}" for name in found.options if name in given and name != "reshape"]
-    if not any(isinstance(method, Method) or method.has_layer for method in found.methods):
-        unheeded += ["--layer"] if found.layers else []
-        unheeded += ["--reshape"] if "reshape" in given else []
-    if unheeded:
-        raise click.UsageError(f"{unheeded[0]} does not work with --method {attributions[0]}: remove one of them.")
+    changed = {name for name, value in settings.options.items() if value != DEFAULTS[name]}  # type: ignore[literal-required]
+    unsuitable = ["--fit tiles"] if settings.model.fit.startswith("tiles") else []
+    unsuitable += [f"--{name}" for name in settings.options if name in changed and name != "reshape"]
+    if not any(isinstance(method, Method) or method.has_layer for method in settings.methods):
+        unsuitable += ["--layer"] if settings.layers else []
+        unsuitable += ["--reshape"] if "reshape" in changed else []
+    if unsuitable:
+        raise click.UsageError(f"{unsuitable[0]} does not work with --method {attributions[0]}: remove one of them.")
 
 
 def find_destination(
     output: str, images: Sequence[Path], results: int, suffixes: frozenset[str] = WRITE_SUFFIXES
-) -> OutputPlace:
-    """Where so many results go, one file of them with one of these suffixes. Raises `click.UsageError` for one file for
-    several, for one of another kind, and for one of the pictures."""
+) -> OutputLocation:
+    """Return the folder or file for the results. `suffixes`: those of a single output file.
+
+    Raise `click.UsageError` if a single file is given for several results, has another suffix, or is an input image.
+    """
     path = Path(output)
     is_folder = output.endswith(("/", os.sep)) or os.path.isdir(path)
     if path.suffix.lower() not in READ_SUFFIXES | suffixes or is_folder:
-        return OutputPlace(path)
+        return OutputLocation(path)
     if path.suffix.lower() not in suffixes:
-        what = "images" if suffixes is WRITE_SUFFIXES else "maps"
-        raise click.UsageError(f"{path}: {what} can only be written as {', '.join(sorted(suffixes))}.")
+        noun = "images" if suffixes is WRITE_SUFFIXES else "maps"
+        raise click.UsageError(f"{path}: {noun} can only be written as {', '.join(sorted(suffixes))}.")
     if results > 1:
         raise click.UsageError(f"{path} is one file, but there are several results: give a folder to --output.")
-    if any(is_same(path, image) for image in images):
+    if any(is_same_file(path, image) for image in images):
         raise click.UsageError(f"{path} is the input image, which is never overwritten: choose another name.")
-    return OutputPlace(path.parent, path)
+    return OutputLocation(path.parent, path)
 
 
-def is_same(one: Path, other: Path) -> bool:
-    """Whether both are one file, by whatever names."""
-    with contextlib.suppress(OSError):  # of one that is not there, or where nobody may look
-        return os.path.samefile(one, other)
-    return os.path.realpath(one) == os.path.realpath(other)
+def is_same_file(first: Path, second: Path) -> bool:
+    """Return whether two paths lead to the same file."""
+    with contextlib.suppress(OSError):  # A file may be missing or unreadable; then the resolved paths are compared.
+        return os.path.samefile(first, second)
+    return os.path.realpath(first) == os.path.realpath(second)

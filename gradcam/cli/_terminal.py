@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TextIO
 
 import click
 
-from gradcam.cli._settings import Output
+from gradcam.cli._settings import OutputMode
 from gradcam.errors import CONTROLS, GradcamWarning, ModelError, describe_unexpected, printable
 from gradcam.models.labels import name_class
 from gradcam.storage.records import Prediction, Record, Report
@@ -359,7 +359,7 @@ class Display:
     `total`: the number of images. `done_before`: the number of them that an earlier run has finished.
     """
 
-    def __init__(self, output: Output, total: int, done_before: int) -> None:
+    def __init__(self, output: OutputMode, total: int, done_before: int) -> None:
         self._output = output
         self._total, self._done_before = total, done_before
         self._out: TextIO = sys.stdout  # Saved now: while models run, sys.stdout is redirected.
@@ -497,7 +497,7 @@ def print_above_bar(text: str) -> None:
 
 
 @contextlib.contextmanager
-def show_progress_bar(output: Output, unit: str, total: int, done_before: int = 0) -> Iterator[ProgressBar]:
+def show_progress_bar(output: OutputMode, unit: str, total: int, done_before: int = 0) -> Iterator[ProgressBar]:
     """Show a progress bar on a terminal, unless `--quiet` is given. Redirect what models print to standard error."""
     bar = ProgressBar(unit, total, done_before, is_hidden=output.quiet or not sys.stderr.isatty())
     ProgressBar.current = bar
@@ -512,7 +512,7 @@ def show_progress_bar(output: Output, unit: str, total: int, done_before: int = 
 
 
 @contextlib.contextmanager
-def show_pass_progress(output: Output) -> Iterator[Progress]:
+def show_pass_progress(output: OutputMode) -> Iterator[Progress]:
     """Show a progress bar of model passes, and yield the function that updates it."""
     with show_progress_bar(output, "passes", 1) as bar:
         yield bar.update
@@ -573,7 +573,7 @@ def import_torch() -> None:
 
 
 @contextlib.contextmanager
-def report_waits(output: Output) -> Iterator[None]:
+def report_waits(output: OutputMode) -> Iterator[None]:
     """Print the log messages about waits and retries on standard error, unless `--quiet` is given."""
     handler = logging.NullHandler() if output.quiet else _PrintAboveBarHandler()
     LOG.addHandler(handler)

@@ -13,8 +13,8 @@ import click
 
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
-from gradcam.cli._job import load_model, make_folder, say
-from gradcam.cli._settings import Output, find_destination, is_same, to_model_choice
+from gradcam.cli._job import load_model, make_folder, print_notes
+from gradcam.cli._settings import OutputMode, find_destination, is_same_file, to_model_choice
 from gradcam.cli._terminal import (
     custom_code_context,
     format_count,
@@ -49,12 +49,12 @@ WHAT_IT_MEANS = (
     help="Source of each image's class. TABLE: a file with the columns image and class; folders: the folder names; "
     "predicted: the model's predictions.  [default: folders if the folders are named like classes, otherwise predicted]",
 )
-@options.audited_model
+@options.audit_model
 @options.layer("Target layer (see `gradcam layers`).")
 @options.method("gradcam")
 @options.score
-@options.page_of(f"{MOST} clusters")
-@options.output_at("Output folder or image file for the overview.  [default: the current folder]", default=".")
+@options.html_page(f"{MOST} clusters")
+@options.output_option("Output folder or image file for the overview.  [default: the current folder]", default=".")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON record, and nothing else.")
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
 def audit_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
@@ -68,7 +68,7 @@ def audit_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen:
     with ten or more images each. Clustering needs scikit-learn: pip install scikit-learn. Images that cannot be read or
     have no class are reported and left out, and the exit status is 1.
     """
-    output, start = Output(as_json, quiet), time.perf_counter()
+    output, start = OutputMode(as_json, quiet), time.perf_counter()
     import_torch()
     from gradcam.evaluation.shortcuts.audit import audit_items
     from gradcam.evaluation.shortcuts.clusters import check_installed
@@ -80,10 +80,10 @@ def audit_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen:
     sheet = destination.file or destination.folder / SHEET
     with report_waits(output):
         items = list_inputs(inputs).items
-        if any(item.content.path is not None and is_same(Path(item.content.path), sheet) for item in items):
+        if any(item.content.path is not None and is_same_file(Path(item.content.path), sheet) for item in items):
             raise GradcamError(f"{sheet} is an input image and is never overwritten: choose another --output.")
         classifier = load_model(to_model_choice(chosen), layer=chosen["layer"])
-        say(classifier.notes, output)
+        print_notes(classifier.notes, output)
         settings: Any = {name: chosen[name] for name in ("method", "score", "reshape")}
         with custom_code_context(chosen["method"]), show_pass_progress(output) as progress:
             found = audit_items(items, classifier, labels=chosen["classes"], **settings, progress=progress)
@@ -91,7 +91,7 @@ def audit_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen:
     write_image(sheet, found.sheet())
     if chosen["page"]:
         _write_page(chosen["page"], found)
-    say(found.notes, output)
+    print_notes(found.notes, output)
     _tell_failures(found)
     if as_json:
         click.echo(json.dumps({**found.to_record(), "sheet": str(sheet)}, allow_nan=False))

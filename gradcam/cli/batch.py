@@ -1,4 +1,4 @@
-"""`gradcam batch`: explain a folder of any size, and go on where it was stopped; `gradcam report`: its gallery again."""
+"""`gradcam batch`: explain a folder of any size, and resume interrupted runs. `gradcam report`: write its gallery."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from gradcam.batch.formats import FORMATS, Destination, Format, OpenRun, find_fo
 from gradcam.cam.methods.table import METHODS
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
-from gradcam.cli._job import ask, load_model, say
-from gradcam.cli._page import PageMaking
-from gradcam.cli._settings import ModelChoice, Output, Settings, to_settings
+from gradcam.cli._job import load_model, prepare_request, print_notes
+from gradcam.cli._page import PageMaker
+from gradcam.cli._settings import ModelChoice, OutputMode, Settings, to_settings
 from gradcam.cli._terminal import (
     Display,
     TerminationSignal,
     custom_code_context,
+    format_written_path,
     import_torch,
     report_waits,
-    format_written_path,
 )
 from gradcam.errors import ClusterError, DeviceError, GradcamError, OutputError, StoreError, printable
 from gradcam.options import FORMATS as PICTURE_FORMATS
@@ -43,45 +43,46 @@ if TYPE_CHECKING:
     from gradcam.storage.clear import Mode
     from gradcam.storage.store import Store
 
-DEVICES = ("auto", "cpu", "cuda")  # that Ray has
+RAY_DEVICES = ("auto", "cpu", "cuda")
 
 
 def load_on(choice: ModelChoice, layer: str | None, device: str) -> Classifier:
-    """The model of that choice, on that device. Raises `GradcamError`."""
+    """Load the model on a device. Raise `GradcamError` if it cannot be loaded."""
     return load_model(replace(choice, device=device), layer=layer)
 
 
 def describe_settings(settings: Settings, work: Work, saving: Saving) -> dict[str, Any]:
-    """The choices, by the names of the options, with what was found where nothing was said; all of it is JSON."""
+    """Return the settings for run.json, by option names. Automatic values are resolved."""
     from gradcam.batch.findings import name_target
     from gradcam.models.preprocess import describe_preprocess
 
     classifier, request = work.classifier, work.request
     target = cast(Any, request.target)
-    reshape, name = settings.options.get("reshape"), name_target(target)  # as it was typed
-    asked = {"target": name} if name else {
+    reshape, name = settings.options.get("reshape"), name_target(target)  # as given, not as detected
+    target_settings = {"target": name} if name else {
         "classes": None if target.classes is None else [int(index) for index in target.classes[0]],
         "top_k": target.top,
         "score": target.score,
         "against": [int(index) for index in target.against or ()],
-    } if classifier.task == "classification" else _describe_things(settings, classifier)  # fmt: skip
+    } if classifier.task == "classification" else _describe_targets(settings, classifier)  # fmt: skip
     task = "regression" if (classifier.classes, classifier.activation) == (1, "none") else classifier.task
-    if task != "classification":  # of classifiers' runs, the settings are as they always were
-        asked["task"] = task
-    # Options that the shell does not have are as they always were, and stay out: an earlier version's run is gone on with.
-    options = {name: it for name, it in request.options.items() if name in settings.options and name != "reshape"}
-    fit = {} if classifier.fit == "crop" else {"fit": classifier.fit, "predictions": classifier.predictions}  # as those
+    if task != "classification":  # Runs of classifiers have no "task", so that runs of earlier versions can be resumed.
+        target_settings["task"] = task
+    # Options that the command line does not have are left out, so that runs of earlier versions can be resumed.
+    options = {name: value for name, value in request.options.items() if name in settings.options and name != "reshape"}
+    # The default fit is left out for the same reason.
+    fit = {} if classifier.fit == "crop" else {"fit": classifier.fit, "predictions": classifier.predictions}
     return {
         "model": classifier.name,
         "device": work.device or classifier.device.type,
         "precision": settings.model.precision,
         "preprocessing": describe_preprocess(classifier.preprocess),
-        "activation": classifier.activation.replace("applied", "none"),  # As earlier versions, whose runs resume.
+        "activation": classifier.activation.replace("applied", "none"),  # as in earlier versions, whose runs can resume
         "reader": settings.model.reader,
         "layers": request.list_layers(classifier),
         "reshape": list(reshape) if isinstance(reshape, tuple) else reshape,
         "methods": [method.name for method in request.all_methods],
-        **asked,
+        **target_settings,
         **options,
         **fit,
         "batch_size": work.batch_size,
@@ -90,16 +91,16 @@ def describe_settings(settings: Settings, work: Work, saving: Saving) -> dict[st
     }
 
 
-def _describe_things(settings: Settings, model: Classifier) -> dict[str, Any]:
+def _describe_targets(settings: Settings, model: Classifier) -> dict[str, Any]:
     classes = [model.find_class(name) for name in dict.fromkeys(settings.classes)]
-    found = {"classes": classes, "against": list(settings.against), "threshold": settings.model.threshold}
-    said = {name: value for name, value in found.items() if value not in ([], None)}
-    return said | settings.wanted.describe()
+    values = {"classes": classes, "against": list(settings.against), "threshold": settings.model.threshold}
+    description = {name: value for name, value in values.items() if value not in ([], None)}
+    return description | settings.target_choice.describe()
 
 
 @dataclass(frozen=True)
-class BatchChoice:
-    """What was chosen beside the questions that `gradcam run` has too, as typed."""
+class BatchOptions:
+    """The values of the options that `gradcam run` does not have."""
 
     folder: Path | Store
     saved: tuple[str, ...]
@@ -124,53 +125,55 @@ class BatchChoice:
 
     @property
     def destination(self) -> Destination:
-        """Where results go, and what is done about an earlier run."""
+        """Return the place of the results, and how to treat the results of an earlier run."""
         mode: Mode = "resume" if self.resume else "overwrite" if self.overwrite else "new"
         return Destination(self.folder, mode, self.shard, self.report)
 
 
 @dataclass(frozen=True)
-class Typed:
-    """All that was typed: of which pictures, what is asked, how they are worked on, and how it is told."""
+class BatchArguments:
+    """All arguments of a batch: inputs, explanation settings, batch options, and how to print the results."""
 
     inputs: Sequence[str]
     settings: Settings
-    choice: BatchChoice
-    output: Output
+    choice: BatchOptions
+    output: OutputMode
 
 
-def explain_all(typed: Typed) -> int:
-    """Explain the pictures, say what became of them, and give the exit status. Raises before the first picture alone."""
+def run_batch(arguments: BatchArguments) -> int:
+    """Explain the images, print a summary, and return the exit status. Raise errors only before the first image."""
     from gradcam.batch.names import Saving, check_outputs, check_panel, plan_stems
     from gradcam.sources.list import list_inputs
 
-    choice, settings = typed.choice, typed.settings
-    with report_waits(typed.output), contextlib.ExitStack() as stack:
-        # Before torch is imported, and a model loaded.
+    choice, settings = arguments.choice, arguments.settings
+    with report_waits(arguments.output), contextlib.ExitStack() as stack:
+        # Check the output before torch is imported and a model is loaded, which takes seconds.
         choice.output_format.check_place(choice.destination)
-        listing = list_inputs(typed.inputs, exclude=choice.folder)
+        listing = list_inputs(arguments.inputs, exclude=choice.folder)
         import_torch()
         engine, device = _start_engine(choice, settings, stack)
-        work = _resolve(_find_work(typed, listing, device), typed)
+        work = _resolve(_find_work(arguments, listing, device), arguments)
         if choice.resume:
             from gradcam.batch.formats.records import check_classes
 
             check_classes(choice.folder, work.items, work.classifier)
         kinds, stems = tuple(dict.fromkeys(choice.saved)), plan_stems(listing.items)
         saving = Saving(kinds, choice.format, choice.quality, settings.alpha, settings.colormap, views=choice.report)
-        if not choice.output_format.has_files:  # no name can be another's, or an input's
+        if not choice.output_format.has_files:  # Without files, no names can collide.
             check_panel(saving, work.request)
         else:
-            others = settings.wanted.files
-            check_outputs(choice.folder, listing.items, stems, saving=saving, request=work.request, others=others)
-        results = stack.enter_context(contextlib.closing(_open_results(typed, listing, work, saving, stems)))
-        say(results.notes, typed.output)
-        return _explain(results, stems, saving, work, typed, engine=engine, left_out=listing.left_out)
+            other_inputs = settings.target_choice.files
+            check_outputs(choice.folder, listing.items, stems, saving=saving, request=work.request, others=other_inputs)
+        results = stack.enter_context(contextlib.closing(_open_results(arguments, listing, work, saving, stems)))
+        print_notes(results.notes, arguments.output)
+        return _explain(results, stems, saving, work, arguments, engine=engine, left_out=listing.left_out)
 
 
-def _start_engine(choice: BatchChoice, settings: Settings, stack: contextlib.ExitStack) -> tuple[Engine, str | None]:
-    """What does the work until the stack is closed; also what models compute on, where other processes have them, and
-    this one only asks its."""
+def _start_engine(choice: BatchOptions, settings: Settings, stack: contextlib.ExitStack) -> tuple[Engine, str | None]:
+    """Return the engine, and the device of its models if they run in other processes. The stack ends the engine.
+
+    If models run in other processes, the model of this process only prepares the request.
+    """
     model, layers = settings.model, settings.layers
     load = partial(load_on, model, layers[0] if layers else None)
     if choice.engine == "local":
@@ -187,9 +190,9 @@ def _start_engine(choice: BatchChoice, settings: Settings, stack: contextlib.Exi
     from gradcam.batch.ray.engine import RayEngine
     from gradcam.batch.ray.session import find_layout, joined
 
-    if model.device not in DEVICES:
+    if model.device not in RAY_DEVICES:
         raise click.UsageError(
-            f"--device {model.device} does not work with --engine ray: use one of {', '.join(DEVICES)}."
+            f"--device {model.device} does not work with --engine ray: use one of {', '.join(RAY_DEVICES)}."
         )
     if choice.actors_per_gpu > 1 and model.device == "cpu":
         raise click.UsageError("--actors-per-gpu needs GPUs, but --device is cpu: remove one of them.")
@@ -198,15 +201,15 @@ def _start_engine(choice: BatchChoice, settings: Settings, stack: contextlib.Exi
     return RayEngine(ray, layout, load, choice.workers), layout.device
 
 
-def _find_work(typed: Typed, listing: Listing, device: str | None) -> Work:
-    """The model, and the pictures of this share. Raises `click.UsageError` where options and the list say which classes."""
+def _find_work(arguments: BatchArguments, listing: Listing, device: str | None) -> Work:
+    """Load the model and collect the images of this shard. Raise `click.UsageError` if options contradict the list."""
     from gradcam.batch.engine import Work
     from gradcam.batch.pool import choose_batch_size
     from gradcam.options import count_cores
 
-    choice, settings = typed.choice, typed.settings
-    here = settings if device is None else replace(settings, model=replace(settings.model, device="cpu"))
-    classifier, request = ask(here, typed.output)
+    choice, settings = arguments.choice, arguments.settings
+    local_settings = settings if device is None else replace(settings, model=replace(settings.model, device="cpu"))
+    classifier, request = prepare_request(local_settings, arguments.output)
     if (
         choice.pixels == "device"
         and device in (None, "cpu")
@@ -220,11 +223,11 @@ def _find_work(typed: Typed, listing: Listing, device: str | None) -> Work:
     request = replace(request, make_page=choice.make_page)
     if listing.has_classes and (settings.classes or settings.top_k > 1):
         raise click.UsageError("The list already names the classes to explain: remove --class and --top-k.")
-    named = settings.wanted.given if classifier.task not in ("detection", "segmentation") else []
-    named += ["--target"] if settings.target is not None else []
-    if listing.has_classes and named:
+    unfit = settings.target_choice.option_names if classifier.task not in ("detection", "segmentation") else []
+    unfit += ["--target"] if settings.target is not None else []
+    if listing.has_classes and unfit:
         raise click.UsageError(
-            f"The list names the classes to explain, but {named[0]} does not explain a class: remove {named[0]}."
+            f"The list names the classes to explain, but {unfit[0]} does not explain a class: remove {unfit[0]}."
         )
     for name in dict.fromkeys(item.wanted for item in listing.items if item.wanted is not None):
         classifier.find_class(name)
@@ -240,21 +243,21 @@ def _find_work(typed: Typed, listing: Listing, device: str | None) -> Work:
     )
 
 
-def _find_codec(choice: BatchChoice, model: Classifier, request: Request, device: str | None) -> Codec | None:
-    """What decodes and encodes where pixels are on the device; Ray's actors leave them on the processor."""
+def _find_codec(choice: BatchOptions, model: Classifier, request: Request, device: str | None) -> Codec | None:
+    """Return the codec for pixels on the device; None for the CPU. Ray's actors always decode on the CPU."""
     from gradcam.batch.device import find_pixels
 
     return find_pixels("cpu" if choice.engine == "ray" else choice.pixels, model, request, device)
 
 
-def _resolve(work: Work, typed: Typed) -> Work:
-    """Return the work with what it resolves; a resumed run keeps the layers that it began with."""
+def _resolve(work: Work, arguments: BatchArguments) -> Work:
+    """Resolve the automatic settings of the work. A resumed run keeps its original layers."""
     from gradcam.batch.findings import resolve
     from gradcam.storage.clear import list_earlier_layers
 
-    where, classifier = typed.choice.destination, work.classifier
-    layers = list_earlier_layers(where.place, where.part, where.mode)
-    with contextlib.redirect_stdout(sys.stderr):  # What a user's model prints.
+    destination, classifier = arguments.choice.destination, work.classifier
+    layers = list_earlier_layers(destination.place, destination.part, destination.mode)
+    with contextlib.redirect_stdout(sys.stderr):  # Custom models may print.
         resolved = resolve(classifier, work.request)
         if layers and layers != resolved.get("layers", layers):
             fields = work.request.to_layer_fields(classifier, layers)
@@ -264,27 +267,37 @@ def _resolve(work: Work, typed: Typed) -> Work:
     return replace(work, resolved=resolved)
 
 
-def _open_results(typed: Typed, listing: Listing, work: Work, saving: Saving, stems: dict[str, str]) -> OpenRun:
+def _open_results(
+    arguments: BatchArguments, listing: Listing, work: Work, saving: Saving, stems: dict[str, str]
+) -> OpenRun:
     from gradcam.batch.device import describe_pixels
     from gradcam.batch.formats.records import open_results
     from gradcam.batch.save import describe_weights
     from gradcam.storage.run_file import Run, describe_files, describe_root
 
-    settings, choice = typed.settings, typed.choice
-    ours = {"listed_classes": listing.has_classes, "output_format": choice.output_format.name}
-    brought = {"target": work.request.target, choice.output_format.name: choice.output_format.open}
-    brought |= {f"method {it.name}" if it.name in brought else it.name: it for it in work.request.methods}
-    changed = {it.name: dict(it.options) for it in work.request.methods if it != METHODS.get(it.name, it)}
-    ours |= {"method_options": changed} if changed else {}
-    ours |= {"pages": True} if choice.pages else {}
+    settings, choice = arguments.settings, arguments.choice
+    extras = {"listed_classes": listing.has_classes, "output_format": choice.output_format.name}
+    custom_code = {"target": work.request.target, choice.output_format.name: choice.output_format.open}
+    custom_code |= {
+        f"method {method.name}" if method.name in custom_code else method.name: method
+        for method in work.request.methods
+    }
+    changed = {
+        method.name: dict(method.options)
+        for method in work.request.methods
+        if method != METHODS.get(method.name, method)
+    }
+    extras |= {"method_options": changed} if changed else {}
+    extras |= {"pages": True} if choice.pages else {}
     codec = _find_codec(choice, work.classifier, work.request, work.device)
-    ours |= {} if codec is None else {"pixels": describe_pixels(codec, saving)}  # without, all is as it always was
+    # On the CPU, there is no "pixels", so that runs of earlier versions can be resumed.
+    extras |= {} if codec is None else {"pixels": describe_pixels(codec, saving)}
     run = Run(
         device=str(work.device or work.classifier.device),
         model=work.classifier.name,
         weights=describe_weights(work.classifier, settings.model.weights),
-        settings=describe_settings(settings, work, saving) | ours | describe_files(brought),
-        inputs=list(typed.inputs),
+        settings=describe_settings(settings, work, saving) | extras | describe_files(custom_code),
+        inputs=list(arguments.inputs),
         root=describe_root(listing.root, choice.folder),
         images=len(work.items),
         left_out=listing.left_out,
@@ -294,7 +307,14 @@ def _open_results(typed: Typed, listing: Listing, work: Work, saving: Saving, st
 
 
 def _explain(
-    results: OpenRun, stems: dict[str, str], saving: Saving, work: Work, typed: Typed, *, engine: Engine, left_out: int
+    results: OpenRun,
+    stems: dict[str, str],
+    saving: Saving,
+    work: Work,
+    arguments: BatchArguments,
+    *,
+    engine: Engine,
+    left_out: int,
 ) -> int:
     from gradcam.batch.engine import explain_into
     from gradcam.batch.save import Saver
@@ -302,18 +322,18 @@ def _explain(
     from gradcam.sources.shards import TooManyFailuresError
 
     saver = Saver(results.place, stems, saving, work.classifier, work.request, draw_views)
-    choice, names = typed.choice, [item.name for item in work.items]
-    display = Display(typed.output, len(names), sum(name in results.done for name in names))
+    choice, names = arguments.choice, [item.name for item in work.items]
+    display = Display(arguments.output, len(names), sum(name in results.done for name in names))
 
-    def stop(reason: str) -> None:  # it is said first, as a store may be slow; what is finished is kept, and counted
-        click.echo(printable(reason), err=True)
-        with contextlib.suppress(OutputError, StoreError):  # of the same place, about which all is said
+    def stop(reason: str) -> None:
+        click.echo(printable(reason), err=True)  # Printed first, because closing a store may take long.
+        with contextlib.suppress(OutputError, StoreError):  # An error of the same place has already been printed.
             results.close()
         display.print_stop(results.recorded)
 
     try:
         records = explain_into(results, saver, work, choice.limit, engine=engine)
-        # Closed here: the error that ends it would keep its threads at work after the folder is another's.
+        # Close the generator here: a traceback would keep its threads alive after another run has taken the folder.
         with contextlib.closing(records), display.show_bar():
             for record in records:
                 display.add(record)
@@ -332,7 +352,7 @@ def _explain(
 
 
 class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # generic in some versions
-    """The name of a format, or `FILE.py:NAME` of the user's own."""
+    """The parameter type of --output-format: the name of a format, or `FILE.py:NAME` of a custom one."""
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Format:
         if isinstance(value, Format):
@@ -356,7 +376,7 @@ class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gener
     type=options.FOLDER,
     help="Folder for the results, or its URL in a store, such as s3://bucket/explained.",
 )
-@options.choices()
+@options.explain_options()
 @options.appearance
 @options.save
 @options.choice("--format", PICTURE_FORMATS, "Image format.")
@@ -376,7 +396,9 @@ class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gener
     "chosen for the device.",
     maximum=MAX_BATCH_SIZE,
 )
-@options.number("--workers", "Number of threads that read, draw and write.  [default: one per core]", maximum=MAX_WORKERS)
+@options.number(
+    "--workers", "Number of threads that read, draw and write.  [default: one per core]", maximum=MAX_WORKERS
+)
 @options.number("--processes", "Number of processes per GPU, each with its own model.", 1, maximum=100)
 @options.choice(
     "--pixels",
@@ -390,14 +412,14 @@ class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gener
 @click.option(
     "--max-failures",
     "limit",
-    type=options.LIMIT,
+    type=options.FAILURE_LIMIT,
     metavar="N|P%",
     help="Stop if more than N images, or more than P % of all images, fail. With --resume, images that failed in an "
     "earlier run do not count again.",
 )
 @click.option(
     "--shard",
-    type=options.SHARE,
+    type=options.SHARD,
     metavar="I/N",
     help="Split the images into N parts and explain only part I, so that several machines can share one output folder.",
 )
@@ -415,7 +437,7 @@ class FormatName(click.Choice):  # type: ignore[type-arg,unused-ignore]  # gener
 @options.number("--actors-per-gpu", "Number of Ray actors per GPU, each with its own model.", 1, maximum=100)
 @click.option("--audit", is_flag=True, help="Add the SHA-256 of each input to its record.")
 @options.printing
-def batch_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
+def batch_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **params: Any) -> int:
     """Explain many images: write an overlay for each, and resume an interrupted run.
 
     INPUT is a file, a folder, a glob, a list (.txt, .csv, or - for standard input), or an archive (.zip, .tar). It may also
@@ -425,9 +447,9 @@ def batch_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen:
     `gradcam run --json`. An image that cannot be read does not stop the run. After a run that stopped early, --resume
     explains the missing images.
     """
-    names = {field.name for field in fields(BatchChoice)}
-    choice = BatchChoice(**{name: value for name, value in chosen.items() if name in names})
-    settings = to_settings({name: value for name, value in chosen.items() if name not in names} | {"output": ""})
+    names = {field.name for field in fields(BatchOptions)}
+    choice = BatchOptions(**{name: value for name, value in params.items() if name in names})
+    settings = to_settings({name: value for name, value in params.items() if name not in names} | {"output": ""})
     if choice.resume and choice.overwrite:
         raise click.UsageError("--resume continues an earlier run, but --overwrite deletes it: give only one of them.")
     if choice.report and not choice.output_format.has_files:
@@ -449,8 +471,8 @@ def batch_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen:
             f"--pages needs files, but --output-format {choice.output_format.name} writes none: remove one of them."
         )
     if choice.pages:
-        choice = replace(choice, make_page=PageMaking(settings))
-    return explain_all(Typed(inputs, settings, choice, Output(as_json, quiet)))
+        choice = replace(choice, make_page=PageMaker(settings))
+    return run_batch(BatchArguments(inputs, settings, choice, OutputMode(as_json, quiet)))
 
 
 @click.command("report", cls=Command)
@@ -464,7 +486,7 @@ def report_command(folder: Path | Store, quiet: bool) -> int:
     """
     from gradcam.report.pages import write_report
 
-    with report_waits(Output(as_json=False, quiet=quiet)):
+    with report_waits(OutputMode(as_json=False, quiet=quiet)):
         page = write_report(folder)
     if not quiet:
         click.echo(format_written_path(str(page)))

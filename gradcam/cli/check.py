@@ -17,8 +17,8 @@ import click
 from gradcam.cam.methods.table import METHODS
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
-from gradcam.cli._job import load_model, make_folder, require_images, say, tell_each
-from gradcam.cli._settings import Output, find_destination, to_judged, to_judged_target
+from gradcam.cli._job import load_model, make_folder, require_images, print_notes, process_images
+from gradcam.cli._settings import OutputMode, find_destination, to_single_target_settings, to_single_target
 from gradcam.cli._terminal import custom_code_context, import_torch, show_pass_progress, format_written_path, format_image_name
 from gradcam.errors import GradcamError, printable
 from gradcam.evaluation.controls import CONTROLS, find_explained
@@ -97,7 +97,7 @@ def _style(outcome: str) -> str:
 
 
 @click.command("check", cls=Command)
-@options.pictures
+@options.images
 @options.model
 @options.layer("Target layer (see `gradcam layers`).")
 @options.several(
@@ -105,13 +105,13 @@ def _style(outcome: str) -> str:
     "methods",
     metavar="NAME[,NAME]",
     find=list,
-    known=[*METHODS, *CONTROLS, *installed("methods")],
+    completions=[*METHODS, *CONTROLS, *installed("methods")],
     help="CAM method to test (see `gradcam methods`); may be repeated. "
     f"You can also test a control map, which should not pass: {', '.join(CONTROLS)}.  "
     "[default: gradcam, or the task's default]",
 )
 @options.class_("class_", "Class name or index to explain.  [default: top class of each image]")
-@options.things
+@options.other_targets
 @options.score
 @options.number("--seed", "Random seed.", 0, minimum=0, maximum=MAX_SEED, metavar=None)
 @click.option(
@@ -144,23 +144,23 @@ def check_command(
     Without --fail-on, the exit status is 0 if every image could be tested, whatever the verdict is. With --json, the key
     "outcome" holds the verdict.
     """
-    output = Output(as_json, quiet)
+    output = OutputMode(as_json, quiet)
     require_images(images, output)
     import_torch()
     with custom_code_context(*chosen["methods"]):
         methods: dict[str, Any] = {it.name: it for it in map(find_explained, chosen["methods"])}
     methods = methods or {"": None}  # what suits the model
-    settings = to_judged(chosen, chosen["class_"])
-    destination = find_destination(chosen["output"], [*images, *settings.wanted.files], len(images) * len(methods))
+    settings = to_single_target_settings(chosen, chosen["class_"])
+    destination = find_destination(chosen["output"], [*images, *settings.target_choice.files], len(images) * len(methods))
     classifier = load_model(settings.model, layer=chosen["layer"])
     options = {name: chosen[name] for name in ("score", "reshape", "seed")}
-    options["target"] = to_judged_target(settings, classifier)
-    say(classifier.notes, output)
+    options["target"] = to_single_target(settings, classifier)
+    print_notes(classifier.notes, output)
     names = OutputNames(destination.folder, images)
 
     def claim(image: Path, method: str) -> Path:
         make_folder(destination.folder)
-        name = join_name(image.stem, f"-{method}-check{settings.model.ending}")
+        name = join_name(image.stem, f"-{method}-check{settings.model.suffix}")
         return destination.file or names.claim([name])[0]
 
     def fail(image: str, error: str) -> CheckResult:
@@ -175,7 +175,7 @@ def check_command(
         found.extend([] if result.verdict is None else [result.verdict.outcome])
         return result
 
-    status = max(tell_each(images, partial(look_at, look), fail, output) for look in looks)
+    status = max(process_images(images, partial(look_at, look), fail, output) for look in looks)
     return status or int(fail_on is not None and any(_is_as_bad(outcome, fail_on) for outcome in found))
 
 
@@ -200,7 +200,7 @@ def _check(
     classifier: Classifier,
     options: Mapping[str, Any],
     claim: Callable[[Path, str], Path],
-    output: Output,
+    output: OutputMode,
     image: Path,
 ) -> CheckResult:
     from gradcam.evaluation.checks.check import check

@@ -14,8 +14,8 @@ import click
 
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command, to_weights
-from gradcam.cli._job import load_model, make_folder, say
-from gradcam.cli._settings import ModelChoice, Output, to_model_choice
+from gradcam.cli._job import load_model, make_folder, print_notes
+from gradcam.cli._settings import ModelChoice, OutputMode, to_model_choice
 from gradcam.cli._terminal import custom_code_context, format_count, shorten_name, import_torch, show_pass_progress, format_written_path
 from gradcam.errors import GradcamError, LayerError, ModelError, OutputError, printable
 from gradcam.evaluation.snapshots.gate import ALIKE, NAMES, Gate, read_condition
@@ -43,8 +43,8 @@ OF_ONE = ("weights", "precision", "layer")  # options that each model has of its
 def _of_one(role: str) -> Callable[[options.Command], options.Command]:
     """The options that say of one of the two models what others say of both."""
     name = role.upper()
-    weights = options.Parsed("weights", to_weights)
-    return options.together(
+    weights = options.ConvertedType("weights", to_weights)
+    return options.combine(
         click.option(f"--weights-{role}", metavar="FILE|NAME", type=weights, help=f"Weights of {name} only."),
         click.option(f"--precision-{role}", type=click.Choice([*PRECISIONS]), help=f"Precision of {name} only."),
         click.option(f"--layer-{role}", metavar="NAME", help=f"Target layer of {name} only."),
@@ -82,7 +82,7 @@ def _read_words(words: Sequence[str], against: Path | None, save: Path | None) -
 
 @click.command("diff", cls=Command, main_options=["--against"])
 @click.argument("words", nargs=-1, required=True, metavar="OLD NEW IMAGE...", type=click.Path())
-@options.named_model
+@options.model_without_name
 @_of_one("old")
 @_of_one("new")
 @options.layer("Target layer of both models (see `gradcam layers`).  [default: the default layer of OLD]")
@@ -112,15 +112,15 @@ def _read_words(words: Sequence[str], against: Path | None, save: Path | None) -
     "conditions",
     metavar="CONDITION",
     multiple=True,
-    type=options.Parsed("condition", read_condition),
+    type=options.ConvertedType("condition", read_condition),
     help="Exit with status 1 if the condition is met; may be repeated. 'correlation<0.9' is met if any image meets it. "
     f"'mean agree<1' tests the mean of all images. Names: {', '.join(NAMES)}.",
 )
 @click.option(
-    "--junit", metavar="FILE.xml", type=options.file_of(".xml"), help="Write JUnit XML with one test case per image."
+    "--junit", metavar="FILE.xml", type=options.output_file(".xml"), help="Write JUnit XML with one test case per image."
 )
-@options.page_of(f"{MOST} images")
-@options.output_at(
+@options.html_page(f"{MOST} images")
+@options.output_option(
     "Output folder for one panel per image, <image>-diff.png.", type=click.Path(file_okay=False, path_type=Path)
 )
 @options.printing
@@ -134,7 +134,7 @@ def diff_command(words: tuple[str, ...], as_json: bool, quiet: bool, **chosen: A
     the overlap of the highest 30 % of the pixels; unrelated heatmaps overlap by about 30 %. "moved" is the distance between
     the heatmaps' centres of mass, as a percentage of the image diagonal.
     """
-    output, start = Output(as_json, quiet), time.perf_counter()
+    output, start = OutputMode(as_json, quiet), time.perf_counter()
     typed = _read_words(words, chosen["against"], chosen["save"])
     unfit = [it for it in OF_ONE if chosen[f"{it}_old"] is not None]
     if unfit and len(typed.models) == 1:
@@ -151,7 +151,7 @@ def diff_command(words: tuple[str, ...], as_json: bool, quiet: bool, **chosen: A
         _write(chosen["junit"], gate.to_junit())
     if chosen["page"]:
         _write_page(chosen["page"], found, titles)
-    say(found.notes, output)
+    print_notes(found.notes, output)
     for reason in found.failures.values():
         click.echo(reason, err=True)
     if as_json:
@@ -191,7 +191,7 @@ def _title(choice: ModelChoice) -> str:
     return " ".join([str(choice.model), *weights, *([] if choice.precision == "fp32" else [choice.precision])])
 
 
-def _save(typed: Compared, chosen: dict[str, Any], output: Output) -> int:
+def _save(typed: Compared, chosen: dict[str, Any], output: OutputMode) -> int:
     from gradcam.evaluation.snapshots.snapshot import check_place, take_snapshot
 
     if chosen["conditions"] or chosen["junit"] or chosen["page"] or chosen["output"]:
@@ -199,7 +199,7 @@ def _save(typed: Compared, chosen: dict[str, Any], output: Output) -> int:
     path: Any = typed.save
     check_place(path)
     classifier, title = _load("new", typed.models[0], chosen)
-    say(classifier.notes, output)
+    print_notes(classifier.notes, output)
     with custom_code_context(chosen["method"]), show_pass_progress(output) as progress:
         options: Any = {"method": chosen["method"], "reshape": chosen["reshape"], "progress": progress}
         found = take_snapshot(classifier, typed.pictures, **options)
@@ -225,7 +225,7 @@ def _save(typed: Compared, chosen: dict[str, Any], output: Output) -> int:
     return int(bool(found.failures))
 
 
-def _compare(typed: Compared, chosen: dict[str, Any], output: Output) -> tuple[Diff, list[str]]:
+def _compare(typed: Compared, chosen: dict[str, Any], output: OutputMode) -> tuple[Diff, list[str]]:
     """What `diff` gives, and what both models are called."""
     from gradcam.evaluation.snapshots.diff import diff
     from gradcam.evaluation.snapshots.snapshot import read_snapshot
@@ -236,7 +236,7 @@ def _compare(typed: Compared, chosen: dict[str, Any], output: Output) -> tuple[D
         title, layer = f"{old.origin.model} in {typed.against.name}", old.origin.layer
     else:
         old, title = _load("old", typed.models[0], chosen)
-        say(old.notes, output)
+        print_notes(old.notes, output)
         with custom_code_context(chosen["method"]):
             layer = old.layer_for(chosen["method"] or old.default_method)
     try:
@@ -244,7 +244,7 @@ def _compare(typed: Compared, chosen: dict[str, Any], output: Output) -> tuple[D
     except LayerError:
         # At its own layer, as a note will say. A layer that was named fails again.
         new, new_title = _load("new", typed.models[-1], chosen)
-    say([note for note in new.notes if typed.against or note not in getattr(old, "notes", ())], output)
+    print_notes([note for note in new.notes if typed.against or note not in getattr(old, "notes", ())], output)
     with custom_code_context(chosen["method"]), show_pass_progress(output) as progress:
         options: Any = {"method": chosen["method"], "reshape": chosen["reshape"], "alike": chosen["alike"]}
         return diff(old, new, typed.pictures, **options, progress=progress), [title, new_title]

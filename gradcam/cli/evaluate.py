@@ -18,8 +18,8 @@ import click
 from gradcam.cam.methods.table import METHODS
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
-from gradcam.cli._job import load_model, say
-from gradcam.cli._settings import Output, Settings, to_judged, to_judged_target
+from gradcam.cli._job import load_model, print_notes
+from gradcam.cli._settings import OutputMode, Settings, to_single_target_settings, to_single_target
 from gradcam.cli._terminal import (
     TerminationSignal,
     custom_code_context,
@@ -64,7 +64,7 @@ NAMED = 3  # methods in the last line
     "--method",
     "methods",
     find=list,
-    known=[*METHODS, *METHOD_GROUPS, *CONTROLS, *installed("methods")],
+    completions=[*METHODS, *METHOD_GROUPS, *CONTROLS, *installed("methods")],
     metavar="NAME[,NAME]",
     help=f"CAM method to compare (see `gradcam methods`); may be repeated. FILE.py:NAME is your own method. "
     f"Groups: {', '.join(METHOD_GROUPS)}.  [default: {','.join(DEFAULT_METHODS)}]",
@@ -73,7 +73,7 @@ NAMED = 3  # methods in the last line
     "--metric",
     "metrics",
     find=list,
-    known=[*METRICS, *installed("metrics"), *GROUPS, "all"],
+    completions=[*METRICS, *installed("metrics"), *GROUPS, "all"],
     metavar="NAME[,NAME]",
     help=f"Metric or group of metrics; may be repeated. Metrics: {', '.join([*METRICS, *installed('metrics')])}, or "
     f"FILE.py:NAME. Groups: {', '.join(GROUPS)}, all.  [default: all groups except soundness; "
@@ -87,12 +87,12 @@ NAMED = 3  # methods in the last line
 @options.model
 @options.layer("Target layer of all methods.  [default: each method's default]")
 @options.class_("class_", "Class to explain in all images.  [default: top class of each image]")
-@options.things
+@options.other_targets
 @options.score
 @click.option("--controls/--no-controls", default=True, help="Also evaluate control maps, which explain nothing.")
 @options.number("--limit", "Largest number of images, sampled at random.")
 @options.number("--seed", "Random seed.", 0, minimum=0, maximum=MAX_SEED)
-@options.output_at(
+@options.output_option(
     "Output folder or file. A folder gets .csv, .json and .tex tables, curves.png and examples.png. "
     "A file (.csv, .json or .tex) gets one table."
 )
@@ -113,7 +113,7 @@ def evaluate_command(inputs: tuple[str, ...], *, as_json: bool, quiet: bool, **c
     For detectors and segmenters, the highest-scoring detection of each image is explained. With annotations, it is the
     highest-scoring detection of an annotated class. With --output, you can stop a study and continue it with --resume.
     """
-    resume, overwrite, output = chosen["resume"], chosen["overwrite"], Output(as_json, quiet)
+    resume, overwrite, output = chosen["resume"], chosen["overwrite"], OutputMode(as_json, quiet)
     if resume and overwrite:
         raise click.UsageError(
             "--resume continues an earlier study, but --overwrite replaces it: give only one of them."
@@ -137,10 +137,10 @@ def evaluate_command(inputs: tuple[str, ...], *, as_json: bool, quiet: bool, **c
         items = list_inputs(inputs, exclude=None if paths is None or paths.file is not None else paths.folder).items
         given: dict[str, Any] = {it.name: chosen[it.name] for it in fields(StudyOptions) if it.name in chosen}
         asked = StudyOptions(**given | {"annotations": None if annotations is None else Path(annotations)})
-        study = _prepare(items, plan, asked, to_judged(chosen, chosen["class_"]), output)
+        study = _prepare(items, plan, asked, to_single_target_settings(chosen, chosen["class_"]), output)
         _tell_beginning(study, output)
         with _open(paths, mode, study) as journal:
-            say([] if journal is None else journal.notes, output)
+            print_notes([] if journal is None else journal.notes, output)
             try:
                 return _finish(study, study.conclude(_run(study, journal, output)), paths, output)
             except (OutputError, StoreError) as error:  # what is judged is kept, as far as the disk took it
@@ -148,18 +148,18 @@ def evaluate_command(inputs: tuple[str, ...], *, as_json: bool, quiet: bool, **c
                 return 1
 
 
-def _prepare(items: Sequence[Any], plan: Agenda, asked: StudyOptions, settings: Settings, output: Output) -> Study:
+def _prepare(items: Sequence[Any], plan: Agenda, asked: StudyOptions, settings: Settings, output: OutputMode) -> Study:
     import_torch()
     from gradcam.evaluation.study.prepare import prepare_study
 
     classifier = load_model(settings.model, layer=asked.layer)
-    target, given = to_judged_target(settings, classifier), {*settings.wanted.given}
+    target, given = to_single_target(settings, classifier), {*settings.target_choice.option_names}
     if classifier.task == "detection":
         given -= {"--text"}  # what it looks for
     if classifier.task != "classification" and not given:  # what is found in each picture, of a class if one is named
         target = classifier.find_class(settings.classes[0]) if settings.classes else None
     asked = replace(asked, target=target)
-    say(classifier.notes, output)
+    print_notes(classifier.notes, output)
     with contextlib.redirect_stdout(sys.stderr):  # what a model of the user's prints
         return prepare_study(classifier, items, plan, asked)
 
@@ -171,8 +171,8 @@ def _open(paths: ResultPaths | None, mode: Mode, study: Study) -> contextlib.Abs
     return contextlib.nullcontext() if paths is None else Journal.open(paths.journal, run, mode=mode)
 
 
-def _tell_beginning(study: Study, output: Output) -> None:
-    say(study.notes, output)
+def _tell_beginning(study: Study, output: OutputMode) -> None:
+    print_notes(study.notes, output)
     if output.quiet or output.as_json:
         return
     it, pictures, mosaics = study.conditions, len(study.items), len(study.compositions)
@@ -183,7 +183,7 @@ def _tell_beginning(study: Study, output: Output) -> None:
         click.echo(line, err=True)
 
 
-def _run(study: Study, journal: Journal | None, output: Output) -> list[Judgement]:
+def _run(study: Study, journal: Journal | None, output: OutputMode) -> list[Judgement]:
     entries: list[Judgement] = []
     out = sys.stdout
     try:
@@ -202,7 +202,7 @@ def _run(study: Study, journal: Journal | None, output: Output) -> list[Judgemen
     return entries
 
 
-def _finish(study: Study, results: Results, paths: ResultPaths | None, output: Output) -> int:
+def _finish(study: Study, results: Results, paths: ResultPaths | None, output: OutputMode) -> int:
     for entry in results.failures:
         click.echo(printable(entry.error or entry.image), err=True)
     if not results.judged():
@@ -255,7 +255,7 @@ def _check_paths(paths: ResultPaths | None, mode: Mode) -> None:
             raise OutputError(f"{path}: already exists. Give --overwrite to replace it, or choose another --output")
 
 
-def _write_all(study: Study, results: Results, paths: ResultPaths, output: Output) -> Iterator[Path]:
+def _write_all(study: Study, results: Results, paths: ResultPaths, output: OutputMode) -> Iterator[Path]:
     from gradcam.evaluation.study.write import draw_curves, draw_examples, list_curves, write_results
     from gradcam.images.write import write_image
 
@@ -266,7 +266,7 @@ def _write_all(study: Study, results: Results, paths: ResultPaths, output: Outpu
         return
     curves, examples = paths.folder / "curves.png", paths.folder / "examples.png"
     if list_curves(results) and importlib.util.find_spec("matplotlib") is None:
-        say([f"curves.png needs matplotlib: {to_pip_command('plots')}"], output)
+        print_notes([f"curves.png needs matplotlib: {to_pip_command('plots')}"], output)
     elif list_curves(results):
         write_image(curves, draw_curves(results))
         yield curves

@@ -11,7 +11,7 @@ from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import METHODS
 from gradcam.cli._commands import Command
 from gradcam.cli._completion import complete
-from gradcam.cli._options import find_any
+from gradcam.cli._options import find_any_method
 from gradcam.errors import GradcamError
 from gradcam.plugins import installed
 
@@ -28,7 +28,7 @@ def methods_command(names: tuple[str, ...], verbose: bool, bibtex: bool) -> int:
     The cost is the number of forward passes of the model: 1 for single-pass methods. The "tail" in some
     costs is the part of the model after the target layer.
     """
-    chosen = [find_any(name) for name in names] or [*METHODS.values(), *_find_installed(), *ATTRIBUTIONS.values()]
+    chosen = [find_any_method(name) for name in names] or [*METHODS.values(), *_find_installed(), *ATTRIBUTIONS.values()]
     if bibtex:
         sources = dict.fromkeys(method.source for method in chosen if method.source is not None)
         click.echo("\n\n".join(source.to_bibtex() for source in sources))
@@ -46,6 +46,6 @@ def methods_command(names: tuple[str, ...], verbose: bool, bibtex: bool) -> int:
 def _find_installed() -> Iterator[Method | AttributionMethod]:
     for name in installed("methods"):
         try:
-            yield find_any(name)
+            yield find_any_method(name)
         except GradcamError as error:  # noqa: PERF203  (of this one)
             click.echo(f"Note: {error}", err=True)

@@ -1,4 +1,4 @@
-"""`gradcam page`: one picture, every class, in a page that is alive without a server; and a gallery of such pages."""
+"""`gradcam page`: write an interactive HTML page of an image, or a gallery of such pages."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ import click
 from gradcam.batch.formats import FORMATS
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
-from gradcam.cli._job import Attempt, ask, make_folder, require_images
-from gradcam.cli._page import PageMaking
-from gradcam.cli._settings import Output, to_settings
-from gradcam.cli._terminal import show_pass_progress, format_written_path, format_image_name
-from gradcam.cli.batch import BatchChoice, Typed, explain_all
+from gradcam.cli._job import Attempt, make_folder, prepare_request, require_images
+from gradcam.cli._page import PageMaker
+from gradcam.cli._settings import OutputMode, to_settings
+from gradcam.cli._terminal import format_image_name, format_written_path, show_pass_progress
+from gradcam.cli.batch import BatchArguments, BatchOptions, run_batch
 from gradcam.errors import printable
 from gradcam.images.files import is_url, join_name
 
-SUFFIXES = (".html", ".htm")
+PAGE_SUFFIXES = (".html", ".htm")
 
 
 @click.command("page", cls=Command)
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
-@options.paged()
+@options.page_options()
 @click.option("--check", "is_checked", is_flag=True, help="Test whether the first heatmap can be trusted.")
-@options.output_at(
+@options.output_option(
     "Output file (.html) or folder. For several images, give a folder.  [default: <image>.html]",
     default=None,
 )
@@ -36,7 +36,7 @@ SUFFIXES = (".html", ".htm")
 @click.option("--resume", is_flag=True, help="For a folder: continue an earlier run.")
 @click.option("-q", "--quiet", is_flag=True, is_eager=True, help="Print errors only.")
 def page_command(
-    inputs: tuple[str, ...], quiet: bool, output: str | None, is_checked: bool, top: int, **chosen: Any
+    inputs: tuple[str, ...], quiet: bool, output: str | None, is_checked: bool, top: int, **params: Any
 ) -> int:  # fmt: skip
     """Write an HTML page of an image, with the heatmaps of every class.
 
@@ -49,19 +49,19 @@ def page_command(
     index.html is a gallery that links to them. Overlays and records are also written, as with `gradcam batch --report
     --pages`.
     """
-    told = Output(as_json=False, quiet=quiet)
-    kept = {name: value for name, value in chosen.items() if name not in ("overwrite", "resume")}
-    settings = to_settings(kept | {"output": ""})
-    making = PageMaking(settings, top, is_whole=True, is_checked=is_checked)
-    is_file = output is not None and Path(output).suffix.lower() in SUFFIXES and not os.path.isdir(output)
-    image = _find_one(inputs)
+    output_mode = OutputMode(as_json=False, quiet=quiet)
+    page_params = {name: value for name, value in params.items() if name not in ("overwrite", "resume")}
+    settings = to_settings(page_params | {"output": ""})
+    make_page = PageMaker(settings, top, is_whole=True, is_checked=is_checked)
+    is_file = output is not None and Path(output).suffix.lower() in PAGE_SUFFIXES and not os.path.isdir(output)
+    image = _find_single_image(inputs)
     if image is not None:
-        require_images([image], told)
-        return _write_one(image, making, told, output, is_file=is_file)
+        require_images([image], output_mode)
+        return _write_page(image, make_page, output_mode, output, is_file=is_file)
     if output is None or is_file:
-        what = "no --output" if output is None else f"{output} is one file"
-        raise click.UsageError(f"There are several images, but {what}: give a folder to --output.")
-    choice = BatchChoice(
+        problem = "no --output" if output is None else f"{output} is one file"
+        raise click.UsageError(f"There are several images, but {problem}: give a folder to --output.")
+    choice = BatchOptions(
         folder=options.FOLDER.convert(output, None, None),
         saved=("overlay",),
         format="jpg",
@@ -71,8 +71,8 @@ def page_command(
         workers=None,
         processes=1,
         pixels="cpu",
-        resume=chosen["resume"],
-        overwrite=chosen["overwrite"],
+        resume=params["resume"],
+        overwrite=params["overwrite"],
         report=True,
         limit=None,
         shard=None,
@@ -81,49 +81,51 @@ def page_command(
         address=None,
         actors_per_gpu=1,
         pages=True,
-        make_page=making,
+        make_page=make_page,
     )
     if choice.resume and choice.overwrite:
         raise click.UsageError("--resume continues an earlier run, but --overwrite deletes it: give only one of them.")
-    return explain_all(Typed(inputs, settings, choice, told))
+    return run_batch(BatchArguments(inputs, settings, choice, output_mode))
 
 
-def _find_one(inputs: tuple[str, ...]) -> Path | None:
-    """The picture, where it is one alone that lies in a file; archives and lists hold several, whatever they hold."""
+def _find_single_image(inputs: tuple[str, ...]) -> Path | None:
+    """Return the image if the input is a single image file, else None. An archive or list counts as several images."""
     from gradcam.sources.list import list_inputs
 
     if len(inputs) > 1 or is_url(inputs[0]) or os.path.isdir(inputs[0]):
         return None
     if not os.path.lexists(inputs[0]) and not any(sign in inputs[0] for sign in "*?["):
-        return Path(inputs[0])  # which is not there, as is said when it is read
+        return Path(inputs[0])  # It does not exist; reading it reports the error.
     listing = list_inputs(inputs)
     path = Path(inputs[0])
-    is_one = len(listing.items) == 1 and listing.items[0].content.path is not None
-    return path if is_one and os.path.samefile(str(listing.items[0].content.path), path) else None
+    is_single = len(listing.items) == 1 and listing.items[0].content.path is not None
+    return path if is_single and os.path.samefile(str(listing.items[0].content.path), path) else None
 
 
-def _write_one(image: Path, making: PageMaking, told: Output, output: str | None, *, is_file: bool) -> int:
-    classifier, _ = ask(making.settings, told)
+def _write_page(
+    image: Path, make_page: PageMaker, output_mode: OutputMode, output: str | None, *, is_file: bool
+) -> int:
+    classifier, _ = prepare_request(make_page.settings, output_mode)
     file = Path(output) if is_file and output else Path(output or ".") / join_name(image.stem, ".html")
     start, attempt = time.perf_counter(), Attempt(image)
-    with attempt.going_on():
+    with attempt.catch_errors():
         if file.parent.is_symlink() or not file.parent.is_dir():
             make_folder(file.parent)
         prepared = classifier.prepare(image)
-        with show_pass_progress(told) as progress:
-            page = replace(making(classifier, prepared, progress), name=image.name)
+        with show_pass_progress(output_mode) as progress:
+            page = replace(make_page(classifier, prepared, progress), name=image.name)
         page.save(file)
     if attempt.error is not None:
         click.echo(attempt.error, err=True)
         return 1
-    if not told.quiet:
-        things, seconds = page.targets, time.perf_counter() - start
+    if not output_mode.quiet:
+        target, seconds = page.targets, time.perf_counter() - start
         height, width = page.image.shape[:2]
         by = f"{printable(page.model)} on {classifier.device}"
-        sets = [f"{it.method} at {it.layer}" for it in page.maps]
+        sets = [f"{maps.method} at {maps.layer}" for maps in page.maps]
         click.echo("   ".join([format_image_name(str(image)), f"{width} x {height}", by, f"{seconds:.1f} s"]))
         click.echo(
-            f"\n  {printable(things.names[page.first])}, and {len(things.names) - 1:,} more; {printable(', '.join(sets))}"
+            f"\n  {printable(target.names[page.first])}, and {len(target.names) - 1:,} more; {printable(', '.join(sets))}"
         )
         if page.verdict is not None:
             click.echo(f"  Check: {page.verdict['outcome']}. {printable(page.verdict['summary'])}")

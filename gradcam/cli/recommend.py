@@ -14,8 +14,8 @@ import click
 from gradcam.cam.methods.table import METHODS, find_method
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
-from gradcam.cli._job import load_model, say, tell
-from gradcam.cli._settings import ModelChoice, Output, to_model_choice, to_word
+from gradcam.cli._job import load_model, print_notes, print_outcome
+from gradcam.cli._settings import ModelChoice, OutputMode, to_model_choice, to_word
 from gradcam.cli._terminal import format_count, import_torch, print_above_bar, show_pass_progress, report_waits, quote_command
 from gradcam.errors import GradcamError, LayerError
 from gradcam.evaluation.intervals import ENOUGH
@@ -66,7 +66,7 @@ def _find_scores(names: Sequence[str]) -> list[str]:
     "methods",
     metavar="NAME[,NAME]",
     find=_find_methods,
-    known=METHODS,
+    completions=METHODS,
     help="CAM method to try; may be repeated.  [default: methods with one forward pass]",
 )
 @options.several(
@@ -75,7 +75,7 @@ def _find_scores(names: Sequence[str]) -> list[str]:
     metavar="NAME[,NAME]",
     default=tuple(SCORES),
     find=_find_scores,
-    known=SCORES,
+    completions=SCORES,
     help=f"Score to try; may be repeated.  [default: {','.join(SCORES)}]",
 )
 @options.number("--limit", "Largest number of images. Larger sets are sampled at random.", 24, minimum=4)
@@ -115,7 +115,7 @@ def recommend_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **cho
     correction for all combinations. "mass" is not used, because sharpening a heatmap raises it. Unreadable images are
     reported and left out, and the exit status is 1.
     """
-    output = Output(as_json, quiet)
+    output = OutputMode(as_json, quiet)
     import_torch()
     from gradcam.evaluation.annotations import read_annotations
     from gradcam.evaluation.recommendation import check_layers, recommend
@@ -130,7 +130,7 @@ def recommend_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **cho
         classifier = _load(choice, layers)
         options = {name: chosen[name] for name in ("scores", "min_probability", "seed", "reshape")}
         options["layers"] = check_layers(classifier.model, layers) if layers else None
-        say(classifier.notes, output)
+        print_notes(classifier.notes, output)
         names, path = [item.name for item in listing.items], chosen["annotations"]
         annotations = None if path is None else read_annotations(path, names=names, find_class=classifier.find_class)
         items = _draw(listing.items, chosen["limit"], chosen["seed"])
@@ -140,7 +140,7 @@ def recommend_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **cho
     seconds, given, taken = time.perf_counter() - start, len(listing.items), len(items)
     device = str(classifier.device)
     result = RecommendResult(found, choice, chosen["reshape"], device, given, taken, failed, seconds)
-    tell(None, result.to_json, partial(result.format, show_all=chosen["show_all"]), output)
+    print_outcome(None, result.to_json, partial(result.format, show_all=chosen["show_all"]), output)
     return int(failed > 0)
 
 

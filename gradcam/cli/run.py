@@ -1,4 +1,4 @@
-"""`gradcam run` and `gradcam compare`: explain one picture, or a few; methods, layers and classes side by side."""
+"""`gradcam run` and `gradcam compare`: explain images; draw methods, layers and classes side by side."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from gradcam.cam.methods.base import Method
 from gradcam.cam.methods.table import find_method
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
-from gradcam.cli._job import prepare, work
-from gradcam.cli._settings import Output, Settings, to_settings
+from gradcam.cli._job import explain_images, prepare_job
+from gradcam.cli._settings import OutputMode, Settings, to_settings
 
 if TYPE_CHECKING:
     from gradcam.models.classifier import Classifier
 
-# Which methods are compared, where nobody says
+# The methods that are compared without --method, for positive evidence and for signed or negative evidence.
 METHODS = ("gradcam", "gradcam-pp", "hirescam", "layercam", "finercam", "eigencam")
 SIGNED = ("gradcam", "xgradcam", "hirescam", "finercam")
 
 
 @click.command("run", cls=Command)
-@options.pictures
-@options.choices()
+@options.images
+@options.explain_options()
 @options.output
 @options.save
 @options.edits
 @options.appearance
 @options.printing
-def run_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
+def run_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **params: Any) -> int:
     """Explain images: write an overlay that shows where the model looked.
 
     IMAGE is an image file, or a folder of images. The task is detected from the model. The default target is the
@@ -45,35 +45,37 @@ def run_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **chosen: 
     if several are explained. It contains the layer if several layers are explained. It contains the kind of evidence, the
     model and its weights if they are not the defaults.
     """
-    output = Output(as_json, quiet)
-    return work(prepare(to_settings(chosen), images, output), images, output)
+    output = OutputMode(as_json, quiet)
+    return explain_images(prepare_job(to_settings(params), images, output), images, output)
 
 
 @click.command("compare", cls=Command)
-@options.pictures
-@options.choices(default="  [default: six common methods]")
+@options.images
+@options.explain_options(default="  [default: six common methods]")
 @options.output
 @options.appearance
 @options.printing
-def compare_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
+def compare_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **params: Any) -> int:
     """Compare methods: draw a panel with a column per method, and a row per layer and class.
 
     Single-pass methods share one pass of the model. Without --method, common methods are compared. Panels are called
     <image>-compare.png; the name also contains the kind of evidence if it is not positive. Without --layer, methods that
     assume non-negative activations may use a different layer than other methods. The heading of the column names the layer.
     """
-    unfit = [each.name for each in chosen["methods"] if isinstance(each, AttributionMethod) or not each.has_layer]
+    unfit = [
+        method.name for method in params["methods"] if isinstance(method, AttributionMethod) or not method.has_layer
+    ]
     if unfit:
         raise click.UsageError(
             f"{unfit[0]} makes no heatmap at a layer, so it cannot be in a panel. Use: gradcam run --method {unfit[0]}"
         )
-    output, settings = Output(as_json, quiet), to_settings(chosen | {"saved": ("panel",)})
-    job = prepare(settings, images, output, partial(_choose_methods, settings))
-    return work(replace(job, panel="overlay"), images, output)
+    output, settings = OutputMode(as_json, quiet), to_settings(params | {"saved": ("panel",)})
+    job = prepare_job(settings, images, output, partial(_choose_methods, settings))
+    return explain_images(replace(job, panel="overlay"), images, output)
 
 
 def _choose_methods(settings: Settings, model: Classifier) -> Sequence[Method]:
-    """Those that are compared where nobody says which; some need the classes' own logits."""
-    found = [find_method(name) for name in (METHODS if settings.options["evidence"] == "positive" else SIGNED)]
-    is_of_logits = settings.score == "logit" and settings.target is None and model.task == "classification"
-    return [each for each in found if is_of_logits or each.score is None]
+    """Return the methods to compare without --method. Methods with a score of their own need classes and logits."""
+    methods = [find_method(name) for name in (METHODS if settings.options["evidence"] == "positive" else SIGNED)]
+    explains_logits = settings.score == "logit" and settings.target is None and model.task == "classification"
+    return [method for method in methods if explains_logits or method.score is None]

@@ -18,9 +18,9 @@ import click
 
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command, to_weights
-from gradcam.cli._job import load_model, say
+from gradcam.cli._job import load_model, print_notes
 from gradcam.cli._page import to_code
-from gradcam.cli._settings import ModelChoice, Output, to_model_choice
+from gradcam.cli._settings import ModelChoice, OutputMode, to_model_choice
 from gradcam.cli._terminal import TerminationSignal, acknowledge_signals, import_torch
 from gradcam.errors import GradcamError, printable, to_pip_command
 
@@ -84,7 +84,7 @@ def ui_command(places: tuple[Path, ...], port: int, host: str, no_browser: bool,
     files = list_images(places)
     default_choice = replace(to_model_choice(chosen), task="auto")
     models = ModelCache(lambda request: _load(default_choice, chosen["reshape"], request))
-    say(models.get(ModelRequest()).classifier.notes, Output(as_json=False, quiet=False))
+    print_notes(models.get(ModelRequest()).classifier.notes, OutputMode(as_json=False, quiet=False))
     explainer = Explainer(models, ImageStrip(files, _make_read_pixels(models.get(ModelRequest()).classifier)))
     explainer.warm_up()
     server = Server(explainer, PageSettings(default_choice.model or DEFAULT))

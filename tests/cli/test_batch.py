@@ -26,7 +26,7 @@ from PIL import Image
 import gradcam
 from gradcam.batch.formats.folder import OutputFolder
 from gradcam.batch.save import Saver
-from gradcam.cli._settings import Output
+from gradcam.cli._settings import OutputMode
 from gradcam.cli._terminal import Display, TerminationSignal, format_resume
 from gradcam.storage.records import Record
 from tests.cli.test_cli import POSIX, Command, Photo, files, folder, gradcam_command, pixels, records
@@ -123,7 +123,7 @@ def test_json_prints_the_records_and_nothing_else(batch: Command, folder: Path, 
 
 
 def test_of_many_failures_the_first_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    display = Display(Output(as_json=False, quiet=False), 25, 0)
+    display = Display(OutputMode(as_json=False, quiet=False), 25, 0)
     for number in range(22):
         display.add(Record(f"{number}.jpg", "m", error=f"{number}.jpg: is empty"))
     display.print_failures("out/manifest.jsonl")

@@ -27,7 +27,7 @@ from PIL import Image
 
 import gradcam
 from gradcam.cli import main
-from gradcam.cli._settings import Output
+from gradcam.cli._settings import OutputMode
 from gradcam.cli._terminal import SafeStream, format_report, make_streams_safe, format_resume, show_pass_progress
 from gradcam.storage.records import Explained, Prediction, Record, Report
 
@@ -939,7 +939,7 @@ def test_a_progress_bar_has_characters_of_the_terminal(
     stream = io.TextIOWrapper(Terminal(), encoding=encoding)
     monkeypatch.setattr(sys, "stderr", stream)
     make_streams_safe()
-    with show_pass_progress(Output(as_json=False, quiet=False)) as show:
+    with show_pass_progress(OutputMode(as_json=False, quiet=False)) as show:
         show(1, 2)
     drawn = stream.buffer.getvalue().decode(encoding)
     assert f" 50 % |{half}" in drawn

@@ -9,11 +9,11 @@ import warnings
 
 import pytest
 
-from gradcam.cli._settings import Output
+from gradcam.cli._settings import OutputMode
 from gradcam.cli._terminal import print_above_bar, configure_warnings, show_progress_bar, show_pass_progress
 from gradcam.errors import GradcamWarning
 
-LOUD, QUIET = Output(as_json=False, quiet=False), Output(as_json=False, quiet=True)
+LOUD, QUIET = OutputMode(as_json=False, quiet=False), OutputMode(as_json=False, quiet=True)
 
 
 class Terminal(io.StringIO):

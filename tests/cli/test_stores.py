@@ -148,7 +148,7 @@ def no_model(monkeypatch: Patch) -> None:
     def refuse(*arguments: Any, **how: Any) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr("gradcam.cli.batch.ask", refuse)
+    monkeypatch.setattr("gradcam.cli.batch.prepare_request", refuse)
 
 
 @pytest.mark.usefixtures("no_model", "s3")

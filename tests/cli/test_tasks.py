@@ -14,7 +14,7 @@ from PIL import Image
 
 import gradcam
 from gradcam import targets
-from gradcam.cli._settings import TAKES
+from gradcam.cli._settings import OPTIONS_BY_TASK
 from gradcam.cli._terminal import format_report
 from gradcam.options import TASKS
 from gradcam.storage.records import Explained, Prediction, Record, Report
@@ -733,7 +733,7 @@ def test_layers_mark_what_is_explained_where_none_is_named(gradcam_command: Comm
 
 
 def test_names_are_those_of_the_tables() -> None:
-    assert {*TAKES, "regression"} == set(TASKS)  # which takes what classification takes
+    assert {*OPTIONS_BY_TASK, "regression"} == set(TASKS)  # which takes what classification takes
 
 
 def report(task: str, predictions: list[Prediction], **entry: Any) -> list[str]:

@@ -159,7 +159,7 @@ def test_for_many_pictures_the_batch_is_named(
     (folder / "photos").mkdir()
     for number in range(101):
         (folder / "photos" / f"{number}.png").touch()
-    monkeypatch.setattr("gradcam.cli.run.prepare", lambda *_, **__: sys.exit(7))
+    monkeypatch.setattr("gradcam.cli.run.prepare_job", lambda *_, **__: sys.exit(7))
     outcome = gradcam_command("run", "photos")
     assert outcome.status == 7
     assert outcome.err == (
@@ -274,7 +274,7 @@ def test_a_folder_that_may_not_be_entered_is_named(
     outcome = gradcam_command("run", "locked")
     assert outcome.status == 2
     assert re.fullmatch(r"Error: .*locked: this folder cannot be read \(Permission denied\).*\n", outcome.err)
-    monkeypatch.setattr("gradcam.cli.run.prepare", lambda *_, **__: refuse("locked/out"))
+    monkeypatch.setattr("gradcam.cli.run.prepare_job", lambda *_, **__: refuse("locked/out"))
     (folder / "photo.png").touch()
     outcome = gradcam_command("run", "photo.png", "-o", "locked/out")
     assert (outcome.status, outcome.err) == (1, "Error: locked/out: cannot be used (Permission denied).\n")

@@ -13,8 +13,8 @@ import click
 
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
-from gradcam.cli._job import load_model, make_folder, say, tell_each
-from gradcam.cli._settings import Output, OutputPlace, find_destination, to_model_choice
+from gradcam.cli._job import load_model, make_folder, print_notes, process_images
+from gradcam.cli._settings import OutputMode, OutputLocation, find_destination, to_model_choice
 from gradcam.cli._terminal import import_torch, format_written_path
 from gradcam.cli.inspect import PictureOutcome
 from gradcam.errors import printable
@@ -75,13 +75,13 @@ class _Job:
     layers: Sequence[str]
     reshape: str | tuple[int, ...] | None
     look: dict[str, Any]  # how the maps are drawn, as `draw_activations` has it
-    destination: OutputPlace
+    destination: OutputLocation
     names: OutputNames
     ending: str
 
 
 @click.command("activations", cls=Command)
-@options.pictures
+@options.images
 @options.layers("Layers to draw", default="the model's default layer")
 @options.number("--channels", "Largest number of channels per layer.", 64)
 @options.number("--columns", "Number of cells per row.", 8, maximum=1000)
@@ -99,13 +99,13 @@ def activations_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **
     negative values, zero is black, positive values have warm colours, and negative values have cold colours. The drawing of
     each image is written to <image>-activations.png.
     """
-    output = Output(as_json, quiet)
+    output = OutputMode(as_json, quiet)
     job = _prepare(images, output, chosen)
     name = job.classifier.name
-    return tell_each(images, partial(_look, job), lambda image, error: Drawn(image, name, error=error), output)
+    return process_images(images, partial(_look, job), lambda image, error: Drawn(image, name, error=error), output)
 
 
-def _prepare(images: Sequence[Path], output: Output, chosen: dict[str, Any]) -> _Job:
+def _prepare(images: Sequence[Path], output: OutputMode, chosen: dict[str, Any]) -> _Job:
     import_torch()
     from gradcam.images.draw import find_colormap
     from gradcam.inspection.selection import is_pattern, select_layers
@@ -119,9 +119,9 @@ def _prepare(images: Sequence[Path], output: Output, chosen: dict[str, Any]) -> 
     classifier = load_model(choice, layer=named)
     layers = chosen["layers"] or (classifier.layer,)
     select_layers(classifier.model, layers)
-    say(classifier.notes, output)
+    print_notes(classifier.notes, output)
     names = OutputNames(destination.folder, images)
-    return _Job(classifier, layers, chosen["reshape"], look, destination, names, choice.ending)
+    return _Job(classifier, layers, chosen["reshape"], look, destination, names, choice.suffix)
 
 
 def _look(job: _Job, image: Path) -> Drawn:

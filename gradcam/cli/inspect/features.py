@@ -16,8 +16,8 @@ import click
 from gradcam._version import __version__
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
-from gradcam.cli._job import load_model, say, tell
-from gradcam.cli._settings import ModelChoice, Output, is_same, to_model_choice
+from gradcam.cli._job import load_model, print_notes, print_outcome
+from gradcam.cli._settings import ModelChoice, OutputMode, is_same_file, to_model_choice
 from gradcam.cli._terminal import format_count, import_torch, print_above_bar, show_progress_bar, report_waits, format_written_path
 from gradcam.errors import GradcamError, LayerError, OutputError, StoreError, printable
 from gradcam.options import MAX_BATCH_SIZE, MAX_WORKERS
@@ -77,7 +77,7 @@ class _Features:
     path: Path
     batch_size: int | None
     workers: int | None
-    output: Output
+    output: OutputMode
 
 
 def _to_path(context: click.Context, parameter: click.Parameter, path: Path) -> Path:
@@ -124,7 +124,7 @@ def features_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chos
     Only a few batches are in memory at a time. The forward pass ends at the last of the chosen layers.
     """
     own = {name: chosen[name] for name in ("layers", "pools", "reshape", "path", "batch_size", "workers")}
-    wish = _Features(inputs=inputs, model=to_model_choice(chosen), output=Output(as_json, quiet), **own)
+    wish = _Features(inputs=inputs, model=to_model_choice(chosen), output=OutputMode(as_json, quiet), **own)
     if wish.reshape is not None and not wish.pools:
         raise click.UsageError("--reshape is only used with --pool: add --pool, or remove --reshape.")
     from gradcam.batch.features import FeatureFile, check_feature_file, check_layers
@@ -138,7 +138,7 @@ def features_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chos
         extractor = _prepare(wish)
         check_layers(wish.path, extractor.layers)
         classifier = extractor.classifier
-        say(classifier.notes, wish.output)
+        print_notes(classifier.notes, wish.output)
         with FeatureFile(wish.path) as file:
             try:
                 failed = _gather(wish, listing, extractor, file)
@@ -150,7 +150,7 @@ def features_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chos
     seconds, written = time.perf_counter() - start, len(file.names)
     device = str(classifier.device)
     outcome = Stored(wish.path, classifier.name, device, file.layers, written, failed, listing.left_out, seconds)
-    tell(None, outcome.to_json, outcome.format, wish.output)
+    print_outcome(None, outcome.to_json, outcome.format, wish.output)
     return int(failed > 0)
 
 
@@ -158,7 +158,7 @@ def _spare_what_is_read(wish: _Features, listing: Listing) -> None:
     read = [item.content.path for item in listing.items if item.content.path is not None]
     files = [wish.model.weights, wish.model.labels, *map(Path, wish.inputs)]
     files += [path for path in read if path.name == wish.path.name]
-    if any(path is not None and is_same(wish.path, path) for path in files):
+    if any(path is not None and is_same_file(wish.path, path) for path in files):
         raise click.UsageError(f"{wish.path} is an input file and is never overwritten: choose another name.")
 
 

@@ -14,8 +14,8 @@ import click
 
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
-from gradcam.cli._job import load_model, make_folder, say, tell_each
-from gradcam.cli._settings import Output, OutputPlace, find_destination, to_model_choice
+from gradcam.cli._job import load_model, make_folder, print_notes, process_images
+from gradcam.cli._settings import OutputMode, OutputLocation, find_destination, to_model_choice
 from gradcam.cli._terminal import draw_bar, import_torch, format_written_path
 from gradcam.cli.inspect import PictureOutcome
 from gradcam.errors import GradcamError, printable, to_pip_command
@@ -144,7 +144,7 @@ class _Job:
     classifier: Classifier
     index: int | None
     layers: tuple[str, ...]
-    destination: OutputPlace | None
+    destination: OutputLocation | None
     names: OutputNames
     ending: str
     show_all: bool
@@ -167,7 +167,7 @@ class _Job:
         about = str(image), classifier.name, str(classifier.device), size, seconds
         return Measured(*about, index=index, label=label, flow=flow, plot=plot, show_all=self.show_all)
 
-    def _draw(self, image: Path, destination: OutputPlace, flow: GradientFlow, name: str) -> str:
+    def _draw(self, image: Path, destination: OutputLocation, flow: GradientFlow, name: str) -> str:
         from gradcam.images.write import write_image
         from gradcam.inspection.plot import draw_gradients
 
@@ -179,11 +179,11 @@ class _Job:
 
 
 @click.command("gradients", cls=Command)
-@options.pictures
+@options.images
 @options.class_("wanted", "Class name or index.  [default: top class of each image]")
 @options.layers("Layers to list", default="all")
 @options.model
-@options.output_at("Output folder or file for the plot.  [default: the current folder]")
+@options.output_option("Output folder or file for the plot.  [default: the current folder]")
 @click.option("--all", "show_all", is_flag=True, help="Print all layers.")
 @options.printing
 def gradients_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
@@ -195,24 +195,24 @@ def gradients_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **ch
     """
     if chosen["reshape"] is not None:
         raise click.UsageError("gradcam inspect gradients does not use --reshape: remove it.")
-    told = Output(as_json, quiet)
+    told = OutputMode(as_json, quiet)
     job = _prepare(images, _find_destination(chosen["output"], images, told), chosen)
-    say(job.classifier.notes, told)
+    print_notes(job.classifier.notes, told)
     name = job.classifier.name
-    return tell_each(images, job.look, lambda image, error: Measured(image, name, error=error), told)
+    return process_images(images, job.look, lambda image, error: Measured(image, name, error=error), told)
 
 
-def _find_destination(output: str | None, images: tuple[Path, ...], told: Output) -> OutputPlace | None:
+def _find_destination(output: str | None, images: tuple[Path, ...], told: OutputMode) -> OutputLocation | None:
     """Where plots go; None where nothing draws them, which is an error if they were asked for."""
     if importlib.util.find_spec("matplotlib") is None:
         if output is not None:
             raise GradcamError(f"--output writes plots, which need matplotlib: {to_pip_command('plots')}")
-        say([f"plots need matplotlib: {to_pip_command('plots')}"], told)
+        print_notes([f"plots need matplotlib: {to_pip_command('plots')}"], told)
         return None
     return find_destination(output or ".", images, len(images))
 
 
-def _prepare(images: tuple[Path, ...], destination: OutputPlace | None, chosen: dict[str, Any]) -> _Job:
+def _prepare(images: tuple[Path, ...], destination: OutputLocation | None, chosen: dict[str, Any]) -> _Job:
     import_torch()
     from gradcam.inspection.selection import select_layers
 
@@ -222,4 +222,4 @@ def _prepare(images: tuple[Path, ...], destination: OutputPlace | None, chosen: 
         select_layers(classifier.model, layers)
     index = None if wanted is None else classifier.find_class(wanted)
     names = OutputNames(Path() if destination is None else destination.folder, images)
-    return _Job(classifier, index, layers, destination, names, choice.ending, chosen["show_all"] or bool(layers))
+    return _Job(classifier, index, layers, destination, names, choice.suffix, chosen["show_all"] or bool(layers))

@@ -14,8 +14,8 @@ import click
 
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
-from gradcam.cli._job import check_model_name, load_model, say
-from gradcam.cli._settings import ModelChoice, Output, to_model_choice
+from gradcam.cli._job import check_model_name, load_model, print_notes
+from gradcam.cli._settings import ModelChoice, OutputMode, to_model_choice
 from gradcam.cli._terminal import custom_code_context, shorten_name, find_fitting_depth, import_torch, format_shape
 from gradcam.errors import GradcamError, LayerError, describe_failure, join_names, printable
 from gradcam.renames import TRACE, add_old_keys
@@ -162,7 +162,7 @@ def trace_command(
     wanted = set(select_layers(subject.model, layers)) if layers else None
     with custom_code_context(choice.model, choice.reader):
         subject, found = _trace(subject)
-    say(found.notes, Output(as_json, quiet=False))
+    print_notes(found.notes, OutputMode(as_json, quiet=False))
     calls = _choose(found, wanted, depth, show_all=show_all or as_json)
     if as_json:
         for call in calls:
@@ -200,7 +200,7 @@ def _load(choice: ModelChoice, image: Path | None) -> _Subject:
     from gradcam.models.probe import make_noise
 
     classifier = load_model(choice)
-    say(classifier.notes, Output(as_json=False, quiet=False))
+    print_notes(classifier.notes, OutputMode(as_json=False, quiet=False))
     model = unwrap(classifier.model)
     if image is None:
         return _Subject(classifier.name, model, make_noise(classifier.preprocess, model), "noise")
