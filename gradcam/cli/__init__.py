@@ -11,7 +11,13 @@ import click
 
 from gradcam.cli._commands import SETTINGS, Group, show_usage_error, show_version, store_verbose
 from gradcam.cli._process import configure_process
-from gradcam.cli._terminal import TerminationSignal, restore_default_signals, handle_signals, make_streams_safe, configure_warnings
+from gradcam.cli._terminal import (
+    TerminationSignal,
+    configure_warnings,
+    handle_signals,
+    make_streams_safe,
+    restore_default_signals,
+)
 from gradcam.errors import GradcamError, describe_unexpected
 
 

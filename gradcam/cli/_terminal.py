@@ -402,25 +402,25 @@ class Display:
             return
         seconds, processed = time.perf_counter() - self._start, self._explained + self._failed
         pace = f"{seconds:.1f} s, {processed / seconds:.1f} images per second" if processed else "nothing left to do"
-        parts = [f"{format_count(self._explained, 'image')} explained"]
+        parts = [f"{plural(self._explained, 'image')} explained"]
         if self._done_before:
             parts.append(f"{self._done_before} explained in an earlier run")
         if self._failed:
             parts.append(click.style(f"{self._failed} failed", fg="red"))
         if left_out:
-            parts.append(f"{format_count(left_out, 'non-image file')} ignored")
+            parts.append(f"{plural(left_out, 'non-image file')} ignored")
         click.echo(f"{', '.join(parts)}   ({pace})")
         for path in filter(None, (folder, report)):
             click.echo(format_written_path(path))
 
     def print_stop(self, recorded: int) -> None:
         finished = self._done_before + recorded
-        click.echo(f"{finished} of {format_count(self._total, 'image')} are finished. {describe_resume()}", err=True)
+        click.echo(f"{finished} of {plural(self._total, 'image')} are finished. {describe_resume()}", err=True)
 
 
-def format_count(number: int, noun: str, plural: str | None = None) -> str:
-    """Return the number with its noun. `plural`: the plural if it is irregular."""
-    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
+def plural(number: int, noun: str, irregular: str | None = None) -> str:
+    """Return the number with its noun, such as "3 images". `irregular`: the plural if it has no -s."""
+    return f"{number} {noun if number == 1 else irregular or f'{noun}s'}"
 
 
 def describe_resume() -> str:

@@ -1,4 +1,4 @@
-"""`gradcam audit`: clusters of explanations within each class, to find what a class hangs on beside what it is."""
+"""`gradcam audit`: cluster the heatmaps of each class to find shortcuts that a model has learnt."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from gradcam.cli._job import load_model, make_folder, print_notes
 from gradcam.cli._settings import OutputMode, find_destination, is_same_file, to_model_choice
 from gradcam.cli._terminal import (
     custom_code_context,
-    format_count,
-    import_torch,
-    show_pass_progress,
-    report_waits,
     format_written_path,
+    import_torch,
+    plural,
+    report_waits,
+    show_pass_progress,
 )
 from gradcam.errors import GradcamError, printable
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from gradcam.evaluation.shortcuts.result import Audit, EvidenceCluster
     from gradcam.report.cards import Card
 
-ROWS = 10  # of the table on the terminal; all are in --json
-MOST = 50  # clusters on a page
-LISTED = 10  # failures that are told one by one
-SHEET = "audit.png"
-WHAT_IT_MEANS = (
+MAX_ROWS = 10  # of the table on the terminal; --json has all clusters
+MAX_PAGE_CLUSTERS = 50
+MAX_LISTED_FAILURES = 10
+SHEET_NAME = "audit.png"
+SUSPICION_NOTE = (
     "Suspicion is between 0 and 1. A suspicion near 1 means that other classes have almost no evidence in the cluster's "
     "place, and that evidence outside the cluster rarely looks similar. A high suspicion is a reason to look at the "
     "images, not a proof. An audit can also miss shortcuts."
@@ -53,11 +53,11 @@ WHAT_IT_MEANS = (
 @options.layer("Target layer (see `gradcam layers`).")
 @options.method("gradcam")
 @options.score
-@options.html_page(f"{MOST} clusters")
+@options.html_page(f"{MAX_PAGE_CLUSTERS} clusters")
 @options.output_option("Output folder or image file for the overview.  [default: the current folder]", default=".")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON record, and nothing else.")
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
-def audit_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
+def audit_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **params: Any) -> int:
     """Find shortcuts: evidence that only one class has, such as a watermark.
 
     The heatmaps of each class are clustered. If a model has learnt a watermark, a frame or a caption, the images with it
@@ -76,57 +76,57 @@ def audit_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen:
     from gradcam.sources.list import list_inputs
 
     check_installed()
-    destination = find_destination(chosen["output"], [], 1)
-    sheet = destination.file or destination.folder / SHEET
+    destination = find_destination(params["output"], [], 1)
+    sheet = destination.file or destination.folder / SHEET_NAME
     with report_waits(output):
         items = list_inputs(inputs).items
         if any(item.content.path is not None and is_same_file(Path(item.content.path), sheet) for item in items):
             raise GradcamError(f"{sheet} is an input image and is never overwritten: choose another --output.")
-        classifier = load_model(to_model_choice(chosen), layer=chosen["layer"])
+        classifier = load_model(to_model_choice(params), layer=params["layer"])
         print_notes(classifier.notes, output)
-        settings: Any = {name: chosen[name] for name in ("method", "score", "reshape")}
-        with custom_code_context(chosen["method"]), show_pass_progress(output) as progress:
-            found = audit_items(items, classifier, labels=chosen["classes"], **settings, progress=progress)
+        settings: Any = {name: params[name] for name in ("method", "score", "reshape")}
+        with custom_code_context(params["method"]), show_pass_progress(output) as progress:
+            audit = audit_items(items, classifier, labels=params["classes"], **settings, progress=progress)
     make_folder(destination.folder)
-    write_image(sheet, found.sheet())
-    if chosen["page"]:
-        _write_page(chosen["page"], found)
-    print_notes(found.notes, output)
-    _tell_failures(found)
+    write_image(sheet, audit.sheet())
+    if params["page"]:
+        _write_page(params["page"], audit)
+    print_notes(audit.notes, output)
+    _print_failures(audit)
     if as_json:
-        click.echo(json.dumps({**found.to_record(), "sheet": str(sheet)}, allow_nan=False))
+        click.echo(json.dumps({**audit.to_record(), "sheet": str(sheet)}, allow_nan=False))
     elif not quiet:
         seconds = time.perf_counter() - start
-        files = [format_written_path(str(path)) for path in (sheet, chosen["page"]) if path]
-        click.echo("\n".join([*_format(found, str(classifier.device), seconds), *files, ""]))
-    return int(bool(found.failures))
+        files = [format_written_path(str(path)) for path in (sheet, params["page"]) if path]
+        click.echo("\n".join([*_format(audit, str(classifier.device), seconds), *files, ""]))
+    return int(bool(audit.failures))
 
 
-def _tell_failures(found: Audit) -> None:
-    reasons = list(found.failures.values())
-    for reason in reasons[:LISTED]:
+def _print_failures(audit: Audit) -> None:
+    reasons = list(audit.failures.values())
+    for reason in reasons[:MAX_LISTED_FAILURES]:
         click.echo(printable(reason), err=True)
-    if len(reasons) > LISTED:
-        click.echo(f"... and {len(reasons) - LISTED} more. Use --json to list them.", err=True)
+    if len(reasons) > MAX_LISTED_FAILURES:
+        click.echo(f"... and {len(reasons) - MAX_LISTED_FAILURES} more. Use --json to list them.", err=True)
 
 
-def _format(found: Audit, device: str, seconds: float) -> Iterator[str]:
-    """What was audited, the first clusters in a table, and how to read it."""
-    clusters = found.clusters
-    pictures = sum(len(cluster.members) for cluster in clusters)
+def _format(audit: Audit, device: str, seconds: float) -> Iterator[str]:
+    """Format the title, a table of the first clusters, and the clusters to look at first."""
+    clusters = audit.clusters
+    image_count = sum(len(cluster.members) for cluster in clusters)
     yield "   ".join(
         [
-            f"{click.style(printable(found.model), bold=True)} on {device}",
-            f"{found.method} at {printable(found.layer)}",
-            f"{format_count(pictures, 'image')} of {format_count(len({it.index for it in clusters}), 'class', 'classes')}",
-            format_count(len(clusters), "cluster"),
+            f"{click.style(printable(audit.model), bold=True)} on {device}",
+            f"{audit.method} at {printable(audit.layer)}",
+            f"{plural(image_count, 'image')} of {plural(len({c.index for c in clusters}), 'class', 'classes')}",
+            plural(len(clusters), "cluster"),
             f"{seconds:.1f} s",
         ]
     )
     yield ""
-    yield from _to_table(clusters[:ROWS])
-    if len(clusters) > ROWS:
-        yield f"  and {len(clusters) - ROWS} more (use --json to list them)"
+    yield from _to_table(clusters[:MAX_ROWS])
+    if len(clusters) > MAX_ROWS:
+        yield f"  and {len(clusters) - MAX_ROWS} more (use --json to list them)"
     yield ""
     first = clusters[0]
     yield f"  Most suspicious: {printable(first.describe())}."
@@ -138,34 +138,36 @@ def _to_table(clusters: Sequence[EvidenceCluster]) -> Iterator[str]:
     cells += [
         (
             str(rank),
-            f"{it.suspicion:.2f}",
-            printable(it.class_name),
-            f"{len(it.members)} of {it.image_count}",
-            f"{it.where}{' (not clustered)' if it.is_rest else ''}",
-            f"{it.elsewhere} of {it.other_image_count}",
+            f"{cluster.suspicion:.2f}",
+            printable(cluster.class_name),
+            f"{len(cluster.members)} of {cluster.image_count}",
+            f"{cluster.where}{' (not clustered)' if cluster.is_rest else ''}",
+            f"{cluster.elsewhere} of {cluster.other_image_count}",
         )
-        for rank, it in enumerate(clusters, 1)
+        for rank, cluster in enumerate(clusters, 1)
     ]
     widths = [max(map(len, column)) for column in zip(*cells)]
     for rank, *texts in cells:
-        first, *others = widths
-        columns = [rank.rjust(first), *(it.ljust(width) for it, width in zip(texts, others))]
+        rank_width, *text_widths = widths
+        columns = [rank.rjust(rank_width), *(text.ljust(width) for text, width in zip(texts, text_widths))]
         yield f"  {'   '.join(columns)}".rstrip()
 
 
-def _write_page(path: Path, found: Audit) -> None:
+def _write_page(path: Path, audit: Audit) -> None:
     from gradcam.report.cards import CardPage
 
-    shown, clusters = min(MOST, len(found.clusters)), found.clusters
-    lines = [f"{found.summary[:1].upper()}{found.summary[1:]}.", *found.notes, WHAT_IT_MEANS]
-    lines += [f"This page shows the first {shown} of {len(clusters)} clusters."] if shown < len(clusters) else []
-    page = CardPage(
-        title=f"Audit of {os.path.basename(found.model)}",
-        summary=[("Method", found.method), ("Layer", found.layer), ("Clusters", str(len(clusters)))],
-        lines=lines,
-        failures=list(found.failures.values()),
+    shown_count, clusters = min(MAX_PAGE_CLUSTERS, len(audit.clusters)), audit.clusters
+    lines = [f"{audit.summary[:1].upper()}{audit.summary[1:]}.", *audit.notes, SUSPICION_NOTE]
+    lines += (
+        [f"This page shows the first {shown_count} of {len(clusters)} clusters."] if shown_count < len(clusters) else []
     )
-    page.write(path, map(_to_card, clusters[:MOST]))
+    page = CardPage(
+        title=f"Audit of {os.path.basename(audit.model)}",
+        summary=[("Method", audit.method), ("Layer", audit.layer), ("Clusters", str(len(clusters)))],
+        lines=lines,
+        failures=list(audit.failures.values()),
+    )
+    page.write(path, map(_to_card, clusters[:MAX_PAGE_CLUSTERS]))
 
 
 def _to_card(cluster: EvidenceCluster) -> Card:

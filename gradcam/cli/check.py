@@ -1,4 +1,4 @@
-"""`gradcam check`: a verdict on the map of a picture."""
+"""`gradcam check`: test whether a heatmap can be trusted."""
 
 from __future__ import annotations
 
@@ -17,9 +17,15 @@ import click
 from gradcam.cam.methods.table import METHODS
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
-from gradcam.cli._job import load_model, make_folder, require_images, print_notes, process_images
-from gradcam.cli._settings import OutputMode, find_destination, to_single_target_settings, to_single_target
-from gradcam.cli._terminal import custom_code_context, import_torch, show_pass_progress, format_written_path, format_image_name
+from gradcam.cli._job import load_model, make_folder, print_notes, process_images, require_images
+from gradcam.cli._settings import OutputMode, find_destination, to_single_target, to_single_target_settings
+from gradcam.cli._terminal import (
+    custom_code_context,
+    format_image_name,
+    format_written_path,
+    import_torch,
+    show_pass_progress,
+)
 from gradcam.errors import GradcamError, printable
 from gradcam.evaluation.controls import CONTROLS, find_explained
 from gradcam.images.files import OutputNames, join_name
@@ -32,14 +38,14 @@ if TYPE_CHECKING:
     from gradcam.models.classifier import Classifier
 
 COLOURS = {"passed": "green", "undecided": "yellow", "failed": "red"}
-WIDTH = 100  # characters of a line
-BESIDE, MOST = 3, 8  # pictures that stand beside one, at least and at most
-WORD = len("undecided")
+WIDTH = 100  # characters per line
+MIN_OTHER_IMAGES, MAX_OTHER_IMAGES = 3, 8  # images to compare an image with
+COLUMN = len("undecided")  # width of the outcomes
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What became of one picture: a verdict and the file of its panel, or an error. `size`: its (height, width)."""
+    """The result for one image: a verdict and the file of its panel, or an error. `size`: (height, width)."""
 
     image: str
     model: str
@@ -59,7 +65,7 @@ class CheckResult:
         return json.dumps(record, allow_nan=False)
 
     def format(self) -> str:
-        """Several lines: what is explained, each test with its outcome and its reason, the verdict and the panel."""
+        """Format the explained class, the outcome and reason of each test, the verdict and the panel."""
         from gradcam.evaluation.checks.findings import PASSED
 
         verdict = self.verdict
@@ -73,17 +79,17 @@ class CheckResult:
             f"{self.seconds:.1f} s",
         ]
         place = "" if verdict.layer is None else f" at {printable(verdict.layer)}"
-        what = f"  {printable(verdict.class_name)}, {verdict.probability * 100:.0f} %, by {verdict.method}{place}"
-        lines = ["   ".join(title), what, ""]
-        indent = " " * (WORD + 4)
+        subject = f"  {printable(verdict.class_name)}, {verdict.probability * 100:.0f} %, by {verdict.method}{place}"
+        lines = ["   ".join(title), subject, ""]
+        indent = " " * (COLUMN + 4)
         for test in verdict.tests:
-            first = (
-                f"  {_style(test.outcome)}{' ' * (WORD - len(test.outcome))}  {click.style(test.question, bold=True)}"
+            heading = (
+                f"  {_style(test.outcome)}{' ' * (COLUMN - len(test.outcome))}  {click.style(test.question, bold=True)}"
             )
             reason = textwrap.wrap(
                 test.reason, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
             )
-            lines += [first, *reason, ""]
+            lines += [heading, *reason, ""]
         meaning = f" {PASSED}" if verdict.outcome == "passed" else ""
         lines.append(f"  Verdict: {_style(verdict.outcome)}.{meaning}")
         lines += textwrap.wrap(
@@ -122,7 +128,7 @@ def _style(outcome: str) -> str:
 @options.output
 @options.printing
 def check_command(
-    images: tuple[Path, ...], as_json: bool, quiet: bool, fail_on: str | None, **chosen: Any
+    images: tuple[Path, ...], as_json: bool, quiet: bool, fail_on: str | None, **params: Any
 ) -> int:  # fmt: skip
     """Test whether a heatmap can be trusted.
 
@@ -147,13 +153,15 @@ def check_command(
     output = OutputMode(as_json, quiet)
     require_images(images, output)
     import_torch()
-    with custom_code_context(*chosen["methods"]):
-        methods: dict[str, Any] = {it.name: it for it in map(find_explained, chosen["methods"])}
-    methods = methods or {"": None}  # what suits the model
-    settings = to_single_target_settings(chosen, chosen["class_"])
-    destination = find_destination(chosen["output"], [*images, *settings.target_choice.files], len(images) * len(methods))
-    classifier = load_model(settings.model, layer=chosen["layer"])
-    options = {name: chosen[name] for name in ("score", "reshape", "seed")}
+    with custom_code_context(*params["methods"]):
+        methods: dict[str, Any] = {method.name: method for method in map(find_explained, params["methods"])}
+    methods = methods or {"": None}  # the default method of the model
+    settings = to_single_target_settings(params, params["class_"])
+    destination = find_destination(
+        params["output"], [*images, *settings.target_choice.files], len(images) * len(methods)
+    )
+    classifier = load_model(settings.model, layer=params["layer"])
+    options = {name: params[name] for name in ("score", "reshape", "seed")}
     options["target"] = to_single_target(settings, classifier)
     print_notes(classifier.notes, output)
     names = OutputNames(destination.folder, images)
@@ -166,34 +174,34 @@ def check_command(
     def fail(image: str, error: str) -> CheckResult:
         return CheckResult(image, classifier.name, error=error)
 
-    options["other_images"] = _prepare_some(classifier, images) if len(images) > BESIDE else {}
-    looks = [partial(_check, classifier, {**options, "method": it}, claim, output) for it in methods.values()]
-    found: list[str] = []
+    options["other_images"] = _prepare_other_images(classifier, images) if len(images) > MIN_OTHER_IMAGES else {}
+    checks = [partial(_check, classifier, {**options, "method": method}, claim, output) for method in methods.values()]
+    outcomes: list[str] = []
 
-    def look_at(look: Callable[[Path], CheckResult], image: Path) -> CheckResult:
-        result = look(image)
-        found.extend([] if result.verdict is None else [result.verdict.outcome])
+    def run_check(check: Callable[[Path], CheckResult], image: Path) -> CheckResult:
+        result = check(image)
+        outcomes.extend([] if result.verdict is None else [result.verdict.outcome])
         return result
 
-    status = max(process_images(images, partial(look_at, look), fail, output) for look in looks)
-    return status or int(fail_on is not None and any(_is_as_bad(outcome, fail_on) for outcome in found))
+    status = max(process_images(images, partial(run_check, check), fail, output) for check in checks)
+    return status or int(fail_on is not None and any(_is_as_bad(outcome, fail_on) for outcome in outcomes))
 
 
-def _prepare_some(classifier: Classifier, images: Sequence[Path]) -> dict[Path, Any]:
-    """The first pictures that can be read, which stand beside one another."""
-    found: dict[Path, Any] = {}
+def _prepare_other_images(classifier: Classifier, images: Sequence[Path]) -> dict[Path, Any]:
+    """Prepare the first readable images, which are compared with each other."""
+    prepared: dict[Path, Any] = {}
     for image in images:
-        with contextlib.suppress(GradcamError, OSError):  # it is told of when its turn comes
-            found[image] = classifier.prepare(image)
-        if len(found) > MOST:
+        with contextlib.suppress(GradcamError, OSError):  # `_check` reports the error.
+            prepared[image] = classifier.prepare(image)
+        if len(prepared) > MAX_OTHER_IMAGES:
             break
-    return found
+    return prepared
 
 
 def _is_as_bad(outcome: str, limit: str) -> bool:
     from gradcam.evaluation.checks.findings import OUTCOMES
 
-    return [*OUTCOMES].index(outcome) >= [*OUTCOMES].index(limit)  # type: ignore[arg-type]  # both are among them
+    return [*OUTCOMES].index(outcome) >= [*OUTCOMES].index(limit)  # type: ignore[arg-type]  # Both are outcomes.
 
 
 def _check(
@@ -209,8 +217,8 @@ def _check(
     start = time.perf_counter()
     prepared = classifier.prepare(image)
     with show_pass_progress(output) as progress:
-        others = [other for path, other in options["other_images"].items() if path != image]
-        verdict = check(classifier, prepared, **{**options, "other_images": others}, progress=progress)
+        other_images = [prepared_image for path, prepared_image in options["other_images"].items() if path != image]
+        verdict = check(classifier, prepared, **{**options, "other_images": other_images}, progress=progress)
     path = claim(image, verdict.method)
     write_image(path, verdict.panel())
     height, width = prepared.reading.picture.shape[:2]

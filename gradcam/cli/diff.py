@@ -1,4 +1,4 @@
-"""`gradcam diff`: two models on the same pictures, or one and a snapshot; where predictions agree and maps do not."""
+"""`gradcam diff`: compare the predictions and heatmaps of two models, or of one model and a snapshot."""
 
 from __future__ import annotations
 
@@ -16,7 +16,14 @@ from gradcam.cli import _options as options
 from gradcam.cli._commands import Command, to_weights
 from gradcam.cli._job import load_model, make_folder, print_notes
 from gradcam.cli._settings import ModelChoice, OutputMode, to_model_choice
-from gradcam.cli._terminal import custom_code_context, format_count, shorten_name, import_torch, show_pass_progress, format_written_path
+from gradcam.cli._terminal import (
+    custom_code_context,
+    format_written_path,
+    import_torch,
+    plural,
+    shorten_name,
+    show_pass_progress,
+)
 from gradcam.errors import GradcamError, LayerError, ModelError, OutputError, printable
 from gradcam.evaluation.snapshots.gate import ALIKE, NAMES, Gate, read_condition
 from gradcam.images.files import READ_SUFFIXES, OutputNames, join_name, write_whole
@@ -32,16 +39,16 @@ if TYPE_CHECKING:
     from gradcam.report.cards import Card
     from gradcam.storage.records import Prediction
 
-ROWS = 10  # of the table on the terminal; all are in --json
-MOST = 100  # pictures on a page
-LONGEST = 28  # characters of a name in the table
-WORDS = {"map": ("different heatmap", "red"), "class": ("different class", "yellow"), "none": ("alike", None)}
+ROWS = 10  # length of the table on the terminal; --json has all images
+MAX_PAGE_IMAGES = 100
+MAX_NAME = 28  # characters of a name in the table
+CHANGE_LABELS = {"map": ("different heatmap", "red"), "class": ("different class", "yellow"), "none": ("alike", None)}
 ROLES = ("old", "new")
-OF_ONE = ("weights", "precision", "layer")  # options that each model has of its own
+MODEL_OPTIONS = ("weights", "precision", "layer")  # options that can be given for a single model
 
 
-def _of_one(role: str) -> Callable[[options.Command], options.Command]:
-    """The options that say of one of the two models what others say of both."""
+def _options_for(role: str) -> Callable[[options.Command], options.Command]:
+    """Return the options that apply to only one of the two models."""
     name = role.upper()
     weights = options.ConvertedType("weights", to_weights)
     return options.combine(
@@ -52,39 +59,39 @@ def _of_one(role: str) -> Callable[[options.Command], options.Command]:
 
 
 @dataclass(frozen=True)
-class Compared:
-    """What was typed: two models, or one and the snapshot that it is compared with or kept in; and the pictures."""
+class DiffArguments:
+    """The arguments: two models, or one model with a snapshot file to compare with or to write; and the images."""
 
     models: Sequence[str]
-    pictures: Sequence[str]
+    images: Sequence[str]
     against: Path | None
     save: Path | None
 
 
-def _read_words(words: Sequence[str], against: Path | None, save: Path | None) -> Compared:
-    """Raises `click.UsageError` where there are too few words, or a picture stands where a model should."""
+def _split_arguments(words: Sequence[str], against: Path | None, save: Path | None) -> DiffArguments:
+    """Split the arguments into models and images. Raise `click.UsageError` if a model or all images are missing."""
     if against is not None and save is not None:
         raise click.UsageError(
             "--against compares with a snapshot, but --save takes a snapshot: give only one of them."
         )
-    models = 1 if against is not None or save is not None else 2
-    is_picture = [it.endswith(("/", os.sep)) or Path(it).suffix.lower() in READ_SUFFIXES for it in words[:models]]
-    if any(is_picture):
-        word = words[is_picture.index(True)]
-        one = "" if models == 1 else ". With --against FILE or --save FILE, give one model"
+    count = 1 if against is not None or save is not None else 2
+    are_images = [word.endswith(("/", os.sep)) or Path(word).suffix.lower() in READ_SUFFIXES for word in words[:count]]
+    if any(are_images):
+        word = words[are_images.index(True)]
+        hint = "" if count == 1 else ". With --against FILE or --save FILE, give one model"
         raise click.UsageError(
-            f"{word} is not a model. Give {'two models, OLD NEW,' if models == 2 else 'MODEL'} before the images{one}."
+            f"{word} is not a model. Give {'two models, OLD NEW,' if count == 2 else 'MODEL'} before the images{hint}."
         )
-    if len(words) <= models:
+    if len(words) <= count:
         raise click.UsageError("There are no images: give files or folders after the model names.")
-    return Compared(words[:models], words[models:], against, save)
+    return DiffArguments(words[:count], words[count:], against, save)
 
 
 @click.command("diff", cls=Command, main_options=["--against"])
 @click.argument("words", nargs=-1, required=True, metavar="OLD NEW IMAGE...", type=click.Path())
 @options.model_without_name
-@_of_one("old")
-@_of_one("new")
+@_options_for("old")
+@_options_for("new")
 @options.layer("Target layer of both models (see `gradcam layers`).  [default: the default layer of OLD]")
 @options.method("gradcam, or the snapshot's method")
 @click.option(
@@ -117,14 +124,17 @@ def _read_words(words: Sequence[str], against: Path | None, save: Path | None) -
     f"'mean agree<1' tests the mean of all images. Names: {', '.join(NAMES)}.",
 )
 @click.option(
-    "--junit", metavar="FILE.xml", type=options.output_file(".xml"), help="Write JUnit XML with one test case per image."
+    "--junit",
+    metavar="FILE.xml",
+    type=options.output_file(".xml"),
+    help="Write JUnit XML with one test case per image.",
 )
-@options.html_page(f"{MOST} images")
+@options.html_page(f"{MAX_PAGE_IMAGES} images")
 @options.output_option(
     "Output folder for one panel per image, <image>-diff.png.", type=click.Path(file_okay=False, path_type=Path)
 )
 @options.printing
-def diff_command(words: tuple[str, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
+def diff_command(words: tuple[str, ...], as_json: bool, quiet: bool, **params: Any) -> int:
     """Compare the predictions and heatmaps of two models.
 
     OLD and NEW are model names, as for `gradcam run --model`. Both heatmaps explain the class that OLD predicts. Images
@@ -135,47 +145,52 @@ def diff_command(words: tuple[str, ...], as_json: bool, quiet: bool, **chosen: A
     the heatmaps' centres of mass, as a percentage of the image diagonal.
     """
     output, start = OutputMode(as_json, quiet), time.perf_counter()
-    typed = _read_words(words, chosen["against"], chosen["save"])
-    unfit = [it for it in OF_ONE if chosen[f"{it}_old"] is not None]
-    if unfit and len(typed.models) == 1:
+    arguments = _split_arguments(words, params["against"], params["save"])
+    unfit = [name for name in MODEL_OPTIONS if params[f"{name}_old"] is not None]
+    if unfit and len(arguments.models) == 1:
         raise click.UsageError(
             f"--{unfit[0]}-old needs two models, OLD NEW, but only one is given: remove --{unfit[0]}-old."
         )
     import_torch()
-    if typed.save is not None:
-        return _save(typed, chosen, output)
-    found, titles = _compare(typed, chosen, output)
-    gate = found.gate([condition.text for condition in chosen["conditions"]])
-    panels = _write_panels(found, chosen["output"], typed) if chosen["output"] else {}
-    if chosen["junit"]:
-        _write(chosen["junit"], gate.to_junit())
-    if chosen["page"]:
-        _write_page(chosen["page"], found, titles)
-    print_notes(found.notes, output)
-    for reason in found.failures.values():
+    if arguments.save is not None:
+        return _save(arguments, params, output)
+    diff, titles = _compare(arguments, params, output)
+    gate = diff.gate([condition.text for condition in params["conditions"]])
+    panels = _write_panels(diff, params["output"], arguments) if params["output"] else {}
+    if params["junit"]:
+        _write(params["junit"], gate.to_junit())
+    if params["page"]:
+        _write_page(params["page"], diff, titles)
+    print_notes(diff.notes, output)
+    for reason in diff.failures.values():
         click.echo(reason, err=True)
     if as_json:
-        _print_records(found, gate, panels)
+        _print_records(diff, gate, panels)
     elif not quiet:
-        heading = f"{' → '.join(map(printable, titles))}   {_place(found)}   {time.perf_counter() - start:.1f} s"
-        written = [chosen["output"], chosen["page"], chosen["junit"]]
+        heading = (
+            f"{' → '.join(map(printable, titles))}   {_describe_place(diff)}   {time.perf_counter() - start:.1f} s"
+        )
+        written = [params["output"], params["page"], params["junit"]]
         arrows = [format_written_path(str(path)) for path in written if path]
         click.echo(
             "\n".join(
-                [heading, "", *_to_table(found.rows), f"  {found.summary[:1].upper()}{found.summary[1:]}.", *arrows, ""]
+                [heading, "", *_to_table(diff.rows), f"  {diff.summary[:1].upper()}{diff.summary[1:]}.", *arrows, ""]
             )
         )
     for line in _describe_gate(gate):
         click.echo(line, err=True)
-    return int(bool(found.failures) or gate.is_met)
+    return int(bool(diff.failures) or gate.is_met)
 
 
-def _load(role: str, name: str, chosen: dict[str, Any], layer: str | None = None) -> tuple[Classifier, str]:
-    """The model in that role, and what it is called. Raises an error that says which of the two it is of."""
-    own = {it: chosen[f"{it}_{role}"] for it in OF_ONE}
-    choice = replace(to_model_choice(chosen), model=name, task="auto")
-    choice = replace(choice, **{it: own[it] for it in ("weights", "precision") if own[it] is not None})
-    layer = own["layer"] or chosen["layer"] or layer
+def _load(role: str, name: str, params: dict[str, Any], layer: str | None = None) -> tuple[Classifier, str]:
+    """Load the old or the new model, and return it with its title. Errors name the role of the model."""
+    model_params = {option: params[f"{option}_{role}"] for option in MODEL_OPTIONS}
+    choice = replace(to_model_choice(params), model=name, task="auto")
+    choice = replace(
+        choice,
+        **{option: model_params[option] for option in ("weights", "precision") if model_params[option] is not None},
+    )
+    layer = model_params["layer"] or params["layer"] or layer
     try:
         classifier = load_model(choice, layer=layer)
         if classifier.task != "classification":
@@ -191,93 +206,93 @@ def _title(choice: ModelChoice) -> str:
     return " ".join([str(choice.model), *weights, *([] if choice.precision == "fp32" else [choice.precision])])
 
 
-def _save(typed: Compared, chosen: dict[str, Any], output: OutputMode) -> int:
+def _save(arguments: DiffArguments, params: dict[str, Any], output: OutputMode) -> int:
     from gradcam.evaluation.snapshots.snapshot import check_place, take_snapshot
 
-    if chosen["conditions"] or chosen["junit"] or chosen["page"] or chosen["output"]:
+    if params["conditions"] or params["junit"] or params["page"] or params["output"]:
         raise click.UsageError("--save compares nothing: remove --fail-if, --junit, --page and --output.")
-    path: Any = typed.save
+    path: Any = arguments.save
     check_place(path)
-    classifier, title = _load("new", typed.models[0], chosen)
+    classifier, title = _load("new", arguments.models[0], params)
     print_notes(classifier.notes, output)
-    with custom_code_context(chosen["method"]), show_pass_progress(output) as progress:
-        options: Any = {"method": chosen["method"], "reshape": chosen["reshape"], "progress": progress}
-        found = take_snapshot(classifier, typed.pictures, **options)
-    found.save(path)
-    for reason in found.failures.values():
+    with custom_code_context(params["method"]), show_pass_progress(output) as progress:
+        options: Any = {"method": params["method"], "reshape": params["reshape"], "progress": progress}
+        snap = take_snapshot(classifier, arguments.images, **options)
+    snap.save(path)
+    for reason in snap.failures.values():
         click.echo(reason, err=True)
     if output.as_json:
-        for seen in found.entries:
-            top = {
-                "index": seen.predicted,
-                "label": found.origin.label(seen.predicted),
-                "probability": seen.probability,
+        for entry in snap.entries:
+            prediction = {
+                "index": entry.predicted,
+                "label": snap.origin.label(entry.predicted),
+                "probability": entry.probability,
             }
-            click.echo(_to_json(seen.name, found.origin.model, predictions=[top]))
-        for name, reason in found.failures.items():
-            click.echo(_to_json(name, found.origin.model, reason))
+            click.echo(_to_json(entry.name, snap.origin.model, predictions=[prediction]))
+        for name, reason in snap.failures.items():
+            click.echo(_to_json(name, snap.origin.model, reason))
     elif not output.quiet:
-        origin = found.origin
+        origin = snap.origin
         click.echo(
-            f"{printable(title)}   {origin.method} at {printable(origin.layer)}   {format_count(len(found.entries), 'image')}"
+            f"{printable(title)}   {origin.method} at {printable(origin.layer)}   {plural(len(snap.entries), 'image')}"
         )
         click.echo(format_written_path(str(path)))
-    return int(bool(found.failures))
+    return int(bool(snap.failures))
 
 
-def _compare(typed: Compared, chosen: dict[str, Any], output: OutputMode) -> tuple[Diff, list[str]]:
-    """What `diff` gives, and what both models are called."""
+def _compare(arguments: DiffArguments, params: dict[str, Any], output: OutputMode) -> tuple[Diff, list[str]]:
+    """Compare the models, and return the result with both titles."""
     from gradcam.evaluation.snapshots.diff import diff
     from gradcam.evaluation.snapshots.snapshot import read_snapshot
 
     old: Classifier | Snapshot
-    if typed.against is not None:
-        old = read_snapshot(typed.against)
-        title, layer = f"{old.origin.model} in {typed.against.name}", old.origin.layer
+    if arguments.against is not None:
+        old = read_snapshot(arguments.against)
+        title, layer = f"{old.origin.model} in {arguments.against.name}", old.origin.layer
     else:
-        old, title = _load("old", typed.models[0], chosen)
+        old, title = _load("old", arguments.models[0], params)
         print_notes(old.notes, output)
-        with custom_code_context(chosen["method"]):
-            layer = old.layer_for(chosen["method"] or old.default_method)
+        with custom_code_context(params["method"]):
+            layer = old.layer_for(params["method"] or old.default_method)
     try:
-        new, new_title = _load("new", typed.models[-1], chosen, layer)
+        new, new_title = _load("new", arguments.models[-1], params, layer)
     except LayerError:
-        # At its own layer, as a note will say. A layer that was named fails again.
-        new, new_title = _load("new", typed.models[-1], chosen)
-    print_notes([note for note in new.notes if typed.against or note not in getattr(old, "notes", ())], output)
-    with custom_code_context(chosen["method"]), show_pass_progress(output) as progress:
-        options: Any = {"method": chosen["method"], "reshape": chosen["reshape"], "alike": chosen["alike"]}
-        return diff(old, new, typed.pictures, **options, progress=progress), [title, new_title]
+        # NEW has no layer of OLD's name: use its default layer. With --layer, this raises the same error again.
+        new, new_title = _load("new", arguments.models[-1], params)
+    print_notes([note for note in new.notes if arguments.against or note not in getattr(old, "notes", ())], output)
+    with custom_code_context(params["method"]), show_pass_progress(output) as progress:
+        options: Any = {"method": params["method"], "reshape": params["reshape"], "alike": params["alike"]}
+        return diff(old, new, arguments.images, **options, progress=progress), [title, new_title]
 
 
-def _place(found: Diff) -> str:
-    layers = dict.fromkeys(printable(it.layer) for it in (found.old, found.new))
-    return f"{found.new.method} at {' → '.join(layers)}"
+def _describe_place(diff: Diff) -> str:
+    layers = dict.fromkeys(printable(origin.layer) for origin in (diff.old, diff.new))
+    return f"{diff.new.method} at {' → '.join(layers)}"
 
 
 def _to_table(rows: Sequence[ImageDiff]) -> Iterator[str]:
-    """The first rows, in columns, and how many more there are."""
+    """Format a table of the first rows, and the number of the remaining ones."""
     if not rows:
         return
-    shown = rows[:ROWS]
+    listed = rows[:ROWS]
     cells = [("image", "old", "new", "correlation", "top 30 %", "moved", "")]
     cells += [
         (
-            _end(row.image),
-            _say(row.old),
-            _say(row.new),
+            _shorten_start(row.image),
+            _format_prediction(row.old),
+            _format_prediction(row.new),
             f"{row.correlation:.3f}",
             f"{100 * row.overlap:.0f} %",
             f"{100 * row.moved:.1f} %",
-            WORDS[row.change][0],
+            CHANGE_LABELS[row.change][0],
         )
-        for row in shown
+        for row in listed
     ]
     widths = [max(map(len, column)) for column in zip(*cells)]
     for i, line in enumerate(cells):
-        texts = [it.ljust(width) for it, width in zip(line[:3], widths)]
-        numbers = [it.rjust(width) for it, width in zip(line[3:6], widths[3:6])]
-        word = click.style(line[6], fg=WORDS[shown[i - 1].change][1]) if i else ""
+        texts = [cell.ljust(width) for cell, width in zip(line[:3], widths)]
+        numbers = [cell.rjust(width) for cell, width in zip(line[3:6], widths[3:6])]
+        word = click.style(line[6], fg=CHANGE_LABELS[listed[i - 1].change][1]) if i else ""
         yield f"  {'   '.join([*texts, *numbers, word])}".rstrip()
     if len(rows) > ROWS:
         more = sum(row.change != "none" for row in rows[ROWS:])
@@ -285,61 +300,63 @@ def _to_table(rows: Sequence[ImageDiff]) -> Iterator[str]:
     yield ""
 
 
-def _end(name: str) -> str:
-    """The end of a picture's name, which tells it from others."""
+def _shorten_start(name: str) -> str:
+    """Shorten an image's name to its end, which distinguishes it from other images."""
     plain = printable(name)
-    return plain if len(plain) <= LONGEST else f"…{plain[1 - LONGEST :]}"
+    return plain if len(plain) <= MAX_NAME else f"…{plain[1 - MAX_NAME :]}"
 
 
-def _say(found: Prediction) -> str:
-    return f"{shorten_name(printable(name_class(found.index, found.label)), LONGEST)} {100 * found.probability:.0f} %"
+def _format_prediction(top: Prediction) -> str:
+    return f"{shorten_name(printable(name_class(top.index, top.label)), MAX_NAME)} {100 * top.probability:.0f} %"
 
 
 def _describe_gate(gate: Gate) -> Iterator[str]:
-    """A line for each condition that is met."""
+    """Return a line for each condition that is met."""
     for condition in gate.conditions:
         cases = [case for case in gate.cases if condition in case.met]
         if cases:
-            found = read_condition(condition)
-            worst = sorted(cases, key=lambda case: case.values[found.name], reverse=found.sign == ">")[0]
-            said = f"{printable(worst.name)} has {worst.values[found.name]:.4g}"
-            of = "" if found.of_mean else f" in {format_count(len(cases), 'image')}"
-            yield f"Failed: {condition}{of}: {said}"
+            parsed = read_condition(condition)
+            worst = sorted(cases, key=lambda case: case.values[parsed.name], reverse=parsed.sign == ">")[0]
+            example = f"{printable(worst.name)} has {worst.values[parsed.name]:.4g}"
+            image_count = "" if parsed.of_mean else f" in {plural(len(cases), 'image')}"
+            yield f"Failed: {condition}{image_count}: {example}"
 
 
-def _to_json(image: str, model: str, error: str | None = None, **more: Any) -> str:
+def _to_json(image: str, model: str, error: str | None = None, **fields: Any) -> str:
     record = {"schema": SCHEMA, "image": image, "status": "ok" if error is None else "failed", "error": error}
-    return json.dumps({**record, "model": model, **more}, allow_nan=False)
+    return json.dumps({**record, "model": model, **fields}, allow_nan=False)
 
 
-def _print_records(found: Diff, gate: Gate, panels: dict[str, str]) -> None:
+def _print_records(diff: Diff, gate: Gate, panels: dict[str, str]) -> None:
     met = {case.name: list(case.met) for case in gate.cases}
-    for row in found.rows:
-        more = {"against": found.old.model, **row.to_record(), "met": met[row.image], "panel": panels.get(row.image)}
-        click.echo(_to_json(row.image, found.new.model, **more))
-    for name, reason in found.failures.items():
-        click.echo(_to_json(name, found.new.model, reason))
+    for row in diff.rows:
+        fields = {"against": diff.old.model, **row.to_record(), "met": met[row.image], "panel": panels.get(row.image)}
+        click.echo(_to_json(row.image, diff.new.model, **fields))
+    for name, reason in diff.failures.items():
+        click.echo(_to_json(name, diff.new.model, reason))
 
 
-def _write_panels(found: Diff, folder: Path, typed: Compared) -> dict[str, str]:
-    """A panel of each picture, by the picture's name."""
+def _write_panels(diff: Diff, folder: Path, arguments: DiffArguments) -> dict[str, str]:
+    """Write a panel for each image. Return the paths by image name."""
     from gradcam.images.write import write_image
 
     make_folder(folder)
-    names, written = OutputNames(folder, map(Path, typed.pictures)), {}
-    for row in found.rows:
+    names, paths = OutputNames(folder, map(Path, arguments.images)), {}
+    for row in diff.rows:
         (path,) = names.claim([join_name(PurePosixPath(row.image).stem, "-diff.png")])
         write_image(path, row.panel())
-        written[row.image] = str(path)
-    return written
+        paths[row.image] = str(path)
+    return paths
 
 
-def _write_page(path: Path, found: Diff, titles: Sequence[str]) -> None:
+def _write_page(path: Path, diff: Diff, titles: Sequence[str]) -> None:
     from gradcam.report.cards import CardPage
 
-    shown = len(found.rows[:MOST])
-    lines = [f"{found.summary[:1].upper()}{found.summary[1:]}.", *found.notes]
-    lines += [f"This page shows the first {shown} of {len(found.rows)} images."] if shown < len(found.rows) else []
+    shown_count = len(diff.rows[:MAX_PAGE_IMAGES])
+    lines = [f"{diff.summary[:1].upper()}{diff.summary[1:]}.", *diff.notes]
+    lines += (
+        [f"This page shows the first {shown_count} of {len(diff.rows)} images."] if shown_count < len(diff.rows) else []
+    )
     lines.append(
         "Both heatmaps explain the class that the old model predicts. Correlation: the rank correlation of their pixels; 1 "
         "means that the pixels have the same order. Top 30 %: the overlap of the highest 30 % of the pixels; unrelated "
@@ -350,32 +367,36 @@ def _write_page(path: Path, found: Diff, titles: Sequence[str]) -> None:
     page = CardPage(
         title=" → ".join(Path(title).name if os.path.isabs(title) else title for title in titles),
         summary=[
-            ("Method", found.new.method),
-            ("Images", str(len(found.rows))),
-            ("Failed", str(len(found.failures))),
+            ("Method", diff.new.method),
+            ("Images", str(len(diff.rows))),
+            ("Failed", str(len(diff.failures))),
         ],
         lines=lines,
-        facts=[(role, _list_facts(origin)) for role, origin in zip(ROLES, (found.old, found.new))],
-        failures=list(found.failures.values()),
+        facts=[(role, _list_facts(origin)) for role, origin in zip(ROLES, (diff.old, diff.new))],
+        failures=list(diff.failures.values()),
     )
-    page.write(path, map(_to_card, found.rows[:MOST]))
+    page.write(path, map(_to_card, diff.rows[:MAX_PAGE_IMAGES]))
 
 
 def _list_facts(origin: Any) -> list[tuple[str, str]]:
-    kept = {name: str(value) for name, value in vars(origin).items() if name not in ("labels", "versions", "model")}
-    return [*kept.items(), *origin.versions.items()]
+    facts = {name: str(value) for name, value in vars(origin).items() if name not in ("labels", "versions", "model")}
+    return [*facts.items(), *origin.versions.items()]
 
 
 def _to_card(row: ImageDiff) -> Card:
     from gradcam.report.cards import Card
 
     try:
-        drawn = row.draw()
-    except GradcamError:  # the picture is gone meanwhile: its numbers are still worth reading
-        drawn = {}
-    facts = [("Old", _say(row.old)), ("New", _say(row.new)), ("Correlation", f"{row.correlation:.3f}")]
+        images = row.draw()
+    except GradcamError:  # The image may have been deleted meanwhile, but its numbers are still useful.
+        images = {}
+    facts = [
+        ("Old", _format_prediction(row.old)),
+        ("New", _format_prediction(row.new)),
+        ("Correlation", f"{row.correlation:.3f}"),
+    ]
     facts += [("Top 30 %", f"{100 * row.overlap:.0f} %"), ("Moved", f"{100 * row.moved:.1f} %")]
-    return Card(row.image, WORDS[row.change][0], facts, drawn, is_bad=row.change != "none")
+    return Card(row.image, CHANGE_LABELS[row.change][0], facts, images, is_bad=row.change != "none")
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""`gradcam evaluate`: all is checked before the first picture, and whatever ends it, what is judged is kept."""
+"""`gradcam evaluate`: compare methods by metrics. Results are stored at once, so that a study can be resumed."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from gradcam.cam.methods.table import METHODS
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
 from gradcam.cli._job import load_model, print_notes
-from gradcam.cli._settings import OutputMode, Settings, to_single_target_settings, to_single_target
+from gradcam.cli._settings import OutputMode, Settings, to_single_target, to_single_target_settings
 from gradcam.cli._terminal import (
     TerminationSignal,
     custom_code_context,
-    format_count,
     describe_resume,
-    import_torch,
-    show_progress_bar,
-    report_waits,
     format_written_path,
+    import_torch,
+    plural,
+    report_waits,
+    show_progress_bar,
 )
 from gradcam.errors import OutputError, StoreError, printable, to_pip_command
 from gradcam.evaluation.controls import CONTROLS
@@ -47,7 +47,7 @@ Rankings = Mapping[tuple[str, str], "Ranking"]
 Cells = Mapping[str, Mapping[str, str]]  # by method and metric
 
 TABLES = (".csv", ".json", ".tex")
-WIDTH = 120  # characters, where nobody says how wide the terminal is
+WIDTH = 120  # characters, if the terminal's width is unknown
 GAP = "  "
 BEST, LEVEL, FOOLED = "*", "=", "!"
 LEGEND = {
@@ -55,7 +55,7 @@ LEGEND = {
     LEVEL: "not distinguished from the best method (Holm correction for all pairs of methods)",
     FOOLED: "a control map does as well as the best method: the metric says little here",
 }
-NAMED = 3  # methods in the last line
+MAX_LISTED_METHODS = 3  # in the last line
 
 
 @click.command("evaluate", cls=Command)
@@ -99,7 +99,7 @@ NAMED = 3  # methods in the last line
 @click.option("--resume", is_flag=True, help="Resume an earlier study. Only missing and failed images are evaluated.")
 @click.option("--overwrite", is_flag=True, help="Replace the results of an earlier study.")
 @options.printing
-def evaluate_command(inputs: tuple[str, ...], *, as_json: bool, quiet: bool, **chosen: Any) -> int:
+def evaluate_command(inputs: tuple[str, ...], *, as_json: bool, quiet: bool, **params: Any) -> int:
     """Compare CAM methods by metrics on your images.
 
     INPUT is an image file, a folder, a glob, a list or an archive. Annotations are optional.
@@ -113,55 +113,63 @@ def evaluate_command(inputs: tuple[str, ...], *, as_json: bool, quiet: bool, **c
     For detectors and segmenters, the highest-scoring detection of each image is explained. With annotations, it is the
     highest-scoring detection of an annotated class. With --output, you can stop a study and continue it with --resume.
     """
-    resume, overwrite, output = chosen["resume"], chosen["overwrite"], OutputMode(as_json, quiet)
+    resume, overwrite, output = params["resume"], params["overwrite"], OutputMode(as_json, quiet)
     if resume and overwrite:
         raise click.UsageError(
             "--resume continues an earlier study, but --overwrite replaces it: give only one of them."
         )
-    if (resume or overwrite) and chosen["output"] is None:
+    if (resume or overwrite) and params["output"] is None:
         raise click.UsageError("--resume and --overwrite need --output: give the folder or file of the earlier study.")
     mode: Mode = "resume" if resume else "overwrite" if overwrite else "new"
     from gradcam.sources.list import list_inputs
 
-    # Before torch is imported, unless the user's own code does, and a model loaded.
-    annotations, paths = chosen["annotations"], None if chosen["output"] is None else _find_paths(chosen["output"])
+    # Check all arguments before torch is imported and a model is loaded, which takes seconds.
+    annotations, paths = params["annotations"], None if params["output"] is None else _find_paths(params["output"])
     with report_waits(output):
-        with custom_code_context(*chosen["methods"], *chosen["metrics"]):
+        with custom_code_context(*params["methods"], *params["metrics"]):
             plan = make_plan(
-                chosen["methods"] or DEFAULT_METHODS,
-                chosen["metrics"] or None,
-                controls=None if chosen["controls"] else (),
+                params["methods"] or DEFAULT_METHODS,
+                params["metrics"] or None,
+                controls=None if params["controls"] else (),
                 has_annotations=annotations is not None,
             )
         _check_paths(paths, mode)
         items = list_inputs(inputs, exclude=None if paths is None or paths.file is not None else paths.folder).items
-        given: dict[str, Any] = {it.name: chosen[it.name] for it in fields(StudyOptions) if it.name in chosen}
-        asked = StudyOptions(**given | {"annotations": None if annotations is None else Path(annotations)})
-        study = _prepare(items, plan, asked, to_single_target_settings(chosen, chosen["class_"]), output)
-        _tell_beginning(study, output)
+        study_params: dict[str, Any] = {
+            field.name: params[field.name] for field in fields(StudyOptions) if field.name in params
+        }
+        study_options = StudyOptions(
+            **study_params | {"annotations": None if annotations is None else Path(annotations)}
+        )
+        study = _prepare(items, plan, study_options, to_single_target_settings(params, params["class_"]), output)
+        _print_start(study, output)
         with _open(paths, mode, study) as journal:
             print_notes([] if journal is None else journal.notes, output)
             try:
                 return _finish(study, study.conclude(_run(study, journal, output)), paths, output)
-            except (OutputError, StoreError) as error:  # what is judged is kept, as far as the disk took it
+            except (OutputError, StoreError) as error:  # Results up to the error are stored.
                 click.echo(printable(str(error)), err=True)
                 return 1
 
 
-def _prepare(items: Sequence[Any], plan: Agenda, asked: StudyOptions, settings: Settings, output: OutputMode) -> Study:
+def _prepare(
+    items: Sequence[Any], plan: Agenda, study_options: StudyOptions, settings: Settings, output: OutputMode
+) -> Study:
     import_torch()
     from gradcam.evaluation.study.prepare import prepare_study
 
-    classifier = load_model(settings.model, layer=asked.layer)
-    target, given = to_single_target(settings, classifier), {*settings.target_choice.option_names}
+    classifier = load_model(settings.model, layer=study_options.layer)
+    target, target_options = to_single_target(settings, classifier), {*settings.target_choice.option_names}
     if classifier.task == "detection":
-        given -= {"--text"}  # what it looks for
-    if classifier.task != "classification" and not given:  # what is found in each picture, of a class if one is named
+        target_options -= {"--text"}  # text prompts, not a target
+    if (
+        classifier.task != "classification" and not target_options
+    ):  # Explain the best detection of the class, or of any class.
         target = classifier.find_class(settings.classes[0]) if settings.classes else None
-    asked = replace(asked, target=target)
+    study_options = replace(study_options, target=target)
     print_notes(classifier.notes, output)
-    with contextlib.redirect_stdout(sys.stderr):  # what a model of the user's prints
-        return prepare_study(classifier, items, plan, asked)
+    with contextlib.redirect_stdout(sys.stderr):  # Custom models may print.
+        return prepare_study(classifier, items, plan, study_options)
 
 
 def _open(paths: ResultPaths | None, mode: Mode, study: Study) -> contextlib.AbstractContextManager[Journal | None]:
@@ -171,31 +179,34 @@ def _open(paths: ResultPaths | None, mode: Mode, study: Study) -> contextlib.Abs
     return contextlib.nullcontext() if paths is None else Journal.open(paths.journal, run, mode=mode)
 
 
-def _tell_beginning(study: Study, output: OutputMode) -> None:
+def _print_start(study: Study, output: OutputMode) -> None:
     print_notes(study.notes, output)
     if output.quiet or output.as_json:
         return
-    it, pictures, mosaics = study.conditions, len(study.items), len(study.compositions)
-    what = [format_count(pictures, "image"), *([format_count(mosaics, "mosaic") + " of four"] if mosaics else [])]
-    click.echo(f"{', '.join(what)}   {it.model} on {it.device}   layer {it.layer}   seed {it.seed}", err=True)
-    click.echo(f"{it.score} of {it.target}; {it.resizing}", err=True)
-    for line in describe_cost(study.plan, pictures, mosaics):
+    setup, images, mosaics = study.conditions, len(study.items), len(study.compositions)
+    counts = [plural(images, "image"), *([plural(mosaics, "mosaic") + " of four"] if mosaics else [])]
+    click.echo(
+        f"{', '.join(counts)}   {setup.model} on {setup.device}   layer {setup.layer}   seed {setup.seed}",
+        err=True,
+    )
+    click.echo(f"{setup.score} of {setup.target}; {setup.resizing}", err=True)
+    for line in describe_cost(study.plan, images, mosaics):
         click.echo(line, err=True)
 
 
 def _run(study: Study, journal: Journal | None, output: OutputMode) -> list[Judgement]:
     entries: list[Judgement] = []
-    out = sys.stdout
+    standard_output = sys.stdout
     try:
         with show_progress_bar(output, "heatmaps", study.total) as bar:
             for entry in study.run(journal, progress=bar.update):
                 entries.append(entry)
                 if output.as_json:
-                    click.echo(entry.to_json(), file=out)
+                    click.echo(entry.to_json(), file=standard_output)
     except (KeyboardInterrupt, TerminationSignal, OutputError, StoreError):
         total = len(study.items) + len(study.compositions)
-        kept = "" if journal is not None else " Without --output, these results are lost."
-        click.echo(f"Stopped: {len(entries)} of {total} images and mosaics evaluated.{kept}", err=True)
+        note = "" if journal is not None else " Without --output, these results are lost."
+        click.echo(f"Stopped: {len(entries)} of {total} images and mosaics evaluated.{note}", err=True)
         if journal is not None:
             click.echo(describe_resume(), err=True)
         raise
@@ -208,18 +219,18 @@ def _finish(study: Study, results: Results, paths: ResultPaths | None, output: O
     if not results.judged():
         click.echo("No image could be evaluated.", err=True)
         return 1
-    is_told = not (output.quiet or output.as_json)
-    if is_told:
+    prints_results = not (output.quiet or output.as_json)
+    if prints_results:
         click.echo(format_results(results))
     for path in () if paths is None else _write_all(study, results, paths, output):
-        if is_told:
+        if prints_results:
             click.echo(format_written_path(str(path)))
     return int(bool(results.failures))
 
 
 @dataclass(frozen=True)
 class ResultPaths:
-    """Where results go: a folder, or one table in it."""
+    """The output of a study: a folder, or a single table in it."""
 
     folder: Path
     file: Path | None = None
@@ -275,7 +286,7 @@ def _write_all(study: Study, results: Results, paths: ResultPaths, output: Outpu
 
 
 def format_results(results: Results, *, width: int | None = None) -> str:
-    """Tables of means and of differences from the best method, what the marks mean, and who is best by most metrics."""
+    """Format the table of means, the table of differences from the best method, a legend and a conclusion."""
     from gradcam.evaluation.study.results import compare_methods, describe_shortage
 
     rankings, plan = compare_methods(results), results.plan
@@ -283,56 +294,62 @@ def format_results(results: Results, *, width: int | None = None) -> str:
     metrics = [name for name in plan.metrics if any(metric == name for _, metric in rankings)]
     means = {name: {metric: _mean_cell(rankings[name, metric]) for metric in metrics} for name in plan.names}
     lines = [*_tables("mean ±95 %", results, rankings, means, columns)]
-    judged = [metric for metric in metrics if any(rankings[name, metric].is_best for name in plan.methods)]
-    if judged and len(plan.methods) > 1:
-        rows = {name: {it: rankings[name, it].difference for it in judged} for name in plan.methods}
-        behind = {
-            name: {it: _cell(gap, "+") if gap else "best" for it, gap in row.items()} for name, row in rows.items()
+    ranked_metrics = [metric for metric in metrics if any(rankings[name, metric].is_best for name in plan.methods)]
+    if ranked_metrics and len(plan.methods) > 1:
+        rows = {name: {metric: rankings[name, metric].difference for metric in ranked_metrics} for name in plan.methods}
+        differences = {
+            name: {metric: _cell(gap, "+") if gap else "best" for metric, gap in row.items()}
+            for name, row in rows.items()
         }
-        lines += _tables("paired difference from the best method", results, rankings, behind, columns)
-    used = {
-        BEST: any(it.is_best for it in rankings.values()),
-        LEVEL: any(it.is_level for it in rankings.values()),
-        FOOLED: any(it.beats_all for it in rankings.values()),
+        lines += _tables("paired difference from the best method", results, rankings, differences, columns)
+    used_marks = {
+        BEST: any(ranking.is_best for ranking in rankings.values()),
+        LEVEL: any(ranking.is_level for ranking in rankings.values()),
+        FOOLED: any(ranking.beats_all for ranking in rankings.values()),
     }
-    lines += [f"{mark} {LEGEND[mark]}" for mark, is_used in used.items() if is_used]
+    lines += [f"{mark} {LEGEND[mark]}" for mark, is_used in used_marks.items() if is_used]
     lines += (describe_shortage(rankings) or "").replace(". ", ".\n").splitlines()
-    return "\n".join([*lines, *_conclude(results, rankings, judged)])
+    return "\n".join([*lines, *_conclude(results, rankings, ranked_metrics)])
 
 
 def _tables(title: str, results: Results, rankings: Rankings, cells: Cells, columns: int) -> list[str]:
     first, plan = max(map(len, cells)), results.plan
     heads = {}
     for metric in next(iter(cells.values())):
-        word, _, rest = metric.partition("-")  # in two lines, with the arrow at the end
+        first_line, _, second_line = metric.partition("-")  # The heading has two lines; the arrow ends the second.
         arrow = plan.metric(metric).arrow
-        heads[metric] = (word, f"{rest} {arrow}") if rest else ("", f"{word} {arrow}")
-    widths = {it: max(*map(len, head), *(len(row[it]) for row in cells.values())) for it, head in heads.items()}
+        heads[metric] = (first_line, f"{second_line} {arrow}") if second_line else ("", f"{first_line} {arrow}")
+    widths = {
+        metric: max(*map(len, head), *(len(row[metric]) for row in cells.values())) for metric, head in heads.items()
+    }
     lines = [click.style(title, bold=True)]
-    for metrics in _fit(widths, columns - first):
+    for metrics in _split_columns(widths, columns - first):
         counts = [f"n = {max(rankings[name, metric].interval.n for name in cells)}" for metric in metrics]
-        for row in ([heads[it][0] for it in metrics], [heads[it][1] for it in metrics], counts):
+        for row in ([heads[metric][0] for metric in metrics], [heads[metric][1] for metric in metrics], counts):
             line = GAP.join(f"{text:<{widths[metric]}}" for metric, text in zip(metrics, row))
             if line.strip():
                 lines.append(click.style(f"{'':<{first}}{GAP}{line}".rstrip(), dim=True))
         for name, cell in cells.items():
             if name in plan.controls[:1] and plan.methods:
                 lines.append(click.style(f"{'controls':-<{first}}", dim=True))
-            parts = [_colour(rankings[name, it])(cell[it]) + " " * (widths[it] - len(cell[it])) for it in metrics]
+            parts = [
+                _colour(rankings[name, metric])(cell[metric]) + " " * (widths[metric] - len(cell[metric]))
+                for metric in metrics
+            ]
             lines.append(f"{name:<{first}}{GAP}{GAP.join(parts)}".rstrip())
         lines.append("")
     return lines
 
 
-def _fit(widths: Mapping[str, int], columns: int) -> list[list[str]]:
+def _split_columns(widths: Mapping[str, int], columns: int) -> list[list[str]]:
     parts: list[list[str]] = []
-    left = 0
+    remaining = 0
     for metric, width in widths.items():
-        if not parts or left < width + len(GAP):
+        if not parts or remaining < width + len(GAP):
             parts.append([])
-            left = columns
+            remaining = columns
         parts[-1].append(metric)
-        left -= width + len(GAP)
+        remaining -= width + len(GAP)
     return parts
 
 
@@ -350,7 +367,7 @@ def _cell(interval: Interval, plus: str = "") -> str:
 
 
 def _number(value: float) -> str:
-    """Three digits, without the zero that says nothing: .523, 1.00, -12.3."""
+    """Format a number with three digits, without a leading zero: .523, 1.00, -12.3."""
     text = f"{value:.3f}"
     if abs(float(text)) < 1:
         return text.replace("0.", ".", 1) if float(text) else ".000"
@@ -366,14 +383,22 @@ def _colour(ranking: Ranking) -> Callable[[str], str]:
 
 
 def _conclude(results: Results, rankings: Rankings, metrics: Sequence[str]) -> list[str]:
-    """Who is best, or not told apart from it, by most metrics of those that tell a method from what knows nothing."""
+    """Format the methods with the most metrics in which they are best, or not distinguished from the best method.
+
+    Metrics in which a control map does as well as the best method do not count.
+    """
     methods, controls = results.plan.methods, results.plan.controls
-    telling = [metric for metric in metrics if not any(rankings[it, metric].beats_all for it in controls)]
-    if len(methods) < 2 or not telling:
+    valid_metrics = [metric for metric in metrics if not any(rankings[name, metric].beats_all for name in controls)]
+    if len(methods) < 2 or not valid_metrics:
         return []
-    wins = {it: sum(rankings[it, one].is_best or rankings[it, one].is_level for one in telling) for it in methods}
-    listed = ", ".join(f"{name} {wins[name]}" for name in sorted(wins, key=lambda name: -wins[name])[:NAMED])
-    left_out = len(metrics) - len(telling)
-    but = f" (without {left_out} marked {FOOLED})" if left_out else ""
-    title = f"Number of metrics marked {BEST} or {LEVEL}, out of {len(telling)}{but}"
+    wins = {
+        name: sum(rankings[name, metric].is_best or rankings[name, metric].is_level for metric in valid_metrics)
+        for name in methods
+    }
+    listed = ", ".join(
+        f"{name} {wins[name]}" for name in sorted(wins, key=lambda name: -wins[name])[:MAX_LISTED_METHODS]
+    )
+    left_out = len(metrics) - len(valid_metrics)
+    exclusion = f" (without {left_out} marked {FOOLED})" if left_out else ""
+    title = f"Number of metrics marked {BEST} or {LEVEL}, out of {len(valid_metrics)}{exclusion}"
     return [f"{title}: {click.style(listed, bold=True)}"]

@@ -1,4 +1,4 @@
-"""`gradcam layers`: what a model is made of, and where a map can be taken."""
+"""`gradcam layers`: list the layers of a model, and which of them can be target layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ from gradcam.cli._commands import Command
 from gradcam.cli._completion import complete, list_models
 from gradcam.cli._job import check_model_name
 from gradcam.cli._settings import to_model_choice, to_word
-from gradcam.cli._terminal import custom_code_context, shorten_name, find_fitting_depth, import_torch, format_shape, quote_command
+from gradcam.cli._terminal import (
+    custom_code_context,
+    find_fitting_depth,
+    format_shape,
+    import_torch,
+    quote_command,
+    shorten_name,
+)
 from gradcam.errors import LayerError, join_names, nearest, printable, shorten
 from gradcam.storage.records import SCHEMA
 
@@ -28,12 +35,14 @@ if TYPE_CHECKING:
 TITLES = ("layer", "type", "output", "stride", "parameters", "map")
 BOTH_SIGNS = "±"
 WIDTH = 80
-LONGEST_TYPE = 22  # characters; names of layers are never shortened, for they are there to be copied
+MAX_TYPE = 22  # characters of a type; layer names are never shortened, because users copy them
 
 
 def format_layers(survey: Survey, rows: Sequence[LayerRow], words: Sequence[str]) -> str:
-    """Several lines: what the model is, its layers, how many more there are, and what to do with the suggestion.
-    `words`: what was typed of the model, as options."""
+    """Format the title, the table of layers, notes, and a command for the suggested layer.
+
+    `words`: the model options of that command.
+    """
     skeleton = survey.skeleton
     size = " x ".join(map(str, (skeleton.channels, *skeleton.size)))
     count = sum(parameter.numel() for parameter in skeleton.model.parameters())
@@ -41,11 +50,13 @@ def format_layers(survey: Survey, rows: Sequence[LayerRow], words: Sequence[str]
     if survey.note:
         lines.append(click.style(survey.note, fg="yellow"))
     methods = ", ".join(method.name for method in METHODS.values() if method.assumes_positive)
-    own = next((f" These methods use {row.name} by default." for row in survey.rows if row.suggested_for_positive), "")
-    text = f"{BOTH_SIGNS} marks layers with negative values. Do not use them for {methods}.{own}"
+    default_note = next(
+        (f" These methods use {row.name} by default." for row in survey.rows if row.suggested_for_positive), ""
+    )
+    text = f"{BOTH_SIGNS} marks layers with negative values. Do not use them for {methods}.{default_note}"
     text = text if any(row.both_signs for row in rows) else ""
-    signs = textwrap.wrap(text, WIDTH)
-    lines += ["", *_table(rows), "", *signs]
+    sign_note = textwrap.wrap(text, WIDTH)
+    lines += ["", *_table(rows), "", *sign_note]
     if len(rows) < len(survey.rows):
         lines.append(
             f"{len(rows)} of {len(survey.rows)} layers are listed. For more, use --depth N, --all or a PATTERN."
@@ -55,15 +66,15 @@ def format_layers(survey: Survey, rows: Sequence[LayerRow], words: Sequence[str]
             f"Images with {skeleton.channels} channels need --reader. They also need --mean and --std, with one value per "
             "channel."
         )
-    return "\n".join([*lines, _use(survey, words)])
+    return "\n".join([*lines, _suggest_command(survey, words)])
 
 
 def _table(rows: Sequence[LayerRow]) -> list[str]:
     cells = [TITLES, *map(_cells, rows)]
     name, kind, output, stride, parameters, _ = (max(map(len, column)) for column in zip(*cells))
     lines = [
-        f"{it[0]:<{name}}  {it[1]:<{kind}}  {it[2]:<{output}}  {it[3]:>{stride}}  {it[4]:>{parameters}}  {it[5]}"
-        for it in cells
+        f"{row[0]:<{name}}  {row[1]:<{kind}}  {row[2]:<{output}}  {row[3]:>{stride}}  {row[4]:>{parameters}}  {row[5]}"
+        for row in cells
     ]
     return [f"  {lines[0]}", *(_mark(row, line) for row, line in zip(rows, lines[1:]))]
 
@@ -75,7 +86,7 @@ def _cells(row: LayerRow) -> tuple[str, ...]:
     place += f" {BOTH_SIGNS}" if row.both_signs else ""
     parameters = f"{row.parameters:,}" if row.parameters else "-"
     output = "-" if row.shape is None else format_shape(row.shape)
-    kind = printable(shorten_name(row.type, LONGEST_TYPE))
+    kind = printable(shorten_name(row.type, MAX_TYPE))
     return printable(row.name), kind, output, _stride(row), parameters, place
 
 
@@ -92,7 +103,7 @@ def _mark(row: LayerRow, line: str) -> str:
     return f"  {line}" if row.cam and not row.is_out_of_place else click.style(f"  {line}", dim=True)
 
 
-def _use(survey: Survey, words: Sequence[str]) -> str:
+def _suggest_command(survey: Survey, words: Sequence[str]) -> str:
     suggested = next((row for row in survey.rows if row.is_suggested), None)
     if suggested is None:
         return "No layer of this model can be used as target layer."
@@ -100,8 +111,8 @@ def _use(survey: Survey, words: Sequence[str]) -> str:
         return (
             f"This model takes volumes. Explain a volume in Python: gradcam.explain(model, volume, '{suggested.name}')."
         )
-    named = [] if survey.is_of_task else ["--layer", suggested.name]
-    return quote_command(["gradcam", "run", "photo.jpg", *words, *named])
+    layer_options = [] if survey.is_of_task else ["--layer", suggested.name]
+    return quote_command(["gradcam", "run", "photo.jpg", *words, *layer_options])
 
 
 @click.command("layers", cls=Command)
@@ -122,53 +133,55 @@ def layers_command(names: tuple[str, ...], depth: int | None, show_all: bool, as
     """
     if show_all and depth is not None:
         raise click.UsageError("--all and --depth contradict each other: give only one of them.")
-    chosen = to_model_choice(model)
-    name, pattern = _tell_apart(names, chosen.model)
+    choice = to_model_choice(model)
+    name, pattern = _split_arguments(names, choice.model)
     check_model_name(name)
     import_torch()
 
     from gradcam.models.providers import DEFAULT
     from gradcam.models.skeletons import survey
 
-    size = (chosen.size, chosen.size) if isinstance(chosen.size, int) else chosen.size
+    size = (choice.size, choice.size) if isinstance(choice.size, int) else choice.size
     with custom_code_context(name):
-        found = survey(name or DEFAULT, size=size)
-    rows = _choose(found.rows, pattern, depth, show_all=show_all or as_json)
+        model_survey = survey(name or DEFAULT, size=size)
+    rows = _select_rows(model_survey.rows, pattern, depth, show_all=show_all or as_json)
     if as_json:
         for row in rows:
             fields = {key.removeprefix("is_"): value for key, value in asdict(row).items()}
-            click.echo(json.dumps({"schema": SCHEMA, "model": found.skeleton.name, **fields}))
+            click.echo(json.dumps({"schema": SCHEMA, "model": model_survey.skeleton.name, **fields}))
     else:
-        words = replace(chosen, model=None if name == DEFAULT else name).to_words()
+        words = replace(choice, model=None if name == DEFAULT else name).to_words()
         words += [] if model["reshape"] is None else ["--reshape", to_word(model["reshape"])]
-        click.echo(format_layers(found, rows, words))
+        click.echo(format_layers(model_survey, rows, words))
     return 0
 
 
-def _tell_apart(names: Sequence[str], model: str | None) -> tuple[str | None, str | None]:
-    given = [*names] if model is None else [model, *names]
-    if len(given) > 2:
-        raise click.UsageError(f"{len(given)} names were given: expected at most a model and a pattern.")
-    chosen, pattern, *_ = [*given, None, None]
-    return chosen, pattern
+def _split_arguments(names: Sequence[str], model: str | None) -> tuple[str | None, str | None]:
+    arguments = [*names] if model is None else [model, *names]
+    if len(arguments) > 2:
+        raise click.UsageError(f"{len(arguments)} names were given: expected at most a model and a pattern.")
+    model_name, pattern, *_ = [*arguments, None, None]
+    return model_name, pattern
 
 
-def _choose(rows: Sequence[LayerRow], pattern: str | None, depth: int | None, *, show_all: bool) -> Sequence[LayerRow]:
+def _select_rows(
+    rows: Sequence[LayerRow], pattern: str | None, depth: int | None, *, show_all: bool
+) -> Sequence[LayerRow]:
     if pattern is not None:
-        rows = _fitting(rows, pattern)
+        rows = _find_matching(rows, pattern)
     elif depth is None and not show_all:
         depth = find_fitting_depth([_depth(row) for row in rows])
     return [row for row in rows if depth is None or _depth(row) <= depth or (row.is_suggested and pattern is None)]
 
 
-def _fitting(rows: Sequence[LayerRow], pattern: str) -> Sequence[LayerRow]:
+def _find_matching(rows: Sequence[LayerRow], pattern: str) -> Sequence[LayerRow]:
     glob = pattern if any(sign in pattern for sign in "*?[") else f"*{pattern}*"
-    found = [row for row in rows if fnmatch.fnmatchcase(row.name, glob)]
-    if not found:
+    matching = [row for row in rows if fnmatch.fnmatchcase(row.name, glob)]
+    if not matching:
         offers = nearest(pattern, [row.name for row in rows])
         hint = f" Nearest: {join_names(offers)}." if offers else ""
         raise LayerError(f"No layer name matches {shorten(pattern)}.{hint}")
-    return found
+    return matching
 
 
 def _depth(row: LayerRow) -> int:

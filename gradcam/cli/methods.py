@@ -1,4 +1,4 @@
-"""`gradcam methods`: what there is to choose from."""
+"""`gradcam methods`: list the CAM and attribution methods."""
 
 from __future__ import annotations
 
@@ -28,14 +28,18 @@ def methods_command(names: tuple[str, ...], verbose: bool, bibtex: bool) -> int:
     The cost is the number of forward passes of the model: 1 for single-pass methods. The "tail" in some
     costs is the part of the model after the target layer.
     """
-    chosen = [find_any_method(name) for name in names] or [*METHODS.values(), *_find_installed(), *ATTRIBUTIONS.values()]
+    methods = [find_any_method(name) for name in names] or [
+        *METHODS.values(),
+        *_find_installed(),
+        *ATTRIBUTIONS.values(),
+    ]
     if bibtex:
-        sources = dict.fromkeys(method.source for method in chosen if method.source is not None)
+        sources = dict.fromkeys(method.source for method in methods if method.source is not None)
         click.echo("\n\n".join(source.to_bibtex() for source in sources))
         return 0
-    rows = [TITLES, *((method.name, method.cost, method.summary) for method in chosen)]
+    rows = [TITLES, *((method.name, method.cost, method.summary) for method in methods)]
     name_width, cost_width = (max(len(row[column]) for row in rows) for column in (0, 1))
-    papers = ["", *(method.paper or "" for method in chosen)]
+    papers = ["", *(method.paper or "" for method in methods)]
     for (name, cost, summary), paper in zip(rows, papers):
         click.echo(f"{click.style(f'{name:<{name_width}}', bold=True)}  {cost:<{cost_width}}  {summary}")
         if verbose and paper:
@@ -47,5 +51,5 @@ def _find_installed() -> Iterator[Method | AttributionMethod]:
     for name in installed("methods"):
         try:
             yield find_any_method(name)
-        except GradcamError as error:  # noqa: PERF203  (of this one)
+        except GradcamError as error:  # noqa: PERF203  (a broken plug-in must not hide the others)
             click.echo(f"Note: {error}", err=True)

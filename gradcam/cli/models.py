@@ -1,4 +1,4 @@
-"""`gradcam models`: what can be named as a model."""
+"""`gradcam models`: list the models that --model accepts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from gradcam.errors import ModelError, join_names, nearest, shorten
 
 
 @dataclass(frozen=True)
-class Listed:
-    """A model, or a form of names: `weights` by name, and whether their files are here; `task`, where the name says it."""
+class ModelEntry:
+    """A model, or a form of model names. `weights`: the names of its weights, and whether each is downloaded."""
 
     name: str
     summary: str
@@ -34,45 +34,51 @@ def models_command(pattern: str | None, as_json: bool) -> int:
     write their name after a colon: resnet50:IMAGENET1K_V1. Otherwise, the first weights in the list are used. Weights that
     are not marked as downloaded are downloaded when they are first needed.
     """
-    listed = [*_list_named(), *_list_forms()]
-    wanted = (pattern or "").lower()
-    chosen = [it for it in listed if wanted in it.name.lower() or fnmatch.fnmatch(it.name.lower(), wanted)]
-    if not chosen:
-        offers = nearest(pattern or "", [each.name for each in listed])
+    entries = [*_list_models(), *_list_forms()]
+    lowered = (pattern or "").lower()
+    matching = [
+        entry for entry in entries if lowered in entry.name.lower() or fnmatch.fnmatch(entry.name.lower(), lowered)
+    ]
+    if not matching:
+        offers = nearest(pattern or "", [entry.name for entry in entries])
         hint = f"Nearest: {join_names(offers)}." if offers else "`gradcam models` lists all models."
         raise ModelError(f"There is no model whose name contains {shorten(pattern)}. {hint}")
-    width = max(len(each.name) for each in chosen)
-    for each in chosen:
+    width = max(len(entry.name) for entry in matching)
+    for entry in matching:
         if as_json:
-            click.echo(json.dumps(asdict(each)))
+            click.echo(json.dumps(asdict(entry)))
         else:
-            click.echo(f"{click.style(f'{each.name:<{width}}', bold=True)}  {each.summary or _describe(each)}")
+            click.echo(f"{click.style(f'{entry.name:<{width}}', bold=True)}  {entry.summary or _describe(entry)}")
     return 0
 
 
-def _list_named() -> list[Listed]:
+def _list_models() -> list[ModelEntry]:
     import_torch()
 
     from gradcam.models.providers import PROVIDERS
     from gradcam.models.providers.torchvision import cached_file, find_task_of, list_names, list_weights
 
-    found = [Listed(PROVIDERS[0].form, PROVIDERS[0].summary)]
+    entries = [ModelEntry(PROVIDERS[0].form, PROVIDERS[0].summary)]
     for name in list_names():
         enum = list_weights(name)
         members = [enum.DEFAULT, *(member for member in enum if member is not enum.DEFAULT)]
-        here = {member.name: cached_file(member).exists() for member in members if member.meta.get("categories")}
-        found.append(Listed(name, "", here, find_task_of(name)))
-    return found
+        is_downloaded = {
+            member.name: cached_file(member).exists() for member in members if member.meta.get("categories")
+        }
+        entries.append(ModelEntry(name, "", is_downloaded, find_task_of(name)))
+    return entries
 
 
-def _list_forms() -> list[Listed]:
+def _list_forms() -> list[ModelEntry]:
     from gradcam.models.providers import PROVIDERS
     from gradcam.models.providers.torchvision import list_installed
 
-    forms = [Listed(provider.form, provider.summary) for provider in PROVIDERS[1:-1]]
-    return [*forms, *(Listed(name, origin) for name, origin in list_installed().items())]
+    forms = [ModelEntry(provider.form, provider.summary) for provider in PROVIDERS[1:-1]]
+    return [*forms, *(ModelEntry(name, origin) for name, origin in list_installed().items())]
 
 
-def _describe(listed: Listed) -> str:
-    names = ", ".join(f"{name} (downloaded)" if is_here else name for name, is_here in listed.weights.items())
-    return f"torchvision{'' if listed.task == 'classification' else f', {listed.task}'}: {names}"
+def _describe(entry: ModelEntry) -> str:
+    names = ", ".join(
+        f"{name} (downloaded)" if is_downloaded else name for name, is_downloaded in entry.weights.items()
+    )
+    return f"torchvision{'' if entry.task == 'classification' else f', {entry.task}'}: {names}"

@@ -1,4 +1,4 @@
-"""`gradcam recommend`: which method, score and layer are best for a model, on one's own pictures."""
+"""`gradcam recommend`: find the best method, score and layer for a model, on the user's images."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
 from gradcam.cli._job import load_model, print_notes, print_outcome
 from gradcam.cli._settings import ModelChoice, OutputMode, to_model_choice, to_word
-from gradcam.cli._terminal import format_count, import_torch, print_above_bar, show_pass_progress, report_waits, quote_command
+from gradcam.cli._terminal import import_torch, plural, print_above_bar, quote_command, report_waits, show_pass_progress
 from gradcam.errors import GradcamError, LayerError
 from gradcam.evaluation.intervals import ENOUGH
 from gradcam.options import MAX_SEED, SCORES
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 
 COLUMNS = {"order": "order ↑", "objects": "on objects ↑", "road": "ROAD ↑", "mass": "mass", "maximum": "maximum"}
 NUMBERS = {"order": "order in mosaics", "road": "ROAD", "objects": "order on annotated objects"}
-ONE, SEVERAL = "Where is the object?", "Which of several objects belongs to the class?"
-MOST_ROWS = 16
+SINGLE_QUESTION, SEVERAL_QUESTION = "Where is the object?", "Which of several objects belongs to the class?"
+MAX_ROWS = 16
 
 
 def _find_methods(names: Sequence[str]) -> list[str]:
-    found = {name: find_method(name) for name in names}
-    for method in found.values():
+    methods = {name: find_method(name) for name in names}
+    for method in methods.values():
         if not method.has_layer:
             raise GradcamError(f"{method.name} uses no target layer: remove it from --method.")
-    return [method.name if METHODS.get(method.name) == method else name for name, method in found.items()]
+    return [method.name if METHODS.get(method.name) == method else name for name, method in methods.items()]
 
 
 def _find_scores(names: Sequence[str]) -> list[str]:
@@ -97,7 +97,7 @@ def _find_scores(names: Sequence[str]) -> list[str]:
 @click.option("--all", "show_all", is_flag=True, help="Print all rows of the table.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON record, and nothing else.")
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
-def recommend_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
+def recommend_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **params: Any) -> int:
     """Find the best method, score and layer for a model on your images.
 
     FOLDER can also be an image file, a glob, a list or an archive, as for `gradcam batch`. About 24 images of different
@@ -121,31 +121,35 @@ def recommend_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **cho
     from gradcam.evaluation.recommendation import check_layers, recommend
     from gradcam.sources.list import list_inputs
 
-    if (least := chosen.pop("least")) is not None:
+    if (old_value := params.pop("least")) is not None:
         click.echo(f"--least is now --min-probability. The old name will be removed in gradcam {REMOVED_IN}.", err=True)
-        chosen["min_probability"] = least
-    start, choice, layers = time.perf_counter(), to_model_choice(chosen), chosen["layers"]
+        params["min_probability"] = old_value
+    start, choice, layers = time.perf_counter(), to_model_choice(params), params["layers"]
     with report_waits(output):
         listing = list_inputs(inputs)
         classifier = _load(choice, layers)
-        options = {name: chosen[name] for name in ("scores", "min_probability", "seed", "reshape")}
+        options = {name: params[name] for name in ("scores", "min_probability", "seed", "reshape")}
         options["layers"] = check_layers(classifier.model, layers) if layers else None
         print_notes(classifier.notes, output)
-        names, path = [item.name for item in listing.items], chosen["annotations"]
+        names, path = [item.name for item in listing.items], params["annotations"]
         annotations = None if path is None else read_annotations(path, names=names, find_class=classifier.find_class)
-        items = _draw(listing.items, chosen["limit"], chosen["seed"])
+        items = _sample(listing.items, params["limit"], params["seed"])
         with show_pass_progress(output) as progress:
-            pictures, options["objects"], failed = _read(classifier, items, annotations)
-            found = recommend(classifier, pictures, methods=chosen["methods"] or None, progress=progress, **options)
-    seconds, given, taken = time.perf_counter() - start, len(listing.items), len(items)
+            images, options["objects"], failed = _read(classifier, items, annotations)
+            recommendation = recommend(
+                classifier, images, methods=params["methods"] or None, progress=progress, **options
+            )
+    seconds, given_count, sampled_count = time.perf_counter() - start, len(listing.items), len(items)
     device = str(classifier.device)
-    result = RecommendResult(found, choice, chosen["reshape"], device, given, taken, failed, seconds)
-    print_outcome(None, result.to_json, partial(result.format, show_all=chosen["show_all"]), output)
+    result = RecommendResult(
+        recommendation, choice, params["reshape"], device, given_count, sampled_count, failed, seconds
+    )
+    print_outcome(None, result.to_json, partial(result.format, show_all=params["show_all"]), output)
     return int(failed > 0)
 
 
 def _load(choice: ModelChoice, layers: Sequence[str]) -> Classifier:
-    """The model with its own layer, so that others are compared with that; where it has none, with the first named one."""
+    """Load the model with its default layer, the baseline. Without a default layer, use the first given layer."""
     try:
         return load_model(choice)
     except LayerError:
@@ -154,35 +158,35 @@ def _load(choice: ModelChoice, layers: Sequence[str]) -> Classifier:
         return load_model(choice, layer=layers[0])
 
 
-def _draw(items: Sequence[Item], limit: int, seed: int) -> list[Item]:
-    """So many of the pictures, by chance, in their order: the first ones of a folder may all be of one class."""
+def _sample(items: Sequence[Item], limit: int, seed: int) -> list[Item]:
+    """Sample images at random, because the first images of a folder may all belong to one class. Keep their order."""
     import torch
 
     from gradcam.evaluation.subject import draw
 
     if len(items) <= limit:
         return list(items)
-    places = torch.randperm(len(items), generator=draw(seed, "pictures"), dtype=torch.int64, device="cpu")[:limit]
-    return [items[place] for place in sorted(places.tolist())]
+    indices = torch.randperm(len(items), generator=draw(seed, "pictures"), dtype=torch.int64, device="cpu")[:limit]
+    return [items[index] for index in sorted(indices.tolist())]
 
 
 def _read(
     classifier: Classifier, items: Sequence[Item], annotations: Annotations | None
 ) -> tuple[dict[str, Tensor], dict[str, dict[int, Tensor]], int]:
-    """The pictures, masks of the objects that are annotated there, and how many could not be read."""
+    """Read the images. Return their tensors, the masks of their annotated objects, and the number of failures."""
     from gradcam.batch.read import read_item
 
-    pictures, objects, failed = {}, {}, 0
+    images, objects, failed = {}, {}, 0
     for item in items:
-        picture = read_item(classifier, replace(item, wanted=None)).picture  # what a list asks for is not looked at
-        if isinstance(picture, GradcamError):
+        prepared = read_item(classifier, replace(item, wanted=None)).picture  # Ignore the classes of a list.
+        if isinstance(prepared, GradcamError):
             failed += 1
-            print_above_bar(str(picture))
+            print_above_bar(str(prepared))
         else:
-            pictures[item.name] = picture.image
+            images[item.name] = prepared.image
             if annotations is not None:
-                objects[item.name] = _find_objects(classifier, annotations, item.name, picture)
-    return pictures, objects, failed
+                objects[item.name] = _find_objects(classifier, annotations, item.name, prepared)
+    return images, objects, failed
 
 
 def _find_objects(classifier: Classifier, annotations: Annotations, name: str, prepared: Prepared) -> dict[int, Tensor]:
@@ -198,64 +202,71 @@ def _find_objects(classifier: Classifier, annotations: Annotations, name: str, p
 
 @dataclass(frozen=True)
 class RecommendResult:
-    """What was found, of which model, and in how many of the pictures."""
+    """A recommendation, the model options to reproduce it, and the numbers of given, sampled and failed images."""
 
-    found: Recommendation
+    recommendation: Recommendation
     choice: ModelChoice
     reshape: str | tuple[int, ...] | None
     device: str
-    given: int
-    taken: int
+    given_count: int
+    sampled_count: int
     failed: int
     seconds: float
 
     def to_json(self) -> str:
-        record = self.found.to_dict()
+        record = self.recommendation.to_dict()
         for name in ("single_object", "several_objects"):
-            record[name] |= {"command": self._command(getattr(self.found, name))}
-        numbers = {"input_count": self.given, "sampled_count": self.taken, "failed": self.failed}
+            record[name] |= {"command": self._command(getattr(self.recommendation, name))}
+        numbers = {"input_count": self.given_count, "sampled_count": self.sampled_count, "failed": self.failed}
         return json.dumps({"schema": SCHEMA, **add_old_keys(RECOMMEND, record | numbers)})
 
     def format(self, *, show_all: bool) -> str:
-        """Several lines: what was measured, the table, which combination is the best, and what to type."""
-        found = self.found
-        height, width = found.size
-        title = [f"{click.style(found.model, bold=True)} on {self.device}", self._pictures()]
+        """Format the title, the table, the best combination for each question, and the commands to use it."""
+        result = self.recommendation
+        height, width = result.size
+        title = [f"{click.style(result.model, bold=True)} on {self.device}", self._count_images()]
         title += [
-            f"{format_count(found.mosaics, 'mosaic')} of {width} x {height}",
-            f"seed {found.seed}",
+            f"{plural(result.mosaics, 'mosaic')} of {width} x {height}",
+            f"seed {result.seed}",
             f"{self.seconds:.1f} s",
         ]
-        named = (found.default, found.single_object.row, found.several_objects.row)
-        firsts = (row for place, row in enumerate(found.rows) if place < MOST_ROWS or any(row is it for it in named))
-        rows = found.rows if show_all else tuple(firsts)
-        lines = ["   ".join(title), "", *_table(rows, found), ""]
-        if len(rows) < len(found.rows):
-            lines.append(f"{len(rows)} of {len(found.rows)} combinations are listed. Use --all to list them all.")
-        lines += [f"{it} cannot be used: {reason}" for it, reason in found.left_out.items()]
+        special_rows = (result.default, result.single_object.row, result.several_objects.row)
+        listed = (
+            row
+            for rank, row in enumerate(result.rows)
+            if rank < MAX_ROWS or any(row is special for special in special_rows)
+        )
+        rows = result.rows if show_all else tuple(listed)
+        lines = ["   ".join(title), "", *_table(rows, result), ""]
+        if len(rows) < len(result.rows):
+            lines.append(f"{len(rows)} of {len(result.rows)} combinations are listed. Use --all to list them all.")
+        lines += [f"{name} cannot be used: {reason}" for name, reason in result.left_out.items()]
         return "\n".join([*lines, *self._sentences()])
 
-    def _pictures(self) -> str:
-        taken = len(self.found.images)
-        left = {
-            "not sampled": self.given - self.taken,
+    def _count_images(self) -> str:
+        used_count = len(self.recommendation.images)
+        excluded = {
+            "not sampled": self.given_count - self.sampled_count,
             click.style("failed", fg="red"): self.failed,
-            "not in a mosaic": self.taken - self.failed - taken,
+            "not in a mosaic": self.sampled_count - self.failed - used_count,
         }
-        said = [f"{it} {why}" for why, it in left.items() if it]
-        return ", ".join([f"{taken} of {format_count(self.given, 'image')}", *said])
+        exclusions = [f"{count} {reason}" for reason, count in excluded.items() if count]
+        return ", ".join([f"{used_count} of {plural(self.given_count, 'image')}", *exclusions])
 
     def _sentences(self) -> Iterator[str]:
-        """What to take for each question, why, and the line to type."""
-        found = self.found
-        if len(found.images) < ENOUGH:
-            yield f"{len(found.images)} images are too few: with fewer than {ENOUGH}, only the default is recommended."
-        for title, answer in ((ONE, found.single_object), (SEVERAL, found.several_objects)):
-            yield f"{click.style(title, bold=True)} {_explain(answer, found)}"
+        """Yield the answer to each question, its reason and the command."""
+        result = self.recommendation
+        if len(result.images) < ENOUGH:
+            yield f"{len(result.images)} images are too few: with fewer than {ENOUGH}, only the default is recommended."
+        for title, answer in (
+            (SINGLE_QUESTION, result.single_object),
+            (SEVERAL_QUESTION, result.several_objects),
+        ):
+            yield f"{click.style(title, bold=True)} {_explain(answer, result)}"
             yield f"  {self._command(answer)}"
 
     def _command(self, answer: Answer) -> str:
-        """The line that explains a picture with a combination."""
+        """Return the command that explains an image with a combination."""
         combination = answer.row.combination
         words = ["gradcam", "run", "photo.jpg", *self.choice.to_words()]
         if self.reshape is not None:
@@ -266,39 +277,43 @@ class RecommendResult:
         return quote_command([*words, "--layer", combination.layer])
 
 
-def _explain(answer: Answer, found: Recommendation) -> str:
-    """Which combination an answer is, and why it is that."""
+def _explain(answer: Answer, result: Recommendation) -> str:
+    """Describe the recommended combination and the reason for it."""
     number, leader = NUMBERS[answer.measure], answer.leader
-    if found.default is None or answer.gain is None:
+    if result.default is None or answer.gain is None:
         return f"{answer.row.combination} has the best {number}. The default cannot be used."
-    if leader is found.default:
+    if leader is result.default:
         return f"The default, {leader.combination}: no other combination has a better {number}."
     if answer.is_clear:
         faithful = (
             ""
             if answer.measure == "road" or answer.road_gain is None
-            else f" and its ROAD is {_compare(answer.road_gain)}"
+            else f" and its ROAD is {_describe(answer.road_gain)}"
         )
-        default = f"the default, {found.default.combination}"
-        return f"{leader.combination}: compared with {default}, its {number} is {_compare(answer.gain)}{faithful}."
-    stays = f"Keep the default, {found.default.combination}. {leader.combination} has the best {number}"
+        default = f"the default, {result.default.combination}"
+        return f"{leader.combination}: compared with {default}, its {number} is {_describe(answer.gain)}{faithful}."
+    keep = f"Keep the default, {result.default.combination}. {leader.combination} has the best {number}"
     if answer.is_unfaithful and answer.gain.low > 0:
-        return f"{stays}, {_compare(answer.gain)}, but its ROAD is {_compare(cast('Interval', answer.road_gain))}."
-    compared = "compared with the default, and after correction for all combinations"
-    return f"{stays}, but {compared}, its {number} is {_compare(answer.gain)}."
+        return f"{keep}, {_describe(answer.gain)}, but its ROAD is {_describe(cast('Interval', answer.road_gain))}."
+    comparison = "compared with the default, and after correction for all combinations"
+    return f"{keep}, but {comparison}, its {number} is {_describe(answer.gain)}."
 
 
-def _table(rows: Sequence[Row], found: Recommendation) -> list[str]:
-    shown = [it for it in COLUMNS if it != "objects" or rows[0].objects is not None]
-    titles = ("method", "score", "layer", *(COLUMNS[it] for it in shown))
-    cells = [titles, *([*_name(row), *(_cell(row, it) for it in shown)] for row in rows)]
+def _table(rows: Sequence[Row], recommendation: Recommendation) -> list[str]:
+    columns = [name for name in COLUMNS if name != "objects" or rows[0].objects is not None]
+    titles = ("method", "score", "layer", *(COLUMNS[name] for name in columns))
+    cells = [titles, *([*_name(row), *(_cell(row, name) for name in columns)] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells)]
     lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths)).rstrip() for line in cells]
-    marks = {"1": found.single_object.row, "4": found.several_objects.row, "*": found.default}
-    marked = ["".join(mark if row is of else " " for mark, of in marks.items()) for row in rows]
-    table = [f"{mark} {line}" for mark, line in zip(["   ", *marked], lines)]
-    chosen = [click.style(line, fg="green", bold=True) if {*line[:2]} != {" "} else line for line in table]
-    return [*chosen, "", "1: best for one object   4: best for several objects   *: default"]
+    marks = {
+        "1": recommendation.single_object.row,
+        "4": recommendation.several_objects.row,
+        "*": recommendation.default,
+    }
+    prefixes = ["".join(mark if row is marked_row else " " for mark, marked_row in marks.items()) for row in rows]
+    table = [f"{mark} {line}" for mark, line in zip(["   ", *prefixes], lines)]
+    styled = [click.style(line, fg="green", bold=True) if {*line[:2]} != {" "} else line for line in table]
+    return [*styled, "", "1: best for one object   4: best for several objects   *: default"]
 
 
 def _name(row: Row) -> tuple[str, ...]:
@@ -309,10 +324,10 @@ def _cell(row: Row, name: str) -> str:
     interval: Interval | None = getattr(row, name)
     if interval is None or not interval.n:
         return "-"
-    return f"{interval.mean:.2f}" if name in ("mass", "maximum") else _write(interval)
+    return f"{interval.mean:.2f}" if name in ("mass", "maximum") else _format_interval(interval)
 
 
-def _write(interval: Interval) -> str:
+def _format_interval(interval: Interval) -> str:
     between = f" [{_number(interval.low)}, {_number(interval.high)}]" if interval.is_known else ""
     return _number(interval.mean) + between
 
@@ -322,7 +337,7 @@ def _number(value: float) -> str:
     return "0.000" if text == "-0.000" else text
 
 
-def _compare(difference: Interval) -> str:
+def _describe(difference: Interval) -> str:
     if not difference.excludes(0):
         interval = f"{difference.mean:+.3f}, between {difference.low:+.3f} and {difference.high:+.3f}"
         return f"not significantly different ({interval})"

@@ -53,7 +53,7 @@ DEFAULT_PORT = 8765
     help="Network address. With an address other than 127.0.0.1, other machines can connect if they have the token.",
 )
 @click.option("--no-browser", is_flag=True, help="Do not open a browser; only print the address.")
-def ui_command(places: tuple[Path, ...], port: int, host: str, no_browser: bool, **chosen: Any) -> int:
+def ui_command(places: tuple[Path, ...], port: int, host: str, no_browser: bool, **params: Any) -> int:
     """Explain images interactively: a local page in your browser.
 
     Drop images on the page, and choose a model, layer, method and class: the heatmap is updated at once. If you brush over
@@ -82,8 +82,8 @@ def ui_command(places: tuple[Path, ...], port: int, host: str, no_browser: bool,
             raise GradcamError(f"gradcam ui needs starlette and uvicorn: {to_pip_command('ui')}") from error
         raise
     files = list_images(places)
-    default_choice = replace(to_model_choice(chosen), task="auto")
-    models = ModelCache(lambda request: _load(default_choice, chosen["reshape"], request))
+    default_choice = replace(to_model_choice(params), task="auto")
+    models = ModelCache(lambda request: _load(default_choice, params["reshape"], request))
     print_notes(models.get(ModelRequest()).classifier.notes, OutputMode(as_json=False, quiet=False))
     explainer = Explainer(models, ImageStrip(files, _make_read_pixels(models.get(ModelRequest()).classifier)))
     explainer.warm_up()

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 import gradcam
-from gradcam.cli.inspect.activations import Drawn as Told
-from gradcam.cli.inspect.activations import Shown
+from gradcam.cli.inspect.activations import ActivationsOutcome
+from gradcam.cli.inspect.activations import LayerDrawing
 from gradcam.inspection.channels import activations, measure_strengths
 from gradcam.inspection.sheets import draw_activations
 from tests.cli.test_cli import Command, Outcome, Photo, folder, gradcam_command
@@ -150,8 +150,8 @@ def test_for_people_it_is_a_line_for_each_layer(inspect: Command, photo: Photo) 
 
 
 def test_strengths_that_are_no_numbers_are_null() -> None:
-    told = Told(
-        "a.png", "m", rows=[Shown("x", 3, (2, 2), 0, [(1, float("nan")), (0, float("inf")), (2, 1.5)])], file="f"
+    told = ActivationsOutcome(
+        "a.png", "m", rows=[LayerDrawing("x", 3, (2, 2), 0, [(1, float("nan")), (0, float("inf")), (2, 1.5)])], file="f"
     )
     assert json.loads(told.to_json())["layers"][0]["shown"] == [
         {"channel": 1, "strength": None}, {"channel": 0, "strength": None}, {"channel": 2, "strength": 1.5}
@@ -159,7 +159,7 @@ def test_strengths_that_are_no_numbers_are_null() -> None:
 
 
 def test_names_with_control_characters_move_no_cursor() -> None:
-    told = Told("dir/a\x1b[2J.png", "m", rows=[Shown("x", 7, (2, 2), 1, [(k, 1.0) for k in range(6)])], file="b\n.png")
+    told = ActivationsOutcome("dir/a\x1b[2J.png", "m", rows=[LayerDrawing("x", 7, (2, 2), 1, [(k, 1.0) for k in range(6)])], file="b\n.png")
     text = told.format()
     assert "\x1b[2J" not in text
     assert r"a\x1b[2J.png" in text

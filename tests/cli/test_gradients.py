@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gradcam
-from gradcam.cli.inspect.gradients import MOST_ROWS
+from gradcam.cli.inspect.gradients import MAX_ROWS
 from gradcam.inspection.flow import gradients
 from gradcam.inspection.plot import draw_gradients
 from gradcam.targets import ClassTarget
@@ -51,7 +51,7 @@ def test_a_table_and_a_plot(inspect: Command, folder: Path, small: Photo, classi
     (row,) = [line for line in lines if line.split()[:1] == [first.name]]
     assert row.split()[1] == f"{first.activations.norm:.1e}"
     assert row.split()[-2:] == [f"{int(first.activations.zeros * 100)}", "%"]
-    assert f"  {MOST_ROWS} of {len(flow.layers)} layers are listed. Use --all or --layer PATTERN for more." in lines
+    assert f"  {MAX_ROWS} of {len(flow.layers)} layers are listed. Use --all or --layer PATTERN for more." in lines
     assert "  No gradient vanishes or explodes." in lines
     assert lines[-2] == "  →  koala-gradients.png"
     assert max(map(len, lines)) <= 80
@@ -98,7 +98,7 @@ def test_layers_by_pattern_and_all_of_them(inspect: Command, small: Photo) -> No
     assert names[0] == "stem.0"
     assert all(name.startswith("head.") for name in names[1:])
     Path("net.py").write_text(SICK)
-    assert 32 < sum("%" in line for line in inspect(path, "-m", "net.py:sick").out.splitlines()) <= MOST_ROWS
+    assert 32 < sum("%" in line for line in inspect(path, "-m", "net.py:sick").out.splitlines()) <= MAX_ROWS
     assert sum("%" in line for line in inspect(path, "-m", "net.py:sick", "--all").out.splitlines()) == 63
     outcome = inspect(path, "-l", "hed")
     assert outcome.status == 2

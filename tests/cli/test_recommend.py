@@ -192,7 +192,7 @@ def test_quiet_says_nothing_and_the_table_is_cut_unless_all_is_asked_for(
 ) -> None:
     quiet = recommend("photos", "--methods", "gradcam", "--scores", "logit", "-q")
     assert (quiet.status, quiet.out, quiet.err) == (0, "", "the model speaks\n")
-    monkeypatch.setattr(recommend_outcome, "MOST_ROWS", 1)
+    monkeypatch.setattr(recommend_outcome, "MAX_ROWS", 1)
     options = ("photos", "--methods", "gradcam,hirescam,layercam")
     short, whole = recommend(*options).out, recommend(*options, "--all").out
     assert "of 18 combinations are listed. Use --all to list them all." in short

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torchvision import models
 
-from gradcam.cli.inspect.trace import format_trace, human
+from gradcam.cli.inspect.trace import format_trace, format_number
 from gradcam.inspection.tracing import trace
 from tests.cli.test_cli import Command, Outcome, folder, gradcam_command
 
@@ -344,4 +344,4 @@ def test_an_error_names_the_layer(run: Command, tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_numbers_have_three_digits(number: int, text: str) -> None:
-    assert human(number) == text
+    assert format_number(number) == text

@@ -1,4 +1,4 @@
-"""`gradcam inspect`: looking inside a network, one file for each command; and what their reports have in common."""
+"""`gradcam inspect`: the group of commands that look inside a model, and the base class of their outcomes."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def inspect_group() -> None:
 
 
 @dataclass(frozen=True)
-class PictureOutcome:
-    """What became of one picture, or an error. `size`: the picture's (height, width). `seconds`: all that it took."""
+class InspectOutcome:
+    """The result for one image, or an error. `size`: (height, width) of the image. `seconds`: the total time."""
 
     image: str
     model: str
@@ -51,15 +51,15 @@ class PictureOutcome:
     error: str | None = None
 
     def to_json(self) -> str:
-        """One line of JSON, of the same keys whatever became of it; numbers that are NaN or infinite are null."""
+        """Return one line of JSON. Failed images have the same keys; NaN and infinite numbers become null."""
         from gradcam.storage.records import SCHEMA
 
         status = "ok" if self.error is None else "failed"
         start = {"schema": SCHEMA, "image": self.image, "status": status, "error": self.error, "model": self.model}
-        return json.dumps(_without_infinities(start | self.to_fields()), allow_nan=False)
+        return json.dumps(_replace_non_finite(start | self.to_fields()), allow_nan=False)
 
     def to_fields(self) -> dict[str, Any]:
-        """Return what the command says of it in JSON. Each command has its own."""
+        """Return the JSON fields of the command."""
         raise NotImplementedError
 
     def to_title(self) -> str:
@@ -68,9 +68,9 @@ class PictureOutcome:
         return "   ".join([format_image_name(self.image), f"{width} x {height}", place, f"{self.seconds:.1f} s"])
 
 
-def _without_infinities(value: Any) -> Any:
+def _replace_non_finite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_infinities(each) for key, each in value.items()}
+        return {key: _replace_non_finite(field) for key, field in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_without_infinities(each) for each in value]
+        return [_replace_non_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""`gradcam inspect activations`: what the channels of layers give for a picture, side by side."""
+"""`gradcam inspect activations`: draw the feature maps of a layer, channel by channel."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import click
 from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
 from gradcam.cli._job import load_model, make_folder, print_notes, process_images
-from gradcam.cli._settings import OutputMode, OutputLocation, find_destination, to_model_choice
-from gradcam.cli._terminal import import_torch, format_written_path
-from gradcam.cli.inspect import PictureOutcome
+from gradcam.cli._settings import OutputLocation, OutputMode, find_destination, to_model_choice
+from gradcam.cli._terminal import format_written_path, import_torch
+from gradcam.cli.inspect import InspectOutcome
 from gradcam.errors import printable
 from gradcam.images.files import LONGEST_PART, OutputNames, cut, join_name
 from gradcam.options import CHANNEL_ORDERS, CHANNEL_SCALES
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
     from gradcam.models.classifier import Classifier
 
-NAMED = 5  # channels of each layer
+MAX_LISTED_CHANNELS = 5  # per layer
 
 
 @dataclass(frozen=True)
-class Shown:
-    """One layer: how many channels on which grid, how many of them are zero everywhere, and those that are drawn.
-    `shown`: number and strength of each, in the order in which they are drawn."""
+class LayerDrawing:
+    """The drawn channels of a layer. `dead`: the number of channels that are zero everywhere. `shown`: the numbers and
+    strengths of the drawn channels, in the order of drawing."""
 
     layer: str
     channels: int
@@ -43,41 +43,44 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Drawn(PictureOutcome):
-    """What became of one picture: a file with these layers, or an error."""
+class ActivationsOutcome(InspectOutcome):
+    """The result for one image: a file with the drawings of some layers, or an error."""
 
     file: str | None = None
-    rows: Sequence[Shown] = ()
+    rows: Sequence[LayerDrawing] = ()
 
     def to_fields(self) -> dict[str, Any]:
-        shown = ([{"channel": it, "strength": value} for it, value in row.shown] for row in self.rows)
-        return {"file": self.file, "layers": [asdict(row) | {"shown": those} for row, those in zip(self.rows, shown)]}
+        drawn = ([{"channel": i, "strength": value} for i, value in row.shown] for row in self.rows)
+        return {
+            "file": self.file,
+            "layers": [asdict(row) | {"shown": channels} for row, channels in zip(self.rows, drawn)],
+        }
 
     def format(self) -> str:
         cells = [_to_cells(row) for row in self.rows]
         widths = [max(map(len, column)) for column in zip(*cells)]
-        lines = ["  " + "   ".join(f"{it:<{width}}" for it, width in zip(each, widths)).rstrip() for each in cells]
+        lines = ["  " + "   ".join(f"{cell:<{width}}" for cell, width in zip(row, widths)).rstrip() for row in cells]
         return "\n".join([self.to_title(), "", *lines, format_written_path(self.file or ""), ""])
 
 
-def _to_cells(row: Shown) -> tuple[str, str, str]:
+def _to_cells(row: LayerDrawing) -> tuple[str, str, str]:
     height, width = row.grid
     shape = f"{row.channels} channel{'' if row.channels == 1 else 's'} of {height} x {width}"
     dead = f", {row.dead} dead" if row.dead else ""
-    first = ", ".join(str(channel) for channel, _ in row.shown[:NAMED])
-    more = ", ..." if len(row.shown) > NAMED else ""
-    return printable(row.layer), shape + dead, f"{len(row.shown)} drawn: {first}{more}"
+    listed = ", ".join(str(channel) for channel, _ in row.shown[:MAX_LISTED_CHANNELS])
+    more = ", ..." if len(row.shown) > MAX_LISTED_CHANNELS else ""
+    return printable(row.layer), shape + dead, f"{len(row.shown)} drawn: {listed}{more}"
 
 
 @dataclass(frozen=True)
-class _Job:
+class _DrawJob:
     classifier: Classifier
     layers: Sequence[str]
     reshape: str | tuple[int, ...] | None
-    look: dict[str, Any]  # how the maps are drawn, as `draw_activations` has it
+    draw_options: dict[str, Any]  # keyword arguments of `draw_activations`
     destination: OutputLocation
     names: OutputNames
-    ending: str
+    suffix: str
 
 
 @click.command("activations", cls=Command)
@@ -92,7 +95,7 @@ class _Job:
 @options.model
 @options.output
 @options.printing
-def activations_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
+def activations_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **params: Any) -> int:
     """Draw the feature maps of a layer, channel by channel.
 
     Each cell shows the feature map of one channel, with the channel's number and mean absolute activation. In layers with
@@ -100,31 +103,33 @@ def activations_command(images: tuple[Path, ...], as_json: bool, quiet: bool, **
     each image is written to <image>-activations.png.
     """
     output = OutputMode(as_json, quiet)
-    job = _prepare(images, output, chosen)
+    job = _prepare(images, output, params)
     name = job.classifier.name
-    return process_images(images, partial(_look, job), lambda image, error: Drawn(image, name, error=error), output)
+    return process_images(
+        images, partial(_draw, job), lambda image, error: ActivationsOutcome(image, name, error=error), output
+    )
 
 
-def _prepare(images: Sequence[Path], output: OutputMode, chosen: dict[str, Any]) -> _Job:
+def _prepare(images: Sequence[Path], output: OutputMode, params: dict[str, Any]) -> _DrawJob:
     import_torch()
     from gradcam.images.draw import find_colormap
     from gradcam.inspection.selection import is_pattern, select_layers
 
-    look = {name: chosen[name] for name in ("channels", "columns", "order", "scale", "colormap")}
-    look["size"] = chosen["cell"]
-    find_colormap(look["colormap"])
-    destination = find_destination(chosen["output"], images, len(images))
-    named = next((name for name in chosen["layers"] if not is_pattern(name)), None)
-    choice = to_model_choice(chosen)
-    classifier = load_model(choice, layer=named)
-    layers = chosen["layers"] or (classifier.layer,)
+    draw_options = {name: params[name] for name in ("channels", "columns", "order", "scale", "colormap")}
+    draw_options["size"] = params["cell"]
+    find_colormap(draw_options["colormap"])
+    destination = find_destination(params["output"], images, len(images))
+    layer_name = next((name for name in params["layers"] if not is_pattern(name)), None)
+    choice = to_model_choice(params)
+    classifier = load_model(choice, layer=layer_name)
+    layers = params["layers"] or (classifier.layer,)
     select_layers(classifier.model, layers)
     print_notes(classifier.notes, output)
     names = OutputNames(destination.folder, images)
-    return _Job(classifier, layers, chosen["reshape"], look, destination, names, choice.suffix)
+    return _DrawJob(classifier, layers, params["reshape"], draw_options, destination, names, choice.suffix)
 
 
-def _look(job: _Job, image: Path) -> Drawn:
+def _draw(job: _DrawJob, image: Path) -> ActivationsOutcome:
     from gradcam.images.read import crop
     from gradcam.images.write import write_image
     from gradcam.inspection.channels import activations
@@ -135,24 +140,26 @@ def _look(job: _Job, image: Path) -> Drawn:
     prepared = classifier.prepare(image)
     reading = prepared.reading
     size: tuple[int, ...] = reading.picture.shape[:2]
-    maps = activations(classifier.model, classifier.batch([reading.values]), job.layers, reshape=job.reshape)
+    feature_maps = activations(classifier.model, classifier.batch([reading.values]), job.layers, reshape=job.reshape)
     title = f"{cut(printable(image.name), LONGEST_PART)}, as seen by {classifier.name}"
-    picture = crop(reading.picture, find_canvas(classifier.preprocess, prepared))
-    sheet = draw_activations(maps, input_image=picture, title=title, **job.look)
+    image_pixels = crop(reading.picture, find_canvas(classifier.preprocess, prepared))
+    sheet = draw_activations(feature_maps, input_image=image_pixels, title=title, **job.draw_options)
     make_folder(job.destination.folder)
-    path = job.destination.file or job.names.claim([join_name(image.stem, f"-activations{job.ending}")])[0]
+    path = job.destination.file or job.names.claim([join_name(image.stem, f"-activations{job.suffix}")])[0]
     write_image(path, sheet)
-    rows = [_to_row(name, grid, job.look) for name, grid in maps.items()]
+    rows = [_to_row(name, grid, job.draw_options) for name, grid in feature_maps.items()]
     seconds = time.perf_counter() - start
-    return Drawn(str(image), classifier.name, str(classifier.device), size, seconds, file=str(path), rows=rows)
+    return ActivationsOutcome(
+        str(image), classifier.name, str(classifier.device), size, seconds, file=str(path), rows=rows
+    )
 
 
-def _to_row(name: str, grid: Tensor, look: dict[str, Any]) -> Shown:
+def _to_row(name: str, feature_maps: Tensor, draw_options: dict[str, Any]) -> LayerDrawing:
     from gradcam.inspection.channels import measure_strengths, order_channels, take_maps
 
-    maps = take_maps(grid, 0, name)
-    strengths: np.ndarray[Any, Any] = measure_strengths(maps)
-    shown = order_channels(strengths, look["order"])[: look["channels"]]
-    count, height, width = maps.shape
-    dead = int((~maps.any(axis=(1, 2))).sum())
-    return Shown(name, count, (height, width), dead, [(channel, float(strengths[channel])) for channel in shown])
+    channel_maps = take_maps(feature_maps, 0, name)
+    strengths: np.ndarray[Any, Any] = measure_strengths(channel_maps)
+    drawn = order_channels(strengths, draw_options["order"])[: draw_options["channels"]]
+    count, height, width = channel_maps.shape
+    dead = int((~channel_maps.any(axis=(1, 2))).sum())
+    return LayerDrawing(name, count, (height, width), dead, [(channel, float(strengths[channel])) for channel in drawn])

@@ -1,4 +1,4 @@
-"""`gradcam inspect features`: what layers give for many pictures, in one file."""
+"""`gradcam inspect features`: write the layer outputs of many images to one file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,14 @@ from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
 from gradcam.cli._job import load_model, print_notes, print_outcome
 from gradcam.cli._settings import ModelChoice, OutputMode, is_same_file, to_model_choice
-from gradcam.cli._terminal import format_count, import_torch, print_above_bar, show_progress_bar, report_waits, format_written_path
+from gradcam.cli._terminal import (
+    format_written_path,
+    import_torch,
+    plural,
+    print_above_bar,
+    report_waits,
+    show_progress_bar,
+)
 from gradcam.errors import GradcamError, LayerError, OutputError, StoreError, printable
 from gradcam.options import MAX_BATCH_SIZE, MAX_WORKERS
 from gradcam.renames import FEATURES, add_old_keys
@@ -28,38 +35,38 @@ if TYPE_CHECKING:
     from gradcam.batch.features import Extractor, FeatureFile
     from gradcam.sources.list import Listing
 
-SUFFIXES = (".npz", ".safetensors")
+FEATURE_SUFFIXES = (".npz", ".safetensors")
 
 
 @dataclass(frozen=True)
-class Stored:
-    """What became of the pictures; the file is not there where all of them failed. `layers`: shape, the pictures' axis
-    first, and dtype by name. `left_out`: files that are no pictures."""
+class FeaturesOutcome:
+    """The result of a run. There is no file if all images failed. `layers`: shape and dtype by layer name, with the
+    image axis first. `left_out`: the number of files that are not images."""
 
     path: Path
     model: str
     device: str
     layers: Mapping[str, tuple[tuple[int, ...], str]]
-    pictures: int
+    images: int
     failed: int
     left_out: int
     seconds: float
 
     def to_json(self) -> str:
         layers = {name: {"shape": shape, "dtype": dtype} for name, (shape, dtype) in self.layers.items()}
-        record = {"schema": SCHEMA, "file": str(self.path) if self.pictures else None, "model": self.model}
+        record = {"schema": SCHEMA, "file": str(self.path) if self.images else None, "model": self.model}
         return json.dumps(
-            add_old_keys(FEATURES, record | {"images": self.pictures, "failed": self.failed, "layers": layers})
+            add_old_keys(FEATURES, record | {"images": self.images, "failed": self.failed, "layers": layers})
         )
 
     def format(self) -> str:
-        parts = [format_count(self.pictures, "image")]
+        parts = [plural(self.images, "image")]
         if self.failed:
             parts.append(click.style(f"{self.failed} failed", fg="red"))
         if self.left_out:
-            parts.append(f"{format_count(self.left_out, 'non-image file')} left out")
+            parts.append(f"{plural(self.left_out, 'non-image file')} left out")
         title = [f"{click.style(self.model, bold=True)} on {self.device}", ", ".join(parts), f"{self.seconds:.1f} s"]
-        if not self.pictures:
+        if not self.images:
             return "\n".join(["   ".join(title), "Nothing was written."])
         shapes = {name: " x ".join(map(str, shape)) for name, (shape, _) in self.layers.items()}
         first, second = max(map(len, shapes)), max(map(len, shapes.values()))
@@ -68,7 +75,7 @@ class Stored:
 
 
 @dataclass(frozen=True)
-class _Features:
+class _FeatureSettings:
     inputs: tuple[str, ...]
     model: ModelChoice
     layers: tuple[str, ...]
@@ -81,7 +88,7 @@ class _Features:
 
 
 def _to_path(context: click.Context, parameter: click.Parameter, path: Path) -> Path:
-    if path.suffix.lower() not in SUFFIXES or path.is_dir():
+    if path.suffix.lower() not in FEATURE_SUFFIXES or path.is_dir():
         raise click.BadParameter(f"'{path}' does not end in .npz or .safetensors.", context, parameter)
     return path
 
@@ -107,7 +114,7 @@ def _to_path(context: click.Context, parameter: click.Parameter, path: Path) -> 
 @options.number("--workers", "Number of threads that read images.  [default: one per core]", maximum=MAX_WORKERS)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON record, and nothing else.")
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
-def features_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chosen: Any) -> int:
+def features_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **params: Any) -> int:
     """Write the layer outputs of many images to one file.
 
     INPUT is an image file, a folder, a glob, a list or an archive, as for `gradcam batch`. The output file has one array
@@ -123,72 +130,78 @@ def features_command(inputs: tuple[str, ...], as_json: bool, quiet: bool, **chos
     100,000 images with 2048 float32 values each take 0.8 GB. While the file is written, it needs twice as much disk space.
     Only a few batches are in memory at a time. The forward pass ends at the last of the chosen layers.
     """
-    own = {name: chosen[name] for name in ("layers", "pools", "reshape", "path", "batch_size", "workers")}
-    wish = _Features(inputs=inputs, model=to_model_choice(chosen), output=OutputMode(as_json, quiet), **own)
-    if wish.reshape is not None and not wish.pools:
+    selected = {name: params[name] for name in ("layers", "pools", "reshape", "path", "batch_size", "workers")}
+    settings = _FeatureSettings(
+        inputs=inputs, model=to_model_choice(params), output=OutputMode(as_json, quiet), **selected
+    )
+    if settings.reshape is not None and not settings.pools:
         raise click.UsageError("--reshape is only used with --pool: add --pool, or remove --reshape.")
     from gradcam.batch.features import FeatureFile, check_feature_file, check_layers
     from gradcam.sources.list import list_inputs
 
     start = time.perf_counter()
-    with report_waits(wish.output):
-        listing = list_inputs(wish.inputs)
-        _spare_what_is_read(wish, listing)
-        check_feature_file(wish.path, [item.name for item in listing.items])
-        extractor = _prepare(wish)
-        check_layers(wish.path, extractor.layers)
+    with report_waits(settings.output):
+        listing = list_inputs(settings.inputs)
+        _refuse_input_as_output(settings, listing)
+        check_feature_file(settings.path, [item.name for item in listing.items])
+        extractor = _prepare(settings)
+        check_layers(settings.path, extractor.layers)
         classifier = extractor.classifier
-        print_notes(classifier.notes, wish.output)
-        with FeatureFile(wish.path) as file:
+        print_notes(classifier.notes, settings.output)
+        with FeatureFile(settings.path) as file:
             try:
-                failed = _gather(wish, listing, extractor, file)
+                failed = _write_rows(settings, listing, extractor, file)
                 if file.names:
-                    file.write({"model": classifier.name, "precision": wish.model.precision, "gradcam": __version__})
-            except (LayerError, OutputError, StoreError) as error:  # of what every other picture would meet as well
+                    file.write(
+                        {"model": classifier.name, "precision": settings.model.precision, "gradcam": __version__}
+                    )
+            except (LayerError, OutputError, StoreError) as error:  # Every other image would fail in the same way.
                 click.echo(f"Error: {printable(str(error))} Nothing was written.", err=True)
                 return 1
-    seconds, written = time.perf_counter() - start, len(file.names)
+    seconds, written_count = time.perf_counter() - start, len(file.names)
     device = str(classifier.device)
-    outcome = Stored(wish.path, classifier.name, device, file.layers, written, failed, listing.left_out, seconds)
-    print_outcome(None, outcome.to_json, outcome.format, wish.output)
+    outcome = FeaturesOutcome(
+        settings.path, classifier.name, device, file.layers, written_count, failed, listing.left_out, seconds
+    )
+    print_outcome(None, outcome.to_json, outcome.format, settings.output)
     return int(failed > 0)
 
 
-def _spare_what_is_read(wish: _Features, listing: Listing) -> None:
-    read = [item.content.path for item in listing.items if item.content.path is not None]
-    files = [wish.model.weights, wish.model.labels, *map(Path, wish.inputs)]
-    files += [path for path in read if path.name == wish.path.name]
-    if any(path is not None and is_same_file(wish.path, path) for path in files):
-        raise click.UsageError(f"{wish.path} is an input file and is never overwritten: choose another name.")
+def _refuse_input_as_output(settings: _FeatureSettings, listing: Listing) -> None:
+    input_paths = [item.content.path for item in listing.items if item.content.path is not None]
+    files = [settings.model.weights, settings.model.labels, *map(Path, settings.inputs)]
+    files += [path for path in input_paths if path.name == settings.path.name]
+    if any(path is not None and is_same_file(settings.path, path) for path in files):
+        raise click.UsageError(f"{settings.path} is an input file and is never overwritten: choose another name.")
 
 
-def _prepare(wish: _Features) -> Extractor:
+def _prepare(settings: _FeatureSettings) -> Extractor:
     import_torch()
     from gradcam.batch.features import prepare_extractor
     from gradcam.batch.pool import choose_batch_size
     from gradcam.inspection.selection import is_pattern
 
-    named = next((name for name in wish.layers if not is_pattern(name)), None)
-    classifier = load_model(wish.model, layer=named)
-    with contextlib.redirect_stdout(sys.stderr):  # whatever a model of the user's prints
-        size, layers = wish.batch_size or choose_batch_size(classifier), wish.layers or classifier.layer
-        return prepare_extractor(classifier, layers, pools=wish.pools, reshape=wish.reshape, batch_size=size)
+    layer_name = next((name for name in settings.layers if not is_pattern(name)), None)
+    classifier = load_model(settings.model, layer=layer_name)
+    with contextlib.redirect_stdout(sys.stderr):  # Custom models may print.
+        size, layers = settings.batch_size or choose_batch_size(classifier), settings.layers or classifier.layer
+        return prepare_extractor(classifier, layers, pools=settings.pools, reshape=settings.reshape, batch_size=size)
 
 
-def _gather(wish: _Features, listing: Listing, extractor: Extractor, file: FeatureFile) -> int:
+def _write_rows(settings: _FeatureSettings, listing: Listing, extractor: Extractor, file: FeatureFile) -> int:
     from gradcam.batch.features import extract_items
     from gradcam.batch.pool import choose_batch_size
     from gradcam.options import count_cores
 
     failed = 0
-    size = wish.batch_size or choose_batch_size(extractor.classifier)
-    found = extract_items(extractor, listing.items, batch_size=size, workers=wish.workers or count_cores())
-    with show_progress_bar(wish.output, "images", len(listing.items)) as bar, contextlib.closing(found) as rows:
-        for done, (name, row) in enumerate(rows, 1):
+    size = settings.batch_size or choose_batch_size(extractor.classifier)
+    generator = extract_items(extractor, listing.items, batch_size=size, workers=settings.workers or count_cores())
+    with show_progress_bar(settings.output, "images", len(listing.items)) as bar, contextlib.closing(generator) as rows:
+        for completed, (name, row) in enumerate(rows, 1):
             if isinstance(row, GradcamError):
                 failed += 1
                 print_above_bar(str(row))
             else:
                 file.add(name, row)
-            bar.update(done)
+            bar.update(completed)
     return failed

@@ -1,4 +1,4 @@
-"""`gradcam inspect trace`: every call of a model's modules in one forward pass."""
+"""`gradcam inspect trace`: list every module call of one forward pass."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gradcam.cli import _options as options
 from gradcam.cli._commands import Command
 from gradcam.cli._job import check_model_name, load_model, print_notes
 from gradcam.cli._settings import ModelChoice, OutputMode, to_model_choice
-from gradcam.cli._terminal import custom_code_context, shorten_name, find_fitting_depth, import_torch, format_shape
+from gradcam.cli._terminal import custom_code_context, find_fitting_depth, format_shape, import_torch, shorten_name
 from gradcam.errors import GradcamError, LayerError, describe_failure, join_names, printable
 from gradcam.renames import TRACE, add_old_keys
 from gradcam.storage.records import SCHEMA
@@ -26,39 +26,43 @@ if TYPE_CHECKING:
 
     from gradcam.inspection.tracing import Call, Trace
 
-LONGEST_TYPE = 20  # characters; names of layers are never shortened, for they are there to be copied
-MOST_SHARED = 5  # lines about modules and parameters that have several names
-LEFT = ("layer", "type", "input", "output", "dtype")  # the rest are numbers, which end in one column
-TO_SPARE = ("input", "share", "memory", "type", "parameters")  # what a narrow terminal goes without, first to last
-WIDTH = 120  # characters, where there is no terminal
-OF_PICTURES = ("labels", "mean", "std", "crop", "reader", "reshape")  # options without a meaning for noise
+MAX_TYPE = 20  # characters of a type; layer names are never shortened, because users copy them
+MAX_SHARED = 5  # lines about modules and parameters that have several names
+LEFT_ALIGNED = ("layer", "type", "input", "output", "dtype")  # the other columns are numbers
+OPTIONAL_COLUMNS = ("input", "share", "memory", "type", "parameters")  # hidden in this order on a narrow terminal
+WIDTH = 120  # characters, without a terminal
+IMAGE_OPTIONS = ("labels", "mean", "std", "crop", "reader", "reshape")  # not used for noise
 UNITS = ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
 
 
-def format_trace(trace: Trace, calls: Sequence[Call], name: str, what: str, width: int) -> str:
-    """Several lines, at most `width` characters each if that can be had: the totals, the calls, what they share.
-    `name`: the model's. `what`: what it ran on, in words."""
-    whole = trace.calls[0]
+def format_trace(trace: Trace, calls: Sequence[Call], name: str, source: str, width: int) -> str:
+    """Format the totals, the table of calls, and the shared modules and parameters.
+
+    `name`: the model's name. `source`: a description of the input. `width`: the target width in characters.
+    """
+    model_call = trace.calls[0]
     model = click.style(printable(name), bold=True)
-    shape = " x ".join(map(str, whole.inputs[0]))
+    shape = " x ".join(map(str, model_call.inputs[0]))
     times = [] if trace.seconds is None else [f"{1000 * trace.seconds:.1f} ms"]
-    cost = "unknown" if trace.multiply_adds is None else human(trace.multiply_adds).rstrip()
+    cost = "unknown" if trace.multiply_adds is None else format_number(trace.multiply_adds).rstrip()
     totals = [f"{trace.parameters:,} parameters", f"{cost} multiply-adds"]
-    totals += [f"{human(trace.activation_bytes)}B of activations", *times]
+    totals += [f"{format_number(trace.activation_bytes)}B of activations", *times]
     rows = [call for call in calls if call.depth] or list(calls)
-    table, spared = _table(trace, rows, width)
-    title = [f"{model} on {trace.device}", shape, printable(what)]
-    lines = ["   ".join(title), "   ".join(totals), "", *table, "", *_shared(rows)]
-    inner = len(trace.calls) - 1
-    if len(rows) < inner:
-        lines.append(f"{len(rows)} of {inner} calls are listed. Use --depth N, --all or --layer PATTERN for more.")
-    if spared:
-        lines.append(f"Hidden columns: {', '.join(spared)}. Widen the terminal, or use --json.")
+    table, hidden = _table(trace, rows, width)
+    title = [f"{model} on {trace.device}", shape, printable(source)]
+    lines = ["   ".join(title), "   ".join(totals), "", *table, "", *_describe_shared(rows)]
+    inner_calls = len(trace.calls) - 1
+    if len(rows) < inner_calls:
+        lines.append(
+            f"{len(rows)} of {inner_calls} calls are listed. Use --depth N, --all or --layer PATTERN for more."
+        )
+    if hidden:
+        lines.append(f"Hidden columns: {', '.join(hidden)}. Widen the terminal, or use --json.")
     return "\n".join(lines).rstrip("\n")
 
 
-def human(number: int) -> str:
-    """Three digits and a unit: 118 M; what follows may be "B"."""
+def format_number(number: int) -> str:
+    """Format a number with three digits and a unit prefix, such as "118 M". A unit such as "B" may follow."""
     for size, unit in UNITS:
         if number >= size * 0.9995:
             value = number / size
@@ -67,34 +71,34 @@ def human(number: int) -> str:
 
 
 def _table(trace: Trace, calls: Sequence[Call], width: int) -> tuple[list[str], list[str]]:
-    columns, spared = _columns(trace, calls), []
-    for title in TO_SPARE:
+    columns, hidden = _columns(trace, calls), []
+    for title in OPTIONAL_COLUMNS:
         widths = {title: max(len(title), *map(len, cells)) for title, cells in columns.items()}
         if sum(widths.values()) + 2 * len(widths) <= width:
             break
         if columns.pop(title, None) is not None:
-            spared.append(title)
-    signs = {title: f"{'<' if title in LEFT else '>'}{widths[title]}" for title in columns}
-    rows = zip(*([f"{cell:{signs[title]}}" for cell in (title, *cells)] for title, cells in columns.items()))
-    return ["  ".join(["", *row]).rstrip() for row in rows], spared
+            hidden.append(title)
+    formats = {title: f"{'<' if title in LEFT_ALIGNED else '>'}{widths[title]}" for title in columns}
+    rows = zip(*([f"{cell:{formats[title]}}" for cell in (title, *cells)] for title, cells in columns.items()))
+    return ["  ".join(["", *row]).rstrip() for row in rows], hidden
 
 
 def _columns(trace: Trace, calls: Sequence[Call]) -> dict[str, list[str]]:
     counts = Counter(dtype for call in trace.calls for dtype in call.dtypes)
-    usual = max(counts, key=counts.__getitem__, default="")
+    common_dtype = max(counts, key=counts.__getitem__, default="")
     times = [call.seconds for call in calls]
     columns = {
         "layer": [printable(call.name) or "(the model)" for call in calls],
         "run": [f"{call.run} of {call.runs}" if call.runs > 1 else "" for call in calls],
-        "type": [shorten_name(call.type, LONGEST_TYPE) for call in calls],
+        "type": [shorten_name(call.type, MAX_TYPE) for call in calls],
         "input": [_shapes(call.inputs) for call in calls],
         "output": [_shapes(call.outputs) for call in calls],
-        "dtype": [", ".join(dict.fromkeys(it for it in call.dtypes if it != usual)) for call in calls],
+        "dtype": [", ".join(dict.fromkeys(dtype for dtype in call.dtypes if dtype != common_dtype)) for call in calls],
         "parameters": [_number(call.parameters) for call in calls],
         "mult-adds": [_number(call.multiply_adds) for call in calls],
         "memory": [_number(call.activation_bytes, "B") for call in calls],
-        "ms": ["" if it is None else f"{1000 * it:.{2 if it < 0.01 else 1 if it < 1 else 0}f}" for it in times],
-        "share": [f"{100 * it / trace.seconds:.0f} %" if it is not None and trace.seconds else "" for it in times],
+        "ms": ["" if t is None else f"{1000 * t:.{2 if t < 0.01 else 1 if t < 1 else 0}f}" for t in times],
+        "share": [f"{100 * t / trace.seconds:.0f} %" if t is not None and trace.seconds else "" for t in times],
     }
     return {title: cells for title, cells in columns.items() if any(cells)}
 
@@ -105,27 +109,27 @@ def _shapes(shapes: Sequence[Sequence[int]]) -> str:
 
 
 def _number(number: int | None, unit: str = "") -> str:
-    return "?" if number is None else f"{human(number)}{unit}".rstrip() if number else "-"
+    return "?" if number is None else f"{format_number(number)}{unit}".rstrip() if number else "-"
 
 
-def _shared(calls: Sequence[Call]) -> list[str]:
+def _describe_shared(calls: Sequence[Call]) -> list[str]:
     first_runs = [call for call in calls if call.run == 1]
     lines = [
         f"{call.name} is the same module as {', '.join(call.other_names)}." for call in first_runs if call.other_names
     ]
     lines += [f"{call.name} shares a parameter: {', '.join(call.tied)}." for call in first_runs if call.tied]
-    more = (
-        [f"{len(lines) - MOST_SHARED} more are shared (use --json to list them)."] if len(lines) > MOST_SHARED else []
+    remaining = (
+        [f"{len(lines) - MAX_SHARED} more are shared (use --json to list them)."] if len(lines) > MAX_SHARED else []
     )
-    return [*lines[:MOST_SHARED], *more]
+    return [*lines[:MAX_SHARED], *remaining]
 
 
 @dataclass(frozen=True)
-class _Subject:
+class _TraceInput:
     name: str
     model: nn.Module
     images: Tensor
-    what: str
+    source: str
 
 
 @click.command("trace", cls=Command)
@@ -136,7 +140,7 @@ class _Subject:
 @click.option("--all", "show_all", is_flag=True, help="Print all calls.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON record per call, and nothing else.")
 def trace_command(
-    image: Path | None, *, layers: tuple[str, ...], depth: int | None, show_all: bool, as_json: bool, **chosen: Any
+    image: Path | None, *, layers: tuple[str, ...], depth: int | None, show_all: bool, as_json: bool, **params: Any
 ) -> int:
     """List every layer call with its shapes, cost, memory and time.
 
@@ -147,38 +151,38 @@ def trace_command(
     """
     if show_all and depth is not None:
         raise click.UsageError("Give either --all or --depth, not both.")
-    choice = to_model_choice(chosen)
+    choice = to_model_choice(params)
     check_model_name(choice.model)
-    given = [name for name in OF_PICTURES if chosen[name] is not None]
-    if image is None and choice.weights is None and given:
-        raise click.UsageError(f"--{given[0]} needs an image: give an IMAGE, or remove --{given[0]}.")
+    unfit = [name for name in IMAGE_OPTIONS if params[name] is not None]
+    if image is None and choice.weights is None and unfit:
+        raise click.UsageError(f"--{unfit[0]} needs an image: give an IMAGE, or remove --{unfit[0]}.")
     try:
-        subject = _make_up(choice) if image is None and choice.weights is None else _load(choice, image)
-    except _PictureError as error:
+        subject = _build_with_noise(choice) if image is None and choice.weights is None else _load(choice, image)
+    except _ImageReadError as error:
         click.echo(str(error), err=True)
         return 1
     from gradcam.inspection.selection import select_layers
 
-    wanted = set(select_layers(subject.model, layers)) if layers else None
+    layer_names = set(select_layers(subject.model, layers)) if layers else None
     with custom_code_context(choice.model, choice.reader):
-        subject, found = _trace(subject)
-    print_notes(found.notes, OutputMode(as_json, quiet=False))
-    calls = _choose(found, wanted, depth, show_all=show_all or as_json)
+        subject, result = _trace(subject)
+    print_notes(result.notes, OutputMode(as_json, quiet=False))
+    calls = _select_calls(result, layer_names, depth, show_all=show_all or as_json)
     if as_json:
         for call in calls:
-            record = {"schema": SCHEMA, "model": subject.name, "device": found.device, **asdict(call)}
+            record = {"schema": SCHEMA, "model": subject.name, "device": result.device, **asdict(call)}
             click.echo(json.dumps(add_old_keys(TRACE, record), allow_nan=False))
     else:
         width = shutil.get_terminal_size((WIDTH, 0)).columns
-        click.echo(format_trace(found, calls, subject.name, subject.what, width))
+        click.echo(format_trace(result, calls, subject.name, subject.source, width))
     return 0
 
 
-class _PictureError(GradcamError):
-    """The picture could not be read, as a line that names it."""
+class _ImageReadError(GradcamError):
+    """Raised if the image cannot be read. The message names the image."""
 
 
-def _make_up(choice: ModelChoice) -> _Subject:
+def _build_with_noise(choice: ModelChoice) -> _TraceInput:
     import_torch()
     from gradcam.layers.find import unwrap
     from gradcam.models.device import place
@@ -190,11 +194,11 @@ def _make_up(choice: ModelChoice) -> _Subject:
     with custom_code_context(name):
         skeleton = build_with_random_weights(name, size=size)
         model = place(unwrap(skeleton.model), choice.device, choice.precision)
-    images = _noise(model, (skeleton.channels, *skeleton.size))
-    return _Subject(name, model, images, "noise, random weights")
+    images = _make_noise(model, (skeleton.channels, *skeleton.size))
+    return _TraceInput(name, model, images, "noise, random weights")
 
 
-def _load(choice: ModelChoice, image: Path | None) -> _Subject:
+def _load(choice: ModelChoice, image: Path | None) -> _TraceInput:
     from gradcam.layers.find import unwrap
     from gradcam.models.device import find_input_device, find_input_dtype
     from gradcam.models.probe import make_noise
@@ -203,17 +207,17 @@ def _load(choice: ModelChoice, image: Path | None) -> _Subject:
     print_notes(classifier.notes, OutputMode(as_json=False, quiet=False))
     model = unwrap(classifier.model)
     if image is None:
-        return _Subject(classifier.name, model, make_noise(classifier.preprocess, model), "noise")
+        return _TraceInput(classifier.name, model, make_noise(classifier.preprocess, model), "noise")
     try:
         with custom_code_context(choice.reader):
-            picture = classifier.prepare(image).image[None]
-    except Exception as error:  # whatever a reader of the user's raises
-        raise _PictureError(describe_failure(str(image), error)) from error
-    return _Subject(classifier.name, model, picture.to(find_input_device(model), find_input_dtype(model)), image.name)
+            images = classifier.prepare(image).image[None]
+    except Exception as error:  # A custom reader may raise anything.
+        raise _ImageReadError(describe_failure(str(image), error)) from error
+    return _TraceInput(classifier.name, model, images.to(find_input_device(model), find_input_dtype(model)), image.name)
 
 
-def _trace(subject: _Subject) -> tuple[_Subject, Trace]:
-    """With as many channels of noise as the first convolution takes, where the model does not take the usual ones."""
+def _trace(subject: _TraceInput) -> tuple[_TraceInput, Trace]:
+    """Trace the model. If it fails on noise, retry with as many channels as its first convolution has."""
     from dataclasses import replace
 
     from gradcam.inspection.tracing import trace
@@ -224,16 +228,16 @@ def _trace(subject: _Subject) -> tuple[_Subject, Trace]:
         return subject, trace(subject.model, subject.images)
     except GradcamError:
         raise
-    except (Exception, SystemExit) as error:  # whatever a model raises
+    except (Exception, SystemExit) as error:  # A model may raise anything.
         channels = first_channels(subject.model)
-        is_noise = subject.what.startswith("noise")
+        is_noise = subject.source.startswith("noise")
         if is_noise and channels not in (0, subject.images.shape[1]):
-            images = _noise(subject.model, (channels, *subject.images.shape[2:]))
+            images = _make_noise(subject.model, (channels, *subject.images.shape[2:]))
             return _trace(replace(subject, images=images))
         raise does_not_run(subject.name, subject.images.shape[1:], error) from error
 
 
-def _noise(model: nn.Module, shape: Sequence[int]) -> Tensor:
+def _make_noise(model: nn.Module, shape: Sequence[int]) -> Tensor:
     import torch
 
     from gradcam.models.device import find_input_device, find_input_dtype
@@ -242,13 +246,13 @@ def _noise(model: nn.Module, shape: Sequence[int]) -> Tensor:
     return noise.to(find_input_device(model), find_input_dtype(model))
 
 
-def _choose(trace: Trace, wanted: set[str] | None, depth: int | None, *, show_all: bool) -> list[Call]:
+def _select_calls(trace: Trace, names: set[str] | None, depth: int | None, *, show_all: bool) -> list[Call]:
     calls = list(trace.calls)
-    if wanted is not None:
-        calls = [call for call in calls if wanted & {call.name, *call.other_names}]
+    if names is not None:
+        calls = [call for call in calls if names & {call.name, *call.other_names}]
         if not calls:
             raise LayerError(
-                f"Layer {join_names(sorted(wanted)[:3])} is not called in evaluation mode. Choose a different layer with "
+                f"Layer {join_names(sorted(names)[:3])} is not called in evaluation mode. Choose a different layer with "
                 "--layer."
             )
     elif depth is None and not show_all:
