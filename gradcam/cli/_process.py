@@ -27,7 +27,7 @@ OLD_MAX_CACHED_BLOCK_BYTES = 32 * MEGABYTE  # Versions before 2.35 refuse larger
 # milliseconds. If the machine is busy, a spinning thread takes the core from the thread that it waits for. 5000 spins
 # last about 50 microseconds. If all cores are free, most waits are shorter.
 SPINS = "5000"
-# `gradcam batch` decodes and draws images in other threads, which spinning threads take the cores from. With 0 spins, a
+# `gradcam batch` also decodes and draws images in threads, and spinning threads would take their cores. With 0 spins, a
 # batch of 16 large images took 12 % longer; with 5000 spins, a folder of 632 photographs took 3 % longer.
 BATCH_SPINS = "2000"
 COMPILER_MODULE = "torch._dynamo.utils"

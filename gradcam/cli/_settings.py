@@ -41,7 +41,7 @@ OPTIONS_BY_TASK = {
 @dataclass(frozen=True)
 class ModelChoice:
     """The arguments of `load_model`. `task`: None to load the model as a classifier, whatever its task is.
-    `prompts`: the text prompts of an open-vocabulary detector."""
+    `prompts`: the text prompts of an text-prompted detector."""
 
     model: str | None = None
     weights: Path | None = None
@@ -215,7 +215,7 @@ def to_single_target_settings(params: dict[str, Any], class_: str | None) -> Set
     return to_settings({**selected, "classes": () if class_ is None else (class_,)})
 
 
-# Options that can be combined. --text can be combined with --box for open-vocabulary detectors.
+# Options that can be combined. --text can be combined with --box for text-prompted detectors.
 COMPATIBLE_OPTIONS = (
     ("--box", "--edge", "--text"), ("--missed", "--text"), ("--mask",), ("--like",), ("--caption", "--word", "--text"),
     ("--keypoint", "--axis", "--box"), ("--target",), ("--top-k",),

@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 @dataclass(frozen=True)
 class ModelRequest:
     """The model that the page asks for. `model`: None for the model that `gradcam ui` was started with. `texts`: the
-    sentences for a CLIP-like model, or the text prompts of an open-vocabulary detector."""
+    sentences for a CLIP-like model, or the text prompts of an text-prompted detector."""
 
     model: str | None = None
     weights: str | None = None
@@ -62,7 +62,7 @@ class ModelCache:
         return self._cached[request]
 
     def retry_out_of_memory(self, work: Callable[[], Result]) -> Result:
-        """Return the result of `work`. If memory runs out, drop all models but the last one and try once more."""
+        """Return the result of `work`. If memory runs out, drop all models but the most recent one and retry."""
         try:
             return work()
         except (RuntimeError, MemoryError) as error:

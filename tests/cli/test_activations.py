@@ -11,8 +11,7 @@ import pytest
 from PIL import Image
 
 import gradcam
-from gradcam.cli.inspect.activations import ActivationsOutcome
-from gradcam.cli.inspect.activations import LayerDrawing
+from gradcam.cli.inspect.activations import ActivationsOutcome, LayerDrawing
 from gradcam.inspection.channels import activations, measure_strengths
 from gradcam.inspection.sheets import draw_activations
 from tests.cli.test_cli import Command, Outcome, Photo, folder, gradcam_command
@@ -159,7 +158,9 @@ def test_strengths_that_are_no_numbers_are_null() -> None:
 
 
 def test_names_with_control_characters_move_no_cursor() -> None:
-    told = ActivationsOutcome("dir/a\x1b[2J.png", "m", rows=[LayerDrawing("x", 7, (2, 2), 1, [(k, 1.0) for k in range(6)])], file="b\n.png")
+    told = ActivationsOutcome(
+        "dir/a\x1b[2J.png", "m", rows=[LayerDrawing("x", 7, (2, 2), 1, [(k, 1.0) for k in range(6)])], file="b\n.png"
+    )
     text = told.format()
     assert "\x1b[2J" not in text
     assert r"a\x1b[2J.png" in text

@@ -593,7 +593,9 @@ def test_a_disk_that_fails_is_told_of_once(batch: Command, photos: Path, monkeyp
 @pytest.mark.parametrize(
     "where", ["gradcam.cli._terminal.Display.add", "gradcam.batch.formats.folder.OutputFolder.append"]
 )
-@pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt, 130), (TerminationSignal, 143), (BrokenPipeError, 1)])
+@pytest.mark.parametrize(
+    ("error", "status"), [(KeyboardInterrupt, 130), (TerminationSignal, 143), (BrokenPipeError, 1)]
+)
 def test_nobody_is_at_work_in_a_folder_that_is_let_go_of(
     *,
     batch: Command,

@@ -28,7 +28,7 @@ from PIL import Image
 import gradcam
 from gradcam.cli import main
 from gradcam.cli._settings import OutputMode
-from gradcam.cli._terminal import SafeStream, format_report, make_streams_safe, format_resume, show_pass_progress
+from gradcam.cli._terminal import SafeStream, format_report, format_resume, make_streams_safe, show_pass_progress
 from gradcam.storage.records import Explained, Prediction, Record, Report
 
 Photo = Callable[[str], Path]

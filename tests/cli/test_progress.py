@@ -10,7 +10,7 @@ import warnings
 import pytest
 
 from gradcam.cli._settings import OutputMode
-from gradcam.cli._terminal import print_above_bar, configure_warnings, show_progress_bar, show_pass_progress
+from gradcam.cli._terminal import configure_warnings, print_above_bar, show_pass_progress, show_progress_bar
 from gradcam.errors import GradcamWarning
 
 LOUD, QUIET = OutputMode(as_json=False, quiet=False), OutputMode(as_json=False, quiet=True)

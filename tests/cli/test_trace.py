@@ -13,7 +13,7 @@ import pytest
 import torch
 from torchvision import models
 
-from gradcam.cli.inspect.trace import format_trace, format_number
+from gradcam.cli.inspect.trace import format_number, format_trace
 from gradcam.inspection.tracing import trace
 from tests.cli.test_cli import Command, Outcome, folder, gradcam_command
 
