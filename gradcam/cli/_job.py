@@ -114,10 +114,10 @@ class Attempt:
             with contextlib.redirect_stdout(sys.stderr):
                 yield
         except (Exception, SystemExit) as error:
-            self.error = describe_failure(str(self.image), error) + _offer(self.image)
+            self.error = describe_failure(str(self.image), error) + _suggest_files(self.image)
 
 
-def _offer(image: Path) -> str:
+def _suggest_files(image: Path) -> str:
     offers: list[str] = []
     if not os.path.lexists(image):
         with contextlib.suppress(OSError):

@@ -67,7 +67,7 @@ def set_allocator(parameters: dict[int, int]) -> bool:
 
 
 class _LazyModule(ModuleType):
-    """A module that is imported on first use: when its function `function` is called, or another attribute is read."""
+    """A module that is imported on first use: when `function` is called, or another attribute is read."""
 
     def __init__(self, name: str, function: str) -> None:
         super().__init__(name)

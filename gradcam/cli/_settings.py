@@ -215,7 +215,7 @@ def to_single_target_settings(params: dict[str, Any], class_: str | None) -> Set
     return to_settings({**selected, "classes": () if class_ is None else (class_,)})
 
 
-# Options that can be combined. --text can be combined with --box for text-prompted detectors.
+# Groups of options that can be combined. --box and --text: --text has the prompts of a text-prompted detector.
 COMPATIBLE_OPTIONS = (
     ("--box", "--edge", "--text"), ("--missed", "--text"), ("--mask",), ("--like",), ("--caption", "--word", "--text"),
     ("--keypoint", "--axis", "--box"), ("--target",), ("--top-k",),

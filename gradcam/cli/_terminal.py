@@ -232,7 +232,7 @@ def _format_classes(record: Record) -> list[str]:
     shares = [prediction.probability for prediction in predictions]
     if len(shares) > 1 and all(0 <= share <= 1 for share in shares):
         bars = [click.style(draw_bar(share), fg="cyan") for share in shares]
-        # A class that the user chose is often improbable, so its small probability is printed exactly.
+        # A class that the user chose is often improbable. Print its probability even if it is far below 1 %.
         are_small = [mark == "*" and 0 < share < 0.01 for mark, share in zip(marks, shares)]
         percents = [f"{100 * share:.1g} %" if small else _percent(share) for share, small in zip(shares, are_small)]
         return [f"{start}{percent:>5}   {bar}" for start, percent, bar in zip(starts, percents, bars)]

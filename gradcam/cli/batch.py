@@ -66,18 +66,18 @@ def describe_settings(settings: Settings, work: Work, saving: Saving) -> dict[st
         "against": [int(index) for index in target.against or ()],
     } if classifier.task == "classification" else _describe_targets(settings, classifier)  # fmt: skip
     task = "regression" if (classifier.classes, classifier.activation) == (1, "none") else classifier.task
-    if task != "classification":  # Runs of classifiers have no "task", so that runs of earlier versions can be resumed.
+    if task != "classification":  # Earlier versions store no task for classifiers, and their runs can be resumed.
         target_settings["task"] = task
-    # Options that the command line does not have are left out, so that runs of earlier versions can be resumed.
+    # Store only options of the command line, as earlier versions do: their runs can be resumed.
     options = {name: value for name, value in request.options.items() if name in settings.options and name != "reshape"}
-    # The default fit is left out for the same reason.
+    # For the same reason, store the fit only if it is not the default.
     fit = {} if classifier.fit == "crop" else {"fit": classifier.fit, "predictions": classifier.predictions}
     return {
         "model": classifier.name,
         "device": work.device or classifier.device.type,
         "precision": settings.model.precision,
         "preprocessing": describe_preprocess(classifier.preprocess),
-        "activation": classifier.activation.replace("applied", "none"),  # as in earlier versions, whose runs can resume
+        "activation": classifier.activation.replace("applied", "none"),  # as earlier versions store it
         "reader": settings.model.reader,
         "layers": request.list_layers(classifier),
         "reshape": list(reshape) if isinstance(reshape, tuple) else reshape,
@@ -290,7 +290,7 @@ def _open_results(
     extras |= {"method_options": changed} if changed else {}
     extras |= {"pages": True} if choice.pages else {}
     codec = _find_codec(choice, work.classifier, work.request, work.device)
-    # On the CPU, there is no "pixels", so that runs of earlier versions can be resumed.
+    # Earlier versions store no "pixels", and their runs on the CPU can be resumed.
     extras |= {} if codec is None else {"pixels": describe_pixels(codec, saving)}
     run = Run(
         device=str(work.device or work.classifier.device),
