@@ -44,7 +44,7 @@ from gradcam.plugins import Kind, installed, is_own, load
 from gradcam.sources.shards import parse_limit, parse_shard
 
 
-class ConvertedType(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in some versions
+class Parser(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in some versions
     """A parameter type that converts text with a function, and reports its `GradcamError` as wrong usage."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
@@ -74,19 +74,19 @@ def _find_numbers_or_all(names: Sequence[str]) -> Sequence[int | str]:
     return [ALL]
 
 
-FOLDER = ConvertedType("folder", parse.to_folder)
-FAILURE_LIMIT = ConvertedType("limit", parse_limit)  # a number of images, or a percentage
-SHARD = ConvertedType("share", parse_shard)  # I/N: part I of N of the images
+FOLDER = Parser("folder", parse.to_folder)
+FAILURE_LIMIT = Parser("limit", parse_limit)  # a number of images, or a percentage
+SHARD = Parser("share", parse_shard)  # I/N: part I of N of the images
 
 
-def real(minimum: float, maximum: float, *, above: bool = False) -> ConvertedType:
+def real(minimum: float, maximum: float, *, above: bool = False) -> Parser:
     """Return the type of a number in a range. `click.FloatRange` would accept NaN, and print the range in the help."""
-    return ConvertedType("float", functools.partial(parse.to_real, minimum=minimum, maximum=maximum, above=above))
+    return Parser("float", functools.partial(parse.to_real, minimum=minimum, maximum=maximum, above=above))
 
 
-def integer(minimum: int, maximum: int) -> ConvertedType:
+def integer(minimum: int, maximum: int) -> Parser:
     """Return the type of an integer in a range. `click.IntRange` would print the range in the help."""
-    return ConvertedType("integer", functools.partial(parse.to_integer, minimum=minimum, maximum=maximum))
+    return Parser("integer", functools.partial(parse.to_integer, minimum=minimum, maximum=maximum))
 
 
 LARGE_FOLDER_IMAGES = 100  # for larger folders, a note recommends `gradcam batch`
@@ -126,10 +126,7 @@ def _list_images(folder: Path, context: click.Context) -> list[Path]:
 
 
 def _is_result(stem: str, stems: set[str]) -> bool:
-    """Return whether a file name is that of a result for another image in the folder.
-
-    Without this check, a second run on the same folder would explain its own overlays.
-    """
+    """Return whether a file is a result for another image of its folder, which a second run must not explain."""
     from gradcam.batch.names import COMPARISON
     from gradcam.evaluation.controls import CONTROLS
 
@@ -150,17 +147,15 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 def _set_max_pixels(context: click.Context, parameter: click.Parameter, pixels: int | None) -> None:
     """Set the limit as an environment variable, so that it applies in all threads and processes that read images."""
     if pixels is not None:
-        previous = os.environ.get(MAX_PIXELS)
+        old = os.environ.get(MAX_PIXELS)
         os.environ[MAX_PIXELS] = str(pixels)
-        context.call_on_close(
-            lambda: os.environ.update({MAX_PIXELS: previous}) if previous else os.environ.pop(MAX_PIXELS)
-        )
+        context.call_on_close(lambda: os.environ.update({MAX_PIXELS: old}) if old else os.environ.pop(MAX_PIXELS))
 
 
-def choice(name: str, values: Iterable[str], help_text: str) -> Callable[[Command], Command]:
+def choice(name: str, values: Iterable[str], text: str) -> Callable[[Command], Command]:
     """Return an option with a fixed set of values. The first value is the default."""
     allowed = list(values)
-    return click.option(name, type=click.Choice(allowed), default=allowed[0], show_default=True, help=help_text)
+    return click.option(name, type=click.Choice(allowed), default=allowed[0], show_default=True, help=text)
 
 
 max_pixels = click.option(
@@ -195,50 +190,42 @@ def _choice_of(*names: str, help: str, metavar: str = "NAME|INDEX", **settings: 
     return click.option(*names, metavar=metavar, help=help, shell_complete=complete(list_classes), **settings)
 
 
-def layer(help_text: str, name: str = "layer", metavar: str = "NAME", **settings: Any) -> Callable[[Command], Command]:
+def layer(text: str, name: str = "layer", metavar: str = "NAME", **settings: Any) -> Callable[[Command], Command]:
     """Return the option for the target layer."""
     return click.option(
-        "-l", "--layer", name, metavar=metavar, help=help_text, shell_complete=complete(list_layers), **settings
+        "-l", "--layer", name, metavar=metavar, help=text, shell_complete=complete(list_layers), **settings
     )
 
 
-def class_(name: str, help_text: str) -> Callable[[Command], Command]:
+def class_(name: str, text: str) -> Callable[[Command], Command]:
     """Return the option for a single class."""
-    return _choice_of("-c", "--class", name, help=help_text)
+    return _choice_of("-c", "--class", name, help=text)
 
 
-def against(help_text: str, metavar: str) -> Callable[[Command], Command]:
+def against(text: str, metavar: str) -> Callable[[Command], Command]:
     """Return the option for the classes or sentences to contrast with."""
-    return _choice_of("--against", multiple=True, metavar=metavar, help=help_text)
+    return _choice_of("--against", multiple=True, metavar=metavar, help=text)
 
 
-def colormap(default: str, help_text: str) -> Callable[[Command], Command]:
+def colormap(default: str, text: str) -> Callable[[Command], Command]:
     """Return the option for the colour map."""
     offers = complete(list_colormaps)
     return click.option(
-        "--colormap", default=default, show_default=True, metavar="NAME", help=help_text, shell_complete=offers
+        "--colormap", default=default, show_default=True, metavar="NAME", help=text, shell_complete=offers
     )
 
 
 def number(
-    name: str,
-    help_text: str,
-    default: int | None = None,
-    *,
-    minimum: int = 1,
-    maximum: int = MAX_COUNT,
-    **settings: Any,
+    name: str, text: str, default: int | None = None, *, minimum: int = 1, maximum: int = MAX_COUNT, **settings: Any
 ) -> Callable[[Command], Command]:
     """Return an option for an integer in a range."""
     settings = {"metavar": "N"} | settings
-    return click.option(
-        name, type=integer(minimum, maximum), default=default, show_default=True, help=help_text, **settings
-    )
+    return click.option(name, type=integer(minimum, maximum), default=default, show_default=True, help=text, **settings)
 
 
-def output_option(help_text: str, **settings: Any) -> Callable[[Command], Command]:
+def output_option(text: str, **settings: Any) -> Callable[[Command], Command]:
     """Return the option for the output path."""
-    return click.option("-o", "--output", metavar="PATH", help=help_text, **settings)
+    return click.option("-o", "--output", metavar="PATH", help=text, **settings)
 
 
 def _to_edit(text: str) -> Any:
@@ -252,7 +239,7 @@ edits = click.option(
     "edits",
     multiple=True,
     metavar="EDIT",
-    type=ConvertedType("edit", _to_edit),
+    type=Parser("edit", _to_edit),
     help=f"Remove a part of the image before the model sees it; may be repeated. The form is {EDIT_FORM}.",
 )
 score = choice(
@@ -261,7 +248,7 @@ score = choice(
 output = output_option("Output file or folder.  [default: the current folder]", default=".")
 
 
-def output_file(*suffixes: str) -> ConvertedType:
+def output_file(*suffixes: str) -> Parser:
     """Return the type of an output file with one of these suffixes, in an existing folder."""
 
     def find(text: str) -> Path:
@@ -271,7 +258,7 @@ def output_file(*suffixes: str) -> ConvertedType:
             raise GradcamError(f"{text!r}: there is no folder {Path(text).parent}. Create it first.")
         return Path(text)
 
-    return ConvertedType("file", find)
+    return Parser("file", find)
 
 
 _LABELS_SETTINGS: Any = {
@@ -292,26 +279,26 @@ _MODEL = (
     click.option(
         "--weights",
         metavar="FILE|NAME",
-        type=ConvertedType("weights", parse.to_weights),
+        type=Parser("weights", parse.to_weights),
         help="Checkpoint to load, or the name of pretrained weights, such as IMAGENET1K_V1.",
     ),
     _LABELS,
     click.option(
         "--mean",
         metavar="M[,M,M]",
-        type=ConvertedType("numbers", parse.to_means),
+        type=Parser("numbers", parse.to_means),
         help="Mean of each channel, for pixel values from 0 to 1. Give one value for a greyscale model.",
     ),
     click.option(
         "--std",
         metavar="S[,S,S]",
-        type=ConvertedType("numbers", parse.to_stds),
+        type=Parser("numbers", parse.to_stds),
         help="Standard deviation of each channel, for pixel values from 0 to 1.",
     ),
     click.option(
         "--size",
         metavar="N|HxW",
-        type=ConvertedType("size", parse.to_size),
+        type=Parser("size", parse.to_size),
         help="Input size of the model, in pixels. N: a centre crop of N x N; HxW: the whole image, resized.",
     ),
     click.option(
@@ -336,7 +323,7 @@ _MODEL = (
     click.option(
         "--reshape",
         metavar="GRID|LAYOUT",
-        type=ConvertedType("layout", parse.to_layout),
+        type=Parser("layout", parse.to_layout),
         help="Layout of the layer's output, if it is not detected. Give the grid of the tokens, such as 14x14, or one of: "
         f"{', '.join(LAYOUTS)}.",
     ),
@@ -344,7 +331,7 @@ _MODEL = (
 _FIT = (
     click.option(
         "--fit",
-        type=ConvertedType("fit", lambda text: text if text == "crop" else to_fit_word(text)),
+        type=Parser("fit", lambda text: text if text == "crop" else to_fit_word(text)),
         default="crop",
         show_default=True,
         metavar="crop|whole|tiles[:N]",
@@ -412,10 +399,8 @@ images = click.argument("images", nargs=-1, required=True, type=click.Path(), me
 def several(
     *names: str, find: Callable[[Sequence[str]], Iterable[object]], completions: Iterable[str], **settings: Any
 ) -> Callable[[Command], Command]:
-    """Return an option that may be repeated, and accepts comma-separated names.
-
-    `find` converts the names, and raises `GradcamError` for unknown ones. `completions`: the names that Tab offers.
-    """
+    """Return an option that may be repeated, and accepts comma-separated names. `find` converts the names, and raises
+    `GradcamError` for unknown ones. `completions`: the names that tab completion offers."""
 
     def to_names(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> tuple[Any, ...]:
         typed = [name.strip() for value in values for name in value.split(",") if name.strip()]
@@ -453,7 +438,7 @@ _OTHER_TARGETS = (
     click.option(
         "--missed",
         metavar="L,T,R,B",
-        type=ConvertedType("box", parse.to_box),
+        type=Parser("box", parse.to_box),
         multiple=True,
         help="Detectors: box around an object that was not detected; may be repeated. Give left, top, right and bottom in "
         "pixels. With --class, an object of this class is expected in the box.",
@@ -462,7 +447,7 @@ _OTHER_TARGETS = (
     click.option(
         "--mask",
         metavar="X,Y|BOX|FILE",
-        type=ConvertedType("mask", parse.to_mask),
+        type=Parser("mask", parse.to_mask),
         help="Segmenters: region to explain. X,Y: the predicted region at this point; BOX: left,top,right,bottom in pixels; "
         "FILE: an image that is black outside the region. Without --mask: all pixels that are predicted as the class.",
     ),
@@ -470,7 +455,7 @@ _OTHER_TARGETS = (
         "--text",
         "texts",
         metavar="SENTENCE",
-        type=ConvertedType("text", parse.to_sentence),
+        type=Parser("text", parse.to_sentence),
         multiple=True,
         help="CLIP-like models: sentence to locate; may be repeated. Text-prompted detectors: objects to detect.",
     ),
@@ -497,10 +482,10 @@ _OTHER_TARGETS = (
 )
 
 
-def layers(help_text: str, *, default: str) -> Callable[[Command], Command]:
+def layers(text: str, *, default: str) -> Callable[[Command], Command]:
     """Return the option for several layers, by names and patterns. `default`: the text for the default."""
-    text = f"{help_text}; may be repeated. Names, or patterns such as 'layer*.conv1'.  [default: {default}]"
-    return layer(text, "layers", "NAME|PATTERN", multiple=True)
+    full_text = f"{text}; may be repeated. Names, or patterns such as 'layer*.conv1'.  [default: {default}]"
+    return layer(full_text, "layers", "NAME|PATTERN", multiple=True)
 
 
 def _methods(find: Callable[[str], Any], built_in: Iterable[str], default: str) -> Callable[[Command], Command]:

@@ -50,7 +50,7 @@ MODEL_OPTIONS = ("weights", "precision", "layer")  # options that can be given f
 def _options_for(role: str) -> Callable[[options.Command], options.Command]:
     """Return the options that apply to only one of the two models."""
     name = role.upper()
-    weights = options.ConvertedType("weights", to_weights)
+    weights = options.Parser("weights", to_weights)
     return options.combine(
         click.option(f"--weights-{role}", metavar="FILE|NAME", type=weights, help=f"Weights of {name} only."),
         click.option(f"--precision-{role}", type=click.Choice([*PRECISIONS]), help=f"Precision of {name} only."),
@@ -119,7 +119,7 @@ def _split_arguments(words: Sequence[str], against: Path | None, save: Path | No
     "conditions",
     metavar="CONDITION",
     multiple=True,
-    type=options.ConvertedType("condition", read_condition),
+    type=options.Parser("condition", read_condition),
     help="Exit with status 1 if the condition is met; may be repeated. 'correlation<0.9' is met if any image meets it. "
     f"'mean agree<1' tests the mean of all images. Names: {', '.join(NAMES)}.",
 )
