@@ -186,7 +186,7 @@ def _find_target(context: click.Context, parameter: click.Parameter, name: str |
     return target
 
 
-def _choice_of(*names: str, help: str, metavar: str = "NAME|INDEX", **settings: Any) -> Callable[[Command], Command]:
+def _class_option(*names: str, help: str, metavar: str = "NAME|INDEX", **settings: Any) -> Callable[[Command], Command]:
     return click.option(*names, metavar=metavar, help=help, shell_complete=complete(list_classes), **settings)
 
 
@@ -199,12 +199,12 @@ def layer(text: str, name: str = "layer", metavar: str = "NAME", **settings: Any
 
 def class_(name: str, text: str) -> Callable[[Command], Command]:
     """Return the option for a single class."""
-    return _choice_of("-c", "--class", name, help=text)
+    return _class_option("-c", "--class", name, help=text)
 
 
 def against(text: str, metavar: str) -> Callable[[Command], Command]:
     """Return the option for the classes or sentences to contrast with."""
-    return _choice_of("--against", multiple=True, metavar=metavar, help=text)
+    return _class_option("--against", multiple=True, metavar=metavar, help=text)
 
 
 def colormap(default: str, text: str) -> Callable[[Command], Command]:
@@ -345,7 +345,7 @@ _FIT = (
     ),
 )
 _TARGET = (
-    _choice_of(
+    _class_option(
         "-c",
         "--class",
         "classes",
@@ -396,7 +396,7 @@ def find_any_method(name: str) -> Method | AttributionMethod:
 images = click.argument("images", nargs=-1, required=True, type=click.Path(), metavar="IMAGE...", callback=find_images)
 
 
-def several(
+def names_option(
     *names: str, find: Callable[[Sequence[str]], Iterable[object]], completions: Iterable[str], **settings: Any
 ) -> Callable[[Command], Command]:
     """Return an option that may be repeated, and accepts comma-separated names. `find` converts the names, and raises
@@ -427,7 +427,7 @@ _OTHER_TARGETS = (
         metavar="TASK",
         help=f"Task of the model: {', '.join(TASKS)}.  [default: detected from the model]",
     ),
-    several(
+    names_option(
         *("--box", "boxes"),
         find=_find_numbers_or_all,
         completions=[ALL],
@@ -463,14 +463,14 @@ _OTHER_TARGETS = (
         "--like", metavar="FILE", type=parse.FILE, help="Explain why the image is similar to this second image."
     ),
     click.option("--caption", is_flag=True, help="Captioners: explain every word of the caption."),
-    several(
+    names_option(
         *("--word", "words"),
         find=_find_numbers,
         completions=(),
         metavar="N",
         help="Captioners: number of the word to explain; may be repeated.",
     ),
-    several(
+    names_option(
         *("--keypoint", "keypoints"),
         find=_find_numbers_or_all,
         completions=[ALL],
@@ -495,7 +495,7 @@ def _methods(find: Callable[[str], Any], built_in: Iterable[str], default: str) 
         with contextlib.nullcontext() if set(names) <= set(built_in) else custom_code_context(*names):
             return [find(name) for name in names]
 
-    return several(
+    return names_option(
         "--method",
         "methods",
         metavar="NAME[,NAME]",
@@ -526,7 +526,7 @@ def page_options() -> Callable[[Command], Command]:
             multiple=True,
         ),
         _methods(find_method, METHODS, " Some models have a different default.  [default: gradcam]"),
-        _choice_of(
+        _class_option(
             "-c",
             "--class",
             "classes",
@@ -574,7 +574,7 @@ model_without_name = combine(*_MODEL[1:])  # without --model, for commands in wh
 # --edge and --axis explain a coordinate, which has no probability, so its heatmap cannot be evaluated.
 _EVALUATED_TARGETS = (option for option in _OTHER_TARGETS if option not in (_EDGE, _AXIS))
 other_targets = combine(*_EVALUATED_TARGETS, against("Sentence to contrast with --text; may be repeated.", "SENTENCE"))
-save = several(
+save = names_option(
     "--save",
     "saved",
     metavar="KIND[,KIND]",

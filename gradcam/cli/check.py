@@ -106,7 +106,7 @@ def _style(outcome: str) -> str:
 @options.images
 @options.model
 @options.layer("Target layer (see `gradcam layers`).")
-@options.several(
+@options.names_option(
     "--method",
     "methods",
     metavar="NAME[,NAME]",

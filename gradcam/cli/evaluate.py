@@ -60,7 +60,7 @@ MAX_LISTED_METHODS = 3  # in the last line
 
 @click.command("evaluate", cls=Command)
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
-@options.several(
+@options.names_option(
     "--method",
     "methods",
     find=list,
@@ -69,7 +69,7 @@ MAX_LISTED_METHODS = 3  # in the last line
     help=f"CAM method to compare (see `gradcam methods`); may be repeated. FILE.py:NAME is your own method. "
     f"Groups: {', '.join(METHOD_GROUPS)}.  [default: {','.join(DEFAULT_METHODS)}]",
 )
-@options.several(
+@options.names_option(
     "--metric",
     "metrics",
     find=list,
@@ -293,7 +293,7 @@ def format_results(results: Results, *, width: int | None = None) -> str:
     columns = width or shutil.get_terminal_size((WIDTH, 24)).columns
     metrics = [name for name in plan.metrics if any(metric == name for _, metric in rankings)]
     means = {name: {metric: _mean_cell(rankings[name, metric]) for metric in metrics} for name in plan.names}
-    lines = [*_tables("mean ±95 %", results, rankings, means, columns)]
+    lines = [*_format_tables("mean ±95 %", results, rankings, means, columns)]
     ranked_metrics = [metric for metric in metrics if any(rankings[name, metric].is_best for name in plan.methods)]
     if ranked_metrics and len(plan.methods) > 1:
         rows = {name: {metric: rankings[name, metric].difference for metric in ranked_metrics} for name in plan.methods}
@@ -301,7 +301,7 @@ def format_results(results: Results, *, width: int | None = None) -> str:
             name: {metric: _cell(gap, "+") if gap else "best" for metric, gap in row.items()}
             for name, row in rows.items()
         }
-        lines += _tables("paired difference from the best method", results, rankings, differences, columns)
+        lines += _format_tables("paired difference from the best method", results, rankings, differences, columns)
     used_marks = {
         BEST: any(ranking.is_best for ranking in rankings.values()),
         LEVEL: any(ranking.is_level for ranking in rankings.values()),
@@ -309,10 +309,10 @@ def format_results(results: Results, *, width: int | None = None) -> str:
     }
     lines += [f"{mark} {LEGEND[mark]}" for mark, is_used in used_marks.items() if is_used]
     lines += (describe_shortage(rankings) or "").replace(". ", ".\n").splitlines()
-    return "\n".join([*lines, *_conclude(results, rankings, ranked_metrics)])
+    return "\n".join([*lines, *_format_conclusion(results, rankings, ranked_metrics)])
 
 
-def _tables(title: str, results: Results, rankings: Rankings, cells: Cells, columns: int) -> list[str]:
+def _format_tables(title: str, results: Results, rankings: Rankings, cells: Cells, columns: int) -> list[str]:
     first, plan = max(map(len, cells)), results.plan
     heads = {}
     for metric in next(iter(cells.values())):
@@ -382,7 +382,7 @@ def _colour(ranking: Ranking) -> Callable[[str], str]:
     return partial(click.style, dim=True) if ranking.is_control else str
 
 
-def _conclude(results: Results, rankings: Rankings, metrics: Sequence[str]) -> list[str]:
+def _format_conclusion(results: Results, rankings: Rankings, metrics: Sequence[str]) -> list[str]:
     """Format the methods with the most metrics in which they are best, or not distinguished from the best method.
 
     Metrics in which a control map does as well as the best method do not count.

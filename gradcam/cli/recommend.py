@@ -61,7 +61,7 @@ def _find_scores(names: Sequence[str]) -> list[str]:
     "layers",
     multiple=True,
 )
-@options.several(
+@options.names_option(
     "--method",
     "methods",
     metavar="NAME[,NAME]",
@@ -69,7 +69,7 @@ def _find_scores(names: Sequence[str]) -> list[str]:
     completions=METHODS,
     help="CAM method to try; may be repeated.  [default: methods with one forward pass]",
 )
-@options.several(
+@options.names_option(
     "--score",
     "scores",
     metavar="NAME[,NAME]",

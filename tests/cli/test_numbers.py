@@ -42,14 +42,14 @@ def list_options(group: Any = cli, words: tuple[str, ...] = ()) -> Iterator[tupl
 
 
 def limits(option: Any) -> dict[str, Any]:
-    """Of a number, `least`, `most` and perhaps `above`."""
+    """Of a number, `minimum`, `maximum` and perhaps `above`."""
     return getattr(getattr(option.type, "_parse", None), "keywords", {})
 
 
 NUMBERS = {
     (*words, option.opts[-1]): option
     for words, option in list_options()
-    if {"least", "most"} <= limits(option).keys()
+    if {"minimum", "maximum"} <= limits(option).keys()
     or isinstance(option.type, (click.types.IntParamType, click.types.FloatParamType))  # which would have no limits
 }
 OTHERS = {
@@ -73,7 +73,7 @@ def test_there_are_numbers_in_most_commands() -> None:
 @pytest.mark.parametrize("words", NUMBERS, ids=" ".join)
 def test_a_number_has_two_limits_and_keeps_within_them(words: tuple[str, ...]) -> None:
     option = NUMBERS[words]
-    low, high, above = (limits(option).get(name) for name in ("least", "most", "above"))
+    low, high, above = (limits(option).get(name) for name in ("minimum", "maximum", "above"))
     assert low is not None, "no lower limit"
     assert high is not None, "no upper limit"
     assert math.isfinite(high)
