@@ -159,7 +159,7 @@ class OutputLocation:
 
 @dataclass(frozen=True)
 class OutputMode:
-    """How results are printed: as text, as JSON, or not at all."""
+    """The form of printed results: text, JSON, or nothing."""
 
     as_json: bool
     quiet: bool
