@@ -1,4 +1,4 @@
-"""How families of models that do more than classify are run and read: one row of a table, and one file, for each."""
+"""Support for models that do more than classify: one table row and one module per model family."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from torch import nn
 from gradcam.families.base import Captioner, Detector, Embedder, Family, PoseFinder, Segmenter, name_classes
 
 Kind = TypeVar("Kind", bound=Family)
-DEEPEST = 2  # levels below a model at which the one that it wraps is looked for
+MAX_NESTING_DEPTH = 2  # levels of submodules that are searched for a supported model, as users wrap models
 
 
 @dataclass(frozen=True)
-class Row:
-    """Models whose class is called so, by its full name, and `module:class` of what reads them, in this package."""
+class FamilyEntry:
+    """A family of models: a pattern for the full names of model classes, and the `module:class` that supports them."""
 
     pattern: str
-    reader: str
+    family_class: str
 
 
 MODELING = r"transformers\.models\.\w+\.modeling_\w+\."
@@ -32,75 +32,75 @@ DETECTORS = (
 TOWERS = "CLIP|CLIPSeg|Siglip2?|AltCLIP|ChineseCLIP|MetaClip2|Align|VisionTextDualEncoder"
 BACKBONES = rf"{MODELING}(?!\w*PreTrained|VisionEncoderDecoder)\w*(Model|ModelWithProjection|Backbone)"
 
-# In the order in which they are tried; a class of a user's own that extends one of these is read as that.
+# The first match counts. A user's subclass of a listed class belongs to the family of that class.
 FAMILIES = (
-    Row(
+    FamilyEntry(
         r"torchvision\.models\.detection\.\w+\.(FasterRCNN|MaskRCNN|KeypointRCNN)",
         "torchvision_detection:RegionDetector",
     ),
-    Row(r"torchvision\.models\.detection\.\w+\.(RetinaNet|FCOS|SSD)", "torchvision_detection:AnchorDetector"),
-    Row(r"torchvision\.models\.detection\.\w+\.KeypointRCNN", "pose:KeypointRcnn"),
-    Row(
+    FamilyEntry(r"torchvision\.models\.detection\.\w+\.(RetinaNet|FCOS|SSD)", "torchvision_detection:AnchorDetector"),
+    FamilyEntry(r"torchvision\.models\.detection\.\w+\.KeypointRCNN", "pose:KeypointRcnn"),
+    FamilyEntry(
         r"torchvision\.models\.segmentation\.\w+\.(_SimpleSegmentationModel|LRASPP)",
         "segmentation:TorchvisionSegmenter",
     ),
-    Row(r"segmentation_models_pytorch\.base\.model\.SegmentationModel", "segmentation:EncoderSegmenter"),
-    Row(r"ultralytics\.nn\.tasks\.DetectionModel", "yolo:YoloDetector"),
-    Row(
+    FamilyEntry(r"segmentation_models_pytorch\.base\.model\.SegmentationModel", "segmentation:EncoderSegmenter"),
+    FamilyEntry(r"ultralytics\.nn\.tasks\.DetectionModel", "yolo:YoloDetector"),
+    FamilyEntry(
         rf"{MODELING}(({DETECTORS})ForObjectDetection|DetrForSegmentation|RfDetrForInstanceSegmentation)",
         "huggingface_detection:HuggingFaceDetector",
     ),
-    Row(
+    FamilyEntry(
         rf"{MODELING}(\w+ForSemanticSegmentation|CLIPSegForImageSegmentation)",
         "huggingface_segmentation:SemanticSegmenter",
     ),
-    Row(rf"{MODELING}\w+ForDepthEstimation", "huggingface_segmentation:DepthEstimator"),
-    Row(rf"{MODELING}Mask2FormerForUniversalSegmentation", "huggingface_segmentation:Mask2FormerSegmenter"),
-    Row(
+    FamilyEntry(rf"{MODELING}\w+ForDepthEstimation", "huggingface_segmentation:DepthEstimator"),
+    FamilyEntry(rf"{MODELING}Mask2FormerForUniversalSegmentation", "huggingface_segmentation:Mask2FormerSegmenter"),
+    FamilyEntry(
         rf"{MODELING}(MaskFormerForInstance|OneFormerForUniversal)Segmentation",
         "huggingface_segmentation:QuerySegmenter",
     ),
-    Row(rf"{MODELING}Eomt\w*ForUniversalSegmentation", "huggingface_segmentation:EomtSegmenter"),
-    Row(rf"{MODELING}VisionEncoderDecoderModel", "captioning:EncoderDecoder"),
-    Row(rf"{MODELING}BlipForConditionalGeneration", "captioning:Blip"),
-    Row(rf"{MODELING}GitForCausalLM", "captioning:Git"),
-    Row(rf"{MODELING}(Blip2|InstructBlip)ForConditionalGeneration", "captioning:Blip2"),
-    Row(rf"{MODELING}(Llava|VipLlava|AyaVision|Gemma3)ForConditionalGeneration", "captioning:Llava"),
-    Row(rf"{MODELING}InternVLForConditionalGeneration", "captioning:InternVl"),
-    Row(rf"{MODELING}VitPoseForPoseEstimation", "pose:VitPose"),
-    Row(rf"{MODELING}({TOWERS})Model", "embedding:HuggingFaceTowers"),
-    Row(r"open_clip\.(model|coca_model)\.(CLIP|CustomTextCLIP|CoCa)", "embedding:OpenClipTowers"),
-    Row(BACKBONES, "embedding:Backbone"),
+    FamilyEntry(rf"{MODELING}Eomt\w*ForUniversalSegmentation", "huggingface_segmentation:EomtSegmenter"),
+    FamilyEntry(rf"{MODELING}VisionEncoderDecoderModel", "captioning:EncoderDecoder"),
+    FamilyEntry(rf"{MODELING}BlipForConditionalGeneration", "captioning:Blip"),
+    FamilyEntry(rf"{MODELING}GitForCausalLM", "captioning:Git"),
+    FamilyEntry(rf"{MODELING}(Blip2|InstructBlip)ForConditionalGeneration", "captioning:Blip2"),
+    FamilyEntry(rf"{MODELING}(Llava|VipLlava|AyaVision|Gemma3)ForConditionalGeneration", "captioning:Llava"),
+    FamilyEntry(rf"{MODELING}InternVLForConditionalGeneration", "captioning:InternVl"),
+    FamilyEntry(rf"{MODELING}VitPoseForPoseEstimation", "pose:VitPose"),
+    FamilyEntry(rf"{MODELING}({TOWERS})Model", "embedding:HuggingFaceTowers"),
+    FamilyEntry(r"open_clip\.(model|coca_model)\.(CLIP|CustomTextCLIP|CoCa)", "embedding:OpenClipTowers"),
+    FamilyEntry(BACKBONES, "embedding:Backbone"),
 )
 
 
 def find_family(model: nn.Module, kind: type[Kind]) -> Kind | None:
-    """What reads the model, or the one inside it; None for a model of no known family of that kind."""
-    return next((found for found in list_families(model) if isinstance(found, kind)), None)
+    """Return the family of this kind that supports the model or a submodule of it; None if there is none."""
+    return next((family for family in list_families(model) if isinstance(family, kind)), None)
 
 
 def find_main(model: nn.Module) -> Family | None:
-    """What reads a model for what it is there for; None for one of no known family, which classifies as a rule."""
-    # Inside of a classifier there may be something that gives features.
-    found = (it for it in list_families(model) if not (it.prefix and isinstance(it, Embedder)))
-    return next(found, None)
+    """Return the family for the model's main task; None if there is none, which usually means a classifier."""
+    # The backbone inside a classifier may match an embedder, but the model's task is classification.
+    families = (family for family in list_families(model) if not (family.prefix and isinstance(family, Embedder)))
+    return next(families, None)
 
 
 def list_families(model: nn.Module) -> Iterator[Family]:
-    """All that reads a model, or models up to `DEEPEST` levels inside it, the outermost first."""
-    inside = [(name, each) for name, each in model.named_modules() if name.count(".") < DEEPEST]
-    for name, each in sorted(inside, key=lambda it: it[0].count(".") + bool(it[0])):
-        for reader in find_readers(type(each)):
-            yield reader(each, name)
+    """Yield the families that match the model or its submodules, outermost module first."""
+    modules = [(name, module) for name, module in model.named_modules() if name.count(".") < MAX_NESTING_DEPTH]
+    for name, module in sorted(modules, key=lambda item: item[0].count(".") + bool(item[0])):
+        for family_class in find_readers(type(module)):
+            yield family_class(module, name)
 
 
 def find_readers(kind: type) -> Iterator[type[Family]]:
-    """What reads models of this class, or of one that it extends."""
-    names = [f"{each.__module__}.{each.__qualname__}" for each in kind.__mro__]
-    for row in FAMILIES:
-        if any(re.fullmatch(row.pattern, name) for name in names):
-            place, _, reader = row.reader.partition(":")
-            yield getattr(importlib.import_module(f"{__name__}.{place}"), reader)
+    """Yield the family classes that support this model class or one of its base classes."""
+    names = [f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__]
+    for entry in FAMILIES:
+        if any(re.fullmatch(entry.pattern, name) for name in names):
+            module_name, _, class_name = entry.family_class.partition(":")
+            yield getattr(importlib.import_module(f"{__name__}.{module_name}"), class_name)
 
 
 __all__ = [

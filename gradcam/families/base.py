@@ -1,4 +1,4 @@
-"""What a family of models says of itself: what is run and watched, what is explained by default, and how it is read."""
+"""Interfaces of model families: which module to run, which outputs to record, which layer to explain by default."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from gradcam.errors import ModelError, TargetError
 from gradcam.hooks.hooks import ForwardHook, Hooks
 from gradcam.hooks.nested import Batch
 
-MODEL = "model"  # what the family's own model is called among what is watched
+MODEL = "model"  # the name of the family's model among the watched modules
 
 
 @dataclass(frozen=True)
-class Call:
-    """One run of a module: its arguments, and what it gave."""
+class ModuleCall:
+    """One call of a watched module: its arguments and its output."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -27,14 +27,14 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A model's output, and the runs of the modules that were watched meanwhile, by their names, in their order."""
+class ModelRun:
+    """One run of a model: its output, and the calls of each watched module in order of execution."""
 
     output: Any
-    calls: dict[str, list[Call]] = field(default_factory=dict)
+    calls: dict[str, list[ModuleCall]] = field(default_factory=dict)
 
-    def last(self, name: str = MODEL) -> Any:
-        """What a watched module gave in its last run."""
+    def last_output(self, name: str = MODEL) -> Any:
+        """Return the output of a watched module in its last call."""
         if not self.calls[name]:
             raise ModelError(
                 f"The model does not call its submodule '{name}', from which the target is read: explain that submodule "
@@ -43,41 +43,46 @@ class Seen:
         return self.calls[name][-1].output
 
 
-class Watched(nn.Module):
-    """A model that gives `Seen`: its output with what some of its modules gave, recorded wherever that is. The model is
-    its `module`, so that layers keep their names."""
+class RecordingModel(nn.Module):
+    """A wrapper whose output is a `ModelRun`.
+
+    The wrapped model is its submodule `module`, which keeps layer names unchanged.
+    """
 
     def __init__(self, model: nn.Module, modules: Mapping[str, nn.Module]) -> None:
         super().__init__()
         self.module = model
-        self._watched = dict(modules)  # by a dict, which registers nothing
+        self._watched = dict(modules)  # A dict does not register the modules a second time.
 
-    def forward(self, *args: Any, **kwargs: Any) -> Seen:
-        calls: dict[str, list[Call]] = {}
+    def forward(self, *args: Any, **kwargs: Any) -> ModelRun:
+        calls: dict[str, list[ModuleCall]] = {}
         with Hooks() as hooks:
             for name, module in self._watched.items():
-                hooks.after_forward(module, _keep_in(calls.setdefault(name, [])))
-            return Seen(self.module(*args, **kwargs), calls)
+                hooks.after_forward(module, _record_into(calls.setdefault(name, [])))
+            return ModelRun(self.module(*args, **kwargs), calls)
 
 
-def _keep_in(calls: list[Call]) -> ForwardHook:
-    def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        calls.append(Call(args, kwargs, output))
+def _record_into(calls: list[ModuleCall]) -> ForwardHook:
+    def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        calls.append(ModuleCall(args, kwargs, output))
 
-    return keep
+    return record
 
 
 _NAMES: WeakKeyDictionary[nn.Module, Sequence[str]] = WeakKeyDictionary()
 
 
 def name_classes(model: nn.Module, labels: Sequence[str]) -> None:
-    """Call the classes of a model so, wherever they are named; a module has no place for that."""
+    """Set the class names of a model. They are stored outside the module, which has no attribute for them."""
     _NAMES[model] = labels
 
 
 class Family(ABC):
-    """A model of one family. `model`: itself; `prefix`: its dotted name inside the model that is explained, "" if it is
-    that."""
+    """A supported model of one family.
+
+    `model` is the module that the family supports. `prefix` is its dotted name inside the explained model, or "" if it
+    is the explained model itself.
+    """
 
     task: ClassVar[str]
 
@@ -86,80 +91,81 @@ class Family(ABC):
 
     @property
     def layer(self) -> str | None:
-        """The dotted name, in the model that is explained, of the layer where nothing else is said; None where the last
-        layer with a grid is right."""
-        own = self.own_layer
-        return None if own is None else f"{self.prefix}.{own}".lstrip(".")
+        """Return the default layer's name in the explained model; None for the last layer with a grid."""
+        name = self.own_layer
+        return None if name is None else f"{self.prefix}.{name}".lstrip(".")
 
     @property
     def own_layer(self) -> str | None:
-        """The same, in the family's own model."""
+        """Return the default layer's name relative to the family's own model; None for the last layer with a grid."""
         return None
 
     @property
     def layers(self) -> Sequence[str]:
-        """The layers whose maps are added up where nothing else is said, by their names as `layer` has them."""
-        return [f"{self.prefix}.{own}".lstrip(".") for own in self.own_layers]
+        """Return the names, in the explained model, of the default layers whose maps are added."""
+        return [f"{self.prefix}.{name}".lstrip(".") for name in self.own_layers]
 
     @property
     def own_layers(self) -> Sequence[str]:
-        """The same, in the family's own model. Several where a pyramid's levels are outputs of several modules."""
+        """Return the default layers' names relative to the family's own model: several for a feature pyramid."""
         return [] if self.own_layer is None else [self.own_layer]
 
     def reshape(self, batch: Batch) -> Callable[[Tensor], Tensor] | None:
-        """What brings tokens on a grid, where counting them cannot tell; None where it can."""
+        """Return a function that arranges tokens on a grid; None if the number of tokens determines the grid."""
         return None
 
     @property
     def labels(self) -> Sequence[str] | None:
-        """The names of the classes: those that a person gave, or those that the model itself knows."""
+        """Return the class names: those set by `name_classes`, or else the model's own."""
         return _NAMES.get(self.model) or self.own_labels
 
     @property
     def own_labels(self) -> Sequence[str] | None:
-        """Those that the model itself knows."""
+        """Return the class names that are stored in the model; None if it has none."""
         return None
 
     @property
     def class_count(self) -> int | None:
-        """Return the number of classes in the model's output, the background included; None if only running it tells."""
+        """Return the number of output classes, including the background; None if it is unknown before a run."""
         return None if self.own_labels is None else len(self.own_labels)
 
     def watched(self) -> dict[str, nn.Module]:
-        """The modules whose runs `read` needs, by any names; the family's own model among them."""
+        """Return the modules whose calls `read` needs, by arbitrary names; by default the family's own model."""
         return {MODEL: self.model}
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """What is run in place of the model that is explained; its output is what this family reads."""
-        return Watched(model, self.watched())
+        """Return the module to run instead of the explained model. Its output is the input of `read`."""
+        return RecordingModel(model, self.watched())
 
     @property
     def has_own_scale(self) -> bool:
-        """Whether the model itself resizes and normalises pictures with values from 0 to 1."""
+        """Return whether the model itself resizes and normalises images with values from 0 to 1."""
         return False
 
     def set_threshold(self, threshold: float) -> None:
-        """Have the model give boxes from this score on. Raises `ModelError` for one that has no such."""
+        """Set the minimum score of detections. Raise `ModelError` if the model has no threshold."""
         raise ModelError(f"{type(self.model).__name__} takes no threshold: leave the threshold out.")
 
     @property
     def usual_prompts(self) -> Sequence[str] | None:
-        """What a model that is told something by words is told where nobody says; None for a model that is not."""
+        """Return the default text prompts; None for models that take none."""
         return None
 
     def to_prompts(self, prompts: Sequence[str]) -> dict[str, Tensor]:
-        """What it takes of these words beside one picture. Raises `ModelError` for a model that is not told by words."""
+        """Return the model's inputs for these text prompts. Raise `ModelError` if the model takes no text."""
         raise ModelError(f"{type(self.model).__name__} takes no text prompts: leave the prompts out.")
 
     def to_inputs(self, images: Tensor) -> Any:
-        """Pictures (N,C,H,W), preprocessed, as this family takes them."""
+        """Convert preprocessed images (N,C,H,W) to the input format of this family."""
         return images
 
 
 class Detections(NamedTuple):
-    """What was found in one picture, the surest first, with their graph. `boxes` (B,4): left, top, right and bottom, in
-    pixels of the picture as the model was given it. `scores` (B,). `labels` (B,): int64. `masks` (B,H,W): in [0,1], of
-    the same size as that picture, None for a detector without. `keypoints` (B,P,h,w): heatmaps over the boxes."""
+    """The detections of one image, the highest score first, with their autograd graph.
+
+    `boxes` (B,4) are left, top, right, bottom in pixels of the model's input image. `scores` and `labels` (int64) are
+    (B,). `masks` (B,H,W) are in [0,1] at the input size, or None. `keypoints` (B,P,h,w) are heatmaps over the boxes.
+    """
 
     boxes: Tensor
     scores: Tensor
@@ -169,8 +175,7 @@ class Detections(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """What a detector weighed in one picture before it chose: boxes (M,4) as in `Detections`, scores (M,), and the label
-    (M,) that each score is for."""
+    """All candidates of one image before postprocessing: boxes (M,4) as in `Detections`, and scores and labels (M,)."""
 
     boxes: Tensor
     scores: Tensor
@@ -178,8 +183,10 @@ class Candidates(NamedTuple):
 
 
 class LocalGradient(NamedTuple):
-    """The gradient of an image's score at a tensor (N,C,H,W), of either by its number: `values` (C,h,w) from a row and a
-    column on, and zero elsewhere."""
+    """The gradient of one score at a small window of a tensor (N,C,H,W); it is zero outside the window.
+
+    `image` and `score` are indices. `values` (C,h,w) start at row `top` and column `left`.
+    """
 
     image: int
     score: int
@@ -189,102 +196,114 @@ class LocalGradient(NamedTuple):
 
 
 class Detector(Family):
-    """Boxes, each with a label and a score."""
+    """A model that outputs boxes, each with a label and a score."""
 
     task = "detection"
 
     @abstractmethod
-    def read(self, seen: Seen, batch: Batch) -> list[Detections]:
-        """For each picture what is left after the model's own postprocessing. Values have the graph that the model gave
-        them."""
+    def read(self, run: ModelRun, batch: Batch) -> list[Detections]:
+        """Return each image's detections after the model's own postprocessing, with their graph."""
 
     @abstractmethod
-    def weigh(self, seen: Seen, batch: Batch, label: int | None) -> list[Candidates]:
-        """For each picture all candidates before the choice, with their scores for one class, or for each one's best."""
+    def list_candidates(self, run: ModelRun, batch: Batch, label: int | None) -> list[Candidates]:
+        """Return each image's candidates with their scores for one label, or for their best label if it is None."""
 
     def differentiate(
-        self, seen: Seen, batch: Batch, found: Sequence[Detections], edge: int | None, inputs: Sequence[Tensor]
+        self, run: ModelRun, batch: Batch, detections: Sequence[Detections], edge: int | None, inputs: Sequence[Tensor]
     ) -> list[list[LocalGradient]] | None:
-        """At each of the inputs (N,C,H,W) the gradients of some of each picture's boxes: of their scores, or of one of their
-        four edges. None where there is no shorter way than autograd's."""
+        """Return local gradients of the detections' scores, or of one of their edges, for each input (N,C,H,W).
+
+        None means that only autograd can compute them.
+        """
         return None
 
 
 class Segmenter(Family):
-    """A class for each pixel."""
+    """A model that outputs class scores for each pixel."""
 
     task = "segmentation"
 
     @abstractmethod
-    def read(self, seen: Seen, batch: Batch) -> Tensor:
-        """The classes' logits (N,C,h,w) with their graph, at the size that the model gives them; h and w cover the
-        picture as the model was given it. Of models that give masks with classes: the classes' scores at each pixel."""
+    def read(self, run: ModelRun, batch: Batch) -> Tensor:
+        """Return the class logits (N,C,h,w), at the model's output resolution, with their graph.
+
+        The grid (h,w) covers the model's input image. For models that predict masks with classes, the values are
+        semantic scores per pixel.
+        """
 
     @property
     def background(self) -> int | None:
-        """The class of pixels that show none of the others, None where the model has no such class."""
+        """Return the index of the background class; None if the model has none."""
         names = [label.casefold().strip("_") for label in self.labels or ()]
         return names.index("background") if "background" in names else None
 
     def to_probabilities(self, logits: Tensor) -> Tensor:
-        """The classes' probabilities (N,C,h,w), of what `read` gives."""
+        """Convert the output of `read` to class probabilities (N,C,h,w)."""
         return logits.softmax(1)
 
 
 class Embedder(Family):
-    """A vector for each picture, and for sentences where the model takes those."""
+    """A model that embeds images, and possibly sentences, as vectors."""
 
     task = "matching"
 
     @abstractmethod
-    def read(self, seen: Seen, batch: Batch) -> Tensor:
-        """The pictures' embeddings (N,D), not normalised, with their graph."""
+    def read(self, run: ModelRun, batch: Batch) -> Tensor:
+        """Return the image embeddings (N,D), not normalised, with their graph."""
 
     @property
     def is_transformer(self) -> bool:
-        """Whether the tower of pictures is a transformer, whose attention methods can follow."""
+        """Return whether the image tower is a plain transformer, which attention-based methods support."""
         return False
 
     @property
     def takes_mean(self) -> bool:
-        """Whether the tower is known to take the mean of its tokens, as a convolutional one does of its places."""
+        """Return whether the image tower is known to pool its tokens by their mean."""
         return False
 
     def embed_texts(self, texts: Sequence[str]) -> Tensor:
-        """The sentences' embeddings (T,D), not normalised and without a graph; tokenised by the model's own parts.
-        Raises `TargetError` for a model without text or tokenizer, and for a sentence that is too long, with the words
-        at which it would be cut."""
+        """Return the embeddings (T,D) of sentences, not normalised and without a graph.
+
+        Raises `TargetError` if the model has no text encoder or no tokenizer, or if a sentence is too long.
+        """
         raise TargetError(f"{type(self.model).__name__} has no text encoder: compare images with targets.Like(...).")
 
 
 class Captioner(Family):
-    """Words, one after another, of a picture."""
+    """A model that writes a text about an image, token by token."""
 
     task = "captioning"
 
     @abstractmethod
-    def write(self, images: Any, most: int = 40) -> list[int]:
-        """The tokens, `most` of them at most, that the model writes of one picture (1,C,H,W), greedily; without those that
-        begin and end it. Raises `TargetError` for several pictures, and for a caption without words."""
+    def write(self, images: Any, max_tokens: int = 40) -> list[int]:
+        """Generate a caption of one image (1,C,H,W) greedily; return its tokens without start and end tokens.
+
+        Raises `TargetError` for a batch of several images, and for an empty caption.
+        """
 
     @abstractmethod
     def bind(self, model: nn.Module, batch: Batch, tokens: Sequence[int]) -> tuple[nn.Module, Batch]:
-        """What is run, and with what, so that `read` finds the logits of each of these tokens. Raises `TargetError` for
-        tokens that the model does not know, for more than it reads, and where it lacks a prompt."""
+        """Return the module and the batch to run, from whose output `read` takes the logits of these tokens.
+
+        Raises `TargetError` for tokens outside the vocabulary, for too many tokens, and for a missing prompt.
+        """
 
     @abstractmethod
-    def read(self, seen: Seen, batch: Batch, tokens: Sequence[int]) -> Tensor:
-        """The logits (N,T,V) for each of the tokens, of all words, given the picture and the tokens before it."""
+    def read(self, run: ModelRun, batch: Batch, tokens: Sequence[int]) -> Tensor:
+        """Return the logits (N,T,V) over the vocabulary at each token, given the image and the earlier tokens."""
 
     @abstractmethod
-    def words(self, tokens: Sequence[int]) -> list[str]:
-        """Each token as people read it. Raises `TargetError` without a tokenizer."""
+    def decode_tokens(self, tokens: Sequence[int]) -> list[str]:
+        """Decode each token to readable text. Raise `TargetError` without a tokenizer."""
 
 
 class Poses(NamedTuple):
-    """What was found in one picture, the surest first. `heatmaps` (B,P,h,w): with their graph. `regions` (B,4): what
-    each of them covers from edge to edge, in pixels of the picture as the model was given it, left, top, right and
-    bottom; without a graph. `scores` (B,): of the boxes that they are over, None for one over the whole picture."""
+    """The keypoint heatmaps of one image, the highest-scoring box first.
+
+    `heatmaps` (B,P,h,w) have their graph. `regions` (B,4) are the boxes that the heatmaps cover, as left, top, right,
+    bottom in pixels of the model's input image, without a graph. `scores` (B,) are those of the boxes; None if the
+    heatmaps cover the whole image.
+    """
 
     heatmaps: Tensor
     regions: Tensor
@@ -292,15 +311,18 @@ class Poses(NamedTuple):
 
 
 class PoseFinder(Family):
-    """Keypoints by their heatmaps. `temperature`: of the softmax that makes a heatmap the distribution of its point."""
+    """A model that locates keypoints by heatmaps.
+
+    `temperature` divides a heatmap before the softmax that turns it into a distribution over positions.
+    """
 
     task = "pose"
     temperature: ClassVar[float] = 1.0
 
-    def rate(self, peak: float) -> float | None:
-        """How sure the model is of a keypoint, from 0 to 1, by its heatmap's largest value; None where that says nothing."""
+    def to_confidence(self, peak: float) -> float | None:
+        """Return the confidence in a keypoint from its heatmap's maximum; None if the maximum is not in [0, 1]."""
         return peak if 0 <= peak <= 1 else None
 
     @abstractmethod
-    def find(self, seen: Seen, batch: Batch) -> list[Poses]:
-        """For each picture its heatmaps, over what each of them is, and how sure the model is of that."""
+    def find_poses(self, run: ModelRun, batch: Batch) -> list[Poses]:
+        """Return each image's heatmaps, with the regions that they cover and the scores of these regions."""

@@ -1,4 +1,4 @@
-"""Models that give a vector for each picture, and those that give one for a sentence as well."""
+"""Models that embed images as vectors, and two-tower models that also embed sentences."""
 
 from __future__ import annotations
 
@@ -14,232 +14,259 @@ from torch.nn.modules.conv import _ConvNd
 
 from gradcam.errors import ImageError, TargetError
 from gradcam.families import find_family
-from gradcam.families.base import Embedder, Seen, Watched
+from gradcam.families.base import Embedder, ModelRun, RecordingModel
 from gradcam.families.pooling import cheap_pooling, find_pool
 from gradcam.families.tokens import load_tokenizer, tokenize
 from gradcam.hooks import pytorch
 from gradcam.hooks.nested import Batch, tensors
 from gradcam.hooks.preserve import preserve_state
 
-PICTURES, HEAD = "pictures", "head"  # what is watched, besides the model
-VECTORS = (
+IMAGE_TOWER, HEAD = "pictures", "head"  # the names of watched modules, besides the model
+# The first of these fields with a value holds the embedding.
+VECTOR_FIELDS = (
     "image_embeds",
     "image_features",
     "pooler_output",
     "last_hidden_state",
     "feature_maps",
-)  # the first one is taken
-CLASS_TOKENS = ("cls_token", "class_token", "class_embedding")  # as the names of parameters end
-OF_PICTURES = ("interpolate_pos_encoding",)  # arguments beside the pictures that a tower of pictures takes
-TOKENIZER = (
+)
+CLASS_TOKEN_NAMES = ("cls_token", "class_token", "class_embedding")  # the ends of parameter names
+IMAGE_TOWER_OPTIONS = ("interpolate_pos_encoding",)  # further arguments of the image tower
+PASS_TOKENIZER = (
     "pass Text(..., tokenizer=function), where the function turns a list of sentences into the model's text input, or pass "
     "the sentences' embeddings as a tensor (T, D)"
 )
-SAVE_OR_PASS = f"save the tokenizer in the model's folder with tokenizer.save_pretrained(folder), or {TOKENIZER}"
+SAVE_OR_PASS = f"save the tokenizer in the model's folder with tokenizer.save_pretrained(folder), or {PASS_TOKENIZER}"
 
-Known = tuple[Any, Any, Tensor]  # the state of the tower, the tokenizer, and the embedding that is of both
-_embedded: weakref.WeakKeyDictionary[nn.Module, dict[Any, Known]] = weakref.WeakKeyDictionary()
+CachedText = tuple[Any, Any, Tensor]  # the text tower's state, the tokenizer, and the sentence's embedding
+_text_cache: weakref.WeakKeyDictionary[nn.Module, dict[Any, CachedText]] = weakref.WeakKeyDictionary()
 _tokenizers: weakref.WeakKeyDictionary[nn.Module, tuple[str, Any]] = weakref.WeakKeyDictionary()
 
 
 def find_embedder(model: nn.Module) -> Embedder:
-    """What reads a model's vectors: of a known family, by the methods that the model has, or any module whose output is
-    (N,D)."""
-    known = find_family(model, Embedder)
+    """Return the embedder of a model: its family's, or one chosen by the model's methods, or a generic backbone."""
+    family = find_family(model, Embedder)
     has_towers = callable(getattr(model, "get_text_features", None)) and hasattr(model, "vision_model")
-    if known is not None and not (type(known) is Backbone and has_towers):
-        return known
-    kinds: list[tuple[type[Embedder], tuple[str, str]]] = [
+    if family is not None and not (type(family) is Backbone and has_towers):
+        return family
+    candidates: list[tuple[type[Embedder], tuple[str, str]]] = [
         (HuggingFaceTowers, ("get_image_features", "get_text_features")),
-        (OwnTowers, ("encode_image", "encode_text")),
+        (CustomTowers, ("encode_image", "encode_text")),
         (TimmBackbone, ("forward_features", "get_classifier")),
     ]
-    return next((kind for kind, names in kinds if all(callable(getattr(model, it, None)) for it in names)), Backbone)(
-        model
-    )
+    return next(
+        (embedder for embedder, names in candidates if all(callable(getattr(model, name, None)) for name in names)),
+        Backbone,
+    )(model)
 
 
 class Backbone(Embedder):
-    """Any model whose output has a vector for each picture: itself, as a pooled output, or as tokens and maps, of which
-    the class token is taken, or else the mean over all places."""
+    """A model with one vector per image: its output, pooled output or class token, or the mean over all positions."""
 
-    def read(self, seen: Seen, batch: Batch) -> Tensor:
-        return self._take(seen.last())
+    def read(self, run: ModelRun, batch: Batch) -> Tensor:
+        return self._extract_vectors(run.last_output())
 
-    def _take(self, output: Any) -> Tensor:
+    def _extract_vectors(self, output: Any) -> Tensor:
         names = [name for name, _ in self.model.named_parameters()]
-        return to_vectors(output, has_class_token=any(name.endswith(CLASS_TOKENS) for name in names))
+        return to_vectors(output, has_class_token=any(name.endswith(CLASS_TOKEN_NAMES) for name in names))
 
     @property
     def is_transformer(self) -> bool:
-        return is_plain_transformer(self.model)
+        return has_uniform_attention(self.model)
 
 
 class TimmBackbone(Backbone):
-    """A model of timm's, with a classifier or without: the vector that the classifier is given."""
+    """A timm model with or without a classifier, whose embedding is the classifier's input."""
 
     @property
     def takes_mean(self) -> bool:
         return getattr(self.model, "global_pool", None) == "avg"
 
     def watched(self) -> dict[str, nn.Module]:
-        head = self.model.get_classifier()  # type: ignore[operator]  # a method of all of timm's models
+        head = self.model.get_classifier()  # type: ignore[operator]  # All timm models have this method.
         return super().watched() | ({HEAD: head} if isinstance(head, nn.Module) else {})
 
-    def read(self, seen: Seen, batch: Batch) -> Tensor:
-        calls = seen.calls.get(HEAD)
-        return self._take(calls[-1].args[0] if calls and calls[-1].args else seen.last())
+    def read(self, run: ModelRun, batch: Batch) -> Tensor:
+        calls = run.calls.get(HEAD)
+        return self._extract_vectors(calls[-1].args[0] if calls and calls[-1].args else run.last_output())
 
 
 def to_vectors(output: Any, *, has_class_token: bool = False) -> Tensor:
-    """The vectors (N,D) in what a model, or a tower of it, gives. Raises `TargetError` where there are none."""
-    found = output
+    """Return the vectors (N,D) in the output of a model or tower. Raise `TargetError` if there are none."""
+    vectors = output
     if not isinstance(output, Tensor):
-        named = output if isinstance(output, Mapping) else vars(output) if hasattr(output, "__dict__") else {}
-        held = tensors(next((named[name] for name in VECTORS if named.get(name) is not None), output))
-        found = next((it for it in held if it.ndim == 2), held[-1] if held else None)  # of several maps the coarsest
-    if not isinstance(found, Tensor) or found.ndim not in (2, 3, 4) or not found.is_floating_point():
-        what = f"{found.dtype} {tuple(found.shape)}" if isinstance(found, Tensor) else type(output).__name__
-        raise TargetError(
-            f"The model returned {what}, expected one vector per image (N, D): add a pooling layer to the model, or pass "
-            "a function of its output as the target."
+        fields = output if isinstance(output, Mapping) else vars(output) if hasattr(output, "__dict__") else {}
+        candidates = tensors(next((fields[name] for name in VECTOR_FIELDS if fields.get(name) is not None), output))
+        # If there are only maps, the last one is the coarsest.
+        vectors = next((tensor for tensor in candidates if tensor.ndim == 2), candidates[-1] if candidates else None)
+    if not isinstance(vectors, Tensor) or vectors.ndim not in (2, 3, 4) or not vectors.is_floating_point():
+        description = (
+            f"{vectors.dtype} {tuple(vectors.shape)}" if isinstance(vectors, Tensor) else type(output).__name__
         )
-    if found.ndim == 3:
-        return found[:, 0] if has_class_token else found.mean(1)
-    return found if found.ndim == 2 else found.mean((2, 3))
+        raise TargetError(
+            f"The model returned {description}, expected one vector per image (N, D): add a pooling layer to the model, or "
+            "pass a function of its output as the target."
+        )
+    if vectors.ndim == 3:
+        return vectors[:, 0] if has_class_token else vectors.mean(1)
+    return vectors if vectors.ndim == 2 else vectors.mean((2, 3))
 
 
-def is_plain_transformer(tower: nn.Module) -> bool:
-    """Whether all its blocks attend alike, over all of the picture: attentions of one size, and hardly a convolution."""
-    attentions = [each for each in _outermost_attentions(tower) if "pool" not in type(each).__name__.lower()]
-    sizes = {tuple(tuple(it.shape) for it in each.parameters()) for each in attentions}
+def has_uniform_attention(tower: nn.Module) -> bool:
+    """Return whether all attention modules have the same shapes, and there is hardly a convolution.
+
+    In such a transformer, every block attends to the whole image.
+    """
+    attentions = [
+        attention for attention in _list_outer_attentions(tower) if "pool" not in type(attention).__name__.lower()
+    ]
+    sizes = {tuple(tuple(weight.shape) for weight in attention.parameters()) for attention in attentions}
     convolutions = sum(isinstance(module, _ConvNd) for module in tower.modules())
     return len(sizes) == 1 and convolutions <= len(attentions)
 
 
-def _outermost_attentions(module: nn.Module) -> list[nn.Module]:
-    title = type(module).__name__.lower()
-    if "block" not in title and any(word in title for word in ("attention", "attn")):
+def _list_outer_attentions(module: nn.Module) -> list[nn.Module]:
+    class_name = type(module).__name__.lower()
+    if "block" not in class_name and any(word in class_name for word in ("attention", "attn")):
         return [module]
-    return [found for child in module.children() for found in _outermost_attentions(child)]
+    return [attention for child in module.children() for attention in _list_outer_attentions(child)]
 
 
-class Tower(nn.Module):
-    """A model of which the tower of pictures alone is run; its output is `Seen` with the vectors (N,D). The model is its
-    `module`, so that layers keep their names."""
+class ImageTowerRunner(nn.Module):
+    """A wrapper that runs a model's image tower alone; its output is a `ModelRun` with the vectors (N,D).
+
+    The wrapped model is its submodule `module`, which keeps layer names unchanged.
+    """
 
     def __init__(self, model: nn.Module, encode: Callable[..., Tensor]) -> None:
         super().__init__()
         self.module, self._encode = model, encode
 
-    def forward(self, *args: Any, **kwargs: Any) -> Seen:
-        return Seen(self._encode(*args, **kwargs))
+    def forward(self, *args: Any, **kwargs: Any) -> ModelRun:
+        return ModelRun(self._encode(*args, **kwargs))
 
 
 class TwoTowers(Embedder):
-    """Pictures and sentences in one space, each with a tower of its own, of which one is run without the other."""
+    """A model that embeds images and sentences in one space, with one tower for each. The towers run separately."""
 
     @property
     @abstractmethod
     def tower(self) -> nn.Module:
-        """The tower of pictures, up to what is pooled."""
+        """Return the image tower, without the projection."""
 
     @property
     def projection(self) -> nn.Module:
-        """The module of the model whose output is, or holds, the pictures' embeddings."""
+        """Return the module whose output is, or contains, the image embeddings."""
         return self.tower
 
     @abstractmethod
-    def encode_pictures(self, pictures: Tensor, **kwargs: Any) -> Tensor:
-        """Embeddings (N,D) with their graph."""
+    def encode_images(self, images: Tensor, **kwargs: Any) -> Tensor:
+        """Return the image embeddings (N,D) with their graph."""
 
     @abstractmethod
     def encode_tokens(self, tokens: Any) -> Tensor:
-        """Embeddings (T,D) of what a tokenizer gave."""
+        """Return the embeddings (T,D) of a tokenizer's output."""
 
     @abstractmethod
     def find_tokenizer(self) -> Any:
-        """The model's own. Raises `TargetError` where there is none."""
+        """Return the model's own tokenizer. Raise `TargetError` if there is none."""
 
     @property
-    def most_tokens(self) -> int | None:
-        """How many tokens the tower of sentences takes, None where that is not known."""
+    def max_text_tokens(self) -> int | None:
+        """Return the maximum length of a sentence in tokens; None if it is unknown."""
         return None
 
     @property
-    def pads_all(self) -> bool:
-        """Whether every sentence is filled up to as many tokens as the tower takes, as in training."""
+    def pads_to_max_length(self) -> bool:
+        """Return whether sentences are padded to the maximum length, as in training."""
         return False
 
     @property
     def is_transformer(self) -> bool:
-        return is_plain_transformer(self.tower)
+        return has_uniform_attention(self.tower)
 
     def watched(self) -> dict[str, nn.Module]:
-        return {PICTURES: self.projection}
+        return {IMAGE_TOWER: self.projection}
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The tower of pictures alone; a model around this one runs as a whole."""
-        return Watched(model, self.watched()) if self.prefix else Tower(model, self.encode_pictures)
+        """Return a wrapper that runs the image tower alone, or the whole model if this one is nested in it."""
+        return RecordingModel(model, self.watched()) if self.prefix else ImageTowerRunner(model, self.encode_images)
 
     def narrow(self, batch: Batch) -> Batch:
-        """What the tower of pictures takes of a batch. Raises `ImageError` for pictures of several sizes."""
+        """Return the batch with the image tower's inputs alone. Raise `ImageError` for images of several sizes."""
         if self.prefix:
             return batch
         if batch.listed is not None and len(set(batch.listed)) > 1:
             raise ImageError("The images have different sizes, but the model takes one tensor (N,C,H,W): resize them.")
-        kwargs = {name: value for name, value in batch.kwargs.items() if name in OF_PICTURES}
+        kwargs = {name: value for name, value in batch.kwargs.items() if name in IMAGE_TOWER_OPTIONS}
         return replace(batch, args=(batch.pictures,), kwargs=kwargs, listed=None)
 
-    def read(self, seen: Seen, batch: Batch) -> Tensor:
-        return to_vectors(seen.last(PICTURES) if seen.calls else seen.output)
+    def read(self, run: ModelRun, batch: Batch) -> Tensor:
+        return to_vectors(run.last_output(IMAGE_TOWER) if run.calls else run.output)
 
     def embed_texts(self, texts: Sequence[str], tokenizer: Any = None) -> Tensor:
-        """The sentences' embeddings (T,D), not normalised and without a graph. Each is computed once, and again when the
-        tower of sentences has changed: when a parameter of it has another place in memory, was written to, or has another
-        value in its middle. `tokenizer`: in place of the model's own. Raises `TargetError` where there is none, and for a
-        sentence that is too long, with the words at which it would be cut."""
+        """Return the embeddings (T,D) of sentences, not normalised and without a graph.
+
+        Embeddings are cached until the text tower changes: until a parameter moves in memory, gets a new version, or
+        has another value at its centre. `tokenizer` replaces the model's own. Raises `TargetError` if there is no
+        tokenizer, or a sentence is too long.
+        """
         tokenizer = self.find_tokenizer() if tokenizer is None else tokenizer
-        known, state = _embedded.setdefault(self.model, {}), self._find_state()
-        keys = [(id(tokenizer), text) for text in texts]  # which is of no other one, as long as it is kept here
-        missing = [text for key, text in dict(zip(keys, texts)).items() if known.get(key, (None,))[0] != state]
+        cache, state = _text_cache.setdefault(self.model, {}), self._fingerprint()
+        # The cache keeps the tokenizer alive, so its id is not reused.
+        keys = [(id(tokenizer), text) for text in texts]
+        missing = [text for key, text in dict(zip(keys, texts)).items() if cache.get(key, (None,))[0] != state]
         if missing:
-            tokens = tokenize(tokenizer, missing, self.most_tokens, fill=self.pads_all)
+            tokens = tokenize(tokenizer, missing, self.max_text_tokens, fill=self.pads_to_max_length)
             device = next(self.model.parameters()).device
             with preserve_state(self.model), torch.no_grad(), pytorch.without_autocast(device.type):
                 self._check_tokens(tokens)
-                found = self.encode_tokens(_move(tokens, device)).detach()
-            known.update({(id(tokenizer), text): (state, tokenizer, row) for text, row in zip(missing, found.clone())})
-        return torch.stack([known[key][2] for key in keys])
+                embeddings = self.encode_tokens(_move(tokens, device)).detach()
+            cache.update(
+                {(id(tokenizer), text): (state, tokenizer, row) for text, row in zip(missing, embeddings.clone())}
+            )
+        return torch.stack([cache[key][2] for key in keys])
 
     def _check_tokens(self, tokens: Any) -> None:
-        """Raise `TargetError` for tokens outside of the vocabulary, such as those of another model's tokenizer."""
+        """Raise `TargetError` for tokens outside the vocabulary, such as those of another model's tokenizer."""
         config = getattr(self.model, "config", None)
-        holders = (getattr(config, "text_config", config), self.model, getattr(self.model, "text", None))
-        sizes = [size for holder in holders if isinstance(size := getattr(holder, "vocab_size", None), int)]
+        owners = (getattr(config, "text_config", config), self.model, getattr(self.model, "text", None))
+        sizes = [size for owner in owners if isinstance(size := getattr(owner, "vocab_size", None), int)]
         ids = _move(tokens["input_ids"] if isinstance(tokens, Mapping) else tokens, torch.device("cpu"))
         if sizes and (int(ids.min()) < 0 or int(ids.max()) >= sizes[0]):
             raise TargetError(
-                f"The tokenizer returns tokens {int(ids.min())} to {int(ids.max())}, but {type(self.model).__name__} takes "
-                f"0 to {sizes[0] - 1}. Pass the model's own tokenizer, Text(..., tokenizer=...)."
+                f"The tokenizer returns tokens {int(ids.min())} to {int(ids.max())}, but {type(self.model).__name__} "
+                f"takes 0 to {sizes[0] - 1}. Pass the model's own tokenizer, Text(..., tokenizer=...)."
             )
 
-    def _find_state(self) -> Any:
-        own = {id(it) for module in (self.tower, self.projection) for it in (*module.parameters(), *module.buffers())}
-        all_of_them = [*self.model.parameters(), *self.model.buffers()]
-        others = [it.detach() for it in all_of_them if id(it) not in own or self.tower is self.model]
-        middles: dict[Any, list[Tensor]] = {}  # By type, since not every device has one that holds all of them.
-        for it in others:
-            if it.numel():
-                middles.setdefault((it.device, it.dtype), []).append(it[tuple(length // 2 for length in it.shape)])
-        values = [torch.stack(group).tolist() for group in middles.values()]
-        versions = [0 if it.is_inference() else it._version for it in others]
-        return [(it.data_ptr(), it.dtype) for it in others], versions, values
+    def _fingerprint(self) -> Any:
+        """Return a value that changes when the parameters or buffers of the text tower change."""
+        image_ids = {
+            id(tensor)
+            for module in (self.tower, self.projection)
+            for tensor in (*module.parameters(), *module.buffers())
+        }
+        all_tensors = [*self.model.parameters(), *self.model.buffers()]
+        text_tensors = [
+            tensor.detach() for tensor in all_tensors if id(tensor) not in image_ids or self.tower is self.model
+        ]
+        # Values are grouped by dtype, because some devices have no dtype that represents all of them.
+        centres: dict[Any, list[Tensor]] = {}
+        for tensor in text_tensors:
+            if tensor.numel():
+                centres.setdefault((tensor.device, tensor.dtype), []).append(
+                    tensor[tuple(length // 2 for length in tensor.shape)]
+                )
+        values = [torch.stack(group).tolist() for group in centres.values()]
+        versions = [0 if tensor.is_inference() else tensor._version for tensor in text_tensors]
+        return [(tensor.data_ptr(), tensor.dtype) for tensor in text_tensors], versions, values
 
 
 class HuggingFaceTowers(TwoTowers):
-    """Hugging Face's two-tower models: CLIP, SigLIP, AltCLIP, Chinese CLIP, ALIGN and others of their interface. Where a
-    tower takes patches, as SigLIP 2's for any aspect does, pictures (N,C,H,W) are cut into those here."""
+    """Hugging Face's two-tower models: CLIP, SigLIP, AltCLIP, Chinese CLIP, ALIGN and models with their interface.
+
+    Images (N,C,H,W) are cut into patches here for towers that take patches, such as SigLIP 2's NaFlex variants.
+    """
 
     @property
     def tower(self) -> nn.Module:
@@ -250,47 +277,51 @@ class HuggingFaceTowers(TwoTowers):
         return getattr(self.model, "visual_projection", self.tower)
 
     @property
-    def most_tokens(self) -> int | None:
+    def max_text_tokens(self) -> int | None:
         for name, module in self.model.get_submodule("text_model").named_modules():
             if "position" in name and isinstance(module, nn.Embedding):
-                # RoBERTa's positions are counted from the padding index on.
+                # RoBERTa's positions start after the padding index.
                 return module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
         return None
 
     @property
-    def pads_all(self) -> bool:
+    def pads_to_max_length(self) -> bool:
         return type(self.model).__name__.lower().startswith("siglip")
 
-    def encode_pictures(self, pictures: Tensor, **kwargs: Any) -> Tensor:
+    def encode_images(self, images: Tensor, **kwargs: Any) -> Tensor:
         embedding, model = (
             getattr(getattr(self.tower, "embeddings", None), "patch_embedding", None),
             cast("Any", self.model),
         )
         if isinstance(embedding, nn.Linear):
-            kwargs |= cut(pictures, model.config.vision_config.patch_size)
+            kwargs |= cut_patches(images, model.config.vision_config.patch_size)
         else:
-            kwargs["pixel_values"] = pictures
+            kwargs["pixel_values"] = images
         return to_vectors(model.get_image_features(**kwargs))
 
     def encode_tokens(self, tokens: Any) -> Tensor:
-        given = tokens if isinstance(tokens, Mapping) else {"input_ids": tokens}
-        return to_vectors(self.model.get_text_features(**given))  # type: ignore[operator]
+        arguments = tokens if isinstance(tokens, Mapping) else {"input_ids": tokens}
+        return to_vectors(self.model.get_text_features(**arguments))  # type: ignore[operator]
 
     def find_tokenizer(self) -> Any:
         name = str(getattr(self.model, "name_or_path", "") or "")
-        known = _tokenizers.get(self.model)
-        if known is None or known[0] != name:
-            known = _tokenizers[self.model] = name, load_tokenizer(name, TargetError, SAVE_OR_PASS)
-        return known[1]
+        cached = _tokenizers.get(self.model)
+        if cached is None or cached[0] != name:
+            cached = _tokenizers[self.model] = name, load_tokenizer(name, TargetError, SAVE_OR_PASS)
+        return cached[1]
 
 
-def cut(pictures: Tensor, side: int) -> dict[str, Tensor]:
-    """Pictures (N,C,H,W) as rows of square patches, each with its channels last, and what says how they lay."""
-    grid = [length // side for length in pictures.shape[2:]]
-    cells = pictures[:, :, : grid[0] * side, : grid[1] * side].unflatten(3, (-1, side)).unflatten(2, (-1, side))
+def cut_patches(images: Tensor, patch_size: int) -> dict[str, Tensor]:
+    """Cut images (N,C,H,W) into rows of square patches, channels last, and return the model's arguments for them."""
+    grid = [length // patch_size for length in images.shape[2:]]
+    cells = (
+        images[:, :, : grid[0] * patch_size, : grid[1] * patch_size]
+        .unflatten(3, (-1, patch_size))
+        .unflatten(2, (-1, patch_size))
+    )
     patches = cells.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
-    device = pictures.device
-    shapes = torch.tensor([grid] * len(pictures), dtype=torch.int64, device=device)
+    device = images.device
+    shapes = torch.tensor([grid] * len(images), dtype=torch.int64, device=device)
     return {
         "pixel_values": patches,
         "pixel_attention_mask": torch.ones(patches.shape[:2], dtype=torch.int64, device=device),
@@ -298,9 +329,12 @@ def cut(pictures: Tensor, side: int) -> dict[str, Tensor]:
     }
 
 
-class OwnTowers(TwoTowers):
-    """Any model with `encode_image` and `encode_text`; its `visual` is the tower of pictures, and its `tokenizer` a function
-    from a list of sentences to what `encode_text` takes, if it has these."""
+class CustomTowers(TwoTowers):
+    """Any model with `encode_image` and `encode_text`.
+
+    If present, its `visual` is the image tower, and its `tokenizer` converts a list of sentences to the input of
+    `encode_text`.
+    """
 
     @property
     def tower(self) -> nn.Module:
@@ -309,61 +343,62 @@ class OwnTowers(TwoTowers):
 
     @property
     def takes_mean(self) -> bool:
-        return getattr(self.tower, "pool_type", None) == "avg"  # as open_clip calls it
+        return getattr(self.tower, "pool_type", None) == "avg"  # the name in open_clip
 
     @property
-    def most_tokens(self) -> int | None:
-        found = getattr(self.model, "context_length", None)
-        found = getattr(getattr(self.model, "text", None), "context_length", None) if found is None else found
-        return found if isinstance(found, int) else None
+    def max_text_tokens(self) -> int | None:
+        length = getattr(self.model, "context_length", None)
+        length = getattr(getattr(self.model, "text", None), "context_length", None) if length is None else length
+        return length if isinstance(length, int) else None
 
     @property
-    def pads_all(self) -> bool:
+    def pads_to_max_length(self) -> bool:
         return True
 
     @property
     def own_layer(self) -> str | None:
-        if self.takes_mean and self.tower is not self.model:  # the last tokens, of which the mean is taken
+        if self.takes_mean and self.tower is not self.model:  # The layer is the output whose tokens are averaged.
             return "visual.transformer" if getattr(self.tower, "final_ln_after_pool", False) else "visual.ln_post"
         pool = find_pool(self.tower)
         is_residual = pool is not None and isinstance(getattr(self.tower, "layer4", None), nn.Module)
-        has_grid = is_residual and len(cast("Any", pool).positional_embedding) > 2  # the mean and a cell, or several
+        # One position is that of the mean. With a single further one, the grid has only one cell.
+        has_grid = is_residual and len(cast("Any", pool).positional_embedding) > 2
         return "visual.layer4" if has_grid and self.tower is not self.model else None
 
-    def encode_pictures(self, pictures: Tensor, **kwargs: Any) -> Tensor:
+    def encode_images(self, images: Tensor, **kwargs: Any) -> Tensor:
         with cheap_pooling(self.tower):
-            return to_vectors(self.model.encode_image(pictures))  # type: ignore[operator]
+            return to_vectors(self.model.encode_image(images))  # type: ignore[operator]
 
     def encode_tokens(self, tokens: Any) -> Tensor:
         return to_vectors(self.model.encode_text(tokens["input_ids"] if isinstance(tokens, Mapping) else tokens))  # type: ignore[operator]
 
     def find_tokenizer(self) -> Any:
-        own = getattr(self.model, "tokenizer", None)
-        if not callable(own):
-            raise TargetError(f"This {type(self.model).__name__} has no tokenizer: {TOKENIZER}.")
-        return own
+        tokenizer = getattr(self.model, "tokenizer", None)
+        if not callable(tokenizer):
+            raise TargetError(f"This {type(self.model).__name__} has no tokenizer: {PASS_TOKENIZER}.")
+        return tokenizer
 
 
-class OpenClipTowers(OwnTowers):
-    """open_clip's models, with the tokenizer that their vocabulary is of."""
+class OpenClipTowers(CustomTowers):
+    """open_clip's models, with the tokenizer that matches their vocabulary."""
 
     def find_tokenizer(self) -> Any:
         from open_clip.tokenizer import SimpleTokenizer
 
-        length = self.most_tokens
-        known = _tokenizers.get(self.model)
-        if known is None:
-            known = _tokenizers[self.model] = "", SimpleTokenizer(context_length=length)
-        sizes = [getattr(it, "vocab_size", None) for it in (self.model, getattr(self.model, "text", None))]
-        if known[1].vocab_size not in sizes:
+        max_tokens = self.max_text_tokens
+        cached = _tokenizers.get(self.model)
+        if cached is None:
+            cached = _tokenizers[self.model] = "", SimpleTokenizer(context_length=max_tokens)
+        sizes = [getattr(owner, "vocab_size", None) for owner in (self.model, getattr(self.model, "text", None))]
+        if cached[1].vocab_size not in sizes:
             raise TargetError(
                 f"This {type(self.model).__name__} has an unknown vocabulary: pass Text(..., "
                 "tokenizer=open_clip.get_tokenizer(NAME)), with the model's name."
             )
-        return known[1]
+        return cached[1]
 
 
 def _move(tokens: Any, device: torch.device) -> Any:
     if isinstance(tokens, Mapping):
-        return {name: torch.as_tensor(it, dtype=torch.int64, device=device) for name, it in tokens.items()}
+        return {name: torch.as_tensor(ids, dtype=torch.int64, device=device) for name, ids in tokens.items()}
     return torch.as_tensor(tokens, dtype=torch.int64, device=device)

@@ -1,4 +1,4 @@
-"""Detectors of transformers. All give logits and boxes of queries; they differ in how scores come out of the logits."""
+"""Detectors of transformers: all return logits and boxes of queries, but they convert logits to scores differently."""
 
 from __future__ import annotations
 
@@ -13,60 +13,65 @@ import torch
 from torch import Tensor, nn
 
 from gradcam.errors import ImageError, ModelError, TargetError
-from gradcam.families.base import MODEL, Call, Candidates, Detections, Detector, Seen
+from gradcam.families.base import MODEL, Candidates, Detections, Detector, ModelRun, ModuleCall
 from gradcam.families.tokens import load_tokenizer, tokenize
 from gradcam.hooks.nested import Batch
 
-SEPARATORS = (101, 102, 1012, 1029)  # [CLS], [SEP], "." and "?" of BERT: where Grounding DINO itself cuts its text
-BACKBONES = (
+SEPARATORS = (101, 102, 1012, 1029)  # BERT's [CLS], [SEP], "." and "?": Grounding DINO splits its text at these
+# The ends of module names; the first name that exists is the backbone.
+BACKBONE_NAMES = (
     "model.backbone.conv_encoder",
     "model.conv_encoder",
     "model.backbone",
-)  # the end of a name; the first that there is
+)
 
-
-# By model, what a person set, for all that reads it.
+# The thresholds that users set, by model: several families may be created for one model.
 _thresholds: weakref.WeakKeyDictionary[nn.Module, float] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
-class Kind:
-    """How models of one kind are read.
+class DecodingRule:
+    """The rule for decoding the outputs of one kind of detector.
 
-    `pattern`: of their class's name, before "For". `scores`: what is made of the logits: "softmax", whose
-    last class is that there is nothing; "sigmoid"; or "phrases", the largest sigmoid among the tokens of each phrase of
-    the text. `choice`: "queries" have one label each; "pairs" are of a query and a class, of which the `most` best are
-    taken, None for as many as there are queries. `threshold`: that of the kind's own processor. `has_text`: whether the
-    classes are what a text among the inputs says. `is_within_mask`: whether boxes are shares of the picture without the
-    padding that a mask tells. `blocks`: of a transformer without a backbone, where its blocks for the picture are, and the
-    first norm of each.
+    `pattern` matches the start of the class name, before "For". `scores` converts logits to scores: "softmax", whose
+    last class means no object; "sigmoid"; or "phrases", the largest sigmoid among each phrase's tokens. `choice`
+    selects detections: "queries" have one label each; "pairs" are the `max_pairs` best pairs of query and class,
+    or as many as there are queries if it is None. `threshold` is the processor's default. `has_text` is True if a text input
+    defines the classes. `is_within_mask` is True if boxes are relative to the image without its padding, as given by a
+    mask. `blocks` names the blocks of a transformer without a backbone, and the first norm in each.
     """
 
     pattern: str
     scores: str = "sigmoid"
     choice: str = "pairs"
-    most: int | None = None
+    max_pairs: int | None = None
     threshold: float = 0.5
     has_text: bool = False
     is_within_mask: bool = True
     blocks: tuple[str, str] | None = None
 
 
-KINDS = (
-    Kind("Detr|TableTransformer", "softmax", "queries"),
-    Kind("Yolos", "softmax", "queries", blocks=("vit.encoder.layer", "layernorm_before")),
-    Kind("ConditionalDetr|DeformableDetr|DabDetr|LwDetr", most=100),
-    Kind("RfDetr"),
-    Kind("RTDetr|RTDetrV2|DFine|Deimv2", is_within_mask=False),  # their anchors lie on all of the input
-    Kind("OwlViT", "sigmoid", "queries", None, 0.1, True, False, ("owlvit.vision_model.encoder.layers", "layer_norm1")),
-    Kind("Owlv2", "sigmoid", "queries", None, 0.1, True, False, ("owlv2.vision_model.encoder.layers", "layer_norm1")),
-    Kind("(MM)?GroundingDino", "phrases", "queries", None, 0.25, True),
+DECODING_RULES = (
+    DecodingRule("Detr|TableTransformer", "softmax", "queries"),
+    DecodingRule("Yolos", "softmax", "queries", blocks=("vit.encoder.layer", "layernorm_before")),
+    DecodingRule("ConditionalDetr|DeformableDetr|DabDetr|LwDetr", max_pairs=100),
+    DecodingRule("RfDetr"),
+    DecodingRule("RTDetr|RTDetrV2|DFine|Deimv2", is_within_mask=False),  # Their anchors cover the padding as well.
+    DecodingRule(
+        "OwlViT", "sigmoid", "queries", None, 0.1, True, False, ("owlvit.vision_model.encoder.layers", "layer_norm1")
+    ),
+    DecodingRule(
+        "Owlv2", "sigmoid", "queries", None, 0.1, True, False, ("owlv2.vision_model.encoder.layers", "layer_norm1")
+    ),
+    DecodingRule("(MM)?GroundingDino", "phrases", "queries", None, 0.25, True),
 )
 
 
 class HuggingFaceDetector(Detector):
-    """A detector of transformers. Labels of one that looks for what a text says are the numbers of its queries (OWL-ViT)
-    or of its phrases (Grounding DINO). `threshold`: the score above which a box counts.
+    """A detector of transformers.
+
+    For a detector with a text input, labels are the indices of its queries (OWL-ViT) or phrases (Grounding DINO).
+    Detections have scores above `threshold`.
 
     References
     ----------
@@ -75,98 +80,113 @@ class HuggingFaceDetector(Detector):
 
     def __init__(self, model: nn.Module, prefix: str = "") -> None:
         super().__init__(model, prefix)
-        names = [each.__name__ for each in type(model).__mro__]
-        self.kind = next(
-            it for it in KINDS for name in names if re.fullmatch(f"({it.pattern})For(Object|Segm|Instance).*", name)
+        names = [base.__name__ for base in type(model).__mro__]
+        self.rule = next(
+            rule
+            for rule in DECODING_RULES
+            for name in names
+            if re.fullmatch(f"({rule.pattern})For(Object|Segm|Instance).*", name)
         )
-        self.threshold = _thresholds.get(model, self.kind.threshold)
+        self.threshold = _thresholds.get(model, self.rule.threshold)
 
     @property
     def own_layer(self) -> str:
-        """The backbone, whose stages count as far as they are read. Of a transformer what its last attention sees: behind
-        it a box has a token of its own. In front of the norm gradient and activation would be at right angles."""
+        """Return the backbone, or the first norm of the last block for a transformer without a backbone.
+
+        That norm is the input of the last attention; after it, each box is a separate token. Before the norm, gradient
+        times activation would sum to zero, because the norm is scale-invariant.
+        """
         modules = dict(self.model.named_modules())
-        if self.kind.blocks is None:
-            return next(name for place in BACKBONES for name in modules if f".{name}".endswith(f".{place}"))
-        place, norm = self.kind.blocks
-        return f"{place}.{sum(1 for _ in modules[place].children()) - 1}.{norm}"
+        if self.rule.blocks is None:
+            return next(name for path in BACKBONE_NAMES for name in modules if f".{name}".endswith(f".{path}"))
+        path, norm = self.rule.blocks
+        return f"{path}.{sum(1 for _ in modules[path].children()) - 1}.{norm}"
 
     @property
     def own_labels(self) -> Sequence[str] | None:
         config: Any = self.model.config
-        return None if self.kind.has_text else [str(config.id2label.get(i, i)) for i in range(config.num_labels)]
+        return None if self.rule.has_text else [str(config.id2label.get(i, i)) for i in range(config.num_labels)]
 
     def set_threshold(self, threshold: float) -> None:
         self.threshold = _thresholds[self.model] = threshold
 
     def reshape(self, batch: Batch) -> Callable[[Tensor], Tensor] | None:
-        """How the tokens of a layer lie on the pictures, where counting cannot tell: YOLOS has those of its boxes behind
-        those of the patches."""
+        """Return a function that drops YOLOS's detection tokens; None for models without such tokens."""
         config: Any = self.model.config
-        behind = getattr(config, "num_detection_tokens", 0)
-        if not behind:
+        box_tokens = getattr(config, "num_detection_tokens", 0)
+        if not box_tokens:
             return None
-        sides = (config.patch_size,) * 2 if isinstance(config.patch_size, int) else config.patch_size
-        grid = tuple(length // side for length, side in zip(batch.size, sides))
-        return lambda tokens: tokens[:, 1:-behind].unflatten(1, grid).movedim(-1, 1) if tokens.ndim == 3 else tokens
+        patch_size = (config.patch_size,) * 2 if isinstance(config.patch_size, int) else config.patch_size
+        grid = tuple(length // patch for length, patch in zip(batch.size, patch_size))
+        return lambda tokens: tokens[:, 1:-box_tokens].unflatten(1, grid).movedim(-1, 1) if tokens.ndim == 3 else tokens
 
     def to_inputs(self, images: Tensor) -> dict[str, Tensor]:
         return {"pixel_values": images}
 
     @property
     def usual_prompts(self) -> Sequence[str] | None:
-        return [] if self.kind.has_text else None
+        return [] if self.rule.has_text else None
 
     def to_prompts(self, prompts: Sequence[str]) -> dict[str, Tensor]:
-        """Raises `ModelError` also for what is no phrase, and without a tokenizer beside the model; `TargetError` for a
-        text that is too long."""
-        if not self.kind.has_text:
+        """Return the model's inputs for these text prompts.
+
+        Raises `ModelError` if a prompt is empty or has a full stop, if the model takes no text, or if there is no
+        tokenizer; and `TargetError` if the text is too long.
+        """
+        if not self.rule.has_text:
             return super().to_prompts(prompts)
         config: Any = self.model.config
-        given = [prompt.strip().removesuffix(".") for prompt in prompts]
-        if not all(given) or (self.kind.scores == "phrases" and any(mark in it for it in given for mark in ".?")):
+        phrases = [prompt.strip().removesuffix(".") for prompt in prompts]
+        if not all(phrases) or (
+            self.rule.scores == "phrases" and any(mark in phrase for phrase in phrases for mark in ".?")
+        ):
             raise ModelError(f"The prompts are {list(prompts)}: each must be a word or phrase without a full stop.")
         tokenizer = load_tokenizer(str(config.name_or_path), ModelError)
-        if self.kind.scores == "phrases":  # in one text, in small letters, as it was trained
-            tokens = tokenize(tokenizer, [". ".join(given).lower() + "."], config.max_text_len, fill=False)
+        if self.rule.scores == "phrases":  # One lower-case text, as in training.
+            tokens = tokenize(tokenizer, [". ".join(phrases).lower() + "."], config.max_text_len, fill=False)
         else:
-            tokens = tokenize(tokenizer, given, config.text_config.max_position_embeddings, fill=True)
+            tokens = tokenize(tokenizer, phrases, config.text_config.max_position_embeddings, fill=True)
         return dict(tokens)
 
-    def read(self, seen: Seen, batch: Batch) -> list[Detections]:
-        return [self._choose(boxes, rated) for boxes, rated in self._rate(seen, batch)]
+    def read(self, run: ModelRun, batch: Batch) -> list[Detections]:
+        return [
+            self._select_detections(boxes, class_scores) for boxes, class_scores in self._list_scored_boxes(run, batch)
+        ]
 
-    def weigh(self, seen: Seen, batch: Batch, label: int | None) -> list[Candidates]:
-        """What a picture's text has no phrase for has a score of zero there. Raises `TargetError` where none has."""
-        rated = list(self._rate(seen, batch))
-        classes = max(scores.shape[1] for _, scores in rated)
+    def list_candidates(self, run: ModelRun, batch: Batch, label: int | None) -> list[Candidates]:
+        """Return each image's candidates.
+
+        A label that an image's text does not have scores zero there. Raises `TargetError` if no image has the label.
+        """
+        scored_boxes = list(self._list_scored_boxes(run, batch))
+        classes = max(scores.shape[1] for _, scores in scored_boxes)
         if label is not None and not 0 <= label < classes:
-            what = "phrases or queries in the text" if self.kind.has_text else "classes"
-            raise TargetError(f"The label is {label}, but there are {classes} {what}, counted from 0.")
-        found = []
-        for boxes, each in rated:
-            scores, labels = each.max(1)
+            noun = "phrases or queries in the text" if self.rule.has_text else "classes"
+            raise TargetError(f"The label is {label}, but there are {classes} {noun}, counted from 0.")
+        candidates = []
+        for boxes, class_scores in scored_boxes:
+            scores, labels = class_scores.max(1)
             if label is not None:
-                scores = each[:, label] if label < each.shape[1] else torch.zeros_like(scores)
+                scores = class_scores[:, label] if label < class_scores.shape[1] else torch.zeros_like(scores)
                 labels = torch.full_like(labels, label)
-            found.append(Candidates(boxes, scores, labels))
-        return found
+            candidates.append(Candidates(boxes, scores, labels))
+        return candidates
 
-    def _choose(self, boxes: Tensor, rated: Tensor) -> Detections:
-        if self.kind.choice == "pairs":
-            most = min(self.kind.most or len(rated), rated.numel())
-            scores, places = rated.flatten().topk(most)
-            rows, labels = places // rated.shape[1], places % rated.shape[1]
+    def _select_detections(self, boxes: Tensor, class_scores: Tensor) -> Detections:
+        if self.rule.choice == "pairs":
+            count = min(self.rule.max_pairs or len(class_scores), class_scores.numel())
+            scores, indices = class_scores.flatten().topk(count)
+            rows, labels = indices // class_scores.shape[1], indices % class_scores.shape[1]
         else:
-            best, label_of_row = rated.max(1)
-            scores, rows = best.sort(descending=True, stable=True)
+            best_scores, label_of_row = class_scores.max(1)
+            scores, rows = best_scores.sort(descending=True, stable=True)
             labels = label_of_row[rows]
-        is_sure = scores > self.threshold
-        return Detections(boxes[rows[is_sure]], scores[is_sure], labels[is_sure])
+        is_detected = scores > self.threshold
+        return Detections(boxes[rows[is_detected]], scores[is_detected], labels[is_detected])
 
-    def _rate(self, seen: Seen, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
-        """For each picture the boxes (Q,4) in its pixels, and the scores (Q,C) of all queries for all classes."""
-        output, call = seen.last(), seen.calls[MODEL][-1]
+    def _list_scored_boxes(self, run: ModelRun, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield each image's boxes (Q,4) in pixels, and the scores (Q,C) of all queries and classes."""
+        output, call = run.last_output(), run.calls[MODEL][-1]
         if not (hasattr(output, "logits") and hasattr(output, "pred_boxes")):
             raise ModelError(
                 f"{type(self.model).__name__} returned {type(output).__name__}, expected an output with `logits` and "
@@ -174,38 +194,41 @@ class HuggingFaceDetector(Detector):
             )
         centres, sides = output.pred_boxes.split(2, -1)
         corners = torch.cat([centres - sides / 2, centres + sides / 2], -1)
-        sizes = self._find_sizes(call, batch, len(corners))
+        sizes = self._find_box_scales(call, batch, len(corners))
         boxes = corners * corners.new_tensor([[width, height, width, height] for height, width in sizes])[:, None]
         logits: Tensor = output.logits
-        if self.kind.scores == "softmax":
+        if self.rule.scores == "softmax":
             yield from zip(boxes, logits.softmax(-1)[..., :-1])
-        elif self.kind.scores == "sigmoid":
+        elif self.rule.scores == "sigmoid":
             yield from zip(boxes, logits.sigmoid())
         else:
-            yield from zip(boxes, map(_rate_phrases, logits.sigmoid(), self._find_phrases(call)))
+            yield from zip(boxes, map(_score_phrases, logits.sigmoid(), self._find_phrases(call)))
 
-    def _find_sizes(self, call: Call, batch: Batch, images: int) -> list[tuple[float, float]]:
-        """Of what area boxes are shares, height and width in pixels of the pictures. The model may be given them resized."""
+    def _find_box_scales(self, call: ModuleCall, batch: Batch, images: int) -> list[tuple[float, float]]:
+        """Return the height and width, in pixels of the input image, to which each image's boxes are relative.
+
+        A mask may have another resolution than the input image.
+        """
         mask: Tensor | None = self._find_argument(call, "pixel_mask")
-        if mask is None or not self.kind.is_within_mask:
+        if mask is None or not self.rule.is_within_mask:
             return [(float(batch.size[0]), float(batch.size[1]))] * images
-        height, width = (given / seen for given, seen in zip(batch.size, mask.shape[-2:]))
+        height, width = (length / mask_length for length, mask_length in zip(batch.size, mask.shape[-2:]))
         windows = map(_find_window, mask.bool())
         return [(rows * height, columns * width) for rows, columns in windows]
 
-    def _find_phrases(self, call: Call) -> list[list[list[int]]]:
+    def _find_phrases(self, call: ModuleCall) -> list[list[list[int]]]:
         ids: Tensor = self._find_argument(call, "input_ids")
         mask: Tensor | None = self._find_argument(call, "attention_mask")
-        known = ids if mask is None else ids.where(mask.bool(), SEPARATORS[0])
-        return [_split_phrases(tokens) for tokens in known.tolist()]
+        unpadded = ids if mask is None else ids.where(mask.bool(), SEPARATORS[0])
+        return [_split_phrases(tokens) for tokens in unpadded.tolist()]
 
-    def _find_argument(self, call: Call, name: str) -> Any:
-        """What the model was given by this name, or in its place."""
+    def _find_argument(self, call: ModuleCall, name: str) -> Any:
+        """Return an argument of the model's call, passed by name or position; None if it was not passed."""
         return {**dict(zip(inspect.signature(self.model.forward).parameters, call.args)), **call.kwargs}.get(name)
 
 
 def _find_window(mask: Tensor) -> tuple[int, int]:
-    """Height and width of the picture that a mask (H,W) tells. Raises `ImageError` for any other form."""
+    """Return height and width of the unpadded image in a mask (H,W). Raise `ImageError` for any other shape."""
     height, width = int(mask.any(1).sum()), int(mask.any(0).sum())
     if not height or not mask[:height, :width].all() or int(mask.sum()) != height * width:
         raise ImageError(
@@ -216,18 +239,18 @@ def _find_window(mask: Tensor) -> tuple[int, int]:
 
 
 def _split_phrases(tokens: Sequence[int]) -> list[list[int]]:
-    """Where the tokens of each phrase stand."""
+    """Return the positions of each phrase's tokens."""
     phrases: list[list[int]] = [[]]
-    for place, token in enumerate(tokens):
+    for position, token in enumerate(tokens):
         if token not in SEPARATORS:
-            phrases[-1].append(place)
+            phrases[-1].append(position)
         elif phrases[-1]:
             phrases.append([])
     return [phrase for phrase in phrases if phrase]
 
 
-def _rate_phrases(scores: Tensor, phrases: Sequence[Sequence[int]]) -> Tensor:
-    """Of scores (Q,T) of tokens those (Q,P) of phrases. Raises `TargetError` where there is none."""
+def _score_phrases(scores: Tensor, phrases: Sequence[Sequence[int]]) -> Tensor:
+    """Return the scores (Q,P) of phrases from those of tokens (Q,T). Raise `TargetError` without phrases."""
     if not phrases:
         raise TargetError("The text contains no phrase: name the objects to look for, each followed by a full stop.")
-    return torch.stack([scores[:, places].max(1).values for places in phrases], 1)
+    return torch.stack([scores[:, positions].max(1).values for positions in phrases], 1)

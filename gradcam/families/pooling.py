@@ -19,15 +19,15 @@ from gradcam.hooks.facts import Facts
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "c_proj")  # as in CLIP, and in open_clip
 MAX_DISTANCE = 1e-3  # relative to the length of the vectors: a larger one means that the pool computes something else
-IS_EQUAL = "computes what `attend` does"  # the key of that fact
+IS_EQUAL = "computes what `attend` does"  # the key under which the comparison is cached
 
 
 def find_pool(tower: nn.Module) -> nn.Module | None:
     """Return a tower's attention pool if it has CLIP's form: the mean of all cells attends to the cells and to itself."""
     pool = getattr(tower, "attnpool", None)
     has_projections = all(isinstance(getattr(pool, name, None), nn.Linear) for name in PROJECTIONS)
-    has_rest = isinstance(getattr(pool, "positional_embedding", None), Tensor) and hasattr(pool, "num_heads")
-    return pool if isinstance(pool, nn.Module) and has_projections and has_rest else None
+    has_positions = isinstance(getattr(pool, "positional_embedding", None), Tensor) and hasattr(pool, "num_heads")
+    return pool if isinstance(pool, nn.Module) and has_projections and has_positions else None
 
 
 def attend(pool: Any, grid: Tensor) -> Tensor:
@@ -49,14 +49,14 @@ def attend(pool: Any, grid: Tensor) -> Tensor:
 def cheap_pooling(tower: nn.Module) -> Iterator[None]:
     """Let a tower's pool compute its output by `attend`.
 
-    A pool whose output differs from that of `attend` is left alone, as is one whose `forward` was replaced, and one in
-    half precision, which would round differently.
+    A pool stays unchanged if its output differs from that of `attend`, if its `forward` was replaced, or in half
+    precision, which would round differently.
     """
     pool: Any = find_pool(tower)
     if pool is None or "forward" in vars(pool):
         yield
         return
-    own_forward, facts = pool.forward, Facts(pool)
+    original_forward, facts = pool.forward, Facts(pool)
     facts.read()
 
     def forward(grid: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -64,14 +64,14 @@ def cheap_pooling(tower: nn.Module) -> Iterator[None]:
         is_full_precision = is_full_precision and not torch.is_autocast_enabled(grid.device.type)
         is_grid = grid.ndim == 4 and grid[0, 0].numel() + 1 == len(pool.positional_embedding)
         if not (is_full_precision and is_grid and grid.requires_grad and torch.is_grad_enabled()):
-            return own_forward(grid, *args, **kwargs)
+            return original_forward(grid, *args, **kwargs)
         if facts.get(IS_EQUAL):
             return attend(pool, grid)
-        output, cheap = own_forward(grid, *args, **kwargs), attend(pool, grid)
-        if cheap.shape != output.shape or not bool(torch.dist(cheap, output) <= MAX_DISTANCE * output.norm()):
+        output, pooled = original_forward(grid, *args, **kwargs), attend(pool, grid)
+        if pooled.shape != output.shape or not bool(torch.dist(pooled, output) <= MAX_DISTANCE * output.norm()):
             return output
         facts.set(IS_EQUAL, True)
-        return cheap
+        return pooled
 
     pool.forward = forward
     try:

@@ -1,4 +1,4 @@
-"""Models that find keypoints, each by a heatmap: over the whole picture, or over each person's box."""
+"""Models that predict each keypoint by a heatmap, over the whole image or over each detected person's box."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from gradcam.errors import TargetError
-from gradcam.families.base import MODEL, PoseFinder, Poses, Seen
+from gradcam.families.base import MODEL, ModelRun, PoseFinder, Poses
 from gradcam.hooks.nested import Batch
 
 HEATMAPS = "heatmaps"
 
 
 class KeypointRcnn(PoseFinder):
-    """torchvision's Keypoint R-CNN: logits over each box that it found, trained as a softmax over the places in it."""
+    """torchvision's Keypoint R-CNN: logits over each detected box, trained as a softmax over the positions in it."""
 
     @property
     def own_layer(self) -> str:
-        return "backbone"  # whose output are the levels of the feature pyramid
+        return "backbone"  # Its outputs are the levels of the feature pyramid.
 
     @property
     def has_own_scale(self) -> bool:
@@ -31,27 +31,30 @@ class KeypointRcnn(PoseFinder):
     def watched(self) -> dict[str, nn.Module]:
         return {MODEL: self.model, HEATMAPS: cast("Any", self.model).roi_heads.keypoint_predictor}
 
-    def find(self, seen: Seen, batch: Batch) -> list[Poses]:
-        found = seen.last()
-        heatmaps: Sequence[Tensor] = seen.last(HEATMAPS).split([len(each["boxes"]) for each in found])
-        # Where a box lies is taken as it is: features are cut out at it by an operation without a gradient for its place,
-        # so that a box that moves would seem to take its keypoints along.
-        return [Poses(own, each["boxes"].detach(), each["scores"].detach()) for own, each in zip(heatmaps, found)]
+    def find_poses(self, run: ModelRun, batch: Batch) -> list[Poses]:
+        results = run.last_output()
+        heatmaps: Sequence[Tensor] = run.last_output(HEATMAPS).split([len(result["boxes"]) for result in results])
+        # Boxes are constants: RoI align has no gradient for box coordinates, so a box with a graph would seem to move its
+        # keypoints, although the pooled features stay the same.
+        return [
+            Poses(maps, result["boxes"].detach(), result["scores"].detach()) for maps, result in zip(heatmaps, results)
+        ]
 
 
 class VitPose(PoseFinder):
-    """Hugging Face's ViTPose: heatmaps over the whole picture, trained as bells of height 1."""
+    """Hugging Face's ViTPose: heatmaps over the whole image, trained as Gaussians of height 1."""
 
-    # At 1 the softmax of such a heatmap is flat: thousands of cells near 0 outweigh a few near 1, and its mean is the
-    # middle of the picture. At this one a bell stays a bell, and the rest of the map weighs nothing.
+    # At temperature 1 the softmax is nearly uniform: thousands of cells near 0 outweigh a few near 1, and its mean is
+    # the image centre. At 0.05 the softmax keeps the peak, and all cells away from it have almost no weight.
     temperature = 0.05
 
-    def rate(self, peak: float) -> float:
+    def to_confidence(self, peak: float) -> float:
         return min(max(peak, 0.0), 1.0)
 
     @property
     def own_layer(self) -> str | None:
-        # Behind the norm, not the block before it: there, gradient times activation sums up to zero.
+        # This is the norm after the last block. The norm is scale-invariant, so gradient times activation would sum to
+        # zero at the block itself.
         backbone = cast("Any", self.model).backbone
         if not hasattr(backbone, "layernorm"):
             return None
@@ -63,32 +66,32 @@ class VitPose(PoseFinder):
         names = [str(name) for _, name in sorted(cast("Any", self.model).config.id2label.items())]
         return None if any(name.startswith("LABEL_") for name in names) else names
 
-    def find(self, seen: Seen, batch: Batch) -> list[Poses]:
-        heatmaps = seen.last().heatmaps
+    def find_poses(self, run: ModelRun, batch: Batch) -> list[Poses]:
+        heatmaps = run.last_output().heatmaps
         height, width = batch.size
         rows, columns = heatmaps.shape[2:]
-        # Its processor puts the centres of the outermost cells on those of the outermost pixels.
-        down, across = (height - 1) / max(rows - 1, 1), (width - 1) / max(columns - 1, 1)
-        left, top = 0.5 - across / 2, 0.5 - down / 2
-        return _over_pictures(heatmaps, (left, top, left + columns * across, top + rows * down))
+        # ViTPose's processor aligns the centres of the outermost cells with those of the outermost pixels.
+        row_step, column_step = (height - 1) / max(rows - 1, 1), (width - 1) / max(columns - 1, 1)
+        x0, y0 = 0.5 - column_step / 2, 0.5 - row_step / 2
+        return _cover_images(heatmaps, (x0, y0, x0 + columns * column_step, y0 + rows * row_step))
 
 
 class PlainPose(PoseFinder):
-    """A model whose output is heatmaps (N,P,h,w) over the whole picture, or has them as `heatmaps`."""
+    """A model whose output is heatmaps (N,P,h,w) over the whole image, or has them as `heatmaps`."""
 
-    def find(self, seen: Seen, batch: Batch) -> list[Poses]:
-        output = seen.last()
-        found: Any = output.get(HEATMAPS) if isinstance(output, Mapping) else getattr(output, HEATMAPS, output)
-        is_usable = isinstance(found, Tensor) and found.is_floating_point() and found.ndim == 4
-        if not is_usable or len(found) != batch.images or 0 in found.shape:
-            what = f"a tensor {tuple(found.shape)}" if isinstance(found, Tensor) else type(output).__name__
+    def find_poses(self, run: ModelRun, batch: Batch) -> list[Poses]:
+        output = run.last_output()
+        heatmaps: Any = output.get(HEATMAPS) if isinstance(output, Mapping) else getattr(output, HEATMAPS, output)
+        is_usable = isinstance(heatmaps, Tensor) and heatmaps.is_floating_point() and heatmaps.ndim == 4
+        if not is_usable or len(heatmaps) != batch.images or 0 in heatmaps.shape:
+            description = f"a tensor {tuple(heatmaps.shape)}" if isinstance(heatmaps, Tensor) else type(output).__name__
             raise TargetError(
-                f"{type(self.model).__name__} returned {what}, expected keypoint heatmaps ({batch.images},P,h,w), or an "
-                "output that has them as `heatmaps`."
+                f"{type(self.model).__name__} returned {description}, expected keypoint heatmaps ({batch.images},P,h,w), or "
+                "an output that has them as `heatmaps`."
             )
-        return _over_pictures(found, (0, 0, batch.size[1], batch.size[0]))
+        return _cover_images(heatmaps, (0, 0, batch.size[1], batch.size[0]))
 
 
-def _over_pictures(heatmaps: Tensor, region: Sequence[float]) -> list[Poses]:
+def _cover_images(heatmaps: Tensor, region: Sequence[float]) -> list[Poses]:
     regions = heatmaps.detach().new_tensor([list(region)])
-    return [Poses(own, regions) for own in heatmaps.split(1)]
+    return [Poses(image_heatmaps, regions) for image_heatmaps in heatmaps.split(1)]

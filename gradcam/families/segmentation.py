@@ -1,4 +1,4 @@
-"""Segmentation: torchvision's models, those of segmentation-models-pytorch, and any other that gives (N,C,h,w)."""
+"""Segmentation models of torchvision and segmentation-models-pytorch, and any model that outputs (N,C,h,w)."""
 
 from __future__ import annotations
 
@@ -8,38 +8,40 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from gradcam.errors import TargetError
-from gradcam.families.base import MODEL, Seen, Segmenter
+from gradcam.families.base import MODEL, ModelRun, Segmenter
 from gradcam.hooks.nested import Batch
 
-NAMES = ("out", "logits")  # what the classes' logits are called in an output that holds more
+LOGIT_KEYS = ("out", "logits")  # the names of the class logits in an output with several entries
 ACTIVATION = "activation"
 
 
 class PlainSegmenter(Segmenter):
-    """Any model whose output is the classes' logits (N,C,h,w), or has them as "out" or "logits", or first of several."""
+    """Any model whose class logits (N,C,h,w) are its output, its "out" or "logits", or its first output."""
 
-    def read(self, seen: Seen, batch: Batch) -> Tensor:
-        """Raises `TargetError` for an output of any other form."""
-        return self.check(find_logits(seen.last()), seen.last(), batch)
+    def read(self, run: ModelRun, batch: Batch) -> Tensor:
+        """Return the class logits. Raise `TargetError` for an output of any other form."""
+        return self.check(find_logits(run.last_output()), run.last_output(), batch)
 
     def check(self, logits: Any, output: Any, batch: Batch) -> Tensor:
-        """The logits. Raises `TargetError` for what is none."""
-        if isinstance(logits, Tensor) and logits.ndim == 3:  # one class, as CLIPSeg gives for a prompt
+        """Return the logits (N,C,h,w). Raise `TargetError` if they have another form."""
+        if isinstance(logits, Tensor) and logits.ndim == 3:  # CLIPSeg's output has no class axis.
             logits = logits[:, None]
         is_usable = isinstance(logits, Tensor) and logits.is_floating_point() and logits.ndim == 4
         if not is_usable or len(logits) != batch.images or 0 in logits.shape:
-            what = f"a tensor {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(output).__name__}"
+            description = (
+                f"a tensor {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(output).__name__}"
+            )
             raise TargetError(
-                f"{type(self.model).__name__} returned {what}, expected class scores per pixel ({batch.images}, classes, h, "
-                f"w) for {batch.images} image(s), alone or as 'out' or 'logits'. Pass target=, a function from the model's "
-                "output to one score per image."
+                f"{type(self.model).__name__} returned {description}, expected class scores per pixel ({batch.images}, "
+                f"classes, h, w) for {batch.images} image(s), alone or as 'out' or 'logits'. Pass target=, a function from "
+                "the model's output to one score per image."
             )
         return cast("Tensor", logits)
 
 
 def find_logits(output: Any) -> Any:
-    """What may be the logits in a model's output."""
-    for name in NAMES:
+    """Return the part of a model's output that may be the logits; its form is not checked."""
+    for name in LOGIT_KEYS:
         if isinstance(output, Mapping) and name in output:
             return output[name]
         if hasattr(output, name) and not isinstance(output, Tensor):
@@ -52,7 +54,7 @@ class TorchvisionSegmenter(PlainSegmenter):
 
     @property
     def own_layer(self) -> str:
-        # The backbone gives an earlier stage as well, which the auxiliary head or the last layer reads.
+        # The backbone also returns an earlier stage, for the auxiliary head or the last layer.
         return "backbone:high" if type(self.model).__name__ == "LRASPP" else "backbone:out"
 
     @property
@@ -61,24 +63,24 @@ class TorchvisionSegmenter(PlainSegmenter):
 
 
 class EncoderSegmenter(PlainSegmenter):
-    """segmentation-models-pytorch: an encoder that gives all of its stages, a decoder, and a head."""
+    """segmentation-models-pytorch: an encoder that returns all of its stages, a decoder and a head."""
 
     @property
     def own_layer(self) -> str | None:
         depths = getattr(cast("Any", self.model).encoder, "out_channels", None)
         if not depths:
             return None
-        # Of a vision transformer the stages come in a list, and beside them the tokens before each one's patches.
+        # A vision transformer's encoder returns a list of its stages, and a list of their prefix tokens.
         stages = "encoder:0" if type(self.model).__name__ == "DPT" else "encoder"
         return f"{stages}:{len(depths) - 1}"
 
     def watched(self) -> dict[str, nn.Module]:
         parts = cast("Any", self.model).segmentation_head.modules()
-        last = next((part for part in parts if type(part).__name__ == "Activation"), None)
-        return super().watched() | ({} if last is None else {ACTIVATION: last})
+        activation = next((part for part in parts if type(part).__name__ == "Activation"), None)
+        return super().watched() | ({} if activation is None else {ACTIVATION: activation})
 
-    def read(self, seen: Seen, batch: Batch) -> Tensor:
-        """The logits before the head's activation, which may make probabilities of them."""
-        if not seen.calls.get(ACTIVATION):
-            return super().read(seen, batch)
-        return self.check(seen.calls[ACTIVATION][-1].args[0], seen.last(MODEL), batch)
+    def read(self, run: ModelRun, batch: Batch) -> Tensor:
+        """Return the logits before the head's activation, which may convert them to probabilities."""
+        if not run.calls.get(ACTIVATION):
+            return super().read(run, batch)
+        return self.check(run.calls[ACTIVATION][-1].args[0], run.last_output(MODEL), batch)

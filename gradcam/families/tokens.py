@@ -1,4 +1,4 @@
-"""Words as a model's own tokenizer has them, and the other way round."""
+"""Tokenizers: loading a model's own tokenizer, and tokenising sentences with any kind of tokenizer."""
 
 from __future__ import annotations
 
@@ -9,58 +9,64 @@ from typing import Any
 
 from gradcam.errors import GradcamError, TargetError, shorten
 
-WORDS_SHOWN = 4  # of a sentence, where it would be cut
+MAX_WORDS_IN_MESSAGE = 4  # the words before the place where a sentence would be cut
 SAVE = "save it in the model's folder with tokenizer.save_pretrained(folder), and load the model from that folder"
 
 
 @functools.lru_cache(maxsize=4)
 def load_tokenizer(folder: str, error: type[GradcamError] = TargetError, advice: str = SAVE) -> Any:
-    """Hugging Face's tokenizer of a folder, "" for a model that is of none. Raises `error` where there is none, with the
-    advice."""
+    """Load Hugging Face's tokenizer from a folder. Raise `error` with the advice if there is none.
+
+    `folder` is "" for a model that was not loaded from a folder.
+    """
     from transformers import AutoTokenizer
 
-    found, reason = None, "the model was not loaded from a folder"
+    tokenizer, reason = None, "the model was not loaded from a folder"
     if folder:
         try:
-            found = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
             reason = "its vocabulary is empty"
-        except Exception as failure:  # OSError, ValueError, ImportError, KeyError, and those of each tokenizer
+        except Exception as failure:  # OSError, ValueError, ImportError, KeyError, and tokenizer errors
             missing = "there is no such folder, and no model of that name in the library's cache"
             reason = " ".join(str(failure).split())[:120] if Path(folder).is_dir() else missing
-    # Where a vocabulary is missing, the library may make a tokenizer that knows nothing.
-    if found is None or len(found) <= len(set(found.all_special_tokens)):
-        where = f", {folder}" if folder else ""
-        raise error(f"No tokenizer was found for the model{where} ({reason}): {advice}.")
-    return found
+    # If the vocabulary file is missing, the library may create a tokenizer that has only special tokens.
+    if tokenizer is None or len(tokenizer) <= len(set(tokenizer.all_special_tokens)):
+        location = f", {folder}" if folder else ""
+        raise error(f"No tokenizer was found for the model{location} ({reason}): {advice}.")
+    return tokenizer
 
 
-def tokenize(tokenizer: Any, texts: Sequence[str], most: int | None, *, fill: bool) -> Any:
-    """What a tokenizer gives for sentences: Hugging Face's, open_clip's, or any function of a list. `most`: how many
-    tokens the model takes. `fill`: up to that many, and not only to the longest sentence. Raises `TargetError` for a
-    sentence that is too long, where the tokenizer tells."""
-    inner = getattr(tokenizer, "tokenizer", tokenizer)  # open_clip has one around Hugging Face's
+def tokenize(tokenizer: Any, texts: Sequence[str], max_tokens: int | None, *, fill: bool) -> Any:
+    """Tokenise sentences with Hugging Face's or open_clip's tokenizer, or with any function of a list.
+
+    `max_tokens` is the maximum length in tokens. `fill` pads sentences to `max_tokens` instead of the longest sentence.
+    Raises `TargetError` for a sentence that is too long, if the tokenizer can count tokens.
+    """
+    inner = getattr(tokenizer, "tokenizer", tokenizer)  # open_clip may wrap Hugging Face's tokenizer.
     if hasattr(inner, "model_max_length"):
-        most = min([inner.model_max_length, *([] if most is None else [most])])
+        max_tokens = min([inner.model_max_length, *([] if max_tokens is None else [max_tokens])])
         for text in texts:
             count = len(inner(text)["input_ids"])
-            if count > most:
-                fitting = inner(text, truncation=True, max_length=most)["input_ids"]
-                raise _too_long(text, count, most, inner.decode(fitting, skip_special_tokens=True))
+            if count > max_tokens:
+                fitting = inner(text, truncation=True, max_length=max_tokens)["input_ids"]
+                raise _make_length_error(text, count, max_tokens, inner.decode(fitting, skip_special_tokens=True))
         if inner is tokenizer:
             padding = "max_length" if fill else inner.pad_token is not None
-            return dict(inner(list(texts), padding=padding, max_length=most if fill else None, return_tensors="pt"))
+            return dict(
+                inner(list(texts), padding=padding, max_length=max_tokens if fill else None, return_tensors="pt")
+            )
     elif all(hasattr(tokenizer, name) for name in ("encode", "decode", "context_length")):
         for text in texts:
-            ids, room = tokenizer.encode(text), tokenizer.context_length - 2  # without the first and the last token
-            if len(ids) > room:
-                raise _too_long(text, len(ids) + 2, room + 2, tokenizer.decode(ids[:room]))
+            ids, max_ids = tokenizer.encode(text), tokenizer.context_length - 2  # without the start and end tokens
+            if len(ids) > max_ids:
+                raise _make_length_error(text, len(ids) + 2, max_ids + 2, tokenizer.decode(ids[:max_ids]))
     return tokenizer(list(texts))
 
 
-def _too_long(text: str, count: int, most: int, fitting: str) -> TargetError:
+def _make_length_error(text: str, count: int, max_tokens: int, fitting: str) -> TargetError:
     words = fitting.split()
-    last = ("... " if len(words) > WORDS_SHOWN else "") + " ".join(words[-WORDS_SHOWN:])
+    end = ("... " if len(words) > MAX_WORDS_IN_MESSAGE else "") + " ".join(words[-MAX_WORDS_IN_MESSAGE:])
     return TargetError(
-        f"The sentence {shorten(text)} has {count} tokens, but the model takes {most}: it would be cut after {last!r}. "
+        f"The sentence {shorten(text)} has {count} tokens, but the model takes {max_tokens}: it would be cut after {end!r}. "
         "Shorten it."
     )

@@ -1,4 +1,4 @@
-"""torchvision's detectors: those that look again at regions (the R-CNNs), and those that decide at anchors."""
+"""torchvision's detectors: region-based ones (the R-CNNs) and anchor-based ones (RetinaNet, FCOS, SSD)."""
 
 from __future__ import annotations
 
@@ -16,35 +16,41 @@ from torchvision.models.detection.ssd import SSD
 from torchvision.ops import MultiScaleRoIAlign, roi_align
 from torchvision.ops import boxes as operations
 
-from gradcam.families.base import MODEL, Candidates, Detections, Detector, LocalGradient, Seen
+from gradcam.families.base import MODEL, Candidates, Detections, Detector, LocalGradient, ModelRun
 from gradcam.hooks.autograd import graph_of, leaves
 from gradcam.hooks.nested import Batch
 from gradcam.hooks.pytorch import passes_on
 
 HEAD, ANCHORS, TRANSFORM, PREDICTOR = "head", "anchors", "transform", "predictor"
-CLASSES, BOXES = "cls_logits", "bbox_regression"  # of what heads give, as torchvision calls it
-ROUNDING = 8  # units in the last place of a score that is computed again in the same way,
-SLACK = 1024  # and of one that is computed in another order,
-TF32 = 2.0**-8  # where the GPU rounds the terms themselves
-MOST_OFF = 1e-2  # pixels that a box may be from that of the same candidate
+CLASSES, BOXES = "cls_logits", "bbox_regression"  # torchvision's keys of the outputs of the heads
+SAME_ORDER_ULPS = 8  # tolerance, in units in the last place, for scores computed again in the same order
+OTHER_ORDER_ULPS = 1024  # tolerance, in units in the last place, for scores computed in another order
+TF32_TOLERANCE = 2.0**-8  # relative tolerance where the GPU may round factors to TF32
+MAX_BOX_DISTANCE = 1e-2  # pixels between a detection and its own candidate
 
 
-class Rows(NamedTuple):
-    """What the heads gave for all candidates of one picture, each (M,...), the boxes (M,4) that those are changes of, and
-    the sizes of the picture, resized and as it was given."""
+class ImageCandidates(NamedTuple):
+    """All candidates of one image.
+
+    `outputs` are the heads' outputs, (M,...) each. `anchors` (M,4) are the boxes that the regression refines.
+    `resized_size` and `original_size` are the image's sizes after and before the model resizes it.
+    """
 
     outputs: Mapping[str, Tensor]
     anchors: Tensor
-    inner: tuple[int, int]
-    outer: tuple[int, ...]
+    resized_size: tuple[int, int]
+    original_size: tuple[int, ...]
 
-    def take(self, rows: Tensor) -> Rows:
+    def take(self, rows: Tensor) -> ImageCandidates:
         outputs = {key: values[rows] for key, values in self.outputs.items()}
         return self._replace(outputs=outputs, anchors=self.anchors[rows])
 
 
 class Crop(NamedTuple):
-    """A window (C,h,w) of one picture's level of a pyramid, from a row and a column on: a leaf that requires gradients."""
+    """A leaf tensor (C,h,w) that requires gradients: a window of one image at one pyramid level.
+
+    It starts at row `top` and column `left`.
+    """
 
     level: int
     top: int
@@ -52,17 +58,17 @@ class Crop(NamedTuple):
     values: Tensor
 
 
-Again = tuple[list[Crop], Mapping[str, Tensor]]
+HeadRerun = tuple[list[Crop], Mapping[str, Tensor]]  # the inputs and outputs of heads that run on crops
 
 
 class TorchvisionDetector(Detector):
-    """What all of them share: a list of pictures goes in, and a dict with boxes, scores and labels comes out for each."""
+    """The shared detector: the input is a list of images, the output a dict of boxes, scores and labels for each."""
 
-    first_class = 0  # that is none of the background
+    first_class = 0  # 1 if class 0 is the background
 
     @property
     def own_layer(self) -> str:
-        return "backbone"  # whose output are the levels of the feature pyramid
+        return "backbone"  # Its outputs are the levels of the feature pyramid.
 
     @property
     def class_count(self) -> int | None:
@@ -82,98 +88,124 @@ class TorchvisionDetector(Detector):
     def to_inputs(self, images: Tensor) -> list[Tensor]:
         return list(images)
 
-    def read(self, seen: Seen, batch: Batch) -> list[Detections]:
+    def read(self, run: ModelRun, batch: Batch) -> list[Detections]:
         return [
             Detections(
-                found["boxes"], found["scores"], found["labels"], found["masks"][:, 0] if "masks" in found else None
+                result["boxes"],
+                result["scores"],
+                result["labels"],
+                result["masks"][:, 0] if "masks" in result else None,
             )
-            for found in seen.last()
+            for result in run.last_output()
         ]
 
-    def weigh(self, seen: Seen, batch: Batch, label: int | None) -> list[Candidates]:
-        found = []
-        for rows in self.list_rows(seen, batch):
-            scores = self.score(rows.outputs)
+    def list_candidates(self, run: ModelRun, batch: Batch, label: int | None) -> list[Candidates]:
+        candidates = []
+        for image_candidates in self.list_image_candidates(run, batch):
+            scores = self.score(image_candidates.outputs)
             labels = scores[:, self.first_class :].argmax(1) + self.first_class
             labels = labels if label is None else torch.full_like(labels, label)
-            found.append(Candidates(self.decode(rows, labels), _pick(scores, labels), labels))
-        return found
+            candidates.append(Candidates(self.decode(image_candidates, labels), _select_labels(scores, labels), labels))
+        return candidates
 
     def differentiate(
-        self, seen: Seen, batch: Batch, found: Sequence[Detections], edge: int | None, inputs: Sequence[Tensor]
+        self, run: ModelRun, batch: Batch, detections: Sequence[Detections], edge: int | None, inputs: Sequence[Tensor]
     ) -> list[list[LocalGradient]] | None:
-        """A box depends on one candidate, and that on a small part of one level. So the heads run again on these parts
-        alone, and one backward pass from the sum of all scores leads to all of them."""
-        levels = self.list_levels(seen)
-        places = [next((i for i, it in enumerate(levels) if _is_passed_on(start, it)), None) for start in inputs]
-        pictures = self.list_rows(seen, batch)
-        is_known = None not in places and not any(it.anchors.requires_grad for it in pictures)
-        rows = [own for own in map(self._find_rows, pictures, found) if own is not None] if is_known else []
-        if len(rows) < len(pictures) or any(it.dtype.itemsize < 4 for it in levels):
+        """Return the gradients of detections from one backward pass through heads that run on small crops.
+
+        A detection depends on one candidate, and the candidate on a small part of one level. The heads run again on
+        these parts alone, and each crop's gradient of the sum of all scores is the gradient of its own score.
+        """
+        levels = self.list_levels(run)
+        level_indices = [
+            next((i for i, level in enumerate(levels) if _is_unchanged(start, level)), None) for start in inputs
+        ]
+        candidates = self.list_image_candidates(run, batch)
+        is_supported = None not in level_indices and not any(
+            image_candidates.anchors.requires_grad for image_candidates in candidates
+        )
+        rows = (
+            [image_rows for image_rows in map(self._match_rows, candidates, detections) if image_rows is not None]
+            if is_supported
+            else []
+        )
+        if len(rows) < len(candidates) or any(level.dtype.itemsize < 4 for level in levels):
             return None
         with torch.enable_grad():
-            again = self.run_again(seen, levels, rows, CLASSES if edge is None else BOXES)
-            if again is None:
+            rerun = self.rerun_heads(run, levels, rows, CLASSES if edge is None else BOXES)
+            if rerun is None:
                 return None
-            crops, outputs = again
-            divided = zip(*(values.split([len(own) for own in rows]) for values in outputs.values()))
-            parts = [dict(zip(outputs, each)) for each in divided]
+            crops, outputs = rerun
+            splits = zip(*(values.split([len(image_rows) for image_rows in rows]) for values in outputs.values()))
+            image_outputs = [dict(zip(outputs, tensors)) for tensors in splits]
             values = torch.cat(
                 [
-                    self._read_values(picture.take(own)._replace(outputs=part), each.labels, edge)
-                    for picture, own, part, each in zip(pictures, rows, parts, found)
+                    self._read_values(
+                        image_candidates.take(image_rows)._replace(outputs=output), image_detections.labels, edge
+                    )
+                    for image_candidates, image_rows, output, image_detections in zip(
+                        candidates, rows, image_outputs, detections
+                    )
                 ]
             )
             total = values.sum()
-        expected = torch.cat([each.scores if edge is None else each.boxes[:, edge] for each in found])
+        expected = torch.cat([image.scores if edge is None else image.boxes[:, edge] for image in detections])
         if not _is_close(values, expected):
-            return None  # the heads are no longer what they were made, or a hook has its way with them
+            return None  # A head was replaced, or a hook changes its output.
         gradients = torch.autograd.grad(total, [crop.values for crop in crops])
-        owners = [(i, k) for i, own in enumerate(rows) for k in range(len(own))]
+        owners = [(i, k) for i, image_rows in enumerate(rows) for k in range(len(image_rows))]
         local: list[list[LocalGradient]] = [[] for _ in inputs]
         for (i, k), crop, gradient in zip(owners, crops, gradients):
-            if crop.level in places:
-                local[places.index(crop.level)].append(LocalGradient(i, k, crop.top, crop.left, gradient))
+            if crop.level in level_indices:
+                local[level_indices.index(crop.level)].append(LocalGradient(i, k, crop.top, crop.left, gradient))
         return local
 
-    def _find_rows(self, rows: Rows, wanted: Detections) -> Tensor | None:
-        """Which candidates the detections are, by their scores and boxes; None where that is not certain."""
-        off = (self.score(rows.outputs)[:, wanted.labels] - wanted.scores).abs()
-        is_close = off <= ROUNDING * torch.finfo(off.dtype).eps * wanted.scores
-        candidates, which = is_close.nonzero(as_tuple=True)
-        boxes = self.decode(rows.take(candidates), wanted.labels[which])
-        is_same = (boxes - wanted.boxes[which]).abs().amax(1) < MOST_OFF
-        candidates, which = candidates[is_same], which[is_same]
-        order = which.argsort()
-        return candidates[order] if which[order].tolist() == list(range(len(wanted.scores))) else None
+    def _match_rows(self, candidates: ImageCandidates, detections: Detections) -> Tensor | None:
+        """Return the indices of the candidates that became the detections; None if the match is ambiguous."""
+        differences = (self.score(candidates.outputs)[:, detections.labels] - detections.scores).abs()
+        is_close = differences <= SAME_ORDER_ULPS * torch.finfo(differences.dtype).eps * detections.scores
+        matches, detection_indices = is_close.nonzero(as_tuple=True)
+        boxes = self.decode(candidates.take(matches), detections.labels[detection_indices])
+        is_match = (boxes - detections.boxes[detection_indices]).abs().amax(1) < MAX_BOX_DISTANCE
+        matches, detection_indices = matches[is_match], detection_indices[is_match]
+        order = detection_indices.argsort()
+        return matches[order] if detection_indices[order].tolist() == list(range(len(detections.scores))) else None
 
-    def _read_values(self, rows: Rows, labels: Tensor, edge: int | None) -> Tensor:
-        return _pick(self.score(rows.outputs), labels) if edge is None else self.decode(rows, labels)[:, edge]
+    def _read_values(self, candidates: ImageCandidates, labels: Tensor, edge: int | None) -> Tensor:
+        return (
+            _select_labels(self.score(candidates.outputs), labels)
+            if edge is None
+            else self.decode(candidates, labels)[:, edge]
+        )
 
     @abstractmethod
-    def list_rows(self, seen: Seen, batch: Batch) -> list[Rows]:
-        """All candidates of each picture."""
+    def list_image_candidates(self, run: ModelRun, batch: Batch) -> list[ImageCandidates]:
+        """Return all candidates of each image."""
 
     @abstractmethod
     def score(self, outputs: Mapping[str, Tensor]) -> Tensor:
-        """The scores (M,C) of what the heads gave."""
+        """Return the scores (M,C) from the outputs of the heads."""
 
     @abstractmethod
-    def decode(self, rows: Rows, labels: Tensor) -> Tensor:
-        """The candidates' boxes (M,4) for these classes, in pixels of the picture as it was given."""
+    def decode(self, candidates: ImageCandidates, labels: Tensor) -> Tensor:
+        """Return the candidates' boxes (M,4) for these classes, in pixels of the original image."""
 
     @abstractmethod
-    def list_levels(self, seen: Seen) -> list[Tensor]:
-        """The levels that `run_again` reads, in their order; none where it cannot."""
+    def list_levels(self, run: ModelRun) -> list[Tensor]:
+        """Return the pyramid levels in the order that `rerun_heads` takes; an empty list if it cannot run."""
 
     @abstractmethod
-    def run_again(self, seen: Seen, levels: Sequence[Tensor], rows: Sequence[Tensor], output: str) -> Again | None:
-        """What each picture's candidates of these numbers depend on, and what the heads give for that, this output at
-        least."""
+    def rerun_heads(
+        self, run: ModelRun, levels: Sequence[Tensor], rows: Sequence[Tensor], output: str
+    ) -> HeadRerun | None:
+        """Return crops around the candidates with these indices, and the heads' outputs for the crops.
+
+        The outputs contain at least the requested one.
+        """
 
 
 class RegionDetector(TorchvisionDetector):
-    """Faster, Mask and Keypoint R-CNN: the candidates are all proposals, each with a box and a score for each class."""
+    """Faster, Mask and Keypoint R-CNN: each proposal is a candidate, with a box and a score for each class."""
 
     first_class = 1
 
@@ -184,46 +216,48 @@ class RegionDetector(TorchvisionDetector):
     def watched(self) -> dict[str, nn.Module]:
         return {MODEL: self.model, HEAD: self.heads, PREDICTOR: self.heads.box_predictor}
 
-    def list_rows(self, seen: Seen, batch: Batch) -> list[Rows]:
-        _, proposals, sizes = seen.calls[HEAD][-1].args[:3]
-        logits, regression = (it.split([len(own) for own in proposals]) for it in seen.last(PREDICTOR))
-        outputs = [{CLASSES: each, BOXES: changes} for each, changes in zip(logits, regression)]
-        return list(map(Rows, outputs, proposals, sizes, batch.sizes))
+    def list_image_candidates(self, run: ModelRun, batch: Batch) -> list[ImageCandidates]:
+        _, proposals, sizes = run.calls[HEAD][-1].args[:3]
+        logits, regression = (
+            values.split([len(boxes) for boxes in proposals]) for values in run.last_output(PREDICTOR)
+        )
+        outputs = [{CLASSES: classes, BOXES: deltas} for classes, deltas in zip(logits, regression)]
+        return list(map(ImageCandidates, outputs, proposals, sizes, batch.sizes))
 
     def score(self, outputs: Mapping[str, Tensor]) -> Tensor:
         return outputs[CLASSES].softmax(-1)
 
-    def decode(self, rows: Rows, labels: Tensor) -> Tensor:
-        decoded = self.heads.box_coder.decode(rows.outputs[BOXES], [rows.anchors]).flatten(1)
-        first = 4 * labels[:, None] + torch.arange(4, dtype=torch.int64, device=labels.device)
-        return _to_picture(decoded.gather(1, first), rows)
+    def decode(self, candidates: ImageCandidates, labels: Tensor) -> Tensor:
+        decoded = self.heads.box_coder.decode(candidates.outputs[BOXES], [candidates.anchors]).flatten(1)
+        columns = 4 * labels[:, None] + torch.arange(4, dtype=torch.int64, device=labels.device)
+        return _to_original_image(decoded.gather(1, columns), candidates)
 
-    def list_levels(self, seen: Seen) -> list[Tensor]:
-        features, pool = seen.calls[HEAD][-1].args[0], self.heads.box_roi_pool
-        is_known = isinstance(pool, MultiScaleRoIAlign)
-        return [level for name, level in features.items() if name in pool.featmap_names] if is_known else []
+    def list_levels(self, run: ModelRun) -> list[Tensor]:
+        features, pool = run.calls[HEAD][-1].args[0], self.heads.box_roi_pool
+        is_supported = isinstance(pool, MultiScaleRoIAlign)
+        return [level for name, level in features.items() if name in pool.featmap_names] if is_supported else []
 
-    def run_again(self, seen: Seen, levels: Sequence[Tensor], rows: Sequence[Tensor], output: str) -> Again:
+    def rerun_heads(self, run: ModelRun, levels: Sequence[Tensor], rows: Sequence[Tensor], output: str) -> HeadRerun:
         pool = self.heads.box_roi_pool
-        regions = [boxes[own] for boxes, own in zip(seen.calls[HEAD][-1].args[1], rows)]
-        images = [i for i, own in enumerate(rows) for _ in own]
-        numbers = pool.map_levels(regions).tolist() if len(levels) > 1 else [0] * len(images)
+        regions = [boxes[image_rows] for boxes, image_rows in zip(run.calls[HEAD][-1].args[1], rows)]
+        images = [i for i, image_rows in enumerate(rows) for _ in image_rows]
+        level_numbers = pool.map_levels(regions).tolist() if len(levels) > 1 else [0] * len(images)
         crops, pooled = [], []
-        for image, number, region in zip(images, numbers, torch.cat(regions)):
-            scale = pool.scales[number]
-            left, top, right, bottom = (region * scale).tolist()
-            # What is pooled is at least a cell wide and high; between its last cell and the next one values are mixed.
-            cells = [(math.floor(a), math.ceil(max(b, a + 1)) + 1) for a, b in ((top, bottom), (left, right))]
-            crop = _cut(levels, number, image, *cells)
-            moved = region - region.new_tensor([crop.left, crop.top] * 2) / scale
+        for image, level, region in zip(images, level_numbers, torch.cat(regions)):
+            scale = pool.scales[level]
+            x0, y0, x1, y1 = (region * scale).tolist()
+            # A pooled region is at least one cell wide and high, and interpolation reads one cell beyond it.
+            cells = [(math.floor(a), math.ceil(max(b, a + 1)) + 1) for a, b in ((y0, y1), (x0, x1))]
+            crop = _cut_window(levels, level, image, *cells)
+            shifted = region - region.new_tensor([crop.left, crop.top] * 2) / scale
             crops.append(crop)
-            pooled.append(roi_align(crop.values[None], [moved[None]], pool.output_size, scale, pool.sampling_ratio))
+            pooled.append(roi_align(crop.values[None], [shifted[None]], pool.output_size, scale, pool.sampling_ratio))
         logits, regression = self.heads.box_predictor(self.heads.box_head(torch.cat(pooled)))
         return crops, {CLASSES: logits, BOXES: regression}
 
 
 class AnchorDetector(TorchvisionDetector):
-    """RetinaNet, FCOS, SSD and SSDlite: the candidates are all anchors, each with a box and a score for each class."""
+    """RetinaNet, FCOS, SSD and SSDlite: each anchor is a candidate, with a box and a score for each class."""
 
     def __init__(self, model: nn.Module, prefix: str = "") -> None:
         super().__init__(model, prefix)
@@ -233,10 +267,10 @@ class AnchorDetector(TorchvisionDetector):
         model = cast("Any", self.model)
         return {MODEL: model, HEAD: model.head, ANCHORS: model.anchor_generator, TRANSFORM: model.transform}
 
-    def list_rows(self, seen: Seen, batch: Batch) -> list[Rows]:
-        head, (images, _) = seen.last(HEAD), seen.last(TRANSFORM)
+    def list_image_candidates(self, run: ModelRun, batch: Batch) -> list[ImageCandidates]:
+        head, (images, _) = run.last_output(HEAD), run.last_output(TRANSFORM)
         outputs = [{name: values[i] for name, values in head.items()} for i in range(len(images.image_sizes))]
-        return list(map(Rows, outputs, seen.last(ANCHORS), images.image_sizes, batch.sizes))
+        return list(map(ImageCandidates, outputs, run.last_output(ANCHORS), images.image_sizes, batch.sizes))
 
     def score(self, outputs: Mapping[str, Tensor]) -> Tensor:
         if isinstance(self.model, SSD):
@@ -244,44 +278,57 @@ class AnchorDetector(TorchvisionDetector):
         scores = outputs[CLASSES].sigmoid()
         return (scores * outputs["bbox_ctrness"].sigmoid()).sqrt() if isinstance(self.model, FCOS) else scores
 
-    def decode(self, rows: Rows, labels: Tensor) -> Tensor:
+    def decode(self, candidates: ImageCandidates, labels: Tensor) -> Tensor:
         coder = cast("Any", self.model).box_coder
         decode = coder.decode if isinstance(self.model, FCOS) else coder.decode_single
-        return _to_picture(decode(rows.outputs[BOXES], rows.anchors), rows)
+        return _to_original_image(decode(candidates.outputs[BOXES], candidates.anchors), candidates)
 
-    def list_levels(self, seen: Seen) -> list[Tensor]:
-        is_known = isinstance(cast("Any", self.model).head, RetinaNetHead)
-        return list(seen.calls[HEAD][-1].args[0]) if is_known else []
+    def list_levels(self, run: ModelRun) -> list[Tensor]:
+        is_supported = isinstance(cast("Any", self.model).head, RetinaNetHead)
+        return list(run.calls[HEAD][-1].args[0]) if is_supported else []
 
-    def run_again(self, seen: Seen, levels: Sequence[Tensor], rows: Sequence[Tensor], output: str) -> Again | None:
+    def rerun_heads(
+        self, run: ModelRun, levels: Sequence[Tensor], rows: Sequence[Tensor], output: str
+    ) -> HeadRerun | None:
         head = cast("Any", self.model).head
-        own, last = (head.classification_head, CLASSES) if output == CLASSES else (head.regression_head, "bbox_reg")
-        layers = [it for it in (*own.conv.modules(), getattr(own, last)) if not [*it.children()]]
+        branch, last_layer = (
+            (head.classification_head, CLASSES) if output == CLASSES else (head.regression_head, "bbox_reg")
+        )
+        layers = [layer for layer in (*branch.conv.modules(), getattr(branch, last_layer)) if not [*layer.children()]]
         if not all(map(_is_local, layers)):
             return None
-        reach = sum(it.kernel_size[0] // 2 for it in layers if isinstance(it, nn.Conv2d))
-        cells = [level.shape[2] * level.shape[3] for level in levels]
-        anchors = seen.last(HEAD)[output].shape[1] // sum(cells)
-        crops, windows, numbers = [], [], []
-        for image, row in ((i, row) for i, each in enumerate(rows) for row in each.tolist()):
-            place, number = divmod(row, anchors)
+        reach = sum(layer.kernel_size[0] // 2 for layer in layers if isinstance(layer, nn.Conv2d))
+        cell_counts = [level.shape[2] * level.shape[3] for level in levels]
+        anchors_per_cell = run.last_output(HEAD)[output].shape[1] // sum(cell_counts)
+        crops, windows, anchor_indices = [], [], []
+        for image, row in ((i, row) for i, image_rows in enumerate(rows) for row in image_rows.tolist()):
+            cell, anchor = divmod(row, anchors_per_cell)
             level = 0
-            while place >= cells[level]:
-                place, level = place - cells[level], level + 1
-            down, across = divmod(place, levels[level].shape[3])
-            crop = _cut(levels, level, image, *((it - reach, it + reach + 1) for it in (down, across)))
+            while cell >= cell_counts[level]:
+                cell, level = cell - cell_counts[level], level + 1
+            down, across = divmod(cell, levels[level].shape[3])
+            crop = _cut_window(
+                levels, level, image, *((centre - reach, centre + reach + 1) for centre in (down, across))
+            )
             height, width = crop.values.shape[1:]
-            before = crop.top - down + reach, crop.left - across + reach
-            around = [before[1], 2 * reach + 1 - before[1] - width, before[0], 2 * reach + 1 - before[0] - height]
+            padding = crop.top - down + reach, crop.left - across + reach
+            window_padding = [
+                padding[1],
+                2 * reach + 1 - padding[1] - width,
+                padding[0],
+                2 * reach + 1 - padding[0] - height,
+            ]
             crops.append(crop)
-            windows.append([F.pad(it, around) for it in (crop.values, torch.ones_like(crop.values[:1]))])
-            numbers.append(number)
-        found = _convolve(layers, *map(torch.stack, zip(*windows))).flatten(1).unflatten(1, (anchors, -1))
-        return crops, {output: found[range(len(found)), numbers]}
+            windows.append(
+                [F.pad(values, window_padding) for values in (crop.values, torch.ones_like(crop.values[:1]))]
+            )
+            anchor_indices.append(anchor)
+        values = _convolve(layers, *map(torch.stack, zip(*windows))).flatten(1).unflatten(1, (anchors_per_cell, -1))
+        return crops, {output: values[range(len(values)), anchor_indices]}
 
 
 def _is_local(layer: nn.Module) -> bool:
-    """Whether it is a convolution that leaves the size as it is, or looks at no other places."""
+    """Return whether a layer is a convolution that keeps the grid's size, or works on each cell separately."""
     if not isinstance(layer, nn.Conv2d):
         return isinstance(layer, (nn.ReLU, nn.BatchNorm2d))
     (height, width), ones = layer.kernel_size, (1, 1)
@@ -290,8 +337,10 @@ def _is_local(layer: nn.Module) -> bool:
 
 
 def _convolve(layers: Sequence[nn.Module], windows: Tensor, is_inside: Tensor) -> Tensor:
-    """What layers give in the middle of windows (B,C,h,w). Before each convolution, what is not inside the level is zero,
-    as its padding is there."""
+    """Return the layers' output at the centre of windows (B,C,h,w).
+
+    Cells outside the level are set to zero before each convolution, as by the zero padding of a whole level.
+    """
     for layer in layers:
         if isinstance(layer, nn.Conv2d):
             windows = F.conv2d(windows * is_inside, layer.weight, layer.bias, groups=layer.groups)
@@ -301,34 +350,39 @@ def _convolve(layers: Sequence[nn.Module], windows: Tensor, is_inside: Tensor) -
     return windows
 
 
-def _cut(levels: Sequence[Tensor], number: int, image: int, rows: tuple[int, int], columns: tuple[int, int]) -> Crop:
-    """From one row or column to before another, as far as there are any, of one at least."""
-    level = levels[number]
-    (top, left), (bottom, right) = (
+def _cut_window(
+    levels: Sequence[Tensor], level_number: int, image: int, rows: tuple[int, int], columns: tuple[int, int]
+) -> Crop:
+    """Cut a crop of rows and columns (start, end) from a level, limited to the level, and at least one cell."""
+    level = levels[level_number]
+    (y0, x0), (y1, x1) = (
         [min(max(start, 0), length - 1) for (start, _), length in zip((rows, columns), level.shape[2:])],
         [min(end, length) for (_, end), length in zip((rows, columns), level.shape[2:])],
     )
-    return Crop(number, top, left, level.detach()[image, :, top:bottom, left:right].clone().requires_grad_())
+    return Crop(level_number, y0, x0, level.detach()[image, :, y0:y1, x0:x1].clone().requires_grad_())
 
 
-def _is_passed_on(start: Tensor, level: Tensor) -> bool:
-    """Whether a level of the pyramid is this tensor, and nothing was done to it in between."""
+def _is_unchanged(start: Tensor, level: Tensor) -> bool:
+    """Return whether a pyramid level is this tensor, with no computation in between."""
     nodes = graph_of(level)
-    return bool(nodes) and all(map(passes_on, nodes)) and any(it is start for it in leaves(level))
+    return bool(nodes) and all(map(passes_on, nodes)) and any(leaf is start for leaf in leaves(level))
 
 
 def _is_close(values: Tensor, expected: Tensor) -> bool:
-    slack = SLACK * torch.finfo(values.dtype).eps
-    slack = max(slack, TF32) if values.is_cuda and values.dtype == torch.float32 else slack
-    return bool((values - expected).abs().max() <= slack * expected.abs().max())
+    tolerance = OTHER_ORDER_ULPS * torch.finfo(values.dtype).eps
+    tolerance = max(tolerance, TF32_TOLERANCE) if values.is_cuda and values.dtype == torch.float32 else tolerance
+    return bool((values - expected).abs().max() <= tolerance * expected.abs().max())
 
 
-def _pick(scores: Tensor, labels: Tensor) -> Tensor:
+def _select_labels(scores: Tensor, labels: Tensor) -> Tensor:
     return scores.gather(1, labels[:, None])[:, 0]
 
 
-def _to_picture(boxes: Tensor, rows: Rows) -> Tensor:
-    """Boxes in pixels of the resized picture in those of the picture itself, within it."""
-    outer, inner = (torch.tensor(it, dtype=torch.float32, device=boxes.device) for it in (rows.outer, rows.inner))
-    ratios = (outer / inner).flip(0).repeat(2)  # in float32 whatever the boxes are, as torchvision has it
-    return operations.clip_boxes_to_image(boxes, rows.inner) * ratios
+def _to_original_image(boxes: Tensor, candidates: ImageCandidates) -> Tensor:
+    """Convert boxes from the resized to the original image, clipped to the image."""
+    original_size, resized_size = (
+        torch.tensor(size, dtype=torch.float32, device=boxes.device)
+        for size in (candidates.original_size, candidates.resized_size)
+    )
+    ratios = (original_size / resized_size).flip(0).repeat(2)  # torchvision computes ratios in float32.
+    return operations.clip_boxes_to_image(boxes, candidates.resized_size) * ratios

@@ -1,5 +1,7 @@
-"""Detectors of a user's own ultralytics, which is imported for nobody who does not ask for it: how they are read, loaded
-and given pictures."""
+"""Detectors of ultralytics: decoding, loading and preprocessing.
+
+ultralytics (AGPL-3.0) must be installed by the user. It is imported only to load a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -20,44 +22,44 @@ from torch.overrides import TorchFunctionMode
 from torchvision.ops import batched_nms
 
 from gradcam.errors import ModelError
-from gradcam.families.base import Candidates, Detections, Detector, Seen, Watched
+from gradcam.families.base import Candidates, Detections, Detector, ModelRun, RecordingModel
 from gradcam.hooks.hooks import Hooks
 from gradcam.hooks.nested import Batch, tensors
 
-CACHED = ("shape", "anchors", "strides")  # what a head keeps of the last size that it met
-PICTURE = 640  # pixels that networks are trained with, where nothing else is said
-GREY = 114  # around the picture, of 255
+CACHED_ATTRIBUTES = ("shape", "anchors", "strides")  # A head caches these for the last input size.
+DEFAULT_SIZE = 640  # pixels: the usual training size
+PADDING_VALUE = 114  # grey, of 255
 
-# By model, what a person set, for all that reads it.
+# The thresholds that users set, by model: several families may be created for one model.
 _thresholds: weakref.WeakKeyDictionary[nn.Module, float] = weakref.WeakKeyDictionary()
 
 
 class YoloDetector(Detector):
-    """A `DetectionModel` of ultralytics, such as the `.model` of a YOLO: versions 3 to 26, with or without masks or
-    keypoints beside the boxes.
+    """A `DetectionModel` of ultralytics, such as the `.model` of a YOLO: versions 3 to 26.
 
-    `threshold`, `overlap`, `most`: the score above which a box counts, the intersection over union up to which two of
-    one class stand side by side, and how many there are at most; as in its own predictions.
+    Masks and keypoints beside the boxes are ignored. As in ultralytics' own predictions, detections have scores above
+    `threshold`, two boxes of one class have an intersection over union of at most `max_overlap`, and an image has at
+    most `max_detections`.
     """
 
     def __init__(self, model: nn.Module, prefix: str = "") -> None:
         super().__init__(model, prefix)
-        self.threshold, self.overlap, self.most = _thresholds.get(model, 0.25), 0.7, 300
+        self.threshold, self.max_overlap, self.max_detections = _thresholds.get(model, 0.25), 0.7, 300
 
     @property
     def head(self) -> Any:
-        """The last layer, which makes boxes of the levels of the pyramid."""
+        """Return the last layer, which decodes boxes from the pyramid levels."""
         layers: Any = self.model.model
         return layers[-1]
 
     @property
     def own_layers(self) -> Sequence[str]:
-        """What the head reads: the levels of the pyramid, to be added up."""
+        """Return the names of the pyramid levels that the head reads."""
         return [f"model.{index if index >= 0 else self.head.i + index}" for index in self.head.f]
 
     @property
     def own_layer(self) -> str:
-        """The finest level. The others are made of it, so that it reaches boxes of all of them."""
+        """Return the finest pyramid level. The deeper levels are computed from it, so it reaches all boxes."""
         return self.own_layers[0]
 
     @property
@@ -69,41 +71,41 @@ class YoloDetector(Detector):
         self.threshold = _thresholds[self.model] = threshold
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Raises `ModelError` for a head whose boxes are read in another way."""
-        kinds = [kind.__name__ for kind in type(self.head).__mro__]
-        if "Detect" not in kinds or "OBB" in kinds:
+        """Return the module to run. Raise `ModelError` for a head whose boxes have another format."""
+        class_names = [base.__name__ for base in type(self.head).__mro__]
+        if "Detect" not in class_names or "OBB" in class_names:
             raise ModelError(
-                f"{kinds[0]}, the head of this {type(self.model).__name__}, is not supported: expected a YOLO head with "
-                "upright boxes. Pass a function of the model's output as the target."
+                f"{class_names[0]}, the head of this {type(self.model).__name__}, is not supported: expected a YOLO head "
+                "with upright boxes. Pass a function of the model's output as the target."
             )
-        return _Connected(model, self.watched(), self.head)
+        return _GraphKeepingModel(model, self.watched(), self.head)
 
-    def read(self, seen: Seen, batch: Batch) -> list[Detections]:
+    def read(self, run: ModelRun, batch: Batch) -> list[Detections]:
         if not self.head.end2end:
-            return [self._suppress(*each) for each in self._list_all(seen)]
-        rows = tensors(seen.last())[0]  # (N,M,6) or more: corners, score and label, the surest first
-        sure = [own[own[:, 4] > self.threshold][: self.most] for own in rows]
-        return [Detections(own[:, :4], own[:, 4], own[:, 5].detach().long()) for own in sure]
+            return [self._suppress(*scored_boxes) for scored_boxes in self._list_scored_boxes(run)]
+        rows = tensors(run.last_output())[0]  # (N,M,6) or more: corners, score and label, the highest score first
+        detected = [image_rows[image_rows[:, 4] > self.threshold][: self.max_detections] for image_rows in rows]
+        return [Detections(boxes[:, :4], boxes[:, 4], boxes[:, 5].detach().long()) for boxes in detected]
 
-    def weigh(self, seen: Seen, batch: Batch, label: int | None) -> list[Candidates]:
-        found = []
-        for boxes, rated in self._list_all(seen):
-            scores, labels = rated.max(1)
+    def list_candidates(self, run: ModelRun, batch: Batch, label: int | None) -> list[Candidates]:
+        candidates = []
+        for boxes, class_scores in self._list_scored_boxes(run):
+            scores, labels = class_scores.max(1)
             if label is not None:
-                scores, labels = rated[:, label], torch.full_like(labels, label)
-            found.append(Candidates(boxes, scores, labels))
-        return found
+                scores, labels = class_scores[:, label], torch.full_like(labels, label)
+            candidates.append(Candidates(boxes, scores, labels))
+        return candidates
 
-    def _suppress(self, boxes: Tensor, rated: Tensor) -> Detections:
-        scores, labels = rated.max(1)
+    def _suppress(self, boxes: Tensor, class_scores: Tensor) -> Detections:
+        scores, labels = class_scores.max(1)
         rows = (scores > self.threshold).nonzero()[:, 0]
-        kept = batched_nms(boxes[rows].detach(), scores[rows].detach(), labels[rows], self.overlap)
-        rows = rows[kept[: self.most]]
+        nms_indices = batched_nms(boxes[rows].detach(), scores[rows].detach(), labels[rows], self.max_overlap)
+        rows = rows[nms_indices[: self.max_detections]]
         return Detections(boxes[rows], scores[rows], labels[rows])
 
-    def _list_all(self, seen: Seen) -> Iterator[tuple[Tensor, Tensor]]:
-        """For each picture all boxes (M,4) that the head has, and their scores (M,C)."""
-        output, head = seen.last(), self.head
+    def _list_scored_boxes(self, run: ModelRun) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield each image's boxes (M,4) and scores (M,C) before non-maximum suppression."""
+        output, head = run.last_output(), self.head
         if head.end2end:
             return zip(*self._decode(output[-1]["one2one"]))
         rows = tensors(output)[0].mT  # (N,M,4+C) or more: centre and sides, and scores
@@ -111,84 +113,90 @@ class YoloDetector(Detector):
         corners = torch.cat([centres - sides / 2, centres + sides / 2], -1)
         return zip(corners, rows[..., 4 : 4 + head.nc])
 
-    def _decode(self, raw: Any) -> tuple[Tensor, Tensor]:
-        """Boxes (N,M,4) and scores (N,M,C) of what a branch of the head gave: how far each side is from the middle of its
-        cell, in cells, and logits."""
+    def _decode(self, output: Any) -> tuple[Tensor, Tensor]:
+        """Decode boxes (N,M,4) and scores (N,M,C) from a head branch's output.
+
+        The output has logits, and each side's distance from the centre of its cell, in cells.
+        """
         head = self.head
-        if isinstance(raw, Mapping):
-            levels, sides, logits = raw["feats"], raw["boxes"], raw["scores"]
-        else:  # of earlier versions: both at each level
-            levels, joined = raw, torch.cat([level.flatten(2) for level in raw], 2)
-            sides, logits = joined.split((joined.shape[1] - head.nc, head.nc), 1)
+        if isinstance(output, Mapping):
+            levels, distances, logits = output["feats"], output["boxes"], output["scores"]
+        else:  # Earlier versions return distances and logits together, level by level.
+            levels, joined = output, torch.cat([level.flatten(2) for level in output], 2)
+            distances, logits = joined.split((joined.shape[1] - head.nc, head.nc), 1)
         points, strides = [], []
         for level, stride in zip(levels, head.stride.tolist()):
-            down, across = (
+            row_centres, column_centres = (
                 torch.arange(cells, device=level.device, dtype=level.dtype) + 0.5 for cells in level.shape[2:]
             )
-            points.append(torch.cartesian_prod(down, across).flip(1))
-            strides.append(down.new_full((len(points[-1]), 1), stride))
-        middles = torch.cat(points)
-        before, behind = head.dfl(sides).mT.chunk(2, -1)
-        return torch.cat([middles - before, middles + behind], -1) * torch.cat(strides), logits.sigmoid().mT
+            points.append(torch.cartesian_prod(row_centres, column_centres).flip(1))
+            strides.append(row_centres.new_full((len(points[-1]), 1), stride))
+        centres = torch.cat(points)
+        to_top_left, to_bottom_right = head.dfl(distances).mT.chunk(2, -1)
+        return torch.cat([centres - to_top_left, centres + to_bottom_right], -1) * torch.cat(
+            strides
+        ), logits.sigmoid().mT
 
 
-class _Connected(Watched):
-    """A model whose head is connected with what it reads. Some versions detach that for the branch whose boxes they give,
-    and what a head caches has no gradient where predictions made it."""
+class _GraphKeepingModel(RecordingModel):
+    """A wrapper that keeps the head connected to the graph of its inputs.
+
+    Some versions detach the inputs of the branch whose boxes they return. A head may also cache tensors without a graph
+    during predictions.
+    """
 
     def __init__(self, model: nn.Module, modules: Mapping[str, nn.Module], head: nn.Module) -> None:
         super().__init__(model, modules)
-        self._heads = [head]  # in a list, which registers nothing
+        self._heads = [head]  # A list does not register the module a second time.
 
-    def forward(self, *args: Any, **kwargs: Any) -> Seen:
+    def forward(self, *args: Any, **kwargs: Any) -> ModelRun:
         (head,) = self._heads
-        with _without_cache(head), _Attached(head):
+        with _without_cache(head), _SkipDetach(head):
             return super().forward(*args, **kwargs)
 
 
-class _Attached(TorchFunctionMode):
-    """As long as it is entered, `detach` gives what came to a module as it is, in this thread."""
+class _SkipDetach(TorchFunctionMode):
+    """A mode in which `detach` returns the inputs of a module unchanged, in this thread."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self._module, self._hooks, self._given = module, Hooks(), list[Tensor]()
+        self._module, self._hooks, self._inputs = module, Hooks(), list[Tensor]()
 
-    def __enter__(self) -> _Attached:
-        self._hooks.__enter__().before_forward(self._module, self._keep)
+    def __enter__(self) -> _SkipDetach:
+        self._hooks.__enter__().before_forward(self._module, self._record_inputs)
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         self._hooks.__exit__()
-        self._given.clear()
+        self._inputs.clear()
 
-    def _keep(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._given[:] = tensors((args, kwargs))
+    def _record_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._inputs[:] = tensors((args, kwargs))
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is Tensor.detach and any(args[0] is each for each in self._given):
+        if function is Tensor.detach and any(args[0] is tensor for tensor in self._inputs):
             return args[0]
         return function(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager
 def _without_cache(head: nn.Module) -> Iterator[None]:
-    """Let a head make what it caches anew, and give it back what it had."""
-    had = {name: vars(head)[name] for name in CACHED if name in vars(head)}
-    head.shape = None  # type: ignore[assignment]  # no module and no tensor
+    """Make a head recompute its cached values, and restore the cache afterwards."""
+    cached = {name: vars(head)[name] for name in CACHED_ATTRIBUTES if name in vars(head)}
+    head.shape = None  # type: ignore[assignment]  # It is a plain attribute.
     try:
         yield
     finally:
-        for name in CACHED:
+        for name in CACHED_ATTRIBUTES:
             vars(head).pop(name, None)
-        vars(head).update(had)
+        vars(head).update(cached)
 
 
 @dataclass(frozen=True)
 class Letterbox:
-    """Pictures as these networks take them: resized to fit a square of `size` pixels, whatever their form, in the middle
-    of it, with grey around.
+    """Preprocessing of ultralytics: images are resized to fit a square, centred, and padded with grey.
 
     Parameters
     ----------
@@ -204,33 +212,35 @@ class Letterbox:
     (torch.Size([3, 64, 64]), (16, 0, 32, 64))
     """
 
-    size: int = PICTURE
+    size: int = DEFAULT_SIZE
 
     def __call__(self, image: NDArray[np.uint8]) -> Tensor:
-        """An RGB array (H,W,3) as a tensor (3,size,size) in [0,1]."""
-        top, left, height, width = self.window(*image.shape[:2])
-        canvas = torch.full((3, self.size, self.size), float(GREY), dtype=torch.float32, device="cpu")
-        picture = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)[None].float()
-        # As the networks' own: between the nearest pixels, also where many become one.
-        resized = F.interpolate(picture, (height, width), mode="bilinear", align_corners=False)
-        canvas[:, top : top + height, left : left + width] = resized[0].round()
+        """Convert an RGB array (H,W,3) to a tensor (3,size,size) in [0,1]."""
+        y0, x0, height, width = self.window(*image.shape[:2])
+        canvas = torch.full((3, self.size, self.size), float(PADDING_VALUE), dtype=torch.float32, device="cpu")
+        pixels = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)[None].float()
+        # ultralytics interpolates without antialiasing, also when it shrinks images.
+        resized = F.interpolate(pixels, (height, width), mode="bilinear", align_corners=False)
+        canvas[:, y0 : y0 + height, x0 : x0 + width] = resized[0].round()
         return canvas / 255
 
     def region(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """All of a picture of that size."""
+        """Return the part of the image that the network sees: all of it, as top, left, height and width."""
         return 0, 0, height, width
 
     def window(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """Where a picture of that size lies on the square: top, left, height and width."""
+        """Return the position of an image of this size in the square: top, left, height and width."""
         scale = min(self.size / height, self.size / width)
         rows, columns = (max(1, round(length * scale)) for length in (height, width))
         return (self.size - rows) // 2, (self.size - columns) // 2, rows, columns
 
 
 def load_yolo(path: str | Path) -> tuple[nn.Module, list[str]]:
-    """The network of a checkpoint of ultralytics, in evaluation mode and in float32, and its labels. ultralytics is the
-    user's own (AGPL-3.0), and reads the file as a pickle, which may run code: take files that you trust. Raises
-    `ModelError` where it is not installed, and for a file that is no network of its."""
+    """Load an ultralytics checkpoint; return the network in evaluation mode and float32, and its class names.
+
+    ultralytics must be installed by the user (AGPL-3.0). It unpickles the file, which can run code: load only files
+    that you trust. Raises `ModelError` if ultralytics is missing, or the file is not one of its networks.
+    """
     try:
         ultralytics: Any = importlib.import_module("ultralytics")
     except ImportError as error:
@@ -238,11 +248,11 @@ def load_yolo(path: str | Path) -> tuple[nn.Module, list[str]]:
             f"yolo:{path} needs ultralytics, which is not installed ({error}): pip install ultralytics, if its licence "
             "(AGPL-3.0) suits you."
         ) from error
-    if not Path(path).is_file():  # ultralytics would look for one of that name on the web
+    if not Path(path).is_file():  # ultralytics would try to download a file of that name.
         raise ModelError(f"There is no file {path}. Pass an ultralytics checkpoint, such as yolo:best.pt.")
     try:
         model = ultralytics.YOLO(str(path)).model
-    except Exception as error:  # whatever it raises for files that are none of its
+    except Exception as error:  # ultralytics raises many types for foreign files.
         raise ModelError(f"{path}: ultralytics cannot read it: {' '.join(str(error).split())}") from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"{path} is not a PyTorch model: use the checkpoint (.pt) that it was exported from.")

@@ -1,4 +1,4 @@
-"""What all targets share: how one is bound to a model, the scores that it reads, and what each map is of."""
+"""The parts that all targets share: binding to a model, score extraction, and the description of each map."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradcam.errors import TargetError, join_names, nearest, shorten
 from gradcam.families.base import LocalGradient
 from gradcam.hooks.nested import Batch, Window
 
-LOCAL = "hirescam"  # of one object or place, where pooled gradients would be of all that are of its class
+LOCAL = "hirescam"  # for one object or place: pooled gradients would show all objects of its class
 Box4 = tuple[float, float, float, float]
 Differentiate = Callable[[Sequence[Tensor]], "list[list[LocalGradient]] | None"]
 
@@ -52,8 +52,8 @@ class Instance:
     >>> import gradcam, torch
     >>> from gradcam.targets import Instance, Mask
     >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, 8, 1), torch.nn.ReLU(), torch.nn.Conv2d(8, 2, 1)).eval()
-    >>> found = gradcam.explain(model, torch.rand(1, 3, 64, 64), "1", target=Mask(0, (0, 0, 32, 32)))
-    >>> instance: Instance = found.instances[0][0]
+    >>> explanation = gradcam.explain(model, torch.rand(1, 3, 64, 64), "1", target=Mask(0, (0, 0, 32, 32)))
+    >>> instance: Instance = explanation.instances[0][0]
     >>> instance.kind, instance.box
     ('mask', (0.0, 0.0, 32.0, 32.0))
     """
@@ -86,39 +86,39 @@ class Instance:
         Instance
             A copy in pixels of the new canvas.
         """
-        down, across = (new / old for new, old in zip(target[2:], source[2:]))
-        top, left = source[0] - target[0] / down, source[1] - target[1] / across
+        down, across = (new_length / old_length for new_length, old_length in zip(target[2:], source[2:]))
+        y0, x0 = source[0] - target[0] / down, source[1] - target[1] / across
         box, point, mask = self.box, self.point, self.mask
 
         def move(x: float, y: float) -> tuple[float, float]:
-            return (x - left) * across, (y - top) * down
+            return (x - x0) * across, (y - y0) * down
 
         return replace(
             self,
             box=None if box is None else (*move(*box[:2]), *move(*box[2:])),
             point=None if point is None else move(*point),
-            mask=None if mask is None else take_window(mask, (top, left, size[0] / down, size[1] / across), size),
+            mask=None if mask is None else take_window(mask, (y0, x0, size[0] / down, size[1] / across), size),
         )
 
 
 def take_window(mask: Tensor, window: Window, size: Sequence[int]) -> Tensor:
-    """Return a mask (H,W) of `size` that shows a window of a mask, by its nearest pixels; zero outside of the mask."""
+    """Return a mask (H,W) of `size` that covers a window of a mask, by nearest-neighbour sampling; zero outside it."""
     steps = (torch.arange(count, dtype=torch.float32, device=mask.device) + 0.5 for count in size)
-    places = [(step * (window[2 + i] / size[i]) + window[i]).floor().long() for i, step in enumerate(steps)]
-    inside = [(place >= 0) & (place < side) for place, side in zip(places, mask.shape)]
-    rows, columns = (place.clamp(0, side - 1) for place, side in zip(places, mask.shape))
-    return mask[rows[:, None], columns] * (inside[0][:, None] & inside[1])
+    positions = [(step * (window[2 + i] / size[i]) + window[i]).floor().long() for i, step in enumerate(steps)]
+    is_inside = [(position >= 0) & (position < side) for position, side in zip(positions, mask.shape)]
+    rows, columns = (position.clamp(0, side - 1) for position, side in zip(positions, mask.shape))
+    return mask[rows[:, None], columns] * (is_inside[0][:, None] & is_inside[1])
 
 
 @dataclass(frozen=True)
 class Scored:
-    """Scores (N,K) with their graph; the classes (N,K) and the logits (N,C) that they are of, None for a function's.
+    """Scores (N,K) with their graph, and what they are scores of.
 
-    `target` gives the scores of the same things in another output. `instances`: for each image what each of its scores
-    is of, where that is more than a class; fewer than K where an image has fewer. `differentiate`: of scores that depend
-    on small parts of a layer, what knows a shorter way than autograd's to their gradients at some inputs (N,C,H,W), for
-    each of them a list; or gives None. `settled` (N,K): the scores that nothing can raise or lower, of which no map is
-    more than rounding.
+    `classes` (N,K) and `logits` (N,C) are None for a function's scores. `target` computes the scores of the same
+    objects for another output. `instances` describe each image's scores if they are more than classes; an image may
+    have fewer than K. `differentiate` is for scores that depend on small parts of a layer: it returns a list of local
+    gradients for each of some inputs (N,C,H,W), or None to use autograd. `settled` (N,K) marks scores that are
+    constant, whose gradient is only rounding error.
     """
 
     values: Tensor
@@ -131,21 +131,24 @@ class Scored:
 
 
 class Reader(ABC):
-    """What reads the scores of a bound target in an output of what is run for it."""
+    """The score extractor of a bound target: it computes scores from the output of the module that is run."""
 
     @abstractmethod
     def score(self, output: Any, images: int) -> Scored:
-        """The scores of so many images. Raises `TargetError` where what is to be explained is not there."""
+        """Return the scores of the images. Raise `TargetError` if the explained object is not in the output."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """A target that knows the model. `model`: what is run, with `batch`. `target`: what `compute_scores` takes. `layer`,
-    `method`: what is taken where nothing is said; `layer` None for the last one with a grid. `own_output`: the model's own
-    output in what is run for it, None for the output itself. `list_found`: all that the model found in each image, in
-    that. `has_places`: whether it names a place in the picture, which other views of it would have elsewhere. `mirror`: of
-    a likeness, the other picture, and what is explained there: (images, target). `layers`: several in place of `layer`, to
-    be added up. `reshape`: how tokens lie on the pictures, where nothing is said and counting does not tell."""
+    """A target bound to a model.
+
+    `model` is the module to run, with `batch`. `target` is the argument of `compute_scores`. `layer` and `method` are
+    the defaults; `layer` None means the last layer with a grid, and `layers` replaces it by several layers whose maps
+    are added. `own_output` converts the output of `model` to that of the explained model; None if they are equal.
+    `list_found` lists all detections of each image in that output. `has_places` is True if the target names a position
+    in the image, which augmented views would move. `mirror`, for a similarity, returns the reference images and the
+    target that explains them. `reshape` arranges tokens on a grid, if their number alone does not determine it.
+    """
 
     model: nn.Module
     batch: Batch
@@ -187,31 +190,31 @@ class Target(ABC):
 
 
 def bind(target: Any, model: nn.Module, batch: Batch) -> Bound:
-    """A target of any kind for a model; classes and functions need to know nothing of it."""
+    """Bind a target of any kind to a model. Classes and functions need no information about the model."""
     return target.bind(model, batch) if isinstance(target, Target) else Bound(model, batch, target)
 
 
 def find_overlaps(boxes: Tensor, box: Sequence[float]) -> Tensor:
-    """Intersection over union of boxes (M,4) with one of them."""
-    from torchvision.ops import box_iou  # which takes as long to import as torch, and classes need nothing of it
+    """Return the intersection over union of boxes (M,4) with one box."""
+    from torchvision.ops import box_iou  # a slow import, which class targets do not need
 
-    found: Tensor = box_iou(boxes, boxes.new_tensor([box]))[:, 0]
-    return found
+    overlaps: Tensor = box_iou(boxes, boxes.new_tensor([box]))[:, 0]
+    return overlaps
 
 
-def to_label(wanted: int | str | None, labels: Sequence[str] | None) -> int | None:
-    """A class by its index or its label. Raises `TargetError` for an unknown one."""
-    if wanted is None or is_number(wanted):
-        return wanted  # type: ignore[return-value]  # no text
+def to_label(class_: int | str | None, labels: Sequence[str] | None) -> int | None:
+    """Return a class index for an index or a name. Raise `TargetError` for an unknown class."""
+    if class_ is None or is_number(class_):
+        return class_  # type: ignore[return-value]  # It is an int or None.
     if labels is None:
-        raise TargetError(f"The model has no class names: pass the index of {shorten(wanted)} instead.")
-    known = {label.casefold(): index for index, label in reversed(list(enumerate(labels)))}
-    if not isinstance(wanted, str) or wanted.casefold() not in known:
-        offers = nearest(str(wanted), labels) or labels[:5]
-        raise TargetError(f"There is no class {shorten(wanted)}. Nearest: {join_names(offers)}.")
-    return known[wanted.casefold()]
+        raise TargetError(f"The model has no class names: pass the index of {shorten(class_)} instead.")
+    indices = {label.casefold(): index for index, label in reversed(list(enumerate(labels)))}
+    if not isinstance(class_, str) or class_.casefold() not in indices:
+        suggestions = nearest(str(class_), labels) or labels[:5]
+        raise TargetError(f"There is no class {shorten(class_)}. Nearest: {join_names(suggestions)}.")
+    return indices[class_.casefold()]
 
 
 def is_number(value: Any) -> bool:
-    """Whether it counts things from 0."""
+    """Return whether a value is an integer of at least 0, as used to number things."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -1,4 +1,4 @@
-"""Boxes that a detector found, and places where it found nothing."""
+"""Targets for detectors: detected boxes, and places where an object was missed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gradcam.errors import TargetError, shorten
 from gradcam.families import find_family
-from gradcam.families.base import Candidates, Detections, Detector, Seen
+from gradcam.families.base import Candidates, Detections, Detector, ModelRun
 from gradcam.hooks.nested import Batch
 from gradcam.options import EDGES
 from gradcam.targets.base import (
@@ -28,7 +28,7 @@ from gradcam.targets.base import (
     to_label,
 )
 
-OFFERED = 3  # candidates in a message
+MAX_CANDIDATES_IN_MESSAGE = 3
 
 
 @dataclass(frozen=True)
@@ -82,14 +82,14 @@ class Box(Target):
     def __post_init__(self) -> None:
         if self.edge is not None and self.edge not in EDGES:
             raise TargetError(f"There is no edge {shorten(self.edge)}: choose one of {', '.join(EDGES)}.")
-        if self.numbers is not None and not all(is_number(it) for it in self.numbers):
+        if self.numbers is not None and not all(is_number(number) for number in self.numbers):
             raise TargetError(
                 f"The box is {shorten(self.number)}, expected its number from 0, several numbers, or 'all'."
             )
 
     @property
     def numbers(self) -> Sequence[Any] | None:
-        """The numbers of the boxes; None for all."""
+        """Return the numbers of the boxes; None for all."""
         if self.number is all or self.number == "all":
             return None
         return list(self.number) if isinstance(self.number, (list, tuple, range)) else [self.number]
@@ -98,8 +98,8 @@ class Box(Target):
         family = find_detector(model)
         if self.threshold is not None and hasattr(family, "threshold"):
             family.threshold = self.threshold
-        reader = BoxReader(family, batch, self, to_label(self.class_, family.labels))
-        return _bind(family, model, batch, reader)
+        extractor = BoxScoreExtractor(family, batch, self, to_label(self.class_, family.labels))
+        return _bind(family, model, batch, extractor)
 
 
 @dataclass(frozen=True)
@@ -147,30 +147,35 @@ class MissedBox(Target):
             shapes = [len(box) for box in self.boxes]
         except (TypeError, ValueError):
             shapes = [0]
-        if not shapes or set(shapes) != {4} or any(it[0] >= it[2] or it[1] >= it[3] for it in self.boxes):
+        if not shapes or set(shapes) != {4} or any(box[0] >= box[2] or box[1] >= box[3] for box in self.boxes):
             raise TargetError(
                 f"The box is {shorten(self.box)}, expected left, top, right, bottom in pixels, such as (40, 60, 220, 400)."
             )
 
     @property
     def boxes(self) -> list[Box4]:
-        """All boxes, as a list."""
-        several = isinstance(self.box[0], (list, tuple))
-        return [tuple(map(float, box)) for box in (self.box if several else [self.box])]  # type: ignore[misc]  # of four
+        """Return all boxes as a list."""
+        has_several = isinstance(self.box[0], (list, tuple))
+        return [tuple(map(float, box)) for box in (self.box if has_several else [self.box])]  # type: ignore[misc]  # Each has four values.
 
     def bind(self, model: nn.Module, batch: Batch) -> Bound:
         family = find_detector(model)
         label = to_label(self.class_, family.labels)
-        for top, left, height, width in batch.windows or [(0, 0, *size) for size in batch.sizes]:
-            moved = [(x1 - left, y1 - top, x2 - left, y2 - top) for x1, y1, x2, y2 in self.boxes]
-            check_inside(moved, (round(height), round(width)))
-        wanted = [[(box, label) for box in self.boxes]] * batch.images
-        names = [[Instance("missed", name(family, label), label, box=box) for box in self.boxes]] * batch.images
-        return _bind(family, model, batch, PlaceReader(family, batch, wanted, names))
+        for y, x, height, width in batch.windows or [(0, 0, *size) for size in batch.sizes]:
+            visible_boxes = [(x1 - x, y1 - y, x2 - x, y2 - y) for x1, y1, x2, y2 in self.boxes]
+            check_inside(visible_boxes, (round(height), round(width)))
+        places = [[(box, label) for box in self.boxes]] * batch.images
+        instances = [
+            [Instance("missed", name_class(family, label), label, box=box) for box in self.boxes]
+        ] * batch.images
+        return _bind(family, model, batch, PlaceScoreExtractor(family, batch, places, instances))
 
 
 class NoBoxError(TargetError):
-    """There is no such box in an image. `candidates`: the best below the threshold, in pixels of the model's input."""
+    """The error for an image without the requested box.
+
+    `candidates` are the best candidates below the threshold, in pixels of the model's input.
+    """
 
     subject: str
     image: int
@@ -179,15 +184,15 @@ class NoBoxError(TargetError):
     @classmethod
     def of(cls, subject: str, image: int, candidates: Sequence[Instance]) -> NoBoxError:
         """Make the error with its message; a constructor of several arguments could not be pickled."""
-        listed = []
+        descriptions = []
         for candidate in candidates:
             edges = [f"{max(edge, 0):.0f}" for edge in candidate.box or (0, 0, 0, 0)]
-            left, top, right, bottom = map(float, edges)
-            if left < right and top < bottom:  # `MissedBox` takes no other box
-                listed.append(f"{candidate.name} {candidate.score:.2g} at {','.join(edges)}")
+            x0, y0, x1, y1 = map(float, edges)
+            if x0 < x1 and y0 < y1:  # `MissedBox` rejects empty boxes.
+                descriptions.append(f"{candidate.name} {candidate.score:.2g} at {','.join(edges)}")
         error = cls(
-            f"{subject}: none is above the model's threshold. The best candidates are {'; '.join(listed) or 'none'}. To "
-            "explain a missed object, use targets.MissedBox((left, top, right, bottom), class) "
+            f"{subject}: none is above the model's threshold. The best candidates are {'; '.join(descriptions) or 'none'}. "
+            "To explain a missed object, use targets.MissedBox((left, top, right, bottom), class) "
             "(--missed LEFT,TOP,RIGHT,BOTTOM)."
         )
         error.subject, error.image, error.candidates = subject, image, candidates
@@ -197,13 +202,13 @@ class NoBoxError(TargetError):
 def check_inside(boxes: Sequence[Box4], size: Sequence[int]) -> None:
     """Raise `TargetError` for a box outside of an image of this height and width."""
     height, width = size
-    for left, top, right, bottom in boxes:
-        if left >= width or top >= height or right <= 0 or bottom <= 0:
-            raise TargetError(f"The box {(left, top, right, bottom)} is outside the image, {width} x {height} pixels.")
+    for x0, y0, x1, y1 in boxes:
+        if x0 >= width or y0 >= height or x1 <= 0 or y1 <= 0:
+            raise TargetError(f"The box {(x0, y0, x1, y1)} is outside the image, {width} x {height} pixels.")
 
 
 def find_detector(model: nn.Module) -> Detector:
-    """What reads a detector's boxes. Raises `TargetError` for a model that is none, or of no known family."""
+    """Return the detector family of a model. Raise `TargetError` if the model is not a supported detector."""
     family = find_family(model, Detector)
     if family is None:
         raise TargetError(
@@ -213,24 +218,27 @@ def find_detector(model: nn.Module) -> Detector:
     return family
 
 
-def name(family: Detector, label: int | None) -> str:
-    """What a class is called."""
+def name_class(family: Detector, label: int | None) -> str:
+    """Return a class's name for messages and instances."""
     if label is None:
         return "anything"
     return family.labels[label] if family.labels and label < len(family.labels) else f"class {label}"
 
 
-def _bind(family: Detector, model: nn.Module, batch: Batch, reader: Reader) -> Bound:
-    def list_found(seen: Seen) -> list[list[Instance]]:
-        return [[describe(family, found, k) for k in range(len(found.scores))] for found in family.read(seen, batch)]
+def _bind(family: Detector, model: nn.Module, batch: Batch, extractor: Reader) -> Bound:
+    def list_found(run: ModelRun) -> list[list[Instance]]:
+        return [
+            [describe(family, detections, k) for k in range(len(detections.scores))]
+            for detections in family.read(run, batch)
+        ]
 
     return Bound(
         family.wrap(model),
         batch,
-        reader,
+        extractor,
         family.layer,
         LOCAL,  # at each level of the pyramid: ODAM
-        own_output=lambda seen: seen.output,
+        own_output=lambda run: run.output,
         list_found=list_found,
         has_places=True,
         layers=family.layers,
@@ -238,101 +246,118 @@ def _bind(family: Detector, model: nn.Module, batch: Batch, reader: Reader) -> B
     )
 
 
-def describe(family: Detector, found: Detections, k: int, edge: str | None = None) -> Instance:
-    """What is known of the k-th box of a picture."""
-    label, score = int(found.labels[k]), float(found.scores[k].detach())
-    mask = None if found.masks is None else found.masks[k].detach() > 0.5
-    left, top, right, bottom = found.boxes[k].detach().tolist()
-    return Instance("box", name(family, label), label, score, k, (left, top, right, bottom), edge, mask)
+def describe(family: Detector, detections: Detections, k: int, edge: str | None = None) -> Instance:
+    """Describe the k-th detection of an image."""
+    label, score = int(detections.labels[k]), float(detections.scores[k].detach())
+    mask = None if detections.masks is None else detections.masks[k].detach() > 0.5
+    x0, y0, x1, y1 = detections.boxes[k].detach().tolist()
+    return Instance("box", name_class(family, label), label, score, k, (x0, y0, x1, y1), edge, mask)
 
 
 @dataclass(frozen=True)
-class BoxReader(Reader):
-    """The scores, or edges, of a target's boxes in a detector's output."""
+class BoxScoreExtractor(Reader):
+    """The score extractor for detected boxes: their scores, or the positions of one edge."""
 
     family: Detector
     batch: Batch
-    wanted: Box
+    target: Box
     label: int | None = None
 
-    def score(self, output: Seen, images: int) -> Scored:
-        found = self.family.read(output, self.batch)
-        chosen = [self._choose(i, detections, output) for i, detections in enumerate(found)]
-        if not any(chosen):
-            raise self._nothing(0, output)
-        edge = None if self.wanted.edge is None else EDGES.index(self.wanted.edge)
+    def score(self, output: ModelRun, images: int) -> Scored:
+        detections = self.family.read(output, self.batch)
+        box_numbers = [self._select_boxes(i, image, output) for i, image in enumerate(detections)]
+        if not any(box_numbers):
+            raise self._make_no_box_error(0, output)
+        edge = None if self.target.edge is None else EDGES.index(self.target.edge)
         values = [
-            [it.scores[k] if edge is None else it.boxes[k, edge] for k in numbers] for it, numbers in zip(found, chosen)
+            [image.scores[k] if edge is None else image.boxes[k, edge] for k in numbers]
+            for image, numbers in zip(detections, box_numbers)
         ]
         instances = [
-            [describe(self.family, it, k, self.wanted.edge) for k in numbers] for it, numbers in zip(found, chosen)
+            [describe(self.family, image, k, self.target.edge) for k in numbers]
+            for image, numbers in zip(detections, box_numbers)
         ]
-        places = [[(each.box, each.index) for each in own] for own in instances]
-        same = PlaceReader(self.family, self.batch, places, instances, edge, is_again=True)
-        mine = [Detections(it.boxes[own], it.scores[own], it.labels[own]) for it, own in zip(found, chosen)]
-        shorter = functools.partial(self.family.differentiate, output, self.batch, mine, edge)
-        return replace(stack(values, instances, same), differentiate=shorter)
+        places = [[(instance.box, instance.index) for instance in image_instances] for image_instances in instances]
+        place_extractor = PlaceScoreExtractor(
+            self.family, self.batch, places, instances, edge, allows_no_candidate=True
+        )
+        explained_detections = [
+            Detections(image.boxes[numbers], image.scores[numbers], image.labels[numbers])
+            for image, numbers in zip(detections, box_numbers)
+        ]
+        differentiate = functools.partial(self.family.differentiate, output, self.batch, explained_detections, edge)
+        return replace(pad_scores(values, instances, place_extractor), differentiate=differentiate)
 
-    def _choose(self, i: int, detections: Detections, output: Seen) -> list[int]:
-        least, kept = self.wanted.threshold or 0.0, []
+    def _select_boxes(self, i: int, detections: Detections, output: ModelRun) -> list[int]:
+        min_score, candidates = self.target.threshold or 0.0, []
         for k, (label, score) in enumerate(zip(detections.labels.tolist(), detections.scores.tolist())):
-            if self.label in (None, label) and score >= least:
-                kept.append(k)
-        if self.wanted.numbers is None:
-            return kept
-        if missing := [number for number in self.wanted.numbers if number >= len(kept)]:
-            if not kept:
-                raise self._nothing(i, output)
-            there = f"there are {len(kept)}, 0 to {len(kept) - 1}"
-            raise TargetError(f"There is no {self._what} {missing[0]} in {self._which(i)}: {there}.")
-        return [kept[number] for number in self.wanted.numbers]
+            if self.label in (None, label) and score >= min_score:
+                candidates.append(k)
+        if self.target.numbers is None:
+            return candidates
+        if missing := [number for number in self.target.numbers if number >= len(candidates)]:
+            if not candidates:
+                raise self._make_no_box_error(i, output)
+            range_hint = f"there are {len(candidates)}, 0 to {len(candidates) - 1}"
+            raise TargetError(
+                f"There is no {self._object_name} {missing[0]} in {self._describe_image(i)}: {range_hint}."
+            )
+        return [candidates[number] for number in self.target.numbers]
 
     @property
-    def _what(self) -> str:
-        return "box" if self.label is None else name(self.family, self.label)
+    def _object_name(self) -> str:
+        return "box" if self.label is None else name_class(self.family, self.label)
 
-    def _which(self, i: int) -> str:
+    def _describe_image(self, i: int) -> str:
         return "the image" if self.batch.images == 1 else f"image {i}"
 
-    def _nothing(self, i: int, output: Seen) -> NoBoxError:
-        candidates = self.family.weigh(output, self.batch, self.label)[i]
-        best = candidates.scores.detach().topk(min(OFFERED, len(candidates.scores)))
-        found = Detections(candidates.boxes[best.indices], best.values, candidates.labels[best.indices])
-        instances = [describe(self.family, found, k) for k in range(len(best.values))]
-        return NoBoxError.of(f"No {self._what} was found in {self._which(i)}", i, instances)
+    def _make_no_box_error(self, i: int, output: ModelRun) -> NoBoxError:
+        candidates = self.family.list_candidates(output, self.batch, self.label)[i]
+        top_candidates = candidates.scores.detach().topk(min(MAX_CANDIDATES_IN_MESSAGE, len(candidates.scores)))
+        detections = Detections(
+            candidates.boxes[top_candidates.indices], top_candidates.values, candidates.labels[top_candidates.indices]
+        )
+        instances = [describe(self.family, detections, k) for k in range(len(top_candidates.values))]
+        return NoBoxError.of(f"No {self._object_name} was found in {self._describe_image(i)}", i, instances)
 
 
 @dataclass(frozen=True)
-class PlaceReader(Reader):
-    """For each place (box and class, None for any) the best candidate's class score times overlap, in any output; or
-    where one of its edges is. `instances`: what each is of. `is_again`: whether pictures were changed since, in which
-    nothing may be left at a place."""
+class PlaceScoreExtractor(Reader):
+    """The score extractor for places: each pair of a box and a class, or None for any class.
+
+    The score is the largest product of class score and overlap among the candidates, or the position of an edge of that
+    candidate. `instances` describe the places. `allows_no_candidate` is True for changed images, in which a place may
+    have no candidate.
+    """
 
     family: Detector
     batch: Batch
     places: Sequence[Sequence[tuple[Any, int | None]]]
     instances: Sequence[Sequence[Instance]]
     edge: int | None = None
-    is_again: bool = False
+    allows_no_candidate: bool = False
 
-    def score(self, output: Seen, images: int) -> Scored:
-        labels = {label for own in self.places for _, label in own}
-        weighed = {label: self.family.weigh(output, self.batch, label) for label in labels}
+    def score(self, output: ModelRun, images: int) -> Scored:
+        labels = {label for places in self.places for _, label in places}
+        candidates = {label: self.family.list_candidates(output, self.batch, label) for label in labels}
         values, instances = [], []
-        for i, (places, described) in enumerate(zip(self.places, self.instances)):
-            best = [self._find_best(weighed[label][i], box) for box, label in places]
+        for i, (places, image_instances) in enumerate(zip(self.places, self.instances)):
+            best = [self._find_best(candidates[label][i], box) for box, label in places]
             values.append([value for value, _ in best])
-            is_missed = [each.kind == "missed" for each in described]
-            scores = [score if missed else each.score for missed, each, (_, score) in zip(is_missed, described, best)]
-            instances.append([replace(each, score=score) for each, score in zip(described, scores)])
-        return stack(values, instances, replace(self, is_again=True))
+            is_missed = [instance.kind == "missed" for instance in image_instances]
+            scores = [
+                score if missed else instance.score
+                for missed, instance, (_, score) in zip(is_missed, image_instances, best)
+            ]
+            instances.append([replace(instance, score=score) for instance, score in zip(image_instances, scores)])
+        return pad_scores(values, instances, replace(self, allows_no_candidate=True))
 
     def _find_best(self, candidates: Candidates, box: Box4) -> tuple[Tensor, float]:
         overlaps = find_overlaps(candidates.boxes, box)
         values = candidates.scores * overlaps
         best = int(values.detach().argmax()) if len(values) else -1
         if best < 0 or not float(overlaps[best].detach()) > 0:
-            if self.is_again:
+            if self.allows_no_candidate:
                 return values.new_tensor(0.0 if self.edge is None else box[self.edge]), 0.0
             raise TargetError(
                 "No candidate box of the model overlaps this box, so there is nothing to explain. Pass a larger box."
@@ -341,14 +366,17 @@ class PlaceReader(Reader):
         return (values[best] if self.edge is None else candidates.boxes[best, self.edge]), score
 
 
-def stack(values: Sequence[Sequence[Tensor]], instances: Sequence[Sequence[Instance]], target: Reader) -> Scored:
-    """Scores (N,K) of as many things in each image as there are; where there are fewer, zero and class -1."""
-    most = max(map(len, values))
-    some = next(value for own in values for value in own)
-    zero = some.detach().new_zeros(())
-    rows = [torch.stack([*own, *[zero] * (most - len(own))]) for own in values]
-    classes = [[-1 if it.index is None else it.index for it in own] + [-1] * (most - len(own)) for own in instances]
-    joined = torch.stack(rows)
-    joined = joined.to(torch.promote_types(joined.dtype, torch.float32))
-    found = torch.tensor(classes, dtype=torch.int64, device=joined.device)
-    return Scored(joined, found, None, target, instances)
+def pad_scores(values: Sequence[Sequence[Tensor]], instances: Sequence[Sequence[Instance]], target: Reader) -> Scored:
+    """Stack the scores (N,K) of images with different numbers of objects, padded with score 0 and class -1."""
+    max_count = max(map(len, values))
+    first = next(value for row in values for value in row)
+    zero = first.detach().new_zeros(())
+    rows = [torch.stack([*row, *[zero] * (max_count - len(row))]) for row in values]
+    indices = [
+        [-1 if instance.index is None else instance.index for instance in row] + [-1] * (max_count - len(row))
+        for row in instances
+    ]
+    scores = torch.stack(rows)
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    classes = torch.tensor(indices, dtype=torch.int64, device=scores.device)
+    return Scored(scores, classes, None, target, instances)

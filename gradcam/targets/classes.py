@@ -1,4 +1,4 @@
-"""Classes, and any function of the output: a logit, a probability, a contrast to rivals; and how scores are computed."""
+"""Class targets and functions of the output: logits, probabilities and contrasts, and how scores are computed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gradcam.options import ACTIVATIONS, SCORES, keep_old_names
 from gradcam.targets.base import Reader, Scored, Target
 from gradcam.targets.heads import NO_CLASSES
 
-RIGHT_FORMS = (
+VALID_TARGETS = (
     "an int for all images, one int per image, a nested (N,K) sequence for K classes per image, or a function of the "
     "output"
 )
@@ -33,19 +33,21 @@ BINARY = (
     "Assumed that the single output is a binary logit: class 1 is positive, class 0 negative. If the output is a "
     "regression value, pass {}."
 )
-FEWEST_HALVES = 64  # numbers of half precision, whose length says something
+MIN_HALF_PRECISION_LENGTH = 64  # dimensions: shorter half-precision vectors may have norm 1 by chance
 ACTIVATED = {"softmax": "probabilities", "sigmoid": "probabilities", "log_softmax": "log-probabilities"}
 LOGIT_NAMES = ("logits", "logits_per_image")
 EMBEDDING_NAME = re.compile("embed|pool|feature|hidden|flatten|latent|descriptor", re.IGNORECASE)
-OBJECT_NAME = re.compile("keypoint|boxes|descriptor|matches", re.IGNORECASE)  # beside it, scores are of objects
-MAX_SUM_ERROR = 1e-2  # half precision rounds that much off the sum of a thousand probabilities
-RIVALS = 5
-FINER_RIVALS = 3
+OBJECT_NAME = re.compile(
+    "keypoint|boxes|descriptor|matches", re.IGNORECASE
+)  # Scores next to such an output are scores of objects.
+MAX_SUM_ERROR = 1e-2  # the rounding error of the sum of a thousand half-precision probabilities
+MAX_RIVALS = 5
+MAX_FINER_RIVALS = 3
 FINER_SHARE = 0.6
 
 
 def check_classes(classes: Any, images: int, count: int) -> Tensor:
-    """The classes as int64 (N,K)."""
+    """Convert classes in any form to int64 (N,K). Raise `TargetError` if they are invalid."""
     if type(classes) is int:
         check_range([classes], count)
         return torch.full((images, 1), classes, dtype=torch.int64, device="cpu")
@@ -57,20 +59,20 @@ def check_classes(classes: Any, images: int, count: int) -> Tensor:
     if values.ndim != 2 or len(values) != images or values.shape[1] == 0:
         is_row = images == 1 and values.ndim == 2
         hint = f" For several classes of one image, write [{list(classes)}]." if is_row else ""
-        raise TargetError(f"The target {shorten(classes)} does not fit {images} image(s): pass {RIGHT_FORMS}.{hint}")
+        raise TargetError(f"The target {shorten(classes)} does not fit {images} image(s): pass {VALID_TARGETS}.{hint}")
     check_range(values.flatten().tolist(), count)
     return torch.from_numpy(values.astype(np.int64))
 
 
 def check_range(classes: Sequence[int], count: int) -> None:
-    """Raises `TargetError` for a class that a model of so many does not have."""
+    """Raise `TargetError` for a class that a model with `count` classes does not have."""
     if min(classes) < 0 or max(classes) >= count:
-        wrong = min(classes) if min(classes) < 0 else max(classes)
-        raise TargetError(f"Class {wrong} does not exist: this model has {count} classes, 0 to {count - 1}.")
+        class_ = min(classes) if min(classes) < 0 else max(classes)
+        raise TargetError(f"Class {class_} does not exist: this model has {count} classes, 0 to {count - 1}.")
 
 
 def to_rivals(against: Any) -> np.ndarray[Any, Any]:
-    """The classes to contrast with, int64 (R,), each once."""
+    """Return the distinct classes to contrast with, int64 (R,)."""
     is_empty = not against if isinstance(against, (list, tuple)) else np.size(against) == 0
     if against is None or is_empty:
         return np.empty(0, np.int64)
@@ -84,15 +86,15 @@ def to_rivals(against: Any) -> np.ndarray[Any, Any]:
 def _to_integers(classes: Any) -> np.ndarray[Any, Any]:
     try:
         values = np.asarray(classes.detach().cpu() if isinstance(classes, Tensor) else _without_tensors(classes))
-    except (ValueError, TypeError, RuntimeError):  # ragged, or a tensor that NumPy has no array for
+    except (ValueError, TypeError, RuntimeError):  # a ragged sequence, or a tensor that NumPy cannot represent
         values = np.asarray(None)
     if values.dtype.kind not in "iu":
-        raise TargetError(f"The target {shorten(classes)} does not contain class indices: pass {RIGHT_FORMS}.")
+        raise TargetError(f"The target {shorten(classes)} does not contain class indices: pass {VALID_TARGETS}.")
     return values
 
 
 def _without_tensors(classes: Any) -> Any:
-    """Nested sequences with tensors and arrays in them as plain ones; a bool inside makes the whole an invalid target."""
+    """Convert nested sequences of tensors and arrays to plain ones; return None if one contains a bool."""
     if isinstance(classes, (list, tuple)):
         values = [_without_tensors(value) for value in classes]
         return None if any(value is None or isinstance(value, (bool, np.bool_)) for value in values) else values
@@ -102,43 +104,43 @@ def _without_tensors(classes: Any) -> Any:
 
 
 def logit(logits: Tensor, classes: Tensor) -> Tensor:
-    """The classes' own logits."""
+    """Return the logits of the classes."""
     return logits.gather(1, classes)
 
 
 def probability(logits: Tensor, classes: Tensor, activation: str = "auto") -> Tensor:
-    """The classes' probabilities."""
+    """Return the probabilities of the classes."""
     return probabilities(logits, activation).gather(1, classes)
 
 
 def to_two_classes(logits: Tensor, activation: str) -> Tensor:
-    """A single logit z (N,1) as two classes, 0 against and 1 for: -z and z, or 1 - p and p where it is a probability."""
+    """Convert a single logit z (N,1) to two classes: -z and z, or 1 - p and p if it is a probability p."""
     return torch.cat([1 - logits if activation == "applied" else -logits, logits], 1)
 
 
 def difference(logits: Tensor, classes: Tensor, rivals: Tensor, share: float = 1.0) -> Tensor:
-    """The classes' logits, minus a share of the mean of each one's rivals (N,K,R); without rivals, the logits."""
-    own = logit(logits, classes)
+    """Return the classes' logits minus a share of the mean logit of each class's rivals (N,K,R), if it has any."""
+    class_logits = logit(logits, classes)
     if rivals.shape[2] == 0:
-        return own
-    return own - share * logits[:, None].expand(-1, classes.shape[1], -1).gather(2, rivals).mean(2)
+        return class_logits
+    return class_logits - share * logits[:, None].expand(-1, classes.shape[1], -1).gather(2, rivals).mean(2)
 
 
 def find_strongest(logits: Tensor, classes: Tensor) -> Tensor:
-    """Each class's five strongest rivals (N,K,R): as many as there are, none for a single logit."""
-    others = logits[:, None].expand(-1, classes.shape[1], -1).scatter(2, classes[..., None], float("-inf"))
-    return others.topk(min(RIVALS, logits.shape[1] - 1), dim=2).indices
+    """Return the five strongest rivals of each class, (N,K,R); fewer if the model has fewer classes."""
+    rival_logits = logits[:, None].expand(-1, classes.shape[1], -1).scatter(2, classes[..., None], float("-inf"))
+    return rival_logits.topk(min(MAX_RIVALS, logits.shape[1] - 1), dim=2).indices
 
 
 def find_nearest(logits: Tensor, classes: Tensor) -> Tensor:
-    """The three others whose logits are nearest to each class's own (N,K,R): as many as there are."""
+    """Return the three classes whose logits are nearest to each class's logit, (N,K,R); fewer if there are fewer."""
     distances = (logits[:, None] - logit(logits, classes)[..., None]).abs()
     distances = distances.scatter(2, classes[..., None], float("inf"))
-    return distances.topk(min(FINER_RIVALS, logits.shape[1] - 1), dim=2, largest=False).indices
+    return distances.topk(min(MAX_FINER_RIVALS, logits.shape[1] - 1), dim=2, largest=False).indices
 
 
 def probabilities(logits: Tensor, activation: str = "auto") -> Tensor:
-    """All classes' probabilities (N,C) by one of `options.ACTIVATIONS`."""
+    """Return the probabilities (N,C) of all classes by one of `options.ACTIVATIONS`."""
     if activation in ("none", "applied"):
         return logits
     if activation == "sigmoid" or (activation == "auto" and logits.shape[1] == 1):
@@ -191,15 +193,15 @@ class ClassTarget:
     against: Any = ()
     activation: str = "auto"
     output: str | int | None = None
-    _rivals: Tensor | None = field(default=None, repr=False, compare=False)  # (N,K,R), once they have been chosen
+    _rivals: Tensor | None = field(default=None, repr=False, compare=False)  # (N,K,R) in a resolved target
 
     __repr__ = show_fields
 
     def __post_init__(self) -> None:
-        for what, known in (("score", SCORES), ("activation", ACTIVATIONS)):
-            value = getattr(self, what)
-            if not isinstance(value, str) or value not in known:
-                raise TargetError(f"There is no {what} {shorten(value)}: choose one of {', '.join(known)}.")
+        for name, choices in (("score", SCORES), ("activation", ACTIVATIONS)):
+            value = getattr(self, name)
+            if not isinstance(value, str) or value not in choices:
+                raise TargetError(f"There is no {name} {shorten(value)}: choose one of {', '.join(choices)}.")
         if isinstance(self.top, bool) or not isinstance(self.top, int) or self.top < 1:
             raise TargetError(f"top is {self.top!r}, expected the number of classes to explain, 1 or more.")
         if self.score != "contrast" and self.against != () and len(to_rivals(self.against)):
@@ -238,14 +240,16 @@ class ClassTarget:
             return replace(self, classes=classes, activation="none")
         if self.score != "contrast" or self._rivals is not None:
             return replace(self, classes=classes)
-        named = to_rivals(self.against)
-        if not len(named):
+        indices = to_rivals(self.against)
+        if not len(indices):
             return replace(self, classes=classes, _rivals=find_strongest(logits.detach(), classes))
-        check_range(named.tolist(), count)
-        same = sorted(set(named.tolist()) & set(classes.flatten().tolist()))
-        if same:
-            raise TargetError(f"Class {same[0]} cannot be contrasted with itself: leave it out of `against`.")
-        rivals = torch.from_numpy(named).to(logits.device).expand(*classes.shape, -1)
+        check_range(indices.tolist(), count)
+        self_contrasted = sorted(set(indices.tolist()) & set(classes.flatten().tolist()))
+        if self_contrasted:
+            raise TargetError(
+                f"Class {self_contrasted[0]} cannot be contrasted with itself: leave it out of `against`."
+            )
+        rivals = torch.from_numpy(indices).to(logits.device).expand(*classes.shape, -1)
         return replace(self, classes=classes, _rivals=rivals)
 
     def find_logits(self, output: Any, images: int) -> Tensor:
@@ -287,23 +291,23 @@ class ClassTarget:
 
 @dataclass(frozen=True)
 class RepeatedTarget:
-    """What `target` means for the first `images` rows of an output, in each of the blocks of so many rows that it has."""
+    """A target for an output with `blocks` augmented copies of the same `images` rows."""
 
     target: Any
     images: int
     blocks: int
 
     def score(self, output: Any) -> Scored:
-        """The scores of all rows; classes and rivals that are chosen by their rank are those of the first block in all."""
+        """Return the scores of all rows. The first block decides classes and rivals that are chosen by rank."""
         total = self.images * self.blocks
         if is_function(self.target):
             parts = [compute_scores(self.target, self._block(output, i), self.images) for i in range(self.blocks)]
             return Scored(torch.cat([part.values for part in parts]), None, None, self, parts[0].instances)
-        wanted, logits = take_logits(to_class_target(self.target), output, total)
-        first = compute_scores(replace(wanted, output=None), logits[: self.images], self.images).target
+        class_target, logits = take_logits(to_class_target(self.target), output, total)
+        first = compute_scores(replace(class_target, output=None), logits[: self.images], self.images).target
         target = first.repeat(self.blocks)
-        again = replace(self, target=replace(first, output=wanted.output))
-        return Scored(target.compute(logits), target.classes, logits, again)
+        repeated = replace(self, target=replace(first, output=class_target.output))
+        return Scored(target.compute(logits), target.classes, logits, repeated)
 
     def find_logits(self, output: Any, rows: int) -> Tensor:
         return to_class_target(self.target).find_logits(output, rows)
@@ -320,9 +324,9 @@ class RepeatedTarget:
 
 
 def compute_scores(target: Any, output: Any, images: int) -> Scored:
-    """The scores of a target in any of its forms.
+    """Compute the scores of a target in any of its forms.
 
-    Raises `TargetError` where the target does not fit the output or the number of images.
+    Raises `TargetError` if the target does not fit the output or the number of images.
     """
     if isinstance(target, RepeatedTarget):
         return target.score(output)
@@ -330,10 +334,10 @@ def compute_scores(target: Any, output: Any, images: int) -> Scored:
         return target.score(output, images)
     if is_function(target):
         scores = target(output)
-        if not isinstance(scores, Tensor) or not _is_plain(scores):
-            what = _kind(scores) if isinstance(scores, Tensor) else type(scores).__name__
+        if not isinstance(scores, Tensor) or not _is_dense_float(scores):
+            description = _describe_type(scores) if isinstance(scores, Tensor) else type(scores).__name__
             raise TargetError(
-                f"The target function returned {what}, expected a floating-point tensor ({images},) or ({images}, K)."
+                f"The target function returned {description}, expected a floating-point tensor ({images},) or ({images}, K)."
             )
         if scores.ndim not in (1, 2) or len(scores) != images or 0 in scores.shape:
             raise TargetError(
@@ -349,7 +353,7 @@ def compute_scores(target: Any, output: Any, images: int) -> Scored:
 
 
 def is_function(target: Any) -> bool:
-    """Whether a target computes scores by itself, and is no choice of classes; a class may be called, too, and is none."""
+    """Return whether a target computes scores itself. A type is callable, but it is not a function of the output."""
     return isinstance(target, (Target, Reader)) or (callable(target) and not isinstance(target, type))
 
 
@@ -359,14 +363,17 @@ def is_custom_function(target: Any) -> bool:
 
 
 def to_class_target(target: Any) -> ClassTarget:
-    """Classes in any of their forms as a `ClassTarget`."""
+    """Convert classes in any form to a `ClassTarget`."""
     return target if isinstance(target, ClassTarget) else ClassTarget(target)
 
 
 def take_logits(target: ClassTarget, output: Any, images: int) -> tuple[ClassTarget, Tensor]:
-    """Return the logits (N,C), and the target with its activation: of an unknown single output, that of a binary logit."""
+    """Return the logits (N,C), and the target with its activation resolved.
+
+    A single output of unknown meaning counts as a binary logit.
+    """
     logits = target.find_logits(output, images)
-    # `_warn_of_output` reports a single probability.
+    # If the single output is a probability, `_warn_of_output` reports it later.
     if target.activation != "auto" or logits.shape[1] > 1 or find_last_operation(logits) in ACTIVATED:
         return target, logits
     if target.classes is not None:
@@ -376,19 +383,20 @@ def take_logits(target: ClassTarget, output: Any, images: int) -> tuple[ClassTar
 
 
 def find_logits(output: Any, images: int, *, head: str | int | None = None) -> Tensor:
-    """Return the logits (N,C), at least float32, in a model's output: itself, its `logits`, or its tensor of that form.
+    """Return the logits (N,C), at least float32, in a model's output.
 
-    Of logits and their probabilities it takes the logits, and of several other tensors without names the first one.
-    `head`: the key or the index of another one. A single logit may be (N,) as well. Raises `TargetError` for any other
-    shape, for several heads of which none was chosen, and for an embedding.
+    The logits are the output itself, its `logits`, or its tensor of that shape. If the output has logits and their
+    probabilities, the logits count; of several other tensors without names, the first one. `head` selects a tensor by
+    key or index. A single logit may also be (N,). Raises `TargetError` for other shapes, for an embedding, and for
+    several named heads without `head`.
     """
     heads = _list_heads(output)
     if isinstance(head, int) and isinstance(output, tuple) and head < len(output):
-        head = list(heads)[head]  # a named tuple's fields have indices, too
+        head = list(heads)[head]  # The fields of a named tuple have indices, too.
     if head is not None and head not in heads:
-        named = ", ".join(map(shorten, list(heads)[:6])) + (", ..." if len(heads) > 6 else "")
-        what = f"it has {named}" if heads else "it is a single tensor, or has no keys"
-        raise TargetError(f"The output has no {shorten(head)}: {what}.")
+        names = ", ".join(map(shorten, list(heads)[:6])) + (", ..." if len(heads) > 6 else "")
+        content = f"it has {names}" if heads else "it is a single tensor, or has no keys"
+        raise TargetError(f"The output has no {shorten(head)}: {content}.")
     logits: Any
     head = next(filter(heads.__contains__, LOGIT_NAMES), None) if head is None else head
     if head is not None:
@@ -401,11 +409,13 @@ def find_logits(output: Any, images: int, *, head: str | int | None = None) -> T
         logits = logits if isinstance(logits, Tensor) else first_floating(logits)
     if isinstance(logits, Tensor) and logits.shape == (images,):
         logits = logits[:, None]
-    is_usable = isinstance(logits, Tensor) and _is_plain(logits) and logits.ndim == 2
+    is_usable = isinstance(logits, Tensor) and _is_dense_float(logits) and logits.ndim == 2
     if not is_usable or len(logits) != images or logits.shape[1] == 0:
-        got = f"{_kind(logits)} {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(output).__name__
+        description = (
+            f"{_describe_type(logits)} {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(output).__name__
+        )
         raise TargetError(
-            f"The output is {got}, expected class scores ({images}, classes) for {images} image(s): "
+            f"The output is {description}, expected class scores ({images}, classes) for {images} image(s): "
             f"{_advise(logits)}pass target=, a function from the model's output to one score per image."
         )
     if _is_normalised(logits):
@@ -414,7 +424,7 @@ def find_logits(output: Any, images: int, *, head: str | int | None = None) -> T
 
 
 def _advise(values: Any) -> str:
-    """Name the target for an output that is no row of logits, or nothing where only a function can choose a score."""
+    """Return a hint for an output that is not (N,C): which target to use, or an empty string for 2D outputs."""
     if isinstance(values, Tensor) and values.ndim == 4:
         return "for a segmentation use targets.Mask(class, mask) (--task segmentation); for anything else "
     is_boxes = not isinstance(values, Tensor) or values.ndim == 3
@@ -422,20 +432,23 @@ def _advise(values: Any) -> str:
 
 
 def name_output(output: Any, logits: Tensor) -> str | None:
-    """Return the key or index of the tensor that the logits were taken from; None if the output is one tensor."""
+    """Return the key or index of the tensor that the logits come from; None if the output is a single tensor."""
     for name, value in _list_heads(output).items():
-        is_like = isinstance(value, Tensor) and value.is_floating_point() and value.numel() == logits.numel()
-        if is_like and torch.equal(value.detach().reshape(logits.shape).to(logits), logits.detach()):
+        is_candidate = isinstance(value, Tensor) and value.is_floating_point() and value.numel() == logits.numel()
+        if is_candidate and torch.equal(value.detach().reshape(logits.shape).to(logits), logits.detach()):
             return str(name)
     return None
 
 
 def find_activation(values: Tensor, logits: Tensor) -> str | None:
-    """Return which of "softmax", "log_softmax" and "sigmoid" maps these logits to these values; None for another tensor."""
+    """Return the activation that maps the logits to the values; None if there is no such activation.
+
+    The result is "softmax", "log_softmax" or "sigmoid".
+    """
     if values is logits or values.shape != logits.shape or not values.is_floating_point():
         return None
     if are_probabilities(values) and not are_probabilities(logits):
-        return "softmax"  # whatever its temperature is
+        return "softmax"  # possibly with a temperature
     tolerance = 1e-5 if min(values.dtype.itemsize, logits.dtype.itemsize) > 2 else MAX_SUM_ERROR
     values, logits = values.detach().float(), logits.detach().float()
     results = {"softmax": logits.softmax(-1), "log_softmax": logits.log_softmax(-1), "sigmoid": logits.sigmoid()}
@@ -443,7 +456,7 @@ def find_activation(values: Tensor, logits: Tensor) -> str | None:
 
 
 def are_probabilities(values: Tensor) -> bool:
-    """Return whether the values (N,C) are not negative, and each row sums to 1."""
+    """Return whether the values (N,C) are not negative and each row sums to 1."""
     if values.ndim < 2 or values.shape[1] < 2:
         return False
     values = values.detach().float()
@@ -451,18 +464,18 @@ def are_probabilities(values: Tensor) -> bool:
 
 
 def _warn_of_output(target: ClassTarget, output: Any, logits: Tensor, images: int, operation: str) -> None:
-    """Warn where the scores are probabilities, or where the first of several tensors was taken for the logits."""
+    """Warn if the scores are probabilities, or if the first of several tensors is explained."""
     heads = {} if isinstance(output, Tensor) or target.output is not None else _list_heads(output)
-    others = [] if not heads or any(name in heads for name in LOGIT_NAMES) else _find_class_scores(heads, images)[1:]
-    if operation == "linear":  # Features often come second, and they do not end in weights.
-        others = [name for name in others if find_last_operation(heads[name]) == "linear"]
-    if others:
+    unused = [] if not heads or any(name in heads for name in LOGIT_NAMES) else _find_class_scores(heads, images)[1:]
+    if operation == "linear":  # A second output is often features, and features rarely come from a linear layer.
+        unused = [name for name in unused if find_last_operation(heads[name]) == "linear"]
+    if unused:
         warn(
             f"The output has several tensors ({images}, C), and the first one is explained. Choose one with "
-            f"targets.ClassTarget(..., output={others[0]!r}), or confirm the first with its index."
+            f"targets.ClassTarget(..., output={unused[0]!r}), or confirm the first with its index."
         )
-    is_asked = target.score == "probability" and are_probabilities(logits)
-    if target.activation in ("none", "applied") or is_asked or operation == "linear":
+    is_requested = target.score == "probability" and are_probabilities(logits)
+    if target.activation in ("none", "applied") or is_requested or operation == "linear":
         return
     kind = ACTIVATED.get(operation) or ("probabilities" if are_probabilities(logits) else None)
     if kind is not None:
@@ -470,7 +483,7 @@ def _warn_of_output(target: ClassTarget, output: Any, logits: Tensor, images: in
 
 
 def _list_heads(output: Any) -> dict[str | int, Any]:
-    """List the parts of an output by key, or by index where they have none; nothing for a tensor."""
+    """Return the parts of an output by key or index; an empty dict for a tensor."""
     if isinstance(output, Tensor):
         return {}
     if dataclasses.is_dataclass(output) and not isinstance(output, Mapping):
@@ -481,7 +494,7 @@ def _list_heads(output: Any) -> dict[str | int, Any]:
 
 
 def _choose_head(heads: Mapping[str | int, Any], images: int) -> Tensor | None:
-    """Return the class scores, or else the first floating tensor. Raises `TargetError` where they may be another thing."""
+    """Return the class scores, or else the first floating tensor. Raise `TargetError` if the choice is ambiguous."""
     first = next(iter(heads.values()), None)
     if isinstance(first, (tuple, list)) and _find_class_scores(_list_heads(first), images):
         return _choose_head(_list_heads(first), images)
@@ -490,7 +503,7 @@ def _choose_head(heads: Mapping[str | int, Any], images: int) -> Tensor | None:
         return first_floating(list(heads.values()))
     logits, form = heads[names[0]], "C"
     rivals = names if isinstance(names[0], str) else names[:1]
-    if logits.numel() == images:  # A number beside others may as well be the value of an action.
+    if logits.numel() == images:  # A single number next to other tensors may also be a value estimate.
         rows = [name for name in _list_rows(heads, images) if not EMBEDDING_NAME.search(str(name))]
         rows = [name for name in rows if find_activation(heads[name], logits) is None]
         if isinstance(names[0], str) or rows[0] != names[0]:
@@ -504,30 +517,36 @@ def _choose_head(heads: Mapping[str | int, Any], images: int) -> Tensor | None:
 
 
 def _find_class_scores(heads: Mapping[str | int, Any], images: int) -> list[str | int]:
-    """List the names of tensors (N,C) that may be logits. Raises `TargetError` for embeddings and scores of objects."""
-    rows = {name: it for name, it in _list_rows(heads, images).items() if it.is_floating_point()}
-    rows = {name: it for name, it in rows.items() if it.ndim == 2} or rows
-    scores = {name: it for name, it in rows.items() if not EMBEDDING_NAME.search(str(name))}
+    """Return the names of tensors that may be logits. Raise `TargetError` for embeddings and object scores."""
+    rows = {name: tensor for name, tensor in _list_rows(heads, images).items() if tensor.is_floating_point()}
+    rows = {name: tensor for name, tensor in rows.items() if tensor.ndim == 2} or rows
+    scores = {name: tensor for name, tensor in rows.items() if not EMBEDDING_NAME.search(str(name))}
     if rows and not scores:
         raise TargetError(f"The output's {next(iter(rows))!r} is an embedding: {NO_CLASSES}")
     if rows and (objects := [name for name in heads if OBJECT_NAME.search(str(name))]):
         raise TargetError(f"The output has {objects[0]!r}, so its scores are those of objects: {NO_CLASSES}")
-    logits = [name for name, it in scores.items() if not any(find_activation(it, other) for other in scores.values())]
-    return logits or list(scores)[:1]
+    logit_names = [
+        name
+        for name, values in scores.items()
+        if not any(find_activation(values, candidate) for candidate in scores.values())
+    ]
+    return logit_names or list(scores)[:1]
 
 
 def _list_rows(heads: Mapping[str | int, Any], images: int) -> dict[str | int, Tensor]:
-    """List the tensors (N,) and (N,C) of an output."""
-    tensors = {name: it for name, it in heads.items() if isinstance(it, Tensor)}
-    return {name: it for name, it in tensors.items() if it.ndim in (1, 2) and len(it) == images}
+    """Return the tensors (N,) and (N,C) of an output by name."""
+    tensors = {name: value for name, value in heads.items() if isinstance(value, Tensor)}
+    return {name: tensor for name, tensor in tensors.items() if tensor.ndim in (1, 2) and len(tensor) == images}
 
 
 def _is_normalised(logits: Tensor) -> bool:
-    """Whether all rows have length 1; one-hot probabilities have, too, and a few numbers of half precision by chance."""
+    """Return whether all rows have norm 1, unlike one-hot probabilities and short half-precision vectors."""
     values, itemsize = logits.detach(), logits.dtype.itemsize
-    if logits.shape[1] < (FEWEST_HALVES if itemsize < 4 else 2):
+    if logits.shape[1] < (MIN_HALF_PRECISION_LENGTH if itemsize < 4 else 2):
         return False
-    if logits.grad_fn is not None and find_last_operation(logits) == "linear":  # The layer itself has no such rows.
+    if (
+        logits.grad_fn is not None and find_last_operation(logits) == "linear"
+    ):  # A linear layer does not normalise its output.
         return False
     tolerance = torch.finfo(logits.dtype).eps * (4 if itemsize > 2 else 1)
     if not all(abs(length - 1) < tolerance for length in torch.linalg.vector_norm(values, dim=1).tolist()):
@@ -535,12 +554,12 @@ def _is_normalised(logits: Tensor) -> bool:
     return not bool((values >= 0).all() and (values.sum(1) - 1).abs().max() < 1e-2)
 
 
-def _is_plain(tensor: Tensor) -> bool:
-    """Whether one can compute with it: floats of at least 16 bits, neither sparse nor nested, and with values at all."""
-    dense = tensor.layout == torch.strided and not tensor.is_meta and not tensor.is_nested
-    return dense and tensor.is_floating_point() and tensor.dtype.itemsize > 1
+def _is_dense_float(tensor: Tensor) -> bool:
+    """Return whether a tensor supports arithmetic: floats of at least 16 bits, dense, and not on the meta device."""
+    is_dense = tensor.layout == torch.strided and not tensor.is_meta and not tensor.is_nested
+    return is_dense and tensor.is_floating_point() and tensor.dtype.itemsize > 1
 
 
-def _kind(tensor: Tensor) -> str:
+def _describe_type(tensor: Tensor) -> str:
     layout = "" if tensor.layout == torch.strided else f"{tensor.layout} ".removeprefix("torch.")
     return f"{'meta ' if tensor.is_meta else layout}{tensor.dtype}"

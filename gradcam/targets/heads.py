@@ -1,4 +1,4 @@
-"""Whether a model has a classification head, as far as its modules tell."""
+"""Checks whether a model has a classification head, based on its modules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradcam.errors import TargetError, warn
 from gradcam.families import BACKBONES
 
 HEAD_NAMES = ("fc", "classifier", "head", "heads", "last_linear", "linear")
-# The last matrix of an image tower looks like a classifier's, but it is a projection.
+# The last linear layer of an image tower looks like a classifier, but it is a projection.
 IMAGE_TOWERS = (
     r"open_clip\.(transformer|modified_resnet|timm_model)\.\w+|clip\.model\.(VisionTransformer|ModifiedResNet)"
 )
@@ -27,7 +27,7 @@ PASSIVE_MODULES = tuple(f"torch.nn.modules.{name}" for name in ("activation", "d
 
 
 def refuse_features(model: nn.Module) -> None:
-    """Raise `TargetError` where the model of which a class is requested has no head; warn where that is doubtful."""
+    """Raise `TargetError` if a model without a head is asked for a class; warn if it may have no head."""
     end = find_end(model)
     if is_headless(end):
         raise TargetError(
@@ -42,11 +42,13 @@ def refuse_features(model: nn.Module) -> None:
 
 
 def find_end(model: nn.Module) -> nn.Module:
-    """Return the module that makes the output: the last one of a sequence, or the only one in a wrapper."""
+    """Return the module that computes the output: the last one of a sequence, or the only one in a wrapper."""
     while not isinstance(model, torch.jit.ScriptModule):
         children = [child for child in model.children() if type(child).__module__ not in PASSIVE_MODULES]
-        # A wrapper with tensors may compare an embedding with these, which makes scores of it.
-        has_tensors = model._parameters or model._buffers or any(isinstance(it, Tensor) for it in vars(model).values())
+        # A wrapper that holds tensors may compute scores, by comparing an embedding with them.
+        has_tensors = (
+            model._parameters or model._buffers or any(isinstance(value, Tensor) for value in vars(model).values())
+        )
         is_sequence = type(model).forward is nn.Sequential.forward
         makes_scores = getattr(model, "makes_scores", False)
         if not children or makes_scores or (not is_sequence and (has_tensors or len(children) > 1)):
@@ -56,26 +58,30 @@ def find_end(model: nn.Module) -> nn.Module:
 
 
 def is_headless(model: nn.Module) -> bool:
-    """Return whether the output is an embedding: by the model's class, or because nothing is left of its head."""
-    if isinstance(model, torch.jit.ScriptModule):  # which does not tell its modules' classes
+    """Return whether the output is an embedding, because of the model's class or because its head was removed."""
+    if isinstance(model, torch.jit.ScriptModule):  # Scripted modules do not expose their classes.
         return False
     if EMBEDDER.fullmatch(f"{type(model).__module__}.{type(model).__qualname__}"):
-        return not hasattr(getattr(model, "config", None), "text_config")  # which gives similarities to texts
+        return not hasattr(getattr(model, "config", None), "text_config")  # Image-text models output similarities.
     heads: list[Any] = [head for name in HEAD_NAMES if (head := model._modules.get(name)) is not None]
-    if hasattr(type(model), "get_classifier"):  # timm's interface, which fails for a few of its models without a head
+    if hasattr(type(model), "get_classifier"):  # timm's interface; it fails for a few of its headless models
         if getattr(model, "num_classes", None) == 0:
             return True
         with contextlib.suppress(AttributeError, TypeError):
             heads = [head for head in [model.get_classifier()] if isinstance(head, nn.Module)]  # type: ignore[operator]
-    has_matrix = any(it is not None and it.ndim == 2 and len(it) > 1 for it in model._parameters.values())
+    has_matrix = any(
+        parameter is not None and parameter.ndim == 2 and len(parameter) > 1 for parameter in model._parameters.values()
+    )
     is_empty = all(isinstance(part, (nn.Identity, nn.Sequential)) for head in heads for part in head.modules())
     return bool(heads) and is_empty and not has_matrix
 
 
 def ends_in_features(end: nn.Module) -> bool:
-    """Return whether the last weights of a module are those of a batch norm over a grid, without a linear layer."""
+    """Return whether the last weights are those of a batch norm over a grid, and there is no linear layer."""
     weighted = _list_weighted(end)
-    return isinstance(next(weighted, None), nn.BatchNorm2d) and not any(isinstance(it, nn.Linear) for it in weighted)
+    return isinstance(next(weighted, None), nn.BatchNorm2d) and not any(
+        isinstance(module, nn.Linear) for module in weighted
+    )
 
 
 def _list_weighted(module: nn.Module) -> Iterator[nn.Module]:

@@ -1,4 +1,4 @@
-"""Keypoints: where in the picture a model saw what made it place a point."""
+"""Targets for pose models: the score or the position of a keypoint."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gradcam.errors import TargetError, shorten
 from gradcam.families import find_family
-from gradcam.families.base import PoseFinder, Poses, Seen
+from gradcam.families.base import ModelRun, PoseFinder, Poses
 from gradcam.families.pose import PlainPose
 from gradcam.hooks.nested import Batch
 from gradcam.options import AXES
@@ -84,103 +84,118 @@ class Keypoint(Target):
 
     @property
     def numbers(self) -> Sequence[Any] | None:
-        """The numbers of the keypoints; None for all."""
+        """Return the numbers of the keypoints; None for all."""
         if self.number is all or self.number == "all":
             return None
         return list(self.number) if isinstance(self.number, (list, tuple, range)) else [self.number]
 
     def bind(self, model: nn.Module, batch: Batch) -> Bound:
-        known = find_family(model, PoseFinder) or PlainPose(model)
-        reader = KeypointReader(known, batch, self)
+        family = find_family(model, PoseFinder) or PlainPose(model)
+        extractor = KeypointScoreExtractor(family, batch, self)
         return Bound(
-            known.wrap(model), batch, reader, known.layer, LOCAL, own_output=lambda seen: seen.output, has_places=True
+            family.wrap(model),
+            batch,
+            extractor,
+            family.layer,
+            LOCAL,
+            own_output=lambda run: run.output,
+            has_places=True,
         )
 
 
 @dataclass(frozen=True)
-class KeypointReader(Reader):
-    """The scores of a target's keypoints in what a model gave. `boxes`: for each picture the one that they are in, once it
-    is chosen; in another output that is the one which is most alike and sure, or an empty one."""
+class KeypointScoreExtractor(Reader):
+    """The score extractor for keypoints.
+
+    `boxes` are None at first; later each image's chosen box. For another output, the box with the largest product of
+    overlap and score counts, or an empty heatmap if no box overlaps.
+    """
 
     family: PoseFinder
     batch: Batch
-    wanted: Keypoint
+    target: Keypoint
     boxes: Sequence[Box4] | None = None
 
-    def score(self, output: Seen, images: int) -> Scored:
-        found = self.family.find(output, self.batch)
-        numbers = self._find_numbers(found[0].heatmaps.shape[1])
-        chosen = [self._choose(i, poses) for i, poses in enumerate(found)]
-        values = torch.stack([self._measure(each)[numbers] for each in chosen])
-        instances = [self._describe(each, numbers) for each in chosen]
-        boxes = None if chosen[0].scores is None else [to_box(each) for each in chosen]
+    def score(self, output: ModelRun, images: int) -> Scored:
+        poses = self.family.find_poses(output, self.batch)
+        numbers = self._find_numbers(poses[0].heatmaps.shape[1])
+        selected = [self._select_pose(i, image_poses) for i, image_poses in enumerate(poses)]
+        values = torch.stack([self._compute_scores(pose)[numbers] for pose in selected])
+        instances = [self._describe(pose, numbers) for pose in selected]
+        boxes = None if selected[0].scores is None else [to_box(pose) for pose in selected]
         return Scored(values, None, None, replace(self, boxes=self.boxes or boxes), instances)
 
     def _find_numbers(self, count: int) -> list[int]:
-        numbers = range(count) if self.wanted.numbers is None else self.wanted.numbers
+        numbers = range(count) if self.target.numbers is None else self.target.numbers
         if missing := [number for number in numbers if number >= count]:
             raise TargetError(f"There is no keypoint {missing[0]}: the model has {count}, 0 to {count - 1}.")
         return list(numbers)
 
-    def _choose(self, i: int, poses: Poses) -> Poses:
-        """Of what was found in a picture the one that counts, alone."""
-        number = self.wanted.box
+    def _select_pose(self, i: int, poses: Poses) -> Poses:
+        """Select the pose in the target's box, or in the box nearest to the one chosen before."""
+        number = self.target.box
         if self.boxes is None or poses.scores is None:
-            count, which = len(poses.heatmaps), "the image" if self.batch.images == 1 else f"image {i}"
+            count, image_name = len(poses.heatmaps), "the image" if self.batch.images == 1 else f"image {i}"
             if not count:
-                raise TargetError(f"No box with keypoints was found in {which}: none is above the model's threshold.")
+                raise TargetError(
+                    f"No box with keypoints was found in {image_name}: none is above the model's threshold."
+                )
             if number >= count:
-                there = (
+                range_hint = (
                     "the keypoint heatmaps cover the whole image, so pass box=0"
                     if poses.scores is None
                     else f"there are {count}, 0 to {count - 1}"
                 )
-                raise TargetError(f"There is no box {number} in {which}: {there}.")
+                raise TargetError(f"There is no box {number} in {image_name}: {range_hint}.")
         else:
-            alike = find_overlaps(poses.regions, self.boxes[i]) * poses.scores
-            if not len(alike) or not float(alike.max()) > 0:
-                blank = poses.heatmaps.new_zeros(1, *poses.heatmaps.shape[1:])
-                return Poses(blank, blank.new_tensor([self.boxes[i]]), poses.scores.new_zeros(1))
-            number = int(alike.argmax())
-        own = slice(number, number + 1)
-        return Poses(poses.heatmaps[own], poses.regions[own], None if poses.scores is None else poses.scores[own])
+            similarities = find_overlaps(poses.regions, self.boxes[i]) * poses.scores
+            if not len(similarities) or not float(similarities.max()) > 0:
+                empty = poses.heatmaps.new_zeros(1, *poses.heatmaps.shape[1:])
+                return Poses(empty, empty.new_tensor([self.boxes[i]]), poses.scores.new_zeros(1))
+            number = int(similarities.argmax())
+        selection = slice(number, number + 1)
+        return Poses(
+            poses.heatmaps[selection],
+            poses.regions[selection],
+            None if poses.scores is None else poses.scores[selection],
+        )
 
-    def _measure(self, found: Poses) -> Tensor:
-        """The scores (P,) of all keypoints."""
-        heatmaps = found.heatmaps[0]
+    def _compute_scores(self, pose: Poses) -> Tensor:
+        """Return the scores (P,) of all keypoints."""
+        heatmaps = pose.heatmaps[0]
         heatmaps = heatmaps.to(torch.promote_types(heatmaps.dtype, torch.float32))
-        if self.wanted.axis is None:
+        if self.target.axis is None:
             return heatmaps.flatten(1).amax(1)
-        temperature = self.family.temperature if self.wanted.temperature is None else self.wanted.temperature
-        shares = (heatmaps.flatten(1) / temperature).softmax(1).reshape(heatmaps.shape)
-        axis = AXES.index(self.wanted.axis)
-        return shares.sum(1 + axis) @ find_centres(found, axis).to(shares)
+        temperature = self.family.temperature if self.target.temperature is None else self.target.temperature
+        weights = (heatmaps.flatten(1) / temperature).softmax(1).reshape(heatmaps.shape)
+        axis = AXES.index(self.target.axis)
+        return weights.sum(1 + axis) @ find_centres(pose, axis).to(weights)
 
-    def _describe(self, found: Poses, numbers: Sequence[int]) -> list[Instance]:
-        peaks, places = found.heatmaps[0].detach().flatten(1).max(1)
-        rows, columns = (places // found.heatmaps.shape[-1]).tolist(), (places % found.heatmaps.shape[-1]).tolist()
-        across, down = find_centres(found, 0).tolist(), find_centres(found, 1).tolist()
+    def _describe(self, pose: Poses, numbers: Sequence[int]) -> list[Instance]:
+        peaks, indices = pose.heatmaps[0].detach().flatten(1).max(1)
+        rows, columns = (indices // pose.heatmaps.shape[-1]).tolist(), (indices % pose.heatmaps.shape[-1]).tolist()
+        across, down = find_centres(pose, 0).tolist(), find_centres(pose, 1).tolist()
         instances = []
         for number in numbers:
             labels, peak = self.family.labels, float(peaks[number])
             name = labels[number] if labels and number < len(labels) else f"keypoint {number}"
-            sure = self.family.rate(peak) if found.scores is None else float(found.scores[0])
-            box = None if found.scores is None else to_box(found)
+            confidence = self.family.to_confidence(peak) if pose.scores is None else float(pose.scores[0])
+            box = None if pose.scores is None else to_box(pose)
             point = (across[columns[number]], down[rows[number]])
-            full = name if self.wanted.axis is None else f"{name}, {self.wanted.axis}"
-            instances.append(Instance("keypoint", full, None, sure, number, box, point=point))
+            full_name = name if self.target.axis is None else f"{name}, {self.target.axis}"
+            instances.append(Instance("keypoint", full_name, None, confidence, number, box, point=point))
         return instances
 
 
-def find_centres(found: Poses, axis: int) -> Tensor:
-    """Where the centres of a heatmap's columns (axis 0) or rows (1) are, in pixels of the picture."""
-    count = found.heatmaps.shape[-1 - axis]
-    first, last = found.regions[0, axis], found.regions[0, axis + 2]
-    steps = torch.arange(count, dtype=first.dtype, device=first.device) + 0.5
-    return first + steps * (last - first) / count
+def find_centres(pose: Poses, axis: int) -> Tensor:
+    """Return the centres of a heatmap's columns (axis 0) or rows (axis 1), in pixels of the input image."""
+    count = pose.heatmaps.shape[-1 - axis]
+    start, end = pose.regions[0, axis], pose.regions[0, axis + 2]
+    steps = torch.arange(count, dtype=start.dtype, device=start.device) + 0.5
+    return start + steps * (end - start) / count
 
 
-def to_box(found: Poses) -> Box4:
-    """The box that the keypoints are in."""
-    left, top, right, bottom = found.regions[0].tolist()
-    return left, top, right, bottom
+def to_box(pose: Poses) -> Box4:
+    """Return the box of the pose."""
+    x0, y0, x1, y1 = pose.regions[0].tolist()
+    return x0, y0, x1, y1

@@ -1,4 +1,4 @@
-"""What makes a picture like another one: the cosine of their embeddings."""
+"""The target for image similarity: the cosine of two images' embeddings."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from gradcam.hooks.preserve import preserve_state
 from gradcam.options import keep_old_names
 from gradcam.targets.base import Bound, Instance, Reader, Scored, Target
 
-# The methods, by what the tower of pictures ends with. Behind a mean each place, or token, has its own share.
-OF_MEAN, OF_ATTENTION = "gradcam", "grad-eclip"
-ROUNDING = 64  # units in the last place, by which embeddings of one picture may differ
+# The default methods, by the image tower's pooling: only a mean is a sum of contributions of single tokens.
+MEAN_POOLING_METHOD, ATTENTION_METHOD = "gradcam", "grad-eclip"
+MAX_EMBEDDING_ULPS = 64  # the difference between two embeddings of one image, in units in the last place
 
 
 @keep_old_names
@@ -61,35 +61,38 @@ class Like(Target):
     name: str | Sequence[str] = "reference"
 
     def __post_init__(self) -> None:
-        given = self.reference
-        is_tensor = isinstance(given, Tensor)
-        if is_tensor and (not given.is_floating_point() or given.ndim not in (1, 2, 3, 4) or not given.numel()):
+        reference = self.reference
+        is_tensor = isinstance(reference, Tensor)
+        if is_tensor and (
+            not reference.is_floating_point() or reference.ndim not in (1, 2, 3, 4) or not reference.numel()
+        ):
             raise TargetError(
-                f"The reference is {given.dtype} {tuple(given.shape)}, expected a floating-point image (C,H,W), or an "
-                "embedding (D,)."
+                f"The reference is {reference.dtype} {tuple(reference.shape)}, expected a floating-point image (C,H,W), or "
+                "an embedding (D,)."
             )
 
     @property
     def images(self) -> Tensor | None:
-        """The reference images (R,C,H,W); None if an embedding was given."""
-        given: Any = self.reference
-        if not isinstance(given, Tensor):
+        """Return the reference images (R,C,H,W); None if the reference is an embedding."""
+        reference: Any = self.reference
+        if not isinstance(reference, Tensor):
             raise TargetError(
-                f"The reference is {shorten(given)}, expected a tensor: an image (C,H,W), preprocessed like the explained "
-                "images, or an embedding (D,). gradcam.explain reads no files: use gradcam.load_matcher for image files."
+                f"The reference is {shorten(reference)}, expected a tensor: an image (C,H,W), preprocessed like the "
+                "explained images, or an embedding (D,). gradcam.explain reads no files: use gradcam.load_matcher for "
+                "image files."
             )
-        return None if given.ndim < 3 else given if given.ndim == 4 else given[None]
+        return None if reference.ndim < 3 else reference if reference.ndim == 4 else reference[None]
 
     def bind(self, model: nn.Module, batch: Batch) -> Bound:
-        family, others = find_embedder(model), self.images
+        family, references = find_embedder(model), self.images
         vectors = self.reference.reshape(-1, self.reference.shape[-1])
-        if others is not None and others.ndim != batch.pictures.ndim:
+        if references is not None and references.ndim != batch.pictures.ndim:
             raise TargetError(
-                f"The reference is an image {tuple(others.shape[1:])}, but the images are {tuple(batch.pictures.shape)}: "
-                "pass the embedding (D,) of the reference instead."
+                f"The reference is an image {tuple(references.shape[1:])}, but the images are "
+                f"{tuple(batch.pictures.shape)}: pass the embedding (D,) of the reference instead."
             )
-        if others is not None:
-            vectors = embed(family, model, to_batch(others.to(batch.device)))
+        if references is not None:
+            vectors = embed(family, model, to_batch(references.to(batch.device)))
         names = self.name
         if isinstance(names, str):
             names = [names] if len(vectors) == 1 else [f"{names} {i}" for i in range(len(vectors))]
@@ -97,39 +100,44 @@ class Like(Target):
             raise TargetError(
                 f"There are {len(vectors)} references, but {len(names)} names: pass one name per reference."
             )
-        reader = CosineReader(family, batch, *to_directions(vectors), [Instance("like", name) for name in names])
+        extractor = CosineScoreExtractor(
+            family, batch, *to_directions(vectors), [Instance("like", name) for name in names]
+        )
 
         def mirror(scored: Scored) -> tuple[Any, Any]:
-            embedded = getattr(scored.target, "embedded", None)  # not of other views of the pictures beside them
-            return others, Like(embed(family, model, batch) if embedded is None else embedded, "picture")
+            embedded = getattr(scored.target, "embedded", None)  # None for a target that covers augmented views.
+            return references, Like(embed(family, model, batch) if embedded is None else embedded, "picture")
 
-        bound = bind_reader(model, batch, reader)
-        return bound if others is None else replace(bound, mirror=mirror)
+        bound = bind_cosines(model, batch, extractor)
+        return bound if references is None else replace(bound, mirror=mirror)
 
 
 def embed(family: Embedder, model: nn.Module, batch: Batch) -> Tensor:
-    """The vectors (N,D) of pictures, without a graph."""
+    """Return the embeddings (N,D) of images, without a graph."""
     batch = narrow(family, batch)
     with preserve_state(model), torch.no_grad():
         return family.read(batch.copy(caller_keeps).run(family.wrap(model)), batch).detach()
 
 
 def narrow(family: Embedder, batch: Batch) -> Batch:
-    """What is left of a batch for a model of which the tower of pictures alone is run."""
+    """Return the batch with the image tower's inputs alone, if the model has separate towers."""
     return family.narrow(batch) if isinstance(family, TwoTowers) else batch
 
 
-def bind_reader(model: nn.Module, batch: Batch, reader: CosineReader) -> Bound:
-    """The cosines that a reader reads, for this model."""
-    family = reader.family
-    method = OF_ATTENTION if family.is_transformer and not family.takes_mean else OF_MEAN
-    shown = narrow(family, batch)
-    return Bound(family.wrap(model), shown, reader, family.layer, method, own_output=lambda seen: seen.output)
+def bind_cosines(model: nn.Module, batch: Batch, extractor: CosineScoreExtractor) -> Bound:
+    """Bind the cosine scores to the model, with the default layer and method of its image tower."""
+    family = extractor.family
+    method = ATTENTION_METHOD if family.is_transformer and not family.takes_mean else MEAN_POOLING_METHOD
+    image_batch = narrow(family, batch)
+    return Bound(family.wrap(model), image_batch, extractor, family.layer, method, own_output=lambda run: run.output)
 
 
 def to_directions(vectors: Tensor, against: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Rows of length 1 (K,D), less the mean of those `against` them, and without that; at least in float32, without a
-    graph, and outside of inference mode. Raises `TargetError` for a vector of zeros, or of numbers that are none."""
+    """Return unit vectors (K,D) minus the mean of the unit vectors `against`, and the unit vectors alone.
+
+    Both are at least float32, without a graph, and no inference tensors. Raises `TargetError` for a zero vector,
+    infinities and NaN.
+    """
     with torch.inference_mode(False), torch.no_grad():
         units = _to_units(vectors)
         return (units if against is None else units - _to_units(against).mean(0)), units
@@ -144,19 +152,24 @@ def _to_units(vectors: Tensor) -> Tensor:
     return vectors / lengths[:, None]
 
 
-def _find_settled(vectors: Tensor, directions: Tensor) -> Tensor:
-    """Where unit vectors (N,D) have the same direction as those of rows (K,D), so that what there is of a gradient is
-    rounding: (N,K)."""
+def _is_parallel(vectors: Tensor, directions: Tensor) -> Tensor:
+    """Return for which images (N,) and directions (K,) the cosine is at its maximum, (N,K).
+
+    There the direction is parallel to the image's unit vector, so the gradient is only rounding error.
+    """
     vectors = vectors.detach()
-    across = directions - (vectors @ directions.T)[..., None] * vectors[:, None]
-    most = ROUNDING * torch.finfo(vectors.dtype).eps * torch.linalg.vector_norm(directions, dim=1)
-    return torch.linalg.vector_norm(across, dim=2) <= most
+    perpendicular = directions - (vectors @ directions.T)[..., None] * vectors[:, None]
+    tolerances = MAX_EMBEDDING_ULPS * torch.finfo(vectors.dtype).eps * torch.linalg.vector_norm(directions, dim=1)
+    return torch.linalg.vector_norm(perpendicular, dim=2) <= tolerances
 
 
 @dataclass(frozen=True, eq=False)
-class CosineReader(Reader):
-    """What a model's normalised vectors (N,D) give with `directions` (K,D). `units`: of which the cosines are told.
-    `embedded`: the vectors of the pictures that were scored, once they are."""
+class CosineScoreExtractor(Reader):
+    """The score extractor for cosines: products of the normalised embeddings (N,D) and `directions` (K,D).
+
+    `units` (K,D) are the unit vectors whose cosines the instances report. `embedded` are the embeddings of the scored
+    images, once they are computed.
+    """
 
     family: Embedder
     batch: Batch
@@ -174,7 +187,9 @@ class CosineReader(Reader):
             )
         normalised = F.normalize(vectors.to(torch.promote_types(vectors.dtype, torch.float32)), dim=1)
         directions = self.directions.to(normalised)
-        values, settled = normalised @ directions.T, _find_settled(normalised, directions)
+        values, is_constant = normalised @ directions.T, _is_parallel(normalised, directions)
         cosines = (normalised.detach() @ self.units.to(normalised).T).tolist()
-        instances = [[replace(each, score=cosine) for each, cosine in zip(self.instances, row)] for row in cosines]
-        return Scored(values, None, None, replace(self, embedded=vectors.detach()), instances, settled=settled)
+        instances = [
+            [replace(instance, score=cosine) for instance, cosine in zip(self.instances, row)] for row in cosines
+        ]
+        return Scored(values, None, None, replace(self, embedded=vectors.detach()), instances, settled=is_constant)

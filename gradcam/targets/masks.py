@@ -1,4 +1,4 @@
-"""Masks: why a model for segmentation sees a class in some of a picture's pixels."""
+"""Targets for segmentation models: a class within a mask."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from gradcam.errors import ImageError, TargetError, shorten, show_fields
 from gradcam.families import find_family
-from gradcam.families.base import Seen, Segmenter
+from gradcam.families.base import ModelRun, Segmenter
 from gradcam.families.segmentation import PlainSegmenter
 from gradcam.hooks.nested import Batch
 from gradcam.images.opencv import cv2
@@ -34,9 +34,9 @@ FORMS = (
     "a point (x, y), a box (left, top, right, bottom), an array (H,W) of bools or integers, the path of an image, or None "
     "for the pixels predicted as the class"
 )
-LOSSY = (".jpg", ".jpeg")  # whose black is not quite black
-NEIGHBOURS = 8  # of a pixel in a region: thin things that run diagonally stay whole
-SHOWN = 5  # classes in a message
+LOSSY_SUFFIXES = (".jpg", ".jpeg")  # Compression changes black pixels.
+CONNECTIVITY = 8  # neighbours of a pixel in a region: thin diagonal structures stay connected
+MAX_CLASSES_IN_MESSAGE = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,15 +104,18 @@ class Mask(Target):
     def __post_init__(self) -> None:
         check_choice(self.reduction, "reduction", REDUCTIONS, TargetError)
         _ = self.kind
-        for each in self.classes or ():
-            if not isinstance(each, str) and not _is_integer(each):
+        for class_ in self.classes or ():
+            if not isinstance(class_, str) and not _is_integer(class_):
                 raise TargetError(
                     f"The class is {shorten(self.class_)}, expected its index or its label, or several of them."
                 )
 
     @property
     def kind(self) -> str:
-        """The form of the mask: "predicted", "point", "box", "array" or "file". Raises `TargetError` for any other form."""
+        """Return the form of the mask: "predicted", "point", "box", "array" or "file".
+
+        Raises `TargetError` for any other form.
+        """
         mask = self.mask
         if mask is None:
             return "predicted"
@@ -132,11 +135,11 @@ class Mask(Target):
 
     @property
     def classes(self) -> list[Any] | None:
-        """All classes as a list. None stands for each image's own class."""
+        """Return all classes as a list; None stands for each image's own class."""
         if self.class_ is None:
             return None
-        found = self.class_.tolist() if isinstance(self.class_, (Tensor, np.ndarray)) else self.class_
-        return list(found) if isinstance(found, (list, tuple, range)) and len(found) else [found]
+        classes = self.class_.tolist() if isinstance(self.class_, (Tensor, np.ndarray)) else self.class_
+        return list(classes) if isinstance(classes, (list, tuple, range)) and len(classes) else [classes]
 
     def bind(self, model: nn.Module, batch: Batch) -> Bound:
         if len(batch.size) != 2:
@@ -147,17 +150,17 @@ class Mask(Target):
         family = find_family(model, Segmenter) or PlainSegmenter(model)
         visible = find_visible(batch)
         if self.kind == "point":
-            for seen in visible:
-                check_point(self.mask, find_box(seen))
-        reader = MaskReader(family, batch, self, visible, _find_given(self, batch, visible))
+            for visible_mask in visible:
+                check_point(self.mask, find_box(visible_mask))
+        extractor = MaskScoreExtractor(family, batch, self, visible, _find_fixed_masks(self, batch, visible))
         return Bound(
             family.wrap(model),
             batch,
-            reader,
+            extractor,
             family.layer,
             LOCAL,
-            own_output=lambda seen: seen.output,
-            list_found=reader.list_classes,
+            own_output=lambda run: run.output,
+            list_found=extractor.list_classes,
             has_places=True,
         )
 
@@ -171,132 +174,149 @@ def _is_number(value: Any) -> bool:
 
 
 def find_visible(batch: Batch) -> list[Tensor]:
-    """For each picture where it lies on what the model is given, bool (H,W): all of that, but for what was added around
-    it."""
+    """Return each image's area in the model's input, bool (H,W): everything except padding."""
     frame = find_frame(batch, [])
-    found = []
+    visible = []
     for i in range(batch.images):
-        top, left, height, width = (0, 0, *batch.size) if frame is None else frame.windows[i]
-        rows, columns = (slice(round(max(0, a)), round(a + length)) for a, length in ((top, height), (left, width)))
-        seen = torch.zeros(*batch.size, dtype=torch.bool, device=batch.device)
-        seen[rows, columns] = True
-        found.append(seen)
-    return found
+        y0, x0, height, width = (0, 0, *batch.size) if frame is None else frame.windows[i]
+        rows, columns = (
+            slice(round(max(0, start)), round(start + length)) for start, length in ((y0, height), (x0, width))
+        )
+        visible_mask = torch.zeros(*batch.size, dtype=torch.bool, device=batch.device)
+        visible_mask[rows, columns] = True
+        visible.append(visible_mask)
+    return visible
 
 
-def _find_given(wanted: Mask, batch: Batch, visible: Sequence[Tensor]) -> list[Tensor] | None:
-    """For each picture the pixels that are inside, bool (H,W); None where they are to be predicted. Raises `TargetError`
-    where there are none, and for another size."""
-    if wanted.kind in ("predicted", "point"):
+def _find_fixed_masks(target: Mask, batch: Batch, visible: Sequence[Tensor]) -> list[Tensor] | None:
+    """Return each image's fixed mask, bool (H,W); None if the model's prediction determines it.
+
+    Raises `TargetError` for an empty mask, and for one of another size.
+    """
+    if target.kind in ("predicted", "point"):
         return None
-    if wanted.kind == "box":
-        given = _lay_box(wanted.mask, batch.size)
+    if target.kind == "box":
+        mask_pixels = _fill_box(target.mask, batch.size)
     else:
-        values = read_mask(wanted.mask) if wanted.kind == "file" else to_numpy(wanted.mask)
-        given = torch.from_numpy(values != 0)
-    if tuple(given.shape[-2:]) != tuple(batch.size):
-        height, width = given.shape[-2:]
+        values = read_mask(target.mask) if target.kind == "file" else to_numpy(target.mask)
+        mask_pixels = torch.from_numpy(values != 0)
+    if tuple(mask_pixels.shape[-2:]) != tuple(batch.size):
+        height, width = mask_pixels.shape[-2:]
         raise TargetError(
             f"The mask is {width} pixels wide and {height} high, but the model's input is {batch.size[1]} wide and "
             f"{batch.size[0]} high: resize the mask like the image, without interpolation."
         )
-    if given.ndim == 3 and len(given) != batch.images:
-        raise TargetError(f"There are {len(given)} masks for {batch.images} image(s): pass one mask, or one per image.")
-    each = given if given.ndim == 3 else given.expand(batch.images, -1, -1)
-    masks = [mask.to(batch.device) & seen for mask, seen in zip(each, visible)]
+    if mask_pixels.ndim == 3 and len(mask_pixels) != batch.images:
+        raise TargetError(
+            f"There are {len(mask_pixels)} masks for {batch.images} image(s): pass one mask, or one per image."
+        )
+    image_masks = mask_pixels if mask_pixels.ndim == 3 else mask_pixels.expand(batch.images, -1, -1)
+    masks = [mask.to(batch.device) & visible_mask for mask, visible_mask in zip(image_masks, visible)]
     if not all(mask.any() for mask in masks):
-        what = os.fspath(wanted.mask) if wanted.kind == "file" else shorten(wanted.mask)
-        raise TargetError(f"The mask {what} is empty: it contains no pixel of the image.")
+        name = os.fspath(target.mask) if target.kind == "file" else shorten(target.mask)
+        raise TargetError(f"The mask {name} is empty: it contains no pixel of the image.")
     return masks
 
 
 def check_point(point: Sequence[float], box: Box4) -> None:
-    """Raises `TargetError` for a point outside of a picture, which lies in this box."""
-    left, top, right, bottom = box
-    if not (left <= point[0] < right and top <= point[1] < bottom):
-        where = f" and begins at {(int(left), int(top))}" if left or top else ""
-        size = f"{right - left:.0f} pixels wide and {bottom - top:.0f} high"
-        raise TargetError(f"The point {tuple(point)} is outside the image, which is {size}{where}.")
+    """Raise `TargetError` for a point outside the image, which occupies this box."""
+    x0, y0, x1, y1 = box
+    if not (x0 <= point[0] < x1 and y0 <= point[1] < y1):
+        origin = f" and begins at {(int(x0), int(y0))}" if x0 or y0 else ""
+        size = f"{x1 - x0:.0f} pixels wide and {y1 - y0:.0f} high"
+        raise TargetError(f"The point {tuple(point)} is outside the image, which is {size}{origin}.")
 
 
-def _lay_box(box: Sequence[float], size: Sequence[int]) -> Tensor:
-    """The pixels whose middle is inside a box."""
-    left, top, right, bottom = box
-    down, across = (torch.arange(length, dtype=torch.float64, device="cpu") + 0.5 for length in size)
-    return ((down >= top) & (down < bottom))[:, None] & ((across >= left) & (across < right))
+def _fill_box(box: Sequence[float], size: Sequence[int]) -> Tensor:
+    """Return the pixels whose centre is inside a box, as a mask."""
+    x0, y0, x1, y1 = box
+    rows, columns = (torch.arange(length, dtype=torch.float64, device="cpu") + 0.5 for length in size)
+    return ((rows >= y0) & (rows < y1))[:, None] & ((columns >= x0) & (columns < x1))
 
 
 def read_mask(path: str | os.PathLike[str]) -> NDArray[Any]:
-    """Read which of a picture's pixels are not zero, bool (H,W): as labels, or as colours of any channel that are not
-    transparent. Raises `ImageError` for what is no picture, and for one whose compression changes zeros."""
+    """Read a mask file, bool (H,W): True for labels other than 0, or for colours that are not black or transparent.
+
+    Raises `ImageError` for a file that is not an image, and for one whose compression changes zeros.
+    """
     try:
         return read_numbers(path).astype(bool)
     except ImageError:
-        if os.fspath(path).lower().endswith(LOSSY):
+        if os.fspath(path).lower().endswith(LOSSY_SUFFIXES):
             raise
     inside = np.asarray(read_image(path).any(axis=2))
-    with Image.open(path) as picture:
-        if not picture.has_transparency_data:
+    with Image.open(path) as image:
+        if not image.has_transparency_data:
             return inside
-        return inside & (np.asarray(ImageOps.exif_transpose(picture).convert("RGBA"))[..., 3] > 0)
+        return inside & (np.asarray(ImageOps.exif_transpose(image).convert("RGBA"))[..., 3] > 0)
 
 
 @dataclass(frozen=True, eq=False)
-class MaskReader(Reader):
-    """What a mask asks for, in a model's output. `visible`: where each picture lies. `given`: for each picture the pixels,
-    None where they are those of a class or a region that the model predicts."""
+class MaskScoreExtractor(Reader):
+    """The score extractor for masks.
+
+    `visible` is each image's area in the model's input. `fixed_masks` are None if the prediction determines the masks.
+    """
 
     family: Segmenter
     batch: Batch
-    wanted: Mask
+    target: Mask
     visible: Sequence[Tensor]
-    given: Sequence[Tensor] | None
+    fixed_masks: Sequence[Tensor] | None
 
-    def score(self, output: Seen, images: int) -> Scored:
-        """Raises `TargetError` where the model predicts no such pixels."""
+    def score(self, output: ModelRun, images: int) -> Scored:
+        """Return the scores. Raise `TargetError` if the model predicts no such pixels."""
         batch = self.batch.take(images)
-        read = self.family.read(output, batch)
+        logits = self.family.read(output, batch)
         with torch.no_grad():
-            found = [self._find(read[i : i + 1].detach(), i, images) for i in range(images)]
-        classes = torch.tensor([[it.index for it in row] for row in found], dtype=torch.int64, device=read.device)
-        masks = torch.stack([torch.stack([it.mask for it in row]) for row in found])  # type: ignore[misc]  # each has one
-        chosen = ChosenPixels(self.family, self.batch, classes, masks, self.wanted.reduction)
-        return Scored(chosen.reduce(read), classes, None, chosen, found)
+            instances = [self._find_instances(logits[i : i + 1].detach(), i, images) for i in range(images)]
+        classes = torch.tensor(
+            [[instance.index for instance in row] for row in instances], dtype=torch.int64, device=logits.device
+        )
+        masks = torch.stack([torch.stack([instance.mask for instance in row]) for row in instances])  # type: ignore[misc]  # set above
+        pixels = PixelScoreExtractor(self.family, self.batch, classes, masks, self.target.reduction)
+        return Scored(pixels.reduce_logits(logits), classes, None, pixels, instances)
 
-    def list_classes(self, output: Seen) -> list[list[Instance]]:
-        """The classes that are predicted in each picture, with the share of it that each covers for a score."""
-        read = self.family.read(output, self.batch).detach()
-        found = []
-        for i in range(len(read)):
-            own = self._predict(read[i : i + 1], i, len(read))
-            counts = own.count(own.predicted)
+    def list_classes(self, output: ModelRun) -> list[list[Instance]]:
+        """Return the classes predicted in each image, with their share of its pixels as the score."""
+        logits = self.family.read(output, self.batch).detach()
+        instances = []
+        for i in range(len(logits)):
+            prediction = self._predict(logits[i : i + 1], i, len(logits))
+            counts = prediction.count(prediction.predicted)
             shares = (counts / counts.sum()).tolist()
             order = sorted((index for index, share in enumerate(shares) if share), key=lambda index: -shares[index])
-            found.append([Instance("mask", own.name(index), index, shares[index]) for index in order])
-        return found
+            instances.append([Instance("mask", prediction.name(index), index, shares[index]) for index in order])
+        return instances
 
-    def _predict(self, read: Tensor, i: int, images: int) -> Prediction:
-        logits = enlarge(to_classes(read), self.batch.size)[0]
-        where = f"image {i}: " if images > 1 else ""
-        return Prediction(self.family, logits, self.visible[i], read.shape[1] == 1, where)
+    def _predict(self, output: Tensor, i: int, images: int) -> ImagePrediction:
+        class_logits = resize_logits(to_class_logits(output), self.batch.size)[0]
+        prefix = f"image {i}: " if images > 1 else ""
+        return ImagePrediction(self.family, class_logits, self.visible[i], output.shape[1] == 1, prefix)
 
-    def _find(self, read: Tensor, i: int, images: int) -> list[Instance]:
-        """What is to be explained in picture i."""
-        own = self._predict(read, i, images)
-        given = None if self.given is None else self.given[i]
-        point = (float(self.wanted.mask[0]), float(self.wanted.mask[1])) if self.wanted.kind == "point" else None
-        at = None if point is None else (math.floor(point[1]), math.floor(point[0]))
-        wanted, found = self.wanted.classes, []
-        for index in [own.choose(given, at)] if wanted is None else [own.to_index(it) for it in wanted]:
-            mask = own.find_mask(index, at) if given is None else given
-            score = own.measure(index, mask)
-            found.append(Instance("mask", own.name(index), index, score, box=find_box(mask), mask=mask, point=point))
-        return found
+    def _find_instances(self, logits: Tensor, i: int, images: int) -> list[Instance]:
+        """Return the explained classes and masks of image i."""
+        prediction = self._predict(logits, i, images)
+        fixed_mask = None if self.fixed_masks is None else self.fixed_masks[i]
+        point = (float(self.target.mask[0]), float(self.target.mask[1])) if self.target.kind == "point" else None
+        pixel = None if point is None else (math.floor(point[1]), math.floor(point[0]))
+        classes, instances = self.target.classes, []
+        for index in (
+            [prediction.choose(fixed_mask, pixel)]
+            if classes is None
+            else [prediction.to_index(class_) for class_ in classes]
+        ):
+            mask = prediction.find_mask(index, pixel) if fixed_mask is None else fixed_mask
+            score = prediction.measure(index, mask)
+            instances.append(
+                Instance("mask", prediction.name(index), index, score, box=find_box(mask), mask=mask, point=point)
+            )
+        return instances
 
 
 @dataclass(frozen=True, eq=False)
-class ChosenPixels(Reader):
-    """The same classes (N,K) in the same pixels (N,K,H,W) of any output."""
+class PixelScoreExtractor(Reader):
+    """The score extractor for fixed classes (N,K) and masks (N,K,H,W), in any output."""
 
     family: Segmenter
     batch: Batch
@@ -304,115 +324,130 @@ class ChosenPixels(Reader):
     masks: Tensor
     reduction: str
 
-    def score(self, output: Seen, images: int) -> Scored:
-        values = self.reduce(self.family.read(output, self.batch.take(images)))
+    def score(self, output: ModelRun, images: int) -> Scored:
+        values = self.reduce_logits(self.family.read(output, self.batch.take(images)))
         return Scored(values, self.classes[:images], None, self)
 
-    def reduce(self, read: Tensor) -> Tensor:
-        """The scores (N,K) of what a family read."""
-        logits, classes, masks = to_classes(read), self.classes[: len(read)], self.masks[: len(read)]
-        own = torch.stack([each[chosen] for each, chosen in zip(logits, classes)])
-        total = enlarge(own, self.batch.size).where(masks, 0).sum((2, 3))
+    def reduce_logits(self, output: Tensor) -> Tensor:
+        """Return the scores (N,K) from the logits that the family returned."""
+        logits, classes, masks = to_class_logits(output), self.classes[: len(output)], self.masks[: len(output)]
+        class_logits = torch.stack([image_logits[indices] for image_logits, indices in zip(logits, classes)])
+        total = resize_logits(class_logits, self.batch.size).where(masks, 0).sum((2, 3))
         return total if self.reduction == "sum" else total / masks.sum((2, 3))
 
 
-def to_classes(read: Tensor) -> Tensor:
-    """Logits (N,C,h,w), at least float32, and of two classes where a model gives a single one."""
-    logits = read.to(torch.promote_types(read.dtype, torch.float32))
+def to_class_logits(output: Tensor) -> Tensor:
+    """Return logits (N,C,h,w), at least float32; a single logit becomes two classes."""
+    logits = output.to(torch.promote_types(output.dtype, torch.float32))
     return to_two_classes(logits, "sigmoid") if logits.shape[1] == 1 else logits
 
 
-def enlarge(logits: Tensor, size: Sequence[int]) -> Tensor:
-    """Logits (N,C,h,w) at the size of the pictures, as the models' own postprocessing gives them."""
+def resize_logits(logits: Tensor, size: Sequence[int]) -> Tensor:
+    """Resize logits (N,C,h,w) to the size of the images, as the models' own postprocessing does."""
     if tuple(logits.shape[2:]) == tuple(size):
         return logits
     return functional.interpolate(logits, size=tuple(size), mode="bilinear", align_corners=False)
 
 
 def find_box(mask: Tensor) -> Box4:
-    """The least box (left, top, right, bottom) around a mask that is not empty."""
+    """Return the bounding box (left, top, right, bottom) of a mask that is not empty."""
     rows, columns = mask.any(1).nonzero(), mask.any(0).nonzero()
     return float(columns[0]), float(rows[0]), float(columns[-1] + 1), float(rows[-1] + 1)
 
 
 @dataclass(frozen=True, eq=False)
-class Prediction:
-    """What a model says of one picture: the logits (C,H,W), of which the picture is where it is `visible` (H,W).
-    `is_single`: whether the model gave one logit, of which two classes were made. `where`: the picture, in a message."""
+class ImagePrediction:
+    """A model's prediction for one image.
+
+    `logits` (C,H,W) cover the model's input; the image is where `visible` (H,W) is True. `is_single` is True if two
+    classes were made from one logit. `message_prefix` names the image in messages.
+    """
 
     family: Segmenter
     logits: Tensor
     visible: Tensor
     is_single: bool
-    where: str = ""
+    message_prefix: str = ""
 
     @cached_property
     def predicted(self) -> Tensor:
-        """The class (H,W) of each pixel, -1 outside of the picture."""
+        """Return the predicted class (H,W) of each pixel; -1 outside the image."""
         return self.logits.argmax(0).masked_fill(~self.visible, -1)
 
     @property
     def labels(self) -> Sequence[str] | None:
-        """The names of as many classes as there are, None where they are not known."""
+        """Return the class names; None if they are unknown, or their number does not match the logits."""
         labels, count = self.family.labels, len(self.logits)
         if self.is_single and labels is not None and len(labels) == 1:
             return [f"not {labels[0]}", labels[0]]
         return labels if labels is not None and len(labels) == count else None
 
     def name(self, index: int) -> str:
-        """What people call a class."""
+        """Return the name of a class."""
         return f"class {index}" if self.labels is None else self.labels[index]
 
     def describe(self, index: int) -> str:
-        """The same with its index, for a message."""
+        """Return the name and index of a class, for a message."""
         return self.name(index) if self.labels is None else f"{self.labels[index]} ({index})"
 
-    def to_index(self, wanted: Any) -> int:
-        """A class by its index or its label. Raises `TargetError` where there is no such class."""
-        index = to_label(wanted, self.labels) if isinstance(wanted, str) else int(wanted)
-        check_range([index], len(self.logits))  # type: ignore[list-item]  # only no class has none
+    def to_index(self, class_: Any) -> int:
+        """Return a class index for an index or a name. Raise `TargetError` for an unknown class."""
+        index = to_label(class_, self.labels) if isinstance(class_, str) else int(class_)
+        check_range([index], len(self.logits))  # type: ignore[list-item]  # Only None has no index.
         return index  # type: ignore[return-value]
 
-    def choose(self, inside: Tensor | None, at: tuple[int, int] | None) -> int:
-        """The class predicted at a point, or most often in some pixels, or in all of them."""
-        if at is not None:
-            return int(self.predicted[at])
-        counts = self.count(self.predicted if inside is None else self.predicted[inside])
+    def choose(self, mask: Tensor | None, pixel: tuple[int, int] | None) -> int:
+        """Return the class predicted at a pixel, or else the most frequent class in the mask or the image.
+
+        The background counts only if there is no other class.
+        """
+        if pixel is not None:
+            return int(self.predicted[pixel])
+        counts = self.count(self.predicted if mask is None else self.predicted[mask])
         background = 0 if self.is_single else self.family.background
-        others = counts.clone()
-        if background is not None and background < len(others):
-            others[background] = 0
-        return int((others if others.any() else counts).argmax())
+        foreground_counts = counts.clone()
+        if background is not None and background < len(foreground_counts):
+            foreground_counts[background] = 0
+        return int((foreground_counts if foreground_counts.any() else counts).argmax())
 
     def count(self, pixels: Tensor) -> Tensor:
-        """How many of these pixels are predicted to be of each class."""
+        """Return the number of pixels that are predicted as each class."""
         return pixels[pixels >= 0].cpu().bincount(minlength=len(self.logits))
 
-    def find_mask(self, index: int, at: tuple[int, int] | None) -> Tensor:
-        """The pixels (H,W) predicted to be of a class, all, or those connected to a point. Raises `TargetError` where
-        there are none."""
-        same = self.predicted == index
-        if at is not None and not same[at]:
+    def find_mask(self, index: int, pixel: tuple[int, int] | None) -> Tensor:
+        """Return the pixels (H,W) predicted as a class, or only the region around `pixel` if it is not None.
+
+        Raises `TargetError` if there are none.
+        """
+        is_class = self.predicted == index
+        if pixel is not None and not is_class[pixel]:
             raise TargetError(
-                f"{self.where}At the point {at[::-1]} the model predicts {self.describe(int(self.predicted[at]))}, not "
-                f"{self.describe(index)}: leave the class out, or pass another point."
+                f"{self.message_prefix}At the point {pixel[::-1]} the model predicts "
+                f"{self.describe(int(self.predicted[pixel]))}, not {self.describe(index)}: "
+                "leave the class out, or pass another point."
             )
-        if at is not None:
-            _, numbered = cv2.connectedComponents(same.cpu().numpy().astype(np.uint8), connectivity=NEIGHBOURS)
-            return torch.from_numpy(numbered == numbered[at]).to(same.device)
-        if not same.any():
+        if pixel is not None:
+            _, regions = cv2.connectedComponents(is_class.cpu().numpy().astype(np.uint8), connectivity=CONNECTIVITY)
+            return torch.from_numpy(regions == regions[pixel]).to(is_class.device)
+        if not is_class.any():
             counts = self.count(self.predicted)
             shares = counts / counts.sum()
-            there = [(int(it), float(shares[it])) for it in shares.argsort(descending=True)[:SHOWN] if shares[it]]
-            said = ", ".join(f"{self.describe(it)} {100 * share:.1f} %" for it, share in there)
+            classes = [
+                (int(i), float(shares[i]))
+                for i in shares.argsort(descending=True)[:MAX_CLASSES_IN_MESSAGE]
+                if shares[i]
+            ]
+            summary = ", ".join(f"{self.describe(i)} {100 * share:.1f} %" for i, share in classes)
             raise TargetError(
-                f"{self.where}No pixel is predicted as {self.describe(index)}. Predicted: {said} of the image. "
+                f"{self.message_prefix}No pixel is predicted as {self.describe(index)}. Predicted: {summary} of the image. "
                 "Choose one of these, or pass the expected region: mask=(left, top, right, bottom)."
             )
-        return same
+        return is_class
 
     def measure(self, index: int, mask: Tensor) -> float:
-        """The class's mean probability in a mask."""
+        """Return the mean probability of a class in a mask."""
         inside = self.logits[None][..., mask][..., None]  # (1,C,P,1)
-        each = probabilities(inside, "sigmoid") if self.is_single else self.family.to_probabilities(inside)
-        return float(each[0, index].mean())
+        class_probabilities = (
+            probabilities(inside, "sigmoid") if self.is_single else self.family.to_probabilities(inside)
+        )
+        return float(class_probabilities[0, index].mean())

@@ -1,4 +1,4 @@
-"""What speaks for a sentence: the cosine of its embedding and the picture's."""
+"""The target for image-text models: the cosine of the embeddings of a sentence and the image."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradcam.families.base import Embedder
 from gradcam.families.embedding import TwoTowers, find_embedder
 from gradcam.hooks.nested import Batch
 from gradcam.targets.base import Bound, Instance, Target
-from gradcam.targets.likeness import CosineReader, bind_reader, to_directions
+from gradcam.targets.likeness import CosineScoreExtractor, bind_cosines, to_directions
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,20 +62,20 @@ class Text(Target):
     tokenizer: Any = None
 
     def __post_init__(self) -> None:
-        for what, given in (("text", self.text), ("against", self.against)):
-            if isinstance(given, Tensor):
-                if given.ndim not in (1, 2) or not given.is_floating_point() or not given.numel():
+        for name, value in (("text", self.text), ("against", self.against)):
+            if isinstance(value, Tensor):
+                if value.ndim not in (1, 2) or not value.is_floating_point() or not value.numel():
                     raise TargetError(
-                        f"{what} is {given.dtype} {tuple(given.shape)}, expected embeddings (D,) or (T,D)."
+                        f"{name} is {value.dtype} {tuple(value.shape)}, expected embeddings (D,) or (T,D)."
                     )
                 continue
-            sentences = to_sentences(given)
+            sentences = to_sentences(value)
             if sentences is None:
                 raise TargetError(
-                    f"{what} is {shorten(given)}, expected one or several sentences, or their embeddings."
+                    f"{name} is {shorten(value)}, expected one or several sentences, or their embeddings."
                 )
-            if any(not it.strip() for it in sentences) or (what == "text" and not sentences):
-                raise TargetError(f"{what} is {shorten(given)}: a sentence is empty. Describe what to look for.")
+            if any(not sentence.strip() for sentence in sentences) or (name == "text" and not sentences):
+                raise TargetError(f"{name} is {shorten(value)}: a sentence is empty. Describe what to look for.")
         if self.tokenizer is not None and not callable(self.tokenizer):
             raise TargetError(
                 f"The tokenizer is {shorten(self.tokenizer)}, expected a function that takes a list of sentences."
@@ -83,27 +83,27 @@ class Text(Target):
 
     def bind(self, model: nn.Module, batch: Batch) -> Bound:
         family = find_embedder(model)
-        rivals = () if isinstance(self.against, Tensor) else tuple(to_sentences(self.against) or ())
-        has_rivals = bool(rivals) or isinstance(self.against, Tensor)
-        against = self._embed(self.against, family, model) if has_rivals else None
+        contrasts = () if isinstance(self.against, Tensor) else tuple(to_sentences(self.against) or ())
+        has_contrasts = bool(contrasts) or isinstance(self.against, Tensor)
+        against = self._embed(self.against, family, model) if has_contrasts else None
         directions, units = to_directions(self._embed(self.text, family, model), against)
         names = to_sentences(self.text) or [f"embedding {i}" for i in range(len(units))]
-        instances = [Instance("text", name, against=rivals) for name in names]
-        return bind_reader(model, batch, CosineReader(family, batch, directions, units, instances))
+        instances = [Instance("text", name, against=contrasts) for name in names]
+        return bind_cosines(model, batch, CosineScoreExtractor(family, batch, directions, units, instances))
 
-    def _embed(self, given: Any, family: Embedder, model: nn.Module) -> Tensor:
-        if isinstance(given, Tensor):
-            return given.reshape(-1, given.shape[-1])
+    def _embed(self, sentences: Any, family: Embedder, model: nn.Module) -> Tensor:
+        if isinstance(sentences, Tensor):
+            return sentences.reshape(-1, sentences.shape[-1])
         if not isinstance(family, TwoTowers):
             raise TargetError(
                 f"{type(model).__name__} has no text encoder: use an image-text model, such as CLIP or SigLIP. For a "
                 "classifier, pass a class (target=281, --class). To compare images, use targets.Like (--like)."
             )
-        return family.embed_texts(to_sentences(given) or [], self.tokenizer)
+        return family.embed_texts(to_sentences(sentences) or [], self.tokenizer)
 
 
-def to_sentences(given: Any) -> Sequence[str] | None:
-    """One or several as a list; None for what is none."""
-    sentences = [given] if isinstance(given, str) else given
-    is_list = isinstance(sentences, (list, tuple)) and all(isinstance(it, str) for it in sentences)
+def to_sentences(value: Any) -> Sequence[str] | None:
+    """Return one or several sentences as a list; None if the value is not text."""
+    sentences = [value] if isinstance(value, str) else value
+    is_list = isinstance(sentences, (list, tuple)) and all(isinstance(sentence, str) for sentence in sentences)
     return list(sentences) if is_list else None

@@ -1,4 +1,4 @@
-"""Words of a caption: where in the picture a model saw what it wrote."""
+"""The target for captioning models: the words of a caption."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gradcam.errors import TargetError, shorten
 from gradcam.families import find_family
-from gradcam.families.base import Captioner, Seen
+from gradcam.families.base import Captioner, ModelRun
 from gradcam.hooks.nested import Batch
 from gradcam.targets.base import LOCAL, Bound, Instance, Reader, Scored, Target
 
@@ -73,7 +73,7 @@ class Token(Target):
     position: Any = None
 
     def __post_init__(self) -> None:
-        if not self.positions or not all(_is_integer(it) and it >= 0 for it in self.positions):
+        if not self.positions or not all(_is_integer(position) and position >= 0 for position in self.positions):
             raise TargetError(
                 f"The position is {shorten(self.position)}, expected a token number from 0, several, or None for all."
             )
@@ -82,9 +82,9 @@ class Token(Target):
 
     @property
     def positions(self) -> Sequence[Any]:
-        """The given positions as a list; [0] if `position` is None."""
-        several = isinstance(self.position, (list, tuple, range))
-        return self.position if several else [0 if self.position is None else self.position]
+        """Return the positions as a list; [0] if `position` is None."""
+        has_several = isinstance(self.position, (list, tuple, range))
+        return self.position if has_several else [0 if self.position is None else self.position]
 
     def choose(self, tokens: Sequence[int]) -> list[int]:
         """Choose the positions of a caption's tokens to explain.
@@ -106,25 +106,25 @@ class Token(Target):
         """
         if self.position is None:
             return list(range(len(tokens)))
-        if missing := [it for it in self.positions if it >= len(tokens)]:
-            there = f"the caption has {len(tokens)}, 0 to {len(tokens) - 1}"
-            raise TargetError(f"There is no token at position {missing[0]}: {there}.")
-        return [int(it) for it in self.positions]
+        if missing := [position for position in self.positions if position >= len(tokens)]:
+            range_hint = f"the caption has {len(tokens)}, 0 to {len(tokens) - 1}"
+            raise TargetError(f"There is no token at position {missing[0]}: {range_hint}.")
+        return [int(position) for position in self.positions]
 
     def bind(self, model: nn.Module, batch: Batch) -> Bound:
         family = find_captioner(model)
         tokens = family.write(batch) if self.ids is None else to_tokens(self.ids)
-        runs, own = family.bind(model, batch, tokens)
+        module, text_batch = family.bind(model, batch, tokens)
         try:
-            names = family.words(tokens)
-        except TargetError:  # without a tokenizer
+            names = family.decode_tokens(tokens)
+        except TargetError:  # There is no tokenizer.
             names = [f"token {token}" for token in tokens]
-        reader = WordReader(family, own, tokens, self.choose(tokens), names)
-        return Bound(runs, own, reader, family.layer, LOCAL, own_output=lambda seen: seen.output)
+        extractor = WordScoreExtractor(family, text_batch, tokens, self.choose(tokens), names)
+        return Bound(module, text_batch, extractor, family.layer, LOCAL, own_output=lambda run: run.output)
 
 
 def to_tokens(ids: Any) -> list[int]:
-    """A caption's tokens. Raises `TargetError` for what is no row of integers, and for none at all."""
+    """Return a caption's tokens as a list. Raise `TargetError` if they are not integers, or there are none."""
     values = ids.tolist() if isinstance(ids, (Tensor, np.ndarray)) else ids
     if not isinstance(values, (list, tuple)) or not all(map(_is_integer, values)):
         raise TargetError(
@@ -133,11 +133,11 @@ def to_tokens(ids: Any) -> list[int]:
         )
     if not values:
         raise TargetError("The caption has no tokens, so there is no word to explain.")
-    return [int(it) for it in values]
+    return [int(token) for token in values]
 
 
 def find_captioner(model: nn.Module) -> Captioner:
-    """What reads the words of a model. Raises `TargetError` for one that writes none, or is of no known family."""
+    """Return the captioner of a model. Raise `TargetError` if the model is not a supported one."""
     family = find_family(model, Captioner)
     if family is None:
         raise TargetError(
@@ -148,8 +148,8 @@ def find_captioner(model: nn.Module) -> Captioner:
 
 
 @dataclass(frozen=True)
-class WordReader(Reader):
-    """The logits of a caption's tokens, each at its place, in what a captioner's run gave."""
+class WordScoreExtractor(Reader):
+    """The score extractor for words: the logit of each explained token of a caption."""
 
     family: Captioner
     batch: Batch
@@ -157,21 +157,23 @@ class WordReader(Reader):
     positions: Sequence[int]
     names: Sequence[str]
 
-    def score(self, output: Seen, images: int) -> Scored:
+    def score(self, output: ModelRun, images: int) -> Scored:
         logits = self.family.read(output, self.batch, self.tokens)[:, list(self.positions)]  # (N,K,V)
-        chosen = torch.tensor([self.tokens[it] for it in self.positions], dtype=torch.int64, device=logits.device)
-        values = logits.gather(2, chosen[None, :, None].expand(len(logits), -1, 1))[..., 0]
+        token_ids = torch.tensor(
+            [self.tokens[position] for position in self.positions], dtype=torch.int64, device=logits.device
+        )
+        values = logits.gather(2, token_ids[None, :, None].expand(len(logits), -1, 1))[..., 0]
         values = values.to(torch.promote_types(values.dtype, torch.float32))
-        rivals = logits.detach().to(values.dtype).logsumexp(2)
-        sure = (values.detach() - rivals).exp().tolist()
+        log_normalizers = logits.detach().to(values.dtype).logsumexp(2)
+        probabilities = (values.detach() - log_normalizers).exp().tolist()
         instances = [
             [
-                Instance("word", self.names[place], self.tokens[place], score, place)
-                for place, score in zip(self.positions, own)
+                Instance("word", self.names[position], self.tokens[position], score, position)
+                for position, score in zip(self.positions, row)
             ]
-            for own in sure
+            for row in probabilities
         ]
-        return Scored(values, chosen.expand(len(logits), -1), None, self, instances)
+        return Scored(values, token_ids.expand(len(logits), -1), None, self, instances)
 
 
 def _is_integer(value: Any) -> bool:

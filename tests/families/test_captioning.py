@@ -387,17 +387,17 @@ def test_words_are_called_as_people_read_them(tmp_path: Path) -> None:
     pictures = make_pictures("vit-gpt2").to(model.dtype)
     found = gradcam.explain(model, pictures, target=Token(CAPTION, [0, 1, 3]))
     assert [[it.name for it in own] for own in found.instances or ()] == [["a", "dog", "runs"]] * 2
-    assert find_family(model, Captioner).words([17, 5]) == ["runs", "a"]
+    assert find_family(model, Captioner).decode_tokens([17, 5]) == ["runs", "a"]
 
 
 def test_without_a_tokenizer(tmp_path: Path) -> None:
     model = make("git")
     with pytest.raises(TargetError, match="No tokenizer was found for the model"):
-        find_family(model, Captioner).words(CAPTION)
+        find_family(model, Captioner).decode_tokens(CAPTION)
     model.save_pretrained(tmp_path)
     model = T.GitForCausalLM.from_pretrained(tmp_path, local_files_only=True)
     with pytest.raises(TargetError, match="tokenizer.save_pretrained"):
-        find_family(model, Captioner).words(CAPTION)
+        find_family(model, Captioner).decode_tokens(CAPTION)
 
 
 @pytest.mark.parametrize(

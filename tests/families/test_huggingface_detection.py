@@ -346,7 +346,10 @@ def test_candidates_are_all_queries(kind: str) -> None:
         rated = (logits.exp() / logits.exp().sum(1, keepdim=True))[:, :-1]
     else:
         rated = 1 / (1 + (-logits).exp())
-    best, of_one = family.weigh(seen, batch, None)[0], family.weigh(seen, batch, 1 if kind in GROUNDED else 2)[0]
+    best, of_one = (
+        family.list_candidates(seen, batch, None)[0],
+        family.list_candidates(seen, batch, 1 if kind in GROUNDED else 2)[0],
+    )
     assert torch.allclose(best.scores, rated.max(1).values, rtol=1e-6)  # OWL's logits are in float32
     assert torch.equal(best.labels, rated.max(1).indices)
     assert torch.allclose(of_one.scores, rated[:, 1 if kind in GROUNDED else 2], rtol=1e-6)
@@ -366,9 +369,9 @@ def test_phrases_end_at_full_stops_and_question_marks() -> None:
     rated = seen.output.logits[0].sigmoid()
     for label, places in enumerate([[1, 2], [4, 5, 6], [9, 10]]):
         expected = torch.stack([rated[:, place] for place in places]).amax(0)
-        assert torch.equal(family.weigh(seen, batch, label)[0].scores, expected)
+        assert torch.equal(family.list_candidates(seen, batch, label)[0].scores, expected)
     with pytest.raises(TargetError, match="The label is 3, but there are 3 phrases or queries in the text"):
-        family.weigh(seen, batch, 3)
+        family.list_candidates(seen, batch, 3)
 
 
 def test_padding_is_no_phrase() -> None:
@@ -377,7 +380,7 @@ def test_padding_is_no_phrase() -> None:
     texts = {name: rows[[1, 1]] for name, rows in TEXTS.items()}
     family, batch = find(model), to_batch({"pixel_values": torch.rand(2, 3, *SIZE), **texts})
     with pytest.raises(TargetError, match="there are 1 phrases"):
-        family.weigh(batch.run(family.wrap(model)), batch, 1)
+        family.list_candidates(batch.run(family.wrap(model)), batch, 1)
 
 
 def test_text_without_a_phrase() -> None:
@@ -390,7 +393,7 @@ def test_picture_without_such_a_phrase() -> None:
     """Of the second picture's text there is but one phrase."""
     model, inputs = lively("GroundingDino"), make_inputs("GroundingDino")
     family, batch = find(model), to_batch(inputs)
-    first, second = family.weigh(batch.run(family.wrap(model)), batch, 1)
+    first, second = family.list_candidates(batch.run(family.wrap(model)), batch, 1)
     assert first.scores.min() > 0
     assert second.scores.tolist() == [0] * QUERIES
 

@@ -240,7 +240,7 @@ def test_candidates_are_all_that_the_head_has(ultralytics: Any, head: str, label
         layers.one2one_cv2.load_state_dict(layers.cv2.state_dict())
         layers.one2one_cv3.load_state_dict(layers.cv3.state_dict())
         layers.end2end = True
-    for i, found in enumerate(family.weigh(batch.run(family.wrap(model)), batch, label)):
+    for i, found in enumerate(family.list_candidates(batch.run(family.wrap(model)), batch, label)):
         assert torch.allclose(found.boxes, corners[i], rtol=1e-9, atol=1e-9)
         expected = of_class[i].max(1).values if label is None else of_class[i, :, label]
         assert torch.allclose(found.scores, expected, rtol=1e-9)

@@ -226,7 +226,7 @@ def test_a_masked_picture_without_a_candidate_scores_nothing(
     explained = explain(model, target)
     passes = 0
 
-    def weigh(*_: Any) -> list[Candidates]:
+    def list_candidates(*_: Any) -> list[Candidates]:
         nonlocal passes
         passes += 1
         corner = torch.tensor([[0.0, 0.0, 1.0, 1.0]] * left, dtype=torch.float64).reshape(left, 4)
@@ -234,7 +234,7 @@ def test_a_masked_picture_without_a_candidate_scores_nothing(
 
     bound = target.bind(model, to_batch(FIRST))
     again = bound.target.score(bound.batch.run(bound.model), 1).target
-    monkeypatch.setattr(AnchorDetector, "weigh", weigh)
+    monkeypatch.setattr(AnchorDetector, "list_candidates", list_candidates)
     assert again.score(None, 1).values.tolist() == [[0.0]]
     assert passes == 1
     assert explained.scores[0, 0] > 0
