@@ -33,12 +33,16 @@ _thresholds: weakref.WeakKeyDictionary[nn.Module, float] = weakref.WeakKeyDictio
 class DecodingRule:
     """The rule for decoding the outputs of one kind of detector.
 
-    `pattern` matches the start of the class name, before "For". `scores` converts logits to scores: "softmax", whose
-    last class means no object; "sigmoid"; or "phrases", the largest sigmoid among each phrase's tokens. `choice`
-    selects detections: "queries" have one label each; "pairs" are the `max_pairs` best pairs of query and class,
-    or as many as there are queries if it is None. `threshold` is the processor's default. `has_text` is True if a text input
-    defines the classes. `is_within_mask` is True if boxes are relative to the image without its padding, as given by a
-    mask. `blocks` names the blocks of a transformer without a backbone, and the first norm in each.
+    `pattern` matches the start of the class name, before "For".
+
+    `scores` converts logits to scores: "softmax", whose last class means no object; "sigmoid"; or "phrases", the
+    largest sigmoid among each phrase's tokens. `choice` selects detections: "queries" have one label each; "pairs" are
+    the `max_pairs` best pairs of query and class, or as many as there are queries if it is None. `threshold` is the
+    processor's default.
+
+    `has_text` is True if a text input defines the classes. `is_within_mask` is True if boxes are relative to the image
+    without its padding, as given by a mask. `blocks` names the blocks of a transformer without a backbone, and the
+    first norm in each.
     """
 
     pattern: str

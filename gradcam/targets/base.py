@@ -112,7 +112,7 @@ def take_window(mask: Tensor, window: Window, size: Sequence[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class Scored:
-    """Scores (N,K) with their graph, and what they are scores of.
+    """Scores (N,K) with their graph, and descriptions of the scored objects.
 
     `classes` (N,K) and `logits` (N,C) are None for a function's scores. `target` computes the scores of the same
     objects for another output. `instances` describe each image's scores if they are more than classes; an image may

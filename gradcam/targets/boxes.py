@@ -156,7 +156,7 @@ class MissedBox(Target):
     def boxes(self) -> list[Box4]:
         """Return all boxes as a list."""
         has_several = isinstance(self.box[0], (list, tuple))
-        return [tuple(map(float, box)) for box in (self.box if has_several else [self.box])]  # type: ignore[misc]  # Each has four values.
+        return [tuple(map(float, box)) for box in (self.box if has_several else [self.box])]  # type: ignore[misc]  # of four
 
     def bind(self, model: nn.Module, batch: Batch) -> Bound:
         family = find_detector(model)
@@ -289,20 +289,20 @@ class BoxScoreExtractor(Reader):
         return replace(pad_scores(values, instances, place_extractor), differentiate=differentiate)
 
     def _select_boxes(self, i: int, detections: Detections, output: ModelRun) -> list[int]:
-        min_score, candidates = self.target.threshold or 0.0, []
+        min_score, matches = self.target.threshold or 0.0, []
         for k, (label, score) in enumerate(zip(detections.labels.tolist(), detections.scores.tolist())):
             if self.label in (None, label) and score >= min_score:
-                candidates.append(k)
+                matches.append(k)
         if self.target.numbers is None:
-            return candidates
-        if missing := [number for number in self.target.numbers if number >= len(candidates)]:
-            if not candidates:
+            return matches
+        if missing := [number for number in self.target.numbers if number >= len(matches)]:
+            if not matches:
                 raise self._make_no_box_error(i, output)
-            range_hint = f"there are {len(candidates)}, 0 to {len(candidates) - 1}"
+            range_hint = f"there are {len(matches)}, 0 to {len(matches) - 1}"
             raise TargetError(
                 f"There is no {self._object_name} {missing[0]} in {self._describe_image(i)}: {range_hint}."
             )
-        return [candidates[number] for number in self.target.numbers]
+        return [matches[number] for number in self.target.numbers]
 
     @property
     def _object_name(self) -> str:

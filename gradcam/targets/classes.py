@@ -37,9 +37,8 @@ MIN_HALF_PRECISION_LENGTH = 64  # dimensions: shorter half-precision vectors may
 ACTIVATED = {"softmax": "probabilities", "sigmoid": "probabilities", "log_softmax": "log-probabilities"}
 LOGIT_NAMES = ("logits", "logits_per_image")
 EMBEDDING_NAME = re.compile("embed|pool|feature|hidden|flatten|latent|descriptor", re.IGNORECASE)
-OBJECT_NAME = re.compile(
-    "keypoint|boxes|descriptor|matches", re.IGNORECASE
-)  # Scores next to such an output are scores of objects.
+# If an output has such a part, its scores are scores of objects.
+OBJECT_NAME = re.compile("keypoint|boxes|descriptor|matches", re.IGNORECASE)
 MAX_SUM_ERROR = 1e-2  # the rounding error of the sum of a thousand half-precision probabilities
 MAX_RIVALS = 5
 MAX_FINER_RIVALS = 3
@@ -424,7 +423,7 @@ def find_logits(output: Any, images: int, *, head: str | int | None = None) -> T
 
 
 def _advise(values: Any) -> str:
-    """Return a hint for an output that is not (N,C): which target to use, or an empty string for 2D outputs."""
+    """Return a hint for an output that is not (N,C): which target to use, or "" if only a function can select a score."""
     if isinstance(values, Tensor) and values.ndim == 4:
         return "for a segmentation use targets.Mask(class, mask) (--task segmentation); for anything else "
     is_boxes = not isinstance(values, Tensor) or values.ndim == 3
@@ -466,13 +465,15 @@ def are_probabilities(values: Tensor) -> bool:
 def _warn_of_output(target: ClassTarget, output: Any, logits: Tensor, images: int, operation: str) -> None:
     """Warn if the scores are probabilities, or if the first of several tensors is explained."""
     heads = {} if isinstance(output, Tensor) or target.output is not None else _list_heads(output)
-    unused = [] if not heads or any(name in heads for name in LOGIT_NAMES) else _find_class_scores(heads, images)[1:]
+    further_heads = (
+        [] if not heads or any(name in heads for name in LOGIT_NAMES) else _find_class_scores(heads, images)[1:]
+    )
     if operation == "linear":  # A second output is often features, and features rarely come from a linear layer.
-        unused = [name for name in unused if find_last_operation(heads[name]) == "linear"]
-    if unused:
+        further_heads = [name for name in further_heads if find_last_operation(heads[name]) == "linear"]
+    if further_heads:
         warn(
             f"The output has several tensors ({images}, C), and the first one is explained. Choose one with "
-            f"targets.ClassTarget(..., output={unused[0]!r}), or confirm the first with its index."
+            f"targets.ClassTarget(..., output={further_heads[0]!r}), or confirm the first with its index."
         )
     is_requested = target.score == "probability" and are_probabilities(logits)
     if target.activation in ("none", "applied") or is_requested or operation == "linear":
@@ -540,13 +541,12 @@ def _list_rows(heads: Mapping[str | int, Any], images: int) -> dict[str | int, T
 
 
 def _is_normalised(logits: Tensor) -> bool:
-    """Return whether all rows have norm 1, unlike one-hot probabilities and short half-precision vectors."""
+    """Return whether all rows have norm 1; False for one-hot probabilities and short half-precision vectors."""
     values, itemsize = logits.detach(), logits.dtype.itemsize
     if logits.shape[1] < (MIN_HALF_PRECISION_LENGTH if itemsize < 4 else 2):
         return False
-    if (
-        logits.grad_fn is not None and find_last_operation(logits) == "linear"
-    ):  # A linear layer does not normalise its output.
+    # A linear layer does not normalise its output.
+    if logits.grad_fn is not None and find_last_operation(logits) == "linear":
         return False
     tolerance = torch.finfo(logits.dtype).eps * (4 if itemsize > 2 else 1)
     if not all(abs(length - 1) < tolerance for length in torch.linalg.vector_norm(values, dim=1).tolist()):

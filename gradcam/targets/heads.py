@@ -27,7 +27,7 @@ PASSIVE_MODULES = tuple(f"torch.nn.modules.{name}" for name in ("activation", "d
 
 
 def refuse_features(model: nn.Module) -> None:
-    """Raise `TargetError` if a model without a head is asked for a class; warn if it may have no head."""
+    """Raise `TargetError` if a class is requested from a model without a head; warn if the head may be missing."""
     end = find_end(model)
     if is_headless(end):
         raise TargetError(

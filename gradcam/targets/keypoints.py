@@ -107,8 +107,8 @@ class Keypoint(Target):
 class KeypointScoreExtractor(Reader):
     """The score extractor for keypoints.
 
-    `boxes` are None at first; later each image's chosen box. For another output, the box with the largest product of
-    overlap and score counts, or an empty heatmap if no box overlaps.
+    `boxes` are None for the first output. For later outputs, they are the boxes selected there, and each image's box
+    with the largest product of overlap and score is used, or an empty heatmap if no box overlaps.
     """
 
     family: PoseFinder
@@ -132,7 +132,7 @@ class KeypointScoreExtractor(Reader):
         return list(numbers)
 
     def _select_pose(self, i: int, poses: Poses) -> Poses:
-        """Select the pose in the target's box, or in the box nearest to the one chosen before."""
+        """Select the pose in the target's box, or in the box most similar to the one selected in the first output."""
         number = self.target.box
         if self.boxes is None or poses.scores is None:
             count, image_name = len(poses.heatmaps), "the image" if self.batch.images == 1 else f"image {i}"

@@ -18,7 +18,7 @@ from gradcam.hooks.preserve import preserve_state
 from gradcam.options import keep_old_names
 from gradcam.targets.base import Bound, Instance, Reader, Scored, Target
 
-# The default methods, by the image tower's pooling: only a mean is a sum of contributions of single tokens.
+# The default methods, by the image tower's pooling. A mean is a sum with one term per token; attention is not.
 MEAN_POOLING_METHOD, ATTENTION_METHOD = "gradcam", "grad-eclip"
 MAX_EMBEDDING_ULPS = 64  # the difference between two embeddings of one image, in units in the last place
 
