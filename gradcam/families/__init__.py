@@ -13,7 +13,7 @@ from torch import nn
 from gradcam.families.base import Captioner, Detector, Embedder, Family, PoseFinder, Segmenter, name_classes
 
 Kind = TypeVar("Kind", bound=Family)
-MAX_NESTING_DEPTH = 2  # levels of submodules that are searched for a supported model, as users wrap models
+MAX_NESTING_DEPTH = 2  # levels of submodules that are searched, because users wrap models
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ _NAMES: WeakKeyDictionary[nn.Module, Sequence[str]] = WeakKeyDictionary()
 
 
 def name_classes(model: nn.Module, labels: Sequence[str]) -> None:
-    """Set the class names of a model. They are stored outside the module, which has no attribute for them."""
+    """Set the class names of a model, which are stored outside the module."""
     _NAMES[model] = labels
 
 
@@ -227,7 +227,7 @@ class Segmenter(Family):
     def read(self, run: ModelRun, batch: Batch) -> Tensor:
         """Return the class logits (N,C,h,w), at the model's output resolution, with their graph.
 
-        The grid (h,w) covers the model's input image. For models that predict masks with classes, the values are
+        Their grid covers the model's input image. For models that predict masks with classes, the values are the
         semantic scores per pixel.
         """
 
@@ -283,7 +283,7 @@ class Captioner(Family):
 
     @abstractmethod
     def bind(self, model: nn.Module, batch: Batch, tokens: Sequence[int]) -> tuple[nn.Module, Batch]:
-        """Return the module and the batch to run, from whose output `read` takes the logits of these tokens.
+        """Return the module and the batch to run, so that `read` finds the logits of these tokens in the output.
 
         Raises `TargetError` for tokens outside the vocabulary, for too many tokens, and for a missing prompt.
         """

@@ -23,8 +23,8 @@ MAX_CAPTION_TOKENS = 40
 DUMMY_SIZE = 256  # pixels: the processor needs an image to insert placeholder tokens into a prompt
 
 
-class Writer(Captioner):
-    """The shared captioner: it reads a finished caption again, and takes each token's logits one position earlier.
+class GenerativeCaptioner(Captioner):
+    """A captioner that generates text: it reads a finished caption again, and takes each token's logits one position earlier.
 
     Each token depends only on earlier positions, so one forward pass serves all tokens. `tower` is the image encoder's
     module name. `starts` and `ends` are the configuration settings for start and end tokens; the first setting with a
@@ -162,7 +162,7 @@ class Writer(Captioner):
             )
 
 
-class EncoderDecoder(Writer):
+class EncoderDecoder(GenerativeCaptioner):
     """VisionEncoderDecoderModel: an image encoder, such as ViT or Swin, and a decoder, such as GPT-2 or BERT."""
 
     tower = "encoder"
@@ -173,7 +173,7 @@ class EncoderDecoder(Writer):
         return "decoder_input_ids"
 
 
-class Blip(Writer):
+class Blip(GenerativeCaptioner):
     """BLIP. Its processor appends an end token to a prompt, which the model removes to continue the text."""
 
     starts = ("bos_token_id",)
@@ -192,13 +192,13 @@ class Blip(Writer):
         return [name for name in super().find_options() if name != "use_cache"]  # BLIP's forward has no such option.
 
 
-class Git(Writer):
+class Git(GenerativeCaptioner):
     """GIT: a language model that reads the image patches before the text."""
 
     tower = "git.image_encoder"
 
 
-class Blip2(Writer):
+class Blip2(GenerativeCaptioner):
     """BLIP-2 and InstructBLIP: queries attend to the patches, and a language model reads them at placeholder tokens.
 
     A decoder-only language model continues the prompt; an encoder-decoder one reads it in its encoder.
@@ -227,7 +227,7 @@ class Blip2(Writer):
         return list(inspect.signature(cast("Any", self.model).language_model.forward).parameters)
 
 
-class Llava(Writer):
+class Llava(GenerativeCaptioner):
     """LLaVA and similar models: a language model that reads the patches at placeholder tokens in the prompt."""
 
     tower = "model.vision_tower"

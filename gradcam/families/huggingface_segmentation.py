@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from gradcam.errors import ModelError, TargetError
 from gradcam.families.base import ModelRun, Segmenter
-from gradcam.families.segmentation import PlainSegmenter
+from gradcam.families.segmentation import GenericSegmenter
 from gradcam.families.tokens import load_tokenizer, tokenize
 from gradcam.hooks.nested import Batch
 
@@ -36,7 +36,7 @@ class TransformersSegmenter(Segmenter):
         return find_labels(self.config)
 
 
-class SemanticSegmenter(TransformersSegmenter, PlainSegmenter):
+class SemanticSegmenter(TransformersSegmenter, GenericSegmenter):
     """`...ForSemanticSegmentation`, whose output has the class logits."""
 
     @property

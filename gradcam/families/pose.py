@@ -76,7 +76,7 @@ class VitPose(PoseFinder):
         return _cover_images(heatmaps, (x0, y0, x0 + columns * column_step, y0 + rows * row_step))
 
 
-class PlainPose(PoseFinder):
+class GenericPoseFinder(PoseFinder):
     """A model whose output is heatmaps (N,P,h,w) over the whole image, or has them as `heatmaps`."""
 
     def find_poses(self, run: ModelRun, batch: Batch) -> list[Poses]:

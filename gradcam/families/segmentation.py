@@ -15,7 +15,7 @@ LOGIT_KEYS = ("out", "logits")  # the names of the class logits in an output wit
 ACTIVATION = "activation"
 
 
-class PlainSegmenter(Segmenter):
+class GenericSegmenter(Segmenter):
     """Any model whose class logits (N,C,h,w) are its output, its "out" or "logits", or its first output."""
 
     def read(self, run: ModelRun, batch: Batch) -> Tensor:
@@ -49,7 +49,7 @@ def find_logits(output: Any) -> Any:
     return output[0] if isinstance(output, (tuple, list)) and output else output
 
 
-class TorchvisionSegmenter(PlainSegmenter):
+class TorchvisionSegmenter(GenericSegmenter):
     """FCN, DeepLabV3 and LR-ASPP, whose class 0 is the background."""
 
     @property
@@ -62,7 +62,7 @@ class TorchvisionSegmenter(PlainSegmenter):
         return 0
 
 
-class EncoderSegmenter(PlainSegmenter):
+class EncoderSegmenter(GenericSegmenter):
     """segmentation-models-pytorch: an encoder that returns all of its stages, a decoder and a head."""
 
     @property

@@ -423,7 +423,7 @@ def find_logits(output: Any, images: int, *, head: str | int | None = None) -> T
 
 
 def _advise(values: Any) -> str:
-    """Return a hint for an output that is not (N,C): which target to use, or "" if only a function can select a score."""
+    """Return a hint for an output that is not (N,C): which target to use, or "" if only a function can help."""
     if isinstance(values, Tensor) and values.ndim == 4:
         return "for a segmentation use targets.Mask(class, mask) (--task segmentation); for anything else "
     is_boxes = not isinstance(values, Tensor) or values.ndim == 3

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gradcam.errors import TargetError, shorten
 from gradcam.families import find_family
 from gradcam.families.base import ModelRun, PoseFinder, Poses
-from gradcam.families.pose import PlainPose
+from gradcam.families.pose import GenericPoseFinder
 from gradcam.hooks.nested import Batch
 from gradcam.options import AXES
 from gradcam.targets.base import LOCAL, Bound, Box4, Instance, Reader, Scored, Target, find_overlaps, is_number
@@ -90,7 +90,7 @@ class Keypoint(Target):
         return list(self.number) if isinstance(self.number, (list, tuple, range)) else [self.number]
 
     def bind(self, model: nn.Module, batch: Batch) -> Bound:
-        family = find_family(model, PoseFinder) or PlainPose(model)
+        family = find_family(model, PoseFinder) or GenericPoseFinder(model)
         extractor = KeypointScoreExtractor(family, batch, self)
         return Bound(
             family.wrap(model),

@@ -20,7 +20,7 @@ from torch.nn import functional
 from gradcam.errors import ImageError, TargetError, shorten, show_fields
 from gradcam.families import find_family
 from gradcam.families.base import ModelRun, Segmenter
-from gradcam.families.segmentation import PlainSegmenter
+from gradcam.families.segmentation import GenericSegmenter
 from gradcam.hooks.nested import Batch
 from gradcam.images.opencv import cv2
 from gradcam.images.read import read_image, read_numbers, to_numpy
@@ -147,7 +147,7 @@ class Mask(Target):
                 f"The images are {tuple(batch.pictures.shape)}, but a mask needs images (N,C,H,W). For a volume, pass "
                 "a function of the output, such as target=lambda output: output[:, 1].flatten(1).mean(1)."
             )
-        family = find_family(model, Segmenter) or PlainSegmenter(model)
+        family = find_family(model, Segmenter) or GenericSegmenter(model)
         visible = find_visible(batch)
         if self.kind == "point":
             for visible_mask in visible:
