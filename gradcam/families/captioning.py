@@ -24,7 +24,7 @@ DUMMY_SIZE = 256  # pixels: the processor needs an image to insert placeholder t
 
 
 class GenerativeCaptioner(Captioner):
-    """A text generator. `read` feeds it a finished caption, and takes the logits one position before each token.
+    """A text generator. It reads the finished caption again; the logits of each token are one position before it.
 
     Each token depends only on earlier positions, so one forward pass serves all tokens. `tower` is the image encoder's
     module name. `starts` and `ends` are the configuration settings for start and end tokens; the first setting with a
