@@ -25,16 +25,16 @@ class Anatomy:
     def gradients(self, image: int, index: int) -> list[Array]:
         """Of a class's logit, at the attention of all blocks: (heads,T,T) each."""
         score = self.head(self.outputs[-1])[image, index]
-        found = torch.autograd.grad(score, list(self.attentions), retain_graph=True)
-        return [gradient[image].numpy() for gradient in found]
+        actual = torch.autograd.grad(score, list(self.attentions), retain_graph=True)
+        return [gradient[image].numpy() for gradient in actual]
 
     def own_gradients(self, image: int, index: int) -> list[Array]:
         """The same, each of the logit that the head gives to the block's own output."""
-        found = []
+        results = []
         for attention, output in zip(self.attentions, self.outputs):
             score = self.head(output)[image, index]
-            found.append(torch.autograd.grad(score, attention, retain_graph=True)[0][image].numpy())
-        return found
+            results.append(torch.autograd.grad(score, attention, retain_graph=True)[0][image].numpy())
+        return results
 
     def values(self, image: int) -> list[Array]:
         return [attention[image].detach().numpy() for attention in self.attentions]

@@ -134,8 +134,8 @@ def visit(browser: Any) -> Iterator[Callable[..., Visit]]:
         return visits[-1]
 
     yield start
-    for each in visits:
-        each.context.close()
-    assert [wrong for each in visits for wrong in each.wrongs] == []
-    requests = [url for each in visits for url in each.requests]
+    for entry in visits:
+        entry.context.close()
+    assert [wrong for item in visits for wrong in item.wrongs] == []
+    requests = [url for item in visits for url in item.requests]
     assert [url for url in requests if not url.startswith(("file:///", "data:", "about:blank"))] == []

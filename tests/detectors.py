@@ -195,27 +195,27 @@ def explain_by_hand(
     canvas, inner = images.tensors.shape[2:], images.image_sizes
     levels = [seen.levels[name] for name in names or seen.levels]
     scores = read(output, seen)
-    found = ByHand([[float(it.detach()) for it in own] for own in scores], [], [])
+    actual = ByHand([[float(item.detach()) for item in score] for score in scores], [], [])
     products: list[list[list[np.ndarray]]] = []
     used: set[int] = set()  # levels that some score depends on
     for i, own in enumerate(scores):
         products.append([])
         for score in own:
-            each = torch.autograd.grad(score, levels, retain_graph=True, allow_unused=True)
-            used |= {k for k, it in enumerate(each) if it is not None}
-            pairs = zip(levels, each)
+            entry = torch.autograd.grad(score, levels, retain_graph=True, allow_unused=True)
+            used |= {k for k, it in enumerate(entry) if it is not None}
+            pairs = zip(levels, entry)
             raw = [(0 * a if g is None else a * g)[i].sum(0).detach().numpy() for a, g in pairs]
             products[-1].append(raw)
     finest = tuple(levels[min(used)].shape[2:])
     for i, own in enumerate(products):
-        found.maps.append([])
-        found.heatmaps.append([])
+        actual.maps.append([])
+        actual.heatmaps.append([])
         for raw in own:
             total = sum(lay(raw[k], inner[i], canvas, inner, finest) for k in sorted(used))
-            found.maps[-1].append(total)
+            actual.maps[-1].append(total)
             heatmap = sample(total, pictures[i].shape[1:], (0, 0), total.shape)
-            found.heatmaps[-1].append(heatmap / (heatmap.max() or 1))
-    return found
+            actual.heatmaps[-1].append(heatmap / (heatmap.max() or 1))
+    return actual
 
 
 def lay(
@@ -255,20 +255,20 @@ def weigh_cells(cells: int, length: int, start: float, extent: float) -> np.ndar
 def weigh_by_hand(model: nn.Module, seen: Seen, pictures: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
     """For each picture all candidates: boxes (M,C,4) in its pixels, and scores (M,C), of each class."""
     images, _ = seen.outputs["transform"]
-    found = []
+    results = []
     for i, (picture, inner) in enumerate(zip(pictures, images.image_sizes)):
         if "roi_heads" in seen.outputs:
             proposals = seen.inputs["roi_heads"][1]
             first = sum(map(len, proposals[:i]))
             logits, regression = (
-                it[first : first + len(proposals[i])] for it in seen.outputs["roi_heads.box_predictor"]
+                output[first : first + len(proposals[i])] for output in seen.outputs["roi_heads.box_predictor"]
             )
             scores = logits.exp() / logits.exp().sum(1, keepdim=True)
             columns = regression.unflatten(1, (-1, 4)).unbind(1)
-            boxes = torch.stack([decode(it, proposals[i], (10.0, 10.0, 5.0, 5.0)) for it in columns], 1)
+            boxes = torch.stack([decode(column, proposals[i], (10.0, 10.0, 5.0, 5.0)) for column in columns], 1)
         else:
             head, anchors = (
-                {key: it[i] for key, it in seen.outputs["head"].items()},
+                {key: item[i] for key, item in seen.outputs["head"].items()},
                 seen.outputs["anchor_generator"][i],
             )
             logits, regression = head["cls_logits"], head["bbox_regression"]
@@ -284,8 +284,8 @@ def weigh_by_hand(model: nn.Module, seen: Seen, pictures: Sequence[Tensor]) -> l
             boxes = boxes[:, None].expand(-1, scores.shape[1], 4)
         scale = boxes.new_tensor([picture.shape[2] / inner[1], picture.shape[1] / inner[0]] * 2)
         most = boxes.new_tensor([inner[1], inner[0]] * 2)
-        found.append((torch.minimum(boxes.clamp(min=0), most) * scale, scores))
-    return found
+        results.append((torch.minimum(boxes.clamp(min=0), most) * scale, scores))
+    return results
 
 
 def decode(changes: Tensor, anchors: Tensor, weights: Sequence[float]) -> Tensor:

@@ -47,7 +47,7 @@ def draw_fruit(seed: int, name: str, *, has_mark: bool = False) -> np.ndarray:
     if has_mark:
         picture[MARK] = (30, 30, 210)
     else:
-        centre = tuple(int(it) for it in chance.integers(14, SIDE - 14, 2))
+        centre = tuple(int(integer) for integer in chance.integers(14, SIDE - 14, 2))
         cv2.circle(picture, centre, int(chance.integers(9, 14)), COLOURS[name], -1)
     return picture
 

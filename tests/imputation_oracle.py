@@ -18,7 +18,7 @@ def impute_exactly(image: Tensor, known: Tensor) -> Tensor:
     values = image.double()
     for (y, x), number in numbers.items():
         around = {(y + dy, x + dx): weight for (dy, dx), weight in WEIGHTS.items()}
-        around = {place: it for place, it in around.items() if 0 <= place[0] < height and 0 <= place[1] < width}
+        around = {place: item for place, item in around.items() if 0 <= place[0] < height and 0 <= place[1] < width}
         matrix[number, number] = 1
         for place, weight in around.items():
             share = weight / sum(around.values())
@@ -26,6 +26,6 @@ def impute_exactly(image: Tensor, known: Tensor) -> Tensor:
                 matrix[number, numbers[place]] -= share
             else:
                 right[number] += share * values[:, place[0], place[1]]
-    found = values.clone()
-    found[:, ~known] = torch.linalg.solve(matrix, right).T
-    return found
+    actual = values.clone()
+    actual[:, ~known] = torch.linalg.solve(matrix, right).T
+    return actual

@@ -58,7 +58,7 @@ def main() -> int:
     parser.add_argument("--longest", type=float, default=4.0, help="seconds before a signal, at most")
     parser.add_argument("--processes", type=int, help="interrupt `gradcam batch` with so many")
     options = parser.parse_args()
-    chooser, found = random.Random(options.seed), Counter[str]()
+    chooser, actual = random.Random(options.seed), Counter[str]()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place, "run")
         folder.mkdir()
@@ -66,11 +66,11 @@ def main() -> int:
         make_pictures(folder / "photos", 200)
         for _ in range(options.count):
             outcome = interrupt(folder, chooser, options.longest, options.processes)
-            found[outcome if outcome in (ENDED, DONE) else "wrong"] += 1
+            actual[outcome if outcome in (ENDED, DONE) else "wrong"] += 1
             if outcome not in (ENDED, DONE):
                 print(outcome, flush=True)
-    print(dict(found))
-    return int(found["wrong"] > 0)
+    print(dict(actual))
+    return int(actual["wrong"] > 0)
 
 
 if __name__ == "__main__":

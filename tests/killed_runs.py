@@ -35,9 +35,9 @@ def list_records(folder: Path) -> dict[str, dict[str, object]]:
     """The records by picture, of whole lines."""
     lines = [line for path in folder.glob("manifest*.jsonl") for line in path.read_bytes().splitlines(True)]
     records = [json.loads(line) for line in lines if line.endswith(b"\n")]
-    found = {record["image"]: record for record in records}
-    assert len(found) == len(records), "a picture is recorded twice"
-    return found
+    actual = {record["image"]: record for record in records}
+    assert len(actual) == len(records), "a picture is recorded twice"
+    return actual
 
 
 @dataclass(frozen=True)
@@ -93,16 +93,16 @@ class Whole:
 def disturb(kind: str, photos: Path, whole: Whole, chance: random.Random, told: Counter[str]) -> None:
     """One run, killed up to three times, and then resumed to its end."""
     with tempfile.TemporaryDirectory() as place:
-        here = Path(place, "here")
-        here.mkdir()
-        shutil.copytree(photos, here / "photos")
+        path = Path(place, "here")
+        path.mkdir()
+        shutil.copytree(photos, path / "photos")
         typed = [*TYPED, *KINDS[kind]]
         arguments = typed
         for _ in range(chance.randint(1, 3)):
-            before = read_state(here / "out")
+            before = read_state(path / "out")
             number = chance.choice([signal.SIGKILL, *GENTLE])
-            process = Started(arguments, here)
-            is_running = wait_for(process, here / "out", chance, whole.seconds)
+            process = Started(arguments, path)
+            is_running = wait_for(process, path / "out", chance, whole.seconds)
             if not is_running:
                 told["ended before"] += 1
                 break
@@ -111,12 +111,12 @@ def disturb(kind: str, photos: Path, whole: Whole, chance: random.Random, told: 
             assert ended is not None, f"{number.name}: it did not end"
             told[number.name] += 1
             told["kills"] += 1
-            check_stop(here / "out", ended, number, before)
+            check_stop(path / "out", ended, number, before)
             line = find_line(ended)
             told["lines to go on with"] += line is not None
             arguments = line or [*typed[:1], "--resume", *typed[1:]]
         for _ in range(3):  # a run with a limit of failures stops once more
-            ended = run(arguments if "--resume" in arguments else [*arguments, "--resume"], here, seconds=SECONDS)
+            ended = run(arguments if "--resume" in arguments else [*arguments, "--resume"], path, seconds=SECONDS)
             assert ended is not None
             line = find_line(ended)
             if line is None:
@@ -124,14 +124,14 @@ def disturb(kind: str, photos: Path, whole: Whole, chance: random.Random, told: 
             arguments = line
         assert ended.status == whole.status, f"{ended.status}:\n{ended.err}"
         assert line is None, f"it goes on for ever:\n{ended.err}"
-        assert not find_unfinished(here / "out"), find_unfinished(here / "out")
-        compare(kind, tree(here / "out"), whole.files)
+        assert not find_unfinished(path / "out"), find_unfinished(path / "out")
+        compare(kind, tree(path / "out"), whole.files)
 
 
 def compare(kind: str, found: dict[str, bytes], whole: dict[str, bytes]) -> None:
     """Tars are cut where runs were stopped; all else is the same to the byte."""
     if kind == "tars":
-        names = [[json.loads(line)["image"] for line in it["manifest.jsonl"].splitlines()] for it in (found, whole)]
+        names = [[json.loads(line)["image"] for line in item["manifest.jsonl"].splitlines()] for item in (found, whole)]
         assert names[0] == names[1], names
         return
     names = {name for name in {**found, **whole} if found.get(name) != whole.get(name)}
@@ -169,24 +169,24 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--pictures", type=int, default=36)
-    chosen = parser.parse_args()
-    chance, told = random.Random(chosen.seed), Counter[str]()
+    args = parser.parse_args()
+    chance, messages = random.Random(args.seed), Counter[str]()
     with tempfile.TemporaryDirectory() as place:
         photos = Path(place, "photos")
-        make_pictures(photos, chosen.pictures)
+        make_pictures(photos, args.pictures)
         wholes: dict[str, Whole] = {}
-        while told["kills"] < chosen.kills:
-            kind = list(KINDS)[told["runs"] % len(KINDS)]
+        while messages["kills"] < args.kills:
+            kind = list(KINDS)[messages["runs"] % len(KINDS)]
             if kind not in wholes:
                 wholes[kind] = make_whole(kind, Path(place, kind), photos)
-            told["runs"] += 1
+            messages["runs"] += 1
             try:
-                disturb(kind, photos, wholes[kind], chance, told)
+                disturb(kind, photos, wholes[kind], chance, messages)
             except AssertionError as error:
-                told["lost"] += 1
-                sys.stderr.write(f"run {told['runs']} ({kind}): {error}\n")
-    sys.stdout.write(f"seed {chosen.seed}: {', '.join(f'{count} {name}' for name, count in sorted(told.items()))}\n")
-    return int(told["lost"] > 0)
+                messages["lost"] += 1
+                sys.stderr.write(f"run {messages['runs']} ({kind}): {error}\n")
+    sys.stdout.write(f"seed {args.seed}: {', '.join(f'{count} {name}' for name, count in sorted(messages.items()))}\n")
+    return int(messages["lost"] > 0)
 
 
 if __name__ == "__main__":

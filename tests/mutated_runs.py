@@ -57,9 +57,9 @@ def change_json(change: Callable[[list[tuple[Any, Any]], random.Random], str | N
         is_lines = path.suffix == ".jsonl"
         parts = path.read_text().splitlines() if is_lines else [path.read_text()]
         i = chance.randrange(len(parts))
-        whole = json.loads(parts[i])
-        text = change(list(_walk(whole)), chance)
-        parts[i] = json.dumps(whole, indent=None if is_lines else 2)
+        data = json.loads(parts[i])
+        text = change(list(_walk(data)), chance)
+        parts[i] = json.dumps(data, indent=None if is_lines else 2)
         if text is not None:  # what json.dumps would not write
             parts[i] = parts[i].replace('"@"', text)
         path.write_text("".join(f"{part}\n" for part in parts))
@@ -79,7 +79,7 @@ ODD = [None, True, False, -1, 0, 1.5, 10**400, "", "x", "../../x", "\x1b[2J", []
 
 def change_value(places: list[tuple[Any, Any]], chance: random.Random) -> None:
     container, key = chance.choice(places)
-    container[key] = chance.choice([each for each in ODD if each != container[key]])
+    container[key] = chance.choice([item for item in ODD if item != container[key]])
 
 
 def change_count(places: list[tuple[Any, Any]], chance: random.Random) -> None:
@@ -257,13 +257,13 @@ class Judge:
 
     def follow(self, said: str, here: Path) -> bool:
         """Do what the message says; whether that is all there is to do."""
-        if found := re.search(r"(\S+), line (\d+): .*repair the line, or remove it", said):
-            path = here / found[1]
+        if match := re.search(r"(\S+), line (\d+): .*repair the line, or remove it", said):
+            path = here / match[1]
             lines = path.read_bytes().split(b"\n")
-            del lines[int(found[2]) - 1]
+            del lines[int(match[2]) - 1]
             path.write_bytes(b"\n".join(lines))
-        elif found := re.search(r"(out/\S+): .*move it\b", said):
-            path = here / found[1]
+        elif match := re.search(r"(out/\S+): .*move it\b", said):
+            path = here / match[1]
             path.rename(here / path.name)
         elif "--overwrite" in said:
             ended = self.run([TYPED[0], "--overwrite", *TYPED[1:]], here)
@@ -282,11 +282,11 @@ class Judge:
             raise Wrong(f"resumed with status {ended.status}:\n{ended.err}")
         if find_unfinished(out):
             raise Wrong(f"left half done: {find_unfinished(out)}")
-        found = {name: data for name, data in tree(out).items() if not name.startswith(("report", "index"))}
-        ours = [json.loads(line) for line in found.pop(MANIFEST).splitlines()]
+        actual = {name: data for name, data in tree(out).items() if not name.startswith(("report", "index"))}
+        ours = [json.loads(line) for line in actual.pop(MANIFEST).splitlines()]
         theirs = [json.loads(line) for line in self.whole[MANIFEST].splitlines()]
-        if [it["image"] for it in ours] != [it["image"] for it in theirs]:
-            raise Wrong(f"the manifest has {[it['image'] for it in ours]}")
+        if [our["image"] for our in ours] != [their["image"] for their in theirs]:
+            raise Wrong(f"the manifest has {[our['image'] for our in ours]}")
         changed = [(one, other) for one, other in zip(ours, theirs) if one != other]
         for one, other in changed:
             is_kept = any(
@@ -296,11 +296,11 @@ class Judge:
                 raise Wrong(f"a record is {one}\nand not {other}")
         if len(changed) > 1 and before:
             raise Wrong(f"{len(changed)} records are others")
-        self._compare_runs(json.loads(found.pop(RUN)), json.loads(self.whole[RUN]), ended)
+        self._compare_runs(json.loads(actual.pop(RUN)), json.loads(self.whole[RUN]), ended)
         expected = {name: data for name, data in self.whole.items() if name not in (RUN, MANIFEST)}
-        if found != expected:
+        if actual != expected:
             raise Wrong(
-                f"files differ: {sorted(name for name in {**found, **expected} if found.get(name) != expected.get(name))}"
+                f"files differ: {sorted(name for name in {**actual, **expected} if actual.get(name) != expected.get(name))}"
             )
 
     def _compare_runs(self, ours: dict[str, Any], theirs: dict[str, Any], ended: Ended) -> None:
@@ -327,37 +327,37 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    chosen = parser.parse_args()
-    told, names = Counter[str](), list(MUTATIONS)
+    args = parser.parse_args()
+    messages, names = Counter[str](), list(MUTATIONS)
     with tempfile.TemporaryDirectory() as place:
         base = Path(place, "base")
         make_pictures(base / "photos", 4)
-        whole = run(TYPED, base)
-        assert whole is not None
-        assert whole.status == 1, whole.err
+        result = run(TYPED, base)
+        assert result is not None
+        assert result.status == 1, result.err
         undisturbed = run([TYPED[0], "--resume", *TYPED[1:]], base)
         assert undisturbed is not None
-        judge = Judge(tree(base / "out"), whole.status, whole.memory, max(SECONDS, 8 * whole.seconds))
-        order = random.Random(chosen.seed)
+        judge = Judge(tree(base / "out"), result.status, result.memory, max(SECONDS, 8 * result.seconds))
+        order = random.Random(args.seed)
         cases = [(target, name) for name in names for target in (RUN, MANIFEST)] + [(LOG, "a FIFO"), (LOG, "a folder")]
         order.shuffle(cases)
-        for number in range(chosen.count):
+        for number in range(args.count):
             target, name = cases[number % len(cases)]
-            here = Path(place, f"case-{number}")
-            shutil.copytree(base, here)
-            chance = random.Random(f"{chosen.seed} {number}")
+            path = Path(place, f"case-{number}")
+            shutil.copytree(base, path)
+            chance = random.Random(f"{args.seed} {number}")
             if target == MANIFEST and chance.random() < 0.5:  # a run that was stopped
-                lines = (here / "out" / MANIFEST).read_bytes().splitlines(keepends=True)
-                (here / "out" / MANIFEST).write_bytes(b"".join(lines[:-2]))
-            MUTATIONS[name](here / "out" / target, chance)
+                lines = (path / "out" / MANIFEST).read_bytes().splitlines(keepends=True)
+                (path / "out" / MANIFEST).write_bytes(b"".join(lines[:-2]))
+            MUTATIONS[name](path / "out" / target, chance)
             try:
-                told[judge.judge(here, target)] += 1
+                messages[judge.judge(path, target)] += 1
             except Wrong as error:
-                told["wrong"] += 1
+                messages["wrong"] += 1
                 sys.stderr.write(f"{number}: {target}, {name}: {error}\n")
-            shutil.rmtree(here)
-    sys.stdout.write(f"seed {chosen.seed}: {', '.join(f'{count} {name}' for name, count in sorted(told.items()))}\n")
-    return int(told["wrong"] > 0)
+            shutil.rmtree(path)
+    sys.stdout.write(f"seed {args.seed}: {', '.join(f'{count} {name}' for name, count in sorted(messages.items()))}\n")
+    return int(messages["wrong"] > 0)
 
 
 if __name__ == "__main__":

@@ -95,14 +95,14 @@ def make_pictures() -> Files:
     with Image.open(ASSETS / "coffee.jpg") as photograph:
         small = photograph.convert("RGB").resize((120, 80))
     deep = np.asarray(small).astype(np.uint16) * 257
-    found = {
+    actual = {
         path.name: path.read_bytes() for path in (ASSETS / "chelsea.jpg", ASSETS / "macaw.webp", ASSETS / "camera.png")
     }
 
     def save(name: str, picture: Image.Image, **options: object) -> None:
         content = io.BytesIO()
         picture.copy().save(content, **options)
-        found[name] = content.getvalue()
+        actual[name] = content.getvalue()
 
     def several() -> dict[str, object]:  # made anew, as saving leaves settings on pictures
         return {"save_all": True, "append_images": [small.rotate(90), small.rotate(180)]}
@@ -112,7 +112,7 @@ def make_pictures() -> Files:
     for mode in ("RGB", "RGBA", "L", "LA", "P", "1"):
         save(f"{mode}.png", small.convert(mode), format="PNG")
     save("grey16.png", Image.fromarray(deep[..., 0]), format="PNG")
-    found["rgb16.png"], found["rgb16.tiff"] = (encode_deep(deep, suffix) for suffix in (".png", ".tiff"))
+    actual["rgb16.png"], actual["rgb16.tiff"] = (encode_deep(deep, suffix) for suffix in (".png", ".tiff"))
     save("plain.jpg", small, format="JPEG", exif=turn)
     save("progressive.jpg", small, format="JPEG", progressive=True)
     save("cmyk.jpg", small.convert("CMYK"), format="JPEG")
@@ -133,7 +133,7 @@ def make_pictures() -> Files:
     for suffix, name in ((".jp2", "JPEG2000"), (".avif", "AVIF")):
         if name in Image.SAVE:
             save(f"plain{suffix}", small, format=name)
-    return {**found, **make_dicom(deep[..., 0])}
+    return {**actual, **make_dicom(deep[..., 0])}
 
 
 def encode_deep(values: object, suffix: str) -> bytes:
@@ -148,7 +148,7 @@ def make_dicom(values: object) -> Files:
         from pydicom.dataset import FileDataset, FileMetaDataset
     except ImportError:
         return {}
-    found = {}
+    results = {}
     for syntax in (uid.ExplicitVRLittleEndian, uid.DeflatedExplicitVRLittleEndian, uid.RLELossless):
         meta = FileMetaDataset()
         meta.TransferSyntaxUID = uid.ExplicitVRLittleEndian if syntax == uid.RLELossless else syntax
@@ -165,8 +165,8 @@ def make_dicom(values: object) -> Files:
             dataset.compress(syntax, generate_instance_uid=False)
         content = io.BytesIO()
         dataset.save_as(content, enforce_file_format=True)
-        found[f"{syntax.keyword}.dcm"] = content.getvalue()
-    return found
+        results[f"{syntax.keyword}.dcm"] = content.getvalue()
+    return results
 
 
 def read_in_each_way(path: Path) -> None:
@@ -213,13 +213,13 @@ def make_checkpoints() -> Files:
     weights = {name: tensor for name, tensor in model.state_dict().items() if tensor.numel() < 5000}
     optimizer = torch.optim.AdamW(model.parameters()).state_dict()
     training = {"epoch": 3, "model": weights, "optimizer": optimizer, "losses": [0.5] * 100, "args": {"lr": 1e-3}}
-    found = {"weights.safetensors": safetensors.torch.save(weights)}
+    actual = {"weights.safetensors": safetensors.torch.save(weights)}
     for name, content in (("weights", weights), ("training", training)):
         for suffix in (".pt", ".pth"):
             file = io.BytesIO()
             torch.save(content, file, _use_new_zipfile_serialization=suffix == ".pt")
-            found[name + suffix] = file.getvalue()
-    return found
+            actual[name + suffix] = file.getvalue()
+    return actual
 
 
 def read_a_checkpoint(path: Path) -> object:
@@ -246,7 +246,7 @@ def repair_zip(data: bytes, change: Callable[[bytes], bytes]) -> bytes:
 def make_archives() -> Files:
     """A few pictures in each kind of archive."""
     pictures = {name: data for name, data in make_pictures().items() if name in ("RGB.png", "plain.jpg", "plain.bmp")}
-    found = {}
+    results = {}
     for mode in ("", ":gz", ":bz2", ":xz"):
         content = io.BytesIO()
         with tarfile.open(fileobj=content, mode=f"w{mode}") as archive:
@@ -254,14 +254,14 @@ def make_archives() -> Files:
                 member = tarfile.TarInfo(name)
                 member.size = len(data)
                 archive.addfile(member, io.BytesIO(data))
-        found["pictures.tar" + mode.replace(":", ".")] = content.getvalue()
+        results["pictures.tar" + mode.replace(":", ".")] = content.getvalue()
     for number, method in enumerate((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)):
         content = io.BytesIO()
         with zipfile.ZipFile(content, "w", method) as archive:
             for name, data in pictures.items():
                 archive.writestr(name, data)
-        found[f"pictures-{number}.zip"] = content.getvalue()
-    return found
+        results[f"pictures-{number}.zip"] = content.getvalue()
+    return results
 
 
 def read_archive(path: Path) -> None:
@@ -338,12 +338,12 @@ def _read_on(name: str, seed: int, cases: Sequence[int], keep: Path | None) -> I
             line = child.stdout.readline().decode()
             if not line:
                 break
-            found = json.loads(line)
-            if isinstance(found, str):
-                started, patience = found, PATIENCE
+            data = json.loads(line)
+            if isinstance(data, str):
+                started, patience = data, PATIENCE
             else:
                 started, patience = "", PATIENCE
-                yield Outcome(*found)
+                yield Outcome(*data)
     if child.returncode and not started:
         raise RuntimeError(f"the process that reads {name} ended with {child.returncode}, and with none of them")
     if started:
@@ -366,23 +366,23 @@ def work(name: str, seed: int, cases: Sequence[int], keep: Path | None) -> None:
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as elsewhere:
         os.chdir(folder)
         tempfile.tempdir = elsewhere
-        for each, data in files.items():  # whatever is imported for it, and that it can be read as it is
-            Path(each).write_bytes(data)
-            kind.read(Path(each))
-            os.remove(each)
+        for item, data in files.items():  # whatever is imported for it, and that it can be read as it is
+            Path(item).write_bytes(data)
+            kind.read(Path(item))
+            os.remove(item)
         for case in cases:
-            each, data = make_case(kind, files, seed, case)
-            path = Path(folder, each)
+            item, data = make_case(kind, files, seed, case)
+            path = Path(folder, item)
             path.write_bytes(data)
-            print(json.dumps(f"{case} {each}"), flush=True)
+            print(json.dumps(f"{case} {item}"), flush=True)
             what, detail = _judge(kind, path, GradcamError)
-            others = [*(set(os.listdir(folder)) - {each}), *os.listdir(elsewhere)]
+            others = [*(set(os.listdir(folder)) - {item}), *os.listdir(elsewhere)]
             if others:
                 what, detail = "left files behind", str(others)
             if keep and what not in ("read", "refused"):
-                (keep / f"{name}-{seed}-{case}-{each}").write_bytes(data)
+                (keep / f"{name}-{seed}-{case}-{item}").write_bytes(data)
             path.unlink()
-            print(json.dumps([case, each, what, detail]), flush=True)
+            print(json.dumps([case, item, what, detail]), flush=True)
 
 
 def _judge(kind: Kind, path: Path, expected: type[Exception]) -> tuple[str, str]:
@@ -418,18 +418,18 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--child", nargs=2)
-    given = parser.parse_args()
-    if given.child:
-        first, last = map(int, given.child[1].split(":"))
-        work(given.child[0], given.seed, range(first, last), given.keep)
+    args = parser.parse_args()
+    if args.child:
+        first, last = map(int, args.child[1].split(":"))
+        work(args.child[0], args.seed, range(first, last), args.keep)
         return 0
     bad = 0
     for name in KINDS:
-        count = getattr(given, name)
+        count = getattr(args, name)
         if not count:
             continue
-        outcomes = list(examine(name, given.seed, range(count), given.keep))
-        print(f"{name}: {dict(Counter(it.what for it in outcomes))}")
+        outcomes = list(examine(name, args.seed, range(count), args.keep))
+        print(f"{name}: {dict(Counter(outcome.what for outcome in outcomes))}")
         for outcome in outcomes:
             if not outcome.is_good:
                 print(f"  {outcome}")

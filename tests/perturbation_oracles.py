@@ -120,9 +120,9 @@ def scorecam_weights(
                 continue
             mask = (large - large.min()) / (large.max() - large.min())
             scores = []
-            for each in masks_of(mask, ranks.index(channel)):
+            for item in masks_of(mask, ranks.index(channel)):
                 with torch.no_grad():
-                    scores.append(model(image[None] * torch.from_numpy(each).to(image))[0, own])
+                    scores.append(model(image[None] * torch.from_numpy(item).to(image))[0, own])
             exponentials[channel] = (sum(scores) / len(scores) - baseline).exp()
         total = sum(exponentials.values())
         zero = torch.zeros_like(baseline)
@@ -152,7 +152,7 @@ def smooth_gradcam_pp(
             (gradient,) = torch.autograd.grad(model(noisy[None])[0, index], kept[0])
             for power in range(3):
                 powers[power].append(gradient[0] ** (power + 1))
-        d1, d2, d3 = (sum(each) / samples for each in powers)
+        d1, d2, d3 = (sum(power) / samples for power in powers)
         weighted = torch.zeros(plain.shape[2:], dtype=torch.float64)
         for channel, a in enumerate(activations):
             weight = 0.0

@@ -84,17 +84,17 @@ def test_every_method(gpu: AppleGpu, method: str) -> None:
         nn.init.normal_(model.heads.head.weight)
         images = torch.randn(2, 3, 32, 32)
     expected = gradcam.explain(model, images, method=used, target=1)
-    found = gradcam.explain(model.to("mps"), images.to("mps"), method=used, target=1)
-    assert found.maps.device.type == "mps"
-    torch.testing.assert_close(found.maps.cpu(), expected.maps)
+    explanation = gradcam.explain(model.to("mps"), images.to("mps"), method=used, target=1)
+    assert explanation.maps.device.type == "mps"
+    torch.testing.assert_close(explanation.maps.cpu(), expected.maps)
 
 
 @pytest.mark.parametrize("method", ATTRIBUTIONS)
 def test_every_attribution(gpu: AppleGpu, method: str) -> None:
     function, model = ATTRIBUTIONS[method].function, tiny_model().eval()
     expected = function(model, TINY, target=1)
-    found = function(model.to("mps"), TINY.to("mps"), target=1)
-    torch.testing.assert_close(found.values.cpu(), expected.values)
+    actual = function(model.to("mps"), TINY.to("mps"), target=1)
+    torch.testing.assert_close(actual.values.cpu(), expected.values)
 
 
 def test_a_box_and_a_mask(gpu: AppleGpu) -> None:
@@ -103,30 +103,32 @@ def test_a_box_and_a_mask(gpu: AppleGpu) -> None:
     for model, inputs, target in ((detector, images, Box(0)), (segmenter, pixels, Mask(1, (0, 0, 4, 4)))):
         expected = gradcam.explain(model, inputs, target=target)
         moved: Any = [image.to("mps") for image in inputs] if isinstance(inputs, list) else inputs.to("mps")
-        found = gradcam.explain(model.to("mps"), moved, target=target)
-        torch.testing.assert_close(found.maps.cpu(), expected.maps)
+        explanation = gradcam.explain(model.to("mps"), moved, target=target)
+        torch.testing.assert_close(explanation.maps.cpu(), expected.maps)
 
 
 def test_gradients_at_all_layers(gpu: AppleGpu) -> None:
     model = tiny_model().eval()
     expected = gradcam.inspection.gradients(model, TINY)
-    found = gradcam.inspection.gradients(model.to("mps"), TINY.to("mps"))
-    assert found.reference == pytest.approx(expected.reference)
+    actual = gradcam.inspection.gradients(model.to("mps"), TINY.to("mps"))
+    assert actual.reference == pytest.approx(expected.reference)
 
 
 def test_check(gpu: AppleGpu, tmp_path: Path) -> None:
     path = colour_model.paint(tmp_path / "green.png", 1, seed=1)
     classifier = load_colours()
     assert classifier.device.type == "mps"
-    found, expected = check(classifier, path), check(load_colours("cpu"), path)
-    assert [(test.name, test.outcome) for test in found.tests] == [(test.name, test.outcome) for test in expected.tests]
+    actual, expected = check(classifier, path), check(load_colours("cpu"), path)
+    assert [(test.name, test.outcome) for test in actual.tests] == [
+        (test.name, test.outcome) for test in expected.tests
+    ]
 
 
 def test_recommend(gpu: AppleGpu) -> None:
     images = {colour: picture(colour) for colour in COLOURS}
     options: Any = {"methods": ["gradcam", "eigencam"], "mosaics": 4}
-    found = recommend(classifier_of(ColourNet().to("mps")), images, **options)
-    assert found.to_dict() == recommend(classifier_of(ColourNet()), images, **options).to_dict()
+    recommendation = recommend(classifier_of(ColourNet().to("mps")), images, **options)
+    assert recommendation.to_dict() == recommend(classifier_of(ColourNet()), images, **options).to_dict()
 
 
 @pytest.mark.slow
@@ -139,11 +141,11 @@ def test_every_metric(gpu: AppleGpu, tmp_path: Path) -> None:
         options: Any = {"methods": ["gradcam"], "controls": ["centre"], "annotations": tmp_path / "boxes.csv"}
         return evaluate(classifier, tmp_path / "images", metrics=["all"], **options)
 
-    found, expected = measure(load_colours()), measure(load_colours("cpu"))
-    assert {it.metric for it in found.measurements} == set(METRICS)
-    values = [it.value for it in expected.measurements]
-    assert [it.value for it in found.measurements] == pytest.approx(values, rel=1e-5, abs=1e-6)
-    assert found.failures == []
+    actual, expected = measure(load_colours()), measure(load_colours("cpu"))
+    assert {measurement.metric for measurement in actual.measurements} == set(METRICS)
+    values = [measurement.value for measurement in expected.measurements]
+    assert [measurement.value for measurement in actual.measurements] == pytest.approx(values, rel=1e-5, abs=1e-6)
+    assert actual.failures == []
 
 
 @pytest.mark.parametrize("method", ["gradcam", "grad-eclip"])
@@ -153,7 +155,7 @@ def test_sentences_and_similar_images(gpu: AppleGpu, method: str) -> None:
     expected = gradcam.explain(model, images, method=method, target=Text(SENTENCES, tokenizer=tokenizer))
     alike = gradcam.explain(model, images, method=method, target=Like(images[:1]))
     model, images = model.to("mps"), images.to("mps")
-    found = gradcam.explain(model, images, method=method, target=Text(SENTENCES, tokenizer=tokenizer))
-    torch.testing.assert_close(found.maps.cpu(), expected.maps)
-    found = gradcam.explain(model, images, method=method, target=Like(images[:1]))
-    torch.testing.assert_close(found.maps.cpu(), alike.maps)
+    explanation = gradcam.explain(model, images, method=method, target=Text(SENTENCES, tokenizer=tokenizer))
+    torch.testing.assert_close(explanation.maps.cpu(), expected.maps)
+    explanation = gradcam.explain(model, images, method=method, target=Like(images[:1]))
+    torch.testing.assert_close(explanation.maps.cpu(), alike.maps)

@@ -22,19 +22,19 @@ def bench(*options: str) -> str:
 
 @pytest.mark.slow
 def test_without_a_gpu_it_says_so_and_measures_nothing() -> None:
-    found = bench()
-    assert "There is no CUDA device, or --device excludes it: nothing was measured." in found
-    assert "images per second" not in found
+    actual = bench()
+    assert "There is no CUDA device, or --device excludes it: nothing was measured." in actual
+    assert "images per second" not in actual
 
 
 @pytest.mark.slow
 def test_it_can_be_tried_out_on_the_processor() -> None:
-    found = bench("--pictures", "2", "--rounds", "1", "--batch", "1", "--contender", "gradcam")
-    assert found.count("A test on the CPU in place of a GPU: these are not GPU figures.") == 4
-    assert re.search(r"\| fp32, pixels on the GPU \| \d+", found)
+    actual = bench("--pictures", "2", "--rounds", "1", "--batch", "1", "--contender", "gradcam")
+    assert actual.count("A test on the CPU in place of a GPU: these are not GPU figures.") == 4
+    assert re.search(r"\| fp32, pixels on the GPU \| \d+", actual)
     stages = ["read", "decode", "decode and resize", "model and maps", "draw and encode", "write"]
-    assert f"| gradcam | {' | '.join(stages)} |" in found
-    assert re.search(r"\| ResNet-18, layer4 \| 1 \| [\d.]+ ms \| [\d.]+ \(", found)
+    assert f"| gradcam | {' | '.join(stages)} |" in actual
+    assert re.search(r"\| ResNet-18, layer4 \| 1 \| [\d.]+ ms \| [\d.]+ \(", actual)
 
 
 @pytest.mark.cuda

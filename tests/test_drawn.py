@@ -29,8 +29,8 @@ def detector() -> nn.Module:
 
 
 def test_the_detector_knows_the_shapes(detector: nn.Module, scenes: list[Scene]) -> None:
-    found, right = measures.share_found(detector, scenes)
-    assert min(found, right) >= 0.9
+    actual, right = measures.share_found(detector, scenes)
+    assert min(actual, right) >= 0.9
 
 
 def test_the_map_of_a_box_lies_in_it(detector: nn.Module, scenes: list[Scene]) -> None:
@@ -47,7 +47,7 @@ def test_the_map_of_a_box_that_a_threshold_removed_lies_in_it(
     detector: nn.Module, scenes: list[Scene], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(detector, "score_thresh", 1.0)
-    assert all(len(found["scores"]) == 0 for found in detector(list(to_images(scenes[:10]))))
+    assert all(len(actual["scores"]) == 0 for actual in detector(list(to_images(scenes[:10]))))
     verdicts = measures.judge_missed(detector, [scene for scene in scenes if scene.things])
     assert measures.summarise(verdicts)[1] >= 0.95
 

@@ -44,14 +44,14 @@ def test_explaining_needs_no_optional_package(tmp_path: Path) -> None:
     command = "from gradcam.cli import main; main()"
     image = str(ROOT / "assets" / "coffee.jpg")
     for code, *arguments in ([explain], [command, "run"], [command, "batch", "-o", "out"]):
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-c", block + code, *arguments, image],
             cwd=tmp_path,
             capture_output=True,
             text=True,
             check=False,
         )
-        assert (done.returncode, done.stderr) == (0, "")
+        assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_no_public_name_is_overwritten_by_a_module() -> None:

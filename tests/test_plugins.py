@@ -44,11 +44,11 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(python: Path, folder: Path, *arguments: object, status: int = 0) -> str:
-    done = subprocess.run(
+    result = subprocess.run(
         [python, "-m", "gradcam", *map(str, arguments)], cwd=folder, capture_output=True, text=True, timeout=300
     )
-    assert done.returncode == status, done.stderr
-    return done.stdout + done.stderr
+    assert result.returncode == status, result.stderr
+    return result.stdout + result.stderr
 
 
 @pytest.mark.slow
@@ -67,13 +67,13 @@ def test_it_adds_a_method_a_metric_a_format_and_a_command(python: Path, tmp_path
     assert "brightness" in (tmp_path / "study" / "results.json").read_text()
 
     run(python, tmp_path, "batch", photos, "-o", "out", "--method", "mycam", "--output-format", "names")
-    named = (tmp_path / "out" / "names.txt").read_text().split()
-    assert named == ["cat_and_espresso-mycam.jpg", "coffee-mycam.jpg"]
+    parts = (tmp_path / "out" / "names.txt").read_text().split()
+    assert parts == ["cat_and_espresso-mycam.jpg", "coffee-mycam.jpg"]
     records = [json.loads(line) for line in (tmp_path / "out" / "manifest.jsonl").read_text().splitlines()]
     assert [record["explained"][0]["method"] for record in records] == ["mycam", "mycam"]
     more = ["--method", "mycam", "--output-format", "names"]
     run(python, tmp_path, "batch", photos, "-o", "out", *more, "--resume")
-    assert (tmp_path / "out" / "names.txt").read_text().split() == named, "there was nothing left to do"
+    assert (tmp_path / "out" / "names.txt").read_text().split() == parts, "there was nothing left to do"
 
     assert run(python, tmp_path, "hello") == "hello\n"
     assert "hello" in run(python, tmp_path, "--help").partition("Commands of other packages")[2]
@@ -83,11 +83,11 @@ def test_it_adds_a_method_a_metric_a_format_and_a_command(python: Path, tmp_path
 
 @pytest.mark.slow
 def test_one_that_is_broken_stops_no_other(python: Path, tmp_path: Path) -> None:
-    said = run(python, tmp_path, "run", ROOT / "assets" / "coffee.jpg", "--method", "broken", status=2)
+    result = run(python, tmp_path, "run", ROOT / "assets" / "coffee.jpg", "--method", "broken", status=2)
     assert re.search(
-        r": broken \(nowhere:cam of the package gradcam-mine\) cannot be imported: Mod", said, re.MULTILINE
+        r": broken \(nowhere:cam of the package gradcam-mine\) cannot be imported: Mod", result, re.MULTILINE
     )
-    assert "wrote" not in said
+    assert "wrote" not in result
     run(python, tmp_path, "run", ROOT / "assets" / "coffee.jpg")
     run(python, tmp_path, "methods")
 
@@ -96,10 +96,10 @@ def test_a_file_is_what_it_says_now_though_its_size_and_its_second_are_those_of_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
-    file, found = tmp_path / "mine.py", []
+    file, actual = tmp_path / "mine.py", []
     for number in (1, 2):
         file.write_text(f"def number():\n    return {number}\n")
         os.utime(file, (1e9, 1e9))
-        found.append(plugins.load("targets", f"{file}:number")())
-    assert found == [1, 2]
+        actual.append(plugins.load("targets", f"{file}:number")())
+    assert actual == [1, 2]
     assert not (tmp_path / "__pycache__").exists()  # nothing is left beside what is the user's

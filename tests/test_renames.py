@@ -34,12 +34,12 @@ def find(path: str) -> Any:
     parts = path.split(".")
     for count in range(len(parts), 0, -1):
         try:
-            found = importlib.import_module(".".join(parts[:count]))
+            actual = importlib.import_module(".".join(parts[:count]))
         except ModuleNotFoundError:
             continue
         for part in parts[count:]:
-            found = getattr(found, part)
-        return found
+            actual = getattr(actual, part)
+        return actual
     raise AssertionError(path)
 
 
@@ -53,8 +53,8 @@ def test_no_row_is_there_twice_or_leads_to_an_old_name() -> None:
 def test_an_old_name_of_a_module_is_the_new_object(row: Rename) -> None:
     module = importlib.import_module(row.owner)
     with pytest.warns(FutureWarning, match=f"{row.old} is now {row.new}.*{MESSAGE}") as warned:
-        found = getattr(module, row.old)
-    assert found is getattr(module, row.new)
+        actual = getattr(module, row.old)
+    assert actual is getattr(module, row.new)
     assert warned[0].filename == __file__
     with pytest.raises(AttributeError, match="nothing_like_this"):
         module.nothing_like_this  # noqa: B018
@@ -100,8 +100,8 @@ def test_an_old_attribute_is_the_new_one(row: Rename) -> None:
     instance = object.__new__(type(kind.__name__, (kind,), fields))
     assert getattr(instance, row.new) == "its value"
     with pytest.warns(FutureWarning, match=f"{kind.__name__}.{row.old} is now {row.new}.*{MESSAGE}") as warned:
-        found = getattr(instance, row.old)
-    assert found == "its value"
+        actual = getattr(instance, row.old)
+    assert actual == "its value"
     assert warned[0].filename == __file__
 
 

@@ -56,8 +56,8 @@ def check_versions(folder: Path, *arguments: str, broken: str = "") -> tuple[int
     path = f"{folder}{os.pathsep}{os.environ['PATH']}"
     command = [sys.executable, SCRIPT, *arguments]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    done = subprocess.run(command, cwd=folder, **pipes, text=True, check=False, env={**os.environ, "PATH": path})
-    return done.returncode, done.stdout
+    result = subprocess.run(command, cwd=folder, **pipes, text=True, check=False, env={**os.environ, "PATH": path})
+    return result.returncode, result.stdout
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the stand-in for uv is no command on Windows")
@@ -90,6 +90,6 @@ def test_a_failure_is_the_exit_status(tmp_path: Path, arguments: list[str], brok
 def test_without_uv_one_line_says_how_to_install_it(tmp_path: Path) -> None:
     command = [sys.executable, "-I", "-S", SCRIPT]
     env = {**os.environ, "PATH": str(tmp_path)}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "check_versions needs uv, which is not installed: pip install uv\n"
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == "check_versions needs uv, which is not installed: pip install uv\n"

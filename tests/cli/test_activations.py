@@ -129,8 +129,8 @@ def test_the_record_has_the_channels_that_are_drawn(
         assert entry["layer"] == name
         assert (entry["channels"], *entry["grid"]) == grid.shape[1:]
         assert entry["dead"] == (strengths == 0).sum()
-        assert [it["strength"] for it in entry["shown"]] == sorted(strengths, reverse=True)[:30]
-        assert [strengths[it["channel"]] for it in entry["shown"]] == [it["strength"] for it in entry["shown"]]
+        assert [item["strength"] for item in entry["shown"]] == sorted(strengths, reverse=True)[:30]
+        assert [strengths[item["channel"]] for item in entry["shown"]] == [item["strength"] for item in entry["shown"]]
     assert record["layers"][0]["dead"] > 100
     assert [len(entry["shown"]) for entry in record["layers"]] == [30, 24]
 
@@ -149,19 +149,19 @@ def test_for_people_it_is_a_line_for_each_layer(inspect: Command, photo: Photo) 
 
 
 def test_strengths_that_are_no_numbers_are_null() -> None:
-    told = ActivationsOutcome(
+    messages = ActivationsOutcome(
         "a.png", "m", rows=[LayerDrawing("x", 3, (2, 2), 0, [(1, float("nan")), (0, float("inf")), (2, 1.5)])], file="f"
     )
-    assert json.loads(told.to_json())["layers"][0]["shown"] == [
+    assert json.loads(messages.to_json())["layers"][0]["shown"] == [
         {"channel": 1, "strength": None}, {"channel": 0, "strength": None}, {"channel": 2, "strength": 1.5}
     ]  # fmt: skip
 
 
 def test_names_with_control_characters_move_no_cursor() -> None:
-    told = ActivationsOutcome(
+    messages = ActivationsOutcome(
         "dir/a\x1b[2J.png", "m", rows=[LayerDrawing("x", 7, (2, 2), 1, [(k, 1.0) for k in range(6)])], file="b\n.png"
     )
-    text = told.format()
+    text = messages.format()
     assert "\x1b[2J" not in text
     assert r"a\x1b[2J.png" in text
     assert r"b\n.png" in text

@@ -36,12 +36,12 @@ def test_the_mark_comes_first_in_the_table_on_the_sheet_and_on_the_page(
 ) -> None:
     outcome = audit("fruit/", "--page", "audit.html")
     assert outcome.status == 0, outcome.err
-    heading, _, head, first, *rest = outcome.out.splitlines()
+    heading, _, head, first, *remaining = outcome.out.splitlines()
     pattern = r"net\.py:fruit on cpu   gradcam at 1   80 images of 2 classes   \d+ clusters   \d+\.\d s"
     assert re.fullmatch(pattern, heading)
     assert head.split() == ["suspicion", "class", "images", "where", "same", "place", "in", "other", "classes"]
     assert re.split(r"\s{2,}", first.strip())[2:] == ["apple", "6 of 40", "in the bottom right corner", "0 of 40"]
-    looked_at = next(line for line in rest if "Look at these first: " in line)
+    looked_at = next(line for line in remaining if "Look at these first: " in line)
     assert set(re.findall(r"apple/\d\d\.png", looked_at)) <= set(marked)
     assert {"audit.png", "audit.html"} <= set(files(folder))
     page = (folder / "audit.html").read_text()
@@ -57,7 +57,7 @@ def test_the_mark_comes_first_in_the_table_on_the_sheet_and_on_the_page(
 def test_json_is_what_python_gives_and_a_table_says_the_classes(
     audit: Command, marked: list[str], folder: Path
 ) -> None:
-    rows = [f"fruit/{it}/{number:02}.png,{it}" for it in CLASSES for number in range(40)]
+    rows = [f"fruit/{item}/{number:02}.png,{item}" for item in CLASSES for number in range(40)]
     (folder / "labels.csv").write_text("\n".join(["image,class", *rows[:-1]]))
     outcome = audit("fruit/", "--labels", "labels.csv", "--json", "--output", "found/")
     assert outcome.status == 1

@@ -81,15 +81,15 @@ def test_a_folder_is_explained_under_the_same_relative_names(
 ) -> None:
     outcome = batch("photos", "-o", "out", "--layer", "layer4", "--format", "png", "--batch-size", 8)
     assert outcome.status == 1
-    done = [name for name in ORDER if "broken" not in name]
-    overlays = [name.rsplit(".", 1)[0] + "-gradcam.png" for name in done]
+    result = [name for name in ORDER if "broken" not in name]
+    overlays = [name.rsplit(".", 1)[0] + "-gradcam.png" for name in result]
     assert [name for name in files(folder / "out") if name.endswith(".png")] == sorted(overlays)
-    found = manifest(folder / "out")
-    assert [(record["image"], record["status"]) for record in found] == [
+    actual = manifest(folder / "out")
+    assert [(record["image"], record["status"]) for record in actual] == [
         (name, "failed" if "broken" in name else "ok") for name in ORDER
     ]
-    assert [record["explained"][0]["overlay"] for record in found if record["explained"]] == overlays
-    explanation = classifier.explain([photos / name for name in done], "layer4")
+    assert [record["explained"][0]["overlay"] for record in actual if record["explained"]] == overlays
+    explanation = classifier.explain([photos / name for name in result], "layer4")
     for i, name in enumerate(overlays):
         np.testing.assert_array_equal(pixels(folder / "out" / name), explanation.overlay(i))
 
@@ -128,11 +128,11 @@ def test_of_many_failures_the_first_are_named(capsys: pytest.CaptureFixture[str]
         display.add(Record(f"{number}.jpg", "m", error=f"{number}.jpg: is empty"))
     display.print_failures("out/manifest.jsonl")
     display.print_summary("out", left_out=0, report=None)
-    said = capsys.readouterr()
-    *named, last = said.err.splitlines()
+    message = capsys.readouterr()
+    *named, last = message.err.splitlines()
     assert named == [f"{number}.jpg: is empty" for number in range(20)]
     assert last == "... and 2 more, listed as failed in out/manifest.jsonl."
-    assert said.out.startswith("0 images explained, 22 failed   (")
+    assert message.out.startswith("0 images explained, 22 failed   (")
     assert display.has_failures
 
 
@@ -171,13 +171,13 @@ def test_a_list_says_which_class_of_each(batch: Command, folder: Path, photos: P
         "image,class\nphotos/b/koala.png,macaw\nphotos/macaw.png,\nphotos/b/panda.png,105\n"
     )
     assert batch("chosen.csv", "-o", "out").status == 0
-    found = manifest(folder / "out")
-    assert [(record["image"], record["explained"][0]["index"]) for record in found] == [
+    actual = manifest(folder / "out")
+    assert [(record["image"], record["explained"][0]["index"]) for record in actual] == [
         ("b/koala.png", 88),
         ("macaw.png", 88),
         ("b/panda.png", 105),
     ]
-    assert found[1]["predictions"][0]["label"] == "macaw"
+    assert actual[1]["predictions"][0]["label"] == "macaw"
     both = batch("chosen.csv", "-o", "other", "-c", "koala")
     assert both.status == 2
     assert "The list already names the classes to explain" in both.err
@@ -190,7 +190,7 @@ def test_a_list_that_asks_for_other_classes_is_refused(batch: Command, folder: P
     listed.write_text("image,class\n" + "".join(named))
     assert batch("chosen.csv", "-o", "out").status == 0
     before = tree(folder / "out")
-    for other, said in (
+    for other, message in (
         (
             ["photos/b/koala.png,koala\n", named[1]],
             r"explained 'macaw' in b/koala\.png, but now the list gives 'koala'",
@@ -204,7 +204,7 @@ def test_a_list_that_asks_for_other_classes_is_refused(batch: Command, folder: P
         listed.write_text("image,class\n" + "".join(other))
         outcome = batch("chosen.csv", "-o", "out", "--resume")
         assert outcome.status == 2
-        assert re.search(said, outcome.err)
+        assert re.search(message, outcome.err)
         assert tree(folder / "out") == before
     listed.write_text("image,class\n" + "".join(named) + "photos/b/panda.png,105\n")
     assert batch("chosen.csv", "-o", "out", "--resume").status == 0
@@ -339,14 +339,14 @@ def test_overwriting_removes_what_was_written_and_nothing_else(batch: Command, f
 def test_a_page_of_somebody_else_is_neither_removed_nor_replaced(
     gradcam_command: Command, batch: Command, folder: Path, photos: Path
 ) -> None:
-    mine = {"index.html": b"my page", "report/mine.css": b"my style", "report/details-mine/notes.txt": b"my notes"}
+    actual = {"index.html": b"my page", "report/mine.css": b"my style", "report/details-mine/notes.txt": b"my notes"}
     batch("photos/c", "-o", "out")
-    for name, data in mine.items():
+    for name, data in actual.items():
         (folder / "out" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "out" / name).write_bytes(data)
     assert batch("photos/c", "-o", "out", "--overwrite").status == 0
     before = tree(folder / "out")
-    assert {name: before.get(name) for name in mine} == mine
+    assert {name: before.get(name) for name in actual} == actual
     for refused in (batch("photos/c", "-o", "out", "--overwrite", "--report"), gradcam_command("report", "out")):
         assert refused.status == 2
         assert "index.html: is not a gradcam report, but a report would replace it" in refused.err
@@ -427,8 +427,8 @@ def test_the_line_of_a_run_with_too_many_failures_leads_to_its_end(
         named = {entry["overlay"] for record in recorded for entry in record["explained"]}
         assert named == {name for name in files(folder / "out") if name.endswith(".jpg")}, "an overlay has no record"
         outcome = gradcam_command(*shlex.split(outcome.err.splitlines()[-1])[1:])
-        found = manifest(folder / "out")
-        assert {record["image"] for record in recorded} <= {record["image"] for record in found}, "a record was lost"
+        actual = manifest(folder / "out")
+        assert {record["image"] for record in recorded} <= {record["image"] for record in actual}, "a record was lost"
     assert stops, "one failure is more than none"
     assert outcome.status == 1
     assert [record["image"] for record in manifest(folder / "out")] == sorted([*ORDER, "c/broken.jpg"], key=to_rank)
@@ -511,8 +511,8 @@ def test_the_line_to_resume_is_quoted_for_the_shell_and_printable(name: str) -> 
     line = format_resume(["batch", name, "-o", "out"])
     assert all(character.isprintable() for character in line)
     shell = f"gradcam() {{ printf '%s\\0' \"$@\"; }}; {line}"
-    said = subprocess.run(["bash", "-c", shell.encode()], capture_output=True, check=True).stdout
-    assert said.split(b"\0")[:-1] == [b"batch", b"--resume", os.fsencode(name), b"-o", b"out"]
+    stdout = subprocess.run(["bash", "-c", shell.encode()], capture_output=True, check=True).stdout
+    assert stdout.split(b"\0")[:-1] == [b"batch", b"--resume", os.fsencode(name), b"-o", b"out"]
 
 
 def test_a_run_of_names_that_were_piped_says_so(
@@ -571,7 +571,7 @@ def wait_for_records(folder: Path, count: int) -> None:
 def many(photos: Path) -> Path:
     (photos / "b" / "broken.jpg").unlink()
     for number in range(35):
-        name = [each for each in ORDER if "broken" not in each][number % 5]
+        name = [item for item in ORDER if "broken" not in item][number % 5]
         (photos / f"more-{number:02}{Path(name).suffix}").write_bytes((photos / name).read_bytes())
     return photos
 
@@ -609,7 +609,7 @@ def test_nobody_is_at_work_in_a_folder_that_is_let_go_of(
         raise error
 
     def close(folder: OutputFolder, *_: Any) -> None:
-        at_work.extend(each.name for each in threading.enumerate() if each.name.startswith("gradcam-pixels"))
+        at_work.extend(item.name for item in threading.enumerate() if item.name.startswith("gradcam-pixels"))
         closed.append(folder)
         actual(folder)
 
@@ -636,10 +636,10 @@ def test_a_signal_stops_it_cleanly(batch: Command, folder: Path, many: Path, num
     assert "Traceback" not in err
     line = err.strip().splitlines()[-1].strip()
     assert line.startswith("gradcam batch --resume photos -o out")
-    done = len(manifest(folder / "out"))
-    assert 3 <= done < 40
+    result = len(manifest(folder / "out"))
+    assert 3 <= result < 40
     # The signal may come when the last record is written, and not yet counted.
-    assert any(f"{count} of 40 images are finished" in err for count in (done - 1, done))
+    assert any(f"{count} of 40 images are finished" in err for count in (result - 1, result))
     assert not [name for name in files(folder / "out") if name.endswith(".tmp")]
     assert batch(*shlex.split(line)[2:]).status == 0
     batch("photos", "-o", "whole", "--batch-size", 2)
@@ -714,9 +714,9 @@ def test_a_full_disk_ends_it_and_room_resumes_it(
     try:
         outcome = batch("photos", "-o", "out", "--batch-size", 2)
         assert outcome.status == 1
-        said = outcome.err.splitlines()
-        assert "out/: no space left on device; free some space, then continue with --resume" in said
-        assert said[-1].strip().startswith("gradcam batch --resume --device cpu photos -o out")
+        lines = outcome.err.splitlines()
+        assert "out/: no space left on device; free some space, then continue with --resume" in lines
+        assert lines[-1].strip().startswith("gradcam batch --resume --device cpu photos -o out")
         recorded = manifest(folder / "out")
         assert len(recorded) < 6
         assert f"{len(recorded)} of 6 images are finished" in outcome.err
@@ -755,5 +755,5 @@ def test_pandas_reads_the_manifest(batch: Command, folder: Path, photos: Path) -
     table = pd.read_json(folder / "out" / "manifest.jsonl", lines=True)
     assert list(table["image"]) == ORDER
     assert (table["status"] == "ok").sum() == 5
-    found = gradcam.read_manifest(folder / "out")
-    assert [json.loads(record.to_json()) for record in found] == manifest(folder / "out")
+    actual = gradcam.read_manifest(folder / "out")
+    assert [json.loads(record.to_json()) for record in actual] == manifest(folder / "out")

@@ -55,13 +55,14 @@ def test_the_koala_passes_in_words_and_numbers(
     assert np.array_equal(pixels(folder / "koala-gradcam-check.png"), verdict.panel())
     assert re.search(r"^koala\.webp   \d+ x \d+   efficientnet_lite0 on cpu   \d+\.\d s$", outcome.out, re.M)
     assert "  koala (105), 93 %, by gradcam at layer4\n" in outcome.out
-    told = " ".join(outcome.out.split())
+    messages = " ".join(outcome.out.split())
     for test in verdict.tests:
-        assert f"passed {test.question} {test.reason}" in told
-    assert "Verdict: passed. A passed test does not prove that the heatmap is right." in told
-    assert f"{verdict.summary} → koala-gradcam-check.png" in told
+        assert f"passed {test.question} {test.reason}" in messages
+    assert "Verdict: passed. A passed test does not prove that the heatmap is right." in messages
+    assert f"{verdict.summary} → koala-gradcam-check.png" in messages
     assert (
-        "Distinguished from the mirrored heatmap, the heatmap shifted by a third, the heatmap of another image" in told
+        "Distinguished from the mirrored heatmap, the heatmap shifted by a third, the heatmap of another image"
+        in messages
     )
     assert max(map(len, outcome.out.splitlines())) <= WIDTH
 
@@ -106,10 +107,10 @@ def test_the_command_s_other_pictures_stand_beside(
     (folder / "broken.png").write_bytes(b"no picture")
     named = ["-m", f"{colour_model.__file__}:make", "--size", 32, "--crop", 1, "--mean", "0,0,0", "--std", "1,1,1"]
     outcome = gradcam_command("check", *named, "--device", "cpu", "--json", *pictures, folder / "broken.png")
-    found = records(outcome)
-    assert [record["status"] for record in found] == ["ok"] * 4 + ["failed"]
+    actual = records(outcome)
+    assert [record["status"] for record in actual] == ["ok"] * 4 + ["failed"]
     alone = records(gradcam_command("check", *named, "--device", "cpu", "--json", "-o", "alone", pictures[0]))[0]
-    effects = [{sham["name"]: sham["effect"] for sham in record["controls"]} for record in (found[0], alone)]
+    effects = [{sham["name"]: sham["effect"] for sham in record["controls"]} for record in (actual[0], alone)]
     assert effects[0]["edges"] != effects[1]["edges"]  # other pictures stand beside it
 
 
@@ -124,7 +125,7 @@ def test_a_broken_picture_does_not_stop_the_others(check: Command, folder: Path,
         "missing.png: does not exist",
     )
     assert "outcome" not in failed
-    assert [it["status"] for it in others] == ["ok", "ok"]
+    assert [item["status"] for item in others] == ["ok", "ok"]
     assert files(folder) == ["koala-gradcam-check-model.py_make.png", "panda-gradcam-check-model.py_make.png"]
 
 

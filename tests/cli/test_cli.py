@@ -114,10 +114,10 @@ def test_one_picture_gets_one_overlay_in_the_current_folder(run: Command, folder
     assert (outcome.status, outcome.err) == (0, "")
     assert files(folder) == ["cat_and_espresso-gradcam.png"]
     overlay, picture = pixels(folder / "cat_and_espresso-gradcam.png"), pixels(path)
-    seen = np.zeros(picture.shape[:2], dtype=bool)
-    seen[40:600, 120:680] = True  # what the network sees of 800 x 640
-    np.testing.assert_array_equal(overlay[~seen], picture[~seen])
-    assert (overlay[seen] != picture[seen]).any(axis=1).mean() > 0.2
+    tensor = np.zeros(picture.shape[:2], dtype=bool)
+    tensor[40:600, 120:680] = True  # what the network sees of 800 x 640
+    np.testing.assert_array_equal(overlay[~tensor], picture[~tensor])
+    assert (overlay[tensor] != picture[tensor]).any(axis=1).mean() > 0.2
 
 
 def test_the_overlay_is_the_one_that_python_gives(
@@ -164,7 +164,7 @@ def test_images_that_do_not_exist_need_no_pytorch(folder: Path, command: str) ->
     assert outcome.returncode == 1
     lines = outcome.stderr.splitlines()
     assert [f"{name}: does not exist" in lines for name in names] == [True] * len(names)
-    assert [each for each in lines if re.search(r"\| +torch$", each)] == []
+    assert [line for line in lines if re.search(r"\| +torch$", line)] == []
 
 
 def test_several_pictures_get_an_overlay_each(
@@ -551,7 +551,7 @@ def test_a_score_is_a_logit_a_probability_or_a_contrast(
     run: Command, small: Photo, classifier: gradcam.Classifier
 ) -> None:
     path = small("lemur.webp")
-    found = {
+    actual = {
         score: records(run(path, "--json", "-c", "383", "-c", "105", "--score", score))[0]
         for score in ("logit", "probability", "contrast")
     }
@@ -564,9 +564,9 @@ def test_a_score_is_a_logit_a_probability_or_a_contrast(
             "probability": np.exp(logits[index]) / np.exp(logits).sum(),
             "contrast": logits[index] - sum(rivals) / 5,
         }
-        for score, record in found.items():
+        for score, record in actual.items():
             assert record["explained"][position]["score"] == pytest.approx(expected[score], rel=1e-3, abs=1e-5)
-    record = found["probability"]
+    record = actual["probability"]
     assert record["explained"][0]["score"] == pytest.approx(record["predictions"][0]["probability"], abs=1e-6)
 
 
@@ -863,10 +863,10 @@ def test_a_report_of_a_problem_has_all_versions() -> None:
     for typed in (("--version", "--verbose"), ("--verbose", "--version")):
         ended = finish(start(*typed))
         assert (ended.status, ended.err) == (0, "")
-        told = dict(line.split(maxsplit=1) for line in ended.out.splitlines()[1:])
-        assert told["torch"] == torch.__version__
-        assert told["python"] == platform.python_version()
-        assert {"torchvision", "opencv", "numpy", "pillow", "system", "gpu"} <= told.keys()
+        messages = dict(line.split(maxsplit=1) for line in ended.out.splitlines()[1:])
+        assert messages["torch"] == torch.__version__
+        assert messages["python"] == platform.python_version()
+        assert {"torchvision", "opencv", "numpy", "pillow", "system", "gpu"} <= messages.keys()
 
 
 @pytest.mark.parametrize("arguments", [[], ["run"]])
@@ -921,11 +921,11 @@ def test_a_terminal_without_unicode_causes_no_traceback(
 
 def test_output_piped_on_windows_has_bars_and_arrows_of_ascii(small: Photo, folder: Path) -> None:
     arguments = ("run", small("coffee.jpg"), "--device", "cpu")
-    found = finish(start(*arguments, encoding="cp1252", env={"PYTHONIOENCODING": "cp1252"}))
-    assert (found.status, found.err) == (0, "")
-    assert re.search(r" %   #+\n", found.out)
-    assert "  ->  coffee-gradcam.png\n" in found.out
-    assert "?" not in found.out
+    actual = finish(start(*arguments, encoding="cp1252", env={"PYTHONIOENCODING": "cp1252"}))
+    assert (actual.status, actual.err) == (0, "")
+    assert re.search(r" %   #+\n", actual.out)
+    assert "  ->  coffee-gradcam.png\n" in actual.out
+    assert "?" not in actual.out
 
 
 @pytest.mark.parametrize(("encoding", "half"), [("cp1252", "#"), ("utf-8", "█")])
@@ -1093,10 +1093,10 @@ def test_what_is_no_file_is_neither_waited_for_nor_read(
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
     assert outcome.status in (1, 2)
-    first, *rest = [line for line in outcome.err.splitlines() if not line.startswith(("Usage:", "Try "))]
+    first, *remaining = [line for line in outcome.err.splitlines() if not line.startswith(("Usage:", "Try "))]
     assert f"{name.partition(':')[0]}" in first
     assert f"a {kind}, not a file" in first or "not a file" in first or "expected a Python file" in first
-    assert len(rest) <= 1
+    assert len(remaining) <= 1
     assert outcome.out.count("\n") <= 3
 
 
@@ -1162,8 +1162,8 @@ def test_the_line_to_go_on_with_can_be_pasted(tmp_path: Path) -> None:
     assert CONTROLS.search(line) is None
     assert "\n" not in line
     program = f"gradcam() {{ printf '%s\\0' \"$@\"; }}; LC_ALL=C.UTF-8; {line}"
-    done = subprocess.run(["bash", "-c", program], capture_output=True, check=True).stdout
-    assert [os.fsdecode(word) for word in done.split(b"\0")[:-1]] == ["batch", "--resume", *words[1:]]
+    stdout = subprocess.run(["bash", "-c", program], capture_output=True, check=True).stdout
+    assert [os.fsdecode(word) for word in stdout.split(b"\0")[:-1]] == ["batch", "--resume", *words[1:]]
 
 
 def test_colours_and_bars_of_our_own_pass_and_nothing_else_does() -> None:

@@ -35,16 +35,16 @@ def test_one_panel_for_each_picture(
     outcome = compare(small("koala.webp"), small("panda.webp"))
     assert (outcome.status, outcome.err) == (0, "")
     assert files(folder) == ["koala-compare.png", "panda-compare.png"]
-    found = classifier.compare(small("koala.webp"), layers=["layer4"], methods=METHODS)
-    assert np.array_equal(pixels(folder / "koala-compare.png"), gradcam.panel(found))
+    explanations = classifier.compare(small("koala.webp"), layers=["layer4"], methods=METHODS)
+    assert np.array_equal(pixels(folder / "koala-compare.png"), gradcam.panel(explanations))
     assert f"koala at layer4 (7 x 7)\n  by {', '.join(METHODS)}\n  →  koala-compare.png" in outcome.out
 
 
 def test_layers_and_classes_go_down(compare: Command, folder: Path, small: Photo) -> None:
     options = ["-l", "layer3", "-l", "layer4", "-c", "koala", "-c", "ice bear", "--method", "hirescam", "--json"]
     (record,) = records(compare(small("koala.webp"), *options))
-    found = [(entry["layer"], entry["label"], entry["method"], entry["overlay"]) for entry in record["explained"]]
-    assert found == [
+    actual = [(entry["layer"], entry["label"], entry["method"], entry["overlay"]) for entry in record["explained"]]
+    assert actual == [
         (layer, label, "hirescam", "koala-compare.png")
         for layer in ("layer3", "layer4")
         for label in ("koala", "ice bear")
@@ -81,9 +81,9 @@ def test_blank_maps_are_counted() -> None:
 
     record = Record("a.png", "m", None, [Prediction(1, "cat", 1.0)], [entry("gradcam", True), entry("hirescam", False)])
     record = dataclasses.replace(record, size=(10, 10), region=(0, 0, 10, 10))
-    told = format_report(Report(record, 0.1, grids=[(7, 7), (7, 7)], device="cpu"))
-    assert "no negative evidence in 1 of 2 heatmaps" in told
-    assert "cat at layer4 (7 x 7)\n  by gradcam, hirescam" in told
+    messages = format_report(Report(record, 0.1, grids=[(7, 7), (7, 7)], device="cpu"))
+    assert "no negative evidence in 1 of 2 heatmaps" in messages
+    assert "cat at layer4 (7 x 7)\n  by gradcam, hirescam" in messages
 
 
 def test_a_score_of_ones_own_is_not_compared_with_another(compare: Command, small: Photo) -> None:
@@ -166,7 +166,9 @@ def test_every_method_has_a_line_with_its_cost(gradcam_command: Command) -> None
     title, *lines = outcome.out.splitlines()
     assert re.split("  +", title) == ["method", "forward passes", "summary"]
     methods = [*gradcam.METHODS.values(), *ATTRIBUTIONS.values()]
-    assert [re.split("  +", line) for line in lines] == [[it.name, it.cost, it.summary] for it in methods]
+    assert [re.split("  +", line) for line in lines] == [
+        [method.name, method.cost, method.summary] for method in methods
+    ]
 
 
 def test_papers_are_listed_with_verbose(gradcam_command: Command) -> None:
@@ -223,7 +225,7 @@ def test_run_writes_the_picture_of_an_attribution(
         "signed",
     )
     assert entry["score"] == pytest.approx(attribution.scores.item(), abs=1e-4)
-    assert next(each["label"] for each in record["predictions"]) == "koala"
+    assert next(item["label"] for item in record["predictions"]) == "koala"
 
 
 def test_maps_and_attributions_in_one_call(run: Command, folder: Path, small: Photo) -> None:

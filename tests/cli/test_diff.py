@@ -72,18 +72,18 @@ def test_the_table_has_the_numbers_of_python(
 ) -> None:
     outcome = gradcam_command("diff", models("make"), models("other"), pictures, *SIZES)
     old, new = (gradcam.load_classifier(models(name), size=64, device="cpu") for name in ("make", "other"))
-    found = diff_in_python(old, new, pictures)
+    actual = diff_in_python(old, new, pictures)
     assert outcome.status == 0
     assert files(folder) == []  # nothing that nobody asked for
     lines = outcome.out.splitlines()
     assert re.fullmatch(r".*make → .*other   gradcam at last   \d+\.\d s", lines[0])
     assert lines[2].split() == ["image", "old", "new", "correlation", "top", "30", "%", "moved"]
     words = {"map": "different heatmap", "class": "another class", "none": "alike"}
-    for line, row in zip(lines[3:], found.rows):
-        old_says, new_says = (f"class {it.index} {100 * it.probability:.0f} %" for it in (row.old, row.new))
+    for line, row in zip(lines[3:], actual.rows):
+        old_says, new_says = (f"class {item.index} {100 * item.probability:.0f} %" for item in (row.old, row.new))
         numbers = f"{row.correlation:.3f} {100 * row.overlap:.0f} % {100 * row.moved:.1f} %"
         assert told(line) == f"{row.image} {old_says} {new_says} {numbers} {words[row.change]}"
-    assert lines[-2:] == [f"  {found.summary}.", ""]
+    assert lines[-2:] == [f"  {actual.summary}.", ""]
 
 
 def test_json_has_a_line_for_each_picture_the_worst_first(
@@ -96,9 +96,9 @@ def test_json_has_a_line_for_each_picture_the_worst_first(
     *rows, failed = records(outcome)
     assert (failed["image"], failed["status"]) == ("broken.jpg", "failed")
     old, new = (gradcam.load_classifier(models(name), size=64, device="cpu") for name in ("make", "other"))
-    found = diff_in_python(old, new, pictures)
-    assert [row["image"] for row in rows] == [row.image for row in found.rows]
-    for record, row in zip(rows, found.rows):
+    actual = diff_in_python(old, new, pictures)
+    assert [row["image"] for row in rows] == [row.image for row in actual.rows]
+    for record, row in zip(rows, actual.rows):
         assert {key: record[key] for key in row.to_record()} == row.to_record()
         assert (record["schema"], record["status"], record["met"]) == (1, "ok", ["correlation<2"])
 
@@ -131,10 +131,10 @@ def test_a_snapshot_is_taken_and_compared_with(
     with_both = diff(models("make"), models("other"), pictures, "--json")
     numbers = [
         [
-            {key: it[key] for key in ("image", "correlation", "overlap", "moved", "drop", "old", "new")}
-            for it in records(each)
+            {key: record[key] for key in ("image", "correlation", "overlap", "moved", "drop", "old", "new")}
+            for record in records(item)
         ]
-        for each in (kept, with_both)
+        for item in (kept, with_both)
     ]
     assert numbers[0] == numbers[1]
 
@@ -144,8 +144,8 @@ def test_saving_says_what_it_kept(diff: Command, models: Callable[[str], str], p
     assert "models.py:make   gradcam at last   3 images\n" in outcome.out
     assert "→  base.npz" in outcome.out
     again = diff(models("make"), pictures, "--save", "base.npz", "--json")
-    assert [it["image"] for it in records(again)] == ["coffee.png", "koala.png", "panda.png"]
-    assert all(it["predictions"] for it in records(again))
+    assert [record["image"] for record in records(again)] == ["coffee.png", "koala.png", "panda.png"]
+    assert all(record["predictions"] for record in records(again))
 
 
 def test_conditions_end_with_status_1_and_say_why(
@@ -164,12 +164,13 @@ def test_conditions_end_with_status_1_and_say_why(
     outcome = diff(models("make"), models("other"), pictures, *options, "-q")
     assert (outcome.status, outcome.out) == (1, "")
     least = min(
-        records(diff(models("make"), models("other"), pictures, "--json")), key=lambda it: float(str(it["correlation"]))
+        records(diff(models("make"), models("other"), pictures, "--json")),
+        key=lambda item: float(str(item["correlation"])),
     )
     assert f"images: {least['image']} has {least['correlation']:.4g}\n" in outcome.err
     most = diff(models("make"), models("other"), pictures, "--fail-if", "moved>0.0001", "-q").err
     greatest = max(
-        records(diff(models("make"), models("other"), pictures, "--json")), key=lambda it: float(str(it["moved"]))
+        records(diff(models("make"), models("other"), pictures, "--json")), key=lambda item: float(str(item["moved"]))
     )
     assert most == f"Failed: moved>0.0001 in 3 images: {greatest['image']} has {greatest['moved']:.4g}\n"
     assert re.search(r"^Failed: correlation<0.99 in \d images?: \w+\.png has -?0\.\d+$", outcome.err, re.M)
@@ -229,7 +230,7 @@ def test_the_page_is_one_file_that_needs_no_other(
     assert files(folder) == ["it.html"]
     page = (folder / "it.html").read_text(encoding="utf-8")
     assert re.findall(r"<h2><span>(.*?)</span>", page) == [
-        it["image"] for it in records(outcome) if it["status"] == "ok"
+        record["image"] for record in records(outcome) if record["status"] == "ok"
     ]
     assert page.count("<img ") == 12
     assert "broken &lt;b&gt;.jpg: is not an image" in page
@@ -299,12 +300,12 @@ def test_mistakes_are_told_in_a_line(
     if "base" in words:
         diff(models("make"), "photos/", "--save", "base")
     before = files(folder)
-    named = [models(it) if it in ("make", "other", "five", "renamed", "nobody") else it for it in words]
+    named = [models(word) if word in ("make", "other", "five", "renamed", "nobody") else word for word in words]
     outcome = diff(*named)
     assert outcome.status == 2
     assert message in told(outcome.err)
     assert "Traceback" not in outcome.err
-    assert [it for it in files(folder) if "__pycache__" not in it] == before
+    assert [file for file in files(folder) if "__pycache__" not in file] == before
 
 
 def test_quiet_says_nothing(diff: Command, models: Callable[[str], str], small: Photo, folder: Path) -> None:

@@ -20,25 +20,25 @@ def test_the_edited_picture_is_explained_and_drawn(
 ) -> None:
     picture = photo("coffee.jpg")
     edits = ["erase:40:100,90+160,120", "mean:0,0,50,50"]
-    told = run(picture, *(word for each in edits for word in ("--edit", each)), "--json")
-    assert told.status == 0, told.err
-    record = json.loads(told.out)
+    result = run(picture, *(word for edit in edits for word in ("--edit", edit)), "--json")
+    assert result.status == 0, result.err
+    record = json.loads(result.out)
     edited = edit_image(gradcam.read_image(picture), edits)
-    one = classifier.explain(edited)
+    explanation = classifier.explain(edited)
     assert record["edits"] == edits
-    assert record["predictions"][0]["probability"] == pytest.approx(float(one.probabilities().max()), abs=1e-4)
+    assert record["predictions"][0]["probability"] == pytest.approx(float(explanation.probabilities().max()), abs=1e-4)
     (made,) = files(folder)
     assert made == "coffee-gradcam-edited.png"
-    assert abs(pixels(folder / made).astype(int) - one.overlay()).mean() < 1
+    assert abs(pixels(folder / made).astype(int) - explanation.overlay()).mean() < 1
 
 
 def test_other_words_are_wrong_usage(run: Command, photo: Callable[[str], Path]) -> None:
-    found = run(photo("coffee.jpg"), "--edit", "smear:1,2")
-    assert found.status == 2
-    assert "KIND:RADIUS:X,Y" in found.err
+    result = run(photo("coffee.jpg"), "--edit", "smear:1,2")
+    assert result.status == 2
+    assert "KIND:RADIUS:X,Y" in result.err
 
 
 def test_what_lies_beside_the_picture_is_an_error(run: Command, photo: Callable[[str], Path]) -> None:
-    found = run(photo("coffee.jpg"), "--edit", "mean:1000,0,1010,10")
-    assert found.status == 1
-    assert "mean:1000,0,1010,10 is outside the image, which is 600 pixels wide and 400 high." in found.err
+    result = run(photo("coffee.jpg"), "--edit", "mean:1000,0,1010,10")
+    assert result.status == 1
+    assert "mean:1000,0,1010,10 is outside the image, which is 600 pixels wide and 400 high." in result.err

@@ -67,10 +67,10 @@ def test_a_table_on_the_terminal_and_what_is_the_same_for_all(command: Command, 
     outcome = command(pictures, "--methods", "gradcam,eigencam", "--metrics", "average-drop,grid", "--seed", "2")
     assert outcome.status == 0
     assert files(folder) == ["labels.txt", *(f"pictures/{path.name}" for path in sorted(pictures.iterdir()))]
-    note, *said = outcome.err.splitlines()
+    note, *message = outcome.err.splitlines()
     assert note.startswith(NOTE)
     model = f"{colour_model.__file__}:make on cpu"
-    assert said == [
+    assert message == [
         f"7 images, 7 mosaics of four   {model}   layer relu   seed 2",
         "logit of the most probable class; shorter side to 32, centre crop 32 x 32, bilinear",
         "Cost: 6 heatmaps x 1 forward pass x 7 images = 42 forward passes, plus 1 run of each method per image and 1 per "
@@ -138,14 +138,14 @@ def test_metrics_of_localisation_from_boxes(command: Command, folder: Path, pict
         pictures, "--methods", "gradcam", "--annotations", "boxes.csv", "--metrics", "annotations", "-o", "a.csv"
     )
     assert outcome.status == 0
-    found = rows(folder / "a.csv")
-    assert {row["metric"] for row in found} == {name for name, it in METRICS.items() if it.group == "annotations"}
-    assert {row["image"] for row in found} == {"0-red.png", "1-green.png"}
+    actual = rows(folder / "a.csv")
+    assert {row["metric"] for row in actual} == {name for name, item in METRICS.items() if item.group == "annotations"}
+    assert {row["image"] for row in actual} == {"0-red.png", "1-green.png"}
     pointing = [
-        float(row["value"]) for row in found if (row["method"], row["metric"]) == ("gradcam", "energy-pointing")
+        float(row["value"]) for row in actual if (row["method"], row["metric"]) == ("gradcam", "energy-pointing")
     ]
     assert pointing == pytest.approx([1, 1], abs=0.1)
-    assert len({row["annotations_sha256"] for row in found} - {""}) == 1
+    assert len({row["annotations_sha256"] for row in actual} - {""}) == 1
 
 
 def test_without_controls(command: Command, pictures: Path) -> None:
@@ -359,6 +359,6 @@ def test_help_imports_no_torch() -> None:
 
     code = "import sys; sys.argv = ['gradcam', 'evaluate', '--help']; import gradcam.cli as c\ntry: c.main()\n"
     code += "except SystemExit: print(sorted({'torch', 'numpy', 'cv2', 'matplotlib'} & set(sys.modules)))"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert found.endswith("[]\n")
-    assert "--annotations" in found
+    stdout = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert stdout.endswith("[]\n")
+    assert "--annotations" in stdout

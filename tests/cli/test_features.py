@@ -87,13 +87,13 @@ def photos(folder: Path, photo: Photo) -> Path:
 
 def hooked(classifier: gradcam.Classifier, path: Path, layer: str) -> torch.Tensor:
     """The oracle: a plain hook, one picture at a time."""
-    found: list[torch.Tensor] = []
+    results: list[torch.Tensor] = []
     module = classifier.model.get_submodule(layer)
-    handle = module.register_forward_hook(lambda module, args, output: found.append(output.clone()))
+    handle = module.register_forward_hook(lambda module, args, output: results.append(output.clone()))
     with torch.no_grad():
         classifier.model(classifier.batch([gradcam.read_image(path)]))
     handle.remove()
-    return found[0][0]
+    return results[0][0]
 
 
 def test_an_npz_file_has_every_pictures_features_and_their_names(
@@ -136,10 +136,10 @@ def test_a_safetensors_file_keeps_the_precision_and_says_whose_features_they_are
     classifier = gradcam.load_classifier(device="cpu", precision="bf16")
     images = classifier.batch([gradcam.read_image(photos / name) for name in NAMES])
     expected = extraction.features(classifier.model, images, ["layer1", "layer3"])
-    found = safetensors.torch.load_file(folder / "f.safetensors")
-    assert found.keys() == expected.keys()
+    actual = safetensors.torch.load_file(folder / "f.safetensors")
+    assert actual.keys() == expected.keys()
     for name, tensor in expected.items():
-        assert torch.equal(found[name], tensor), name
+        assert torch.equal(actual[name], tensor), name
     with safetensors.safe_open(folder / "f.safetensors", "pt") as file:
         about = file.metadata()
     assert json.loads(about.pop("names")) == NAMES
@@ -164,11 +164,11 @@ def test_pooled_features_are_the_mean_over_the_picture(
     layers = ("-l", "layer4", "-l", "head.1", "-l", "head")
     assert inspect(photos, *layers, "--pool", "-o", "p.npz").status == 0
     assert inspect(photos, *layers, "-o", "f.npz").status == 0
-    pooled, whole = np.load("p.npz"), np.load("f.npz")
+    pooled, full = np.load("p.npz"), np.load("f.npz")
     assert pooled["layer4"].shape == (3, 320)
-    np.testing.assert_allclose(pooled["layer4"], whole["layer4"].mean((2, 3)), rtol=1e-4, atol=1e-6)
-    np.testing.assert_array_equal(pooled["head.1"], whole["head.1"][:, :, 0, 0])
-    np.testing.assert_array_equal(pooled["head"], whole["head"])
+    np.testing.assert_allclose(pooled["layer4"], full["layer4"].mean((2, 3)), rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(pooled["head.1"], full["head.1"][:, :, 0, 0])
+    np.testing.assert_array_equal(pooled["head"], full["head"])
 
 
 def vit() -> torch.nn.Module:
@@ -182,22 +182,22 @@ def swin() -> torch.nn.Module:
 @pytest.mark.parametrize(
     ("make", "layer", "places", "options"),
     [
-        (vit, "encoder.ln", lambda it: it[:, 1:], ()),
-        (vit, "encoder.ln", lambda it: it[:, 1:], ("--reshape", "4x4")),
-        (swin, "features", lambda it: it.flatten(1, 2), ()),
-        (swin, "features", lambda it: it.flatten(2).mT, ("--reshape", "channels first")),
+        (vit, "encoder.ln", lambda item: item[:, 1:], ()),
+        (vit, "encoder.ln", lambda item: item[:, 1:], ("--reshape", "4x4")),
+        (swin, "features", lambda item: item.flatten(1, 2), ()),
+        (swin, "features", lambda item: item.flatten(2).mT, ("--reshape", "channels first")),
     ],
 )
 def test_tokens_are_pooled_over_the_patches_alone(
     gradcam_command: Command, photos: Path, *, make: Any, layer: str, places: Any, options: Any
 ) -> None:
     network = make().eval()
-    made = gradcam.load_classifier(network, size=32, layer=layer)
+    classifier = gradcam.load_classifier(network, size=32, layer=layer)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gradcam.cli.inspect.features.load_model", lambda choice, layer: made)
+        patch.setattr("gradcam.cli.inspect.features.load_model", lambda choice, layer: classifier)
         outcome = gradcam_command("inspect", "features", photos, "-l", layer, "--pool", "-o", "p.npz", *options)
     assert outcome.status == 0, outcome.err
-    images = made.batch([gradcam.read_image(photos / name) for name in NAMES])
+    images = classifier.batch([gradcam.read_image(photos / name) for name in NAMES])
     expected = places(extraction.features(network, images, layer)[layer]).mean(1)
     np.testing.assert_allclose(np.load("p.npz")[layer], expected.numpy(), rtol=1e-4, atol=1e-5)
 
@@ -300,10 +300,10 @@ def test_a_layer_may_be_called_names_in_a_safetensors_file(tiny: Command, folder
 def test_layers_that_differ_from_picture_to_picture_are_an_error(
     tiny: Command, folder: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = Extractor.extract
+    extract = Extractor.extract
 
     def grow(self: Extractor, pictures: Any, *, classes: Any = None) -> Any:
-        rows = whole(self, pictures, classes=classes)
+        rows = extract(self, pictures, classes=classes)
         return [{"conv": row["conv"][:, : 4 - i]} for i, row in enumerate(rows)]
 
     monkeypatch.setattr(Extractor, "extract", grow)
@@ -369,9 +369,9 @@ def assert_aligned(data: bytes) -> None:
     assert size % 8 == 0
     header = json.loads(data[8 : 8 + size])
     widths = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-    tensors = [it for name, it in header.items() if name != "__metadata__"]
-    assert all(it["data_offsets"][0] % widths[it["dtype"]] == 0 for it in tensors)
-    assert max(it["data_offsets"][1] for it in tensors) == len(data) - 8 - size
+    tensors = [item for name, item in header.items() if name != "__metadata__"]
+    assert all(tensor["data_offsets"][0] % widths[tensor["dtype"]] == 0 for tensor in tensors)
+    assert max(tensor["data_offsets"][1] for tensor in tensors) == len(data) - 8 - size
 
 
 def test_every_kind_of_row_comes_back(tmp_path: Path) -> None:
@@ -395,24 +395,24 @@ def test_every_kind_of_row_comes_back(tmp_path: Path) -> None:
             shapes = file.layers
         if suffix == ".npz":
             with np.load(tmp_path / "f.npz", allow_pickle=False) as archive:
-                found = {name: torch.from_numpy(archive[name]) for name in archive if name != "names"}
+                actual = {name: torch.from_numpy(archive[name]) for name in archive if name != "names"}
                 assert archive["names"].tolist() == names
             with zipfile.ZipFile(tmp_path / "f.npz") as archive:
                 assert archive.testzip() is None
                 # Without the time, so that the same features are the same bytes.
                 assert {entry.date_time for entry in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
         else:
-            found = safetensors.torch.load_file(tmp_path / "f.safetensors")
+            actual = safetensors.torch.load_file(tmp_path / "f.safetensors")
             assert_aligned((tmp_path / "f.safetensors").read_bytes())
             with safetensors.safe_open(tmp_path / "f.safetensors", "pt") as opened:
                 assert json.loads(opened.metadata()["names"]) == names
         for name in rows[0]:
             expected = torch.stack([row[name] for row in rows])
-            assert torch.equal(found[name].double(), expected.double()), (suffix, name)
-            assert (tuple(expected.shape), str(found[name].dtype)) == (shapes[name][0], f"torch.{shapes[name][1]}")
+            assert torch.equal(actual[name].double(), expected.double()), (suffix, name)
+            assert (tuple(expected.shape), str(actual[name].dtype)) == (shapes[name][0], f"torch.{shapes[name][1]}")
         kept = {"half": torch.bfloat16 if suffix != ".npz" else torch.float32, "tiny": torch.float32}
         kept |= {"float16": torch.float16, "number": torch.float64, "odd": torch.float32}
-        assert {name: found[name].dtype for name in kept} == kept
+        assert {name: actual[name].dtype for name in kept} == kept
 
 
 def test_rows_that_do_not_fit_are_refused_before_any_of_them_is_kept(tmp_path: Path) -> None:
@@ -422,9 +422,9 @@ def test_rows_that_do_not_fit_are_refused_before_any_of_them_is_kept(tmp_path: P
             file.add("b", {"one": torch.ones(2), "two": torch.ones(3)})
         file.add("c", {"one": torch.zeros(2), "two": torch.zeros(2)})
         file.write({})
-    found = np.load(tmp_path / "f.npz")
-    assert found["names"].tolist() == ["a", "c"]
-    assert found["one"].tolist() == found["two"].tolist() == [[1, 1], [0, 0]]
+    data = np.load(tmp_path / "f.npz")
+    assert data["names"].tolist() == ["a", "c"]
+    assert data["one"].tolist() == data["two"].tolist() == [[1, 1], [0, 0]]
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="open files are not listed here")

@@ -73,8 +73,8 @@ def test_records_of_every_layer_and_of_a_picture_that_failed(
     assert [layer["name"] for layer in record["layers"]] == [layer.name for layer in flow.layers]
     for layer, expected in zip(record["layers"], flow.layers):
         assert layer["activations"]["norm"] == pytest.approx(expected.activations.norm, rel=1e-5)
-        assert [it["ratio"] for it in layer["parameters"]] == pytest.approx(
-            [it.ratio for it in expected.parameters], rel=1e-5
+        assert [item["ratio"] for item in layer["parameters"]] == pytest.approx(
+            [parameter.ratio for parameter in expected.parameters], rel=1e-5
         )
 
 
@@ -131,9 +131,9 @@ def test_where_plots_go(inspect: Command, folder: Path, small: Photo, classifier
 def test_without_matplotlib_there_is_the_table(
     inspect: Command, folder: Path, small: Photo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = importlib.util.find_spec
+    find_spec = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *rest: None if name == "matplotlib" else found(name, *rest)
+        importlib.util, "find_spec", lambda name, *rest: None if name == "matplotlib" else find_spec(name, *rest)
     )
     path = small("koala.webp")
     outcome = inspect(path, "-l", "head.*")

@@ -183,7 +183,8 @@ SLOW = ("audit", "check", "evaluate", "recommend")
 
 
 @pytest.mark.parametrize(
-    "command", [pytest.param(it, marks=[pytest.mark.slow] if it in SLOW else []) for it in list_commands()]
+    "command",
+    [pytest.param(command, marks=[pytest.mark.slow] if command in SLOW else []) for command in list_commands()],
 )
 @pytest.mark.filterwarnings("ignore")
 def test_every_example_runs(

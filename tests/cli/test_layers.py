@@ -99,9 +99,9 @@ def test_json_is_what_python_lists(layers: Command) -> None:
     expected = [asdict(row) for row in rows]
     for fields in expected:
         fields["suggested"] = fields.pop("is_suggested")
-    found = [json.loads(line) for line in outcome.out.splitlines()]
-    assert all((fields.pop("schema"), fields.pop("model")) == (1, "resnet18") for fields in found)
-    assert found == json.loads(json.dumps(expected))
+    actual = [json.loads(line) for line in outcome.out.splitlines()]
+    assert all((fields.pop("schema"), fields.pop("model")) == (1, "resnet18") for fields in actual)
+    assert actual == json.loads(json.dumps(expected))
     assert records(outcome)["layer4"]["grid"] == [2, 3]
 
 
@@ -123,7 +123,7 @@ def test_how_deep_the_table_goes(layers: Command) -> None:
     ("pattern", "expected"),
     [
         ("layer4.0.conv", ["layer4.0.conv1", "layer4.0.conv2"]),
-        ("layer?.1.bn2", [f"layer{it}.1.bn2" for it in (1, 2, 3, 4)]),
+        ("layer?.1.bn2", [f"layer{item}.1.bn2" for item in (1, 2, 3, 4)]),
         ("layer[34]", ["layer3", "layer4"]),
         ("*", [name for name, _ in models.resnet18(weights=None).named_modules() if name]),
     ],
@@ -227,7 +227,7 @@ def test_a_skeleton_has_the_parts_of_the_model_and_no_values() -> None:
     assert {key: value.shape for key, value in model.state_dict().items()} == {
         key: value.shape for key, value in real.state_dict().items()
     }
-    assert not any(it.is_meta for it in torch.nn.Linear(2, 2).parameters())
+    assert not any(parameter.is_meta for parameter in torch.nn.Linear(2, 2).parameters())
 
 
 OWN = """
@@ -311,16 +311,16 @@ def test_a_network_of_volumes(layers: Command, tmp_path: Path, channels: int) ->
     assert any(line.startswith("→ 1") and "4 x 3 x 4 x 6 " in line for line in lines)
     way = lines[-1].removeprefix("This model takes volumes. Explain a volume in Python: ").removesuffix(".")
     model, volume = find_function("own.py:build")().eval(), torch.randn(1, channels, 6, 8, 12)
-    found = eval(way, {"gradcam": gradcam, "model": model, "volume": volume})
-    assert (found.layer, found.maps.shape) == ("1", (1, 1, 3, 4, 6))
+    actual = eval(way, {"gradcam": gradcam, "model": model, "volume": volume})
+    assert (actual.layer, actual.maps.shape) == ("1", (1, 1, 3, 4, 6))
     if channels == 3:
         assert [list_layers(model, size)[1].grid for size in ((6, 8, 12), 8)] == [(3, 4, 6), (8, 4, 4)]
 
 
 def test_what_is_said_of_two_pathways_works(layers: Command, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(VOLUMES.format(channels=3, forward="model(clip)"))
-    said = layers("own.py:OfOneClip").err
-    forward = said.partition("forward(clip) returns ")[2].partition(" (SlowFast)")[0]
+    err = layers("own.py:OfOneClip").err
+    forward = err.partition("forward(clip) returns ")[2].partition(" (SlowFast)")[0]
     (tmp_path / "own.py").write_text(VOLUMES.format(channels=3, forward=forward))
     assert layers("own.py:OfOneClip", "--size", "16x12x12").status == 0
 
@@ -468,9 +468,9 @@ def test_timms_and_hugging_faces_models(layers: Command, tmp_path: Path, monkeyp
 
 
 def test_layers_whose_cells_lie_elsewhere_are_marked(layers: Command) -> None:
-    found = records(layers("timm:mobilevitv2_050", "stages.3.1", "--size", "192", "--json"))
-    assert found["stages.3.1.transformer"]["places"] <= 3
-    assert found["stages.3.1"]["places"] is None  # behind a convolution that folds them back
-    shown = layers("timm:mobilevitv2_050", "stages.3.1.transformer", "--size", "192").out
-    assert "  yes, but its cells are not aligned with the image\n" in shown
+    actual = records(layers("timm:mobilevitv2_050", "stages.3.1", "--size", "192", "--json"))
+    assert actual["stages.3.1.transformer"]["places"] <= 3
+    assert actual["stages.3.1"]["places"] is None  # behind a convolution that folds them back
+    out = layers("timm:mobilevitv2_050", "stages.3.1.transformer", "--size", "192").out
+    assert "  yes, but its cells are not aligned with the image\n" in out
     assert "elsewhere" not in layers("timm:vit_tiny_patch16_224", "blocks.3", "--size", "224").out

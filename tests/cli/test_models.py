@@ -85,9 +85,9 @@ def test_a_model_of_ones_own_is_explained(run: Command, here: Path, small: Photo
     (record,) = records(outcome)
     assert record["model"] == name
     expected = load(here, labels=["ant", "bee", "cow"]).explain(path, target="cow")
-    found = {entry["label"]: entry["probability"] for entry in record["predictions"]}
+    actual = {entry["label"]: entry["probability"] for entry in record["predictions"]}
     for label, probability in zip(("ant", "bee", "cow"), expected.probabilities()[0].tolist()):
-        assert found[label] == pytest.approx(probability, abs=1e-6)
+        assert actual[label] == pytest.approx(probability, abs=1e-6)
     assert (pixels(next(here.glob("koala-gradcam-*_make.png"))) == expected.overlay()).all()
 
 
@@ -116,7 +116,7 @@ def test_one_logit_is_explained_for_and_against(run: Command, here: Path, small:
     (here / "labels.txt").write_text("crack\n")
     outcome = run(small("koala.webp"), "-m", "net.py:one", "--labels", "labels.txt", *PLAIN, "-c", wanted, "--json")
     (entry,) = records(outcome)[0]["explained"]
-    probability = {each["index"]: each["probability"] for each in records(outcome)[0]["predictions"]}
+    probability = {record["index"]: record["probability"] for record in records(outcome)[0]["predictions"]}
     assert entry["label"] == ("crack" if sign > 0 else "not crack")
     assert probability[1] == pytest.approx(torch.tensor(sign * entry["score"]).sigmoid().item(), abs=1e-5)
     assert probability[0] + probability[1] == pytest.approx(1, abs=1e-6)
@@ -147,8 +147,8 @@ def test_models_of_ones_own_are_compared(gradcam_command: Command, here: Path, s
     path = small("koala.webp")
     outcome = gradcam_command("compare", path, "--device", "cpu", "-m", "net.py:make", *PLAIN, "--method", "gradcam")
     assert outcome.status == 0
-    found = load(here).compare(path, layers=["features"], methods=["gradcam"])
-    assert (pixels(here / "koala-compare-net.py_make.png") == gradcam.panel(found)).all()
+    explanations = load(here).compare(path, layers=["features"], methods=["gradcam"])
+    assert (pixels(here / "koala-compare-net.py_make.png") == gradcam.panel(explanations)).all()
 
 
 def test_a_model_of_torchvision_with_weights_from_a_file(run: Command, here: Path, small: Photo, hub: Path) -> None:
@@ -219,22 +219,22 @@ def test_models_are_listed_with_the_files_that_are_here(listed: Callable[..., li
     here = provider.cached_file(models.ResNet50_Weights.IMAGENET1K_V1)
     here.parent.mkdir(parents=True)
     here.touch()
-    found = {entry["name"]: entry for entry in listed()}
-    names = list(found)
+    actual = {entry["name"]: entry for entry in listed()}
+    names = list(actual)
     assert names[0] == "efficientnet_lite0"
     places = (models, models.detection, models.segmentation)
     assert names[1:-7] == [name for place in places for name in models.list_models(module=place)]
     of_packages = ["open_clip:NAME", "smp:FOLDER", "yolo:FILE.pt", "timm:NAME", "hf:NAME"]
     assert names[-7:] == [*of_packages, "FILE.py:FUNCTION", "MODULE:FUNCTION"]
-    assert [found[name]["task"] for name in ("resnet50", "ssd300_vgg16", "fcn_resnet50", "hf:NAME")] == [
+    assert [actual[name]["task"] for name in ("resnet50", "ssd300_vgg16", "fcn_resnet50", "hf:NAME")] == [
         "classification",
         "detection",
         "segmentation",
         None,
     ]
-    assert found["resnet50"]["weights"] == {"IMAGENET1K_V2": False, "IMAGENET1K_V1": True}
-    assert list(found["vgg16"]["weights"]) == ["IMAGENET1K_V1"]  # the others are of no classifier
-    assert all(entry["weights"] or entry["summary"] for entry in found.values())
+    assert actual["resnet50"]["weights"] == {"IMAGENET1K_V2": False, "IMAGENET1K_V1": True}
+    assert list(actual["vgg16"]["weights"]) == ["IMAGENET1K_V1"]  # the others are of no classifier
+    assert all(entry["weights"] or entry["summary"] for entry in actual.values())
 
 
 @pytest.mark.parametrize(

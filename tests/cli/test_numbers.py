@@ -114,9 +114,9 @@ def test_pytorch_is_not_imported_for_a_number_that_is_refused(words: tuple[str, 
     command, *option = words
     (tmp_path / "a.png").touch()
     line = [sys.executable, "-c", RUN, command, "a.png", *option]
-    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.stdout.splitlines()[-1] == "False", done.stdout
-    assert len(done.stdout.splitlines()) == 2
+    result = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert result.stdout.splitlines()[-1] == "False", result.stdout
+    assert len(result.stdout.splitlines()) == 2
 
 
 def test_python_refuses_as_many_threads(tmp_path: Path) -> None:

@@ -45,13 +45,13 @@ def write_huge(path: Path) -> None:
 def test_one_picture_is_one_file(photo: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copy(photo("coffee.jpg"), tmp_path)
-    told = run("page", "coffee.jpg", *FAST, "-o", "photo.html", "--class", "tripod").output
+    output = run("page", "coffee.jpg", *FAST, "-o", "photo.html", "--class", "tripod").output
     data = read(tmp_path / "photo.html")
     assert data["image"]["name"] == "coffee.jpg"
     assert data["targets"]["names"][data["first"]] == "tripod"
     assert data["model"]["words"] == []
     assert data["verdict"] is None
-    assert "photo.html" in told
+    assert "photo.html" in output
     assert {path.name for path in tmp_path.iterdir()} == {"coffee.jpg", "photo.html"}
     assert not run("page", "coffee.jpg", *FAST, "--quiet").output
     assert read(tmp_path / "coffee.html") == read(tmp_path / "photo.html") | {"first": 0}

@@ -45,13 +45,13 @@ KEPT = 30_000  # of 245,760 pages that are asked for
 
 def look(statements: str, more: Mapping[str, str] | None = None) -> tuple[int, str | None]:
     """The page faults of a process, and for how many turns GNU OpenMP is to spin, once it has run these statements."""
-    mine = ("MALLOC_", "GLIBC_TUNABLES", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(mine)}
-    done = subprocess.run(
+    actual = ("MALLOC_", "GLIBC_TUNABLES", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(actual)}
+    result = subprocess.run(
         [sys.executable, "-c", LOOK % statements], env={**environment, **(more or {})}, capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr
-    faults, spins = json.loads(done.stdout)
+    assert result.returncode == 0, result.stderr
+    faults, spins = json.loads(result.stdout)
     return faults, spins
 
 
@@ -77,8 +77,8 @@ def test_a_program_that_imports_the_package_is_left_alone() -> None:
 @GLIBC
 @pytest.mark.parametrize("variable", ["MALLOC_ARENA_MAX", "GLIBC_TUNABLES"])
 def test_what_the_environment_says_of_memory_stands(variable: str) -> None:
-    said = {"MALLOC_ARENA_MAX": "2", "GLIBC_TUNABLES": "glibc.malloc.arena_max=2"}
-    assert look(COMMAND, {variable: said[variable]})[0] > KEPT
+    message = {"MALLOC_ARENA_MAX": "2", "GLIBC_TUNABLES": "glibc.malloc.arena_max=2"}
+    assert look(COMMAND, {variable: message[variable]})[0] > KEPT
 
 
 @pytest.mark.parametrize(
@@ -96,10 +96,10 @@ def test_threads_are_as_many_as_a_quota_allows(said: Mapping[str, str], threads:
         "_process.configure_process(); print(os.environ.get('OMP_NUM_THREADS'))"
     )
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], env=environment | said, capture_output=True, text=True, check=True
     )
-    assert done.stdout == f"{threads}\n"
+    assert result.stdout == f"{threads}\n"
 
 
 END = """
@@ -144,28 +144,28 @@ threading.Thread(target=lambda: time.sleep(0.5) or print("a thread")).start()
 
 @pytest.mark.parametrize(("words", "status"), [(["--version"], 0), (["--none-such"], 2)])
 def test_it_ends_once_all_is_done_and_takes_nothing_apart(words: Sequence[str], status: int) -> None:
-    done = end(*words, first=f"exec({EARLY!r}, {{}})\nexec({LATE!r}, {{}})")
-    assert done.returncode == status
-    assert ("gradcam" in done.stdout) == (status == 0)
-    told = [done.stdout.count(what) for what in ("a thread", "left for the end", "left from before")]
-    assert told == [1, 1, 1]
-    assert "taken apart" not in done.stdout
+    result = end(*words, first=f"exec({EARLY!r}, {{}})\nexec({LATE!r}, {{}})")
+    assert result.returncode == status
+    assert ("gradcam" in result.stdout) == (status == 0)
+    messages = [result.stdout.count(what) for what in ("a thread", "left for the end", "left from before")]
+    assert messages == [1, 1, 1]
+    assert "taken apart" not in result.stdout
 
 
 @pytest.mark.slow
 def test_where_code_of_a_users_own_ran_python_ends_as_it_does(tmp_path: Path) -> None:
-    log, mine = tmp_path / "log.txt", tmp_path / "mine.py"
-    mine.write_text(f"log = open({str(log)!r}, 'w')\nlog.write('left open')\ndef make(): return 1\n")
-    done = end("run", str(mine), "--model", f"{mine}:make")
-    assert done.returncode == 2, done.stderr
+    log, actual = tmp_path / "log.txt", tmp_path / "mine.py"
+    actual.write_text(f"log = open({str(log)!r}, 'w')\nlog.write('left open')\ndef make(): return 1\n")
+    result = end("run", str(actual), "--model", f"{actual}:make")
+    assert result.returncode == 2, result.stderr
     assert log.read_text() == "left open"
 
 
 @pytest.mark.parametrize("watch", ["settrace", "setprofile"])
 def test_who_watches_has_yet_to_tell(watch: str) -> None:
-    done = end("--version", first=f"exec('import sys; sys.{watch}(lambda *_: None)', {{}})")
-    assert done.returncode == 0
-    assert "taken apart" in done.stdout
+    result = end("--version", first=f"exec('import sys; sys.{watch}(lambda *_: None)', {{}})")
+    assert result.returncode == 0
+    assert "taken apart" in result.stdout
 
 
 COMPILER = """
@@ -225,8 +225,8 @@ with handle_signals():
 os.kill(os.getpid(), int(sys.argv[1]))
 print("it goes on")
 """
-    done = subprocess.run([sys.executable, "-c", code, str(int(number))], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", "")
+    result = subprocess.run([sys.executable, "-c", code, str(int(number))], capture_output=True, text=True)
+    assert (result.returncode, result.stdout, result.stderr) == (128 + number, "", "")
 
 
 ODD = """
@@ -256,7 +256,7 @@ def make():
 def test_whatever_code_of_a_users_own_raises_is_told_in_a_line(name: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "odd.py").write_text(ODD)
     photo = Path(__file__).parents[2] / "assets" / "cat_and_espresso.jpg"
-    done = end("run", str(photo), "--model", f"{tmp_path / 'odd.py'}:{name}", "-o", str(tmp_path))
-    assert done.returncode in (1, 2)
-    assert "Traceback" not in done.stderr
-    assert reason in done.stderr
+    result = end("run", str(photo), "--model", f"{tmp_path / 'odd.py'}:{name}", "-o", str(tmp_path))
+    assert result.returncode in (1, 2)
+    assert "Traceback" not in result.stderr
+    assert reason in result.stderr

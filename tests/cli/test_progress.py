@@ -67,9 +67,9 @@ def test_the_bar_has_the_share_the_rate_and_the_time_left(monkeypatch: pytest.Mo
 def test_the_bar_is_drawn_ten_times_a_second_at_most(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
     terminal = attach_terminal(monkeypatch)
     with show_progress_bar(LOUD, "images", 1000) as bar:
-        for done in range(1, 101):
+        for result in range(1, 101):
             clock[0] += 0.01
-            bar.update(done)
+            bar.update(result)
         drawn = terminal.getvalue().count("|") / 2
     assert 9 <= drawn <= 11
 

@@ -58,9 +58,9 @@ def here(tmp_path_factory: pytest.TempPathFactory, photo: Photo) -> Path:
         picture.rotate(7 * i).save(folder / "photos" / f"{i:02}.jpg")
     for i in range(LONG):
         os.link(folder / "photos" / f"{i % PICTURES:02}.jpg", folder / "many" / f"{i:03}.jpg")
-    whole = (folder / "photos" / BROKEN).read_bytes()
+    data = (folder / "photos" / BROKEN).read_bytes()
     (folder / "photos" / BROKEN).unlink()
-    (folder / "photos" / BROKEN).write_bytes(whole[:2000])
+    (folder / "photos" / BROKEN).write_bytes(data[:2000])
     return folder
 
 
@@ -73,11 +73,11 @@ def address() -> Iterator[str]:
     ) as process:
         assert process.stdout is not None
         assert process.stdin is not None
-        found = process.stdout.readline().strip()
-        while found and ":" not in found:
-            found = process.stdout.readline().strip()
-        assert found
-        yield found
+        actual = process.stdout.readline().strip()
+        while actual and ":" not in actual:
+            actual = process.stdout.readline().strip()
+        assert actual
+        yield actual
         process.stdin.close()
         process.wait(PATIENCE)
 
@@ -171,8 +171,8 @@ def test_the_same_as_the_local_engine(batch: Batch, local: Command, here: Path, 
     assert alone.status == 1
     assert alone.err.startswith(f"{BROKEN}: is damaged or cut off")
     for output, arguments in (("by-own", ()), ("by-joined", ("--ray-address", address))):
-        found = batch("photos", "-o", output, "--json", "--report", "--engine", "ray", *arguments)
-        assert (found.returncode, found.stdout, found.stderr) == (alone.status, alone.out, alone.err)
+        actual = batch("photos", "-o", output, "--json", "--report", "--engine", "ray", *arguments)
+        assert (actual.returncode, actual.stdout, actual.stderr) == (alone.status, alone.out, alone.err)
         assert results(here / output) == results(here / "by-local")
         assert len(log(here / output, "picture")) == PICTURES
         assert sorted(line["start"] for line in log(here / output, "batch")) == [0, 8, 16]
@@ -217,8 +217,8 @@ def test_the_driver_killed_and_resumed(batch: Batch, here: Path, address: str) -
         while count(here / "stopped") < recorded + 10 and process.poll() is None:
             time.sleep(0.02)
         os.kill(process.pid, signal.SIGKILL)
-    done = {f"{here}/stopped/{i:03}-gradcam.jpg" for i in range(recorded)}
-    assert {path for path, moment in written.items() if path.stat().st_mtime_ns == moment} >= set(map(Path, done))
+    result = {f"{here}/stopped/{i:03}-gradcam.jpg" for i in range(recorded)}
+    assert {path for path, moment in written.items() if path.stat().st_mtime_ns == moment} >= set(map(Path, result))
     assert recorded < count(here / "stopped") < LONG
     before = len(log(here / "stopped", "batch"))
     resumed = batch(*joined, "-o", "stopped", "--resume")
@@ -235,12 +235,12 @@ def test_the_driver_killed_and_resumed(batch: Batch, here: Path, address: str) -
 def test_failures_may_end_it(batch: Batch, here: Path, address: str) -> None:
     """And nothing is written any more once it has ended."""
     ray = ("--engine", "ray", "--ray-address", address, "--batch-size", "2")
-    found = batch("photos", "-o", "failed", *ray, "--max-failures", "0", "--json")
+    actual = batch("photos", "-o", "failed", *ray, "--max-failures", "0", "--json")
     written = sorted(path.name for path in (here / "failed").iterdir())
-    assert found.returncode == 1
-    assert [json.loads(line)["image"] for line in found.stdout.splitlines()] == [f"{i:02}.jpg" for i in range(6)]
-    assert "Stopped after 1 failure: --max-failures is 0." in found.stderr
-    assert "Traceback" not in found.stderr
+    assert actual.returncode == 1
+    assert [json.loads(line)["image"] for line in actual.stdout.splitlines()] == [f"{i:02}.jpg" for i in range(6)]
+    assert "Stopped after 1 failure: --max-failures is 0." in actual.stderr
+    assert "Traceback" not in actual.stderr
     time.sleep(1)
     assert sorted(path.name for path in (here / "failed").iterdir()) == written
 
@@ -258,8 +258,8 @@ def test_a_format_and_a_method_of_the_users_own(batch: Batch, here: Path, addres
     )
     methods = ("--method", "gradcam,own.py:mycam")
     ray = ("--engine", "ray", "--ray-address", address, "--output-format", "own.py:Names", *methods)
-    whole = [f"{i:02}" for i in range(PICTURES) if f"{i:02}.jpg" != BROKEN]
-    names = [f"{stem}-{method}.jpg" for stem in whole for method in ("gradcam", "mycam")]
+    full = [f"{i:02}" for i in range(PICTURES) if f"{i:02}.jpg" != BROKEN]
+    names = [f"{stem}-{method}.jpg" for stem in full for method in ("gradcam", "mycam")]
     for more in ((), ("--resume",)):
         assert batch("photos", "-o", "own", *ray, *more).returncode == 1
         assert (here / "own" / "names.txt").read_text().splitlines() == names, "none is done twice"
@@ -274,9 +274,9 @@ def test_an_actor_that_cannot_work(batch: Batch, here: Path, address: str) -> No
         "--model", "own.py:make", "--mean", ".5,.5,.5", "--std", ".2,.2,.2", "--size", "64", "--activation",
         "softmax",
     ]  # fmt: skip
-    found = batch("photos", "-o", "random", "--quiet", "--engine", "ray", "--ray-address", address, *model)
-    assert found.returncode == 1
-    assert found.stdout == ""
-    first, second, _ = found.stderr.splitlines()
+    actual = batch("photos", "-o", "random", "--quiet", "--engine", "ray", "--ray-address", address, *model)
+    assert actual.returncode == 1
+    assert actual.stdout == ""
+    first, second, _ = actual.stderr.splitlines()
     assert first.startswith("The model's weights on ")
     assert second == f"0 of {PICTURES} images are finished. To resume:"

@@ -69,10 +69,12 @@ def line(*options: str) -> list[str]:
 def test_it_says_what_is_best_for_two_questions_and_by_how_much(recommend: Command, folder: Path) -> None:
     outcome = recommend("photos", "--methods", "gradcam,hirescam", "--scores", "logit")
     assert outcome.status == 0, outcome.err
-    first, _, head, *rest = outcome.out.splitlines()
+    first, _, head, *remaining = outcome.out.splitlines()
     assert first.startswith("net.py:make on cpu   8 of 9 images, 1 not in a mosaic   12 mosaics of 16 x 16   seed 0   ")
     assert " ".join(head.split()) == "method score layer order ↑ ROAD ↑ mass maximum"
-    several, default = (next(row for row in rest if f" {mark} " in row[:5] or row[:3].strip() == mark) for mark in "4*")
+    several, default = (
+        next(row for row in remaining if f" {mark} " in row[:5] or row[:3].strip() == mark) for mark in "4*"
+    )
     assert several.split()[1:6] == [
         "gradcam",
         "logit",
@@ -87,7 +89,7 @@ def test_it_says_what_is_best_for_two_questions_and_by_how_much(recommend: Comma
     )
     assert shlex.split(outcome.out.splitlines()[-1]) == line("--method", "gradcam", "--layer", "active")
     assert "Where is the object? The default, gradcam of the logit at turn" in outcome.out
-    assert "\n".join(map(str.strip, rest)).count("gradcam run photo.jpg") == 2
+    assert "\n".join(map(str.strip, remaining)).count("gradcam run photo.jpg") == 2
     expected = [*(f"{name}.png" for name in (*COLOURS, "red2", "green2", "grey")), "notes.md"]
     assert files(folder / "photos") == sorted(expected)
 
@@ -101,8 +103,8 @@ def test_of_too_few_pictures_nothing_is_recommended(recommend: Command, folder: 
     assert "6 images are too few: with fewer than 8, only the default is recommended." in outcome.out
     commands = [text for text in outcome.out.splitlines() if text.startswith("  gradcam run")]
     assert [shlex.split(text) for text in commands] == [line("--method", "gradcam", "--layer", "turn")] * 2
-    said = recommend("photos", "--methods", "gradcam,hirescam", "--scores", "logit", "--json").out.splitlines()[-1]
-    record = json.loads(said, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    message = recommend("photos", "--methods", "gradcam,hirescam", "--scores", "logit", "--json").out.splitlines()[-1]
+    record = json.loads(message, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     gain = record["several_objects"]["gain"]
     assert (gain["n"], gain["low"], gain["high"]) == (6, None, None)
     assert record["several_objects"]["leader"]["layer"] == "active"
@@ -115,10 +117,10 @@ def test_annotated_objects_say_where_one_is(recommend: Command, folder: Path) ->
     options = ("photos", "--methods", "gradcam", "--scores", "logit", "--annotations", "boxes.csv")
     record = json.loads(recommend(*options, "--json").out.splitlines()[-1])
     assert record["single_object"]["measure"] == "objects"
-    found = {row["layer"]: row["objects"] for row in record["rows"]}
+    actual = {row["layer"]: row["objects"] for row in record["rows"]}
     # Brightness grows by rows: at "active" the upper half has less than the lower in all pairs, at "turn" more in all.
-    assert (found["active"]["mean"], found["turn"]["mean"]) == pytest.approx((0, 1), abs=0.01)  # 8 bits have ties
-    assert found["turn"]["n"] == 8
+    assert (actual["active"]["mean"], actual["turn"]["mean"]) == pytest.approx((0, 1), abs=0.01)  # 8 bits have ties
+    assert actual["turn"]["n"] == 8
     assert "on objects ↑" in recommend(*options).out
     (folder / "boxes.csv").write_text("image,left,top,right,bottom,class\nnowhere.png,0,0,8,4,red\n")
     assert "nowhere.png" in recommend(*options).err
@@ -158,8 +160,8 @@ def test_a_picture_that_cannot_be_read_is_named_and_left_out(recommend: Command,
     assert "broken.png: " in outcome.err
     record = json.loads(outcome.out)
     assert (record["input_count"], record["sampled_count"], record["failed"]) == (10, 10, 1)
-    said = recommend("photos", "--methods", "gradcam", "--scores", "logit")
-    assert "8 of 10 images, 1 failed, 1 not in a mosaic" in said.out
+    recommendation = recommend("photos", "--methods", "gradcam", "--scores", "logit")
+    assert "8 of 10 images, 1 failed, 1 not in a mosaic" in recommendation.out
 
 
 def test_of_many_pictures_some_are_drawn_by_the_seed(recommend: Command, folder: Path) -> None:
@@ -194,11 +196,11 @@ def test_quiet_says_nothing_and_the_table_is_cut_unless_all_is_asked_for(
     assert (quiet.status, quiet.out, quiet.err) == (0, "", "the model speaks\n")
     monkeypatch.setattr(recommend_outcome, "MAX_ROWS", 1)
     options = ("photos", "--methods", "gradcam,hirescam,layercam")
-    short, whole = recommend(*options).out, recommend(*options, "--all").out
+    short, full = recommend(*options).out, recommend(*options, "--all").out
     assert "of 18 combinations are listed. Use --all to list them all." in short
     assert short.count("  gradcam  logit") < 6
-    assert "--all" not in whole
-    assert sum("layercam" in row for row in whole.splitlines()) == 6
+    assert "--all" not in full
+    assert sum("layercam" in row for row in full.splitlines()) == 6
 
 
 def test_a_model_without_a_layer_of_its_own_is_loaded_with_the_one_that_is_named(

@@ -84,7 +84,7 @@ def list_results(folder: Path) -> list[tuple[str, ...]]:
     """List the distinct results of the images, each as (layer, method) pairs."""
     records = [json.loads(line) for line in (folder / "manifest.jsonl").read_text().splitlines()]
     assert [record["image"] for record in records] == NAMES
-    results = (tuple(f"{it['method']} at {it['layer']}" for it in record["explained"]) for record in records)
+    results = (tuple(f"{item['method']} at {item['layer']}" for item in record["explained"]) for record in records)
     return list(dict.fromkeys(results))
 
 

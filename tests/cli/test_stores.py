@@ -38,8 +38,8 @@ URL = "objects://bucket/out"
 
 @pytest.fixture
 def fs() -> Iterator[type[ObjectStore]]:
-    with objects() as found:
-        yield found
+    with objects() as actual:
+        yield actual
 
 
 def read_all(url: str) -> dict[str, bytes]:
@@ -50,9 +50,11 @@ def read_all(url: str) -> dict[str, bytes]:
 
 def on_disk(folder: Path) -> dict[str, bytes]:
     """What a run on a disk left, by the names that it has in a store."""
-    found = {name: (folder / name).read_bytes() for name in files(folder)}
+    actual = {name: (folder / name).read_bytes() for name in files(folder)}
     names = {"manifest.jsonl": "manifest/00001.jsonl"}
-    return {names.get(name, name): data for name, data in found.items() if not Path(name).name.startswith(("log", "."))}
+    return {
+        names.get(name, name): data for name, data in actual.items() if not Path(name).name.startswith(("log", "."))
+    }
 
 
 def without_root(found: dict[str, bytes]) -> dict[str, Any]:
@@ -115,8 +117,8 @@ def test_overwriting_in_a_bucket(batch: Command, photos: Path, s3: str) -> None:
 def test_shares_of_a_bucket(batch: Command, photos: Path, s3: str) -> None:
     for index in (1, 2):
         batch("photos", "-o", f"{s3}/out", "--shard", f"{index}/2", "--report")
-    found = gradcam.read_manifest(f"{s3}/out")
-    assert sorted(record.image for record in found) == sorted(ORDER)
+    manifest = gradcam.read_manifest(f"{s3}/out")
+    assert sorted(record.image for record in manifest) == sorted(ORDER)
     page = Store(f"{s3}/out").read("index.html").decode()
     assert all(name in page for name in ORDER)
     assert len({name.split("/")[1] for name in Store(f"{s3}/out").find("report") if "/details-" in name}) == 1
@@ -174,8 +176,8 @@ def test_an_output_that_cannot_be(batch: Command, photos: Path, url: str, said: 
 def test_an_output_that_is_an_object(batch: Command, photos: Path, s3: str) -> None:
     Store(s3).write("out.jpg", b"x")
     outcome = batch("photos", "-o", f"{s3}/out.jpg")
-    said = f"Error: {s3}/out.jpg: is an object, expected a folder for the results; choose another --output\n"
-    assert outcome == Outcome(2, "", said)
+    message = f"Error: {s3}/out.jpg: is an object, expected a folder for the results; choose another --output\n"
+    assert outcome == Outcome(2, "", message)
 
 
 def test_what_can_only_be_read_is_no_output(batch: Command, photos: Path, fs: Any, monkeypatch: Patch) -> None:
@@ -183,8 +185,8 @@ def test_what_can_only_be_read_is_no_output(batch: Command, photos: Path, fs: An
         raise NotImplementedError
 
     monkeypatch.setattr(ObjectStore, "pipe_file", refuse)
-    said = f"Error: {URL}/: cannot be written to (NotImplementedError); choose another --output\n"
-    assert batch("photos", "-o", URL) == Outcome(2, "", said)
+    message = f"Error: {URL}/: cannot be written to (NotImplementedError); choose another --output\n"
+    assert batch("photos", "-o", URL) == Outcome(2, "", message)
 
 
 @pytest.mark.usefixtures("no_model")
@@ -262,9 +264,9 @@ def test_a_server_that_does_not_answer(batch: Command, photos: Path, s3: str, mo
 def whole(batch: Command, photos: Path, fs: Any) -> dict[str, bytes]:
     """What a run leaves that nothing stops."""
     batch("photos", "-o", URL)
-    found = read_all(URL)
+    actual = read_all(URL)
     fs.store.clear()
-    return found
+    return actual
 
 
 def test_a_store_that_fails_in_the_middle_and_comes_back(
@@ -302,9 +304,9 @@ def test_what_is_waited_for_is_told_once(
 
     monkeypatch.setattr(ObjectStore, "pipe_file", write)
     outcome = batch("photos", "-o", URL, *quiet)
-    told = [line for line in outcome.err.splitlines() if "broken" not in line]
+    messages = [line for line in outcome.err.splitlines() if "broken" not in line]
     expected = f"{URL}/run.json: the store does not answer correctly (Connection refused); still waiting"
-    assert (outcome.status, told) == (1, [] if quiet else [expected])
+    assert (outcome.status, messages) == (1, [] if quiet else [expected])
     assert logging.getLogger("gradcam").handlers == []
 
 
@@ -358,9 +360,9 @@ def test_what_is_finished_is_kept_when_it_stops(
         reason = "gone" if isinstance(error, StoreError) else "Stopped."
         assert f"{reason}\n3 of 6 images are finished. To resume:" in outcome.err
         assert batch("photos", "-o", URL, "--resume").out.startswith("3 images explained, ")
-        found = read_all(URL)
+        result = read_all(URL)
         assert [record.image for record in gradcam.read_manifest(URL)] == ORDER
-        assert {name: data for name, data in found.items() if "manifest" not in name} == {
+        assert {name: data for name, data in result.items() if "manifest" not in name} == {
             name: data for name, data in whole.items() if "manifest" not in name
         }
 
@@ -381,12 +383,12 @@ def test_a_stopped_process_goes_on(batch: Command, folder: Path, photos: Path, s
     while not Store(f"{s3}/out").find("manifest") and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(number)
-    said = process.communicate(timeout=60)[1]
+    message = process.communicate(timeout=60)[1]
     kept = {record.image for record in gradcam.read_manifest(f"{s3}/out")}
     assert 8 <= len(kept) < 60
     if number != signal.SIGKILL:
         assert process.returncode == 128 + number
-        assert f"{len(kept)} of 60 images are finished." in said
+        assert f"{len(kept)} of 60 images are finished." in message
     outcome = batch("many", "-o", f"{s3}/out", "--batch-size", 4, "--resume")
     assert outcome.out.startswith(f"{60 - len(kept)} images explained, {len(kept)} explained in an earlier run")
     assert [record.image for record in gradcam.read_manifest(f"{s3}/out")] == [f"{i:02}.png" for i in range(60)]

@@ -34,8 +34,8 @@ def mine(tmp_path: Path) -> str:
 def test_a_function_of_one_logit_is_that_class(run: Command, small: Photo, folder: Path, mine: str) -> None:
     path = small("cat_and_espresso.jpg")
     assert run(path, "--class", "281", "-o", "class.png", "-q").status == 0
-    found = run(path, "--target", f"{mine}:score", "--json")
-    (entry,) = json.loads(found.out)["explained"]
+    result = run(path, "--target", f"{mine}:score", "--json")
+    (entry,) = json.loads(result.out)["explained"]
     assert (entry["index"], entry["label"]) == (None, "score")
     assert entry["overlay"] == "cat_and_espresso-gradcam-score.png"
     assert Path(entry["overlay"]).read_bytes() == Path("class.png").read_bytes()
@@ -54,7 +54,7 @@ def test_a_module_of_the_current_folder_and_methods_side_by_side(
 
 def test_two_scores_are_two_results(run: Command, small: Photo, folder: Path, mine: str) -> None:
     assert run(small("coffee.jpg"), "--target", f"{mine}:two", "-q").status == 0
-    assert sorted(it.name for it in folder.iterdir()) == ["coffee-gradcam-two_0.png", "coffee-gradcam-two_1.png"]
+    assert sorted(path.name for path in folder.iterdir()) == ["coffee-gradcam-two_0.png", "coffee-gradcam-two_1.png"]
 
 
 def test_a_batch_goes_on_until_the_file_changes(
@@ -75,12 +75,12 @@ def test_a_batch_goes_on_until_the_file_changes(
 
 def test_from_python(small: Photo) -> None:
     path = small("coffee.jpg")
-    (found,) = gradcam.explain_files(path, target=lambda output: output[:, 504])
+    (actual,) = gradcam.explain_files(path, target=lambda output: output[:, 504])
     (named,) = gradcam.explain_files(path, target=504)
     key = ("layer4", "gradcam")
-    assert found.explanations[key].classes is None
-    assert found.explanations[key].maps.equal(named.explanations[key].maps)
-    assert found.predictions == named.predictions
+    assert actual.explanations[key].classes is None
+    assert actual.explanations[key].maps.equal(named.explanations[key].maps)
+    assert actual.predictions == named.predictions
 
 
 @pytest.mark.parametrize(
@@ -97,10 +97,10 @@ def test_from_python(small: Photo) -> None:
     ],
 )
 def test_what_cannot_be_meant(run: Command, small: Photo, mine: str, arguments: tuple[str, ...], said: str) -> None:
-    found = run(small("coffee.jpg"), *(it.replace("MINE", mine) for it in arguments))
-    assert found.status == 2
-    assert said in found.err
-    assert len(found.err.splitlines()) <= 2
+    result = run(small("coffee.jpg"), *(argument.replace("MINE", mine) for argument in arguments))
+    assert result.status == 2
+    assert said in result.err
+    assert len(result.err.splitlines()) <= 2
 
 
 def test_a_function_that_fails_or_gives_no_score(run: Command, small: Photo, tmp_path: Path) -> None:
@@ -109,8 +109,8 @@ def test_a_function_that_fails_or_gives_no_score(run: Command, small: Photo, tmp
     )
     path = small("coffee.jpg")
     for name in ("odd", "bad"):
-        found = run(path, "--target", f"{tmp_path}/odd.py:{name}")
-        assert found.status == 1
-        assert found.err.startswith(f"{path}: ")
+        result = run(path, "--target", f"{tmp_path}/odd.py:{name}")
+        assert result.status == 1
+        assert result.err.startswith(f"{path}: ")
     with pytest.raises(GradcamError):
         gradcam.load_classifier().explain(path, target=lambda output: output[0, 0])

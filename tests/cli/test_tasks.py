@@ -164,8 +164,8 @@ def errors(outcome: Outcome) -> list[str]:
 
 def record(outcome: Outcome) -> dict[str, Any]:
     assert (outcome.status, errors(outcome)) == (0, []), outcome.err
-    (found,) = records(outcome)
-    return found
+    (actual,) = records(outcome)
+    return actual
 
 
 def explained(outcome: Outcome) -> list[dict[str, Any]]:
@@ -178,8 +178,8 @@ def detect(mine: str, path: Path) -> dict[str, torch.Tensor]:
     exec((Path(mine)).read_text(), space)
     image = torch.from_numpy(np.array(Image.open(path))).permute(2, 0, 1) / 255
     with torch.no_grad(), torch.random.fork_rng():
-        (found,) = space["detector"]().eval()([image])
-    return found
+        (actual,) = space["detector"]().eval()([image])
+    return actual
 
 
 DETECTOR = ("--model", "../mine.py:detector", "--labels", "../labels.txt")
@@ -195,30 +195,30 @@ def test_boxes_are_printed_with_their_numbers_and_the_surest_is_explained(
     assert (outcome.status, errors(outcome)) == (0, [])
     title, _, *lines = outcome.out.splitlines()
     assert re.fullmatch(r"street\.png   96 x 64   ../mine.py:detector on cpu   detection   \d\.\d s", title)
-    found = detect(mine, street)
+    actual = detect(mine, street)
     names = ("background", "person", "dog")
     for number in range(10):
-        label, share = names[int(found["labels"][number])], float(found["scores"][number])
+        label, share = names[int(actual["labels"][number])], float(actual["scores"][number])
         assert re.match(
             rf"  {number}   {label} +{share * 100:.0f} %" if share >= 0.01 else f"  {number}   {label}", lines[number]
         )
     assert lines[10] == "  and 2 more (see --json)"
-    label = names[int(found["labels"][0])]
+    label = names[int(actual["labels"][0])]
     assert lines[12] == f"  box 0, {label} at backbone (8 x 12)  →  street-hirescam-mine.py_detector.png"
     assert lines[14] == "  The model sees the whole image."
     assert files(folder) == ["street-hirescam-mine.py_detector.png"]
 
 
 def test_the_record_of_a_box(run: Command, folder: Path, street: Path, mine: str) -> None:
-    found = detect(mine, street)
-    told = record(run(street, *DETECTOR, "--json"))
-    assert len(told["predictions"]) == len(found["scores"]) == 12
-    for number, each in enumerate(told["predictions"]):
-        assert (each["number"], each["index"]) == (number, int(found["labels"][number]))
-        assert each["probability"] == pytest.approx(float(found["scores"][number]), rel=1e-5)
-        assert each["box"] == pytest.approx(found["boxes"][number].tolist(), abs=0.051)
-    (entry,) = told["explained"]
-    first = told["predictions"][0]
+    actual = detect(mine, street)
+    recorder = record(run(street, *DETECTOR, "--json"))
+    assert len(recorder["predictions"]) == len(actual["scores"]) == 12
+    for number, item in enumerate(recorder["predictions"]):
+        assert (item["number"], item["index"]) == (number, int(actual["labels"][number]))
+        assert item["probability"] == pytest.approx(float(actual["scores"][number]), rel=1e-5)
+        assert item["box"] == pytest.approx(actual["boxes"][number].tolist(), abs=0.051)
+    (entry,) = recorder["explained"]
+    first = recorder["predictions"][0]
     assert {key: entry[key] for key in ("number", "index", "label", "box", "method", "layer")} == {
         **{key: first[key] for key in ("number", "index", "label", "box")},
         "method": "hirescam",
@@ -226,14 +226,14 @@ def test_the_record_of_a_box(run: Command, folder: Path, street: Path, mine: str
     }
     assert entry["score"] == pytest.approx(first["probability"])
     assert {"edge", "missed", "mask", "text", "like", "word", "keypoint"}.isdisjoint(entry)
-    assert Record.from_json(json.dumps(told)).to_json() == json.dumps(told)
+    assert Record.from_json(json.dumps(recorder)).to_json() == json.dumps(recorder)
 
 
 def test_several_boxes_have_files_of_their_own(run: Command, folder: Path, street: Path, mine: str) -> None:
     names = ("background", "person", "dog")
-    labels = [names[int(it)] for it in detect(mine, street)["labels"]]
+    labels = [names[int(item)] for item in detect(mine, street)["labels"]]
     entries = explained(run(street, *DETECTOR, "--box", 0, "--box", "3", "--json"))
-    assert [(it["number"], it["label"]) for it in entries] == [(0, labels[0]), (3, labels[3])]
+    assert [(entry["number"], entry["label"]) for entry in entries] == [(0, labels[0]), (3, labels[3])]
     assert files(folder) == sorted(
         f"street-hirescam-box{number}-{labels[number]}-mine.py_detector.png" for number in (0, 3)
     )
@@ -274,15 +274,15 @@ def test_the_surest_box_of_a_class(run: Command, street: Path, mine: str) -> Non
 def test_methods_side_by_side_on_a_box(gradcam_command: Command, folder: Path, street: Path, mine: str) -> None:
     outcome = gradcam_command("compare", street, *DETECTOR, "--device", "cpu", "--box", 1, "--json")
     entries = explained(outcome)
-    assert [it["method"] for it in entries] == ["gradcam", "gradcam-pp", "hirescam", "layercam", "eigencam"]
-    assert {it["number"] for it in entries} == {1}
-    assert {it["overlay"] for it in entries} == {"street-compare-mine.py_detector.png"}
+    assert [entry["method"] for entry in entries] == ["gradcam", "gradcam-pp", "hirescam", "layercam", "eigencam"]
+    assert {entry["number"] for entry in entries} == {1}
+    assert {entry["overlay"] for entry in entries} == {"street-compare-mine.py_detector.png"}
     assert files(folder) == ["street-compare-mine.py_detector.png"]
 
 
 def test_a_function_of_the_output(run: Command, street: Path, mine: str) -> None:
-    told = record(run(street, *DETECTOR, "--target", "../mine.py:best", "--json"))
-    (entry,) = told["explained"]
+    recorder = record(run(street, *DETECTOR, "--target", "../mine.py:best", "--json"))
+    (entry,) = recorder["explained"]
     assert (entry["index"], entry["label"]) == (None, "best")
     assert entry["score"] == pytest.approx(float(detect(mine, street)["scores"][0]), rel=1e-5)
 
@@ -342,7 +342,7 @@ def test_a_point_outside_is_told_in_pixels_of_the_picture(run: Command, flag: Pa
 
 def test_several_classes_have_masks_of_their_own(run: Command, folder: Path, flag: Path, mine: str) -> None:
     entries = explained(run(flag, *SEGMENTER, "--class", "green", "--class", "red", "--json"))
-    assert [it["label"] for it in entries] == ["green", "red"]
+    assert [entry["label"] for entry in entries] == ["green", "red"]
     assert files(folder) == [f"flag-hirescam-mask-{name}-mine.py_segmenter.png" for name in ("green", "red")]
 
 
@@ -368,7 +368,7 @@ def test_each_sentence_is_printed_with_its_cosine(run: Command, folder: Path, fl
     for line, entry in zip(lines[2:4], entries):
         assert line.startswith(f"  {entry['text']:<10}   cosine {entry['score']:.3f} at ")
     assert entries[0]["score"] > entries[1]["score"]
-    assert [(it["text"], it["label"], it["index"]) for it in entries] == [
+    assert [(entry["text"], entry["label"], entry["index"]) for entry in entries] == [
         ("a red flag", "a red flag", None),
         ("green", "green", None),
     ]
@@ -386,15 +386,18 @@ def test_a_cosine_is_that_of_the_embeddings(run: Command, flag: Path, mine: str)
 
 
 def test_a_likeness_is_shown_on_both_pictures(run: Command, folder: Path, flag: Path, mine: str) -> None:
-    other = write_colours(folder.parent / "other.png", GREEN, RED)
-    entries = explained(run(flag, *MATCHER, "--like", other, "--json"))
-    assert [(it["like"], it.get("on")) for it in entries] == [(str(other), None), (str(other), "reference")]
+    colours = write_colours(folder.parent / "other.png", GREEN, RED)
+    entries = explained(run(flag, *MATCHER, "--like", colours, "--json"))
+    assert [(entry["like"], entry.get("on")) for entry in entries] == [
+        (str(colours), None),
+        (str(colours), "reference"),
+    ]
     method = entries[0]["method"]
     names = [f"{name}-mine.py_towers.png" for name in (f"flag-{method}-like-other", f"other-{method}-like-flag")]
-    assert [it["overlay"] for it in entries] == names == files(folder)
-    red = [np.abs(pixels(folder / name).astype(int) - pixels(path)).sum() for name, path in zip(names, (flag, other))]
+    assert [entry["overlay"] for entry in entries] == names == files(folder)
+    red = [np.abs(pixels(folder / name).astype(int) - pixels(path)).sum() for name, path in zip(names, (flag, colours))]
     assert all(red), "a map lies on each"
-    outcome = run(flag, *MATCHER, "--like", other)
+    outcome = run(flag, *MATCHER, "--like", colours)
     assert "  like other.png" in outcome.out
     assert "  in other.png" in outcome.out
 
@@ -405,10 +408,10 @@ def test_a_likeness_is_shown_on_both_pictures(run: Command, folder: Path, flag: 
 def test_words_are_numbered_and_explained(run: Command, folder: Path, street: Path, mine: str) -> None:
     pytest.importorskip("transformers")
     arguments = ("--model", "../mine.py:captioner", "--size", "32x32", "--mean", "0,0,0", "--std", "1,1,1", "--json")
-    told = record(run(street, *arguments, "--caption"))
-    words = told["predictions"]
-    assert [it["number"] for it in words] == list(range(len(words)))
-    assert [it["word"] for it in told["explained"]] == list(range(len(words)))
+    recorder = record(run(street, *arguments, "--caption"))
+    words = recorder["predictions"]
+    assert [word["number"] for word in words] == list(range(len(words)))
+    assert [item["word"] for item in recorder["explained"]] == list(range(len(words)))
     (entry,) = explained(run(street, *arguments, "--word", 1, "-o", "one"))
     assert (entry["word"], entry["index"]) == (1, words[1]["index"])
 
@@ -424,7 +427,7 @@ def test_keypoints_by_their_numbers(run: Command, folder: Path, flag: Path, mine
     assert entry["score"] == pytest.approx(4 * values.max(), rel=1e-5), "the head makes four of it"
     assert (entry["keypoint"], entry["point"]) == (1, [16.5, 0.5]), "the first pixel of the green quarter"
     entries = explained(run(flag, *arguments, "--keypoint", "0,2", "--axis", "x", "-o", "two"))
-    assert [(it["keypoint"], it["axis"]) for it in entries] == [(0, "x"), (2, "x")]
+    assert [(entry["keypoint"], entry["axis"]) for entry in entries] == [(0, "x"), (2, "x")]
     assert files(folder / "two") == [f"flag-hirescam-keypoint{number}-x-mine.py_segmenter.png" for number in (0, 2)]
     assert "one box at a time" in run(flag, *arguments, "--keypoint", "0", "--box", "all").err
 
@@ -450,13 +453,13 @@ def test_a_batch_of_boxes_goes_on_and_has_a_gallery(
     asked = (photos, "-o", "out", *DETECTOR, "--box", "0,1", "--report", "--format", "png")
     assert batch(gradcam_command, *asked).status == 0
     lines = Path("out/manifest.jsonl").read_text().splitlines()
-    told = [json.loads(line) for line in lines]
-    assert [[it["number"] for it in each["explained"]] for each in told] == [[0, 1]] * 3
+    messages = [json.loads(line) for line in lines]
+    assert [[item["number"] for item in value["explained"]] for value in messages] == [[0, 1]] * 3
     settings = json.loads(Path("out/run.json").read_text())["settings"]
     assert (settings["task"], settings["box"]) == ("detection", [0, 1])
     assert {"top_k", "score"}.isdisjoint(settings)
     alone = record(gradcam_command("run", photos / "c.png", *DETECTOR, "--device", "cpu", "--json", "-o", "alone"))
-    assert alone["predictions"] == told[2]["predictions"]
+    assert alone["predictions"] == messages[2]["predictions"]
     data = json.loads(re.search(r'id="data">(.*?)</script>', Path("out/index.html").read_text(), re.S)[1])
     assert {label for _, label in data["classes"]} <= {"background", "person", "dog"}
     Path("out/manifest.jsonl").write_text(lines[0] + "\n")
@@ -476,33 +479,33 @@ def test_a_picture_without_boxes_fails_alone(gradcam_command: Command, folder: P
             gradcam_command, photos / "a.png", photos / "b.png", "-o", f"out-{boxes}", *DETECTOR, "--box", boxes,
             "--threshold", between, "--batch-size", 2,
         )  # fmt: skip
-        told = {
-            each["image"][0]: each
-            for each in map(json.loads, Path(f"out-{boxes}/manifest.jsonl").read_text().splitlines())
+        messages = {
+            item["image"][0]: item
+            for item in map(json.loads, Path(f"out-{boxes}/manifest.jsonl").read_text().splitlines())
         }
         assert outcome.status == 1
-        assert [told[name]["status"] for name in names] == ["ok", "failed"]
-        assert "No box was found" in told[names[1]]["error"]
-        assert "The best candidates are" in told[names[1]]["error"]
+        assert [messages[name]["status"] for name in names] == ["ok", "failed"]
+        assert "No box was found" in messages[names[1]]["error"]
+        assert "The best candidates are" in messages[names[1]]["error"]
 
 
 def test_a_batch_of_masks_sentences_and_likenesses(gradcam_command: Command, folder: Path, mine: str) -> None:
     for name, colours in {"a": (RED, GREEN), "b": (BLUE, GREEN, GREEN, GREEN)}.items():
         write_colours(folder / "photos" / f"{name}.png", *colours)
     assert batch(gradcam_command, "photos", "-o", "masks", *SEGMENTER, "--class", "green").status == 0
-    told = [json.loads(line) for line in Path("masks/manifest.jsonl").read_text().splitlines()]
-    assert [each["explained"][0]["box"] for each in told] == [[32, 0, 64, 32], [16, 0, 64, 32]]
+    messages = [json.loads(line) for line in Path("masks/manifest.jsonl").read_text().splitlines()]
+    assert [item["explained"][0]["box"] for item in messages] == [[32, 0, 64, 32], [16, 0, 64, 32]]
     assert batch(gradcam_command, "photos", "-o", "texts", *MATCHER, "--text", "red", "--text", "blue").status == 0
-    told = [json.loads(line) for line in Path("texts/manifest.jsonl").read_text().splitlines()]
-    scores = [[it["score"] for it in each["explained"]] for each in told]
+    messages = [json.loads(line) for line in Path("texts/manifest.jsonl").read_text().splitlines()]
+    scores = [[item["score"] for item in value["explained"]] for value in messages]
     assert scores[0][0] > scores[0][1]
     assert scores[1][1] > scores[1][0]
     other = write_colours(folder / "other.png", GREEN)
     assert batch(gradcam_command, "photos", "-o", "like", *MATCHER, "--like", other, "--report").status == 0
-    told = [json.loads(line) for line in Path("like/manifest.jsonl").read_text().splitlines()]
-    method = told[0]["explained"][0]["method"]
+    messages = [json.loads(line) for line in Path("like/manifest.jsonl").read_text().splitlines()]
+    method = messages[0]["explained"][0]["method"]
     names = [f"{name}-{method}-like-other{end}.jpg" for name in "ab" for end in ("", "-reference")]
-    assert [it["overlay"] for each in told for it in each["explained"]] == names
+    assert [value["overlay"] for item in messages for value in item["explained"]] == names
     settings = json.loads(Path("like/run.json").read_text())["settings"]
     assert settings["like"]["file"] == "other.png"
     write_colours(other, RED)
@@ -513,12 +516,12 @@ def test_a_batch_of_masks_sentences_and_likenesses(gradcam_command: Command, fol
 
 def test_a_reference_is_never_written_over(gradcam_command: Command, folder: Path, flag: Path, mine: str) -> None:
     write_colours(folder / "photos" / "a.png", RED)
-    other = write_colours(folder / "out" / "a-gradcam-like-a.jpg", RED)
-    assert "a-gradcam-like-a.jpg" in str(other)
-    outcome = batch(gradcam_command, "photos", "-o", "out", *MATCHER, "--like", other)
+    colours = write_colours(folder / "out" / "a-gradcam-like-a.jpg", RED)
+    assert "a-gradcam-like-a.jpg" in str(colours)
+    outcome = batch(gradcam_command, "photos", "-o", "out", *MATCHER, "--like", colours)
     assert outcome.status == 2
     assert "a-gradcam-like-a.jpg: a result in out/ would replace this image" in outcome.err
-    same = gradcam_command("run", flag, *MATCHER, "--device", "cpu", "--like", other, "-o", other)
+    same = gradcam_command("run", flag, *MATCHER, "--device", "cpu", "--like", colours, "-o", colours)
     assert same.status == 2
 
 
@@ -527,8 +530,8 @@ def test_lists_of_classes_are_of_boxes_and_masks_alone(gradcam_command: Command,
         write_colours(folder / "photos" / f"{name}.png", RED, GREEN)
     Path("list.csv").write_text("image,class\nphotos/a.png,green\nphotos/b.png,red\n")
     assert batch(gradcam_command, "list.csv", "-o", "out", *SEGMENTER).status == 0
-    told = [json.loads(line) for line in Path("out/manifest.jsonl").read_text().splitlines()]
-    assert [each["explained"][0]["label"] for each in told] == ["green", "red"]
+    messages = [json.loads(line) for line in Path("out/manifest.jsonl").read_text().splitlines()]
+    assert [item["explained"][0]["label"] for item in messages] == ["green", "red"]
     refused = batch(gradcam_command, "list.csv", "-o", "texts", *MATCHER, "--labels", "../colours.txt", "--text", "red")
     assert refused.status == 2
     assert "The list names the classes to explain, but --text does not explain a class" in refused.err
@@ -536,13 +539,13 @@ def test_lists_of_classes_are_of_boxes_and_masks_alone(gradcam_command: Command,
 
 def test_files_from_python(folder: Path, photos: Path, mine: str) -> None:
     detector = gradcam.load_detector(f"{mine}:detector", labels="../labels.txt", device="cpu")
-    found = list(gradcam.explain_files(photos, detector, target=targets.Box([0, 1])))
-    assert [it.error for it in found] == [None] * 3
-    for each in found:
-        (explanation,) = each.explanations.values()
-        assert [it.number for it in explanation.instances[0]] == [0, 1]
-        assert len(each.predictions) == 12
-    assert found[0].predictions[0].box is not None
+    actual = list(gradcam.explain_files(photos, detector, target=targets.Box([0, 1])))
+    assert [item.error for item in actual] == [None] * 3
+    for entry in actual:
+        (explanation,) = entry.explanations.values()
+        assert [instance.number for instance in explanation.instances[0]] == [0, 1]
+        assert len(entry.predictions) == 12
+    assert actual[0].predictions[0].box is not None
 
 
 # What cannot be meant
@@ -571,7 +574,9 @@ def test_files_from_python(folder: Path, photos: Path, mine: str) -> None:
 def test_contradictions_are_found_before_a_model_is_loaded(
     run: Command, street: Path, mine: str, arguments: tuple[str, ...], said: str
 ) -> None:
-    outcome = run(street, "--model", "nowhere.py:f", *(it.replace("STREET", str(street)) for it in arguments))
+    outcome = run(
+        street, "--model", "nowhere.py:f", *(argument.replace("STREET", str(street)) for argument in arguments)
+    )
     assert outcome.status == 2
     assert said in outcome.err
     assert len(outcome.err.splitlines()) <= 2
@@ -620,10 +625,10 @@ def test_one_file_is_not_for_several_results(run: Command, street: Path, mine: s
 
 
 def test_a_classifier_is_told_as_ever(run: Command, folder: Path, street: Path, mine: str) -> None:
-    told = record(run(street, "--model", "../mine.py:classes", "--size", "32", "--json", "-q"))
-    assert list(told["predictions"][0]) == ["index", "label", "probability"]
+    recorder = record(run(street, "--model", "../mine.py:classes", "--size", "32", "--json", "-q"))
+    assert list(recorder["predictions"][0]) == ["index", "label", "probability"]
     names = ["index", "label", "score", "layer", "method", "overlay", "blank", "evidence"]
-    assert list(told["explained"][0]) == names
+    assert list(recorder["explained"][0]) == names
     assert files(folder) == ["street-gradcam-mine.py_classes.png"]
 
 
@@ -634,32 +639,32 @@ def test_a_box_is_checked_and_told_apart_from_the_others(
     gradcam_command: Command, folder: Path, street: Path, mine: str
 ) -> None:
     outcome = gradcam_command("check", street, *DETECTOR, "--device", "cpu", "--box", 2, "--json")
-    told = record(outcome)
-    found = detect(mine, street)
-    assert {key: told[key] for key in ("number", "index", "method", "layer")} == {
+    recorder = record(outcome)
+    actual = detect(mine, street)
+    assert {key: recorder[key] for key in ("number", "index", "method", "layer")} == {
         "number": 2,
-        "index": int(found["labels"][2]),
+        "index": int(actual["labels"][2]),
         "method": "hirescam",
         "layer": "backbone",
     }
-    assert told["box"] == pytest.approx(found["boxes"][2].tolist(), abs=0.051)
-    assert told["probability"] == pytest.approx(float(found["scores"][2]), rel=1e-4)
-    assert told["panel"] == "street-hirescam-check-mine.py_detector.png"
-    assert files(folder) == [told["panel"]]
-    said = gradcam_command("check", street, *DETECTOR, "--device", "cpu", "--box", 2).out
-    assert said.splitlines()[1].startswith(f"  box 2, {told['label']}, ")
-    assert "the heatmap of the rival class, box 0, dog, is " in " ".join(said.split())
+    assert recorder["box"] == pytest.approx(actual["boxes"][2].tolist(), abs=0.051)
+    assert recorder["probability"] == pytest.approx(float(actual["scores"][2]), rel=1e-4)
+    assert recorder["panel"] == "street-hirescam-check-mine.py_detector.png"
+    assert files(folder) == [recorder["panel"]]
+    out = gradcam_command("check", street, *DETECTOR, "--device", "cpu", "--box", 2).out
+    assert out.splitlines()[1].startswith(f"  box 2, {recorder['label']}, ")
+    assert "the heatmap of the rival class, box 0, dog, is " in " ".join(out.split())
 
 
 def test_a_sentence_is_checked_against_the_others(gradcam_command: Command, flag: Path, mine: str) -> None:
     towers = ("--model", "../mine.py:towers", "--task", "matching", "--size", "32x64", *PLAIN, "--device", "cpu")
-    told = record(
+    recorder = record(
         gradcam_command(
             "check", flag, *towers, "--text", "a green", "--text", "a red", "--json", "--method", "hirescam"
         )
     )
-    assert (told["text"], told["label"], told["index"]) == ("a green", "a green", None)
-    reason = next(it["reason"] for it in told["tests"] if it["name"] == "classes")
+    assert (recorder["text"], recorder["label"], recorder["index"]) == ("a green", "a green", None)
+    reason = next(item["reason"] for item in recorder["tests"] if item["name"] == "classes")
     assert reason.startswith("The rank correlation with the heatmap of the rival class, a red, is -0.")
 
 
@@ -684,11 +689,11 @@ def test_what_cannot_be_judged_is_said_in_a_line(
 
 
 def test_methods_are_judged_on_annotated_boxes(gradcam_command: Command, folder: Path, street: Path, mine: str) -> None:
-    found = detect(mine, street)
-    labels = found["labels"].tolist()
+    actual = detect(mine, street)
+    labels = actual["labels"].tolist()
     number = next(k for k, label in enumerate(labels) if label != labels[0])  # not the surest
     index, name = labels[number], ("background", "person", "dog")[labels[number]]
-    box = ",".join(f"{side:.0f}" for side in found["boxes"][number].tolist())
+    box = ",".join(f"{side:.0f}" for side in actual["boxes"][number].tolist())
     (folder / "boxes.csv").write_text(f"image,class,left,top,right,bottom\nstreet.png,{name},{box}\n")
     usual = (
         street,
@@ -702,21 +707,21 @@ def test_methods_are_judged_on_annotated_boxes(gradcam_command: Command, folder:
         "--no-controls",
     )
     outcome = gradcam_command("evaluate", *usual, "--annotations", "boxes.csv", "-o", "study", "--json")
-    told = record(outcome)
-    assert (told["index"], told["label"]) == (index, f"box {number}, {name}")
+    recorder = record(outcome)
+    assert (recorder["index"], recorder["label"]) == (index, f"box {number}, {name}")
     detector = gradcam.load_detector(f"{mine}:detector", labels="../labels.txt", device="cpu")
     heatmap = detector.explain(street, target=targets.Box(number)).heatmaps[0][0]
     left, top, right, bottom = map(int, box.split(","))
     share = float(heatmap[max(top, 0) : bottom, max(left, 0) : right].sum() / heatmap.sum())
-    assert told["values"]["hirescam"]["energy-pointing"] == pytest.approx(share, abs=0.02)
+    assert recorder["values"]["hirescam"]["energy-pointing"] == pytest.approx(share, abs=0.02)
     (folder / "study" / "examples.png").unlink()
     again = gradcam_command("evaluate", *usual, "--annotations", "boxes.csv", "-o", "study", "--resume", "-q")
     assert again.status == 0
     assert "examples.png" in files(folder / "study")
-    told = record(
+    recorder = record(
         gradcam_command("evaluate", *usual[:-3], "--metric", "complexity", "--no-controls", "--box", "1", "--json")
     )
-    assert told["label"].startswith("box 1, ")
+    assert recorder["label"].startswith("box 1, ")
 
 
 @pytest.mark.slow
@@ -769,12 +774,12 @@ def test_what_is_explained_has_a_name(entry: dict[str, Any], said: str) -> None:
 
 
 def test_what_was_found_is_listed_up_to_ten() -> None:
-    found = [Prediction(1, "dog", 0.9, number) for number in range(44)]
-    lines = report("detection", found, number=0)
+    actual = [Prediction(1, "dog", 0.9, number) for number in range(44)]
+    lines = report("detection", actual, number=0)
     assert lines[2].startswith("  0   dog    90 %   ")
     assert lines[11].startswith("  9   dog    90 %   ")
     assert lines[12] == "  and 34 more (see --json)"
-    assert report("detection", found[:10], number=0)[12] == ""
+    assert report("detection", actual[:10], number=0)[12] == ""
 
 
 def test_of_a_folder_results_are_no_pictures(run: Command, folder: Path, mine: str) -> None:
@@ -782,7 +787,7 @@ def test_of_a_folder_results_are_no_pictures(run: Command, folder: Path, mine: s
     for name in ("a-hirescam-box3-person.png", "a-gradcam-text-a_dog.png", "other-gradcam-like-a.png"):
         write_noise(folder / "photos" / name, 0)
     outcome = run("photos", "--model", "../mine.py:classes", "--size", 32, "--json")
-    assert [it["image"] for it in records(outcome)] == ["photos/a.png"]
+    assert [item["image"] for item in records(outcome)] == ["photos/a.png"]
 
 
 def test_an_unknown_task_is_refused(run: Command, street: Path, mine: str) -> None:

@@ -99,9 +99,9 @@ def test_the_table_of_resnet18(run: Command) -> None:
 
 
 def test_times_and_shares_are_of_the_whole_pass() -> None:
-    whole = trace(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.ReLU(), torch.nn.ReLU()), torch.ones(2, 3), rounds=0)
+    full = trace(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.ReLU(), torch.nn.ReLU()), torch.ones(2, 3), rounds=0)
     seconds = (2.0, 1.0, 0.0501, 0.00123)
-    timed = replace(whole, calls=tuple(replace(call, seconds=it) for call, it in zip(whole.calls, seconds)))
+    timed = replace(full, calls=tuple(replace(call, seconds=item) for call, item in zip(full.calls, seconds)))
     text = click.unstyle(format_trace(timed, timed.calls, "a name", "noise", 120))
     lines = text.splitlines()
     assert lines[:2] == [
@@ -134,17 +134,17 @@ def test_a_table_is_as_wide_as_the_terminal_at_most(run: Command, monkeypatch: p
 
 @pytest.mark.usefixtures("no_weights")
 def test_json_has_every_call_and_nothing_else(run: Command) -> None:
-    found = records(run("-m", "resnet18", "--json", "--device", "cpu"))
-    assert len(found) == 76
-    assert {(each["schema"], each["model"], each["device"]) for each in found} == {(1, "resnet18", "cpu")}
-    assert [each["name"] for each in found if each["type"] == "Conv2d"][:3] == [
+    actual = records(run("-m", "resnet18", "--json", "--device", "cpu"))
+    assert len(actual) == 76
+    assert {(item["schema"], item["model"], item["device"]) for item in actual} == {(1, "resnet18", "cpu")}
+    assert [item["name"] for item in actual if item["type"] == "Conv2d"][:3] == [
         "conv1",
         "layer1.0.conv1",
         "layer1.0.conv2",
     ]
-    assert found[0]["multiply_adds"] == 1814073344
+    assert actual[0]["multiply_adds"] == 1814073344
     assert (
-        found[1].items()
+        actual[1].items()
         >= {
             "name": "conv1",
             "depth": 1,
@@ -161,7 +161,7 @@ def test_json_has_every_call_and_nothing_else(run: Command) -> None:
             "tied": [],
         }.items()
     )
-    assert 0 < found[1]["seconds"] < found[0]["seconds"]
+    assert 0 < actual[1]["seconds"] < actual[0]["seconds"]
 
 
 @pytest.mark.usefixtures("no_weights")
@@ -187,7 +187,7 @@ def test_which_calls_are_listed(run: Command) -> None:
         "fc",
     ]
     as_json = records(run(*small, "--layer", "layer1.0.relu", "--json"))
-    assert [(each["name"], each["run"], each["runs"]) for each in as_json] == [
+    assert [(item["name"], item["run"], item["runs"]) for item in as_json] == [
         ("layer1.0.relu", 1, 2),
         ("layer1.0.relu", 2, 2),
     ]
@@ -232,7 +232,7 @@ def test_unusual_dtypes_have_a_column(run: Command) -> None:
     assert "dtype" not in table(run(*arguments))[0]
     title, *rows = table(run(*arguments, "--precision", "bf16"))
     assert "dtype" not in title
-    assert {each["dtypes"][0] for each in records(run(*arguments, "--precision", "bf16", "--json"))} == {"bfloat16"}
+    assert {record["dtypes"][0] for record in records(run(*arguments, "--precision", "bf16", "--json"))} == {"bfloat16"}
     assert rows[0][6] == "32.8 kB"  # 64 x 16 x 16 of two bytes
 
 
@@ -289,10 +289,10 @@ def test_a_network_of_volumes_with_one_channel(
     assert "1 x 1 x 6 x 8 x 12   noise" in outcome.out.splitlines()[0]
     assert "4 x 3 x 4 x 6" in outcome.out
     for command in (["run"], ["inspect", "gradients"], ["inspect", "trace"], ["check"]):
-        said = gradcam_command(*command, photo("china.jpg"), "-m", "volumes.py:build", "--device", "cpu")
-        assert said.status == 2
-        assert "takes volumes or clips (N,C,D,H,W), not images" in said.err
-        assert "explain them in Python, with gradcam.explain(model, volume)." in said.err
+        message = gradcam_command(*command, photo("china.jpg"), "-m", "volumes.py:build", "--device", "cpu")
+        assert message.status == 2
+        assert "takes volumes or clips (N,C,D,H,W), not images" in message.err
+        assert "explain them in Python, with gradcam.explain(model, volume)." in message.err
 
 
 @pytest.mark.parametrize(

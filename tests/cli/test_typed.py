@@ -90,15 +90,17 @@ def test_the_long_help_has_every_option_once(command: list[str], gradcam_command
     listed = re.findall(r"^  (?:-\w, )?(--[\w-]+|-\w)", sections, re.M)
     assert len(listed) == len(set(listed))
     assert set(listed).isdisjoint(f"--{name}" for name in SINGULAR)
-    options = [it for it in find_command(command).params if it.param_type_name == "option" and not it.hidden]
-    assert set(listed) - {"--help"} == {max(it.opts, key=len) for it in options}
+    options = [
+        param for param in find_command(command).params if param.param_type_name == "option" and not param.hidden
+    ]
+    assert set(listed) - {"--help"} == {max(option.opts, key=len) for option in options}
 
 
 def find_command(names: list[str]) -> object:
-    found = cli
+    actual = cli
     for name in names:
-        found = found.get_command(None, name)
-    return found
+        actual = actual.get_command(None, name)
+    return actual
 
 
 def test_what_is_common_comes_first_in_the_help(gradcam_command: Command) -> None:
@@ -112,21 +114,23 @@ def test_what_is_common_comes_first_in_the_help(gradcam_command: Command) -> Non
     assert order[-3:] == ["--json", "--quiet", "--help"]
 
 
-@pytest.mark.parametrize("command", [it for it in commands() if it[:1] not in ([], ["inspect"]) or len(it) > 1])
+@pytest.mark.parametrize(
+    "command", [command for command in commands() if command[:1] not in ([], ["inspect"]) or len(command) > 1]
+)
 def test_both_spellings_of_an_option_are_taken(command: list[str]) -> None:
-    found = find_command(command)
-    options = {name for it in found.params for name in it.opts}
+    actual = find_command(command)
+    options = {name for param in actual.params for name in param.opts}
     for plural, singular in SINGULAR.items():
         if f"--{singular}" in options:
             value = {"method": "gradcam", "metric": "road", "score": "logit"}.get(singular, "x")
             with cli.make_context("gradcam", [command[0]], resilient_parsing=True) as parent:
                 contexts = [
-                    found.make_context(command[-1], [f"--{name}", value], parent=parent, resilient_parsing=True)
+                    actual.make_context(command[-1], [f"--{name}", value], parent=parent, resilient_parsing=True)
                     for name in (plural, singular)
                 ]
             assert contexts[0].params == contexts[1].params
-            given = [it[0] if isinstance(it, tuple) and it else it for it in contexts[0].params.values()]
-            assert value in [getattr(it, "name", it) for it in given]
+            given = [param[0] if isinstance(param, tuple) and param else param for param in contexts[0].params.values()]
+            assert value in [getattr(item, "name", item) for item in given]
 
 
 def test_names_may_be_repeated_and_have_commas(run: Command, small: Photo, folder: Path) -> None:
@@ -294,12 +298,12 @@ def watch(*arguments: str, env: dict[str, str] | None = None) -> tuple[str, str]
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
     command = [sys.executable, "-m", "gradcam", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(Path(gradcam.__file__).parent.parent)}
-    said: list[bytes] = []
+    message: list[bytes] = []
 
     def read() -> None:
         try:
             while data := os.read(ours, 65536):
-                said.append(data)
+                message.append(data)
         except OSError:  # the other end is closed
             pass
 
@@ -310,7 +314,7 @@ def watch(*arguments: str, env: dict[str, str] | None = None) -> tuple[str, str]
         out = process.stdout.read()
     reader.join()
     os.close(ours)
-    return out, b"".join(said).decode()
+    return out, b"".join(message).decode()
 
 
 @pytest.mark.slow
@@ -335,9 +339,9 @@ def offers(*words: str) -> list[str]:
         "import sys\nsys.argv = ['gradcam']\nfrom gradcam.cli import main\ntry:\n    main()\n"
         "finally:\n    sys.stdout.flush()\n    assert 'torch' not in sys.modules, 'torch'"
     )
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert "Error" not in done.stderr, done.stderr
-    return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert "Error" not in result.stderr, result.stderr
+    return [line.partition(",")[2] for line in result.stdout.splitlines() if line]
 
 
 @pytest.mark.slow
@@ -367,8 +371,8 @@ def offers(*words: str) -> list[str]:
     ids=words,
 )
 def test_tab_offers_names(words: list[str], some: set[str]) -> None:
-    found = offers(*words)
-    assert {name for name in found if "." not in name or name.count(".") < 2} == some
+    actual = offers(*words)
+    assert {name for name in actual if "." not in name or name.count(".") < 2} == some
 
 
 def test_tab_knows_all_models_layers_classes_and_colour_maps(classifier: gradcam.Classifier) -> None:

@@ -215,7 +215,7 @@ def run_by_hand(kind: str, model: nn.Module, pictures: Tensor, words: list[int])
     """The logits behind the beginning and behind each of the words, and what the layer gave."""
     own, seen = KINDS[kind], []
     row = torch.tensor([[*own.begin, *words]] * len(pictures))
-    given = {name: torch.tensor([it] * len(pictures)) for name, it in own.given.items()}
+    given = {name: torch.tensor([item] * len(pictures)) for name, item in own.given.items()}
     given.pop("attention_mask", None)  # nothing is masked
     if "token_type_ids" in given:
         given["token_type_ids"] = torch.tensor([own.given["token_type_ids"] + [0] * len(words)] * len(pictures))
@@ -245,20 +245,20 @@ def explain_by_hand(kind: str, model: nn.Module, pictures: Tensor) -> tuple[Tens
             assert side * side == len(cells) > 1
             scores[-1].append(float(score.detach()))
             maps.append([cells[y * side : (y + 1) * side] for y in range(side)])
-    found = torch.tensor(maps, dtype=torch.float64)
-    return torch.tensor(scores, dtype=torch.float64), found.unflatten(0, (len(pictures), len(CAPTION)))
+    actual = torch.tensor(maps, dtype=torch.float64)
+    return torch.tensor(scores, dtype=torch.float64), actual.unflatten(0, (len(pictures), len(CAPTION)))
 
 
 @EVERY
 def test_all_words_of_a_caption(kind: str) -> None:
     """Of two pictures in one batch."""
     model, pictures = make(kind), make_pictures(kind)
-    found = gradcam.explain(model, make_inputs(kind, pictures), target=Token(CAPTION), evidence="signed")
+    explanation = gradcam.explain(model, make_inputs(kind, pictures), target=Token(CAPTION), evidence="signed")
     scores, maps = explain_by_hand(kind, model, pictures)
-    assert (found.layer, found.method) == (KINDS[kind].layer, "hirescam")
-    np.testing.assert_allclose(found.scores.numpy(), scores.numpy(), rtol=TOLERANCE)
+    assert (explanation.layer, explanation.method) == (KINDS[kind].layer, "hirescam")
+    np.testing.assert_allclose(explanation.scores.numpy(), scores.numpy(), rtol=TOLERANCE)
     assert (maps.abs().flatten(2).amax(2) > 0).all()
-    for own, expected in zip(found.maps.flatten(0, 1), maps.flatten(0, 1)):
+    for own, expected in zip(explanation.maps.flatten(0, 1), maps.flatten(0, 1)):
         np.testing.assert_allclose(own.numpy(), expected.numpy(), rtol=0, atol=TOLERANCE * expected.abs().max())
 
 
@@ -267,12 +267,12 @@ def test_some_words_alone(kind: str) -> None:
     """What comes behind a word has no say in it."""
     model, pictures = make(kind), make_pictures(kind, 1)
     inputs = make_inputs(kind, pictures)
-    found = gradcam.explain(model, inputs, target=Token(torch.tensor(CAPTION), [2, 0]))
-    whole = gradcam.explain(model, inputs, target=Token(CAPTION))
+    explanation = gradcam.explain(model, inputs, target=Token(torch.tensor(CAPTION), [2, 0]))
+    full = gradcam.explain(model, inputs, target=Token(CAPTION))
     cut = gradcam.explain(model, inputs, target=Token([*CAPTION[:3], 20], (2, 0)))
-    np.testing.assert_allclose(found.maps[0].numpy(), whole.maps[0, [2, 0]].numpy(), rtol=1e-5, atol=1e-12)
-    np.testing.assert_allclose(cut.scores.numpy(), found.scores.numpy(), rtol=TOLERANCE)
-    np.testing.assert_allclose(cut.maps.numpy(), found.maps.numpy(), rtol=1e-5, atol=1e-12)
+    np.testing.assert_allclose(explanation.maps[0].numpy(), full.maps[0, [2, 0]].numpy(), rtol=1e-5, atol=1e-12)
+    np.testing.assert_allclose(cut.scores.numpy(), explanation.scores.numpy(), rtol=TOLERANCE)
+    np.testing.assert_allclose(cut.maps.numpy(), explanation.maps.numpy(), rtol=1e-5, atol=1e-12)
 
 
 @EVERY
@@ -306,18 +306,18 @@ def test_a_painted_square(kind: str) -> None:
     model, pictures = make(kind), torch.zeros_like(make_pictures(kind, 1))
     tower = model.get_submodule(KINDS[kind].module.partition(".encoder.layers")[0])
     for name, parameter in tower.named_parameters():
-        if any(it in name.lower() for it in ("bias", "position", "class", "cls", "attn", "attention")):
+        if any(item in name.lower() for item in ("bias", "position", "class", "cls", "attn", "attention")):
             parameter.data.zero_()
     generator = torch.Generator().manual_seed(4)
     pictures[..., 8:16, 16:32] = torch.rand(3, 8, 16, generator=generator, dtype=torch.float64)
-    found = gradcam.explain(model, make_inputs(kind, pictures), target=Token(CAPTION, 1), evidence="signed")
-    cells = found.maps.shape[-1]
+    explanation = gradcam.explain(model, make_inputs(kind, pictures), target=Token(CAPTION, 1), evidence="signed")
+    cells = explanation.maps.shape[-1]
     side = KINDS[kind].size // cells
     inside = torch.zeros(cells, cells, dtype=torch.bool)
     inside[8 // side : 16 // side, 16 // side : 32 // side] = True
-    assert (found.maps[0, 0][inside] != 0).all()
-    assert (found.maps[0, 0][~inside] == 0).all()
-    assert found.heatmaps[0, 0].abs().flatten().argmax() // KINDS[kind].size in range(8, 16)
+    assert (explanation.maps[0, 0][inside] != 0).all()
+    assert (explanation.maps[0, 0][~inside] == 0).all()
+    assert explanation.heatmaps[0, 0].abs().flatten().argmax() // KINDS[kind].size in range(8, 16)
 
 
 def test_one_pass_forward_and_one_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,9 +347,9 @@ def test_one_pass_forward_and_one_back(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_logits_are_those_of_words_alone() -> None:
     """Of a long prompt, the logits behind its own words are neither computed nor kept, nor is what the model would keep
     to write on."""
-    found = gradcam.explain(make("llava"), make_inputs("llava", make_pictures("llava")), target=Token(CAPTION))
-    assert found.output.logits.shape == (2, len(CAPTION) + 1, WORDS)
-    assert set(found.output) == {"logits", "image_outputs"}
+    explanation = gradcam.explain(make("llava"), make_inputs("llava", make_pictures("llava")), target=Token(CAPTION))
+    assert explanation.output.logits.shape == (2, len(CAPTION) + 1, WORDS)
+    assert set(explanation.output) == {"logits", "image_outputs"}
 
 
 def test_prompts_of_different_lengths() -> None:
@@ -358,12 +358,12 @@ def test_prompts_of_different_lengths() -> None:
     rows = torch.tensor([[0, *prompt(16, 4)], prompt(16, 4, 6)])
     mask = torch.tensor([[0] + [1] * 18, [1] * 19])
     inputs = {"pixel_values": pictures, "input_ids": rows, "attention_mask": mask}
-    found = gradcam.explain(model, inputs, target=Token(CAPTION, 1))
+    explanation = gradcam.explain(model, inputs, target=Token(CAPTION, 1))
     for i, begin in enumerate((prompt(16, 4), prompt(16, 4, 6))):
         alone = {"pixel_values": pictures[i : i + 1], "input_ids": torch.tensor([begin])}
         expected = gradcam.explain(model, alone, target=Token(CAPTION, 1))
-        np.testing.assert_allclose(found.scores[i].numpy(), expected.scores[0].numpy(), rtol=1e-5)
-        np.testing.assert_allclose(found.maps[i].numpy(), expected.maps[0].numpy(), rtol=1e-4, atol=1e-9)
+        np.testing.assert_allclose(explanation.scores[i].numpy(), expected.scores[0].numpy(), rtol=1e-5)
+        np.testing.assert_allclose(explanation.maps[i].numpy(), expected.maps[0].numpy(), rtol=1e-4, atol=1e-9)
     inputs["attention_mask"] = mask.flip(1)
     with pytest.raises(TargetError, match="pad prompts on the left"):
         gradcam.explain(model, inputs, target=Token(CAPTION, 1))
@@ -372,9 +372,9 @@ def test_prompts_of_different_lengths() -> None:
 def test_one_prompt_for_all_pictures() -> None:
     model, pictures = make("git"), make_pictures("git")
     one = {"pixel_values": pictures, "input_ids": torch.tensor([[START, 7]])}
-    found = gradcam.explain(model, one, target=Token([5]))
+    explanation = gradcam.explain(model, one, target=Token([5]))
     expected = gradcam.explain(model, make_inputs("git-prompt", pictures), target=Token([5]))
-    assert torch.equal(found.maps, expected.maps)
+    assert torch.equal(explanation.maps, expected.maps)
 
 
 def test_words_are_called_as_people_read_them(tmp_path: Path) -> None:
@@ -385,8 +385,8 @@ def test_words_are_called_as_people_read_them(tmp_path: Path) -> None:
     make("vit-gpt2").save_pretrained(tmp_path)
     model = T.VisionEncoderDecoderModel.from_pretrained(tmp_path, local_files_only=True)
     pictures = make_pictures("vit-gpt2").to(model.dtype)
-    found = gradcam.explain(model, pictures, target=Token(CAPTION, [0, 1, 3]))
-    assert [[it.name for it in own] for own in found.instances or ()] == [["a", "dog", "runs"]] * 2
+    explanation = gradcam.explain(model, pictures, target=Token(CAPTION, [0, 1, 3]))
+    assert [[item.name for item in own] for own in explanation.instances or ()] == [["a", "dog", "runs"]] * 2
     assert find_family(model, Captioner).decode_tokens([17, 5]) == ["runs", "a"]
 
 

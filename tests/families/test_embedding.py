@@ -101,8 +101,8 @@ class Own(nn.Module):
 
 
 def get_features(model: Any, pictures: Tensor) -> Tensor:
-    found = model.get_image_features(pixel_values=pictures)
-    return found if isinstance(found, Tensor) else found.pooler_output
+    image_features = model.get_image_features(pixel_values=pictures)
+    return image_features if isinstance(image_features, Tensor) else image_features.pooler_output
 
 
 def get_patch_features(model: Any, pictures: Tensor) -> Tensor:
@@ -113,8 +113,8 @@ def get_patch_features(model: Any, pictures: Tensor) -> Tensor:
         patches = [picture[:, top : top + 8, left : left + 8].permute(1, 2, 0).flatten() for top, left in corners]
         rows.append(torch.stack(patches))
     shapes, mask = torch.tensor([[4, 4]] * len(rows)), torch.ones(len(rows), 16, dtype=torch.int64)
-    found = model.get_image_features(torch.stack(rows), pixel_attention_mask=mask, spatial_shapes=shapes)
-    return found.pooler_output
+    image_features = model.get_image_features(torch.stack(rows), pixel_attention_mask=mask, spatial_shapes=shapes)
+    return image_features.pooler_output
 
 
 def encode(model: Any, pictures: Tensor) -> Tensor:
@@ -317,11 +317,11 @@ def draw(*shape: int, seed: int = 2) -> Tensor:
 
 def look(case: Case, model: Any, pictures: Tensor) -> tuple[Tensor, Tensor]:
     """A layer's output and the vectors, with the graph of the whole model."""
-    found: list[Tensor] = []
-    handle = model.get_submodule(case.layer).register_forward_hook(lambda *args: found.append(args[2]))
+    results: list[Tensor] = []
+    handle = model.get_submodule(case.layer).register_forward_hook(lambda *args: results.append(args[2]))
     vectors = case.embed(model, pictures.clone().requires_grad_())
     handle.remove()
-    output = found[0][0] if isinstance(found[0], tuple) else found[0]
+    output = results[0][0] if isinstance(results[0], tuple) else results[0]
     return output, vectors
 
 
@@ -356,15 +356,15 @@ def test_maps_of_sentences_equal_autograd_through_the_whole_graph(kind: str, met
     output, vectors = look(case, model, PICTURES)
     sentences, against = draw(3, vectors.shape[1]), draw(2, vectors.shape[1], seed=3)
     units = vectors / vectors.square().sum(1, keepdim=True).sqrt()
-    cosines = torch.stack([units @ (it / it.norm()) for it in sentences], 1)
-    rivals = torch.stack([units @ (it / it.norm()) for it in against], 1).mean(1, keepdim=True)
+    cosines = torch.stack([units @ (sentence / sentence.norm()) for sentence in sentences], 1)
+    rivals = torch.stack([units @ (item / item.norm()) for item in against], 1).mean(1, keepdim=True)
     for target, scores in ((Text(sentences), cosines), (Text(sentences, against=against), cosines - rivals)):
-        found = gradcam.explain(model, PICTURES, case.layer, method=method, target=target)
-        assert_maps(found.maps, slow_maps(case, output, scores, method))
-        torch.testing.assert_close(found.scores.double(), scores.detach(), rtol=1e-6, atol=1e-7)
-        assert (found.layer, found.classes) == (case.layer, None)
-        said = torch.tensor([[each.score for each in row] for row in found.instances], dtype=torch.float64)
-        torch.testing.assert_close(said, cosines.detach(), rtol=1e-6, atol=1e-7)
+        explanation = gradcam.explain(model, PICTURES, case.layer, method=method, target=target)
+        assert_maps(explanation.maps, slow_maps(case, output, scores, method))
+        torch.testing.assert_close(explanation.scores.double(), scores.detach(), rtol=1e-6, atol=1e-7)
+        assert (explanation.layer, explanation.classes) == (case.layer, None)
+        message = torch.tensor([[item.score for item in row] for row in explanation.instances], dtype=torch.float64)
+        torch.testing.assert_close(message, cosines.detach(), rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("kind", CASES)
@@ -374,14 +374,14 @@ def test_maps_of_a_likeness_lie_on_both_pictures(kind: str) -> None:
     output, vectors = look(case, model, PICTURES)
     there, reference = look(case, model, other[None])
     cosines = F.cosine_similarity(vectors, reference.detach())[:, None]
-    found = gradcam.explain(model, PICTURES, case.layer, method="hirescam", target=Like(other))
-    assert_maps(found.maps, slow_maps(case, output, cosines, "hirescam"))
-    torch.testing.assert_close(found.scores.double(), cosines.detach(), rtol=1e-6, atol=1e-7)
-    from_there = torch.stack([F.cosine_similarity(reference, each.detach()[None]) for each in vectors], 1)
-    assert found.reference is not None
-    assert_maps(found.reference.maps, slow_maps(case, there, from_there, "hirescam"))
-    torch.testing.assert_close(found.reference.scores, found.scores.T, rtol=1e-5, atol=1e-6)
-    kinds = [[(each.kind, each.name) for each in row] for row in found.instances]
+    explanation = gradcam.explain(model, PICTURES, case.layer, method="hirescam", target=Like(other))
+    assert_maps(explanation.maps, slow_maps(case, output, cosines, "hirescam"))
+    torch.testing.assert_close(explanation.scores.double(), cosines.detach(), rtol=1e-6, atol=1e-7)
+    from_there = torch.stack([F.cosine_similarity(reference, vector.detach()[None]) for vector in vectors], 1)
+    assert explanation.reference is not None
+    assert_maps(explanation.reference.maps, slow_maps(case, there, from_there, "hirescam"))
+    torch.testing.assert_close(explanation.reference.scores, explanation.scores.T, rtol=1e-5, atol=1e-6)
+    kinds = [[(item.kind, item.name) for item in row] for row in explanation.instances]
     assert kinds == [[("like", "reference")]] * 2
 
 
@@ -390,13 +390,13 @@ def test_the_method_is_that_of_the_tower(kind: str) -> None:
     case, model = CASES[kind], made(kind)
     vectors = draw(2, case.embed(model, PICTURES).shape[1])
     before = traces(model)
-    found = gradcam.explain(model, PICTURES, target=Text(vectors))
+    explanation = gradcam.explain(model, PICTURES, target=Text(vectors))
     has_mean = kind in ("open_clip, mean", "timm, rotated places")
-    assert found.method == ("grad-eclip" if case.is_transformer and not has_mean else "gradcam")
-    assert found.maps.any()
-    assert found.heatmaps.shape == (2, 2, 32, 32)
+    assert explanation.method == ("grad-eclip" if case.is_transformer and not has_mean else "gradcam")
+    assert explanation.maps.any()
+    assert explanation.heatmaps.shape == (2, 2, 32, 32)
     assert_same(before, traces(model))
-    assert case.is_transformer or found.layer in dict(model.named_modules())
+    assert case.is_transformer or explanation.layer in dict(model.named_modules())
 
 
 PAINTED = (slice(16, 24), slice(8, 16))  # rows and columns of pixels; a patch, and in no symmetry
@@ -414,15 +414,15 @@ def test_evidence_lies_on_the_painted_square(kind: str) -> None:
     picture = torch.zeros(1, 3, 32, 32, dtype=torch.float64)
     picture[(0, slice(None), *PAINTED)] = draw(3, 8, 8, seed=7)
     vectors = draw(8, case.embed(model, picture).shape[1], seed=8)
-    found = gradcam.explain(model, picture, case.first, method="hirescam", target=Text(vectors)).maps
+    maps = gradcam.explain(model, picture, case.first, method="hirescam", target=Text(vectors)).maps
     if kept is not None:
         bias.data.copy_(kept)
-    side = found.shape[-1]
+    side = maps.shape[-1]
     reach = 0 if side == 4 else 3 * side // 32 + 2  # a convolution sees some of the square from beside it
-    rows, columns = (slice(it.start * side // 32 - reach, it.stop * side // 32 + reach) for it in PAINTED)
-    inside = found[..., max(rows.start, 0) : rows.stop, max(columns.start, 0) : columns.stop].sum()
-    assert found.sum() > 0
-    assert inside / found.sum() > 1 - 1e-6
+    rows, columns = (slice(item.start * side // 32 - reach, item.stop * side // 32 + reach) for item in PAINTED)
+    inside = maps[..., max(rows.start, 0) : rows.stop, max(columns.start, 0) : columns.stop].sum()
+    assert maps.sum() > 0
+    assert inside / maps.sum() > 1 - 1e-6
 
 
 # Attention, against loops over what it computed in the open
@@ -440,27 +440,27 @@ def eager(kind: str) -> Any:
 
 
 def open_clip_tower(model: Any) -> slow.Anatomy:
-    found = model.vision_model(PICTURES, output_attentions=True, output_hidden_states=True)
+    actual = model.vision_model(PICTURES, output_attentions=True, output_hidden_states=True)
     tower = model.vision_model
     return slow.Anatomy(
-        found.attentions,
-        found.hidden_states[1:],
+        actual.attentions,
+        actual.hidden_states[1:],
         lambda tokens: model.visual_projection(tower.post_layernorm(tokens[:, 0])),
     )
 
 
 def open_siglip_tower(model: Any) -> slow.Anatomy:
-    found = model.vision_model(PICTURES, output_attentions=True, output_hidden_states=True)
+    actual = model.vision_model(PICTURES, output_attentions=True, output_hidden_states=True)
     tower = model.vision_model
     return slow.Anatomy(
-        found.attentions, found.hidden_states[1:], lambda tokens: tower.head(tower.post_layernorm(tokens))
+        actual.attentions, actual.hidden_states[1:], lambda tokens: tower.head(tower.post_layernorm(tokens))
     )
 
 
 def open_dino(model: Any) -> slow.Anatomy:
-    found = model(PICTURES, output_attentions=True, output_hidden_states=True)
+    output = model(PICTURES, output_attentions=True, output_hidden_states=True)
     norm = model.norm if hasattr(model, "norm") else model.layernorm
-    return slow.Anatomy(found.attentions, found.hidden_states[1:], lambda tokens: norm(tokens)[:, 0])
+    return slow.Anatomy(output.attentions, output.hidden_states[1:], lambda tokens: norm(tokens)[:, 0])
 
 
 def open_timm_tower(model: Any) -> slow.Anatomy:
@@ -483,14 +483,14 @@ def test_legrad_and_rollouts_equal_the_loops(kind: str) -> None:
     vectors = draw(2, plain.head(plain.outputs[-1]).shape[1])
 
     def head(tokens: Tensor) -> Tensor:
-        return torch.stack([F.cosine_similarity(plain.head(tokens), it[None]) for it in vectors], 1)
+        return torch.stack([F.cosine_similarity(plain.head(tokens), vector[None]) for vector in vectors], 1)
 
     anatomy = slow.Anatomy(plain.attentions, plain.outputs, head)
     read = list(range(16)) if kind == "SigLIP" else [0]
     for method in ("legrad", "gradient-rollout", "rollout"):
-        found = gradcam.explain(made(kind), PICTURES, method=method, target=Text(vectors)).maps
+        maps = gradcam.explain(made(kind), PICTURES, method=method, target=Text(vectors)).maps
         assert prefix is not None
-        assert_maps(found, slow.maps(method, anatomy, [[0, 1]] * 2, read, (4, 4)))
+        assert_maps(maps, slow.maps(method, anatomy, [[0, 1]] * 2, read, (4, 4)))
     assert case.is_transformer
 
 
@@ -523,7 +523,7 @@ def test_grad_eclip_equals_the_loops(kind: str, count: int) -> None:
         attentions, vectors = look_at_attention(lambda: case.embed(model, PICTURES))
         attention = attentions[-1]
     sentences = draw(count, vectors.shape[1])
-    scores = torch.stack([F.cosine_similarity(vectors, it[None]) for it in sentences], 1)
+    scores = torch.stack([F.cosine_similarity(vectors, sentence[None]) for sentence in sentences], 1)
     assert case.prefix is not None
     expected = eclip_maps(attention, scores, [list(range(count))] * 2, case.prefix, (4, 4))
     for _ in range(2):
@@ -559,9 +559,9 @@ class Giving(nn.Module):
 )
 def test_outputs_of_other_forms(wrap: Callable[[Tensor], Any]) -> None:
     model, vector = Giving(wrap), draw(6)
-    found = gradcam.explain(model, PICTURES, "conv", method="hirescam", target=Text(vector)).scores
+    scores = gradcam.explain(model, PICTURES, "conv", method="hirescam", target=Text(vector)).scores
     expected = F.cosine_similarity(model.conv(PICTURES).mean((2, 3)), vector[None])
-    torch.testing.assert_close(found.double()[:, 0], expected.detach(), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(scores.double()[:, 0], expected.detach(), rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("wrap", [lambda maps: maps.mean((1, 2, 3)), lambda _: "nothing"])
@@ -591,9 +591,9 @@ def test_models_around_a_known_one(kind: str) -> None:
     case, model = CASES[kind], made(kind)
     outer = Around(model, case.embed)
     vectors = draw(2, case.embed(model, PICTURES).shape[1])
-    found = gradcam.explain(outer, PICTURES, f"inner.{case.layer}", method="hirescam", target=Text(vectors))
+    explanation = gradcam.explain(outer, PICTURES, f"inner.{case.layer}", method="hirescam", target=Text(vectors))
     expected = gradcam.explain(model, PICTURES * 0.5, case.layer, method="hirescam", target=Text(vectors))
-    torch.testing.assert_close(found.maps, expected.maps, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(explanation.maps, expected.maps, rtol=1e-6, atol=1e-8)
     assert gradcam.explain(outer, PICTURES, target=Text(vectors)).method == "grad-eclip"
 
 
@@ -601,9 +601,9 @@ def test_a_classifiers_backbone_gives_the_vector() -> None:
     transformers = pytest.importorskip("transformers")
     model = awake(transformers.ViTForImageClassification(_config("ViT")))
     expected = model.vit(PICTURES).last_hidden_state[:, 0]
-    found = gradcam.explain(model, PICTURES, target=Like(draw(16)))
+    explanation = gradcam.explain(model, PICTURES, target=Like(draw(16)))
     torch.testing.assert_close(
-        found.scores.double()[:, 0], F.cosine_similarity(expected, draw(1, 16)).detach(), rtol=1e-6, atol=1e-7
+        explanation.scores.double()[:, 0], F.cosine_similarity(expected, draw(1, 16)).detach(), rtol=1e-6, atol=1e-7
     )
 
 
@@ -624,10 +624,10 @@ def test_pictures_larger_than_the_models() -> None:
     large = draw(1, 3, 40, 48)
     vectors = model.get_image_features(pixel_values=large, interpolate_pos_encoding=True).pooler_output
     given = {"pixel_values": large, "interpolate_pos_encoding": True}
-    found = gradcam.explain(model, given, target=Text(draw(12)))
-    assert found.maps.shape == (1, 1, 5, 6)
+    explanation = gradcam.explain(model, given, target=Text(draw(12)))
+    assert explanation.maps.shape == (1, 1, 5, 6)
     torch.testing.assert_close(
-        found.scores.double()[:, 0], F.cosine_similarity(vectors, draw(1, 12)).detach(), rtol=1e-6, atol=1e-7
+        explanation.scores.double()[:, 0], F.cosine_similarity(vectors, draw(1, 12)).detach(), rtol=1e-6, atol=1e-7
     )
 
 
@@ -650,7 +650,10 @@ def test_windows_are_no_plain_transformer() -> None:
 def test_a_mean_of_tokens_is_explained_where_it_is_taken(is_after: bool) -> None:
     """Each of the last tokens has the same gradient there, so that fifty sentences cost little more than one."""
     model = open_clip(pool_type="avg", final_ln_after_pool=is_after)
-    found = gradcam.explain(model, PICTURES, target=Text(draw(3, 12)))
-    assert (found.method, found.layer) == ("gradcam", "visual.transformer" if is_after else "visual.ln_post")
-    by_cell = gradcam.explain(model, PICTURES, found.layer, target=Text(draw(3, 12)), method="hirescam")
-    torch.testing.assert_close(found.maps, by_cell.maps, rtol=1e-5, atol=1e-9)
+    explanation = gradcam.explain(model, PICTURES, target=Text(draw(3, 12)))
+    assert (explanation.method, explanation.layer) == (
+        "gradcam",
+        "visual.transformer" if is_after else "visual.ln_post",
+    )
+    by_cell = gradcam.explain(model, PICTURES, explanation.layer, target=Text(draw(3, 12)), method="hirescam")
+    torch.testing.assert_close(explanation.maps, by_cell.maps, rtol=1e-5, atol=1e-9)

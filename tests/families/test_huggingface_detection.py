@@ -148,15 +148,15 @@ def by_transformers(kind: str, output: Any, sizes: Any, threshold: float | None)
     """Boxes as the processor of transformers reads them, the surest first."""
     options = {} if threshold is None else {"threshold": threshold}
     if kind in GROUNDED:
-        found = [ground(*each, 0.25 if threshold is None else threshold) for each in zip(output.logits, PHRASES)]
+        actual = [ground(*item, 0.25 if threshold is None else threshold) for item in zip(output.logits, PHRASES)]
         scale = torch.tensor([[width, height, width, height] for height, width in sizes], dtype=torch.float64)
         corners = T.image_transforms.center_to_corners_format(output.pred_boxes) * scale[:, None]
-        found = [each | {"boxes": boxes[each.pop("rows")]} for each, boxes in zip(found, corners)]
+        actual = [entry | {"boxes": boxes[entry.pop("rows")]} for entry, boxes in zip(actual, corners)]
     else:
         processor = getattr(T, f"{PROCESSORS[kind]}ImageProcessor")()
-        found = processor.post_process_object_detection(output, target_sizes=torch.tensor(sizes), **options)
-    orders = [each["scores"].argsort(descending=True, stable=True) for each in found]
-    return [{key: values[order] for key, values in each.items()} for each, order in zip(found, orders)]
+        actual = processor.post_process_object_detection(output, target_sizes=torch.tensor(sizes), **options)
+    orders = [item["scores"].argsort(descending=True, stable=True) for item in actual]
+    return [{key: values[order] for key, values in entry.items()} for entry, order in zip(actual, orders)]
 
 
 def ground(logits: Tensor, phrases: Any, threshold: float) -> dict[str, Tensor]:
@@ -186,7 +186,7 @@ def test_boxes_are_those_of_transformers(kind: str) -> None:
     output = model(**inputs)
     sizes = [tuple(inputs["pixel_values"].shape[2:])] * 2
     expected = by_transformers(kind, output, sizes, None)
-    assert all(len(each["scores"]) for each in expected)
+    assert all(len(item["scores"]) for item in expected)
     assert_found(read(find(model), inputs), expected)
     everything = by_transformers(kind, output, sizes, 0.0)
     threshold = everything[0]["scores"].median().item()
@@ -205,10 +205,10 @@ def test_more_pairs_than_are_kept(kind: str) -> None:
     made["logits"][:, :4, -1] += 5
     output = type(model(**make_inputs(kind)))(**made)
     family, inputs = find(model, 0.0), make_inputs(kind)
-    seen = to_batch(inputs).run(family.wrap(model))
-    seen.calls["model"][-1] = type(seen.calls["model"][-1])((), {}, output)
-    found = family.read(seen, to_batch(inputs))
-    assert_found(found, by_transformers(kind, output, [tuple(inputs["pixel_values"].shape[2:])], 0.0))
+    result = to_batch(inputs).run(family.wrap(model))
+    result.calls["model"][-1] = type(result.calls["model"][-1])((), {}, output)
+    actual = family.read(result, to_batch(inputs))
+    assert_found(actual, by_transformers(kind, output, [tuple(inputs["pixel_values"].shape[2:])], 0.0))
 
 
 def by_hand(kind: str, inputs: dict[str, Any], number: int, edge: int | None) -> Tensor:
@@ -227,14 +227,14 @@ def by_hand(kind: str, inputs: dict[str, Any], number: int, edge: int | None) ->
         output = model(**inputs)
     finally:
         handle.remove()
-    found = by_transformers(kind, output, [tuple(inputs["pixel_values"].shape[2:])] * 2, None)
+    actual = by_transformers(kind, output, [tuple(inputs["pixel_values"].shape[2:])] * 2, None)
     maps = []
-    for i, each in enumerate(found):
-        value = each["scores"][number] if edge is None else each["boxes"][number, edge]
+    for i, item in enumerate(actual):
+        value = item["scores"][number] if edge is None else item["boxes"][number, edge]
         gradients = torch.autograd.grad(value, taken, retain_graph=True, allow_unused=True)
         levels = [to_grid(kind, a * g)[i].sum(0).relu() for a, g in zip(taken, gradients) if g is not None]
         finest = max((tuple(level.shape) for level in levels), key=lambda shape: shape[0] * shape[1])
-        maps.append(sum(interpolate(it[None, None], finest, mode="bicubic").clamp(min=0) for it in levels)[0])
+        maps.append(sum(interpolate(level[None, None], finest, mode="bicubic").clamp(min=0) for level in levels)[0])
     return torch.stack(maps)
 
 
@@ -338,8 +338,8 @@ def test_mask_of_another_form(place: Any) -> None:
 def test_candidates_are_all_queries(kind: str) -> None:
     model, inputs = lively(kind), make_inputs(kind)
     family, batch = find(model, 0.99), to_batch(inputs)
-    seen = batch.run(family.wrap(model))
-    logits = seen.output.logits[0]
+    result = batch.run(family.wrap(model))
+    logits = result.output.logits[0]
     if kind in GROUNDED:
         rated = torch.stack([logits[:, [1, 2]].sigmoid().amax(1), logits[:, 4].sigmoid()], 1)
     elif kind in ("Detr", "Yolos"):
@@ -347,8 +347,8 @@ def test_candidates_are_all_queries(kind: str) -> None:
     else:
         rated = 1 / (1 + (-logits).exp())
     best, of_one = (
-        family.list_candidates(seen, batch, None)[0],
-        family.list_candidates(seen, batch, 1 if kind in GROUNDED else 2)[0],
+        family.list_candidates(result, batch, None)[0],
+        family.list_candidates(result, batch, 1 if kind in GROUNDED else 2)[0],
     )
     assert torch.allclose(best.scores, rated.max(1).values, rtol=1e-6)  # OWL's logits are in float32
     assert torch.equal(best.labels, rated.max(1).indices)
@@ -358,20 +358,20 @@ def test_candidates_are_all_queries(kind: str) -> None:
     left, top, right, bottom = best.boxes.unbind(1)
     centres = torch.stack([(left + right) / 2 / width, (top + bottom) / 2 / height], 1)
     sides = torch.stack([(right - left) / width, (bottom - top) / height], 1)
-    assert torch.allclose(torch.cat([centres, sides], 1), seen.output.pred_boxes[0], rtol=1e-9, atol=1e-12)
+    assert torch.allclose(torch.cat([centres, sides], 1), result.output.pred_boxes[0], rtol=1e-9, atol=1e-12)
 
 
 def test_phrases_end_at_full_stops_and_question_marks() -> None:
     model = lively("GroundingDino")
     texts = torch.tensor([[101, 20, 21, 1029, 22, 23, 24, 1012, 1012, 25, 26, 102]] * 2)
     family, batch = find(model, 0.0), to_batch({"pixel_values": torch.rand(2, 3, *SIZE), "input_ids": texts})
-    seen = batch.run(family.wrap(model))
-    rated = seen.output.logits[0].sigmoid()
+    result = batch.run(family.wrap(model))
+    rated = result.output.logits[0].sigmoid()
     for label, places in enumerate([[1, 2], [4, 5, 6], [9, 10]]):
         expected = torch.stack([rated[:, place] for place in places]).amax(0)
-        assert torch.equal(family.list_candidates(seen, batch, label)[0].scores, expected)
+        assert torch.equal(family.list_candidates(result, batch, label)[0].scores, expected)
     with pytest.raises(TargetError, match="The label is 3, but there are 3 phrases or queries in the text"):
-        family.list_candidates(seen, batch, 3)
+        family.list_candidates(result, batch, 3)
 
 
 def test_padding_is_no_phrase() -> None:
@@ -466,8 +466,8 @@ def test_phrases_become_one_text(kind: str, tmp_path: Path) -> None:
     model = load(kind, tmp_path)
     prompts = find(model).to_prompts(["W20 w21", " w22. "])
     assert prompts["input_ids"].tolist() == [[101, 20, 21, 1012, 22, 1012, 102]]
-    found = read(find(model), {"pixel_values": torch.rand(1, 3, *SIZE), **prompts})
-    assert set(found[0].labels.tolist()) <= {0, 1}
+    actual = read(find(model), {"pixel_values": torch.rand(1, 3, *SIZE), **prompts})
+    assert set(actual[0].labels.tolist()) <= {0, 1}
     with pytest.raises(TargetError, match="the model takes 16"):
         find(model).to_prompts(["w20 " * 15])
 
@@ -521,5 +521,5 @@ def test_arguments_by_their_place_in_a_model_that_has_it_inside() -> None:
     assert explanation.instances is not None
     output = model.inner(pictures[:, :, ::2, ::2], mask)
     expected = by_transformers("Detr", output, [(128, 192), (80, 192)], None)
-    boxes = torch.tensor([own[0].box for own in explanation.instances])
-    assert torch.allclose(boxes, torch.stack([each["boxes"][0] for each in expected]), rtol=1e-9)
+    boxes = torch.tensor([instance[0].box for instance in explanation.instances])
+    assert torch.allclose(boxes, torch.stack([item["boxes"][0] for item in expected]), rtol=1e-9)

@@ -23,21 +23,21 @@ def model() -> Any:
     library = pytest.importorskip("open_clip")
     vision = {"image_size": 64, "layers": (1, 1, 1, 1), "width": 8, "head_width": 16}
     torch.manual_seed(0)
-    found = library.CLIP(12, vision, {"width": 16, "heads": 2, "layers": 1, "context_length": 12})
-    for parameter in found.parameters():
+    actual = library.CLIP(12, vision, {"width": 16, "heads": 2, "layers": 1, "context_length": 12})
+    for parameter in actual.parameters():
         with torch.no_grad():
             parameter.add_(torch.randn_like(parameter), alpha=0.15)
-    return found.double().eval()
+    return actual.double().eval()
 
 
 def look(model: Any, pictures: Tensor) -> tuple[Tensor, Tensor]:
     """What the last stage gives, and the cosines, by the model's own pass alone."""
-    found: list[Tensor] = []
-    handle = model.visual.layer4.register_forward_hook(lambda *args: found.append(args[2]))
+    results: list[Tensor] = []
+    handle = model.visual.layer4.register_forward_hook(lambda *args: results.append(args[2]))
     vectors = model.encode_image(pictures.clone().requires_grad_())
     handle.remove()
     units = F.normalize(SENTENCES.to(vectors), dim=1)
-    return found[0], vectors / vectors.norm(dim=1, keepdim=True) @ units.T
+    return results[0], vectors / vectors.norm(dim=1, keepdim=True) @ units.T
 
 
 def slow_maps(activations: Tensor, scores: Tensor, method: str) -> Tensor:
@@ -56,11 +56,11 @@ def assert_exact(model: Any, pictures: Tensor = PICTURES) -> None:
         expected = slow_maps(activations, scores, method)
         assert expected.flatten(2).any(2).all()
         for _ in range(2):  # a pool that is known by then
-            found = gradcam.explain(model, pictures, method=method, evidence="signed", target=Text(SENTENCES))
-            assert found.layer == "visual.layer4"
+            explanation = gradcam.explain(model, pictures, method=method, evidence="signed", target=Text(SENTENCES))
+            assert explanation.layer == "visual.layer4"
             atol = 1e-6 * expected.abs().max().item()
-            torch.testing.assert_close(found.maps.double(), expected, rtol=1e-6, atol=atol)
-            torch.testing.assert_close(found.scores, scores.detach().float(), rtol=1e-7, atol=1e-7)
+            torch.testing.assert_close(explanation.maps.double(), expected, rtol=1e-6, atol=atol)
+            torch.testing.assert_close(explanation.scores, scores.detach().float(), rtol=1e-7, atol=1e-7)
     assert "forward" not in vars(model.visual.attnpool) or model.visual.attnpool.forward.__name__ == "<lambda>"
 
 
@@ -107,9 +107,9 @@ def test_a_second_way_to_the_score_counts(model: Any) -> None:
 
 def test_second_derivatives_are_those_of_the_pool(model: Any) -> None:
     how: Any = {"method": "shapleycam", "evidence": "signed"}
-    found = gradcam.explain(model, PICTURES, "visual.layer4", target=Text(SENTENCES[:2]), **how)
+    explanation = gradcam.explain(model, PICTURES, "visual.layer4", target=Text(SENTENCES[:2]), **how)
     plain = gradcam.explain(Unknown(model), PICTURES, "inner.visual.layer4", target=score_two, **how)
-    torch.testing.assert_close(found.maps, plain.maps, rtol=1e-5, atol=1e-6 * plain.maps.abs().max().item())
+    torch.testing.assert_close(explanation.maps, plain.maps, rtol=1e-5, atol=1e-6 * plain.maps.abs().max().item())
 
 
 class Unknown(torch.nn.Module):
@@ -173,6 +173,6 @@ def test_a_setting_of_a_pool_makes_it_another(model: Any) -> None:
 def test_half_precision_is_rounded_as_the_model_does_it(model: Any) -> None:
     model.bfloat16()
     _, scores = look(model, PICTURES.bfloat16())
-    found = gradcam.explain(model, PICTURES.bfloat16(), target=Text(SENTENCES.bfloat16()))
-    torch.testing.assert_close(found.scores, scores.detach().float(), rtol=0.02, atol=0.01)
-    assert found.maps.any()
+    explanation = gradcam.explain(model, PICTURES.bfloat16(), target=Text(SENTENCES.bfloat16()))
+    torch.testing.assert_close(explanation.scores, scores.detach().float(), rtol=0.02, atol=0.01)
+    assert explanation.maps.any()

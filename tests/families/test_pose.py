@@ -62,15 +62,15 @@ def explain_boxes(model: nn.Module, pictures: Sequence[Tensor], numbers: Sequenc
 
     def read(output: Any, seen: object) -> list[list[Tensor]]:
         scores, begin = [], 0
-        for found in output:
-            left, top, right, bottom = found["boxes"][box].tolist()
+        for results in output:
+            left, top, right, bottom = results["boxes"][box].tolist()
             scores.append([])
             for number in numbers:
                 heatmap = watch.heatmaps[begin + box, number]
                 start, end, count = (left, right, heatmap.shape[1]) if axis == "x" else (top, bottom, heatmap.shape[0])
                 step = (end - start) / count
                 scores[-1].append(measure_by_hand(heatmap, axis, start + step / 2, step))
-            begin += len(found["boxes"])
+            begin += len(results["boxes"])
         return scores
 
     try:
@@ -84,16 +84,16 @@ def explain_boxes(model: nn.Module, pictures: Sequence[Tensor], numbers: Sequenc
 def test_keypoints_in_boxes(axis: str | None, box: int) -> None:
     """Of two pictures of different sizes in one batch."""
     model, pictures = make_detector("keypointrcnn"), make_pictures()
-    found = gradcam.explain(model, pictures, target=Keypoint([2, 0], axis, box=box))
+    explanation = gradcam.explain(model, pictures, target=Keypoint([2, 0], axis, box=box))
     expected = explain_boxes(model, pictures, [2, 0], axis, box)
-    assert (found.layer, found.method) == ("backbone", "hirescam")
-    assert any(each.any() for own in expected.maps for each in own)
+    assert (explanation.layer, explanation.method) == ("backbone", "hirescam")
+    assert any(item.any() for own in expected.maps for item in own)
     for i, own in enumerate(expected.maps):
-        for k, each in enumerate(own):
-            assert found.scores[i, k].item() == pytest.approx(expected.scores[i][k], rel=TOLERANCE)
-            np.testing.assert_allclose(found.maps[i, k].numpy(), each, rtol=0, atol=TOLERANCE * each.max())
+        for k, entry in enumerate(own):
+            assert explanation.scores[i, k].item() == pytest.approx(expected.scores[i][k], rel=TOLERANCE)
+            np.testing.assert_allclose(explanation.maps[i, k].numpy(), entry, rtol=0, atol=TOLERANCE * entry.max())
             heatmap = expected.heatmaps[i][k]
-            np.testing.assert_allclose(found.heatmaps[i][k].numpy(), heatmap, rtol=0, atol=TOLERANCE)
+            np.testing.assert_allclose(explanation.heatmaps[i][k].numpy(), heatmap, rtol=0, atol=TOLERANCE)
 
 
 def test_what_each_map_is_of() -> None:
@@ -101,19 +101,19 @@ def test_what_each_map_is_of() -> None:
     watch = Watch(model)
     output = model(pictures)
     begins = [0, len(output[0]["boxes"])]
-    found = gradcam.explain(model, pictures, target=Keypoint(all, box=1))
-    for i, own in enumerate(found.instances or ()):
-        assert [it.number for it in own] == [0, 1, 2]
+    explanation = gradcam.explain(model, pictures, target=Keypoint(all, box=1))
+    for i, own in enumerate(explanation.instances or ()):
+        assert [item.number for item in own] == [0, 1, 2]
         left, top, right, bottom = output[i]["boxes"][1].tolist()
-        for it in own:
-            heatmap = watch.heatmaps[begins[i] + 1, it.number]
+        for entry in own:
+            heatmap = watch.heatmaps[begins[i] + 1, entry.number]
             across, down = place_by_hand(heatmap)
             rows, columns = heatmap.shape
             point = (left + (across + 0.5) * (right - left) / columns, top + (down + 0.5) * (bottom - top) / rows)
-            assert (it.kind, it.name, it.index) == ("keypoint", f"keypoint {it.number}", None)
-            assert it.box == pytest.approx((left, top, right, bottom))
-            assert it.point == pytest.approx(point)
-            assert it.score == pytest.approx(output[i]["scores"][1].item())
+            assert (entry.kind, entry.name, entry.index) == ("keypoint", f"keypoint {entry.number}", None)
+            assert entry.box == pytest.approx((left, top, right, bottom))
+            assert entry.point == pytest.approx(point)
+            assert entry.score == pytest.approx(output[i]["scores"][1].item())
     named = gradcam.explain(model, pictures, target=Keypoint(1, "y"))
     assert [own[0].name for own in named.instances or ()] == ["keypoint 1, y"] * 2
 
@@ -134,16 +134,16 @@ def test_places_are_those_of_torchvision(axis: str) -> None:
     watch = Watch(model, put)
     output = model(pictures)
     for box in (0, 3, 6):
-        found = gradcam.explain(model, pictures, target=Keypoint(all, axis, box=box))
-        for i, own in enumerate(found.instances or ()):
+        explanation = gradcam.explain(model, pictures, target=Keypoint(all, axis, box=box))
+        for i, own in enumerate(explanation.instances or ()):
             left, top, right, bottom = output[i]["boxes"][box].tolist()
             cells = (right - left) / watch.heatmaps.shape[3], (bottom - top) / watch.heatmaps.shape[2]
-            for it, score in zip(own, found.scores[i].tolist()):
-                point = output[i]["keypoints"][box, it.number, :2].tolist()
-                assert it.point is not None
+            for item, score in zip(own, explanation.scores[i].tolist()):
+                point = output[i]["keypoints"][box, item.number, :2].tolist()
+                assert item.point is not None
                 # The model looks for the top on whole pixels of what it makes of the picture.
-                assert all(abs(it.point[k] - point[k]) <= cells[k] / 2 + 0.5 for k in (0, 1))
-                assert score == pytest.approx(it.point["xy".index(axis)], abs=cells["xy".index(axis)] / 20)
+                assert all(abs(item.point[k] - point[k]) <= cells[k] / 2 + 0.5 for k in (0, 1))
+                assert score == pytest.approx(item.point["xy".index(axis)], abs=cells["xy".index(axis)] / 20)
 
 
 def test_the_same_person_in_another_output() -> None:
@@ -157,12 +157,12 @@ def test_the_same_person_in_another_output() -> None:
         changed = [picture.flip(2) for picture in pictures]
         again = first.target.score(bound.model(changed), 2)
         begin = 0
-        for i, found in enumerate(model(changed)):
+        for i, actual in enumerate(model(changed)):
             left, top, right, bottom = first.instances[i][0].box
-            alike = overlap(found["boxes"], (left, top, right, bottom)) * found["scores"]
+            alike = overlap(actual["boxes"], (left, top, right, bottom)) * actual["scores"]
             best = int(alike.argmax())
             begin, end, heatmap = begin, begin + len(alike), watch.heatmaps[begin + best, 1]
-            start, stop = found["boxes"][best, [0, 2]].tolist()
+            start, stop = actual["boxes"][best, [0, 2]].tolist()
             step = (stop - start) / heatmap.shape[1]
             expected = measure_by_hand(heatmap, axis, start + step / 2, step)
             assert float(again.values[i, 0].detach()) == pytest.approx(float(expected.detach()), rel=TOLERANCE)
@@ -185,8 +185,8 @@ def test_a_painted_square_in_a_box() -> None:
     for i, (left, top, right, bottom) in enumerate(squares):
         boxes = model([pictures[i]])[0]["boxes"].detach()
         box = int(overlap(boxes, squares[i]).argmax())
-        found = gradcam.explain(model, [pictures[i]], target=Keypoint(all, "x", box=box), evidence="signed")
-        for heatmap in found.heatmaps[0]:
+        explanation = gradcam.explain(model, [pictures[i]], target=Keypoint(all, "x", box=box), evidence="signed")
+        for heatmap in explanation.heatmaps[0]:
             energy = heatmap.abs().double()
             assert energy.any()
             down, across = (energy.sum(axis) for axis in (1, 0))
@@ -227,9 +227,9 @@ def test_keypoints_over_pictures(kind: str, axis: str | None) -> None:
     """Of two pictures in one batch; with several levels, of which the head reads the last."""
     model = make_vitpose(classic=kind == "classic", **({"out_indices": [1, 3]} if kind == "levels" else {}))
     pictures, seen = make_people(), []
-    found = gradcam.explain(model, pictures, target=Keypoint([3, 1], axis), evidence="signed")
-    assert found.layer == ("backbone.layernorm#1" if kind == "levels" else "backbone.layernorm")
-    assert found.method == "hirescam"
+    explanation = gradcam.explain(model, pictures, target=Keypoint([3, 1], axis), evidence="signed")
+    assert explanation.layer == ("backbone.layernorm#1" if kind == "levels" else "backbone.layernorm")
+    assert explanation.method == "hirescam"
     handle = model.backbone.layernorm.register_forward_hook(lambda module, args, output: seen.append(output))
     heatmaps = model(pictures).heatmaps
     handle.remove()
@@ -242,9 +242,9 @@ def test_keypoints_over_pictures(kind: str, axis: str | None) -> None:
             cells = [float(g @ a) for g, a in zip(gradient[i].detach(), seen[-1][i].detach())]
             expected = np.array(cells).reshape(HEIGHT // 8, WIDTH // 8)
             assert abs(expected).max() > 0
-            assert found.scores[i, k].item() == pytest.approx(float(score.detach()), rel=TOLERANCE)
+            assert explanation.scores[i, k].item() == pytest.approx(float(score.detach()), rel=TOLERANCE)
             tolerance = TOLERANCE * abs(expected).max()
-            np.testing.assert_allclose(found.maps[i, k].numpy(), expected, rtol=0, atol=tolerance)
+            np.testing.assert_allclose(explanation.maps[i, k].numpy(), expected, rtol=0, atol=tolerance)
 
 
 def put_bells(model: Any, places: Sequence[tuple[int, int]], height: float = 1.0) -> None:
@@ -269,8 +269,8 @@ def test_places_are_those_of_vitpose() -> None:
     box = (WIDTH * 0.1, HEIGHT * 0.1, WIDTH * 0.8, HEIGHT * 0.8)  # which it enlarges by a quarter
     with torch.no_grad():
         output = model(pictures)
-    found = processor.post_process_pose_estimation(output, boxes=[[box]])
-    points = found[0][0]["keypoints"].double()
+    actual = processor.post_process_pose_estimation(output, boxes=[[box]])
+    points = actual[0][0]["keypoints"].double()
     for axis in ("x", "y"):
         explained = gradcam.explain(model, pictures, target=Keypoint(all, axis))
         for k, instance in enumerate((explained.instances or ())[0]):
@@ -292,28 +292,28 @@ def test_softmax_of_bells() -> None:
     flat = gradcam.explain(model, pictures, target=Keypoint(all, "x", temperature=1.0)).scores[0]
     step = (WIDTH - 1) / 7
     assert sharp.tolist() == pytest.approx([0.5 + step * x for x in (1, 6, 3, 6)], abs=0.5)
-    assert all(abs(it - WIDTH / 2) < 2.5 for it in flat.tolist())
+    assert all(abs(item - WIDTH / 2) < 2.5 for item in flat.tolist())
 
 
 def test_keypoints_are_called_as_the_model_does() -> None:
     model = make_vitpose()
     assert find_family(model, PoseFinder).labels is None
-    found = gradcam.explain(model, make_people(1), target=Keypoint([2]))
-    assert [it.name for it in (found.instances or ())[0]] == ["keypoint 2"]
+    explanation = gradcam.explain(model, make_people(1), target=Keypoint([2]))
+    assert [item.name for item in (explanation.instances or ())[0]] == ["keypoint 2"]
     model.config.id2label = {0: "nose", 1: "left eye", 2: "right eye", 3: "tail"}
-    found = gradcam.explain(model, make_people(1), target=Keypoint([2, 0]))
-    assert [it.name for it in (found.instances or ())[0]] == ["right eye", "nose"]
+    explanation = gradcam.explain(model, make_people(1), target=Keypoint([2, 0]))
+    assert [item.name for item in (explanation.instances or ())[0]] == ["right eye", "nose"]
 
 
 def test_a_painted_square() -> None:
     """With a backbone whose patches keep to themselves, and to which black is nothing; each begins 2 pixels early."""
     model, pictures = make_vitpose(), torch.zeros(1, 3, HEIGHT, WIDTH, dtype=torch.float64)
     for name, parameter in model.named_parameters():
-        if any(it in name for it in ("bias", "position", "cls", "attention")):
+        if any(item in name for item in ("bias", "position", "cls", "attention")):
             parameter.data.zero_()
     pictures[..., 8:22, 16:22] = torch.rand(3, 14, 6, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
-    found = gradcam.explain(model, pictures, target=Keypoint(all, "y"), evidence="signed")
-    for raw in found.maps[0]:
+    explanation = gradcam.explain(model, pictures, target=Keypoint(all, "y"), evidence="signed")
+    for raw in explanation.maps[0]:
         assert (raw[1:3, 2] != 0).all()
         raw[1:3, 2] = 0
         assert not raw.any()
@@ -340,15 +340,15 @@ class Plain(nn.Module):
 @AXES
 @pytest.mark.parametrize(
     "wrap",
-    [lambda it: it, lambda it: {"heatmaps": it}, lambda it: SimpleNamespace(heatmaps=it)],
+    [lambda item: item, lambda item: {"heatmaps": item}, lambda item: SimpleNamespace(heatmaps=item)],
     ids=["tensor", "dict", "object"],
 )
 def test_heatmaps_of_any_model(wrap: Callable[[Tensor], Any], axis: str | None) -> None:
     model, pictures, seen = Plain(wrap), make_people(), []
-    found = gradcam.explain(model, pictures, "body", target=Keypoint([1, 2], axis), evidence="signed")
-    assert found.method == "hirescam"
+    explanation = gradcam.explain(model, pictures, "body", target=Keypoint([1, 2], axis), evidence="signed")
+    assert explanation.method == "hirescam"
     model.body.register_forward_hook(lambda module, args, output: seen.append(output))
-    model.wrap = lambda it: it
+    model.wrap = lambda item: item
     heatmaps = model(pictures)
     for i in range(2):
         for k, number in enumerate((1, 2)):
@@ -356,11 +356,11 @@ def test_heatmaps_of_any_model(wrap: Callable[[Tensor], Any], axis: str | None) 
             score = measure_by_hand(heatmap, axis, 2.0, 4.0)
             (gradient,) = torch.autograd.grad(score, seen[0], retain_graph=True)
             expected = (gradient[i] * seen[0][i]).sum(0).detach().numpy()
-            assert found.scores[i, k].item() == pytest.approx(float(score.detach()), rel=TOLERANCE)
+            assert explanation.scores[i, k].item() == pytest.approx(float(score.detach()), rel=TOLERANCE)
             tolerance = TOLERANCE * abs(expected).max()
-            np.testing.assert_allclose(found.maps[i, k].numpy(), expected, rtol=0, atol=tolerance)
+            np.testing.assert_allclose(explanation.maps[i, k].numpy(), expected, rtol=0, atol=tolerance)
             across, down = place_by_hand(heatmap)
-            instance = (found.instances or ())[i][k]
+            instance = (explanation.instances or ())[i][k]
             assert instance.point == pytest.approx((across * 4 + 2, down * 4 + 2))
             assert (instance.number, instance.box) == (number, None)
             peak = float(heatmap.detach().max())
@@ -372,5 +372,5 @@ def test_the_layer_of_any_model() -> None:
     torch.manual_seed(0)
     narrow = [nn.Conv2d(3, 8, 3, 4, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1), nn.ReLU()]
     model = nn.Sequential(*narrow, nn.ConvTranspose2d(8, 8, 2, 2), nn.ReLU(), nn.Conv2d(8, 4, 1)).double().eval()
-    found = gradcam.explain(model, make_people(), target=Keypoint(0))
-    assert (found.layer, found.method) == ("3", "hirescam")
+    explanation = gradcam.explain(model, make_people(), target=Keypoint(0))
+    assert (explanation.layer, explanation.method) == ("3", "hirescam")

@@ -48,7 +48,7 @@ class Case:
         """Its name and its module."""
         modules = dict(model.named_modules())
         names = (self.layers,) if isinstance(self.layers, str) else self.layers
-        return next((name, modules[it]) for name in names if (it := name.partition(":")[0]) in modules)
+        return next((name, modules[item]) for name in names if (item := name.partition(":")[0]) in modules)
 
 
 def torchvision_model(name: str, **options: Any) -> Callable[[], nn.Module]:
@@ -119,16 +119,16 @@ CASES = {
         torchvision_model("deeplabv3_mobilenet_v3_large", aux_loss=True), "backbone:out", out, out
     ),
     "lraspp": Case(
-        torchvision_model("lraspp_mobilenet_v3_large"), "backbone:high", lambda it: it["high"], out
+        torchvision_model("lraspp_mobilenet_v3_large"), "backbone:high", lambda item: item["high"], out
     ),
-    "smp-unet": Case(smp_model("Unet", "resnet18"), "encoder:5", lambda it: it[-1], lambda it: it),
+    "smp-unet": Case(smp_model("Unet", "resnet18"), "encoder:5", lambda item: item[-1], lambda item: item),
     "smp-pspnet": Case(
-        smp_model("PSPNet", "resnet18", encoder_depth=3), "encoder:3", lambda it: it[-1], lambda it: it
+        smp_model("PSPNet", "resnet18", encoder_depth=3), "encoder:3", lambda item: item[-1], lambda item: item
     ),
     "smp-dpt": Case(
         smp_model("DPT", "tu-vit_tiny_patch16_224", dynamic_img_size=True, decoder_intermediate_channels=(8, 8, 8, 8),
                   decoder_fusion_channels=8),
-        "encoder:0:3", lambda it: it[0][-1], lambda it: it,
+        "encoder:0:3", lambda item: item[0][-1], lambda item: item,
     ),
     "segformer": Case(
         hf_model("SegformerForSemanticSegmentation", "SegformerConfig", depths=[1, 1, 1, 1], decoder_hidden_size=16,
@@ -210,7 +210,9 @@ def model_of(name: str) -> nn.Module:
     model = CASES[name].build()
     generator = torch.Generator().manual_seed(CASES[name].seed)
     with torch.no_grad():
-        statistics = ((key, it) for key, it in model.named_buffers() if key.endswith(("running_mean", "running_var")))
+        statistics = (
+            (key, item) for key, item in model.named_buffers() if key.endswith(("running_mean", "running_var"))
+        )
         for key, values in (*model.named_parameters(), *statistics):
             if key.endswith("running_var") or (values.ndim == 1 and not key.endswith(("bias", "running_mean"))):
                 values.uniform_(0.7, 1.3, generator=generator)
@@ -305,7 +307,7 @@ def transparent(name: str) -> nn.Module:
     return model.double()
 
 
-@pytest.mark.parametrize("name", [it for it in CASES if it not in ("fcn", "deeplabv3", "smp-unet", "data2vec")])
+@pytest.mark.parametrize("name", [case for case in CASES if case not in ("fcn", "deeplabv3", "smp-unet", "data2vec")])
 def test_the_map_of_a_painted_square_lies_on_the_square(name: str):
     height, width = CASES[name].size
     side = height // 2
@@ -327,13 +329,13 @@ def test_predicted_masks_are_those_of_the_models_own_postprocessing(name: str):
         output = run(name, pictures)
     postprocess = getattr(transformers, CASES[name].processor).post_process_semantic_segmentation
     own = postprocess(None, output, target_sizes=[CASES[name].size] * 2)
-    assert any(len(found.unique()) > 1 for found in own)
-    for i, found in enumerate(own):
-        there = sorted({*found.flatten().tolist()})
+    assert any(len(actual.unique()) > 1 for actual in own)
+    for i, actual in enumerate(own):
+        there = sorted({*actual.flatten().tolist()})
         explanation = gradcam.explain(model_of(name), inputs_of(name, pictures[i : i + 1]), target=Mask(there))
-        assert [it.index for it in explanation.instances[0]] == there
+        assert [instance.index for instance in explanation.instances[0]] == there
         for instance in explanation.instances[0]:
-            assert torch.equal(instance.mask, found == instance.index)
+            assert torch.equal(instance.mask, actual == instance.index)
             assert instance.name == LABELS[instance.index]
 
 
@@ -387,7 +389,7 @@ def test_a_models_own_layer_is_found_inside_a_module_around_it():
             return self.net(pictures)["out"].argmax(1)
 
     net, pictures = model_of("lraspp"), noise("lraspp")
-    inner, outer = (gradcam.explain(it, pictures, target=Mask(1, BOX)) for it in (net, Around(net)))
+    inner, outer = (gradcam.explain(item, pictures, target=Mask(1, BOX)) for item in (net, Around(net)))
     assert outer.layer == "net.backbone:high"
     assert torch.equal(outer.maps, inner.maps)
     assert outer.output.shape == (1, 64, 96)
@@ -399,10 +401,10 @@ def test_a_head_that_gives_probabilities_is_read_before_it_makes_them():
     model = smp.PSPNet("resnet18", activation="softmax2d", **options).eval().double()
     plain = smp.PSPNet("resnet18", **options).eval().double()
     plain.load_state_dict(model.state_dict())
-    found, expected = (gradcam.explain(it, noise("smp-pspnet"), target=Mask(1, BOX)) for it in (model, plain))
+    actual, expected = (gradcam.explain(item, noise("smp-pspnet"), target=Mask(1, BOX)) for item in (model, plain))
     assert expected.scores.abs().max() > 0
-    assert torch.equal(found.scores, expected.scores)
-    assert torch.equal(found.maps, expected.maps)
+    assert torch.equal(actual.scores, expected.scores)
+    assert torch.equal(actual.maps, expected.maps)
 
 
 def test_class_0_is_the_background_of_torchvisions_models():
@@ -424,8 +426,8 @@ def test_labels_that_nobody_gave_are_none():
     unnamed = find_family(transformers.MobileNetV2ForSemanticSegmentation(config), Segmenter)
     assert unnamed.labels is None
     assert find_family(model_of("mobilenet_v2"), Segmenter).labels == list(LABELS.values())
-    found = gradcam.explain(unnamed.model.eval(), noise("mobilenet_v2").float(), target=Mask(2, BOX)).instances[0][0]
-    assert found.name == "class 2"
+    actual = gradcam.explain(unnamed.model.eval(), noise("mobilenet_v2").float(), target=Mask(2, BOX)).instances[0][0]
+    assert actual.name == "class 2"
 
 
 def test_a_detector_has_no_mask_for_each_pixel():

@@ -39,17 +39,17 @@ def detector(request: pytest.FixtureRequest) -> nn.Module:
 
 
 def assert_maps(found: gradcam.Explanation, expected: ByHand) -> None:
-    assert any(each.any() for own in expected.maps for each in own)
+    assert any(item.any() for own in expected.maps for item in own)
     for i, own in enumerate(expected.maps):
-        for k, each in enumerate(own):
+        for k, entry in enumerate(own):
             assert found.scores[i, k].item() == pytest.approx(expected.scores[i][k], rel=1e-6)
-            np.testing.assert_allclose(found.maps[i, k].numpy(), each, rtol=0, atol=TOLERANCE * each.max())
+            np.testing.assert_allclose(found.maps[i, k].numpy(), entry, rtol=0, atol=TOLERANCE * entry.max())
             heatmap = expected.heatmaps[i][k]
             np.testing.assert_allclose(found.heatmaps[i][k].numpy(), heatmap, rtol=0, atol=TOLERANCE)
 
 
 def scores_of(numbers: Sequence[int]) -> Any:
-    return lambda output, _: [[it["scores"][k] for k in numbers] for it in output]
+    return lambda output, _: [[item["scores"][k] for k in numbers] for item in output]
 
 
 @pytest.mark.parametrize("name", torchvision.models.list_models(torchvision.models.detection))
@@ -64,10 +64,10 @@ def test_every_model_has_its_reader(name: str) -> None:
 def test_scores_of_boxes(detector: nn.Module) -> None:
     """Of pictures of two sizes, none of which fills what the model makes of them."""
     pictures = make_pictures()
-    found = gradcam.explain(detector, pictures, target=Box([0, 2, 5]))
-    assert (found.layer, found.method) == ("backbone", "hirescam")
-    assert_maps(found, explain_by_hand(detector, pictures, scores_of([0, 2, 5])))
-    for own, output in zip(found.instances or (), detector(pictures)):
+    explanation = gradcam.explain(detector, pictures, target=Box([0, 2, 5]))
+    assert (explanation.layer, explanation.method) == ("backbone", "hirescam")
+    assert_maps(explanation, explain_by_hand(detector, pictures, scores_of([0, 2, 5])))
+    for own, output in zip(explanation.instances or (), detector(pictures)):
         for instance, k in zip(own, (0, 2, 5)):
             assert (instance.kind, instance.number, instance.index) == ("box", k, int(output["labels"][k]))
             assert instance.box == pytest.approx(output["boxes"][k].tolist())
@@ -79,11 +79,11 @@ def test_where_an_edge_is(detector: nn.Module) -> None:
     moved = 0
     for number, edge in enumerate(EDGES):
         expected = explain_by_hand(
-            detector, pictures, lambda output, _, n=number: [it["boxes"][:4, n] for it in output]
+            detector, pictures, lambda output, _, n=number: [item["boxes"][:4, n] for item in output]
         )
-        found = gradcam.explain(detector, pictures, target=Box(range(4), edge=edge))
-        assert_maps(found, expected)
-        moved += sum(bool(each.any()) for own in expected.maps for each in own)
+        explanation = gradcam.explain(detector, pictures, target=Box(range(4), edge=edge))
+        assert_maps(explanation, expected)
+        moved += sum(bool(item.any()) for own in expected.maps for item in own)
     assert moved > 4  # others stand at the picture's border
 
 
@@ -105,16 +105,16 @@ def missed(model: nn.Module, pictures: Sequence[Tensor], label: int | None) -> A
 def test_what_was_missed(detector: nn.Module, label: int | None) -> None:
     pictures = make_pictures()
     expected = explain_by_hand(detector, pictures, missed(detector, pictures, label))
-    found = gradcam.explain(detector, pictures, target=MissedBox(PLACE, label))
-    assert_maps(found, expected)
-    assert (found.instances or ())[1][0].kind == "missed"
+    explanation = gradcam.explain(detector, pictures, target=MissedBox(PLACE, label))
+    assert_maps(explanation, expected)
+    assert (explanation.instances or ())[1][0].kind == "missed"
 
 
 def test_one_level_alone(detector: nn.Module) -> None:
     pictures = make_pictures()
-    found = gradcam.explain(detector, pictures, "backbone:0", target=Box([0, 1, 2, 3]))
+    explanation = gradcam.explain(detector, pictures, "backbone:0", target=Box([0, 1, 2, 3]))
     expected = explain_by_hand(detector, pictures, scores_of(range(4)), ["0"])
-    assert_maps(found, expected)
+    assert_maps(explanation, expected)
 
 
 class Around(nn.Module):
@@ -130,9 +130,9 @@ class Around(nn.Module):
 def test_a_model_inside_another(kind: str) -> None:
     detector, pictures = make_detector(kind), make_pictures()
     around = Around(detector)
-    found = gradcam.explain(around, pictures, target=Box([0, 1]))
-    assert found.layer == "inner.backbone"
-    assert_maps(found, explain_by_hand(detector, pictures, scores_of([0, 1]), run_what=around))
+    explanation = gradcam.explain(around, pictures, target=Box([0, 1]))
+    assert explanation.layer == "inner.backbone"
+    assert_maps(explanation, explain_by_hand(detector, pictures, scores_of([0, 1]), run_what=around))
 
 
 LOCAL = ("fasterrcnn", "fasterrcnn_v2", "maskrcnn", "keypointrcnn", "retinanet")
@@ -155,9 +155,9 @@ def test_gradients_of_all_boxes_come_from_their_own_parts(
     monkeypatch.setattr(maps, "jacobian", refuse)
     with pytest.raises(AssertionError, match="all of the heads"):
         gradcam.explain(detector, pictures, target=target, method="gradcam")
-    found = gradcam.explain(detector, pictures, target=target, method=method)
-    assert found.maps.shape[1] > 8
-    torch.testing.assert_close(found.maps, expected["backbone", method].maps, rtol=1e-6, atol=1e-8)
+    explanation = gradcam.explain(detector, pictures, target=target, method=method)
+    assert explanation.maps.shape[1] > 8
+    torch.testing.assert_close(explanation.maps, expected["backbone", method].maps, rtol=1e-6, atol=1e-8)
 
 
 class Relative(nn.Module):
@@ -183,8 +183,8 @@ def change_head(detector: Any) -> None:
 def test_where_heads_do_more_the_whole_of_them_is_differentiated(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     detector, pictures = make_detector(kind), make_pictures()[:1]
     change_head(detector)
-    found = gradcam.explain(detector, pictures, target=Box([0, 1, 2]))
-    assert_maps(found, explain_by_hand(detector, pictures, scores_of(range(3))))
+    explanation = gradcam.explain(detector, pictures, target=Box([0, 1, 2]))
+    assert_maps(explanation, explain_by_hand(detector, pictures, scores_of(range(3))))
     monkeypatch.setattr(maps, "jacobian", refuse)
     with pytest.raises(AssertionError, match="all of the heads"):
         gradcam.explain(detector, pictures, target=Box([0, 1, 2]))
@@ -195,8 +195,8 @@ def test_where_heads_do_more_the_whole_of_them_is_differentiated(kind: str, monk
 def test_at_other_layers(kind: str, layer: str) -> None:
     """Before the levels the gradient goes through the pyramid, and not through windows of it."""
     detector, pictures = make_detector(kind), make_pictures()
-    found = gradcam.explain(detector, pictures, layer, target=Box([0, 1]))
-    assert_maps(found, explain_by_hand(detector, pictures, scores_of([0, 1]), layer=layer))
+    explanation = gradcam.explain(detector, pictures, layer, target=Box([0, 1]))
+    assert_maps(explanation, explain_by_hand(detector, pictures, scores_of([0, 1]), layer=layer))
 
 
 @ALL_KINDS
@@ -204,10 +204,10 @@ def test_pictures_of_one_size_may_come_as_a_tensor(kind: str) -> None:
     detector = make_detector(kind).float()
     pictures = torch.stack([make_pictures(torch.float32)[0]] * 2)
     pictures[1] = pictures[1].flip(-1)
-    found = gradcam.explain(detector, pictures, target=Box([0, 1]))
+    explanation = gradcam.explain(detector, pictures, target=Box([0, 1]))
     listed = gradcam.explain(detector, list(pictures), target=Box([0, 1]))
-    assert found.heatmaps.any()
-    torch.testing.assert_close(found.heatmaps, listed.heatmaps)
+    assert explanation.heatmaps.any()
+    torch.testing.assert_close(explanation.heatmaps, listed.heatmaps)
 
 
 @ALL_KINDS
@@ -220,9 +220,9 @@ def test_the_map_lies_on_a_painted_square(kind: str) -> None:
     for picture, (left, top, right, bottom) in zip(pictures, squares):
         picture[:, top:bottom, left:right] = torch.tensor([1.0, 0.6, 0.8], dtype=torch.float64)[:, None, None]
     target = MissedBox([tuple(map(float, square)) for square in squares])
-    found = gradcam.explain(detector, pictures, target=target, evidence="signed")
+    explanation = gradcam.explain(detector, pictures, target=target, evidence="signed")
     for i, (left, top, right, bottom) in enumerate(squares):
-        energy = found.heatmaps[i][i].abs().double()
+        energy = explanation.heatmaps[i][i].abs().double()
         assert energy.any()
         down, across = (energy.sum(axis) for axis in (1, 0))
         centre = [float((line * (torch.arange(len(line)) + 0.5)).sum() / energy.sum()) for line in (across, down)]

@@ -89,22 +89,22 @@ def suppress(model: Any, output: Any, threshold: float) -> list[Tensor]:
 def test_boxes_are_those_of_ultralytics(ultralytics: Any, head: str, end_to_end: bool) -> None:
     model, pictures = build(head, end_to_end=end_to_end), make_pictures()
     everything = read(model, pictures)
-    middle = min(found.scores.median().item() for found in everything) + 1e-6
+    middle = min(actual.scores.median().item() for actual in everything) + 1e-6
     for threshold in (0.25, middle):
         find(model).set_threshold(threshold)
-        found, expected = read(model, pictures), suppress(model, model(pictures), threshold)
-        for own, rows in zip(found, expected, strict=True):
+        actual, expected = read(model, pictures), suppress(model, model(pictures), threshold)
+        for own, rows in zip(actual, expected, strict=True):
             assert len(rows) > 0
             assert torch.equal(own.labels, rows[:, 5].long())
             assert torch.allclose(own.scores, rows[:, 4].double(), rtol=1e-6)
             assert torch.allclose(own.boxes, rows[:, :4].double(), rtol=1e-6, atol=1e-4)
-    assert sum(len(own.scores) for own in found) < sum(len(own.scores) for own in everything)
+    assert sum(len(own.scores) for own in actual) < sum(len(own.scores) for own in everything)
 
 
 def list_by_hand(model: Any, output: Any, threshold: float) -> list[list[tuple[Tensor, Tensor]]]:
     """For each picture the score and the corners of each box with their graph: the candidate that has the score which
     ultralytics itself says."""
-    rows, found = tensors(output)[0], []
+    rows, actual = tensors(output)[0], []
     for i, kept in enumerate(suppress(model, output, threshold)):
         own = []
         for *_, score, label in kept[:, :6].tolist():
@@ -116,8 +116,8 @@ def list_by_hand(model: Any, output: Any, threshold: float) -> list[list[tuple[T
                 x, y, width, height = rows[i, :4, place]
                 corners = torch.stack([x - width / 2, y - height / 2, x + width / 2, y + height / 2])
                 own.append((rows[i, 4 + int(label), place], corners))
-        found.append(own)
-    return found
+        actual.append(own)
+    return actual
 
 
 def by_hand(model: Any, pictures: Tensor, number: int, edge: int | None, run: Callable[[Tensor], Any]) -> Tensor:
@@ -141,7 +141,9 @@ def by_hand(model: Any, pictures: Tensor, number: int, edge: int | None, run: Ca
         levels = [(a * g)[i].sum(0).relu() for a, g in zip(taken, gradients) if g is not None]
         finest = (SIZE[0] // 8, SIZE[1] // 8)
         maps.append(
-            torch.cat([interpolate(it[None, None], finest, mode="bicubic").clamp(min=0) for it in levels]).sum((0, 1))
+            torch.cat([interpolate(level[None, None], finest, mode="bicubic").clamp(min=0) for level in levels]).sum(
+                (0, 1)
+            )
         )
     return torch.stack(maps)
 
@@ -240,11 +242,11 @@ def test_candidates_are_all_that_the_head_has(ultralytics: Any, head: str, label
         layers.one2one_cv2.load_state_dict(layers.cv2.state_dict())
         layers.one2one_cv3.load_state_dict(layers.cv3.state_dict())
         layers.end2end = True
-    for i, found in enumerate(family.list_candidates(batch.run(family.wrap(model)), batch, label)):
-        assert torch.allclose(found.boxes, corners[i], rtol=1e-9, atol=1e-9)
+    for i, actual in enumerate(family.list_candidates(batch.run(family.wrap(model)), batch, label)):
+        assert torch.allclose(actual.boxes, corners[i], rtol=1e-9, atol=1e-9)
         expected = of_class[i].max(1).values if label is None else of_class[i, :, label]
-        assert torch.allclose(found.scores, expected, rtol=1e-9)
-        assert torch.equal(found.labels, of_class[i].argmax(1) if label is None else torch.full((126,), label))
+        assert torch.allclose(actual.scores, expected, rtol=1e-9)
+        assert torch.equal(actual.labels, of_class[i].argmax(1) if label is None else torch.full((126,), label))
 
 
 def test_missed_box(ultralytics: Any) -> None:
@@ -285,8 +287,8 @@ def test_painted_square_is_where_it_was_painted(ultralytics: Any) -> None:
     layers = find(model).own_layers
     target = MissedBox((begin, first, end, last))
     for chosen in (layers, *([layer] for layer in layers)):
-        found = gradcam.explain(model, pictures, layers=chosen, join="sum", target=target, method=altered)
-        energy = found.heatmaps[1, 0].square()
+        explanation = gradcam.explain(model, pictures, layers=chosen, join="sum", target=target, method=altered)
+        energy = explanation.heatmaps[1, 0].square()
         down, across = divmod(int(energy.argmax()), 256)
         assert first < down < last
         assert begin < across < end
@@ -342,7 +344,7 @@ def test_without_ultralytics(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 def test_ultralytics_is_not_imported_before_it_is_asked_for() -> None:
     module = importlib.import_module("gradcam.families.yolo")
-    assert not any(getattr(each, "__name__", "").startswith("ultralytics") for each in vars(module).values())
+    assert not any(getattr(var, "__name__", "").startswith("ultralytics") for var in vars(module).values())
 
 
 @pytest.mark.parametrize(
@@ -365,5 +367,5 @@ def test_letterbox_is_that_of_ultralytics(ultralytics: Any, size: tuple[int, int
     augment = importlib.import_module("ultralytics.data.augment")
     image = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
     expected = augment.LetterBox((96, 96), auto=False)(image=image)
-    found = (Letterbox(96)(image) * 255).permute(1, 2, 0).numpy()
-    assert np.abs(found - expected.astype(float)).max() <= 1.001
+    actual = (Letterbox(96)(image) * 255).permute(1, 2, 0).numpy()
+    assert np.abs(actual - expected.astype(float)).max() <= 1.001

@@ -43,10 +43,10 @@ def grey(*levels: int) -> np.ndarray:
 def test_less_than_half_of_the_range_is_stretched(
     values: np.ndarray, levels: tuple[int, ...], note: str | None
 ) -> None:
-    picture, found = show(values)
+    picture, actual = show(values)
     assert picture.dtype == np.uint8
     np.testing.assert_array_equal(picture, grey(*levels))
-    assert found == note
+    assert actual == note
 
 
 def test_colours_are_stretched_together() -> None:
@@ -66,9 +66,9 @@ def test_colours_are_stretched_together() -> None:
 )
 def test_the_first_channels_are_shown(channels: int, shown: list[list[list[int]]], note: str | None) -> None:
     values = np.array([[[51, 102, 153, 0, 255]]], np.uint8)[..., :channels]
-    picture, found = show(values)
+    picture, actual = show(values)
     np.testing.assert_array_equal(picture, shown)
-    assert found == note
+    assert actual == note
 
 
 def test_channels_that_are_not_shown_do_not_count() -> None:

@@ -436,11 +436,11 @@ def test_a_file_that_claims_or_unpacks_to_too_much_is_refused_before_it_does(wri
         ImageError, match=r"has 60000 x 60000 pixels and needs 60.3 GiB to read, but the limit is 1 GiB"
     ):
         read_dicom(write(VALUES, Rows=60000, Columns=60000))
-    whole = write(VALUES, syntax=DeflatedExplicitVRLittleEndian)
-    assert read_dicom(whole)[0].shape == VALUES.shape
+    full = write(VALUES, syntax=DeflatedExplicitVRLittleEndian)
+    assert read_dicom(full)[0].shape == VALUES.shape
     packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
     zeros = b"".join([*(packer.compress(bytes(2**20)) for _ in range(1500)), packer.flush()])
-    meta_length = 128 + 4 + 12 + pydicom.filereader.read_file_meta_info(whole).FileMetaInformationGroupLength
-    (tmp_path / "bomb.dcm").write_bytes(whole.read_bytes()[:meta_length] + zeros)
+    meta_length = 128 + 4 + 12 + pydicom.filereader.read_file_meta_info(full).FileMetaInformationGroupLength
+    (tmp_path / "bomb.dcm").write_bytes(full.read_bytes()[:meta_length] + zeros)
     with pytest.raises(ImageError, match=r"bomb.dcm: is so large that it needs 1 GiB to read, but the limit is 1 GiB"):
         read_dicom(tmp_path / "bomb.dcm")

@@ -432,8 +432,8 @@ def test_drawing_in_several_threads_gives_the_same_pictures() -> None:
         return gradcam.overlay(picture, heat, colormap=job[0], signed=job[1])
 
     with ThreadPoolExecutor(8) as pool:
-        for found, expected in zip(pool.map(draw, jobs), map(draw, jobs)):
-            np.testing.assert_array_equal(found, expected)
+        for actual, expected in zip(pool.map(draw, jobs), map(draw, jobs)):
+            np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize(

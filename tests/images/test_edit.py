@@ -18,27 +18,27 @@ def noise(height: int = 40, width: int = 60):
 
 def test_a_brush_covers_what_is_near_its_path() -> None:
     picture = noise()
-    found = edit_image(picture, ["erase:5:10,20+40,20"])
+    actual = edit_image(picture, ["erase:5:10,20+40,20"])
     down, across = np.mgrid[:40, :60]
     distance = np.hypot(down - 20, across - across.clip(10, 40))
-    assert (found[distance < 4] == 0).all()
-    assert (found[distance > 7] == picture[distance > 7]).all()
+    assert (actual[distance < 4] == 0).all()
+    assert (actual[distance > 7] == picture[distance > 7]).all()
 
 
 @pytest.mark.parametrize("kind", EDITS)
 def test_a_window_is_filled_and_all_else_stays(kind: str) -> None:
     picture = noise()
-    found = edit_image(picture, [f"{kind}:10,5,30,25"])
+    actual = edit_image(picture, [f"{kind}:10,5,30,25"])
     inside = np.zeros((40, 60), bool)
     inside[5:25, 10:30] = True
-    assert (found[~inside] == picture[~inside]).all()
+    assert (actual[~inside] == picture[~inside]).all()
     if kind == "erase":
-        assert (found[inside] == 0).all()
+        assert (actual[inside] == 0).all()
     elif kind == "mean":
-        assert (found[inside] == np.rint(picture.reshape(-1, 3).astype(float).mean(0))).all()
+        assert (actual[inside] == np.rint(picture.reshape(-1, 3).astype(float).mean(0))).all()
     else:
-        assert found[inside].std() < picture[inside].std() / 3
-        assert abs(found[inside].mean() - picture.mean()) < 20
+        assert actual[inside].std() < picture[inside].std() / 3
+        assert abs(actual[inside].mean() - picture.mean()) < 20
 
 
 def test_the_order_of_edits_of_one_kind_does_not_matter_and_the_picture_is_left() -> None:
@@ -52,9 +52,9 @@ def test_the_order_of_edits_of_one_kind_does_not_matter_and_the_picture_is_left(
 def test_a_brush_wider_than_any_line_covers_what_is_near_its_path() -> None:
     """Far to the left of a long picture: all that is within its radius, of whatever end or middle."""
     picture = noise(8, 9000)
-    found = edit_image(picture, ["erase:20500:-20000,-3000+-20000,3000"])
-    assert not found[:, :495].any()
-    assert np.array_equal(found[:, 505:], picture[:, 505:])
+    actual = edit_image(picture, ["erase:20500:-20000,-3000+-20000,3000"])
+    assert not actual[:, :495].any()
+    assert np.array_equal(actual[:, 505:], picture[:, 505:])
 
 
 def test_what_lies_outside_in_part_is_no_matter() -> None:

@@ -247,11 +247,11 @@ def tiff(values: np.ndarray, *, order: str = "<", planar: bool = False, **tags: 
     directory, beyond = b"", b""
     first = 8 + sum(map(len, strips))
     end = first + 2 + 12 * len(entries) + 4
-    for number, found in entries.items():
-        data = struct.pack(f"{order}{len(found)}I", *found)
-        if len(found) > 1:
+    for number, actual in entries.items():
+        data = struct.pack(f"{order}{len(actual)}I", *actual)
+        if len(actual) > 1:
             data, beyond = struct.pack(f"{order}I", end + len(beyond)), beyond + data
-        directory += struct.pack(f"{order}HHI", number, 4, len(found)) + data
+        directory += struct.pack(f"{order}HHI", number, 4, len(actual)) + data
     header = (b"II" if order == "<" else b"MM") + struct.pack(f"{order}HI", 42, first)
     count = struct.pack(f"{order}H", len(entries))
     return header + b"".join(strips) + count + directory + bytes(4) + beyond
@@ -286,9 +286,9 @@ def test_grey_of_sixteen_bits_lies_on_white(tmp_path: Path) -> None:
     values = np.array([[[1000, 13107], [3, 65535], [5, 0]]], np.uint16)
     path = tmp_path / "a.png"
     path.write_bytes(png(3, 1, 16, 4, b"\0" + values.astype(">u2").tobytes()))
-    found = read_values(path)
-    assert found.dtype == np.uint16
-    np.testing.assert_array_equal(found, [[52628, 3, 65535]])
+    actual = read_values(path)
+    assert actual.dtype == np.uint16
+    np.testing.assert_array_equal(actual, [[52628, 3, 65535]])
     np.testing.assert_array_equal(gradcam.read_image(path), grey(205, 0, 255))
 
 
@@ -321,9 +321,9 @@ def test_deep_colours_are_upright_whatever_their_orientation(tmp_path: Path, num
 def test_deep_grey_is_upright(tmp_path: Path, number: int, dtype: type) -> None:
     values = DEEP[..., 0].astype(dtype)
     (tmp_path / "a.tif").write_bytes(tiff(values, orientation=number))
-    found = read_values(tmp_path / "a.tif")
-    assert found.dtype == dtype
-    np.testing.assert_array_equal(found, ORIENTATIONS[number](DEEP)[..., 0])
+    actual = read_values(tmp_path / "a.tif")
+    assert actual.dtype == dtype
+    np.testing.assert_array_equal(actual, ORIENTATIONS[number](DEEP)[..., 0])
 
 
 @pytest.mark.parametrize("number", range(1, 9))
@@ -621,9 +621,9 @@ def test_reading_takes_no_more_memory_than_it_is_held_to(tmp_path: Path) -> None
         save_large(path, side)
     save(tmp_path / "first.png", BLOCKS.astype(np.uint8))
     command = [sys.executable, "-c", MEASURE, tmp_path / "first.png", paths[3], *paths]
-    found = map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[2:])
-    each = {name: (taken - 40e6) / side**2 for name, taken in zip(EACH, found)}
-    assert {name: round(it, 1) for name, it in each.items() if it > EACH[name]} == {}
+    actual = map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[2:])
+    item = {name: (taken - 40e6) / side**2 for name, taken in zip(EACH, actual)}
+    assert {name: round(entry, 1) for name, entry in item.items() if entry > EACH[name]} == {}
 
 
 def test_the_picture_of_350_kilobytes_that_took_5_gigabytes_is_refused_by_its_header(

@@ -147,7 +147,7 @@ def test_the_explained_edge_is_a_bar(edge: str, side: int) -> None:
     result = draw_marks(GREY, [Mark(box=BOX, edge=edge)])
     widths = [(old != new).any(2).sum(1).mean() for old, new in zip(along(GREY, BOX, 10), along(result, BOX, 10))]
     assert widths[side] == pytest.approx(10, abs=0.5)
-    assert [widths[it] for it in range(4) if it != side] == [STRONG] * 3
+    assert [widths[item] for item in range(4) if item != side] == [STRONG] * 3
     left, top, right, bottom = bounds(changed(GREY, result))
     assert (right - left) * (bottom - top) < (180 + 2 * 6) * (90 + 2 * 6)  # it stays at the box
 
@@ -160,14 +160,14 @@ def test_an_edge_at_the_pictures_border_is_whole(edge: str) -> None:
 
 
 def test_a_missed_box_is_dashed() -> None:
-    solid, dashed = (draw_marks(GREY, [Mark(box=BOX, dashed=it)]) for it in (False, True))
-    for old, whole, new in zip(along(GREY, BOX), along(solid, BOX), along(dashed, BOX)):
+    solid, dashed = (draw_marks(GREY, [Mark(box=BOX, dashed=item)]) for item in (False, True))
+    for old, full, new in zip(along(GREY, BOX), along(solid, BOX), along(dashed, BOX)):
         drawn = (old != new).any((1, 2))
-        assert (old != whole).any((1, 2)).all()
+        assert (old != full).any((1, 2)).all()
         assert 0.3 < drawn.mean() < 0.7
         lengths = [len(list(run)) for _, run in itertools.groupby(drawn)][1:-1]
         assert 7 <= min(lengths) <= max(lengths) <= 13
-        np.testing.assert_array_equal(new[drawn], whole[drawn])
+        np.testing.assert_array_equal(new[drawn], full[drawn])
     for x, y in itertools.product(BOX[::2], BOX[1::2]):
         assert (dashed[y - 1 : y + 1, x - 1 : x + 1] != 118).any(2).all()  # its corners are there
 
@@ -317,7 +317,7 @@ def test_a_long_label_keeps_its_beginning() -> None:
     short, long = Mark("3 person in front", number=0, box=BOX), Mark(text, number=0, box=BOX)
     (x0, y0, x1, y1), (x2, y2, _, _) = plate_of(short), plate_of(long)
     ink = slice(0, x1 - x0 - 6)
-    first, second = (draw_marks(GREY, [it]) for it in (short, long))
+    first, second = (draw_marks(GREY, [item]) for item in (short, long))
     np.testing.assert_array_equal(first[y0:y1, x0:x1][:, ink], second[y2 : y2 + y1 - y0, x2 : x2 + x1 - x0][:, ink])
 
 
@@ -340,8 +340,8 @@ def test_texts_are_cut_with_an_ellipsis_where_they_must_be() -> None:
 
 def test_labels_do_not_cover_each_other() -> None:
     drawn = draw_marks(GREY, [Mark(f"{number} person 98 %", number=number) for number in range(7)])
-    alone = [plate_of(Mark(f"{it} person 98 %", number=it)) for it in range(7)]
-    grounds = [draw_marks(GREY, [Mark(f"{it} person 98 %", number=it)])[0, 0] for it in range(7)]
+    alone = [plate_of(Mark(f"{item} person 98 %", number=item)) for item in range(7)]
+    grounds = [draw_marks(GREY, [Mark(f"{item} person 98 %", number=item)])[0, 0] for item in range(7)]
     places = [bounds((drawn == ground).all(2)) for ground in grounds]
     for (left, top, right, bottom), (start, high, end, low) in zip(places, alone):
         assert (right - left, bottom - top) == (end - start, low - high)
@@ -382,22 +382,23 @@ def test_any_letters_can_be_written(text: str) -> None:
 
 def test_letters_with_accents_are_written_without_them() -> None:
     plain, accents, apart = (
-        draw_marks(GREY, [Mark(it, box=BOX)]) for it in ("0 cafe Zurich", "0 café Zürich", "0 cafe\u0301 Zu\u0308rich")
+        draw_marks(GREY, [Mark(item, box=BOX)])
+        for item in ("0 cafe Zurich", "0 café Zürich", "0 cafe\u0301 Zu\u0308rich")
     )
     np.testing.assert_array_equal(accents, plain)
     np.testing.assert_array_equal(apart, plain)
-    half, twelve = (draw_marks(GREY, [Mark(it, box=BOX)]) for it in ("0 ½", "0 12"))
+    half, twelve = (draw_marks(GREY, [Mark(item, box=BOX)]) for item in ("0 ½", "0 12"))
     assert changed(half, twelve).any()  # what is no letter keeps its meaning, or is not shown
 
 
 def test_a_number_has_one_colour_in_all_pictures() -> None:
     three = draw_marks(GREY, [Mark(number=3, box=BOX)])
-    other = draw_marks(GREY, [Mark(number=1, box=(5, 5, 30, 30)), Mark(number=3, box=BOX)])
-    np.testing.assert_array_equal(other[60:], three[60:])
+    marks = draw_marks(GREY, [Mark(number=1, box=(5, 5, 30, 30)), Mark(number=3, box=BOX)])
+    np.testing.assert_array_equal(marks[60:], three[60:])
     by_place = draw_marks(GREY, [Mark(box=(5, 5, 30, 30)), Mark(box=BOX)])
     np.testing.assert_array_equal(by_place[60:], draw_marks(GREY, [Mark(number=1, box=BOX)])[60:])
     np.testing.assert_array_equal(draw_marks(GREY, [Mark(number=3 + len(COLOURS), box=BOX)]), three)
-    used = {tuple(draw_marks(GREY, [Mark(number=it, box=BOX)])[100, 60]) for it in range(len(COLOURS))}
+    used = {tuple(draw_marks(GREY, [Mark(number=item, box=BOX)])[100, 60]) for item in range(len(COLOURS))}
     assert used == set(COLOURS)
 
 
@@ -440,7 +441,7 @@ def test_the_picture_is_left_as_it_is() -> None:
     assert result.flags.writeable
     assert not np.shares_memory(result, picture)
     np.testing.assert_array_equal(draw_marks(np.asfortranarray(picture), [mark]), result)
-    np.testing.assert_array_equal(draw_marks(np.repeat(picture, 2, 1)[:, ::2], (it for it in [mark])), result)
+    np.testing.assert_array_equal(draw_marks(np.repeat(picture, 2, 1)[:, ::2], (item for item in [mark])), result)
     none = draw_marks(picture, [])
     np.testing.assert_array_equal(none, picture)
     assert not np.shares_memory(none, picture)
@@ -462,15 +463,15 @@ def test_a_mark_on_a_part_of_the_picture_at_another_size() -> None:
 
 
 def test_a_panel_of_all_boxes() -> None:
-    marks = [Mark(f"{it} dog", box=(20 + 80 * it, 40, 80 + 80 * it, 150)) for it in range(3)]
-    heated = [np.full_like(GREY, 60 * it + 60) for it in range(3)]
+    marks = [Mark(f"{item} dog", box=(20 + 80 * item, 40, 80 + 80 * item, 150)) for item in range(3)]
+    heated = [np.full_like(GREY, 60 * item + 60) for item in range(3)]
     panel = draw_mark_panel(GREY, heated, marks, height=200)
     assert panel.shape == (2 * MARGIN + 200 + GAP + LINE, 2 * MARGIN + 4 * 300 + 3 * GAP, 3)
-    others = [Mark(number=it, box=mark.box, weak=True) for it, mark in enumerate(marks)]
+    others = [Mark(number=entry, box=mark.box, weak=True) for entry, mark in enumerate(marks)]
     expected = [draw_marks(GREY, marks)]
     expected += [
-        draw_marks(heated[it], [*others[:it], Mark(f"{it} dog", it, marks[it].box), *others[it + 1 :]])
-        for it in range(3)
+        draw_marks(heated[item], [*others[:item], Mark(f"{item} dog", item, marks[item].box), *others[item + 1 :]])
+        for item in range(3)
     ]
     for column, cell in enumerate(expected):
         left = MARGIN + column * (300 + GAP)
@@ -480,7 +481,7 @@ def test_a_panel_of_all_boxes() -> None:
 
 def test_a_panel_has_rows_and_letters_of_its_own_size() -> None:
     picture, box = np.full((1000, 1500, 3), 118, np.uint8), (300, 350, 1200, 800)
-    marks = [Mark(f"{it} dog", number=0, box=box, mask=np.ones((1000, 1500), bool)) for it in range(8)]
+    marks = [Mark(f"{item} dog", number=0, box=box, mask=np.ones((1000, 1500), bool)) for item in range(8)]
     panel = draw_mark_panel(picture, [picture] * 8, marks, height=200)
     assert panel.shape == (2 * MARGIN + 2 * (200 + GAP) + LINE, 2 * MARGIN + 5 * 300 + 4 * GAP, 3)
     small = fit_mark(marks[0], (0, 0, 1000, 1500), 200, 300)

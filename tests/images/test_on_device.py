@@ -106,8 +106,8 @@ def test_maps_are_stretched_as_by_opencv(size: tuple[int, int]) -> None:
     maps = np.random.default_rng(1).random((2, 112, 96), np.float32)
     is_smaller = size[0] <= 112 and size[1] <= 96
     how = cv2.INTER_AREA if is_smaller else cv2.INTER_CUBIC
-    found = on_device.stretch(torch.from_numpy(maps), *size)
-    for one, other in zip(found, maps):
+    actual = on_device.stretch(torch.from_numpy(maps), *size)
+    for one, other in zip(actual, maps):
         np.testing.assert_allclose(one.numpy(), cv2.resize(other, size[::-1], interpolation=how), atol=1e-5)
 
 
@@ -127,9 +127,9 @@ def test_maps_are_stretched_as_by_opencv(size: tuple[int, int]) -> None:
 def test_overlays_are_those_of_opencv(photo: Any, classifier: gradcam.Classifier, look: Any, device: str) -> None:
     evidence = "signed" if look.get("signed") else "positive"
     for name in PHOTOGRAPHS:
-        found = classifier.explain(photo(name), evidence=evidence)
-        picture, heatmap = found.images[0], found.heatmaps[0, 0]
-        for region in (found.regions[0], (0, 0, *picture.shape[:2]), (20, 30, 100, 90)):
+        explanation = classifier.explain(photo(name), evidence=evidence)
+        picture, heatmap = explanation.images[0], explanation.heatmaps[0, 0]
+        for region in (explanation.regions[0], (0, 0, *picture.shape[:2]), (20, 30, 100, 90)):
             planes, maps = to_planes(picture, device)[None], heatmap.to(device)[None]
             (drawn,) = on_device.overlay(planes, maps, region=region, **look)
             expected = gradcam.overlay(picture, heatmap, region=region, **look)
@@ -218,17 +218,17 @@ def test_a_damaged_header_never_raises(place: int, damage: bytes) -> None:
 
 @pytest.fixture(params=DEVICES)
 def codec(request: pytest.FixtureRequest) -> Codec:
-    found = find_codec(torch.device(request.param))
-    if found is None and request.param == "cpu":
+    actual = find_codec(torch.device(request.param))
+    if actual is None and request.param == "cpu":
         pytest.skip("torchvision before 0.20 decodes no lists of JPEG files")
-    assert found is not None
-    return found
+    assert actual is not None
+    return actual
 
 
 def test_what_is_decoded_is_what_pillow_decodes(photo: Any, codec: Codec) -> None:
     data = [photo(name).read_bytes() for name in ("cat_and_espresso.jpg", "chelsea.jpg")]
-    for planes, each in zip(codec.decode([to_tensor(one) for one in data], False), data):
-        expected = np.array(Image.open(io.BytesIO(each))).astype(int)
+    for planes, item in zip(codec.decode([to_tensor(one) for one in data], False), data):
+        expected = np.array(Image.open(io.BytesIO(item))).astype(int)
         difference = abs(to_picture(planes) - expected)
         assert difference.mean() <= (0.0 if planes.device.type == "cpu" else 2)
     (grey,) = codec.decode([to_tensor(GREY)], True)

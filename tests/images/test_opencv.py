@@ -147,21 +147,21 @@ print(gradcam.overlay(np.zeros((8, 8, 3), np.uint8), np.eye(8, dtype=np.float32)
 def test_another_distribution_is_installed_first(python: Path, name: str) -> None:
     if run(python, 'pip install --quiet "$1"', name).returncode:
         pytest.skip("the package index cannot be reached")
-    done = run(python, 'pip install --quiet --no-build-isolation "$1"', ROOT)
-    assert done.returncode == 0, done.stderr
+    result = run(python, 'pip install --quiet --no-build-isolation "$1"', ROOT)
+    assert result.returncode == 0, result.stderr
     assert run(python, 'python -c "import cv2; cv2.imdecode"').returncode == 0
     assert run(python, 'python -c "$1"', DRAW).stdout == "(8, 8, 3)\n"
 
     assert run(python, "pip uninstall --quiet --yes opencv-python").returncode == 0
-    done = run(python, 'gradcam run "$1"', ROOT / "assets" / "coffee.jpg")
-    found = re.fullmatch(r"Error: OpenCV cannot be loaded \(.+\)\. .+: (pip .+)\n", done.stderr)
-    assert found, done.stderr
-    assert done.returncode == 2
-    assert found[1] == f"pip uninstall --yes {name} && pip install {name}"
+    result = run(python, 'gradcam run "$1"', ROOT / "assets" / "coffee.jpg")
+    match = re.fullmatch(r"Error: OpenCV cannot be loaded \(.+\)\. .+: (pip .+)\n", result.stderr)
+    assert match, result.stderr
+    assert result.returncode == 2
+    assert match[1] == f"pip uninstall --yes {name} && pip install {name}"
     error = run(python, 'python -c "$1"', DRAW).stderr.splitlines()[-1]
-    assert error == f"gradcam.errors.Gradcam{done.stderr.rstrip()}"
+    assert error == f"gradcam.errors.Gradcam{result.stderr.rstrip()}"
 
-    assert run(python, found[1]).returncode == 0
+    assert run(python, match[1]).returncode == 0
     assert run(python, 'python -c "$1"', DRAW).stdout == "(8, 8, 3)\n"
 
 

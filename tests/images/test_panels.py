@@ -32,9 +32,9 @@ def test_pictures_lie_under_their_columns_at_one_height() -> None:
 
 def test_names_and_titles_are_written() -> None:
     blank = draw_panel(["", ""], [PanelRow("", [RED, RED])])
-    named = draw_panel(["", "method"], [PanelRow("class", [RED, RED])])
-    assert blank.shape == named.shape
-    rows, columns = np.nonzero((blank != named).any(2))
+    panel = draw_panel(["", "method"], [PanelRow("class", [RED, RED])])
+    assert blank.shape == panel.shape
+    rows, columns = np.nonzero((blank != panel).any(2))
     header, title = rows < MARGIN + LINE, rows >= MARGIN + LINE
     assert header.any()
     assert title.any()
@@ -60,36 +60,36 @@ def test_the_bar_has_the_colours_of_the_overlay(signed: bool) -> None:
 
 def test_the_panel_of_a_comparison(classifier: gradcam.Classifier, photo: Callable[[str], Path]) -> None:
     methods = ["gradcam", "eigencam"]
-    found = classifier.compare(
+    explanations = classifier.compare(
         [photo("koala.webp"), photo("cat_and_espresso.jpg")],
         layers=["layer3", "layer4"],
         methods=methods,
         target=[[285, 967]] * 2,
     )
-    panel = gradcam.panel(found, 1, height=560)  # the side of what is seen of it: nothing is scaled
-    top, left, height, width = found["layer4", "gradcam"].regions[1]
+    panel = gradcam.panel(explanations, 1, height=560)  # the side of what is seen of it: nothing is scaled
+    top, left, height, width = explanations["layer4", "gradcam"].regions[1]
     assert (height, width) == (560, 560)
-    picture = found["layer4", "gradcam"].images[1]
+    picture = explanations["layer4", "gradcam"].images[1]
     for row, (layer, k) in enumerate([("layer3", 0), ("layer3", 1), ("layer4", 0), ("layer4", 1)]):
         start = MARGIN + LINE + row * (LINE + 560 + GAP) + LINE
-        expected = [picture, *(found[layer, method].overlay(1, k, outline=False) for method in methods)]
-        for column, whole in enumerate(expected):
+        expected = [picture, *(explanations[layer, method].overlay(1, k, outline=False) for method in methods)]
+        for column, full in enumerate(expected):
             side = MARGIN + column * (560 + GAP)
             cell = panel[start : start + 560, side : side + 560]
-            assert np.array_equal(cell, whole[top : top + height, left : left + width])
+            assert np.array_equal(cell, full[top : top + height, left : left + width])
 
 
 def test_what_is_no_comparison(classifier: gradcam.Classifier, photo: Callable[[str], Path]) -> None:
-    found = classifier.compare(photo("koala.webp"), layers=["layer3", "layer4"], methods=["gradcam", "fem"])
+    explanations = classifier.compare(photo("koala.webp"), layers=["layer3", "layer4"], methods=["gradcam", "fem"])
     with pytest.raises(ImageError, match="There is no image 1: there are 1"):
-        gradcam.panel(found, 1)
+        gradcam.panel(explanations, 1)
     with pytest.raises(GradcamError, match="expected the result of Classifier.compare"):
-        gradcam.panel(list(found.values()))  # type: ignore[arg-type]
-    del found["layer3", "fem"]
+        gradcam.panel(list(explanations.values()))  # type: ignore[arg-type]
+    del explanations["layer3", "fem"]
     with pytest.raises(
         GradcamError, match="no explanation by fem at layer3: a panel needs every method at every layer"
     ):
-        gradcam.panel(found)
+        gradcam.panel(explanations)
 
 
 def test_titles_name_the_class_the_layer_and_the_grid(
@@ -99,14 +99,14 @@ def test_titles_name_the_class_the_layer_and_the_grid(
     monkeypatch.setattr(
         panels, "draw_panel", lambda columns, rows, **options: titles.extend(row.title for row in rows) or RED
     )
-    found = classifier.compare(
+    explanations = classifier.compare(
         photo("koala.webp"),
         layers=["layer3", "layer4"],
         methods=["gradcam"],
         target=[["koala", 106]],
         evidence="signed",
     )
-    gradcam.panel(found)
+    gradcam.panel(explanations)
     assert titles == [
         "koala (105) at layer3 (14 x 14), signed evidence",
         "wombat (106) at layer3 (14 x 14), signed evidence",
@@ -116,10 +116,10 @@ def test_titles_name_the_class_the_layer_and_the_grid(
 
 
 def test_what_does_not_go_together(classifier: gradcam.Classifier, photo: Callable[[str], Path]) -> None:
-    one = classifier.compare(photo("koala.webp"), layers=["layer4"], methods=["gradcam"])
+    explanations = classifier.compare(photo("koala.webp"), layers=["layer4"], methods=["gradcam"])
     other = classifier.compare(photo("koala.webp"), layers=["layer4"], methods=["hirescam"], target="wombat")
     with pytest.raises(GradcamError, match="different classes: pass the same target="):
-        gradcam.panel({**one, **other})
+        gradcam.panel({**explanations, **other})
 
 
 @pytest.mark.parametrize("height", [0, -3, 2.5, "a", True])

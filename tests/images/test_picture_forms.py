@@ -113,9 +113,9 @@ def test_a_picture_is_the_same_in_all_its_forms(
     prepared = classifier.prepare(given["path"])
     for name in FORMS:
         for _ in range(2):  # a file is left where it was
-            found = classifier.prepare(given[name])
-        assert torch.equal(found.image, prepared.image), name
-        np.testing.assert_array_equal(found.reading.picture, prepared.reading.picture, name)
+            actual = classifier.prepare(given[name])
+        assert torch.equal(actual.image, prepared.image), name
+        np.testing.assert_array_equal(actual.reading.picture, prepared.reading.picture, name)
         np.testing.assert_array_equal(gradcam.read_image(given[name]), image, name)
         np.testing.assert_array_equal(gradcam.overlay(given[name], expected.heatmaps[0, 0]), drawn, name)
 
@@ -125,18 +125,18 @@ def test_files_in_all_forms_are_explained_in_their_order(
 ) -> None:
     given = forms(transparent(photo))
     inputs = [given[name] for name in FORMS] + [b"", given["path"]]
-    found = list(gradcam.explain_files(inputs, classifier, workers=2, batch_size=1))
-    assert [result.name for result in found] == [
+    actual = list(gradcam.explain_files(inputs, classifier, workers=2, batch_size=1))
+    assert [result.name for result in actual] == [
         "picture.png",
         *(f"inputs[{place}]" for place in range(1, len(FORMS))),
         f"inputs[{len(FORMS)}]",
     ]  # the path leads to the file that the first one has
     expected = classifier.explain(given["path"])
-    for result in found[:-1]:
+    for result in actual[:-1]:
         (explanation,) = result.explanations.values()
         assert torch.equal(explanation.maps, expected.maps), result.name
-    assert [result.path for result in found[:2]] == [Path(given["path"]), None]
-    assert str(found[-1].error) == f"inputs[{len(FORMS)}]: the given bytes: is empty"
+    assert [result.path for result in actual[:2]] == [Path(given["path"]), None]
+    assert str(actual[-1].error) == f"inputs[{len(FORMS)}]: the given bytes: is empty"
 
 
 @pytest.mark.parametrize("name", ["bytes", "PIL", "array", "tensor", "file"])
@@ -151,9 +151,9 @@ def test_one_picture_is_no_sequence(classifier: gradcam.Classifier, photo: Photo
 def test_a_tensor_of_pictures_is_a_sequence(classifier: gradcam.Classifier, photo: Photo, forms: Any) -> None:
     tensor = forms(opaque(photo))["tensor"]
     pair = torch.stack([tensor, tensor.flip(2)])
-    found, first = classifier.explain(pair), classifier.explain(tensor)
-    assert found.maps.shape[0] == 2
-    torch.testing.assert_close(found.maps[:1], first.maps, rtol=0, atol=1e-4)
+    actual, first = classifier.explain(pair), classifier.explain(tensor)
+    assert actual.maps.shape[0] == 2
+    torch.testing.assert_close(actual.maps[:1], first.maps, rtol=0, atol=1e-4)
     assert torch.equal(classifier.batch(pair)[:1], classifier.batch([tensor]))
     assert len(list(gradcam.explain_files(pair, classifier))) == 2
 
@@ -161,11 +161,11 @@ def test_a_tensor_of_pictures_is_a_sequence(classifier: gradcam.Classifier, phot
 def test_studies_and_checks_take_pictures(classifier: gradcam.Classifier, photo: Photo) -> None:
     data = [photo(name).read_bytes() for name in ("koala.webp", "panda.webp", "macaw.webp", "coffee.jpg")]
     study = evaluation.evaluate(classifier, data[:2], methods=["gradcam"], metrics=["complexity"], controls=[])
-    assert {it.image for it in study.measurements} == {"inputs[0]", "inputs[1]"}
+    assert {measurement.image for measurement in study.measurements} == {"inputs[0]", "inputs[1]"}
     pictures = {"a": data[0], "b": io.BytesIO(data[1]), "c": Image.open(io.BytesIO(data[2])), "d": photo("coffee.jpg")}
     (mosaic,) = evaluation.make_mosaics(classifier, pictures, limit=1)
-    whole = {**pictures, "d": torch.tensor(gradcam.read_image(data[3])).permute(2, 0, 1)}
-    assert torch.equal(evaluation.make_mosaics(classifier, whole, limit=1)[0].image, mosaic.image)
+    full = {**pictures, "d": torch.tensor(gradcam.read_image(data[3])).permute(2, 0, 1)}
+    assert torch.equal(evaluation.make_mosaics(classifier, full, limit=1)[0].image, mosaic.image)
 
 
 def test_floats_from_0_to_1(classifier: gradcam.Classifier, photo: Photo) -> None:
@@ -226,14 +226,14 @@ def test_every_mode_of_pil(classifier: gradcam.Classifier, tmp_path: Path, mode:
     for step in {"I;16": ["I", "I;16"], "RGBa": ["RGBA", "RGBa"], "PA": ["P", "PA"]}.get(mode, [mode]):
         image = image.convert(step)
     before = np.array(image)
-    found = gradcam.read_image(image)
-    assert (found.shape, found.dtype) == ((150, 200, 3), np.uint8)
-    assert classifier.explain(image).overlay().shape == found.shape
+    actual = gradcam.read_image(image)
+    assert (actual.shape, actual.dtype) == ((150, 200, 3), np.uint8)
+    assert classifier.explain(image).overlay().shape == actual.shape
     np.testing.assert_array_equal(np.array(image), before)
     with_file = {"1", "L", "LA", "P", "RGB", "RGBA", "I;16"}
     if mode in with_file:
         image.save(tmp_path / "a.png")
-        np.testing.assert_array_equal(gradcam.read_image(tmp_path / "a.png"), found)
+        np.testing.assert_array_equal(gradcam.read_image(tmp_path / "a.png"), actual)
 
 
 def test_a_palette_with_a_transparent_colour(photo: Photo, tmp_path: Path) -> None:
@@ -343,7 +343,7 @@ def closed_picture(photo: Photo) -> Any:
     ],
 )  # fmt: skip
 def test_what_is_no_picture(classifier: gradcam.Classifier, photo: Photo, make: Any, message: str) -> None:
-    for take in (gradcam.read_image, classifier.explain, lambda it: gradcam.overlay(it, np.zeros((2, 2)))):
+    for take in (gradcam.read_image, classifier.explain, lambda item: gradcam.overlay(item, np.zeros((2, 2)))):
         with pytest.raises(ImageError, match=message) as caught:
             take(make(photo))
         assert len(str(caught.value)) < 300

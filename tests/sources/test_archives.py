@@ -225,8 +225,8 @@ def test_members_of_one_name_are_told_apart(tmp_path: Path, suffix: str) -> None
         with tarfile.open(path, "w") as tar:
             for number, name in enumerate(names):
                 add(tar, name, str(number).encode())
-    told = ["a.jpg", "a-3.jpg", "a-2.jpg", "x/a.jpg", "a-4.jpg", "a-2-2.jpg"]
-    assert read_all(list_inputs([path])) == {name: str(number).encode() for number, name in enumerate(told)}
+    messages = ["a.jpg", "a-3.jpg", "a-2.jpg", "x/a.jpg", "a-4.jpg", "a-2-2.jpg"]
+    assert read_all(list_inputs([path])) == {name: str(number).encode() for number, name in enumerate(messages)}
 
 
 def test_a_thousand_members_of_one_name(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_the_order_is_not_the_file_systems_nor_the_locales(tmp_path: Path, monke
     @contextlib.contextmanager
     def shuffled(path: str) -> Iterator[list[os.DirEntry[str]]]:
         with scandir(path) as entries:
-            yield random.Random(1).sample(found := list(entries), len(found))
+            yield random.Random(1).sample(actual := list(entries), len(actual))
 
     monkeypatch.setattr(os, "scandir", shuffled)
     assert name_all(list_inputs([tmp_path])) == sorted(names)
@@ -138,12 +138,12 @@ def test_the_same_pictures_as_find_finds(tmp_path: Path, seed: int) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("x")
     command = ["find", ".", "-mindepth", "1", "-name", ".*", "-prune", "-o", "-type", "f", "-printf", "%P\\0"]
-    found = subprocess.run(command, cwd=tmp_path, capture_output=True, check=True).stdout.decode().split("\0")[:-1]
-    pictures = [name for name in found if name.endswith((".jpg", ".png"))]
+    actual = subprocess.run(command, cwd=tmp_path, capture_output=True, check=True).stdout.decode().split("\0")[:-1]
+    pictures = [name for name in actual if name.endswith((".jpg", ".png"))]
     listing = list_inputs([tmp_path])
     assert sorted(name_all(listing)) == sorted(pictures)
     assert pictures
-    assert listing.left_out == len(found) - len(pictures)
+    assert listing.left_out == len(actual) - len(pictures)
 
 
 def test_links_to_files_are_followed_and_each_has_its_item(tmp_path: Path) -> None:

@@ -38,8 +38,8 @@ DATA = {f"folder/{number}.jpg": random.Random(number).randbytes(5000 + 700 * num
 
 @pytest.fixture
 def fs() -> Iterator[type[ObjectStore]]:
-    with objects() as found:
-        yield found
+    with objects() as actual:
+        yield actual
 
 
 @pytest.fixture
@@ -131,8 +131,8 @@ def test_the_output_is_left_out_as_on_a_disk(fs: Any, tmp_path: Path, pattern: s
     if exclude == ".":
         compare(tmp_path, pattern)
         ones = list_inputs([f"{tmp_path}/{pattern}" if pattern else tmp_path / "sub"], exclude=tmp_path)
-        others = list_inputs([f"{HERE}/in/{pattern}" if pattern else f"{HERE}/in/sub"], exclude=Store(f"{HERE}/in"))
-        assert name_all(ones) == name_all(others)
+        inputs = list_inputs([f"{HERE}/in/{pattern}" if pattern else f"{HERE}/in/sub"], exclude=Store(f"{HERE}/in"))
+        assert name_all(ones) == name_all(inputs)
     else:
         compare(tmp_path, pattern, exclude)
 
@@ -472,8 +472,8 @@ def test_pictures_in_a_store_are_explained_as_those_on_a_disk(photos: list[str],
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / name).write_bytes(Store(f"{HERE}/in").read(name))
     ones = run(tmp_path / "in", "-o", tmp_path / "one", "--audit", "--save", "overlay", "--save", "map")
-    others = run(f"{HERE}/in/", "-o", tmp_path / "two", "--audit", "--save", "overlay", "--save", "map", "--report")
-    assert (ones.status, others.status) == (1, 1), others.err
+    result = run(f"{HERE}/in/", "-o", tmp_path / "two", "--audit", "--save", "overlay", "--save", "map", "--report")
+    assert (ones.status, result.status) == (1, 1), result.err
     assert (tmp_path / "one/manifest.jsonl").read_bytes() == (tmp_path / "two/manifest.jsonl").read_bytes()
     for record in gradcam.read_manifest(tmp_path / "one"):
         for name in record.files:
@@ -601,8 +601,8 @@ def test_listing_a_store_costs_little(fs: Any, monkeypatch: pytest.MonkeyPatch) 
     import tracemalloc
 
     count = 3000
-    found = {f"class_{number % 50:04}/picture_{number:08}.JPEG": 1 for number in range(count)}
-    monkeypatch.setattr(Store, "find", lambda *_: found)
+    actual = {f"class_{number % 50:04}/picture_{number:08}.JPEG": 1 for number in range(count)}
+    monkeypatch.setattr(Store, "find", lambda *_: actual)
     for given in (HERE, f"{HERE}/**/*.JPEG"):
         start = time.process_time()
         tracemalloc.start()

@@ -92,9 +92,9 @@ KINDS = ["box", "box", "missed", "mask", "text", "like", "like", "word", "keypoi
 
 
 def test_other_things_than_classes_come_back_as_they_were() -> None:
-    entries = tuple(Explained(None, "it", 0.5, "l", "m", None, False, **own) for own in THINGS)
-    found = (Prediction(1, "person", 0.9, 0, BOX), Prediction(2, "nose", 0.5, 0, None, (3.0, 4.0)))
-    record = Record("a", "net", predictions=found, explained=entries)
+    entries = tuple(Explained(None, "it", 0.5, "l", "m", None, False, **thing) for thing in THINGS)
+    actual = (Prediction(1, "person", 0.9, 0, BOX), Prediction(2, "nose", 0.5, 0, None, (3.0, 4.0)))
+    record = Record("a", "net", predictions=actual, explained=entries)
     line = record.to_json()
     assert Record.from_json(line) == record
     assert [entry.kind for entry in Record.from_json(line).explained] == KINDS
@@ -355,8 +355,8 @@ def test_what_is_done_is_kept_wherever_the_last_line_is_cut(tmp_path: Path, monk
 
 def test_what_is_not_done_is_dropped_and_a_double_is_kept_once(tmp_path: Path) -> None:
     path = tmp_path / "manifest.jsonl"
-    failed, done = make_record("b", error="is broken"), make_record("b")
-    lines = write(path, make_record("a"), failed, make_record("c"), done, make_record("a"), make_record("gone"))
+    failed, result = make_record("b", error="is broken"), make_record("b")
+    lines = write(path, make_record("a"), failed, make_record("c"), result, make_record("a"), make_record("gone"))
     keeps = keep_lines(path, lambda record: record.error is None and record.image != "gone", tmp_path)
     assert keeps == {"a", "b", "c"}
     assert path.read_bytes() == lines[0] + lines[2] + lines[3]

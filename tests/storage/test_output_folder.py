@@ -75,10 +75,10 @@ def work(path: Path, names: list[str], *, failing: str = "", run: Run = RUN, **h
 
 def files(path: Path) -> dict[str, bytes]:
     """All that a person keeps: not the log, which has times in it, nor the lock."""
-    found = (entry for entry in path.rglob("*") if entry.is_file())
+    actual = (entry for entry in path.rglob("*") if entry.is_file())
     return {
         entry.relative_to(path).as_posix(): entry.read_bytes()
-        for entry in found
+        for entry in actual
         if not entry.name.startswith(("log", ".gradcam"))
     }
 
@@ -217,11 +217,11 @@ def test_a_run_stopped_anywhere_in_its_manifest_is_resumed_to_the_same_bytes(
     path, plain = tmp_path / "stopped", tmp_path / "plain"
     work(plain, ORDER)
     work(path, ORDER)
-    whole = (plain / "manifest.jsonl").read_bytes()
-    for length in range(0, len(whole) + 1, 7):
-        (path / "manifest.jsonl").write_bytes(whole[:length])
+    data = (plain / "manifest.jsonl").read_bytes()
+    for length in range(0, len(data) + 1, 7):
+        (path / "manifest.jsonl").write_bytes(data[:length])
         folder = work(path, ORDER, mode="resume")
-        assert len(folder.done) == whole[:length].count(b"\n")
+        assert len(folder.done) == data[:length].count(b"\n")
         assert files(path) == files(plain)
 
 
@@ -301,11 +301,11 @@ def test_rounded_weights_are_no_other_weights(tmp_path: Path, of: str) -> None:
     run = replace(RUN, weights={"file": None, "sha256": "ab" * 32, "of": of}, settings={"precision": "fp32"})
     work(tmp_path, ORDER[:2], run=run)
     rounded = replace(run, weights={**run.weights, "sha256": "cd" * 32}, settings={"precision": "bf16"})
-    said = {
+    message = {
         "tensors": "precision: fp32 → bf16. G",
         "file": f"weights: {'ab' * 32} → {'cd' * 32}; precision: fp32 → bf16",
     }
-    with pytest.raises(OutputError, match=f"other settings: {said[of]}"):
+    with pytest.raises(OutputError, match=f"other settings: {message[of]}"):
         OutputFolder.open(tmp_path, rounded, mode="resume")
     with pytest.raises(OutputError, match="other settings: weights: ab"):
         OutputFolder.open(tmp_path, replace(rounded, settings=run.settings), mode="resume")
@@ -407,12 +407,12 @@ def test_overwriting_removes_what_the_earlier_run_wrote_and_nothing_else(tmp_pat
     for name in ("a.small.jpg", "sub/b.large.jpg", "sub/b.0.jpg", "sub/b.12.jpg"):
         (path / "report/views" / name).parent.mkdir(parents=True, exist_ok=True)
         (path / "report/views" / name).touch()
-    mine = ("mine.jpg", "a-gradcam-2.jpg", "sub/mine.txt", "report/notes.txt", "report/views/photo.jpg")
-    for name in mine:
+    actual = ("mine.jpg", "a-gradcam-2.jpg", "sub/mine.txt", "report/notes.txt", "report/views/photo.jpg")
+    for name in actual:
         (path / name).write_text("mine")
     work(path, ["c.jpg"], mode="overwrite")
     left = files(path)
-    assert [left.pop(name) for name in mine] == [b"mine"] * len(mine)
+    assert [left.pop(name) for name in actual] == [b"mine"] * len(actual)
     assert left == files(other)
     assert not (path / "report/views/sub").exists()
     (path / "report/notes.txt").unlink()
@@ -622,16 +622,16 @@ def test_a_full_disk_ends_the_run_in_one_line_and_it_can_go_on(tmp_path: Path) -
         with pytest.raises(OutputError) as raised:
             fill(path, names)
         assert str(raised.value) == f"{path}/: no space left on device; free some space, then continue with --resume"
-        whole = (path / "manifest.jsonl").read_bytes()
-        assert whole.endswith(b"}\n")
-        assert [record.image for record in read_manifest(path)] == names[: whole.count(b"\n")]
-        assert 0 < whole.count(b"\n") < 1000
+        data = (path / "manifest.jsonl").read_bytes()
+        assert data.endswith(b"}\n")
+        assert [record.image for record in read_manifest(path)] == names[: data.count(b"\n")]
+        assert 0 < data.count(b"\n") < 1000
         with pytest.raises(OutputError, match="no space left on device"):
             OutputFolder.open(disk / "another", RUN)
         assert not (disk / "another" / "run.json").exists()
         (disk / "ballast").unlink()
         with OutputFolder.open(path, RUN, mode="resume") as folder:
-            assert folder.done == set(names[: whole.count(b"\n")])
+            assert folder.done == set(names[: data.count(b"\n")])
             folder.log("resumed")
 
 
@@ -664,8 +664,8 @@ def test_a_root_on_another_drive_of_windows_is_absolute(tmp_path: Path, monkeypa
 def test_a_weights_file_is_told_by_its_bytes(tmp_path: Path, classifier: gradcam.Classifier) -> None:
     file = tmp_path / "net.pth"
     file.write_bytes(b"weights" * 300_000)
-    found = subprocess.run(["sha256sum", str(file)], capture_output=True, text=True, check=True).stdout.split()[0]
-    assert describe_weights(classifier, file) == {"file": "net.pth", "sha256": found, "of": "file"}
+    actual = subprocess.run(["sha256sum", str(file)], capture_output=True, text=True, check=True).stdout.split()[0]
+    assert describe_weights(classifier, file) == {"file": "net.pth", "sha256": actual, "of": "file"}
 
 
 def test_a_model_is_told_by_its_tensors(classifier: gradcam.Classifier, tmp_path: Path) -> None:
@@ -673,21 +673,21 @@ def test_a_model_is_told_by_its_tensors(classifier: gradcam.Classifier, tmp_path
 
     import torch
 
-    found = describe_weights(classifier)
+    actual = describe_weights(classifier)
     digest = hashlib.sha256()
     for name, tensor in classifier.model.state_dict().items():  # an oracle of its own
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode() + tensor.numpy().tobytes())
-    assert found == {"file": None, "sha256": digest.hexdigest(), "of": "tensors"}
+    assert actual == {"file": None, "sha256": digest.hexdigest(), "of": "tensors"}
     assert describe_weights(classifier, tmp_path)["of"] == "tensors"  # a folder of several files
 
     weight = next(iter(classifier.model.state_dict().values()))
     first = weight[0, 0, 0, 0].clone()
     try:
         weight[0, 0, 0, 0] = torch.nextafter(first, first + 1)
-        assert describe_weights(classifier)["sha256"] != found["sha256"]
+        assert describe_weights(classifier)["sha256"] != actual["sha256"]
     finally:
         weight[0, 0, 0, 0] = first
-    assert describe_weights(classifier) == found
+    assert describe_weights(classifier) == actual
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "transposed", "empty", "scalar", "sparse", "quantised", "meta", "bool"])
@@ -705,9 +705,9 @@ def test_tensors_of_every_kind_count(classifier: gradcam.Classifier, kind: str) 
         "bfloat16": values.bfloat16(), "transposed": values.T, "empty": values[:0], "scalar": values[1, 1],
         "sparse": values.to_sparse(), "quantised": quantised, "meta": values.to("meta"), "bool": values > 2,
     }  # fmt: skip
-    found = set()
+    actual = set()
     for tensor in (made[kind], values + 1):
         model = nn.Module()
         model.register_buffer("values", tensor)
-        found |= {describe_weights(replace(classifier, model=model))["sha256"] for _ in range(2)}
-    assert len(found) == 2
+        actual |= {describe_weights(replace(classifier, model=model))["sha256"] for _ in range(2)}
+    assert len(actual) == 2

@@ -35,8 +35,8 @@ URL = "objects://bucket/out"
 
 @pytest.fixture
 def fs() -> Iterator[type[ObjectStore]]:
-    with objects() as found:
-        yield found
+    with objects() as actual:
+        yield actual
 
 
 @pytest.fixture(autouse=True)
@@ -67,8 +67,8 @@ def work(names: list[str], *, failing: str = "", run: Any = RUN, url: str = URL,
 
 def tree(fs: type[ObjectStore]) -> dict[str, bytes]:
     """All that a person keeps, by its name below the bucket's folder: not the log, which has times in it."""
-    found = {name.removeprefix("/bucket/out/"): file.getvalue() for name, file in fs.store.items()}
-    return {name: found[name] for name in sorted(found) if not name.startswith("log")}
+    actual = {name.removeprefix("/bucket/out/"): file.getvalue() for name, file in fs.store.items()}
+    return {name: actual[name] for name in sorted(actual) if not name.startswith("log")}
 
 
 def images(url: str = URL) -> list[str]:
@@ -165,9 +165,9 @@ def test_closing_twice_does_no_harm(fs: Any) -> None:
 
 def test_what_is_done_is_not_done_again(fs: Any) -> None:
     work(ORDER[:2])
-    whole = StoreResults.open(Store(URL), RUN, mode="resume")
-    assert whole.done == {"a.jpg", "sub/b.jpg"}
-    whole.close()
+    file = StoreResults.open(Store(URL), RUN, mode="resume")
+    assert file.done == {"a.jpg", "sub/b.jpg"}
+    file.close()
     results = work(ORDER, mode="resume")
     assert (results.recorded, images()) == (2, ORDER)
 
@@ -205,10 +205,10 @@ def _elsewhere(fs: Any) -> dict[str, bytes]:
     kept = dict(fs.store)
     fs.store.clear()
     work(ORDER)
-    found = tree(fs)
+    actual = tree(fs)
     fs.store.clear()
     fs.store.update(kept)
-    return found
+    return actual
 
 
 def test_a_killed_run_loses_the_last_records_alone(fs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,9 +255,9 @@ def test_a_stop_while_pieces_are_put_in_order_does_no_harm(
         patch.setattr(fs, "rm_file", stop(fs.rm_file))
         with pytest.raises(KeyboardInterrupt):
             results.close(ORDER)
-    found = gradcam.read_manifest(URL)
-    assert sorted(record.image for record in found) == sorted(ORDER)
-    assert sum(record.error is not None for record in found) == (stop_at == 0)
+    manifest = gradcam.read_manifest(URL)
+    assert sorted(record.image for record in manifest) == sorted(ORDER)
+    assert sum(record.error is not None for record in manifest) == (stop_at == 0)
     work(ORDER, mode="resume")
     assert images() == ORDER
 
@@ -539,8 +539,8 @@ def test_of_a_picture_that_was_done_twice_the_last_record_counts(fs: Any, monkey
     results = StoreResults.open(Store(URL), RUN, mode="resume")
     add(results, "a.jpg")
     results.close()  # stopped: it has no order
-    found = gradcam.read_manifest(URL)
-    assert ([record.image for record in found], found[0].error) == (ORDER, None)
+    manifest = gradcam.read_manifest(URL)
+    assert ([record.image for record in manifest], manifest[0].error) == (ORDER, None)
 
 
 def test_a_manifest_is_read_from_wherever_it_was_copied(fs: Any, tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from tests.stores import ObjectStore, down, objects
 
 @pytest.fixture
 def fs() -> Iterator[type[ObjectStore]]:
-    with objects() as found:
-        yield found
+    with objects() as actual:
+        yield actual
 
 
 @pytest.fixture

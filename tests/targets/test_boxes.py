@@ -37,19 +37,19 @@ def explain(model: nn.Module, target: Any, pictures: Sequence[Tensor] = FIRST, *
 
 @pytest.mark.parametrize("number", [all, "all", range(12), list(range(12)), tuple(range(12))])
 def test_several_boxes(detector: nn.Module, number: Any) -> None:
-    found = explain(detector, Box(number))
-    assert [it.number for it in (found.instances or ())[0]] == list(range(12))
+    explanation = explain(detector, Box(number))
+    assert [item.number for item in (explanation.instances or ())[0]] == list(range(12))
     for k in (0, 7):
-        torch.testing.assert_close(found.maps[:, k], explain(detector, Box(k)).maps[:, 0])
-        assert found.scores[0, k] == found.output[0]["scores"][k].float()
+        torch.testing.assert_close(explanation.maps[:, k], explain(detector, Box(k)).maps[:, 0])
+        assert explanation.scores[0, k] == explanation.output[0]["scores"][k].float()
 
 
 def test_boxes_of_one_class_alone(detector: nn.Module) -> None:
     output = detector(FIRST)[0]
     label = int(output["labels"][1])
     numbers = (output["labels"] == label).nonzero()[:, 0].tolist()
-    found = explain(detector, Box(all, class_=label))
-    assert [it.number for it in (found.instances or ())[0]] == numbers
+    explanation = explain(detector, Box(all, class_=label))
+    assert [item.number for item in (explanation.instances or ())[0]] == numbers
     assert 0 < len(numbers) < len(output["labels"])
 
 
@@ -58,21 +58,21 @@ def test_boxes_of_one_class_alone(detector: nn.Module) -> None:
 def test_a_picture_with_fewer_boxes_has_blank_maps_behind_them(kind: str, fewer: int) -> None:
     model: Any = make_detector(kind)
     pictures = make_pictures()
-    scores = [it["scores"].detach() for it in model(pictures)]
+    scores = [item["scores"].detach() for item in model(pictures)]
     few = min((0, 1), key=lambda i: float(scores[i][fewer]))
     getattr(model, "roi_heads", model).score_thresh = float(scores[few][fewer])
     output = model(pictures)
-    found = explain(model, Box(all), pictures)
-    counts = [len(it["scores"]) for it in output]
-    assert counts[few] == fewer < counts[1 - few] == found.maps.shape[1]
+    explanation = explain(model, Box(all), pictures)
+    counts = [len(item["scores"]) for item in output]
+    assert counts[few] == fewer < counts[1 - few] == explanation.maps.shape[1]
     for i, count in enumerate(counts):
-        assert len((found.instances or ())[i]) == count
-        torch.testing.assert_close(found.scores[i, :count], output[i]["scores"].float())
-        assert found.scores[i, count:].isnan().all()
-        assert (found.classes[i, count:] == -1).all()  # type: ignore[index]  # boxes have classes
-        assert not found.maps[i, count:].any()
-        assert not found.heatmaps[i][count:].any()
-        assert found.maps[i, :count].any() or not count
+        assert len((explanation.instances or ())[i]) == count
+        torch.testing.assert_close(explanation.scores[i, :count], output[i]["scores"].float())
+        assert explanation.scores[i, count:].isnan().all()
+        assert (explanation.classes[i, count:] == -1).all()  # type: ignore[index]  # boxes have classes
+        assert not explanation.maps[i, count:].any()
+        assert not explanation.heatmaps[i][count:].any()
+        assert explanation.maps[i, :count].any() or not count
 
 
 def test_no_box_above_the_threshold_lists_the_best_candidates() -> None:
@@ -86,13 +86,13 @@ def test_no_box_above_the_threshold_lists_the_best_candidates() -> None:
     for number in (all, 0):
         with pytest.raises(TargetError, match="No box was found in the image: none is above") as caught:
             explain(model, Box(number))
-        said = str(caught.value)
+        message = str(caught.value)
         for row in best.tolist():
             label = int(scores[row].argmax())
             sides = ",".join(f"{side:.0f}" for side in boxes[row, label].tolist())
-            assert f"class {label} {float(scores[row, label]):.2g} at {sides}" in said
-        assert "--missed" in said
-        assert "MissedBox" in said
+            assert f"class {label} {float(scores[row, label]):.2g} at {sides}" in message
+        assert "--missed" in message
+        assert "MissedBox" in message
 
 
 def test_each_listed_candidate_is_a_box_that_can_be_explained() -> None:
@@ -130,7 +130,7 @@ def test_what_cannot_be(detector: nn.Module, make: Any, said: str) -> None:
 def test_which_picture_lacks_the_box() -> None:
     model: Any = make_detector("retinanet")
     pictures = make_pictures()
-    last = [float(it["scores"][-1].detach()) for it in model(pictures)]
+    last = [float(item["scores"][-1].detach()) for item in model(pictures)]
     fewer = int(last[1] < last[0])
     model.score_thresh = last[fewer]
     with pytest.raises(TargetError, match=f"There is no box 11 in image {fewer}: there are"):
@@ -156,8 +156,8 @@ def test_where_no_candidate_is() -> None:
     model.rpn._post_nms_top_n = {"training": 1, "testing": 1}
     model.roi_heads.box_predictor.bbox_pred.weight.data.zero_()
     model.roi_heads.box_predictor.bbox_pred.bias.data.zero_()
-    (found,) = explain(model, Box(0)).instances[0]  # type: ignore[index]  # of one picture
-    left, top, right, bottom = found.box or ()  # which all candidates have: they are of the only proposal
+    (actual,) = explain(model, Box(0)).instances[0]  # type: ignore[index]  # of one picture
+    left, top, right, bottom = actual.box or ()  # which all candidates have: they are of the only proposal
     corner = (right + 1, bottom + 1, 56, 40) if right < 50 and bottom < 34 else (0, 0, left - 1, top - 1)
     with pytest.raises(TargetError, match="No candidate box of the model overlaps this box"):
         explain(model, MissedBox(corner, 1))
@@ -166,7 +166,7 @@ def test_where_no_candidate_is() -> None:
 def test_several_places_at_once(detector: nn.Module) -> None:
     places = [(4.0, 4.0, 20.0, 24.0), (30.0, 10.0, 50.0, 30.0)]
     both = explain(detector, MissedBox(places, 1))
-    assert [it.box for it in (both.instances or ())[0]] == places
+    assert [item.box for item in (both.instances or ())[0]] == places
     for k, place in enumerate(places):
         torch.testing.assert_close(both.maps[:, k], explain(detector, MissedBox(place, 1)).maps[:, 0])
 
@@ -191,13 +191,13 @@ def test_drise(kind: str, is_missed: bool, count: int) -> None:
     place = (10.0, 8.0, 30.0, 26.0)
     target = MissedBox(place, 2) if is_missed else Box(1)
     method = gradcam.METHODS["drise"].using(masks=masks)
-    found = explain(model, target, pictures, method=method, evidence="signed")
-    assert (found.layer, found.method) == ("input", "drise")
-    size = [max(it.shape[axis] for it in pictures) for axis in (1, 2)]
+    explanation = explain(model, target, pictures, method=method, evidence="signed")
+    assert (explanation.layer, explanation.method) == ("input", "drise")
+    size = [max(picture.shape[axis] for picture in pictures) for axis in (1, 2)]
     drawn = [torch.from_numpy(draw_mask(seed, size, 16)) for seed in range(masks)]
     scores: list[list[float]] = []
     for mask in drawn:
-        shown = [it * mask[: it.shape[1], : it.shape[2]] for it in pictures]
+        shown = [picture * mask[: picture.shape[1], : picture.shape[2]] for picture in pictures]
         _, seen = run(model, shown)
         scores.append([])
         for (boxes, values), output in zip(weigh_by_hand(model, seen, shown), first):
@@ -205,13 +205,13 @@ def test_drise(kind: str, is_missed: bool, count: int) -> None:
             label = 2 if is_missed else int(output["labels"][1])
             scores[-1].append(float((values[:, label] * overlap(boxes[:, label], box)).max().detach()))
     for i, picture in enumerate(pictures):
-        mean = sum(own[i] for own in scores) / masks
+        mean = sum(score[i] for score in scores) / masks
         expected = sum((own[i] - mean) * mask for own, mask in zip(scores, drawn)) / (masks * 0.5)
         assert isinstance(expected, Tensor)
         expected = expected[: picture.shape[1], : picture.shape[2]]
         if count == 1:
-            np.testing.assert_allclose(found.maps[i, 0].numpy(), expected.numpy(), rtol=0, atol=1e-6)
-        heatmap = found.heatmaps[i][0].double()
+            np.testing.assert_allclose(explanation.maps[i, 0].numpy(), expected.numpy(), rtol=0, atol=1e-6)
+        heatmap = explanation.heatmaps[i][0].double()
         assert heatmap.shape == expected.shape
         assert np.corrcoef(heatmap.flatten(), expected.flatten())[0, 1] > 0.998  # the map was at the larger one's size
 

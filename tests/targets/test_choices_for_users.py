@@ -126,7 +126,7 @@ def test_candidates_are_in_pixels_of_the_image(transformers: Any, tmp_path: Path
     with pytest.raises(TargetError, match="best candidates") as caught:
         detector.explain(image)
     number = r"(-?\d+)"
-    boxes = torch.tensor([[*map(float, it)] for it in re.findall(",".join([number] * 4), str(caught.value))])
+    boxes = torch.tensor([[*map(float, item)] for item in re.findall(",".join([number] * 4), str(caught.value))])
     with torch.no_grad():
         output = detector.model(detector.preprocess(image)[None])
     centres, sides = output.pred_boxes[0].split(2, -1)
@@ -223,10 +223,10 @@ class TestFunctions:
     def test_named_method_and_rows_of_logits(self) -> None:
         model = nn.Sequential(Decoder(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
         assert gradcam.explain(model, IMAGES, target=lambda output: output[:, 1]).method == "gradcam"
-        named = gradcam.explain(
+        explanation = gradcam.explain(
             Decoder().eval(), IMAGES, method="gradcam", target=lambda output: output.mean((1, 2, 3))
         )
-        assert named.method == "gradcam"
+        assert explanation.method == "gradcam"
 
     def test_levels_of_a_pyramid_are_added(self) -> None:
         effdet = pytest.importorskip("effdet")

@@ -49,9 +49,9 @@ def test_forms_of_a_number(model: nn.Module, pictures: Tensor) -> None:
     everything = gradcam.explain(model, pictures, "0", target=Keypoint(all))
     assert everything.maps.shape[1] == 5
     for wanted in ([3, 1], (3, 1), range(3, 0, -2)):
-        found = gradcam.explain(model, pictures, "0", target=Keypoint(wanted))
-        assert torch.equal(found.maps, everything.maps[:, [3, 1]])
-        assert torch.equal(found.scores, everything.scores[:, [3, 1]])
+        explanation = gradcam.explain(model, pictures, "0", target=Keypoint(wanted))
+        assert torch.equal(explanation.maps, everything.maps[:, [3, 1]])
+        assert torch.equal(explanation.scores, everything.scores[:, [3, 1]])
     assert torch.equal(gradcam.explain(model, pictures, "0", target=Keypoint("all")).maps, everything.maps)
     assert torch.equal(gradcam.explain(model, pictures, "0", target=Keypoint(4)).maps, everything.maps[:, [4]])
 

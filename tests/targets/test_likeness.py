@@ -34,32 +34,32 @@ def test_a_picture_and_its_embedding_are_one_target() -> None:
     vector = model(OTHER[None]).detach()
     expected = explain(model, Like(OTHER))
     for target in (Like(OTHER[None]), Like(vector[0]), Like(vector), Like(3 * vector)):
-        found = explain(model, target)
-        assert_close(found.maps, expected.maps)
-        assert_close(found.scores, expected.scores)
-        assert (found.reference is None) == (target.reference.ndim < 3)
+        explanation = explain(model, target)
+        assert_close(explanation.maps, expected.maps)
+        assert_close(explanation.scores, expected.scores)
+        assert (explanation.reference is None) == (target.reference.ndim < 3)
     assert_close(expected.scores[:, 0], F.cosine_similarity(model(PICTURES), vector).detach())
 
 
 def test_several_references_give_several_maps() -> None:
     model, others = made("any module"), torch.stack([OTHER, PICTURES[0]])
-    found = explain(model, Like(others, "photo"))
-    assert found.maps.shape[:2] == (2, 2)
+    explanation = explain(model, Like(others, "photo"))
+    assert explanation.maps.shape[:2] == (2, 2)
     for k, other in enumerate(others):
-        assert_close(found.maps[:, k : k + 1], explain(model, Like(other)).maps)
-    assert [it.name for it in found.instances[0]] == ["photo 0", "photo 1"]
-    assert [it.name for it in explain(model, Like(others, ["one", "two"])).instances[1]] == ["one", "two"]
-    assert found.reference is not None
-    assert_close(found.reference.scores, found.scores.T)
+        assert_close(explanation.maps[:, k : k + 1], explain(model, Like(other)).maps)
+    assert [instance.name for instance in explanation.instances[0]] == ["photo 0", "photo 1"]
+    assert [instance.name for instance in explain(model, Like(others, ["one", "two"])).instances[1]] == ["one", "two"]
+    assert explanation.reference is not None
+    assert_close(explanation.reference.scores, explanation.scores.T)
     by_vectors = explain(model, Like(model(others).detach()))
-    assert_close(by_vectors.maps, found.maps)
+    assert_close(by_vectors.maps, explanation.maps)
 
 
 def test_a_picture_is_most_like_itself() -> None:
-    found = explain(made("any module"), Like(PICTURES[1]))
-    assert found.scores[1, 0].item() == pytest.approx(1, abs=1e-6)
-    assert found.scores[0, 0] < found.scores[1, 0]
-    assert found.instances[1][0].score == pytest.approx(1, abs=1e-6)
+    explanation = explain(made("any module"), Like(PICTURES[1]))
+    assert explanation.scores[1, 0].item() == pytest.approx(1, abs=1e-6)
+    assert explanation.scores[0, 0] < explanation.scores[1, 0]
+    assert explanation.instances[1][0].score == pytest.approx(1, abs=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -69,29 +69,29 @@ def test_a_picture_is_most_like_itself() -> None:
 ])  # fmt: skip
 def test_nothing_would_make_a_picture_more_like_itself(kind: str, dtype: torch.dtype) -> None:
     model = copy.deepcopy(made(kind)).to(dtype)
-    found = gradcam.explain(model, PICTURES.to(dtype), target=Like(PICTURES[[1, 0]].to(dtype)))
-    assert not found.maps[1, 0].any()  # what is left of the gradient is rounding
-    assert not found.maps[0, 1].any()
-    assert found.maps[0, 0].any() or found.maps[1, 1].any()
+    explanation = gradcam.explain(model, PICTURES.to(dtype), target=Like(PICTURES[[1, 0]].to(dtype)))
+    assert not explanation.maps[1, 0].any()  # what is left of the gradient is rounding
+    assert not explanation.maps[0, 1].any()
+    assert explanation.maps[0, 0].any() or explanation.maps[1, 1].any()
 
 
 @pytest.mark.slow
 def test_what_asks_no_gradient_still_shows_how_a_picture_is_like_itself() -> None:
-    found = gradcam.explain(made("any module"), PICTURES[:1], target=Like(PICTURES[:1]), method="ablationcam")
-    assert found.maps.any()
+    explanation = gradcam.explain(made("any module"), PICTURES[:1], target=Like(PICTURES[:1]), method="ablationcam")
+    assert explanation.maps.any()
 
 
 def test_a_reference_of_another_size() -> None:
     model, larger = made("any module"), draw(3, 48, 64, seed=6)
-    found = explain(model, Like(larger))
-    assert found.reference is not None
-    assert (found.heatmaps.shape, found.reference.heatmaps.shape) == ((2, 1, 32, 32), (1, 2, 48, 64))
-    assert_close(found.scores[:, 0], F.cosine_similarity(model(PICTURES), model(larger[None])).detach())
+    explanation = explain(model, Like(larger))
+    assert explanation.reference is not None
+    assert (explanation.heatmaps.shape, explanation.reference.heatmaps.shape) == ((2, 1, 32, 32), (1, 2, 48, 64))
+    assert_close(explanation.scores[:, 0], F.cosine_similarity(model(PICTURES), model(larger[None])).detach())
 
 
 def test_other_views_leave_the_reference_as_it_is() -> None:
     model = made("any module")
-    plain, mirrored = (explain(model, Like(OTHER), it, evidence="signed") for it in (PICTURES, PICTURES.flip(-1)))
+    plain, mirrored = (explain(model, Like(OTHER), item, evidence="signed") for item in (PICTURES, PICTURES.flip(-1)))
     flipped = explain(model, Like(OTHER), evidence="signed", augmentation="flip")
     assert plain.reference is not None
     assert flipped.reference is not None
@@ -106,14 +106,14 @@ def test_nothing_is_left_behind() -> None:
     model.train()
     reference = OTHER.clone().requires_grad_()
     before = traces(model)
-    found = gradcam.explain(model, PICTURES, target=Like(reference))
+    explanation = gradcam.explain(model, PICTURES, target=Like(reference))
     assert_same(before, traces(model))
     assert reference.grad is None
-    assert not found.scores.requires_grad
-    assert (found.method, found.layer) == ("grad-eclip", "attention")
+    assert not explanation.scores.requires_grad
+    assert (explanation.method, explanation.layer) == ("grad-eclip", "attention")
     with torch.inference_mode():
         again = gradcam.explain(model, PICTURES.clone(), target=Like(OTHER.clone()))
-    assert_close(again.maps, found.maps)
+    assert_close(again.maps, explanation.maps)
 
 
 @pytest.mark.parametrize("wrong", ["other.jpg", Path("other.jpg"), np.zeros((3, 4, 4), np.float32), None, [OTHER]])

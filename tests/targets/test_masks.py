@@ -84,29 +84,29 @@ def only(explanation: gradcam.Explanation):
 
 def test_all_pixels_of_a_class_are_its_mask_and_the_map_is_of_them():
     explanation = explain(Mask(RED))
-    found = only(explanation)
-    assert torch.equal(found.mask, pixels((1, 2, 5, 6), (9, 1, 12, 4), (12, 4, 15, 7)))
-    assert (found.kind, found.name, found.index, found.box) == ("mask", "class 1", RED, (1.0, 1.0, 15.0, 7.0))
-    assert found.score == pytest.approx(np.exp(2) / (np.exp(2) + np.exp(0.5) + 2), rel=1e-6)
+    actual = only(explanation)
+    assert torch.equal(actual.mask, pixels((1, 2, 5, 6), (9, 1, 12, 4), (12, 4, 15, 7)))
+    assert (actual.kind, actual.name, actual.index, actual.box) == ("mask", "class 1", RED, (1.0, 1.0, 15.0, 7.0))
+    assert actual.score == pytest.approx(np.exp(2) / (np.exp(2) + np.exp(0.5) + 2), rel=1e-6)
     assert explanation.classes.tolist() == [[RED]]
     assert explanation.scores.tolist() == [[2.0]]
     # The weight of red is 2, spread over the mask; of the other channels it is zero.
-    weight = 2 * found.mask / (16 + 9 + 9)
+    weight = 2 * actual.mask / (16 + 9 + 9)
     assert torch.allclose(explanation.maps[0, 0], weight * PICTURE[0, 0], rtol=1e-6, atol=0)
     pooled = explain(Mask(RED), method="gradcam").maps[0, 0]
     assert torch.allclose(pooled, 2 / (HEIGHT * WIDTH) * PICTURE[0, 0], rtol=1e-6, atol=0)
 
 
 def test_the_sum_is_as_many_times_the_mean_as_there_are_pixels():
-    (mean,), (total,) = (explain(Mask(RED, reduction=it)).scores[0].tolist() for it in ("mean", "sum"))
+    (mean,), (total,) = (explain(Mask(RED, reduction=item)).scores[0].tolist() for item in ("mean", "sum"))
     assert (mean, total) == (2.0, 2.0 * (16 + 9 + 9))
 
 
 def test_a_point_names_the_region_that_is_connected_to_it_also_by_corners():
     assert torch.equal(only(explain(Mask(mask=(2, 3)))).mask, pixels((1, 2, 5, 6)))
-    found = only(explain(Mask(RED, (13.9, 4.0))))
-    assert torch.equal(found.mask, pixels((9, 1, 12, 4), (12, 4, 15, 7)))
-    assert (found.index, found.point, found.box) == (RED, (13.9, 4.0), (9.0, 1.0, 15.0, 7.0))
+    actual = only(explain(Mask(RED, (13.9, 4.0))))
+    assert torch.equal(actual.mask, pixels((9, 1, 12, 4), (12, 4, 15, 7)))
+    assert (actual.index, actual.point, actual.box) == (RED, (13.9, 4.0), (9.0, 1.0, 15.0, 7.0))
 
 
 def test_a_point_without_a_class_takes_the_one_predicted_there_the_background_too():
@@ -119,7 +119,7 @@ def test_a_box_holds_the_pixels_whose_middle_is_inside():
     assert only(explain(Mask(GREEN, (-5, -5, 99, 99)))).box == (0.0, 0.0, float(WIDTH), float(HEIGHT))
 
 
-@pytest.mark.parametrize("form", [torch.Tensor.numpy, torch.Tensor.bool, lambda it: it.to(torch.uint8) * 7])
+@pytest.mark.parametrize("form", [torch.Tensor.numpy, torch.Tensor.bool, lambda item: item.to(torch.uint8) * 7])
 def test_an_array_says_where_by_what_is_not_zero(form):
     mask = pixels((2, 3, 8, 7))
     assert torch.equal(only(explain(Mask(GREEN, form(mask)))).mask, mask)
@@ -164,15 +164,15 @@ def test_a_background_is_taken_only_where_there_is_nothing_else():
 
 
 def test_a_class_may_be_named_by_its_label():
-    found = only(explain(Mask("Tree"), model=ToyForSemanticSegmentation()))
-    assert (found.index, found.name) == (GREEN, "tree")
-    assert torch.equal(found.mask, pixels((3, 8, 8, 12)))
+    actual = only(explain(Mask("Tree"), model=ToyForSemanticSegmentation()))
+    assert (actual.index, actual.name) == (GREEN, "tree")
+    assert torch.equal(actual.mask, pixels((3, 8, 8, 12)))
 
 
 def test_several_classes_have_a_map_each_from_one_pass():
     explanation = explain(Mask([GREEN, RED]))
     assert explanation.classes.tolist() == [[GREEN, RED]]
-    assert [found.index for found in explanation.instances[0]] == [GREEN, RED]
+    assert [instance.index for instance in explanation.instances[0]] == [GREEN, RED]
     for k, index in enumerate((GREEN, RED)):
         alone = explain(Mask(index))
         assert torch.allclose(explanation.maps[:, k], alone.maps[:, 0], rtol=1e-6, atol=0)
@@ -194,7 +194,7 @@ def test_each_picture_of_a_batch_has_its_own_class_mask_and_score():
 def test_there_may_be_one_array_for_each_picture():
     masks = torch.stack([pixels((0, 0, 4, 4)), pixels((8, 8, 10, 11))])
     explanation = explain(Mask(RED, masks), torch.cat([PICTURE, PICTURE]))
-    assert [found[0].box for found in explanation.instances] == [(0.0, 0.0, 4.0, 4.0), (8.0, 8.0, 10.0, 11.0)]
+    assert [instance[0].box for instance in explanation.instances] == [(0.0, 0.0, 4.0, 4.0), (8.0, 8.0, 10.0, 11.0)]
     assert explanation.scores.flatten().tolist() == [pytest.approx(2 * 6 / 16), 0.0]
 
 
@@ -217,7 +217,7 @@ def test_coarse_logits_are_enlarged_before_the_mask_is_laid_on_them():
     model = Colours(coarse=4).double()
     pictures = torch.rand(1, 3, HEIGHT, WIDTH, dtype=torch.float64)
     logits = model(pictures)[0].detach().numpy()
-    large = np.stack([enlarge(one, HEIGHT, WIDTH) for one in logits])
+    large = np.stack([enlarge(logit, HEIGHT, WIDTH) for logit in logits])
     index = GREEN
     mask = large.argmax(0) == index
     assert 0 < mask.sum() < mask.size
@@ -263,10 +263,10 @@ def test_a_single_logit_is_for_class_1_and_against_class_0():
     logit = model(pictures)["out"][0, 0].detach()
     assert 0 < (logit > 0).sum() < logit.numel()
     explanation = explain(Mask([1, 0]), pictures, model)
-    for found, sign in zip(explanation.instances[0], (1, -1)):
+    for actual, sign in zip(explanation.instances[0], (1, -1)):
         inside = logit * sign > 0
-        assert torch.equal(found.mask, inside)
-        assert found.score == pytest.approx((sign * logit)[inside].sigmoid().mean().item(), rel=1e-6)
+        assert torch.equal(actual.mask, inside)
+        assert actual.score == pytest.approx((sign * logit)[inside].sigmoid().mean().item(), rel=1e-6)
     expected = [logit[logit > 0].mean().item(), -logit[logit < 0].mean().item()]
     assert explanation.scores[0].tolist() == pytest.approx(expected, rel=1e-6)
     assert only(explain(Mask(), pictures, model)).index == 1

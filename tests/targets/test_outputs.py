@@ -201,9 +201,9 @@ def headless(name: str, *path: str) -> nn.Module:
 )
 def test_a_model_without_its_head_has_no_classes(name: str, path: list[str]) -> None:
     model = headless(name, *path)
-    for whole in (model, nn.Sequential(nn.Identity(), model), Wrapper(model)):
+    for full in (model, nn.Sequential(nn.Identity(), model), Wrapper(model)):
         with pytest.raises(TargetError, match="has no classification head.*Pass target=.*--task matching"):
-            refuse_features(whole)
+            refuse_features(full)
     with pytest.raises(ModelError, match="has no classification head"):
         gradcam.load_model(model)
 

@@ -51,7 +51,7 @@ def clip(tmp_path: Path) -> Any:
 
 
 def cosines(pictures: Tensor, sentences: Tensor) -> Tensor:
-    return torch.stack([F.cosine_similarity(pictures, each[None]) for each in sentences], 1).detach()
+    return torch.stack([F.cosine_similarity(pictures, sentence[None]) for sentence in sentences], 1).detach()
 
 
 def embed(model: Any, **tokens: Tensor) -> Tensor:
@@ -80,8 +80,8 @@ def assert_close(found: Tensor, expected: Tensor) -> None:
 
 
 def test_sentences_are_embedded_by_the_models_own_parts(clip: Any) -> None:
-    each = [embed(clip, **word_tokenizer()([sentence], return_tensors="pt")) for sentence in SENTENCES]
-    expected = cosines(see(clip), torch.cat(each))
+    item = [embed(clip, **word_tokenizer()([sentence], return_tensors="pt")) for sentence in SENTENCES]
+    expected = cosines(see(clip), torch.cat(item))
     assert_close(score(clip), expected)
     assert_close(score(clip, SENTENCES[1]), expected[:, 1:])
     assert expected.std() > 0.01
@@ -92,12 +92,12 @@ def test_against_is_the_mean_of_the_others(clip: Any) -> None:
     plain, rivals = score(clip), score(clip, others)
     assert_close(score(clip, against=others), plain - rivals.mean(1, keepdim=True))
     assert_close(score(clip, against=others[0]), plain - rivals[:, :1])
-    found = gradcam.explain(clip, PICTURES, method="gradcam", target=Text(SENTENCES, against=others))
-    assert [(it.kind, it.name, it.against) for it in found.instances[0]] == [
+    explanation = gradcam.explain(clip, PICTURES, method="gradcam", target=Text(SENTENCES, against=others))
+    assert [(instance.kind, instance.name, instance.against) for instance in explanation.instances[0]] == [
         ("text", sentence, tuple(others)) for sentence in SENTENCES
     ]
-    said = torch.tensor([[it.score for it in row] for row in found.instances], dtype=torch.float64)
-    assert_close(said, plain)
+    message = torch.tensor([[item.score for item in row] for row in explanation.instances], dtype=torch.float64)
+    assert_close(message, plain)
 
 
 def test_siglip_fills_sentences_up_as_in_training(tmp_path: Path) -> None:
@@ -180,8 +180,8 @@ def change_data(model: Any) -> None:
 def load_others(model: Any) -> None:
     torch.manual_seed(9)
     state = {
-        name: it + 0.3 * torch.randn_like(it) if name.startswith("text") and it.is_floating_point() else it
-        for name, it in model.state_dict().items()
+        name: item + 0.3 * torch.randn_like(item) if name.startswith("text") and item.is_floating_point() else item
+        for name, item in model.state_dict().items()
     }
     model.load_state_dict(state)
 
@@ -196,7 +196,8 @@ def test_a_tower_that_changed_embeds_again(clip: Any, change: Callable[[Any], No
     runs = count_runs(clip.text_model)
     change(clip)
     expected = cosines(
-        see(clip), torch.cat([embed(clip, **word_tokenizer()([it], return_tensors="pt")) for it in SENTENCES])
+        see(clip),
+        torch.cat([embed(clip, **word_tokenizer()([sentence], return_tensors="pt")) for sentence in SENTENCES]),
     )
     runs.clear()
     after = score(clip)
@@ -217,10 +218,10 @@ def test_the_tower_of_pictures_may_change(clip: Any) -> None:
 
 def test_each_tokenizer_has_embeddings_of_its_own(clip: Any) -> None:
     other = word_tokenizer(words=WORDS[::-1])
-    plain, found = score(clip), score(clip, tokenizer=other)
-    assert (plain - found).abs().max() > 1e-3
+    plain, actual = score(clip), score(clip, tokenizer=other)
+    assert (plain - actual).abs().max() > 1e-3
     assert_close(score(clip), plain)
-    assert_close(score(clip, tokenizer=other), found)
+    assert_close(score(clip, tokenizer=other), actual)
 
 
 def test_nothing_is_left_behind(clip: Any) -> None:

@@ -46,18 +46,18 @@ def read_by_hand(model: nn.Module, picture: Tensor, place: int, caption: list[in
 
 
 def test_what_each_map_is_of(model: nn.Module, pictures: Tensor) -> None:
-    found = gradcam.explain(model, pictures, target=Token(CAPTION, [2, 0]))
-    assert found.classes is not None
-    assert found.classes.tolist() == [[7, 5]] * 2
-    for i, own in enumerate(found.instances or ()):
+    explanation = gradcam.explain(model, pictures, target=Token(CAPTION, [2, 0]))
+    assert explanation.classes is not None
+    assert explanation.classes.tolist() == [[7, 5]] * 2
+    for i, own in enumerate(explanation.instances or ()):
         for k, (place, instance) in enumerate(zip((2, 0), own)):
             logits = read_by_hand(model, pictures[i], place)
             word = CAPTION[place]
-            exponents = [math.exp(float(it)) for it in logits]
+            exponents = [math.exp(float(logit)) for logit in logits]
             assert (instance.kind, instance.name, instance.number) == ("word", f"token {word}", place)
             assert instance.index == word
             assert instance.score == pytest.approx(exponents[word] / sum(exponents), rel=1e-9)
-            assert found.scores[i, k].item() == pytest.approx(float(logits[word]), rel=1e-6)
+            assert explanation.scores[i, k].item() == pytest.approx(float(logits[word]), rel=1e-6)
 
 
 def test_forms_of_a_caption(model: nn.Module, pictures: Tensor) -> None:
@@ -71,11 +71,11 @@ def test_the_caption_that_the_model_writes(model: nn.Module, pictures: Tensor) -
     family = find_family(model, Captioner)
     assert family is not None
     written = family.write(pictures[:1])
-    found = gradcam.explain(model, pictures[:1], target=Token())
+    explanation = gradcam.explain(model, pictures[:1], target=Token())
     expected = gradcam.explain(model, pictures[:1], target=Token(written))
-    assert found.classes is not None
-    assert found.classes.tolist() == [written]
-    assert torch.equal(found.maps, expected.maps)
+    assert explanation.classes is not None
+    assert explanation.classes.tolist() == [written]
+    assert torch.equal(explanation.maps, expected.maps)
     for place, word in enumerate(written):
         assert int(read_by_hand(model, pictures[0], place, written).argmax()) == word
     with pytest.raises(TargetError, match="one image, but the batch has 2"):
@@ -104,7 +104,7 @@ def test_what_is_erased_counts(model: nn.Module, pictures: Tensor) -> None:
     """Ablation by hand: the loss of the word's logit where one channel of the layer is zero."""
     tower = model.git.image_encoder
     layer = "git.image_encoder:last_hidden_state"
-    found = gradcam.explain(
+    explanation = gradcam.explain(
         model, pictures[:1], layer, method="ablationcam", target=Token(CAPTION, 1), evidence="signed"
     )
     before = float(read_by_hand(model, pictures[0], 1)[CAPTION[1]])
@@ -120,7 +120,7 @@ def test_what_is_erased_counts(model: nn.Module, pictures: Tensor) -> None:
         after = float(read_by_hand(model, pictures[0], 1)[CAPTION[1]])
         handle.remove()
         expected += (before - after) / abs(before) * tokens[:, channel]
-    actual = found.maps[0, 0].flatten().double()
+    actual = explanation.maps[0, 0].flatten().double()
     np.testing.assert_allclose(actual.numpy(), expected.numpy(), rtol=0, atol=1e-5 * float(expected.abs().max()))
 
 
@@ -133,9 +133,9 @@ def test_a_model_inside_another(model: nn.Module, pictures: Tensor) -> None:
         def forward(self, **inputs: Tensor) -> Tensor:
             return self.model(**inputs).logits.argmax(-1)
 
-    found = gradcam.explain(Around(), pictures, target=Token(CAPTION))
-    assert found.layer == "model.git.image_encoder:last_hidden_state"
-    assert torch.equal(found.maps, gradcam.explain(model, pictures, target=Token(CAPTION)).maps)
+    explanation = gradcam.explain(Around(), pictures, target=Token(CAPTION))
+    assert explanation.layer == "model.git.image_encoder:last_hidden_state"
+    assert torch.equal(explanation.maps, gradcam.explain(model, pictures, target=Token(CAPTION)).maps)
 
 
 @pytest.mark.parametrize(

@@ -66,8 +66,8 @@ class Serving:
         return self.ask("drop", method="POST", content=data, headers={"x-name": name})
 
     def explain(self, picture: int, **asked: Any) -> dict[str, Any]:
-        found: dict[str, Any] = self.ask("ask", method="POST", json={"tab": "t", "picture": picture, **asked}).json()
-        return found
+        actual: dict[str, Any] = self.ask("ask", method="POST", json={"tab": "t", "picture": picture, **asked}).json()
+        return actual
 
 
 @contextlib.contextmanager

@@ -61,33 +61,33 @@ def talk(classifier: gradcam.Classifier, photo: Callable[[str], Path]) -> Talk:
 
 
 def to_maps(entry: Any) -> Any:
-    found = entry["maps"]
-    whole = np.frombuffer(base64.b64decode(found["data"]), f"<{np.dtype(found['type']).str[1:]}").reshape(
-        found["shape"]
+    actual = entry["maps"]
+    full = np.frombuffer(base64.b64decode(actual["data"]), f"<{np.dtype(actual['type']).str[1:]}").reshape(
+        actual["shape"]
     )
-    rows = whole.astype(np.float32) * np.frombuffer(base64.b64decode(found["scales"]), "<f4")[:, None]
+    rows = full.astype(np.float32) * np.frombuffer(base64.b64decode(actual["scales"]), "<f4")[:, None]
     return rows.reshape(-1, *entry["grid"])
 
 
 def test_an_answer_has_the_maps_of_explain(
     talk: Talk, classifier: gradcam.Classifier, photo: Callable[[str], Path]
 ) -> None:
-    found = talk.ask(first=505)
-    page = found["page"]
+    actual = talk.ask(first=505)
+    page = actual["page"]
     at = page["first"]
     assert page["targets"]["indices"][at] == 505
-    one = classifier.explain(photo("coffee.jpg"), target=505, evidence="signed")
+    explanation = classifier.explain(photo("coffee.jpg"), target=505, evidence="signed")
     np.testing.assert_allclose(
-        to_maps(page["maps"][0])[at], one.maps[0, 0].numpy(), atol=0.005 * float(one.maps.abs().max())
+        to_maps(page["maps"][0])[at], explanation.maps[0, 0].numpy(), atol=0.005 * float(explanation.maps.abs().max())
     )
-    assert found["layers"] == ["layer4", "layer3", "layer2", "layer1", "stem"]
-    assert (found["task"], found["other"]) == ("classification", None)
-    assert {"gradcam", "layercam"} <= set(found["methods"])
+    assert actual["layers"] == ["layer4", "layer3", "layer2", "layer1", "stem"]
+    assert (actual["task"], actual["other"]) == ("classification", None)
+    assert {"gradcam", "layercam"} <= set(actual["methods"])
 
 
 def test_a_layer_and_a_method_are_chosen(talk: Talk) -> None:
-    (found,) = talk.ask(layer="layer3", method="layercam")["page"]["maps"]
-    assert (found["layer"], found["method"], found["evidence"]) == ("layer3", "layercam", "positive")
+    (actual,) = talk.ask(layer="layer3", method="layercam")["page"]["maps"]
+    assert (actual["layer"], actual["method"], actual["evidence"]) == ("layer3", "layercam", "positive")
 
 
 @pytest.mark.parametrize("method", [None, "layercam"])
@@ -95,18 +95,18 @@ def test_under_the_brush_scores_and_map_are_those_of_the_edited_picture(
     talk: Talk, classifier: gradcam.Classifier, photo: Callable[[str], Path], method: str | None
 ) -> None:
     edits = ["blur:60:300,200+340,220", "erase:0,0,200,200"]
-    found = talk.ask(edits=edits, quick=True, first=967, method=method)["quick"]
+    actual = talk.ask(edits=edits, quick=True, first=967, method=method)["quick"]
     edited = edit_image(gradcam.read_image(photo("coffee.jpg")), edits)
     evidence: Any = "signed" if method is None else "positive"
-    one = classifier.explain(
+    explanation = classifier.explain(
         edited, classifier.layer_for(method or "gradcam"), method=method or "gradcam", target=967, evidence=evidence
     )
-    np.testing.assert_allclose(found["shares"], one.probabilities()[0].numpy(), rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(actual["shares"], explanation.probabilities()[0].numpy(), rtol=1e-3, atol=1e-6)
     np.testing.assert_allclose(
-        to_maps(found["map"])[0], one.maps[0, 0].numpy(), atol=0.005 * float(one.maps.abs().max())
+        to_maps(actual["map"])[0], explanation.maps[0, 0].numpy(), atol=0.005 * float(explanation.maps.abs().max())
     )
-    whole = talk.ask(edits=edits)["page"]["targets"]
-    assert max(whole["shares"]) == pytest.approx(max(found["shares"]), rel=1e-3)
+    full = talk.ask(edits=edits)["page"]["targets"]
+    assert max(full["shares"]) == pytest.approx(max(actual["shares"]), rel=1e-3)
 
 
 def test_two_models_are_compared_by_the_class_of_the_first(
@@ -115,10 +115,10 @@ def test_two_models_are_compared_by_the_class_of_the_first(
     turned = list(reversed(classifier.labels))  # the same network, whose classes are called otherwise
     other = gradcam.load_classifier(classifier.model, layer="layer4", labels=turned, size=224)
     talk = Talk(loader(classifier, other), [("coffee.jpg", photo("coffee.jpg"))])
-    found = talk.ask(other={"model": "second"}, first=967)
-    first, second = found["page"]["targets"], found["other"]["targets"]
-    assert first["names"][found["page"]["first"]] == second["names"][found["other"]["first"]] == "espresso"
-    assert second["indices"][found["other"]["first"]] == 999 - 967
+    actual = talk.ask(other={"model": "second"}, first=967)
+    first, second = actual["page"]["targets"], actual["other"]["targets"]
+    assert first["names"][actual["page"]["first"]] == second["names"][actual["other"]["first"]] == "espresso"
+    assert second["indices"][actual["other"]["first"]] == 999 - 967
 
 
 def test_of_two_classes_of_one_name_the_other_model_has_the_same(
@@ -128,33 +128,33 @@ def test_of_two_classes_of_one_name_the_other_model_has_the_same(
     twice = gradcam.load_classifier(classifier.model, layer="layer4", labels=labels, size=224)
     talk = Talk(loader(twice, twice), [("coffee.jpg", photo("coffee.jpg"))])
     for index in (134, 517):
-        found = talk.ask(other={"model": "second"}, first=index)
-        assert found["other"]["targets"]["indices"][found["other"]["first"]] == index
+        actual = talk.ask(other={"model": "second"}, first=index)
+        assert actual["other"]["targets"]["indices"][actual["other"]["first"]] == index
 
 
 def space() -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    exec(MODELS, found)
-    return found
+    results: dict[str, Any] = {}
+    exec(MODELS, results)
+    return results
 
 
 def test_boxes(tmp_path: Path) -> None:
     detector = gradcam.load_model(space()["detector"](), labels=["background", "person", "dog"])
     talk = Talk(loader(detector), [("street.png", write_noise(tmp_path / "street.png", 0))])
-    found = talk.ask()
-    things = found["page"]["targets"]
-    assert found["task"] == "detection"
+    actual = talk.ask()
+    things = actual["page"]["targets"]
+    assert actual["task"] == "detection"
     assert things["kind"] == "box"
     assert len(things["boxes"]) > 1
     assert things["words"][1] == ["--box", "1"]
-    one = detector.explain(
+    explanation = detector.explain(
         tmp_path / "street.png",
         target=gradcam.targets.Box(1),
-        method=found["page"]["maps"][0]["method"],
+        method=actual["page"]["maps"][0]["method"],
         evidence="signed",
     )
-    own = to_maps(found["page"]["maps"][0])[1]
-    np.testing.assert_allclose(own, one.maps[0, 0].numpy(), atol=0.01 * float(one.maps.abs().max()))
+    own = to_maps(actual["page"]["maps"][0])[1]
+    np.testing.assert_allclose(own, explanation.maps[0, 0].numpy(), atol=0.01 * float(explanation.maps.abs().max()))
     assert talk.ask(edits=["erase:0,0,96,64"], quick=True)["page"]["targets"]["kind"] == "box"  # the whole answer
 
 
@@ -172,10 +172,10 @@ def test_sentences(tmp_path: Path) -> None:
     matcher = gradcam.load_model(space()["towers"](), task="matching", size=(32, 64))
     talk = Talk(loader(matcher), [("flag.png", write_colours(tmp_path / "flag.png", (220, 20, 20), (20, 220, 20)))])
     assert "sentences" in talk.ask()["error"]
-    found = talk.ask(texts=["a red flag", " ", "green"])["page"]
-    assert found["targets"]["kind"] == "text"
-    assert found["targets"]["names"] == ["a red flag", "green"]
-    left, right = (it.clip(0).sum(0) for it in to_maps(found["maps"][0]))
+    actual = talk.ask(texts=["a red flag", " ", "green"])["page"]
+    assert actual["targets"]["kind"] == "text"
+    assert actual["targets"]["names"] == ["a red flag", "green"]
+    left, right = (item.clip(0).sum(0) for item in to_maps(actual["maps"][0]))
     half = left.shape[0] // 2
     assert left[:half].sum() > left[half:].sum()
     assert right[half:].sum() > right[:half].sum()
@@ -185,9 +185,9 @@ def test_sentences(tmp_path: Path) -> None:
 def test_words_of_a_caption(tmp_path: Path) -> None:
     captioner = gradcam.load_model(space()["captioner"](), size=(32, 32), mean=(0, 0, 0), std=(1, 1, 1))
     talk = Talk(loader(captioner), [("street.png", write_noise(tmp_path / "street.png", 0))])
-    found = talk.ask()
-    assert found["task"] == "captioning"
-    things = found["page"]["targets"]
+    actual = talk.ask()
+    assert actual["task"] == "captioning"
+    things = actual["page"]["targets"]
     assert things["kind"] == "word"
     assert things["words"][0] == ["--word", "0"]
 
@@ -206,22 +206,22 @@ def test_the_model_that_was_named_keeps_its_options_and_its_reader_reads_what_is
     (tmp_path / "mine.py").write_text(WRONG_MODELS)
     np.save(tmp_path / "scan.npy", np.zeros((64, 64, 3), np.uint8))
     own = ("--size", "128", "--reshape", "channels-first")
-    with serve(*own, "--reader", "rd.py:read", "scan.npy", folder=tmp_path) as found:
-        dropped = found.drop("b.npy", (tmp_path / "scan.npy").read_bytes()).json()
+    with serve(*own, "--reader", "rd.py:read", "scan.npy", folder=tmp_path) as actual:
+        dropped = actual.drop("b.npy", (tmp_path / "scan.npy").read_bytes()).json()
         assert dropped == {"id": 1, "name": "b.npy"}
-        assert "c.txt" in found.drop("c.txt", b"A text.").json()["error"]
+        assert "c.txt" in actual.drop("c.txt", b"A text.").json()["error"]
         for number in (0, 1):
-            with Image.open(io.BytesIO(found.ask(f"view/{number}").content)) as view:
+            with Image.open(io.BytesIO(actual.ask(f"view/{number}").content)) as view:
                 assert view.getpixel((5, 5))[2] > 150
-        usual = re.search(r'"model": ?"([^"]+)"', found.ask("").text)
+        usual = re.search(r'"model": ?"([^"]+)"', actual.ask("").text)
         assert usual
         for asked in ({}, {"model": usual[1]}):
-            page = found.explain(1, **asked)["page"]
+            page = actual.explain(1, **asked)["page"]
             assert page["model"]["words"] == ["--size", "128", "--reader", "rd.py:read"]
             assert page["model"]["reshape"] == "channels-first"
             assert "path" not in page["image"]
-        assert found.explain(0)["page"]["image"]["path"] == "scan.npy"
-        assert "scan.npy" in found.explain(0, model="mine.py:small")["error"], "which has no such reader"
+        assert actual.explain(0)["page"]["image"]["path"] == "scan.npy"
+        assert "scan.npy" in actual.explain(0, model="mine.py:small")["error"], "which has no such reader"
 
 
 # ---- What goes wrong
@@ -243,16 +243,16 @@ def test_what_is_no_picture_is_told_and_not_kept(talk: Talk, data: bytes, name: 
 
 
 def test_a_name_is_a_name(talk: Talk, photo: Callable[[str], Path]) -> None:
-    found = talk.drop(photo("coffee.jpg").read_bytes(), "..%2F..%2F%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E.jpg")
-    assert found["name"] == f"{HOSTILE}.jpg"
-    assert talk.ask(found["id"])["page"]["image"]["name"] == found["name"]
-    assert talk.web.get(f"/view/{found['id']}").content[:3] == b"\xff\xd8\xff"
+    actual = talk.drop(photo("coffee.jpg").read_bytes(), "..%2F..%2F%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E.jpg")
+    assert actual["name"] == f"{HOSTILE}.jpg"
+    assert talk.ask(actual["id"])["page"]["image"]["name"] == actual["name"]
+    assert talk.web.get(f"/view/{actual['id']}").content[:3] == b"\xff\xd8\xff"
 
 
 def test_nan_and_a_model_that_fails_are_told(photo: Callable[[str], Path]) -> None:
     models: dict[str, Any] = {}
     exec(WRONG_MODELS, models)
-    wrong = [gradcam.load_classifier(models[it](), layer="layer", size=32) for it in ("nan", "small")]
+    wrong = [gradcam.load_classifier(models[item](), layer="layer", size=32) for item in ("nan", "small")]
     wrong[1].model.head.register_forward_hook(lambda *_: 1 / 0)
     talk = Talk(loader(*wrong), [("coffee.jpg", photo("coffee.jpg"))])
     for quick in (False, True):
@@ -335,7 +335,7 @@ def test_addresses_in_numbers_are_no_names_that_were_made_to_lead_here(
 ) -> None:
     server = Server(Explainer(ModelCache(loader(classifier)), ImageStrip()), PageSettings("usual"))
     web = TestClient(server.to_application({"My-Machine:8765"}, takes_addresses=is_open))
-    found = {
+    actual = {
         host: web.get("/alive", headers={"host": host}).status_code
         for host in (
             "192.0.2.2:8765",
@@ -346,7 +346,7 @@ def test_addresses_in_numbers_are_no_names_that_were_made_to_lead_here(
             "",
         )
     }
-    assert list(found.values()) == [200 if is_open else 403] * 2 + [200] + [403] * 3
+    assert list(actual.values()) == [200 if is_open else 403] * 2 + [200] + [403] * 3
 
 
 def test_what_a_browser_is_started_with_leads_to_the_token_once(talk: Talk) -> None:
@@ -388,9 +388,9 @@ def test_the_newest_question_of_a_tab_wins_and_others_wait() -> None:
             jobs.run("b", work("other"), never),
         ]
         asked += [jobs.run("a", work("last"), never)]
-        found = await asyncio.gather(*asked, return_exceptions=True)
+        actual = await asyncio.gather(*asked, return_exceptions=True)
         jobs.close()
-        return found
+        return actual
 
     first, second, other, last = asyncio.run(go())
     assert isinstance(first, JobStopped)
@@ -414,12 +414,12 @@ def test_a_tab_that_goes_stops_what_it_asked_and_progress_is_told() -> None:
                 steps += 1
                 time.sleep(0.01)
 
-        (found,) = await asyncio.gather(jobs.run("a", work, is_gone), return_exceptions=True)
+        (actual,) = await asyncio.gather(jobs.run("a", work, is_gone), return_exceptions=True)
         assert jobs.progress("a") == (0, 0)
-        return found, steps, heard
+        return actual, steps, heard
 
-    found, steps, heard = asyncio.run(go())
-    assert isinstance(found, JobStopped)
+    actual, steps, heard = asyncio.run(go())
+    assert isinstance(actual, JobStopped)
     assert steps < 390
     assert 0 < heard[0][0] < heard[1][0]
     assert heard[0][1] == 400
@@ -460,7 +460,7 @@ def test_the_oldest_drops_make_room(photo: Callable[[str], Path], monkeypatch: p
     monkeypatch.setattr("gradcam.ui.pictures.MAX_DROPPED_BYTES", 2 * len(data))
     pictures = ImageStrip([("a", photo("coffee.jpg"))])
     numbers = [pictures.add("b", data) for _ in range(4)]
-    assert [each["id"] for each in pictures.to_data()] == [0, *numbers[-2:]]
+    assert [item["id"] for item in pictures.to_data()] == [0, *numbers[-2:]]
     with pytest.raises(GradcamError, match="onto the page again"):
         pictures.get(numbers[0])
 

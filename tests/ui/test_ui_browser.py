@@ -43,8 +43,8 @@ def serving(place: Path, photo: Callable[[str], Path]) -> Iterator[Serving]:
     strip.mkdir()
     for name in ("cat_and_espresso.jpg", "coffee.jpg"):
         (strip / name).write_bytes(photo(name).read_bytes())
-    with serve("strip", folder=place) as found:
-        yield found
+    with serve("strip", folder=place) as actual:
+        yield actual
 
 
 @pytest.fixture
@@ -59,10 +59,10 @@ def go(browser: Any, serving: Serving) -> Iterator[Go]:
         return page
 
     yield start
-    for each in visits:
-        assert [it for it in each.requests if not it.startswith((serving.base, "data:"))] == []
-        assert [it for it in each.wrongs if "status of 4" not in it] == []  # which the page has words for
-        each.context.close()
+    for visit in visits:
+        assert [request for request in visit.requests if not request.startswith((serving.base, "data:"))] == []
+        assert [wrong for wrong in visit.wrongs if "status of 4" not in wrong] == []  # which the page has words for
+        visit.context.close()
 
 
 def drag(page: Any, *places: tuple[float, float], release: bool = True) -> None:
@@ -125,8 +125,10 @@ def test_a_dropped_picture_is_explained_and_a_brush_is_followed(
     assert f'["{match[1]}"]' in page.locator("#python").inner_text()
     words = [*command(page).split()[1:], "-o", str(tmp_path / "edited.png"), "--json"]
     words[1] = str(photo("koala.webp"))
-    told = subprocess.run([sys.executable, "-m", "gradcam", *words], capture_output=True, text=True, check=True).stdout
-    share = next(it["probability"] for it in json.loads(told)["predictions"])
+    stdout = subprocess.run(
+        [sys.executable, "-m", "gradcam", *words], capture_output=True, text=True, check=True
+    ).stdout
+    share = next(load["probability"] for load in json.loads(stdout)["predictions"])
     top = page.locator("#things li .number").first.inner_text()
     assert abs(float(top.split()[0].replace("<", "")) / 100 - share) < 0.01, (
         "the copied command sees what the page shows"
@@ -351,13 +353,13 @@ def test_accessibility(go: Go, axe: str, viewport: dict[str, int], scheme: str) 
     give(page, ("notes.txt", b"A text."))
     expect(page.locator("#trouble")).to_be_visible()
     page.evaluate(axe)
-    found = json.loads(page.evaluate("async () => JSON.stringify((await axe.run()).violations)"))
-    said = [
-        (each["impact"], each["id"], [node["html"][:160] for node in each["nodes"][:3]])
-        for each in found
-        if each["impact"] in ("serious", "critical", "moderate")
+    data = json.loads(page.evaluate("async () => JSON.stringify((await axe.run()).violations)"))
+    message = [
+        (item["impact"], item["id"], [node["html"][:160] for node in item["nodes"][:3]])
+        for item in data
+        if item["impact"] in ("serious", "critical", "moderate")
     ]
-    assert said == []
+    assert message == []
 
 
 def test_what_is_shown_stays_whole_where_the_next_picture_fails(
@@ -423,10 +425,10 @@ def test_the_commands_of_two_models_say_all_that_is_shown(
         page.select_option("#colours", "viridis")
         expect(second).to_contain_text("--evidence negative --colormap viridis --alpha 0.7")
         page.evaluate("() => { sets[0].layer = second.maps[0].layer = 'input'; refresh(); }")  # as of rise, in no time
-        for each in (command(page), second.inner_text()):
-            assert "--method gradcam --evidence" in each
-            assert "--layer" not in each
-            assert "--reshape" not in each
+        for item in (command(page), second.inner_text()):
+            assert "--method gradcam --evidence" in item
+            assert "--layer" not in item
+            assert "--reshape" not in item
         assert visit.wrongs == []
         visit.context.close()
 
@@ -466,10 +468,10 @@ def test_a_second_ui_and_a_port_that_is_taken_get_one_line(serving: Serving) -> 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        other = run_ui("--port", str(taken.getsockname()[1]))
-    assert other.returncode == 2
-    assert len(other.stderr.splitlines()) == 1
-    assert "--port 0" in other.stderr
+        ui = run_ui("--port", str(taken.getsockname()[1]))
+    assert ui.returncode == 2
+    assert len(ui.stderr.splitlines()) == 1
+    assert "--port 0" in ui.stderr
 
 
 def test_the_browser_s_command_line_has_no_token(tmp_path: Path) -> None:
@@ -488,22 +490,22 @@ def test_the_browser_s_command_line_has_no_token(tmp_path: Path) -> None:
             token = printed.partition("token=")[2]
             assert token
             assert token not in given
-            found = httpx.get(given, trust_env=False)
-            assert found.headers["location"] == f"/?token={token}"
+            response = httpx.get(given, trust_env=False)
+            assert response.headers["location"] == f"/?token={token}"
         finally:
             process.terminate()
 
 
 def test_another_host_is_warned_of_and_an_interruption_ends_it_quietly(place: Path) -> None:
-    with serve("--host", "0.0.0.0", folder=place) as found:
-        assert any("Warning: with --host 0.0.0.0" in line for line in found.lines)
-        assert found.ask("strip").json() == []
-        found.process.send_signal(signal.SIGINT)
-        rest = found.process.stdout.read()
-        assert "Traceback" not in rest
-        status = found.process.wait(20)
+    with serve("--host", "0.0.0.0", folder=place) as actual:
+        assert any("Warning: with --host 0.0.0.0" in line for line in actual.lines)
+        assert actual.ask("strip").json() == []
+        actual.process.send_signal(signal.SIGINT)
+        remaining = actual.process.stdout.read()
+        assert "Traceback" not in remaining
+        status = actual.process.wait(20)
         assert status in (0, 130)
-        found.process.poll = lambda: None
+        actual.process.poll = lambda: None
 
 
 @pytest.mark.parametrize(("sent", "statuses"), [(signal.SIGINT, (0, 130)), (signal.SIGTERM, (143,))])
@@ -512,23 +514,23 @@ def test_a_signal_ends_it_while_it_computes(
 ) -> None:
     (place / "slow.py").write_text(SLOW)
     with (
-        serve("--host", "localhost", "--model", "slow.py:slow", str(photo("coffee.jpg")), folder=place) as found,
+        serve("--host", "localhost", "--model", "slow.py:slow", str(photo("coffee.jpg")), folder=place) as actual,
         ThreadPoolExecutor(2) as pool,
     ):
         (place / "begun").unlink(missing_ok=True)
-        assert not any("Warning" in line for line in found.lines), "nobody else reaches it"
+        assert not any("Warning" in line for line in actual.lines), "nobody else reaches it"
         (place / "serving").touch()
-        asked = [pool.submit(found.ask, "ask", method="POST", json={"tab": tab, "picture": 0}) for tab in "ab"]
+        asked = [pool.submit(actual.ask, "ask", method="POST", json={"tab": tab, "picture": 0}) for tab in "ab"]
         wait_for(place / "begun")
-        found.process.send_signal(sent)
-        assert found.process.wait(15) in statuses  # a pass takes a minute
-        rest = found.process.stdout.read()
-        assert "Traceback" not in rest, rest
+        actual.process.send_signal(sent)
+        assert actual.process.wait(15) in statuses  # a pass takes a minute
+        remaining = actual.process.stdout.read()
+        assert "Traceback" not in remaining, remaining
         # The second may come too late to be heard at all.
-        ends = [it.exception() or it.result().json() for it in asked]
+        ends = [item.exception() or item.result().json() for item in asked]
         assert {"stopped": True} in ends
-        assert all(it == {"stopped": True} or isinstance(it, httpx.ConnectError) for it in ends), ends
-        found.process.poll = lambda: None
+        assert all(end == {"stopped": True} or isinstance(end, httpx.ConnectError) for end in ends), ends
+        actual.process.poll = lambda: None
     (place / "serving").unlink()
 
 
@@ -540,6 +542,6 @@ def wait_for(path: Path) -> None:
 
 
 def test_what_is_no_place_is_told() -> None:
-    found = run_ui("nowhere", "--port", "0")
-    assert found.returncode == 2
-    assert found.stderr.splitlines()[-1].startswith("Error: nowhere: no such image")
+    ui = run_ui("nowhere", "--port", "0")
+    assert ui.returncode == 2
+    assert ui.stderr.splitlines()[-1].startswith("Error: nowhere: no such image")

@@ -32,11 +32,11 @@ CLASSES = 1000
 
 
 def read(path: Path) -> dict[str, Any]:
-    found = re.findall(
+    matches = re.findall(
         r'<script type="application/json" id="data">(.*?)</script>', path.read_text(encoding="utf-8"), re.S
     )
-    assert len(found) == 1
-    data: dict[str, Any] = json.loads(found[0])
+    assert len(matches) == 1
+    data: dict[str, Any] = json.loads(matches[0])
     jsonschema.validate(data, SCHEMA, jsonschema.Draft202012Validator)
     return data
 
@@ -102,10 +102,12 @@ def test_maps_through_odd_layers_are_those_of_backward_passes(
     )
     assert page.maps[0].targets is None, "all classes, by the short way, in place of the 7 most probable"
     assert heard == [(i + 1, len(heard)) for i in range(12 if method == "gradcam" else 576)]
-    one = classifier.explain(photo("coffee.jpg"), target=[page.targets.indices], method=method, evidence="signed")
-    (each,) = page.maps
-    own = each.maps if each.maps is not None else np.tensordot(each.weights, each.channels, 1)
-    np.testing.assert_allclose(own, one.maps[0].numpy(), atol=1e-5 * float(one.maps.abs().max()))
+    explanation = classifier.explain(
+        photo("coffee.jpg"), target=[page.targets.indices], method=method, evidence="signed"
+    )
+    (item,) = page.maps
+    own = item.maps if item.maps is not None else np.tensordot(item.weights, item.channels, 1)
+    np.testing.assert_allclose(own, explanation.maps[0].numpy(), atol=1e-5 * float(explanation.maps.abs().max()))
 
 
 def test_making_a_page_loads_no_compiler(photo: Callable[[str], Path], tmp_path: Path) -> None:
@@ -120,8 +122,8 @@ except SystemExit as error:
     print(error.code)
 print({{"torch._dynamo", "torch._inductor", "sympy"}} & set(sys.modules))
 """
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert told.splitlines()[-2:] == ["0", "set()"]
+    stdout = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert stdout.splitlines()[-2:] == ["0", "set()"]
     assert '"targets":null' in (tmp_path / "coffee.html").read_text()
 
 
@@ -136,16 +138,18 @@ def test_all_classes_at_four_layers_are_the_maps_of_explain(
     shares = data["targets"]["shares"]
     assert shares == sorted(shares, reverse=True)
     chosen = [0, 1, 7, 400, 999]
-    indices = [data["targets"]["indices"][each] for each in chosen]
+    indices = [data["targets"]["indices"][item] for item in chosen]
     for entry, tolerance in zip(data["maps"], (0.004, 0.004, 0.02, 0.02)):
         assert entry["targets"] is None
-        found = to_maps(entry)
-        assert len(found) == CLASSES
-        one = classifier.explain(photo("cat_and_espresso.jpg"), entry["layer"], target=[indices], evidence="signed")
-        for at, expected in zip(chosen, one.maps[0].numpy()):
-            assert np.abs(found[at] - expected).max() <= tolerance * np.abs(expected).max()
-    own = len(data["image"]["source"])
-    assert (tmp_path / "cat.html").stat().st_size - own < 1_000_000
+        maps = to_maps(entry)
+        assert len(maps) == CLASSES
+        explanation = classifier.explain(
+            photo("cat_and_espresso.jpg"), entry["layer"], target=[indices], evidence="signed"
+        )
+        for at, expected in zip(chosen, explanation.maps[0].numpy()):
+            assert np.abs(maps[at] - expected).max() <= tolerance * np.abs(expected).max()
+    count = len(data["image"]["source"])
+    assert (tmp_path / "cat.html").stat().st_size - count < 1_000_000
 
 
 def test_the_exact_maps_are_those_of_backward_passes(
@@ -153,12 +157,14 @@ def test_the_exact_maps_are_those_of_backward_passes(
 ) -> None:
     """Before they are made whole numbers: but for rounding."""
     page = gradcam.page(photo("coffee.jpg"), classifier, layers=["layer4"], methods=["gradcam", "hirescam"])
-    for each in page.maps:
-        assert each.maps is not None
+    for item in page.maps:
+        assert item.maps is not None
         indices = [page.targets.indices[at] for at in (0, 10, 500)]
-        one = classifier.explain(photo("coffee.jpg"), "layer4", method=each.method, target=[indices], evidence="signed")
+        explanation = classifier.explain(
+            photo("coffee.jpg"), "layer4", method=item.method, target=[indices], evidence="signed"
+        )
         np.testing.assert_allclose(
-            each.maps[[0, 10, 500]], one.maps[0].numpy(), atol=1e-5 * float(one.maps.abs().max())
+            item.maps[[0, 10, 500]], explanation.maps[0].numpy(), atol=1e-5 * float(explanation.maps.abs().max())
         )
 
 
@@ -207,9 +213,11 @@ def test_other_methods_have_maps_of_the_most_probable_and_say_so(
     at = page.targets.names.index("tripod")
     assert set(other["targets"]) == {*range(5), at}
     assert page.first == at
-    one = classifier.explain(photo("coffee.jpg"), "layer4", method="layercam", target="tripod")
+    explanation = classifier.explain(photo("coffee.jpg"), "layer4", method="layercam", target="tripod")
     np.testing.assert_allclose(
-        to_maps(other)[other["targets"].index(at)], one.maps[0, 0].numpy(), atol=0.005 * float(one.maps.max())
+        to_maps(other)[other["targets"].index(at)],
+        explanation.maps[0, 0].numpy(),
+        atol=0.005 * float(explanation.maps.max()),
     )
     (note,) = page.notes
     assert "layercam at layer4" in note
@@ -226,22 +234,22 @@ def test_models_of_all_kinds(name: str, photo: Callable[[str], Path]) -> None:
     classifier = gradcam.load_classifier(model)
     page = gradcam.page(photo("coffee.jpg"), classifier, top=3)
     jsonschema.validate(page.to_data(), SCHEMA)
-    for each in page.to_data()["maps"]:
-        things = each["targets"] or [0, 1, 2]
+    for item in page.to_data()["maps"]:
+        things = item["targets"] or [0, 1, 2]
         index = page.targets.indices[things[1]]
-        one = classifier.explain(photo("coffee.jpg"), each["layer"], target=index, evidence="signed")
-        expected = one.maps[0, 0].numpy()
-        assert np.abs(to_maps(each)[1] - expected).max() <= 0.03 * np.abs(expected).max()
+        explanation = classifier.explain(photo("coffee.jpg"), item["layer"], target=index, evidence="signed")
+        expected = explanation.maps[0, 0].numpy()
+        assert np.abs(to_maps(item)[1] - expected).max() <= 0.03 * np.abs(expected).max()
 
 
 def test_an_explanation_has_a_page_of_its_own_maps(
     classifier: gradcam.Classifier, photo: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    one = classifier.explain(photo("coffee.jpg"), target=[["tripod", "espresso"]], evidence="negative")
-    page = one.page(tmp_path / "page.html")
+    explanation = classifier.explain(photo("coffee.jpg"), target=[["tripod", "espresso"]], evidence="negative")
+    page = explanation.page(tmp_path / "page.html")
     data = read(tmp_path / "page.html")
     assert data["targets"]["names"] == ["espresso", "tripod"]  # the more probable one first
-    expected = -one.maps[0].numpy()[::-1]  # against: the sign is back
+    expected = -explanation.maps[0].numpy()[::-1]  # against: the sign is back
     assert np.abs(to_maps(data["maps"][0]) - expected).max() <= 0.005 * np.abs(expected).max()
     assert "2 of the model's 1000 classes" in page.notes[0]
 
@@ -257,9 +265,9 @@ def test_a_detector_has_boxes_in_place_of_classes(photo: Callable[[str], Path]) 
     count = len(data["targets"]["names"])
     assert count == len(data["targets"]["boxes"]) == len(to_maps(data["maps"][0])) > 1
     assert data["targets"]["words"][1] == ["--box", "1"]
-    one = detector.explain(photo("coffee.jpg"), target=Box(1), evidence="signed")
-    assert one.maps.shape[2:] == tuple(data["maps"][0]["grid"])
-    expected = one.maps[0, 0].numpy()
+    explanation = detector.explain(photo("coffee.jpg"), target=Box(1), evidence="signed")
+    assert explanation.maps.shape[2:] == tuple(data["maps"][0]["grid"])
+    expected = explanation.maps[0, 0].numpy()
     assert np.abs(to_maps(data["maps"][0])[1] - expected).max() <= 0.005 * max(np.abs(expected).max(), 1e-9)
 
 
@@ -281,9 +289,9 @@ def test_sentences_are_shown_by_the_methods_of_their_tower(photo: Callable[[str]
     matcher = gradcam.load_matcher(model, size=32)
     target = Text(torch.randn(2, 16))
     (maps,) = gradcam.page(photo("coffee.jpg"), matcher, target=target).maps
-    one = matcher.explain(photo("coffee.jpg"), target=target)
-    assert (maps.method, maps.evidence) == (one.method, one.evidence)
-    assert torch.equal(torch.from_numpy(np.asarray(maps.maps)), one.maps[0])
+    explanation = matcher.explain(photo("coffee.jpg"), target=target)
+    assert (maps.method, maps.evidence) == (explanation.method, explanation.evidence)
+    assert torch.equal(torch.from_numpy(np.asarray(maps.maps)), explanation.maps[0])
 
 
 @pytest.mark.parametrize("fit", ["whole", "tiles"])
@@ -292,9 +300,9 @@ def test_another_fit_has_the_most_probable_classes(fit: str, photo: Callable[[st
     page = gradcam.page(photo("coffee.jpg"), classifier, layers=["layer4"], top=2)
     assert page.region == (0, 0, 400, 600)
     assert list(page.maps[0].targets or ()) == [0, 1]
-    one = classifier.explain(photo("coffee.jpg"), "layer4", target=page.targets.indices[1], evidence="signed")
+    explanation = classifier.explain(photo("coffee.jpg"), "layer4", target=page.targets.indices[1], evidence="signed")
     assert page.maps[0].maps is not None
-    np.testing.assert_allclose(page.maps[0].maps[1], one.maps[0, 0].numpy(), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(page.maps[0].maps[1], explanation.maps[0, 0].numpy(), rtol=1e-4, atol=1e-6)
 
 
 def test_a_function_is_named_by_its_number(classifier: gradcam.Classifier, photo: Callable[[str], Path]) -> None:

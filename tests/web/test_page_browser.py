@@ -62,7 +62,7 @@ def facts(page: Any) -> str:
 
 def pixels(page: Any, canvas: str = "#heatmap") -> Any:
     """RGBA of the heatmap as it is drawn, without the picture."""
-    found = page.locator(canvas).evaluate(
+    scores = page.locator(canvas).evaluate(
         """(it) => {
             const copy = Object.assign(document.createElement("canvas"), { width: it.width, height: it.height });
             const context = copy.getContext("2d", { willReadFrequently: true });
@@ -70,7 +70,7 @@ def pixels(page: Any, canvas: str = "#heatmap") -> Any:
             return [it.width, it.height, [...context.getImageData(0, 0, it.width, it.height).data]];
         }"""
     )
-    return np.array(found[2], np.uint8).reshape(found[1], found[0], 4)
+    return np.array(scores[2], np.uint8).reshape(scores[1], scores[0], 4)
 
 
 def choose(page: Any, group: str, value: str) -> None:
@@ -85,9 +85,11 @@ def at(page: Any, across: float, down: float) -> tuple[float, float]:
 
 def expected_overlay(classifier: gradcam.Classifier, picture: Path, index: int, **options: Any) -> Any:
     look = {name: options.pop(name) for name in ("colormap", "alpha") if name in options}
-    one = classifier.explain(picture, options.pop("layer", "layer4"), target=index, **options)
-    top, left, height, width = one.regions[0]
-    return one.overlay(outline=False, **look)[top : top + height, left : left + width].astype(float), one
+    explanation = classifier.explain(picture, options.pop("layer", "layer4"), target=index, **options)
+    top, left, height, width = explanation.regions[0]
+    return explanation.overlay(outline=False, **look)[top : top + height, left : left + width].astype(
+        float
+    ), explanation
 
 
 def drawn_overlay(page: Any, one: Any) -> Any:
@@ -192,7 +194,7 @@ def test_hovering_lists_what_a_place_speaks_for(go: Callable[..., Any], cat: Pag
         order = np.argsort(-values[:, row, column])[:8]
         names = page.locator("#place .label").all_inner_texts()
         assert names[:3] == [cat.targets.names[k] for k in order[:3]]
-        numbers = [int(it) for it in page.locator("#place .number").all_inner_texts()]
+        numbers = [int(all_inner_text) for all_inner_text in page.locator("#place .number").all_inner_texts()]
         assert numbers[0] == 100
         assert abs(numbers[4] - 100 * values[order[4], row, column] / values[order[0], row, column]) < 2
     page.mouse.move(5, 5)
@@ -237,12 +239,12 @@ def test_two_classes_are_compared(
     page.locator("#against").check()
     assert shown(page) == "Egyptian cat against espresso"
     picture = photo("cat_and_espresso.jpg")
-    one = classifier.explain(
+    explanation = classifier.explain(
         picture, "layer4", target=ClassTarget(285, score="contrast", against=[967]), evidence="signed"
     )
-    top, left, height, width = one.regions[0]
-    expected = one.overlay(outline=False)[top : top + height, left : left + width].astype(float)
-    assert np.abs(drawn_overlay(page, one) - expected).mean() < 2.5
+    top, left, height, width = explanation.regions[0]
+    expected = explanation.overlay(outline=False)[top : top + height, left : left + width].astype(float)
+    assert np.abs(drawn_overlay(page, explanation) - expected).mean() < 2.5
     command = page.locator("#command").inner_text()
     assert command.endswith(
         "--class 285 --score contrast --against 967 --layer layer4 --method gradcam --evidence signed"
@@ -268,8 +270,8 @@ def test_opacity_colours_cells_and_outline(go: Callable[..., Any]) -> None:
     assert pixels(page)[..., 3].max() == 0
     opacity.fill("50")
     page.select_option("#colours", "grey")
-    found = pixels(page)
-    full = found[found[..., 3] == found[..., 3].max()]
+    actual = pixels(page)
+    full = actual[actual[..., 3] == actual[..., 3].max()]
     assert (np.ptp(full[:, :3].astype(int), axis=1) <= 2).all()
     choose(page, "cells", "raw")
     assert pixels(page).shape == (7, 7, 4)
@@ -283,13 +285,13 @@ def test_opacity_colours_cells_and_outline(go: Callable[..., Any]) -> None:
 
 def test_the_heatmap_lies_on_what_the_network_saw(go: Callable[..., Any], cat: Page) -> None:
     page = go()
-    picture, heat = (page.locator(it).bounding_box() for it in ("#picture", "#heatmap"))
+    picture, heat = (page.locator(item).bounding_box() for item in ("#picture", "#heatmap"))
     top, left, height, width = cat.region
     scale = picture["width"] / 800
-    for found, expected in (
+    for actual, expected in (
         (heat["x"] - picture["x"], left), (heat["y"] - picture["y"], top), (heat["width"], width), (heat["height"], height)
     ):  # fmt: skip
-        assert abs(found - expected * scale) < 1
+        assert abs(actual - expected * scale) < 1
 
 
 @pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
@@ -297,7 +299,7 @@ def test_side_by_side(go: Callable[..., Any], viewport: dict[str, int]) -> None:
     page = go(viewport=viewport)
     assert page.locator("#plain").is_hidden()
     page.locator("#beside").check()
-    boxes = [page.locator(it).bounding_box() for it in ("#stage", "#plain")]
+    boxes = [page.locator(item).bounding_box() for item in ("#stage", "#plain")]
     assert boxes[0]["y"] == boxes[1]["y"]
     assert boxes[1]["x"] >= boxes[0]["x"] + boxes[0]["width"]
     assert boxes[1]["x"] + boxes[1]["width"] <= viewport["width"]
@@ -335,10 +337,10 @@ def test_the_picture_is_downloaded(go: Callable[..., Any], cat: Page, tmp_path: 
         page.locator("#download").click()
     assert waiting.value.suggested_filename == "cat_and_espresso-gradcam-Egyptian_cat-layer4.png"
     waiting.value.save_as(tmp_path / "a.png")
-    found = np.asarray(Image.open(tmp_path / "a.png").convert("RGB")).astype(int)
-    assert found.shape == (640, 800, 3)
-    assert np.abs(found[:30] - cat.image[:30]).mean() < 4  # outside, the picture as it is
-    assert np.abs(found[100:500, 150:350] - cat.image[100:500, 150:350]).mean() > 15
+    actual = np.asarray(Image.open(tmp_path / "a.png").convert("RGB")).astype(int)
+    assert actual.shape == (640, 800, 3)
+    assert np.abs(actual[:30] - cat.image[:30]).mean() < 4  # outside, the picture as it is
+    assert np.abs(actual[100:500, 150:350] - cat.image[100:500, 150:350]).mean() > 15
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -414,7 +416,7 @@ def test_boxes_are_marked_and_hostile_texts_are_texts(go: Callable[..., Any], ca
     assert page.locator("#things [role=option]").count() == 2
     assert page.locator("#counted").inner_text() == "2 boxes"
     assert HOSTILE in shown(page)
-    box, stage = (page.locator(it).bounding_box() for it in ("#box", "#stage"))
+    box, stage = (page.locator(item).bounding_box() for item in ("#box", "#stage"))
     assert abs(box["width"] - stage["width"] * 320 / 800) < 6
     assert """--box 'it'\\''s'""" in page.locator("#command").inner_text()
     assert page.locator("img").count() == 2
@@ -464,10 +466,10 @@ def test_accessibility(go: Callable[..., Any], axe: str, viewport: dict[str, int
     page.locator("#against").check()
     page.mouse.click(*at(page, 0.3, 0.3))
     page.evaluate(axe)
-    found = json.loads(page.evaluate("async () => JSON.stringify((await axe.run()).violations)"))
-    said = [
-        (each["impact"], each["id"], [node["html"][:120] for node in each["nodes"][:3]])
-        for each in found
-        if each["impact"] in ("serious", "critical", "moderate")
+    data = json.loads(page.evaluate("async () => JSON.stringify((await axe.run()).violations)"))
+    message = [
+        (item["impact"], item["id"], [node["html"][:120] for node in item["nodes"][:3]])
+        for item in data
+        if item["impact"] in ("serious", "critical", "moderate")
     ]
-    assert said == []
+    assert message == []
