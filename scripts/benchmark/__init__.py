@@ -1,1 +1,1 @@
-"""What `scripts/bench` is made of: a module for each section, on top of what they share."""
+"""The sections of `scripts/bench`, one module each, and the modules that they share."""

@@ -1,4 +1,4 @@
-"""How far our maps are those of the peers: what bears the same name, on the photographs that come with the package."""
+"""Agreement of our maps with those of other libraries, for methods of the same name, on the photographs in assets/."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from benchmark.quality import PICTURES
 from benchmark.tables import Table, correlate
 
 PEERS = ("pytorch-grad-cam", "torchcam", "captum")
-SEVERAL = ("layer3", "layer4")
-FEW = ("stem.0",)  # of 32 channels, for methods that take a pass for each of them, and behind an activation
+FUSED_LAYERS = ("layer3", "layer4")
+SHALLOW_LAYERS = (
+    "stem.0",
+)  # a shallow layer of 32 channels, for methods that run one pass per channel; it follows an activation
 
 
 @dataclass(frozen=True)
 class Task:
-    """What all are given: the images, each one's top class, and layers."""
+    """The input of every library: the images, the top class of each, and the layers."""
 
     model: nn.Module
     images: Tensor
@@ -29,18 +31,18 @@ class Task:
     layers: tuple[str, ...]
 
 
-Explain = Callable[[Task], Any]  # to one map for each image
+Explain = Callable[[Task], Any]  # returns one map per image
 
 
-def ours(task: Task, *, method: str = "gradcam", **options: Any) -> Tensor:
+def explain_with_gradcam(task: Task, *, method: str = "gradcam", **options: Any) -> Tensor:
     import gradcam
 
     (layer,) = task.layers
-    found = gradcam.explain(task.model, task.images, layer, method=method, target=task.classes, **options)
-    return found.maps[:, 0]
+    explanation = gradcam.explain(task.model, task.images, layer, method=method, target=task.classes, **options)
+    return explanation.maps[:, 0]
 
 
-def ours_at_the_pictures_size(task: Task, **options: Any) -> Tensor:
+def explain_at_image_size(task: Task, **options: Any) -> Tensor:
     import gradcam
 
     layers = list(task.layers)
@@ -50,13 +52,13 @@ def ours_at_the_pictures_size(task: Task, **options: Any) -> Tensor:
     return gradcam.fuse(explained).heatmaps[:, 0]
 
 
-def ours_guided(task: Task) -> Tensor:
+def run_guided_backpropagation(task: Task) -> Tensor:
     import gradcam
 
     return gradcam.attributions.guided_backpropagation(task.model, task.images, target=task.classes).values[:, 0]
 
 
-def pytorch_grad_cam(name: str, *, is_resized: bool = False, **options: Any) -> Explain:
+def adapt_pytorch_grad_cam(name: str, *, is_resized: bool = False, **options: Any) -> Explain:
     def explain(task: Task) -> Any:
         import pytorch_grad_cam
         from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
@@ -64,14 +66,14 @@ def pytorch_grad_cam(name: str, *, is_resized: bool = False, **options: Any) -> 
         with getattr(pytorch_grad_cam, name)(task.model, list(map(task.model.get_submodule, task.layers))) as cam:
             if not is_resized:
                 getattr(cam, "base_cam", cam).get_target_width_height = lambda images: None
-            # Finer-CAM takes its own targets, of each image's top class.
+            # Finer-CAM chooses its own targets, for the top class of each image.
             targets = None if name == "FinerCAM" else [ClassifierOutputTarget(index) for index in task.classes]
             return cam(task.images, targets=targets, **options)
 
     return explain
 
 
-def pytorch_grad_cam_guided(task: Task) -> list[Tensor]:
+def run_pytorch_grad_cam_guided(task: Task) -> list[Tensor]:
     from pytorch_grad_cam import GuidedBackpropReLUModel
 
     guided = GuidedBackpropReLUModel(model=task.model, device=task.images.device)
@@ -79,7 +81,7 @@ def pytorch_grad_cam_guided(task: Task) -> list[Tensor]:
     return [torch.as_tensor(guided(image, target_category=index)).movedim(-1, 0) for image, index in pairs]
 
 
-def torchcam(name: str) -> Explain:
+def adapt_torchcam(name: str) -> Explain:
     def explain(task: Task) -> Any:
         import torchcam.methods
 
@@ -89,14 +91,14 @@ def torchcam(name: str) -> Explain:
     return explain
 
 
-def captum(task: Task) -> Tensor:
+def explain_with_captum(task: Task) -> Tensor:
     from captum.attr import LayerGradCam
 
     cam = LayerGradCam(task.model, task.model.get_submodule(*task.layers))
     return cam.attribute(task.images, target=torch.tensor(task.classes)).detach().relu()
 
 
-def captum_guided(task: Task) -> Tensor:
+def run_captum_guided(task: Task) -> Tensor:
     from captum.attr import GuidedBackprop
 
     return GuidedBackprop(task.model).attribute(task.images.clone().requires_grad_(), target=torch.tensor(task.classes))
@@ -104,61 +106,69 @@ def captum_guided(task: Task) -> Tensor:
 
 @dataclass(frozen=True)
 class Row:
-    """What is ours, and what each peer has. `layers`: the method's default where it is None."""
+    """Our function, and that of each library with the same method. `layers` is None for the method's default layer."""
 
-    ours: Explain
-    theirs: Mapping[str, Explain]
+    explain: Explain
+    peers: Mapping[str, Explain]
     layers: tuple[str, ...] | None = None
 
 
-def same(method: str, *names: str, layers: tuple[str, ...] | None = None) -> Row:
-    """A method and its class at pytorch-grad-cam, and perhaps at torchcam."""
-    theirs = [pytorch_grad_cam(names[0]), *map(torchcam, names[1:])]
-    return Row(partial(ours, method=method), dict(zip(PEERS, theirs)), layers)
+def make_row(method: str, *names: str, layers: tuple[str, ...] | None = None) -> Row:
+    """Return the row of a method: its class in pytorch-grad-cam, then, if it has one, its class in torchcam."""
+    peers = [adapt_pytorch_grad_cam(names[0]), *map(adapt_torchcam, names[1:])]
+    return Row(partial(explain_with_gradcam, method=method), dict(zip(PEERS, peers)), layers)
 
 
 ROWS = {
     "gradcam": Row(
-        ours, {"pytorch-grad-cam": pytorch_grad_cam("GradCAM"), "torchcam": torchcam("GradCAM"), "captum": captum}
+        explain_with_gradcam,
+        {
+            "pytorch-grad-cam": adapt_pytorch_grad_cam("GradCAM"),
+            "torchcam": adapt_torchcam("GradCAM"),
+            "captum": explain_with_captum,
+        },
     ),
-    "gradcam-pp": same("gradcam-pp", "GradCAMPlusPlus", "GradCAMpp"),
-    "xgradcam": same("xgradcam", "XGradCAM", "XGradCAM"),
-    "hirescam": same("hirescam", "HiResCAM"),
-    "elementwise-gradcam": same("elementwise-gradcam", "GradCAMElementWise"),
-    "layercam": same("layercam", "LayerCAM", "LayerCAM"),
-    "finercam": same("finercam", "FinerCAM", "FinerCAM"),
-    "shapleycam": same("shapleycam", "ShapleyCAM"),
-    "eigencam": same("eigencam", "EigenCAM"),
-    "eigengradcam": same("eigengradcam", "EigenGradCAM"),
-    "kpcacam": same("kpcacam", "KPCA_CAM"),
-    "fem": same("fem", "FEM"),
-    "ablationcam": same("ablationcam", "AblationCAM", layers=FEW),
-    "scorecam": same("scorecam", "ScoreCAM", "ScoreCAM", layers=FEW),
+    "gradcam-pp": make_row("gradcam-pp", "GradCAMPlusPlus", "GradCAMpp"),
+    "xgradcam": make_row("xgradcam", "XGradCAM", "XGradCAM"),
+    "hirescam": make_row("hirescam", "HiResCAM"),
+    "elementwise-gradcam": make_row("elementwise-gradcam", "GradCAMElementWise"),
+    "layercam": make_row("layercam", "LayerCAM", "LayerCAM"),
+    "finercam": make_row("finercam", "FinerCAM", "FinerCAM"),
+    "shapleycam": make_row("shapleycam", "ShapleyCAM"),
+    "eigencam": make_row("eigencam", "EigenCAM"),
+    "eigengradcam": make_row("eigengradcam", "EigenGradCAM"),
+    "kpcacam": make_row("kpcacam", "KPCA_CAM"),
+    "fem": make_row("fem", "FEM"),
+    "ablationcam": make_row("ablationcam", "AblationCAM", layers=SHALLOW_LAYERS),
+    "scorecam": make_row("scorecam", "ScoreCAM", "ScoreCAM", layers=SHALLOW_LAYERS),
     'smoothing="eigen"': Row(
-        partial(ours, smoothing="eigen"), {"pytorch-grad-cam": pytorch_grad_cam("GradCAM", eigen_smooth=True)}
+        partial(explain_with_gradcam, smoothing="eigen"),
+        {"pytorch-grad-cam": adapt_pytorch_grad_cam("GradCAM", eigen_smooth=True)},
     ),
     "gradcam, at image size": Row(
-        ours_at_the_pictures_size, {"pytorch-grad-cam": pytorch_grad_cam("GradCAM", is_resized=True)}
+        explain_at_image_size, {"pytorch-grad-cam": adapt_pytorch_grad_cam("GradCAM", is_resized=True)}
     ),
     "two fused layers": Row(
-        ours_at_the_pictures_size,
-        {"pytorch-grad-cam": pytorch_grad_cam("GradCAM", is_resized=True)},
-        layers=SEVERAL,
+        explain_at_image_size,
+        {"pytorch-grad-cam": adapt_pytorch_grad_cam("GradCAM", is_resized=True)},
+        layers=FUSED_LAYERS,
     ),
     'augmentation="flip-scale"': Row(
-        partial(ours_at_the_pictures_size, augmentation="flip-scale"),
-        {"pytorch-grad-cam": pytorch_grad_cam("GradCAM", is_resized=True, aug_smooth=True)},
+        partial(explain_at_image_size, augmentation="flip-scale"),
+        {"pytorch-grad-cam": adapt_pytorch_grad_cam("GradCAM", is_resized=True, aug_smooth=True)},
     ),
-    "guided backpropagation": Row(ours_guided, {"pytorch-grad-cam": pytorch_grad_cam_guided, "captum": captum_guided}),
+    "guided backpropagation": Row(
+        run_guided_backpropagation, {"pytorch-grad-cam": run_pytorch_grad_cam_guided, "captum": run_captum_guided}
+    ),
 }
 
 
 def compare_agreement(settings: Settings) -> Iterator[Table]:
-    """Maps of each library at the layer's own resolution, unless a row says otherwise, on the processor."""
+    """Compare the libraries' maps at the layer's own resolution, unless a row says otherwise, on the CPU."""
     import gradcam
 
     classifier = gradcam.load_classifier(device="cpu")
-    model = classifier.model.requires_grad_()  # theirs fail on a frozen one
+    model = classifier.model.requires_grad_()  # the other libraries fail on a frozen model
     names = PICTURES.read_text(encoding="utf-8").split()
     images = classifier.batch([gradcam.read_image(PICTURES.parent / name) for name in names])
     classes = model(images).argmax(1).tolist()
@@ -167,17 +177,17 @@ def compare_agreement(settings: Settings) -> Iterator[Table]:
         report_progress("agreement", name)
         method = name if name in gradcam.METHODS else "gradcam"
         task = Task(model, images, classes, row.layers or (classifier.layer_for(method),))
-        found = row.ours(task)
+        maps = row.explain(task)
         cells = []
         for peer in PEERS:
-            if peer in row.theirs and peer in settings.present:
-                pairs = zip(found, row.theirs[peer](replace(task, images=task.images.clone())))
-                correlations = [correlate(one, torch.as_tensor(other)) for one, other in pairs]
+            if peer in row.peers and peer in settings.present:
+                pairs = zip(maps, row.peers[peer](replace(task, images=task.images.clone())))
+                correlations = [correlate(heatmap, torch.as_tensor(peer_map)) for heatmap, peer_map in pairs]
                 raw.append({"what": name, "peer": peer, "correlations": correlations})
                 low, high = f"{min(correlations):.3f}", f"{max(correlations):.3f}"
                 cells.append(low if low == high else f"{low} to {high}")
             else:
-                cells.append("not measured" if peer in row.theirs else "-")
+                cells.append("not measured" if peer in row.peers else "-")
         rows.append([name, " and ".join(task.layers), *cells])
     notes = [
         f"Correlation, lowest to highest, of the maps of {len(images)} photographs ({PICTURES.name}) for the top class.",

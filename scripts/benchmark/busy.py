@@ -1,4 +1,4 @@
-"""How much slower calls and commands are where other processes keep every core busy."""
+"""Slowdown of calls and commands on a machine where other processes keep every core busy."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import numpy as np
 
 from benchmark.measuring import Settings, report_progress
 from benchmark.pictures import make_pictures
-from benchmark.process import ROOT, busy_process
+from benchmark.process import ROOT, run_busy_process
 from benchmark.tables import Table, format_spread
 
 PICTURES, SIZE = 32, (1024, 768)
-OWN_SETTINGS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS")
-# Pairs of a bare forward pass and a call, in a program of a user's own: seconds of each.
+THREAD_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS")
+# A user's program: prints the seconds of a bare forward pass and of a call, in pairs.
 CALL = """
 import json, time
 import gradcam, torch, torchvision
@@ -40,7 +40,7 @@ calls = (pass_bare, lambda: gradcam.explain(model, images, "layer4"))
 pairs = [[time_call(call) for call in calls] for _ in range(14)]
 print(json.dumps(pairs[4:]))
 """
-# The seconds of one page of all classes, in a program of a user's own.
+# A user's program: prints the seconds of one page of all classes.
 PAGE = """
 import time
 import gradcam
@@ -53,8 +53,8 @@ PAGE_SETTINGS = {
     "`GOMP_SPINCOUNT=5000`": {"GOMP_SPINCOUNT": "5000"},
     "`OMP_NUM_THREADS=1`": {"OMP_NUM_THREADS": "1"},
 }
-# Processors' control groups, where they are mounted: of version 1 and of version 2.
-GROUPS = {
+# Mount points of the CPU control groups, version 1 and version 2, with the files that set a quota of one core.
+CONTROL_GROUPS = {
     Path("/sys/fs/cgroup/cpu"): {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "100000"},
     Path("/sys/fs/cgroup"): {"cpu.max": "100000 100000"},
 }
@@ -67,7 +67,7 @@ COMMANDS = {
 
 
 def compare_busy(settings: Settings) -> Iterator[Table]:
-    """Compare `explain` with a bare forward pass, and commands with themselves, beside one busy process for each core."""
+    """Compare calls and commands on an idle machine with the same beside one busy process per core."""
     rounds, rows, raw = max(settings.rounds.values()), [], []
     cores = len(os.sched_getaffinity(0))
     for name, count in (("idle", 0), ("busy", cores)):
@@ -83,43 +83,43 @@ def compare_busy(settings: Settings) -> Iterator[Table]:
             ]
         )
         raw.append({"call": "explain", "cores": count, "pairs": pairs.tolist()})
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         make_pictures(folder / "photos", PICTURES, SIZE)
-        for command, words in COMMANDS.items():
+        for command, arguments in COMMANDS.items():
             seconds: dict[int, list[float]] = {0: [], cores: []}
-            time_command(words, folder)  # which fills the cache of files
+            time_command(arguments, folder)  # a first run, which fills the file cache
             for _ in range(rounds):
                 for count, times in seconds.items():
                     report_progress("busy", command, f"{count} busy processes")
                     with keep_busy(count):
-                        times.append(time_command(words, folder))
+                        times.append(time_command(arguments, folder))
             ratios = np.array(seconds[cores]) / np.array(seconds[0])
             rows.append([command, "busy", "the same command on an idle machine", format_spread(ratios)])
             raw.append({"command": command, "seconds": list(seconds.values())})
         with limit_to_one_core() as group:
-            for command, words in COMMANDS.items() if group else ():
-                ways = ([*JOIN_GROUP, str(group)], ONE_CORE)
+            for command, arguments in COMMANDS.items() if group else ():
+                prefixes = ([*JOIN_GROUP, str(group)], ONE_CORE)
                 times = []
-                for number in range(rounds + 1):  # the first fills the cache of files
+                for number in range(rounds + 1):  # the first round fills the file cache and is not counted
                     report_progress("busy", command, "a quota of one core")
-                    order = ways[:: -1 if number % 2 else 1]  # each first in every other pair
-                    found = {way[0]: time_command(words, folder, way) for way in order}
-                    times.append([found[way[0]] for way in ways])
-                of_quota, of_core = np.array(times[1:]).T
+                    order = prefixes[:: -1 if number % 2 else 1]  # alternate which command runs first
+                    seconds_by_prefix = {prefix[0]: time_command(arguments, folder, prefix) for prefix in order}
+                    times.append([seconds_by_prefix[prefix[0]] for prefix in prefixes])
+                quota_seconds, core_seconds = np.array(times[1:]).T
                 row = [
                     command,
                     "idle, a quota of one core",
                     "the same command on one core",
-                    format_spread(of_quota / of_core),
+                    format_spread(quota_seconds / core_seconds),
                 ]
                 rows.append(row)
                 raw.append({"command": command, "quota": times[1:]})
         idle = np.median([float(run_python(["-c", PAGE], folder)) for _ in range(rounds)])
-        for name, more in PAGE_SETTINGS.items():
+        for name, variables in PAGE_SETTINGS.items():
             report_progress("busy", "gradcam.page", name)
-            with keep_busy(cores):  # once: it takes minutes where threads spin
-                seconds_busy = float(run_python(["-c", PAGE], folder, more))
+            with keep_busy(cores):  # only once, because this takes minutes when threads spin
+                seconds_busy = float(run_python(["-c", PAGE], folder, variables))
             call = " with ".join(filter(None, ("`gradcam.page` in Python", name)))
             rows.append(
                 [call, "busy", f"{idle:.1f} s on an idle machine, default settings", f"{seconds_busy / idle:.1f}"]
@@ -136,14 +136,14 @@ def compare_busy(settings: Settings) -> Iterator[Table]:
 def keep_busy(count: int) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for _ in range(count):
-            stack.enter_context(busy_process())
+            stack.enter_context(run_busy_process())
         yield
 
 
 @contextlib.contextmanager
 def limit_to_one_core() -> Iterator[Path | None]:
-    """Make a control group that may use as much time as one core has; None where this process may not make one."""
-    for mount, settings in GROUPS.items():
+    """Create a control group with a CPU quota of one core; yield None if this process may not create one."""
+    for mount, settings in CONTROL_GROUPS.items():
         group = mount / "gradcam-bench"
         try:
             group.mkdir(exist_ok=True)
@@ -157,15 +157,18 @@ def limit_to_one_core() -> Iterator[Path | None]:
     yield None
 
 
-def time_command(words: list[str], folder: Path, before: Sequence[str] = ()) -> float:
+def time_command(arguments: list[str], folder: Path, prefix: Sequence[str] = ()) -> float:
     start = perf_counter()
-    run_python(["-m", "gradcam", *words, "--device", "cpu", "-q"], folder, before=before)
+    run_python(["-m", "gradcam", *arguments, "--device", "cpu", "-q"], folder, prefix=prefix)
     return perf_counter() - start
 
 
 def run_python(
-    words: list[str], folder: Path, more: Mapping[str, str] | None = None, before: Sequence[str] = ()
+    arguments: list[str], folder: Path, variables: Mapping[str, str] | None = None, prefix: Sequence[str] = ()
 ) -> str:
-    own = {name: value for name, value in os.environ.items() if name not in OWN_SETTINGS}
-    command, environment = [*before, sys.executable, *words], own | {"PYTHONPATH": str(ROOT)} | dict(more or {})
+    inherited = {name: value for name, value in os.environ.items() if name not in THREAD_VARIABLES}
+    command, environment = (
+        [*prefix, sys.executable, *arguments],
+        inherited | {"PYTHONPATH": str(ROOT)} | dict(variables or {}),
+    )
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True).stdout

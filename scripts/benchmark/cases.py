@@ -1,4 +1,4 @@
-"""What is explained: networks, images and classes."""
+"""The networks, images and classes to explain."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ MEGABYTE = 10**6
 PICTURE = Path("assets/cat_and_espresso.jpg")
 
 
-SUFFIXES = {".jpg", ".png", ".webp"}  # of the photographs beside it
+SUFFIXES = {".jpg", ".png", ".webp"}  # of the photographs in the same folder
 
 
 @dataclass(frozen=True)
 class Case:
-    """What every contender is given: `classes` holds K classes for each of the N images."""
+    """The input of every contender: `classes` has K classes for each of the N images."""
 
     model: nn.Module
     layer: str
@@ -44,7 +44,7 @@ class Case:
 
     @property
     def columns(self) -> list[list[int]]:
-        """The classes by column, for contenders that explain one class of each image at a time."""
+        """Return the classes by column, for contenders that explain one class of each image at a time."""
         return [list(column) for column in zip(*self.classes)]
 
 
@@ -56,9 +56,9 @@ def build_lite0() -> nn.Module:
 
 @dataclass(frozen=True)
 class Network:
-    """`layer`: the usual one; `last`: the last with a grid, where that is another.
+    """A network to build. `layer` is its usual target layer; `last` is its last layer with a grid, if that is another.
 
-    `to_grid`: the layer's output as (N,C,h,w), for contenders that have to be told; None where it is that already.
+    `to_grid` converts the layer's output to (N,C,h,w), for contenders that need it; None if the output has that layout.
     """
 
     build: Callable[[], nn.Module]
@@ -89,15 +89,16 @@ TRANSFORMERS = {
 }
 
 
-SMALL = {"ResNet-18": Network(torchvision.models.resnet18, "layer4")}  # whose pass is short beside what a call costs
+# Its forward pass is so short that the fixed cost of a call shows.
+SMALL_NETWORKS = {"ResNet-18": Network(torchvision.models.resnet18, "layer4")}
 
 
 def build_model(network: str, device: str) -> nn.Module:
-    """The network in evaluation mode; its parameters require gradients, as a user gets them."""
+    """Build the network in evaluation mode. Its parameters require gradients, as a user gets them."""
     torch.manual_seed(SEED)
-    model = (NETWORKS | TRANSFORMERS | SMALL)[network].build().eval().to(device)
+    model = (NETWORKS | TRANSFORMERS | SMALL_NETWORKS)[network].build().eval().to(device)
     head = next(module for module in reversed(list(model.modules())) if isinstance(module, nn.Linear))
-    nn.init.normal_(head.weight, std=0.02)  # a head of zeros, as ViT's begins, would have no gradient to pass on
+    nn.init.normal_(head.weight, std=0.02)  # torchvision initialises ViT's head with zeros, which pass no gradient on
     return model
 
 
@@ -111,5 +112,5 @@ def make_case(
     to_grid: Callable[[Tensor], Tensor] | None = None,
 ) -> Case:
     images = torch.randn(batch, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(SEED)).to(device)
-    chosen = [random.Random(SEED + image).sample(range(CLASSES), classes) for image in range(batch)]
-    return Case(model, layer, images, chosen, to_grid)
+    sampled = [random.Random(SEED + image).sample(range(CLASSES), classes) for image in range(batch)]
+    return Case(model, layer, images, sampled, to_grid)

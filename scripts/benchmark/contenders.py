@@ -1,4 +1,4 @@
-"""Who is measured: ours, its peers, and what they are compared with."""
+"""The contenders: gradcam, other libraries, and baselines."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ def attach_bare(case: Case) -> Iterator[Call]:
 
 @contextlib.contextmanager
 def attach_by_hand(case: Case) -> Iterator[Call]:
-    """Grad-CAM written out: a recorded tail, its gradient, two sums, heatmaps; for one layout, and no other model."""
-    layer, kept = case.model.get_submodule(case.layer), {}
+    """Compute Grad-CAM by hand: record only the layers after the target layer; for one layout of activations."""
+    layer, recorded = case.model.get_submodule(case.layer), {}
 
-    def keep(module: nn.Module, args: object, output: Tensor) -> Tensor:
-        kept["activations"] = output.detach().requires_grad_()
+    def record(module: nn.Module, args: object, output: Tensor) -> Tensor:
+        recorded["activations"] = output.detach().requires_grad_()
         torch.set_grad_enabled(True)
-        return kept["activations"].clone()
+        return recorded["activations"].clone()
 
     def explain() -> object:
         with torch.no_grad():
-            handle = layer.register_forward_hook(keep)
+            handle = layer.register_forward_hook(record)
             output = case.model(case.images)
             handle.remove()
             scores = output.gather(1, torch.tensor(case.classes, device=output.device)).sum(0)
             directions = torch.eye(len(scores), device=output.device)
-            activations = kept["activations"]
+            activations = recorded["activations"]
             (gradients,) = torch.autograd.grad(scores, activations, grad_outputs=directions, is_grads_batched=True)
             torch.set_grad_enabled(False)
             maps = torch.einsum("knc,nchw->nkhw", gradients.mean((3, 4)), activations.detach()).relu_()
@@ -52,7 +52,7 @@ def attach_by_hand(case: Case) -> Iterator[Call]:
 
 @contextlib.contextmanager
 def attach_hook(case: Case) -> Iterator[Call]:
-    """Grad-CAM with a forward hook, as it is written in notebooks: autograd records the whole network; for one class."""
+    """Compute Grad-CAM with a forward hook, as in many notebooks: autograd records the whole network, for one class."""
     layer, activations = case.model.get_submodule(case.layer), []
     ((index,),) = case.classes
 
@@ -114,8 +114,8 @@ def attach_captum(case: Case) -> Iterator[Call]:
 class Contender:
     attach: Callable[[Case], contextlib.AbstractContextManager[Call]]
     module: str
-    distribution: str | None  # None for what needs no look at the package index
-    gives: str
+    distribution: str | None  # None if its version is not reported
+    output_description: str
 
 
 BARE = "forward pass alone"

@@ -1,4 +1,4 @@
-"""Maps of a detector's boxes: twenty of each picture, beside the detector alone, and beside a peer's recipe."""
+"""Maps of a detector's boxes, twenty per image, compared with the detector alone and with another library's recipe."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from benchmark.measuring import Settings, keep_freed_memory, report_progress, sy
 from benchmark.tables import Table, format_spread
 
 SIZE, BOXES = 400, 20
-# Each model with the name of its classifier's last layer, and what it calls the most boxes.
+# By model: the name of its classifier's last layer, and of the option that limits the number of boxes.
 DETECTORS = {
     "fasterrcnn_resnet50_fpn": ("roi_heads.box_predictor.cls_score", "box_detections_per_img"),
     "retinanet_resnet50_fpn": ("head.classification_head.cls_logits", "detections_per_img"),
 }
-SIDES = (SIZE, 800)  # that the model resizes pictures to; the second is what it takes where nothing is said
+INPUT_SIDES = (SIZE, 800)  # pixels, to which the model resizes images; 800 is its default
 OURS = f"gradcam, {BOXES} boxes per image"
 EIGEN_CAM = "pytorch-grad-cam EigenCAM, one map per image"
 ABLATION_CAM = "pytorch-grad-cam Ablation-CAM, one map per image"
-SHARE = 0.01  # of the channels that are ablated on the clock
+ABLATED_SHARE = 0.01  # of the channels, ablated in the timed run
 
 
 def compare_detection(settings: Settings) -> Iterator[Table]:
-    """All boxes of pictures of 400 px."""
+    """Explain all boxes of images of 400 px."""
     keep_freed_memory()
     for device in settings.devices:
         yield tabulate_detection(device, settings)
@@ -40,14 +40,17 @@ def compare_detection(settings: Settings) -> Iterator[Table]:
 def tabulate_detection(device: str, settings: Settings) -> Table:
     rows, raw = [], []
     for name in DETECTORS:
-        for side in SIDES:
+        for side in INPUT_SIDES:
             for batch in settings.rounds:
                 report_progress("detection", device, name, f"{side} px", f"batch {batch}")
                 seconds = time_detector(name, side, batch, device, settings)
                 cells = [format_spread(np.divide(seconds[OURS], seconds[BARE]))]
-                absent = "not measured" if "pytorch-grad-cam" in settings.missing else "-"  # where it has no recipe
+                absent = "not measured" if "pytorch-grad-cam" in settings.missing else "-"  # "-" where it has no recipe
                 peers = (seconds.get(peer) for peer in (EIGEN_CAM, ABLATION_CAM))
-                cells += [absent if it is None else format_peer(it, seconds[BARE]) for it in peers]
+                cells += [
+                    absent if peer_seconds is None else format_peer(peer_seconds, seconds[BARE])
+                    for peer_seconds in peers
+                ]
                 bare = f"{1000 * float(np.median(seconds[BARE])):.0f} ms"
                 rows.append([f"{name}, {side} px", str(batch), bare, *cells])
                 raw.append({"device": device, "network": name, "side": side, "batch": batch, "seconds": seconds})
@@ -56,7 +59,7 @@ def tabulate_detection(device: str, settings: Settings) -> Table:
         f"in the first column. The classifier's last layer is scaled so that scores differ; each image has {BOXES} boxes.",
         "gradcam returns a map for each box. pytorch-grad-cam's tutorial for Faster R-CNN returns one map per image. "
         "EigenCAM ignores the boxes. Ablation-CAM explains the sum of the scores of all boxes: its time is measured once, "
-        f"with {100 * SHARE:.0f} % of one image's channels, and multiplied.",
+        f"with {100 * ABLATED_SHARE:.0f} % of one image's channels, and multiplied.",
     ]
     header = ["detector", "batch", BARE, OURS, EIGEN_CAM, ABLATION_CAM]
     return Table(f"detection {device}", f"Detector boxes ({device})", header, rows, notes, raw)
@@ -80,16 +83,16 @@ def time_detector(name: str, side: int, batch: int, device: str, settings: Setti
 
     calls: dict[str, Call] = {BARE: run_bare, OURS: explain}
     has_peer = "pytorch-grad-cam" not in settings.missing and name.startswith("fasterrcnn")
-    found = run_bare()
+    detections = run_bare()
     if has_peer:
-        calls[EIGEN_CAM] = attach_peer("EigenCAM", model, pictures, found)
+        calls[EIGEN_CAM] = attach_peer("EigenCAM", model, pictures, detections)
     timed = {key: time_on(device, call) for key, call in calls.items()}
     for measure in timed.values():
         measure()
     seconds = take_turns(timed, settings.rounds[batch])
     if has_peer and side == SIZE:
-        ablate = attach_peer("AblationCAM", model, pictures[:1], found[:1])
-        seconds[ABLATION_CAM] = [time_on(device, ablate)() * batch / SHARE]
+        ablate = attach_peer("AblationCAM", model, pictures[:1], detections[:1])
+        seconds[ABLATION_CAM] = [time_on(device, ablate)() * batch / ABLATED_SHARE]
     return seconds
 
 
@@ -102,23 +105,26 @@ def time_on(device: str, call: Call) -> Callable[[], float]:
 
 
 def build_detector(name: str, side: int, batch: int, device: str) -> tuple[nn.Module, list[Tensor]]:
-    """The model, and pictures in each of which it finds as many boxes as it may."""
-    classifier, most = DETECTORS[name]
+    """Return the model, and images in each of which it detects the maximum number of boxes."""
+    classifier, limit_option = DETECTORS[name]
     torch.manual_seed(SEED)
     build = torchvision.models.get_model_builder(name)
-    model = build(weights=None, weights_backbone=None, min_size=side, **{most: BOXES}).eval().to(device)
+    model = build(weights=None, weights_backbone=None, min_size=side, **{limit_option: BOXES}).eval().to(device)
     pictures = [torch.rand(3, SIZE, SIZE, device=device) for _ in range(batch)]
-    last, kept = model.get_submodule(classifier), []
-    for module in model.get_submodule(classifier.rpartition(".")[0]).modules():  # made for training: next to nothing
+    last, outputs = model.get_submodule(classifier), []
+    # The initial weights are for training, and give scores of nearly zero.
+    for module in model.get_submodule(classifier.rpartition(".")[0]).modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight)
-    with last.register_forward_hook(lambda module, args, output: kept.append(output)), torch.no_grad():
+    with last.register_forward_hook(lambda module, args, output: outputs.append(output)), torch.no_grad():
         model(pictures)
-        deviation = torch.cat([(it - spread_bias(last, it)).flatten() for it in kept]).std()
+        deviation = torch.cat([(output - spread_bias(last, output)).flatten() for output in outputs]).std()
         last.weight.div_(deviation)
-        found = model(pictures)
-    if {len(it["scores"]) for it in found} != {BOXES}:
-        raise RuntimeError(f"{name} finds {[len(it['scores']) for it in found]} boxes, expected {BOXES} in each image")
+        detections = model(pictures)
+    if {len(boxes["scores"]) for boxes in detections} != {BOXES}:
+        raise RuntimeError(
+            f"{name} finds {[len(boxes['scores']) for boxes in detections]} boxes, expected {BOXES} in each image"
+        )
     return model, pictures
 
 
@@ -126,22 +132,25 @@ def spread_bias(layer: Any, output: Tensor) -> Tensor:
     return layer.bias.reshape(-1, *[1] * (output.ndim - 2))
 
 
-def attach_peer(method: str, model: nn.Module, pictures: list[Tensor], found: list[dict[str, Tensor]]) -> Call:
-    """As pytorch-grad-cam's tutorial on object detection has it; of Ablation-CAM a share of the channels."""
+def attach_peer(method: str, model: nn.Module, pictures: list[Tensor], detections: list[dict[str, Tensor]]) -> Call:
+    """Return the recipe of pytorch-grad-cam's tutorial on detection; Ablation-CAM ablates a share of the channels."""
     import pytorch_grad_cam
     from pytorch_grad_cam.ablation_layer import AblationLayerFasterRCNN
     from pytorch_grad_cam.utils.model_targets import FasterRCNNBoxScoreTarget
     from pytorch_grad_cam.utils.reshape_transforms import fasterrcnn_reshape_transform
 
-    targets = [FasterRCNNBoxScoreTarget(it["labels"], it["boxes"].detach().cpu().numpy()) for it in found]
-    more = {"ablation_layer": AblationLayerFasterRCNN(), "ratio_channels_to_ablate": SHARE}
-    options = more if method == "AblationCAM" else {}
+    targets = [
+        FasterRCNNBoxScoreTarget(image_detections["labels"], image_detections["boxes"].detach().cpu().numpy())
+        for image_detections in detections
+    ]
+    ablation_options = {"ablation_layer": AblationLayerFasterRCNN(), "ratio_channels_to_ablate": ABLATED_SHARE}
+    options = ablation_options if method == "AblationCAM" else {}
     images = torch.stack(pictures)
 
     def explain() -> object:
-        make = getattr(pytorch_grad_cam, method)
+        cam_class = getattr(pytorch_grad_cam, method)
         with (
-            make(model, [model.backbone], reshape_transform=fasterrcnn_reshape_transform, **options) as cam,
+            cam_class(model, [model.backbone], reshape_transform=fasterrcnn_reshape_transform, **options) as cam,
             contextlib.redirect_stderr(io.StringIO()),  # its progress bar
         ):
             return cam(images, targets=targets)

@@ -1,4 +1,4 @@
-"""How faithful maps of boxes, masks and sentences are, where the truth is known: the models of drawn pictures in tests/."""
+"""Accuracy of maps of boxes, masks and sentences with known ground truth, on the generated images of tests/drawn."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SEED, COUNT = 31337, 100
 
 
 @dataclass(frozen=True)
-class Proof:
-    """What is explained of one of the models, and the methods that are compared; the first is the one without a choice."""
+class GroundTruthTest:
+    """A target of one of the models, and the methods to compare; the first method is the default."""
 
     title: str
     model: str
@@ -30,8 +30,8 @@ class Proof:
     has_others: bool = False
 
 
-def list_proofs() -> list[Proof]:
-    sys.path.insert(0, str(ROOT))  # where `tests` is a package
+def list_tests() -> list[GroundTruthTest]:
+    sys.path.insert(0, str(ROOT))  # so that `tests` can be imported
     from tests.drawn import measures
 
     def draw(model: nn.Module) -> Sequence[Any]:
@@ -43,23 +43,23 @@ def list_proofs() -> list[Proof]:
     def draw_three(model: nn.Module) -> Sequence[Any]:
         return [scene for alike in (False, True) for scene in measures.draw_three(SEED, COUNT // 2, alike=alike)]
 
-    regions = ("hirescam", "gradcam", "layercam", "eigencam")
-    usual = ("gradcam", "hirescam", "layercam", "eigencam")
-    levels = ("hirescam", "layercam", "gradcam", "eigencam")
+    segmentation = ("hirescam", "gradcam", "layercam", "eigencam")
+    convolutional = ("gradcam", "hirescam", "layercam", "eigencam")
+    pyramid = ("hirescam", "layercam", "gradcam", "eigencam")
     attention = ("grad-eclip", "legrad", "gradient-rollout", "rollout", "gradcam", "eigencam")
     return [
-        Proof("boxes, RetinaNet", "detector", measures.judge_boxes, draw, levels),
-        Proof("missed boxes, RetinaNet", "detector", measures.judge_missed, draw_missed, levels),
-        Proof("regions, U-Net", "segmenter", measures.judge_masks, draw, regions, "bottleneck"),
-        Proof(
+        GroundTruthTest("boxes, RetinaNet", "detector", measures.judge_boxes, draw, pyramid),
+        GroundTruthTest("missed boxes, RetinaNet", "detector", measures.judge_missed, draw_missed, pyramid),
+        GroundTruthTest("regions, U-Net", "segmenter", measures.judge_masks, draw, segmentation, "bottleneck"),
+        GroundTruthTest(
             "sentences, convolutional encoder",
             "convolutional",
             measures.judge_texts,
             draw_three,
-            usual,
+            convolutional,
             has_others=True,
         ),
-        Proof(
+        GroundTruthTest(
             "sentences, transformer encoder",
             "transformer",
             measures.judge_texts,
@@ -71,17 +71,17 @@ def list_proofs() -> list[Proof]:
 
 
 def compare_drawn(settings: Settings) -> Iterator[Table]:
-    """On the processor: the numbers are not of time."""
+    """Evaluate the maps on the CPU, because the figures do not depend on time."""
     rows: list[list[str]] = []
     raw: list[dict[str, object]] = []
-    for proof in list_proofs():
-        for method, verdicts in measure(proof):
+    for test in list_tests():
+        for method, verdicts in measure(test):
             energy, inside, right = summarise(verdicts)
-            title = proof.title if method == proof.methods[0] else ""
-            chosen = f"{right:.2f}" if proof.has_others else "-"
-            rows.append([title, method, f"{energy:.2f}", f"{inside:.2f}", chosen, str(len(verdicts))])
-            found = {"energy": energy, "maximum": inside, "right": right, "maps": len(verdicts)}
-            raw.append({"what": proof.title, "method": method, **found})
+            title = test.title if method == test.methods[0] else ""
+            right_share = f"{right:.2f}" if test.has_others else "-"
+            rows.append([title, method, f"{energy:.2f}", f"{inside:.2f}", right_share, str(len(verdicts))])
+            figures = {"energy": energy, "maximum": inside, "right": right, "maps": len(verdicts)}
+            raw.append({"what": test.title, "method": method, **figures})
     notes = [
         f"{COUNT} images, seed {SEED}, with backgrounds from photographs that the models were not trained with.",
         "Energy inside: the mean share of the map inside the box of the explained shape. Maximum inside: the share of maps "
@@ -93,19 +93,19 @@ def compare_drawn(settings: Settings) -> Iterator[Table]:
 
 
 def summarise(verdicts: Sequence[Any]) -> tuple[float, float, float]:
-    """The mean energy inside, and the shares of maxima inside and of maps that are right."""
-    energy, inside, right = zip(*((it.energy, it.is_inside, it.is_right) for it in verdicts))
+    """Return the mean energy inside, and the shares of maps with the maximum inside and with the right shape."""
+    energy, inside, right = zip(*((verdict.energy, verdict.is_inside, verdict.is_right) for verdict in verdicts))
     return sum(energy) / len(energy), sum(inside) / len(inside), sum(right) / len(right)
 
 
-def measure(proof: Proof) -> Iterator[tuple[str, Sequence[Any]]]:
-    """Each method with a verdict on each map."""
+def measure(test: GroundTruthTest) -> Iterator[tuple[str, Sequence[Any]]]:
+    """Yield each method with the verdicts on its maps."""
     from tests import drawn
 
-    model = drawn.load(proof.model)
-    scenes = proof.draw(model)
-    for method in proof.methods:
-        report_progress("drawn", proof.title, method)
-        options = {} if proof.layer is None else {"layer": proof.layer}
-        verdicts = proof.judge(model, scenes, method=method, **options)
+    model = drawn.load(test.model)
+    scenes = test.draw(model)
+    for method in test.methods:
+        report_progress("drawn", test.title, method)
+        options = {} if test.layer is None else {"layer": test.layer}
+        verdicts = test.judge(model, scenes, method=method, **options)
         yield method, verdicts

@@ -1,4 +1,4 @@
-"""A folder of pictures by the engine on Ray, beside the local one: time, shares of machines, and memory."""
+"""A folder of images by the Ray engine and by the local engine: time, shares of two machines, and memory."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from benchmark.tables import Table, format_spread
 
 PICTURES = 400
 COUNTS = (400, 2000)
-SIZE = (512, 384)  # width and height, of those that are timed
-SMALL = (320, 240)
-FILES = 64  # that the others are links to
+SIZE = (512, 384)  # width and height of the timed images
+SMALL_SIZE = (320, 240)
+FILES = 64  # distinct files; the others are links to them
 LOCAL, RAY, CLUSTER = "local", "ray", "cluster"
 
 
 def compare_engines(settings: Settings) -> Iterator[Table]:
-    """Time without what it takes to start, the shares of two machines with a core each, and the peaks of memory."""
+    """Compare the working time, the shares of two machines with one core each, and the peaks of memory."""
     try:
         import ray
     except ImportError:
@@ -41,26 +41,26 @@ def compare_engines(settings: Settings) -> Iterator[Table]:
         repeat_pictures(folder / "files", folder / "pictures", PICTURES)
         yield tabulate_time(folder / "pictures", batch, rounds, ray.__version__)
         yield tabulate_shares(folder / "pictures", batch)
-        make_pictures(folder / "small", FILES, SMALL)
+        make_pictures(folder / "small", FILES, SMALL_SIZE)
         for count in COUNTS:
             repeat_pictures(folder / "small", folder / str(count), count)
         yield tabulate_memory(folder, batch)
 
 
 def tabulate_time(source: Path, batch: int, rounds: int, version: str) -> Table:
-    """Both engines in turn, each time in a process of its own."""
-    found: dict[str, list[dict[str, Any]]] = {LOCAL: [], RAY: []}
+    """Time both engines in turn, each run in a separate process."""
+    runs_by_engine: dict[str, list[dict[str, Any]]] = {LOCAL: [], RAY: []}
 
     def run(engine: str) -> float:
         report_progress("engines", engine)
-        found[engine].append(call_in_fresh_process(measure, engine, source, batch))
-        return found[engine][-1]["work"]
+        runs_by_engine[engine].append(call_in_fresh_process(measure, engine, source, batch))
+        return runs_by_engine[engine][-1]["work"]
 
-    seconds = take_turns({engine: partial(run, engine) for engine in found}, rounds)
+    seconds = take_turns({engine: partial(run, engine) for engine in runs_by_engine}, rounds)
     rows = []
-    for engine, runs in found.items():
+    for engine, runs in runs_by_engine.items():
         ratio = "" if engine == LOCAL else format_spread(np.divide(seconds[engine], seconds[LOCAL]))
-        start = format_spread([each["start"] for each in runs])
+        start = format_spread([run_figures["start"] for run_figures in runs])
         rows.append([engine, start, format_spread(seconds[engine]), ratio])
     notes = [
         f"{PICTURES} JPEG files of {SIZE[0]} x {SIZE[1]}, the embedded model, overlays as JPEG, batch size {batch}; "
@@ -70,58 +70,61 @@ def tabulate_time(source: Path, batch: int, rounds: int, version: str) -> Table:
         "actor each load it. Work: from then until the last image is done.",
     ]
     header = ["engine", "start", "work", "work / local engine"]
-    return Table("engines", "Engines (cpu)", header, rows, notes, [{"runs": found}])
+    return Table("engines", "Engines (cpu)", header, rows, notes, [{"runs": runs_by_engine}])
 
 
 def tabulate_shares(source: Path, batch: int) -> Table:
-    """What each of two machines with a core did."""
+    """Count the images that each of two machines with one core explained."""
     report_progress("engines", "two machines")
-    found = call_in_fresh_process(measure, CLUSTER, source, batch)
-    shares = list(found["shares"].values())
+    figures = call_in_fresh_process(measure, CLUSTER, source, batch)
+    shares = list(figures["shares"].values())
     rows = [[str(share), f"{100 * share / sum(shares):.0f} %"] for share in shares]
-    notes = [f"Two simulated machines with one core each, by Ray's cluster utility. {found['work']:.1f} s of work."]
-    return Table("engines shares", "Two machines (cpu)", ["images per machine", "share"], rows, notes, [found])
+    notes = [f"Two simulated machines with one core each, by Ray's cluster utility. {figures['work']:.1f} s of work."]
+    return Table("engines shares", "Two machines (cpu)", ["images per machine", "share"], rows, notes, [figures])
 
 
 def tabulate_memory(folder: Path, batch: int) -> Table:
-    """The peaks of the driver, and of what lies in Ray's object store."""
+    """Tabulate the peak memory of the driver, and of Ray's object store."""
     peaks = {}
     for count in COUNTS:
         report_progress("engines", "memory", f"{count} images")
         peaks[count] = call_in_fresh_process(measure, RAY, folder / str(count), batch)
     rows = []
-    for what, name, unit, size in (
+    for title, name, unit, size in (
         ("driver process", "driver", "MB", MEGABYTE),
         ("object store", "objects", "kB", 1000),
     ):
-        values = [found[name] / size for found in peaks.values()]
-        rows.append([what, *(f"{value:.0f} {unit}" for value in values)])
+        values = [figures[name] / size for figures in peaks.values()]
+        rows.append([title, *(f"{value:.0f} {unit}" for value in values)])
     notes = [
         "Peak resident memory of the driver process, and the largest content of the object store after any batch. "
-        f"Images of {SMALL[0]} x {SMALL[1]}."
+        f"Images of {SMALL_SIZE[0]} x {SMALL_SIZE[1]}."
     ]
     header = ["", *(f"{count:,} images" for count in COUNTS)]
     return Table("engines memory", "Memory with Ray (cpu)", header, rows, notes, [{"peaks": peaks}])
 
 
 def measure(engine: str, source: Path, batch: int) -> dict[str, Any]:
-    """One run; to be called in a process of its own. Seconds of `start` and `work`, bytes, and pictures of each actor."""
-    began = time.time()
-    watch = Watch()
+    """Run one engine in this process, and return seconds, bytes, and the number of images by actor."""
+    start_time = time.time()
+    listener = EventListener()
     with contextlib.ExitStack() as stack:
-        explain = stack.enter_context(ENGINES[engine](watch))
-        ready, last = run(explain, watch, source, batch)
+        explain = stack.enter_context(ENGINES[engine](listener))
+        ready, end = run(explain, listener, source, batch)
     return {
-        "start": ready - began,
-        "work": last - ready,
+        "start": ready - start_time,
+        "work": end - ready,
         "driver": read_memory("VmHWM"),
-        "objects": watch.objects,
-        "shares": dict(watch.shares),
+        "objects": listener.objects,
+        "shares": dict(listener.shares),
     }
 
 
-class Watch:
-    """Hears of what happens."""
+class EventListener:
+    """A listener for events of a run.
+
+    It records when actors are ready, how many images each one explained, and the largest content of the object store.
+    """
 
     def __init__(self) -> None:
         self.ready: list[float] = []
@@ -136,12 +139,14 @@ class Watch:
             self.shares[details.get("actor", os.getpid())] += details["pictures"]
             if self.ray is not None:
                 name = "object_store_memory"
-                free, all_of_it = self.ray.available_resources().get(name, 0), self.ray.cluster_resources()[name]
-                self.objects = max(self.objects, int(all_of_it - free))
+                free, capacity = self.ray.available_resources().get(name, 0), self.ray.cluster_resources()[name]
+                self.objects = max(self.objects, int(capacity - free))
 
 
-def run(explain: Callable[..., Iterator[Any]], watch: Watch, source: Path, batch: int) -> tuple[float, float]:
-    """When the first picture could be worked on, and when the last was done."""
+def run(
+    explain: Callable[..., Iterator[Any]], listener: EventListener, source: Path, batch: int
+) -> tuple[float, float]:
+    """Return when the first image could be explained, and when the last one was done."""
     from gradcam.batch.engine import Work
     from gradcam.batch.findings import Request
     from gradcam.batch.names import Saving
@@ -156,45 +161,44 @@ def run(explain: Callable[..., Iterator[Any]], watch: Watch, source: Path, batch
     saving = Saving(("overlay",), "jpg", QUALITY, 0.5, "turbo")
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "unfinished").mkdir()
-        place = Disk(Path(folder), Path(folder) / "unfinished")
-        saver = Saver(place, {item.name: item.name for item in items}, saving, classifier, request)
+        disk = Disk(Path(folder), Path(folder) / "unfinished")
+        saver = Saver(disk, {item.name: item.name for item in items}, saving, classifier, request)
         work = Work(classifier, request, items, batch, count_cores())
         start = time.time()
-        done = sum(
-            outcome.record.error is None
-            for outcome in explain(work, saver, is_needed=lambda item: True, log_event=watch)
+        explained_count = sum(
+            outcome.record.error is None for outcome in explain(work, saver, is_needed=lambda item: True, log_event=listener)
         )
-        last = time.time()
-    if done != len(items):
-        raise RuntimeError(f"{done} of {len(items)} images were explained")
-    return min(watch.ready, default=start), last
+        end = time.time()
+    if explained_count != len(items):
+        raise RuntimeError(f"{explained_count} of {len(items)} images were explained")
+    return min(listener.ready, default=start), end
 
 
 def load(device: str) -> Any:
-    """To be sent to actors."""
+    """Load the embedded classifier. A module-level function, so that Ray can send it to actors."""
     import gradcam
 
     return gradcam.load_classifier(device=device)
 
 
 @contextlib.contextmanager
-def use_local(watch: Watch) -> Iterator[Callable[..., Iterator[Any]]]:
+def use_local(listener: EventListener) -> Iterator[Callable[..., Iterator[Any]]]:
     from gradcam.batch.engine import explain_here
 
     yield explain_here
 
 
 @contextlib.contextmanager
-def use_ray(watch: Watch, address: str | None = None) -> Iterator[Callable[..., Iterator[Any]]]:
+def use_ray(listener: EventListener, address: str | None = None) -> Iterator[Callable[..., Iterator[Any]]]:
     from gradcam.batch.ray.engine import RayEngine
     from gradcam.batch.ray.session import find_layout, joined
 
-    with joined(address) as watch.ray:
-        yield RayEngine(watch.ray, find_layout(watch.ray, "cpu"), load)
+    with joined(address) as listener.ray:
+        yield RayEngine(listener.ray, find_layout(listener.ray, "cpu"), load)
 
 
 @contextlib.contextmanager
-def use_cluster(watch: Watch) -> Iterator[Callable[..., Iterator[Any]]]:
+def use_cluster(listener: EventListener) -> Iterator[Callable[..., Iterator[Any]]]:
     from gradcam.batch.ray.session import import_ray
 
     import_ray()
@@ -203,7 +207,7 @@ def use_cluster(watch: Watch) -> Iterator[Callable[..., Iterator[Any]]]:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 2**27})
     try:
         cluster.add_node(num_cpus=1, object_store_memory=2**27)
-        with use_ray(watch, cluster.address) as engine:
+        with use_ray(listener, cluster.address) as engine:
             yield engine
     finally:
         cluster.shutdown()

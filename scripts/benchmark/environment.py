@@ -1,4 +1,4 @@
-"""The machine and the libraries."""
+"""Description of the machine and of the versions of the libraries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmark.contenders import CONTENDERS
 
 
 def find_missing() -> dict[str, str]:
-    """Why a contender cannot be measured, by its name."""
+    """Return, by name, why a contender cannot be measured."""
     errors = {name: import_error(contender.module) for name, contender in CONTENDERS.items()}
     return {name: error for name, error in errors.items() if error}
 
@@ -61,9 +61,9 @@ def name_processor() -> str:
 
 
 def describe_bfloat16() -> str:
-    """Whether the processor computes in bfloat16 by itself, as far as Linux says."""
+    """Return the CPU's bfloat16 instructions, as far as Linux reports them."""
     with contextlib.suppress(OSError):
         flags = set(Path("/proc/cpuinfo").read_text().split())
-        found = flags & {"avx512_bf16", "amx_bf16", "bf16"}
-        return ", ".join(sorted(found)) or "no bf16 instructions"
+        instructions = flags & {"avx512_bf16", "amx_bf16", "bf16"}
+        return ", ".join(sorted(instructions)) or "no bf16 instructions"
     return "bf16 instructions unknown"

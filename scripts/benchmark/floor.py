@@ -1,4 +1,4 @@
-"""The floor of a folder's time: what the stages of our pipeline take of the processor, each run alone."""
+"""Lower bound of the time of a folder: CPU time of each stage of our pipeline, run alone."""
 
 from __future__ import annotations
 
@@ -13,45 +13,45 @@ from benchmark.pictures import QUALITY
 
 
 def measure_stages(classifier: Any, files: Sequence[Path], output: Path, batch: int, cores: int) -> dict[str, float]:
-    """Seconds of the processor, over all threads, by stage: one after another over all files.
+    """Return the CPU seconds of each stage, over all threads, with each stage run alone over all files.
 
-    Those of pixels run in as many threads as there are cores, as the model does: where two cores are really two threads
-    of one, what a stage takes is what it takes while both are busy.
+    Image stages run in one thread per core, as the model does. Two cores can be two threads of one physical core, so a
+    stage has to be measured with all cores busy.
     """
     from gradcam.batch.pool import one_opencv_thread
 
     seconds: dict[str, float] = {}
     with one_opencv_thread(), ThreadPoolExecutor(cores) as pool:
 
-        def run(stage: str, work: Callable[..., Any], *given: Sequence[Any]) -> list[Any]:
+        def run(stage: str, work: Callable[..., Any], *inputs: Sequence[Any]) -> list[Any]:
             start = time.process_time()
-            results = list(pool.map(work, *given))
+            results = list(pool.map(work, *inputs))
             seconds[stage] = time.process_time() - start
             return results
 
-        readings = run("read and decode", classifier.reader, files)
-        prepared = run("preprocess", classifier.prepare, readings)
+        images = run("read and decode", classifier.reader, files)
+        prepared = run("preprocess", classifier.prepare, images)
         start = time.process_time()
-        findings = find_all(classifier, prepared, batch)
+        explanations = explain_all(classifier, prepared, batch)
         seconds["model"] = time.process_time() - start
-        overlays = run("draw", draw, findings)
+        overlays = run("draw", draw, explanations)
         run("encode and write", partial(write, output), files, overlays)
     return seconds
 
 
-def ask(classifier: Any) -> Any:
-    """One map of each picture's top class, at the classifier's own layer."""
+def make_request(classifier: Any) -> Any:
+    """Return a request for one map of each image's top class, at the classifier's default layer."""
     from gradcam.batch.findings import Request
 
     return Request(layers=[classifier.layer])
 
 
-def find_all(classifier: Any, prepared: Sequence[Any], batch: int) -> list[Any]:
+def explain_all(classifier: Any, prepared: Sequence[Any], batch: int) -> list[Any]:
     from gradcam.batch.findings import find
 
-    request = ask(classifier)
+    request = make_request(classifier)
     starts = range(0, len(prepared), batch)
-    return [found for start in starts for found in find(classifier, request, prepared[start : start + batch])]
+    return [finding for start in starts for finding in find(classifier, request, prepared[start : start + batch])]
 
 
 def draw(finding: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A folder of pictures, from files to files: our pipeline, the peers' loops, and the floor under ours."""
+"""A folder of images, from files to overlays: our pipeline, its lower bound, and the loops of other libraries."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from benchmark.tables import Table, format_spread
 OURS = "gradcam"
 PEERS = ("pytorch-grad-cam", "torchcam")
 PICTURES = 64
-ALL, FEW = "pictures", "few"  # the folders of what is timed, and of a batch to warm up with
+TIMED_FOLDER, WARM_UP_FOLDER = "pictures", "few"  # the folder of the timed images, and that of a batch to warm up
 
 
 def compare_folder(settings: Settings, pictures: int = PICTURES) -> Iterator[Table]:
-    """Pictures per second, the floor under ours, its peak of memory, and what a file costs beside its picture."""
+    """Measure images per second, the lower bound of our time, the peak memory, and the cost of an empty file."""
     keep_freed_memory()
     has_bfloat16 = describe_bfloat16() != "no bf16 instructions"
     precisions = ["fp32", "bf16"] if has_bfloat16 else ["fp32"]
     skipped = [] if has_bfloat16 else ["bfloat16 is not measured: this CPU has no instructions for it."]
     ((batch, rounds),) = settings.rounds.items()
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        make_pictures(folder / ALL, pictures)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        make_pictures(folder / TIMED_FOLDER, pictures)
         loops, failures = choose_loops(precisions, batch, settings, folder)
         raw = time_all(loops, precisions, batch, rounds, folder)
         notes = [*describe_job(pictures, rounds), *skipped, *failures]
@@ -47,8 +47,8 @@ def compare_folder(settings: Settings, pictures: int = PICTURES) -> Iterator[Tab
 def choose_loops(
     precisions: Sequence[str], batch: int, settings: Settings, folder: Path
 ) -> tuple[list[Loop], list[str]]:
-    """All that work, having worked once, and a note for each that does not."""
-    make_pictures(folder / FEW, batch)
+    """Run each loop once; return those that work, and a note for each that does not."""
+    make_pictures(folder / WARM_UP_FOLDER, batch)
     loops, notes = [], []
     for package in (OURS, *PEERS):
         if package in settings.missing and package != OURS:
@@ -60,8 +60,8 @@ def choose_loops(
                 report_progress("folder", loop.name, "once")
                 try:
                     with loop.attach(precision, size) as run:
-                        run_once(run, folder / FEW, folder)
-                except Exception as error:  # of whatever kind: that is the result
+                        run_once(run, folder / WARM_UP_FOLDER, folder)
+                except Exception as error:  # the failure is a result, whatever its type
                     if package == OURS:
                         raise
                     notes.append(f"{loop.name}: raises {type(error).__name__}.")
@@ -71,7 +71,7 @@ def choose_loops(
 
 
 def run_once(run: Run, source: Path, folder: Path) -> float:
-    """Seconds of the whole job, into a new folder that is gone afterwards, off the clock."""
+    """Return the seconds of one run into a new folder, which is deleted afterwards, outside the timed part."""
     with tempfile.TemporaryDirectory(dir=folder) as output:
         seconds = time_call(lambda: run(source, Path(output)))
         written = len(list(Path(output).glob("*.jpg")))
@@ -82,45 +82,45 @@ def run_once(run: Run, source: Path, folder: Path) -> float:
 
 
 def time_all(loops: Sequence[Loop], precisions: Sequence[str], batch: int, rounds: int, folder: Path) -> dict[str, Any]:
-    """Seconds of each loop, by its name, and those of our stages by precision: a value for each round."""
+    """Return the seconds of each loop by name, and of our stages by precision: one value per round."""
     stages: dict[str, list[dict[str, float]]] = {precision: [] for precision in precisions}
     with contextlib.ExitStack() as stack:
         timed: dict[str, Callable[[Path], float]] = {}
         for loop in loops:
             run = stack.enter_context(loop.attach(loop.precision, loop.batch))
             timed[loop.name] = partial(run_once, run, folder=folder)
-        for precision, found in stages.items():
-            timed[f"stages, {precision}"] = partial(time_stages, load_ours(precision), batch, folder, found)
+        for precision, stage_rounds in stages.items():
+            timed[f"stages, {precision}"] = partial(time_stages, load_ours(precision), batch, folder, stage_rounds)
         for call in timed.values():
-            call(folder / FEW)
-        for found in stages.values():
-            found.clear()
+            call(folder / WARM_UP_FOLDER)
+        for stage_rounds in stages.values():
+            stage_rounds.clear()
         report_progress("folder", f"{rounds} rounds of {len(timed)}")
-        seconds = take_turns({name: partial(call, folder / ALL) for name, call in timed.items()}, rounds)
+        seconds = take_turns({name: partial(call, folder / TIMED_FOLDER) for name, call in timed.items()}, rounds)
     return {"seconds": seconds, "stages": stages}
 
 
-def time_stages(classifier: Any, batch: int, folder: Path, found: list[dict[str, float]], source: Path) -> float:
-    """Seconds of the processor in all stages; those of each are added to `found`."""
+def time_stages(classifier: Any, batch: int, folder: Path, stages: list[dict[str, float]], source: Path) -> float:
+    """Return the CPU seconds of all stages, and append those of each stage to `stages`."""
     from gradcam.options import count_cores
 
     files = sorted(source.iterdir())
     with tempfile.TemporaryDirectory(dir=folder) as output:
-        found.append(measure_stages(classifier, files, Path(output), batch, count_cores()))
-    return sum(found[-1].values())
+        stages.append(measure_stages(classifier, files, Path(output), batch, count_cores()))
+    return sum(stages[-1].values())
 
 
 def tabulate_speed(
     loops: Sequence[Loop], precisions: Sequence[str], raw: dict[str, Any], notes: list[str], pictures: int
 ) -> Table:
-    """A line for each loop: pictures per second, and how many times as fast ours is, in each precision."""
+    """Tabulate images per second for each loop, and our speed-up in each precision."""
     seconds = raw["seconds"]
     ours = {loop.precision: loop for loop in loops if loop.package == OURS}
     rows = []
     for loop in loops:
         ratios = [
-            "" if loop.package == OURS else format_spread(np.divide(seconds[loop.name], seconds[own.name]))
-            for own in ours.values()
+            "" if loop.package == OURS else format_spread(np.divide(seconds[loop.name], seconds[our_loop.name]))
+            for our_loop in ours.values()
         ]
         rate = format_spread([pictures / value for value in seconds[loop.name]])
         rows.append([loop.package, loop.precision, str(loop.batch), rate, *ratios])
@@ -143,15 +143,18 @@ def describe_job(pictures: int, rounds: int) -> list[str]:
 
 
 def tabulate_floor(precisions: Sequence[str], raw: dict[str, Any], pictures: int) -> Table:
-    """Our stages alone, and our time over what they come to if no core ever waits."""
+    """Tabulate our stages alone, and our measured time against the time if no core ever waited."""
     from gradcam.options import count_cores
 
     cores, rows, header = count_cores(), [], []
     for precision in precisions:
         stages = raw["stages"][precision]
         (wall,) = [values for name, values in raw["seconds"].items() if name.startswith(f"{OURS}, {precision}, ")]
-        floors = [sum(each.values()) / cores for each in stages]
-        cells = [f"{1000 * float(np.median([each[name] for each in stages])) / pictures:.1f} ms" for name in stages[0]]
+        floors = [sum(stage_seconds.values()) / cores for stage_seconds in stages]
+        cells = [
+            f"{1000 * float(np.median([stage_seconds[name] for stage_seconds in stages])) / pictures:.1f} ms"
+            for name in stages[0]
+        ]
         rates = [f"{1000 * float(np.median(values)) / pictures:.1f} ms" for values in (floors, wall)]
         rows.append([precision, *cells, *rates, format_spread(np.divide(wall, floors))])
         header = ["gradcam", *stages[0], f"lower bound: sum / {cores} cores", "measured", "measured / lower bound"]

@@ -1,4 +1,4 @@
-"""On a GPU: a folder through one process, each stage alone, peaks of its memory, and the fixed cost of one call."""
+"""On a GPU: a folder in one process, each stage alone, the peak memory, and the fixed cost of one call."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmark.cases import CLASSES, MEGABYTE, NETWORKS, SMALL, build_model, make_case
+from benchmark.cases import CLASSES, MEGABYTE, NETWORKS, SMALL_NETWORKS, build_model, make_case
 from benchmark.contenders import BARE
-from benchmark.floor import ask
+from benchmark.floor import make_request
 from benchmark.folder import run_once
 from benchmark.loops import LAYER, NETWORK, load_ours, run_pipeline
 from benchmark.measuring import Settings, keep_freed_memory, report_progress, synchronise, take_turns, time_rounds
@@ -22,7 +22,7 @@ from benchmark.pictures import HEIGHT, QUALITY, WIDTH, make_pictures, repeat_pic
 from benchmark.tables import Table, format_spread
 from benchmark.throughput import time_processes
 
-PICTURES, FILES = 1000, 64  # and of how many files the others are links
+PICTURES, FILES = 1000, 64  # images, and the number of distinct files that they link to
 BATCH, FOLDER_ROUNDS = 32, 3
 PROCESSES = (
     ("bf16", "cpu", 4),
@@ -32,7 +32,7 @@ PROCESSES = (
     ("fp32", "cpu", 8),
     ("fp32", "device", 4),
 )
-AMONG = (BARE, "gradcam", "torchcam", "captum")
+COLUMNS = (BARE, "gradcam", "torchcam", "captum")
 FIXED = ("ResNet-18", "ResNet-50", "MobileNetV2")
 NO_GPU = (
     "There is no CUDA device, or --device excludes it: nothing was measured. `--pictures N` tests this section on the CPU, "
@@ -42,7 +42,7 @@ TRIAL = "A test on the CPU in place of a GPU: these are not GPU figures."
 
 
 def compare_gpu(settings: Settings) -> Iterator[Table]:
-    """All of it; without a GPU a line that says so, or a trial on the processor."""
+    """Run all measurements on a GPU. Without one, yield a note, or test the section on the CPU."""
     device = "cuda" if "cuda" in settings.devices else "cpu"
     if device == "cpu" and settings.pictures is None:
         yield Table("gpu cuda", "On a GPU", notes=[NO_GPU])
@@ -54,12 +54,12 @@ def compare_gpu(settings: Settings) -> Iterator[Table]:
 
 
 def measure_folder(device: str, pictures: int, settings: Settings, notes: list[str]) -> Iterator[Table]:
-    """Pictures per second by precision and by where pixels are, the floor under that, and peaks of memory."""
+    """Measure images per second by precision and by decoding device, their upper bounds, and peaks of memory."""
     precisions = ["fp32", "bf16"] if device == "cuda" else ["fp32"]
     rounds = FOLDER_ROUNDS if device == "cuda" else 1
     batch = min(BATCH, pictures)
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         make_pictures(folder / "some", min(FILES, pictures))
         repeat_pictures(folder / "some", folder / "pictures", pictures)
         models = {precision: load_ours(precision, device) for precision in precisions}
@@ -96,11 +96,11 @@ def infer(classifier: Any, batch: int) -> None:
 
 
 def find_peak(device: str, work: Callable[[], object]) -> int | None:
-    """Bytes on the device over what was there before; None on the processor."""
+    """Return the peak bytes on the device above those in use before; None on the CPU."""
     if device != "cuda":
         work()
         return None
-    work()  # libraries have their workspaces
+    work()  # a first run, in which libraries allocate their workspaces
     base = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     work()
@@ -111,7 +111,7 @@ def find_peak(device: str, work: Callable[[], object]) -> int | None:
 def measure_stages(
     classifier: Any, files: Sequence[Path], folder: Path, batch: int, rounds: int
 ) -> dict[str, list[float]]:
-    """Pictures per second of each stage alone, in one thread, batch by batch; a value for each round."""
+    """Return images per second of each stage alone, in one thread, batch by batch: one value per round."""
     from gradcam.batch.device import DevicePixels, find_pixels
     from gradcam.batch.findings import find
     from gradcam.batch.names import Saving
@@ -125,29 +125,32 @@ def measure_stages(
     saving = Saving(format="jpg", quality=QUALITY)
     pixels = DevicePixels(classifier, codec, log_event=lambda event, **details: None, saving=saving)
     rates: dict[str, list[float]] = {}
-    request = ask(classifier)
-    for number in range(rounds + 1):  # the first to warm up
+    request = make_request(classifier)
+    for number in range(rounds + 1):  # the first round warms up
         seconds: dict[str, float] = {}
 
         def run(stage: str, work: Callable[[], Any], seconds: dict[str, float] = seconds) -> Any:
             synchronise(classifier.device.type)
             start = time.perf_counter()
-            found = work()
+            result = work()
             synchronise(classifier.device.type)
             seconds[stage] = seconds.get(stage, 0) + time.perf_counter() - start
-            return found
+            return result
 
         for first in range(0, len(items), batch):
-            part = items[first : first + batch]
-            reads = run("read", lambda part=part: [read_item(classifier, item, waits=True) for item in part])
+            batch_items = items[first : first + batch]
+            reads = run(
+                "read",
+                lambda batch_items=batch_items: [read_item(classifier, item, waits=True) for item in batch_items],
+            )
             data = [to_tensor(read.pending.data) for read in reads]
             run("decode", lambda data=data: codec.decode(data, False))
             ready = run("decode and resize", lambda reads=reads: pixels.prepare(reads))
             pictures = [read.picture for read in ready]
-            found = run("model and maps", lambda pictures=pictures: find(classifier, request, pictures))
-            done = run("draw and encode", lambda found=found: pixels.finish(found))
-            overlays = [each.results[0].draw() for each in done]
-            run("write", lambda overlays=overlays: [write_whole(folder / "overlay.jpg", it) for it in overlays])
+            explanations = run("model and maps", lambda pictures=pictures: find(classifier, request, pictures))
+            finished = run("draw and encode", lambda explanations=explanations: pixels.finish(explanations))
+            overlays = [finding.results[0].draw() for finding in finished]
+            run("write", lambda overlays=overlays: [write_whole(folder / "overlay.jpg", image) for image in overlays])
         for stage, value in seconds.items() if number else ():
             rates.setdefault(stage, []).append(len(items) / value)
     return rates
@@ -167,44 +170,44 @@ def tabulate_folder(seconds: dict[str, list[float]], pictures: int, batch: int, 
 
 def tabulate_floor(stages: dict[str, dict[str, list[float]]], notes: list[str]) -> Table:
     names = list(next(iter(stages.values())))
-    rows = [[precision, *(format_spread(found[name], 0) for name in names)] for precision, found in stages.items()]
-    what = (
+    rows = [[precision, *(format_spread(rates[name], 0) for name in names)] for precision, rates in stages.items()]
+    note = (
         "Images per second of each stage alone, in one thread. A run that overlaps all stages cannot be faster than the "
         "slowest stage, except reading and writing, which use one thread per core."
     )
-    return Table("gpu floor cuda", "Stages of a folder on a GPU", ["gradcam", *names], rows, [*notes, what], [stages])
+    return Table("gpu floor cuda", "Stages of a folder on a GPU", ["gradcam", *names], rows, [*notes, note], [stages])
 
 
 def tabulate_peaks(peaks: dict[str, int | None], batch: int, notes: list[str]) -> Table:
-    rows = [[name, "not measured" if it is None else f"{it / MEGABYTE:.0f} MB"] for name, it in peaks.items()]
+    rows = [[name, "not measured" if peak is None else f"{peak / MEGABYTE:.0f} MB"] for name, peak in peaks.items()]
     flight = 5 * batch * 3 * WIDTH * HEIGHT / MEGABYTE
-    what = (
+    note = (
         f"Peak device memory above the memory in use before. Up to five batches of {batch} images are in flight: "
         f"{flight:.0f} MB of pixels."
     )
-    return Table("gpu memory cuda", "Peak memory of a GPU", ["gradcam", "peak"], rows, [*notes, what], [peaks])
+    return Table("gpu memory cuda", "Peak memory of a GPU", ["gradcam", "peak"], rows, [*notes, note], [peaks])
 
 
 def tabulate_fixed(device: str, settings: Settings, notes: list[str]) -> Table:
-    """One call of `explain` in multiples of the bare pass, where its fixed cost shows."""
-    among = [name for name in AMONG if name not in settings.missing]
+    """Time one call of `explain` as a multiple of the bare pass, with networks for which its fixed cost shows."""
+    contenders = [name for name in COLUMNS if name not in settings.missing]
     rows, raw = [], []
     for network in FIXED:
-        layer, model = (NETWORKS | SMALL)[network].layer, build_model(network, device)
+        layer, model = (NETWORKS | SMALL_NETWORKS)[network].layer, build_model(network, device)
         for batch, rounds in settings.rounds.items():
             report_progress("gpu", network, f"batch {batch}")
-            seconds = time_rounds(among, make_case(model, layer, batch, 1, device), rounds)
+            seconds = time_rounds(contenders, make_case(model, layer, batch, 1, device), rounds)
             cells = [f"{1000 * float(np.median(seconds[BARE])):.2f} ms"]
             cells += [
-                format_spread(np.divide(seconds[it], seconds[BARE])) if it in seconds else "not measured"
-                for it in AMONG[1:]
+                format_spread(np.divide(seconds[name], seconds[BARE])) if name in seconds else "not measured"
+                for name in COLUMNS[1:]
             ]
             rows.append([f"{network}, {layer}", str(batch), *cells])
             raw.append({"network": network, "batch": batch, "seconds": seconds})
     counts = ", ".join(f"{rounds} at batch {batch}" for batch, rounds in settings.rounds.items())
-    what = (
+    note = (
         f"One of {CLASSES} classes of each image, fp32, as multiples of the forward pass alone in the same round: medians "
         f"(with quartiles) over the rounds, {counts}."
     )
     title = "Fixed cost of a call on a GPU"
-    return Table("gpu fixed cuda", title, ["network, layer", "batch", *AMONG], rows, [*notes, what], raw)
+    return Table("gpu fixed cuda", title, ["network, layer", "batch", *COLUMNS], rows, [*notes, note], raw)

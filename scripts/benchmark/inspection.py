@@ -1,4 +1,4 @@
-"""What looking inside a network costs: recording in multiples of a training step, features of the forward pass."""
+"""Cost of looking inside a network: recording against a training step, and features against a forward pass."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from benchmark.measuring import Settings, keep_freed_memory, report_progress, sy
 from benchmark.tables import Table, format_spread
 
 NETWORK, FEATURES, LAYER = "ResNet-18", "ResNet-50", "layer2"
-PLAIN = "training step"
-EVERY = 10  # steps, of which one is recorded
+TRAINING_STEP = "training step"
+RECORD_INTERVAL = 10  # record one in this many steps
 
 Attach = Callable[[nn.Module, list[str]], AbstractContextManager[object]]
 
 
 def compare_inspection(settings: Settings) -> Iterator[Table]:
-    """Recording all of a network's convolutions through a training, and features from a pass that stops behind them."""
+    """Time the recording of all convolutions in a training, and features from a pass that stops after their layer."""
     keep_freed_memory()
     for device in settings.devices:
         yield tabulate_recording(device, settings)
@@ -46,20 +46,21 @@ def attach_ours(model: nn.Module, layers: list[str], **options: Any) -> Abstract
 
 @contextlib.contextmanager
 def attach_by_hand(model: nn.Module, layers: list[str]) -> Iterator[None]:
-    """The hooks that people write, with a call of PyTorch's for each number; they break before what is done in place."""
-    numbers: list[list[Tensor]] = []
+    """Attach handwritten hooks, with one PyTorch call per statistic. They fail at a layer before an in-place op."""
+    statistics: list[list[Tensor]] = []
 
-    def after(module: nn.Module, args: object, output: Tensor) -> None:
-        numbers.append(measure_by_hand(output.detach()))
+    def after_forward(module: nn.Module, args: object, output: Tensor) -> None:
+        statistics.append(measure_by_hand(output.detach()))
 
-    def after_backward(module: nn.Module, given: object, got: tuple[Tensor, ...]) -> None:
-        numbers.append(measure_by_hand(got[0]))
+    def after_backward(module: nn.Module, input_gradients: object, output_gradients: tuple[Tensor, ...]) -> None:
+        statistics.append(measure_by_hand(output_gradients[0]))
 
     modules = [model.get_submodule(name) for name in layers]
-    handles = [module.register_forward_hook(after) for module in modules]
+    handles = [module.register_forward_hook(after_forward) for module in modules]
     handles += [module.register_full_backward_hook(after_backward) for module in modules]
     try:
-        with warnings.catch_warnings():  # of the first layer's, whose input is a picture
+        # The first layer's hook warns because its input, the images, requires no gradient.
+        with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Full backward hook is firing")
             yield
     finally:
@@ -72,14 +73,14 @@ def measure_by_hand(tensor: Tensor) -> list[Tensor]:
     return [tensor.norm(), tensor.mean(), tensor.std(), zeros, tensor.abs().max(), tensor.isnan().any()]
 
 
-# How each is attached, and how many steps it is timed for.
+# By name: how the recording is attached, and the number of steps to time.
 RECORDINGS: dict[str, tuple[Attach, int]] = {
-    PLAIN: (attach_nothing, 1),
+    TRAINING_STEP: (attach_nothing, 1),
     "statistics, every step": (attach_ours, 1),
     "hooks by hand, every step": (attach_by_hand, 1),
     "tensors, every step": (partial(attach_ours, keep="device", last=1), 1),
-    f"{EVERY} training steps": (attach_nothing, EVERY),
-    f"statistics, every {EVERY}th step": (partial(attach_ours, every=EVERY), EVERY),
+    f"{RECORD_INTERVAL} training steps": (attach_nothing, RECORD_INTERVAL),
+    f"statistics, every {RECORD_INTERVAL}th step": (partial(attach_ours, every=RECORD_INTERVAL), RECORD_INTERVAL),
 }
 
 
@@ -101,13 +102,13 @@ def tabulate_recording(device: str, settings: Settings) -> Table:
         for call in timed.values():
             call()
         seconds = take_turns(timed, rounds)
-        plain = {steps: name for name, (attach, steps) in RECORDINGS.items() if attach is attach_nothing}
+        baselines = {steps: name for name, (attach, steps) in RECORDINGS.items() if attach is attach_nothing}
         cells = [
-            format_spread(np.divide(seconds[name], seconds[plain[steps]]))
+            format_spread(np.divide(seconds[name], seconds[baselines[steps]]))
             for name, (attach, steps) in RECORDINGS.items()
             if attach is not attach_nothing
         ]
-        rows.append([NETWORK, str(batch), f"{1000 * float(np.median(seconds[PLAIN])):.0f} ms", *cells])
+        rows.append([NETWORK, str(batch), f"{1000 * float(np.median(seconds[TRAINING_STEP])):.0f} ms", *cells])
         raw.append({"device": device, "network": NETWORK, "batch": batch, "seconds": seconds})
     notes = [
         f"Activations and gradients of {len(layers)} convolutions, as multiples of training steps without recording in the "
@@ -119,7 +120,7 @@ def tabulate_recording(device: str, settings: Settings) -> Table:
     header = [
         "network",
         "batch",
-        PLAIN,
+        TRAINING_STEP,
         *(name for name, (attach, _) in RECORDINGS.items() if attach is not attach_nothing),
     ]
     return Table(f"recording {device}", f"Recording a training ({device})", header, rows, notes, raw)
@@ -134,7 +135,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, la
 def time_steps(
     attach: Callable[[], AbstractContextManager[object]], step: Callable[[], None], steps: int, device: str
 ) -> float:
-    """Seconds of so many steps, inside a context whose beginning and end are off the clock."""
+    """Return the seconds of this number of steps; entering and leaving the context is not timed."""
 
     def run() -> None:
         for _ in range(steps):
@@ -147,7 +148,7 @@ def time_steps(
 
 
 def tabulate_features(device: str, settings: Settings) -> Table:
-    """The features of an early layer, from a pass that stops there, beside the whole forward pass."""
+    """Time the features of an early layer, from a pass that stops there, against the whole forward pass."""
     from gradcam.inspection.extraction import features
 
     model = build_model(FEATURES, device)

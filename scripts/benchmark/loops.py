@@ -1,7 +1,7 @@
-"""A folder of pictures explained: our pipeline, and the loops that users of the peers write, all with the same job.
+"""A folder of images: the same job done by our pipeline and by the loops that users of other libraries write.
 
-Each picture is read, squeezed to what the network takes, explained at `layer4` for its top class, and written as JPEG
-with the heatmap laid over all of it, at its full size. Each peer's loop uses the peer's own function for that.
+Each image is read, resized to the network's input size, explained at `layer4` for its top class, and written as JPEG at
+its full size with the heatmap over all of it. Each loop draws with its library's own function.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torchvision import transforms
 from torchvision.transforms.functional import to_pil_image
 
 from benchmark.cases import SIZE, build_model
-from benchmark.floor import ask
+from benchmark.floor import make_request
 from benchmark.pictures import QUALITY
 
 NETWORK, LAYER = "ResNet-50", "layer4"
@@ -32,13 +32,13 @@ TRANSFORM = transforms.Compose(
     [transforms.Resize((SIZE, SIZE)), transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
 )
 
-Run = Callable[[Path, Path], None]  # from a folder of pictures to a folder of overlays
+Run = Callable[[Path, Path], None]  # from a folder of images to a folder of overlays
 Batch = list[Image.Image]
 
 
 @dataclass(frozen=True)
 class Loop:
-    """One way to do the job; `package`: whose it is, as in `CONTENDERS`. `attach(precision, batch)` gives a `Run`."""
+    """One implementation of the job. `package` is a name in `CONTENDERS`; `attach(precision, batch)` gives a `Run`."""
 
     package: str
     precision: str
@@ -51,7 +51,7 @@ class Loop:
 
 
 def load_ours(precision: str, device: str = "cpu") -> Any:
-    """Our classifier of the same network, with the peers' weights."""
+    """Load our classifier with the same network and weights as the other libraries."""
     import gradcam
 
     with tempfile.TemporaryDirectory() as folder:
@@ -71,7 +71,7 @@ def attach_ours(precision: str, batch: int) -> Iterator[Run]:
 def run_pipeline(
     classifier: Any, source: Path, output: Path, batch: int, workers: int | None = None, *, pixels: str = "cpu"
 ) -> None:
-    """What `gradcam batch` does, without its progress: overlays, and a manifest."""
+    """Do what `gradcam batch` does, except for the progress display: write overlays and a manifest."""
     from gradcam.batch.engine import Work, explain_here
     from gradcam.batch.names import Saving, plan_stems
     from gradcam.batch.save import Saver
@@ -81,7 +81,7 @@ def run_pipeline(
     from gradcam.storage.output import Disk
 
     items = list_inputs([source], exclude=output).items
-    request, saving = ask(classifier), Saving(format="jpg", quality=QUALITY)
+    request, saving = make_request(classifier), Saving(format="jpg", quality=QUALITY)
     temporary = output / ".temporary"
     temporary.mkdir()
     saver = Saver(Disk(output, temporary), plan_stems(items), saving, classifier, request)
@@ -104,8 +104,8 @@ def attach_pytorch_grad_cam(precision: str, batch: int) -> Iterator[Run]:
             for paths, pictures, images in load_batches(source, batch, DTYPES[precision]):
                 for path, picture, heatmap in zip(paths, pictures, cam(input_tensor=images, targets=None)):
                     rgb = np.float32(picture) / 255
-                    drawn = show_cam_on_image(rgb, cv2.resize(heatmap, picture.size), use_rgb=True)
-                    bgr = cv2.cvtColor(drawn, cv2.COLOR_RGB2BGR)
+                    overlay = show_cam_on_image(rgb, cv2.resize(heatmap, picture.size), use_rgb=True)
+                    bgr = cv2.cvtColor(overlay, cv2.COLOR_RGB2BGR)
                     cv2.imwrite(str(output / path.name), bgr, [cv2.IMWRITE_JPEG_QUALITY, QUALITY])
 
         yield run
@@ -123,15 +123,15 @@ def attach_torchcam(precision: str, batch: int) -> Iterator[Run]:
             for paths, pictures, images in load_batches(source, batch, DTYPES[precision]):
                 scores = model(images)
                 (maps,) = cam(scores.argmax(dim=1).tolist(), scores)
-                for path, picture, found in zip(paths, pictures, maps):
-                    mask = to_pil_image(found.float(), mode="F")
+                for path, picture, heatmap in zip(paths, pictures, maps):
+                    mask = to_pil_image(heatmap.float(), mode="F")
                     overlay_mask(picture, mask, alpha=0.5).save(output / path.name, quality=QUALITY)
 
         yield run
 
 
 def load_batches(source: Path, size: int, dtype: torch.dtype) -> Iterator[tuple[Sequence[Path], Batch, Tensor]]:
-    """Files, their pictures, and what the network takes, so many at a time."""
+    """Yield batches of files, their images, and the network's input."""
     files = sorted(source.iterdir())
     for start in range(0, len(files), size):
         paths = files[start : start + size]

@@ -1,4 +1,4 @@
-"""How it is measured: rounds in turn, without the garbage of others; peaks in processes of their own."""
+"""How to measure: time in alternating rounds without garbage collection, peak memory in separate processes."""
 
 from __future__ import annotations
 
@@ -22,16 +22,20 @@ from benchmark.contenders import CONTENDERS, Call
 from gradcam.cli._process import MMAP_THRESHOLD, TRIM_THRESHOLD, set_allocator
 
 STATUS = Path("/proc/self/status")
-# The GNU C library decides from what happened before whether it gives freed memory back to the system, and taking it
-# again may cost a quarter of a forward pass. Left alone, a contender's time depends on which others are installed, and
-# the peak of a bare forward pass varies by 80 MB from process to process. The numbers are from its malloc.h.
+# Whether the GNU C library returns freed memory to the system depends on earlier allocations, and allocating it again
+# can cost a quarter of a forward pass. By default, a contender's time would depend on which other libraries are
+# installed, and the peak of a bare forward pass would vary by 80 MB between processes. The numbers are from glibc's
+# malloc.h.
 MMAP_MAX = -4
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the options chose. `rounds`: by batch size. `missing`: the contenders whose package is not there.
-    `pictures`: of a folder for a GPU, None for the usual number. `against`: an earlier checkout, for the process."""
+    """The chosen options. `rounds` is by batch size; `missing` has the contenders whose package is not installed.
+
+    `pictures` is the number of images in the section gpu, None for its default. `against` is an earlier checkout to
+    compare with, in the sections process and drawing.
+    """
 
     rounds: dict[int, int]
     devices: tuple[str, ...]
@@ -51,7 +55,7 @@ def synchronise(device: str) -> None:
 
 
 def time_once(contender: str, case: Case) -> float:
-    """Seconds of one call; the contender's hooks and the `.grad` that it left are gone afterwards, off the clock."""
+    """Return the seconds of one call. Removing the contender's hooks and `.grad` afterwards is not timed."""
     device = case.images.device.type
     with CONTENDERS[contender].attach(case) as call:
         synchronise(device)
@@ -64,16 +68,17 @@ def time_once(contender: str, case: Case) -> float:
 
 
 def time_rounds(contenders: Sequence[str], case: Case, rounds: int) -> dict[str, list[float]]:
-    """Seconds by contender, one for each round."""
+    """Return the seconds by contender, one value per round."""
     for name in contenders:
         time_once(name, warm_up(case))
     return take_turns({name: partial(time_once, name, case) for name in contenders}, rounds)
 
 
 def take_turns(timed: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Seconds by name, one for each round.
+    """Return the seconds by name, one value per round.
 
-    All take their turn within a round, in an order that changes, so that a slow moment of the machine meets all alike.
+    Each round runs every function once, in an order that changes, so that a slow moment of the machine affects all
+    alike.
     """
     shuffled, order = random.Random(SEED), list(timed)
     seconds: dict[str, list[float]] = {name: [] for name in timed}
@@ -86,13 +91,13 @@ def take_turns(timed: dict[str, Callable[[], float]], rounds: int) -> dict[str, 
 
 
 def warm_up(case: Case) -> Case:
-    """The same with two classes of each image at most: contenders that loop have loaded all their kernels by then."""
+    """Return the case with at most two classes per image: enough for looping contenders to load all their kernels."""
     return replace(case, classes=[classes[:2] for classes in case.classes])
 
 
 @contextlib.contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Collects before, not within, so that none pays for another's garbage."""
+    """Collect garbage first and not within the context, so that no contender pays for the garbage of another."""
     gc.collect()
     gc.disable()
     try:
@@ -102,13 +107,14 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 def measure_peak(contender: str, network: str, batch: int, device: str, threads: int) -> int:
-    """Bytes over the base at the peak of one call; to be run in a process of its own."""
+    """Return the bytes above the base at the peak of one call, for a separate process."""
     torch.set_num_threads(threads)
     return_freed_memory()
     model = build_model(network, device)
     layer = NETWORKS[network].layer
     case = make_case(model, layer, batch, 1, device)
-    time_once(contender, make_case(model, layer, 1, 1, device))  # a tiny warm-up: libraries load, pools fill
+    # A small warm-up, which loads libraries and fills memory pools.
+    time_once(contender, make_case(model, layer, 1, 1, device))
     gc.collect()
     with CONTENDERS[contender].attach(case) as call:
         base = read_memory("VmRSS") if device == "cpu" else torch.cuda.memory_allocated()
@@ -120,9 +126,9 @@ def measure_peak(contender: str, network: str, batch: int, device: str, threads:
 
 
 def read_memory(name: str) -> int:
-    """Bytes, from the kernel: VmRSS is resident now, VmHWM the most so far.
+    """Return bytes from the kernel's status: VmRSS is the resident memory, VmHWM its peak.
 
-    Not getrusage's ru_maxrss, which a child process inherits from its parent.
+    getrusage's ru_maxrss would not do, because a child process inherits it from its parent.
     """
     line = next(line for line in STATUS.read_text().splitlines() if line.startswith(f"{name}:"))
     return int(line.split()[1]) * 1024
@@ -134,12 +140,12 @@ def call_in_fresh_process(function: Callable[..., int], *args: Any) -> int:
 
 
 def keep_freed_memory() -> None:
-    """For time: after the warm-up none pays for taking memory from the system, not even those who use the most."""
-    set_allocator({TRIM_THRESHOLD: -1, MMAP_MAX: 0})  # the command's own bounds are for those who share a machine
+    """Make malloc keep freed memory, so that after the warm-up no timed call pays for taking memory from the system."""
+    set_allocator({TRIM_THRESHOLD: -1, MMAP_MAX: 0})  # not the command's own limits, which are for shared machines
 
 
 def return_freed_memory() -> None:
-    """For memory: what is resident is what is in use, but for small blocks."""
+    """Make malloc return large freed blocks at once, so that resident memory is the memory in use."""
     set_allocator({MMAP_THRESHOLD: 2**20})
 
 

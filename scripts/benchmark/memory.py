@@ -1,4 +1,4 @@
-"""The peak of memory over the base."""
+"""Peak memory above the memory in use before a call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmark.tables import Table, describe_contenders
 
 
 def compare_memory(settings: Settings) -> Iterator[Table]:
-    """The peak over the base, of one class of each image."""
+    """Measure the peak memory of explaining one class of each image."""
     for device in settings.devices:
         title = f"Peak memory above the memory in use before, one class of each image ({device})"
         if device == "cpu" and not STATUS.exists():
@@ -30,8 +30,8 @@ def tabulate_memory(title: str, network: str, device: str, settings: Settings) -
         cells = [f"{peaks[name] / MEGABYTE:.0f} MB" if name in peaks else "not measured" for name in CONTENDERS]
         rows.append([f"{network}, {NETWORKS[network].layer}", str(batch), *cells])
         raw.append({"device": device, "network": network, "batch": batch, "bytes": peaks})
-    what = "resident memory" if device == "cpu" else "memory allocated on the device"
-    notes = [f"Peak {what} during the call, minus that just before it. Each library runs in a separate process."]
+    memory_kind = "resident memory" if device == "cpu" else "memory allocated on the device"
+    notes = [f"Peak {memory_kind} during the call, minus that just before it. Each library runs in a separate process."]
     notes += ["The C library returns large freed blocks to the system at once."] if device == "cpu" else []
     notes += describe_contenders(settings)
     return Table(f"memory {device}", title, ["network, layer", "batch", *CONTENDERS], rows, notes, raw)

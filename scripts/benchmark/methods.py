@@ -1,4 +1,4 @@
-"""Many methods from one pass: ours together, the peers' one after another."""
+"""Many methods at once: ours from one pass, those of other libraries one after another."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmark.measuring import Settings, keep_freed_memory, report_progress, sy
 from benchmark.tables import Table, format_spread
 
 NETWORK = "ResNet-50"
-# The peers' classes of the same methods, by ours.
+# The classes of other libraries, by our name of the method.
 PYTORCH_GRAD_CAM = {
     "gradcam": "GradCAM",
     "gradcam-pp": "GradCAMPlusPlus",
@@ -32,7 +32,7 @@ TORCHCAM = {"gradcam": "GradCAM", "gradcam-pp": "GradCAMpp", "xgradcam": "XGradC
 
 
 def compare_methods(settings: Settings) -> Iterator[Table]:
-    """All methods of one pass, of one class of each image."""
+    """Time all single-pass methods for one class of each image."""
     keep_freed_memory()
     for device in settings.devices:
         yield tabulate_methods(device, settings)
@@ -75,7 +75,7 @@ def tabulate_methods(device: str, settings: Settings) -> Table:
 
 
 def time_attached(attach: object, case: Case) -> float:
-    """Seconds of one call; what is left in `.grad` is gone afterwards, off the clock."""
+    """Return the seconds of one call; clearing `.grad` afterwards is not timed."""
     device = case.images.device.type
 
     def run() -> None:

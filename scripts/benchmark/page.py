@@ -1,4 +1,4 @@
-"""The page of one picture: what it takes to make it, how large it is, and how quickly it answers in a browser."""
+"""The HTML page of one image: the time to make it, its size, and its response times in a browser."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from benchmark.measuring import Settings, report_progress
 from benchmark.tables import Table
 
 LAYERS = ["layer4", "layer3", "layer2", "layer1"]
-TIMES = 100
+BROWSER_ROUNDS = 100
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu"]
-# Both act as a person does, by an event, and read the layout afterwards, so that it is in the time.
+# Both dispatch an event as a user would, and read the layout afterwards, so that the time includes it.
 ACTIONS = {
     "switch class": """(i) => {
         const options = document.querySelectorAll("#things li");
@@ -43,7 +43,7 @@ ACTIONS = {
 
 
 def measure_page(settings: Settings) -> Iterator[Table]:
-    """Making it, beside one explanation and one bare pass; its bytes; and its answers, at each layer."""
+    """Measure the time to make the page, its size, and its response times by layer."""
     title, rounds = "The HTML page of one image", max(settings.rounds.values())
     report_progress(title, "writing")
     classifier, rows, raw, notes = gradcam.load_classifier(), [], [], []
@@ -54,18 +54,18 @@ def measure_page(settings: Settings) -> Iterator[Table]:
         with torch.no_grad():
             classifier.model(images)
 
-    made: dict[str, Callable[[], Any]] = {
+    calls: dict[str, Callable[[], Any]] = {
         "forward pass alone": run_bare,
         "explain, one class, layer4": lambda: classifier.explain(picture, "layer4"),
         "page, 1000 classes, layer4": lambda: gradcam.page(picture, classifier, layers=LAYERS[:1]),
         "page, 1000 classes, 4 layers": lambda: gradcam.page(picture, classifier, layers=LAYERS),
     }
-    for name, make in made.items():
-        make()  # warm-up
+    for name, call in calls.items():
+        call()  # warm-up
         seconds = []
         for _ in range(rounds):
             start = time.perf_counter()
-            make()
+            call()
             seconds.append(time.perf_counter() - start)
         raw.append({"what": name, "seconds": seconds})
         rows.append([name, *_format(np.array(seconds) * 1000)])
@@ -73,8 +73,8 @@ def measure_page(settings: Settings) -> Iterator[Table]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "page.html"
         page.save(file)
-        beside = file.stat().st_size - len(page.to_data()["picture"]["source"])
-        notes.append(f"Without the image, the file of 1000 classes at 4 layers has {beside / 1e6:.3f} MB.")
+        size = file.stat().st_size - len(page.to_data()["picture"]["source"])
+        notes.append(f"Without the image, the file of 1000 classes at 4 layers has {size / 1e6:.3f} MB.")
         for name, times in _time_in_browser(file, notes):
             raw.append({"what": name, "milliseconds": times})
             rows.append([name, *_format(np.array(times))])
@@ -98,7 +98,7 @@ def _time_in_browser(file: Path, notes: list[str]) -> Iterator[tuple[str, list[f
             report_progress("The HTML page of one image", layer)
             tab.locator(f"#layers input[value='{layer}']").check(force=True)
             for name, script in ACTIONS.items():
-                times = [tab.evaluate(script, i) for i in range(TIMES + 10)][10:]
+                times = [tab.evaluate(script, i) for i in range(BROWSER_ROUNDS + 10)][10:]
                 yield f"{name}, {layer}", times
         browser.close()
 

@@ -1,4 +1,4 @@
-"""The tables of docs/benchmarks.md, and the few of the README."""
+"""Writing the tables into docs/benchmarks.md, and the summary into the README."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ PAGES = ("README.md", "docs/benchmarks.md")
 
 
 def fill_pages(tables: Sequence[Table], environment: dict[str, str], *, only: Sequence[str]) -> None:
-    """Put every table between its marks, with a line on where the figures are from; marks without a table are an error.
+    """Put every table between its marks, and the machine and versions; raise an error for marks without a table.
 
-    `only`: the sections of a run in part. Then the other marks are left alone, and each table has a line of its own.
+    `only` has the sections of a partial run. Then other marks are left alone, and each table has its own line on the
+    machine.
     """
     origin = describe_briefly(environment)
     parts = {table.key: f"{table.lines()}\n\n{origin}" if only else table.lines() for table in tables}
@@ -26,7 +27,7 @@ def fill_pages(tables: Sequence[Table], environment: dict[str, str], *, only: Se
     for page in PAGES:
         text = (ROOT / page).read_text(encoding="utf-8")
         for key in re.findall(r"<!-- bench (.+?) -->", text):
-            if key not in parts and (only or key.endswith(" cuda")):  # no machine has to have a GPU
+            if key not in parts and (only or key.endswith(" cuda")):  # a machine without a GPU has no such table
                 continue
             if not parts.get(key):
                 raise click.ClickException(
@@ -40,23 +41,28 @@ def fill_pages(tables: Sequence[Table], environment: dict[str, str], *, only: Se
 
 
 def describe_briefly(environment: dict[str, str]) -> str:
-    versions = ("Python", "torch", "torchvision", *(name for name, it in CONTENDERS.items() if it.distribution))
+    versions = (
+        "Python",
+        "torch",
+        "torchvision",
+        *(name for name, contender in CONTENDERS.items() if contender.distribution),
+    )
     present = [name for name in versions if not environment[name].startswith("missing")]
     listed = ", ".join(f"{name} {environment[name].split('+')[0]}" for name in present)
     return f"*{environment['date'][:10]}; {environment['CPU']}; GPU: {environment['GPU']}; {listed}.*"
 
 
 def summarise(tables: Sequence[Table]) -> Table:
-    """The few figures for the first screen."""
+    """Return the summary of a few figures for the top of the README."""
     network, rows = "ResNet-50", []
     for title, key, batch in (
         ("one class, batch 8", "time cpu", "8"),
         ("20 classes of one image", "classes cpu", "1"),
         ("peak memory, batch 32", "memory cpu", "32"),
     ):
-        found = [row for table in tables if table.key == key for row in table.rows]
-        for row in found:
+        selected_rows = [row for table in tables if table.key == key for row in table.rows]
+        for row in selected_rows:
             if row[0].startswith(network) and row[1] == batch:
-                bare, _, own, *others = (cell.partition(" (")[0] for cell in row[2:])
-                rows.append([title, bare if "memory" in key else "1", f"**{own}**", *others])
+                bare, _, ours, *peers = (cell.partition(" (")[0] for cell in row[2:])
+                rows.append([title, bare if "memory" in key else "1", f"**{ours}**", *peers])
     return Table("summary", network, [network, *(name for name in CONTENDERS if name != "by hand")], rows)

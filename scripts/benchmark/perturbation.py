@@ -1,4 +1,4 @@
-"""Methods that run the tail, or the model, again: each beside the passes that it cannot do without."""
+"""Methods that run the model, or the layers after the target layer, many times, against the passes that they need."""
 
 from __future__ import annotations
 
@@ -21,42 +21,42 @@ from benchmark.tables import Table, format_spread
 
 
 @dataclass(frozen=True)
-class Rerun:
-    """A method at a layer; `beside(case)` gives the passes that it is compared with, `peers` those who have the method."""
+class PerturbationRun:
+    """A method at a layer. `make_baseline(case)` returns the passes to compare with; `peers` have the same method."""
 
     title: str
     method: str
     layer: str
     dtype: torch.dtype
     unit: str
-    beside: Callable[[Case], Call]
+    make_baseline: Callable[[Case], Call]
     peers: dict[str, Callable[[Case], contextlib.AbstractContextManager[Call]]]
     rounds: int
 
 
-RERUN_BATCH = 32  # rows of a batch of bare passes; larger ones are not faster
+BASELINE_BATCH = 32  # batch size of the bare passes; larger batches are not faster
 
 
-def one_forward_pass(case: Case) -> Call:
-    return run_all(case.model, case.images)
+def make_forward_pass(case: Case) -> Call:
+    return make_passes(case.model, case.images)
 
 
-def tail_passes(case: Case) -> Call:
-    """ResNet's `layer4` and what follows, once for each channel of `layer3`."""
+def make_tail_passes(case: Case) -> Call:
+    """Return a call that runs ResNet's `layer4` and what follows, once per channel of `layer3`."""
     model: Any = case.model
     tail = nn.Sequential(model.layer4, model.avgpool, nn.Flatten(), model.fc)
-    return run_all(tail, torch.rand(256, 256, SIZE // 16, SIZE // 16))
+    return make_passes(tail, torch.rand(256, 256, SIZE // 16, SIZE // 16))
 
 
-def forward_passes(case: Case) -> Call:
-    """The whole of it, once for each channel of `layer4`."""
-    return run_all(case.model, torch.randn(512, 3, SIZE, SIZE).to(case.images.dtype))
+def make_forward_passes(case: Case) -> Call:
+    """Return a call that runs the whole model, once per channel of `layer4`."""
+    return make_passes(case.model, torch.randn(512, 3, SIZE, SIZE).to(case.images.dtype))
 
 
-def run_all(model: nn.Module, rows: Tensor) -> Call:
+def make_passes(model: nn.Module, rows: Tensor) -> Call:
     def run() -> object:
         with torch.no_grad():
-            return [model(batch) for batch in rows.split(RERUN_BATCH)]
+            return [model(batch) for batch in rows.split(BASELINE_BATCH)]
 
     return run
 
@@ -90,20 +90,31 @@ ABLATION_PEERS = {"pytorch-grad-cam": attach_peers_ablation_cam}
 SCORE_PEERS = {"torchcam": attach_peers_score_cam}
 
 
-RERUNS = (
-    Rerun(
-        "Ablation-CAM", "ablationcam", "layer4", torch.float32, "1 forward pass", one_forward_pass, ABLATION_PEERS, 15
+RUNS = (
+    PerturbationRun(
+        "Ablation-CAM", "ablationcam", "layer4", torch.float32, "1 forward pass", make_forward_pass, ABLATION_PEERS, 15
     ),
-    Rerun(
-        "Ablation-CAM", "ablationcam", "layer3", torch.float32, "256 passes of the tail", tail_passes, ABLATION_PEERS, 5
+    PerturbationRun(
+        "Ablation-CAM",
+        "ablationcam",
+        "layer3",
+        torch.float32,
+        "256 passes of the tail",
+        make_tail_passes,
+        ABLATION_PEERS,
+        5,
     ),
-    Rerun("Score-CAM", "scorecam", "layer4", torch.float32, "512 forward passes", forward_passes, SCORE_PEERS, 2),
-    Rerun("Score-CAM", "scorecam", "layer4", torch.bfloat16, "512 forward passes", forward_passes, SCORE_PEERS, 1),
+    PerturbationRun(
+        "Score-CAM", "scorecam", "layer4", torch.float32, "512 forward passes", make_forward_passes, SCORE_PEERS, 2
+    ),
+    PerturbationRun(
+        "Score-CAM", "scorecam", "layer4", torch.bfloat16, "512 forward passes", make_forward_passes, SCORE_PEERS, 1
+    ),
 )
 
 
 def compare_perturbation(settings: Settings) -> Iterator[Table]:
-    """ResNet-18, one image, one class; on the CPU. The slow peers take their turn in the first round only."""
+    """Time one image and class with ResNet-18 on the CPU. Slow libraries run in the first round only."""
     keep_freed_memory()
     rows, raw = [], []
     skipped = (
@@ -111,23 +122,25 @@ def compare_perturbation(settings: Settings) -> Iterator[Table]:
         if describe_bfloat16() != "no bf16 instructions"
         else ["bfloat16 is not measured: this CPU has no instructions for it."]
     )
-    for rerun in RERUNS:
-        if skipped and rerun.dtype == torch.bfloat16:
+    for run in RUNS:
+        if skipped and run.dtype == torch.bfloat16:
             continue
-        seconds = time_rerun(rerun, settings)
-        beside = seconds["beside"]
+        seconds = time_run(run, settings)
+        baseline = seconds["beside"]
         cells = {
-            name: format_multiples([own / other for own, other in zip(values, beside)])
+            name: format_multiples(
+                [method_seconds / baseline_seconds for method_seconds, baseline_seconds in zip(values, baseline)]
+            )
             for name, values in seconds.items()
         }
-        kind = str(rerun.dtype).removeprefix("torch.")
-        base = f"{rerun.unit}, {float(np.median(beside)):.2f} s"
+        dtype = str(run.dtype).removeprefix("torch.")
+        baseline_cell = f"{run.unit}, {float(np.median(baseline)):.2f} s"
         peers = [cells.get(name, "-") for name in PERTURBATION_PEERS]
-        rows.append([f"{rerun.title} at {rerun.layer}, {kind}", base, cells["gradcam"], *peers])
-        raw.append({"method": rerun.method, "layer": rerun.layer, "dtype": kind, "seconds": seconds})
+        rows.append([f"{run.title} at {run.layer}, {dtype}", baseline_cell, cells["gradcam"], *peers])
+        raw.append({"method": run.method, "layer": run.layer, "dtype": dtype, "seconds": seconds})
     notes = [
         "Multiples of the baseline in the same round: medians (with quartiles), or a single round.",
-        f"The baseline runs in batches of {RERUN_BATCH}. No figure: the library has no such method, or takes many minutes.",
+        f"The baseline runs in batches of {BASELINE_BATCH}. No figure: the library has no such method, or takes many minutes.",
         *skipped,
     ]
     header = ["ResNet-18", "baseline", "gradcam", *PERTURBATION_PEERS]
@@ -141,29 +154,29 @@ def format_multiples(ratios: Sequence[float]) -> str:
 PERTURBATION_PEERS = ("pytorch-grad-cam", "torchcam")
 
 
-def time_rerun(rerun: Rerun, settings: Settings) -> dict[str, list[float]]:
+def time_run(run: PerturbationRun, settings: Settings) -> dict[str, list[float]]:
     import gradcam
 
     torch.manual_seed(SEED)
-    model = torchvision.models.resnet18().eval().to(rerun.dtype)
-    case = make_case(model, rerun.layer, 1, 1, "cpu")
-    case = replace(case, images=case.images.to(rerun.dtype))
+    model = torchvision.models.resnet18().eval().to(run.dtype)
+    case = make_case(model, run.layer, 1, 1, "cpu")
+    case = replace(case, images=case.images.to(run.dtype))
     calls = {
-        "beside": rerun.beside(case),
-        "gradcam": lambda: gradcam.explain(model, case.images, rerun.layer, method=rerun.method, target=case.classes),
+        "beside": run.make_baseline(case),
+        "gradcam": lambda: gradcam.explain(model, case.images, run.layer, method=run.method, target=case.classes),
     }
-    rounds = min(rerun.rounds, settings.rounds.get(1, rerun.rounds))
+    rounds = min(run.rounds, settings.rounds.get(1, run.rounds))
     if rounds > 3:
         for call in calls.values():
             call()
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(rounds):
-        report_progress(rerun.title, rerun.layer, rerun.dtype, f"round {number + 1} of {rounds}")
+        report_progress(run.title, run.layer, run.dtype, f"round {number + 1} of {rounds}")
         with no_garbage_collection():
             for name in sorted(calls, reverse=bool(number % 2)):
                 seconds[name].append(time_call(calls[name]))
-            for name in rerun.peers if number == 0 else ():
+            for name in run.peers if number == 0 else ():
                 if name in settings.present:
-                    with rerun.peers[name](case) as call:
+                    with run.peers[name](case) as call:
                         seconds[name] = [time_call(call)]
     return seconds

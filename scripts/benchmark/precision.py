@@ -1,4 +1,4 @@
-"""Models as we load them, in each precision."""
+"""Models loaded by gradcam, in each precision."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PREPARED = ("fp32", "bf16")
 
 
 def compare_precisions(settings: Settings) -> Iterator[Table]:
-    """Models as we load them, in each precision, beside the bare forward pass of the model as it was built, in float32."""
+    """Compare loaded models in each precision with the bare forward pass of the model as built, in float32."""
     keep_freed_memory()
     for device in settings.devices:
         yield tabulate_precisions(["ResNet-50", "EfficientNet-Lite0"], device, settings)
@@ -30,7 +30,9 @@ def tabulate_precisions(networks: Sequence[str], device: str, settings: Settings
     title, rows, raw = f"Grad-CAM of loaded models, by precision ({device})", [], []
     for network in networks:
         models, layer = prepare_models(network, device), NETWORKS[network].layer
-        correlations = {name: correlate_least(models["built"], models[name], layer, device) for name in PREPARED}
+        correlations = {
+            name: find_lowest_correlation(models["built"], models[name], layer, device) for name in PREPARED
+        }
         for batch, rounds in settings.rounds.items():
             report_progress("precision", device, network, f"batch {batch}")
             seconds = time_precisions(models, make_case(models["built"], layer, batch, 1, device), rounds)
@@ -38,8 +40,8 @@ def tabulate_precisions(networks: Sequence[str], device: str, settings: Settings
             cells += [format_spread(np.divide(seconds[name], seconds[BARE])) for name in models]
             cells += [f"{correlation:.4f}" for correlation in correlations.values()]
             rows.append([f"{network}, {layer}", str(batch), *cells])
-            what = {"device": device, "network": network, "layer": layer, "batch": batch}
-            raw.append({**what, "seconds": seconds, "correlations": correlations})
+            conditions = {"device": device, "network": network, "layer": layer, "batch": batch}
+            raw.append({**conditions, "seconds": seconds, "correlations": correlations})
     header = ["network, layer", "batch", f"{BARE}, fp32", "as built, fp32", *(f"loaded, {name}" for name in PREPARED)]
     header += [f"correlation, {name}" for name in PREPARED]
     counts = ", ".join(f"{rounds} at batch {batch}" for batch, rounds in settings.rounds.items())
@@ -72,8 +74,8 @@ def time_precisions(models: dict[str, nn.Module], case: Case, rounds: int) -> di
     return take_turns(timed, rounds)
 
 
-def correlate_least(built: nn.Module, prepared: nn.Module, layer: str, device: str) -> float:
-    """The least correlation of the two models' maps over the photographs, each at the first's top class."""
+def find_lowest_correlation(built: nn.Module, prepared: nn.Module, layer: str, device: str) -> float:
+    """Return the lowest correlation of two models' maps over the photographs, for the top class of the first model."""
     import gradcam
 
     paths = sorted(path for path in (ROOT / PICTURE).parent.iterdir() if path.suffix in SUFFIXES)
@@ -81,4 +83,4 @@ def correlate_least(built: nn.Module, prepared: nn.Module, layer: str, device: s
     full = gradcam.explain(built, images, layer)
     images = images.to(next(prepared.parameters()).dtype)
     half = gradcam.explain(prepared, images, layer, target=full.classes)
-    return min(correlate(one, other) for one, other in zip(half.maps, full.maps))
+    return min(correlate(half_map, full_map) for half_map, full_map in zip(half.maps, full.maps))

@@ -1,4 +1,4 @@
-"""What the command's own process costs: beside an earlier checkout's, or beside the same with settings left alone."""
+"""Cost of the command's own process, against an earlier checkout, or against the command with default settings."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from benchmark.measuring import Settings, report_progress
 from benchmark.pictures import make_pictures
 from benchmark.tables import Table, format_spread
 
-PICTURES, FEW = 16, 2  # of a batch: those that are timed, and those that warm up
+PICTURES, WARM_UPS = 16, 2  # images of a batch: those that are timed, and those to warm up
 SIZE = (1024, 768)
 ROOT = Path(__file__).parents[2]
-# Any variable of the allocator's has the command leave it alone, and so many turns are GNU OpenMP's own.
-LEFT_ALONE = {"MALLOC_PERTURB_": "0", "GOMP_SPINCOUNT": "300000"}
-# A batch of a few pictures, then of all, which alone is counted: most of a long batch is neither start nor end.
+# With any allocator variable set, the command leaves the allocator alone. The spin count is GNU OpenMP's default.
+DEFAULT_VARIABLES = {"MALLOC_PERTURB_": "0", "GOMP_SPINCOUNT": "300000"}
+# Runs a batch of a few images, then one of all images, which alone is counted: most of a long batch is neither start
+# nor end.
 BATCH = """
 import json, resource, sys, time
 from gradcam.cli import main
@@ -46,7 +47,7 @@ def run():
 run()
 print(json.dumps(run()))
 """
-# One picture: the whole process, from its start to its end.
+# Runs the whole process for one image.
 RUN = """
 import json, os, resource, subprocess, sys, time
 start = time.perf_counter()
@@ -56,7 +57,7 @@ spent = resource.getrusage(resource.RUSAGE_CHILDREN)
 seconds = spent.ru_utime + spent.ru_stime
 print(json.dumps([time.perf_counter() - start, seconds, spent.ru_maxrss * 1024, spent.ru_minflt]))
 """
-# One overlay after another, in one thread: the median of their seconds.
+# Draws one overlay after another in one thread, and prints the median of their seconds.
 DRAW = """
 import statistics, time
 import gradcam, numpy as np
@@ -70,7 +71,7 @@ for _ in range(60):
 print(statistics.median(seconds[10:]))
 """
 BUSY = "while True: sum(range(100000))"
-# A folder of photographs, with the embedded model: the command alone, without other processes beside it.
+# A folder of photographs for the embedded model, without other processes at work.
 FOLDER, PHOTOGRAPHS, PHOTOGRAPH_PIXELS = "photographs", 632, 640
 MODELS = {
     "ResNet-50": ["--model", "resnet50", "--weights", "weights.pt", "--layer", "layer4"],
@@ -79,81 +80,82 @@ MODELS = {
 
 
 def compare_process(settings: Settings) -> Iterator[Table]:
-    """`gradcam batch` and `gradcam run`, alone and beside a busy process: as they are over what they were."""
+    """Compare `gradcam batch` and `gradcam run` with their baseline, on an idle machine and beside a busy process."""
     rounds, rows, raw = max(settings.rounds.values()), [], []
-    mine, other = {"PYTHONPATH": str(ROOT)}, {"PYTHONPATH": str(settings.against or ROOT)}
-    ways = (mine, other if settings.against else other | LEFT_ALONE)
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    new_variables, old_variables = {"PYTHONPATH": str(ROOT)}, {"PYTHONPATH": str(settings.against or ROOT)}
+    environments = (new_variables, old_variables if settings.against else old_variables | DEFAULT_VARIABLES)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         torch.manual_seed(0)
         torch.save(resnet50(weights=None).state_dict(), folder / "weights.pt")
-        for name, count in (("pictures", PICTURES), ("few", FEW)):
+        for name, count in (("pictures", PICTURES), ("few", WARM_UPS)):
             make_pictures(folder / name, count, SIZE)
         if settings.against:
             copy_photographs(folder / FOLDER, PHOTOGRAPHS)
         cases = itertools.product(("batch", "run"), MODELS, (False, True))
         for command, model, is_busy in [*([(FOLDER, "embedded", False)] if settings.against else []), *cases]:
             report_progress("process", command, model, "busy" if is_busy else "alone")
-            with busy_process() if is_busy else contextlib.nullcontext():
-                for way in ways:  # the first compiles what it imports, and fills the machine's cache of files
-                    measure(folder, command, model, way)
+            with run_busy_process() if is_busy else contextlib.nullcontext():
+                # The first run compiles imported modules and fills the file cache.
+                for environment in environments:
+                    measure(folder, command, model, environment)
                 pairs = []
                 for number in range(rounds):
-                    order = (1, 0) if number % 2 else (0, 1)  # each first in every other pair
-                    found = {which: measure(folder, command, model, ways[which]) for which in order}
-                    pairs.append((found[0], found[1]))
-            own, before = (np.array(each) for each in zip(*pairs))
-            ratios = own / np.maximum(before, 1e-9)
+                    order = (1, 0) if number % 2 else (0, 1)  # alternate which one runs first
+                    figures = {index: measure(folder, command, model, environments[index]) for index in order}
+                    pairs.append((figures[0], figures[1]))
+            new, old = (np.array(side) for side in zip(*pairs))
+            ratios = new / np.maximum(old, 1e-9)
             cells = [format_spread(1 / ratios[:, 0]), *(format_spread(ratios[:, column]) for column in (1, 2))]
-            faults = " to ".join(f"{np.median(each[:, 3]) / 1000:.0f}" for each in (before, own))
+            faults = " to ".join(f"{np.median(side[:, 3]) / 1000:.0f}" for side in (old, new))
             title = f"`gradcam batch`, {PHOTOGRAPHS} photographs" if command == FOLDER else f"`gradcam {command}`"
             rows.append([title, model, "a busy process" if is_busy else "none", *cells, faults])
             raw.append({"command": command, "model": model, "busy": is_busy, "pairs": pairs})
-    was = (
+    baseline = (
         "an earlier version of this package"
         if settings.against
         else "the same command with the default allocator and OpenMP settings"
     )
     notes = [
         f"JPEG files of {SIZE[0]} x {SIZE[1]}, from input files to overlays. Batch: {PICTURES} images, in a process that "
-        f"has explained {FEW} before. {PHOTOGRAPHS} photographs: JPEG files of up to {PHOTOGRAPH_PIXELS} pixels a "
+        f"has explained {WARM_UPS} before. {PHOTOGRAPHS} photographs: JPEG files of up to {PHOTOGRAPH_PIXELS} pixels a "
         "side, the whole process. Run: the whole process for one image, including the import of torch. Medians (with "
-        f"quartiles) of {rounds} pairs, compared with {was}. Load average at the end: {os.getloadavg()[1]:.1f}."
+        f"quartiles) of {rounds} pairs, compared with {baseline}. Load average at the end: {os.getloadavg()[1]:.1f}."
     ]
     header = ["command", "model", "load", "speed-up", "CPU time", "peak memory", "thousand page faults"]
     yield Table("process", "Memory and threads of the command (cpu)", header, rows, notes, raw)
 
 
 def compare_drawing(settings: Settings) -> Iterator[Table]:
-    """An overlay, beside an earlier checkout's; nothing without one."""
+    """Compare the time to draw an overlay with that of an earlier checkout; yield nothing without one."""
     if settings.against is None:
         return
     rounds, times = max(settings.rounds.values()), []
-    for number in range(rounds + 1):  # the first compiles what it imports
+    for number in range(rounds + 1):  # the first round compiles imported modules
         trees = (ROOT, settings.against)[:: -1 if number % 2 else 1]
         times.append({tree: draw(tree) for tree in trees})
-    own, before = (np.array([each[tree] for each in times[1:]]) * 1000 for tree in (ROOT, settings.against))
+    new, old = (np.array([seconds[tree] for seconds in times[1:]]) * 1000 for tree in (ROOT, settings.against))
     notes = [f"An image of {SIZE[0]} x {SIZE[1]}, one thread; medians (with quartiles) of {rounds} pairs of processes."]
-    row = ["`gradcam.overlay`", *(format_spread(each) for each in (before, own, before / own))]
+    row = ["`gradcam.overlay`", *(format_spread(seconds) for seconds in (old, new, old / new))]
     yield Table(
         "drawing",
         "Drawing (cpu)",
         ["", "before, ms", "now, ms", "speed-up"],
         [row],
         notes,
-        [list(each.values()) for each in times],
+        [list(seconds.values()) for seconds in times],
     )
 
 
 def draw(tree: Path) -> float:
-    """The seconds of an overlay, by the package that lies there."""
+    """Return the seconds to draw an overlay with the package in this folder."""
     environment = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", DRAW], cwd=tree, env=environment, capture_output=True, check=True)
-    return float(done.stdout)
+    process = subprocess.run([sys.executable, "-c", DRAW], cwd=tree, env=environment, capture_output=True, check=True)
+    return float(process.stdout)
 
 
 def copy_photographs(folder: Path, count: int) -> None:
-    """Write small copies of the photographs in assets/, each turned by another angle, so that no two files are equal."""
+    """Write small copies of the photographs in assets/, each rotated by a different angle, so that all files differ."""
     folder.mkdir()
     files = [path for path in sorted((ROOT / "assets").iterdir()) if path.suffix in (".jpg", ".webp")]
     photographs = [Image.open(path).convert("RGB") for path in files if not path.name.startswith("readme")]
@@ -164,7 +166,7 @@ def copy_photographs(folder: Path, count: int) -> None:
 
 
 @contextlib.contextmanager
-def busy_process() -> Iterator[None]:
+def run_busy_process() -> Iterator[None]:
     process = subprocess.Popen([sys.executable, "-c", BUSY])
     try:
         yield
@@ -173,22 +175,22 @@ def busy_process() -> Iterator[None]:
         process.wait()
 
 
-def measure(folder: Path, command: str, model: str, more: dict[str, str]) -> list[float]:
-    """What one process took, with these variables in its environment: seconds, the processor's, bytes, page faults."""
-    own = ("MALLOC_", "GLIBC_TUNABLES", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "PYTHONDONTWRITEBYTECODE")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(own)}
+def measure(folder: Path, command: str, model: str, variables: dict[str, str]) -> list[float]:
+    """Return the seconds, CPU seconds, peak bytes and page faults of one process with these environment variables."""
+    cleared = ("MALLOC_", "GLIBC_TUNABLES", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "PYTHONDONTWRITEBYTECODE")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(cleared)}
     with tempfile.TemporaryDirectory(dir=folder) as output:
         names = {"batch": ("few", "pictures"), FOLDER: (FOLDER,)}.get(command, (str(next((folder / "few").iterdir())),))
-        rest = [*MODELS[model], "--device", "cpu", "-q", "-o"]
+        options = [*MODELS[model], "--device", "cpu", "-q", "-o"]
         verb = "batch" if command == FOLDER else command
-        lines = [[verb, name, *rest, f"{output}/{number}/"] for number, name in enumerate(names)]
-        done = subprocess.run(
+        lines = [[verb, name, *options, f"{output}/{number}/"] for number, name in enumerate(names)]
+        process = subprocess.run(
             [sys.executable, "-c", BATCH if command == "batch" else RUN],
             cwd=folder,
-            env=environment | more,
+            env=environment | variables,
             input="".join(f"{json.dumps(line)}\n" for line in lines),
             capture_output=True,
             text=True,
             check=True,
         )
-    return list(json.loads(done.stdout))
+    return list(json.loads(process.stdout))

@@ -1,4 +1,4 @@
-"""How good the maps are: methods by metrics, on the photographs that come with the package, as `gradcam evaluate` has it."""
+"""Quality of the maps: methods by metrics, as `gradcam evaluate` reports them, on the photographs in assets/."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gradcam.evaluation.study.results import Ranking
 
 PICTURES = ROOT / "assets" / "evaluation.txt"
-# Those of one pass, and of those that run the model again the cheap ones: others take hundreds of passes for a map.
+# All single-pass methods, and the cheap ones of those that run the model again; others take hundreds of passes per map.
 METHODS = ("single-pass", "ablationcam", "reciprocam", "fasterscorecam")
 METRICS = (
     *("average-drop", "average-gain", "insertion", "deletion", "road", "sufficiency"),
@@ -23,7 +23,7 @@ SEED = 0
 
 
 def compare_quality(settings: Settings) -> Iterator[Table]:
-    """One study on one device: the numbers are not of time."""
+    """Run one study on one device, because the figures do not depend on time."""
     import gradcam
     from gradcam.evaluation import METRICS as KNOWN
     from gradcam.evaluation import evaluate
@@ -46,7 +46,10 @@ def compare_quality(settings: Settings) -> Iterator[Table]:
         "Means, and half the 95 % interval. Bold: the best method. =: not significantly different from the best, with all "
         "pairs compared at once. !: a control map that is as good as the best method.",
     ]
-    raw = [{"method": it.method, "metric": it.metric, "mean": it.interval.mean} for it in standings.values()]
+    raw = [
+        {"method": standing.method, "metric": standing.metric, "mean": standing.interval.mean}
+        for standing in standings.values()
+    ]
     yield Table("quality", "Methods by metrics", header, rows, notes, raw)
 
 

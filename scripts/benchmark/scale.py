@@ -1,4 +1,4 @@
-"""Many files: the peak of memory, and what each costs beside its picture."""
+"""Many files: the peak memory, and the cost of a file without its image."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from benchmark.pictures import make_pictures, repeat_pictures
 from benchmark.tables import Table, format_spread
 
 COUNTS = (200, 2000)
-SMALL = (320, 240)  # width and height
-FILES = 64  # that the others are links to
-MANY = 10_000
+SMALL_SIZE = (320, 240)  # width and height
+FILES = 64  # distinct files; the others are links to them
+LISTED_FILES = 10_000
 
 
 def tabulate_memory(counts: tuple[int, ...] = COUNTS) -> Table:
-    """The most that a run has resident, each in a process of its own."""
+    """Measure the peak resident memory of runs, each in a separate process."""
     title = "Memory of a folder (cpu)"
     if not STATUS.exists():
         return Table("folder memory", title, notes=["Skipped: it needs Linux's /proc."])
@@ -34,44 +34,44 @@ def tabulate_memory(counts: tuple[int, ...] = COUNTS) -> Table:
     header = ["", *(f"{count:,} images" for count in counts), "ratio"]
     notes = [
         "Peak resident memory of a separate process, including Python and the libraries. Images of "
-        f"{SMALL[0]} x {SMALL[1]}, the embedded model."
+        f"{SMALL_SIZE[0]} x {SMALL_SIZE[1]}, the embedded model."
     ]
     return Table("folder memory", title, header, [["gradcam", *cells, f"{ratio:.2f}"]], notes, [{"bytes": peaks}])
 
 
 def measure_run(count: int) -> int:
-    """Bytes at the peak; to be run in a process of its own."""
+    """Return the peak bytes of a run, for a separate process."""
     import gradcam
 
     classifier = gradcam.load_classifier(device="cpu")
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        make_pictures(folder / "some", FILES, SMALL)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        make_pictures(folder / "some", FILES, SMALL_SIZE)
         repeat_pictures(folder / "some", folder / "pictures", count)
         (folder / "output").mkdir()
         run_pipeline(classifier, folder / "pictures", folder / "output", batch=8)
     return read_memory("VmHWM")
 
 
-def measure_listing(rounds: int, count: int = MANY) -> Table:
-    """Finding files, naming their results and recording them: milliseconds a file, without a look into any."""
+def measure_listing(rounds: int, count: int = LISTED_FILES) -> Table:
+    """Time the steps of a run except reading images: finding files, naming their results, and writing their records."""
     report_progress("folder", "listing", f"{count} files")
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         for number in range(count):
             path = folder / f"pictures/{number // 1000:02}/{number:05}.jpg"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(b"small")
         steps = [time_steps(folder / "pictures", folder / f"manifest-{number}.jsonl") for number in range(rounds)]
-    cells = [format_spread([1000 * each[name] / count for each in steps], 4) for name in steps[0]]
-    total = format_spread([1000 * sum(each.values()) / count for each in steps], 4)
+    cells = [format_spread([1000 * step_seconds[name] / count for step_seconds in steps], 4) for name in steps[0]]
+    total = format_spread([1000 * sum(step_seconds.values()) / count for step_seconds in steps], 4)
     header = [f"{count:,} small files", *steps[0], "total"]
     notes = [f"Milliseconds per file: medians (with quartiles) over {rounds} rounds."]
     return Table("folder listing", "Time per file without its image", header, [["gradcam", *cells, total]], notes)
 
 
 def time_steps(source: Path, manifest: Path) -> dict[str, float]:
-    """Seconds of each step over all files."""
+    """Return the seconds of each step over all files."""
     from gradcam.batch.names import plan_stems
     from gradcam.sources.list import list_inputs
     from gradcam.storage.manifest import ManifestWriter
@@ -90,7 +90,7 @@ def time_steps(source: Path, manifest: Path) -> dict[str, float]:
 
 
 def make_record(image: str, stem: str) -> object:
-    """As one of a picture of which one class was explained."""
+    """Return a record like that of an image with one explained class."""
     from gradcam.storage.records import Explained, Prediction, Record
 
     predictions = [Prediction(index, f"class {index}", 0.2) for index in range(5)]

@@ -1,4 +1,4 @@
-"""Maps of sentences: fifty of one picture, beside one pass of the tower that sees it, and beside a peer's recipe."""
+"""Maps of sentences, fifty per image, against one pass of the image encoder, and against another library's recipe."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BARE, OURS, PEER = (
     f"pytorch-grad-cam, {SENTENCES} sentences",
 )
 BASE = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
-TEXT = {"num_hidden_layers": 1}  # not run here
+TEXT = {"num_hidden_layers": 1}  # required by the configuration, but never run
 
 
 def build_clip() -> nn.Module:
@@ -60,7 +60,7 @@ TOWERS: dict[str, Callable[[], nn.Module]] = {
 
 
 def compare_sentences(settings: Settings) -> Iterator[Table]:
-    """Towers with random weights, and sentences as embeddings."""
+    """Explain embeddings of sentences with image encoders that have random weights."""
     keep_freed_memory()
     for device in settings.devices:
         yield tabulate_sentences(device, settings)
@@ -72,11 +72,11 @@ def tabulate_sentences(device: str, settings: Settings) -> Table:
         for batch, rounds in settings.rounds.items():
             report_progress("sentences", device, name, f"batch {batch}")
             method, seconds = time_tower(name, batch, rounds, device, settings)
-            absent = "not measured" if "pytorch-grad-cam" in settings.missing else "-"  # where it has no recipe
+            absent = "not measured" if "pytorch-grad-cam" in settings.missing else "-"  # "-" where it has no recipe
             peer = format_spread(np.divide(seconds[PEER], seconds[BARE])) if PEER in seconds else absent
             bare = f"{1000 * float(np.median(seconds[BARE])):.0f} ms"
-            own = f"{format_spread(np.divide(seconds[OURS], seconds[BARE]))}, {method}"
-            rows.append([name, str(batch), bare, own, peer])
+            ours = f"{format_spread(np.divide(seconds[OURS], seconds[BARE]))}, {method}"
+            rows.append([name, str(batch), bare, ours, peer])
             raw.append({"device": device, "tower": name, "batch": batch, "seconds": seconds, "method": method})
     notes = [
         f"Multiples of one pass of the image encoder in the same round, {SIZE} px. The sentences are passed as embeddings, "
@@ -113,24 +113,24 @@ def time_tower(
         measure()
     seconds = take_turns(timed, rounds)
     if PEER in seconds:
-        seconds[PEER] = [SENTENCES * it for it in seconds[PEER]]
+        seconds[PEER] = [SENTENCES * sentence_seconds for sentence_seconds in seconds[PEER]]
     return gradcam.explain(model, images, target=target).method, seconds
 
 
 def find_tower(model: Any) -> Callable[[Tensor], Tensor]:
-    """From pictures to their embeddings."""
+    """Return the function from images to their embeddings."""
     if hasattr(model, "encode_image"):
         return model.encode_image
 
     def embed(images: Tensor) -> Tensor:
-        found = model.get_image_features(pixel_values=images)
-        return found if isinstance(found, Tensor) else found.pooler_output
+        output = model.get_image_features(pixel_values=images)
+        return output if isinstance(output, Tensor) else output.pooler_output
 
     return embed
 
 
 class Similarity(nn.Module):
-    """The cosines of pictures with sentences, as the peer's recipe has them for its classes."""
+    """A model of the cosine similarities of images to sentences, whose classes are the sentences."""
 
     def __init__(self, model: nn.Module, embed: Callable[[Tensor], Tensor], sentences: Tensor) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class Similarity(nn.Module):
 
 
 def attach_peer(model: Any, embed: Callable[[Tensor], Tensor], images: Tensor, sentences: Tensor) -> Call:
-    """As pytorch-grad-cam's example for CLIP has it."""
+    """Return the recipe of pytorch-grad-cam's example for CLIP."""
     import pytorch_grad_cam
     from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 

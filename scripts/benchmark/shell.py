@@ -1,4 +1,4 @@
-"""The commands, beside what Python itself takes."""
+"""The commands, against the start of Python itself."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from benchmark.tables import Table
 
 
 def compare_shell(settings: Settings) -> Iterator[Table]:
-    """The commands, beside what Python itself needs to start and to load the same libraries."""
+    """Compare the commands with the time that Python needs to start and to import the same libraries."""
     command = Path(sysconfig.get_path("scripts"), "gradcam")
     title, rounds = "The command line", max(settings.rounds.values())
     rows, notes, raw = [], [], []
     with tempfile.TemporaryDirectory() as folder:
-        for shown, arguments, statement in (
+        for command_line, arguments, statement in (
             ("gradcam --help", ["--help"], "pass"),
             (f"gradcam run {PICTURE}", ["run", str(PICTURE), "-o", folder], "import torch, cv2"),
             ("gradcam layers resnet50", ["layers", "resnet50"], "import torch, torchvision"),
         ):
-            report_progress(title, shown)
+            report_progress(title, command_line)
             commands = [str(command), *arguments], [sys.executable, "-c", statement]
             obstacle = find_obstacle(command, commands)
             if obstacle:
-                notes.append(f"`{shown}` skipped: {obstacle}")
+                notes.append(f"`{command_line}` skipped: {obstacle}")
                 continue
             seconds = time_pairs(*commands, rounds)
-            rows.append([f"`{shown}`", f'`python -c "{statement}"`', *format_difference(*seconds)])
-            raw.append({"command": shown, "statement": statement, "seconds": seconds})
+            rows.append([f"`{command_line}`", f'`python -c "{statement}"`', *format_difference(*seconds)])
+            raw.append({"command": command_line, "statement": statement, "seconds": seconds})
     notes.append(
         f"Seconds, over {rounds} alternating pairs: medians, their difference, and quartiles of the difference in each pair."
     )
@@ -45,13 +45,13 @@ def compare_shell(settings: Settings) -> Iterator[Table]:
 
 
 def find_obstacle(command: Path, commands: Sequence[list[str]]) -> str | None:
-    """Why a pair of commands cannot be timed, if so; the attempt is its warm-up."""
+    """Run a pair of commands once, as a warm-up; return why it cannot be timed, None if it can."""
     if not command.exists():
         return "the command is not installed with this Python."
     if str(PICTURE) in commands[0] and not (ROOT / PICTURE).exists():
         return "the image is missing."
-    for words in commands:
-        result = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    for arguments in commands:
+        result = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=False)
         if result.returncode:
             return f"exit status {result.returncode}, {(result.stderr.strip().splitlines() or ['no message'])[-1]}"
     return None
@@ -61,15 +61,20 @@ def time_pairs(command: list[str], base: list[str], rounds: int) -> tuple[list[f
     seconds: tuple[list[float], list[float]] = [], []
     for number in range(rounds):
         order = ((0, command), (1, base))
-        for index, words in order if number % 2 else reversed(order):  # each goes first in every other pair
+        for index, arguments in order if number % 2 else reversed(order):  # alternate which one runs first
             start = time.perf_counter()
-            subprocess.run(words, cwd=ROOT, capture_output=True, check=True)
+            subprocess.run(arguments, cwd=ROOT, capture_output=True, check=True)
             seconds[index].append(time.perf_counter() - start)
     return seconds
 
 
 def format_difference(command: list[float], base: list[float]) -> list[str]:
-    """Both medians, their difference, and the quartiles of the pairs' differences."""
-    own, other = float(np.median(command)), float(np.median(base))
+    """Return both medians, their difference, and the quartiles of the differences in each pair."""
+    command_median, base_median = float(np.median(command)), float(np.median(base))
     low, high = np.percentile(np.subtract(command, base), (25, 75))
-    return [f"{own:.3f}", f"{other:.3f}", f"{own - other:.3f}", f"{low:.3f} to {high:.3f}"]
+    return [
+        f"{command_median:.3f}",
+        f"{base_median:.3f}",
+        f"{command_median - base_median:.3f}",
+        f"{low:.3f} to {high:.3f}",
+    ]

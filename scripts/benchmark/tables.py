@@ -1,4 +1,4 @@
-"""Tables of figures, as Markdown."""
+"""Tables of measurements, as Markdown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmark.measuring import Settings
 
 @dataclass(frozen=True)
 class Table:
-    """A Markdown table with its notes, and `raw`, the numbers that it was made from; `key`: its mark in the pages."""
+    """A Markdown table with its notes. `raw` has the numbers behind it; `key` is its mark in the pages."""
 
     key: str
     title: str
@@ -35,23 +35,26 @@ class Table:
 
 
 def format_spread(values: Sequence[float], digits: int = 2) -> str:
-    """Median and quartiles."""
+    """Return the median and the quartiles."""
     low, median, high = np.percentile(values, (25, 50, 75))
     return f"{median:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
-def format_ratios(seconds: dict[str, list[float]], among: Sequence[str] = tuple(CONTENDERS)) -> list[str]:
-    """A cell for each of these contenders: milliseconds of the bare pass, multiples of it for the others, round by round."""
+def format_ratios(seconds: dict[str, list[float]], contenders: Sequence[str] = tuple(CONTENDERS)) -> list[str]:
+    """Return one cell per contender: milliseconds of the bare pass, then each other's time as a multiple of it."""
     cells = [f"{1000 * float(np.median(seconds[BARE])):.0f} ms"]
-    for name in among[1:]:
-        ratios = [own / bare for own, bare in zip(seconds.get(name, []), seconds[BARE])]
+    for name in contenders[1:]:
+        ratios = [
+            contender_seconds / bare_seconds
+            for contender_seconds, bare_seconds in zip(seconds.get(name, []), seconds[BARE])
+        ]
         cells.append(format_spread(ratios) if ratios else "not measured")
     return cells
 
 
 def describe_contenders(settings: Settings) -> list[str]:
-    return [f"{name} gives {CONTENDERS[name].gives}." for name in settings.present]
+    return [f"{name} gives {CONTENDERS[name].output_description}." for name in settings.present]
 
 
-def correlate(one: Tensor, other: Tensor) -> float:
-    return float(torch.corrcoef(torch.stack([one.flatten().float(), other.flatten().float()]))[0, 1])
+def correlate(first: Tensor, second: Tensor) -> float:
+    return float(torch.corrcoef(torch.stack([first.flatten().float(), second.flatten().float()]))[0, 1])

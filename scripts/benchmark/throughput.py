@@ -1,4 +1,4 @@
-"""What to expect of a machine: pictures per second of a folder, by device, threads, and processes that share a GPU."""
+"""Expected speed of a machine: images per second of a folder, by device, threads, and processes that share a GPU."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from benchmark.tables import Table, format_spread
 from gradcam.options import count_cores
 
 PICTURES = {"cpu": 96, "cuda": 512}
-BATCH = {"cpu": 8, "cuda": 32}  # what `gradcam batch` takes by itself
-PROCESSES = (2, 4, 8)  # that share a GPU
+BATCH = {"cpu": 8, "cuda": 32}  # the defaults of `gradcam batch`
+PROCESSES = (2, 4, 8)  # numbers of processes that share a GPU
 MILLION = 1_000_000
-LISTED, IN_A_PIECE = 1000, 1000  # keys that one request to S3 lists, and records in a piece of a manifest there
-FILES = 64  # that the others are links to
-LONGEST = 300  # seconds that a round of processes may take
+KEYS_PER_REQUEST, RECORDS_PER_PART = 1000, 1000  # of a list request to S3, and of a manifest in a store
+FILES = 64  # distinct files; the others are links to them
+MAX_ROUND_SECONDS = 300
 
 
 def compare_throughput(settings: Settings) -> Iterator[Table]:
-    """For each device: pictures per second by the number of threads, and what a million pictures then take."""
+    """Measure images per second by number of threads on each device, and estimate a million images."""
     keep_freed_memory()
     (rounds,) = settings.rounds.values()
     for device in settings.devices:
@@ -41,8 +41,8 @@ def compare_throughput(settings: Settings) -> Iterator[Table]:
 def measure_device(device: str, rounds: int) -> Iterator[Table]:
     cores = count_cores()
     threads = sorted({min(2**power, cores) for power in range(cores.bit_length() + 1)})
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         make_pictures(folder / "some", FILES)
         repeat_pictures(folder / "some", folder / "pictures", PICTURES[device])
         classifier, runs = load_ours("fp32", device), {}
@@ -59,56 +59,56 @@ def measure_device(device: str, rounds: int) -> Iterator[Table]:
             report_progress("throughput", device, f"{count} processes")
             name = f"{count} processes of {max(1, cores // count)} threads"
             seconds[name] = time_processes(folder, device, count, rounds, images=PICTURES[device])
-        sizes = weigh(classifier, device, folder)
+        sizes = measure_sizes(classifier, device, folder)
     yield tabulate(device, seconds, stages)
     yield tabulate_million(sizes)
 
 
 def measure_once(classifier: Any, device: str, files: list[Path], folder: Path, cores: int) -> dict[str, float]:
-    """Milliseconds of a core that each stage takes for a picture."""
+    """Return the milliseconds of one core per image, for each stage."""
     with tempfile.TemporaryDirectory(dir=folder) as output:
-        found = measure_stages(classifier, files, Path(output), BATCH[device], cores)
-    return {name: 1000 * value / len(files) for name, value in found.items()}
+        stage_seconds = measure_stages(classifier, files, Path(output), BATCH[device], cores)
+    return {name: 1000 * value / len(files) for name, value in stage_seconds.items()}
 
 
-def weigh(classifier: Any, device: str, folder: Path) -> dict[str, float]:
-    """Bytes that a picture takes, of its own, of its overlay, and of its record."""
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        output = Path(place)
+def measure_sizes(classifier: Any, device: str, folder: Path) -> dict[str, float]:
+    """Return the bytes per image of the input file, its overlay and its record."""
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        output = Path(temporary)
         run_pipeline(classifier, folder / "some", output, BATCH[device])
-        found = {
+        total_bytes = {
             "images to read": sum(path.stat().st_size for path in (folder / "some").iterdir()),
             "overlays to write": sum(path.stat().st_size for path in output.glob("*.jpg")),
             "records in the manifest": (output / "manifest.jsonl").stat().st_size,
         }
-    return {name: size / FILES for name, size in found.items()}
+    return {name: size / FILES for name, size in total_bytes.items()}
 
 
 def time_processes(
     folder: Path, device: str, count: int, rounds: int, *, images: int, precision: str = "fp32", pixels: str = "cpu"
 ) -> list[float]:
-    """Measure the seconds in which so many processes explain their shares of the images, each with its own model."""
-    start = multiprocessing.get_context("spawn")
-    gate = start.Barrier(count + 1)
-    # As with --shard, each has a folder of images of its own.
-    job = Share(folder, device, images // count, max(1, count_cores() // count), precision, pixels)
-    workers = [start.Process(target=explain_share, args=(job, [gate] * rounds), daemon=True) for _ in range(count)]
+    """Return the seconds that `count` processes take to explain their shares of the images, each with its own model."""
+    context = multiprocessing.get_context("spawn")
+    gate = context.Barrier(count + 1)
+    # As with --shard, each process has its own folder of images.
+    job = WorkerJob(folder, device, images // count, max(1, count_cores() // count), precision, pixels)
+    workers = [context.Process(target=explain_share, args=(job, [gate] * rounds), daemon=True) for _ in range(count)]
     for worker in workers:
         worker.start()
     seconds = []
     for _ in range(rounds):
-        gate.wait(LONGEST)
-        began = time.perf_counter()
-        gate.wait(LONGEST)
-        seconds.append(time.perf_counter() - began)
+        gate.wait(MAX_ROUND_SECONDS)
+        start_time = time.perf_counter()
+        gate.wait(MAX_ROUND_SECONDS)
+        seconds.append(time.perf_counter() - start_time)
     for worker in workers:
         worker.join()
     return seconds
 
 
 @dataclass(frozen=True)
-class Share:
-    """The work of one of several processes on a GPU."""
+class WorkerJob:
+    """The work of one of several processes that share a GPU."""
 
     folder: Path
     device: str
@@ -118,19 +118,19 @@ class Share:
     pixels: str
 
 
-def explain_share(job: Share, gates: list[Any]) -> None:
-    """Explain the share between each gate's opening and its next."""
+def explain_share(job: WorkerJob, gates: list[Any]) -> None:
+    """Explain the share of the images between each pair of waits at the gate."""
     keep_freed_memory()
     classifier = load_ours(job.precision, job.device)
     loop = partial(run_pipeline, classifier, batch=BATCH[job.device], workers=job.threads, pixels=job.pixels)
-    with tempfile.TemporaryDirectory(dir=job.folder) as place:
-        own = Path(place)
-        repeat_pictures(job.folder / "some", own / "pictures", job.images)
-        run_once(loop, job.folder / "some", own)
+    with tempfile.TemporaryDirectory(dir=job.folder) as temporary:
+        worker_folder = Path(temporary)
+        repeat_pictures(job.folder / "some", worker_folder / "pictures", job.images)
+        run_once(loop, job.folder / "some", worker_folder)
         for gate in gates:
-            gate.wait(LONGEST)
-            run_once(loop, own / "pictures", own)
-            gate.wait(LONGEST)
+            gate.wait(MAX_ROUND_SECONDS)
+            run_once(loop, worker_folder / "pictures", worker_folder)
+            gate.wait(MAX_ROUND_SECONDS)
 
 
 def tabulate(device: str, seconds: dict[str, list[float]], stages: dict[str, float]) -> Table:
@@ -149,12 +149,12 @@ def tabulate(device: str, seconds: dict[str, list[float]], stages: dict[str, flo
 
 
 def tabulate_million(sizes: dict[str, float]) -> Table:
-    """What a million of these pictures take in a store."""
-    rows = [[what, f"{size / 1000:.1f} kB", f"{size * MILLION / 1e9:.1f} GB"] for what, size in sizes.items()]
-    requests = 2 * MILLION + MILLION // LISTED + MILLION // IN_A_PIECE
+    """Estimate the size of a million such images, and their results, in object storage."""
+    rows = [[item, f"{size / 1000:.1f} kB", f"{size * MILLION / 1e9:.1f} GB"] for item, size in sizes.items()]
+    requests = 2 * MILLION + MILLION // KEYS_PER_REQUEST + MILLION // RECORDS_PER_PART
     rows.append(["requests to object storage", "1 to read, 1 to write", f"{requests:,}"])
     notes = [
-        f"JPEG files of {WIDTH} x {HEIGHT}. The requests include listing, {LISTED} keys each, and the manifest, "
-        f"{IN_A_PIECE} records each."
+        f"JPEG files of {WIDTH} x {HEIGHT}. The requests include listing, {KEYS_PER_REQUEST} keys each, and the manifest, "
+        f"{RECORDS_PER_PART} records each."
     ]
     return Table("million", "A million images in object storage", ["", "per image", "per million images"], rows, notes)

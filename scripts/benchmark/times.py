@@ -1,4 +1,4 @@
-"""Grad-CAM, in multiples of the bare forward pass."""
+"""Time of Grad-CAM, as multiples of the bare forward pass."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from benchmark.tables import Table, describe_contenders, format_ratios
 
 
 def compare_times(settings: Settings) -> Iterator[Table]:
-    """One class of each image."""
+    """Compare Grad-CAM for one class per image."""
     cases = [(name, network.layer) for name, network in NETWORKS.items()]
     for device in settings.devices:
         yield tabulate_times(cases, 1, device, settings, key="time", title="Grad-CAM, one class of each image")
 
 
 def compare_classes(settings: Settings) -> Iterator[Table]:
-    """Twenty classes of each image: one call of ours, a loop of the peers'."""
+    """Compare Grad-CAM for twenty classes per image: one call of ours, a loop of the others."""
     note = (
         "gradcam explains all classes in one call. The other libraries need a loop: pytorch-grad-cam and captum repeat the "
         "forward pass for each class, torchcam repeats only the backward pass."
@@ -39,9 +39,9 @@ def compare_classes(settings: Settings) -> Iterator[Table]:
 
 
 def compare_transformers(settings: Settings) -> Iterator[Table]:
-    """One class of each image, on networks whose layers do not give channels first."""
+    """Compare Grad-CAM for one class per image, on transformers whose layers are not channels-first."""
     note = "torchcam and captum support only layers with channels first."
-    among = (BARE, "gradcam", "pytorch-grad-cam")
+    contenders = (BARE, "gradcam", "pytorch-grad-cam")
     cases = [(name, network.layer) for name, network in TRANSFORMERS.items()]
     for device in settings.devices:
         yield tabulate_times(
@@ -52,16 +52,16 @@ def compare_transformers(settings: Settings) -> Iterator[Table]:
             note,
             key="transformers",
             title="Grad-CAM on transformers, one class",
-            among=among,
+            contenders=contenders,
         )
 
 
 FIXED = ("resnet18", "mobilenet_v2", "efficientnet_b0")
-FIXED_SIDE = 64  # pixels, at which the bare pass does not drown the difference
+FIXED_SIDE = 64  # pixels; at larger sizes the forward pass hides the difference
 
 
 def compare_fixed(settings: Settings) -> Iterator[Table]:
-    """What a call costs beside the bare forward pass, at batch 1: processor time, on one thread."""
+    """Measure the CPU time that a call adds to a bare forward pass, at batch size 1 and on one thread."""
     names = ("forward hook", "by hand", "gradcam", "gradcam, default layer", "torchcam", "captum")
     names = tuple(name for name in names if name.partition(",")[0] not in settings.missing)
     rows, raw = [], []
@@ -71,18 +71,20 @@ def compare_fixed(settings: Settings) -> Iterator[Table]:
         for name in FIXED:
             case = make_fixed_case(name)
             bare = partial(call_once, BARE, case)
-            calls = {each: partial(call_once, each, case) for each in names}
+            calls = {contender: partial(call_once, contender, case) for contender in names}
             for call in (bare, *calls.values()):
                 call(), call()
-            over: dict[str, list[float]] = {each: [] for each in names}
+            overhead: dict[str, list[float]] = {contender: [] for contender in names}
             for number in range(settings.rounds[1]):
                 report_progress(f"fixed, {name}, {number + 1} of {settings.rounds[1]}")
-                for each, call in calls.items():
-                    over[each].append(call() - bare())
-            medians = {each: median(seconds) for each, seconds in over.items()}
-            ratios = {each: seconds / medians["forward hook"] for each, seconds in medians.items()}
-            rows.append([name, *(f"{1e3 * medians[each]:.2f} ms ({ratios[each]:.2f})" for each in names)])
-            raw.append({"network": name, "over the bare pass": over})
+                for contender, call in calls.items():
+                    overhead[contender].append(call() - bare())
+            medians = {contender: median(seconds) for contender, seconds in overhead.items()}
+            ratios = {contender: seconds / medians["forward hook"] for contender, seconds in medians.items()}
+            rows.append(
+                [name, *(f"{1e3 * medians[contender]:.2f} ms ({ratios[contender]:.2f})" for contender in names)]
+            )
+            raw.append({"network": name, "over the bare pass": overhead})
     finally:
         torch.set_num_threads(threads)
     notes = [
@@ -94,7 +96,7 @@ def compare_fixed(settings: Settings) -> Iterator[Table]:
 
 
 def make_fixed_case(name: str) -> Case:
-    """Return a small image and a network of torchvision, with its last layer that has a grid."""
+    """Return a small image and a torchvision network, with its last layer that has a grid."""
     model = torchvision.models.get_model(name, weights=None).eval()
     images = torch.rand(1, 3, FIXED_SIDE, FIXED_SIDE, generator=torch.Generator().manual_seed(SEED))
     layer = "layer4" if name == "resnet18" else "features"
@@ -102,7 +104,7 @@ def make_fixed_case(name: str) -> Case:
 
 
 def call_once(contender: str, case: Case) -> float:
-    """Return the processor time of one call."""
+    """Return the CPU time of one call."""
     name, _, is_default = contender.partition(", ")
     if is_default:
         start = time.process_time()
@@ -123,11 +125,11 @@ def tabulate_times(
     *remarks: str,
     key: str,
     title: str,
-    among: Sequence[str] = tuple(CONTENDERS),
+    contenders: Sequence[str] = tuple(CONTENDERS),
 ) -> Table:
-    """`cases`: networks, each with a layer of it; `among`: the contenders that can be measured on them."""
+    """Time the contenders. `cases` has pairs of a network and a layer; `contenders` are those that support them."""
     keep_freed_memory()
-    settings = replace(settings, missing=settings.missing | (set(CONTENDERS) - set(among)))
+    settings = replace(settings, missing=settings.missing | (set(CONTENDERS) - set(contenders)))
     rows, raw = [], []
     for network, layer in cases:
         model = build_model(network, device)
@@ -136,13 +138,13 @@ def tabulate_times(
             to_grid = (NETWORKS | TRANSFORMERS)[network].to_grid
             case = make_case(model, layer, batch, classes, device, to_grid=to_grid)
             seconds = time_rounds(settings.present, case, rounds)
-            rows.append([f"{network}, {layer}", str(batch), *format_ratios(seconds, among)])
-            what = {"device": device, "network": network, "layer": layer, "batch": batch, "classes": classes}
-            raw.append({**what, "seconds": seconds})
+            rows.append([f"{network}, {layer}", str(batch), *format_ratios(seconds, contenders)])
+            conditions = {"device": device, "network": network, "layer": layer, "batch": batch, "classes": classes}
+            raw.append({**conditions, "seconds": seconds})
     counts = ", ".join(f"{rounds} at batch {batch}" for batch, rounds in settings.rounds.items())
     method = (
         f"Multiples of the forward pass alone in the same round: medians (with quartiles) over the rounds, {counts}."
     )
     allocation = ["The C library keeps freed memory, so that no library pays for allocating it again."]
     notes = [method, *(allocation if device == "cpu" else []), *remarks, *describe_contenders(settings)]
-    return Table(f"{key} {device}", f"{title} ({device})", ["network, layer", "batch", *among], rows, notes, raw)
+    return Table(f"{key} {device}", f"{title} ({device})", ["network, layer", "batch", *contenders], rows, notes, raw)

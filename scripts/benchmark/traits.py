@@ -1,4 +1,4 @@
-"""What each library does where others are known to fail."""
+"""Behaviour of each library on models that other libraries fail on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmark.tables import Table, correlate
 
 
 def try_in_place(contender: str) -> str:
-    """A convolution before an in-place ReLU: Grad-CAM against the definition, at the convolution's own output."""
+    """Compare Grad-CAM at a convolution before an in-place ReLU with the definition."""
     torch.manual_seed(SEED)
     body, head = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(inplace=True)), nn.Linear(8, 5)
     model = nn.Sequential(body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head).eval()
@@ -24,47 +24,47 @@ def try_in_place(contender: str) -> str:
     activations = body[0](images).detach().requires_grad_()
     (gradients,) = torch.autograd.grad(head(activations.relu().mean((2, 3)))[0, 1], activations)
     weighted = (gradients.mean((2, 3), keepdim=True) * activations).sum(1).relu().detach()
-    found = first_map(contender, Case(model, "0.0", images, [[1]]))
-    expected = nn.functional.interpolate(weighted[None], found.shape[-2:], mode="bilinear")[0]
-    return "exact" if correlate(found, expected) > 0.99 else "wrong"
+    heatmap = find_first_map(contender, Case(model, "0.0", images, [[1]]))
+    expected = nn.functional.interpolate(weighted[None], heatmap.shape[-2:], mode="bilinear")[0]
+    return "exact" if correlate(heatmap, expected) > 0.99 else "wrong"
 
 
-def first_map(contender: str, case: Case) -> Tensor:
-    """One map (1,h,w) of what a contender gives, whatever it is wrapped in."""
+def find_first_map(contender: str, case: Case) -> Tensor:
+    """Return one map (1,h,w) of a contender's result, whatever its type."""
     with CONTENDERS[contender].attach(case) as call:
-        found: Any = call()
-    while isinstance(found, list):
-        found = found[0]
-    found = torch.as_tensor(getattr(found, "maps", found)).detach()
-    return found.reshape(-1, *found.shape[-2:])[:1].relu()
+        result: Any = call()
+    while isinstance(result, list):
+        result = result[0]
+    result = torch.as_tensor(getattr(result, "maps", result)).detach()
+    return result.reshape(-1, *result.shape[-2:])[:1].relu()
 
 
 def try_frozen(contender: str) -> str:
-    first_map(contender, small_case(build_model("ResNet-50", "cpu").requires_grad_(False)))
+    find_first_map(contender, make_small_case(build_model("ResNet-50", "cpu").requires_grad_(False)))
     return "works"
 
 
 def try_bfloat16(contender: str) -> str:
-    case = small_case(build_model("ResNet-50", "cpu").bfloat16())
-    first_map(contender, replace(case, images=case.images.bfloat16()))
+    case = make_small_case(build_model("ResNet-50", "cpu").bfloat16())
+    find_first_map(contender, replace(case, images=case.images.bfloat16()))
     return "works"
 
 
 def try_training(contender: str) -> str:
-    """What is left on a model that was in training mode."""
+    """Return the changes that a contender leaves on a model in training mode."""
     model = build_model("ResNet-50", "cpu").train()
     statistics = model.bn1.running_mean.clone()  # type: ignore[union-attr]
-    first_map(contender, small_case(model))
-    left = [
+    find_first_map(contender, make_small_case(model))
+    changes = [
         "" if model.training else "evaluation mode",
         "`.grad` filled" if any(parameter.grad is not None for parameter in model.parameters()) else "",
         "" if torch.equal(model.bn1.running_mean, statistics) else "changed running statistics",  # type: ignore[union-attr]
         "hooks" if any(module._forward_hooks for module in model.modules()) else "",
     ]
-    return ", ".join(filter(None, left)) or "nothing"
+    return ", ".join(filter(None, changes)) or "nothing"
 
 
-def small_case(model: nn.Module) -> Case:
+def make_small_case(model: nn.Module) -> Case:
     return Case(model, "layer4", torch.randn(2, 3, 64, 64), [[1], [1]])
 
 
@@ -77,7 +77,7 @@ TRAITS = {
 
 
 def compare_traits(settings: Settings) -> Iterator[Table]:
-    """What each contender does where others are known to fail."""
+    """Try each contender on models that other libraries fail on."""
     names = [name for name in settings.present if name not in {BARE, "by hand"}]
     rows = []
     for trait, attempt in TRAITS.items():
@@ -90,5 +90,5 @@ def compare_traits(settings: Settings) -> Iterator[Table]:
 def describe_attempt(attempt: Callable[[str], str], contender: str) -> str:
     try:
         return attempt(contender)
-    except Exception as error:  # of whatever kind: that is the result
+    except Exception as error:  # the failure is the result, whatever its type
         return f"raises {type(error).__name__}"

@@ -1,4 +1,4 @@
-"""The local page: how soon a dropped picture is there, how soon scores follow a brush, what the idle server takes."""
+"""The local page: response time of a dropped image and of a brush, and memory of the idle server."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from benchmark.page import FLAGS
 from benchmark.tables import Table
 
 TITLE = "The local page"
-SETTLED = 2  # seconds after the last answer
-# In the page, from the event to what is drawn.
+SETTLE_SECONDS = 2  # seconds to wait after the last response
+# JavaScript functions that return the milliseconds from an event to the updated page.
 DROP = """async (text) => {
     const bytes = Uint8Array.from(atob(text), (each) => each.charCodeAt(0)), carried = new DataTransfer();
     carried.items.add(new File([bytes], `${Math.random()}.jpg`));
@@ -41,11 +41,11 @@ BRUSH = """async (i) => {
     document.body.getBoundingClientRect();
     return performance.now() - start;
 }"""
-LOADED = "import sys, gradcam; classifier = gradcam.load_classifier(); print('here', flush=True); sys.stdin.read()"
+LOAD_MODEL = "import sys, gradcam; classifier = gradcam.load_classifier(); print('here', flush=True); sys.stdin.read()"
 
 
 def measure_ui(settings: Settings) -> Iterator[Table]:
-    """With the model that comes with the package."""
+    """Measure with the embedded model."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     try:
         from playwright.sync_api import sync_playwright
@@ -56,25 +56,25 @@ def measure_ui(settings: Settings) -> Iterator[Table]:
         return
     rounds = max(settings.rounds.values())
     report_progress(TITLE, "loading the model")
-    with subprocess.Popen([sys.executable, "-c", LOADED], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen([sys.executable, "-c", LOAD_MODEL], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         process.stdout.readline()  # type: ignore[union-attr]
         loaded = _find_memory(process.pid)
-    line = [sys.executable, "-m", "gradcam", "ui", "--no-browser", "--port", "0"]
-    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-m", "gradcam", "ui", "--no-browser", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         address = process.stdout.readline().strip()  # type: ignore[union-attr]
-        fresh = _find_memory(process.pid)
+        initial = _find_memory(process.pid)
         with sync_playwright() as driver:
             browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
             times = dict(_time(browser, address, rounds))
             browser.close()
-        time.sleep(SETTLED)
-        used = _find_memory(process.pid)
+        time.sleep(SETTLE_SECONDS)
+        final = _find_memory(process.pid)
         process.terminate()
-    rows = [[name, *_format(np.array(each))] for name, each in times.items()]
+    rows = [[name, *_format(np.array(milliseconds))] for name, milliseconds in times.items()]
     sizes = {
         "a process that has only loaded the model": loaded,
-        "the server before the first image": fresh,
-        "the server afterwards, idle": used,
+        "the server before the first image": initial,
+        "the server afterwards, idle": final,
     }
     rows += [
         [name, f"{size / MEGABYTE:.0f} MB", f"{size / loaded:.2f} of that process"] for name, size in sizes.items()
@@ -96,7 +96,7 @@ def _time(browser: Any, address: str, rounds: int) -> Iterator[tuple[str, list[f
 
 
 def _find_memory(process: int) -> int:
-    """Resident bytes."""
+    """Return the resident bytes of a process."""
     text = Path(f"/proc/{process}/status").read_text()
     return next(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("VmRSS:"))
 
