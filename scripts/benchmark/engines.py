@@ -166,7 +166,8 @@ def run(
         work = Work(classifier, request, items, batch, count_cores())
         start = time.time()
         explained_count = sum(
-            outcome.record.error is None for outcome in explain(work, saver, is_needed=lambda item: True, log_event=listener)
+            outcome.record.error is None
+            for outcome in explain(work, saver, is_needed=lambda item: True, log_event=listener)
         )
         end = time.time()
     if explained_count != len(items):

@@ -34,7 +34,7 @@ class PerturbationRun:
     rounds: int
 
 
-BASELINE_BATCH = 32  # batch size of the bare passes; larger batches are not faster
+PASS_BATCH = 32  # batch size of the bare passes; larger batches are not faster
 
 
 def make_forward_pass(case: Case) -> Call:
@@ -56,7 +56,7 @@ def make_forward_passes(case: Case) -> Call:
 def make_passes(model: nn.Module, rows: Tensor) -> Call:
     def run() -> object:
         with torch.no_grad():
-            return [model(batch) for batch in rows.split(BASELINE_BATCH)]
+            return [model(batch) for batch in rows.split(PASS_BATCH)]
 
     return run
 
@@ -140,7 +140,7 @@ def compare_perturbation(settings: Settings) -> Iterator[Table]:
         raw.append({"method": run.method, "layer": run.layer, "dtype": dtype, "seconds": seconds})
     notes = [
         "Multiples of the baseline in the same round: medians (with quartiles), or a single round.",
-        f"The baseline runs in batches of {BASELINE_BATCH}. No figure: the library has no such method, or takes many minutes.",
+        f"The baseline runs in batches of {PASS_BATCH}. No figure: the library has no such method, or takes many minutes.",
         *skipped,
     ]
     header = ["ResNet-18", "baseline", "gradcam", *PERTURBATION_PEERS]
