@@ -1,4 +1,4 @@
-"""A model of the sweep: how to build it, and what it takes."""
+"""A model of the sweep: how to build it, and its input."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CLASSES = 5
 
 @dataclass(frozen=True)
 class Case:
-    """One model. `make_images` returns what the model takes, for one image."""
+    """A model to check. `make_images` returns its input for one image."""
 
     library: str
     name: str
@@ -28,7 +28,7 @@ class Case:
 
 
 def make_noise(*size: int, channels: int = 3) -> Callable[[], Tensor]:
-    """Return a function that makes one random image (1,C,*size), the same each time."""
+    """Return a function that makes one random image (1,C,*size), the same in every call."""
 
     def make() -> Tensor:
         return torch.randn(1, channels, *size, generator=torch.Generator().manual_seed(11))
@@ -37,7 +37,7 @@ def make_noise(*size: int, channels: int = 3) -> Callable[[], Tensor]:
 
 
 def score_places(output: Any) -> Tensor:
-    """Return the mean score (N,) of class 1 over all places of a dense output."""
+    """Return the mean score (N,) of class 1 over all positions of a dense output."""
     logits = next(output[name] for name in ("logits", "out") if name in output) if isinstance(output, dict) else output
     if isinstance(logits, (tuple, list)):
         logits = logits[0]
@@ -50,14 +50,14 @@ def score_depth(output: Any) -> Tensor:
 
 
 def randomise(model: nn.Module, seed: int) -> nn.Module:
-    """Fill a model with random weights through which differences of the image pass, in evaluation mode."""
+    """Fill a model, in evaluation mode, with random weights that let differences between images through."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         values = parameter.data
         if not values.is_floating_point() or values.ndim == 0 or values.numel() == 0:
             continue
         if values.ndim > 1:
-            # PyTorch's own initialisation leaves little of an image after many narrow layers.
+            # With PyTorch's own initialisation, the output of many narrow layers hardly depends on the image.
             nn.init.normal_(values, std=(2 / max(1, values[0].numel())) ** 0.5, generator=generator)
         elif name.endswith("bias"):
             nn.init.normal_(values, std=0.1, generator=generator)

@@ -1,4 +1,4 @@
-"""Hand-written models that break conventions on purpose, and the right and the wrong layouts of their tokens."""
+"""Handwritten models that break conventions on purpose, and right and wrong layouts of their tokens."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class TokenNet(nn.Module):
 
 
 class TokensFirst(nn.Module):
-    """Tokens as (T,N,D), as `nn.TransformerEncoder` has them by default."""
+    """A transformer with tokens as (T,N,D), the default of `nn.TransformerEncoder`."""
 
     def __init__(self, *, after: int = 0) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class TokensFirst(nn.Module):
 
 
 class Latents(nn.Module):
-    """A few learned queries that read the patches, as in a Perceiver, a resampler or a Q-Former."""
+    """Learned queries that read the patches, as in a Perceiver, a resampler or a Q-Former."""
 
     def __init__(self, count: int, *, sharpness: float = 4.0) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class Latents(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         patches = self.patches(images).flatten(2).transpose(1, 2)
-        # Each query reads a few places, chosen by their positions alone.
+        # Each query reads a few patches, which depend on their positions alone.
         queries = F.normalize(self.queries, dim=-1) * self.sharpness
         keys = F.normalize(self.keys(self.positions), dim=-1) * self.sharpness
         weights = (queries @ keys.transpose(1, 2)).softmax(-1)
@@ -130,7 +130,7 @@ def make_cnn(channels: int = 3, width: int = WIDTH) -> nn.Sequential:
 
 
 class ChangedInput(nn.Module):
-    """A convolutional network that changes the image first."""
+    """A convolutional network that first transforms the image."""
 
     def __init__(self, change: Callable[[Tensor], Tensor], channels: int = 3) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class ChangedInput(nn.Module):
 
 
 class ChangedMap(nn.Module):
-    """A convolutional network that changes its map before the last layers."""
+    """A convolutional network that transforms its activations before the last layers."""
 
     def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class ChangedMap(nn.Module):
 
 
 class FlippedViews(nn.Module):
-    """The mean of the scores of an image and of its mirror image."""
+    """A network that averages the scores of an image and of its mirror image, in two passes."""
 
     def __init__(self, *, flipped_last: bool, axis: int = 3) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class FlippedViews(nn.Module):
 
 
 class FoldedViews(nn.Module):
-    """The mean of both scores, with both views in one batch."""
+    """A network that averages the scores of an image and of its mirror image, in one batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ class FoldedViews(nn.Module):
 
 
 class ChannelsLast(nn.Module):
-    """Maps as (N,h,w,C) all the way."""
+    """A network whose activations are (N,h,w,C) throughout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ class ChannelsLast(nn.Module):
 
 
 class Unconnected(nn.Module):
-    """A layer that the image does not reach, through which the score goes."""
+    """A network with a layer that affects the score, but does not depend on the image."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -209,13 +209,13 @@ class Unconnected(nn.Module):
 
 
 def order_windows(height: int, width: int, side: int = 2) -> Tensor:
-    """Return the order of patches window by window, as Hiera has its units."""
+    """Return the order of patches window by window, like Hiera's units."""
     rows = torch.arange(height * width).reshape(height // side, side, width // side, side)
     return rows.permute(0, 2, 1, 3).flatten()
 
 
 def order_units(height: int, width: int) -> Tensor:
-    """Return the order of patches by their place in a window, then by window."""
+    """Return the order of patches by their position in a window, then by window."""
     rows = torch.arange(height * width).reshape(height // 2, 2, width // 2, 2)
     return rows.permute(1, 3, 0, 2).flatten()
 
@@ -233,7 +233,7 @@ def order_snake(height: int, width: int) -> Tensor:
 
 
 def fold_wrongly(images: Tensor) -> Tensor:
-    """Fold pixels into channels by `view` alone, which puts strips of the image into the places of cells."""
+    """Fold pixels into channels by `view` alone, which moves strips of the image into the positions of cells."""
     return images.reshape(len(images), 12, images.shape[2] // 2, images.shape[3] // 2)
 
 
@@ -289,7 +289,7 @@ CASES = [Case("handwritten", name, build, make_noise(*size)) for name, (build, s
 
 @dataclass(frozen=True)
 class Control:
-    """A model with a layout that is known to be right or wrong, with which the sweep checks its own verdicts."""
+    """A model with a layout that is known to be right or wrong, to test the sweep's own verdicts."""
 
     name: str
     build: Callable[[], nn.Module]
@@ -302,22 +302,22 @@ class Control:
 def pick_tokens(start: int, order: Tensor | None = None, cells: tuple[int, int] = CELLS) -> Callable[[Tensor], Tensor]:
     """Return a function that lays COUNT tokens from `start` on, in this order, on the grid."""
 
-    def lay(tokens: Tensor) -> Tensor:
+    def to_grid(tokens: Tensor) -> Tensor:
         rows = tokens[:, start : start + cells[0] * cells[1]]
         rows = rows if order is None else rows[:, order]
         return rows.unflatten(1, cells).movedim(-1, 1)
 
-    return lay
+    return to_grid
 
 
 def pick_around(gap: int) -> Callable[[Tensor], Tensor]:
     """Return a function that lays the tokens before and after `gap` on the grid."""
 
-    def lay(tokens: Tensor) -> Tensor:
+    def to_grid(tokens: Tensor) -> Tensor:
         rows = torch.cat([tokens[:, :gap], tokens[:, gap + 1 :]], 1)
         return rows.unflatten(1, CELLS).movedim(-1, 1)
 
-    return lay
+    return to_grid
 
 
 def list_controls() -> Iterator[Control]:
@@ -329,11 +329,11 @@ def list_controls() -> Iterator[Control]:
             f"{length} registers last, as registers first", build, layer, pick_tokens(1 + length), "misplaced"
         )
         yield Control(f"{length} registers last", build, layer, pick_tokens(1), "follows")
-    last, middle = MODELS["class-token-last"][0], MODELS["class-token-in-the-middle"][0]
-    yield Control("class token last, as first", last, layer, pick_tokens(1), "misplaced")
-    yield Control("class token last", last, layer, pick_tokens(0), "follows")
-    yield Control("class token in the middle, as first", middle, layer, pick_tokens(1), "misplaced")
-    yield Control("class token in the middle", middle, layer, pick_around(COUNT // 2), "follows")
+    token_last, token_middle = MODELS["class-token-last"][0], MODELS["class-token-in-the-middle"][0]
+    yield Control("class token last, as first", token_last, layer, pick_tokens(1), "misplaced")
+    yield Control("class token last", token_last, layer, pick_tokens(0), "follows")
+    yield Control("class token in the middle, as first", token_middle, layer, pick_tokens(1), "misplaced")
+    yield Control("class token in the middle", token_middle, layer, pick_around(COUNT // 2), "follows")
     for name, order in ORDERS.items():
         build = MODELS[f"order-{name}"][0]
         yield Control(f"order {name}, as rows", build, layer, pick_tokens(0), "misplaced")
@@ -345,8 +345,8 @@ def list_controls() -> Iterator[Control]:
     yield Control("mirrored image, mirrored", mirrored, "trunk.5", lambda maps: maps.flip(3), "follows", (64, 96))
     transposed = MODELS["input-transposed"][0]
     yield Control("transposed image", transposed, "trunk.5", lambda maps: maps, "misplaced", (64, 64))
-    right = lambda maps: maps.transpose(2, 3)  # noqa: E731
-    yield Control("transposed image, transposed", transposed, "trunk.5", right, "follows", (64, 64))
+    transpose = lambda maps: maps.transpose(2, 3)  # noqa: E731
+    yield Control("transposed image, transposed", transposed, "trunk.5", transpose, "follows", (64, 64))
     rolled = MODELS["map-rolled"][0]
     yield Control("rolled map", rolled, "last", lambda maps: maps, "misplaced", (64, 96))
     yield Control("rolled map, back", rolled, "last", lambda maps: maps.roll((-3, -5), (2, 3)), "follows", (64, 96))

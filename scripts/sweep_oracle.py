@@ -1,8 +1,8 @@
-"""Measure whether the cells of a map answer to changes of the image in the places where the map draws them.
+"""Measure whether the cells of a map respond to changes of the image in the places where the map draws them.
 
-One cell-sized part of the image at a time is replaced by noise. The cells whose activations change are compared with the
-cell that is drawn there. Nothing of the package's own checks is used: activations are read through a user-defined method,
-which receives them on the grid on which the map is drawn.
+The script replaces one cell-sized part of the image at a time by noise, and compares the cells whose activations change
+with the cell that is drawn there. It uses none of the package's own checks: it reads activations through a user-defined
+method, which receives them on the grid on which the map is drawn.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ from torch import Tensor, nn
 import gradcam
 
 MAX_PLACES = 16  # changed parts of the image
-MAX_PARTS = 4  # of a long cell
-DRAWS = (2, 6)  # changes of each place, each with noise of its own; the second where the first say nothing
-MAX_SHIFT = 12  # tokens by which a row of them may be off
-MIN_CORRELATION = 0.4  # of the response's centre with the changed place, along each axis
-# The correlation of the responses to two draws of noise, and the largest response of a place by its mean one. Below, the
-# noise decides which cell responds most, or all cells change alike.
+MAX_PARTS = 4  # into which a long cell is divided
+DRAWS = (2, 6)  # changes of each place, each with new noise; the second number is used if the first shows nothing
+MAX_SHIFT = 12  # tokens by which a sequence may be shifted
+MIN_CORRELATION = 0.4  # of the centre of the response with the changed place, along each axis
+# The correlation of the responses to two draws of noise, and the ratio of the largest response of a place to its mean
+# response. Below these limits, the noise decides which cell responds most, or all cells change alike.
 MANY_CELLS, FEW_CELLS = (0.5, 1.25), (0.8, 2.0)
 MIN_MANY_PLACES = 9
-SURE_AGREEMENT, SURE_CONTRAST = 0.8, 2.5  # from which on cells that follow no place are taken to lie elsewhere
-MIN_STEADY_SHARE = 0.5  # of the places where the strongest cell is the same for both draws
-MAX_DEAD_SHARE = 0.2  # of the places that change no cell at all
+CLEAR_AGREEMENT, CLEAR_CONTRAST = 0.8, 2.5  # from these values on, cells that follow no place are regarded as misplaced
+MIN_STEADY_SHARE = 0.5  # of the places whose strongest cell is the same for both draws
+MAX_DEAD_SHARE = 0.2  # of the places that change no cell
 MIN_EXACT_SHARE = 0.5  # of the places whose own cell responds most
-STRANGE_SHARE = 0.3  # of the strongest response, below which the own cell does not take part in it
-MAX_STRANGE_PLACES = 0.25  # share of the places whose own cell, of maps also its neighbours, takes no part
-MIN_RIVAL_FIT, RIVAL_MARGIN = 0.5, 0.1  # how well another order has to explain the responses, and how much better
+MIN_OWN_SHARE = 0.3  # of the strongest response; below it, the place's own cell takes no part in the response
+# Of the places whose own cell takes no part in the response; for maps, neither do its neighbours.
+MAX_ELSEWHERE_SHARE = 0.25
+MIN_RIVAL_FIT, RIVAL_MARGIN = 0.5, 0.1  # minimum fit of another order to the responses, and its minimum margin
 
 Grid = Tensor  # activations (C,*cells) of one image
 ReadGrids = Callable[[Any], list[Grid]]
@@ -42,7 +43,7 @@ ReadGrids = Callable[[Any], list[Grid]]
 
 @dataclass(frozen=True)
 class Placement:
-    """Verdict on one grid: "follows", "misplaced", "independent" or "global", and the figures that it rests on."""
+    """The verdict on one grid ("follows", "misplaced", "independent" or "global"), and its figures."""
 
     verdict: str
     grid: tuple[int, ...]
@@ -50,7 +51,7 @@ class Placement:
 
 
 class GridReader:
-    """Reads the activations of a layer on the grid on which they are drawn, by a method that records its argument."""
+    """Reads the activations of a layer on the grid that is drawn, through a method that records its argument."""
 
     def __init__(self) -> None:
         self.grids: list[Tensor] = []
@@ -70,16 +71,16 @@ class GridReader:
             warnings.simplefilter("ignore")
             explanation = gradcam.explain(model, images, layer, method=self.method, **options)
         grids: dict[tuple[int, ...], Tensor] = {}
-        # The package may call a method again with rounded numbers, after the plain ones.
+        # The package may call a method a second time, with rounded values.
         for activations in self.grids:
             grids.setdefault(tuple(activations.shape[2:]), activations[0])
-        if len(grids) == 1 and tuple(explanation.maps.shape[2:]) not in grids:  # The map shows a part of the grid.
+        if len(grids) == 1 and tuple(explanation.maps.shape[2:]) not in grids:  # The map covers a part of the grid.
             return [explanation.maps[0, :1]], explanation
         return list(grids.values()), explanation
 
 
 def find_pixels(images: Any, size: Sequence[int]) -> Tensor:
-    """Return the tensor of the images in what a model takes."""
+    """Return the image tensor in a model's input."""
     values = images.values() if isinstance(images, Mapping) else images if isinstance(images, tuple) else [images]
     return next(
         value for value in values
@@ -88,7 +89,7 @@ def find_pixels(images: Any, size: Sequence[int]) -> Tensor:
 
 
 def replace_pixels(images: Any, pixels: Tensor, changed: Tensor) -> Any:
-    """Return what the model takes, with other images."""
+    """Return a model's input with other images."""
     if isinstance(images, Mapping):
         return {name: changed if value is pixels else value for name, value in images.items()}
     if isinstance(images, tuple):
@@ -97,7 +98,7 @@ def replace_pixels(images: Any, pixels: Tensor, changed: Tensor) -> Any:
 
 
 def place_maps(read_grids: ReadGrids, images: Any, size: Sequence[int], *, are_tokens: bool) -> list[Placement]:
-    """Return the verdict on each grid that `read_grids` gives for the images."""
+    """Return the verdict on each grid that `read_grids` returns for the images."""
     plain = read_grids(images)
     return [
         place_grid(lambda changed, i=i: read_grids(changed)[i], grid, images, size, are_tokens=are_tokens)
@@ -108,7 +109,7 @@ def place_maps(read_grids: ReadGrids, images: Any, size: Sequence[int], *, are_t
 def place_grid(
     read_grid: Callable[[Any], Grid], plain: Grid, images: Any, size: Sequence[int], *, are_tokens: bool
 ) -> Placement:
-    """Return the verdict on one grid. Where nothing can be said of a few draws of noise, more are taken."""
+    """Return the verdict on one grid; use more draws of noise if the first ones show nothing."""
     cells = tuple(plain.shape[1:])
     parts = divide_cells(cells, size)
     places = choose_places([count * split for count, split in zip(cells, parts)])
@@ -136,24 +137,24 @@ def place_grid(
 
 
 def divide_cells(cells: Sequence[int], size: Sequence[int]) -> list[int]:
-    """Return into how many parts along each axis cells are divided that are much longer than wide, such as whole rows.
+    """Return the number of parts, along each axis, of cells that are much longer than wide, such as whole rows.
 
-    Each part has to change its cell. In an axis of one cell nothing else could tell a row from a column.
+    Each part has to change its cell. Along an axis of one cell, nothing else distinguishes a row from a column.
     """
-    sides = [length / count for count, length in zip(cells, size)][-2:]
-    parts = [min(MAX_PARTS, round(side / min(sides))) for side in sides]
+    cell_sizes = [length / count for count, length in zip(cells, size)][-2:]
+    parts = [min(MAX_PARTS, round(side / min(cell_sizes))) for side in cell_sizes]
     return [*[1] * (len(cells) - 2), *parts]
 
 
 def choose_places(counts: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return all parts of a coarse division of the image, or some of a fine one, in no symmetry."""
-    everywhere = list(itertools.product(*map(range, counts)))
-    order = torch.randperm(len(everywhere), generator=torch.Generator().manual_seed(7)).tolist()
-    return [everywhere[i] for i in sorted(order[:MAX_PLACES])]
+    """Return all parts of a coarse division of the image, or a random selection of the parts of a fine one."""
+    all_places = list(itertools.product(*map(range, counts)))
+    order = torch.randperm(len(all_places), generator=torch.Generator().manual_seed(7)).tolist()
+    return [all_places[i] for i in sorted(order[:MAX_PLACES])]
 
 
 def change_part(pixels: Tensor, place: Sequence[int], counts: Sequence[int], generator: torch.Generator) -> Tensor:
-    """Return the images with noise in one part of a division into so many parts along each axis."""
+    """Return the images with noise in one part, `place`, of a division with `counts` parts along each axis."""
     changed = pixels.clone()
     window: list[Any] = [slice(None), slice(None)]
     for index, count, length in zip(place, counts, pixels.shape[2:]):
@@ -165,14 +166,14 @@ def change_part(pixels: Tensor, place: Sequence[int], counts: Sequence[int], gen
 
 
 def list_folds(cells: Sequence[int]) -> list[tuple[int, int]]:
-    """Return other grids of as many cells as an image's grid has, of which this one may be the row of cells."""
+    """Return other grids with as many cells as an image's grid, in whose order its cells may be."""
     count = math.prod(cells)
     pairs = [(height, count // height) for height in range(1, count + 1) if count % height == 0]
     return [pair for pair in pairs if len(cells) == 2 and pair != tuple(cells)]
 
 
 def find_cell(place: Sequence[int], counts: Sequence[int], fold: Sequence[int]) -> int:
-    """Return the number of the cell of another grid that a part of the image lies in."""
+    """Return the index of the cell of another grid that contains a part of the image."""
     corner = [int((index + 0.5) / count * length) for index, count, length in zip(place, counts, fold)]
     return flatten_index(corner, fold)
 
@@ -185,7 +186,7 @@ def evaluate_responses(
     *,
     are_tokens: bool,
 ) -> Placement:
-    """Return the verdict on responses (places, cells), measured twice. `folds`: by other grids, the cells that respond."""
+    """Return the verdict on responses (places, cells) to two draws; `folds` has the cells expected by other grids."""
     responses = torch.stack(list(draws)).mean(0)
     if not bool(responses.any()):
         return Placement("independent", cells, "no cell changes")
@@ -200,13 +201,13 @@ def evaluate_responses(
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures that a verdict rests on.
+    """The figures behind a verdict.
 
-    `places`: how many are changed. `dead`: share of those that change no cell. `exact`, `near`: share of those whose
-    strongest cell is the right one, or next to it. `elsewhere`: share of those in whose response the right cell takes no
-    part. `steady`: share of those with the same strongest cell in both draws. `fit`, `rival_fit`: how well the drawn
-    order, and the best of `list_orders`, explains the responses. `agreement`: correlation of two draws. `contrast`: a
-    place's largest response by its mean one.
+    `places`: number of changed places. `dead`: share of places that change no cell. `exact`, `near`: share whose
+    strongest cell is the right one, or next to it. `elsewhere`: share whose right cell takes no part in the response.
+    `steady`: share with the same strongest cell in both draws. `fit`, `rival_fit`: how well the drawn order, and the
+    best of `list_orders`, explain the responses. `agreement`: correlation of two draws. `contrast`: ratio of a place's
+    largest response to its mean response.
     """
 
     places: int
@@ -224,8 +225,8 @@ class Figures:
 
     @property
     def is_local(self) -> bool:
-        """Return True if places change different cells, and the noise does not decide which."""
-        # With few cells, some order fits the mixing by random weights by chance.
+        """Return True if places change different cells, and the noise does not decide which ones."""
+        # With few cells, some order fits the mixing by random weights by accident.
         agreement, contrast = MANY_CELLS if self.places >= MIN_MANY_PLACES else FEW_CELLS
         is_clear = self.agreement >= agreement and self.contrast >= contrast
         return is_clear and self.steady >= MIN_STEADY_SHARE
@@ -237,14 +238,14 @@ class Figures:
         return is_correlated or (self.is_local and self.exact >= MIN_EXACT_SHARE)
 
     def find_fault(self) -> str | None:
-        """Return what is wrong with the placement, None if nothing is."""
+        """Return the fault of the placement, None if there is none."""
         if self.dead > MAX_DEAD_SHARE:
             return f"{self.dead:.0%} of the places change no cell"
         if self.is_local and self.rival_fit > max(MIN_RIVAL_FIT, self.fit + RIVAL_MARGIN):
             return f"{self.rival} (fit {self.rival_fit:.2f})"
-        if self.is_local and self.elsewhere > MAX_STRANGE_PLACES:
+        if self.is_local and self.elsewhere > MAX_ELSEWHERE_SHARE:
             return "no known order"
-        if not self.follows and self.agreement >= SURE_AGREEMENT and self.contrast >= SURE_CONTRAST:
+        if not self.follows and self.agreement >= CLEAR_AGREEMENT and self.contrast >= CLEAR_CONTRAST:
             return "spread over the map"
         return None
 
@@ -271,8 +272,8 @@ def measure_responses(
     peaks = scores.argmax(1)
     corners = torch.stack(torch.unravel_index(peaks, cells), 1)
     steady = torch.stack([standardise(draw).argmax(1) for draw in draws]).eq(peaks).all(0)
-    answers = scores if are_tokens else spread_to_neighbours(scores, cells)
-    strange = steady & (answers.gather(1, targets[:, None])[:, 0] < STRANGE_SHARE * scores.amax(1))
+    neighbour_scores = scores if are_tokens else spread_to_neighbours(scores, cells)
+    is_elsewhere = steady & (neighbour_scores.gather(1, targets[:, None])[:, 0] < MIN_OWN_SHARE * scores.amax(1))
     peak = scores.amax(1).mean().item()
     orders = {name: order[targets] for name, order in list_orders(cells, are_tokens=are_tokens)} | folds
     fits = {name: fit_order(scores, order) / peak for name, order in orders.items()}
@@ -283,7 +284,7 @@ def measure_responses(
         dead=measure_share(responses.amax(1) == 0),
         exact=measure_share(peaks == targets),
         near=measure_share((corners - torch.tensor(places)).abs().amax(1) <= 1),
-        elsewhere=measure_share(strange),
+        elsewhere=measure_share(is_elsewhere),
         steady=measure_share(steady),
         correlations=correlate_centres(scores, places, cells),
         fit=fit,
@@ -295,7 +296,7 @@ def measure_responses(
 
 
 def measure_share(mask: Tensor) -> float:
-    """Return the share of places for which this is true."""
+    """Return the share of places for which the mask is true."""
     return mask.float().mean().item()
 
 
@@ -309,13 +310,13 @@ def spread_to_neighbours(scores: Tensor, cells: Sequence[int]) -> Tensor:
 
 
 def relate(responses: Tensor) -> Tensor:
-    """Return the responses of each cell relative to its usual one."""
-    usual = responses.mean(0)
-    return responses / (usual + 0.5 * usual.mean() + 1e-30)
+    """Return the responses of each cell relative to its mean response."""
+    mean_response = responses.mean(0)
+    return responses / (mean_response + 0.5 * mean_response.mean() + 1e-30)
 
 
 def standardise(responses: Tensor) -> Tensor:
-    """Return each place's responses in standard deviations. Cells that respond to every place count less."""
+    """Return each place's responses in standard deviations; cells that respond to every place have a lower weight."""
     relative = relate(responses)
     centred = relative - relative.mean(1, keepdim=True)
     return centred / (centred.std(1, keepdim=True, correction=0) + 1e-12)
@@ -327,7 +328,7 @@ def measure_agreement(draws: Sequence[Tensor]) -> float:
 
 
 def correlate_centres(scores: Tensor, places: Sequence[tuple[int, ...]], cells: Sequence[int]) -> list[float]:
-    """Return the correlation of the centre of the responses with the place, along each axis of several cells."""
+    """Return the correlation of the centre of the responses with the place, along each axis with more than one cell."""
     weights = scores.clamp(min=0).square()
     weights = weights / (weights.sum(1, keepdim=True) + 1e-12)
     correlations = []
@@ -345,18 +346,18 @@ def correlate_centres(scores: Tensor, places: Sequence[tuple[int, ...]], cells: 
 
 
 def fit_order(scores: Tensor, cells: Tensor) -> float:
-    """Return the mean score of one cell for each place."""
+    """Return the mean score of the expected cell of each place."""
     return scores.gather(1, cells[:, None]).mean().item()
 
 
 def list_orders(cells: Sequence[int], *, are_tokens: bool) -> Iterator[tuple[str, Tensor]]:
-    """Yield orders of cells: for each cell of the image the one that would respond."""
+    """Yield orders of cells: for each cell of the image, the cell that would respond."""
     count = math.prod(cells)
     plain = torch.arange(count).reshape(*cells)
     yield "plain", plain.flatten()
     axes = [axis for axis, length in enumerate(cells) if length > 1]
     for order in itertools.permutations(range(len(cells))):
-        # Cells that were put in a row with their axes in another order, and are drawn as if in this one.
+        # Cells that were flattened with their axes in another order, but are drawn in this order.
         rows = torch.arange(count).reshape([cells[axis] for axis in order])
         turned = rows.permute([order.index(axis) for axis in range(len(cells))])
         for mirrored in itertools.chain.from_iterable(itertools.combinations(axes, k) for k in range(len(axes) + 1)):
@@ -368,7 +369,7 @@ def list_orders(cells: Sequence[int], *, are_tokens: bool) -> Iterator[tuple[str
 
 
 def flatten_index(place: Sequence[int], cells: Sequence[int]) -> int:
-    """Return the number of a cell, row by row."""
+    """Return the index of a cell, row by row."""
     number = 0
     for index, length in zip(place, cells):
         number = number * length + index

@@ -16,7 +16,7 @@ STAGES = {"depths": (1, 1, 1, 1)}
 SWIN = {"depths": (2, 2), "embed_dim": 16, "num_heads": (1, 2), "window_size": 4}
 NARROW = {"depths": (1, 1, 1, 1), "dims": (16, 24, 32, 48)}
 
-# By name: options of `create_model`. "side" is that of the image, "sized" whether the model is built for it.
+# By name: options of `create_model`. "side" is the image's side; "sized" says whether the model takes it as an option.
 MODELS: dict[str, dict[str, Any]] = {
     "beit_base_patch16_224": VIT,
     "lambda_resnet26t": {"side": 96, "sized": True},

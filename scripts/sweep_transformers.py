@@ -73,7 +73,7 @@ CLASSIFIERS: list[tuple[str, dict[str, Any], tuple[int, int]]] = [
     ("PPLCNet", {"scale": 0.25}, (96, 96)),
 ]  # fmt: skip
 
-# The configuration holds that of the vision tower.
+# Models whose configuration contains that of the image encoder.
 TOWERS = {
     "CLIP": "clip_vision_model", "Siglip": "siglip_vision_model", "MetaClip2": "metaclip_2_vision_model",
 }  # fmt: skip
@@ -113,7 +113,7 @@ class Probe(nn.Module):
 
 
 class Clips(nn.Module):
-    """Takes clips as (N,C,T,H,W) for a model of videos, which wants (N,T,C,H,W)."""
+    """Passes clips (N,C,T,H,W) to a video model, which takes (N,T,C,H,W)."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class Clips(nn.Module):
 
 
 class Spectrograms(nn.Module):
-    """Takes spectrograms as (N,1,time,frequency) for a model of audio."""
+    """Passes spectrograms (N,1,time,frequency) to an audio model."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -285,7 +285,7 @@ def build_upernet_swin() -> nn.Module:
 
 
 def make_segmenter(name: str, options: dict[str, Any], size: tuple[int, int]) -> Case:
-    """Return the case of a model of semantic segmentation."""
+    """Return the case of a semantic segmentation model."""
 
     def build() -> nn.Module:
         config = getattr(transformers, f"{name}Config")(num_labels=CLASSES, **options)
@@ -294,10 +294,10 @@ def make_segmenter(name: str, options: dict[str, Any], size: tuple[int, int]) ->
     return Case("transformers", f"{name}-segmentation", build, make_noise(*size), score_places)
 
 
-def make_other(
+def make_model_case(
     name: str, build: Callable[[], nn.Module], images: Callable[[], Any] | None = None, target: Any = 1
 ) -> Case:
-    """Return the case of another model."""
+    """Return the case of a model that the other functions do not cover."""
     return Case("transformers", name, build, images or make_noise(64, 64), target)
 
 
@@ -310,22 +310,22 @@ VIT_OPTIONS = dict(options[:2] for options in CLASSIFIERS)
 CASES = [
     *(make_classifier(*options) for options in CLASSIFIERS),
     *(make_tower(name) for name in TOWERS),
-    make_other("DINOv3-mean", lambda: build_dinov3(mean=True)),
-    make_other("DINOv3-class-token", lambda: build_dinov3(mean=False)),
-    make_other("DINOv3ConvNext", build_dinov3_convnext),
-    make_other("Pixio", build_pixio),
-    make_other("VitDet", build_vitdet),
-    make_other("SamVision", build_sam),
-    make_other("AlignVision", build_align, make_noise(96, 96)),
-    make_other("Blip2Vision", build_blip2_vision),
-    make_other("Blip2QFormer-16", build_blip2_qformer),
-    make_other("Vilt", build_vilt, make_vilt_inputs),
-    make_other("PerceiverConvProcessing-16", lambda: build_perceiver("ConvProcessing", 16), make_noise(32, 32)),
-    make_other("PerceiverLearned-16", lambda: build_perceiver("Learned", 16), make_noise(32, 32)),
-    make_other("PerceiverLearned-20", lambda: build_perceiver("Learned", 20), make_noise(32, 32)),
-    make_other("AST", build_ast, make_noise(64, 32, channels=1)),
-    make_other("AST-square", lambda: build_ast(square=True), make_noise(64, 64, channels=1)),
-    *(make_other(name, lambda name=name: build_video(name), make_noise(4 if name == "Timesformer" else 8, 32, 32))
+    make_model_case("DINOv3-mean", lambda: build_dinov3(mean=True)),
+    make_model_case("DINOv3-class-token", lambda: build_dinov3(mean=False)),
+    make_model_case("DINOv3ConvNext", build_dinov3_convnext),
+    make_model_case("Pixio", build_pixio),
+    make_model_case("VitDet", build_vitdet),
+    make_model_case("SamVision", build_sam),
+    make_model_case("AlignVision", build_align, make_noise(96, 96)),
+    make_model_case("Blip2Vision", build_blip2_vision),
+    make_model_case("Blip2QFormer-16", build_blip2_qformer),
+    make_model_case("Vilt", build_vilt, make_vilt_inputs),
+    make_model_case("PerceiverConvProcessing-16", lambda: build_perceiver("ConvProcessing", 16), make_noise(32, 32)),
+    make_model_case("PerceiverLearned-16", lambda: build_perceiver("Learned", 16), make_noise(32, 32)),
+    make_model_case("PerceiverLearned-20", lambda: build_perceiver("Learned", 20), make_noise(32, 32)),
+    make_model_case("AST", build_ast, make_noise(64, 32, channels=1)),
+    make_model_case("AST-square", lambda: build_ast(square=True), make_noise(64, 64, channels=1)),
+    *(make_model_case(name, lambda name=name: build_video(name), make_noise(4 if name == "Timesformer" else 8, 32, 32))
       for name in ("VideoMAE", "Vivit", "Timesformer", "VJEPA2")),
     make_segmenter("Segformer", {**MIXED, "decoder_hidden_size": 16}, (64, 96)),
     make_segmenter("Beit", BEIT, (64, 64)),
@@ -333,16 +333,16 @@ CASES = [
     make_segmenter("MobileNetV2", VIT_OPTIONS["MobileNetV2"], (96, 96)),
     make_segmenter("MobileViT", {**VIT_OPTIONS["MobileViT"], "aspp_out_channels": 16}, (96, 96)),
     make_segmenter("MobileViTV2", {**VIT_OPTIONS["MobileViTV2"], "aspp_out_channels": 16}, (96, 96)),
-    make_other("DPT-segmentation", lambda: build_dpt("SemanticSegmentation"), make_noise(64, 64), score_places),
-    make_other("DPT-depth", lambda: build_dpt("DepthEstimation"), make_noise(64, 64), score_depth),
-    make_other("DepthAnything", build_depth_anything, make_noise(64, 64), score_depth),
-    make_other(
+    make_model_case("DPT-segmentation", lambda: build_dpt("SemanticSegmentation"), make_noise(64, 64), score_places),
+    make_model_case("DPT-depth", lambda: build_dpt("DepthEstimation"), make_noise(64, 64), score_depth),
+    make_model_case("DepthAnything", build_depth_anything, make_noise(64, 64), score_depth),
+    make_model_case(
         "GLPN", lambda: transformers.GLPNForDepthEstimation(transformers.GLPNConfig(**MIXED, decoder_hidden_size=16)),
         make_noise(64, 96), score_depth,
     ),
-    make_other(
+    make_model_case(
         "UperNet-convnext",
         lambda: build_upernet(transformers.ConvNextConfig(**PYRAMID, out_features=STAGES)), make_noise(64, 96), score_places,
     ),
-    make_other("UperNet-swin", build_upernet_swin, make_noise(64, 64), score_places),
+    make_model_case("UperNet-swin", build_upernet_swin, make_noise(64, 64), score_places),
 ]  # fmt: skip

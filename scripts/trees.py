@@ -1,4 +1,4 @@
-"""States of this repository to compare with one another: the working tree, a revision, or a folder with a checkout."""
+"""The trees to compare: the working tree, a revision, or a folder with a checkout."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @contextlib.contextmanager
 def find_tree(name: str | None) -> Iterator[Path]:
-    """The folder in which the package `gradcam` of a folder, of a revision, or without a name of the working tree lies.
+    """Yield the folder with the package `gradcam`: of a folder, of a revision, or, without a name, of the working tree.
 
-    A revision has a worktree of git's for as long as this lasts. Raises `click.UsageError` where it is neither.
+    A revision is checked out as a git worktree within the context. Raises `click.UsageError` if the name is neither.
     """
     if name is None or (Path(name) / "gradcam" / "__init__.py").is_file():
         yield ROOT if name is None else Path(name).resolve()
         return
-    known = _git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
-    if known.returncode:
+    revision = _git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
+    if revision.returncode:
         raise click.UsageError(f"{name}: neither a revision nor a folder with the package gradcam in it")
     with tempfile.TemporaryDirectory(prefix="tree-") as folder:
         tree = Path(folder).resolve() / "tree"
-        added = _git("worktree", "add", "--quiet", "--detach", str(tree), known.stdout.strip())
-        if added.returncode:
-            raise click.ClickException(added.stderr.strip())
+        worktree = _git("worktree", "add", "--quiet", "--detach", str(tree), revision.stdout.strip())
+        if worktree.returncode:
+            raise click.ClickException(worktree.stderr.strip())
         try:
             yield tree
         finally:
