@@ -15,7 +15,7 @@ from time import perf_counter
 import numpy as np
 
 from benchmark.measuring import Settings, report_progress
-from benchmark.pictures import make_pictures
+from benchmark.pictures import make_image_files
 from benchmark.process import ROOT, run_busy_process
 from benchmark.tables import Table, format_spread
 
@@ -67,7 +67,7 @@ COMMANDS = {
 
 
 def compare_busy(settings: Settings) -> Iterator[Table]:
-    """Compare calls and commands on an idle machine with the same beside one busy process per core."""
+    """Compare calls and commands on a busy machine, and on one with a quota of one core, with an idle machine."""
     rounds, rows, raw = max(settings.rounds.values()), [], []
     cores = len(os.sched_getaffinity(0))
     for name, count in (("idle", 0), ("busy", cores)):
@@ -85,7 +85,7 @@ def compare_busy(settings: Settings) -> Iterator[Table]:
         raw.append({"call": "explain", "cores": count, "pairs": pairs.tolist()})
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        make_pictures(folder / "photos", PICTURES, SIZE)
+        make_image_files(folder / "photos", PICTURES, SIZE)
         for command, arguments in COMMANDS.items():
             seconds: dict[int, list[float]] = {0: [], cores: []}
             time_command(arguments, folder)  # a first run, which fills the file cache

@@ -25,7 +25,7 @@ def attach_bare(case: Case) -> Iterator[Call]:
 
 @contextlib.contextmanager
 def attach_by_hand(case: Case) -> Iterator[Call]:
-    """Compute Grad-CAM by hand: record only the layers after the target layer; for one layout of activations."""
+    """Attach handwritten Grad-CAM for one layout of activations; autograd records only the layers after the target."""
     layer, recorded = case.model.get_submodule(case.layer), {}
 
     def record(module: nn.Module, args: object, output: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ def attach_by_hand(case: Case) -> Iterator[Call]:
 
 @contextlib.contextmanager
 def attach_hook(case: Case) -> Iterator[Call]:
-    """Compute Grad-CAM with a forward hook, as in many notebooks: autograd records the whole network, for one class."""
+    """Attach Grad-CAM with a forward hook, as in many notebooks, for one class; autograd records the whole network."""
     layer, activations = case.model.get_submodule(case.layer), []
     ((index,),) = case.classes
 

@@ -71,7 +71,7 @@ def list_tests() -> list[GroundTruthTest]:
 
 
 def compare_drawn(settings: Settings) -> Iterator[Table]:
-    """Evaluate the maps on the CPU, because the figures do not depend on time."""
+    """Evaluate the maps, on the CPU only, because no time is measured."""
     rows: list[list[str]] = []
     raw: list[dict[str, object]] = []
     for test in list_tests():

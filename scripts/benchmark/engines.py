@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmark.cases import MEGABYTE
 from benchmark.measuring import Settings, call_in_fresh_process, read_memory, report_progress, take_turns
-from benchmark.pictures import QUALITY, make_pictures, repeat_pictures
+from benchmark.pictures import QUALITY, link_image_files, make_image_files
 from benchmark.tables import Table, format_spread
 
 PICTURES = 400
@@ -37,13 +37,13 @@ def compare_engines(settings: Settings) -> Iterator[Table]:
     ((batch, rounds),) = settings.rounds.items()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        make_pictures(folder / "files", FILES, SIZE)
-        repeat_pictures(folder / "files", folder / "pictures", PICTURES)
+        make_image_files(folder / "files", FILES, SIZE)
+        link_image_files(folder / "files", folder / "pictures", PICTURES)
         yield tabulate_time(folder / "pictures", batch, rounds, ray.__version__)
         yield tabulate_shares(folder / "pictures", batch)
-        make_pictures(folder / "small", FILES, SMALL_SIZE)
+        make_image_files(folder / "small", FILES, SMALL_SIZE)
         for count in COUNTS:
-            repeat_pictures(folder / "small", folder / str(count), count)
+            link_image_files(folder / "small", folder / str(count), count)
         yield tabulate_memory(folder, batch)
 
 

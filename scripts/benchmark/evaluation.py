@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmark.measuring import Settings, keep_freed_memory, report_progress, synchronise, take_turns, time_call
-from benchmark.pictures import make_pictures
+from benchmark.pictures import make_image_files
 from benchmark.tables import Table, correlate, format_spread
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def prepare_input(batch: int, device: str) -> EvaluationInput:
 
     classifier = gradcam.load_classifier(device=device)
     with tempfile.TemporaryDirectory() as folder:
-        make_pictures(Path(folder) / "pictures", batch)
+        make_image_files(Path(folder) / "pictures", batch)
         files = sorted((Path(folder) / "pictures").iterdir())
         images = classifier.batch([gradcam.read_image(file) for file in files])
     subject = Subject(classifier.model, images)

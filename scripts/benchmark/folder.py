@@ -15,7 +15,7 @@ from benchmark.environment import describe_bfloat16
 from benchmark.floor import measure_stages
 from benchmark.loops import ATTACH, LAYER, NETWORK, Loop, Run, load_ours
 from benchmark.measuring import Settings, keep_freed_memory, report_progress, take_turns, time_call
-from benchmark.pictures import HEIGHT, QUALITY, WIDTH, make_pictures
+from benchmark.pictures import HEIGHT, QUALITY, WIDTH, make_image_files
 from benchmark.scale import measure_listing, tabulate_memory
 from benchmark.tables import Table, format_spread
 
@@ -26,7 +26,7 @@ TIMED_FOLDER, WARM_UP_FOLDER = "pictures", "few"  # the folder of the timed imag
 
 
 def compare_folder(settings: Settings, pictures: int = PICTURES) -> Iterator[Table]:
-    """Measure images per second, the lower bound of our time, the peak memory, and the cost of an empty file."""
+    """Measure images per second, the lower bound of our time, the peak memory, and the overhead per file."""
     keep_freed_memory()
     has_bfloat16 = describe_bfloat16() != "no bf16 instructions"
     precisions = ["fp32", "bf16"] if has_bfloat16 else ["fp32"]
@@ -34,7 +34,7 @@ def compare_folder(settings: Settings, pictures: int = PICTURES) -> Iterator[Tab
     ((batch, rounds),) = settings.rounds.items()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        make_pictures(folder / TIMED_FOLDER, pictures)
+        make_image_files(folder / TIMED_FOLDER, pictures)
         loops, failures = choose_loops(precisions, batch, settings, folder)
         raw = time_all(loops, precisions, batch, rounds, folder)
         notes = [*describe_job(pictures, rounds), *skipped, *failures]
@@ -48,7 +48,7 @@ def choose_loops(
     precisions: Sequence[str], batch: int, settings: Settings, folder: Path
 ) -> tuple[list[Loop], list[str]]:
     """Run each loop once; return those that work, and a note for each that does not."""
-    make_pictures(folder / WARM_UP_FOLDER, batch)
+    make_image_files(folder / WARM_UP_FOLDER, batch)
     loops, notes = [], []
     for package in (OURS, *PEERS):
         if package in settings.missing and package != OURS:
@@ -143,20 +143,20 @@ def describe_job(pictures: int, rounds: int) -> list[str]:
 
 
 def tabulate_floor(precisions: Sequence[str], raw: dict[str, Any], pictures: int) -> Table:
-    """Tabulate our stages alone, and our measured time against the time if no core ever waited."""
+    """Tabulate each stage alone, and compare our measured time with its lower bound."""
     from gradcam.options import count_cores
 
     cores, rows, header = count_cores(), [], []
     for precision in precisions:
         stages = raw["stages"][precision]
-        (wall,) = [values for name, values in raw["seconds"].items() if name.startswith(f"{OURS}, {precision}, ")]
+        (measured,) = [values for name, values in raw["seconds"].items() if name.startswith(f"{OURS}, {precision}, ")]
         floors = [sum(stage_seconds.values()) / cores for stage_seconds in stages]
         cells = [
             f"{1000 * float(np.median([stage_seconds[name] for stage_seconds in stages])) / pictures:.1f} ms"
             for name in stages[0]
         ]
-        rates = [f"{1000 * float(np.median(values)) / pictures:.1f} ms" for values in (floors, wall)]
-        rows.append([precision, *cells, *rates, format_spread(np.divide(wall, floors))])
+        rates = [f"{1000 * float(np.median(values)) / pictures:.1f} ms" for values in (floors, measured)]
+        rows.append([precision, *cells, *rates, format_spread(np.divide(measured, floors))])
         header = ["gradcam", *stages[0], f"lower bound: sum / {cores} cores", "measured", "measured / lower bound"]
     notes = [
         "Per image. Stages: CPU time in all threads, with each stage run alone over all images.",

@@ -18,7 +18,7 @@ from benchmark.floor import make_request
 from benchmark.folder import run_once
 from benchmark.loops import LAYER, NETWORK, load_ours, run_pipeline
 from benchmark.measuring import Settings, keep_freed_memory, report_progress, synchronise, take_turns, time_rounds
-from benchmark.pictures import HEIGHT, QUALITY, WIDTH, make_pictures, repeat_pictures
+from benchmark.pictures import HEIGHT, QUALITY, WIDTH, link_image_files, make_image_files
 from benchmark.tables import Table, format_spread
 from benchmark.throughput import time_processes
 
@@ -60,8 +60,8 @@ def measure_folder(device: str, pictures: int, settings: Settings, notes: list[s
     batch = min(BATCH, pictures)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        make_pictures(folder / "some", min(FILES, pictures))
-        repeat_pictures(folder / "some", folder / "pictures", pictures)
+        make_image_files(folder / "some", min(FILES, pictures))
+        link_image_files(folder / "some", folder / "pictures", pictures)
         models = {precision: load_ours(precision, device) for precision in precisions}
         runs: dict[str, Callable[[], float]] = {}
         peaks: dict[str, int | None] = {}

@@ -97,7 +97,7 @@ def warm_up(case: Case) -> Case:
 
 @contextlib.contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Collect garbage first and not within the context, so that no contender pays for the garbage of another."""
+    """Disable garbage collection, after collecting once, so that no contender pays for another's garbage."""
     gc.collect()
     gc.disable()
     try:
@@ -107,7 +107,7 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 def measure_peak(contender: str, network: str, batch: int, device: str, threads: int) -> int:
-    """Return the bytes above the base at the peak of one call, for a separate process."""
+    """Return the bytes above the base at the peak of one call. To be called in a fresh process."""
     torch.set_num_threads(threads)
     return_freed_memory()
     model = build_model(network, device)

@@ -15,10 +15,10 @@ PAGES = ("README.md", "docs/benchmarks.md")
 
 
 def fill_pages(tables: Sequence[Table], environment: dict[str, str], *, only: Sequence[str]) -> None:
-    """Put every table between its marks, and the machine and versions; raise an error for marks without a table.
+    """Put every table between its marks in the pages; raise an error for marks without a table.
 
-    `only` has the sections of a partial run. Then other marks are left alone, and each table has its own line on the
-    machine.
+    `only` has the sections of a partial run. Then other marks are left alone, and each table gets its own line on the
+    machine and the versions.
     """
     origin = describe_briefly(environment)
     parts = {table.key: f"{table.lines()}\n\n{origin}" if only else table.lines() for table in tables}

@@ -15,7 +15,7 @@ QUALITY = 90  # of JPEG, for input files and overlays
 LARGE_PHOTOGRAPH_SUFFIX = ".webp"  # the format of the photographs of about that size; others have less detail
 
 
-def make_pictures(folder: Path, count: int, size: tuple[int, int] = (WIDTH, HEIGHT)) -> None:
+def make_image_files(folder: Path, count: int, size: tuple[int, int] = (WIDTH, HEIGHT)) -> None:
     """Write JPEG files of this (width, height) into a new folder: crops of the photographs, the same in every run."""
     folder.mkdir()
     photographs = sorted(path for path in (ROOT / PICTURE).parent.iterdir() if path.suffix == LARGE_PHOTOGRAPH_SUFFIX)
@@ -30,7 +30,7 @@ def make_pictures(folder: Path, count: int, size: tuple[int, int] = (WIDTH, HEIG
         picture.resize(size, Image.Resampling.LANCZOS, box=box).save(folder / f"{number:05}.jpg", quality=QUALITY)
 
 
-def repeat_pictures(source: Path, folder: Path, count: int) -> None:
+def link_image_files(source: Path, folder: Path, count: int) -> None:
     """Fill a new folder with this number of hard links to the files of another folder."""
     folder.mkdir()
     files = sorted(source.iterdir())

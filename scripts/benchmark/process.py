@@ -18,7 +18,7 @@ from PIL import Image
 from torchvision.models import resnet50
 
 from benchmark.measuring import Settings, report_progress
-from benchmark.pictures import make_pictures
+from benchmark.pictures import make_image_files
 from benchmark.tables import Table, format_spread
 
 PICTURES, WARM_UPS = 16, 2  # images of a batch: those that are timed, and those to warm up
@@ -89,7 +89,7 @@ def compare_process(settings: Settings) -> Iterator[Table]:
         torch.manual_seed(0)
         torch.save(resnet50(weights=None).state_dict(), folder / "weights.pt")
         for name, count in (("pictures", PICTURES), ("few", WARM_UPS)):
-            make_pictures(folder / name, count, SIZE)
+            make_image_files(folder / name, count, SIZE)
         if settings.against:
             copy_photographs(folder / FOLDER, PHOTOGRAPHS)
         cases = itertools.product(("batch", "run"), MODELS, (False, True))

@@ -23,7 +23,7 @@ SEED = 0
 
 
 def compare_quality(settings: Settings) -> Iterator[Table]:
-    """Run one study on one device, because the figures do not depend on time."""
+    """Run one study, on one device only, because no time is measured."""
     import gradcam
     from gradcam.evaluation import METRICS as KNOWN
     from gradcam.evaluation import evaluate

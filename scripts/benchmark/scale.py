@@ -11,7 +11,7 @@ import numpy as np
 from benchmark.cases import MEGABYTE
 from benchmark.loops import run_pipeline
 from benchmark.measuring import STATUS, call_in_fresh_process, read_memory, report_progress
-from benchmark.pictures import make_pictures, repeat_pictures
+from benchmark.pictures import link_image_files, make_image_files
 from benchmark.tables import Table, format_spread
 
 COUNTS = (200, 2000)
@@ -40,14 +40,14 @@ def tabulate_memory(counts: tuple[int, ...] = COUNTS) -> Table:
 
 
 def measure_run(count: int) -> int:
-    """Return the peak bytes of a run, for a separate process."""
+    """Return the peak bytes of a run. To be called in a fresh process."""
     import gradcam
 
     classifier = gradcam.load_classifier(device="cpu")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        make_pictures(folder / "some", FILES, SMALL_SIZE)
-        repeat_pictures(folder / "some", folder / "pictures", count)
+        make_image_files(folder / "some", FILES, SMALL_SIZE)
+        link_image_files(folder / "some", folder / "pictures", count)
         (folder / "output").mkdir()
         run_pipeline(classifier, folder / "pictures", folder / "output", batch=8)
     return read_memory("VmHWM")

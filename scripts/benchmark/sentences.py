@@ -130,7 +130,7 @@ def find_tower(model: Any) -> Callable[[Tensor], Tensor]:
 
 
 class Similarity(nn.Module):
-    """A model of the cosine similarities of images to sentences, whose classes are the sentences."""
+    """A model that scores images against each sentence by cosine similarity."""
 
     def __init__(self, model: nn.Module, embed: Callable[[Tensor], Tensor], sentences: Tensor) -> None:
         super().__init__()

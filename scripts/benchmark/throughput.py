@@ -17,7 +17,7 @@ from benchmark.floor import measure_stages
 from benchmark.folder import run_once
 from benchmark.loops import LAYER, NETWORK, load_ours, run_pipeline
 from benchmark.measuring import Settings, keep_freed_memory, report_progress, take_turns
-from benchmark.pictures import HEIGHT, WIDTH, make_pictures, repeat_pictures
+from benchmark.pictures import HEIGHT, WIDTH, link_image_files, make_image_files
 from benchmark.tables import Table, format_spread
 from gradcam.options import count_cores
 
@@ -43,8 +43,8 @@ def measure_device(device: str, rounds: int) -> Iterator[Table]:
     threads = sorted({min(2**power, cores) for power in range(cores.bit_length() + 1)})
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        make_pictures(folder / "some", FILES)
-        repeat_pictures(folder / "some", folder / "pictures", PICTURES[device])
+        make_image_files(folder / "some", FILES)
+        link_image_files(folder / "some", folder / "pictures", PICTURES[device])
         classifier, runs = load_ours("fp32", device), {}
         for count in threads:
             loop = partial(run_pipeline, classifier, batch=BATCH[device], workers=count)
@@ -119,13 +119,13 @@ class WorkerJob:
 
 
 def explain_share(job: WorkerJob, gates: list[Any]) -> None:
-    """Explain the share of the images between each pair of waits at the gate."""
+    """Explain the share of the images once per round, between two waits at the gate."""
     keep_freed_memory()
     classifier = load_ours(job.precision, job.device)
     loop = partial(run_pipeline, classifier, batch=BATCH[job.device], workers=job.threads, pixels=job.pixels)
     with tempfile.TemporaryDirectory(dir=job.folder) as temporary:
         worker_folder = Path(temporary)
-        repeat_pictures(job.folder / "some", worker_folder / "pictures", job.images)
+        link_image_files(job.folder / "some", worker_folder / "pictures", job.images)
         run_once(loop, job.folder / "some", worker_folder)
         for gate in gates:
             gate.wait(MAX_ROUND_SECONDS)
