@@ -1,4 +1,4 @@
-"""How to measure: time in alternating rounds without garbage collection, peak memory in separate processes."""
+"""Measurements: time in alternating rounds without garbage collection, peak memory in separate processes."""
 
 from __future__ import annotations
 
