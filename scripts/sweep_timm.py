@@ -10,7 +10,7 @@ from sweep_cases import CLASSES, Case, make_noise
 from timm.models import convmixer, crossvit, focalnet, metaformer, mlp_mixer, mvitv2, nest, volo
 from torch import nn
 
-SIDE = 64
+SIZE = 64
 VIT = {"depth": 2, "embed_dim": 48, "num_heads": 3}
 STAGES = {"depths": (1, 1, 1, 1)}
 SWIN = {"depths": (2, 2), "embed_dim": 16, "num_heads": (1, 2), "window_size": 4}
@@ -159,7 +159,7 @@ MODELS: dict[str, dict[str, Any]] = {
 def make_case(name: str, options: dict[str, Any]) -> Case:
     """Return the case of a timm model with these options."""
     options = dict(options)
-    side = options.pop("side", SIDE)
+    side = options.pop("side", SIZE)
     if options.pop("sized", options.keys() >= VIT.keys()):
         options["img_size"] = side
 
@@ -183,7 +183,7 @@ def build_caformer() -> nn.Module:
 def build_mixer(block: Any, ratio: Any, perceptron: Any = mlp_mixer.Mlp) -> nn.Module:
     return mlp_mixer.MlpMixer(
         num_classes=CLASSES,
-        img_size=SIDE,
+        img_size=SIZE,
         patch_size=8,
         num_blocks=2,
         embed_dim=32,
@@ -197,7 +197,7 @@ def build_mvit(*, class_token: bool) -> nn.Module:
     config = mvitv2.MultiScaleVitCfg(
         depths=(1, 1, 1), embed_dim=24, num_heads=1, use_cls_token=class_token, stride_q=((1, 1), (2, 2), (2, 2))
     )
-    return mvitv2.MultiScaleVit(config, img_size=SIDE, num_classes=CLASSES)
+    return mvitv2.MultiScaleVit(config, img_size=SIZE, num_classes=CLASSES)
 
 
 def build_crossvit() -> nn.Module:
@@ -209,12 +209,12 @@ def build_crossvit() -> nn.Module:
 
 def build_nest() -> nn.Module:
     return nest.Nest(
-        SIDE, patch_size=4, embed_dims=(16, 32, 32), num_heads=(1, 2, 2), depths=(1, 1, 1), num_classes=CLASSES
+        SIZE, patch_size=4, embed_dims=(16, 32, 32), num_heads=(1, 2, 2), depths=(1, 1, 1), num_classes=CLASSES
     )
 
 
 def build_volo() -> nn.Module:
-    return volo.VOLO([1, 1], SIDE, num_classes=CLASSES, embed_dims=[24, 48], num_heads=[2, 2])
+    return volo.VOLO([1, 1], SIZE, num_classes=CLASSES, embed_dims=[24, 48], num_heads=[2, 2])
 
 
 # Architectures whose functions fix their depth and width.
@@ -224,13 +224,13 @@ BUILDERS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "focalnet": (lambda: focalnet.FocalNet(num_classes=CLASSES, embed_dim=16, depths=(1, 1, 1, 1)), 96),
     "poolformer": (lambda: build_former(metaformer.Pooling), 96),
     "caformer": (build_caformer, 96),
-    "mixer": (lambda: build_mixer(mlp_mixer.MixerBlock, (0.5, 4.0)), SIDE),
-    "gmlp": (lambda: build_mixer(mlp_mixer.SpatialGatingBlock, 6, mlp_mixer.GatedMlp), SIDE),
-    "resmlp": (lambda: build_mixer(mlp_mixer.ResBlock, 4), SIDE),
-    "mvitv2": (lambda: build_mvit(class_token=False), SIDE),
-    "mvitv2_class_token": (lambda: build_mvit(class_token=True), SIDE),
-    "nest": (build_nest, SIDE),
-    "volo": (build_volo, SIDE),
+    "mixer": (lambda: build_mixer(mlp_mixer.MixerBlock, (0.5, 4.0)), SIZE),
+    "gmlp": (lambda: build_mixer(mlp_mixer.SpatialGatingBlock, 6, mlp_mixer.GatedMlp), SIZE),
+    "resmlp": (lambda: build_mixer(mlp_mixer.ResBlock, 4), SIZE),
+    "mvitv2": (lambda: build_mvit(class_token=False), SIZE),
+    "mvitv2_class_token": (lambda: build_mvit(class_token=True), SIZE),
+    "nest": (build_nest, SIZE),
+    "volo": (build_volo, SIZE),
 }
 
 CASES = [
