@@ -1,4 +1,4 @@
-"""Where objects are: lists of boxes, label masks and COCO files, in the network's pixels, and what is wrong with them."""
+"""Test annotations (lists of boxes, label masks and COCO files) in the network's pixels, and their errors."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from gradcam.models.labels import find_class
 
 NAMES = ["a.jpg", "cats/b.png", "cats/c.webp"]
 LABELS = ["tench", "tiger cat", "espresso", "7"]
-WHOLE = (0, 0, 50, 100)  # of a picture of 100 x 50
+FULL_REGION = (0, 0, 50, 100)  # the region of an image of 100 x 50 pixels that the model sees: all of it
 SIZE = (50, 100)
 
 
 def read(path: Path, names: Sequence[str] = NAMES) -> Annotations:
-    return read_annotations(path, names=names, find_class=lambda wanted: find_class(LABELS, wanted))
+    return read_annotations(path, names=names, find_class=lambda name: find_class(LABELS, name))
 
 
 def write(folder: Path, text: str, name: str = "boxes.csv") -> Path:
@@ -37,14 +37,14 @@ def write(folder: Path, text: str, name: str = "boxes.csv") -> Path:
 
 
 def truth(annotations: Annotations, name: str = "a.jpg", **options: Any) -> Truth:
-    actual = annotations.truth(name, WHOLE, SIZE, image_size=SIZE, **options)
-    assert actual is not None
-    return actual
+    objects = annotations.truth(name, FULL_REGION, SIZE, image_size=SIZE, **options)
+    assert objects is not None
+    return objects
 
 
-def pixels(found: Truth) -> list[tuple[int, int]]:
-    """(row, column) of all pixels of an object."""
-    return [(row, column) for row, column in found.masks[0].nonzero().tolist()]
+def pixels(truth: Truth) -> list[tuple[int, int]]:
+    """Return (row, column) of all pixels of an object."""
+    return [(row, column) for row, column in truth.masks[0].nonzero().tolist()]
 
 
 # Boxes
@@ -62,15 +62,15 @@ def pixels(found: Truth) -> list[tuple[int, int]]:
     ],
 )
 def test_the_forms_of_a_list_of_boxes(tmp_path: Path, text: str) -> None:
-    """Right and bottom are not inside: 10 to 13 are three columns."""
+    """The right and bottom edges are exclusive: from 10 to 13 there are three columns."""
     annotations = read(write(tmp_path, text))
     assert annotations.names == ["a.jpg"]
     assert annotations.notes == ()
-    actual = truth(annotations)
-    assert [boxes.tolist() for boxes in actual.boxes] == [[[10, 20, 13, 22]]]
-    assert pixels(actual) == [(row, column) for row in (20, 21) for column in (10, 11, 12)]
-    assert actual.masks.dtype == torch.bool
-    assert actual.masks.shape == (1, 50, 100)
+    objects = truth(annotations)
+    assert [boxes.tolist() for boxes in objects.boxes] == [[[10, 20, 13, 22]]]
+    assert pixels(objects) == [(row, column) for row in (20, 21) for column in (10, 11, 12)]
+    assert objects.masks.dtype == torch.bool
+    assert objects.masks.shape == (1, 50, 100)
 
 
 def test_a_list_with_tabs_or_in_utf_16(tmp_path: Path) -> None:
@@ -106,9 +106,9 @@ def test_one_box_may_be_of_several_classes(tmp_path: Path) -> None:
 
 def test_a_picture_without_an_object_of_the_class_has_no_truth(tmp_path: Path) -> None:
     annotations = read(write(tmp_path, "image,left,top,right,bottom,class\na.jpg,0,0,5,5,espresso\n"))
-    assert annotations.truth("a.jpg", WHOLE, SIZE, 0) is None
-    assert annotations.truth("cats/b.png", WHOLE, SIZE, 2) is None
-    assert annotations.truth("a.jpg", WHOLE, SIZE, 2) is not None
+    assert annotations.truth("a.jpg", FULL_REGION, SIZE, 0) is None
+    assert annotations.truth("cats/b.png", FULL_REGION, SIZE, 2) is None
+    assert annotations.truth("a.jpg", FULL_REGION, SIZE, 2) is not None
     assert annotations.classes("cats/b.png") == []
 
 
@@ -197,35 +197,36 @@ def test_a_box_may_end_a_pixel_outside_and_is_cut_there(tmp_path: Path) -> None:
     assert truth(annotations).boxes[0].tolist() == [[0, 0, 100, 50]]
 
 
-# From the picture to the network's input
+# From the image to the network's input
 
 
-def seen(found: tuple[Any, Any] | None) -> tuple[Any, Any]:
-    assert found is not None
-    return found
+def require(projection: tuple[Any, Any] | None) -> tuple[Any, Any]:
+    assert projection is not None
+    return projection
 
 
 def test_what_the_network_sees_by_hand() -> None:
-    """It sees the middle 50 x 50 of a picture of 100 x 50, as 10 x 10: a fifth of a pixel for each."""
+    """The network sees the middle 50 x 50 of an image of 100 x 50 as 10 x 10: one pixel of the network covers 5 x 5."""
     view = ModelView((0, 25, 50, 50), (10, 10))
-    mask, box = seen(project_box((30, 10, 60, 40), view))
+    mask, box = require(project_box((30, 10, 60, 40), view))
     assert box == pytest.approx((1, 2, 7, 8))
     assert np.argwhere(mask).tolist() == [[row, column] for row in range(2, 8) for column in range(1, 7)]
-    mask, box = seen(project_box((0, 0, 34, 50), view))  # across the border; 9 of 25 pixels remain
+    # The box crosses the border of the region: 9 of its 25 columns remain.
+    mask, box = require(project_box((0, 0, 34, 50), view))
     assert box == pytest.approx((0, 0, 1.8, 10))
     assert mask.sum(1).tolist() == [2] * 10  # the second pixel's centre is at 1.5
-    assert project_box((0, 0, 25, 50), view) is None  # it ends where the region starts
+    assert project_box((0, 0, 25, 50), view) is None  # the box ends where the region starts
     assert project_box((75, 0, 100, 50), view) is None
 
 
 def test_a_stretched_region_by_hand() -> None:
-    """Rows are halved and columns doubled."""
+    """The network's input has half the rows and twice the columns of the region."""
     view = ModelView((2, 4, 8, 6), (4, 12))
-    mask, box = seen(project_box((5, 4, 7, 8), view))
+    mask, box = require(project_box((5, 4, 7, 8), view))
     assert box == (2, 1, 6, 3)
     drawn = np.zeros((20, 20), dtype=bool)
     drawn[4:8, 5:7] = True
-    projected = seen(project_mask(drawn, view))
+    projected = require(project_mask(drawn, view))
     assert projected[1] == (2, 1, 6, 3)
     assert np.array_equal(projected[0], mask)
     assert np.argwhere(mask).tolist() == [[row, column] for row in (1, 2) for column in (2, 3, 4, 5)]
@@ -236,24 +237,24 @@ def test_a_box_and_a_mask_of_it_are_the_same_to_the_network() -> None:
     count = 0
     for _ in range(300):
         height, width = generator.integers(5, 60, 2)
-        top, left = generator.integers(0, height - 2), generator.integers(0, width - 2)
-        region = (top, left, generator.integers(1, height - top + 1), generator.integers(1, width - left + 1))
+        y0, x0 = generator.integers(0, height - 2), generator.integers(0, width - 2)
+        region = (y0, x0, generator.integers(1, height - y0 + 1), generator.integers(1, width - x0 + 1))
         view = ModelView(tuple(map(int, region)), (int(generator.integers(3, 40)), int(generator.integers(3, 40))))  # type: ignore[arg-type]
-        (x, right), (y, bottom) = (
+        (box_left, box_right), (box_top, box_bottom) = (
             sorted(generator.choice(np.arange(side + 1), 2, replace=False).tolist()) for side in (width, height)
         )
         drawn = np.zeros((height, width), dtype=bool)
-        drawn[y:bottom, x:right] = True
-        one, other = project_box((x, y, right, bottom), view), project_mask(drawn, view)
-        assert (one is None) == (other is None)
-        if one is not None and other is not None:
+        drawn[box_top:box_bottom, box_left:box_right] = True
+        from_box, from_mask = project_box((box_left, box_top, box_right, box_bottom), view), project_mask(drawn, view)
+        assert (from_box is None) == (from_mask is None)
+        if from_box is not None and from_mask is not None:
             count += 1
-            assert one[1] == pytest.approx(other[1])
-            left, top, end, base = one[1]
-            if min(end - left, base - top) > 1.001:  # so that a pixel's centre is in it
-                assert np.array_equal(one[0], other[0])
-            assert one[0].any()
-            assert other[0].any()
+            assert from_box[1] == pytest.approx(from_mask[1])
+            x0, y0, x1, y1 = from_box[1]
+            if min(x1 - x0, y1 - y0) > 1.001:  # A box of at least this size contains the centre of a pixel.
+                assert np.array_equal(from_box[0], from_mask[0])
+            assert from_box[0].any()
+            assert from_mask[0].any()
     assert count > 100
 
 
@@ -261,18 +262,18 @@ def test_an_object_too_small_for_any_pixels_centre_takes_the_pixel_it_touches() 
     view = ModelView((0, 0, 100, 100), (10, 10))
     drawn = np.zeros((100, 100), dtype=bool)
     drawn[38, 71:73] = True
-    mask, box = seen(project_mask(drawn, view))
+    mask, box = require(project_mask(drawn, view))
     assert np.argwhere(mask).tolist() == [[3, 7]]
     assert box == pytest.approx((7.1, 3.8, 7.3, 3.9))
-    mask, _ = seen(project_box((71, 38, 73, 39), view))
+    mask, _ = require(project_box((71, 38, 73, 39), view))
     assert np.argwhere(mask).tolist() == [[3, 7]]
-    mask, _ = seen(project_box((69, 30, 71, 40), view))  # across two
+    mask, _ = require(project_box((69, 30, 71, 40), view))  # the box touches two pixels
     assert np.argwhere(mask).tolist() == [[3, 6], [3, 7]]
 
 
 @pytest.mark.parametrize("turn", [1, 3, 6, 8])
 def test_truth_is_where_the_network_sees_the_object(tmp_path: Path, classifier: gradcam.Classifier, turn: int) -> None:
-    """A white box on black, in a file that lies on its side: what the preprocessing makes of it is bright at the truth."""
+    """In the preprocessed image of a file with EXIF rotation, the annotated white box is where the truth is."""
     upright = np.zeros((300, 420, 3), dtype=np.uint8)
     upright[60:170, 110:260] = 255
     quarters = {1: 0, 3: 2, 6: 1, 8: 3}[turn]
@@ -284,14 +285,14 @@ def test_truth_is_where_the_network_sees_the_object(tmp_path: Path, classifier: 
     prepared = classifier.prepare(tmp_path / "a.png")
     picture = prepared.reading.picture.shape[:2]
     assert picture == (300, 420)
-    actual = annotations.truth("a.png", classifier.region(*picture), prepared.image.shape[1:], image_size=picture)
-    assert actual is not None
+    objects = annotations.truth("a.png", classifier.region(*picture), prepared.image.shape[1:], image_size=picture)
+    assert objects is not None
     middle = (prepared.image.min() + prepared.image.max()) / 2
     bright = (prepared.image > middle).all(0)
     rows, columns = bright.any(1).nonzero().flatten(), bright.any(0).nonzero().flatten()
     box = [int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1]
-    assert actual.boxes[0][0].tolist() == pytest.approx(box, abs=1)
-    assert (actual.masks[0] & bright).sum() / (actual.masks[0] | bright).sum() > 0.97
+    assert objects.boxes[0][0].tolist() == pytest.approx(box, abs=1)
+    assert (objects.masks[0] & bright).sum() / (objects.masks[0] | bright).sum() > 0.97
 
 
 # Label masks
@@ -307,7 +308,7 @@ def save_mask(path: Path, numbers: Any, palette: bool = True) -> None:
 
 
 def make_numbers() -> np.ndarray[Any, Any]:
-    """Two objects with a border around one, of 100 x 50."""
+    """Return a label mask of 100 x 50 pixels with two objects, one of which has a border."""
     numbers = np.zeros((50, 100), dtype=np.uint8)
     numbers[9:21, 29:51] = 255
     numbers[10:20, 30:50] = 1
@@ -321,11 +322,11 @@ def test_numbers_of_a_mask_are_objects(tmp_path: Path, palette: bool) -> None:
     annotations = read(tmp_path / "masks")
     assert annotations.names == ["a.jpg"]
     for index in (None, 0, 3):
-        actual = truth(annotations, index=index)
-        assert actual.boxes[0].tolist() == [[30, 10, 50, 20], [60, 40, 70, 45]]
-        assert np.array_equal(actual.masks[0].numpy(), np.isin(make_numbers(), [1, 3]))
+        objects = truth(annotations, index=index)
+        assert objects.boxes[0].tolist() == [[30, 10, 50, 20], [60, 40, 70, 45]]
+        assert np.array_equal(objects.masks[0].numpy(), np.isin(make_numbers(), [1, 3]))
     assert annotations.classes("a.jpg") == []
-    assert annotations.truth("cats/b.png", WHOLE, SIZE) is None
+    assert annotations.truth("cats/b.png", FULL_REGION, SIZE) is None
 
 
 def test_numbers_of_a_mask_are_classes_where_a_table_says_so(tmp_path: Path) -> None:
@@ -334,7 +335,7 @@ def test_numbers_of_a_mask_are_classes_where_a_table_says_so(tmp_path: Path) -> 
     annotations = read(tmp_path / "masks")
     assert truth(annotations, index=1).boxes[0].tolist() == [[30, 10, 50, 20]]
     assert truth(annotations, index=2).boxes[0].tolist() == [[60, 40, 70, 45]]
-    assert annotations.truth("a.jpg", WHOLE, SIZE, 0) is None
+    assert annotations.truth("a.jpg", FULL_REGION, SIZE, 0) is None
     assert annotations.classes("a.jpg") == [1, 2]
     write(tmp_path / "masks", "class,value\ntench,255\nespresso,3\n1,1\n", "classes.csv")
     assert truth(read(tmp_path / "masks"), index=0).boxes[0].tolist() == [[29, 9, 51, 21]]
@@ -343,7 +344,7 @@ def test_numbers_of_a_mask_are_classes_where_a_table_says_so(tmp_path: Path) -> 
 def test_black_and_white_masks_are_one_object(tmp_path: Path) -> None:
     numbers = np.where(make_numbers() == 1, 255, 0).astype(np.uint8)
     save_mask(tmp_path / "grey/a.png", numbers, False)
-    Image.fromarray(numbers == 255).save(tmp_path / "grey/a.png")  # of one bit
+    Image.fromarray(numbers == 255).save(tmp_path / "grey/a.png")  # an image of one bit per pixel
     assert truth(read(tmp_path / "grey")).boxes[0].tolist() == [[30, 10, 50, 20]]
     save_mask(tmp_path / "grey/a.png", numbers, False)
     assert truth(read(tmp_path / "grey")).boxes[0].tolist() == [[30, 10, 50, 20]]
@@ -351,7 +352,7 @@ def test_black_and_white_masks_are_one_object(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("bits", "mode"), [(2, "L"), (4, "L"), (8, "L"), (16, "I;16")])
 def test_numbers_are_read_as_the_file_has_them(tmp_path: Path, bits: int, mode: str) -> None:
-    """Pillow stretches grey of 2 and 4 bits to 8."""
+    """Pillow scales grey images of 2 and 4 bits to 8 bits; the values of the file are needed."""
     import struct
     import zlib
 
@@ -364,7 +365,7 @@ def test_numbers_are_read_as_the_file_has_them(tmp_path: Path, bits: int, mode: 
     parts = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" + row)) + chunk(b"IEND", b"")
     (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + parts)
     with Image.open(tmp_path / "a.png") as image:
-        assert image.mode in (mode, "I")  # as Pillow before 10.3 reads 16 bits
+        assert image.mode in (mode, "I")  # Pillow before 10.3 reads 16 bits as "I"
     assert read_numbers(tmp_path / "a.png").tolist() == [values]
 
 
@@ -404,7 +405,7 @@ def test_masks_smaller_than_what_is_seen_are_told_without_the_picture(tmp_path: 
     save_mask(tmp_path / "a.png", np.ones((height, width), dtype=np.uint8), False)
     message = f"has {width} x {height} pixels, but the model sees 100 x 50 pixels from 0, 0"
     with pytest.raises(InputError, match=message):
-        read(tmp_path).truth("a.jpg", WHOLE, SIZE)
+        read(tmp_path).truth("a.jpg", FULL_REGION, SIZE)
 
 
 def test_a_mask_that_may_be_of_several_pictures(tmp_path: Path) -> None:
@@ -455,8 +456,9 @@ def test_what_is_wrong_with_the_classes_of_masks(tmp_path: Path, table: str, mes
 # COCO
 
 POLYGON = [10, 20, 16, 20, 16, 24, 10, 24]
-RUNS = {"size": [50, 100], "counts": [50 * 30 + 5, 10, 40, 10, 50 * 100 - 50 * 30 - 65]}  # two columns of ten
-PACKED = "m054000000000000MM030M0330000000000000000000000000000000000_2LeM"  # by pycocotools, of `draw_packed`
+RUNS = {"size": [50, 100], "counts": [50 * 30 + 5, 10, 40, 10, 50 * 100 - 50 * 30 - 65]}  # two columns of ten pixels
+# The RLE of `draw_packed`, encoded by pycocotools.
+PACKED = "m054000000000000MM030M0330000000000000000000000000000000000_2LeM"
 
 
 def draw_packed() -> np.ndarray[Any, Any]:
@@ -486,13 +488,13 @@ def test_a_coco_file_has_polygons_runs_and_boxes(tmp_path: Path) -> None:
     more = [{"segmentation": RUNS}, {"segmentation": [], "bbox": [70.5, 1, 4, 2]}, {"iscrowd": 1}]
     base = content["annotations"][0]
     content["annotations"] += [{**base, **changes, "id": 12 + number} for number, changes in enumerate(more)]
-    actual = truth(read_coco(tmp_path, content), index=1)
-    assert actual.boxes[0].tolist() == [[10, 20, 16, 24], [30, 5, 32, 15], [70.5, 1, 74.5, 3]]
+    objects = truth(read_coco(tmp_path, content), index=1)
+    assert objects.boxes[0].tolist() == [[10, 20, 16, 24], [30, 5, 32, 15], [70.5, 1, 74.5, 3]]
     expected = np.zeros((50, 100), dtype=bool)
     expected[20:24, 10:16] = expected[5:15, 30:32] = expected[1:3, 70:74] = (
-        True  # a centre at 70.5 is inside, at 74.5 not
+        True  # The pixel centre at 70.5 is inside, the one at 74.5 is not.
     )
-    assert np.array_equal(actual.masks[0].numpy(), expected)
+    assert np.array_equal(objects.masks[0].numpy(), expected)
 
 
 def test_what_a_coco_file_has_of_others_is_left_out_and_said(tmp_path: Path) -> None:
@@ -508,7 +510,8 @@ def test_what_a_coco_file_has_of_others_is_left_out_and_said(tmp_path: Path) -> 
     ]
     annotations = read_coco(tmp_path, content)
     assert annotations.names == ["a.jpg"]
-    assert annotations.classes("a.jpg") == [1, 3]  # the category 7 is the class that is called so; 2 is no index
+    # Category "7" is the class with that label; "2" is no label, and is not read as an index.
+    assert annotations.classes("a.jpg") == [1, 3]
     assert truth(annotations, index=3).boxes[0].tolist() == [[1, 1, 3, 3]]
     assert annotations.notes == [
         "1 images in the file are not evaluated and were left out.",
@@ -517,7 +520,7 @@ def test_what_a_coco_file_has_of_others_is_left_out_and_said(tmp_path: Path) -> 
 
 
 def test_polygons_are_filled_as_a_slow_loop_does() -> None:
-    """A pixel is inside if a line from its centre to the right crosses an odd number of edges."""
+    """A pixel is inside if a ray from its centre to the right crosses an odd number of edges."""
     generator = np.random.default_rng(2)
     for corners in (3, 4, 5, 9):
         polygon = (generator.random((corners, 2)) * [30, 20] - [3, 2]).round(2)
@@ -553,13 +556,16 @@ def test_packed_runs_are_those_of_pycocotools(tmp_path: Path) -> None:
     assert np.array_equal(fill_runs(unpack_runs(PACKED), (9, 40)), draw_packed())
     content = coco(segmentation={"size": [9, 40], "counts": PACKED})
     content["images"][0].update(height=9, width=40)
-    actual = read_coco(tmp_path, content).truth("a.jpg", (0, 0, 9, 40), (9, 40), 1)
-    assert actual is not None
-    assert np.array_equal(actual.masks[0].numpy(), draw_packed())
+    objects = read_coco(tmp_path, content).truth("a.jpg", (0, 0, 9, 40), (9, 40), 1)
+    assert objects is not None
+    assert np.array_equal(objects.masks[0].numpy(), draw_packed())
 
 
 def test_masks_beside_pycocotools() -> None:
-    """Runs to the pixel; polygons but for their outline, which it draws on a finer grid."""
+    """RLE masks are equal to those of pycocotools.
+
+    Polygons differ at the outline, which pycocotools draws on a finer grid.
+    """
     peer = pytest.importorskip("pycocotools.mask")
     generator = np.random.default_rng(3)
     for _ in range(20):
@@ -638,7 +644,7 @@ def test_a_coco_file_of_pictures_of_another_size(tmp_path: Path) -> None:
         annotations.truth("a.jpg", (0, 0, 100, 50), (10, 10), image_size=(100, 50))
 
 
-# The sample pictures
+# The sample images
 
 
 def test_gradcam_points_to_objects_of_the_samples(photo: Callable[[str], Path], classifier: gradcam.Classifier) -> None:
@@ -654,14 +660,14 @@ def test_gradcam_points_to_objects_of_the_samples(photo: Callable[[str], Path], 
         heatmaps = classifier.explain(prepared, target=[classes]).heatmaps[0]
         for index, heatmap in zip(classes, heatmaps):
             size = prepared.image.shape[1:]
-            actual = annotations.truth(name, classifier.region(*picture), size, index, image_size=picture)
-            assert actual is not None
-            hits.append(pointing_game(heatmap[None], actual.masks).item())
-            constant = energy_pointing_game(torch.ones_like(heatmap)[None], actual.masks).item()
-            gains.append(energy_pointing_game(heatmap[None], actual.masks).item() - constant)
-            overlaps.append(localisation(heatmap[None], actual.boxes).iou.item())
+            objects = annotations.truth(name, classifier.region(*picture), size, index, image_size=picture)
+            assert objects is not None
+            hits.append(pointing_game(heatmap[None], objects.masks).item())
+            constant = energy_pointing_game(torch.ones_like(heatmap)[None], objects.masks).item()
+            gains.append(energy_pointing_game(heatmap[None], objects.masks).item() - constant)
+            overlaps.append(localisation(heatmap[None], objects.boxes).iou.item())
     assert hits == [1.0] * 11
-    assert min(gains) >= 0  # chelsea fills all that the network sees
+    assert min(gains) >= 0  # The cat in chelsea.jpg fills the whole input, so its gain is 0.
     assert sum(gains) / len(gains) > 0.1
     assert sum(overlaps) / len(overlaps) > 0.7
 
@@ -676,7 +682,9 @@ def test_each_of_two_classes_has_its_mass_on_its_object(photo: Any, classifier: 
         annotations.truth(path.name, classifier.region(*picture), (224, 224), index, image_size=picture)
         for index in (285, 967)
     ]
-    mass = [[energy_pointing_game(heatmap[None], item.masks).item() for item in truths if item] for heatmap in heatmaps]
+    mass = [
+        [energy_pointing_game(heatmap[None], truth.masks).item() for truth in truths if truth] for heatmap in heatmaps
+    ]
     assert mass[0][0] > 0.8
     assert mass[0][1] < 0.3
     assert mass[1][1] > 0.7

@@ -1,4 +1,4 @@
-"""Clusters of evidence: a planted shortcut comes first, the numbers are those of slow loops, and bad input has its line."""
+"""Test the audit: a planted shortcut ranks first, values equal slow loops, and errors in tables name their line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gradcam.evaluation.shortcuts.clusters import Cluster, Evidence, build_clust
 from gradcam.evaluation.shortcuts.result import describe_place
 from tests.fruit import CELL, CLASSES, MARK, SIDE, draw_fruit, make_model, write_fruit
 
-GRID, CHANNELS, EACH = 7, 32, 150
+GRID, CHANNELS, IMAGES_PER_CLASS = 7, 32, 150
 
 
 def load(model: nn.Module | None = None, **more: Any) -> gradcam.Classifier:
@@ -32,34 +32,37 @@ def load(model: nn.Module | None = None, **more: Any) -> gradcam.Classifier:
 
 @pytest.fixture(scope="module")
 def marked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """A folder of 80 pictures, and the names of the six with a mark."""
+    """Return a folder of 80 images, and the names of the six that have a mark."""
     folder = tmp_path_factory.mktemp("fruit")
     return folder, write_fruit(folder)
 
 
 @pytest.fixture(scope="module")
-def found(marked: tuple[Path, list[str]]) -> Audit:
+def report(marked: tuple[Path, list[str]]) -> Audit:
     return audit(marked[0], load())
 
 
-# What is planted comes first
+# A planted shortcut ranks first
 
 
 def imagine(seed: int, planted: int, kind: str = "corner") -> tuple[Evidence, set[int]]:
-    """Evidence of 600 pictures of four classes: a blob that seldom reaches the border, features of the class and of one of
-    three backgrounds; in so many pictures of the third class evidence of its own kind, in a corner or anywhere."""
+    """Return synthetic evidence of 600 images of four classes, and the indices of the images with a planted shortcut.
+
+    Each map is a blob that seldom reaches the border. The features are those of the class and of one of three
+    backgrounds. `planted` images of the third class have evidence with their own features, in a corner or anywhere.
+    """
     chance = np.random.default_rng(seed)
-    classes = np.repeat(np.arange(4), EACH)
-    bases, backgrounds, own = chance.random((4, CHANNELS)), chance.random((3, CHANNELS)), chance.random(CHANNELS)
+    classes = np.repeat(np.arange(4), IMAGES_PER_CLASS)
+    bases, backgrounds, shortcut = chance.random((4, CHANNELS)), chance.random((3, CHANNELS)), chance.random(CHANNELS)
     rows, columns = np.mgrid[:GRID, :GRID]
     maps, features, shortcuts = [], [], set()
     for i, class_ in enumerate(classes):
-        is_planted = class_ == 2 and i % EACH < planted
+        is_planted = class_ == 2 and i % IMAGES_PER_CLASS < planted
         down, across = (0.2, 0.3) if is_planted and kind == "corner" else chance.uniform(1, GRID - 2, 2)
         blob = np.exp(-((rows - down) ** 2 + (columns - across) ** 2) / 3)
         maps.append(blob + 0.02 * chance.random((GRID, GRID)))
-        look = own if is_planted else bases[class_] + 0.3 * backgrounds[chance.integers(3)]
-        features.append(look + 0.1 * chance.random(CHANNELS))
+        feature = shortcut if is_planted else bases[class_] + 0.3 * backgrounds[chance.integers(3)]
+        features.append(feature + 0.1 * chance.random(CHANNELS))
         if is_planted:
             shortcuts.add(i)
     return Evidence.from_maps(classes, np.stack(maps), np.stack(features)), shortcuts
@@ -78,10 +81,10 @@ def test_a_few_pictures_with_evidence_of_their_own_in_a_corner_come_first(seed: 
 
 def test_a_look_without_a_place_is_a_cluster_and_no_more_suspicious_than_other_parts_of_a_class() -> None:
     evidence, planted = imagine(0, 8, "anywhere")
-    (found,) = [group for group in cluster(evidence) if set(group.members.tolist()) == planted]
-    assert found.apart > 0.9
-    assert found.place < 0.1
-    assert 0.4 < found.suspicion <= 0.55
+    (planted_cluster,) = [candidate for candidate in cluster(evidence) if set(candidate.members.tolist()) == planted]
+    assert planted_cluster.apart > 0.9
+    assert planted_cluster.place < 0.1
+    assert 0.4 < planted_cluster.suspicion <= 0.55
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -92,7 +95,7 @@ def test_nothing_is_suspicious_where_nothing_is_planted(seed: int) -> None:
 
 
 def test_a_class_that_is_a_shortcut_as_a_whole_comes_first() -> None:
-    evidence, _ = imagine(1, EACH)
+    evidence, _ = imagine(1, IMAGES_PER_CLASS)
     first = cluster(evidence)[0]
     assert first.class_ == 2
     assert first.place > 0.7
@@ -102,26 +105,26 @@ def test_a_class_that_is_a_shortcut_as_a_whole_comes_first() -> None:
 def test_each_picture_of_a_class_is_in_one_cluster_and_it_repeats() -> None:
     evidence, _ = imagine(3, 6)
     groups = cluster(evidence)
-    assert sorted(np.concatenate([group.members for group in groups]).tolist()) == list(range(4 * EACH))
+    assert sorted(np.concatenate([group.members for group in groups]).tolist()) == list(range(4 * IMAGES_PER_CLASS))
     again = cluster(evidence)
     assert [group.members.tolist() for group in groups] == [group.members.tolist() for group in again]
     assert [group.suspicion for group in groups] == sorted((group.suspicion for group in groups), reverse=True)
 
 
-def test_the_mark_in_the_corner_comes_first_of_drawn_pictures(found: Audit, marked: tuple[Path, list[str]]) -> None:
-    first = found.clusters[0]
+def test_the_mark_in_the_corner_comes_first_of_drawn_pictures(report: Audit, marked: tuple[Path, list[str]]) -> None:
+    first = report.clusters[0]
     assert set(first.members) == set(marked[1])
     assert (first.class_name, first.where, first.image_count) == ("apple", "in the bottom right corner", 40)
     assert first.describe() == (
         "in the bottom right corner, in 6 of 40 images of apple; none of 40 images of other classes has as much evidence "
         "there"
     )
-    assert first.suspicion > 1.5 * found.clusters[1].suspicion
-    assert found.source == "the folders' names"
-    assert sum(len(item.members) for item in found.clusters) == 80
+    assert first.suspicion > 1.5 * report.clusters[1].suspicion
+    assert report.source == "the folders' names"
+    assert sum(len(group.members) for group in report.clusters) == 80
 
 
-# The numbers
+# Values of a cluster
 
 
 def slow_rate(hits: int, count: int, end: str) -> float:
@@ -131,23 +134,23 @@ def slow_rate(hits: int, count: int, end: str) -> float:
 
 
 @pytest.mark.parametrize(
-    ("there", "here"),
+    ("reference", "members"),
     [((0, 1500), (6, 500)), ((3, 40), (20, 40)), ((40, 40), (1, 40)), ((0, 0), (3, 5)), ((1, 9), (0, 4))],
 )
 def test_estimate_rarity_is_the_ratio_of_the_ends_of_scipys_intervals(
-    there: tuple[int, int], here: tuple[int, int]
+    reference: tuple[int, int], members: tuple[int, int]
 ) -> None:
-    flags = [np.arange(count) < hits for hits, count in (there, here)]
-    low = slow_rate(*here, "low")
-    expected = max(0.0, 1 - slow_rate(*there, "high") / low) if low > 1e-12 else 0.0
+    flags = [np.arange(count) < hits for hits, count in (reference, members)]
+    low = slow_rate(*members, "low")
+    expected = max(0.0, 1 - slow_rate(*reference, "high") / low) if low > 1e-12 else 0.0
     assert estimate_rarity(*flags) == pytest.approx(expected, abs=1e-3)
 
 
 def slow_compare(classes: Any, maps: Any, features: Any, members: list[int]) -> tuple[float, float, int]:
-    """`place`, `apart` and `elsewhere`, picture by picture."""
-    shares = [item / item.sum() for item in maps]
+    """Compute `place`, `apart` and `elsewhere` in a loop over the images."""
+    shares = [heatmap / heatmap.sum() for heatmap in maps]
     mean = sum(shares[i] for i in members) / len(members)
-    cells = sorted(((value, cell) for cell, value in np.ndenumerate(mean)), key=lambda item: -item[0])
+    cells = sorted(((value, cell) for cell, value in np.ndenumerate(mean)), key=lambda heatmap: -heatmap[0])
     core, total = [], 0.0
     for value, cell in cells:
         core.append(cell)
@@ -155,24 +158,27 @@ def slow_compare(classes: Any, maps: Any, features: Any, members: list[int]) -> 
         if total >= 0.5:
             break
     amounts = [sum(share[cell] for cell in core) for share in shares]
-    needed = sorted(amounts[i] for i in members)[int(0.2 * (len(members) - 1))]
+    min_amount = sorted(amounts[i] for i in members)[int(0.2 * (len(members) - 1))]
     looks = [feature / np.sqrt((feature**2).sum()) for feature in features]
 
     def cosine(i: int) -> float:
         centre = sum(looks[j] for j in members if j != i)
         return float((looks[i] * centre).sum() / np.sqrt((centre**2).sum()))
 
-    alike = [cosine(i) for i in range(len(looks))]
-    least = sorted(alike[i] for i in members)[int(0.2 * (len(members) - 1))]
+    similarities = [cosine(i) for i in range(len(looks))]
+    min_similarity = sorted(similarities[i] for i in members)[int(0.2 * (len(members) - 1))]
     class_ = classes[members[0]]
-    others = [i for i in range(len(classes)) if classes[i] != class_]
-    own = [i for i in range(len(classes)) if classes[i] == class_]
+    other_classes = [i for i in range(len(classes)) if classes[i] != class_]
+    same_class = [i for i in range(len(classes)) if classes[i] == class_]
     outside = [i for i in range(len(classes)) if i not in members]
     rates = []
-    for values, limit, far, near in ((amounts, needed, others, own), (alike, least, outside, members)):
-        high = slow_rate(sum(values[i] >= limit for i in far), len(far), "high")
-        rates.append(max(0, 1 - high / slow_rate(sum(values[i] >= limit for i in near), len(near), "low")))
-    return rates[0], rates[1], sum(amounts[i] >= needed for i in others)
+    for values, limit, reference, inside in (
+        (amounts, min_amount, other_classes, same_class),
+        (similarities, min_similarity, outside, members),
+    ):
+        high = slow_rate(sum(values[i] >= limit for i in reference), len(reference), "high")
+        rates.append(max(0, 1 - high / slow_rate(sum(values[i] >= limit for i in inside), len(inside), "low")))
+    return rates[0], rates[1], sum(amounts[i] >= min_amount for i in other_classes)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -181,7 +187,7 @@ def test_a_cluster_is_compared_as_a_slow_loop_compares_it(seed: int) -> None:
     classes, maps = chance.integers(0, 3, 60), chance.random((60, 4, 5)) ** 3
     features = chance.random((60, 6))
     members = np.flatnonzero(classes == 1)[:9]
-    maps[members[:7], 0, 0] += 4  # so that neither number is 0
+    maps[members[:7], 0, 0] += 4  # makes `place` and `apart` positive
     features[members, 2] += 3
     group = build_clusters(Evidence.from_maps(classes, maps, features), [np.flatnonzero(classes == 1), members])[1]
     place, apart, elsewhere = slow_compare(classes, maps, features, members.tolist())
@@ -202,29 +208,30 @@ def test_suspicion_by_hand() -> None:
     assert make(0.1, is_rest=True) == pytest.approx(0.8 * 0.6)
 
 
-def test_a_clusters_map_is_the_mean_of_what_explain_gives(found: Audit, marked: tuple[Path, list[str]]) -> None:
-    for item in found.clusters:
+def test_a_clusters_map_is_the_mean_of_what_explain_gives(report: Audit, marked: tuple[Path, list[str]]) -> None:
+    for group in report.clusters:
         shares = []
-        for name in item.members:
+        for name in group.members:
             image = torch.from_numpy(gradcam.read_image(marked[0] / name)).permute(2, 0, 1)[None].float() / 255
-            values = gradcam.explain(make_model(), image, "1", target=item.index).maps[0, 0].double().numpy()
+            values = gradcam.explain(make_model(), image, "1", target=group.index).maps[0, 0].double().numpy()
             shares.append(values / values.sum())
-        np.testing.assert_allclose(item.map, np.mean(shares, 0), atol=1e-4)
+        np.testing.assert_allclose(group.map, np.mean(shares, 0), atol=1e-4)
     rows = slice(MARK[0].start // CELL, MARK[0].stop // CELL)
     columns = slice(MARK[1].start // CELL, MARK[1].stop // CELL)
-    assert found.clusters[0].map[rows, columns].sum() == pytest.approx(1, abs=0.02)
+    assert report.clusters[0].map[rows, columns].sum() == pytest.approx(1, abs=0.02)
 
 
 def test_one_pass_of_the_model_gives_maps_and_features(marked: tuple[Path, list[str]]) -> None:
-    model, seen = make_model(), []
+    model, batch_sizes = make_model(), []
     classifier = load(model, layer="1")
-    model[0].register_forward_hook(lambda module, args, output: seen.append(len(output)))
+    model[0].register_forward_hook(lambda module, args, output: batch_sizes.append(len(output)))
     audit(marked[0], classifier, batch_size=20)
-    assert [images for images in seen if images > 1] == [20] * 4
-    assert seen.count(1) == 20  # the first time, each image is run alone, too
+    assert [size for size in batch_sizes if size > 1] == [20] * 4
+    # In the first batch, each image also runs alone, to check that the model treats the images independently.
+    assert batch_sizes.count(1) == 20
 
 
-# Places in words
+# Descriptions of places
 
 WORDS = {
     (0, 0): "in the top left corner", (0, 6): "in the top right corner", (6, 0): "in the bottom left corner",
@@ -238,7 +245,7 @@ def test_a_spot_has_its_place_in_words(cell: tuple[int, int], words: str) -> Non
     values = np.full((7, 7), 0.01)
     values[cell] = 1
     assert describe_place(values) == words
-    assert describe_place(values.repeat(2, 0)) == words  # of a grid that is no square
+    assert describe_place(values.repeat(2, 0)) == words  # a grid that is not square
 
 
 def test_bands_frames_and_all_over_the_picture() -> None:
@@ -260,8 +267,8 @@ def write_table(path: Path, rows: list[str]) -> Path:
     return path
 
 
-def count_labels(found: Audit) -> dict[str, int]:
-    return {item.class_name: item.image_count for item in found.clusters}
+def count_labels(report: Audit) -> dict[str, int]:
+    return {group.class_name: group.image_count for group in report.clusters}
 
 
 @pytest.mark.parametrize("start", ["", "fruit/", "beside"])
@@ -275,11 +282,11 @@ def test_a_table_names_pictures_from_where_they_lie_or_where_it_lies(
     prefix = "" if start == "beside" else start
     rows = [f"{prefix}{name},{name.partition('/')[0]}" for name in names[:-4]]
     table = write_table(folder / "labels.csv", rows)
-    found = audit("fruit", load(), labels=table)
-    assert found.source == "labels.csv"
-    named = [name for name in found.failures if name in names]
-    assert named == names[-4:]
-    assert found.failures[names[-1]] == f"{names[-1]}: has no label in labels.csv"
+    report = audit("fruit", load(), labels=table)
+    assert report.source == "labels.csv"
+    unlabelled = [name for name in report.failures if name in names]
+    assert unlabelled == names[-4:]
+    assert report.failures[names[-1]] == f"{names[-1]}: has no label in labels.csv"
 
 
 def test_a_table_and_its_images_may_lie_on_two_drives_of_windows(
@@ -289,9 +296,9 @@ def test_a_table_and_its_images_may_lie_on_two_drives_of_windows(
     rows = [f"{tmp_path}/fruit/{fruit}/{number:02}.png,{fruit}" for fruit in CLASSES for number in range(14)]
     table = write_table(tmp_path / "labels.csv", [*rows, f"{tmp_path}/none.png,apple"])
     monkeypatch.setattr(os.path, "relpath", lambda path, start: ntpath.relpath(f"D:{path}", f"C:{start}"))
-    found = audit(tmp_path / "fruit", load(), labels=table)
-    assert list(found.failures.values()) == [f"{table}, line 30: {tmp_path}/none.png is not among the images"]
-    assert count_labels(found) == {"apple": 14, "lime": 14}
+    report = audit(tmp_path / "fruit", load(), labels=table)
+    assert list(report.failures.values()) == [f"{table}, line 30: {tmp_path}/none.png is not among the images"]
+    assert count_labels(report) == {"apple": 14, "lime": 14}
 
 
 def test_each_bad_line_has_one_of_its_own_and_the_others_go_on(tmp_path: Path) -> None:
@@ -301,30 +308,30 @@ def test_each_bad_line_has_one_of_its_own_and_the_others_go_on(tmp_path: Path) -
     rows[1] = "fruit/apple/01.png,pear"
     rows += ["fruit/none.png,apple", "fruit/apple/02.png,lime", "fruit/apple/02.png,"]
     table = write_table(tmp_path / "labels.csv", rows)
-    found = audit(tmp_path / "fruit", load(), labels=table)
-    message = list(found.failures.values())
-    assert len(message) == 5
-    assert message[0] == f"{table}, line 30: fruit/none.png is not among the images"
-    assert message[1].startswith(
+    report = audit(tmp_path / "fruit", load(), labels=table)
+    messages = list(report.failures.values())
+    assert len(messages) == 5
+    assert messages[0] == f"{table}, line 30: fruit/none.png is not among the images"
+    assert messages[1].startswith(
         f"{table}, line 31: fruit/apple/02.png has the class lime here, but apple on an earlier line"
     )
-    assert message[2] == f"{table}, line 32: fruit/apple/02.png has no class"
-    assert message[3].startswith("1 image left out: No class is called 'pear'")
-    assert message[4].startswith("apple/13.png: is not an image")
-    assert count_labels(found) == {"apple": 12, "lime": 14}
+    assert messages[2] == f"{table}, line 32: fruit/apple/02.png has no class"
+    assert messages[3].startswith("1 image left out: No class is called 'pear'")
+    assert messages[4].startswith("apple/13.png: is not an image")
+    assert count_labels(report) == {"apple": 12, "lime": 14}
 
 
 def test_without_labels_folders_are_taken_or_predictions(marked: tuple[Path, list[str]], tmp_path: Path) -> None:
     for number in range(12):
         for fruit in CLASSES:
             gradcam.write_image(tmp_path / f"{fruit}{number}.png", draw_fruit(number, fruit))
-    found = audit(tmp_path, load())
-    assert found.source == "the model's predictions"
-    assert "--labels" in found.notes[0]
-    assert count_labels(found) == {"apple": 12, "lime": 12}
+    report = audit(tmp_path, load())
+    assert report.source == "the model's predictions"
+    assert "--labels" in report.notes[0]
+    assert count_labels(report) == {"apple": 12, "lime": 12}
     assert audit(marked[0], load(), labels="predicted").source == "the model's predictions"
-    named = {f"{fruit}{number}.png": fruit for number in range(12) for fruit in CLASSES}
-    assert audit(tmp_path, load(), labels=named).source == "the labels given"
+    labels = {f"{fruit}{number}.png": fruit for number in range(12) for fruit in CLASSES}
+    assert audit(tmp_path, load(), labels=labels).source == "the labels given"
     with pytest.raises(InputError, match="No image has a class of the model in the folders' names"):
         audit(tmp_path, load(), labels="folders")
 
@@ -350,13 +357,13 @@ def test_one_class_alone_cannot_be_compared(marked: tuple[Path, list[str]]) -> N
 def test_a_class_with_few_pictures_stands_for_other_classes_only(marked: tuple[Path, list[str]]) -> None:
     labels = {f"lime/{number:02}.png": "lime" for number in range(4)}
     labels |= {f"apple/{number:02}.png": "apple" for number in range(40)}
-    found = audit(marked[0], load(), labels=labels)
-    assert found.notes[-1] == (
+    report = audit(marked[0], load(), labels=labels)
+    assert report.notes[-1] == (
         "Classes with fewer than 10 images with positive evidence are not clustered. Clusters of other classes are "
         "compared with them: lime (4)."
     )
-    assert {item.class_name for item in found.clusters} == {"apple"}
-    assert {item.other_image_count for item in found.clusters} == {4}
+    assert {group.class_name for group in report.clusters} == {"apple"}
+    assert {group.other_image_count for group in report.clusters} == {4}
     few = dict(list(labels.items())[:8])
     with pytest.raises(InputError, match="Clustering needs 10 images with positive evidence"):
         audit(marked[0], load(), labels=few)
@@ -365,15 +372,15 @@ def test_a_class_with_few_pictures_stands_for_other_classes_only(marked: tuple[P
 def test_maps_that_are_blank_are_told_and_left_out(tmp_path: Path) -> None:
     write_fruit(tmp_path, 14, 0)
     gradcam.write_image(tmp_path / "apple/00.png", draw_fruit(0, "lime"))
-    found = audit(tmp_path, load())
-    assert found.blank == ("apple/00.png",)
-    assert any("1 image has no positive evidence for the class" in note for note in found.notes)
-    assert all("apple/00.png" not in item.members for item in found.clusters)
-    assert {item.image_count for item in found.clusters if item.class_name == "apple"} == {13}
+    report = audit(tmp_path, load())
+    assert report.blank == ("apple/00.png",)
+    assert any("1 image has no positive evidence for the class" in note for note in report.notes)
+    assert all("apple/00.png" not in group.members for group in report.clusters)
+    assert {group.image_count for group in report.clusters if group.class_name == "apple"} == {13}
 
 
-class Spoilt(nn.Module):
-    """Its features are NaN where a picture begins with white."""
+class NanOnWhite(nn.Module):
+    """A layer whose output is NaN for images whose first pixel is white."""
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         is_white = (images[:, :, 0, 0] > 0.99).all(1)
@@ -385,11 +392,11 @@ def test_a_picture_with_features_that_are_nan_is_told_and_the_others_go_on(tmp_p
     white = draw_fruit(0, "apple")
     white[0, 0] = 255
     gradcam.write_image(tmp_path / "apple/00.png", white)
-    found = audit(tmp_path, load(nn.Sequential(Spoilt(), make_model()), layer="1.1"))
-    (reason,) = found.failures.values()
+    report = audit(tmp_path, load(nn.Sequential(NanOnWhite(), make_model()), layer="1.1"))
+    (reason,) = report.failures.values()
     assert reason.startswith("apple/00.png: ")
     assert "NaN" in reason
-    assert sum(len(item.members) for item in found.clusters) == 27
+    assert sum(len(group.members) for group in report.clusters) == 27
 
 
 def test_pictures_that_are_all_alike_are_clustered(tmp_path: Path) -> None:
@@ -397,9 +404,9 @@ def test_pictures_that_are_all_alike_are_clustered(tmp_path: Path) -> None:
         for number in range(12):
             (tmp_path / fruit).mkdir(exist_ok=True)
             gradcam.write_image(tmp_path / fruit / f"{number}.png", draw_fruit(0, fruit))
-    found = audit(tmp_path, load())
-    assert sum(len(item.members) for item in found.clusters) == 24
-    assert all(np.isfinite([item.suspicion, item.place, item.apart]).all() for item in found.clusters)
+    report = audit(tmp_path, load())
+    assert sum(len(group.members) for group in report.clusters) == 24
+    assert all(np.isfinite([group.suspicion, group.place, group.apart]).all() for group in report.clusters)
 
 
 def test_what_cannot_be_audited_says_so(marked: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -420,47 +427,47 @@ def test_scikit_learn_is_imported_when_it_is_used() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-# What it gives
+# Results
 
 
-def test_clusters_are_drawn_with_their_members(found: Audit, marked: tuple[Path, list[str]]) -> None:
-    drawn = found.clusters[0].draw(count=2)
-    assert list(drawn) == ["mean map", *found.clusters[0].members[:2]]
-    name = found.clusters[0].members[0]
+def test_clusters_are_drawn_with_their_members(report: Audit, marked: tuple[Path, list[str]]) -> None:
+    drawn = report.clusters[0].draw(count=2)
+    assert list(drawn) == ["mean map", *report.clusters[0].members[:2]]
+    name = report.clusters[0].members[0]
     explanation = load(layer="1").explain(marked[0] / name, target="apple")
     assert abs(drawn[name].astype(int) - explanation.overlay()).max() <= 2
-    sheet = found.sheet(count=2, height=40)
+    sheet = report.sheet(count=2, height=40)
     assert sheet.dtype == np.uint8
-    assert sheet.shape[0] < found.sheet(count=3, height=40).shape[0]
+    assert sheet.shape[0] < report.sheet(count=3, height=40).shape[0]
 
 
 def test_a_picture_that_is_gone_is_left_out_of_the_drawing(tmp_path: Path) -> None:
     write_fruit(tmp_path, 12, 0)
-    found = audit(tmp_path, load())
-    first = found.clusters[0]
+    report = audit(tmp_path, load())
+    first = report.clusters[0]
     (tmp_path / first.members[0]).unlink()
     assert list(first.draw(count=2)) == ["mean map", first.members[1]]
 
 
-def test_the_record_has_everything_and_is_json(found: Audit, marked: tuple[Path, list[str]]) -> None:
+def test_the_record_has_everything_and_is_json(report: Audit, marked: tuple[Path, list[str]]) -> None:
     import json
 
-    record = json.loads(json.dumps(found.to_record(), allow_nan=False))
-    assert (record["schema"], record["kind"], record["model"]) == (1, "gradcam audit", found.model)
-    assert [item["rank"] for item in record["clusters"]] == list(range(1, 1 + len(found.clusters)))
+    record = json.loads(json.dumps(report.to_record(), allow_nan=False))
+    assert (record["schema"], record["kind"], record["model"]) == (1, "gradcam audit", report.model)
+    assert [entry["rank"] for entry in record["clusters"]] == list(range(1, 1 + len(report.clusters)))
     first = record["clusters"][0]
     assert first["class"] == {"index": 0, "label": "apple"}
     assert set(first["members"]) == set(marked[1])
     assert first["share"] == pytest.approx(6 / 40)
     assert np.sum(first["map"]) == pytest.approx(1, abs=1e-4)
     again = audit(marked[0], load())
-    assert again.to_record()["clusters"] == found.to_record()["clusters"]
-    assert repr(found).startswith("Audit(80 images of 2 classes in ")
+    assert again.to_record()["clusters"] == report.to_record()["clusters"]
+    assert repr(report).startswith("Audit(80 images of 2 classes in ")
 
 
 def test_progress_is_told(marked: tuple[Path, list[str]]) -> None:
     messages: list[tuple[int, int]] = []
-    audit(marked[0], load(), progress=lambda done, total: messages.append((done, total)))
+    audit(marked[0], load(), progress=lambda count, total: messages.append((count, total)))
     assert messages[-1] == (80, 80)
 
 
@@ -468,5 +475,5 @@ def test_progress_is_told(marked: tuple[Path, list[str]]) -> None:
 def test_paths_of_both_kinds_are_taken(kind: Callable[[Any], Any], tmp_path: Path) -> None:
     write_fruit(tmp_path, 10, 0)
     rows = [f"{fruit}/{number:02}.png,{fruit}" for fruit in CLASSES for number in range(10)]
-    found = audit(kind(tmp_path), load(), labels=kind(write_table(tmp_path / "labels.csv", rows)))
-    assert not found.failures
+    report = audit(kind(tmp_path), load(), labels=kind(write_table(tmp_path / "labels.csv", rows)))
+    assert not report.failures

@@ -1,4 +1,4 @@
-"""The verdict on one explanation: what it refuses, what it passes, what it says and what it shows."""
+"""Test the verdict on one explanation: its outcomes, its messages and its panel."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ GREEN = 1
 
 @pytest.fixture(scope="module")
 def colours() -> gradcam.Classifier:
-    """A network whose evidence is where a colour is."""
+    """Return a network that has its evidence of a colour where the colour is."""
     return colour_model.load()
 
 
@@ -60,7 +60,7 @@ def gradcam_of(classifier: gradcam.Classifier) -> Callable[[nn.Module, Tensor, T
     return Explainer(("gradcam",), classifier.layer).only("gradcam")
 
 
-# What passes, and what it says
+# Explanations that pass, and the messages of the verdict
 
 
 def test_gradcam_on_the_koala_passes(koala: Verdict) -> None:
@@ -75,20 +75,20 @@ def test_gradcam_on_the_koala_passes(koala: Verdict) -> None:
 def test_the_numbers_are_those_of_the_functions(koala: Verdict, classifier: gradcam.Classifier, photo: Photo) -> None:
     values = {test.name: test.value for test in koala.tests}
     subject = Subject(classifier.model, classifier.batch([photo("koala.webp")]))
-    explain, exhibits = gradcam_of(classifier), koala.artifacts
+    explain, artifacts = gradcam_of(classifier), koala.artifacts
     explanation = explain(subject.model, subject.images, subject.classes)
-    assert torch.equal(explanation[0], exhibits.heatmap)
-    drawn = randomisation(subject, explain, explanation, stages=3, seed=0)
-    assert values["randomisation"] == pytest.approx(float(drawn.correlations.mean()), abs=1e-5)
-    assert exhibits.rivals[0] == int(find_rivals(subject))
-    others = [explain(subject.model, subject.images, torch.tensor([index])) for index in exhibits.rivals]
-    likeness = torch.cat([rank_correlation(explanation, item) for item in others])
-    assert values["classes"] == pytest.approx(float(likeness[1:].mean()), abs=1e-5)
+    assert torch.equal(explanation[0], artifacts.heatmap)
+    randomised = randomisation(subject, explain, explanation, stages=3, seed=0)
+    assert values["randomisation"] == pytest.approx(float(randomised.correlations.mean()), abs=1e-5)
+    assert artifacts.rivals[0] == int(find_rivals(subject))
+    rival_maps = [explain(subject.model, subject.images, torch.tensor([index])) for index in artifacts.rivals]
+    similarities = torch.cat([rank_correlation(explanation, heatmap) for heatmap in rival_maps])
+    assert values["classes"] == pytest.approx(float(similarities[1:].mean()), abs=1e-5)
     assert values["stability"] == pytest.approx(
-        float(rank_correlation(explanation.expand(4, -1, -1), exhibits.noisy_maps).mean()), abs=1e-5
+        float(rank_correlation(explanation.expand(4, -1, -1), artifacts.noisy_maps).mean()), abs=1e-5
     )
-    rival = next(sham for sham in koala.controls if sham.name == RIVAL)
-    assert koala.rival == f"{classifier.label(exhibits.rivals[0])} ({float(likeness[0]):.2f})"
+    rival = next(control for control in koala.controls if control.name == RIVAL)
+    assert koala.rival == f"{classifier.label(artifacts.rivals[0])} ({float(similarities[0]):.2f})"
     assert f"The rival class has the same heatmap: {koala.rival}." in koala.summary
     assert rival.alike > 0.5
 
@@ -104,41 +104,42 @@ def test_the_map_is_tried_in_mosaics_of_pictures_that_show_the_class_least(
     for image, heatmap in zip(ground.images, placed):
         torch.testing.assert_close(explain(classifier.model, image[None], torch.tensor([105]))[0], heatmap)
     value = next(test.value for test in koala.tests if test.name == "placement")
-    ranks = placed.flatten(1).argsort(1).argsort(1)  # there are no ties to speak of
+    ranks = placed.flatten(1).argsort(1).argsort(1)  # The maps have almost no ties, so their order does not matter.
     pixels, cell = placed[0].numel(), placed[0].numel() // 4
-    own = [float(ranks[i][ground.cells[i, 0].flatten()].double().mean()) for i in range(4)]
-    worked = sum((mean - (cell - 1) / 2) / (pixels - cell) for mean in own) / 4
-    assert value == pytest.approx(worked, abs=0.02)
+    mean_ranks = [float(ranks[i][ground.cells[i, 0].flatten()].double().mean()) for i in range(4)]
+    expected = sum((mean - (cell - 1) / 2) / (pixels - cell) for mean in mean_ranks) / 4
+    assert value == pytest.approx(expected, abs=0.02)
 
 
 def test_a_method_may_look_at_another_layer_and_library(colours: gradcam.Classifier, green: Path) -> None:
     def captum_gradcam(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
         maps = LayerGradCam(model, model.relu).attribute(images.requires_grad_(), classes, relu_attributions=True)
-        return resize(maps, images.shape[2:])[:, 0]  # as ours are: ranks near zero depend on it
+        # Resize like gradcam does, because the ranks near zero depend on the interpolation.
+        return resize(maps, images.shape[2:])[:, 0]
 
     theirs, ours = check(colours, green, method=captum_gradcam), check(colours, green, method="gradcam")
     assert theirs.method == "captum_gradcam"
     assert theirs.layer is None
-    for one, other in zip(theirs.tests, ours.tests, strict=True):
-        assert one.value == pytest.approx(other.value, abs=0.05), one.name
-        assert one.outcome == other.outcome
+    for their_test, our_test in zip(theirs.tests, ours.tests, strict=True):
+        assert their_test.value == pytest.approx(our_test.value, abs=0.05), their_test.name
+        assert their_test.outcome == our_test.outcome
     assert ours.outcome == "passed"
 
 
-# What does not pass
+# Explanations that do not pass
 
 
 @pytest.mark.parametrize(
-    ("control", "decided"),
+    ("control", "failed_test"),
     [("random", "classes"), ("centre", "classes"), ("edges", "classes"), ("constant", "covering")],
 )
 def test_maps_that_know_nothing_of_the_model_fail(
-    control: str, decided: str, classifier: gradcam.Classifier, photo: Photo
+    control: str, failed_test: str, classifier: gradcam.Classifier, photo: Photo
 ) -> None:
     report = check(classifier, photo("koala.webp"), method=control)
     assert report.outcome == "failed"
-    assert outcomes(report)[decided] == "failed"
-    assert report.tests[-1].name == decided  # nothing is asked once one has failed
+    assert outcomes(report)[failed_test] == "failed"
+    assert report.tests[-1].name == failed_test  # no test runs after one has failed
     assert report.distinguished_from == []
 
 
@@ -162,22 +163,22 @@ def noise_anew(_: Any) -> Any:
 
 def of_another_picture(explain: Any) -> Any:
     tensor = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(5))
-    tensor[:, 1, :16, :16], tensor[:, ::2, :16, :16] = 1, 0  # green at its top left
+    tensor[:, 1, :16, :16], tensor[:, ::2, :16, :16] = 1, 0  # green in the top left quarter
 
-    def explain_it(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
+    def explain_fixed_image(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
         return nn.functional.interpolate(explain(model, tensor, classes)[None], images.shape[2:])[0]
 
-    return explain_it
+    return explain_fixed_image
 
 
 def of_weights_of_its_own(explain: Any) -> Any:
-    kept = colour_model.make()
-    return lambda model, images, classes: explain(kept, images, classes)
+    model_copy = colour_model.make()
+    return lambda model, images, classes: explain(model_copy, images, classes)
 
 
-SHAM_FUNCTIONS = {
-    "mirrored": (lambda explain: lambda *given: explain(*given).flip(2), "placement"),
-    "upside down": (lambda explain: lambda *given: explain(*given).flip(1), "placement"),
+BROKEN_EXPLAINERS = {
+    "mirrored": (lambda explain: lambda *inputs: explain(*inputs).flip(2), "placement"),
+    "upside down": (lambda explain: lambda *inputs: explain(*inputs).flip(1), "placement"),
     "shifted": (shifted, "placement"),
     "noise by weights and class": (noise_by_weights_and_class, "placement"),
     "noise anew": (noise_anew, "stability"),
@@ -187,9 +188,9 @@ SHAM_FUNCTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", SHAM_FUNCTIONS)
+@pytest.mark.parametrize("name", BROKEN_EXPLAINERS)
 def test_functions_with_one_thing_wrong_fail(name: str, colours: gradcam.Classifier, green: Path) -> None:
-    make, decided = SHAM_FUNCTIONS[name]
+    make, decided = BROKEN_EXPLAINERS[name]
     report = check(colours, green, method=make(gradcam_of(colours)))
     assert report.outcome == "failed"
     assert outcomes(report)[decided] == "failed"
@@ -218,21 +219,23 @@ def test_a_network_with_random_weights_has_too_little_to_explain(method: str) ->
 
 @pytest.mark.parametrize("seed", [0, 11])
 def test_networks_that_are_sure_by_chance_tell_no_picture_from_others(seed: int) -> None:
-    """That of seed 11 would pass, since its own class does hang on where this picture is dark."""
+    """The network of seed 11 would pass the other tests, because its class does depend on where this image is dark."""
     torch.manual_seed(seed)
     stem = [nn.Conv2d(3, 16, 5, 4), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 3, 2), nn.BatchNorm2d(32)]
     model = nn.Sequential(*stem, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 4)).eval()
     with torch.no_grad():
         model[-1].weight.mul_(20)
     classifier = gradcam.load_classifier(model, size=(96, 96), layer="5")
-    shown = [draw_scene(np.random.default_rng([8, item]), things=[Wish(colour=item % 4)]).picture for item in range(12)]
-    picture, others = shown[seed], [shown[item] for item in range(1, 6)]
-    report = check(classifier, picture, method="layercam", other_images=others)
+    images = [
+        draw_scene(np.random.default_rng([8, number]), things=[Wish(colour=number % 4)]).picture for number in range(12)
+    ]
+    picture, other_images = images[seed], [images[number] for number in range(1, 6)]
+    report = check(classifier, picture, method="layercam", other_images=other_images)
     assert report.outcome == "undecided"
     match = re.search(r"difference in probability is (-?[.\d]+)", report.tests[-1].reason)
     assert match is not None
     with torch.no_grad():
-        probabilities = model(classifier.batch([picture, *others])).softmax(1)[:, report.index]
+        probabilities = model(classifier.batch([picture, *other_images])).softmax(1)[:, report.index]
     expected = float(probabilities[0]) - sum(sorted(probabilities[1:].tolist())[:3]) / 3
     assert float(match[1]) == pytest.approx(expected, abs=0.006)
 
@@ -281,7 +284,7 @@ def test_a_picture_too_small_for_a_mosaic_is_tried_by_itself() -> None:
     assert {sham.order for sham in report.controls} <= {None}
 
 
-# How it is asked
+# Options
 
 
 def test_other_pictures_may_stand_beside(colours: gradcam.Classifier, green: Path, tmp_path: Path) -> None:
@@ -291,17 +294,18 @@ def test_other_pictures_may_stand_beside(colours: gradcam.Classifier, green: Pat
     ground = report.artifacts.grid
     assert ground is not None
     corners = ground.images[0].flatten(1)
-    assert (corners[0] - corners[1] > 0.5).float().mean() > 0.05  # red squares stand beside it
+    assert (corners[0] - corners[1] > 0.5).float().mean() > 0.05  # the other cells contain red squares
     with pytest.raises(ImageError):
         check(colours, green, other_images=[green, *reds, tmp_path / "none.png"])
-    by_itself = check(colours, green, other_images=reds[:2])  # too few: those of the package
-    assert torch.equal(by_itself.artifacts.grid.images, check(colours, green).artifacts.grid.images)  # type: ignore[union-attr]
+    # Two are too few for a mosaic: the images of the package are used.
+    with_too_few = check(colours, green, other_images=reds[:2])
+    assert torch.equal(with_too_few.artifacts.grid.images, check(colours, green).artifacts.grid.images)  # type: ignore[union-attr]
 
 
 def test_the_seed_decides_what_is_drawn(colours: gradcam.Classifier, green: Path) -> None:
-    one, same, other = (check(colours, green, seed=seed).to_record() for seed in (3, 3, 4))
-    assert one == same
-    by_name = [{sham["name"]: sham["effect"] for sham in record["controls"]} for record in (one, other)]
+    first, repeated, reseeded = (check(colours, green, seed=seed).to_record() for seed in (3, 3, 4))
+    assert first == repeated
+    by_name = [{control["name"]: control["effect"] for control in record["controls"]} for record in (first, reseeded)]
     assert by_name[0]["noise"] != by_name[1]["noise"]
     assert by_name[0]["mirrored"] == by_name[1]["mirrored"]
 
@@ -344,12 +348,12 @@ def test_two_classes_are_compared_with_one_another() -> None:
 
 def test_progress_goes_up_to_its_end(colours: gradcam.Classifier, green: Path) -> None:
     messages: list[tuple[int, int]] = []
-    check(colours, green, progress=lambda done, total: messages.append((done, total)))
-    done = [one for one, _ in messages]
-    assert done == sorted(done)
-    assert done[0] == 1
+    check(colours, green, progress=lambda count, total: messages.append((count, total)))
+    counts = [count for count, _ in messages]
+    assert counts == sorted(counts)
+    assert counts[0] == 1
     assert messages[-1][0] == messages[-1][1]
-    assert all(one <= total for one, total in messages)
+    assert all(count <= total for count, total in messages)
 
 
 @pytest.mark.parametrize(
@@ -374,9 +378,9 @@ def test_what_cannot_be_checked(
 
 
 def test_the_worst_test_decides(koala: Verdict) -> None:
-    first, *others = koala.tests
-    assert replace(koala, tests=(replace(first, outcome="undecided"), *others)).outcome == "undecided"
-    both = (replace(first, outcome="failed"), replace(others[0], outcome="undecided"), *others[1:])
+    first, *later = koala.tests
+    assert replace(koala, tests=(replace(first, outcome="undecided"), *later)).outcome == "undecided"
+    both = (replace(first, outcome="failed"), replace(later[0], outcome="undecided"), *later[1:])
     assert replace(koala, tests=both).outcome == "failed"
     assert replace(koala, doubt="its cells lie elsewhere").outcome == "failed"
 
@@ -389,13 +393,13 @@ def test_the_record_is_json(koala: Verdict) -> None:
     assert record["distinguished_from"] == koala.distinguished_from
     first = record["controls"][0]
     assert (first["name"], first["is_distinguished"]) == ("mirrored", True)
-    assert record["shams"][0]["is_apart"] is True  # the old names
+    assert record["shams"][0]["is_apart"] is True  # the field names of earlier versions
     assert record["told_apart"][2] == "another picture"
     assert first["order"] == koala.controls[0].order
     assert record["same_map"] == koala.rival
 
 
-# Where a map is uncertain
+# Uncertainty of a map
 
 
 def test_uncertainty_is_the_deviation_over_views_and_noise(colours: gradcam.Classifier, green: Path) -> None:
@@ -403,11 +407,11 @@ def test_uncertainty_is_the_deviation_over_views_and_noise(colours: gradcam.Clas
     explain = gradcam_of(colours)
     actual = uncertainty(explain, colours.model, images, classes, samples=0)
     maps = [explain(colours.model, images, classes)[0].numpy()]
-    for down, right in ((2, 0), (-2, 0), (0, 2), (0, -2)):  # a sixteenth of 32
+    for down, right in ((2, 0), (-2, 0), (0, 2), (0, -2)):  # views shifted by a sixteenth of 32 pixels
         view = torch.from_numpy(np.roll(images.numpy(), (down, right), (2, 3)))
         maps.append(np.roll(explain(colours.model, view, classes)[0].numpy(), (-down, -right), (0, 1)))
     maps.append(np.flip(explain(colours.model, images.flip(3), classes)[0].numpy(), 1))
-    expected = np.std([item / item.max() for item in maps], axis=0)
+    expected = np.std([heatmap / heatmap.max() for heatmap in maps], axis=0)
     np.testing.assert_allclose(actual[0].numpy(), expected, atol=1e-6)
     assert expected.max() > 0.1
     assert not torch.equal(actual, uncertainty(explain, colours.model, images, classes, samples=3))
@@ -427,26 +431,27 @@ def find(panel: np.ndarray, cell: np.ndarray) -> list[tuple[int, int]]:
     height, width = cell.shape[:2]
     corner = (panel[: 1 - height or None, : 1 - width or None] == cell[0, 0]).all(2)
     return [
-        (int(top), int(left))
-        for top, left in zip(*np.nonzero(corner))
-        if np.array_equal(panel[top : top + height, left : left + width], cell)
+        (int(y0), int(x0))
+        for y0, x0 in zip(*np.nonzero(corner))
+        if np.array_equal(panel[y0 : y0 + height, x0 : x0 + width], cell)
     ]
 
 
 def test_the_panel_shows_what_the_tests_looked_at(koala: Verdict) -> None:
-    panel, exhibits = koala.panel(height=120), koala.artifacts
+    panel, artifacts = koala.panel(height=120), koala.artifacts
     picture = scale(koala.image, 120)
     full = (0, 0, *picture.shape[:2])
-    own = find(panel, overlay(picture, exhibits.heatmap, region=full))
-    assert [left for _, left in own] == [MARGIN] * 3  # of stability, classes and weights
-    tops = [top for top, _ in own]
-    assert exhibits.randomisation is not None
-    assert exhibits.rival_maps is not None
-    assert exhibits.uncertainty is not None
-    ((top, left),) = find(panel, overlay(picture, (2 * exhibits.uncertainty).clamp(0, 1), region=full))
-    assert (top, left > MARGIN) == (tops[0], True)
-    assert find(panel, overlay(picture, exhibits.rival_maps[0], region=full))[0][0] == tops[1]
-    assert find(panel, overlay(picture, exhibits.randomisation.heatmaps[0, -1], region=full))[0][0] == tops[2]
+    positions = find(panel, overlay(picture, artifacts.heatmap, region=full))
+    # The rows of stability, classes and weights begin with the explained heatmap.
+    assert [x0 for _, x0 in positions] == [MARGIN] * 3
+    tops = [y0 for y0, _ in positions]
+    assert artifacts.randomisation is not None
+    assert artifacts.rival_maps is not None
+    assert artifacts.uncertainty is not None
+    ((y0, x0),) = find(panel, overlay(picture, (2 * artifacts.uncertainty).clamp(0, 1), region=full))
+    assert (y0, x0 > MARGIN) == (tops[0], True)
+    assert find(panel, overlay(picture, artifacts.rival_maps[0], region=full))[0][0] == tops[1]
+    assert find(panel, overlay(picture, artifacts.randomisation.heatmaps[0, -1], region=full))[0][0] == tops[2]
 
 
 @pytest.mark.parametrize("outcome", ["passed", "undecided", "failed"])

@@ -1,4 +1,4 @@
-"""What picture times map keeps of a class and of its map: by hand, against the definitions, beside peers."""
+"""Test confidence and coherency of images multiplied by their maps: by hand, by definition, and against peers."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ MAPS = torch.randn(3, 12, 16, generator=torch.Generator().manual_seed(3))
 
 
 class Mean(nn.Module):
-    """The images' means as probabilities, and what is missing to one."""
+    """A model whose probabilities are each image's mean and one minus it."""
 
     def forward(self, images: Tensor) -> Tensor:
-        actual = images.mean((1, 2, 3))
-        return torch.stack([actual, 1 - actual], 1)
+        probability = images.mean((1, 2, 3))
+        return torch.stack([probability, 1 - probability], 1)
 
 
 def judge(values: list[float], target: int = 0) -> Subject:
-    """A picture of four pixels for each value, all of that value."""
+    """Return a subject with an image of four equal pixels for each value."""
     pictures = torch.tensor(values)[:, None, None, None].expand(-1, 1, 2, 2)
     return Subject(Mean(), pictures, target, activation="none")
 
@@ -42,44 +42,44 @@ def sharp_model() -> nn.Module:
     return model
 
 
-HALF = torch.tensor([[[1.0, 0.0], [3.0, -3.0]]])  # to [0,1]: a third, and one
+HALF = torch.tensor([[[1.0, 0.0], [3.0, -3.0]]])  # scaled to [0,1], this is 1/3, 0, 1 and 0
 
 
 # By hand
 
 
 def test_confidence_changes_by_hand() -> None:
-    actual = confidence_change(judge([0.5]), HALF)  # picture times map: a third of 0.5
-    assert actual.drop.tolist() == pytest.approx([2 / 3])
-    assert (actual.increase.tolist(), actual.gain.tolist()) == ([0], [0])
-    against = confidence_change(judge([0.5], target=1), HALF)  # from 1/2 to 5/6
-    assert against.drop.tolist() == [0]
-    assert against.increase.tolist() == [1]
-    assert against.gain.tolist() == pytest.approx([2 / 3])
+    change = confidence_change(judge([0.5]), HALF)  # the masked image has a third of the mean 0.5
+    assert change.drop.tolist() == pytest.approx([2 / 3])
+    assert (change.increase.tolist(), change.gain.tolist()) == ([0], [0])
+    other_class = confidence_change(judge([0.5], target=1), HALF)  # the probability rises from 1/2 to 5/6
+    assert other_class.drop.tolist() == [0]
+    assert other_class.increase.tolist() == [1]
+    assert other_class.gain.tolist() == pytest.approx([2 / 3])
 
 
 def test_probabilities_of_exactly_zero_and_one() -> None:
     for target, values in ((0, [0.0, 1.0]), (1, [1.0, 0.0])):  # the probabilities are 0 and 1
-        actual = confidence_change(judge(values, target), HALF.expand(2, -1, -1))
-        for item in (actual.drop, actual.increase, actual.gain):
-            assert item.isfinite().all()
-        assert actual.drop[0] == 0
-        assert actual.gain[1] == 0
-    assert actual.gain.tolist() == pytest.approx([2 / 3, 0])  # from 0 to 2/3
-    assert actual.increase.tolist() == [1, 0]
+        change = confidence_change(judge(values, target), HALF.expand(2, -1, -1))
+        for values_of_change in (change.drop, change.increase, change.gain):
+            assert values_of_change.isfinite().all()
+        assert change.drop[0] == 0
+        assert change.gain[1] == 0
+    assert change.gain.tolist() == pytest.approx([2 / 3, 0])  # the probability rises from 0 to 2/3
+    assert change.increase.tolist() == [1, 0]
     assert confidence_change(judge([1.0]), HALF).drop.tolist() == pytest.approx([2 / 3])
     assert confidence_change(judge([0.0]), HALF).increase.tolist() == [0]
 
 
 def test_a_blank_map_hides_all_and_a_constant_one_nothing() -> None:
     for blank in (torch.zeros(1, 2, 2), -torch.ones(1, 2, 2)):
-        actual = confidence_change(judge([0.3]), blank)
-        assert (actual.drop.tolist(), actual.increase.tolist(), actual.gain.tolist()) == ([1], [0], [0])
-    actual = confidence_change(judge([0.3], target=1), torch.zeros(1, 2, 2))
-    assert (actual.increase.tolist(), actual.gain.tolist()) == ([1], [1])
+        change = confidence_change(judge([0.3]), blank)
+        assert (change.drop.tolist(), change.increase.tolist(), change.gain.tolist()) == ([1], [0], [0])
+    change = confidence_change(judge([0.3], target=1), torch.zeros(1, 2, 2))
+    assert (change.increase.tolist(), change.gain.tolist()) == ([1], [1])
     for constant in (torch.ones(1, 2, 2), torch.full((1, 2, 2), 1e-3)):
-        actual = confidence_change(judge([0.3]), constant)
-        assert (actual.drop.tolist(), actual.increase.tolist(), actual.gain.tolist()) == ([0], [0], [0])
+        change = confidence_change(judge([0.3]), constant)
+        assert (change.drop.tolist(), change.increase.tolist(), change.gain.tolist()) == ([0], [0], [0])
 
 
 def test_a_constant_map_changes_nothing_even_where_batches_round_otherwise() -> None:
@@ -98,7 +98,8 @@ def test_a_constant_map_changes_nothing_even_where_batches_round_otherwise() -> 
 
 
 def test_increases_are_strict() -> None:
-    assert confidence_change(judge([0.0]), HALF).increase.tolist() == [0]  # zero before and after
+    # The probability is 0 before and after masking.
+    assert confidence_change(judge([0.0]), HALF).increase.tolist() == [0]
 
 
 def test_complexity_by_hand() -> None:
@@ -108,8 +109,8 @@ def test_complexity_by_hand() -> None:
 
 
 def test_adcc_by_hand() -> None:
-    actual = adcc(torch.tensor([0.5, 0.0, 0.2]), torch.tensor([0.5, 1.0, 0.9]), torch.tensor([0.5, 0.0, 0.6]))
-    assert actual.tolist() == pytest.approx([0.5, 1, 3 / (1 / 0.8 + 1 / 0.9 + 1 / 0.4)])
+    scores = adcc(torch.tensor([0.5, 0.0, 0.2]), torch.tensor([0.5, 1.0, 0.9]), torch.tensor([0.5, 0.0, 0.6]))
+    assert scores.tolist() == pytest.approx([0.5, 1, 3 / (1 / 0.8 + 1 / 0.9 + 1 / 0.4)])
 
 
 @pytest.mark.parametrize("zero", [(1.0, 0.5, 0.5), (0.5, 0.0, 0.5), (0.5, 0.5, 1.0)])
@@ -137,7 +138,7 @@ def give(maps: Tensor) -> Callable[[nn.Module, Tensor, Tensor], Tensor]:
     [
         (HALF, 1),
         (HALF.clamp(min=0) * 7, 1),
-        (3 - HALF.clamp(min=0), 0),  # exactly the other way round
+        (3 - HALF.clamp(min=0), 0),  # the opposite order
         (torch.tensor([[[1.0, 1.0], [0.0, 0.0]]]), (1 - 6**-0.5) / 2),
         (torch.zeros(1, 2, 2), 0.5),
         (torch.ones(1, 2, 2), 0.5),
@@ -149,20 +150,20 @@ def test_coherency_by_hand(again: Tensor, expected: float) -> None:
 
 
 def test_blank_and_constant_maps_are_not_explained_again() -> None:
-    asked: list[tuple[Tensor, Tensor]] = []
+    calls: list[tuple[Tensor, Tensor]] = []
 
     def explain(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
-        asked.append((images, classes))
+        calls.append((images, classes))
         return HALF
 
     maps = torch.cat([torch.zeros(1, 2, 2), HALF, torch.ones(1, 2, 2)])
     subject = Subject(Mean(), torch.tensor([1.0, 2, 3])[:, None, None, None].expand(-1, 1, 2, 2), [0, 1, 0])
     assert coherency(subject, maps, explain).tolist() == pytest.approx([0.5, 1, 0.5])
-    ((images, classes),) = asked
+    ((images, classes),) = calls
     torch.testing.assert_close(images, 2 * HALF.clamp(min=0)[:, None] / 3)
     assert classes.tolist() == [1]
     assert coherency(subject, maps[[0, 2, 0]], explain).tolist() == [0.5] * 3
-    assert len(asked) == 1
+    assert len(calls) == 1
 
 
 def test_a_picture_in_which_no_gradient_is_left_has_no_second_map() -> None:
@@ -175,16 +176,16 @@ def test_a_picture_in_which_no_gradient_is_left_has_no_second_map() -> None:
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
 def test_the_second_map_is_made_in_evaluation_mode_with_gradients(mode: Callable[[], Any]) -> None:
     model = nn.Sequential(nn.Dropout(), Mean()).train()
-    before, seen = traces(model), []
+    before, states = traces(model), []
 
     def explain(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
-        seen.append((model[0].training, torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
+        states.append((model[0].training, torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
         return HALF.clone().requires_grad_()
 
     with mode():
         subject = Subject(model, torch.ones(1, 1, 2, 2), 0, activation="none")
         assert not coherency(subject, HALF, explain).requires_grad
-    assert seen == [(False, True, False)]
+    assert states == [(False, True, False)]
     assert_same(before, traces(model))
 
 
@@ -201,31 +202,31 @@ def test_second_maps_that_do_not_fit() -> None:
 def test_confidence_changes_equal_the_definitions() -> None:
     model = sharp_model().eval()
     classes = [0, 3, 1]
-    actual = confidence_change(Subject(model, TINY.double(), classes), MAPS)
+    change = confidence_change(Subject(model, TINY.double(), classes), MAPS)
     expected = []
-    for picture, heatmap, wanted in zip(TINY.double().numpy(), MAPS.double().numpy(), classes):
+    for picture, heatmap, index in zip(TINY.double().numpy(), MAPS.double().numpy(), classes):
 
-        def score(values: np.ndarray, wanted: int = wanted) -> float:
+        def score(values: np.ndarray, index: int = index) -> float:
             logits = model(torch.from_numpy(values)[None])[0].tolist()
-            return np.exp(logits[wanted]) / sum(np.exp(logits))
+            return np.exp(logits[index]) / sum(np.exp(logits))
 
         expected.append(slow.change(picture, heatmap, score))
-    np.testing.assert_allclose(torch.stack([actual.drop, actual.increase, actual.gain], 1), expected, rtol=1e-4)
-    assert actual.drop.max() > 0.01
-    assert actual.gain.max() > 0.01
+    np.testing.assert_allclose(torch.stack([change.drop, change.increase, change.gain], 1), expected, rtol=1e-4)
+    assert change.drop.max() > 0.01
+    assert change.gain.max() > 0.01
 
 
 def test_coherency_equals_the_definition() -> None:
     model, images, classes = sharp_model(), TINY.double(), [0, 3, 1]
     explain = Explainer(("gradcam",), "0").only("gradcam")
     heatmaps = explain(model, images, torch.tensor(classes))
-    actual = coherency(Subject(model, images, classes), heatmaps, explain)
-    for i, wanted in enumerate(classes):
+    coherencies = coherency(Subject(model, images, classes), heatmaps, explain)
+    for i, index in enumerate(classes):
         masked = images[i : i + 1] * heatmaps[i].double()
-        again = gradcam.explain(model, masked, "0", target=wanted).heatmaps[0, 0]
+        again = gradcam.explain(model, masked, "0", target=index).heatmaps[0, 0]
         r = slow.pearson(heatmaps[i].double().numpy(), again.double().numpy())
-        assert actual[i].item() == pytest.approx((1 + r) / 2, abs=1e-5)
-    assert actual.max() - actual.min() > 0.01
+        assert coherencies[i].item() == pytest.approx((1 + r) / 2, abs=1e-5)
+    assert coherencies.max() - coherencies.min() > 0.01
 
 
 def test_complexity_equals_the_definition() -> None:
@@ -233,7 +234,7 @@ def test_complexity_equals_the_definition() -> None:
     np.testing.assert_allclose(complexity(MAPS), expected, rtol=1e-5)
 
 
-# Beside peers, on photographs
+# Against peers, on photographs
 
 
 def photographs(classifier: Classifier, photo: Callable[[str], Path]) -> Tensor:
@@ -242,27 +243,29 @@ def photographs(classifier: Classifier, photo: Callable[[str], Path]) -> Tensor:
 
 @pytest.mark.slow
 def test_changes_are_grad_cams_times_the_probability(classifier: Classifier, photo: Callable[[str], Path]) -> None:
-    """Its DropInConfidence is the drop itself, max(0, Y - O), not the share of Y that the papers take."""
+    """grad-cam's DropInConfidence is max(0, Y - O), whereas the papers divide that by Y."""
     peer = pytest.importorskip("pytorch_grad_cam.metrics.cam_mult_image")
     targets = pytest.importorskip("pytorch_grad_cam.utils.model_targets")
     images = photographs(classifier, photo)
     subject = Subject(classifier.model, images)
     good = gradcam.explain(classifier.model, images, "layer4").heatmaps[:, 0]
-    wanted = [targets.ClassifierOutputSoftmaxTarget(int(category)) for category in subject.classes]
-    seen = []
+    peer_targets = [targets.ClassifierOutputSoftmaxTarget(int(category)) for category in subject.classes]
+    changes = []
     for maps in (good, 1 - good):
-        actual = confidence_change(subject, maps / maps.amax((1, 2), keepdim=True))
-        given = (images, (maps / maps.amax((1, 2), keepdim=True)).numpy(), wanted, classifier.model)
-        np.testing.assert_allclose(actual.drop * subject.probabilities, peer.DropInConfidence()(*given), atol=1e-5)
-        np.testing.assert_array_equal(actual.increase, peer.IncreaseInConfidence()(*given))
-        seen.append(actual)
-    assert (seen[0].drop < seen[1].drop).all()
-    assert seen[1].drop.min() > 0.05
+        change = confidence_change(subject, maps / maps.amax((1, 2), keepdim=True))
+        peer_inputs = (images, (maps / maps.amax((1, 2), keepdim=True)).numpy(), peer_targets, classifier.model)
+        np.testing.assert_allclose(
+            change.drop * subject.probabilities, peer.DropInConfidence()(*peer_inputs), atol=1e-5
+        )
+        np.testing.assert_array_equal(change.increase, peer.IncreaseInConfidence()(*peer_inputs))
+        changes.append(change)
+    assert (changes[0].drop < changes[1].drop).all()
+    assert changes[1].drop.min() > 0.05
 
 
 @pytest.mark.slow
 def test_averages_are_those_of_torchcam(classifier: Classifier, photo: Callable[[str], Path]) -> None:
-    """Up to the 1e-7 that it adds to Y. It explains the probability, where it is told to measure that."""
+    """torchcam adds 1e-7 to Y. If it measures the probability, it also explains the probability."""
     metrics = pytest.importorskip("torchcam.metrics")
     methods = pytest.importorskip("torchcam.methods")
     images, model = photographs(classifier, photo), classifier.model
@@ -273,10 +276,10 @@ def test_averages_are_those_of_torchcam(classifier: Classifier, photo: Callable[
         peer.update(images.clone().requires_grad_(), classes)
         (grids,) = extractor(classes, model(images.clone().requires_grad_()).softmax(1))
     heatmaps = nn.functional.interpolate(grids[:, None], (224, 224), mode="bilinear")
-    actual = confidence_change(subject, heatmaps * (1 / heatmaps.amax((2, 3), keepdim=True)))
-    loose = peer.summary()["avg_drop"]  # its maps do not reach one, once enlarged: they hide a little more
-    assert actual.drop.mean().item() == pytest.approx(loose, abs=0.03)
-    assert actual.increase.mean().item() == peer.summary()["conf_increase"]
+    change = confidence_change(subject, heatmaps * (1 / heatmaps.amax((2, 3), keepdim=True)))
+    peer_drop = peer.summary()["avg_drop"]  # torchcam's maps stay below 1 after resizing, so they mask a little more
+    assert change.drop.mean().item() == pytest.approx(peer_drop, abs=0.03)
+    assert change.increase.mean().item() == peer.summary()["conf_increase"]
 
 
 @pytest.mark.slow
@@ -304,19 +307,19 @@ def test_captums_maps_can_be_judged() -> None:
     model = sharp_model().eval()
 
     def explain(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
-        actual = LayerGradCam(model, model[0]).attribute(images, target=classes, relu_attributions=True)
-        return LayerAttribution.interpolate(actual, (12, 16))  # (N,1,H,W)
+        maps = LayerGradCam(model, model[0]).attribute(images, target=classes, relu_attributions=True)
+        return LayerAttribution.interpolate(maps, (12, 16))  # (N,1,H,W)
 
     subject = Subject(model, TINY.double(), [0, 3, 1])
-    captums = explain(model, TINY.double(), subject.classes)
-    ours = Explainer(("gradcam",), "0").only("gradcam")  # of a layer of the images' size: nothing is enlarged
-    same = ours(model, TINY.double(), subject.classes)
-    torch.testing.assert_close(coherency(subject, captums, explain), coherency(subject, same, ours))
-    torch.testing.assert_close(confidence_change(subject, captums).drop, confidence_change(subject, same).drop)
-    assert confidence_change(subject, same).drop.max() > 0.01
+    captum_maps = explain(model, TINY.double(), subject.classes)
+    ours = Explainer(("gradcam",), "0").only("gradcam")  # layer 0 has the size of the images, so nothing is resized
+    our_maps = ours(model, TINY.double(), subject.classes)
+    torch.testing.assert_close(coherency(subject, captum_maps, explain), coherency(subject, our_maps, ours))
+    torch.testing.assert_close(confidence_change(subject, captum_maps).drop, confidence_change(subject, our_maps).drop)
+    assert confidence_change(subject, our_maps).drop.max() > 0.01
 
 
-# What comes in, what is left
+# Inputs, and traces on the model
 
 
 def test_nothing_is_left_on_what_is_given() -> None:
@@ -332,10 +335,10 @@ def test_nothing_is_left_on_what_is_given() -> None:
 
 
 def test_changes_say_what_they_are() -> None:
-    actual = confidence_change(judge([0.5]), HALF)
-    assert isinstance(actual, ConfidenceChange)
-    assert repr(actual) == "ConfidenceChange(1 image(s), means: drop 0.667, increase 0, gain 0)"
-    assert {actual.drop.dtype, actual.increase.dtype, actual.gain.dtype} == {torch.float32}
+    change = confidence_change(judge([0.5]), HALF)
+    assert isinstance(change, ConfidenceChange)
+    assert repr(change) == "ConfidenceChange(1 image(s), means: drop 0.667, increase 0, gain 0)"
+    assert {change.drop.dtype, change.increase.dtype, change.gain.dtype} == {torch.float32}
 
 
 def test_heatmaps_that_do_not_fit() -> None:

@@ -1,4 +1,4 @@
-"""Maps that know nothing, the order of pixels, and chance that can be repeated."""
+"""Test the control maps, the order of pixels, and reproducible random numbers."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def test_a_control_is_a_heatmap_and_knows_its_name(name: str) -> None:
     control = CONTROLS[name]
     assert control.name == name
     assert control.summary
-    actual = control.make(TINY, 0)
-    assert actual.shape == (3, 12, 16)
-    assert actual.dtype == torch.float32
-    assert actual.min() >= 0
-    torch.testing.assert_close(actual.amax((1, 2)), torch.ones(3))
-    assert torch.equal(actual, control.make(TINY, 0))
+    heatmaps = control.make(TINY, 0)
+    assert heatmaps.shape == (3, 12, 16)
+    assert heatmaps.dtype == torch.float32
+    assert heatmaps.min() >= 0
+    torch.testing.assert_close(heatmaps.amax((1, 2)), torch.ones(3))
+    assert torch.equal(heatmaps, control.make(TINY, 0))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("name", CONTROLS)
 def test_a_control_of_images_of_any_precision(name: str, dtype: torch.dtype) -> None:
-    actual = CONTROLS[name].make(TINY.to(dtype), 0).float()
-    torch.testing.assert_close(actual, CONTROLS[name].make(TINY, 0), atol=0.05, rtol=0)
+    heatmaps = CONTROLS[name].make(TINY.to(dtype), 0).float()
+    torch.testing.assert_close(heatmaps, CONTROLS[name].make(TINY, 0), atol=0.05, rtol=0)
 
 
 def test_the_order_in_which_they_are_shown() -> None:
@@ -49,27 +49,28 @@ def test_a_constant_map_is_one_everywhere() -> None:
 
 
 def test_the_centre_is_a_gaussian_of_a_quarter_of_each_side() -> None:
-    (actual,) = CONTROLS["centre"].make(torch.zeros(1, 3, 9, 40), 0).double().numpy()
+    (heatmap,) = CONTROLS["centre"].make(torch.zeros(1, 3, 9, 40), 0).double().numpy()
     for y in range(9):
         for x in range(40):
             down, across = (y + 0.5) / 9 - 0.5, (x + 0.5) / 40 - 0.5
-            nearest = 0.5 / 40  # the middle of the picture lies between two pixels
+            nearest = 0.5 / 40  # the centre of the image lies between two pixels
             expected = np.exp(-(down**2 + across**2 - nearest**2) / (2 * 0.25**2))
-            assert actual[y, x] == pytest.approx(expected, rel=1e-5)
+            assert heatmap[y, x] == pytest.approx(expected, rel=1e-5)
 
 
 def test_random_maps_are_coarse_differ_between_images_and_repeat() -> None:
     make = CONTROLS["random"].make
-    actual = make(torch.zeros(4, 3, 70, 140), 5)
-    assert torch.equal(actual, make(torch.ones(4, 3, 70, 140), 5))
-    assert not torch.equal(actual, make(torch.zeros(4, 3, 70, 140), 6))
-    one, other = actual[0].flatten(), actual[1].flatten()
-    assert abs(np.corrcoef(one, other)[0, 1]) < 0.5
-    steps = (actual.diff(dim=2).abs().mean() / actual.std()).item()
-    assert steps < 0.1  # noise for each pixel would have more than 1
+    heatmaps = make(torch.zeros(4, 3, 70, 140), 5)
+    assert torch.equal(heatmaps, make(torch.ones(4, 3, 70, 140), 5))
+    assert not torch.equal(heatmaps, make(torch.zeros(4, 3, 70, 140), 6))
+    first, second = heatmaps[0].flatten(), heatmaps[1].flatten()
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.5
+    steps = (heatmaps.diff(dim=2).abs().mean() / heatmaps.std()).item()
+    assert steps < 0.1  # independent noise per pixel would have more than 1
     noise = torch.rand(4, 1, 7, 7, generator=torch.Generator().manual_seed(derive(5, "random map")))
-    for heatmap, cells in zip(actual, noise[:, 0]):
-        large = cv2.resize(cells.numpy(), (140, 70), interpolation=cv2.INTER_CUBIC)  # a bicubic of the same kind
+    for heatmap, cells in zip(heatmaps, noise[:, 0]):
+        # OpenCV uses the same bicubic kernel.
+        large = cv2.resize(cells.numpy(), (140, 70), interpolation=cv2.INTER_CUBIC)
         np.testing.assert_allclose(heatmap, large.clip(0) / large.max(), atol=1e-3)
 
 
@@ -91,9 +92,9 @@ def test_a_picture_without_edges_has_a_blank_map() -> None:
 
 def test_places_by_hand() -> None:
     maps = torch.tensor([[[0.1, 0.9], [-3.0, 0.5]], [[4.0, 3.0], [2.0, 1.0]]])
-    actual = rank_pixels(maps)
-    assert actual.dtype == torch.int64
-    assert actual.tolist() == [[[2, 0], [3, 1]], [[0, 1], [2, 3]]]
+    ranks = rank_pixels(maps)
+    assert ranks.dtype == torch.int64
+    assert ranks.tolist() == [[[2, 0], [3, 1]], [[0, 1], [2, 3]]]
 
 
 def test_places_equal_those_of_a_sort() -> None:
@@ -119,7 +120,7 @@ def test_ties_are_in_an_order_by_chance_and_only_they() -> None:
 def test_a_constant_map_favours_no_place() -> None:
     mean = sum(rank_pixels(torch.zeros(1, 4, 4), seed).double() for seed in range(400)) / 400
     assert isinstance(mean, Tensor)
-    assert (mean - 7.5).abs().max() < 1  # the deviation of a mean is 4.6 / 20
+    assert (mean - 7.5).abs().max() < 1  # the standard deviation of a mean of 400 ranks is 4.6 / 20
 
 
 def test_negative_zero_is_zero() -> None:
@@ -142,17 +143,17 @@ def test_counts_of_pixels_are_rounded_to_the_nearest(share: float, pixels: int, 
     assert count_pixels(share, pixels) == expected
 
 
-# Chance
+# Random numbers
 
 
 def test_what_is_drawn_depends_on_the_seed_and_the_purpose_alone() -> None:
     def numbers(*names: object) -> list[float]:
-        torch.rand(3)  # what others draw in between does not matter
+        torch.rand(3)  # PyTorch's global generator has no influence
         return torch.rand(4, generator=draw(*names)).tolist()
 
     assert numbers(0, "ties") == numbers(0, "ties")
     distinct = [numbers(*names) for names in ((0, "ties"), (1, "ties"), (0, "noise"), (0, "ties", "cat.jpg"), (0,))]
-    assert len({tuple(item) for item in distinct}) == 5
+    assert len({tuple(values) for values in distinct}) == 5
 
 
 def test_seeds_are_the_same_on_every_machine() -> None:

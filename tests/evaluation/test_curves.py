@@ -1,4 +1,4 @@
-"""Insertion, deletion and sufficiency: by hand on a network that reads one corner, against slow loops, beside peers."""
+"""Test insertion, deletion and sufficiency: by hand on a network that reads one corner, and against loops and peers."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Classifier = gradcam.Classifier
 
 
 class Corner(nn.Module):
-    """The mean of the first four pixels of the first two rows, as a probability, and what is missing to one."""
+    """A model whose probabilities are the mean of the top left 2 x 2 pixels and one minus it."""
 
     def forward(self, images: Tensor) -> Tensor:
-        actual = images[:, :, :2, :2].mean((1, 2, 3))
-        return torch.stack([actual, 1 - actual], 1)
+        probability = images[:, :, :2, :2].mean((1, 2, 3))
+        return torch.stack([probability, 1 - probability], 1)
 
 
 WHITE = torch.ones(1, 1, 4, 4)
@@ -43,7 +43,7 @@ def random_maps(*shape: int) -> Tensor:
 
 
 def sharp_model() -> nn.Module:
-    """The tiny model, its logits far apart."""
+    """Return the tiny model with larger differences between its logits."""
     model = tiny_model().double()
     model[-1].weight.data.mul_(100)
     return model
@@ -56,30 +56,30 @@ def tiny_subject() -> Subject:
 def tiny_scores(classes: Any = (0, 3, 1)) -> list[slow.Score]:
     model = sharp_model().eval()
 
-    def make(wanted: int) -> slow.Score:
+    def make(index: int) -> slow.Score:
         def score(picture: np.ndarray) -> float:
             logits = model(torch.from_numpy(picture)[None])[0].tolist()
-            return np.exp(logits[wanted]) / sum(np.exp(logits))
+            return np.exp(logits[index]) / sum(np.exp(logits))
 
         return score
 
-    return [make(wanted) for wanted in classes]
+    return [make(index) for index in classes]
 
 
 # By hand
 
 
 def test_insertion_of_the_right_map_is_complete_after_the_corner() -> None:
-    actual = insertion(corner(), RIGHT, baseline="zero", steps=16)
-    assert actual.probabilities.tolist() == [[0, 0.25, 0.5, 0.75, *[1] * 13]]
-    assert actual.shares.tolist() == [step / 16 for step in range(17)]
-    assert actual.areas.tolist() == [14 / 16]  # 0.25 + 0.5 + 0.75 + 12, and half of the last
+    curve = insertion(corner(), RIGHT, baseline="zero", steps=16)
+    assert curve.probabilities.tolist() == [[0, 0.25, 0.5, 0.75, *[1] * 13]]
+    assert curve.shares.tolist() == [step / 16 for step in range(17)]
+    assert curve.areas.tolist() == [14 / 16]  # trapezoids: 0.25 + 0.5 + 0.75 + 12, and half of the last value
 
 
 def test_insertion_of_the_wrong_map_begins_with_the_last_pixels() -> None:
-    actual = insertion(corner(), -RIGHT, baseline="zero", steps=16)
-    assert actual.probabilities.tolist() == [[*[0] * 13, 0.25, 0.5, 0.75, 1]]
-    assert actual.areas.tolist() == [2 / 16]
+    curve = insertion(corner(), -RIGHT, baseline="zero", steps=16)
+    assert curve.probabilities.tolist() == [[*[0] * 13, 0.25, 0.5, 0.75, 1]]
+    assert curve.areas.tolist() == [2 / 16]
 
 
 def test_deletion_by_the_right_and_by_the_wrong_map() -> None:
@@ -90,16 +90,17 @@ def test_deletion_by_the_right_and_by_the_wrong_map() -> None:
 
 
 def test_the_area_between_few_points_is_that_of_trapezoids() -> None:
-    actual = insertion(corner(), RIGHT, baseline="zero", steps=2)
-    assert actual.probabilities.tolist() == [[0, 1, 1]]
-    assert actual.areas.tolist() == [0.75]
+    curve = insertion(corner(), RIGHT, baseline="zero", steps=2)
+    assert curve.probabilities.tolist() == [[0, 1, 1]]
+    assert curve.areas.tolist() == [0.75]
     assert insertion(corner(), RIGHT, baseline="zero", steps=1).areas.tolist() == [0.5]
 
 
 def test_steps_that_do_not_divide_the_pixels_are_as_wide_as_what_they_change() -> None:
-    actual = insertion(corner(), RIGHT, baseline="zero", steps=3)  # after 5.33 and 10.67 pixels
-    assert actual.shares.tolist() == [0, 5 / 16, 11 / 16, 1]
-    assert actual.areas.tolist() == [5 / 32 + 11 / 16]
+    # The steps end at 5.33 and 10.67 pixels, rounded to 5 and 11.
+    curve = insertion(corner(), RIGHT, baseline="zero", steps=3)
+    assert curve.shares.tolist() == [0, 5 / 16, 11 / 16, 1]
+    assert curve.areas.tolist() == [5 / 32 + 11 / 16]
     fine = insertion(corner(), RIGHT, baseline="zero", steps=40)  # more steps than pixels
     assert fine.probabilities.shape == (1, 41)
     assert fine.areas.item() == pytest.approx(14 / 16, abs=1e-6)
@@ -109,7 +110,8 @@ def test_a_map_without_an_order_has_one_by_chance() -> None:
     for flat in (torch.ones(1, 4, 4), torch.zeros(1, 4, 4), -torch.ones(1, 4, 4)):
         areas = [insertion(corner(), flat, baseline="zero", steps=16, seed=seed).areas.item() for seed in range(150)]
         assert len(set(areas)) > 20
-        assert sum(areas) / len(areas) == pytest.approx(0.5, abs=0.04)  # the mean of 150 has a deviation of 0.01
+        # The mean of 150 areas has a standard deviation of 0.01.
+        assert sum(areas) / len(areas) == pytest.approx(0.5, abs=0.04)
         assert areas[7] == insertion(corner(), flat, baseline="zero", steps=16, seed=7).areas.item()
 
 
@@ -117,7 +119,8 @@ def test_sufficiency_by_hand() -> None:
     assert sufficiency(corner(), RIGHT, share=0.25, baseline="zero").tolist() == [0]
     assert sufficiency(corner(), RIGHT, share=0.125, baseline="zero").tolist() == [0.5]
     assert sufficiency(corner(), -RIGHT, share=0.75, baseline="zero").tolist() == [1]
-    assert sufficiency(corner(), RIGHT, baseline="zero").tolist() == [0.25]  # a fifth of 16 pixels is 3
+    # The default share of 1/5 is 3 of 16 pixels.
+    assert sufficiency(corner(), RIGHT, baseline="zero").tolist() == [0.25]
     dark = corner(torch.where(RIGHT[:, None] > 0, 0.2, 1.0))
     assert sufficiency(dark, -RIGHT, share=0.5, baseline="mean").tolist() == pytest.approx([0.2 - 0.8])
 
@@ -162,18 +165,18 @@ def test_insertion_and_deletion_equal_the_loops(baseline: str) -> None:
 
 def test_sufficiency_equals_the_loop() -> None:
     subject, heatmaps = tiny_subject(), random_maps(3, 12, 16)
-    actual = sufficiency(subject, heatmaps, share=0.3)
+    drops = sufficiency(subject, heatmaps, share=0.3)
     for i, score in enumerate(tiny_scores()):
         picture = TINY[i].double().numpy()
-        kept = slow.order(heatmaps[i].double().numpy())[:58]  # of 192 pixels
-        lost = score(picture) - score(slow.replaced(slow.blurred(picture, 1), picture, kept))
-        assert actual[i].item() == pytest.approx(lost, abs=1e-6)
-    assert actual.abs().min() > 1e-5
-    chosen = sufficiency(subject, heatmaps)  # a fifth, 38 pixels
+        top_pixels = slow.order(heatmaps[i].double().numpy())[:58]  # 30 % of 192 pixels
+        lost = score(picture) - score(slow.replaced(slow.blurred(picture, 1), picture, top_pixels))
+        assert drops[i].item() == pytest.approx(lost, abs=1e-6)
+    assert drops.abs().min() > 1e-5
+    default_drops = sufficiency(subject, heatmaps)  # the default share of 1/5 is 38 pixels
     picture, ordered = TINY[0].double().numpy(), slow.order(heatmaps[0].double().numpy())
     score = tiny_scores()[0]
     lost = score(picture) - score(slow.replaced(slow.blurred(picture, 1), picture, ordered[:38]))
-    assert chosen[0].item() == pytest.approx(lost, abs=1e-6)
+    assert default_drops[0].item() == pytest.approx(lost, abs=1e-6)
 
 
 @pytest.mark.parametrize(("size", "radius"), [((12, 16), 1), ((90, 70), 2), ((5, 2), 1), ((1, 9), 1), ((60, 68), 1)])
@@ -185,13 +188,13 @@ def test_the_blur_equals_the_loop(size: tuple[int, int], radius: int) -> None:
 
 
 def test_areas_of_the_usual_size_are_those_of_rises_code() -> None:
-    """With its 224 steps of 224 pixels: its kernel, its borders, its area."""
+    """RISE takes 224 steps of 224 pixels. This compares its kernel, its padding and its area."""
     generator = torch.Generator().manual_seed(5)
     images = torch.randn(1, 3, 224, 224, generator=generator)
     heatmaps = torch.randperm(224 * 224, generator=generator).reshape(1, 224, 224).float()
     weights = (
         torch.randn(3, 7, 7, generator=generator) * 40
-    )  # so that the blur's own probability is far from the picture's
+    )  # Large weights make the blurred image's probability differ clearly from the original's.
 
     class Coarse(nn.Module):
         def forward(self, images: Tensor) -> Tensor:
@@ -221,23 +224,23 @@ def test_a_baseline_is_of_the_images_type(kind: str, dtype: torch.dtype) -> None
 
 
 def test_pixels_are_exactly_those_of_either_picture() -> None:
-    """Of whatever precision, also where they are far apart."""
-    seen: list[Tensor] = []
+    """At each precision, every pixel is exactly the image's or the baseline's, even if the two differ much."""
+    batches: list[Tensor] = []
 
     class Watching(nn.Module):
         def forward(self, images: Tensor) -> Tensor:
-            seen.append(images.clone())
+            batches.append(images.clone())
             return images.flatten(1)[:, :2]
 
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
-        seen.clear()
+        batches.clear()
         images = (TINY * 1e3).to(dtype)
         hidden = make_baseline(images, "blur")
         insertion(Subject(Watching(), images, 0), random_maps(3, 12, 16), steps=5)
-        variants = torch.cat(seen)[len(images) :].unflatten(0, (-1, 3))  # between the pictures, and then the baseline
-        shown = torch.isclose(variants, images, rtol=0, atol=0)
-        assert (shown | (variants == hidden)).all()
-        counts = shown.all(2).sum((2, 3)).tolist()
+        variants = torch.cat(batches)[len(images) :].unflatten(0, (-1, 3))  # the mixed images, and then the baseline
+        is_original = torch.isclose(variants, images, rtol=0, atol=0)
+        assert (is_original | (variants == hidden)).all()
+        counts = is_original.all(2).sum((2, 3)).tolist()
         assert counts[:-1] == [[38] * 3, [77] * 3, [115] * 3, [154] * 3]
 
 
@@ -250,9 +253,11 @@ def photographs(classifier: Classifier, photo: Callable[[str], Path]) -> Tensor:
 
 @pytest.mark.slow
 def test_curves_of_photographs_are_those_of_torchcam(classifier: Classifier, photo: Callable[[str], Path]) -> None:
-    """For one baseline and steps that divide the pixels: torchcam has the same for both curves, and rounds steps up.
-    Its metric explains the probability where it measures one, and scans ties row by row, where ours draws their
-    order."""
+    """torchcam uses one baseline for both curves and rounds steps up, so the steps here divide the pixels.
+
+    Where its metric measures the probability, it also explains it. It removes ties row by row; gradcam orders them at
+    random.
+    """
     metrics = pytest.importorskip("torchcam.metrics")
     methods = pytest.importorskip("torchcam.methods")
     images, steps = photographs(classifier, photo), 14
@@ -282,24 +287,31 @@ def test_captums_maps_of_photographs_beat_them_turned(classifier: Classifier, ph
     attributed = LayerGradCam(classifier.model, classifier.model.layer4).attribute(
         images.clone().requires_grad_(), target=subject.classes
     )
-    captums = LayerAttribution.interpolate(attributed, (224, 224), interpolate_mode="bilinear")  # (N,1,H,W), signed
-    ours = gradcam.explain(classifier.model, images, "layer4", evidence="signed")
-    assert ours.classes.flatten().tolist() == subject.classes.tolist()
-    by_captum, by_us = (insertion(subject, maps, steps=8).areas for maps in (captums, ours))
-    torch.testing.assert_close(by_captum, by_us, atol=0.04, rtol=0)  # enlarged otherwise: ours as a bicubic surface
-    assert (by_captum > insertion(subject, -captums, steps=8).areas).all()
-    assert (deletion(subject, captums, steps=8).areas < deletion(subject, -captums, steps=8).areas).all()
+    captum_maps = LayerAttribution.interpolate(attributed, (224, 224), interpolate_mode="bilinear")  # (N,1,H,W), signed
+    explanation = gradcam.explain(classifier.model, images, "layer4", evidence="signed")
+    assert explanation.classes.flatten().tolist() == subject.classes.tolist()
+    by_captum, by_gradcam = (insertion(subject, maps, steps=8).areas for maps in (captum_maps, explanation))
+    torch.testing.assert_close(
+        by_captum, by_gradcam, atol=0.04, rtol=0
+    )  # captum resizes bilinearly, gradcam bicubically
+    assert (by_captum > insertion(subject, -captum_maps, steps=8).areas).all()
+    assert (deletion(subject, captum_maps, steps=8).areas < deletion(subject, -captum_maps, steps=8).areas).all()
 
 
-# What comes in, what is left
+# Inputs, and traces on the model
 
 
 def test_heatmaps_of_any_kind() -> None:
     subject = tiny_subject()
     heatmaps = random_maps(3, 12, 16)
     expected = insertion(subject, heatmaps, steps=4).areas
-    for same in (heatmaps.numpy(), heatmaps[:, None], heatmaps.double() * 1e3 - 7, heatmaps.clone().requires_grad_()):
-        torch.testing.assert_close(insertion(subject, same, steps=4).areas, expected, rtol=0, atol=0)
+    for variant in (
+        heatmaps.numpy(),
+        heatmaps[:, None],
+        heatmaps.double() * 1e3 - 7,
+        heatmaps.clone().requires_grad_(),
+    ):
+        torch.testing.assert_close(insertion(subject, variant, steps=4).areas, expected, rtol=0, atol=0)
     explanation = gradcam.explain(sharp_model(), TINY.double(), "0", target=[0, 3, 1])
     with_ties = insertion(subject, explanation.heatmaps[:, 0], steps=4).areas
     assert torch.equal(insertion(subject, explanation, steps=4).areas, with_ties)
@@ -317,7 +329,7 @@ def test_the_same_seed_gives_the_same_to_the_last_digit() -> None:
 
 
 def test_what_is_known_is_not_computed_again() -> None:
-    """Two methods with five steps each: their variants, the pictures, and either baseline, each once."""
+    """Two methods with five steps each run their variants, the images, and either baseline once."""
     rows: list[int] = []
     subject_model = tiny_model()
     subject_model.register_forward_hook(lambda module, inputs, output: rows.append(len(output)))
@@ -332,21 +344,21 @@ def test_what_is_known_is_not_computed_again() -> None:
 
 def test_nothing_is_left_on_the_model_nor_on_what_is_given() -> None:
     model, images, heatmaps = tiny_model().train(), TINY.clone(), random_maps(3, 12, 16)
-    before, given = traces(model), heatmaps.clone()
+    before, heatmaps_before = traces(model), heatmaps.clone()
     subject = Subject(model, images)
     insertion(subject, heatmaps, steps=3)
     deletion(subject, heatmaps, steps=3)
     sufficiency(subject, heatmaps)
     assert_same(before, traces(model))
     assert torch.equal(images, TINY)
-    assert torch.equal(heatmaps, given)
+    assert torch.equal(heatmaps, heatmaps_before)
 
 
 def test_a_curve_says_what_it_is() -> None:
-    actual = insertion(corner(), RIGHT, baseline="zero", steps=16)
-    assert isinstance(actual, Curve)
-    assert repr(actual) == "Curve(1 image(s), 17 points, mean area 0.875)"
-    assert {actual.shares.dtype, actual.probabilities.dtype, actual.areas.dtype} == {torch.float32}
+    curve = insertion(corner(), RIGHT, baseline="zero", steps=16)
+    assert isinstance(curve, Curve)
+    assert repr(curve) == "Curve(1 image(s), 17 points, mean area 0.875)"
+    assert {curve.shares.dtype, curve.probabilities.dtype, curve.areas.dtype} == {torch.float32}
 
 
 @pytest.mark.parametrize("metric", [insertion, deletion])

@@ -1,4 +1,4 @@
-"""PyTorch's default dtype and default device are the caller's, and change nothing of what is computed here."""
+"""Test that the caller's default dtype and default device of PyTorch do not change any result."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ def _name(call: ast.Call) -> str:
 
 @pytest.fixture(params=["float64", "bfloat16", "meta"])
 def other_defaults(request: pytest.FixtureRequest) -> Callable[[Callable[[], Any]], Any]:
-    """What runs a function where PyTorch's defaults are others; anything that is made without a device has no values."""
+    """Return a runner that calls a function under other PyTorch defaults.
+
+    On "meta", a tensor made without a device has no values.
+    """
 
     def run(function: Callable[[], Any]) -> Any:
         try:
@@ -72,18 +75,18 @@ def make_model() -> nn.Module:
 
 
 MODEL = make_model()
-FEW = {"masks": 6, "samples": 2, "steps": 2}
+REDUCED_OPTIONS = {"masks": 6, "samples": 2, "steps": 2}
 
 
-def few(name: str) -> gradcam.Method:
+def reduce_cost(name: str) -> gradcam.Method:
     method = METHODS[name]
-    return method.using(**{option: FEW[option] for option in method.options if option in FEW})
+    return method.using(**{option: REDUCED_OPTIONS[option] for option in method.options if option in REDUCED_OPTIONS})
 
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.place != "attention"])
 def test_methods(name: str, other_defaults: Callable[[Callable[[], Any]], Any]) -> None:
     def explain() -> tuple[Tensor, Tensor]:
-        explanation = gradcam.explain(MODEL, IMAGES, "3", method=few(name), target=[[0, 1], [2, 3]])
+        explanation = gradcam.explain(MODEL, IMAGES, "3", method=reduce_cost(name), target=[[0, 1], [2, 3]])
         return explanation.maps, explanation.heatmaps
 
     assert_same(explain, other_defaults)
@@ -107,7 +110,10 @@ def test_options(options: dict[str, str], other_defaults: Callable[[Callable[[],
 
 @pytest.mark.filterwarnings("ignore:.*may be misplaced")
 def test_reshape(other_defaults: Callable[[Callable[[], Any]], Any]) -> None:
-    assert_same(lambda: [gradcam.explain(MODEL, IMAGES, "3", reshape=lambda item: item.flip(2)).maps], other_defaults)
+    assert_same(
+        lambda: [gradcam.explain(MODEL, IMAGES, "3", reshape=lambda activations: activations.flip(2)).maps],
+        other_defaults,
+    )
 
 
 @pytest.mark.parametrize("score", ["logit", "probability", "contrast"])
@@ -142,17 +148,17 @@ def test_metrics(name: str, other_defaults: Callable[[Callable[[], Any]], Any]) 
 
     def measure() -> list[Tensor]:
         subject = evaluation.Subject(MODEL, IMAGES, 1)
-        return list(tensors_of(getattr(evaluation, name)(subject, explain if name in OF_EXPLAIN else heatmaps)))
+        return list(list_tensors(getattr(evaluation, name)(subject, explain if name in OF_EXPLAIN else heatmaps)))
 
     assert_same(measure, other_defaults)
 
 
-def tensors_of(found: Any) -> Iterator[Tensor]:
-    if isinstance(found, Tensor):
-        yield found
-    elif hasattr(found, "__dataclass_fields__"):
-        for name in found.__dataclass_fields__:
-            yield from tensors_of(getattr(found, name))
+def list_tensors(result: Any) -> Iterator[Tensor]:
+    if isinstance(result, Tensor):
+        yield result
+    elif hasattr(result, "__dataclass_fields__"):
+        for name in result.__dataclass_fields__:
+            yield from list_tensors(getattr(result, name))
 
 
 @pytest.mark.parametrize("kind", ["uint8", "uint16", "float32"])
@@ -163,8 +169,8 @@ def test_preprocessing(kind: str, other_defaults: Callable[[Callable[[], Any]], 
 
 
 def test_imputation(other_defaults: Callable[[Callable[[], Any]], Any]) -> None:
-    known = torch.rand(2, 24, 32, generator=torch.Generator("cpu").manual_seed(1)) < 0.6
-    assert_same(lambda: [evaluation.impute(IMAGES, known)], other_defaults)
+    is_known = torch.rand(2, 24, 32, generator=torch.Generator("cpu").manual_seed(1)) < 0.6
+    assert_same(lambda: [evaluation.impute(IMAGES, is_known)], other_defaults)
 
 
 def test_summaries(other_defaults: Callable[[Callable[[], Any]], Any]) -> None:
@@ -173,9 +179,9 @@ def test_summaries(other_defaults: Callable[[Callable[[], Any]], Any]) -> None:
     boxes = [[(1, 2, 20, 15)], [(3, 3, 9, 9)]]
 
     def measure() -> list[Tensor]:
-        actual = [evaluation.complexity(maps), evaluation.adcc([0.1, 0.2], [0.3, 0.4], [0.5, 0.6])]
-        actual += [evaluation.pointing_game(maps, masks), evaluation.energy_pointing_game(maps, masks)]
-        return [*actual, *tensors_of(evaluation.localisation(maps, boxes))]
+        scores = [evaluation.complexity(maps), evaluation.adcc([0.1, 0.2], [0.3, 0.4], [0.5, 0.6])]
+        scores += [evaluation.pointing_game(maps, masks), evaluation.energy_pointing_game(maps, masks)]
+        return [*scores, *list_tensors(evaluation.localisation(maps, boxes))]
 
     assert_same(measure, other_defaults)
 
@@ -201,7 +207,7 @@ def test_the_embedded_classifier(other_defaults: Callable[[Callable[[], Any]], A
 
 
 def test_models_that_are_built_here(tmp_path: Path, other_defaults: Callable[[Callable[[], Any]], Any]) -> None:
-    """Weights are loaded as they are: none is rounded on the way into a model of another precision."""
+    """Weights load exactly: none is rounded on its way into a model built under another default dtype."""
     from torchvision import models
 
     torch.manual_seed(0)
@@ -243,8 +249,8 @@ def test_layers(other_defaults: Callable[[Callable[[], Any]], Any]) -> None:
 def assert_same(compute: Callable[[], Any], run: Callable[[Callable[[], Any]], Any]) -> None:
     expected, actual = compute(), run(compute)
     assert len(expected) == len(actual) > 0
-    for one, other in zip(expected, actual):
-        assert other.device.type == "cpu"
-        assert torch.equal(one, other)
-        assert one.dtype == other.dtype
-    assert any(one.any() for one in expected)
+    for expected_tensor, actual_tensor in zip(expected, actual):
+        assert actual_tensor.device.type == "cpu"
+        assert torch.equal(expected_tensor, actual_tensor)
+        assert expected_tensor.dtype == actual_tensor.dtype
+    assert any(tensor.any() for tensor in expected)

@@ -1,4 +1,4 @@
-"""Two models on the same pictures: the numbers, their order, snapshots, and conditions."""
+"""Test the comparison of two models on the same images: values, order, snapshots and conditions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NAMES = ("koala.webp", "coffee.jpg", "panda.webp", "cat_and_espresso.jpg")
 
 
 def perturb(classifier: gradcam.Classifier, amount: float) -> gradcam.Classifier:
-    """A copy whose last layers have other weights: the same classes, and maps that lie elsewhere."""
+    """Return a copy with perturbed last layers: the same classes, and maps that differ."""
     model = copy.deepcopy(classifier.model)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -42,7 +42,7 @@ def perturb(classifier: gradcam.Classifier, amount: float) -> gradcam.Classifier
 
 
 @pytest.fixture(scope="module")
-def other(classifier: gradcam.Classifier) -> gradcam.Classifier:
+def perturbed(classifier: gradcam.Classifier) -> gradcam.Classifier:
     return perturb(classifier, 0.25)
 
 
@@ -52,30 +52,30 @@ def paths(photo: Photo) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def found(classifier: gradcam.Classifier, other: gradcam.Classifier, paths: list[Path]) -> Diff:
-    return diff(classifier, other, paths)
+def comparison(classifier: gradcam.Classifier, perturbed: gradcam.Classifier, paths: list[Path]) -> Diff:
+    return diff(classifier, perturbed, paths)
 
 
 @pytest.fixture(scope="module")
-def kept(classifier: gradcam.Classifier, paths: list[Path]) -> Snapshot:
+def snapshot(classifier: gradcam.Classifier, paths: list[Path]) -> Snapshot:
     return take_snapshot(classifier, paths)
 
 
-# The numbers, by SciPy and NumPy
+# Values against SciPy and NumPy
 
 
 def test_the_numbers_are_those_of_both_models_heatmaps(
-    found: Diff, classifier: gradcam.Classifier, other: gradcam.Classifier, photo: Photo
+    comparison: Diff, classifier: gradcam.Classifier, perturbed: gradcam.Classifier, photo: Photo
 ) -> None:
-    assert {row.image for row in found.rows} == set(NAMES)
-    for row in found.rows:
+    assert {row.image for row in comparison.rows} == set(NAMES)
+    for row in comparison.rows:
         old = classifier.explain(photo(row.image))
         index = int(old.classes[0, 0])
-        new = other.explain(photo(row.image), target=index)
+        new = perturbed.explain(photo(row.image), target=index)
         probabilities = new.probabilities()[0]
         assert (row.old.index, row.new.index) == (index, int(probabilities.argmax()))
         assert (row.old.label, row.new.label) == (classifier.labels[index], classifier.labels[row.new.index])
-        # Not in the last digits: pictures are explained in batches here.
+        # `diff` explains images in batches, so the last digits differ.
         np.testing.assert_allclose(row.old.probability, float(old.probabilities()[0].max()), atol=1e-4)
         np.testing.assert_allclose(row.new.probability, float(probabilities.max()), atol=1e-4)
         np.testing.assert_allclose(
@@ -84,36 +84,39 @@ def test_the_numbers_are_those_of_both_models_heatmaps(
             atol=1e-4,
         )
         assert row.agree is (index == int(probabilities.argmax()))
-        one, two = (item.heatmaps[0, 0].double().numpy() for item in (old, new))
-        assert row.correlation == pytest.approx(spearmanr(one.ravel(), two.ravel()).statistic, abs=2e-3)
-        assert row.overlap == pytest.approx(count_both(one, two), abs=5e-3)
-        assert row.moved == pytest.approx(measure(one, two), abs=1e-3)
-        assert 0.5 < row.correlation < 0.999  # maps that differ, so that the above can fail
+        old_map, new_map = (explanation.heatmaps[0, 0].double().numpy() for explanation in (old, new))
+        assert row.correlation == pytest.approx(spearmanr(old_map.ravel(), new_map.ravel()).statistic, abs=2e-3)
+        assert row.overlap == pytest.approx(count_both(old_map, new_map), abs=5e-3)
+        assert row.moved == pytest.approx(measure(old_map, new_map), abs=1e-3)
+        assert 0.5 < row.correlation < 0.999  # The maps differ, so the assertions above can fail.
         assert row.moved > 0.005
-    assert {row.agree for row in found.rows} == {True, False}
+    assert {row.agree for row in comparison.rows} == {True, False}
 
 
-def count_both(one: NDArray[Any], two: NDArray[Any]) -> float:
-    """The share of the pixels above one map's 70th percentile that are above the other's."""
-    tops = [set(np.argsort(-item.ravel())[: round(0.3 * item.size)].tolist()) for item in (one, two)]
+def count_both(old: NDArray[Any], new: NDArray[Any]) -> float:
+    """Return the share of pixels above one map's 70th percentile that are also above the other's."""
+    tops = [set(np.argsort(-heatmap.ravel())[: round(0.3 * heatmap.size)].tolist()) for heatmap in (old, new)]
     return len(tops[0] & tops[1]) / len(tops[0])
 
 
-def measure(one: NDArray[Any], two: NDArray[Any]) -> float:
-    """How far the centre of mass is from where it was, in diagonals of a square."""
-    rows, columns = np.mgrid[: one.shape[0], : one.shape[1]]
-    down, across = (float((item * one).sum() / one.sum() - (item * two).sum() / two.sum()) for item in (rows, columns))
-    return math.hypot(down, across) / math.hypot(*one.shape)
+def measure(old: NDArray[Any], new: NDArray[Any]) -> float:
+    """Return the distance between the centres of mass, as a share of the image's diagonal."""
+    rows, columns = np.mgrid[: old.shape[0], : old.shape[1]]
+    down, across = (
+        float((positions * old).sum() / old.sum() - (positions * new).sum() / new.sum())
+        for positions in (rows, columns)
+    )
+    return math.hypot(down, across) / math.hypot(*old.shape)
 
 
-# The numbers, by hand
+# Values by hand
 
 ORIGIN = Origin("m", "w", "a", "float32", "p", "gradcam", "l", "logit", 4, None, {})
-WHOLE = (0, 0, 224, 224)
+FULL_REGION = (0, 0, 224, 224)
 
 
 def compare(
-    old: NDArray[Any], new: NDArray[Any], region: Any = WHOLE, region_of_new: Any = None, **more: Any
+    old: NDArray[Any], new: NDArray[Any], region: Any = FULL_REGION, region_of_new: Any = None, **more: Any
 ) -> ImageDiff:
     def see(values: NDArray[Any], region: Any, predicted: int) -> SnapshotEntry:
         size = (region[0] + region[2] + 50, region[1] + region[3] + 50) if "size" not in more else more["size"]
@@ -132,7 +135,7 @@ def spot(row: int, column: int) -> NDArray[Any]:
 def test_a_spot_that_moves_by_30_and_40_pixels_moves_by_50() -> None:
     row = compare(spot(10, 20), spot(40, 60))
     assert row.moved == pytest.approx(50 / math.hypot(224, 224), abs=1e-6)
-    wide = compare(spot(10, 20), spot(40, 60), (7, 9, 112, 448))  # 15 pixels down and 80 across
+    wide = compare(spot(10, 20), spot(40, 60), (7, 9, 112, 448))  # the spot moves 15 pixels down and 80 across
     assert wide.moved == pytest.approx(math.hypot(15, 80) / math.hypot(112, 448), abs=1e-6)
 
 
@@ -142,18 +145,18 @@ def test_the_top_30_percent_of_stripes() -> None:
     assert (row.correlation, row.overlap, row.change) == (pytest.approx(-1), 0, "map")
     below = (
         np.where(np.arange(224) < 112, ramp + 0.5, ramp) / 1.5
-    )  # what comes first moves; the last 55 keep their order
+    )  # The top of the ramp moves; the last 55 columns keep their order.
     assert compare(ramp, ramp[::-1]).values == {"agree": 1, "correlation": 1, "overlap": 1, "moved": 0, "drop": 0.25}
     assert 0 < compare(ramp, below).overlap < 1
 
 
 def test_constant_and_blank_maps_are_as_rank_correlation_says() -> None:
     blank, constant, spotted = np.zeros((7, 7)), np.ones((7, 7)), np.eye(7)
-    for one in (blank, constant):
-        both, single = compare(one, one), compare(one, spotted)
+    for flat in (blank, constant):
+        both, single = compare(flat, flat), compare(flat, spotted)
         assert (both.correlation, both.overlap, both.moved, both.change) == (1, 1, 0, "none")
         assert (single.correlation, single.change) == (0, "map")
-        assert single.moved == pytest.approx(0, abs=1e-6)  # the middle in both
+        assert single.moved == pytest.approx(0, abs=1e-6)  # both centres of mass are the middle
     corner = np.zeros((224, 224))
     corner[0, 0] = 1
     assert compare(blank, corner).moved == pytest.approx(0.5, abs=0.005)
@@ -167,14 +170,14 @@ def test_grids_of_two_sizes_are_laid_on_the_same_points() -> None:
 
 
 def test_maps_of_two_crops_are_compared_where_both_look() -> None:
-    """One slope over the picture, of which each model sees a part: the same where both look."""
+    """Two models see different crops of one slope over the image. In the common part their maps are equal."""
     slope = np.add.outer(np.arange(300), 3 * np.arange(300)) / 1200
-    wide, narrow = slope[20:220, 30:290], slope[60:260, 10:210]  # common: rows 60 to 220, columns 30 to 210
+    wide, narrow = slope[20:220, 30:290], slope[60:260, 10:210]  # the crops share rows 60 to 220 and columns 30 to 210
     row = compare(wide, narrow, (20, 30, 200, 260), (60, 10, 200, 200), size=(300, 300))
     assert row.correlation > 0.999
     assert row.draw()["image"].shape == (160, 180, 3)
     shifted = compare(wide, narrow, (20, 30, 200, 260), (20, 30, 200, 260), size=(300, 300))
-    assert shifted.correlation > 0.99  # a slope is a slope
+    assert shifted.correlation > 0.99  # ranks on a slope do not change with the position
     step = np.where(np.arange(300) < 150, 0.0, 1.0) * np.ones((300, 1))
     right = compare(step[:, 30:290], step[:, 10:210], (0, 30, 300, 260), (0, 10, 300, 200), size=(300, 300))
     wrong = compare(step[:, 30:290], step[:, 10:210], (0, 30, 300, 260), (0, 30, 300, 260), size=(300, 300))
@@ -183,13 +186,14 @@ def test_maps_of_two_crops_are_compared_where_both_look() -> None:
 
 
 def test_a_place_in_the_picture_is_one_place_whichever_part_is_seen() -> None:
-    """A spot around row 150, column 122 of the picture, on a grid of 2 x 4 pixels and on one of 4 x 2."""
-    one, two = np.zeros((100, 65)), np.zeros((50, 100))
-    one[(150 - 20) // 2, (122 - 30) // 4] = 1
-    two[(150 - 60) // 4, (122 - 10) // 2] = 1
-    row = compare(one, two, (20, 30, 200, 260), (60, 10, 200, 200), size=(300, 300))
+    """A spot at row 150, column 122 of the image stays there on a grid of 2 x 4 pixels per cell and on one of 4 x 2."""
+    first, second = np.zeros((100, 65)), np.zeros((50, 100))
+    first[(150 - 20) // 2, (122 - 30) // 4] = 1
+    second[(150 - 60) // 4, (122 - 10) // 2] = 1
+    row = compare(first, second, (20, 30, 200, 260), (60, 10, 200, 200), size=(300, 300))
     assert row.moved < 0.01
-    elsewhere = compare(one, two, (20, 30, 200, 260), (40, 10, 200, 200), size=(300, 300))  # 20 rows higher
+    # The second region starts 20 rows higher.
+    elsewhere = compare(first, second, (20, 30, 200, 260), (40, 10, 200, 200), size=(300, 300))
     assert elsewhere.moved == pytest.approx(20 / math.hypot(180, 180), abs=0.01)
 
 
@@ -199,89 +203,89 @@ def test_parts_without_a_common_pixel_are_told() -> None:
 
 
 def test_which_kind_of_change_it_is() -> None:
-    here, there = spot(10, 10), spot(200, 200)
-    assert compare(here, there).change == "map"
-    assert compare(here, there, predicted=2).change == "class"
-    assert compare(here, here, predicted=2).change == "class"
-    assert compare(here, here).change == "none"
+    top_left, bottom_right = spot(10, 10), spot(200, 200)
+    assert compare(top_left, bottom_right).change == "map"
+    assert compare(top_left, bottom_right, predicted=2).change == "class"
+    assert compare(top_left, top_left, predicted=2).change == "class"
+    assert compare(top_left, top_left).change == "none"
 
 
 # Order, means and words
 
 
 def test_the_same_class_with_another_map_comes_first(
-    classifier: gradcam.Classifier, other: gradcam.Classifier, paths: list[Path]
+    classifier: gradcam.Classifier, perturbed: gradcam.Classifier, paths: list[Path]
 ) -> None:
-    found = diff(classifier, other, paths, alike=0.95)
-    changes = [row.change for row in found.rows]
+    comparison = diff(classifier, perturbed, paths, alike=0.95)
+    changes = [row.change for row in comparison.rows]
     assert changes == sorted(changes, key=["map", "class", "none"].index)
     assert set(changes) > {"class"}
     for kind in set(changes):
-        own = [row.correlation for row in found.rows if row.change == kind]
-        assert own == sorted(own)
-    for row in found.rows:
+        correlations = [row.correlation for row in comparison.rows if row.change == kind]
+        assert correlations == sorted(correlations)
+    for row in comparison.rows:
         assert row.change == (
             "class" if row.old.index != row.new.index else "map" if row.correlation < 0.95 else "none"
         )
-    assert found.worst is found.rows[0]
+    assert comparison.worst is comparison.rows[0]
     for name in ("correlation", "overlap", "moved", "drop", "agree"):
-        assert found.means[name] == pytest.approx(np.mean([getattr(row, name) for row in found.rows]))
+        assert comparison.means[name] == pytest.approx(np.mean([getattr(row, name) for row in comparison.rows]))
     words = (
         f"{changes.count('map')} with the same class and a different heatmap, "
         f"{changes.count('class')} with a different class"
     )
-    assert found.summary.startswith(f"4 images: {words}, ")
+    assert comparison.summary.startswith(f"4 images: {words}, ")
 
 
 def test_a_model_is_like_itself(classifier: gradcam.Classifier, photo: Photo) -> None:
-    found = diff(classifier, classifier, photo("koala.webp"))
-    assert found.rows[0].values == {"agree": 1, "correlation": 1, "overlap": 1, "moved": 0, "drop": 0}
-    assert found.notes == ("OLD and NEW have the same weights and the same precision.",)
-    assert found.summary.startswith(
+    comparison = diff(classifier, classifier, photo("koala.webp"))
+    assert comparison.rows[0].values == {"agree": 1, "correlation": 1, "overlap": 1, "moved": 0, "drop": 0}
+    assert comparison.notes == ("OLD and NEW have the same weights and the same precision.",)
+    assert comparison.summary.startswith(
         "1 image: 0 with the same class and a different heatmap, 0 with a different class, 1 alike;"
     )
 
 
 def test_bfloat16_looks_where_float32_does(classifier: gradcam.Classifier, photo: Photo) -> None:
     low = gradcam.load_classifier(device="cpu", precision="bf16")
-    found = diff(classifier, low, photo("koala.webp"))
-    assert (found.old.dtype, found.new.dtype, found.notes) == ("float32", "bfloat16", ())
-    assert 0.99 < found.worst.correlation < 1
-    assert 0 < abs(found.worst.drop) < 0.03
+    comparison = diff(classifier, low, photo("koala.webp"))
+    assert (comparison.old.dtype, comparison.new.dtype, comparison.notes) == ("float32", "bfloat16", ())
+    assert 0.99 < comparison.worst.correlation < 1
+    assert 0 < abs(comparison.worst.drop) < 0.03
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per")
 def test_a_quantised_head(classifier: gradcam.Classifier, photo: Photo) -> None:
-    quantization = pytest.importorskip("torch.ao.quantization")  # which is to move to another library
+    quantization = pytest.importorskip("torch.ao.quantization")  # quantisation is moving from torch to torchao
     quantised = quantization.quantize_dynamic(copy.deepcopy(classifier.model), {nn.Linear})
-    found = diff(classifier, replace(classifier, model=quantised), photo("koala.webp"))
-    assert found.worst.correlation > 0.99
-    assert found.worst.drop != 0
+    comparison = diff(classifier, replace(classifier, model=quantised), photo("koala.webp"))
+    assert comparison.worst.correlation > 0.99
+    assert comparison.worst.drop != 0
 
 
-def test_the_record_is_json_and_has_all_numbers(found: Diff) -> None:
-    record = json.loads(json.dumps(found.to_record(), allow_nan=False))
-    assert [item["image"] for item in record["images"]] == [row.image for row in found.rows]
+def test_the_record_is_json_and_has_all_numbers(comparison: Diff) -> None:
+    record = json.loads(json.dumps(comparison.to_record(), allow_nan=False))
+    assert [entry["image"] for entry in record["images"]] == [row.image for row in comparison.rows]
     first = record["images"][0]
     assert {name: first[name] for name in ("correlation", "overlap", "moved", "drop")} == {
-        name: value for name, value in found.rows[0].values.items() if name != "agree"
+        name: value for name, value in comparison.rows[0].values.items() if name != "agree"
     }
     assert (record["old"]["model"], record["old"]["layer"], record["means"]) == (
         "efficientnet_lite0",
         "layer4",
-        found.means,
+        comparison.means,
     )
 
 
-def test_what_is_drawn(found: Diff, classifier: gradcam.Classifier, photo: Photo) -> None:
-    row = next(row for row in found.rows if row.image == "coffee.jpg")
+def test_what_is_drawn(comparison: Diff, classifier: gradcam.Classifier, photo: Photo) -> None:
+    row = next(row for row in comparison.rows if row.image == "coffee.jpg")
     drawn = row.draw()
     assert list(drawn) == ["image", "old", "new", "difference"]
-    top, left, height, width = classifier.region(*gradcam.read_image(photo("coffee.jpg")).shape[:2])
-    expected = gradcam.read_image(photo("coffee.jpg"))[top : top + height, left : left + width]
+    y0, x0, height, width = classifier.region(*gradcam.read_image(photo("coffee.jpg")).shape[:2])
+    expected = gradcam.read_image(photo("coffee.jpg"))[y0 : y0 + height, x0 : x0 + width]
     assert np.array_equal(drawn["image"], expected)
-    overlay = classifier.explain(photo("coffee.jpg")).overlay(outline=False)[top : top + height, left : left + width]
-    assert abs(drawn["old"].astype(int) - overlay).max() <= 6  # the map has 16 bits
+    overlay = classifier.explain(photo("coffee.jpg")).overlay(outline=False)[y0 : y0 + height, x0 : x0 + width]
+    assert abs(drawn["old"].astype(int) - overlay).max() <= 6  # the snapshot's map has float16 precision
     assert row.panel(height=64).shape[0] < row.panel(height=100).shape[0]
 
 
@@ -294,32 +298,32 @@ def test_red_is_where_the_new_map_is_stronger() -> None:
 
 
 def test_a_broken_picture_does_not_stop_the_others(
-    classifier: gradcam.Classifier, other: gradcam.Classifier, photo: Photo, tmp_path: Path
+    classifier: gradcam.Classifier, perturbed: gradcam.Classifier, photo: Photo, tmp_path: Path
 ) -> None:
     (tmp_path / "broken.jpg").write_bytes(b"no picture")
     steps: list[tuple[int, int]] = []
     inputs = [tmp_path / "broken.jpg", photo("koala.webp")]
-    found = diff(classifier, other, inputs, progress=lambda *step: steps.append(step))
-    assert len(found.rows) == 1
-    assert found.rows[0].image.endswith("koala.webp")
-    ((name, reason),) = found.failures.items()
+    comparison = diff(classifier, perturbed, inputs, progress=lambda *step: steps.append(step))
+    assert len(comparison.rows) == 1
+    assert comparison.rows[0].image.endswith("koala.webp")
+    ((name, reason),) = comparison.failures.items()
     assert name.endswith("broken.jpg")
     assert "is not an image" in reason
-    assert "1 image, 1 failed" in found.summary
-    assert [result for result, _ in steps] == [1, 2, 3]
+    assert "1 image, 1 failed" in comparison.summary
+    assert [count for count, _ in steps] == [1, 2, 3]
     assert steps[-1] == (3, 3)
 
 
 def test_pictures_in_other_forms_have_the_same_numbers(
-    found: Diff, classifier: gradcam.Classifier, other: gradcam.Classifier, photo: Photo
+    comparison: Diff, classifier: gradcam.Classifier, perturbed: gradcam.Classifier, photo: Photo
 ) -> None:
     array = gradcam.read_image(photo("koala.webp"))
-    (row,) = diff(classifier, other, [array]).rows
-    same = next(row for row in found.rows if row.image == "koala.webp")
+    (row,) = diff(classifier, perturbed, [array]).rows
+    expected = next(row for row in comparison.rows if row.image == "koala.webp")
     assert row.image == "inputs[0]"
-    np.testing.assert_allclose([*row.values.values()], [*same.values.values()], atol=3e-3)
-    kept = take_snapshot(classifier, [array])
-    assert diff(kept, other, [array]).rows[0].values == row.values
+    np.testing.assert_allclose([*row.values.values()], [*expected.values.values()], atol=3e-3)
+    snapshot = take_snapshot(classifier, [array])
+    assert diff(snapshot, perturbed, [array]).rows[0].values == row.values
 
 
 # Models that cannot be compared
@@ -337,12 +341,12 @@ def test_other_classes_are_refused_in_one_line(photo: Photo) -> None:
     ) as caught:
         diff(small(4), small(5), photo("koala.webp"))
     assert "\n" not in str(caught.value)
-    one, two = small(labels=["a", "b", "c", "d"]), small(labels=["A", "b", "x", "y"])
+    first, second = small(labels=["a", "b", "c", "d"]), small(labels=["A", "b", "x", "y"])
     with pytest.raises(
         ModelError, match=r"Class 2 is 'c' in OLD, .*, and 'x' in NEW, .* \(2 classes differ\).*--labels"
     ):
-        diff(one, two, photo("koala.webp"))
-    assert diff(small(), two, photo("koala.webp")).rows  # nobody knows the names of one of them
+        diff(first, second, photo("koala.webp"))
+    assert diff(small(), second, photo("koala.webp")).rows  # one of the models has no labels
 
 
 def test_only_classifiers_are_compared(classifier: gradcam.Classifier, photo: Photo) -> None:
@@ -356,9 +360,9 @@ def test_two_sizes_of_input_and_two_architectures_are_compared(photo: Photo) -> 
         nn.Conv2d(3, 6, 5, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4)
     )
     larger = gradcam.load_classifier(network, size=96, crop=1.0)
-    found = diff(small(), larger, photo("koala.webp"))
-    assert len(found.rows) == 1
-    messages = " ".join(found.notes)
+    comparison = diff(small(), larger, photo("koala.webp"))
+    assert len(comparison.rows) == 1
+    messages = " ".join(comparison.notes)
     assert "OLD and NEW have different preprocessing" in messages
     assert "see different parts of 1 of 1 images" in messages
 
@@ -372,19 +376,19 @@ def test_alike_is_a_correlation(classifier: gradcam.Classifier, photo: Photo) ->
 
 
 def test_a_snapshot_gives_the_numbers_of_the_model(
-    found: Diff, kept: Snapshot, other: gradcam.Classifier, paths: list[Path], tmp_path: Path
+    comparison: Diff, snapshot: Snapshot, perturbed: gradcam.Classifier, paths: list[Path], tmp_path: Path
 ) -> None:
-    kept.save(tmp_path / "base")
-    again = diff(read_snapshot(tmp_path / "base"), other, paths)
-    assert again.to_record() == found.to_record()
-    kept.save(tmp_path / "other.npz")
+    snapshot.save(tmp_path / "base")
+    again = diff(read_snapshot(tmp_path / "base"), perturbed, paths)
+    assert again.to_record() == comparison.to_record()
+    snapshot.save(tmp_path / "other.npz")
     assert (tmp_path / "base").read_bytes() == (tmp_path / "other.npz").read_bytes()
 
 
 def test_the_file_is_what_the_page_says(
-    kept: Snapshot, classifier: gradcam.Classifier, photo: Photo, tmp_path: Path
+    snapshot: Snapshot, classifier: gradcam.Classifier, photo: Photo, tmp_path: Path
 ) -> None:
-    kept.save(tmp_path / "base.npz")
+    snapshot.save(tmp_path / "base.npz")
     with np.load(tmp_path / "base.npz") as file:
         arrays = dict(file)
     about = json.loads(str(arrays["about"]))
@@ -408,38 +412,38 @@ def test_the_file_is_what_the_page_says(
 
 
 def test_pictures_are_known_by_what_is_in_them(
-    kept: Snapshot, other: gradcam.Classifier, photo: Photo, tmp_path: Path
+    snapshot: Snapshot, perturbed: gradcam.Classifier, photo: Photo, tmp_path: Path
 ) -> None:
     for name, content in {"renamed.webp": "koala.webp", "coffee.jpg": "rocket.jpg", "new.jpg": "flower.jpg"}.items():
         (tmp_path / name).write_bytes(photo(content).read_bytes())
-    found = diff(kept, other, tmp_path)
-    assert [row.image for row in found.rows] == ["renamed.webp"]
-    assert dict(found.failures) == {
+    comparison = diff(snapshot, perturbed, tmp_path)
+    assert [row.image for row in comparison.rows] == ["renamed.webp"]
+    assert dict(comparison.failures) == {
         "coffee.jpg": "coffee.jpg: has changed since the snapshot was taken",
         "new.jpg": "new.jpg: is not in the snapshot",
     }
-    assert "3 of the snapshot's 4 images were missing or changed." in found.notes
+    assert "3 of the snapshot's 4 images were missing or changed." in comparison.notes
 
 
-def test_a_snapshot_of_something_else_is_told(kept: Snapshot, classifier: gradcam.Classifier, photo: Photo) -> None:
+def test_a_snapshot_of_something_else_is_told(snapshot: Snapshot, classifier: gradcam.Classifier, photo: Photo) -> None:
     path = photo("koala.webp")
-    elsewhere = replace(classifier, layer="layer3")
-    assert "OLD is explained at layer4 and NEW at layer3." in diff(kept, elsewhere, path).notes
-    of_another = replace(kept, origin=replace(kept.origin, architecture="0", versions={"torch": "1.0"}))
-    notes = " ".join(diff(of_another, classifier, path).notes)
+    at_layer3 = replace(classifier, layer="layer3")
+    assert "OLD is explained at layer4 and NEW at layer3." in diff(snapshot, at_layer3, path).notes
+    changed = replace(snapshot, origin=replace(snapshot.origin, architecture="0", versions={"torch": "1.0"}))
+    notes = " ".join(diff(changed, classifier, path).notes)
     assert "The models have different architectures" in notes
     assert "taken with other versions (gradcam None, torch 1.0" in notes
     with pytest.raises(GradcamError, match="the method gradcam, not layercam: leave the method out"):
-        diff(kept, classifier, path, method="layercam")
+        diff(snapshot, classifier, path, method="layercam")
     with pytest.raises(GradcamError, match="the score logit, not contrast"):
-        diff(kept, classifier, path, score="contrast")
+        diff(snapshot, classifier, path, score="contrast")
 
 
 def test_method_and_score_of_the_snapshot_are_taken(classifier: gradcam.Classifier, photo: Photo) -> None:
-    kept = take_snapshot(classifier, photo("koala.webp"), method="layercam", score="probability")
-    found = diff(kept, classifier, photo("koala.webp"))
-    assert (found.new.method, found.new.score) == ("layercam", "probability")
-    assert found.worst.correlation == 1
+    snapshot = take_snapshot(classifier, photo("koala.webp"), method="layercam", score="probability")
+    comparison = diff(snapshot, classifier, photo("koala.webp"))
+    assert (comparison.new.method, comparison.new.score) == ("layercam", "probability")
+    assert comparison.worst.correlation == 1
 
 
 @pytest.mark.parametrize(
@@ -466,9 +470,9 @@ def test_method_and_score_of_the_snapshot_are_taken(classifier: gradcam.Classifi
     ],
 )
 def test_a_snapshot_that_somebody_changed_is_refused(
-    change: Callable[[dict[str, Any]], None], message: str, kept: Snapshot, tmp_path: Path
+    change: Callable[[dict[str, Any]], None], message: str, snapshot: Snapshot, tmp_path: Path
 ) -> None:
-    kept.save(tmp_path / "base.npz")
+    snapshot.save(tmp_path / "base.npz")
     with np.load(tmp_path / "base.npz") as file:
         arrays = dict(file)
     change(arrays)
@@ -485,7 +489,7 @@ def edit(about: NDArray[Any], **changed: Any) -> NDArray[Any]:
 
 @pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04 half of one", None])
 def test_what_is_no_snapshot_is_refused_and_not_written_over(
-    content: bytes | None, kept: Snapshot, tmp_path: Path
+    content: bytes | None, snapshot: Snapshot, tmp_path: Path
 ) -> None:
     path = tmp_path / "it"
     if content is None:
@@ -497,14 +501,14 @@ def test_what_is_no_snapshot_is_refused_and_not_written_over(
     with pytest.raises(OutputError, match="is not a snapshot"):
         read_snapshot(path)
     with pytest.raises(OutputError, match="is not a snapshot"):
-        kept.save(path)
+        snapshot.save(path)
     assert path.read_bytes() == before
     with pytest.raises(OutputError, match="does not exist"):
         read_snapshot(tmp_path / "missing")
     with pytest.raises(OutputError, match="cannot be read"):
         read_snapshot(tmp_path)
     with pytest.raises(OutputError, match="the folder .* does not exist"):
-        kept.save(tmp_path / "nowhere" / "base.npz")
+        snapshot.save(tmp_path / "nowhere" / "base.npz")
 
 
 # Conditions
@@ -576,10 +580,10 @@ def test_a_gate_without_pictures_or_conditions_is_valid_xml() -> None:
     assert root.get("tests") == "0"
 
 
-def test_the_gate_is_of_the_comparison(found: Diff) -> None:
-    least = min(row.correlation for row in found.rows)
-    assert found.gate([f"correlation<{least + 1e-6}"]).is_met
-    assert not found.gate([f"correlation<{least - 1e-6}", "moved>1"]).is_met
-    mean = np.mean([row.overlap for row in found.rows])
-    assert found.gate([f"mean overlap<{mean + 1e-6}"]).is_met
-    assert not found.gate([f"mean overlap<{mean - 1e-6}"]).is_met
+def test_the_gate_is_of_the_comparison(comparison: Diff) -> None:
+    lowest = min(row.correlation for row in comparison.rows)
+    assert comparison.gate([f"correlation<{lowest + 1e-6}"]).is_met
+    assert not comparison.gate([f"correlation<{lowest - 1e-6}", "moved>1"]).is_met
+    mean = np.mean([row.overlap for row in comparison.rows])
+    assert comparison.gate([f"mean overlap<{mean + 1e-6}"]).is_met
+    assert not comparison.gate([f"mean overlap<{mean - 1e-6}"]).is_met

@@ -1,4 +1,4 @@
-"""What a study writes: rows, documents, tables for papers and terminals, curves, examples."""
+"""Test the outputs of a study: CSV, JSON, tables for papers and terminals, curves and examples."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CONDITIONS = Conditions(
 
 
 def make_results(table: dict[str, dict[str, list[float | None]]], controls: tuple[str, ...] = ()) -> Results:
-    """Of values by method and metric, one for each picture."""
+    """Return results from values by method and metric, one value per image."""
     count = max(len(row) for numbers in table.values() for row in numbers.values())
     metrics = tuple(name for name in METRICS if any(name in numbers for numbers in table.values()))
     entries = [
@@ -73,17 +73,17 @@ EXAMPLE = make_results(
 
 
 def test_means_the_best_and_paired_differences_from_it() -> None:
-    actual = compare_methods(EXAMPLE)
-    best = actual["gradcam", "iou"]
+    standings = compare_methods(EXAMPLE)
+    best = standings["gradcam", "iou"]
     assert best.interval.mean == pytest.approx(0.65)
     assert (best.is_best, best.difference, best.interval.n) == (True, None, 8)
-    other = actual["layercam", "iou"]
-    assert other.difference is not None
-    assert other.difference.mean == pytest.approx(-0.025)
-    assert (other.is_best, other.is_level) == (False, True)
-    # Lower is better; the smallest of the four differences is 0.2.
-    assert actual["gradcam", "deletion"].is_best
-    worse = actual["layercam", "deletion"]
+    second = standings["layercam", "iou"]
+    assert second.difference is not None
+    assert second.difference.mean == pytest.approx(-0.025)
+    assert (second.is_best, second.is_level) == (False, True)
+    # Lower is better. The smallest of the four differences is 0.2.
+    assert standings["gradcam", "deletion"].is_best
+    worse = standings["layercam", "deletion"]
     assert worse.difference is not None
     assert worse.difference.mean == pytest.approx(0.2125)
     assert worse.difference.low >= 0.19
@@ -91,10 +91,10 @@ def test_means_the_best_and_paired_differences_from_it() -> None:
 
 
 def test_a_control_is_never_the_best_and_is_told_where_it_beats_all() -> None:
-    actual = compare_methods(EXAMPLE)
-    assert actual["constant", "deletion"].beats_all
-    assert not actual["constant", "iou"].beats_all
-    constants = [actual["constant", metric] for metric in ("iou", "deletion")]
+    standings = compare_methods(EXAMPLE)
+    assert standings["constant", "deletion"].beats_all
+    assert not standings["constant", "iou"].beats_all
+    constants = [standings["constant", metric] for metric in ("iou", "deletion")]
     assert not any(constant.is_best or constant.is_level for constant in constants)
     only = compare_methods(make_results({"constant": {"iou": [0.1, 0.2] * 3}}, controls=("constant",)))
     assert only["constant", "iou"].difference is None
@@ -104,16 +104,16 @@ def test_a_control_is_never_the_best_and_is_told_where_it_beats_all() -> None:
 def test_equal_up_to_rounding_the_first_is_best_and_the_other_is_level() -> None:
     tiny = 1e-8
     both = {"gradcam": {"iou": [0.5, 0.25] * 4}, "layercam": {"iou": [0.5 + tiny, 0.25 + tiny] * 4}}
-    actual = compare_methods(make_results(both))
-    assert actual["gradcam", "iou"].is_best
-    assert actual["layercam", "iou"].is_level
+    standings = compare_methods(make_results(both))
+    assert standings["gradcam", "iou"].is_best
+    assert standings["layercam", "iou"].is_level
 
 
 def test_pictures_without_a_number_count_for_neither() -> None:
     results = make_results({"gradcam": {"iou": [0.5, None, 0.7] * 4}, "layercam": {"iou": [0.1, None, 0.5] * 4}})
-    actual = compare_methods(results)
-    assert actual["gradcam", "iou"].interval.n == 8
-    difference = actual["layercam", "iou"].difference
+    standings = compare_methods(results)
+    assert standings["gradcam", "iou"].interval.n == 8
+    difference = standings["layercam", "iou"].difference
     assert difference is not None
     assert (difference.n, difference.mean) == (8, pytest.approx(-0.3))
     assert compare_methods(make_results({"gradcam": {"iou": [None, None], "deletion": [0.1, 0.2]}})).keys() == {
@@ -162,22 +162,25 @@ def test_the_json_document_has_conditions_summaries_and_every_number() -> None:
     assert data["failures"] == [{"image": "broken.png", "error": "broken.png: is empty"}]
     assert data["notes"] == ["a note"]
     assert len(data["measurements"]) == 48
-    (best,) = [item for item in data["summaries"] if (item["method"], item["metric"]) == ("gradcam", "iou")]
+    (best,) = [summary for summary in data["summaries"] if (summary["method"], summary["metric"]) == ("gradcam", "iou")]
     standing = compare_methods(EXAMPLE)["gradcam", "iou"].interval
     assert {name: best[name] for name in ("mean", "low", "high", "n")} == vars(standing)
     assert (best["best"], best["difference_from_best"], best["better"]) == (True, None, "higher")
-    assert {item["metric"]: item["by_order"] for item in data["summaries"]} == {"iou": False, "deletion": True}
+    assert {summary["metric"]: summary["by_order"] for summary in data["summaries"]} == {"iou": False, "deletion": True}
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_of_too_few_pictures_there_are_means_and_no_judgement(count: int) -> None:
-    """However far apart the methods are: no intervals, no best, none level with it; and why."""
+    """With too few images there are no intervals and no best method, even if the methods differ much.
+
+    A note says why.
+    """
     rows = {"gradcam": {"iou": [0.5] * count}, "layercam": {"iou": [0.25] * count}, "random": {"iou": [0.75] * count}}
     results = make_results(rows, controls=("random",))
     document = json.loads(to_json(results))
-    for result in document["summaries"]:
-        assert (result["n"], result["low"], result["high"]) == (count, None, None)
-        assert (result["best"], result["level_with_best"], result["difference_from_best"]) == (False, False, None)
+    for summary in document["summaries"]:
+        assert (summary["n"], summary["low"], summary["high"]) == (count, None, None)
+        assert (summary["best"], summary["level_with_best"], summary["difference_from_best"]) == (False, False, None)
     (note,) = document["notes"]
     assert note.startswith("Too few images (n): a best method needs 8 images")
     lines = table(results, 110)
@@ -192,14 +195,14 @@ def test_of_too_few_pictures_there_are_means_and_no_judgement(count: int) -> Non
     assert "Too few images (n): a best method needs 8 images" in text
     assert "Bold" not in text
     enough = make_results({name: {"iou": numbers["iou"] * 8} for name, numbers in rows.items()}, controls=("random",))
-    assert not any("Too few" in item for item in (to_json(enough), to_latex(enough), *table(enough, 110)))
+    assert not any("Too few" in output for output in (to_json(enough), to_latex(enough), *table(enough, 110)))
 
 
 def test_a_metric_that_too_few_pictures_have_is_left_out_of_the_judgement_alone() -> None:
     few, many = [0.5, 0.4, *[None] * 6], [0.5, 0.4, 0.3, 0.5, 0.6, 0.7, 0.5, 0.6]
     results = make_results({"gradcam": {"iou": few, "road": many}, "layercam": {"iou": few, "road": many[::-1]}})
-    actual = compare_methods(results)
-    assert [item.is_best for item in actual.values()].count(True) == 1
+    standings = compare_methods(results)
+    assert [standing.is_best for standing in standings.values()].count(True) == 1
     lines = table(results, 110)
     start = next(number for number, line in enumerate(lines) if line.startswith("paired difference from the best"))
     assert lines[start + 1].split() == ["road", "↑"]
@@ -267,10 +270,12 @@ def table(results: Results, width: int) -> list[str]:
 
 def test_the_table_marks_the_best_what_is_level_and_what_the_metric_cannot_tell() -> None:
     lines = table(EXAMPLE, 120)
-    half = {key: (item.interval.high - item.interval.low) / 2 for key, item in compare_methods(EXAMPLE).items()}
+    half_widths = {
+        key: (standing.interval.high - standing.interval.low) / 2 for key, standing in compare_methods(EXAMPLE).items()
+    }
 
     def cell(method: str, metric: str, mean: str, mark: str = "") -> str:
-        return f"{mean} ±{half[method, metric]:.3f}{mark}".replace("±0.", "±.")
+        return f"{mean} ±{half_widths[method, metric]:.3f}{mark}".replace("±0.", "±.")
 
     means = {line.split()[0]: line for line in lines[: lines.index("")] if line}
     assert cell("gradcam", "iou", ".650", "*") in means["gradcam"]
@@ -306,9 +311,9 @@ def test_twenty_methods_and_ten_metrics_fit_the_terminal(width: int) -> None:
     for metric in metrics:
         assert all(part in titles for part in metric.split("-"))
     means = lines[: next(i for i, line in enumerate(lines) if line.startswith("paired difference"))]
-    actual = [re.findall(r"(-?[\d.]+) ±", line) for line in means if line.startswith("rise ")]
+    parts = [re.findall(r"(-?[\d.]+) ±", line) for line in means if line.startswith("rise ")]
     expected = [np.mean(rows["rise"][metric]) for metric in metrics]
-    assert [float(value) for part in actual for value in part] == pytest.approx(expected, abs=0.006)
+    assert [float(value) for part in parts for value in part] == pytest.approx(expected, abs=0.006)
 
 
 @pytest.mark.parametrize(
@@ -319,12 +324,17 @@ def test_numbers_take_little_room(value: float, text: str) -> None:
     assert _number(value) == text
 
 
-# Pictures
+# Images
 
 
 def with_curves(results: Results, curves: dict[str, dict[str, list[list[float]]]]) -> Results:
     entries = [
-        replace(entry, curves={name: {item: rows[i] for item, rows in each.items()} for name, each in curves.items()})
+        replace(
+            entry,
+            curves={
+                name: {method: rows[i] for method, rows in by_method.items()} for name, by_method in curves.items()
+            },
+        )
         for i, entry in enumerate(results.entries)
     ]
     return replace(results, entries=entries)
@@ -333,16 +343,16 @@ def with_curves(results: Results, curves: dict[str, dict[str, list[list[float]]]
 @needs_matplotlib
 @pytest.mark.parametrize("count", [2, 6])
 def test_curves_are_means_and_the_band_is_the_tables_interval(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the best method alone, and of enough pictures: two curves between 0 and 1 have no interval of their mean."""
+    """Only the best method has a band, and only with enough images: a mean of two curves has no interval."""
     from matplotlib.axes import Axes
 
     drawn: dict[str, Any] = {}
     bands: list[Any] = []
     plot, fill = Axes.plot, Axes.fill_between
 
-    def record(self: Axes, x: Any, y: Any, *rest: Any, **options: Any) -> Any:
+    def record(self: Axes, x: Any, y: Any, *arguments: Any, **options: Any) -> Any:
         drawn[options["label"]] = (np.asarray(x), np.asarray(y), options["color"])
-        return plot(self, x, y, *rest, **options)
+        return plot(self, x, y, *arguments, **options)
 
     def record_band(self: Axes, x: Any, low: Any, high: Any, **options: Any) -> Any:
         bands.append((np.asarray(low), np.asarray(high), options["color"]))
@@ -369,13 +379,13 @@ def test_curves_are_means_and_the_band_is_the_tables_interval(count: int, monkey
     shares, mean, colour = drawn[label]
     np.testing.assert_allclose(shares, [0, 50, 100])
     np.testing.assert_allclose(mean, [0.3, 0.6, 0.6])
-    ((low, high, of),) = bands
-    assert of == colour
-    # The area of each curve is 7/8 of where it ends, and so are the ends of its interval.
+    ((low, high, band_colour),) = bands
+    assert band_colour == colour
+    # The area of each curve is 7/8 of its last value. The same factor holds for the ends of its interval.
     np.testing.assert_allclose(0.875 * low, [interval.low / 2, interval.low, interval.low])
     np.testing.assert_allclose(0.875 * high, [interval.high / 2, interval.high, interval.high])
-    array = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)])
-    assert (np.abs(picture.astype(int) - array).max(axis=2) < 20).sum() > 100
+    rgb = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)])
+    assert (np.abs(picture.astype(int) - rgb).max(axis=2) < 20).sum() > 100
 
 
 @needs_matplotlib
@@ -385,13 +395,13 @@ def test_without_insertion_and_deletion_there_are_no_curves() -> None:
 
 
 def find_inside(picture: np.ndarray, part: np.ndarray) -> list[tuple[int, int]]:
-    """Where the part is in the picture, exactly: its corner's pixel first, then all of it."""
+    """Return the positions of an exact copy of the part in the image. Compare the corner pixel first, for speed."""
     height, width = part.shape[:2]
     results = []
-    for top, left in np.argwhere((picture[: -height + 1, : -width + 1] == part[0, 0]).all(axis=2)):
-        if (picture[top : top + height : 20, left : left + width : 20] == part[::20, ::20]).all():
-            assert (picture[top : top + height, left : left + width] == part).all()
-            results.append((int(top), int(left)))
+    for y0, x0 in np.argwhere((picture[: -height + 1, : -width + 1] == part[0, 0]).all(axis=2)):
+        if (picture[y0 : y0 + height : 20, x0 : x0 + width : 20] == part[::20, ::20]).all():
+            assert (picture[y0 : y0 + height, x0 : x0 + width] == part).all()
+            results.append((int(y0), int(x0)))
     return results
 
 
@@ -407,9 +417,9 @@ def test_the_sheet_shows_the_maps_that_were_judged(tmp_path: Path) -> None:
     study.example_heatmaps.clear()
     np.testing.assert_array_equal(draw_examples(study, results), sheet)
     for path in paths:
-        # Of 36 x 40 pixels the network sees the 36 columns in the middle.
-        seen = np.ascontiguousarray(classifier.explain(path).overlay(outline=False)[:, 2:38])
-        assert len(find_inside(sheet, scale(seen, 168))) == 1
+        # The image has 36 x 40 pixels, and the network sees the 36 columns in the middle.
+        overlay = np.ascontiguousarray(classifier.explain(path).overlay(outline=False)[:, 2:38])
+        assert len(find_inside(sheet, scale(overlay, 168))) == 1
 
 
 def test_a_sheet_of_nothing(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Methods as functions of a model, images and classes, all under the same conditions."""
+"""Test methods as functions of a model, images and classes, under equal conditions."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def test_scores_make_a_difference() -> None:
 
 
 def test_a_method_with_a_score_of_its_own_keeps_it() -> None:
-    own = gradcam.METHODS["finercam"]
-    assert own.score is not None
+    finercam = gradcam.METHODS["finercam"]
+    assert finercam.score is not None
     for score in ("logit", "probability"):
         explanation = Explainer(("gradcam", "finercam"), "3", score).explain(tiny_model(), TINY, CLASSES)
         torch.testing.assert_close(explanation["finercam"], explain("finercam"))
@@ -54,11 +54,11 @@ def test_a_method_with_a_score_of_its_own_keeps_it() -> None:
 
 def test_a_single_one_as_a_function_of_one_class_of_each_image() -> None:
     explainer = Explainer(("gradcam", "random"), "3", "contrast", seed=4)
-    actual = explainer.only("gradcam")(tiny_model(), TINY, CLASSES[:, 1])
-    torch.testing.assert_close(actual, explain("gradcam", "contrast")[:, 1])
-    drawn = explainer.only("random")(tiny_model(), TINY, CLASSES[:, 0])
-    assert torch.equal(drawn, CONTROLS["random"].make(TINY, 4))
-    assert not torch.equal(drawn, CONTROLS["random"].make(TINY, 0))
+    heatmaps = explainer.only("gradcam")(tiny_model(), TINY, CLASSES[:, 1])
+    torch.testing.assert_close(heatmaps, explain("gradcam", "contrast")[:, 1])
+    random_maps = explainer.only("random")(tiny_model(), TINY, CLASSES[:, 0])
+    assert torch.equal(random_maps, CONTROLS["random"].make(TINY, 4))
+    assert not torch.equal(random_maps, CONTROLS["random"].make(TINY, 0))
 
 
 def test_a_model_that_is_changed_is_explained_as_it_is_now() -> None:
@@ -93,12 +93,13 @@ def test_single_pass_methods_share_one_pass() -> None:
     model = tiny_model()
     model[0].register_forward_hook(lambda module, inputs, output: rows.append(len(output)))
     Explainer(("gradcam", "layercam", "hirescam", "centre"), "3").explain(model, TINY, CLASSES)
-    assert rows == [3, 1, 1, 1]  # the first time, each image is run alone, too
+    # In the first batch, each image also runs alone, to check that the model treats the images independently.
+    assert rows == [3, 1, 1, 1]
 
 
 def test_options_reach_the_methods() -> None:
     calls: list[tuple[int, int]] = []
-    options = {"progress": lambda done, total: calls.append((done, total))}
+    options = {"progress": lambda count, total: calls.append((count, total))}
     Explainer(("ablationcam",), "3", options=options).explain(tiny_model(), TINY, CLASSES)
     assert calls[-1][0] == calls[-1][1]
 
@@ -125,11 +126,11 @@ def test_an_unknown_layer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("name", "expected"),
     [("gradcam", "gradcam"), ("GradCAM++", "gradcam-pp"), ("Edges", "edges"), ("chefer", "gradient-rollout")],
 )
-def test_names_in_the_forms_in_which_people_write_them(given: str, expected: str) -> None:
-    assert find_explained(given).name == expected
+def test_names_in_the_forms_in_which_people_write_them(name: str, expected: str) -> None:
+    assert find_explained(name).name == expected
 
 
 def test_an_unknown_name_offers_the_nearest() -> None:
