@@ -1,4 +1,4 @@
-"""Test images of a check: grids, the evidence on masks, and the chance that a heatmap ignoring the image does as well."""
+"""Test grids and masks of a check: the effect of masks, and the chance that an unrelated heatmap scores as well."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GENERATOR = torch.Generator().manual_seed(0)
 
 
 class Red(nn.Module):
-    """The log-odds of class 1 are the redness of the image, at whatever size."""
+    """A model whose log-odds of class 1 are the redness of the image, at any size."""
 
     def forward(self, images: Tensor) -> Tensor:
         redness = (images[:, 0] - images[:, 1]).mean((1, 2))
@@ -35,7 +35,7 @@ class Red(nn.Module):
 
 
 class Fixed(Red):
-    """The same of images of one size only."""
+    """The same model, for images of 16 x 16 only."""
 
     def forward(self, images: Tensor) -> Tensor:
         if images.shape[2:] != (16, 16):
@@ -49,20 +49,20 @@ def red_picture() -> Tensor:
     return image
 
 
-def others() -> Tensor:
-    return torch.rand(3, 1, 16, 16, generator=GENERATOR).expand(-1, 3, -1, -1)  # grey, of no redness
+def make_grey_images() -> Tensor:
+    return torch.rand(3, 1, 16, 16, generator=GENERATOR).expand(-1, 3, -1, -1)  # grey images have no redness
 
 
 def test_the_picture_is_once_in_each_cell() -> None:
     subject = Subject(Red(), red_picture(), 1)
     for is_large, side in ((False, 16), (True, 32)):
-        ground = place_in_grid(subject, others(), is_large=is_large)
+        ground = place_in_grid(subject, make_grey_images(), is_large=is_large)
         assert ground.images.shape == (4, 3, side, side)
         red = ground.images[:, 0] - ground.images[:, 1] > 0.99
         assert ground.cells is not None
         assert torch.equal(red, ground.cells[:, 0])
         assert (ground.cells.sum(1) == 1).all()  # each pixel is in one cell
-        corners = [tuple(item.nonzero()[0].tolist()) for item in red]
+        corners = [tuple(image.nonzero()[0].tolist()) for image in red]
         assert corners == [*itertools.product((0, side // 2), repeat=2)]
 
 
@@ -76,7 +76,7 @@ def test_odd_sides_are_halved_as_far_as_they_can_be() -> None:
 def test_order_counts_pairs_in_the_right_order() -> None:
     subject = Subject(Red(), torch.rand(1, 3, 8, 8, generator=GENERATOR), 1)
     ground = place_in_grid(subject, torch.rand(3, 3, 8, 8, generator=GENERATOR))
-    maps = torch.randint(0, 5, (4, 8, 8), generator=GENERATOR).float()  # with many ties
+    maps = torch.randint(0, 5, (4, 8, 8), generator=GENERATOR).float()  # few integer values make many ties
     assert ground.cells is not None
     for trial, cell in itertools.product(range(4), range(4)):
         inside = ground.cells[trial, cell]
@@ -87,24 +87,25 @@ def test_order_counts_pairs_in_the_right_order() -> None:
 
 def test_what_matters_is_what_is_kept_less_what_is_removed() -> None:
     subject = Subject(Red(), red_picture(), 1)
-    ground = place_alone(subject, others())
+    ground = place_alone(subject, make_grey_images())
     assert ground.shares == SINGLE_IMAGE_SHARES
     half = torch.zeros(4, 16, 16, dtype=torch.bool)
     half[:, :8] = True
-    actual = ground.measure(half, ~half, ground.full_mask)
-    # Filled with its mean, with its blur and by inpainting, a red picture stays red; another picture alone takes it away.
-    torch.testing.assert_close(actual[0], torch.tensor([0, 0, 0, 0.0], dtype=torch.float64), atol=1e-3, rtol=0)
-    assert actual[2, 2].item() == pytest.approx(8, abs=1e-3)
+    effects = ground.measure(half, ~half, ground.full_mask)
+    # Filled with its mean, its blur or by inpainting, a red image stays red. Only filling with another image removes
+    # the redness.
+    torch.testing.assert_close(effects[0], torch.tensor([0, 0, 0, 0.0], dtype=torch.float64), atol=1e-3, rtol=0)
+    assert effects[2, 2].item() == pytest.approx(8, abs=1e-3)
 
 
 def test_a_quarter_that_is_marked_matters_as_its_cell() -> None:
     subject = Subject(Red(), red_picture(), 1)
-    ground = place_in_grid(subject, others())
+    ground = place_in_grid(subject, make_grey_images())
     assert ground.cells is not None
     marked = ground.mark(ground.cells[:, 0].float())
     assert torch.equal(marked, ground.cells[:, 0])
-    own, *remaining = ground.measure(*ground.cells.unbind(1))
-    assert (own > torch.stack(remaining).amax(0)).all()
+    first_effect, *other_effects = ground.measure(*ground.cells.unbind(1))
+    assert (first_effect > torch.stack(other_effects).amax(0)).all()
 
 
 @pytest.mark.parametrize("number", range(4))
@@ -112,14 +113,14 @@ def test_fillings_are_of_the_image_s_range_and_size(number: int) -> None:
     image = torch.rand(3, 16, 16, generator=GENERATOR)
     hole = torch.zeros(16, 16, dtype=torch.bool)
     hole[4:12, 4:12] = True
-    filled = FILLINGS[number](image, hole, others()[:1])
+    filled = FILLINGS[number](image, hole, make_grey_images()[:1])
     assert filled.shape == image.shape
     assert filled.min() >= -0.1
     assert filled.max() <= 1.1
 
 
 def test_inpainting_goes_on_from_around_the_hole() -> None:
-    image = torch.linspace(0, 1, 16).expand(3, 16, 16).contiguous()  # a ramp, which is the same in each row
+    image = torch.linspace(0, 1, 16).expand(3, 16, 16).contiguous()  # a ramp along each row
     hole = torch.zeros(16, 16, dtype=torch.bool)
     hole[6:10, 6:10] = True
     broken = image.masked_fill(hole, 0.5)
@@ -129,39 +130,47 @@ def test_inpainting_goes_on_from_around_the_hole() -> None:
 
 
 def test_a_class_that_is_seen_among_others() -> None:
-    recognised_grid = find_recognised_grid(Subject(Red(), red_picture(), 1), others())
+    recognised_grid = find_recognised_grid(Subject(Red(), red_picture(), 1), make_grey_images())
     assert recognised_grid is not None
     assert recognised_grid.images.shape[2:] == (16, 16)
 
 
 def test_a_class_that_is_not_seen_among_others() -> None:
-    assert find_recognised_grid(Subject(Red(), others()[:1], 1), others()) is None  # no redness anywhere
-    assert find_recognised_grid(Subject(Fixed(), others()[:1], 1), others()) is None  # and twice the size is refused
     assert (
-        find_recognised_grid(Subject(Red(), torch.rand(1, 3, 8, 8, generator=GENERATOR), 1), others()[..., :8, :8])
+        find_recognised_grid(Subject(Red(), make_grey_images()[:1], 1), make_grey_images()) is None
+    )  # no redness anywhere
+    # The model refuses the grid of twice the size.
+    assert find_recognised_grid(Subject(Fixed(), make_grey_images()[:1], 1), make_grey_images()) is None
+    assert (
+        find_recognised_grid(
+            Subject(Red(), torch.rand(1, 3, 8, 8, generator=GENERATOR), 1), make_grey_images()[..., :8, :8]
+        )
         is None
     )
 
 
 def test_a_map_that_knows_nothing_of_the_picture_is_rarely_as_good() -> None:
-    """Of 24 ways to lay four places on four trials the best has a probability of 1/24; of constant maps none is better."""
+    """The best of 24 assignments of four positions to four trials has a probability of 1/24.
+
+    Of constant maps, none is better.
+    """
     assert list_cell_order(2) == [2, 0, 1, 3]
     assert compute_placement_chance(torch.full((4, 4), 1 / 2)) == 1
     right = torch.tensor([[0.9, 0.4, 0.4, 0.4]]).expand(4, -1)
     assert compute_placement_chance(right) == pytest.approx(1 / 24)
-    # Two trials of four are right, the others are exchanged: worked by hand.
+    # Two of the four trials are right and the other two are exchanged.
     swapped = torch.tensor([[0.9, 0.4, 0.4, 0.4], [0.4, 0.4, 0.4, 0.9], [0.4, 0.4, 0.4, 0.9], [0.9, 0.4, 0.4, 0.4]])
     places = [[0.9, 0.4, 0.4, 0.4], [0.4, 0.4, 0.4, 0.9], [0.4, 0.4, 0.4, 0.9], [0.4, 0.4, 0.4, 0.9]]
-    scores = [sum(places[i][way[i]] for i in range(4)) for way in itertools.permutations(range(4))]
+    scores = [sum(places[i][permutation[i]] for i in range(4)) for permutation in itertools.permutations(range(4))]
     assert compute_placement_chance(swapped) == pytest.approx(sum(score >= scores[0] - 1e-6 for score in scores) / 24)
     generator = torch.Generator().manual_seed(3)
-    drawn = [compute_placement_chance(torch.rand(4, 4, generator=generator)) for _ in range(2000)]
-    assert 0.03 < sum(item <= 1 / 20 for item in drawn) / len(drawn) < 0.055
+    chances = [compute_placement_chance(torch.rand(4, 4, generator=generator)) for _ in range(2000)]
+    assert 0.03 < sum(chance <= 1 / 20 for chance in chances) / len(chances) < 0.055
 
 
 @pytest.mark.slow
 def test_places_by_chance_are_exchangeable_with_the_map_s_own() -> None:
-    """Smooth noise passes a picture by itself in one of twenty cases: the rate that is stated."""
+    """Smooth noise on a single image passes in one of twenty cases, as documented."""
 
     class Somewhere(nn.Module):
         def __init__(self) -> None:
@@ -173,33 +182,35 @@ def test_places_by_chance_are_exchangeable_with_the_map_s_own() -> None:
             return torch.stack([torch.zeros_like(values), 30 * values], 1)
 
     subject = Subject(Somewhere(), torch.rand(1, 3, 16, 16, generator=GENERATOR) + 0.5, 1)
-    ground = place_alone(subject, others())
+    ground = place_alone(subject, make_grey_images())
     blob = torch.outer(*[torch.exp(-((torch.arange(16) - 8.0) ** 2) / 8)] * 2)
     passed = 0
     for seed in range(200):
         heatmap = make_spectrum_noise(blob, seed)
         heatmap = heatmap.roll((seed * 5 % 16, seed * 11 % 16), (0, 1))
         maps = [heatmap, *move_randomly(heatmap, seed)]
-        actual = ground.measure(*(ground.mark(item.expand(4, -1, -1)) for item in maps)).mean(1)
-        passed += int(1 + (actual[1:] >= actual[0]).sum() <= (1 + RANDOM_POSITIONS) / 20)
-    assert 2 <= passed <= 20  # 10 are expected, of 200
+        effects = ground.measure(*(ground.mark(moved.expand(4, -1, -1)) for moved in maps)).mean(1)
+        passed += int(1 + (effects[1:] >= effects[0]).sum() <= (1 + RANDOM_POSITIONS) / 20)
+    assert 2 <= passed <= 20  # the expected number is 10 of 200
 
 
 def test_noise_has_the_spectrum_of_the_map() -> None:
     heatmap = torch.rand(12, 16, generator=GENERATOR)
     smooth = torch.outer(torch.hann_window(12), torch.hann_window(16))
-    for each in (heatmap, smooth):
-        noise = make_spectrum_noise(each, 1)
-        assert noise.shape == each.shape
+    for values in (heatmap, smooth):
+        noise = make_spectrum_noise(values, 1)
+        assert noise.shape == values.shape
         assert noise.min() == 0
-        assert not torch.equal(noise, make_spectrum_noise(each, 2))
-        assert torch.equal(noise, make_spectrum_noise(each, 1))
+        assert not torch.equal(noise, make_spectrum_noise(values, 2))
+        assert torch.equal(noise, make_spectrum_noise(values, 1))
 
-    def roughness(each: Tensor) -> float:
-        centred = each - each.mean()
+    def roughness(values: Tensor) -> float:
+        centred = values - values.mean()
         return float(((centred[1:] - centred[:-1]) ** 2).mean() / (centred**2).mean())
 
-    rough = [sum(roughness(make_spectrum_noise(item, seed)) for seed in range(20)) / 20 for item in (heatmap, smooth)]
+    rough = [
+        sum(roughness(make_spectrum_noise(values, seed)) for seed in range(20)) / 20 for values in (heatmap, smooth)
+    ]
     assert rough[0] == pytest.approx(roughness(heatmap), rel=0.3)
     assert rough[1] == pytest.approx(roughness(smooth), rel=0.6)
 
@@ -210,28 +221,28 @@ def test_a_sham_that_cannot_be_had_leaves_the_others() -> None:
 
     images = torch.rand(4, 3, 8, 8, generator=GENERATOR)
     control_maps = make_control_maps(torch.rand(4, 8, 8, generator=GENERATOR), images, {"rival": fail}, 0)
-    assert [name for name, item in control_maps.items() if isinstance(item, Exception)] == ["rival"]
+    assert [name for name, control_map in control_maps.items() if isinstance(control_map, Exception)] == ["rival"]
     assert [*control_maps] == ["mirrored", "shifted", "rival", "noise", "centre", "edges"]
 
 
 @pytest.mark.parametrize(
-    ("own", "other", "is_apart", "is_better"),
+    ("map_values", "control_values", "is_apart", "is_better"),
     [
         ((0.9, 0.9), (0.5, 0.0), True, False),
-        ((0.9, 0.5), (0.75, 0.5), True, False),  # by its order alone
-        ((0.6, 0.9), (0.55, 0.6), True, False),  # by its effect alone
+        ((0.9, 0.5), (0.75, 0.5), True, False),  # distinguished by order alone
+        ((0.6, 0.9), (0.55, 0.6), True, False),  # distinguished by effect alone
         ((0.6, 0.5), (0.55, 0.4), False, False),
         ((0.5, 0.2), (0.9, 0.9), False, True),
-        ((0.9, 0.2), (0.5, 0.9), True, False),  # better in one, worse in the other: the order tells them apart
+        ((0.9, 0.2), (0.5, 0.9), True, False),  # better in order, worse in effect: the order decides
         ((None, 0.9), (None, 0.6), True, False),
         ((None, 0.5), (None, 0.8), False, True),
     ],
 )
 def test_a_map_is_told_apart_by_what_it_does_better(
-    own: tuple[float | None, float], other: tuple[float | None, float], is_apart: bool, is_better: bool
+    map_values: tuple[float | None, float], control_values: tuple[float | None, float], is_apart: bool, is_better: bool
 ) -> None:
-    actual = compare_with_control("edges", torch.zeros(2, 2), 0.0, own, other)
-    assert (actual.is_distinguished, actual.is_better) == (is_apart, is_better)
+    comparison = compare_with_control("edges", torch.zeros(2, 2), 0.0, map_values, control_values)
+    assert (comparison.is_distinguished, comparison.is_better) == (is_apart, is_better)
 
 
 def test_the_package_s_own_pictures() -> None:

@@ -1,4 +1,4 @@
-"""Intervals of means over pictures: against SciPy, slow loops, and simulations of what they promise."""
+"""Test intervals of means over images: against SciPy, slow loops, and simulations of their coverage."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gradcam.evaluation import Interval, mean_interval, paired_difference
 from gradcam.evaluation.intervals import find_told_apart
 
 VALUES = [0.12, 0.5, 0.31, 0.77, 0.05, 0.93, 0.4, 0.62]
-OTHERS = [0.10, 0.6, 0.22, 0.71, 0.07, 0.80, 0.4, 0.51]
+SECOND_VALUES = [0.10, 0.6, 0.22, 0.71, 0.07, 0.80, 0.4, 0.51]
 Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 
 
@@ -24,28 +24,33 @@ Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 @pytest.mark.parametrize("level", [0.5, 0.9, 0.95, 0.999])
 def test_an_interval_of_differences_is_students(count: int, level: float) -> None:
     values = np.random.default_rng(count).gamma(2, size=count)
-    actual = paired_difference(values, np.zeros(count), level=level)
+    interval = paired_difference(values, np.zeros(count), level=level)
     expected = scipy.stats.ttest_1samp(values, 0).confidence_interval(level)
-    assert (actual.low, actual.high) == pytest.approx((expected.low, expected.high), rel=1e-9)
-    assert (actual.mean, actual.n) == (pytest.approx(values.mean()), count)
+    assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high), rel=1e-9)
+    assert (interval.mean, interval.n) == (pytest.approx(values.mean()), count)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_of_too_few_pictures_nothing_is_known(count: int) -> None:
-    actual = mean_interval(np.linspace(1, 2, count))
-    assert not actual.is_known
-    assert not actual.excludes(0)
-    assert not actual.excludes(17.0)
-    assert actual.to_fields() == {"n": count, "mean": pytest.approx(1.5 if count > 1 else 1), "low": None, "high": None}
+    interval = mean_interval(np.linspace(1, 2, count))
+    assert not interval.is_known
+    assert not interval.excludes(0)
+    assert not interval.excludes(17.0)
+    assert interval.to_fields() == {
+        "n": count,
+        "mean": pytest.approx(1.5 if count > 1 else 1),
+        "low": None,
+        "high": None,
+    }
     assert mean_interval(np.linspace(1, 2, 6)).excludes(0)
 
 
 @pytest.mark.parametrize("values", [[], [None], [math.nan, None]])
 def test_no_pictures(values: list[float | None]) -> None:
-    actual = mean_interval(values)
-    assert math.isnan(actual.mean)
-    assert (actual.n, actual.excludes()) == (0, False)
-    assert actual.to_fields() == {"n": 0, "mean": None, "low": None, "high": None}
+    interval = mean_interval(values)
+    assert math.isnan(interval.mean)
+    assert (interval.n, interval.excludes()) == (0, False)
+    assert interval.to_fields() == {"n": 0, "mean": None, "low": None, "high": None}
 
 
 def test_pictures_without_a_number_are_left_out() -> None:
@@ -65,12 +70,12 @@ def test_values_may_be_of_any_kind() -> None:
 
 
 def test_a_paired_difference_is_the_paired_tests() -> None:
-    actual = paired_difference(VALUES, OTHERS)
-    expected = scipy.stats.ttest_rel(VALUES, OTHERS).confidence_interval(0.95)
-    assert (actual.low, actual.high) == pytest.approx((expected.low, expected.high), rel=1e-9)
+    interval = paired_difference(VALUES, SECOND_VALUES)
+    expected = scipy.stats.ttest_rel(VALUES, SECOND_VALUES).confidence_interval(0.95)
+    assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high), rel=1e-9)
     assert paired_difference(VALUES, VALUES) == Interval(0.0, 0.0, 0.0, 8)
-    some = paired_difference([1.0, None, 3.0, 5.0, *VALUES], [0.0, 1.0, math.nan, 2.0, *OTHERS])
-    assert some == paired_difference([1.0, 3.0, *(a - b for a, b in zip(VALUES, OTHERS))], [0.0] * 10)
+    some = paired_difference([1.0, None, 3.0, 5.0, *VALUES], [0.0, 1.0, math.nan, 2.0, *SECOND_VALUES])
+    assert some == paired_difference([1.0, 3.0, *(a - b for a, b in zip(VALUES, SECOND_VALUES))], [0.0] * 10)
 
 
 def test_pairing_takes_off_what_is_hard_for_both() -> None:
@@ -85,7 +90,7 @@ def test_excludes_what_lies_outside() -> None:
     assert [interval.excludes(value) for value in (0.0, 0.25, 0.5, 0.75, 0.76)] == [True, False, False, False, True]
 
 
-# What they promise
+# Coverage
 
 NUMBERS: dict[str, tuple[Draw, float]] = {
     "normal": (lambda generator, size: generator.normal(0, 1, size), 0),
@@ -104,8 +109,8 @@ DIFFERENCES: dict[str, tuple[Draw, float]] = {
 }
 
 
-def count_held(found: list[Interval], mean: float) -> float:
-    return float(np.mean([not item.excludes(mean) for item in found]))
+def compute_coverage(intervals: list[Interval], mean: float) -> float:
+    return float(np.mean([not interval.excludes(mean) for interval in intervals]))
 
 
 @pytest.mark.slow
@@ -114,9 +119,10 @@ def count_held(found: list[Interval], mean: float) -> float:
 def test_intervals_hold_the_true_mean_as_often_as_they_say(kind: str, count: int) -> None:
     make, mean = NUMBERS[kind]
     rows = make(np.random.default_rng(1), (3000, count))
-    assert 0.93 <= count_held([mean_interval(row) for row in rows], mean) <= 0.97
+    assert 0.93 <= compute_coverage([mean_interval(row) for row in rows], mean) <= 0.97
     if (kind, count) == ("exponential", 8):
-        assert count_held([paired_difference(row, np.zeros(8)) for row in rows], mean) < 0.91  # Student's t
+        # Student's t covers the mean less often.
+        assert compute_coverage([paired_difference(row, np.zeros(8)) for row in rows], mean) < 0.91
 
 
 @pytest.mark.slow
@@ -125,27 +131,34 @@ def test_intervals_hold_the_true_mean_as_often_as_they_say(kind: str, count: int
 def test_intervals_of_differences_do_so_too(kind: str, count: int) -> None:
     make, mean = DIFFERENCES[kind]
     rows = make(np.random.default_rng(2), (3000, count))
-    assert 0.93 <= count_held([paired_difference(row, np.zeros(count)) for row in rows], mean) <= 0.97
+    assert 0.93 <= compute_coverage([paired_difference(row, np.zeros(count)) for row in rows], mean) <= 0.97
 
 
 @pytest.mark.parametrize("count", [8, 12, 20, 50])
 def test_intervals_of_hits_hold_the_share_on_average_over_shares(count: int) -> None:
-    """For a single share the chance jumps from one number of hits to the next: exact, by the binomial distribution."""
+    """For a single share, the coverage jumps from one number of hits to the next.
+
+    It is computed exactly, by the binomial distribution.
+    """
     shares = np.linspace(0.05, 0.95, 91)
     ends = [mean_interval([1.0] * hits + [0.0] * (count - hits)) for hits in range(count + 1)]
-    held = [
-        sum(scipy.stats.binom.pmf(hits, count, share) for hits, item in enumerate(ends) if not item.excludes(share))
+    coverage = [
+        sum(
+            scipy.stats.binom.pmf(hits, count, share)
+            for hits, interval in enumerate(ends)
+            if not interval.excludes(share)
+        )
         for share in shares
     ]
-    assert 0.94 <= np.mean(held) <= 0.97
-    assert min(held) >= 0.83
+    assert 0.94 <= np.mean(coverage) <= 0.97
+    assert min(coverage) >= 0.83
 
 
 def test_an_interval_solves_halls_cubic() -> None:
     generator = np.random.default_rng(6)
     for numbers in (generator.exponential(1, 9), -generator.gamma(2, 1, 14), generator.normal(0, 1, 30)):
-        actual, n, skewness = mean_interval(numbers, level=0.9), len(numbers), scipy.stats.skew(numbers)
-        for end, share in ((actual.low, 0.95), (actual.high, 0.05)):
+        interval, n, skewness = mean_interval(numbers, level=0.9), len(numbers), scipy.stats.skew(numbers)
+        for end, share in ((interval.low, 0.95), (interval.high, 0.05)):
             error = (numbers.mean() - end) / numbers.std(ddof=1)
             cubic = error + skewness / 3 * error**2 + skewness**2 / 27 * error**3 + skewness / (6 * n)
             assert math.sqrt(n) * cubic == pytest.approx(scipy.stats.t.ppf(share, n - 1), rel=1e-6)
@@ -153,48 +166,51 @@ def test_an_interval_solves_halls_cubic() -> None:
 
 @pytest.mark.parametrize("hits", [0, 1, 5, 9, 10])
 def test_an_interval_of_hits_is_wilsons(hits: int) -> None:
-    actual = mean_interval([1] * hits + [0] * (10 - hits))
+    interval = mean_interval([1] * hits + [0] * (10 - hits))
     expected = scipy.stats.binomtest(hits, 10).proportion_ci(method="wilson")
-    assert (actual.low, actual.high) == pytest.approx((expected.low, expected.high), abs=1e-12)
+    assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high), abs=1e-12)
 
 
 def draw_mosaics(
     generator: np.random.Generator, pictures: int, count: int, share: float
 ) -> tuple[np.ndarray, list[list[int]]]:
-    """Numbers of mosaics of pictures that have their own level, with as much of their own; each picture is in as many."""
+    """Sample values of mosaics, and their images.
+
+    A value depends on its images (by `share`) and on noise. Images are used equally often.
+    """
     levels, uses, fours = generator.beta(2, 3, pictures), np.zeros(pictures), []
     for _ in range(count):
         four = np.argsort(uses + generator.random(pictures))[:4]
         uses[four] += 1
         fours.append(four.tolist())
-    own = generator.beta(2, 3, count)
-    return share * levels[np.array(fours)].mean(1) + (1 - share) * own, fours
+    noise = generator.beta(2, 3, count)
+    return share * levels[np.array(fours)].mean(1) + (1 - share) * noise, fours
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("pictures", "count"), [(32, 8), (16, 12), (24, 40), (60, 64)])
 @pytest.mark.parametrize("share", [0.3, 0.7])
 def test_mosaics_that_share_pictures_are_not_counted_as_so_many(pictures: int, count: int, share: float) -> None:
-    generator, held, naive = np.random.default_rng(2), 0, 0
+    generator, covered, covered_naively = np.random.default_rng(2), 0, 0
     rounds = 500
     for _ in range(rounds):
         values, fours = draw_mosaics(generator, pictures, count, share)
-        held += not mean_interval(values, images=fours).excludes(2 / 5)
-        naive += not mean_interval(values).excludes(2 / 5)
-    assert 0.92 <= held / rounds <= 0.98
+        covered += not mean_interval(values, images=fours).excludes(2 / 5)
+        covered_naively += not mean_interval(values).excludes(2 / 5)
+    assert 0.92 <= covered / rounds <= 0.98
     if (pictures, count, share) == (24, 40, 0.7):
-        assert naive / rounds < 0.85  # as if they shared none
+        assert covered_naively / rounds < 0.85  # ignores that mosaics share images
 
 
 def test_mosaics_that_share_nothing_are_numbers_like_others() -> None:
     pictures = [[f"{number}{part}" for part in "abcd"] for number in range(8)]
-    actual = mean_interval(VALUES, images=pictures)
+    interval = mean_interval(VALUES, images=pictures)
     expected = paired_difference(VALUES, [0.0] * 8)
-    assert (actual.low, actual.high) == pytest.approx((expected.low, expected.high), rel=1e-9)
-    assert not mean_interval(VALUES, images=[["a", "b", "c", "d"]] * 8).is_known  # four pictures
+    assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high), rel=1e-9)
+    assert not mean_interval(VALUES, images=[["a", "b", "c", "d"]] * 8).is_known  # these are only four images
 
 
-ALIKE: dict[str, Draw] = {  # eight methods, which share what is hard about a picture
+ALIKE: dict[str, Draw] = {  # eight methods, for all of which the same images are hard
     "normal": lambda generator, size: generator.beta(2, 3, (size[0], 1)) + 0.2 * generator.normal(size=size),
     "skewed, of several spreads": lambda generator, size: (generator.exponential(1, size) - 1) * np.linspace(0.2, 2, 8),
     "hits": lambda generator, size: (generator.random(size) < generator.beta(2, 1, (size[0], 1))).astype(float),
@@ -205,7 +221,10 @@ ALIKE: dict[str, Draw] = {  # eight methods, which share what is hard about a pi
 @pytest.mark.parametrize("count", [8, 20])
 @pytest.mark.parametrize("kind", ALIKE)
 def test_methods_that_are_alike_are_rarely_told_apart(kind: str, count: int) -> None:
-    """From the best, which is chosen by its numbers: the familywise error of the marks. Pair by pair, it is far higher."""
+    """Test the familywise error when methods are compared with the best one, chosen by the same values.
+
+    Pair by pair, it is far higher.
+    """
     generator, rounds, wrong, naive = np.random.default_rng(3), 200, 0, 0
     for _ in range(rounds):
         table = ALIKE[kind](generator, (count, 8))
@@ -224,8 +243,8 @@ def test_methods_that_differ_are_told_apart() -> None:
     rows = {name: levels + shift + 0.05 * generator.normal(size=20) for name, shift in zip("abc", (0, 0.01, 0.3))}
     assert find_told_apart(rows) == {frozenset("ac"), frozenset("bc")}
     assert find_told_apart({name: row[:5] for name, row in rows.items()}) == set()
-    same = {"a": [0.5] * 8, "b": [0.5] * 8, "c": [0.4] * 8}
-    assert find_told_apart(same) == {frozenset("ac"), frozenset("bc")}
+    with_equal_rows = {"a": [0.5] * 8, "b": [0.5] * 8, "c": [0.4] * 8}
+    assert find_told_apart(with_equal_rows) == {frozenset("ac"), frozenset("bc")}
 
 
 def test_pairs_are_tested_by_holms_procedure() -> None:
@@ -233,15 +252,15 @@ def test_pairs_are_tested_by_holms_procedure() -> None:
     for _ in range(50):
         rows = {name: generator.normal(shift, 1, 10) for name, shift in zip("abcd", (0, 0.3, 0.8, 1.6))}
         pairs = [*itertools.combinations("abcd", 2)]
-        chances = [scipy.stats.ttest_rel(rows[one], rows[other]).pvalue for one, other in pairs]
-        adjusted, most = {}, 0.0
+        chances = [scipy.stats.ttest_rel(rows[a], rows[b]).pvalue for a, b in pairs]
+        adjusted, largest = {}, 0.0
         for rank, number in enumerate(np.argsort(chances)):
-            most = max(most, chances[number] * (len(pairs) - rank))
-            adjusted[frozenset(pairs[number])] = most
+            largest = max(largest, chances[number] * (len(pairs) - rank))
+            adjusted[frozenset(pairs[number])] = largest
         assert find_told_apart(rows) == {pair for pair, value in adjusted.items() if value <= 0.05}
 
 
-# What is refused
+# Invalid values
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The box around what a map marks: against slow flood fills, torchvision, and values worked by hand."""
+"""Test the box around a map's maximum: against slow flood fills, torchvision, and by hand."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ Box = tuple[int, int, int, int]
 
 
 def flood_slowly(heatmap: Tensor, share: float) -> Box:
-    """The box around the largest part above a share of the maximum; of equal ones the topmost, then the leftmost."""
+    """Return the box around the largest part above a share of the maximum.
+
+    Of equal ones, take the topmost, then the leftmost.
+    """
     values = heatmap.double().clamp(min=0)
-    waiting = {(int(row), int(column)) for row, column in (values > share * values.max()).nonzero()}
+    unvisited = {(int(row), int(column)) for row, column in (values > share * values.max()).nonzero()}
     parts = []
-    while waiting:
-        edge, part = [waiting.pop()], set()
+    while unvisited:
+        edge, part = [unvisited.pop()], set()
         while edge:
             row, column = edge.pop()
             part.add((row, column))
             for near in [(row + down, column + across) for down in (-1, 0, 1) for across in (-1, 0, 1)]:
-                if near in waiting:
-                    waiting.remove(near)
+                if near in unvisited:
+                    unvisited.remove(near)
                     edge.append(near)
         rows, columns = zip(*part)
         parts.append((-len(part), min(rows), min(columns), max(rows) + 1, max(columns) + 1))
-    _, top, left, bottom, right = min(parts)
-    return left, top, right, bottom
+    _, y0, x0, y1, x1 = min(parts)
+    return x0, y0, x1, y1
 
 
-def overlap_slowly(one: Box, other: Box) -> float:
-    """By counting pixels, of boxes in whole pixels."""
-    first, second = (
-        {(x, y) for x in range(item[0], item[2]) for y in range(item[1], item[3])} for item in (one, other)
-    )
+def overlap_slowly(a: Box, b: Box) -> float:
+    """Count pixels to compute the overlap of two boxes in whole pixels."""
+    first, second = ({(x, y) for x in range(box[0], box[2]) for y in range(box[1], box[3])} for box in (a, b))
     return len(first & second) / len(first | second)
 
 
@@ -48,20 +49,20 @@ def overlap_slowly(one: Box, other: Box) -> float:
 def test_the_box_is_that_of_a_slow_flood_fill(share: float) -> None:
     generator = torch.Generator().manual_seed(3)
     heatmaps = torch.rand(12, 23, 31, generator=generator) - 0.2
-    actual = localisation(heatmaps, [[[2, 3, 12, 20]]] * 12, share=share)
+    localised = localisation(heatmaps, [[[2, 3, 12, 20]]] * 12, share=share)
     expected = [flood_slowly(heatmap, share) for heatmap in heatmaps]
-    assert actual.boxes.tolist() == [list(map(float, box)) for box in expected]
-    assert actual.iou.tolist() == pytest.approx([overlap_slowly(box, (2, 3, 12, 20)) for box in expected], rel=1e-6)
+    assert localised.boxes.tolist() == [list(map(float, box)) for box in expected]
+    assert localised.iou.tolist() == pytest.approx([overlap_slowly(box, (2, 3, 12, 20)) for box in expected], rel=1e-6)
 
 
 def test_the_threshold_of_the_paper_by_hand() -> None:
-    """Above 15 % of the maximum, which is 2: 0.31 is, and 0.3 and 0.29 are not."""
+    """The threshold is 15 % of the maximum 2: of 0.29, 0.3 and 0.31, only 0.31 is above it."""
     heatmaps = torch.zeros(1, 6, 8)
     heatmaps[0, 2] = torch.tensor([0.29, 0.30, 0.31, 1.0, 2.0, 0.31, 0.29, 0.0])
-    actual = localisation(heatmaps, [[[2, 2, 6, 4]]])
-    assert actual.boxes.tolist() == [[2, 2, 6, 3]]
-    assert actual.iou.tolist() == [0.5]
-    assert actual.errors.tolist() == [0]
+    localised = localisation(heatmaps, [[[2, 2, 6, 4]]])
+    assert localised.boxes.tolist() == [[2, 2, 6, 3]]
+    assert localised.iou.tolist() == [0.5]
+    assert localised.errors.tolist() == [0]
 
 
 def test_right_wrong_constant_and_blank_maps_by_hand() -> None:
@@ -71,11 +72,11 @@ def test_right_wrong_constant_and_blank_maps_by_hand() -> None:
     heatmaps[2] = 3
     heatmaps[3] = 0
     heatmaps[4] = -1
-    actual = localisation(heatmaps, [[[1, 2, 9, 6]]] * 5)
-    assert actual.boxes.tolist() == [[1, 2, 9, 6], [1, 7, 9, 10], [0, 0, 10, 10], [0, 0, 0, 0], [0, 0, 0, 0]]
-    assert actual.iou.tolist() == pytest.approx([1, 0, 0.32, 0, 0])
-    assert actual.errors.tolist() == [0, 1, 1, 1, 1]
-    assert {item.dtype for item in (actual.boxes, actual.iou, actual.errors)} == {torch.float32}
+    localised = localisation(heatmaps, [[[1, 2, 9, 6]]] * 5)
+    assert localised.boxes.tolist() == [[1, 2, 9, 6], [1, 7, 9, 10], [0, 0, 10, 10], [0, 0, 0, 0], [0, 0, 0, 0]]
+    assert localised.iou.tolist() == pytest.approx([1, 0, 0.32, 0, 0])
+    assert localised.errors.tolist() == [0, 1, 1, 1, 1]
+    assert {values.dtype for values in (localised.boxes, localised.iou, localised.errors)} == {torch.float32}
 
 
 def test_the_largest_part_is_taken_not_the_brightest() -> None:
@@ -87,10 +88,10 @@ def test_the_largest_part_is_taken_not_the_brightest() -> None:
 
 def test_of_several_largest_parts_the_topmost_then_the_leftmost() -> None:
     heatmaps = torch.zeros(2, 12, 12)
-    for top, left in [(8, 0), (1, 8), (1, 4), (5, 5)]:
-        heatmaps[0, top : top + 2, left : left + 2] = 1
+    for y0, x0 in [(8, 0), (1, 8), (1, 4), (5, 5)]:
+        heatmaps[0, y0 : y0 + 2, x0 : x0 + 2] = 1
     heatmaps[1, 4:6, 0:2] = 1
-    heatmaps[1, 3:7, 5] = 1  # as large, and higher up
+    heatmaps[1, 3:7, 5] = 1  # as large as the other part, and further up
     assert localisation(heatmaps, [[[0, 0, 1, 1]]] * 2).boxes.tolist() == [[4, 1, 6, 3], [5, 3, 6, 7]]
 
 
@@ -100,12 +101,12 @@ def test_pixels_that_meet_at_a_corner_are_connected() -> None:
 
 
 def test_right_and_bottom_are_not_inside() -> None:
-    """A single pixel in the last corner is the box from 7, 5 to 8, 6 in a picture of 8 x 6."""
+    """A single pixel in the last corner of an image of 8 x 6 is the box from 7, 5 to 8, 6."""
     heatmaps = torch.zeros(1, 6, 8)
     heatmaps[0, 5, 7] = 1
-    actual = localisation(heatmaps, [[[7, 5, 8, 6], [0, 0, 8, 6]]])
-    assert actual.boxes.tolist() == [[7, 5, 8, 6]]
-    assert actual.iou.tolist() == [1]
+    localised = localisation(heatmaps, [[[7, 5, 8, 6], [0, 0, 8, 6]]])
+    assert localised.boxes.tolist() == [[7, 5, 8, 6]]
+    assert localised.iou.tolist() == [1]
 
 
 def test_the_overlap_is_torchvisions_with_the_best_of_several_objects() -> None:
@@ -115,16 +116,16 @@ def test_the_overlap_is_torchvisions_with_the_best_of_several_objects() -> None:
     boxes = torch.cat([starts, starts + 1 + torch.rand(8, 4, 2, generator=generator) * 7], dim=2)
     counts = [1, 2, 3, 4, 4, 3, 2, 1]
     objects = [entry[:count] for entry, count in zip(boxes, counts)]
-    actual = localisation(heatmaps, objects, share=0.4)
-    expected = [torchvision.ops.box_iou(box[None], entry).max() for box, entry in zip(actual.boxes, objects)]
-    assert actual.iou.tolist() == pytest.approx([float(item) for item in expected], rel=1e-5)
-    assert len({round(item, 3) for item in actual.iou.tolist()}) > 4
+    localised = localisation(heatmaps, objects, share=0.4)
+    expected = [torchvision.ops.box_iou(box[None], entry).max() for box, entry in zip(localised.boxes, objects)]
+    assert localised.iou.tolist() == pytest.approx([float(overlap) for overlap in expected], rel=1e-5)
+    assert len({round(overlap, 3) for overlap in localised.iou.tolist()}) > 4
 
 
 def test_an_overlap_of_one_half_is_no_error_and_below_is() -> None:
     heatmaps = torch.ones(3, 10, 10)
-    actual = localisation(heatmaps, [[[0, 0, 10, 5]], [[0, 0, 10, 4.99]], [[0, 0, 1, 1], [0, 0, 10, 9]]])
-    assert actual.errors.tolist() == [0, 1, 0]
+    localised = localisation(heatmaps, [[[0, 0, 10, 5]], [[0, 0, 10, 4.99]], [[0, 0, 1, 1], [0, 0, 10, 9]]])
+    assert localised.errors.tolist() == [0, 1, 0]
 
 
 def test_boxes_may_be_of_any_kind() -> None:

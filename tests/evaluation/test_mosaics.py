@@ -1,4 +1,4 @@
-"""Mosaics: what is in them, how often, what a network takes, and what is said where there are too few classes."""
+"""Test mosaics: their cells, how often images are used, accepted sizes, and messages for too few classes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PICTURES = {colour: picture(colour) for colour in COLOURS}
 
 
 class Strict(ColourNet):
-    """Takes pictures of one size alone, as a network with a table of positions does."""
+    """A network that takes images of one size only, like one with a table of positions."""
 
     def __init__(self, size: int = SIZE, error: type[Exception] = AssertionError) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ def cells(mosaic: Mosaic) -> list[Tensor]:
 
 def test_each_cell_is_the_picture_that_is_named_at_the_networks_own_size() -> None:
     mosaics = make_mosaics(classifier_of(ColourNet()), PICTURES)
-    assert len(mosaics) == 15  # of six pictures, four at a time
+    assert len(mosaics) == 15  # the number of ways to choose four of six images
     for mosaic in mosaics:
         assert mosaic.image.shape == (3, 2 * SIZE, 2 * SIZE)
         assert len(set(mosaic.classes)) == 4
@@ -80,10 +80,10 @@ def test_the_seed_decides_and_nothing_else() -> None:
     classifier = classifier_of(ColourNet())
     first = make_mosaics(classifier, PICTURES, seed=3)
     torch.manual_seed(17)
-    again, other = make_mosaics(classifier, PICTURES, seed=3), make_mosaics(classifier, PICTURES, seed=4)
+    again, reseeded = make_mosaics(classifier, PICTURES, seed=3), make_mosaics(classifier, PICTURES, seed=4)
     assert [mosaic.names for mosaic in first] == [mosaic.names for mosaic in again]
-    assert all(torch.equal(one.image, two.image) for one, two in zip(first, again, strict=True))
-    assert [mosaic.names for mosaic in first] != [mosaic.names for mosaic in other]
+    assert all(torch.equal(a.image, b.image) for a, b in zip(first, again, strict=True))
+    assert [mosaic.names for mosaic in first] != [mosaic.names for mosaic in reseeded]
 
 
 def test_pictures_that_the_model_is_not_sure_of_are_left_out() -> None:
@@ -118,15 +118,15 @@ def test_a_network_of_one_size_gets_pictures_of_half_of_it(size: int) -> None:
     tiles = find_tiles(classifier_of(Strict(size)), pictures)
     (mosaic,) = arrange(Strict(size), tiles)
     assert mosaic.image.shape == (3, size, size)
-    for place, (cell, name) in enumerate(zip(cells(mosaic), mosaic.names, strict=True)):
-        assert cell.shape == (3, size // 2 + (place // 2) * (size % 2), size // 2 + (place % 2) * (size % 2))
-        # A plane stays one when it is halved: its mean, and its sign all over.
+    for position, (cell, name) in enumerate(zip(cells(mosaic), mosaic.names, strict=True)):
+        assert cell.shape == (3, size // 2 + (position // 2) * (size % 2), size // 2 + (position % 2) * (size % 2))
+        # A constant plane stays constant when it is halved, so its mean and its sign stay.
         torch.testing.assert_close(cell.mean((1, 2)), pictures[name].mean((1, 2)), rtol=0.01, atol=0)
         assert torch.equal(cell.sign(), pictures[name].sign()[:, : cell.shape[1], : cell.shape[2]])
 
 
 def test_halved_pictures_are_smoothed_and_not_skipped() -> None:
-    """A line becomes two, of 3/8 and 1/8: the triangle around every second pixel, four pixels wide."""
+    """A line becomes two lines, of 3/8 and 1/8: the triangle filter is four pixels wide around every second pixel."""
     plain = {
         colour: torch.stack([picture(colour)[0] * 0 + sign for sign in picture(colour)[:, 0, 0].sign()])
         for colour in COLOURS[:4]
@@ -190,7 +190,7 @@ def test_a_picture_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 class Counting(Strict):
-    """Remembers what it saw while it trained."""
+    """A network with batch norm, whose running statistics would change in training mode."""
 
     def __init__(self) -> None:
         super().__init__(2 * SIZE)

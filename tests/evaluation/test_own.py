@@ -1,4 +1,4 @@
-"""What users bring to a study: metrics, methods and functions of their own, from Python and from the shell."""
+"""Test custom metrics, methods and functions in a study, from Python and from the command line."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def everywhere(model, images, classes):
 
 number = 3
 """
-Own = Callable[[Any, Any], Any]
+MetricFunction = Callable[[Any, Any], Any]
 
 
 @pytest.fixture
-def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def user_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text(FILE.format(least=0.5))
     monkeypatch.chdir(tmp_path)
 
@@ -53,22 +53,22 @@ def spread(subject: Subject, heatmaps: torch.Tensor) -> torch.Tensor:
 
 
 def corner(model: Any, images: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
-    images.zero_()  # its own copy
+    images.zero_()  # the function receives a copy
     maps = images.new_zeros(len(images), *images.shape[2:])
     maps[:, :8, :8] = 4 * (1 + classes[:, None, None])
     return maps
 
 
 def test_a_metric_and_a_function_of_ones_own_in_python(colours: gradcam.Classifier, pictures: Path) -> None:
-    few = METHODS["rise"].using(masks=20)
-    methods = ["gradcam", corner, few]
+    rise = METHODS["rise"].using(masks=20)
+    methods = ["gradcam", corner, rise]
     results = evaluate(colours, pictures, methods=methods, metrics=[spread, "complexity", "grid-mass"], controls=[])
     assert results.plan.methods == ("gradcam", "rise", "corner")
     assert results.plan.metrics == ("grid-mass", "complexity", "spread")
     assert not results.failures
     assert results.values("corner", "spread")[:7] == results.values("corner", "complexity")[:7] == [64 / 1024] * 7
     image = colours.prepare(pictures / "0-red.png").image[None]
-    for name, method in (("gradcam", "gradcam"), ("rise", few)):
+    for name, method in (("gradcam", "gradcam"), ("rise", rise)):
         heatmaps = gradcam.explain(colours.model, image, "relu", method=method, target=0).heatmaps[:, 0]
         assert results.entries[0].values[name]["spread"] == float(spread(None, heatmaps))
     assert results.conditions.settings["own"]["method rise"]["masks"] == "20"
@@ -78,28 +78,28 @@ def test_a_metric_and_a_function_of_ones_own_in_python(colours: gradcam.Classifi
 def test_in_the_shell_a_journal_knows_the_file(command: Command, folder: Path, pictures: Path, colours: Any) -> None:
     (folder / "mine.py").write_text(FILE.format(least=0.5))
     methods, metrics = "gradcam,mine.py:mycam,mine.py:everywhere", "complexity,mine.py:spread"
-    wanted = (pictures, "--methods", methods, "--metrics", metrics, "--no-controls", "-q", "-o", "out/")
-    outcome = command(*wanted)
+    arguments = (pictures, "--methods", methods, "--metrics", metrics, "--no-controls", "-q", "-o", "out/")
+    outcome = command(*arguments)
     assert outcome.status == 0, outcome.err
     rows = list(csv.DictReader((folder / "out/results.csv").read_text().splitlines()))
-    actual = {(row["image"], row["method"]): float(row["value"]) for row in rows if row["metric"] == "spread"}
-    assert {method for _, method in actual} == {"gradcam", "mycam", "everywhere"}
-    assert {value for (_, method), value in actual.items() if method == "everywhere"} == {1}
+    values = {(row["image"], row["method"]): float(row["value"]) for row in rows if row["metric"] == "spread"}
+    assert {method for _, method in values} == {"gradcam", "mycam", "everywhere"}
+    assert {value for (_, method), value in values.items() if method == "everywhere"} == {1}
     image = colours.prepare(pictures / "2-blue.png").image[None]
     heatmaps = gradcam.explain(colours.model, image, "relu").heatmaps[:, 0]
-    assert actual["2-blue.png", "gradcam"] == float(spread(None, heatmaps))
+    assert values["2-blue.png", "gradcam"] == float(spread(None, heatmaps))
     summaries = json.loads((folder / "out/results.json").read_text())["summaries"]
     assert {summary["better"] for summary in summaries if summary["metric"] == "spread"} == {"lower"}
     assert r"spread $\downarrow$" in (folder / "out/results.tex").read_text()
-    assert command(*wanted, "--resume").status == 0
+    assert command(*arguments, "--resume").status == 0
     (folder / "mine.py").write_text(FILE.format(least=0.25))
-    changed = command(*wanted, "--resume")
+    changed = command(*arguments, "--resume")
     assert changed.status == 2
     assert "the earlier study had other settings: own." in changed.err
 
 
 def test_ones_own_method_is_recommended_and_checked_too(
-    colours: gradcam.Classifier, pictures: Path, mine: None
+    colours: gradcam.Classifier, pictures: Path, user_file: None
 ) -> None:
     from gradcam.evaluation import check, recommend
 
@@ -120,11 +120,13 @@ def test_ones_own_method_is_recommended_and_checked_too(
         (lambda subject, heatmaps: ["a"], r"returned \['a'\], expected floats"),
         (lambda subject, heatmaps: heatmaps.mean((1, 2)) * float("nan"), "odd is nan: check"),
         (lambda subject, heatmaps: 1 / 0, "The metric 'odd' failed: ZeroDivisionError"),
-        (lambda subject, heatmaps: heatmaps.zero_().sum((1, 2)), None),  # a copy
+        (lambda subject, heatmaps: heatmaps.zero_().sum((1, 2)), None),  # a metric receives a copy
         (lambda subject, heatmaps: [0.5], None),
     ],
 )
-def test_what_a_metric_gives_is_checked(colours: Any, pictures: Path, function: Own, message: str | None) -> None:
+def test_what_a_metric_gives_is_checked(
+    colours: Any, pictures: Path, function: MetricFunction, message: str | None
+) -> None:
     odd = metric("odd", summary="", better="higher")(function)
     picture = pictures / "0-red.png"
     results = evaluate(colours, picture, methods=["gradcam"], metrics=[odd, "insertion"], controls=[])
@@ -171,7 +173,7 @@ def test_metrics_that_cannot_be(make: Callable[[], Any], message: str) -> None:
     ],
 )
 def test_what_cannot_be_used_is_one_clear_line(
-    colours: gradcam.Classifier, pictures: Path, mine: None, options: dict[str, Any], message: str
+    colours: gradcam.Classifier, pictures: Path, user_file: None, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(GradcamError, match=message) as caught:
         evaluate(colours, pictures / "0-red.png", **{"methods": ["gradcam"], "metrics": ["complexity"], **options})

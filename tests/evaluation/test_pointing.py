@@ -1,4 +1,4 @@
-"""The pointing games: against slow loops, TorchRay's rule, Quantus, and values worked by hand."""
+"""Test the pointing games: against slow loops, TorchRay's rule and Quantus, and by hand."""
 
 from __future__ import annotations
 
@@ -16,29 +16,31 @@ from gradcam.evaluation import energy_pointing_game, order_pointing_game, pointi
 
 
 def make_case(count: int, height: int = 40, width: int = 52) -> tuple[Tensor, Tensor]:
-    """Maps that are noise, and objects that are boxes of all sizes."""
+    """Return noise as maps, and boxes of all sizes as objects."""
     generator = torch.Generator().manual_seed(7)
     heatmaps = torch.rand(count, height, width, generator=generator)
     masks = torch.zeros(count, height, width, dtype=torch.bool)
     for mask in masks:
-        tall, wide = (1 + int(torch.randint(0, length // 2, (1,), generator=generator)) for length in (height, width))
-        top = int(torch.randint(0, height - tall + 1, (1,), generator=generator))
-        left = int(torch.randint(0, width - wide + 1, (1,), generator=generator))
-        mask[top : top + tall, left : left + wide] = True
+        box_height, box_width = (
+            1 + int(torch.randint(0, length // 2, (1,), generator=generator)) for length in (height, width)
+        )
+        y0 = int(torch.randint(0, height - box_height + 1, (1,), generator=generator))
+        x0 = int(torch.randint(0, width - box_width + 1, (1,), generator=generator))
+        mask[y0 : y0 + box_height, x0 : x0 + box_width] = True
     return heatmaps, masks
 
 
 def point_slowly(heatmap: Tensor, mask: Tensor, tolerance: float) -> float:
-    """The share of the maxima that are within the tolerance of a pixel of the object."""
+    """Return the share of the maxima that are within the tolerance of a pixel of the object."""
     values, inside = heatmap.tolist(), mask.nonzero().tolist()
-    largest = max(map(max, values))
-    maxima = [(row, column) for row, line in enumerate(values) for column, item in enumerate(line) if item == largest]
+    maximum = max(map(max, values))
+    maxima = [(row, column) for row, line in enumerate(values) for column, value in enumerate(line) if value == maximum]
     near = [any(math.hypot(row - y, column - x) <= tolerance for y, x in inside) for row, column in maxima]
     return sum(near) / len(maxima)
 
 
 def point_as_torchray(heatmap: Tensor, mask: Tensor, tolerance: float) -> float:
-    """Its rule: a disc around the first maximum, without its border, meets the object."""
+    """Apply TorchRay's rule: a disc around the first maximum, without its border, meets the object."""
     row, column = divmod(int(heatmap.argmax()), heatmap.shape[1])
     for y in range(mask.shape[0]):
         for x in range(mask.shape[1]):
@@ -51,10 +53,10 @@ def point_as_torchray(heatmap: Tensor, mask: Tensor, tolerance: float) -> float:
 def test_the_pointing_game_is_that_of_a_slow_loop(tolerance: float) -> None:
     heatmaps, masks = make_case(40)
     expected = [point_slowly(heatmap, mask, tolerance) for heatmap, mask in zip(heatmaps, masks)]
-    actual = pointing_game(heatmaps, masks, tolerance=tolerance)
-    assert actual.tolist() == expected
-    assert actual.dtype == torch.float32
-    assert tolerance == 1000 or 0 < sum(expected) < 40  # both hits and misses were seen
+    scores = pointing_game(heatmaps, masks, tolerance=tolerance)
+    assert scores.tolist() == expected
+    assert scores.dtype == torch.float32
+    assert tolerance == 1000 or 0 < sum(expected) < 40  # the cases contain hits and misses
 
 
 def test_the_pointing_game_is_torchrays_but_at_the_very_border() -> None:
@@ -64,7 +66,7 @@ def test_the_pointing_game_is_torchrays_but_at_the_very_border() -> None:
 
 
 def test_a_maximum_at_exactly_the_tolerance_is_near_enough() -> None:
-    """Along a row, along a column, and along the sides 9 and 12 of a triangle whose third is 15."""
+    """A distance of 15 counts along a row, along a column, and as the hypotenuse of legs of 9 and 12."""
     masks = torch.zeros(1, 60, 60, dtype=torch.bool)
     masks[0, 30, 30] = True
     for row, column, hit in [(30, 45, 1), (30, 46, 0), (15, 30, 1), (14, 30, 0), (39, 42, 1), (40, 42, 0), (21, 18, 1)]:
@@ -73,7 +75,7 @@ def test_a_maximum_at_exactly_the_tolerance_is_near_enough() -> None:
         assert pointing_game(heatmaps, masks).item() == hit, (row, column)
     heatmaps = torch.zeros(1, 60, 60)
     heatmaps[0, 39, 42] = 1
-    assert point_as_torchray(heatmaps[0], masks[0], 15) == 0  # where TorchRay differs
+    assert point_as_torchray(heatmaps[0], masks[0], 15) == 0  # TorchRay excludes the exact distance
 
 
 def test_the_tolerance_reaches_around_no_border() -> None:
@@ -87,7 +89,7 @@ def test_the_tolerance_reaches_around_no_border() -> None:
 
 
 def test_right_wrong_constant_and_blank_maps_by_hand() -> None:
-    """The object is a quarter of the picture; without tolerance a constant map has a quarter of its maxima there."""
+    """The object is a quarter of the image, so without tolerance a constant map scores 1/4."""
     masks = torch.zeros(4, 8, 8, dtype=torch.bool)
     masks[:, :4, :4] = True
     heatmaps = torch.zeros(4, 8, 8)
@@ -124,20 +126,20 @@ def test_the_scale_of_a_map_does_not_matter() -> None:
 def test_the_mass_is_that_of_a_slow_sum() -> None:
     heatmaps, masks = make_case(10)
     heatmaps = heatmaps - 0.3
-    for heatmap, mask, actual in zip(heatmaps, masks, energy_pointing_game(heatmaps, masks)):
+    for heatmap, mask, mass in zip(heatmaps, masks, energy_pointing_game(heatmaps, masks)):
         positive = [max(0.0, value) for value in heatmap.flatten().tolist()]
-        inside = [value for value, there in zip(positive, mask.flatten().tolist()) if there]
-        assert actual.item() == pytest.approx(math.fsum(inside) / math.fsum(positive), rel=1e-5)
+        inside = [value for value, is_inside in zip(positive, mask.flatten().tolist()) if is_inside]
+        assert mass.item() == pytest.approx(math.fsum(inside) / math.fsum(positive), rel=1e-5)
 
 
 def test_the_order_is_the_area_under_the_roc_curve() -> None:
-    """Against SciPy's rank test, and a slow loop over pairs; signs and ties as they come."""
+    """Compare with SciPy's rank test, and by hand; values may be negative and tied."""
     heatmaps, masks = make_case(6)
     for values in (heatmaps, heatmaps - 0.5, (heatmaps * 3).round()):
-        for heatmap, mask, actual in zip(values, masks, order_pointing_game(values, masks)):
-            ours, others = heatmap[mask].double().numpy(), heatmap[~mask].double().numpy()
-            expected = mannwhitneyu(ours, others).statistic / (len(ours) * len(others))
-            assert actual.item() == pytest.approx(expected, abs=1e-7)
+        for heatmap, mask, order in zip(values, masks, order_pointing_game(values, masks)):
+            inside, outside = heatmap[mask].double().numpy(), heatmap[~mask].double().numpy()
+            expected = mannwhitneyu(inside, outside).statistic / (len(inside) * len(outside))
+            assert order.item() == pytest.approx(expected, abs=1e-7)
     values, mask = torch.tensor([[[3.0, 1.0], [1.0, -2.0]]]), torch.tensor([[[True, True], [False, False]]])
     assert order_pointing_game(values, mask).item() == (2 + 1.5) / 4
 
@@ -164,14 +166,14 @@ def test_a_map_does_not_depend_on_its_neighbours() -> None:
 
 
 def test_both_games_beside_quantus() -> None:
-    """It has no tolerance, and takes any of several maxima for a hit; on noise there is one."""
+    """Quantus has no tolerance and counts any of several maxima as a hit; noise has a single maximum."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         quantus = pytest.importorskip("quantus")
         pointing = quantus.PointingGame(disable_warnings=True)
         mass = quantus.RelevanceMassAccuracy(disable_warnings=True)
     heatmaps, masks = make_case(30)
-    heatmaps[:10][masks[:10]] += 1  # ten that are right
+    heatmaps[:10][masks[:10]] += 1  # makes ten maps right
     arrays = {"a_batch": heatmaps[:, None].numpy(), "s_batch": masks[:, None].numpy()}
     expected = np.asarray(pointing.evaluate_batch(**arrays), dtype=float)
     assert pointing_game(heatmaps, masks, tolerance=0).tolist() == expected.tolist()

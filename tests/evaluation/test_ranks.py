@@ -1,4 +1,4 @@
-"""Rank correlation, beside values worked by hand, a slow definition and SciPy."""
+"""Test rank correlation: by hand, against a slow definition, and against SciPy."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ from gradcam.evaluation.metrics.soundness import rank_correlation
 
 
 def slow_ranks(values: list[float]) -> list[float]:
-    """From 1; equal ones share the mean of the places that they take."""
-    return [
-        sum(other < value for other in values) + (1 + sum(other == value for other in values)) / 2 for value in values
-    ]
+    """Return ranks from 1. Equal values share the mean of their ranks."""
+    return [sum(item < value for item in values) + (1 + sum(item == value for item in values)) / 2 for value in values]
 
 
 def slow_correlation(a: Tensor, b: Tensor) -> float:
-    one, other = (np.array(slow_ranks(item.double().flatten().tolist())) for item in (a, b))
-    one, other = one - one.mean(), other - other.mean()
-    return float((one * other).sum() / np.sqrt((one**2).sum() * (other**2).sum()))
+    ranks_a, ranks_b = (np.array(slow_ranks(values.double().flatten().tolist())) for values in (a, b))
+    ranks_a, ranks_b = ranks_a - ranks_a.mean(), ranks_b - ranks_b.mean()
+    return float((ranks_a * ranks_b).sum() / np.sqrt((ranks_a**2).sum() * (ranks_b**2).sum()))
 
 
 def maps(seed: int, *, steps: int | None = None) -> Tensor:
@@ -30,7 +28,7 @@ def maps(seed: int, *, steps: int | None = None) -> Tensor:
 
 
 def test_a_value_worked_by_hand() -> None:
-    """Ranks 1, 2.5, 2.5, 4 and 1, 3, 2, 4: 4.5 over the root of 4.5 times 5."""
+    """The ranks 1, 2.5, 2.5, 4 and 1, 3, 2, 4 correlate by 4.5 over the square root of 4.5 times 5."""
     a, b = torch.tensor([[[1.0, 2.0], [2.0, 3.0]]]), torch.tensor([[[-1.0, 7.0], [0.5, 100.0]]])
     assert rank_correlation(a, b).item() == pytest.approx(4.5 / (4.5 * 5) ** 0.5, abs=1e-7)
 
@@ -39,17 +37,17 @@ def test_a_value_worked_by_hand() -> None:
 def test_the_slow_definition_agrees(steps: int | None) -> None:
     a, b = maps(0, steps=steps), maps(1, steps=steps)
     b = b + a / 2 if steps is None else b
-    expected = [slow_correlation(one, other) for one, other in zip(a, b)]
-    actual = rank_correlation(a, b)
-    assert actual.dtype == torch.float32
-    np.testing.assert_allclose(actual.numpy(), expected, atol=1e-6)
+    expected = [slow_correlation(map_a, map_b) for map_a, map_b in zip(a, b)]
+    correlations = rank_correlation(a, b)
+    assert correlations.dtype == torch.float32
+    np.testing.assert_allclose(correlations.numpy(), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("steps", [None, 1])
 def test_scipy_agrees(steps: int | None) -> None:
     stats = pytest.importorskip("scipy.stats")
     a, b = maps(2, steps=steps), maps(3, steps=steps)
-    expected = [stats.spearmanr(one.flatten(), other.flatten()).statistic for one, other in zip(a, b)]
+    expected = [stats.spearmanr(map_a.flatten(), map_b.flatten()).statistic for map_a, map_b in zip(a, b)]
     np.testing.assert_allclose(rank_correlation(a, b).numpy(), expected, atol=1e-6)
 
 
@@ -73,12 +71,12 @@ def test_each_image_by_itself() -> None:
 
 
 def test_constant_maps_agree_with_one_another_and_with_nothing_else() -> None:
-    blank, full, other = torch.zeros(1, 3, 3), torch.ones(1, 3, 3), torch.arange(9.0).reshape(1, 3, 3)
+    blank, full, ramp = torch.zeros(1, 3, 3), torch.ones(1, 3, 3), torch.arange(9.0).reshape(1, 3, 3)
     assert rank_correlation(blank, full).item() == 1
-    assert rank_correlation(blank, other).item() == 0
-    assert rank_correlation(other, full).item() == 0
-    both = rank_correlation(torch.cat([blank, other, other]), torch.cat([blank, blank, other]))
-    assert both.tolist() == [1, 0, 1]
+    assert rank_correlation(blank, ramp).item() == 0
+    assert rank_correlation(ramp, full).item() == 0
+    correlations = rank_correlation(torch.cat([blank, ramp, ramp]), torch.cat([blank, blank, ramp]))
+    assert correlations.tolist() == [1, 0, 1]
 
 
 def test_arrays_and_maps_with_a_class_axis() -> None:

@@ -1,4 +1,4 @@
-"""What is recommended: on a network whose best layer is known, and every step towards it on numbers worked by hand."""
+"""Test recommendations: on a network whose best layer is known, and every step by hand."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ GRADCAM = [Combination("gradcam", "logit", layer) for layer in ("turn", "active"
 
 
 def test_candidates_of_the_embedded_model(classifier: gradcam.Classifier) -> None:
-    found = find_candidates(classifier.model, torch.zeros(1, 3, 224, 224), classifier.layer)
-    assert found == ["layer4", "head.0", "head.0.1", "head.0.0", "layer3"]
+    candidates = find_candidates(classifier.model, torch.zeros(1, 3, 224, 224), classifier.layer)
+    assert candidates == ["layer4", "head.0", "head.0.1", "head.0.0", "layer3"]
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,8 @@ def test_candidates_of_a_transformer_are_the_same_layer_in_the_blocks_before() -
 
 
 def test_a_default_that_is_not_among_the_last_is_a_candidate_all_the_same(classifier: gradcam.Classifier) -> None:
-    found = find_candidates(classifier.model, torch.zeros(1, 3, 64, 64), "layer2")
-    assert found == ["layer2", "head.0", "head.0.1", "head.0.0", "layer4", "layer3"]
+    candidates = find_candidates(classifier.model, torch.zeros(1, 3, 64, 64), "layer2")
+    assert candidates == ["layer2", "head.0", "head.0.1", "head.0.0", "layer4", "layer3"]
 
 
 def test_layers_are_checked(classifier: gradcam.Classifier) -> None:
@@ -102,13 +102,17 @@ def test_the_methods_are_those_of_one_forward_pass() -> None:
 
 
 def test_a_method_without_a_choice_of_scores_is_there_once_for_each_layer() -> None:
-    found = combine(["gradcam", "eigencam", "finercam"], ["logit", "contrast"], ["a", "b"])
-    assert found == [
+    combinations = combine(["gradcam", "eigencam", "finercam"], ["logit", "contrast"], ["a", "b"])
+    assert combinations == [
         Combination(method, score, layer)
         for layer in ("a", "b")
         for method, score in (("gradcam", "logit"), ("gradcam", "contrast"), ("eigencam", None), ("finercam", None))
     ]
-    assert list(map(str, found[:3])) == ["gradcam of the logit at a", "gradcam of the contrast at a", "eigencam at a"]
+    assert list(map(str, combinations[:3])) == [
+        "gradcam of the logit at a",
+        "gradcam of the contrast at a",
+        "eigencam at a",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +129,9 @@ def test_a_method_without_a_choice_of_scores_is_there_once_for_each_layer() -> N
 def test_unknown_methods_and_scores_are_said_before_anything_is_computed(
     methods: list[str], scores: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gradcam.evaluation.recommendation.find_tiles", lambda *args, **named: pytest.fail("computed"))
+    monkeypatch.setattr(
+        "gradcam.evaluation.recommendation.find_tiles", lambda *args, **options: pytest.fail("computed")
+    )
     with pytest.raises(GradcamError, match=message):
         recommend(classifier_of(ColourNet()), PICTURES, methods=methods, scores=scores)
 
@@ -133,17 +139,17 @@ def test_unknown_methods_and_scores_are_said_before_anything_is_computed(
 def test_heatmaps_are_those_of_each_combination_alone(classifier: gradcam.Classifier, photo: Any) -> None:
     images = torch.stack([classifier.prepare(photo(name)).image for name in ("koala.webp", "macaw.webp")])
     classes = torch.tensor([[105, 88], [88, 105]])
-    wanted = combine(["gradcam", "finercam", "layercam", "eigencam"], ["logit", "contrast"], ["head.0", "layer4"])
-    found = dict(CombinationExplainer(classifier).explain(images, classes, wanted))
-    assert found.keys() == set(wanted)
-    for item, heatmaps in found.items():
-        target = ClassTarget(classes, score=item.score or "logit")
-        alone = gradcam.explain(classifier.model, images, item.layer, method=item.method, target=target)
-        torch.testing.assert_close(heatmaps, alone.heatmaps, rtol=0, atol=1e-5, msg=str(item))
+    combinations = combine(["gradcam", "finercam", "layercam", "eigencam"], ["logit", "contrast"], ["head.0", "layer4"])
+    heatmaps_of = dict(CombinationExplainer(classifier).explain(images, classes, combinations))
+    assert heatmaps_of.keys() == set(combinations)
+    for combination, heatmaps in heatmaps_of.items():
+        target = ClassTarget(classes, score=combination.score or "logit")
+        alone = gradcam.explain(classifier.model, images, combination.layer, method=combination.method, target=target)
+        torch.testing.assert_close(heatmaps, alone.heatmaps, rtol=0, atol=1e-5, msg=str(combination))
 
 
 class Forked(ColourNet):
-    """With a dead end, and a grid that is too fine for some methods."""
+    """A network with a dead branch, and with a layer whose grid is too fine for some methods."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,24 +157,26 @@ class Forked(ColourNet):
         self.dead = Turn()
 
     def forward(self, x: Tensor) -> Tensor:
-        dead = self.dead(x - 10).relu()  # zero, whatever comes
+        dead = self.dead(x - 10).relu()  # always zero
         return super().forward(self.fine(x)) + dead.mean((1, 2, 3))[:, None]
 
 
 def test_a_blind_layer_has_blank_maps_and_what_has_none_is_left_out() -> None:
     images = torch.stack([picture("red")])
-    wanted = combine(["gradcam", "kpcacam"], ["logit"], ["turn", "fine", "dead"])
+    combinations = combine(["gradcam", "kpcacam"], ["logit"], ["turn", "fine", "dead"])
     trials = CombinationExplainer(classifier_of(Forked()))
-    found = dict(trials.explain(images, torch.tensor([[0, 1]]), wanted))
+    heatmaps_of = dict(trials.explain(images, torch.tensor([[0, 1]]), combinations))
     too_fine = [Combination("kpcacam", None, layer) for layer in ("turn", "fine")]
     assert list(trials.left_out) == too_fine
     assert all("takes at most 1024" in reason for reason in trials.left_out.values())
-    assert list(found) == [item for item in wanted if item not in too_fine]
-    blank = found[Combination("gradcam", "logit", "dead")]
+    assert list(heatmaps_of) == [combination for combination in combinations if combination not in too_fine]
+    blank = heatmaps_of[Combination("gradcam", "logit", "dead")]
     assert blank.shape == (1, 2, 8, 8)
     assert blank.count_nonzero() == 0
-    assert found[Combination("gradcam", "logit", "turn")][0, 0].max() == 1
-    assert [entry for entry, _ in trials.explain(images, torch.tensor([[0, 1]]), wanted)] == list(found)
+    assert heatmaps_of[Combination("gradcam", "logit", "turn")][0, 0].max() == 1
+    assert [combination for combination, _ in trials.explain(images, torch.tensor([[0, 1]]), combinations)] == list(
+        heatmaps_of
+    )
 
 
 # Ranking
@@ -179,7 +187,7 @@ def values(*numbers: float) -> Tensor:
 
 
 def make_game(order: dict[Combination, Tensor], hits: dict[Combination, Tensor] | None = None) -> MosaicScores:
-    ones = {item: torch.ones_like(found) for item, found in order.items()}
+    ones = {combination: torch.ones_like(values) for combination, values in order.items()}
     return MosaicScores(order, ones, hits or ones)
 
 
@@ -187,30 +195,47 @@ def test_combinations_with_the_same_numbers_are_twins() -> None:
     best, near, twin = (Combination("gradcam", "logit", layer) for layer in ("best", "near", "twin"))
     order = {near: values(0.9, 0.7), best: values(0.8, 0.9), twin: values(0.80001, 0.9)}
     assert find_first_equal(make_game(order)) == {near: near, best: best, twin: best}
-    other = {item: values(1, 1) for item in order} | {twin: values(0, 1)}
-    assert find_first_equal(make_game(order, other))[twin] == twin
+    hits = {combination: values(1, 1) for combination in order} | {twin: values(0, 1)}
+    assert find_first_equal(make_game(order, hits))[twin] == twin
 
 
 def test_the_shortlist_has_the_most_first_and_the_best_of_equal_ones_is_the_default() -> None:
     combinations = [Combination("gradcam", "logit", f"{layer}") for layer in range(8)]
     means = (0.1, 0.9, 0.5, 0.7, 0.6, 0.2, 0.8, 0.90001)
-    numbers = {entry: values(mean - 0.1, math.nan, mean + 0.1) for entry, mean in zip(combinations, means)}
-    assert [int(item.layer) for item in list_best(numbers)] == [7, 1, 6, 3, 4]
+    numbers = {combination: values(mean - 0.1, math.nan, mean + 0.1) for combination, mean in zip(combinations, means)}
+    assert [int(best.layer) for best in list_best(numbers)] == [7, 1, 6, 3, 4]
     assert find_best(numbers, default=combinations[1]) == combinations[1]
     assert find_best(numbers, default=combinations[3]).layer in "17"
 
 
 def test_rows_have_the_numbers_in_their_order() -> None:
-    one, two, three = GRADCAM
-    four, five = (Combination("layercam", "logit", layer) for layer in ("turn", "active"))
-    pairs = {one: (0.2, 0.4), two: (0.9, 0.7), three: (0.5, 0.5), four: (0.6, 0.6), five: (0.1, 0.1)}
+    first_combination, second_combination, third_combination = GRADCAM
+    fourth_combination, fifth_combination = (Combination("layercam", "logit", layer) for layer in ("turn", "active"))
+    pairs = {
+        first_combination: (0.2, 0.4),
+        second_combination: (0.9, 0.7),
+        third_combination: (0.5, 0.5),
+        fourth_combination: (0.6, 0.6),
+        fifth_combination: (0.1, 0.1),
+    }
     game = make_game(
-        {item: values(*pair * 4) for item, pair in pairs.items()}, {pair: values(*(1, 0) * 4) for pair in pairs}
+        {combination: values(*pair * 4) for combination, pair in pairs.items()},
+        {pair: values(*(1, 0) * 4) for pair in pairs},
     )
-    roads = {five: values(*(0.0, 0.1) * 4), one: values(*(0.1, 0.3) * 4), two: values(*(0.0, 0.2) * 4)}
-    objects = {item: values(*pair * 4) / 2 for item, pair in pairs.items()}
+    roads = {
+        fifth_combination: values(*(0.0, 0.1) * 4),
+        first_combination: values(*(0.1, 0.3) * 4),
+        second_combination: values(*(0.0, 0.2) * 4),
+    }
+    objects = {combination: values(*pair * 4) / 2 for combination, pair in pairs.items()}
     rows = to_rows(game, objects, roads)
-    assert [row.combination for row in rows] == [one, two, five, four, three]
+    assert [row.combination for row in rows] == [
+        first_combination,
+        second_combination,
+        fifth_combination,
+        fourth_combination,
+        third_combination,
+    ]
     first, second, *_, last = rows
     assert [row.order.mean for row in rows] == pytest.approx([0.3, 0.8, 0.1, 0.6, 0.5])
     assert [row.order_behind.mean for row in rows] == pytest.approx([-0.5, 0, -0.7, -0.2, -0.3])
@@ -224,85 +249,91 @@ def test_rows_have_the_numbers_in_their_order() -> None:
 
 
 def test_what_is_best_by_chance_is_not_recommended() -> None:
-    """Of a hundred combinations that are alike, one is the best. Only what is told apart from the default, compared with
-    as many at once, is recommended: in 5 % of such choices at most."""
+    """One of a hundred equal combinations is the best by chance.
+
+    Only a combination that differs significantly from the default, corrected for the number of comparisons, is
+    recommended. That is wrong in at most 5 % of the choices.
+    """
     generator = torch.Generator().manual_seed(0)
-    wrong = naive = 0
+    wrong_choices = naive_choices = 0
     for _ in range(200):
         numbers = torch.randn(100, 12, generator=generator, dtype=torch.float64) + torch.randn(12, generator=generator)
         best = numbers[numbers.mean(1).argmax()]
-        wrong += subtract(best, numbers[0], level=1 - 0.05 / 99).low > 0
-        naive += subtract(best, numbers[0]).low > 0
-    assert wrong <= 10
-    assert naive > 40  # without that
+        wrong_choices += subtract(best, numbers[0], level=1 - 0.05 / 99).low > 0
+        naive_choices += subtract(best, numbers[0]).low > 0
+    assert wrong_choices <= 10
+    assert naive_choices > 40  # without the correction for multiple comparisons
 
 
-# The whole
+# Whole recommendations
 
-# Eight pictures of six colours, since of fewer nothing is recommended.
-MORE = PICTURES | {f"{colour} too": picture(colour, strength=0.9) for colour in COLOURS[:2]}
+# With fewer than eight images, the default is recommended.
+EIGHT_IMAGES = PICTURES | {f"{colour} too": picture(colour, strength=0.9) for colour in COLOURS[:2]}
 
 
 @pytest.fixture(scope="module")
-def found() -> Recommendation:
-    return recommend(classifier_of(ColourNet()), MORE, methods=["gradcam", "eigencam"], mosaics=8)
+def recommendation() -> Recommendation:
+    return recommend(classifier_of(ColourNet()), EIGHT_IMAGES, methods=["gradcam", "eigencam"], mosaics=8)
 
 
-def test_the_layer_that_knows_where_the_colours_are_is_recommended(found: Recommendation) -> None:
-    answer = found.several_objects
+def test_the_layer_that_knows_where_the_colours_are_is_recommended(recommendation: Recommendation) -> None:
+    answer = recommendation.several_objects
     assert answer.is_clear
     assert answer.row is answer.leader
     assert (answer.row.combination.method, answer.row.combination.layer) == ("gradcam", "active")
     assert (answer.row.order.mean, answer.row.mass.mean, answer.row.maximum.mean) == pytest.approx((1, 1, 1), abs=1e-6)
-    assert found.default is not None
+    assert recommendation.default is not None
     assert answer.gain is not None
-    assert found.default.combination == GRADCAM[0]
-    # At the default's layer, a class's map is in the opposite cell: as much as two of the others, and less than one.
-    assert (found.default.order.mean, found.default.mass.mean) == pytest.approx((1 / 3, 0), abs=1e-6)
+    assert recommendation.default.combination == GRADCAM[0]
+    # At the default layer, a class's map lies in the opposite cell. Its own cell equals two of the others, and is less
+    # than one.
+    assert (recommendation.default.order.mean, recommendation.default.mass.mean) == pytest.approx((1 / 3, 0), abs=1e-6)
     assert (answer.gain.mean, answer.gain.low) == pytest.approx((2 / 3, 2 / 3), abs=1e-6)
-    assert (found.mosaics, found.size, set(found.images)) == (8, (16, 16), set(MORE))
+    assert (recommendation.mosaics, recommendation.size, set(recommendation.images)) == (8, (16, 16), set(EIGHT_IMAGES))
 
 
-def test_every_combination_has_a_row(found: Recommendation) -> None:
+def test_every_combination_has_a_row(recommendation: Recommendation) -> None:
     expected = combine(["gradcam", "eigencam"], ["logit", "probability", "contrast"], ["turn", "active"])
-    assert {row.combination for row in found.rows} == set(expected)
-    of_no_class = [row for row in found.rows if row.combination.method == "eigencam"]
-    assert [row.order.mean for row in of_no_class] == pytest.approx([0.5] * 2, abs=0.1)
-    assert all(row.order.n == 8 for row in found.rows)
+    assert {row.combination for row in recommendation.rows} == set(expected)
+    class_agnostic = [row for row in recommendation.rows if row.combination.method == "eigencam"]
+    assert [row.order.mean for row in class_agnostic] == pytest.approx([0.5] * 2, abs=0.1)
+    assert all(row.order.n == 8 for row in recommendation.rows)
 
 
-def test_the_numbers_are_those_of_the_metrics_themselves(found: Recommendation) -> None:
+def test_the_numbers_are_those_of_the_metrics_themselves(recommendation: Recommendation) -> None:
     classifier = classifier_of(ColourNet())
-    mosaics = arrange(classifier.model, find_tiles(classifier, MORE), limit=8)
-    for item in (Combination("gradcam", "contrast", "active"), Combination("eigencam", None, "active")):
-        numbers: dict[str, list[Tensor]] = {name: [] for name in MORE}
+    mosaics = arrange(classifier.model, find_tiles(classifier, EIGHT_IMAGES), limit=8)
+    for combination in (Combination("gradcam", "contrast", "active"), Combination("eigencam", None, "active")):
+        numbers: dict[str, list[Tensor]] = {name: [] for name in EIGHT_IMAGES}
         for mosaic in mosaics:
-            target = ClassTarget([list(mosaic.classes)], score=item.score or "logit")
+            target = ClassTarget([list(mosaic.classes)], score=combination.score or "logit")
             explained = gradcam.explain(
-                classifier.model, mosaic.image[None], "active", method=item.method, target=target
+                classifier.model, mosaic.image[None], "active", method=combination.method, target=target
             )
             game = grid_pointing_game(explained)
-            for name, *three in zip(mosaic.names, game.order[0], game.mass[0], game.hits[0], strict=True):
-                numbers[name].append(torch.stack(three).double())
+            for name, *metrics in zip(mosaic.names, game.order[0], game.mass[0], game.hits[0], strict=True):
+                numbers[name].append(torch.stack(metrics).double())
         means = torch.stack([torch.stack(number).mean(0) for number in numbers.values()])
-        (row,) = (row for row in found.rows if row.combination == item)
+        (row,) = (row for row in recommendation.rows if row.combination == combination)
         for interval, expected in zip((row.order, row.mass, row.maximum), means.T, strict=True):
             assert vars(interval) == pytest.approx(vars(mean_interval(expected.tolist())))
-    images = torch.stack(list(MORE.values()))
+    images = torch.stack(list(EIGHT_IMAGES.values()))
     subject = Subject(classifier.model, images)
     explained = gradcam.explain(classifier.model, images, "turn", target=subject.classes)
     parts = (slice(0, 4), slice(4, 8))
     subjects = [Subject(classifier.model, images[part]) for part in parts]
-    scores = [road(entry, explained.heatmaps[part, 0], shares=FRACTIONS) for entry, part in zip(subjects, parts)]
-    assert found.default is not None
-    assert found.default.road is not None
+    scores = [
+        road(part_subject, explained.heatmaps[part, 0], shares=FRACTIONS) for part_subject, part in zip(subjects, parts)
+    ]
+    assert recommendation.default is not None
+    assert recommendation.default.road is not None
     combined = torch.cat([score.combined for score in scores]).mean()
-    assert found.default.road.mean == pytest.approx(float(combined), abs=1e-6)
+    assert recommendation.default.road.mean == pytest.approx(float(combined), abs=1e-6)
 
 
 def test_where_objects_are_annotated_their_order_says_where_one_is() -> None:
-    """The object is the upper half, where each picture is brighter; only maps at "active" are there."""
-    halves = {name: image.clone() for name, image in MORE.items()}
+    """The annotated object is the upper, brighter half of each image. Only maps at "active" lie there."""
+    halves = {name: image.clone() for name, image in EIGHT_IMAGES.items()}
     for image in halves.values():
         image[:, 4:] *= 0.5
     mask = torch.zeros(8, 8, dtype=torch.bool)
@@ -316,7 +347,7 @@ def test_where_objects_are_annotated_their_order_says_where_one_is() -> None:
     assert result.default is not None
     assert None not in (result.single_object.gain, result.single_object.row.objects, result.default.objects)
     assert (result.single_object.row.objects.mean, result.default.objects.mean) == (1, 0)  # type: ignore[union-attr]
-    # Of seven pictures too few are annotated; those of another class than is explained do not count.
+    # Seven annotated images are too few. Annotations of a class that is not explained do not count.
     objects["red"] = {COLOURS.index("blue"): mask}
     without = recommend(classifier, halves, objects=objects, **options)
     assert without.single_object.measure == "road"
@@ -336,35 +367,35 @@ def test_mass_and_maxima_are_told_apart() -> None:
     classifier = classifier_of(ColourNet())
     tiles = find_tiles(classifier, {colour: PICTURES[colour] for colour in COLOURS[:4]})
     (mosaic,) = arrange(classifier.model, tiles)
-    item = Combination("eigencam", None, "colour")
-    played = Benchmark(CombinationExplainer(classifier), tiles, [mosaic], 0).score_mosaics([item])
-    mass, hits = played.mass, played.hits
+    combination = Combination("eigencam", None, "colour")
+    scores = Benchmark(CombinationExplainer(classifier), tiles, [mosaic], 0).score_mosaics([combination])
+    mass, hits = scores.mass, scores.hits
     target = [list(mosaic.classes)]
     explained = gradcam.explain(classifier.model, mosaic.image[None], "colour", method="eigencam", target=target)
     game = grid_pointing_game(explained)
     order = [mosaic.names.index(tile.name) for tile in tiles]
-    torch.testing.assert_close(mass[item], game.mass[0, order].double(), rtol=0, atol=1e-6)
-    torch.testing.assert_close(hits[item], game.hits[0, order].double(), rtol=0, atol=1e-6)
-    assert (mass[item] - hits[item]).abs().max() > 0.01
+    torch.testing.assert_close(mass[combination], game.mass[0, order].double(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(hits[combination], game.hits[0, order].double(), rtol=0, atol=1e-6)
+    assert (mass[combination] - hits[combination]).abs().max() > 0.01
 
 
 def test_road_is_measured_with_the_seed() -> None:
     classifier = classifier_of(ColourNet())
     pale = {colour: picture(colour, strength=0.5) for colour in COLOURS[:4]}
     tiles = find_tiles(classifier, pale, least=0)
-    found = Benchmark(CombinationExplainer(classifier), tiles, (), 7).score_road([GRADCAM[1]])[GRADCAM[1]]
+    scores = Benchmark(CombinationExplainer(classifier), tiles, (), 7).score_road([GRADCAM[1]])[GRADCAM[1]]
     images = torch.stack([tile.image for tile in tiles])
     subject = Subject(classifier.model, images)
     heatmaps = gradcam.explain(classifier.model, images, "active", target=subject.classes).heatmaps[:, 0]
     seven, eight = (road(subject, heatmaps, shares=FRACTIONS, seed=seed).combined.double() for seed in (7, 8))
-    torch.testing.assert_close(found, seven, rtol=0, atol=1e-7)
-    assert (found - eight).abs().max() > 1e-5
+    torch.testing.assert_close(scores, seven, rtol=0, atol=1e-7)
+    assert (scores - eight).abs().max() > 1e-5
 
 
 def test_gains_are_the_leaders_numbers_minus_the_defaults() -> None:
-    pale = {name: image * 0.5 for name, image in MORE.items()}
+    pale = {name: image * 0.5 for name, image in EIGHT_IMAGES.items()}
     for image in pale.values():
-        image[:, 4:] *= 0.5  # one half says more than the other
+        image[:, 4:] *= 0.5  # one half has more evidence than the other
     options: Any = {"methods": ["gradcam"], "scores": ["logit"], "layers": ["active"]}
     result = recommend(classifier_of(ColourNet()), pale, **options, min_probability=0)
     answer = result.single_object
@@ -376,16 +407,16 @@ def test_gains_are_the_leaders_numbers_minus_the_defaults() -> None:
     assert result.default.road_behind.mean == pytest.approx(-answer.gain.mean)  # type: ignore[union-attr]
 
 
-def test_the_same_seed_gives_the_same_to_the_last_digit(found: Recommendation) -> None:
+def test_the_same_seed_gives_the_same_to_the_last_digit(recommendation: Recommendation) -> None:
     torch.manual_seed(99)
-    again = recommend(classifier_of(ColourNet()), MORE, methods=["gradcam", "eigencam"], mosaics=8)
-    assert json.dumps(again.to_dict()) == json.dumps(found.to_dict())
-    recommendation = recommend(classifier_of(ColourNet()), MORE, methods=["gradcam", "eigencam"], mosaics=8, seed=1)
-    assert json.dumps(recommendation.to_dict()) != json.dumps(found.to_dict())
+    again = recommend(classifier_of(ColourNet()), EIGHT_IMAGES, methods=["gradcam", "eigencam"], mosaics=8)
+    assert json.dumps(again.to_dict()) == json.dumps(recommendation.to_dict())
+    reseeded = recommend(classifier_of(ColourNet()), EIGHT_IMAGES, methods=["gradcam", "eigencam"], mosaics=8, seed=1)
+    assert json.dumps(reseeded.to_dict()) != json.dumps(recommendation.to_dict())
 
 
 def test_of_fewer_than_eight_pictures_the_default_is_recommended() -> None:
-    """However clear it looks."""
+    """With too few images the default is recommended, however clear the difference looks."""
     result = recommend(classifier_of(ColourNet()), PICTURES, methods=["gradcam"], scores=["logit"], mosaics=4)
     for answer in (result.single_object, result.several_objects):
         assert answer.row is result.default
@@ -397,7 +428,7 @@ def test_of_fewer_than_eight_pictures_the_default_is_recommended() -> None:
 
 
 def test_the_default_is_recommended_where_nothing_is_better() -> None:
-    result = recommend(classifier_of(ColourNet(), "active"), MORE, methods=["hirescam"], scores=["logit"])
+    result = recommend(classifier_of(ColourNet(), "active"), EIGHT_IMAGES, methods=["hirescam"], scores=["logit"])
     for answer in (result.single_object, result.several_objects):
         assert answer.row is answer.leader is result.default
         assert answer.gain is not None
@@ -415,15 +446,15 @@ def test_the_progress_ends_with_all_steps() -> None:
         scores=["logit"],
         layers=["turn", "active"],
         mosaics=3,
-        progress=lambda done, total: messages.append((done, total)),
+        progress=lambda count, total: messages.append((count, total)),
     )
-    assert [done for done, _ in messages] == list(range(1, len(messages) + 1))
+    assert [step for step, _ in messages] == list(range(1, len(messages) + 1))
     assert messages[-1] == (3 + 2 * 2, 3 + 2 * 2)  # mosaics, and two combinations with two batches of ROAD each
 
 
 def test_a_default_without_a_map_is_said_and_the_rest_goes_on() -> None:
     model = Forked()
-    result = recommend(classifier_of(model, "dead"), MORE, methods=["gradcam"], layers=["active"], mosaics=8)
+    result = recommend(classifier_of(model, "dead"), EIGHT_IMAGES, methods=["gradcam"], layers=["active"], mosaics=8)
     assert result.several_objects.row.combination.layer == "active"
     assert result.default is not None
     assert (result.default.order.mean, result.default.mass.mean) == (0.5, 0)
@@ -432,7 +463,7 @@ def test_a_default_without_a_map_is_said_and_the_rest_goes_on() -> None:
     without = recommend(classifier_of(model, "head"), PICTURES, methods=["gradcam"], layers=["active"], mosaics=2)
     assert without.default is without.single_object.gain is without.several_objects.road_gain is None
     assert without.several_objects.row.combination.layer == "active"
-    assert [item.layer for item in without.left_out] == ["head"]
+    assert [combination.layer for combination in without.left_out] == ["head"]
     assert without.to_dict()["left_out"][0]["method"] == "gradcam"
 
 
@@ -448,7 +479,7 @@ def test_too_few_classes_and_layers_that_are_not_there_are_errors() -> None:
 
 @pytest.mark.slow
 def test_the_embedded_model_points_at_pictures_it_was_not_tuned_on(classifier: gradcam.Classifier, photo: Any) -> None:
-    """The half that `scripts/choose_defaults` measures on, of what is in assets."""
+    """Use the half of the assets that `scripts/choose_defaults` measures on."""
     names = ["camera.png", "chelsea.jpg", "lemur.webp", "macaw.webp", "polar_bear.webp"]
     tiles = find_tiles(classifier, {name: photo(name) for name in names}, least=0.25)
     contest = Benchmark(CombinationExplainer(classifier), tiles, arrange(classifier.model, tiles), 0)

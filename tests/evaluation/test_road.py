@@ -1,4 +1,4 @@
-"""ROAD: against values worked by hand, its definition in slow loops, and grad-cam's on the same maps."""
+"""Test ROAD: by hand, against its definition in slow loops, and against grad-cam on the same maps."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from tests.imputation_oracle import impute_exactly
 
 
 class Corner(nn.Module):
-    """Two classes: what the corner's pixel is, and its opposite."""
+    """A model of two classes, whose logits are the corner's pixel and its negative."""
 
     def forward(self, images: Tensor) -> Tensor:
         corner = images[:, 0, 0, 0]
         return torch.stack([corner, -corner], 1)
 
 
-class Record(nn.Module):
-    """Keeps what it is shown."""
+class RecordingModel(nn.Module):
+    """A model that records its inputs."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: list[Tensor] = []
+        self.inputs: list[Tensor] = []
 
     def forward(self, images: Tensor) -> Tensor:
-        self.seen.extend(images)
+        self.inputs.extend(images)
         return torch.zeros(len(images), 2)
 
 
@@ -45,63 +45,66 @@ def corner_subject() -> Subject:
     return Subject(Corner(), image, 0)
 
 
-def falling(height: int = 5, width: int = 5) -> Tensor:
-    """From the corner on, row by row, less and less relevant."""
+def make_falling_map(height: int = 5, width: int = 5) -> Tensor:
+    """Return a map whose relevance falls row by row from the corner on."""
     return torch.linspace(1, -1, height * width).reshape(1, height, width)
 
 
-def sure(value: float) -> float:
-    """The first class's probability where the corner has this value."""
+def compute_probability(value: float) -> float:
+    """Return the first class's probability if the corner has this value."""
     return 1 / (1 + float(np.exp(-2 * value)))
 
 
 def test_a_map_that_is_exactly_right_and_one_that_is_exactly_wrong() -> None:
     subject = corner_subject()
-    gained = (sure(1.5) - 0.5) / 2  # without the corner, the image is zero
-    right = road(subject, falling(), noise=0)
+    # Without the corner, the whole image is zero, so the probability is 0.5.
+    gained = (compute_probability(1.5) - 0.5) / 2
+    right = road(subject, make_falling_map(), noise=0)
     assert right.combined.tolist() == pytest.approx([gained], abs=1e-6)
     assert right.most.tolist() == [pytest.approx([0.5] * 9, abs=1e-6)]
-    assert right.least.tolist() == [pytest.approx([sure(1.5)] * 9, abs=1e-6)]
+    assert right.least.tolist() == [pytest.approx([compute_probability(1.5)] * 9, abs=1e-6)]
     assert right.shares == (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-    assert road(subject, -falling(), noise=0).combined.tolist() == pytest.approx([-gained], abs=1e-6)
+    assert road(subject, -make_falling_map(), noise=0).combined.tolist() == pytest.approx([-gained], abs=1e-6)
 
 
 def test_an_imputed_corner_by_hand() -> None:
     image = torch.tensor([[[[9.0, 2.0, 0.0], [1.0, 0.5, 0.0], [0.0, 0.0, 0.0]]]])
-    actual = road(Subject(Corner(), image, 0), falling(3, 3), shares=(1 / 9,), noise=0)
+    score = road(Subject(Corner(), image, 0), make_falling_map(3, 3), shares=(1 / 9,), noise=0)
     imputed = (2 * (2.0 + 1.0) + 0.5) / 5
-    assert actual.most.item() == pytest.approx(sure(imputed), abs=1e-5)
-    assert actual.combined.item() == pytest.approx((sure(9.0) - sure(imputed)) / 2, abs=1e-5)
+    assert score.most.item() == pytest.approx(compute_probability(imputed), abs=1e-5)
+    assert score.combined.item() == pytest.approx(
+        (compute_probability(9.0) - compute_probability(imputed)) / 2, abs=1e-5
+    )
 
 
 def test_the_mean_over_the_shares_is_of_half_the_differences() -> None:
-    maps = falling().flip(
+    maps = make_falling_map().flip(
         1
-    )  # the corner is the 21st of 25: among the 23 most relevant, and the 13 and 23 least relevant
-    actual = road(corner_subject(), maps, shares=(0.5, 0.9), noise=0)
-    kept = sure(1.5)
-    assert actual.most.tolist() == [pytest.approx([kept, 0.5], abs=1e-6)]
-    assert actual.least.tolist() == [pytest.approx([0.5, 0.5], abs=1e-6)]
-    assert actual.combined.tolist() == pytest.approx([((0.5 - kept) / 2 + 0) / 2], abs=1e-6)
+    )  # The corner is the 21st of 25 pixels: among the 23 most relevant ones, and the 13 and 23 least relevant ones.
+    score = road(corner_subject(), maps, shares=(0.5, 0.9), noise=0)
+    with_corner = compute_probability(1.5)
+    assert score.most.tolist() == [pytest.approx([with_corner, 0.5], abs=1e-6)]
+    assert score.least.tolist() == [pytest.approx([0.5, 0.5], abs=1e-6)]
+    assert score.combined.tolist() == pytest.approx([((0.5 - with_corner) / 2 + 0) / 2], abs=1e-6)
 
 
 def test_the_definition_in_slow_loops() -> None:
     model = tiny_model().eval()
     images, shares = TINY[:2], (0.2, 0.5, 0.85)
     maps = torch.randn(2, 12, 16)
-    actual = road(Subject(model, images, [1, 4]), maps, shares=shares, noise=0)
+    score = road(Subject(model, images, [1, 4]), maps, shares=shares, noise=0)
     for number, index in enumerate([1, 4]):
         order = maps[number].flatten().argsort(descending=True).tolist()
         for column, share in enumerate(shares):
             count = round(share * len(order))
-            for gone, probabilities in ((order[:count], actual.most), (order[-count:], actual.least)):
-                known = torch.ones(12 * 16, dtype=torch.bool)
-                known[gone] = False
-                imputed = impute_exactly(images[number], known.reshape(12, 16)).float()
+            for removed, probabilities in ((order[:count], score.most), (order[-count:], score.least)):
+                is_known = torch.ones(12 * 16, dtype=torch.bool)
+                is_known[removed] = False
+                imputed = impute_exactly(images[number], is_known.reshape(12, 16)).float()
                 with torch.no_grad():
                     expected = model(imputed[None]).softmax(1)[0, index].item()
                 assert probabilities[number, column].item() == pytest.approx(expected, abs=2e-4)
-    torch.testing.assert_close(actual.combined, ((actual.least - actual.most) / 2).mean(1))
+    torch.testing.assert_close(score.combined, ((score.least - score.most) / 2).mean(1))
 
 
 @pytest.fixture(scope="module")
@@ -122,20 +125,21 @@ def test_scores_are_those_of_grad_cam_without_noise(classifier: gradcam.Classifi
     peer = pytest.importorskip("pytorch_grad_cam.metrics.road")
     targets = pytest.importorskip("pytorch_grad_cam.utils.model_targets")
     subject, maps = explained(classifier, pictures[:2])
-    maps = maps + 1e-6 * torch.rand_like(maps)  # no two alike: there that package takes more than the share away
-    aims = [targets.ClassifierOutputSoftmaxTarget(index) for index in subject.classes.tolist()]
-    shares = (0.1, 0.3, 0.9)  # percentiles that come to the very same numbers of pixels
-    actual = road(subject, maps, shares=shares, noise=0)
+    # Ties are broken, because grad-cam removes more than the share where values are tied.
+    maps = maps + 1e-6 * torch.rand_like(maps)
+    peer_targets = [targets.ClassifierOutputSoftmaxTarget(index) for index in subject.classes.tolist()]
+    shares = (0.1, 0.3, 0.9)  # percentiles that give exactly the same numbers of pixels
+    score = road(subject, maps, shares=shares, noise=0)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of NumPy, about how that package calls it
+        warnings.simplefilter("ignore")  # grad-cam's calls make NumPy warn
         for column, share in enumerate(shares):
-            for way, own in (("Most", actual.most), ("Least", actual.least)):
-                removal = getattr(peer, f"Remove{way}RelevantFirst")(
+            for direction, our_scores in (("Most", score.most), ("Least", score.least)):
+                removal = getattr(peer, f"Remove{direction}RelevantFirst")(
                     round(100 * (1 - share)), peer.NoisyLinearImputer(noise=0)
                 )
                 metric = peer.PerturbationConfidenceMetric(removal)
-                scores = metric(pictures[:2], maps.numpy(), aims, classifier.model, return_diff=False)
-                assert own[:, column].tolist() == pytest.approx(scores.tolist(), abs=2e-3)
+                scores = metric(pictures[:2], maps.numpy(), peer_targets, classifier.model, return_diff=False)
+                assert our_scores[:, column].tolist() == pytest.approx(scores.tolist(), abs=2e-3)
 
 
 @pytest.mark.slow
@@ -156,14 +160,14 @@ def test_scores_are_those_of_grad_cam_with_noise(classifier: gradcam.Classifier,
 
 def test_exactly_so_many_pixels_are_taken_away_also_where_all_are_alike() -> None:
     for maps in (torch.ones(1, 10, 11), torch.zeros(1, 10, 11), (torch.rand(1, 10, 11) > 0.6).float()):
-        model = Record()
+        model = RecordingModel()
         subject = Subject(model, torch.rand(1, 2, 10, 11), 0)
-        model.seen.clear()
+        model.inputs.clear()
         road(subject, maps, shares=(0.0, 0.25, 0.5, 1.0), noise=0.5)
-        changed = [(seen != subject.images[0]).any(0) for seen in model.seen]
-        assert [int(item.sum()) for item in changed] == [0, 0, 28, 28, 55, 55, 110, 110]
-        assert not (changed[4] & changed[5]).any()  # the two halves, of one order
-        assert bool((changed[2] & ~changed[4]).any()) is False  # each share contains the one before
+        changed = [(image != subject.images[0]).any(0) for image in model.inputs]
+        assert [int(mask.sum()) for mask in changed] == [0, 0, 28, 28, 55, 55, 110, 110]
+        assert not (changed[4] & changed[5]).any()  # the most and the least relevant half do not overlap
+        assert bool((changed[2] & ~changed[4]).any()) is False  # each share contains the pixels of the smaller one
 
 
 def test_pixels_of_one_value_are_taken_by_chance_and_so_a_constant_map_scores_nothing() -> None:
@@ -177,34 +181,34 @@ def test_pixels_of_one_value_are_taken_by_chance_and_so_a_constant_map_scores_no
 
 def test_share_zero_is_the_image_and_share_one_is_nothing() -> None:
     subject = Subject(tiny_model(), TINY, [0, 1, 2])
-    actual = road(subject, torch.rand(3, 12, 16), shares=(0, 1), noise=0)
-    torch.testing.assert_close(actual.most[:, 0], subject.probabilities)
-    torch.testing.assert_close(actual.least[:, 0], subject.probabilities)
+    score = road(subject, torch.rand(3, 12, 16), shares=(0, 1), noise=0)
+    torch.testing.assert_close(score.most[:, 0], subject.probabilities)
+    torch.testing.assert_close(score.least[:, 0], subject.probabilities)
     nothing = Subject(tiny_model(), torch.zeros_like(TINY), [0, 1, 2]).probabilities
-    torch.testing.assert_close(actual.most[:, 1], nothing)
-    torch.testing.assert_close(actual.least[:, 1], nothing)
+    torch.testing.assert_close(score.most[:, 1], nothing)
+    torch.testing.assert_close(score.least[:, 1], nothing)
 
 
 def test_the_seed_decides_on_the_noise_and_nothing_else_does() -> None:
     subject, maps = Subject(tiny_model(), TINY, [0, 1, 2]), torch.rand(3, 12, 16)
     before = torch.get_rng_state()
-    actual = road(subject, maps, noise=0.3, seed=5)
+    score = road(subject, maps, noise=0.3, seed=5)
     assert torch.equal(torch.get_rng_state(), before)
     torch.rand(3)
     again = road(subject, maps, noise=0.3, seed=5)
-    assert torch.equal(actual.combined, again.combined)
-    assert torch.equal(actual.most, again.most)
-    assert torch.equal(actual.least, again.least)
-    other = road(subject, maps, noise=0.3, seed=6)
-    assert not torch.equal(actual.most, other.most)
+    assert torch.equal(score.combined, again.combined)
+    assert torch.equal(score.most, again.most)
+    assert torch.equal(score.least, again.least)
+    reseeded = road(subject, maps, noise=0.3, seed=6)
+    assert not torch.equal(score.most, reseeded.most)
     assert not torch.equal(road(subject, maps, seed=5).most, road(subject, maps, noise=0, seed=5).most)
 
 
 def test_each_share_has_noise_of_its_own_and_both_ends_the_same() -> None:
-    model = Record()
+    model = RecordingModel()
     subject = Subject(model, torch.zeros(1, 1, 8, 8), 0)
     model.seen.clear()
-    road(subject, falling(8, 8), shares=(0.75, 1.0, 1.0), noise=0.5)
+    road(subject, make_falling_map(8, 8), shares=(0.75, 1.0, 1.0), noise=0.5)
     most, least, everything, *_ = model.seen
     both = (most != 0) & (least != 0)
     assert both.sum() == 32
@@ -215,20 +219,20 @@ def test_each_share_has_noise_of_its_own_and_both_ends_the_same() -> None:
 
 def test_an_image_scores_what_it_scores_alone() -> None:
     maps = torch.randn(3, 12, 16)
-    actual = road(Subject(tiny_model(), TINY, [0, 1, 2]), maps)
+    score = road(Subject(tiny_model(), TINY, [0, 1, 2]), maps)
     for number in range(3):
-        one = slice(number, number + 1)
-        alone = road(Subject(tiny_model(), TINY[one], number), maps[one])
-        torch.testing.assert_close(alone.combined[0], actual.combined[number], rtol=0, atol=1e-6)
-        torch.testing.assert_close(alone.least[0], actual.least[number], rtol=0, atol=1e-6)
+        rows = slice(number, number + 1)
+        alone = road(Subject(tiny_model(), TINY[rows], number), maps[rows])
+        torch.testing.assert_close(alone.combined[0], score.combined[number], rtol=0, atol=1e-6)
+        torch.testing.assert_close(alone.least[0], score.least[number], rtol=0, atol=1e-6)
 
 
 def test_the_batch_size_does_not_matter() -> None:
     maps = torch.randn(3, 12, 16)
-    actual = road(Subject(tiny_model(), TINY, [0, 1, 2]), maps)
-    other = road(Subject(tiny_model(), TINY, [0, 1, 2], batch_size=4), maps)
-    torch.testing.assert_close(actual.most, other.most, rtol=0, atol=1e-6)
-    torch.testing.assert_close(actual.least, other.least, rtol=0, atol=1e-6)
+    score = road(Subject(tiny_model(), TINY, [0, 1, 2]), maps)
+    in_small_batches = road(Subject(tiny_model(), TINY, [0, 1, 2], batch_size=4), maps)
+    torch.testing.assert_close(score.most, in_small_batches.most, rtol=0, atol=1e-6)
+    torch.testing.assert_close(score.least, in_small_batches.least, rtol=0, atol=1e-6)
 
 
 def test_maps_of_any_library_by_their_order_alone() -> None:
@@ -238,9 +242,9 @@ def test_maps_of_any_library_by_their_order_alone() -> None:
     subject = Subject(model, TINY, [0, 1, 2])
     maps = LayerGradCam(model, model[3]).attribute(TINY, target=[0, 1, 2])
     enlarged = LayerAttribution.interpolate(maps, (12, 16), interpolate_mode="bilinear")
-    actual = road(subject, enlarged)
-    assert (actual.combined != 0).all()
-    assert torch.equal(actual.combined, road(subject, enlarged.detach().numpy()[:, 0] * 8 - 3).combined)
+    score = road(subject, enlarged)
+    assert (score.combined != 0).all()
+    assert torch.equal(score.combined, road(subject, enlarged.detach().numpy()[:, 0] * 8 - 3).combined)
 
 
 def test_probabilities_of_exactly_zero_and_one() -> None:
@@ -250,11 +254,11 @@ def test_probabilities_of_exactly_zero_and_one() -> None:
 
     image = torch.zeros(2, 1, 5, 5)
     image[:, 0, 0, 0] = torch.tensor([1.0, -1.0])
-    image[:, 0, 0, 1] = -image[:, 0, 0, 0]  # what the corner is imputed from
+    image[:, 0, 0, 1] = -image[:, 0, 0, 0]  # the corner's neighbour, from which it is imputed
     subject = Subject(Certain(), image, 0)
     assert subject.probabilities.tolist() == [1, 0]
-    actual = road(subject, falling().expand(2, -1, -1), shares=(0.04,), noise=0)
-    assert actual.combined.tolist() == [0.5, -0.5]
+    score = road(subject, make_falling_map().expand(2, -1, -1), shares=(0.04,), noise=0)
+    assert score.combined.tolist() == [0.5, -0.5]
 
 
 def test_the_model_is_left_as_it_was() -> None:
@@ -281,7 +285,7 @@ def test_the_model_is_left_as_it_was() -> None:
 )
 def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> None:
     with pytest.raises(GradcamError, match=message):
-        road(corner_subject(), falling(), **options)
+        road(corner_subject(), make_falling_map(), **options)
 
 
 def test_a_map_of_another_size() -> None:
@@ -292,7 +296,7 @@ def test_a_map_of_another_size() -> None:
 @pytest.mark.cuda
 def test_cpu_and_cuda_agree() -> None:
     maps = torch.randn(3, 12, 16)
-    actual = road(Subject(tiny_model().cuda(), TINY.cuda(), [0, 1, 2]), maps)
-    assert actual.combined.is_cuda
+    score = road(Subject(tiny_model().cuda(), TINY.cuda(), [0, 1, 2]), maps)
+    assert score.combined.is_cuda
     expected = road(Subject(tiny_model(), TINY, [0, 1, 2]), maps)
-    torch.testing.assert_close(actual.most.cpu(), expected.most, rtol=0, atol=1e-3)
+    torch.testing.assert_close(score.most.cpu(), expected.most, rtol=0, atol=1e-3)

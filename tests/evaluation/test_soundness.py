@@ -1,4 +1,4 @@
-"""Randomised weights, noise, other classes, covering: beside slow definitions, worked values and captum."""
+"""Test randomised weights, noise, other classes and covering: against slow definitions, by hand, and against captum."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def grey(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
 
 
 class Corner(nn.Module):
-    """Class 0 is as probable as the top left quarter is bright; class 1 is the other one."""
+    """A model whose logit of class 0 is the brightness of the top left quarter, and of class 1 its negative."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,14 +46,14 @@ class Corner(nn.Module):
 
 
 def corner_images(height: int = 8, width: int = 8) -> Tensor:
-    """Bright in the corner and dark elsewhere, so that the mean lowers the score."""
+    """Return images that are bright in the corner and dark elsewhere, so that the mean lowers the score."""
     images = torch.zeros(1, 3, height, width)
     images[:, :, : height // 2, : width // 2] = 1
     return images
 
 
 def corner_map(height: int = 8, width: int = 8) -> Tensor:
-    """Right: more and more towards the corner."""
+    """Return a correct map, which increases towards the corner."""
     rows, columns = torch.arange(height, 0, -1.0), torch.arange(width, 0, -1.0)
     marked = corner_images(height, width)[:, 0]
     return marked * 100 + rows[:, None] + columns / 10
@@ -63,15 +63,17 @@ def corner_map(height: int = 8, width: int = 8) -> Tensor:
 
 
 def weights_at_each_stage(model: nn.Module, stages: int, seed: int = 0) -> tuple[list[str], list[dict[str, Tensor]]]:
-    seen: list[dict[str, Tensor]] = []
+    weights: list[dict[str, Tensor]] = []
 
-    def look(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
-        seen.append({name: value.clone() for name, value in model.named_parameters()})
+    def record_weights(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
+        weights.append({name: value.clone() for name, value in model.named_parameters()})
         return images.mean(1)
 
-    item = Subject(model, TINY)
-    actual = randomisation(item, look, grey(model, TINY, item.classes), stages=stages, seed=seed)
-    return list(actual.layers), seen
+    tiny_subject = Subject(model, TINY)
+    randomised = randomisation(
+        tiny_subject, record_weights, grey(model, TINY, tiny_subject.classes), stages=stages, seed=seed
+    )
+    return list(randomised.layers), weights
 
 
 def changed(before: nn.Module, after: dict[str, Tensor]) -> set[str]:
@@ -82,28 +84,28 @@ def test_weights_are_drawn_anew_from_the_top_down() -> None:
     model = tiny_model().eval()
     nn.init.normal_(model[1].weight)
     nn.init.normal_(model[1].bias)
-    layers, seen = weights_at_each_stage(model, 4)
+    layers, stages = weights_at_each_stage(model, 4)
     assert layers == ["8", "3", "1", "0"]
     expected: set[str] = set()
-    for name, weights in zip(layers, seen):
+    for name, weights in zip(layers, stages):
         expected |= {f"{name}.weight", f"{name}.bias"}
         assert changed(model, weights) == expected
 
 
 def test_what_is_drawn_are_the_parameters_own_values_in_another_order() -> None:
     model = tiny_model().eval()
-    _, seen = weights_at_each_stage(model, 1)
+    _, stages = weights_at_each_stage(model, 1)
     for name, value in model.named_parameters():
-        drawn = seen[0][name]
-        assert torch.equal(drawn.flatten().sort().values, value.detach().flatten().sort().values)
-        assert drawn.shape == value.shape
+        permuted = stages[0][name]
+        assert torch.equal(permuted.flatten().sort().values, value.detach().flatten().sort().values)
+        assert permuted.shape == value.shape
         order = torch.randperm(value.numel(), generator=draw(0, "weights", name))
-        assert torch.equal(drawn.flatten(), value.detach().flatten()[order])
+        assert torch.equal(permuted.flatten(), value.detach().flatten()[order])
 
 
 def test_a_layer_once_drawn_stays_so_at_the_stages_below() -> None:
-    _, seen = weights_at_each_stage(tiny_model().eval(), 4)
-    assert all(torch.equal(weights["8.weight"], seen[0]["8.weight"]) for weights in seen)
+    _, stages = weights_at_each_stage(tiny_model().eval(), 4)
+    assert all(torch.equal(weights["8.weight"], stages[0]["8.weight"]) for weights in stages)
 
 
 @pytest.mark.parametrize(
@@ -126,35 +128,35 @@ def test_layers_are_ordered_by_when_they_run() -> None:
         def forward(self, images: Tensor) -> Tensor:
             return self.last(self.first(images * self.scale[:, None, None]).mean((2, 3)))
 
-    layers, seen = weights_at_each_stage(Crossed().eval(), 8)
-    assert layers == ["last", "first", ""]  # what no module is called for is the model's own
-    assert torch.equal(seen[0]["scale"], seen[1]["scale"])
-    assert not torch.equal(seen[1]["scale"], seen[2]["scale"])
+    layers, stages = weights_at_each_stage(Crossed().eval(), 8)
+    assert layers == ["last", "first", ""]  # a parameter outside the submodules belongs to the model itself
+    assert torch.equal(stages[0]["scale"], stages[1]["scale"])
+    assert not torch.equal(stages[1]["scale"], stages[2]["scale"])
 
 
 def test_tied_weights_are_drawn_once() -> None:
     model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
     model[1].weight = model[0].weight
-    _, seen = weights_at_each_stage(model, 2)
-    assert torch.equal(seen[0]["0.weight"], seen[1]["0.weight"])
+    _, stages = weights_at_each_stage(model, 2)
+    assert torch.equal(stages[0]["0.weight"], stages[1]["0.weight"])
 
 
 def test_correlations_are_those_of_the_maps_at_each_stage() -> None:
-    item = subject()
-    actual = randomisation(item, GRADCAM, stages=4, seed=3)
-    before = GRADCAM(item.model, item.images, item.classes)
-    assert actual.correlations.shape == (3, 4)
+    tiny_subject = subject()
+    randomised = randomisation(tiny_subject, GRADCAM, stages=4, seed=3)
+    before = GRADCAM(tiny_subject.model, tiny_subject.images, tiny_subject.classes)
+    assert randomised.correlations.shape == (3, 4)
     layers = {"8": ["8"], "3": ["8", "3"], "1": ["8", "3", "1"], "0": ["8", "3", "1", "0"]}
-    for stage, (name, drawn) in enumerate(layers.items()):
-        model = copy.deepcopy(item.model)  # slowly: each stage from the beginning
+    for stage, (name, randomised_layers) in enumerate(layers.items()):
+        model = copy.deepcopy(tiny_subject.model)  # each stage starts from the original weights
         for parameter_name, value in model.named_parameters():
-            if parameter_name.rpartition(".")[0] in drawn:
+            if parameter_name.rpartition(".")[0] in randomised_layers:
                 order = torch.randperm(value.numel(), generator=draw(3, "weights", parameter_name))
                 value.data = value.data.flatten()[order].reshape(value.shape)
-        maps = GRADCAM(model, item.images, item.classes)
-        assert actual.layers[stage] == name
-        torch.testing.assert_close(actual.heatmaps[:, stage], maps)
-        torch.testing.assert_close(actual.correlations[:, stage], rank_correlation(before, maps))
+        maps = GRADCAM(model, tiny_subject.images, tiny_subject.classes)
+        assert randomised.layers[stage] == name
+        torch.testing.assert_close(randomised.heatmaps[:, stage], maps)
+        torch.testing.assert_close(randomised.correlations[:, stage], rank_correlation(before, maps))
 
 
 def test_a_map_that_knows_no_weights_has_a_correlation_of_one() -> None:
@@ -163,23 +165,24 @@ def test_a_map_that_knows_no_weights_has_a_correlation_of_one() -> None:
 
 
 def test_maps_of_whatever_library_can_be_given() -> None:
-    item = subject()
+    tiny_subject = subject()
     maps = torch.rand(3, 12, 16)
-    actual = randomisation(item, grey, maps.numpy(), stages=1)
+    randomised = randomisation(tiny_subject, grey, maps.numpy(), stages=1)
     torch.testing.assert_close(
-        actual.correlations[:, 0], rank_correlation(maps, grey(item.model, item.images, item.classes))
+        randomised.correlations[:, 0],
+        rank_correlation(maps, grey(tiny_subject.model, tiny_subject.images, tiny_subject.classes)),
     )
 
 
 def test_the_classes_stay_those_of_the_subject() -> None:
-    asked: list[list[int]] = []
+    classes_of_calls: list[list[int]] = []
 
-    def look(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
-        asked.append(classes.tolist())
+    def record_classes(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
+        classes_of_calls.append(classes.tolist())
         return images.mean(1)
 
-    randomisation(subject(classes=[4, 0, 2]), look, stages=2)
-    assert asked == [[4, 0, 2]] * 3
+    randomisation(subject(classes=[4, 0, 2]), record_classes, stages=2)
+    assert classes_of_calls == [[4, 0, 2]] * 3
 
 
 @pytest.mark.parametrize("raises", [False, True])
@@ -189,10 +192,10 @@ def test_the_model_is_not_touched(raises: bool) -> None:
     before = traces(model)
     calls = iter(range(9))
 
-    def explain(other: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
+    def explain(model_copy: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
         if raises and next(calls) == 2:
             raise RuntimeError("broken")
-        return GRADCAM(other, images, classes)
+        return GRADCAM(model_copy, images, classes)
 
     if raises:
         with pytest.raises(RuntimeError, match="broken"):
@@ -203,9 +206,9 @@ def test_the_model_is_not_touched(raises: bool) -> None:
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_one_others() -> None:
-    one, same, other = (randomisation(subject(), GRADCAM, seed=seed).correlations for seed in (1, 1, 2))
-    assert torch.equal(one, same)
-    assert not torch.equal(one, other)
+    first, repeated, reseeded = (randomisation(subject(), GRADCAM, seed=seed).correlations for seed in (1, 1, 2))
+    assert torch.equal(first, repeated)
+    assert not torch.equal(first, reseeded)
 
 
 def test_maps_that_cannot_be_had_count_as_blank() -> None:
@@ -218,9 +221,9 @@ def test_maps_that_cannot_be_had_count_as_blank() -> None:
         return torch.full((3, 12, 16), torch.nan)
 
     for explain in (blind, overflowing):
-        actual = randomisation(subject(), explain, before, stages=2)
-        assert actual.correlations.tolist() == [[0, 0]] * 3
-        assert not actual.heatmaps.any()
+        randomised = randomisation(subject(), explain, before, stages=2)
+        assert randomised.correlations.tolist() == [[0, 0]] * 3
+        assert not randomised.heatmaps.any()
 
 
 def test_models_that_cannot_be_randomised() -> None:
@@ -264,54 +267,56 @@ def test_maps_of_another_size_are_refused() -> None:
 
 
 def test_captum_finds_the_same_sensitivity() -> None:
-    item = subject()
+    tiny_subject = subject()
     samples, radius = 6, 0.3
     generator = draw(5, "noise")
     noise = [(2 * torch.rand(TINY.shape, generator=generator) - 1) * radius for _ in range(samples)]
 
     def perturb(inputs: Tensor, radius: float) -> Tensor:
-        return inputs + torch.stack(noise, 1).flatten(0, 1)  # each image's samples are behind one another
+        return inputs + torch.stack(noise, 1).flatten(0, 1)  # captum puts the samples of an image one after the other
 
     def explain(inputs: Tensor | tuple[Tensor]) -> tuple[Tensor]:
         images = inputs[0] if isinstance(inputs, tuple) else inputs
-        return (GRADCAM(item.model, images, item.classes.repeat_interleave(len(images) // 3)),)
+        return (GRADCAM(tiny_subject.model, images, tiny_subject.classes.repeat_interleave(len(images) // 3)),)
 
     expected = sensitivity_max(explain, TINY, perturb_func=perturb, perturb_radius=radius, n_perturb_samples=samples)
-    actual = max_sensitivity(item, GRADCAM, radius=radius, samples=samples, seed=5)
-    assert actual.dtype == torch.float32
-    assert actual.min() > 0.01
-    torch.testing.assert_close(actual, expected.float(), rtol=1e-4, atol=1e-5)
+    sensitivity = max_sensitivity(tiny_subject, GRADCAM, radius=radius, samples=samples, seed=5)
+    assert sensitivity.dtype == torch.float32
+    assert sensitivity.min() > 0.01
+    torch.testing.assert_close(sensitivity, expected.float(), rtol=1e-4, atol=1e-5)
 
 
 def test_of_a_map_that_is_the_picture_it_is_the_largest_noise() -> None:
-    item = subject(images=torch.rand(2, 3, 4, 5), model=tiny_model().eval())
-    actual = max_sensitivity(item, grey, radius=0.5, samples=4, seed=1)
+    tiny_subject = subject(images=torch.rand(2, 3, 4, 5), model=tiny_model().eval())
+    sensitivity = max_sensitivity(tiny_subject, grey, radius=0.5, samples=4, seed=1)
     generator = draw(1, "noise")
-    most = [0.0, 0.0]
+    largest = [0.0, 0.0]
     for _ in range(4):
         noise = (2 * torch.rand(2, 3, 4, 5, generator=generator) - 1) * 0.5
         for i in range(2):
             change = math.sqrt(sum(float(noise[i, :, y, x].mean()) ** 2 for y in range(4) for x in range(5)))
-            length = math.sqrt(sum(float(item.images[i, :, y, x].mean()) ** 2 for y in range(4) for x in range(5)))
-            most[i] = max(most[i], change / length)
-    np.testing.assert_allclose(actual.numpy(), most, rtol=1e-5)
+            length = math.sqrt(
+                sum(float(tiny_subject.images[i, :, y, x].mean()) ** 2 for y in range(4) for x in range(5))
+            )
+            largest[i] = max(largest[i], change / length)
+    np.testing.assert_allclose(sensitivity.numpy(), largest, rtol=1e-5)
 
 
 def test_noise_goes_as_far_as_its_radius_and_no_further() -> None:
-    seen: list[Tensor] = []
+    batches: list[Tensor] = []
 
-    def look(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
-        seen.append(images)
+    def record_images(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
+        batches.append(images)
         return images.mean(1)
 
-    max_sensitivity(subject(), look, torch.ones(3, 12, 16), radius=0.25, samples=7)
-    noise = torch.stack(seen) - TINY
-    assert len(seen) == 7
+    max_sensitivity(subject(), record_images, torch.ones(3, 12, 16), radius=0.25, samples=7)
+    noise = torch.stack(batches) - TINY
+    assert len(batches) == 7
     assert noise.abs().max() <= 0.25 + 1e-6
     assert noise.min() < -0.24
     assert noise.max() > 0.24
     assert abs(noise.mean()) < 0.01
-    assert len({item.sum().item() for item in seen}) == 7
+    assert len({sample.sum().item() for sample in batches}) == 7
 
 
 def test_a_map_that_never_changes_is_not_sensitive() -> None:
@@ -321,14 +326,16 @@ def test_a_map_that_never_changes_is_not_sensitive() -> None:
 
 
 def test_the_change_of_a_blank_map_is_left_as_it_is() -> None:
-    actual = max_sensitivity(subject(), give(torch.full((3, 12, 16), 2.0)), torch.zeros(3, 12, 16), samples=1)
-    assert actual.tolist() == pytest.approx([2 * math.sqrt(12 * 16)] * 3)
+    sensitivity = max_sensitivity(subject(), give(torch.full((3, 12, 16), 2.0)), torch.zeros(3, 12, 16), samples=1)
+    assert sensitivity.tolist() == pytest.approx([2 * math.sqrt(12 * 16)] * 3)
 
 
 def test_the_scale_of_a_map_does_not_count() -> None:
-    item = subject()
-    one = max_sensitivity(item, grey, radius=0.1)
-    torch.testing.assert_close(max_sensitivity(item, lambda *given: 50 * grey(*given), radius=0.1), one)
+    tiny_subject = subject()
+    sensitivity = max_sensitivity(tiny_subject, grey, radius=0.1)
+    torch.testing.assert_close(
+        max_sensitivity(tiny_subject, lambda *inputs: 50 * grey(*inputs), radius=0.1), sensitivity
+    )
 
 
 @pytest.mark.parametrize(
@@ -351,7 +358,7 @@ def test_noise_that_cannot_be(options: dict[str, float], message: str) -> None:
 
 
 def test_the_difference_to_the_strongest_rivals_map() -> None:
-    """Maps whose value at a pixel is known for each class: the same order, the opposite one, and one of 4.5 / 4.743."""
+    """The maps of three rivals have the same order, the opposite order, and a correlation of 4.5 / 4.743."""
     maps = {
         0: [[1.0, 2.0], [2.0, 3.0]],
         1: [[10.0, 20.0], [20.0, 30.0]],
@@ -360,31 +367,31 @@ def test_the_difference_to_the_strongest_rivals_map() -> None:
     }
 
     def explain(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
-        return torch.tensor([maps[int(item)] for item in classes])
+        return torch.tensor([maps[int(index)] for index in classes])
 
     class Known(nn.Module):
         def forward(self, images: Tensor) -> Tensor:
-            return images.mean((2, 3))  # four channels, four classes
+            return images.mean((2, 3))  # the mean of each of four channels is the logit of a class
 
     images = torch.zeros(3, 4, 2, 2)
     for row, rival in enumerate((1, 2, 3)):
         images[row, 0] = 5
         images[row, rival] = 4
-    actual = class_difference(Subject(Known(), images), explain)
-    np.testing.assert_allclose(actual.numpy(), [0, 2, 1 - 4.5 / (4.5 * 5) ** 0.5], atol=1e-6)
+    differences = class_difference(Subject(Known(), images), explain)
+    np.testing.assert_allclose(differences.numpy(), [0, 2, 1 - 4.5 / (4.5 * 5) ** 0.5], atol=1e-6)
 
 
 def test_the_rival_is_the_most_probable_class_but_the_one_that_is_explained() -> None:
-    asked: list[list[int]] = []
+    classes_of_calls: list[list[int]] = []
 
-    def look(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
-        asked.append(classes.tolist())
+    def record_classes(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
+        classes_of_calls.append(classes.tolist())
         return images.mean(1)
 
-    item = subject(classes=[0, 0, 0])
-    class_difference(item, look)
-    order = item.all_probabilities.argsort(1, descending=True)
-    assert asked == [[0, 0, 0], [int(next(c for c in row if c != 0)) for row in order]]
+    tiny_subject = subject(classes=[0, 0, 0])
+    class_difference(tiny_subject, record_classes)
+    order = tiny_subject.all_probabilities.argsort(1, descending=True)
+    assert classes_of_calls == [[0, 0, 0], [int(next(c for c in row if c != 0)) for row in order]]
 
 
 def test_a_map_without_a_class_is_the_same_for_the_rival() -> None:
@@ -392,9 +399,11 @@ def test_a_map_without_a_class_is_the_same_for_the_rival() -> None:
 
 
 def test_maps_that_were_made_before_are_compared() -> None:
-    item = subject()
+    tiny_subject = subject()
     maps = torch.rand(3, 12, 16)
-    torch.testing.assert_close(class_difference(item, grey, heatmaps=maps), 1 - rank_correlation(maps, TINY.mean(1)))
+    torch.testing.assert_close(
+        class_difference(tiny_subject, grey, heatmaps=maps), 1 - rank_correlation(maps, TINY.mean(1))
+    )
 
 
 def test_a_model_of_one_class_has_no_rival() -> None:
@@ -403,11 +412,11 @@ def test_a_model_of_one_class_has_no_rival() -> None:
         class_difference(Subject(model, TINY, activation="softmax"), grey)
 
 
-# Beside Quantus
+# Against Quantus
 
 
-class Redrawn(nn.Conv2d):
-    """Whose weights Quantus draws anew as we do; it knows its name."""
+class ResettableConv(nn.Conv2d):
+    """A convolution whose `reset_parameters`, which Quantus calls, re-initialises the weights like gradcam."""
 
     name = ""
 
@@ -425,42 +434,49 @@ def test_quantus_finds_the_same_correlations_layer_by_layer() -> None:
     quantus = pytest.importorskip("quantus")
     torch.manual_seed(1)
     model = nn.Sequential(
-        Redrawn(3, 4, 3, padding=1), nn.ReLU(), Redrawn(4, 6, 3), nn.ReLU(), Redrawn(6, 5, 3), nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
+        ResettableConv(3, 4, 3, padding=1), nn.ReLU(), ResettableConv(4, 6, 3), nn.ReLU(), ResettableConv(6, 5, 3),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(),
     ).eval()  # fmt: skip
     for name in ("0", "2", "4"):
         model[int(name)].name = name
     explain = Explainer(("gradcam",), "2").only("gradcam")
-    item = Subject(model, TINY)
+    tiny_subject = Subject(model, TINY)
 
-    def theirs(model: nn.Module, inputs: np.ndarray, targets: np.ndarray, **_: object) -> np.ndarray:
+    def explain_for_quantus(model: nn.Module, inputs: np.ndarray, targets: np.ndarray, **_: object) -> np.ndarray:
         return explain(model, torch.as_tensor(inputs), torch.as_tensor(targets))[:, None].numpy()
 
     metric = quantus.MPRT(layer_order="top_down", abs=False, normalise=False, disable_warnings=True)
-    maps = explain(model, TINY, item.classes)[:, None].numpy()
-    actual = metric(model, TINY.numpy(), item.classes.numpy(), maps, explain_func=theirs, device="cpu")
-    ours = randomisation(item, explain, stages=3)
+    maps = explain(model, TINY, tiny_subject.classes)[:, None].numpy()
+    quantus_correlations = metric(
+        model, TINY.numpy(), tiny_subject.classes.numpy(), maps, explain_func=explain_for_quantus, device="cpu"
+    )
+    ours = randomisation(tiny_subject, explain, stages=3)
     assert ours.layers == ("4", "2", "0")
     for stage, layer in enumerate(ours.layers):
-        np.testing.assert_allclose(ours.correlations[:, stage], actual[layer], atol=1e-5)
+        np.testing.assert_allclose(ours.correlations[:, stage], quantus_correlations[layer], atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_quantus_finds_the_same_sensitivity() -> None:
     quantus = pytest.importorskip("quantus")
-    item = subject()
+    tiny_subject = subject()
     generator = draw(2, "noise")
     noise = iter([((2 * torch.rand(TINY.shape, generator=generator) - 1) * 0.2).flatten(1).numpy() for _ in range(5)])
 
-    def theirs(model: nn.Module, inputs: np.ndarray, targets: np.ndarray, **_: object) -> np.ndarray:
+    def explain_for_quantus(model: nn.Module, inputs: np.ndarray, targets: np.ndarray, **_: object) -> np.ndarray:
         return GRADCAM(model, torch.as_tensor(inputs), torch.as_tensor(targets))[:, None].numpy()
 
     metric = quantus.MaxSensitivity(
         nr_samples=5, perturb_func=lambda arr, **_: arr + next(noise), disable_warnings=True
     )
-    maps = GRADCAM(item.model, TINY, item.classes)
-    actual = metric(
-        item.model, TINY.numpy(), item.classes.numpy(), maps[:, None].numpy(), explain_func=theirs, device="cpu"
+    maps = GRADCAM(tiny_subject.model, TINY, tiny_subject.classes)
+    quantus_sensitivity = metric(
+        tiny_subject.model,
+        TINY.numpy(),
+        tiny_subject.classes.numpy(),
+        maps[:, None].numpy(),
+        explain_func=explain_for_quantus,
+        device="cpu",
     )
-    ours = max_sensitivity(item, GRADCAM, radius=0.2, samples=5, seed=2)
-    np.testing.assert_allclose(ours.numpy(), actual, rtol=1e-4)
+    ours = max_sensitivity(tiny_subject, GRADCAM, radius=0.2, samples=5, seed=2)
+    np.testing.assert_allclose(ours.numpy(), quantus_sensitivity, rtol=1e-4)

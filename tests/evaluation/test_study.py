@@ -1,4 +1,4 @@
-"""Studies: each picture's numbers are its own, whatever else is judged, and however often the study was stopped."""
+"""Test studies: an image's values do not depend on the other images, or on how often the study was interrupted."""
 
 from __future__ import annotations
 
@@ -60,33 +60,35 @@ def prepare(classifier: Classifier, inputs: Any, plan: Any, **options: Any) -> S
     return prepare_study(classifier, list_inputs(inputs).items, plan, StudyOptions(**options))
 
 
-# Numbers
+# Values
 
 
 @pytest.mark.slow
 def test_the_same_seed_gives_the_same_numbers_to_the_last_digit(colours: Classifier, pictures: Path) -> None:
     metrics = [name for name in DEFAULT if name != "coherency"]
-    one, other = (judge(colours, pictures, metrics=metrics, seed=3) for _ in range(2))
-    assert to_csv(one) == to_csv(other)
-    assert to_json(one) == to_json(other)
-    assert len(one.measurements) == 6 * (7 * (len(metrics) - 2) + 7 * 2)
+    first, second = (judge(colours, pictures, metrics=metrics, seed=3) for _ in range(2))
+    assert to_csv(first) == to_csv(second)
+    assert to_json(first) == to_json(second)
+    assert len(first.measurements) == 6 * (7 * (len(metrics) - 2) + 7 * 2)
 
 
 def test_another_seed_draws_other_controls_and_another_order_of_ties(colours: Classifier, pictures: Path) -> None:
-    one, other = (numbers(judge(colours, pictures, metrics=["insertion"], seed=seed)) for seed in (0, 1))
-    changed = {method for (image, method, metric), value in one.items() if value != other[image, method, metric]}
+    values, reseeded = (numbers(judge(colours, pictures, metrics=["insertion"], seed=seed)) for seed in (0, 1))
+    changed = {
+        method for (image, method, metric), measured in values.items() if measured != reseeded[image, method, metric]
+    }
     assert {"random", "constant"} <= changed
-    assert "centre" not in changed or one["0-red.png", "centre", "insertion"] == pytest.approx(
-        other["0-red.png", "centre", "insertion"], abs=0.02
+    assert "centre" not in changed or values["0-red.png", "centre", "insertion"] == pytest.approx(
+        reseeded["0-red.png", "centre", "insertion"], abs=0.02
     )
 
 
 def test_each_picture_has_a_random_map_of_its_own(colours: Classifier, pictures: Path) -> None:
     study = prepare(colours, pictures, make_plan(["gradcam"], ["complexity"]))
     list(study.run())
-    one, other = study.example_heatmaps["0-red.png"], study.example_heatmaps["1-green.png"]
-    assert not torch.equal(one["random"], other["random"])
-    assert torch.equal(one["centre"], other["centre"])
+    red, green = study.example_heatmaps["0-red.png"], study.example_heatmaps["1-green.png"]
+    assert not torch.equal(red["random"], green["random"])
+    assert torch.equal(red["centre"], green["centre"])
 
 
 @pytest.mark.slow
@@ -110,21 +112,21 @@ def test_mosaics_do_not_depend_on_the_order_either(colours: Classifier, pictures
 
 def test_a_pictures_name_does_not_change_its_numbers(colours: Classifier, pictures: Path, tmp_path: Path) -> None:
     shutil.copy(pictures / "0-red.png", tmp_path / "other name.png")
-    one = judge(colours, pictures / "0-red.png", metrics=["insertion"])
-    other = judge(colours, tmp_path / "other name.png", metrics=["insertion"])
-    assert [measurement.value for measurement in one.measurements] == [
-        measurement.value for measurement in other.measurements
+    original = judge(colours, pictures / "0-red.png", metrics=["insertion"])
+    renamed = judge(colours, tmp_path / "other name.png", metrics=["insertion"])
+    assert [measurement.value for measurement in original.measurements] == [
+        measurement.value for measurement in renamed.measurements
     ]
-    assert one.data == other.data
+    assert original.data == renamed.data
 
 
 @pytest.mark.slow
 def test_numbers_are_those_of_the_metrics_own_functions(colours: Classifier, pictures: Path) -> None:
-    """Made by hand: the picture read, explained and judged without anything of the study."""
+    """Read, explain and evaluate an image by hand, without the code of the study."""
     from gradcam.evaluation import adcc, coherency, complexity, confidence_change, deletion, insertion, sufficiency
 
     results = judge(colours, pictures, metrics=["perturbation", "summary"], methods=["hirescam"], seed=5)
-    actual = numbers(results)
+    values = numbers(results)
     path = pictures / "2-blue.png"
     (entry,) = [entry for entry in results.entries if entry.image == path.name]
     seed = derive(5, entry.sha256)
@@ -136,8 +138,8 @@ def test_numbers_are_those_of_the_metrics_own_functions(colours: Classifier, pic
     def explain(model: nn.Module, images: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
         return gradcam.explain(model, images, "relu", method="hirescam", target=classes).heatmaps[:, 0]
 
-    change, again = confidence_change(subject, heatmaps), coherency(subject, heatmaps, explain)
-    size = complexity(heatmaps)
+    change, coherencies = confidence_change(subject, heatmaps), coherency(subject, heatmaps, explain)
+    complexities = complexity(heatmaps)
     expected = {
         "average-drop": change.drop,
         "increase": change.increase,
@@ -145,12 +147,12 @@ def test_numbers_are_those_of_the_metrics_own_functions(colours: Classifier, pic
         "insertion": insertion(subject, heatmaps, seed=seed).areas,
         "deletion": deletion(subject, heatmaps, seed=seed).areas,
         "sufficiency": sufficiency(subject, heatmaps, seed=seed),
-        "coherency": again,
-        "complexity": size,
-        "adcc": adcc(change.drop, again, size),
+        "coherency": coherencies,
+        "complexity": complexities,
+        "adcc": adcc(change.drop, coherencies, complexities),
     }
     for metric, value in expected.items():
-        assert actual[path.name, "hirescam", metric] == float(value), metric
+        assert values[path.name, "hirescam", metric] == float(value), metric
     curve = insertion(subject, heatmaps, seed=seed).probabilities[0].tolist()
     assert entry.curves["hirescam"]["insertion"] == curve
     assert "average-drop" not in entry.curves["hirescam"]
@@ -170,11 +172,12 @@ def test_grid_numbers_are_means_over_a_mosaics_four_classes(colours: Classifier,
     mass = [float(heatmaps[k][cell].sum() / heatmaps[k].sum()) for k, cell in enumerate(cells)]
     assert entry.values["gradcam"]["grid-mass"] == pytest.approx(sum(mass) / 4, abs=1e-6)
     assert entry.values["gradcam"]["grid-mass"] > 0.95
-    own = [heatmaps[k][cell].flatten() for k, cell in enumerate(cells)]
-    others = [
-        torch.cat([heatmaps[k][other].flatten() for other in cells if other != cell]) for k, cell in enumerate(cells)
+    inside = [heatmaps[k][cell].flatten() for k, cell in enumerate(cells)]
+    outside = [
+        torch.cat([heatmaps[k][other_cell].flatten() for other_cell in cells if other_cell != cell])
+        for k, cell in enumerate(cells)
     ]
-    order = [float(((a[:, None] > b) + (a[:, None] == b) / 2).mean()) for a, b in zip(own, others)]
+    order = [float(((a[:, None] > b) + (a[:, None] == b) / 2).mean()) for a, b in zip(inside, outside)]
     assert entry.values["gradcam"]["grid-order"] == pytest.approx(sum(order) / 4, abs=1e-6)
     assert entry.values["constant"] == {"grid-order": 0.5, "grid-mass": 0.25, "grid-maximum": 0.25}
 
@@ -186,10 +189,10 @@ def test_metrics_of_one_function_are_told_apart(colours: Classifier, pictures: P
     truth = Truth(torch.ones(1, 32, 32, dtype=torch.bool), [torch.tensor([[0.0, 0.0, 20.0, 32.0]])])
     heatmaps = torch.linspace(0, 1, 32 * 32).reshape(1, 32, 32)
     explain = Explainer(["gradcam"], "relu").only("gradcam")
-    change, actual = confidence_change(subject, heatmaps), localisation(heatmaps, truth.boxes)
+    change, localised = confidence_change(subject, heatmaps), localisation(heatmaps, truth.boxes)
     parts = [change.drop, coherency(subject, heatmaps, explain), complexity(heatmaps)]
     expected = {"average-drop": change.drop, "increase": change.increase, "average-gain": change.gain}
-    expected |= {"iou": actual.iou, "localisation-error": actual.errors, "adcc": adcc(*parts)}
+    expected |= {"iou": localised.iou, "localisation-error": localised.errors, "adcc": adcc(*parts)}
     case = MetricInputs(subject=subject, heatmaps=heatmaps, explain=explain, masks=truth.masks, boxes=truth.boxes)
     measured = case.measure([METRICS[name] for name in expected])
     assert measured == {name: float(value) for name, value in expected.items()}
@@ -216,22 +219,22 @@ def test_a_number_that_is_none_is_an_error() -> None:
 
 
 def test_predictions_are_computed_once_for_all(colours: Classifier, pictures: Path, monkeypatch: MonkeyPatch) -> None:
-    made = []
+    shapes = []
     original = Subject.__init__
 
     def count(self: Subject, *arguments: Any, **options: Any) -> None:
-        made.append(arguments[1].shape)
+        shapes.append(arguments[1].shape)
         original(self, *arguments, **options)
 
     monkeypatch.setattr(Subject, "__init__", count)
     study = prepare(colours, pictures, make_plan(["single-pass"], ["complexity"]))
-    made.clear()
+    shapes.clear()
     assert len(list(study.run())) == 7
-    assert made == [(1, 3, 32, 32)] * 7
+    assert shapes == [(1, 3, 32, 32)] * 7
 
 
 def test_all_single_pass_methods_share_one_pass(colours: Classifier, pictures: Path) -> None:
-    """Of each picture: one for its probabilities, and one for all the maps."""
+    """Each image takes one pass for its probabilities, and one for all maps."""
     study = prepare(colours, pictures, make_plan([*SINGLE_PASS], ["complexity"]))
     passes = []
     handle = colours.model.register_forward_hook(lambda *_: passes.append(1))
@@ -242,7 +245,7 @@ def test_all_single_pass_methods_share_one_pass(colours: Classifier, pictures: P
     assert len(passes) == 2 * 7
 
 
-# What is explained
+# Explained classes
 
 
 def test_the_class_is_the_most_probable_or_the_asked_one(colours: Classifier, pictures: Path, tmp_path: Path) -> None:
@@ -255,9 +258,9 @@ def test_the_class_is_the_most_probable_or_the_asked_one(colours: Classifier, pi
     assert judge(colours, pictures, metrics=["complexity"], target=2).measurements == blue.measurements
     listed = tmp_path / "list.csv"
     listed.write_text(f"image,class\n{pictures}/0-red.png,cyan\n{pictures}/1-green.png,\n")
-    actual = judge(colours, listed, metrics=["complexity"])
-    assert [entry.label for entry in actual.entries] == ["cyan", "green"]
-    assert actual.conditions.target == "the class in the list, or the most probable one"
+    results = judge(colours, listed, metrics=["complexity"])
+    assert [entry.label for entry in results.entries] == ["cyan", "green"]
+    assert results.conditions.target == "the class in the list, or the most probable one"
     with pytest.raises(GradcamError, match="The list already contains the classes to explain"):
         judge(colours, listed, target="red")
 
@@ -270,12 +273,12 @@ def test_with_annotations_it_is_the_most_probable_of_those(colours: Classifier, 
         "1-green.png,4,4,20,20,cyan\n2-blue.png,4,4,20,20,\n"
     )
     results = judge(colours, pictures, annotations=boxes, metrics=["energy-pointing", "complexity"])
-    actual = {entry.image: entry for entry in results.entries}
-    assert [actual[name].label for name in ("0-red.png", "1-green.png", "2-blue.png")] == ["red", "cyan", "blue"]
-    # The network sees columns 2 to 38 of 36 rows, as 32 x 32: of the box, 28 of its rows, and all of its columns.
-    assert actual["0-red.png"].values["constant"]["energy-pointing"] == 28 / 32
-    assert "energy-pointing" not in actual["3-yellow.png"].values["gradcam"]
-    assert actual["3-yellow.png"].label == "yellow"
+    entries = {entry.image: entry for entry in results.entries}
+    assert [entries[name].label for name in ("0-red.png", "1-green.png", "2-blue.png")] == ["red", "cyan", "blue"]
+    # The network sees columns 2 to 38 of the 36 rows, as 32 x 32. In its pixels the box has 28 rows and all columns.
+    assert entries["0-red.png"].values["constant"]["energy-pointing"] == 28 / 32
+    assert "energy-pointing" not in entries["3-yellow.png"].values["gradcam"]
+    assert entries["3-yellow.png"].label == "yellow"
     assert len(results.values("gradcam", "energy-pointing")) == 3
     assert len(results.values("gradcam", "complexity")) == 7
     assert results.conditions.target == "the most probable annotated class"
@@ -290,16 +293,16 @@ def test_annotations_of_a_missing_picture_are_an_error(colours: Classifier, pict
 
 
 def test_a_limit_takes_pictures_by_the_seed_and_a_larger_one_those_too(colours: Classifier, pictures: Path) -> None:
-    def chosen(limit: int | None, seed: int = 0) -> list[str]:
+    def list_limited(limit: int | None, seed: int = 0) -> list[str]:
         study = prepare(colours, pictures, make_plan(["gradcam"], ["complexity"]), limit=limit, seed=seed)
         return [item.name for item in study.items]
 
-    everything = chosen(None)
-    assert chosen(7) == chosen(100) == everything
-    assert len(chosen(3)) == 3
-    assert set(chosen(3)) < set(chosen(5)) < set(everything)
-    assert chosen(5) == [name for name in everything if name in chosen(5)]
-    assert len({tuple(chosen(3, seed)) for seed in range(5)}) > 1
+    everything = list_limited(None)
+    assert list_limited(7) == list_limited(100) == everything
+    assert len(list_limited(3)) == 3
+    assert set(list_limited(3)) < set(list_limited(5)) < set(everything)
+    assert list_limited(5) == [name for name in everything if name in list_limited(5)]
+    assert len({tuple(list_limited(3, seed)) for seed in range(5)}) > 1
 
 
 def test_methods_with_their_own_score_stand_beside_the_asked_score(colours: Classifier, pictures: Path) -> None:
@@ -309,20 +312,20 @@ def test_methods_with_their_own_score_stand_beside_the_asked_score(colours: Clas
     assert {measurement.method for measurement in results.measurements} == {"gradcam", "finercam", *CONTROLS}
 
 
-# What cannot be had
+# Failures
 
 
 def test_unreadable_pictures_are_named_the_rest_is_done(colours: Classifier, pictures: Path, tmp_path: Path) -> None:
     folder = tmp_path / "pictures"
     shutil.copytree(pictures, folder)
     (folder / "3-broken.png").write_bytes((folder / "0-red.png").read_bytes()[:60])
-    full, actual = judge(colours, pictures), judge(colours, folder)
-    (failed,) = actual.failures
+    full, partial = judge(colours, pictures), judge(colours, folder)
+    (failed,) = partial.failures
     assert failed.image == "3-broken.png"
     assert failed.error is not None
     assert failed.error.startswith("3-broken.png: ")
-    assert actual.measurements == full.measurements
-    assert actual.data == full.data
+    assert partial.measurements == full.measurements
+    assert partial.data == full.data
 
 
 def test_a_picture_whose_maps_fail_is_named_too(colours: Classifier, pictures: Path, monkeypatch: MonkeyPatch) -> None:
@@ -348,17 +351,17 @@ def test_grid_metrics_without_four_classes_are_left_out_unless_named(colours: Cl
     assert note.startswith("grid-order, grid-mass and grid-maximum are left out: ")
     assert study.compositions == ()
     assert "grid-mass" not in prepare(colours, few, make_plan(["gradcam"], ["all"])).plan.metrics
-    for named in (["grid-mass"], ["grid"], ["all", "grid-maximum"]):
+    for metrics in (["grid-mass"], ["grid"], ["all", "grid-maximum"]):
         with pytest.raises(GradcamError, match="of four"):
-            prepare(colours, few, make_plan(["gradcam"], named))
+            prepare(colours, few, make_plan(["gradcam"], metrics))
 
 
 def test_metrics_that_need_annotations_say_so_when_they_are_named() -> None:
-    for named in (["iou"], ["annotations"], ["all", "pointing-game"]):
+    for metrics in (["iou"], ["annotations"], ["all", "pointing-game"]):
         with pytest.raises(GradcamError, match=r"annotations of the objects: give --annotations PATH"):
-            make_plan(["gradcam"], named)
+            make_plan(["gradcam"], metrics)
     everything = make_plan(["gradcam"], ["all"]).metrics
-    assert everything == tuple(name for name, item in METRICS.items() if item.group != "annotations")
+    assert everything == tuple(name for name, entry in METRICS.items() if entry.group != "annotations")
     with_them = make_plan(["gradcam"], has_annotations=True).metrics
     assert with_them == tuple(name for name in METRICS if name in DEFAULT or METRICS[name].group == "annotations")
 
@@ -427,18 +430,18 @@ def test_what_must_be_the_same_is_said(colours: Classifier, pictures: Path) -> N
 
 
 def test_the_datas_hash_tells_pictures_by_any_name(colours: Classifier, pictures: Path, tmp_path: Path) -> None:
-    one = judge(colours, pictures, metrics=["complexity"])
+    original = judge(colours, pictures, metrics=["complexity"])
     for path in pictures.iterdir():
         (tmp_path / "same").mkdir(exist_ok=True)
         shutil.copy(path, tmp_path / "same" / f"x{path.name}")
-    same = judge(colours, tmp_path / "same", metrics=["complexity"])
-    assert same.data == one.data
+    copied = judge(colours, tmp_path / "same", metrics=["complexity"])
+    assert copied.data == original.data
     paint(tmp_path / "same" / "x0-red.png", 0, seed=99)
-    assert judge(colours, tmp_path / "same", metrics=["complexity"]).data != one.data
-    assert judge(colours, pictures, metrics=["complexity"], limit=6).data != one.data
+    assert judge(colours, tmp_path / "same", metrics=["complexity"]).data != original.data
+    assert judge(colours, pictures, metrics=["complexity"], limit=6).data != original.data
 
 
-# Going on
+# Resuming
 
 
 def stop_after(study: Study, journal: Journal, count: int) -> None:
@@ -464,12 +467,12 @@ def test_a_resumed_study_equals_an_uninterrupted_one_to_the_last_digit(
     explained = []
     original = Explainer.explain
     monkeypatch.setattr(
-        Explainer, "explain", lambda self, *given: explained.append(len(self.names)) or original(self, *given)
+        Explainer, "explain", lambda self, *inputs: explained.append(len(self.names)) or original(self, *inputs)
     )
     resumed = judge(colours, pictures, journal=path)
     assert (to_csv(resumed), to_json(resumed)) == (to_csv(full), to_json(full))
     assert [entry.curves for entry in resumed.entries] == [entry.curves for entry in full.entries]
-    assert explained.count(6) == 14 - count  # pictures and mosaics that were left
+    assert explained.count(6) == 14 - count  # the images and mosaics that were not in the journal
     explained.clear()
     assert to_csv(judge(colours, pictures, journal=path)) == to_csv(full)
     assert explained.count(6) == 0
@@ -560,7 +563,7 @@ def test_a_journal_of_another_layout_is_refused_and_an_earlier_one_has_none(
 def test_a_journal_of_a_list_has_the_words_of_earlier_versions(
     colours: Classifier, pictures: Path, tmp_path: Path
 ) -> None:
-    """They are compared when a study is resumed."""
+    """Resuming a study compares these words."""
     listed, path = tmp_path / "list.csv", tmp_path / "journal.jsonl"
     listed.write_text(f"path,class\n{pictures / '0-red.png'},0\n")
     judge(colours, listed, metrics=["complexity"], journal=path)
@@ -606,5 +609,5 @@ def test_progress_is_told_map_by_map(colours: Classifier, pictures: Path, tmp_pa
     messages: list[tuple[int, int]] = []
     (tmp_path / "broken.png").write_text("no picture")
     inputs = [tmp_path / "broken.png", pictures / "0-red.png"]
-    judge(colours, inputs, metrics=["complexity"], progress=lambda done, total: messages.append((done, total)))
-    assert messages == [(done, 12) for done in range(6, 13)]
+    judge(colours, inputs, metrics=["complexity"], progress=lambda count, total: messages.append((count, total)))
+    assert messages == [(step, 12) for step in range(6, 13)]

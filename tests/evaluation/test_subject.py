@@ -1,4 +1,4 @@
-"""What maps are judged on: classes, batches, what the model is left as, and heatmaps of any library, checked."""
+"""Test subjects: classes, batches, the state of the model, and checks of heatmaps of any library."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from tests.helpers import TINY, assert_same, tiny_model, traces
 
 
 class First(nn.Module):
-    """Each image's first values as logits, and how many rows came at once."""
+    """A model that returns each image's first values as logits, and records the batch sizes."""
 
-    def __init__(self, classes: int = 2, most: int | None = None, message: str = "CUDA out of memory") -> None:
+    def __init__(self, classes: int = 2, max_rows: int | None = None, message: str = "CUDA out of memory") -> None:
         super().__init__()
-        self.classes, self.most, self.message = classes, most, message
+        self.classes, self.max_rows, self.message = classes, max_rows, message
         self.rows: list[int] = []
 
     def forward(self, images: Tensor) -> Tensor:
         self.rows.append(len(images))
-        if self.most is not None and len(images) > self.most:
+        if self.max_rows is not None and len(images) > self.max_rows:
             raise RuntimeError(self.message)
         return images.flatten(1)[:, : self.classes]
 
 
 def rows_of(*logits: tuple[float, ...]) -> Tensor:
-    """Images (N,1,1,C) whose values are the logits."""
+    """Return images (N,1,1,C) whose values are the logits."""
     return torch.tensor(logits, dtype=torch.float32)[:, None, None]
 
 
@@ -63,11 +63,12 @@ def test_a_class_of_each_image_in_any_form_or_one_for_all(classes: Any) -> None:
 
 def test_activations() -> None:
     images = rows_of((0.0, math.log(3.0)), (-math.log(4.0), 0.25))
-    item = Subject(First(), images, 1, activation="sigmoid")
-    torch.testing.assert_close(item.all_probabilities, torch.tensor([[0.5, 0.75], [0.2, 1 / (1 + math.exp(-0.25))]]))
+    subject = Subject(First(), images, 1, activation="sigmoid")
+    torch.testing.assert_close(subject.all_probabilities, torch.tensor([[0.5, 0.75], [0.2, 1 / (1 + math.exp(-0.25))]]))
     plain = Subject(First(), images, 1, activation="none")
     torch.testing.assert_close(plain.probabilities, torch.tensor([math.log(3), 0.25]))
-    single = Subject(First(classes=1), images, activation="sigmoid")  # against, and for
+    # A single logit gives two probabilities: against the class, and for it.
+    single = Subject(First(classes=1), images, activation="sigmoid")
     torch.testing.assert_close(single.all_probabilities, torch.tensor([[0.5, 0.5], [0.8, 0.2]]))
     assert Subject(First(classes=1), images, 0).probabilities.tolist() == pytest.approx([0.5, 0.8])
     assert Subject(First(classes=1), images, 1).probabilities.tolist() == pytest.approx([0.5, 0.2])
@@ -77,7 +78,7 @@ def test_activations() -> None:
 def test_probabilities_are_float32_whatever_the_images_are(dtype: torch.dtype) -> None:
     subject = Subject(First(), PAIRS.to(dtype), 1)
     assert subject.probabilities.dtype == subject.score([PAIRS.to(dtype)]).dtype == torch.float32
-    expected = PAIRS.to(dtype)[:, 0, 0].double().softmax(1)[:, 1]  # of what the images were rounded to
+    expected = PAIRS.to(dtype)[:, 0, 0].double().softmax(1)[:, 1]  # the images' values are rounded to their dtype
     torch.testing.assert_close(subject.probabilities, expected.float())
 
 
@@ -99,25 +100,26 @@ def test_scores_do_not_depend_on_how_rows_are_packed(batch_size: int | None) -> 
     subject = Subject(model, PAIRS, [1, 0, 1], batch_size=batch_size)
     model.rows.clear()
     variants = [PAIRS, PAIRS.flip(3), PAIRS * 0, PAIRS * 2]
-    actual = subject.score(iter(variants))
+    scores = subject.score(iter(variants))
     expected = [[3 / 4, 4 / 5, 1 / 2], [1 / 4, 1 / 5, 1 / 2], [1 / 2] * 3, [9 / 10, 16 / 17, 1 / 2]]
-    torch.testing.assert_close(actual, torch.tensor(expected))
-    full = min(batch_size or 12, 12)
-    assert model.rows == [full] * (12 // full) + [12 % full] * (12 % full > 0)  # full but for the last
+    torch.testing.assert_close(scores, torch.tensor(expected))
+    full_size = min(batch_size or 12, 12)
+    # All batches but the last are full.
+    assert model.rows == [full_size] * (12 // full_size) + [12 % full_size] * (12 % full_size > 0)
 
 
 def test_variants_are_taken_as_they_are_needed() -> None:
     model = First()
     subject = Subject(model, PAIRS, 0, batch_size=3)
-    result: list[int] = []
+    batches_so_far: list[int] = []
 
     def variants() -> Any:
         for _ in range(4):
-            result.append(len(model.rows))
+            batches_so_far.append(len(model.rows))
             yield PAIRS
 
     subject.score(variants())
-    assert result == [1, 2, 3, 4]
+    assert batches_so_far == [1, 2, 3, 4]
 
 
 def test_no_variants() -> None:
@@ -133,22 +135,22 @@ def test_large_pictures_go_through_a_processor_in_small_batches() -> None:
 
 @pytest.mark.parametrize("message", ["CUDA out of memory", "DefaultCPUAllocator: can't allocate memory"])
 def test_batches_are_halved_until_they_fit_into_memory(message: str) -> None:
-    model = First(most=2, message=message)
+    model = First(max_rows=2, message=message)
     subject = Subject(model, PAIRS.repeat(4, 1, 1, 1), 1, batch_size=12)
     expected = torch.tensor([0.75, 0.2, 0.5] * 4)
     torch.testing.assert_close(subject.probabilities, expected)
     model.rows.clear()
     torch.testing.assert_close(subject.score([subject.images])[0], expected)
-    assert max(model.rows) == 1  # 12, 6, 3, 1: it stays with what did fit
+    assert max(model.rows) == 1  # after 12, 6 and 3 failed, the batch size stays 1
 
 
 def test_one_image_that_does_not_fit_into_memory_says_so() -> None:
     with pytest.raises(RuntimeError, match="out of memory"):
-        Subject(First(most=0), PAIRS)
+        Subject(First(max_rows=0), PAIRS)
 
 
 def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
-    model = First(most=2, message="mat1 and mat2 shapes cannot be multiplied")
+    model = First(max_rows=2, message="mat1 and mat2 shapes cannot be multiplied")
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         Subject(model, PAIRS)
     assert model.rows == [3]
@@ -165,7 +167,7 @@ def test_baselines_are_made_and_computed_once() -> None:
     assert model.rows == [3]
 
 
-# What the model is left as
+# State of the model
 
 
 def test_the_model_is_judged_in_evaluation_mode_and_left_as_it_was() -> None:
@@ -183,7 +185,7 @@ def test_the_model_is_judged_in_evaluation_mode_and_left_as_it_was() -> None:
 
 
 def test_a_model_that_raises_is_left_as_it_was() -> None:
-    model = nn.Sequential(nn.Dropout(), First(most=0, message="broken")).train()
+    model = nn.Sequential(nn.Dropout(), First(max_rows=0, message="broken")).train()
     before = traces(model)
     with pytest.raises(RuntimeError, match="broken"):
         Subject(model, PAIRS)
@@ -194,18 +196,18 @@ def test_a_model_that_raises_is_left_as_it_was() -> None:
 def test_a_model_that_works_in_place_changes_no_image_and_no_variant(batch_size: int | None) -> None:
     images, variant = TINY.clone(), TINY.clone()
     subject = Subject(nn.Sequential(nn.ReLU(inplace=True), First()), images, 0, batch_size=batch_size)
-    actual = [subject.score([variant]) for _ in range(2)]
+    scores = [subject.score([variant]) for _ in range(2)]
     assert torch.equal(images, TINY)
     assert torch.equal(variant, TINY)
-    assert torch.equal(actual[0], actual[1])
+    assert torch.equal(scores[0], scores[1])
 
 
 def test_images_of_inference_mode() -> None:
     with torch.inference_mode():
         images = TINY.clone()
         subject = Subject(nn.Sequential(nn.ReLU(inplace=True), First()), images, 0)
-        actual = subject.score([images])
-    assert torch.equal(actual[0], subject.probabilities)
+        scores = subject.score([images])
+    assert torch.equal(scores[0], subject.probabilities)
     assert torch.equal(images, TINY)
 
 
@@ -215,11 +217,11 @@ def test_a_model_in_a_wrapper() -> None:
 
 
 def test_several_threads_judge_with_one_model() -> None:
-    model, actual = tiny_model().train(), {}
+    model, scores = tiny_model().train(), {}
     before = traces(model)
 
     def judge(number: int) -> None:
-        actual[number] = Subject(model, TINY, 0).score([TINY * number] * 20)
+        scores[number] = Subject(model, TINY, 0).score([TINY * number] * 20)
 
     threads = [threading.Thread(target=judge, args=(number,)) for number in range(4)]
     for thread in threads:
@@ -229,10 +231,10 @@ def test_several_threads_judge_with_one_model() -> None:
     assert_same(before, traces(model))
     for number in range(4):
         expected = tiny_model().eval()(TINY * number).softmax(1)[:, 0].detach()
-        torch.testing.assert_close(actual[number], expected.expand(20, -1))
+        torch.testing.assert_close(scores[number], expected.expand(20, -1))
 
 
-# What does not fit
+# Invalid inputs
 
 
 @pytest.mark.parametrize("images", [TINY[0], TINY.int(), TINY[:0], TINY.numpy(), None, [TINY], TINY[None]])
@@ -285,10 +287,10 @@ def test_variants_of_another_shape() -> None:
 
 def test_heatmaps_of_any_library_become_tensors() -> None:
     values = [[[1.0, -2.0]], [[3.0, 0.5]]]
-    for given in (np.array(values), np.array(values)[:, None], torch.tensor(values).half(), values):
-        actual = check_heatmaps(given, (2, 1, 2))
-        assert actual.dtype == torch.float32
-        assert actual.tolist() == values
+    for heatmaps in (np.array(values), np.array(values)[:, None], torch.tensor(values).half(), values):
+        tensor = check_heatmaps(heatmaps, (2, 1, 2))
+        assert tensor.dtype == torch.float32
+        assert tensor.tolist() == values
     assert check_heatmaps(np.array(values)[:, :, ::-1], (2, 1, 2)).tolist() == [[[-2, 1]], [[0.5, 3]]]
     assert check_heatmaps(np.array([[[1, 2]]], np.uint8)).tolist() == [[[1, 2]]]
     assert not check_heatmaps(torch.ones(1, 1, 2, requires_grad=True)).requires_grad
@@ -330,4 +332,4 @@ def test_heatmaps_that_are_no_numbers(value: float) -> None:
 def test_maps_between_zero_and_one() -> None:
     maps = torch.tensor([[[-1.0, 2.0, 4.0]], [[0.0, 0.0, 0.0]], [[-1.0, -2.0, -3.0]], [[0.3, 0.3, 0.3]]])
     assert to_unit(maps).tolist() == [[[0, 0.5, 1]], [[0, 0, 0]], [[0, 0, 0]], [[1, 1, 1]]]
-    assert to_unit(torch.tensor([[[1e-42, 0.0]]])).max() == 1  # what is hardly there is a map all the same
+    assert to_unit(torch.tensor([[[1e-42, 0.0]]])).max() == 1  # a tiny maximum is scaled to 1 as well
