@@ -1,4 +1,4 @@
-"""The folder in which pages are read along: pictures, models with random weights, and files of a user's own."""
+"""Fixtures with the files that pages name: images, models with random weights, and a user's own files."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def build():
 
 
 def make_readers(folder: Path) -> None:
-    """A small CLIP and a small captioner with random weights, and a tokenizer of a few words beside each."""
+    """Write a small CLIP and a small captioner with random weights, with a tokenizer of a few words each."""
     import tokenizers
     import transformers as library
 
@@ -98,21 +98,21 @@ def make_readers(folder: Path) -> None:
 
 
 def make_labelled(folder: Path) -> Path:
-    """Parts of two photographs, twelve of each, in folders that are called like their classes."""
+    """Write twelve crops of each of two photographs, in folders that are named like their classes."""
     for name, source in {"espresso": "coffee.jpg", "macaw": "macaw.webp"}.items():
         (folder / name).mkdir(parents=True)
         with Image.open(ROOT / "assets" / source) as picture:
             side = min(picture.size) * 4 // 5
             for number in range(12):
-                left, top = number % 4 * (picture.width - side) // 3, number // 4 * (picture.height - side) // 2
-                part = picture.convert("RGB").crop((left, top, left + side, top + side))
+                x0, y0 = number % 4 * (picture.width - side) // 3, number // 4 * (picture.height - side) // 2
+                part = picture.convert("RGB").crop((x0, y0, x0 + side, y0 + side))
                 part.resize((240, 240)).save(folder / name / f"{number:02}.jpg")
     return folder
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the pages name, made once: random weights of five kinds of checkpoints, pictures, a shard, code."""
+def page_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write the files that the pages name, once: random weights of five kinds of checkpoints, images, a shard, code."""
     import timm
     from safetensors.torch import save_file
     from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
@@ -121,9 +121,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "torch/hub/checkpoints").mkdir(parents=True)
     file = torchvision.models.ResNet18_Weights.DEFAULT.url.rpartition("/")[2]
     torch.save(torchvision.models.resnet18().state_dict(), folder / "torch/hub/checkpoints" / file)
-    boxes = torchvision.models.detection.SSDLite320_MobileNet_V3_Large_Weights.DEFAULT.url.rpartition("/")[2]
+    detector_file = torchvision.models.detection.SSDLite320_MobileNet_V3_Large_Weights.DEFAULT.url.rpartition("/")[2]
     detector = torchvision.models.detection.ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None)
-    torch.save(detector.state_dict(), folder / "torch/hub/checkpoints" / boxes)
+    torch.save(detector.state_dict(), folder / "torch/hub/checkpoints" / detector_file)
     Image.fromarray(np.pad(np.full((100, 100), 255, np.uint8), ((100, 200), (200, 300)))).save(folder / "mask.png")
     save_file(timm.create_model("resnet18").state_dict(), folder / "timm.safetensors")
     names = {0: "nothing", 1: "coffee", 2: "tea"}
@@ -144,10 +144,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     exec(TRAIN, network)
     torch.save(network["build"]().state_dict(), folder / "last.pth")
     Image.fromarray(np.random.default_rng(0).integers(100, 4000, (80, 100), dtype=np.uint16)).save(folder / "scan.png")
-    for place, pictures in {"photos": ("coffee.jpg", "rocket.jpg"), "more": ("camera.png",)}.items():
-        (folder / place).mkdir()
+    for subfolder, pictures in {"photos": ("coffee.jpg", "rocket.jpg"), "more": ("camera.png",)}.items():
+        (folder / subfolder).mkdir()
         for name in pictures:
-            shutil.copy(assets / name, folder / place)
+            shutil.copy(assets / name, folder / subfolder)
     (folder / "chosen.csv").write_text("path,class\nphotos/coffee.jpg,cup\nmore/camera.png,\n")
     for number, name in enumerate(("coffee.jpg", "rocket.jpg")):
         with tarfile.open(folder / f"photos-{number:06}.tar", "w") as tar:
@@ -161,11 +161,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def desk(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of it, as the current folder; big files are links."""
-    shutil.copytree(made, tmp_path / "desk", copy_function=_link_or_copy)
+def workspace(page_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Copy the page files to a temporary folder and make it the current one. Big files are links."""
+    shutil.copytree(page_files, tmp_path / "desk", copy_function=_link_or_copy)
     monkeypatch.chdir(tmp_path / "desk")
-    monkeypatch.setenv("TORCH_HOME", str(made / "torch"))
+    monkeypatch.setenv("TORCH_HOME", str(page_files / "torch"))
     monkeypatch.syspath_prepend(str(tmp_path / "desk"))
     return tmp_path / "desk"
 

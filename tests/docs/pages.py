@@ -1,13 +1,13 @@
-"""Runs what is printed: each block of Python and each command of a page, in order, in a folder with the files that it names.
+"""Run each block of Python and each command of a page, in order, in a folder with the files that the page names.
 
-A comment in front of a block says what is special about it:
+A comment before a block marks a special case:
 
-    <!-- raises LayerError: has no layer -->    the block of Python ends in this error, with these words
+    <!-- raises LayerError: has no layer -->    the block of Python ends with this error and message
     <!-- status 1 -->                           the last command ends with this status
-    <!-- prints -->                             a block of text: what the block before it has printed, times aside
-    <!-- elsewhere -->                          a test of its own runs it
+    <!-- prints -->                             the text block is the output of the block before it; times may differ
+    <!-- elsewhere -->                          a separate test runs it
     <!-- line test -->                          scripts/check runs it
-    <!-- slow -->                               the page's test is a slow one
+    <!-- slow -->                               the test of the page is marked as slow
 
 Commands of `gradcam` run in this process, everything else in a shell. `git clone` and `pip install` are not run: a
 page installs this repository, with extras that exist.
@@ -40,7 +40,7 @@ INSTALLS = re.compile(r"""pip install (-e )?(\.|"\.\[(?P<extras>[\w,]+)\]"|"git\
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block. `line`: where its code begins; `mark`: the comment in front of it, or nothing."""
+    """A fenced block. `line` is the line where its code begins, and `mark` the comment before it, or ""."""
 
     page: str
     line: int
@@ -57,16 +57,16 @@ def read_blocks(path: Path) -> list[Block]:
     text = path.read_text(encoding="utf-8")
     page = path.relative_to(ROOT).as_posix()
     blocks = []
-    for results in FENCE.finditer(text):
-        note = NOTE.search(text[: results.start()])
+    for fence in FENCE.finditer(text):
+        note = NOTE.search(text[: fence.start()])
         mark = note[1] if note and note[1].startswith(MARKS) else ""
-        code = re.sub(rf"^{results['indent']}", "", results["code"], flags=re.M)
-        blocks.append(Block(page, text[: results.start("code")].count("\n"), results["language"], code, mark))
+        code = re.sub(rf"^{fence['indent']}", "", fence["code"], flags=re.M)
+        blocks.append(Block(page, text[: fence.start("code")].count("\n"), fence["language"], code, mark))
     return blocks
 
 
 def run_page(path: Path) -> dict[str, Any]:
-    """Run a page's blocks in the current folder; the names that its Python made."""
+    """Run a page's blocks in the current folder, and return the names that its Python defined."""
     names: dict[str, Any] = {"__name__": "__main__"}
     printed = ""
     for block in read_blocks(path):
@@ -77,12 +77,12 @@ def run_page(path: Path) -> dict[str, Any]:
         elif block.language == "bash":
             printed = run_commands(block)
         elif block.mark == "prints":
-            assert settle(printed) == settle(block.code), block.where
+            assert normalise_output(printed) == normalise_output(block.code), block.where
     return names
 
 
 def run_python(block: Block, names: dict[str, Any]) -> str:
-    """What it printed. An error says in which line of the page it is."""
+    """Run a block of Python and return its output. Errors name the line of the page."""
     code = compile("\n" * block.line + block.code, block.page, "exec")
     kind, _, words = block.mark.removeprefix("raises ").partition(": ")
     with contextlib.redirect_stdout(io.StringIO()) as output:
@@ -96,7 +96,7 @@ def run_python(block: Block, names: dict[str, Any]) -> str:
 
 
 def run_commands(block: Block) -> str:
-    """What they printed to standard output."""
+    """Run a block of commands and return their standard output."""
     lines = [line for line in block.code.replace("\\\n", " ").splitlines() if line and not line.startswith("#")]
     printed = ""
     for number, line in enumerate(lines):
@@ -129,7 +129,7 @@ def run_command(line: str) -> tuple[int, str]:
 
 
 def environment() -> dict[str, str]:
-    """With the commands of this Python, and this package."""
+    """Return an environment with the commands of this Python, and this package."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
 
@@ -140,11 +140,13 @@ def check_installed(line: str) -> None:
     if match["extras"] and sys.version_info >= (3, 11):
         import tomllib
 
-        known = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-        assert set(match["extras"].split(",")) <= known.keys(), f"no such extra: {line}"
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+            "optional-dependencies"
+        ]
+        assert set(match["extras"].split(",")) <= extras.keys(), f"no such extra: {line}"
 
 
-def settle(text: str) -> str:
-    """Without what changes from run to run: times, and spaces at the end of lines."""
+def normalise_output(text: str) -> str:
+    """Return the text without times and without spaces at the end of lines, which differ between runs."""
     text = re.sub(r"\d+\.\d s", "T s", text)
     return "\n".join(line.rstrip() for line in text.strip().splitlines())

@@ -1,4 +1,4 @@
-"""What the page on clusters prints runs, with a server that speaks S3 and a cluster of Ray on this machine."""
+"""Test that the commands of the page on clusters run, with an S3 server and a Ray cluster on this machine."""
 
 from __future__ import annotations
 
@@ -15,32 +15,34 @@ import gradcam
 from gradcam.cli import cli
 from tests.docs.pages import ROOT, read_blocks
 
-BEYOND, SLURM, KUBERNETES = (
+SEVERAL_MACHINES, SLURM, KUBERNETES = (
     block.code for block in read_blocks(ROOT / "docs/howto/cluster.md") if block.mark == "elsewhere"
 )
 
 
 @pytest.mark.slow
-def test_the_commands_for_more_than_one_machine_run(desk: Path, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_for_more_than_one_machine_run(workspace: Path, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import fsspec
     from ray.cluster_utils import Cluster
 
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # last digits are those of the actor's one core
+    # One core per process, as in the Ray actor, so that the last digits agree.
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     store = fsspec.filesystem("s3")
     for name in ("coffee.jpg", "rocket.jpg"):
         store.put(f"photos/{name}", f"{s3}/photos/{name}")
-    lines = BEYOND.splitlines()
+    lines = SEVERAL_MACHINES.splitlines()
     assert len(lines) == 5
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     try:
         for line in lines:
-            typed = shlex.split(
+            arguments = shlex.split(
                 line.replace("s3://bucket", s3).replace("127.0.0.1:6379", cluster.address), comments=True
             )
-            code = f"import sys; from gradcam.cli import main; sys.argv = {typed}; main()"
-            # In processes of their own: one that leaves a Ray cannot join another well.
-            ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-            assert (ended.returncode, ended.stderr) == (0, ""), line
+            code = f"import sys; from gradcam.cli import main; sys.argv = {arguments}; main()"
+            # Use a separate process per command, because a process that has left one Ray cluster cannot reliably join
+            # another.
+            process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+            assert (process.returncode, process.stderr) == (0, ""), line
     finally:
         cluster.shutdown()
     expected = gradcam.read_manifest("explained")
@@ -51,7 +53,7 @@ def test_the_commands_for_more_than_one_machine_run(desk: Path, s3: str, monkeyp
     assert [record.tar for record in gradcam.read_manifest(f"{s3}/tars")] == ["results-000001.tar"] * 2
 
 
-def test_the_job_arrays_take_shares(desk: Path) -> None:
+def test_the_job_arrays_take_shares(workspace: Path) -> None:
     import yaml
 
     (slurm,) = [line for line in SLURM.splitlines() if line.startswith("gradcam ")]

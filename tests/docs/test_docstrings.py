@@ -1,4 +1,4 @@
-"""Every public name says what it takes, gives and raises, and shows an example; the example runs as a doctest."""
+"""Test that every public name documents its parameters, result and errors, and that its example runs as a doctest."""
 
 from __future__ import annotations
 
@@ -21,52 +21,50 @@ from tests.docs.pages import ROOT
 
 REFERENCE = (ROOT / "docs/reference/api.md").read_text(encoding="utf-8")
 NAMES = re.findall(r"^   ([\w.]+)$", REFERENCE, re.M)
-ROOMS = ("gradcam", "gradcam.attributions", "gradcam.evaluation", "gradcam.inspection", "gradcam.errors")
+PACKAGES = ("gradcam", "gradcam.attributions", "gradcam.evaluation", "gradcam.inspection", "gradcam.errors")
 TABLES = (
     "METHODS",
     "attributions.ATTRIBUTIONS",
     "evaluation.CONTROLS",
     "evaluation.METRICS",
-)  # a block of the page each
+)  # each has a block on the page
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 def find(name: str) -> Any:
-    actual: Any = importlib.import_module("gradcam")
+    obj: Any = importlib.import_module("gradcam")
     for part in name.split("."):
-        actual = (
-            getattr(actual, part) if hasattr(actual, part) else importlib.import_module(f"{actual.__name__}.{part}")
-        )
-    return actual
+        obj = getattr(obj, part) if hasattr(obj, part) else importlib.import_module(f"{obj.__name__}.{part}")
+    return obj
 
 
 def members(name: str) -> dict[str, Any]:
-    """The public functions and properties of a class, those that it inherits from gradcam's own included."""
-    of = [item for item in find(name).__mro__ if item.__module__.startswith("gradcam")]
-    own = {key: it for item in reversed(of) for key, it in vars(item).items() if not key.startswith("_")}
-    results = {}
-    for key, it in own.items():
-        function = getattr(it, "fget", None) or getattr(it, "func", None) or getattr(it, "__func__", it)
+    """Return the public functions and properties of a class, with those inherited from gradcam's own classes."""
+    bases = [base for base in find(name).__mro__ if base.__module__.startswith("gradcam")]
+    attributes = {key: obj for base in reversed(bases) for key, obj in vars(base).items() if not key.startswith("_")}
+    functions = {}
+    for key, obj in attributes.items():
+        function = getattr(obj, "fget", None) or getattr(obj, "func", None) or getattr(obj, "__func__", obj)
         if inspect.isfunction(function) and key not in getattr(find(name), "__dataclass_fields__", ()):
-            results[f"{name}.{key}"] = it
-    return results
+            functions[f"{name}.{key}"] = obj
+    return functions
 
 
 CLASSES = [name for name in NAMES if inspect.isclass(find(name))]
 FUNCTIONS = [name for name in NAMES if name not in CLASSES]
-MEMBERS = {key: it for name in CLASSES for key, it in members(name).items()}
+MEMBERS = {key: obj for name in CLASSES for key, obj in members(name).items()}
 
 
-def function_of(it: Any) -> Any:
-    return getattr(it, "fget", None) or getattr(it, "func", None) or getattr(it, "__func__", it)
+def get_function(obj: Any) -> Any:
+    return getattr(obj, "fget", None) or getattr(obj, "func", None) or getattr(obj, "__func__", obj)
 
 
-def read(it: Any) -> FunctionDoc:
-    return FunctionDoc(None, doc=inspect.getdoc(it) or "")
+def read(obj: Any) -> FunctionDoc:
+    return FunctionDoc(None, doc=inspect.getdoc(obj) or "")
 
 
 def documented(doc: FunctionDoc, *sections: str) -> list[str]:
-    """The names of the parameters, or fields, which have a type and a description; others are wrong."""
+    """Return the documented parameters or fields. Each must have a type and a description."""
     names = []
     for entry in (item for section in sections for item in doc[section]):
         assert entry.name, "a parameter without a name"
@@ -93,7 +91,7 @@ def check_parameters(function: Any, doc: FunctionDoc) -> None:
     assert message == expected
 
 
-def gives(function: Any) -> bool:
+def returns_value(function: Any) -> bool:
     return str(getattr(function, "__annotations__", {}).get("return")) not in ("None", "NoReturn")
 
 
@@ -101,15 +99,15 @@ def raises(function: Any) -> bool:
     return bool(re.search(r"^\s+raise ", inspect.getsource(function), re.M))
 
 
-def check_function(it: Any) -> None:
-    function, doc = function_of(it), read(it)
+def check_function(obj: Any) -> None:
+    function, doc = get_function(obj), read(obj)
     summary = " ".join(doc["Summary"])
     assert summary.endswith((".", ":"))
-    if function is not it and not isinstance(it, (classmethod, staticmethod)):
-        return  # a property says it all in a sentence or two
+    if function is not obj and not isinstance(obj, (classmethod, staticmethod)):
+        return  # a property needs only its summary
     assert not summary.split()[0].endswith("s")  # imperative: "Return", not "Returns"
     check_parameters(function, doc)
-    if gives(function):
+    if returns_value(function):
         assert doc["Returns"] or doc["Yields"], "no section Returns"
     if raises(function):
         assert doc["Raises"], "no section Raises"
@@ -118,19 +116,19 @@ def check_function(it: Any) -> None:
 
 
 def is_small(function: Any) -> bool:
-    """What takes one value at most, and raises nothing itself, says it in a sentence."""
+    """Return True if the function takes at most one value and raises nothing itself, so that one sentence is enough."""
     return len(parameters(function)) < 2 and not raises(function)
 
 
 def test_the_reference_lists_every_public_name() -> None:
     expected = set()
-    for room in ROOMS:
-        module = importlib.import_module(room)
-        of = room.removeprefix("gradcam").lstrip(".")
+    for package in PACKAGES:
+        module = importlib.import_module(package)
+        prefix = package.removeprefix("gradcam").lstrip(".")
         names = getattr(module, "__all__", None) or [
-            key for key, it in vars(module).items() if inspect.isclass(it) and issubclass(it, (Exception, Warning))
+            key for key, obj in vars(module).items() if inspect.isclass(obj) and issubclass(obj, (Exception, Warning))
         ]
-        expected |= {f"{of}.{name}".lstrip(".") for name in names if not inspect.ismodule(getattr(module, name))}
+        expected |= {f"{prefix}.{name}".lstrip(".") for name in names if not inspect.ismodule(getattr(module, name))}
     expected -= {"__version__", "errors.GradcamError", "errors.GradcamWarning"}
     assert expected <= {*NAMES, *TABLES}
     assert len(NAMES) == len(set(NAMES))
@@ -138,10 +136,10 @@ def test_the_reference_lists_every_public_name() -> None:
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_function_has_its_sections(name: str) -> None:
-    it = find(name)
-    check_function(it)
-    assert read(it)["Raises"]
-    assert read(it)["Examples"]
+    obj = find(name)
+    check_function(obj)
+    assert read(obj)["Raises"]
+    assert read(obj)["Examples"]
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -152,19 +150,21 @@ def test_a_class_has_its_sections(name: str) -> None:
     if is_dataclass(cls):
         public = [base for base in cls.__bases__ if base.__name__ in {name.rpartition(".")[2] for name in NAMES}]
         inherited = {field.name for base in public for field in fields(base)}
-        own = [field.name for field in fields(cls) if not field.name.startswith("_") and field.name not in inherited]
-        assert set(own) <= set(documented(doc, "Parameters", "Attributes"))
+        public_fields = [
+            field.name for field in fields(cls) if not field.name.startswith("_") and field.name not in inherited
+        ]
+        assert set(public_fields) <= set(documented(doc, "Parameters", "Attributes"))
     elif "__init__" in vars(cls):
         check_parameters(cls.__init__, doc)
 
 
 @pytest.mark.parametrize("name", MEMBERS)
 def test_a_method_has_its_sections(name: str) -> None:
-    it = MEMBERS[name]
-    if is_small(function_of(it)):
-        assert " ".join(read(it)["Summary"]).endswith((".", ":"))
+    obj = MEMBERS[name]
+    if is_small(get_function(obj)):
+        assert " ".join(read(obj)["Summary"]).endswith((".", ":"))
     else:
-        check_function(it)
+        check_function(obj)
 
 
 @pytest.fixture(scope="session")
@@ -173,8 +173,8 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def desk(labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the examples run: a folder of pictures."""
+def workspace(labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make a folder of images the current folder, for the examples."""
     (tmp_path / "labelled").symlink_to(labelled)
     for target, name in {
         "photo.jpg": "cat_and_espresso.jpg",
@@ -188,14 +188,14 @@ def desk(labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     return tmp_path
 
 
-@pytest.mark.parametrize("name", [*NAMES, *(name for name, it in MEMBERS.items() if read(it)["Examples"])])
-def test_the_example_runs(name: str, desk: Path) -> None:
-    it = MEMBERS.get(name) or find(name)
-    doc = inspect.getdoc(it) or ""
+@pytest.mark.parametrize("name", [*NAMES, *(name for name, obj in MEMBERS.items() if read(obj)["Examples"])])
+def test_the_example_runs(name: str, workspace: Path) -> None:
+    obj = MEMBERS.get(name) or find(name)
+    doc = inspect.getdoc(obj) or ""
     examples = doctest.DocTestParser().get_doctest(doc, {}, name, None, None)
     assert examples.examples, "no example"
     printed: list[str] = []
     doctest.DocTestRunner(verbose=False, optionflags=OPTIONS).run(examples, out=printed.append, clear_globs=False)
     assert not printed, "".join(printed)
-    is_made = inspect.isclass(it) and any(isinstance(value, it) for value in examples.globs.values())
+    is_made = inspect.isclass(obj) and any(isinstance(value, obj) for value in examples.globs.values())
     assert is_made or name.rpartition(".")[2] in doc.partition("Examples\n")[2], "the example does not show it"

@@ -1,4 +1,4 @@
-"""The programs and notebooks of examples/ run, and do what they say."""
+"""Test that the programs and notebooks of examples/ run, and give the documented results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXAMPLES = ROOT / "examples"
 
 
 def run(name: str, *arguments: str) -> str:
-    """What the program printed; it runs in the current folder."""
+    """Run the program in the current folder and return its output."""
     ended = subprocess.run(
         [sys.executable, EXAMPLES / name, *arguments], capture_output=True, text=True, check=False, env=environment()
     )
@@ -65,22 +65,22 @@ def test_methods_are_told_apart_from_maps_that_know_nothing() -> None:
 def test_a_scan_of_16_bits_is_explained() -> None:
     printed = run("clinical_16bit.py", "--output", "out.png")
     assert "fracture" in printed
-    assert "65535" in printed  # how it is shown
+    assert "65535" in printed  # the note about the range of 16-bit values
     assert gradcam.read_image("out.png").shape == (256, 256, 3)
 
 
 def test_a_job_of_an_array_takes_its_share() -> None:
     shutil.copytree(ROOT / "assets", "photos", ignore=shutil.ignore_patterns("[!c]*", "*.csv"))
     array = {**environment(), "SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_TASK_COUNT": "2"}
-    for _ in range(2):  # the second time nothing is left to do
+    for _ in range(2):  # the second run has nothing left to do
         subprocess.run([EXAMPLES / "slurm_array.sh", "photos", "out"], env=array, check=True, capture_output=True)
-    result = {record.image for record in gradcam.read_manifest("out")}
-    assert 0 < len(result) < len(list(Path("photos").iterdir()))
+    names = {record.image for record in gradcam.read_manifest("out")}
+    assert 0 < len(names) < len(list(Path("photos").iterdir()))
     assert Path("out/run-2-of-2.json").exists()
 
 
 class TestService:
-    """A picture in, an overlay out; what is wrong is said with status 400."""
+    """The service returns an overlay for an image, and status 400 for invalid input."""
 
     @pytest.fixture(scope="class")
     def client(self) -> Any:
@@ -108,8 +108,8 @@ class TestService:
 
     @pytest.mark.parametrize(("data", "label"), [(b"nothing", None), (b"", None), ("coffee.jpg", "no such class")])
     def test_what_is_wrong_is_said(self, client: Any, data: bytes | str, label: str | None) -> None:
-        sent = (ROOT / "assets" / data).read_bytes() if isinstance(data, str) else data
-        answer = client.post("/explain", files={"image": ("a", sent)}, params={"label": label} if label else {})
+        content = (ROOT / "assets" / data).read_bytes() if isinstance(data, str) else data
+        answer = client.post("/explain", files={"image": ("a", content)}, params={"label": label} if label else {})
         assert answer.status_code == 400
         assert len(answer.json()["detail"]) > 20
 
@@ -121,8 +121,8 @@ def test_a_notebook_runs_and_shows_its_pictures(name: str, pictures: int, monkey
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     notebook = nbformat.read(EXAMPLES / name, as_version=4)
-    assert all(not cell.get("outputs") for cell in notebook.cells)  # what is committed has none
+    assert all(not cell.get("outputs") for cell in notebook.cells)  # committed notebooks have no outputs
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(EXAMPLES)}}).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
-    shown = [output for output in outputs if {"image/png", "text/html"} & set(output.get("data", {}))]
-    assert len(shown) >= pictures
+    displayed = [output for output in outputs if {"image/png", "text/html"} & set(output.get("data", {}))]
+    assert len(displayed) >= pictures

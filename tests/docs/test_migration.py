@@ -1,4 +1,4 @@
-"""Each row of the table for people who come from pytorch-grad-cam holds."""
+"""Test each row of the table for users of pytorch-grad-cam."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGE = (ROOT / "docs/howto/from_pytorch_grad_cam.md").read_text(encoding="utf-8"
 
 
 class TestMigration:
-    """Each row of the table for people who come from pytorch-grad-cam."""
+    """Each row of the table for users of pytorch-grad-cam."""
 
     model = torchvision.models.resnet18(weights=None).eval()
     images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
@@ -43,13 +43,13 @@ class TestMigration:
         )
         assert difference.scores[0, 0] == pytest.approx((difference.output[0, 281] - difference.output[0, 282]).item())
         with pytest.raises(gradcam.GradcamError):
-            maps([281])  # there: a silent zero map for the second image
+            maps([281])  # pytorch-grad-cam silently returns a zero map for the second image
 
     def test_one_image_and_a_list_of_one(self) -> None:
-        one = self.images[:1]
+        image = self.images[:1]
         assert torch.equal(
-            gradcam.explain(self.model, one, "layer4", target=[281]).maps,
-            gradcam.explain(self.model, one, "layer4", target=281).maps,
+            gradcam.explain(self.model, image, "layer4", target=[281]).maps,
+            gradcam.explain(self.model, image, "layer4", target=281).maps,
         )
 
     def test_several_layers_and_their_average(self) -> None:
@@ -66,11 +66,11 @@ class TestMigration:
 
     def test_smoothing(self) -> None:
         options = {"augmentation": "flip-scale", "smoothing": "eigen"}
-        one, other = (
-            gradcam.explain(self.model, item, "layer4", target=5, **options)
-            for item in (self.images, self.images.flip(-1))
+        explanation, mirrored = (
+            gradcam.explain(self.model, images, "layer4", target=5, **options)
+            for images in (self.images, self.images.flip(-1))
         )
-        torch.testing.assert_close(one.heatmaps, other.heatmaps.flip(-1), rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(explanation.heatmaps, mirrored.heatmaps.flip(-1), rtol=1e-3, atol=1e-3)
 
     def test_guided_backpropagation_leaves_the_modules(self) -> None:
         before = list(self.model.modules())
@@ -85,7 +85,7 @@ class TestMigration:
 
         def reshape_transform(
             tensor: torch.Tensor, height: int = 4, width: int = 4
-        ) -> torch.Tensor:  # as printed there
+        ) -> torch.Tensor:  # copied from pytorch-grad-cam's documentation
             result = tensor[:, 1:, :].reshape(tensor.size(0), height, width, tensor.size(2))
             return result.transpose(2, 3).transpose(1, 2)
 
@@ -98,7 +98,7 @@ class TestMigration:
         swin = torchvision.models.swin_t(weights=None).eval()
         images = torch.randn(1, 3, 64, 64)
         last = gradcam.explain(swin, images, "features.7")  # channels last
-        first = gradcam.explain(swin, images, "permute")  # the same, behind the norm, channels first
+        first = gradcam.explain(swin, images, "permute")  # the output of the later permutation, channels first
         assert last.maps.shape == first.maps.shape == (1, 1, 2, 2)
 
     def test_overlay(self) -> None:
@@ -106,14 +106,15 @@ class TestMigration:
         grey = [gradcam.overlay(np.full((64, 64, 3), level, np.uint8), ramp) for level in (60, 120)]
         differences = grey[1].astype(int) - grey[0].astype(int)
         assert grey[0].dtype == np.uint8
-        assert abs(differences[:, 0] - 60).max() <= 1  # no evidence: the picture itself
-        assert abs(differences[:, -1] - 30).max() <= 1  # half of it shows through, however bright it is
+        assert abs(differences[:, 0] - 60).max() <= 1  # no evidence: the unchanged image
+        assert abs(differences[:, -1] - 30).max() <= 1  # half of the image shows through, at any brightness
 
     def test_normalisation_and_what_theirs_is(self) -> None:
         from importlib.util import find_spec
 
-        many = gradcam.explain(self.model, self.images, "layer4", target=[list(range(20))] * 2)
-        classes = many.maps.flatten(2).amax(2).argmax(1).tolist()  # with untrained weights many maps are blank
+        explanation_of_many = gradcam.explain(self.model, self.images, "layer4", target=[list(range(20))] * 2)
+        # Untrained weights give many blank maps, so choose classes with evidence.
+        classes = explanation_of_many.maps.flatten(2).amax(2).argmax(1).tolist()
         explanation = gradcam.explain(self.model, self.images, "layer4", target=classes)
         assert explanation.heatmaps.amax((2, 3)).unique().tolist() == [1.0]
         if find_spec("pytorch_grad_cam") is None:
@@ -121,12 +122,12 @@ class TestMigration:
         from pytorch_grad_cam import GradCAM
         from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 
-        # At the layer's own size, so that their corner-aligned resizing has no part in it.
+        # Compare at the layer's size, because pytorch-grad-cam resizes with aligned corners.
         with GradCAM(model=self.model, target_layers=[self.model.layer4]) as cam:
             cam.get_target_width_height = lambda images: None
-            theirs = cam(self.images, targets=[ClassifierOutputTarget(index) for index in classes])
-        for m, expected in zip(explanation.maps[:, 0], theirs):
-            np.testing.assert_allclose((m - m.min()) / (m.max() - m.min()), expected, atol=1e-4)
+            peer_maps = cam(self.images, targets=[ClassifierOutputTarget(index) for index in classes])
+        for heatmap, expected in zip(explanation.maps[:, 0], peer_maps):
+            np.testing.assert_allclose((heatmap - heatmap.min()) / (heatmap.max() - heatmap.min()), expected, atol=1e-4)
 
     def test_the_model_is_left_as_it_was_and_its_output_is_kept(self) -> None:
         model = torchvision.models.resnet18(weights=None).train()

@@ -1,4 +1,4 @@
-"""Every command and every block of Python in README.md and docs/ runs as printed, and shows what the page says."""
+"""Test that all commands and Python blocks in README.md and docs/ run as printed, with the documented results."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ PAGES = [README, *sorted(page for page in (ROOT / "docs").rglob("*.md") if "_bui
 RUN = [page for page in PAGES if any(block.language in ("python", "bash") for block in read_blocks(page))]
 BENCHMARKS = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
 
-SHOWN: dict[str, Callable[[dict[str, Any]], None]] = {}
+PAGE_CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {}
 
 
-def shown(page: str) -> Callable[[Callable[[dict[str, Any]], None]], Callable[[dict[str, Any]], None]]:
-    """Check what a page leaves: the names that its Python made, and the files in the current folder."""
+def checks_page(page: str) -> Callable[[Callable[[dict[str, Any]], None]], Callable[[dict[str, Any]], None]]:
+    """Register a check of a page's results: the names that its Python defined, and the files in the current folder."""
 
     def add(check: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
-        SHOWN[page] = check
+        PAGE_CHECKS[page] = check
         return check
 
     return add
 
 
-@shown("README.md")
+@checks_page("README.md")
 def _(names: dict[str, Any]) -> None:
     expected = gradcam.load_classifier().explain("photo.jpg")
     assert np.array_equal(gradcam.read_image("overlay.png"), expected.overlay())
@@ -44,14 +44,14 @@ def _(names: dict[str, Any]) -> None:
     assert len(list(Path("explained").glob("*gradcam*.jpg"))) == 2
 
 
-@shown("docs/howto/timm.md")
+@checks_page("docs/howto/timm.md")
 def _(names: dict[str, Any]) -> None:
     assert names["explanation"].layer == "blocks.11.norm1"
     assert names["classifier"].label(967) == "espresso"
     assert names["classifier"].layer == "layer4"
 
 
-@shown("docs/howto/huggingface.md")
+@checks_page("docs/howto/huggingface.md")
 def _(names: dict[str, Any]) -> None:
     classifier = names["classifier"]
     assert list(classifier.labels) == ["nothing", "coffee", "tea"]
@@ -59,7 +59,7 @@ def _(names: dict[str, Any]) -> None:
     torch.testing.assert_close(names["explanation"].maps, by_hand.maps, rtol=1e-4, atol=1e-7)
 
 
-@shown("docs/howto/deep.md")
+@checks_page("docs/howto/deep.md")
 def _(names: dict[str, Any]) -> None:
     assert names["explanation"].classes.tolist() == [[1]]
     (note,) = names["explanation"].notes
@@ -67,23 +67,23 @@ def _(names: dict[str, Any]) -> None:
     assert gradcam.read_image("scan-fracture.png").shape == (80, 100, 3)
 
 
-@shown("docs/howto/logging.md")
+@checks_page("docs/howto/logging.md")
 def _(names: dict[str, Any]) -> None:
     assert names["network"].training
     assert all(parameter.grad is None for parameter in names["network"].parameters())
-    pictures = logged("runs")["gradcam"]
+    pictures = read_logged_images("runs")["gradcam"]
     assert [step for step, _ in pictures] == [0, 1]
     assert np.array_equal(pictures[1][1], names["overlay"])
     check_callback(names)
 
 
-@shown("docs/howto/records.md")
+@checks_page("docs/howto/records.md")
 def _(names: dict[str, Any]) -> None:
     assert [record.image for record in names["records"]] == ["coffee.jpg", "rocket.jpg"]
     assert names["result"].name == "other.png"
 
 
-@shown("docs/reference/page.md")
+@checks_page("docs/reference/page.md")
 def _(names: dict[str, Any]) -> None:
     explanation = gradcam.load_classifier().explain("photo.jpg", "layer4", evidence="signed")
     assert names["data"]["targets"]["names"][0] == "espresso"
@@ -92,7 +92,7 @@ def _(names: dict[str, Any]) -> None:
     )
 
 
-@shown("docs/howto/inside.md")
+@checks_page("docs/howto/inside.md")
 def _(names: dict[str, Any]) -> None:
     with np.load("features.npz") as file:
         assert file["names"].tolist() == ["coffee.jpg", "rocket.jpg"]
@@ -101,19 +101,19 @@ def _(names: dict[str, Any]) -> None:
     assert [name.shape[1] for name in names["features"].values()] == [256, 512]
 
 
-@shown("docs/howto/trust.md")
+@checks_page("docs/howto/trust.md")
 def _(names: dict[str, Any]) -> None:
     assert names["verdict"].outcome == "passed"
     assert gradcam.read_image("photo-gradcam-check.png").ndim == 3
 
 
-@shown("docs/howto/which_method.md")
+@checks_page("docs/howto/which_method.md")
 def _(names: dict[str, Any]) -> None:
     written = {path.name for path in Path("results").iterdir()}
     assert {"results.csv", "results.json", "results.tex", "examples.png"} <= written
 
 
-@shown("docs/start/folder.md")
+@checks_page("docs/start/folder.md")
 def _(names: dict[str, Any]) -> None:
     counts = {}
     for folder in ("explained", "patterns", "chosen", "archive", "found"):
@@ -121,21 +121,23 @@ def _(names: dict[str, Any]) -> None:
     assert counts == {"explained": 2, "patterns": 1, "chosen": 2, "archive": 1, "found": 2}
 
 
-def logged(folder: str | Path) -> dict[str, list[tuple[int, Any]]]:
-    """The pictures that TensorBoard would show, by tag: the step and the pixels of each."""
+def read_logged_images(folder: str | Path) -> dict[str, list[tuple[int, Any]]]:
+    """Return the images that TensorBoard would show, by tag: the step and the pixels of each."""
     import io
 
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder)).Reload()
     return {
-        tag: [(item.step, np.array(Image.open(io.BytesIO(item.encoded_image_string)))) for item in events.Images(tag)]
+        tag: [
+            (event.step, np.array(Image.open(io.BytesIO(event.encoded_image_string)))) for event in events.Images(tag)
+        ]
         for tag in events.Tags()["images"]
     }
 
 
 def check_callback(names: dict[str, Any]) -> None:
-    """Lightning calls the page's callback after each validation, and TensorBoard has its pictures."""
+    """Check that Lightning calls the page's callback after each validation, and that TensorBoard gets its images."""
     pictures = [np.full((64, 64, 3), level, np.uint8) for level in (40, 200)]
     images = torch.randn(2, 3, 64, 64)
     callback = names["LogOverlays"](pictures, images, "network.layer4")
@@ -147,11 +149,13 @@ def check_callback(names: dict[str, Any]) -> None:
         enable_model_summary=False, num_sanity_val_steps=0, log_every_n_steps=1,
     )  # fmt: skip
     trainer.fit(module, data, data)
-    actual = logged(logger.log_dir)
-    assert [step for step, _ in actual["gradcam/0"]] == [step for step, _ in actual["gradcam/1"]] == [0, 1]
-    module.eval()  # validation comes last in an epoch: the weights are those of the last picture
+    images_by_tag = read_logged_images(logger.log_dir)
+    assert (
+        [step for step, _ in images_by_tag["gradcam/0"]] == [step for step, _ in images_by_tag["gradcam/1"]] == [0, 1]
+    )
+    module.eval()  # Validation ends the epoch, so the weights are those of the last logged image.
     heatmaps = gradcam.explain(module, images, "network.layer4").heatmaps
-    last = actual["gradcam/1"][1][1].astype(int)
+    last = images_by_tag["gradcam/1"][1][1].astype(int)
     assert abs(last - gradcam.overlay(pictures[1], heatmaps[1, 0])).max() <= 1
 
 
@@ -168,13 +172,13 @@ def is_slow(page: Path) -> bool:
     "page",
     [pytest.param(page, id=name_of(page), marks=[pytest.mark.slow] if is_slow(page) else []) for page in RUN],
 )
-def test_what_the_page_prints_runs(page: Path, desk: Path) -> None:
+def test_what_the_page_prints_runs(page: Path, workspace: Path) -> None:
     names = run_page(page)
-    SHOWN.get(name_of(page), lambda _: None)(names)
+    PAGE_CHECKS.get(name_of(page), lambda _: None)(names)
 
 
 def test_what_is_shown_is_of_pages() -> None:
-    assert set(SHOWN) <= {name_of(page) for page in RUN}
+    assert set(PAGE_CHECKS) <= {name_of(page) for page in RUN}
 
 
 def test_the_readme_is_of_one_screen_and_its_links_lead_somewhere() -> None:
@@ -185,17 +189,19 @@ def test_the_readme_is_of_one_screen_and_its_links_lead_somewhere() -> None:
 
 
 def strict(schema: Any) -> Any:
-    """The schema, with keys that it does not describe as errors: none is forgotten."""
+    """Return the schema with undescribed keys as errors, so that no key is undocumented."""
     if isinstance(schema, list):
         return [strict(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    actual = {key: strict(entry) for key, entry in schema.items()}
-    return actual if "properties" not in actual else {"additionalProperties": False, **actual}
+    schema_of_parts = {key: strict(entry) for key, entry in schema.items()}
+    return (
+        schema_of_parts if "properties" not in schema_of_parts else {"additionalProperties": False, **schema_of_parts}
+    )
 
 
-def test_records_are_as_the_schemas_say(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Those of pictures explained in many ways, and of one that fails."""
+def test_records_are_as_the_schemas_say(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Test records of images explained in many ways, and of an image that fails."""
     schemas = {
         name: strict(json.loads((ROOT / f"docs/reference/{name}.schema.json").read_text(encoding="utf-8")))
         for name in ("record", "run")
@@ -248,10 +254,10 @@ def test_every_mark_of_the_bench_has_its_table() -> None:
 def test_every_map_that_is_not_theirs_has_its_reason() -> None:
     section = BENCHMARKS.split("## Agreement with other libraries")[1].split("\n## ")[0]
     table, reasons = section.split("<!-- end -->")
-    message = reasons.lower().replace("++", "pp").replace("-", "")
+    reason_text = reasons.lower().replace("++", "pp").replace("-", "")
     rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")][2:]
     assert len(rows) == 19
     for name, _, *cells in rows:
-        least = min(float(cell.partition(" to ")[0]) for cell in cells if cell != "-")
-        if least < 0.99:
-            assert name.lower().replace("-", "") in message, name
+        lowest = min(float(cell.partition(" to ")[0]) for cell in cells if cell != "-")
+        if lowest < 0.99:
+            assert name.lower().replace("-", "") in reason_text, name

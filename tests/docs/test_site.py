@@ -1,4 +1,4 @@
-"""The site that scripts/check has built, in a real browser, opened from the disk: sphinx-build -W docs docs/_build/html."""
+"""Test the site that scripts/check built, in a real browser, from the disk: sphinx-build -W docs docs/_build/html."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ pytestmark = [
 
 
 class Page(HTMLParser):
-    """What a page links to, and the places that can be linked to."""
+    """The links of a page, and the anchors that links can point to."""
 
     def __init__(self, file: Path) -> None:
         super().__init__()
         self.links: set[str] = set()
-        self.places: set[str] = set()
+        self.anchors: set[str] = set()
         self.feed(file.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         for name, value in attrs:
             if value and name in ("id", "name"):
-                self.places.add(value)
+                self.anchors.add(value)
             elif value and name in ("href", "src"):
                 self.links.add(value)
 
@@ -47,7 +47,7 @@ def test_every_link_leads_somewhere() -> None:
             if urlsplit(address).scheme:
                 continue
             target = (file.parent / unquote(urlsplit(address).path)).resolve() if address else file
-            lost = place and target in pages and unquote(place) not in pages[target].places
+            lost = place and target in pages and unquote(place) not in pages[target].anchors
             if not target.exists() or lost:
                 broken.append(f"{file.relative_to(SITE)}: {link}")
     assert broken == []
@@ -55,7 +55,7 @@ def test_every_link_leads_somewhere() -> None:
 
 def test_every_script_of_the_gallery_drew_a_picture() -> None:
     scripts = list((ROOT / "docs/gallery").glob("*/*.py"))
-    assert len({script.stem for script in scripts}) == len(scripts) >= 25  # pictures are named by them alone
+    assert len({script.stem for script in scripts}) == len(scripts) >= 25  # the stem alone names the image
     for script in scripts:
         assert list((SITE / "_images").glob(f"sphx_glr_{script.stem}_001.*")), script
         assert list((SITE / "_downloads").rglob(script.name))
@@ -65,7 +65,7 @@ def test_every_script_of_the_gallery_drew_a_picture() -> None:
 @needs_browser
 @pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
 def test_somebody_finds_what_they_search(visit: Callable[..., Visit], size: dict[str, int]) -> None:
-    """No request leaves the machine: `visit` sees to it."""
+    """No request leaves the machine: `visit` checks that."""
     page = visit(viewport=size).open(SITE)
     assert page.locator("h1").inner_text().startswith("gradcam")
     assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]

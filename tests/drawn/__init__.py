@@ -1,4 +1,4 @@
-"""Pictures of drawn shapes on photographs, whose truth is known, and small models that were trained on such."""
+"""Images of shapes drawn on photographs, with known masks, and small models trained on such images."""
 
 from tests.drawn.models import load
 

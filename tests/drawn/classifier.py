@@ -1,9 +1,9 @@
-"""A small classifier of a shape's colour on photographs, trained in a minute, for what is measured on many networks.
+"""A small classifier of a shape's colour on photographs, trained in a minute, for measurements on many networks.
 
-`scripts/measure_audit` trains it on pictures of its own. `make` is for `scripts/calibrate_check`:
+`scripts/measure_audit` trains it on its own images. `make` is for `scripts/calibrate_check`:
 
-    python -m tests.drawn.classifier pictures/ 60
-    scripts/calibrate_check pictures/ --model tests/drawn/classifier.py:make --size 96
+python -m tests.drawn.classifier pictures/ 60
+scripts/calibrate_check pictures/ --model tests/drawn/classifier.py:make --size 96
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from torch import Tensor, nn
 
 from tests.drawn.pictures import TRAINING, Wish, draw_scene
 
-CLASSES = ("red", "green", "blue", "yellow")  # the first of COLOURS
+CLASSES = ("red", "green", "blue", "yellow")  # the first four of COLOURS
 EPOCHS, BATCH, RATE = 40, 25, 2e-3
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def make_network() -> nn.Module:
-    def block(given: int, made: int, side: int, stride: int) -> list[nn.Module]:
-        return [nn.Conv2d(given, made, side, stride, side // 2, bias=False), nn.BatchNorm2d(made), nn.ReLU()]
+    def block(inputs: int, outputs: int, kernel: int, stride: int) -> list[nn.Module]:
+        return [nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
 
-    body = [*block(3, 16, 5, 4), *block(16, 32, 3, 2), *block(32, 48, 3, 1)]  # a grid of 12 x 12
+    body = [*block(3, 16, 5, 4), *block(16, 32, 3, 2), *block(32, 48, 3, 1)]  # the last layer has a grid of 12 x 12
     return nn.Sequential(nn.Sequential(*body), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, len(CLASSES)))
 
 
 def train(pictures: np.ndarray, classes: np.ndarray, seed: int) -> nn.Module:
-    """On pictures (N,H,W,3), uint8 RGB, and their classes (N,)."""
+    """Train on images (N,H,W,3), uint8 RGB, and their classes (N,)."""
     torch.manual_seed(seed)
     model, images = make_network().to(memory_format=torch.channels_last), to_images(pictures)
     labels = torch.from_numpy(classes)
@@ -49,14 +49,14 @@ def train(pictures: np.ndarray, classes: np.ndarray, seed: int) -> nn.Module:
 
 
 def to_images(pictures: np.ndarray) -> Tensor:
-    """As the network takes them: (N,3,H,W), normalised."""
+    """Return the images as the network takes them: (N,3,H,W), normalised."""
     scaled = torch.from_numpy(pictures).permute(0, 3, 1, 2).float() / 255
-    mean, std = (torch.tensor(item).reshape(3, 1, 1) for item in (MEAN, STD))
+    mean, std = (torch.tensor(statistic).reshape(3, 1, 1) for statistic in (MEAN, STD))
     return (scaled - mean) / std
 
 
 def make() -> nn.Module:
-    """Trained on 2,000 pictures, on photographs that are in the public domain."""
+    """Train on 2,000 images, drawn on photographs in the public domain."""
     classes = np.arange(2000) % len(CLASSES)
     draws = (np.random.default_rng([7, number]) for number in range(len(classes)))
     pictures = [
@@ -67,7 +67,7 @@ def make() -> nn.Module:
 
 
 def write(folder: Path, count: int) -> None:
-    """Other pictures, on other photographs."""
+    """Write images for the evaluation, drawn on other photographs."""
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):
         chance = np.random.default_rng([8, number])

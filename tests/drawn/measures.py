@@ -1,4 +1,4 @@
-"""How faithful maps of the models of drawn pictures are: whether they lie on what was asked for."""
+"""Measure how faithful heatmaps of the models of drawn images are: whether they lie on the explained shape."""
 
 from __future__ import annotations
 
@@ -27,44 +27,50 @@ from tests.drawn.pictures import (
     to_images,
 )
 
-OVERLAP = 0.5  # of a box that was found with that of a shape: less is another one
+MIN_OVERLAP = 0.5  # smallest overlap of a detected box with the shape that it matches
 BATCH = 10
-FADED = 0.5  # opacity of shapes that a detector misses
+FADED_OPACITY = 0.5  # opacity of shapes that a detector misses
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """`energy`: the share of a map that lies where it should. `is_inside`: whether its maximum does. `is_right`: whether
-    more of it lies there than in any other place that it might be of."""
+    """The result of one heatmap.
+
+    `energy` is the share of the map inside the mask. `is_inside` is True if the maximum is inside. `is_right` is True
+    if the mask contains more of the map than any other mask does.
+    """
 
     energy: float
     is_inside: bool
     is_right: bool
 
 
-def judge(heatmap: Tensor, mask: Tensor, others: Sequence[Tensor] = ()) -> Verdict:
-    """A map (H,W), where it should be, bool (H,W), and other places. A blank one is nowhere."""
-    total, own = float(heatmap.sum()), float(heatmap[mask].sum())
-    if total <= 0:
+def judge(heatmap: Tensor, mask: Tensor, other_masks: Sequence[Tensor] = ()) -> Verdict:
+    """Evaluate a map (H,W) with the shape's mask, bool (H,W), and the masks of other shapes.
+
+    A blank map is never right.
+    """
+    total_mass, inside = float(heatmap.sum()), float(heatmap[mask].sum())
+    if total_mass <= 0:
         return Verdict(0.0, False, False)
-    is_right = all(float(heatmap[other].sum()) < own for other in others)
-    return Verdict(own / total, bool(mask.flatten()[int(heatmap.argmax())]), is_right)
+    is_right = all(float(heatmap[other_mask].sum()) < inside for other_mask in other_masks)
+    return Verdict(inside / total_mass, bool(mask.flatten()[int(heatmap.argmax())]), is_right)
 
 
 def summarise(verdicts: Sequence[Verdict]) -> tuple[float, float]:
-    """The mean energy, and the share of maxima inside."""
+    """Return the mean energy, and the share of maxima inside."""
     return float(np.mean([verdict.energy for verdict in verdicts])), float(
         np.mean([verdict.is_inside for verdict in verdicts])
     )
 
 
 def share_right(verdicts: Sequence[Verdict]) -> float:
-    """The share of maps of which more lies in the right place than in any other."""
+    """Return the share of maps that have more mass in their mask than in any other."""
     return float(np.mean([verdict.is_right for verdict in verdicts]))
 
 
 def to_mask(thing: Thing) -> Tensor:
-    """The pixels of its box."""
+    """Return a mask of the pixels of the shape's box."""
     left, top, right, bottom = thing.box
     mask = torch.zeros(SIZE, SIZE, dtype=torch.bool)
     mask[top:bottom, left:right] = True
@@ -72,12 +78,12 @@ def to_mask(thing: Thing) -> Tensor:
 
 
 def judge_boxes(detector: nn.Module, scenes: Sequence[Scene], **options: Any) -> list[Verdict]:
-    """A verdict for each shape that was found, on the map of its box."""
+    """Return a verdict for the heatmap of each detected box that matches a shape."""
     verdicts = []
     for batch in _batches([scene for scene in scenes if scene.things]):
         explanation = gradcam.explain(detector, list(to_images(batch)), target=targets.Box(all), **options)
-        for scene, heatmaps, actual in zip(batch, explanation.heatmaps, explanation.instances):
-            for instance, heatmap in zip(actual, heatmaps):
+        for scene, heatmaps, instances in zip(batch, explanation.heatmaps, explanation.instances):
+            for instance, heatmap in zip(instances, heatmaps):
                 thing = match(scene, instance.box, instance.index)
                 if thing is not None:
                     verdicts.append(judge(heatmap, to_mask(thing)))
@@ -85,42 +91,46 @@ def judge_boxes(detector: nn.Module, scenes: Sequence[Scene], **options: Any) ->
 
 
 def match(scene: Scene, box: Sequence[float], label: int) -> Thing | None:
-    """The shape that was found by this box and label, None where that is wrong."""
+    """Return the shape that matches this box and label, or None."""
     truth = to_boxes(scene)
     overlaps = box_iou(torch.tensor([box]), truth["boxes"])[0] * (truth["labels"] == label)
     best = int(overlaps.argmax())
-    return scene.things[best] if overlaps[best] > OVERLAP else None
+    return scene.things[best] if overlaps[best] > MIN_OVERLAP else None
 
 
 def share_found(detector: nn.Module, scenes: Sequence[Scene]) -> tuple[float, float]:
-    """The share of the shapes that are found, and of the boxes that are right."""
-    actual, boxes, right = 0, 0, 0
+    """Return the share of the shapes that are detected, and the share of the boxes that match one."""
+    detected, boxes, matching = 0, 0, 0
     for scene in scenes:
         with torch.no_grad():
             (output,) = detector(list(to_images([scene])))
         pairs = [match(scene, box, label) for box, label in zip(output["boxes"].tolist(), output["labels"].tolist())]
         matched = [thing for thing in pairs if thing is not None]
-        actual, boxes, right = actual + len({id(thing) for thing in matched}), boxes + len(pairs), right + len(matched)
-    return actual / sum(len(scene.things) for scene in scenes), right / boxes
+        detected, boxes, matching = (
+            detected + len({id(thing) for thing in matched}),
+            boxes + len(pairs),
+            matching + len(matched),
+        )
+    return detected / sum(len(scene.things) for scene in scenes), matching / boxes
 
 
 def draw_missed(detector: nn.Module, seed: int, count: int) -> Iterator[Scene]:
-    """So many scenes of three shapes, the first of which is faded so that the detector misses it."""
+    """Yield `count` scenes of three shapes, the first of which is faded so that the detector misses it."""
     number = 0
     while count:
-        wishes = [Wish(opacity=FADED), Wish(), Wish()]
+        wishes = [Wish(opacity=FADED_OPACITY), Wish(), Wish()]
         scene = draw_scene(np.random.default_rng([seed, number]), things=wishes)
         number += 1
         with torch.no_grad():
             (output,) = detector(list(to_images([scene])))
-        actual = [match(scene, box, label) for box, label in zip(output["boxes"].tolist(), output["labels"].tolist())]
-        if len(scene.things) == len(wishes) and all(thing is not scene.things[0] for thing in actual):
+        matched = [match(scene, box, label) for box, label in zip(output["boxes"].tolist(), output["labels"].tolist())]
+        if len(scene.things) == len(wishes) and all(thing is not scene.things[0] for thing in matched):
             count -= 1
             yield scene
 
 
 def judge_missed(detector: nn.Module, scenes: Sequence[Scene], **options: Any) -> list[Verdict]:
-    """A verdict for the first shape of each scene, on the map of the place where nothing was found."""
+    """Return a verdict for the first shape of each scene, on the map of the box that the detector missed."""
     verdicts = []
     for scene in scenes:
         target = targets.MissedBox(scene.things[0].box, 1 + scene.things[0].shape)
@@ -130,7 +140,7 @@ def judge_missed(detector: nn.Module, scenes: Sequence[Scene], **options: Any) -
 
 
 def judge_masks(segmenter: nn.Module, scenes: Sequence[Scene], **options: Any) -> list[Verdict]:
-    """A verdict for each shape of which a region was found, on the map of that region."""
+    """Return a verdict for each shape that the segmenter segments, on the map of that region."""
     verdicts = []
     for scene in scenes:
         images = to_images([scene])
@@ -139,7 +149,7 @@ def judge_masks(segmenter: nn.Module, scenes: Sequence[Scene], **options: Any) -
         for thing in scene.things:
             mask = torch.from_numpy(thing.mask)
             inside = predicted[mask] == 1 + thing.shape
-            if inside.float().mean() < OVERLAP:
+            if inside.float().mean() < MIN_OVERLAP:
                 continue
             down, across = (mask & (predicted == 1 + thing.shape)).nonzero()[0].tolist()
             target = targets.Mask(1 + thing.shape, (across, down))
@@ -149,7 +159,7 @@ def judge_masks(segmenter: nn.Module, scenes: Sequence[Scene], **options: Any) -
 
 
 def share_of_pixels(segmenter: nn.Module, scenes: Sequence[Scene]) -> tuple[float, float]:
-    """The share of pixels that are classified right, and the mean over shapes of intersection over union."""
+    """Return the share of pixels that are classified correctly, and the mean intersection over union of the shapes."""
     with torch.no_grad():
         predicted = torch.cat([segmenter(to_images(batch)).argmax(1) for batch in _batches(scenes)])
     truth = torch.stack([to_classes(scene) for scene in scenes])
@@ -160,8 +170,11 @@ def share_of_pixels(segmenter: nn.Module, scenes: Sequence[Scene]) -> tuple[floa
 
 
 def draw_three(seed: int, count: int, *, alike: bool) -> Iterator[Scene]:
-    """So many scenes of three shapes, whose names differ: in shape and colour, or, if they are to be alike, one of the
-    others has the first one's shape and one has its colour."""
+    """Yield `count` scenes of three shapes with different names.
+
+    By default they differ in shape and colour. If `alike`, one of the other two has the first one's shape, and one has
+    its colour.
+    """
     number = 0
     while count:
         chance = np.random.default_rng([seed, number])
@@ -176,7 +189,7 @@ def draw_three(seed: int, count: int, *, alike: bool) -> Iterator[Scene]:
 
 
 def judge_texts(matcher: nn.Module, scenes: Sequence[Scene], **options: Any) -> list[Verdict]:
-    """A verdict for each shape of each scene, on the map of its name."""
+    """Return a verdict for each shape of each scene, on the map of its name."""
     verdicts = []
     for scene in scenes:
         target = targets.Text([f"a {thing.name}" for thing in scene.things])

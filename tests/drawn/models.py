@@ -1,4 +1,4 @@
-"""Three small models of drawn pictures: a detector, a segmenter, and towers for pictures and sentences."""
+"""Three small models of drawn images: a detector, a segmenter, and image and text towers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.drawn.pictures import COLOURS, SHAPES, SIZE
 
 WEIGHTS = Path(__file__).parent / "weights"
 EMBEDDING = 64
-# 40 words. A sentence is the words that it has, in their order; the first number is of no word.
+# The vocabulary of 40 words. Index 0 is the padding.
 WORDS = (
     *SHAPES, *COLOURS, *("a", "an", "the", "of", "and", "is", "there", "picture", "photo", "something", "shape", "on", "at"),
     *("small", "large", "left", "right", "top", "bottom", "side", "above", "below", "beside", "to", "in", "middle"),
@@ -34,7 +34,7 @@ def unit(inputs: int, outputs: int, *, stride: int = 1) -> nn.Sequential:
 
 
 class Backbone(nn.Module):
-    """Two levels, a cell for 4 and for 8 pixels, of 32 channels each."""
+    """A feature pyramid of two levels, with strides of 4 and 8 pixels and 32 channels each."""
 
     out_channels = 32
 
@@ -51,7 +51,10 @@ class Backbone(nn.Module):
 
 
 def make_detector() -> RetinaNet:
-    """torchvision's RetinaNet, with heads of half the depth. Class 0 is of nothing; the shapes begin at 1."""
+    """Return torchvision's RetinaNet, with heads of half the depth.
+
+    Class 0 is the background; the shapes begin at 1.
+    """
     anchors = AnchorGenerator(((14, 19), (26, 36)), ((1.0,),) * 2)
     head = RetinaNetHead(Backbone.out_channels, 2, 1 + len(SHAPES))
     for branch in (head.classification_head, head.regression_head):
@@ -75,7 +78,7 @@ def make_detector() -> RetinaNet:
 
 
 class UNet(nn.Module):
-    """Logits (N,C,H,W) of the background and the shapes; half of what it knows of a place comes by `bottleneck`."""
+    """A segmenter with logits (N,C,H,W) of the background and the shapes. The deepest layer is `bottleneck`."""
 
     def __init__(self, classes: int = 1 + len(SHAPES), widths: Sequence[int] = (8, 16, 32, 48)) -> None:
         super().__init__()
@@ -103,7 +106,7 @@ def join(coarse: Tensor, fine: Tensor) -> Tensor:
 
 
 class Tokenizer:
-    """Sentences to the numbers of their words: (T,length) int64, filled up with 0."""
+    """A tokenizer from sentences to word indices: (T,length) int64, padded with 0."""
 
     length = 16
 
@@ -111,13 +114,13 @@ class Tokenizer:
         sentences = [sentences] if isinstance(sentences, str) else sentences
         tokens = torch.zeros(len(sentences), self.length, dtype=torch.int64)
         for row, sentence in zip(tokens, sentences):
-            known = [1 + WORDS.index(word) for word in re.findall(r"[a-z]+", sentence.lower())]
-            row[: len(known)] = torch.tensor(known[: self.length], dtype=torch.int64)
+            indices = [1 + WORDS.index(word) for word in re.findall(r"[a-z]+", sentence.lower())]
+            row[: len(indices)] = torch.tensor(indices[: self.length], dtype=torch.int64)
         return tokens
 
 
 class ConvolutionalTower(nn.Module):
-    """What `features` finds at all places, pooled by a generalised mean, which heeds small things; as an embedding."""
+    """An image tower: generalised mean pooling of `features`, which emphasises small objects, and a projection."""
 
     power = 3
 
@@ -129,13 +132,16 @@ class ConvolutionalTower(nn.Module):
         self.project = nn.Linear(96, EMBEDDING)
 
     def forward(self, images: Tensor) -> Tensor:
-        actual = self.features((images - 0.45) / 0.25).clamp(min=1e-6)
-        return self.project(actual.pow(self.power).mean((2, 3)).pow(1 / self.power))
+        features = self.features((images - 0.45) / 0.25).clamp(min=1e-6)
+        return self.project(features.pow(self.power).mean((2, 3)).pow(1 / self.power))
 
 
 class TransformerTower(VisionTransformer):
-    """torchvision's vision transformer, small: convolutions, the first of those of the other tower, make a token of 8 x 8
-    pixels, and the class token becomes the embedding."""
+    """torchvision's vision transformer, small, as an image tower.
+
+    Convolutions make a token of 8 x 8 pixels; the first of them are those of the convolutional tower. The class token
+    becomes the embedding.
+    """
 
     def __init__(self) -> None:
         super().__init__(
@@ -143,14 +149,14 @@ class TransformerTower(VisionTransformer):
         )
         first = [unit(3, 16, stride=2), unit(16, 32, stride=2), unit(32, 32), unit(32, 64, stride=2)]
         self.conv_proj = nn.Sequential(*first, nn.Conv2d(64, 64, 1))
-        nn.init.normal_(self.heads.head.weight, std=0.1)  # zeros in torchvision
+        nn.init.normal_(self.heads.head.weight, std=0.1)  # torchvision initialises it with zeros
 
     def forward(self, images: Tensor) -> Tensor:
         return super().forward((images - 0.45) / 0.25)
 
 
 class SentenceTower(nn.Module):
-    """An embedding of tokens (T,length): each word with its neighbours, the mean of all words."""
+    """A text tower: one transformer layer over tokens (T,length), and the mean over words as the embedding."""
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()
@@ -167,8 +173,10 @@ class SentenceTower(nn.Module):
 
 
 class Matcher(nn.Module):
-    """Pictures and sentences in one space, with open_clip's names: `encode_image`, `encode_text`, `visual`; and its
-    tokenizer as `tokenizer`."""
+    """A model that embeds images and sentences in one space, with open_clip's names.
+
+    These are `encode_image`, `encode_text` and `visual`; the tokenizer is `tokenizer`.
+    """
 
     def __init__(self, visual: nn.Module) -> None:
         super().__init__()
@@ -176,7 +184,7 @@ class Matcher(nn.Module):
         self.text = SentenceTower()
         self.tokenizer = Tokenizer()
         self.context_length = Tokenizer.length
-        self.logit_scale = nn.Parameter(torch.tensor(2.5))  # its logarithm
+        self.logit_scale = nn.Parameter(torch.tensor(2.5))  # the logarithm of the scale
         self.logit_bias = nn.Parameter(torch.tensor(-6.0))
 
     def encode_image(self, image: Tensor, normalize: bool = False) -> Tensor:
@@ -200,7 +208,7 @@ MODELS = {
 
 
 def load(name: str) -> nn.Module:
-    """One of the `MODELS` as it was trained, for inference."""
+    """Return one of the `MODELS` with its trained weights, for inference."""
     model = MODELS[name]()
     state = {
         key: value.float() if value.is_floating_point() else value

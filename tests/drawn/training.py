@@ -1,4 +1,4 @@
-"""How the models of drawn pictures are trained: on shapes on photographs in the public domain, in minutes."""
+"""Train the models of drawn images, on shapes on photographs in the public domain, in minutes."""
 
 from __future__ import annotations
 
@@ -29,14 +29,16 @@ from tests.drawn.pictures import (
 )
 
 SEED = 2024
-SCENES = 10000  # the same for all models
+SCENES = 10000  # all models train on the same scenes
 Loss = Callable[[Any, Sequence[Scene], np.random.Generator], Tensor]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """`batch`: pictures in a step. `rate`: the highest learning rate. `teacher`: the model whose tower of sentences is taken
-    as it is."""
+    """The settings of a training.
+
+    `batch` is the batch size, `rate` the highest learning rate, and `teacher` the model whose text tower is copied.
+    """
 
     loss: Loss
     steps: int
@@ -46,23 +48,23 @@ class Recipe:
 
 
 def train(name: str, say: Callable[[str], None]) -> nn.Module:
-    """The trained model, in inference mode. Its learning rate goes up and down once."""
+    """Return the trained model in inference mode. The learning rate follows one cycle."""
     torch.manual_seed(SEED)
-    chance, recipe = np.random.default_rng(SEED), RECIPES[name]
+    rng, recipe = np.random.default_rng(SEED), RECIPES[name]
     scenes = list(draw_scenes(SEED, SCENES, photographs=TRAINING))
     model = MODELS[name]().train()
     if recipe.teacher is not None:
-        load_known(model, recipe.teacher)
-    learnt = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(learnt, recipe.rate, weight_decay=0.01)
+        load_teacher(model, recipe.teacher)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, recipe.rate, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.rate, total_steps=recipe.steps, pct_start=0.15)
     start, losses = time.monotonic(), []
     for step in range(1, 1 + recipe.steps):
-        batch = [scenes[number] for number in chance.choice(len(scenes), recipe.batch, replace=False)]
-        loss = recipe.loss(model, batch, chance)
+        batch = [scenes[number] for number in rng.choice(len(scenes), recipe.batch, replace=False)]
+        loss = recipe.loss(model, batch, rng)
         optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(learnt, 5.0)
+        nn.utils.clip_grad_norm_(parameters, 5.0)
         optimizer.step()
         schedule.step()
         losses.append(loss.item())
@@ -72,17 +74,17 @@ def train(name: str, say: Callable[[str], None]) -> nn.Module:
     return model.eval()
 
 
-def load_known(model: Matcher, teacher: str) -> None:
-    """What another model learnt of sentences, which is not trained any more, and its first convolutions, which are."""
-    known = load(teacher).state_dict()
-    own = model.state_dict()
-    renamed = {name.replace("visual.features", "visual.conv_proj"): value for name, value in known.items()}
-    model.load_state_dict({name: value for name, value in renamed.items() if name in own}, strict=False)
+def load_teacher(model: Matcher, teacher: str) -> None:
+    """Copy the text tower of another model, which is then frozen, and its first convolutions, which train further."""
+    teacher_state = load(teacher).state_dict()
+    model_state = model.state_dict()
+    renamed = {name.replace("visual.features", "visual.conv_proj"): value for name, value in teacher_state.items()}
+    model.load_state_dict({name: value for name, value in renamed.items() if name in model_state}, strict=False)
     model.text.requires_grad_(False)
 
 
 def save(name: str, model: nn.Module) -> None:
-    """The weights in float16."""
+    """Save the weights in float16."""
     state = {
         key: (value.half() if value.is_floating_point() else value).contiguous()
         for key, value in model.state_dict().items()
@@ -90,64 +92,69 @@ def save(name: str, model: nn.Module) -> None:
     (WEIGHTS / f"{name}.safetensors").write_bytes(serialise(state, metadata={"format": "pt"}))
 
 
-def _detection_loss(model: nn.Module, scenes: Sequence[Scene], chance: np.random.Generator) -> Tensor:
+def _detection_loss(model: nn.Module, scenes: Sequence[Scene], rng: np.random.Generator) -> Tensor:
     return sum(model(list(to_images(scenes)), [to_boxes(scene) for scene in scenes]).values())
 
 
-def _segmentation_loss(model: nn.Module, scenes: Sequence[Scene], chance: np.random.Generator) -> Tensor:
+def _segmentation_loss(model: nn.Module, scenes: Sequence[Scene], rng: np.random.Generator) -> Tensor:
     return F.cross_entropy(model(to_images(scenes)), torch.stack([to_classes(scene) for scene in scenes]))
 
 
-def _matching_loss(model: Matcher, scenes: Sequence[Scene], chance: np.random.Generator) -> Tensor:
-    return _compare(model, model.encode_image(to_images(scenes), True), scenes, chance)
+def _matching_loss(model: Matcher, scenes: Sequence[Scene], rng: np.random.Generator) -> Tensor:
+    return _compare(model, model.encode_image(to_images(scenes), True), scenes, rng)
 
 
-def _compare(model: Matcher, pictures: Tensor, scenes: Sequence[Scene], chance: np.random.Generator) -> Tensor:
-    """Each sentence with each picture, right or wrong: what is right is known, of all pairs. Rare right ones count more."""
-    claims = [claim for scene in scenes for claim in draw_claims(scene, chance)]
+def _compare(model: Matcher, pictures: Tensor, scenes: Sequence[Scene], rng: np.random.Generator) -> Tensor:
+    """Return the loss over all pairs of an image and a sentence. Matching pairs are rare, so they weigh more."""
+    claims = [claim for scene in scenes for claim in draw_claims(scene, rng)]
     truth = torch.tensor([[claim.holds(scene) for claim in claims] for scene in scenes]).float()
-    sentences = model.encode_text(model.tokenizer([claim.sentence(chance) for claim in claims]), True)
+    sentences = model.encode_text(model.tokenizer([claim.sentence(rng) for claim in claims]), True)
     logits = model.logit_scale.exp() * pictures @ sentences.T + model.logit_bias
     return F.binary_cross_entropy_with_logits(logits, truth, pos_weight=torch.tensor(3.0))
 
 
-def _imitation_loss(model: Matcher, scenes: Sequence[Scene], chance: np.random.Generator) -> Tensor:
-    """The same, and how far embeddings of pictures are from those of the tower that knows them already."""
+def _imitation_loss(model: Matcher, scenes: Sequence[Scene], rng: np.random.Generator) -> Tensor:
+    """Return the matching loss plus the distance of image embeddings from those of the teacher's tower."""
     images = to_images(scenes)
     with torch.no_grad():
-        known = _load_once("convolutional").encode_image(images, True)
-    pictures = model.encode_image(images, True)
-    return _compare(model, pictures, scenes, chance) + 2 * (1 - (pictures * known).sum(1).mean())
+        teacher_embeddings = _load_once("convolutional").encode_image(images, True)
+    embeddings = model.encode_image(images, True)
+    return _compare(model, embeddings, scenes, rng) + 2 * (1 - (embeddings * teacher_embeddings).sum(1).mean())
 
 
 _load_once: Callable[[str], Any] = functools.cache(load)
 
 
 class Claim:
-    """What a sentence says: shapes with some of their properties, and perhaps how two of them lie."""
+    """The content of a sentence: shapes with some properties, and possibly a spatial relation of two of them."""
 
     def __init__(self, parts: Sequence[dict[str, object]], relation: str | None = None) -> None:
         self.parts, self.relation = parts, relation
 
     def holds(self, scene: Scene) -> bool:
-        """Whether it is true of the scene."""
-        actual = [[thing for thing in scene.things if fits(thing, part)] for part in self.parts]
-        if self.relation is None or len(actual) < 2:
-            return all(actual)
-        return any(RELATIONS[self.relation](one, other) for one in actual[0] for other in actual[1] if one is not other)
+        """Return True if the claim is true of the scene."""
+        matches = [[thing for thing in scene.things if fits(thing, part)] for part in self.parts]
+        if self.relation is None or len(matches) < 2:
+            return all(matches)
+        return any(
+            RELATIONS[self.relation](first, second)
+            for first in matches[0]
+            for second in matches[1]
+            if first is not second
+        )
 
-    def sentence(self, chance: np.random.Generator) -> str:
-        parts = [describe(part, chance) for part in self.parts]
+    def sentence(self, rng: np.random.Generator) -> str:
+        parts = [describe(part, rng) for part in self.parts]
         relation = f" {self.relation} " if self.relation else " and "
-        start = str(chance.choice(["", "", "", "a picture of ", "a photo of ", "there is "]))
+        start = str(rng.choice(["", "", "", "a picture of ", "a photo of ", "there is "]))
         return start + relation.join(parts)
 
 
 RELATIONS = {
-    "above": lambda one, other: one.box[3] <= other.box[1],
-    "below": lambda one, other: one.box[1] >= other.box[3],
-    "to the left of": lambda one, other: one.box[2] <= other.box[0],
-    "to the right of": lambda one, other: one.box[0] >= other.box[2],
+    "above": lambda first, second: first.box[3] <= second.box[1],
+    "below": lambda first, second: first.box[1] >= second.box[3],
+    "to the left of": lambda first, second: first.box[2] <= second.box[0],
+    "to the right of": lambda first, second: first.box[0] >= second.box[2],
 }
 PLACES = {
     "on the left": lambda thing: thing.centre[0] < 0.4 * SIZE,
@@ -167,45 +174,45 @@ def fits(thing: Thing, part: dict[str, object]) -> bool:
     )
 
 
-def describe(part: dict[str, object], chance: np.random.Generator) -> str:
+def describe(part: dict[str, object], rng: np.random.Generator) -> str:
     colour = list(COLOURS)[part["colour"]] if "colour" in part else ""
     size = "" if "large" not in part else "large" if part["large"] else "small"
     shape = SHAPES[part["shape"]] if "shape" in part else "shape" if colour or size else "something"
     words = [word for word in (size, colour, shape) if word]
-    article = str(chance.choice(["a", "a", "the", ""])) if shape != "something" else ""
+    article = str(rng.choice(["a", "a", "the", ""])) if shape != "something" else ""
     if article == "a" and words[0] == "orange":
         article = "an"
     return " ".join(word for word in (article, *words, str(part.get("place", ""))) if word)
 
 
-def draw_claims(scene: Scene, chance: np.random.Generator) -> list[Claim]:
-    """Two that are true of the scene, and up to six that give one of its shapes a colour that is there."""
+def draw_claims(scene: Scene, rng: np.random.Generator) -> list[Claim]:
+    """Return two claims that are true of the scene, and up to six that combine a shape and a colour of its shapes."""
     if not scene.things:
-        return [Claim([{"shape": int(chance.integers(len(SHAPES))), "colour": int(chance.integers(len(COLOURS)))}])]
-    pairs = sorted({(thing.shape, other.colour) for thing in scene.things for other in scene.things})
-    mixed = [Claim([{"shape": pairs[k][0], "colour": pairs[k][1]}]) for k in chance.permutation(len(pairs))[:6]]
-    return [*(draw_claim(scene, chance) for _ in range(2)), *mixed]
+        return [Claim([{"shape": int(rng.integers(len(SHAPES))), "colour": int(rng.integers(len(COLOURS)))}])]
+    pairs = sorted({(thing.shape, coloured_thing.colour) for thing in scene.things for coloured_thing in scene.things})
+    mixed = [Claim([{"shape": pairs[k][0], "colour": pairs[k][1]}]) for k in rng.permutation(len(pairs))[:6]]
+    return [*(draw_claim(scene, rng) for _ in range(2)), *mixed]
 
 
-def draw_claim(scene: Scene, chance: np.random.Generator) -> Claim:
-    one, *others = (scene.things[number] for number in chance.permutation(len(scene.things)))
-    if not others or chance.random() < 0.8:
-        return Claim([draw_part(one, chance)])
-    parts = [{"shape": item.shape, "colour": item.colour} for item in (one, others[0])]
-    holding = [name for name, holds in RELATIONS.items() if holds(one, others[0])]
-    return Claim(parts, str(chance.choice(holding)) if holding and chance.random() < 0.5 else None)
+def draw_claim(scene: Scene, rng: np.random.Generator) -> Claim:
+    first, *remaining = (scene.things[number] for number in rng.permutation(len(scene.things)))
+    if not remaining or rng.random() < 0.8:
+        return Claim([draw_part(first, rng)])
+    parts = [{"shape": item.shape, "colour": item.colour} for item in (first, remaining[0])]
+    holding = [name for name, holds in RELATIONS.items() if holds(first, remaining[0])]
+    return Claim(parts, str(rng.choice(holding)) if holding and rng.random() < 0.5 else None)
 
 
-def draw_part(thing: Thing, chance: np.random.Generator) -> dict[str, object]:
+def draw_part(thing: Thing, rng: np.random.Generator) -> dict[str, object]:
     part: dict[str, object] = {"shape": thing.shape, "colour": thing.colour}
-    lot = chance.random()
-    if lot < 0.25:
-        part.pop("shape" if lot < 0.125 else "colour")
-    if chance.random() < 0.15:
+    sample = rng.random()
+    if sample < 0.25:
+        part.pop("shape" if sample < 0.125 else "colour")
+    if rng.random() < 0.15:
         part["large"] = thing.is_large
     holding = [name for name, holds in PLACES.items() if holds(thing)]
-    if holding and chance.random() < 0.15:
-        part["place"] = str(chance.choice(holding))
+    if holding and rng.random() < 0.15:
+        part["place"] = str(rng.choice(holding))
     return part
 
 

@@ -35,7 +35,7 @@ class Red(nn.Module):
 
 
 class Fixed(Red):
-    """The same model, for images of 16 x 16 only."""
+    """A `Red` that accepts images of 16 x 16 only."""
 
     def forward(self, images: Tensor) -> Tensor:
         if images.shape[2:] != (16, 16):

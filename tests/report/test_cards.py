@@ -1,4 +1,4 @@
-"""A page of cards: one file, which a browser shows without any other."""
+"""Test a page of cards: a single file, which a browser shows without any other."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def write(folder: Path) -> str:
 def test_texts_are_texts_and_pictures_are_in_the_page(tmp_path: Path) -> None:
     page = write(tmp_path)
     assert "<script>alert" not in page
-    assert page.count("&lt;script&gt;alert") == 7  # twice as the title
+    assert page.count("&lt;script&gt;alert") == 7  # the title is on the page twice
     assert not re.search("[\x1b\u202e]", page)
     assert page.count('src="data:image/jpeg;base64,') == page.count("<img ") == 4
     assert page.count('class="badge bad"') == 1
@@ -72,8 +72,8 @@ def test_a_browser_shows_it(visit: Callable[..., Visit], tmp_path: Path, viewpor
     page = visit(viewport=viewport, color_scheme="dark").open(tmp_path)
     widths = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
     assert widths[0] <= widths[1]
-    scores = page.evaluate("[...document.images].map((it) => [it.naturalWidth, it.clientWidth])")
-    assert [item[0] for item in scores] == [320] * 4
-    assert all(abs(item[1] * across - widths[1]) < 0.2 * widths[1] for item in scores)
+    sizes = page.evaluate("[...document.images].map((it) => [it.naturalWidth, it.clientWidth])")
+    assert [size[0] for size in sizes] == [320] * 4
+    assert all(abs(size[1] * across - widths[1]) < 0.2 * widths[1] for size in sizes)
     colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert max(map(int, re.findall(r"\d+", colour))) < 60  # the script was allowed, and found that it is dark
+    assert max(map(int, re.findall(r"\d+", colour))) < 60  # the policy allowed the script, which set the dark theme

@@ -32,30 +32,34 @@ RED, BLUE = (200, 30, 30), (20, 40, 210)
 HOSTILE = "<img src=x onerror=alert(1)>"
 
 
-def halves(height: int, width: int, left: tuple[int, ...] = RED, right: tuple[int, ...] = BLUE) -> Pixels:
-    """Two colours side by side."""
+def halves(height: int, width: int, left_colour: tuple[int, ...] = RED, right_colour: tuple[int, ...] = BLUE) -> Pixels:
+    """Return an image of two colours side by side."""
     picture = np.empty((height, width, 3), np.uint8)
-    picture[:, : width // 2], picture[:, width // 2 :] = left, right
+    picture[:, : width // 2], picture[:, width // 2 :] = left_colour, right_colour
     return picture
 
 
-def result(overlay: str | None, **changes: Any) -> Explained:
-    """What a record says of one result."""
+def make_result(overlay: str | None, **changes: Any) -> Explained:
+    """Return one result of a record."""
     fields = {"index": 7, "label": "cock", "score": 8.5, "layer": "layer4", "method": "gradcam", "blank": False}
     return Explained(**(fields | {"overlay": overlay} | changes))
 
 
-def done(image: str, overlay: str | None = None, probability: float = 0.9, **changes: Any) -> Record:
-    """The record of a picture whose overlay lies where it does by default."""
+def make_record(image: str, overlay: str | None = None, probability: float = 0.9, **changes: Any) -> Record:
+    """Return the record of an image whose overlay has the default name."""
     overlay = overlay or f"{image.rpartition('.')[0]}-gradcam.jpg"
-    fields = {"model": "resnet50", "predictions": [Prediction(7, "cock", probability)], "explained": [result(overlay)]}
+    fields = {
+        "model": "resnet50",
+        "predictions": [Prediction(7, "cock", probability)],
+        "explained": [make_result(overlay)],
+    }
     return Record(image, **(fields | {"size": (60, 80)} | changes))
 
 
 def write_run(
     folder: Path, records: Sequence[Record], facts: dict[str, Any] | None = None, manifest: str = "manifest.jsonl"
 ) -> Path:
-    """A folder as a run leaves it, but for its overlays."""
+    """Write the folder of a run, without its overlays."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / manifest).write_text("".join(record.to_json() + "\n" for record in records))
     if facts is not None:
@@ -72,7 +76,7 @@ def write_overlays(folder: Path, records: Sequence[Record]) -> None:
 
 
 def read_data(folder: Path) -> dict[str, Any]:
-    """What the page holds of all pictures."""
+    """Return the page's data of all images."""
     page = (folder / "index.html").read_text(encoding="utf-8")
     match = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
     assert match
@@ -98,17 +102,17 @@ def test_views_are_the_picture_and_its_overlays_made_smaller(tmp_path: Path) -> 
     picture, overlay = halves(600, 1200), halves(600, 1200, BLUE, RED)
     write_views(tmp_path, "a b/cat #1", picture, [overlay, picture])
     assert view(tmp_path, "a b/cat #1.large.jpg").shape == (450, 900, 3)
-    for name, left, right in [("small", RED, BLUE), ("0", BLUE, RED), ("1", RED, BLUE)]:
+    for name, left_colour, right_colour in [("small", RED, BLUE), ("0", BLUE, RED), ("1", RED, BLUE)]:
         small = view(tmp_path, f"a b/cat #1.{name}.jpg")
         assert small.shape == (128, 256, 3)
-        np.testing.assert_allclose(small[:, :118].mean((0, 1)), left, atol=3)
-        np.testing.assert_allclose(small[:, 138:].mean((0, 1)), right, atol=3)
+        np.testing.assert_allclose(small[:, :118].mean((0, 1)), left_colour, atol=3)
+        np.testing.assert_allclose(small[:, 138:].mean((0, 1)), right_colour, atol=3)
     assert len(list((tmp_path / "report").rglob("*.*"))) == 4
 
 
 def test_what_is_made_smaller_is_averaged(tmp_path: Path) -> None:
     stripes = np.zeros((512, 512, 3), np.uint8)
-    stripes[:, ::2] = 200  # every second pixel: sampling would give black or 200
+    stripes[:, ::2] = 200  # sampling every second pixel would give 0 or 200
     write_views(tmp_path, "stripes", None, [stripes])
     np.testing.assert_allclose(view(tmp_path, "stripes.0.jpg"), 100, atol=2)
 
@@ -171,24 +175,24 @@ def test_the_stem_is_read_off_what_was_written(method: str, stem: str) -> None:
     for ending in ["", "-7-cock_gradcam", "-layer4.1", "-negative"]:
         name = join_name(stem.rpartition("/")[2], f"-{method}{ending}.png")
         overlay = f"{stem.rpartition('/')[0]}/{name}".lstrip("/")
-        record = done("image.jpg", explained=[result(overlay, method=method)])
+        record = make_record("image.jpg", explained=[make_result(overlay, method=method)])
         assert find_stem(record) == stem
-        only_map = result(None, method=method, map=overlay.replace(".png", ".npy"))
-        assert find_stem(done("image.jpg", explained=[only_map])) == stem
-    assert find_stem(done("image.jpg", explained=[result(None, panel=f"{stem}-compare.jpg")])) == stem
+        only_map = make_result(None, method=method, map=overlay.replace(".png", ".npy"))
+        assert find_stem(make_record("image.jpg", explained=[only_map])) == stem
+    assert find_stem(make_record("image.jpg", explained=[make_result(None, panel=f"{stem}-compare.jpg")])) == stem
 
 
 def test_a_stem_that_leads_out_of_the_folder_is_none() -> None:
     for overlay in ["../cat-gradcam.jpg", "/etc/cat-gradcam.jpg", "-gradcam.jpg", "other.jpg"]:
-        assert find_stem(done("x.jpg", overlay)) is None
+        assert find_stem(make_record("x.jpg", overlay)) is None
     assert find_stem(Record("x.jpg", "resnet50", error="is empty")) is None
 
 
 def test_the_page_has_every_record_in_the_order_of_the_manifest(tmp_path: Path) -> None:
     failed = Record("c.jpg", "resnet50", error="c.jpg: is empty")
-    cup = done("a/cup.png", predictions=[Prediction(968, "cup", 0.123456), Prediction(967, None, 0.1)])
-    nameless = done("b.jpg", predictions=[Prediction(3, None, 0.5)], note="a note")
-    page = write_report(write_run(tmp_path, [failed, cup, nameless, done("a.jpg")]))
+    cup = make_record("a/cup.png", predictions=[Prediction(968, "cup", 0.123456), Prediction(967, None, 0.1)])
+    nameless = make_record("b.jpg", predictions=[Prediction(3, None, 0.5)], note="a note")
+    page = write_report(write_run(tmp_path, [failed, cup, nameless, make_record("a.jpg")]))
     assert page == tmp_path / "index.html"
     data = read_data(tmp_path)
     assert data["names"] == ["c.jpg", "a/cup.png", "b.jpg", "a.jpg"]
@@ -204,8 +208,8 @@ def test_the_page_has_every_record_in_the_order_of_the_manifest(tmp_path: Path) 
 
 
 def test_the_parts_of_a_job_array_are_one_page(tmp_path: Path) -> None:
-    write_run(tmp_path, [done("b.jpg"), done("d.jpg")], manifest="manifest-1-of-2.jsonl")
-    write_run(tmp_path, [done("a.jpg"), done("c.jpg")], manifest="manifest-2-of-2.jsonl")
+    write_run(tmp_path, [make_record("b.jpg"), make_record("d.jpg")], manifest="manifest-1-of-2.jsonl")
+    write_run(tmp_path, [make_record("a.jpg"), make_record("c.jpg")], manifest="manifest-2-of-2.jsonl")
     (tmp_path / "run-2-of-2.json").write_text('{"settings": {"alpha": 0.25}}')
     write_report(tmp_path)
     assert read_data(tmp_path)["names"] == ["a.jpg", "b.jpg", "c.jpg", "d.jpg"]
@@ -213,7 +217,9 @@ def test_the_parts_of_a_job_array_are_one_page(tmp_path: Path) -> None:
 
 
 def test_of_a_picture_that_was_done_twice_the_later_record_counts(tmp_path: Path) -> None:
-    write_report(write_run(tmp_path, [Record("a.jpg", "m", error="out of memory"), done("b.jpg"), done("a.jpg")]))
+    write_report(
+        write_run(tmp_path, [Record("a.jpg", "m", error="out of memory"), make_record("b.jpg"), make_record("a.jpg")])
+    )
     data = read_data(tmp_path)
     assert data["names"] == ["a.jpg", "b.jpg"]
     assert data["errors"] == {}
@@ -221,7 +227,7 @@ def test_of_a_picture_that_was_done_twice_the_later_record_counts(tmp_path: Path
 
 def test_details_come_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "RECORDS_PER_FILE", 2)
-    write_report(write_run(tmp_path, [done(f"{i}.jpg") for i in range(5)]))
+    write_report(write_run(tmp_path, [make_record(f"{i}.jpg") for i in range(5)]))
     assert len(list((tmp_path / read_data(tmp_path)["details"]).iterdir())) == 3
     assert [detail["explained"][0]["files"]["overlay"] for detail in read_details(tmp_path)] == [
         f"{i}-gradcam.jpg" for i in range(5)
@@ -229,7 +235,7 @@ def test_details_come_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_missing_views_are_made_of_overlays_and_pictures(tmp_path: Path) -> None:
-    records = [done("a/cat.png"), done("gone.png")]
+    records = [make_record("a/cat.png"), make_record("gone.png")]
     folder = write_run(tmp_path / "out", records, {"root": "../photos"})
     write_overlays(folder, records)
     (tmp_path / "photos/a").mkdir(parents=True)
@@ -247,7 +253,7 @@ def test_missing_views_are_made_of_overlays_and_pictures(tmp_path: Path) -> None
 
 
 def test_views_are_made_again_only_where_they_are_out_of_date(tmp_path: Path) -> None:
-    records = [done("old.png"), done("cut.png"), done("new.png")]
+    records = [make_record("old.png"), make_record("cut.png"), make_record("new.png")]
     write_overlays(write_run(tmp_path, records), records)
     for record in records:
         write_views(tmp_path, str(find_stem(record)), None, [halves(60, 80, BLUE, BLUE)])
@@ -259,7 +265,10 @@ def test_views_are_made_again_only_where_they_are_out_of_date(tmp_path: Path) ->
 
 
 def test_a_record_whose_overlay_is_gone_or_broken_is_on_the_page(tmp_path: Path) -> None:
-    folder = write_run(tmp_path, [done("gone.jpg"), done("broken.jpg"), done("none.jpg", explained=[result(None)])])
+    folder = write_run(
+        tmp_path,
+        [make_record("gone.jpg"), make_record("broken.jpg"), make_record("none.jpg", explained=[make_result(None)])],
+    )
     (folder / "broken-gradcam.jpg").write_bytes(b"no picture")
     write_report(folder)
     assert read_data(folder)["has"] == [0, 0, 0]
@@ -278,7 +287,7 @@ ODD = [
 
 @pytest.mark.parametrize("image", [*ODD, os.fsdecode(b"not-utf8-\xff.jpg")])
 def test_paths_are_quoted(tmp_path: Path, image: str) -> None:
-    records = [done(image)]
+    records = [make_record(image)]
     write_overlays(write_run(tmp_path, records), records)
     write_report(tmp_path)
     (details,) = read_details(tmp_path)
@@ -290,53 +299,58 @@ def test_paths_are_quoted(tmp_path: Path, image: str) -> None:
 
 
 def test_a_plain_name_is_not_said_twice(tmp_path: Path) -> None:
-    records = [done("a/cat.jpg"), done("a/cat.png", "a/cat-png-gradcam.jpg")]
+    records = [make_record("a/cat.jpg"), make_record("a/cat.png", "a/cat-png-gradcam.jpg")]
     write_report(write_run(tmp_path, records))
     assert read_data(tmp_path)["stems"] == [1, "report/views/a/cat-png"]
 
 
-def boxes(*numbers: int, **changes: Any) -> list[Explained]:
-    """What a record says of boxes: 0 and 2 are persons, and 1 is a dog."""
+def make_box_results(*numbers: int, **changes: Any) -> list[Explained]:
+    """Return the results of boxes of a record: 0 and 2 are persons, and 1 is a dog."""
     labels = {0: (1, "person"), 1: (17, "dog"), 2: (1, "person")}
     return [
-        result(f"s-gradcam-box{k}.jpg", index=labels[k][0], label=labels[k][1], number=k, score=0.9 - k / 10, **changes)
+        make_result(
+            f"s-gradcam-box{k}.jpg", index=labels[k][0], label=labels[k][1], number=k, score=0.9 - k / 10, **changes
+        )
         for k in numbers
     ]
 
 
-FOUND = [Prediction(1, "person", 0.9, 0), Prediction(17, "dog", 0.8, 1), Prediction(1, "person", 0.7, 2)]
+DETECTIONS = [Prediction(1, "person", 0.9, 0), Prediction(17, "dog", 0.8, 1), Prediction(1, "person", 0.7, 2)]
 
 
 def test_pictures_are_found_by_what_was_explained(tmp_path: Path) -> None:
-    both = done("s.jpg", predictions=FOUND, explained=boxes(1, 0, 2))
-    mask = done(
+    both = make_record("s.jpg", predictions=DETECTIONS, explained=make_box_results(1, 0, 2))
+    mask = make_record(
         "m.jpg",
         predictions=[Prediction(17, "dog", 0.25)],
-        explained=[result("m.jpg", index=17, label="dog", mask="predicted")],
+        explained=[make_result("m.jpg", index=17, label="dog", mask="predicted")],
     )
-    missed = done(
-        "n.jpg", predictions=FOUND, explained=[result("n.jpg", index=17, label="dog", missed=True, score=0.1)]
+    missed = make_record(
+        "n.jpg", predictions=DETECTIONS, explained=[make_result("n.jpg", index=17, label="dog", missed=True, score=0.1)]
     )
     texts = [
-        result(f"t-{k}.jpg", index=None, label=text, text=text, score=0.3 - k)
+        make_result(f"t-{k}.jpg", index=None, label=text, text=text, score=0.3 - k)
         for k, text in enumerate(("a dog", "a cat"))
     ]
     like = [
-        result("l.jpg", index=None, label="o.jpg", like="/home/anna/o.jpg", on=on, score=0.5)
+        make_result("l.jpg", index=None, label="o.jpg", like="/home/anna/o.jpg", on=on, score=0.5)
         for on in (None, "reference")
     ]
     records = [
         both,
         mask,
         missed,
-        done("t.jpg", predictions=[], explained=texts),
-        done("l.jpg", predictions=[], explained=like),
+        make_record("t.jpg", predictions=[], explained=texts),
+        make_record("l.jpg", predictions=[], explained=like),
     ]
-    write_report(write_run(tmp_path, [*records, done("c.jpg")]))
+    write_report(write_run(tmp_path, [*records, make_record("c.jpg")]))
     data = read_data(tmp_path)
     names = [label for _, label in data["classes"]]
     assert [names[top] for top in data["top"]] == ["dog", "dog", "dog", "a dog", "like o.jpg", "cock"]
-    assert {key: [names[item] for item in own] for key, own in data["others"].items()} == {
+    assert {
+        key: [names[index_of_class] for index_of_class in others_of_image]
+        for key, others_of_image in data["others"].items()
+    } == {
         "0": ["person"],
         "3": ["a cat"],
     }
@@ -347,28 +361,31 @@ def test_pictures_are_found_by_what_was_explained(tmp_path: Path) -> None:
 
 def test_details_say_which_box_it_is(tmp_path: Path) -> None:
     like = [
-        result("l.jpg", index=None, label="o.jpg", like="o.jpg"),
-        result("o.jpg", index=None, label="o.jpg", like="o.jpg", on="reference"),
+        make_result("l.jpg", index=None, label="o.jpg", like="o.jpg"),
+        make_result("o.jpg", index=None, label="o.jpg", like="o.jpg", on="reference"),
     ]
     write_report(
         write_run(
             tmp_path,
-            [done("s.jpg", predictions=FOUND * 10, explained=boxes(1, 2, edge="left")), done("l.jpg", explained=like)],
+            [
+                make_record("s.jpg", predictions=DETECTIONS * 10, explained=make_box_results(1, 2, edge="left")),
+                make_record("l.jpg", explained=like),
+            ],
         )
     )
     boxed, liked = read_details(tmp_path)
-    assert [item["label"] for item in boxed["explained"]] == ["left edge of box 1, dog", "left edge of box 2, person"]
-    assert len({item["index"] for item in boxed["explained"]}) == 2, "columns are of what is explained"
+    assert [entry["label"] for entry in boxed["explained"]] == ["left edge of box 1, dog", "left edge of box 2, person"]
+    assert len({entry["index"] for entry in boxed["explained"]}) == 2, "columns are of what is explained"
     assert boxed["predictions"][:3] == [[1, "0 person", 0.9], [17, "1 dog", 0.8], [1, "2 person", 0.7]]
     assert len(boxed["predictions"]) == 20
-    assert [(item["label"], item.get("on")) for item in liked["explained"]] == [
+    assert [(entry["label"], entry.get("on")) for entry in liked["explained"]] == [
         ("like o.jpg", None),
         ("in o.jpg", "reference"),
     ]
 
 
 class Tags(HTMLParser):
-    """Which elements a page has."""
+    """A parser that lists the elements of a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -381,12 +398,12 @@ class Tags(HTMLParser):
 def test_hostile_texts_are_no_elements(tmp_path: Path) -> None:
     ending = f"</script><script>alert(2)</script>{HOSTILE}"
     explained = [
-        result("x-gradcam.jpg", layer=ending, method=ending),
-        result("y-gradcam.jpg", index=None, label=ending, text=ending, against=(ending,)),
-        result("z-gradcam.jpg", label=ending, mask=ending),
+        make_result("x-gradcam.jpg", layer=ending, method=ending),
+        make_result("y-gradcam.jpg", index=None, label=ending, text=ending, against=(ending,)),
+        make_result("z-gradcam.jpg", label=ending, mask=ending),
     ]
     prediction = Prediction(7, ending, 0.5)
-    record = done(f"{HOSTILE}.jpg", predictions=[prediction], explained=explained, note=ending, model=HOSTILE)
+    record = make_record(f"{HOSTILE}.jpg", predictions=[prediction], explained=explained, note=ending, model=HOSTILE)
     facts = {"model": HOSTILE, "settings": {HOSTILE: ending}, HOSTILE: [ending]}
     folder = write_run(tmp_path / HOSTILE, [record, Record("b.jpg", HOSTILE, error=ending)], facts)
     write_report(folder)
@@ -410,8 +427,8 @@ def test_nothing_of_this_machine_is_in_the_page(tmp_path: Path, monkeypatch: pyt
         Record(
             "a.jpg", str(home / "nets/net.py:make"), error=f"{photos}/a.jpg: is in {photos}; {home}/cache; {folder}/a"
         ),
-        done("b.jpg", note=f"as {photos}/b.txt says", model=str(home / "nets" / "net.pt")),
-        done(str(photos / "c.jpg"), str(folder / "c-gradcam.jpg")),
+        make_record("b.jpg", note=f"as {photos}/b.txt says", model=str(home / "nets" / "net.pt")),
+        make_record(str(photos / "c.jpg"), str(folder / "c-gradcam.jpg")),
     ]
     settings = {"inputs": [str(photos)], "weights": str(home / "weights.pt"), "deep": {str(home): [[str(home)]]}}
     write_run(
@@ -430,9 +447,9 @@ def test_nothing_of_this_machine_is_in_the_page(tmp_path: Path, monkeypatch: pyt
 
 
 def test_the_page_asks_for_nothing_beyond_its_folder(tmp_path: Path) -> None:
-    write_report(write_run(tmp_path, [done("a.jpg")]))
+    write_report(write_run(tmp_path, [make_record("a.jpg")]))
     for path in [tmp_path / "index.html", *tmp_path.glob("report/*.*")]:
-        text = path.read_text().replace("http://www.w3.org/2000/svg", "")  # the name of a language, not an address
+        text = path.read_text().replace("http://www.w3.org/2000/svg", "")  # the SVG namespace is not a request
         assert not re.search(
             r"https?:|//\w+\.\w|fetch\((?!\))|XMLHttpRequest|innerHTML|insertAdjacentHTML|eval\(", text
         )
@@ -445,7 +462,7 @@ def test_the_page_asks_for_nothing_beyond_its_folder(tmp_path: Path) -> None:
 
 
 def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
-    records = [done("a.jpg"), done("b.jpg")]
+    records = [make_record("a.jpg"), make_record("b.jpg")]
     write_overlays(write_run(tmp_path, records, {"settings": {"alpha": 0.5}}), records)
     write_report(tmp_path)
     first = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
@@ -454,9 +471,9 @@ def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_another_run_leaves_nothing_of_the_earlier_one(tmp_path: Path) -> None:
-    write_report(write_run(tmp_path, [done("a.jpg")]))
+    write_report(write_run(tmp_path, [make_record("a.jpg")]))
     earlier = read_data(tmp_path)["details"]
-    write_report(write_run(tmp_path, [done("a.jpg", probability=0.5)]))
+    write_report(write_run(tmp_path, [make_record("a.jpg", probability=0.5)]))
     later = read_data(tmp_path)["details"]
     assert earlier != later
     assert [path.name for path in (tmp_path / "report").glob("details-*")] == [Path(later).name]
@@ -469,8 +486,9 @@ def test_a_run_without_pictures_has_a_page(tmp_path: Path) -> None:
 
 def test_counts_and_names_stand_at_the_head(tmp_path: Path) -> None:
     failed = [Record(f"{i}.jpg", "resnet50", error="is empty") for i in range(1200)]
-    twice = done(
-        "a.jpg", explained=[result("a-gradcam.jpg"), result("a-layercam.jpg", method="layercam", layer="layer3")]
+    twice = make_record(
+        "a.jpg",
+        explained=[make_result("a-gradcam.jpg"), make_result("a-layercam.jpg", method="layercam", layer="layer3")],
     )
     settings = '{"settings": {"classes": [], "audit": false, "name": null}, "model": {"weights": {"file": "x.pt"}}}'
     (tmp_path / "run.json").write_text(settings)
@@ -488,7 +506,7 @@ def test_counts_and_names_stand_at_the_head(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "no json", "[1]", '{"root": 3}'])
 def test_a_page_needs_no_settings(tmp_path: Path, text: str) -> None:
     (tmp_path / "run.json").write_text(text)
-    write_report(write_run(tmp_path, [done("a.jpg")]))
+    write_report(write_run(tmp_path, [make_record("a.jpg")]))
     assert read_data(tmp_path)["names"] == ["a.jpg"]
 
 
@@ -500,7 +518,7 @@ def test_a_folder_without_a_manifest_is_said(tmp_path: Path) -> None:
 
 
 def test_a_report_that_cannot_be_written_is_said(tmp_path: Path) -> None:
-    (write_run(tmp_path, [done("a.jpg")]) / "report").write_text("in the way")
+    (write_run(tmp_path, [make_record("a.jpg")]) / "report").write_text("in the way")
     with pytest.raises(GradcamError, match="the report cannot be written"):
         write_report(tmp_path)
     assert not (tmp_path / "index.html").exists()
@@ -509,7 +527,7 @@ def test_a_report_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 def test_unfinished_files_lie_in_a_folder_that_the_next_report_removes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    records = [done("a.jpg")]
+    records = [make_record("a.jpg")]
     write_overlays(write_run(tmp_path, records), records)
     partial = tmp_path / ".gradcam-partial-report"
     partial.mkdir()
@@ -522,12 +540,12 @@ def test_unfinished_files_lie_in_a_folder_that_the_next_report_removes(
 
 
 def test_overwriting_knows_all_files_of_a_report(tmp_path: Path) -> None:
-    records = [done("a.jpg")]
+    records = [make_record("a.jpg")]
     write_overlays(write_run(tmp_path, records), records)
     write_report(tmp_path)
     remove_runs(Disk(tmp_path), (), (), report=True)
-    left = sorted(path.name for path in tmp_path.iterdir())
-    assert left == [".gradcam-report.lock", "a-gradcam.jpg", "manifest.jsonl"]
+    remaining = sorted(path.name for path in tmp_path.iterdir())
+    assert remaining == [".gradcam-report.lock", "a-gradcam.jpg", "manifest.jsonl"]
 
 
 def test_the_report_imports_no_torch() -> None:
@@ -536,20 +554,20 @@ def test_the_report_imports_no_torch() -> None:
 
 
 def test_two_that_write_at_one_time_leave_the_fuller_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = write_run(tmp_path, [done("a.jpg")], manifest="manifest-1-of-2.jsonl")
-    actual, others = pages._render, []
+    folder = write_run(tmp_path, [make_record("a.jpg")], manifest="manifest-1-of-2.jsonl")
+    original, threads = pages._render, []
 
     def render(*arguments: Any) -> str:
-        if not others:
-            write_run(folder, [done("b.jpg")], manifest="manifest-2-of-2.jsonl")
-            others.append(threading.Thread(target=write_report, args=(folder,)))
-            others[0].start()
-            others[0].join(1)  # it does not come to its end before this one
-        return actual(*arguments)
+        if not threads:
+            write_run(folder, [make_record("b.jpg")], manifest="manifest-2-of-2.jsonl")
+            threads.append(threading.Thread(target=write_report, args=(folder,)))
+            threads[0].start()
+            threads[0].join(1)  # the thread cannot finish before this report does
+        return original(*arguments)
 
     monkeypatch.setattr(pages, "_render", render)
     write_report(folder)
-    others[0].join(60)
+    threads[0].join(60)
     assert read_data(folder)["names"] == ["a.jpg", "b.jpg"]
     assert len(read_details(folder)) == 2
     assert len(list((folder / "report").glob("details-*"))) == 1

@@ -1,4 +1,4 @@
-"""The gallery in a real browser: Chromium from the system's packages, driven by Playwright."""
+"""Test the gallery in a real browser: the system's Chromium, driven by Playwright."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gradcam.report.pages import write_report
 from gradcam.report.views import find_stem
 from gradcam.storage.records import Explained, Prediction, Record
 from tests.browser import PHONE, Visit, expect, is_remembered, needs_browser, wait_until
-from tests.report.test_report import HOSTILE, done, result, write_run
+from tests.report.test_report import HOSTILE, make_record, make_result, write_run
 from tests.views import write_views
 
 pytestmark = [pytest.mark.slow, needs_browser]
@@ -38,16 +38,18 @@ def warm(picture: Pixels) -> Pixels:
 
 
 def write_gallery(folder: Path, records: Sequence[Record], pictures: dict[str, Pixels]) -> Path:
-    """A folder with overlays, views and the page; of a record without a picture there are overlays alone."""
+    """Write a folder with overlays, views and the page. A record without an image has only overlays."""
     write_run(folder, records, {"model": "resnet50", "settings": {"alpha": 0.5}})
     for record in records:
         picture = pictures.get(record.image)
-        drawn = [plain(RED) if picture is None or (picture == GREEN).all() else warm(picture)] * len(record.explained)
-        for entry, item in zip(record.explained, drawn):
+        overlays = [plain(RED) if picture is None or (picture == GREEN).all() else warm(picture)] * len(
+            record.explained
+        )
+        for entry, image in zip(record.explained, overlays):
             (folder / str(entry.overlay)).parent.mkdir(parents=True, exist_ok=True)
-            write_image(folder / str(entry.overlay), item)
+            write_image(folder / str(entry.overlay), image)
         if record.explained:
-            write_views(folder, str(find_stem(record)), picture, drawn)
+            write_views(folder, str(find_stem(record)), picture, overlays)
     write_report(folder)
     return folder
 
@@ -59,10 +61,10 @@ def predicted(*classes: tuple[int, str, float]) -> dict[str, Any]:
 CAT, TABBY, CUP = (285, "Egyptian cat"), (281, "tabby"), (967, "espresso")
 
 
-def several() -> list[Explained]:
-    """Two classes by two methods."""
+def make_four_results() -> list[Explained]:
+    """Return the results of two classes by two methods."""
     return [
-        result(f"both-{method}-{index}-{label}.jpg", index=index, label=label, method=method)
+        make_result(f"both-{method}-{index}-{label}.jpg", index=index, label=label, method=method)
         for method in ("gradcam", "layercam")
         for index, label in (CUP, TABBY)
     ]
@@ -70,25 +72,33 @@ def several() -> list[Explained]:
 
 @pytest.fixture(scope="module")
 def zoo(tmp_path_factory: pytest.TempPathFactory, photo: Callable[[str], Path]) -> Path:
-    blank = [result("animals/9-gradcam.jpg", blank=True)]
+    blank = [make_result("animals/9-gradcam.jpg", blank=True)]
     records = [
-        done("animals/chelsea.jpg", size=(300, 451), **predicted((*CAT, 0.37), (*TABBY, 0.18), (968, "cup", 0.0004))),
-        done("animals/10.jpg", **predicted((*TABBY, 0.9))),
-        done("animals/9.jpg", explained=blank, note="shown as its values are", **predicted((*TABBY, 0.5))),
+        make_record(
+            "animals/chelsea.jpg", size=(300, 451), **predicted((*CAT, 0.37), (*TABBY, 0.18), (968, "cup", 0.0004))
+        ),
+        make_record("animals/10.jpg", **predicted((*TABBY, 0.9))),
+        make_record("animals/9.jpg", explained=blank, note="shown as its values are", **predicted((*TABBY, 0.5))),
         Record("broken.jpg", "resnet50", error="broken.jpg: is damaged or cut off"),
-        done("both.jpg", explained=several(), size=(300, 400), region=(0, 50, 300, 300), **predicted((*CUP, 0.58))),
-        done("alone.jpg", **predicted((*CUP, 0.95))),
+        make_record(
+            "both.jpg",
+            explained=make_four_results(),
+            size=(300, 400),
+            region=(0, 50, 300, 300),
+            **predicted((*CUP, 0.58)),
+        ),
+        make_record("alone.jpg", **predicted((*CUP, 0.95))),
     ]
     names = {"animals/chelsea.jpg": "chelsea.jpg", "animals/10.jpg": "koala.webp", "animals/9.jpg": "panda.webp"}
     pictures = {image: read_image(photo(name)) for image, name in names.items()}
     return write_gallery(tmp_path_factory.mktemp("zoo"), records, {**pictures, "both.jpg": plain(GREEN)})
 
 
-INPUT = ["animals/chelsea.jpg", "animals/10.jpg", "animals/9.jpg", "broken.jpg", "both.jpg", "alone.jpg"]
+INPUT_ORDER = ["animals/chelsea.jpg", "animals/10.jpg", "animals/9.jpg", "broken.jpg", "both.jpg", "alone.jpg"]
 
 
 def list_cards(page: Any) -> list[str]:
-    """The names on the cards, in the order of the document."""
+    """Return the names on the cards, in the order of the document."""
     names: list[str] = page.locator("#grid .card .name").all_text_contents()
     return names
 
@@ -99,7 +109,7 @@ def count(page: Any) -> str:
 
 
 def colour_of(locator: Any) -> Any:
-    """The mean colour of what is on the screen there."""
+    """Return the mean colour of a screenshot of the element."""
     locator.evaluate(
         "async (box) => await Promise.all([...box.querySelectorAll('img')].map((image) => image.decode()))"
     )
@@ -118,7 +128,7 @@ def wait_for_detail(page: Any, name: str) -> None:
 def test_every_picture_has_a_card(visit: Callable[..., Visit], zoo: Path) -> None:
     page = visit().open(zoo)
     assert page.title() == f"{zoo.name} · Grad-CAM"
-    assert list_cards(page) == INPUT
+    assert list_cards(page) == INPUT_ORDER
     assert count(page) == "6 images"
     cards = page.locator("#grid .card")
     assert cards.nth(1).locator(".verdict").inner_text().split("\n") == ["tabby", "90 %"]
@@ -136,11 +146,11 @@ def test_cards_lie_beside_and_below_each_other(visit: Callable[..., Visit], zoo:
     rows = sorted({box["y"] for box in boxes})
     assert [sum(box["y"] == row for box in boxes) for row in rows] == [4, 2]
     for i, box in enumerate(boxes):
-        for other in boxes[:i]:
+        for earlier in boxes[:i]:
             assert (
-                box["x"] >= other["x"] + other["width"]
-                or other["x"] >= box["x"] + box["width"]
-                or box["y"] >= other["y"] + other["height"]
+                box["x"] >= earlier["x"] + earlier["width"]
+                or earlier["x"] >= box["x"] + box["width"]
+                or box["y"] >= earlier["y"] + earlier["height"]
             )
     assert max(box["x"] + box["width"] for box in boxes) <= 900
     assert page.locator("main").bounding_box()["height"] > rows[1] - rows[0] + boxes[0]["height"]
@@ -174,7 +184,10 @@ def test_pictures_in_place_of_overlays(visit: Callable[..., Visit], zoo: Path) -
         (lambda page: page.fill("#least", "50"), ["animals/10.jpg", "animals/9.jpg", "both.jpg", "alone.jpg"]),
         (lambda page: page.fill("#most", "50"), ["animals/chelsea.jpg", "animals/9.jpg"]),
         (lambda page: page.get_by_label("Failed", exact=True).check(force=True), ["broken.jpg"]),
-        (lambda page: page.get_by_label("Done", exact=True).check(force=True), [n for n in INPUT if n != "broken.jpg"]),
+        (
+            lambda page: page.get_by_label("Done", exact=True).check(force=True),
+            [n for n in INPUT_ORDER if n != "broken.jpg"],
+        ),
         (lambda page: page.fill("#search", "nothing is called this"), []),
     ],
     ids=["name", "class", "least", "most", "failed", "done", "nothing"],
@@ -189,23 +202,23 @@ def test_filters(visit: Callable[..., Visit], zoo: Path, act: Callable[[Any], ob
     page.reload()
     assert list_cards(page) == expected
     page.locator("#clear").click()
-    assert list_cards(page) == INPUT
+    assert list_cards(page) == INPUT_ORDER
     assert "#" not in page.url or page.url.endswith("#")
     assert not page.locator("#clear").is_visible()
 
 
 BY_NAME = ["alone.jpg", "animals/9.jpg", "animals/10.jpg", "animals/chelsea.jpg", "both.jpg", "broken.jpg"]
-SUREST = ["alone.jpg", "animals/10.jpg", "both.jpg", "animals/9.jpg", "animals/chelsea.jpg", "broken.jpg"]
+BY_CONFIDENCE = ["alone.jpg", "animals/10.jpg", "both.jpg", "animals/9.jpg", "animals/chelsea.jpg", "broken.jpg"]
 BY_CLASS = ["animals/chelsea.jpg", "alone.jpg", "both.jpg", "animals/10.jpg", "animals/9.jpg", "broken.jpg"]
 
 
 @pytest.mark.parametrize(
     ("sort", "expected"),
     [
-        ("input", INPUT),
+        ("input", INPUT_ORDER),
         ("name", BY_NAME),
-        ("surest", SUREST),
-        ("least-sure", [*SUREST[4::-1], SUREST[5]]),
+        ("surest", BY_CONFIDENCE),
+        ("least-sure", [*BY_CONFIDENCE[4::-1], BY_CONFIDENCE[5]]),
         ("class", BY_CLASS),
     ],
 )
@@ -229,7 +242,7 @@ def test_a_view_is_kept_in_the_address(visit: Callable[..., Visit], zoo: Path) -
     assert page.input_value("#least") == "60"
     assert page.input_value("#sort") == "name"
     page = visit().open(zoo, "sort=constructor&which=x&class=x&least=x&look=x&image=x&other=x")
-    assert list_cards(page) == INPUT
+    assert list_cards(page) == INPUT_ORDER
 
 
 def test_the_way_back_leads_to_the_gallery(visit: Callable[..., Visit], zoo: Path) -> None:
@@ -240,7 +253,7 @@ def test_the_way_back_leads_to_the_gallery(visit: Callable[..., Visit], zoo: Pat
     wait_for_detail(page, "animals/9.jpg")
     page.go_back()
     expect(page.locator("#detail")).not_to_be_visible()
-    assert list_cards(page) == INPUT
+    assert list_cards(page) == INPUT_ORDER
 
 
 def test_the_slider_fades_between_picture_and_overlay(visit: Callable[..., Visit], zoo: Path) -> None:
@@ -262,12 +275,12 @@ def test_the_slider_fades_between_picture_and_overlay(visit: Callable[..., Visit
     assert np.abs(colour_of(stack) - (0.67 * np.array(GREEN) + 0.33 * np.array(RED))).max() < 8
     page.keyboard.press(" ")
     page.keyboard.press(" ")
-    assert opacity() == 0.33  # back to where it was
+    assert opacity() == 0.33  # the previous opacity is restored
     page.keyboard.press("9")
     assert opacity() == 1
     fade.fill("60")
     assert opacity() == 0.6
-    fade.press("ArrowLeft")  # the slider's own keys, when it has the focus
+    fade.press("ArrowLeft")  # with the focus, the slider handles the arrow keys
     assert opacity() == 0.59
     assert page.locator("#detail-name").inner_text() == "both.jpg"
     page.locator("#next").click()
@@ -275,7 +288,7 @@ def test_the_slider_fades_between_picture_and_overlay(visit: Callable[..., Visit
     page.locator("#previous").click()
     wait_for_detail(page, "both.jpg")
     assert opacity() == 0.59
-    page.keyboard.press("0")  # after a click, too
+    page.keyboard.press("0")  # keys also work after a click
     assert opacity() == 0
 
 
@@ -350,16 +363,16 @@ def test_overlays_alone(visit: Callable[..., Visit], zoo: Path) -> None:
     assert page.locator("#next").is_disabled()
 
 
-def focused(page: Any) -> str:
-    """What has the focus: the name on a card, or an id."""
+def read_focus(page: Any) -> str:
+    """Return the focused element: the name on a card, or an id."""
     text: str = page.evaluate("document.activeElement.title || document.activeElement.id")
     return text
 
 
 def test_the_keyboard_is_enough(visit: Callable[..., Visit], zoo: Path) -> None:
-    page = visit(viewport={"width": 900, "height": 800}).open(zoo)  # four columns
+    page = visit(viewport={"width": 900, "height": 800}).open(zoo)  # this width has four columns
     page.keyboard.press("ArrowDown")
-    assert focused(page) == "animals/chelsea.jpg"
+    assert read_focus(page) == "animals/chelsea.jpg"
     for key, name in [
         ("ArrowRight", "animals/10.jpg"),
         ("ArrowDown", "alone.jpg"),
@@ -371,38 +384,39 @@ def test_the_keyboard_is_enough(visit: Callable[..., Visit], zoo: Path) -> None:
         ("Home", "animals/chelsea.jpg"),
     ]:
         page.keyboard.press(key)
-        assert focused(page) == name
+        assert read_focus(page) == name
     outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
     assert outline == "solid"
     assert page.locator("#grid button[tabindex='0']").count() == 1
     page.keyboard.press("/")
-    assert focused(page) == "search"
+    assert read_focus(page) == "search"
     page.keyboard.type("animals/?")
     assert page.input_value("#search") == "animals/?"
     page.keyboard.press("Backspace")
     page.keyboard.press("Enter")
-    assert focused(page) == "animals/chelsea.jpg"
+    assert read_focus(page) == "animals/chelsea.jpg"
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
     wait_for_detail(page, "animals/10.jpg")
     page.keyboard.press("ArrowRight")
     wait_for_detail(page, "animals/9.jpg")
     page.keyboard.press("ArrowRight")
-    wait_for_detail(page, "animals/9.jpg")  # the last of three
+    wait_for_detail(page, "animals/9.jpg")  # the last of the three search results
     page.keyboard.press("?")
     assert page.locator("#help").is_visible()
     page.keyboard.press("Escape")
     assert not page.locator("#help").is_visible()
     assert page.locator("#detail").is_visible()
     page.keyboard.press("Tab")
-    assert focused(page) == "previous"
-    page.keyboard.press(" ")  # a button that has the focus is pressed
+    assert read_focus(page) == "previous"
+    page.keyboard.press(" ")  # the space key presses the focused button
     wait_for_detail(page, "animals/10.jpg")
     page.keyboard.press("ArrowRight")
     wait_for_detail(page, "animals/9.jpg")
     page.keyboard.press("Escape")
     expect(page.locator("#detail")).not_to_be_visible()
-    wait_until(page, "document.activeElement.title === 'animals/9.jpg'")  # what was looked at last, not first
+    # The card of the last viewed image has the focus.
+    wait_until(page, "document.activeElement.title === 'animals/9.jpg'")
     page.keyboard.press("?")
     assert page.locator("#help").is_visible()
 
@@ -423,7 +437,7 @@ def test_every_control_has_a_name(visit: Callable[..., Visit], zoo: Path) -> Non
     assert (card.get_attribute("aria-posinset"), card.get_attribute("aria-setsize")) == ("5", "6")
 
 
-NAMES = [
+HOSTILE_NAMES = [
     f"{HOSTILE}.jpg", "a b#c?d%20e&f+g.jpg", "quote\"'`</script>.jpg".replace("/", "∕"), "grün/猫.jpg",
     "javascript:alert(1).jpg", "&lt;b&gt;.jpg", "gpj\u202e\x1b[2J\n.jpg", "__proto__.jpg", os.fsdecode(b"not-utf8-\xff.jpg"),
 ]  # fmt: skip
@@ -432,20 +446,20 @@ NAMES = [
 def test_hostile_names_and_labels_run_nothing(visit: Callable[..., Visit], tmp_path: Path) -> None:
     label = f"</script><script>alert(2)</script>{HOSTILE}"
     records = [
-        done(name, note=label, explained=[result(f"{name[:-4]}-gradcam.jpg", label=label, layer=label)],
+        make_record(name, note=label, explained=[make_result(f"{name[:-4]}-gradcam.jpg", label=label, layer=label)],
              **predicted((i, label, 0.5)))
-        for i, name in enumerate(NAMES)
+        for i, name in enumerate(HOSTILE_NAMES)
     ]  # fmt: skip
     records.append(Record("b.jpg", label, error=label))
-    folder = write_gallery(tmp_path / HOSTILE, records, dict.fromkeys(NAMES, plain(GREEN)))
-    shown = [printable(name) for name in NAMES]
+    folder = write_gallery(tmp_path / HOSTILE, records, dict.fromkeys(HOSTILE_NAMES, plain(GREEN)))
+    printable_names = [printable(name) for name in HOSTILE_NAMES]
     page = visit().open(folder)
-    assert list_cards(page) == [*shown, "b.jpg"]
+    assert list_cards(page) == [*printable_names, "b.jpg"]
     assert page.locator(".card .label").first.inner_text() == label
     assert page.locator(".card .error").inner_text() == label
     assert page.locator("h1").inner_text() == HOSTILE
-    wait_until(page, f"() => document.querySelectorAll('#grid img.here').length === {len(NAMES)}")
-    for place, name in enumerate(shown):
+    wait_until(page, f"() => document.querySelectorAll('#grid img.here').length === {len(HOSTILE_NAMES)}")
+    for place, name in enumerate(printable_names):
         page.locator(".card").nth(place).click()
         wait_for_detail(page, name)
         assert page.locator("figcaption strong").inner_text() == label
@@ -456,7 +470,7 @@ def test_hostile_names_and_labels_run_nothing(visit: Callable[..., Visit], tmp_p
         assert np.abs(colour_of(page.locator(".stack")) - GREEN).max() < 8
         page.keyboard.press("9")
         page.keyboard.press("Escape")
-    page.locator(".card").nth(NAMES.index("__proto__.jpg")).click()
+    page.locator(".card").nth(HOSTILE_NAMES.index("__proto__.jpg")).click()
     page.reload()
     wait_for_detail(page, "__proto__.jpg")
     assert page.locator("img[src=x], [onerror]").count() == 0
@@ -465,7 +479,9 @@ def test_hostile_names_and_labels_run_nothing(visit: Callable[..., Visit], tmp_p
 
 def test_ten_thousand_pictures(visit: Callable[..., Visit], tmp_path: Path) -> None:
     records = [
-        done(f"{i // 100:03}/{i:05}.jpg", size=None, **predicted((i % 1000, f"class {i % 1000}", (i % 101) / 101)))
+        make_record(
+            f"{i // 100:03}/{i:05}.jpg", size=None, **predicted((i % 1000, f"class {i % 1000}", (i % 101) / 101))
+        )
         for i in range(10_000)
     ]
     write_run(tmp_path, records)
@@ -493,7 +509,7 @@ def test_ten_thousand_pictures(visit: Callable[..., Visit], tmp_path: Path) -> N
         )
 
     wait_for_card("000/00000.jpg")
-    most = count_nodes()
+    max_nodes = count_nodes()
     for share in (0.25, 0.5, 0.75):
         page.evaluate("(share) => scrollTo(0, share * document.documentElement.scrollHeight)", share)
         wait_until(
@@ -502,46 +518,46 @@ def test_ten_thousand_pictures(visit: Callable[..., Visit], tmp_path: Path) -> N
             " && card.getBoundingClientRect().top >= 0 && card.querySelector('img.here'))",
             int(share * 9900),
         )
-        most = max(most, count_nodes())
+        max_nodes = max(max_nodes, count_nodes())
     page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
     wait_for_card("099/09999.jpg")
-    most = max(most, count_nodes())
+    max_nodes = max(max_nodes, count_nodes())
     assert list_cards(page)[-1] == "099/09999.jpg"
-    assert most < 1000
+    assert max_nodes < 1000
     assert len([url for url in started.requests if url.endswith(".jpg")]) < 600
     page.locator("[title='099/09999.jpg']").click()
     wait_for_detail(page, "099/09999.jpg")
     assert page.locator("#detail-place").inner_text() == "10,000 of 10,000"
     page.keyboard.press("Escape")
-    wait_until(page, "!location.hash.includes('image=')")  # closed: the card has the focus again
+    wait_until(page, "!location.hash.includes('image=')")  # after closing, the card has the focus again
     page.keyboard.press("Home")
-    assert focused(page) == "000/00000.jpg"
+    assert read_focus(page) == "000/00000.jpg"
     page.fill("#search", "0999")
-    assert count(page) == "11 of 10,000"  # 00999, and 09990 to 09999
+    assert count(page) == "11 of 10,000"  # matches 00999, and 09990 to 09999
     page.fill("#search", "")
     page.select_option("#sort", "surest")
     assert list_cards(page)[0] == "001/00100.jpg"
 
 
-def ground(page: Any) -> float:
-    """How bright the page is behind everything, 0 to 255."""
+def measure_brightness(page: Any) -> float:
+    """Return the brightness of the page's background, 0 to 255."""
     colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
     return float(np.mean([int(value) for value in re.findall(r"\d+", colour)[:3]]))
 
 
 def test_dark_and_light(visit: Callable[..., Visit], zoo: Path) -> None:
-    assert ground(visit(color_scheme="light").open(zoo)) > 230
+    assert measure_brightness(visit(color_scheme="light").open(zoo)) > 230
     page = visit(color_scheme="dark").open(zoo)
-    assert ground(page) < 40
+    assert measure_brightness(page) < 40
     page.get_by_role("button", name="Switch to light").click()
-    assert ground(page) > 230
-    assert is_remembered(page, lambda: ground(page) > 230)
+    assert measure_brightness(page) > 230
+    assert is_remembered(page, lambda: measure_brightness(page) > 230)
     page.get_by_role("button", name="Switch to dark").click()
-    assert ground(page) < 40
+    assert measure_brightness(page) < 40
     page = visit(color_scheme="light").open(zoo)
-    page.emulate_media(color_scheme="dark")  # until somebody chooses, as the system has it
+    page.emulate_media(color_scheme="dark")  # without a choice, the page follows the system
     wait_until(page, "() => document.documentElement.dataset.theme === 'dark'")
-    assert ground(page) < 40
+    assert measure_brightness(page) < 40
 
 
 def test_storage_may_be_forbidden(visit: Callable[..., Visit], zoo: Path) -> None:
@@ -552,7 +568,7 @@ def test_storage_may_be_forbidden(visit: Callable[..., Visit], zoo: Path) -> Non
     )
     page = started.open(zoo)
     page.get_by_role("button", name="Switch to dark").click()
-    assert ground(page) < 40
+    assert measure_brightness(page) < 40
     page.fill("#search", "animals/1")
     assert list_cards(page) == ["animals/10.jpg"]
     assert page.url.endswith("#q=animals%2F1")
@@ -561,7 +577,7 @@ def test_storage_may_be_forbidden(visit: Callable[..., Visit], zoo: Path) -> Non
 @pytest.mark.parametrize("size", [PHONE, {"width": 320, "height": 600}])
 def test_a_phone_is_wide_enough(visit: Callable[..., Visit], tmp_path: Path, zoo: Path, size: dict[str, int]) -> None:
     long = f"folder/{'a_very_long_name_without_a_place_to_break' * 4}.jpg"
-    record = done(long, note="x" * 300, model="m" * 200, **predicted((1, "a label " * 20, 0.5)))
+    record = make_record(long, note="x" * 300, model="m" * 200, **predicted((1, "a label " * 20, 0.5)))
     page = visit(viewport=size, has_touch=True, is_mobile=True).open(write_gallery(tmp_path, [record], {}))
 
     def reach() -> float:
@@ -586,7 +602,7 @@ def test_a_phone_is_wide_enough(visit: Callable[..., Visit], tmp_path: Path, zoo
 
 
 def test_details_that_are_gone_are_said(visit: Callable[..., Visit], tmp_path: Path) -> None:
-    folder = write_gallery(tmp_path, [done("a.jpg"), done("b.jpg")], {})
+    folder = write_gallery(tmp_path, [make_record("a.jpg"), make_record("b.jpg")], {})
     started = visit()
     page = started.open(folder)
     shutil.rmtree(next((folder / "report").glob("details-*")))
@@ -594,7 +610,7 @@ def test_details_that_are_gone_are_said(visit: Callable[..., Visit], tmp_path: P
     wait_for_detail(page, "a.jpg")
     assert "cannot be loaded." in page.locator(".note").inner_text()
     write_report(folder)
-    page.keyboard.press("ArrowRight")  # and are there once they are
+    page.keyboard.press("ArrowRight")  # details load again once the report is rewritten
     wait_for_detail(page, "b.jpg")
     assert page.locator("figure").count() == 1
     assert all("ERR_FILE_NOT_FOUND" in wrong for wrong in started.wrongs)
@@ -602,7 +618,7 @@ def test_details_that_are_gone_are_said(visit: Callable[..., Visit], tmp_path: P
 
 
 def test_an_overlay_that_is_gone_gives_way_to_its_view(visit: Callable[..., Visit], tmp_path: Path) -> None:
-    folder = write_gallery(tmp_path, [done("a.jpg")], {"a.jpg": plain(GREEN)})
+    folder = write_gallery(tmp_path, [make_record("a.jpg")], {"a.jpg": plain(GREEN)})
     (folder / "a-gradcam.jpg").unlink()
     started = visit()
     page = started.open(folder, "image=a.jpg")
@@ -618,7 +634,7 @@ def test_a_page_without_views_or_records(visit: Callable[..., Visit], tmp_path: 
     page = visit().open(tmp_path / "none")
     assert count(page) == "0 images"
     assert page.locator("#nothing").inner_text() == "This run has no images."
-    write_report(write_run(tmp_path / "bare", [done("a.jpg", explained=[result(None)])]))
+    write_report(write_run(tmp_path / "bare", [make_record("a.jpg", explained=[make_result(None)])]))
     page = visit().open(tmp_path / "bare", "image=a.jpg")
     wait_for_detail(page, "a.jpg")
     assert page.locator("#fade-remark").inner_text() == "No overlays were written."

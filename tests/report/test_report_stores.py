@@ -1,4 +1,4 @@
-"""Reports in stores: what is there is listed once, and nothing of where things lie is in the page."""
+"""Test reports in object stores: objects are listed once, and the page contains no paths of this machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gradcam.report.views import draw_views, find_stem
 from gradcam.storage import retry as failures
 from gradcam.storage.records import Record
 from gradcam.storage.store import Store
-from tests.report.test_report import BLUE, RED, done, halves, write_overlays, write_run
+from tests.report.test_report import BLUE, RED, halves, make_record, write_overlays, write_run
 from tests.stores import FSSPEC_VERSION, ObjectStore, down, objects
 
 URL = "objects://bucket/out"
@@ -29,12 +29,12 @@ URL = "objects://bucket/out"
 
 @pytest.fixture
 def fs() -> Iterator[type[ObjectStore]]:
-    with objects() as actual:
-        yield actual
+    with objects() as store_class:
+        yield store_class
 
 
 def put_run(records: list[Record], facts: dict[str, Any] | None = None, url: str = URL) -> Store:
-    """A folder in a store, as a run leaves it, with its overlays."""
+    """Write the folder of a run to a store, with its overlays."""
     store = Store(url)
     store.write("manifest/00001.jsonl", "".join(record.to_json() + "\n" for record in records).encode())
     store.write("run.json", json.dumps(facts or {}).encode())
@@ -51,7 +51,7 @@ def read_page(store: Store) -> dict[str, Any]:
 
 
 def test_a_report_in_a_store_is_that_of_a_disk(fs: Any, tmp_path: Path) -> None:
-    records = [done("a/cat.jpg"), done("b.jpg"), Record("c.jpg", "resnet50", error="c.jpg: is empty")]
+    records = [make_record("a/cat.jpg"), make_record("b.jpg"), Record("c.jpg", "resnet50", error="c.jpg: is empty")]
     store = put_run(records, {"settings": {"alpha": 0.5}})
     write_overlays(write_run(tmp_path / "out", records, {"settings": {"alpha": 0.5}}), records)
     for name in ("a/cat-gradcam.jpg", "b-gradcam.jpg"):
@@ -61,16 +61,16 @@ def test_a_report_in_a_store_is_that_of_a_disk(fs: Any, tmp_path: Path) -> None:
     names = [
         path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*.*") if path.is_file()
     ]
-    made = sorted(name for name in names if name.startswith(("report/", "index.html")))
-    assert [name for name in store.find() if name.startswith(("report/", "index.html"))] == made
-    assert len(made) > 9
-    for name in made:
+    report_files = sorted(name for name in names if name.startswith(("report/", "index.html")))
+    assert [name for name in store.find() if name.startswith(("report/", "index.html"))] == report_files
+    assert len(report_files) > 9
+    for name in report_files:
         assert store.read(name) == (tmp_path / "out" / name).read_bytes()
 
 
 @pytest.mark.skipif(FSSPEC_VERSION < (2024, 12), reason="fsspec looks for the folder of each object")
 def test_views_that_are_missing_are_made_and_others_left(fs: Any) -> None:
-    records = [done("there.jpg"), done("empty.jpg"), done("missing.jpg")]
+    records = [make_record("there.jpg"), make_record("empty.jpg"), make_record("missing.jpg")]
     store = put_run(records, {"root": "objects://bucket/photos"})
     for record in records[:2]:
         store.write_all(draw_views(str(find_stem(record)), None, [halves(60, 80, BLUE, BLUE)]))
@@ -80,8 +80,8 @@ def test_views_that_are_missing_are_made_and_others_left(fs: Any) -> None:
     photos.write("empty.jpg", b"no picture")
     fs.requests.clear()
     write_report(store)
-    assert [what for what, _ in fs.requests].count("list") == 1
-    assert not [path for what, path in fs.requests if what == "look"]
+    assert [operation for operation, _ in fs.requests].count("list") == 1
+    assert not [path for operation, path in fs.requests if operation == "look"]
     for name, colour in [("there.0", BLUE), ("empty.0", RED), ("missing.0", RED), ("missing.large", BLUE)]:
         picture = read_picture(name, store.read(f"report/views/{name}.jpg")).picture
         np.testing.assert_allclose(picture[:, :30].mean((0, 1)), colour, atol=3)
@@ -90,7 +90,7 @@ def test_views_that_are_missing_are_made_and_others_left(fs: Any) -> None:
 
 
 def test_pictures_in_a_store_are_found_from_a_disk(fs: Any, tmp_path: Path) -> None:
-    records = [done("cat.jpg")]
+    records = [make_record("cat.jpg")]
     Store("objects://bucket/photos").write("cat.jpg", encode_image(halves(60, 80, BLUE, RED), ".jpg", 90))
     write_overlays(write_run(tmp_path, records, {"root": "objects://bucket/photos"}), records)
     write_report(tmp_path)
@@ -100,7 +100,7 @@ def test_pictures_in_a_store_are_found_from_a_disk(fs: Any, tmp_path: Path) -> N
 
 def test_nothing_of_where_things_lie_is_in_the_page(fs: Any) -> None:
     photos = "objects://secret-bucket/plans/photos"
-    records = [Record("a.jpg", "m", error=f"{photos}/a.jpg: is in {photos}; {URL}/a"), done("b.jpg")]
+    records = [Record("a.jpg", "m", error=f"{photos}/a.jpg: is in {photos}; {URL}/a"), make_record("b.jpg")]
     settings = {"inputs": [photos, "objects://secret-bucket/more/*.jpg", "/secret-bucket/x.csv"]}
     store = put_run(records, {"root": photos, "settings": settings})
     write_report(store)
@@ -114,11 +114,11 @@ def test_nothing_of_where_things_lie_is_in_the_page(fs: Any) -> None:
 
 
 def test_another_page_takes_the_details_of_the_earlier_one_away(fs: Any) -> None:
-    store = put_run([done("a.jpg")])
+    store = put_run([make_record("a.jpg")])
     write_report(store)
     earlier = read_page(store)["details"]
     store.write("report/details-mine/0.js", b"x")
-    put_run([done("a.jpg", probability=0.5)])
+    put_run([make_record("a.jpg", probability=0.5)])
     write_report(store)
     later = read_page(store)["details"]
     assert earlier != later
@@ -128,27 +128,27 @@ def test_another_page_takes_the_details_of_the_earlier_one_away(fs: Any) -> None
 
 
 def test_shares_that_end_at_one_time_leave_a_page_that_is_whole(fs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = put_run([done("a.jpg")])
-    actual, others = Store.write, []
+    store = put_run([make_record("a.jpg")])
+    original, interruptions = Store.write, []
 
     def write(self: Store, name: str, data: bytes) -> None:
-        if name == "index.html" and not others:  # another comes in between, and is through first
-            others.append(name)
-            store.write("manifest/00002.jsonl", (done("b.jpg").to_json() + "\n").encode())
+        if name == "index.html" and not interruptions:  # another share writes its page first
+            interruptions.append(name)
+            store.write("manifest/00002.jsonl", (make_record("b.jpg").to_json() + "\n").encode())
             write_report(store)
-        actual(self, name, data)
+        original(self, name, data)
 
     monkeypatch.setattr(Store, "write", write)
     write_report(store)
     details = read_page(store)["details"]
-    assert others
+    assert interruptions
     assert store.is_file(f"{details}/0.js")
 
 
 def test_what_keeps_a_report_from_being_written_is_said(fs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(GradcamError, match=rf"{URL}: contains no manifest\.jsonl, expected the output folder"):
         write_report(Store(URL))
-    store = put_run([done("a.jpg")])
+    store = put_run([make_record("a.jpg")])
     store.write("index.html", b"<html>mine</html>")
     with pytest.raises(OutputError, match=r"index\.html: is not a gradcam report, but a report would replace it"):
         write_report(store)
