@@ -62,10 +62,10 @@ def test_the_job_arrays_take_shares(workspace: Path) -> None:
     assert job["spec"]["completions"] == 8
     assert container["command"] == ["sh", "-c"]
     (kubernetes,) = container["args"]
-    array = {**os.environ, "SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_TASK_COUNT": "8", "JOB_COMPLETION_INDEX": "0"}
+    variables = {**os.environ, "SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_TASK_COUNT": "8", "JOB_COMPLETION_INDEX": "0"}
     for line, pictures in ((slurm, "photos/"), (kubernetes, "s3://bucket/photos/")):
         typed = subprocess.run(
-            ["sh", "-c", f"echo {line}"], env=array, capture_output=True, text=True, check=True
+            ["sh", "-c", f"echo {line}"], env=variables, capture_output=True, text=True, check=True
         ).stdout
         assert "--shard 1/8 --resume" in typed
         shutil.rmtree("photos", ignore_errors=True)

@@ -22,12 +22,13 @@ from tests.docs.pages import ROOT
 REFERENCE = (ROOT / "docs/reference/api.md").read_text(encoding="utf-8")
 NAMES = re.findall(r"^   ([\w.]+)$", REFERENCE, re.M)
 PACKAGES = ("gradcam", "gradcam.attributions", "gradcam.evaluation", "gradcam.inspection", "gradcam.errors")
+# Each table has a block on the page of the reference.
 TABLES = (
     "METHODS",
     "attributions.ATTRIBUTIONS",
     "evaluation.CONTROLS",
     "evaluation.METRICS",
-)  # each has a block on the page
+)
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -83,12 +84,12 @@ def takes_options(function: Any) -> bool:
 
 
 def check_parameters(function: Any, doc: FunctionDoc) -> None:
-    message = documented(doc, "Parameters", "Other Parameters")
+    names = documented(doc, "Parameters", "Other Parameters")
     expected = parameters(function)
     if takes_options(function):
-        message = [name for name in message if name not in typing.get_type_hints(ExplainOptions)]
-        message = message if "options" in message else [*message, "options"]
-    assert message == expected
+        names = [name for name in names if name not in typing.get_type_hints(ExplainOptions)]
+        names = names if "options" in names else [*names, "options"]
+    assert names == expected
 
 
 def returns_value(function: Any) -> bool:

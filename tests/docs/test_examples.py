@@ -71,9 +71,9 @@ def test_a_scan_of_16_bits_is_explained() -> None:
 
 def test_a_job_of_an_array_takes_its_share() -> None:
     shutil.copytree(ROOT / "assets", "photos", ignore=shutil.ignore_patterns("[!c]*", "*.csv"))
-    array = {**environment(), "SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_TASK_COUNT": "2"}
+    variables = {**environment(), "SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_TASK_COUNT": "2"}
     for _ in range(2):  # the second run has nothing left to do
-        subprocess.run([EXAMPLES / "slurm_array.sh", "photos", "out"], env=array, check=True, capture_output=True)
+        subprocess.run([EXAMPLES / "slurm_array.sh", "photos", "out"], env=variables, check=True, capture_output=True)
     names = {record.image for record in gradcam.read_manifest("out")}
     assert 0 < len(names) < len(list(Path("photos").iterdir()))
     assert Path("out/run-2-of-2.json").exists()

@@ -96,9 +96,9 @@ class UNet(nn.Module):
         first = self.first((images - 0.45) / 0.25)
         second = self.second(first)
         third = self.third(second)
-        value = self.to_third(join(self.bottleneck(third), third))
-        value = self.to_second(join(value, second))
-        return self.head(self.to_first(join(value, first)))
+        features = self.to_third(join(self.bottleneck(third), third))
+        features = self.to_second(join(features, second))
+        return self.head(self.to_first(join(features, first)))
 
 
 def join(coarse: Tensor, fine: Tensor) -> Tensor:

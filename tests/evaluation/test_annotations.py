@@ -491,9 +491,8 @@ def test_a_coco_file_has_polygons_runs_and_boxes(tmp_path: Path) -> None:
     objects = truth(read_coco(tmp_path, content), index=1)
     assert objects.boxes[0].tolist() == [[10, 20, 16, 24], [30, 5, 32, 15], [70.5, 1, 74.5, 3]]
     expected = np.zeros((50, 100), dtype=bool)
-    expected[20:24, 10:16] = expected[5:15, 30:32] = expected[1:3, 70:74] = (
-        True  # The pixel centre at 70.5 is inside, the one at 74.5 is not.
-    )
+    # The pixel centre at 70.5 is inside, the one at 74.5 is not.
+    expected[20:24, 10:16] = expected[5:15, 30:32] = expected[1:3, 70:74] = True
     assert np.array_equal(objects.masks[0].numpy(), expected)
 
 

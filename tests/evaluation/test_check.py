@@ -104,7 +104,7 @@ def test_the_map_is_tried_in_mosaics_of_pictures_that_show_the_class_least(
     for image, heatmap in zip(ground.images, placed):
         torch.testing.assert_close(explain(classifier.model, image[None], torch.tensor([105]))[0], heatmap)
     value = next(test.value for test in koala.tests if test.name == "placement")
-    ranks = placed.flatten(1).argsort(1).argsort(1)  # The maps have almost no ties, so their order does not matter.
+    ranks = placed.flatten(1).argsort(1).argsort(1)  # the maps have almost no ties
     pixels, cell = placed[0].numel(), placed[0].numel() // 4
     mean_ranks = [float(ranks[i][ground.cells[i, 0].flatten()].double().mean()) for i in range(4)]
     expected = sum((mean - (cell - 1) / 2) / (pixels - cell) for mean in mean_ranks) / 4
@@ -162,11 +162,11 @@ def noise_anew(_: Any) -> Any:
 
 
 def of_another_picture(explain: Any) -> Any:
-    tensor = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(5))
-    tensor[:, 1, :16, :16], tensor[:, ::2, :16, :16] = 1, 0  # green in the top left quarter
+    fixed_image = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(5))
+    fixed_image[:, 1, :16, :16], fixed_image[:, ::2, :16, :16] = 1, 0  # green in the top left quarter
 
     def explain_fixed_image(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
-        return nn.functional.interpolate(explain(model, tensor, classes)[None], images.shape[2:])[0]
+        return nn.functional.interpolate(explain(model, fixed_image, classes)[None], images.shape[2:])[0]
 
     return explain_fixed_image
 
@@ -440,18 +440,18 @@ def find(panel: np.ndarray, cell: np.ndarray) -> list[tuple[int, int]]:
 def test_the_panel_shows_what_the_tests_looked_at(koala: Verdict) -> None:
     panel, artifacts = koala.panel(height=120), koala.artifacts
     picture = scale(koala.image, 120)
-    full = (0, 0, *picture.shape[:2])
-    positions = find(panel, overlay(picture, artifacts.heatmap, region=full))
+    full_region = (0, 0, *picture.shape[:2])
+    positions = find(panel, overlay(picture, artifacts.heatmap, region=full_region))
     # The rows of stability, classes and weights begin with the explained heatmap.
     assert [x0 for _, x0 in positions] == [MARGIN] * 3
     tops = [y0 for y0, _ in positions]
     assert artifacts.randomisation is not None
     assert artifacts.rival_maps is not None
     assert artifacts.uncertainty is not None
-    ((y0, x0),) = find(panel, overlay(picture, (2 * artifacts.uncertainty).clamp(0, 1), region=full))
+    ((y0, x0),) = find(panel, overlay(picture, (2 * artifacts.uncertainty).clamp(0, 1), region=full_region))
     assert (y0, x0 > MARGIN) == (tops[0], True)
-    assert find(panel, overlay(picture, artifacts.rival_maps[0], region=full))[0][0] == tops[1]
-    assert find(panel, overlay(picture, artifacts.randomisation.heatmaps[0, -1], region=full))[0][0] == tops[2]
+    assert find(panel, overlay(picture, artifacts.rival_maps[0], region=full_region))[0][0] == tops[1]
+    assert find(panel, overlay(picture, artifacts.randomisation.heatmaps[0, -1], region=full_region))[0][0] == tops[2]
 
 
 @pytest.mark.parametrize("outcome", ["passed", "undecided", "failed"])

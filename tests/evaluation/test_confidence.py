@@ -84,7 +84,7 @@ def test_a_blank_map_hides_all_and_a_constant_one_nothing() -> None:
 
 def test_a_constant_map_changes_nothing_even_where_batches_round_otherwise() -> None:
     class Rounding(nn.Module):
-        """A little more each time."""
+        """A model whose output grows slightly with each call, like rounding that depends on the batch."""
 
         calls = 0
 

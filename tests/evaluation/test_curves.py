@@ -192,9 +192,8 @@ def test_areas_of_the_usual_size_are_those_of_rises_code() -> None:
     generator = torch.Generator().manual_seed(5)
     images = torch.randn(1, 3, 224, 224, generator=generator)
     heatmaps = torch.randperm(224 * 224, generator=generator).reshape(1, 224, 224).float()
-    weights = (
-        torch.randn(3, 7, 7, generator=generator) * 40
-    )  # Large weights make the blurred image's probability differ clearly from the original's.
+    # Large weights make the blurred image's probability differ clearly from the original's.
+    weights = torch.randn(3, 7, 7, generator=generator) * 40
 
     class Coarse(nn.Module):
         def forward(self, images: Tensor) -> Tensor:
@@ -291,9 +290,8 @@ def test_captums_maps_of_photographs_beat_them_turned(classifier: Classifier, ph
     explanation = gradcam.explain(classifier.model, images, "layer4", evidence="signed")
     assert explanation.classes.flatten().tolist() == subject.classes.tolist()
     by_captum, by_gradcam = (insertion(subject, maps, steps=8).areas for maps in (captum_maps, explanation))
-    torch.testing.assert_close(
-        by_captum, by_gradcam, atol=0.04, rtol=0
-    )  # captum resizes bilinearly, gradcam bicubically
+    # Captum resizes bilinearly, gradcam bicubically.
+    torch.testing.assert_close(by_captum, by_gradcam, atol=0.04, rtol=0)
     assert (by_captum > insertion(subject, -captum_maps, steps=8).areas).all()
     assert (deletion(subject, captum_maps, steps=8).areas < deletion(subject, -captum_maps, steps=8).areas).all()
 

@@ -143,9 +143,8 @@ def test_the_top_30_percent_of_stripes() -> None:
     ramp = np.tile(np.arange(1, 225) / 224, (224, 1))
     row = compare(ramp, ramp[:, ::-1])
     assert (row.correlation, row.overlap, row.change) == (pytest.approx(-1), 0, "map")
-    below = (
-        np.where(np.arange(224) < 112, ramp + 0.5, ramp) / 1.5
-    )  # The top of the ramp moves; the last 55 columns keep their order.
+    # The top of the ramp moves; the last 55 columns keep their order.
+    below = np.where(np.arange(224) < 112, ramp + 0.5, ramp) / 1.5
     assert compare(ramp, ramp[::-1]).values == {"agree": 1, "correlation": 1, "overlap": 1, "moved": 0, "drop": 0.25}
     assert 0 < compare(ramp, below).overlap < 1
 
@@ -317,13 +316,13 @@ def test_a_broken_picture_does_not_stop_the_others(
 def test_pictures_in_other_forms_have_the_same_numbers(
     comparison: Diff, classifier: gradcam.Classifier, perturbed: gradcam.Classifier, photo: Photo
 ) -> None:
-    array = gradcam.read_image(photo("koala.webp"))
-    (row,) = diff(classifier, perturbed, [array]).rows
+    image = gradcam.read_image(photo("koala.webp"))
+    (row,) = diff(classifier, perturbed, [image]).rows
     expected = next(row for row in comparison.rows if row.image == "koala.webp")
     assert row.image == "inputs[0]"
     np.testing.assert_allclose([*row.values.values()], [*expected.values.values()], atol=3e-3)
-    snapshot = take_snapshot(classifier, [array])
-    assert diff(snapshot, perturbed, [array]).rows[0].values == row.values
+    snapshot = take_snapshot(classifier, [image])
+    assert diff(snapshot, perturbed, [image]).rows[0].values == row.values
 
 
 # Models that cannot be compared

@@ -155,18 +155,23 @@ def test_names_with_commas_quotes_and_bytes_that_are_no_text(tmp_path: Path) -> 
 
 def test_the_json_document_has_conditions_summaries_and_every_number() -> None:
     failed = Judgement("broken.png", error="broken.png: is empty")
-    data = json.loads(to_json(replace(EXAMPLE, entries=[*EXAMPLE.entries, failed], notes=["a note"])))
-    assert data["conditions"]["layer"] == "layer4.0"
-    assert data["conditions"]["versions"] == {"gradcam": "1.2", "torch": "2.3"}
-    assert (data["data_sha256"], data["images"], data["mosaics"]) == (EXAMPLE.data, 8, 0)
-    assert data["failures"] == [{"image": "broken.png", "error": "broken.png: is empty"}]
-    assert data["notes"] == ["a note"]
-    assert len(data["measurements"]) == 48
-    (best,) = [summary for summary in data["summaries"] if (summary["method"], summary["metric"]) == ("gradcam", "iou")]
+    document = json.loads(to_json(replace(EXAMPLE, entries=[*EXAMPLE.entries, failed], notes=["a note"])))
+    assert document["conditions"]["layer"] == "layer4.0"
+    assert document["conditions"]["versions"] == {"gradcam": "1.2", "torch": "2.3"}
+    assert (document["data_sha256"], document["images"], document["mosaics"]) == (EXAMPLE.data, 8, 0)
+    assert document["failures"] == [{"image": "broken.png", "error": "broken.png: is empty"}]
+    assert document["notes"] == ["a note"]
+    assert len(document["measurements"]) == 48
+    (best,) = [
+        summary for summary in document["summaries"] if (summary["method"], summary["metric"]) == ("gradcam", "iou")
+    ]
     standing = compare_methods(EXAMPLE)["gradcam", "iou"].interval
     assert {name: best[name] for name in ("mean", "low", "high", "n")} == vars(standing)
     assert (best["best"], best["difference_from_best"], best["better"]) == (True, None, "higher")
-    assert {summary["metric"]: summary["by_order"] for summary in data["summaries"]} == {"iou": False, "deletion": True}
+    assert {summary["metric"]: summary["by_order"] for summary in document["summaries"]} == {
+        "iou": False,
+        "deletion": True,
+    }
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])

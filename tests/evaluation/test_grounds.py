@@ -136,9 +136,8 @@ def test_a_class_that_is_seen_among_others() -> None:
 
 
 def test_a_class_that_is_not_seen_among_others() -> None:
-    assert (
-        find_recognised_grid(Subject(Red(), make_grey_images()[:1], 1), make_grey_images()) is None
-    )  # no redness anywhere
+    # Grey images have no redness in any cell.
+    assert find_recognised_grid(Subject(Red(), make_grey_images()[:1], 1), make_grey_images()) is None
     # The model refuses the grid of twice the size.
     assert find_recognised_grid(Subject(Fixed(), make_grey_images()[:1], 1), make_grey_images()) is None
     assert (

@@ -45,7 +45,7 @@ def mark_known(shape: tuple[int, int], *unknown_pixels: tuple[int, int]) -> Tens
 @pytest.mark.parametrize(
     ("place", "expected"),
     [
-        # Inside: four neighbours weigh 2/12 and four diagonal ones 1/12.
+        # Inside: four neighbours weigh 2/12 each, and four diagonal ones 1/12 each.
         ((1, 1), (2 * (1 + 3 + 5 + 7) + (0 + 2 + 6 + 8)) / 12),
         ((0, 0), (2 * (1 + 3) + 4) / 5),  # in the corner: two neighbours and one diagonal one, with 5/12 in all
         # At the border: three neighbours and two diagonal ones, with 8/12 in all.

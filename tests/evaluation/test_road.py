@@ -78,9 +78,8 @@ def test_an_imputed_corner_by_hand() -> None:
 
 
 def test_the_mean_over_the_shares_is_of_half_the_differences() -> None:
-    maps = make_falling_map().flip(
-        1
-    )  # The corner is the 21st of 25 pixels: among the 23 most relevant ones, and the 13 and 23 least relevant ones.
+    # The corner is the 21st of 25 pixels: among the 23 most relevant ones, and the 13 and 23 least relevant ones.
+    maps = make_falling_map().flip(1)
     score = road(corner_subject(), maps, shares=(0.5, 0.9), noise=0)
     with_corner = compute_probability(1.5)
     assert score.most.tolist() == [pytest.approx([with_corner, 0.5], abs=1e-6)]

@@ -319,13 +319,13 @@ def test_unreadable_pictures_are_named_the_rest_is_done(colours: Classifier, pic
     folder = tmp_path / "pictures"
     shutil.copytree(pictures, folder)
     (folder / "3-broken.png").write_bytes((folder / "0-red.png").read_bytes()[:60])
-    full, partial = judge(colours, pictures), judge(colours, folder)
+    expected, partial = judge(colours, pictures), judge(colours, folder)
     (failed,) = partial.failures
     assert failed.image == "3-broken.png"
     assert failed.error is not None
     assert failed.error.startswith("3-broken.png: ")
-    assert partial.measurements == full.measurements
-    assert partial.data == full.data
+    assert partial.measurements == expected.measurements
+    assert partial.data == expected.data
 
 
 def test_a_picture_whose_maps_fail_is_named_too(colours: Classifier, pictures: Path, monkeypatch: MonkeyPatch) -> None:
@@ -422,9 +422,9 @@ def test_what_must_be_the_same_is_said(colours: Classifier, pictures: Path) -> N
     assert conditions.resizing == "shorter side to 32, centre crop 32 x 32, bilinear"
     assert conditions.versions["gradcam"] == gradcam.__version__
     assert conditions.versions["torch"] == torch.__version__
-    full = replace(colours.preprocess, resize=(32, 32))  # type: ignore[type-var]
-    assert describe_resizing(full) == "whole image to 32 x 32, bilinear"
-    resized = describe_resizing(replace(full, resize=(40, 48)))
+    whole_image = replace(colours.preprocess, resize=(32, 32))  # type: ignore[type-var]
+    assert describe_resizing(whole_image) == "whole image to 32 x 32, bilinear"
+    resized = describe_resizing(replace(whole_image, resize=(40, 48)))
     assert resized == "whole image to 40 x 48, centre crop 32 x 32, bilinear"
     assert describe_resizing(len) == "preprocessed by builtin_function_or_method"
 
@@ -457,7 +457,7 @@ def test_a_resumed_study_equals_an_uninterrupted_one_to_the_last_digit(
     colours: Classifier, pictures: Path, tmp_path: Path, count: int, monkeypatch: MonkeyPatch
 ) -> None:
     plan = make_plan(["gradcam", "eigencam"], QUICK)
-    full = judge(colours, pictures)
+    uninterrupted = judge(colours, pictures)
     study = prepare(colours, pictures, plan)
     path = tmp_path / "journal.jsonl"
     with Journal.open(path, study.conditions.to_run(7), mode="new") as journal:
@@ -470,11 +470,11 @@ def test_a_resumed_study_equals_an_uninterrupted_one_to_the_last_digit(
         Explainer, "explain", lambda self, *inputs: explained.append(len(self.names)) or original(self, *inputs)
     )
     resumed = judge(colours, pictures, journal=path)
-    assert (to_csv(resumed), to_json(resumed)) == (to_csv(full), to_json(full))
-    assert [entry.curves for entry in resumed.entries] == [entry.curves for entry in full.entries]
+    assert (to_csv(resumed), to_json(resumed)) == (to_csv(uninterrupted), to_json(uninterrupted))
+    assert [entry.curves for entry in resumed.entries] == [entry.curves for entry in uninterrupted.entries]
     assert explained.count(6) == 14 - count  # the images and mosaics that were not in the journal
     explained.clear()
-    assert to_csv(judge(colours, pictures, journal=path)) == to_csv(full)
+    assert to_csv(judge(colours, pictures, journal=path)) == to_csv(uninterrupted)
     assert explained.count(6) == 0
     assert all(json.loads(line) for line in path.read_text().splitlines())
 
@@ -534,11 +534,11 @@ def test_a_journal_of_other_settings_is_refused(
 def test_a_journal_of_other_weights_is_refused(colours: Classifier, pictures: Path, tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     judge(colours, pictures / "0-red.png", metrics=["complexity"], journal=path)
-    data = load()
+    changed = load()
     with torch.no_grad():
-        data.model.cells.bias[0] += 1e-3  # type: ignore[operator,union-attr,index]
+        changed.model.cells.bias[0] += 1e-3  # type: ignore[operator,union-attr,index]
     with pytest.raises(OutputError, match="weights"):
-        judge(data, pictures / "0-red.png", metrics=["complexity"], journal=path)
+        judge(changed, pictures / "0-red.png", metrics=["complexity"], journal=path)
 
 
 def test_a_journal_of_another_layout_is_refused_and_an_earlier_one_has_none(

@@ -288,9 +288,9 @@ def test_variants_of_another_shape() -> None:
 def test_heatmaps_of_any_library_become_tensors() -> None:
     values = [[[1.0, -2.0]], [[3.0, 0.5]]]
     for heatmaps in (np.array(values), np.array(values)[:, None], torch.tensor(values).half(), values):
-        tensor = check_heatmaps(heatmaps, (2, 1, 2))
-        assert tensor.dtype == torch.float32
-        assert tensor.tolist() == values
+        checked = check_heatmaps(heatmaps, (2, 1, 2))
+        assert checked.dtype == torch.float32
+        assert checked.tolist() == values
     assert check_heatmaps(np.array(values)[:, :, ::-1], (2, 1, 2)).tolist() == [[[-2, 1]], [[0.5, 3]]]
     assert check_heatmaps(np.array([[[1, 2]]], np.uint8)).tolist() == [[[1, 2]]]
     assert not check_heatmaps(torch.ones(1, 1, 2, requires_grad=True)).requires_grad
