@@ -107,7 +107,7 @@ class TestService:
         assert np.array_equal(np.asarray(Image.open("answer.png")), expected.overlay())
 
     @pytest.mark.parametrize(("data", "label"), [(b"nothing", None), (b"", None), ("coffee.jpg", "no such class")])
-    def test_what_is_wrong_is_said(self, client: Any, data: bytes | str, label: str | None) -> None:
+    def test_errors_are_reported(self, client: Any, data: bytes | str, label: str | None) -> None:
         content = (ROOT / "assets" / data).read_bytes() if isinstance(data, str) else data
         answer = client.post("/explain", files={"image": ("a", content)}, params={"label": label} if label else {})
         assert answer.status_code == 400

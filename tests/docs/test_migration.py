@@ -109,7 +109,7 @@ class TestMigration:
         assert abs(differences[:, 0] - 60).max() <= 1  # no evidence: the unchanged image
         assert abs(differences[:, -1] - 30).max() <= 1  # half of the image shows through, at any brightness
 
-    def test_normalisation_and_what_theirs_is(self) -> None:
+    def test_normalisation_compared_with_theirs(self) -> None:
         from importlib.util import find_spec
 
         explanation_of_many = gradcam.explain(self.model, self.images, "layer4", target=[list(range(20))] * 2)

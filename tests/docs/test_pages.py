@@ -177,7 +177,7 @@ def test_what_the_page_prints_runs(page: Path, workspace: Path) -> None:
     PAGE_CHECKS.get(name_of(page), lambda _: None)(names)
 
 
-def test_what_is_shown_is_of_pages() -> None:
+def test_every_check_belongs_to_a_page() -> None:
     assert set(PAGE_CHECKS) <= {name_of(page) for page in RUN}
 
 
@@ -251,7 +251,7 @@ def test_every_mark_of_the_bench_has_its_table() -> None:
         assert text.strip()
 
 
-def test_every_map_that_is_not_theirs_has_its_reason() -> None:
+def test_every_map_that_differs_from_peers_has_a_reason() -> None:
     section = BENCHMARKS.split("## Agreement with other libraries")[1].split("\n## ")[0]
     table, reasons = section.split("<!-- end -->")
     reason_text = reasons.lower().replace("++", "pp").replace("-", "")

@@ -64,7 +64,7 @@ def test_every_script_of_the_gallery_drew_a_picture() -> None:
 
 @needs_browser
 @pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
-def test_somebody_finds_what_they_search(visit: Callable[..., Visit], size: dict[str, int]) -> None:
+def test_the_search_finds_pages(visit: Callable[..., Visit], size: dict[str, int]) -> None:
     """No request leaves the machine: `visit` checks that."""
     page = visit(viewport=size).open(SITE)
     assert page.locator("h1").inner_text().startswith("gradcam")

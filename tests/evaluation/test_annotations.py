@@ -82,7 +82,7 @@ def test_a_list_with_tabs_or_in_utf_16(tmp_path: Path) -> None:
     assert truth(read(path)).boxes[0].tolist() == expected
 
 
-def test_objects_of_one_class_are_those_of_it_and_those_without_one(tmp_path: Path) -> None:
+def test_objects_of_a_class_include_those_without_a_class(tmp_path: Path) -> None:
     rows = ["0,0,5,5,Tiger_Cat", "10,0,15,5,2", "20,0,25,5,", "30,0,35,5,tiger cat", "40,0,45,5,name:7"]
     text = "image,left,top,right,bottom,class\n" + "".join(f"a.jpg,{row}\n" for row in rows)
     annotations = read(write(tmp_path, text))
@@ -176,7 +176,7 @@ def test_a_header_that_does_not_say_where_the_boxes_are(tmp_path: Path, header: 
         read(write(tmp_path, header + "\na.jpg,1,2,3,4,5,6,7,8\n"))
 
 
-def test_lists_that_are_none(tmp_path: Path) -> None:
+def test_files_that_are_not_lists_of_boxes(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is empty, expected a header"):
         read(write(tmp_path, "\n \n"))
     with pytest.raises(InputError, match="does not exist, expected annotations"):
@@ -401,7 +401,7 @@ def test_masks_that_do_not_fit(tmp_path: Path, files: dict[str, tuple[int, int]]
 
 
 @pytest.mark.parametrize(("height", "width"), [(40, 100), (50, 80)])
-def test_masks_smaller_than_what_is_seen_are_told_without_the_picture(tmp_path: Path, height: int, width: int) -> None:
+def test_masks_smaller_than_the_models_region_are_reported(tmp_path: Path, height: int, width: int) -> None:
     save_mask(tmp_path / "a.png", np.ones((height, width), dtype=np.uint8), False)
     message = f"has {width} x {height} pixels, but the model sees 100 x 50 pixels from 0, 0"
     with pytest.raises(InputError, match=message):
@@ -496,7 +496,7 @@ def test_a_coco_file_has_polygons_runs_and_boxes(tmp_path: Path) -> None:
     assert np.array_equal(objects.masks[0].numpy(), expected)
 
 
-def test_what_a_coco_file_has_of_others_is_left_out_and_said(tmp_path: Path) -> None:
+def test_coco_images_and_categories_that_are_not_evaluated_are_noted(tmp_path: Path) -> None:
     content = coco()
     content["images"].append({"id": 6, "file_name": "z.jpg"})
     content["categories"] += [{"id": 91, "name": "dog"}, {"id": 92, "name": "7"}, {"id": 93, "name": "2"}]
@@ -610,7 +610,7 @@ def test_what_is_wrong_with_a_coco_file_is_said_with_the_annotation(tmp_path: Pa
     assert str(tmp_path / "instances.json") in str(caught.value)
 
 
-def test_what_is_twice_or_missing_in_a_coco_file(tmp_path: Path) -> None:
+def test_duplicate_or_missing_parts_of_a_coco_file(tmp_path: Path) -> None:
     for key in ("images", "annotations", "categories"):
         content = coco()
         content[key] = content[key] * 2

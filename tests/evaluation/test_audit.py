@@ -79,7 +79,7 @@ def test_a_few_pictures_with_evidence_of_their_own_in_a_corner_come_first(seed: 
     assert describe_place(first.map) == "in the top left corner"
 
 
-def test_a_look_without_a_place_is_a_cluster_and_no_more_suspicious_than_other_parts_of_a_class() -> None:
+def test_features_without_a_common_position_make_a_cluster_of_average_suspicion() -> None:
     evidence, planted = imagine(0, 8, "anywhere")
     (planted_cluster,) = [candidate for candidate in cluster(evidence) if set(candidate.members.tolist()) == planted]
     assert planted_cluster.apart > 0.9
@@ -301,7 +301,7 @@ def test_a_table_and_its_images_may_lie_on_two_drives_of_windows(
     assert count_labels(report) == {"apple": 14, "lime": 14}
 
 
-def test_each_bad_line_has_one_of_its_own_and_the_others_go_on(tmp_path: Path) -> None:
+def test_each_bad_line_has_its_own_failure_and_the_rest_is_audited(tmp_path: Path) -> None:
     write_fruit(tmp_path / "fruit", 14, 0)
     (tmp_path / "fruit/apple/13.png").write_bytes(b"nothing")
     rows = [f"fruit/{fruit}/{number:02}.png,{fruit}" for fruit in CLASSES for number in range(14)]
@@ -336,7 +336,7 @@ def test_without_labels_folders_are_taken_or_predictions(marked: tuple[Path, lis
         audit(tmp_path, load(), labels="folders")
 
 
-def test_labels_that_are_none_are_refused(marked: tuple[Path, list[str]], tmp_path: Path) -> None:
+def test_invalid_labels_are_refused(marked: tuple[Path, list[str]], tmp_path: Path) -> None:
     with pytest.raises(InputError, match="labels.json: expected a table .* with the columns image and class"):
         audit(marked[0], load(), labels="labels.json")
     with pytest.raises(InputError, match="this list cannot be opened"):
@@ -369,7 +369,7 @@ def test_a_class_with_few_pictures_stands_for_other_classes_only(marked: tuple[P
         audit(marked[0], load(), labels=few)
 
 
-def test_maps_that_are_blank_are_told_and_left_out(tmp_path: Path) -> None:
+def test_blank_maps_are_reported_and_left_out(tmp_path: Path) -> None:
     write_fruit(tmp_path, 14, 0)
     gradcam.write_image(tmp_path / "apple/00.png", draw_fruit(0, "lime"))
     report = audit(tmp_path, load())
@@ -387,7 +387,7 @@ class NanOnWhite(nn.Module):
         return torch.where(is_white[:, None, None, None], torch.nan, images)
 
 
-def test_a_picture_with_features_that_are_nan_is_told_and_the_others_go_on(tmp_path: Path) -> None:
+def test_an_image_with_nan_features_fails_and_the_rest_is_audited(tmp_path: Path) -> None:
     write_fruit(tmp_path, 14, 0)
     white = draw_fruit(0, "apple")
     white[0, 0] = 255
@@ -441,7 +441,7 @@ def test_clusters_are_drawn_with_their_members(report: Audit, marked: tuple[Path
     assert sheet.shape[0] < report.sheet(count=3, height=40).shape[0]
 
 
-def test_a_picture_that_is_gone_is_left_out_of_the_drawing(tmp_path: Path) -> None:
+def test_a_deleted_image_is_left_out_of_the_drawing(tmp_path: Path) -> None:
     write_fruit(tmp_path, 12, 0)
     report = audit(tmp_path, load())
     first = report.clusters[0]
@@ -465,7 +465,7 @@ def test_the_record_has_everything_and_is_json(report: Audit, marked: tuple[Path
     assert repr(report).startswith("Audit(80 images of 2 classes in ")
 
 
-def test_progress_is_told(marked: tuple[Path, list[str]]) -> None:
+def test_progress_is_reported(marked: tuple[Path, list[str]]) -> None:
     messages: list[tuple[int, int]] = []
     audit(marked[0], load(), progress=lambda count, total: messages.append((count, total)))
     assert messages[-1] == (80, 80)

@@ -133,9 +133,7 @@ def test_a_method_may_look_at_another_layer_and_library(colours: gradcam.Classif
     ("control", "failed_test"),
     [("random", "classes"), ("centre", "classes"), ("edges", "classes"), ("constant", "covering")],
 )
-def test_maps_that_know_nothing_of_the_model_fail(
-    control: str, failed_test: str, classifier: gradcam.Classifier, photo: Photo
-) -> None:
+def test_control_maps_fail(control: str, failed_test: str, classifier: gradcam.Classifier, photo: Photo) -> None:
     report = check(classifier, photo("koala.webp"), method=control)
     assert report.outcome == "failed"
     assert outcomes(report)[failed_test] == "failed"
@@ -218,7 +216,7 @@ def test_a_network_with_random_weights_has_too_little_to_explain(method: str) ->
 
 
 @pytest.mark.parametrize("seed", [0, 11])
-def test_networks_that_are_sure_by_chance_tell_no_picture_from_others(seed: int) -> None:
+def test_confident_random_networks_do_not_distinguish_images(seed: int) -> None:
     """The network of seed 11 would pass the other tests, because its class does depend on where this image is dark."""
     torch.manual_seed(seed)
     stem = [nn.Conv2d(3, 16, 5, 4), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 3, 2), nn.BatchNorm2d(32)]

@@ -322,7 +322,7 @@ def test_captums_maps_can_be_judged() -> None:
 # Inputs, and traces on the model
 
 
-def test_nothing_is_left_on_what_is_given() -> None:
+def test_model_and_inputs_are_left_unchanged() -> None:
     model, images, heatmaps = tiny_model().train(), TINY.clone(), MAPS.clone()
     before = traces(model)
     subject = Subject(model, images)

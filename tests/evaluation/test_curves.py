@@ -326,7 +326,7 @@ def test_the_same_seed_gives_the_same_to_the_last_digit() -> None:
     assert not torch.equal(sufficiency(tiny_subject(), blank, seed=1), sufficiency(tiny_subject(), blank, seed=2))
 
 
-def test_what_is_known_is_not_computed_again() -> None:
+def test_values_are_computed_once() -> None:
     """Two methods with five steps each run their variants, the images, and either baseline once."""
     rows: list[int] = []
     subject_model = tiny_model()
@@ -340,7 +340,7 @@ def test_what_is_known_is_not_computed_again() -> None:
     assert sum(rows) == 3 * (1 + 2 + 2 * 2 * 4 + 1)
 
 
-def test_nothing_is_left_on_the_model_nor_on_what_is_given() -> None:
+def test_model_and_inputs_are_left_unchanged() -> None:
     model, images, heatmaps = tiny_model().train(), TINY.clone(), random_maps(3, 12, 16)
     before, heatmaps_before = traces(model), heatmaps.clone()
     subject = Subject(model, images)

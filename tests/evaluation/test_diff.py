@@ -184,7 +184,7 @@ def test_maps_of_two_crops_are_compared_where_both_look() -> None:
     assert right.moved < 0.01 < wrong.moved
 
 
-def test_a_place_in_the_picture_is_one_place_whichever_part_is_seen() -> None:
+def test_positions_are_those_of_the_image_whichever_region_is_seen() -> None:
     """A spot at row 150, column 122 of the image stays there on a grid of 2 x 4 pixels per cell and on one of 4 x 2."""
     first, second = np.zeros((100, 65)), np.zeros((50, 100))
     first[(150 - 20) // 2, (122 - 30) // 4] = 1
@@ -196,7 +196,7 @@ def test_a_place_in_the_picture_is_one_place_whichever_part_is_seen() -> None:
     assert elsewhere.moved == pytest.approx(20 / math.hypot(180, 180), abs=0.01)
 
 
-def test_parts_without_a_common_pixel_are_told() -> None:
+def test_regions_without_a_common_pixel_are_reported() -> None:
     with pytest.raises(GradcamError, match="OLD and NEW see do not overlap"):
         compare(np.eye(7), np.eye(7), (0, 0, 50, 50), (60, 60, 50, 50), size=(200, 200))
 
@@ -384,7 +384,7 @@ def test_a_snapshot_gives_the_numbers_of_the_model(
     assert (tmp_path / "base").read_bytes() == (tmp_path / "other.npz").read_bytes()
 
 
-def test_the_file_is_what_the_page_says(
+def test_the_file_has_the_documented_format(
     snapshot: Snapshot, classifier: gradcam.Classifier, photo: Photo, tmp_path: Path
 ) -> None:
     snapshot.save(tmp_path / "base.npz")
@@ -410,7 +410,7 @@ def test_the_file_is_what_the_page_says(
     assert (tmp_path / "base.npz").stat().st_size < 20_000
 
 
-def test_pictures_are_known_by_what_is_in_them(
+def test_images_are_identified_by_their_content(
     snapshot: Snapshot, perturbed: gradcam.Classifier, photo: Photo, tmp_path: Path
 ) -> None:
     for name, content in {"renamed.webp": "koala.webp", "coffee.jpg": "rocket.jpg", "new.jpg": "flower.jpg"}.items():
@@ -424,7 +424,9 @@ def test_pictures_are_known_by_what_is_in_them(
     assert "3 of the snapshot's 4 images were missing or changed." in comparison.notes
 
 
-def test_a_snapshot_of_something_else_is_told(snapshot: Snapshot, classifier: gradcam.Classifier, photo: Photo) -> None:
+def test_a_snapshot_with_other_settings_is_noted(
+    snapshot: Snapshot, classifier: gradcam.Classifier, photo: Photo
+) -> None:
     path = photo("koala.webp")
     at_layer3 = replace(classifier, layer="layer3")
     assert "OLD is explained at layer4 and NEW at layer3." in diff(snapshot, at_layer3, path).notes
@@ -487,9 +489,7 @@ def edit(about: NDArray[Any], **changed: Any) -> NDArray[Any]:
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04 half of one", None])
-def test_what_is_no_snapshot_is_refused_and_not_written_over(
-    content: bytes | None, snapshot: Snapshot, tmp_path: Path
-) -> None:
+def test_other_files_are_refused_and_not_overwritten(content: bytes | None, snapshot: Snapshot, tmp_path: Path) -> None:
     path = tmp_path / "it"
     if content is None:
         np.save(path, np.eye(3))
@@ -544,7 +544,7 @@ def test_a_bad_condition_is_a_line_with_the_names(text: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_which_pictures_meet_which_conditions() -> None:
+def test_conditions_list_the_images_that_meet_them() -> None:
     good = {"agree": 1.0, "correlation": 0.95}
     bad = {"agree": 0.0, "correlation": 0.25}
     means = {"agree": 0.5, "correlation": 0.6}

@@ -90,7 +90,7 @@ def test_means_the_best_and_paired_differences_from_it() -> None:
     assert not worse.is_level
 
 
-def test_a_control_is_never_the_best_and_is_told_where_it_beats_all() -> None:
+def test_a_control_is_never_the_best_and_is_marked_where_it_beats_all() -> None:
     standings = compare_methods(EXAMPLE)
     assert standings["constant", "deletion"].beats_all
     assert not standings["constant", "iou"].beats_all
@@ -175,7 +175,7 @@ def test_the_json_document_has_conditions_summaries_and_every_number() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_of_too_few_pictures_there_are_means_and_no_judgement(count: int) -> None:
+def test_too_few_images_give_means_without_a_best_method(count: int) -> None:
     """With too few images there are no intervals and no best method, even if the methods differ much.
 
     A note says why.
@@ -203,7 +203,7 @@ def test_of_too_few_pictures_there_are_means_and_no_judgement(count: int) -> Non
     assert not any("Too few" in output for output in (to_json(enough), to_latex(enough), *table(enough, 110)))
 
 
-def test_a_metric_that_too_few_pictures_have_is_left_out_of_the_judgement_alone() -> None:
+def test_a_metric_of_too_few_images_has_no_best_method() -> None:
     few, many = [0.5, 0.4, *[None] * 6], [0.5, 0.4, 0.3, 0.5, 0.6, 0.7, 0.5, 0.6]
     results = make_results({"gradcam": {"iou": few, "road": many}, "layercam": {"iou": few, "road": many[::-1]}})
     standings = compare_methods(results)
@@ -256,7 +256,7 @@ def test_more_metrics_than_fit_on_a_page_are_in_parts_below_one_another() -> Non
     assert "-0.150" not in text.replace("$-$", "")
 
 
-def test_whatever_latex_would_take_for_its_own_is_escaped() -> None:
+def test_special_characters_of_latex_are_escaped() -> None:
     assert escape(r"50% of_a\b {x} #1 & $2 ~ ^") == (
         r"50\% of\_a\textbackslash{}b \{x\} \#1 \& \$2 \textasciitilde{} \textasciicircum{}"
     )

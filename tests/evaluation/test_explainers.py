@@ -69,7 +69,7 @@ def test_a_model_that_is_changed_is_explained_as_it_is_now() -> None:
     assert not torch.allclose(before, alone(model, TINY, CLASSES[:, 0]))
 
 
-def test_without_a_layer_only_methods_that_need_none_can_be_had() -> None:
+def test_without_a_layer_only_methods_that_need_none_are_available() -> None:
     with pytest.raises(LayerError, match=r"layers is \[\], expected a list of at least one layer"):
         Explainer(("gradcam",), None).explain(tiny_model(), TINY, CLASSES)
     assert list(Explainer(("edges",), None).explain(tiny_model(), TINY, CLASSES)) == ["edges"]
@@ -83,7 +83,7 @@ def test_methods_that_need_no_layer_take_none() -> None:
     torch.testing.assert_close(explanation["rise"], rise.heatmaps)
 
 
-def test_controls_alone_ask_nothing_of_the_model() -> None:
+def test_controls_alone_do_not_run_the_model() -> None:
     explanation = Explainer(tuple(CONTROLS), "no such layer").explain(None, TINY, CLASSES)  # type: ignore[arg-type]
     assert list(explanation) == list(CONTROLS)
 

@@ -98,7 +98,7 @@ def test_all_in_one_cell_is_right_for_that_cells_class_alone(cell: int) -> None:
 
 
 @pytest.mark.parametrize("power", [2, 4, 8])
-def test_mass_can_be_bought_and_order_cannot(power: int) -> None:
+def test_sharpening_raises_the_mass_and_not_the_order(power: int) -> None:
     heatmaps = torch.rand(3, 4, 16, 16, generator=torch.Generator().manual_seed(0))
     heatmaps[:, 0, :8, :8] += 0.2
     plain, sharp = grid_pointing_game(heatmaps), grid_pointing_game(heatmaps**power)
@@ -161,7 +161,7 @@ def test_a_map_that_does_not_know_the_class_is_at_chance(name: str) -> None:
     torch.testing.assert_close(game.order.mean(1), torch.full((6,), 0.5))
 
 
-def test_maps_of_a_network_that_reads_colours_are_right_before_it_turns_them_and_wrong_behind() -> None:
+def test_maps_of_the_colour_network_are_right_before_the_rotation_and_wrong_after_it() -> None:
     cells = [picture(colour) for colour in ("red", "cyan", "blue", "yellow")]
     mosaic = torch.cat([torch.cat(cells[:2], 2), torch.cat(cells[2:], 2)], 1)[None]
     classes = [[COLOURS.index(colour) for colour in ("red", "cyan", "blue", "yellow")]]
@@ -194,6 +194,6 @@ def test_arrays_and_views_are_taken_and_left_as_they_are() -> None:
         (torch.full((1, 4, 4, 4), float("nan")), "NaN or infinite"),
     ],
 )
-def test_what_is_wrong_is_said(heatmaps: object, message: str) -> None:
+def test_errors_are_reported(heatmaps: object, message: str) -> None:
     with pytest.raises(ImageError, match=message):
         grid_pointing_game(heatmaps)

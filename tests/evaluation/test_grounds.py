@@ -148,7 +148,7 @@ def test_a_class_that_is_not_seen_among_others() -> None:
     )
 
 
-def test_a_map_that_knows_nothing_of_the_picture_is_rarely_as_good() -> None:
+def test_an_unrelated_map_rarely_scores_as_well() -> None:
     """The best of 24 assignments of four positions to four trials has a probability of 1/24.
 
     Of constant maps, none is better.
@@ -168,7 +168,7 @@ def test_a_map_that_knows_nothing_of_the_picture_is_rarely_as_good() -> None:
 
 
 @pytest.mark.slow
-def test_places_by_chance_are_exchangeable_with_the_map_s_own() -> None:
+def test_random_positions_are_exchangeable_with_the_maps_position() -> None:
     """Smooth noise on a single image passes in one of twenty cases, as documented."""
 
     class Somewhere(nn.Module):
@@ -214,7 +214,7 @@ def test_noise_has_the_spectrum_of_the_map() -> None:
     assert rough[1] == pytest.approx(roughness(smooth), rel=0.6)
 
 
-def test_a_sham_that_cannot_be_had_leaves_the_others() -> None:
+def test_a_failing_control_leaves_the_others() -> None:
     def fail() -> Tensor:
         raise RuntimeError("no gradient")
 

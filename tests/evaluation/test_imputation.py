@@ -167,9 +167,9 @@ def test_nothing_is_imputed_where_everything_is_known() -> None:
 def test_a_constant_is_found_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multigrid, "MAX_STEPS", 0)
     image = torch.full((1, 2, 21, 21), 0.3)
-    tensor = torch.zeros(1, 21, 21, dtype=torch.bool)
-    tensor[0, 20, 3] = True
-    torch.testing.assert_close(impute(image, tensor, noise=0), image)
+    is_known = torch.zeros(1, 21, 21, dtype=torch.bool)
+    is_known[0, 20, 3] = True
+    torch.testing.assert_close(impute(image, is_known, noise=0), image)
 
 
 def test_an_image_of_which_nothing_is_known_is_zero_and_leaves_the_others_alone() -> None:

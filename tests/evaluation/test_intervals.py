@@ -31,7 +31,7 @@ def test_an_interval_of_differences_is_students(count: int, level: float) -> Non
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_of_too_few_pictures_nothing_is_known(count: int) -> None:
+def test_too_few_images_have_no_interval(count: int) -> None:
     interval = mean_interval(np.linspace(1, 2, count))
     assert not interval.is_known
     assert not interval.excludes(0)
@@ -78,7 +78,7 @@ def test_a_paired_difference_is_the_paired_tests() -> None:
     assert some == paired_difference([1.0, 3.0, *(a - b for a, b in zip(VALUES, SECOND_VALUES))], [0.0] * 10)
 
 
-def test_pairing_takes_off_what_is_hard_for_both() -> None:
+def test_pairing_removes_the_difficulty_of_each_image() -> None:
     worse = np.linspace(0, 1, 20)
     better = worse + 0.01 + 0.001 * np.random.default_rng(0).normal(size=20)
     assert paired_difference(better, worse).excludes(0)
@@ -128,7 +128,7 @@ def test_intervals_hold_the_true_mean_as_often_as_they_say(kind: str, count: int
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [8, 12, 20, 50])
 @pytest.mark.parametrize("kind", DIFFERENCES)
-def test_intervals_of_differences_do_so_too(kind: str, count: int) -> None:
+def test_intervals_of_differences_hold_the_true_mean_as_often_as_they_say(kind: str, count: int) -> None:
     make, mean = DIFFERENCES[kind]
     rows = make(np.random.default_rng(2), (3000, count))
     assert 0.93 <= compute_coverage([paired_difference(row, np.zeros(count)) for row in rows], mean) <= 0.97
@@ -202,7 +202,7 @@ def test_mosaics_that_share_pictures_are_not_counted_as_so_many(pictures: int, c
         assert covered_naively / rounds < 0.85  # ignores that mosaics share images
 
 
-def test_mosaics_that_share_nothing_are_numbers_like_others() -> None:
+def test_mosaics_without_common_images_are_independent_values() -> None:
     pictures = [[f"{number}{part}" for part in "abcd"] for number in range(8)]
     interval = mean_interval(VALUES, images=pictures)
     expected = paired_difference(VALUES, [0.0] * 8)

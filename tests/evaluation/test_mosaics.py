@@ -50,7 +50,7 @@ def test_each_cell_is_the_picture_that_is_named_at_the_networks_own_size() -> No
 
 
 @pytest.mark.parametrize(("count", "limit", "expected"), [(4, 64, 1), (5, 64, 5), (6, 64, 15), (6, 4, 4), (6, 9, 9)])
-def test_no_four_are_together_twice_and_each_is_taken_about_as_often(count: int, limit: int, expected: int) -> None:
+def test_no_four_images_repeat_and_all_are_used_about_equally_often(count: int, limit: int, expected: int) -> None:
     pictures = {colour: PICTURES[colour] for colour in COLOURS[:count]}
     mosaics = make_mosaics(classifier_of(ColourNet()), pictures, limit=limit)
     assert len(mosaics) == len({frozenset(mosaic.names) for mosaic in mosaics}) == expected
@@ -58,7 +58,7 @@ def test_no_four_are_together_twice_and_each_is_taken_about_as_often(count: int,
     assert max(uses.values()) - min(uses[name] for name in pictures) <= 1
 
 
-def test_each_picture_comes_to_stand_in_each_place() -> None:
+def test_each_image_appears_in_each_cell() -> None:
     pictures = {f"{colour} {i}": picture(colour, strength=1 - i / 20) for colour in COLOURS for i in range(2)}
     mosaics = make_mosaics(classifier_of(ColourNet()), pictures, limit=48)
     assert len(mosaics) == 48
@@ -140,7 +140,7 @@ def test_halved_pictures_are_smoothed_and_not_skipped() -> None:
         torch.testing.assert_close(after - before, expected, rtol=0, atol=1e-6)
 
 
-def test_too_little_memory_is_no_refusal() -> None:
+def test_out_of_memory_does_not_mean_that_the_size_is_refused() -> None:
     model = Strict(error=RuntimeError)
     with pytest.raises(RuntimeError, match="out of memory"):
         make_mosaics(classifier_of(model), PICTURES)
@@ -177,7 +177,7 @@ def test_of_many_pictures_the_most_probable_are_named() -> None:
         ({"images": PICTURES | {"red": picture("red", 10)}}, ImageError, "3 x 8 x 8 and 3 x 10 x 10"),
     ],
 )
-def test_what_is_wrong_is_said(options: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_errors_are_reported(options: dict[str, Any], error: type[Exception], message: str) -> None:
     options = {"images": PICTURES, **options}
     with pytest.raises(error, match=message):
         make_mosaics(classifier_of(ColourNet()), **options)

@@ -62,7 +62,7 @@ def test_candidates_of_the_embedded_model(classifier: gradcam.Classifier) -> Non
         ("googlenet", "inception5b", ["inception5b", "inception5a", "maxpool4", "inception4e"]),
     ],
 )
-def test_candidates_are_what_all_goes_through_and_no_branches(name: str, default: str, expected: list[str]) -> None:
+def test_candidates_are_layers_that_the_whole_data_flow_passes(name: str, default: str, expected: list[str]) -> None:
     options: dict[str, Any] = {"init_weights": False} if name == "googlenet" else {}
     model = torchvision.models.get_model(name, weights=None, **options).eval()
     before = traces(model)
@@ -248,7 +248,7 @@ def test_rows_have_the_numbers_in_their_order() -> None:
     assert last.road is last.road_behind is None
 
 
-def test_what_is_best_by_chance_is_not_recommended() -> None:
+def test_the_best_by_chance_is_not_recommended() -> None:
     """One of a hundred equal combinations is the best by chance.
 
     Only a combination that differs significantly from the default, corrected for the number of comparisons, is

@@ -157,7 +157,7 @@ def test_scores_are_those_of_grad_cam_with_noise(classifier: gradcam.Classifier,
     assert np.abs(expected).max() > 0.1
 
 
-def test_exactly_so_many_pixels_are_taken_away_also_where_all_are_alike() -> None:
+def test_the_exact_number_of_pixels_is_removed_also_with_ties() -> None:
     for maps in (torch.ones(1, 10, 11), torch.zeros(1, 10, 11), (torch.rand(1, 10, 11) > 0.6).float()):
         model = RecordingModel()
         subject = Subject(model, torch.rand(1, 2, 10, 11), 0)

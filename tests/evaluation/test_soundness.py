@@ -80,7 +80,7 @@ def changed(before: nn.Module, after: dict[str, Tensor]) -> set[str]:
     return {name for name, value in before.named_parameters() if not torch.equal(value, after[name])}
 
 
-def test_weights_are_drawn_anew_from_the_top_down() -> None:
+def test_weights_are_reinitialised_from_the_top_down() -> None:
     model = tiny_model().eval()
     nn.init.normal_(model[1].weight)
     nn.init.normal_(model[1].bias)
@@ -92,7 +92,7 @@ def test_weights_are_drawn_anew_from_the_top_down() -> None:
         assert changed(model, weights) == expected
 
 
-def test_what_is_drawn_are_the_parameters_own_values_in_another_order() -> None:
+def test_randomised_weights_are_a_permutation() -> None:
     model = tiny_model().eval()
     _, stages = weights_at_each_stage(model, 1)
     for name, value in model.named_parameters():
@@ -103,7 +103,7 @@ def test_what_is_drawn_are_the_parameters_own_values_in_another_order() -> None:
         assert torch.equal(permuted.flatten(), value.detach().flatten()[order])
 
 
-def test_a_layer_once_drawn_stays_so_at_the_stages_below() -> None:
+def test_a_randomised_layer_stays_the_same_at_later_stages() -> None:
     _, stages = weights_at_each_stage(tiny_model().eval(), 4)
     assert all(torch.equal(weights["8.weight"], stages[0]["8.weight"]) for weights in stages)
 
@@ -134,7 +134,7 @@ def test_layers_are_ordered_by_when_they_run() -> None:
     assert not torch.equal(stages[1]["scale"], stages[2]["scale"])
 
 
-def test_tied_weights_are_drawn_once() -> None:
+def test_tied_weights_are_randomised_once() -> None:
     model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
     model[1].weight = model[0].weight
     _, stages = weights_at_each_stage(model, 2)
@@ -211,7 +211,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_one_others() -> None:
     assert not torch.equal(first, reseeded)
 
 
-def test_maps_that_cannot_be_had_count_as_blank() -> None:
+def test_failing_maps_count_as_blank() -> None:
     before = torch.rand(3, 12, 16)
 
     def blind(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
@@ -286,7 +286,7 @@ def test_captum_finds_the_same_sensitivity() -> None:
     torch.testing.assert_close(sensitivity, expected.float(), rtol=1e-4, atol=1e-5)
 
 
-def test_of_a_map_that_is_the_picture_it_is_the_largest_noise() -> None:
+def test_the_sensitivity_of_a_copy_of_the_image_is_the_largest_noise() -> None:
     tiny_subject = subject(images=torch.rand(2, 3, 4, 5), model=tiny_model().eval())
     sensitivity = max_sensitivity(tiny_subject, grey, radius=0.5, samples=4, seed=1)
     generator = draw(1, "noise")

@@ -212,7 +212,7 @@ def test_what_metrics_share_is_counted_once() -> None:
     assert (count_passes(everything), count_explanations(everything)) == (49 + 49 + 18 + 1 + 1, 1 + 1 + 1 + 8 + 10)
 
 
-def test_a_number_that_is_none_is_an_error() -> None:
+def test_a_metric_that_returns_no_number_is_an_error() -> None:
     nothing = Metric("nothing", "nan", "lower", "own", None, lambda heatmaps: heatmaps.sum((1, 2)) / 0, ("heatmaps",))
     with pytest.raises(GradcamError, match="nothing is nan"):
         MetricInputs(heatmaps=torch.zeros(1, 4, 4)).measure([nothing])
@@ -396,12 +396,12 @@ def test_methods_and_metrics_by_name_and_by_group() -> None:
         ({"layer": "nowhere"}, "nowhere"),
     ],
 )
-def test_what_cannot_be_asked(colours: Classifier, pictures: Path, options: dict[str, Any], message: str) -> None:
+def test_invalid_options(colours: Classifier, pictures: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(GradcamError, match=f"(?s){message}"):
         judge(colours, pictures, **options)
 
 
-def test_a_class_that_there_is_not(colours: Classifier, pictures: Path) -> None:
+def test_an_unknown_class(colours: Classifier, pictures: Path) -> None:
     for target in ("violet", 5, -1):
         with pytest.raises(TargetError):
             judge(colours, pictures, target=target)
@@ -416,7 +416,7 @@ def test_methods_that_a_model_cannot_have_are_left_out_unless_named(colours: Cla
         prepare(colours, pictures, make_plan(["gradcam", "rollout"], ["complexity"]))
 
 
-def test_what_must_be_the_same_is_said(colours: Classifier, pictures: Path) -> None:
+def test_the_conditions_are_recorded(colours: Classifier, pictures: Path) -> None:
     conditions = judge(colours, pictures, metrics=["complexity"], seed=4).conditions
     assert (conditions.layer, conditions.score, conditions.seed, conditions.device) == ("relu", "logit", 4, "cpu")
     assert conditions.resizing == "shorter side to 32, centre crop 32 x 32, bilinear"
@@ -429,7 +429,7 @@ def test_what_must_be_the_same_is_said(colours: Classifier, pictures: Path) -> N
     assert describe_resizing(len) == "preprocessed by builtin_function_or_method"
 
 
-def test_the_datas_hash_tells_pictures_by_any_name(colours: Classifier, pictures: Path, tmp_path: Path) -> None:
+def test_the_hash_of_the_data_ignores_names(colours: Classifier, pictures: Path, tmp_path: Path) -> None:
     original = judge(colours, pictures, metrics=["complexity"])
     for path in pictures.iterdir():
         (tmp_path / "same").mkdir(exist_ok=True)
@@ -605,7 +605,7 @@ def test_entries_are_read_back_to_the_last_digit() -> None:
         Judgement.from_json('{"image": "a"}')
 
 
-def test_progress_is_told_map_by_map(colours: Classifier, pictures: Path, tmp_path: Path) -> None:
+def test_progress_is_reported_map_by_map(colours: Classifier, pictures: Path, tmp_path: Path) -> None:
     messages: list[tuple[int, int]] = []
     (tmp_path / "broken.png").write_text("no picture")
     inputs = [tmp_path / "broken.png", pictures / "0-red.png"]

@@ -82,7 +82,9 @@ def test_probabilities_are_float32_whatever_the_images_are(dtype: torch.dtype) -
     torch.testing.assert_close(subject.probabilities, expected.float())
 
 
-def test_a_photograph_is_what_the_classifier_says(classifier: gradcam.Classifier, photo: Callable[[str], Path]) -> None:
+def test_probabilities_of_a_photograph_are_the_classifiers(
+    classifier: gradcam.Classifier, photo: Callable[[str], Path]
+) -> None:
     images = classifier.batch([gradcam.read_image(photo("koala.webp"))])
     subject = Subject(classifier.model, images)
     assert classifier.label(int(subject.classes)) == "koala"
@@ -170,7 +172,7 @@ def test_baselines_are_made_and_computed_once() -> None:
 # State of the model
 
 
-def test_the_model_is_judged_in_evaluation_mode_and_left_as_it_was() -> None:
+def test_the_model_runs_in_evaluation_mode_and_is_restored() -> None:
     model = tiny_model().train()
     model[1].eval()
     before, images = traces(model), TINY.clone().requires_grad_()
@@ -264,7 +266,7 @@ def test_an_output_that_is_no_number(value: float) -> None:
         Subject(First(), PAIRS).score([PAIRS, broken])
 
 
-def test_what_is_no_model_and_what_is_no_classifier() -> None:
+def test_objects_that_are_not_models_or_not_classifiers() -> None:
     with pytest.raises(ModelError, match=r"expected a torch.nn.Module"):
         Subject(lambda images: images, TINY)
     with pytest.raises(TargetError, match=r"The output is .*, expected class scores \(3, classes\)"):

@@ -171,7 +171,7 @@ def test_unfinished_views_lie_where_they_are_wanted(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("method", ["gradcam", "gradcam-pp", "eigengradcam"])
 @pytest.mark.parametrize("stem", ["cat", "a/b c/cat-gradcam-7", "gradcam-pp/x-gradcam-pp", "-gradcam"])
-def test_the_stem_is_read_off_what_was_written(method: str, stem: str) -> None:
+def test_the_stem_is_read_from_the_names_of_outputs(method: str, stem: str) -> None:
     for ending in ["", "-7-cock_gradcam", "-layer4.1", "-negative"]:
         name = join_name(stem.rpartition("/")[2], f"-{method}{ending}.png")
         overlay = f"{stem.rpartition('/')[0]}/{name}".lstrip("/")
@@ -216,7 +216,7 @@ def test_the_parts_of_a_job_array_are_one_page(tmp_path: Path) -> None:
     assert "<dt>alpha</dt><dd>0.25</dd>" in (tmp_path / "index.html").read_text()
 
 
-def test_of_a_picture_that_was_done_twice_the_later_record_counts(tmp_path: Path) -> None:
+def test_the_later_record_of_an_image_counts(tmp_path: Path) -> None:
     write_report(
         write_run(tmp_path, [Record("a.jpg", "m", error="out of memory"), make_record("b.jpg"), make_record("a.jpg")])
     )
@@ -298,7 +298,7 @@ def test_paths_are_quoted(tmp_path: Path, image: str) -> None:
     assert unquote_to_bytes(overlay) == os.fsencode(image.removesuffix(".jpg") + "-gradcam.jpg")
 
 
-def test_a_plain_name_is_not_said_twice(tmp_path: Path) -> None:
+def test_a_default_stem_is_not_stored(tmp_path: Path) -> None:
     records = [make_record("a/cat.jpg"), make_record("a/cat.png", "a/cat-png-gradcam.jpg")]
     write_report(write_run(tmp_path, records))
     assert read_data(tmp_path)["stems"] == [1, "report/views/a/cat-png"]
@@ -553,7 +553,7 @@ def test_the_report_imports_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-def test_two_that_write_at_one_time_leave_the_fuller_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_reports_leave_the_more_complete_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_run(tmp_path, [make_record("a.jpg")], manifest="manifest-1-of-2.jsonl")
     original, threads = pages._render, []
 

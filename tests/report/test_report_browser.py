@@ -320,7 +320,7 @@ def test_classes_and_methods_are_side_by_side(visit: Callable[..., Visit], zoo: 
     assert figures.get_attribute("data-k") == "2"
 
 
-def test_what_is_known_of_a_picture(visit: Callable[..., Visit], zoo: Path) -> None:
+def test_the_detail_view_shows_predictions_and_facts(visit: Callable[..., Visit], zoo: Path) -> None:
     page = visit().open(zoo, "image=animals%2Fchelsea.jpg")
     wait_for_detail(page, "animals/chelsea.jpg")
     rows = page.locator(".predictions li")
@@ -601,7 +601,7 @@ def test_a_phone_is_wide_enough(visit: Callable[..., Visit], tmp_path: Path, zoo
     assert sum(box["y"] == boxes[0]["y"] for box in boxes) == (2 if size == PHONE else 1)
 
 
-def test_details_that_are_gone_are_said(visit: Callable[..., Visit], tmp_path: Path) -> None:
+def test_missing_details_are_reported(visit: Callable[..., Visit], tmp_path: Path) -> None:
     folder = write_gallery(tmp_path, [make_record("a.jpg"), make_record("b.jpg")], {})
     started = visit()
     page = started.open(folder)

@@ -98,7 +98,7 @@ def test_pictures_in_a_store_are_found_from_a_disk(fs: Any, tmp_path: Path) -> N
     np.testing.assert_allclose(large[:, :30].mean((0, 1)), BLUE, atol=3)
 
 
-def test_nothing_of_where_things_lie_is_in_the_page(fs: Any) -> None:
+def test_the_page_contains_no_paths(fs: Any) -> None:
     photos = "objects://secret-bucket/plans/photos"
     records = [Record("a.jpg", "m", error=f"{photos}/a.jpg: is in {photos}; {URL}/a"), make_record("b.jpg")]
     settings = {"inputs": [photos, "objects://secret-bucket/more/*.jpg", "/secret-bucket/x.csv"]}
@@ -127,7 +127,7 @@ def test_another_page_takes_the_details_of_the_earlier_one_away(fs: Any) -> None
     )
 
 
-def test_shares_that_end_at_one_time_leave_a_page_that_is_whole(fs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shares_that_end_at_the_same_time_leave_a_complete_page(fs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     store = put_run([make_record("a.jpg")])
     original, interruptions = Store.write, []
 
@@ -145,7 +145,7 @@ def test_shares_that_end_at_one_time_leave_a_page_that_is_whole(fs: Any, monkeyp
     assert store.is_file(f"{details}/0.js")
 
 
-def test_what_keeps_a_report_from_being_written_is_said(fs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_that_prevent_a_report_are_reported(fs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(GradcamError, match=rf"{URL}: contains no manifest\.jsonl, expected the output folder"):
         write_report(Store(URL))
     store = put_run([make_record("a.jpg")])
