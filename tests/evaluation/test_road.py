@@ -206,9 +206,9 @@ def test_the_seed_decides_on_the_noise_and_nothing_else_does() -> None:
 def test_each_share_has_noise_of_its_own_and_both_ends_the_same() -> None:
     model = RecordingModel()
     subject = Subject(model, torch.zeros(1, 1, 8, 8), 0)
-    model.seen.clear()
+    model.inputs.clear()
     road(subject, make_falling_map(8, 8), shares=(0.75, 1.0, 1.0), noise=0.5)
-    most, least, everything, *_ = model.seen
+    most, least, everything, *_ = model.inputs
     both = (most != 0) & (least != 0)
     assert both.sum() == 32
     assert torch.equal(most[both], least[both])
