@@ -1,4 +1,4 @@
-"""Attributions in input space: against slow loops, captum and values worked by hand; and what they leave behind."""
+"""Test attributions in input space against slow loops, captum and hand-computed values, and for side effects."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from gradcam.errors import ImageError, ModelError, TargetError
 from gradcam.targets import ClassTarget
 from tests.helpers import TINY, assert_same, tiny_model, traces
 
-FEW: dict[str, dict[str, Any]] = {"smoothgrad": {"samples": 3}, "integrated-gradients": {"steps": 4}}
+QUICK_OPTIONS: dict[str, dict[str, Any]] = {"smoothgrad": {"samples": 3}, "integrated-gradients": {"steps": 4}}
 every_method = pytest.mark.parametrize("name", list(ATTRIBUTIONS))
 
 
 def run(name: str, model: nn.Module, images: Any, **options: Any) -> Attribution:
-    """A method with few samples or steps; Guided Grad-CAM at the first layer there is."""
+    """Run a method with few samples or steps; Guided Grad-CAM at the first layer."""
     method = ATTRIBUTIONS[name]
     layers = ["0"] if method.has_layer else []
-    return method.function(model, images, *layers, **FEW.get(name, {}), **options)
+    return method.function(model, images, *layers, **QUICK_OPTIONS.get(name, {}), **options)
 
 
 def gradient(model: nn.Module, images: Tensor, classes: list[int]) -> Tensor:
-    """Of each image by itself, class by class."""
+    """Return the gradient of each class, computed for each image separately."""
     rows = []
     for image in images:
         leaf = image[None].clone().requires_grad_()
@@ -53,7 +53,7 @@ def gradient(model: nn.Module, images: Tensor, classes: list[int]) -> Tensor:
 
 
 class Linear(nn.Module):
-    """Scores that are linear in the picture, with weights that are known."""
+    """A model whose scores are linear in the image, with known weights."""
 
     def __init__(self, *size: int) -> None:
         super().__init__()
@@ -99,19 +99,19 @@ class TestInputGradients:
 
 class TestSmoothgrad:
     def test_a_slow_loop(self) -> None:
-        """Section 3: the mean over n copies with N(0, sigma^2); sigma is a share of each image's own range."""
+        """Section 3: the mean over n copies with noise N(0, sigma^2); sigma is a fraction of each image's range."""
         model, images = tiny_model().double().eval(), TINY.double() * torch.tensor([1.0, 5.0, 0.2])[:, None, None, None]
         attribution = smoothgrad(model, images, target=[[1, 3]] * 3, samples=7, noise=0.3, seed=11)
         generator = torch.Generator().manual_seed(11)
         total = torch.zeros(3, 2, 3, 12, 16, dtype=torch.float64)
         for _ in range(7):
-            drawn = torch.randn(3, 12, 16, generator=generator, dtype=torch.float64)
+            noise = torch.randn(3, 12, 16, generator=generator, dtype=torch.float64)
             for n, image in enumerate(images):
-                noisy = image + 0.3 * (image.max() - image.min()) * drawn
+                noisy = image + 0.3 * (image.max() - image.min()) * noise
                 total[n] += gradient(model, noisy[None], [1, 3])[0]
         torch.testing.assert_close(attribution.values, (total / 7).float(), rtol=1e-5, atol=1e-8)
-        other = smoothgrad(model, images, target=[[1, 3]] * 3, samples=7, noise=0.3, seed=12)
-        assert not torch.allclose(attribution.values, other.values)
+        reseeded = smoothgrad(model, images, target=[[1, 3]] * 3, samples=7, noise=0.3, seed=12)
+        assert not torch.allclose(attribution.values, reseeded.values)
 
     def test_without_noise_it_is_the_gradient(self) -> None:
         model = tiny_model().eval()
@@ -119,8 +119,8 @@ class TestSmoothgrad:
         torch.testing.assert_close(smooth.values, plain.values)
         assert_same(smooth.classes, plain.classes)
 
-    def test_a_captum_of_many_samples_is_near(self) -> None:
-        """With other random numbers: both estimate one expectation."""
+    def test_many_samples_agree_with_captum(self) -> None:
+        """Compare two estimates of the same expectation with different random numbers."""
         from captum.attr import NoiseTunnel, Saliency
 
         model = tiny_model().double().eval()
@@ -139,14 +139,14 @@ class TestSmoothgrad:
         assert torch.corrcoef(torch.stack([theirs.flatten(), ours.double().flatten()]))[0, 1] > 0.97
         assert ours.norm().item() == pytest.approx(theirs.norm().item(), rel=0.05)
 
-    def test_the_top_class_is_the_clean_pictures(self) -> None:
+    def test_the_top_class_is_that_of_the_image_without_noise(self) -> None:
         model = tiny_model().eval()
         clean = model(TINY).argmax(1)
-        seen: list[Tensor] = []
-        handle = model.register_forward_hook(lambda module, args, output: seen.append(output.detach().argmax(1)))
+        top_classes: list[Tensor] = []
+        handle = model.register_forward_hook(lambda module, args, output: top_classes.append(output.detach().argmax(1)))
         attribution = smoothgrad(model, TINY, noise=2.0, samples=9)
         handle.remove()
-        assert any(not torch.equal(tops, clean) for tops in seen)  # the noise does change it
+        assert any(not torch.equal(tops, clean) for tops in top_classes)  # The noise does change the top class.
         assert_same(attribution.classes, clean[:, None])
         torch.testing.assert_close(
             attribution.values, smoothgrad(model, TINY, noise=2.0, samples=9, target=clean).values
@@ -156,7 +156,7 @@ class TestSmoothgrad:
 
 class TestIntegratedGradients:
     def test_a_product_by_hand(self) -> None:
-        """f = a b c: on the line from 0 the gradient at a is t^2 b c, whose mean is b c / 3; so each gets a b c / 3."""
+        """f = a b c: on the line from 0 the gradient at a is t^2 b c with the mean b c / 3, so each input gets a b c / 3."""
 
         class Product(nn.Module):
             def forward(self, x: Tensor) -> Tensor:
@@ -165,20 +165,20 @@ class TestIntegratedGradients:
         images = torch.tensor([[2.0, 3.0, 5.0], [1.0, -1.0, 4.0]]).reshape(2, 3, 1, 1)
         attribution = integrated_gradients(Product(), images, steps=2)  # two Gauss points are exact for cubics
         torch.testing.assert_close(attribution.values[:, 0, :, 0, 0], torch.tensor([[10.0] * 3, [-4 / 3] * 3]))
-        one = integrated_gradients(Product(), images, steps=1)  # the midpoint: a/2 b/2 c
+        midpoint = integrated_gradients(Product(), images, steps=1)  # one step is the midpoint rule: a/2 b/2 c
         assert attribution.gaps is not None
-        assert one.gaps is not None
-        torch.testing.assert_close(one.values[0, 0, :, 0, 0], torch.tensor([7.5] * 3))
-        torch.testing.assert_close(one.gaps, torch.tensor([[22.5 - 30], [-3 + 4.0]]))
+        assert midpoint.gaps is not None
+        torch.testing.assert_close(midpoint.values[0, 0, :, 0, 0], torch.tensor([7.5] * 3))
+        torch.testing.assert_close(midpoint.gaps, torch.tensor([[22.5 - 30], [-3 + 4.0]]))
         torch.testing.assert_close(attribution.gaps, torch.zeros(2, 1), rtol=0, atol=1e-5)
 
-    @pytest.mark.parametrize("given", ["none", "value", "channels", "picture", "batch"])
-    def test_captum(self, given: str) -> None:
+    @pytest.mark.parametrize("baseline_form", ["none", "value", "channels", "picture", "batch"])
+    def test_captum(self, baseline_form: str) -> None:
         from captum.attr import IntegratedGradients
 
         model, images = tiny_model().double().eval(), TINY.double()
         shapes = {"value": (), "channels": (3, 1, 1), "picture": (3, 12, 16), "batch": (3, 3, 12, 16)}
-        baseline = None if given == "none" else torch.randn(shapes[given], dtype=torch.float64)
+        baseline = None if baseline_form == "none" else torch.randn(shapes[baseline_form], dtype=torch.float64)
         attribution = integrated_gradients(model, images, target=[[1, 4]] * 3, baseline=baseline, steps=13)
         theirs = torch.zeros_like(images) if baseline is None else baseline.expand_as(images)
         for k, index in enumerate((1, 4)):
@@ -190,7 +190,7 @@ class TestIntegratedGradients:
             torch.testing.assert_close(attribution.gaps[:, k], gap.float(), rtol=1e-4, atol=1e-7)
             difference = (model(images) - model(theirs)).detach()[:, index]
             torch.testing.assert_close(attribution.gaps[:, k], (expected.flatten(1).sum(1) - difference).float())
-        assert attribution.gaps.abs().max() > 1e-5  # there is something to agree about
+        assert attribution.gaps.abs().max() > 1e-5  # The gaps are large enough to compare.
 
     def test_a_linear_model_is_complete_in_one_step(self) -> None:
         model, images = Linear(3, 4, 5), torch.randn(2, 3, 4, 5)
@@ -200,7 +200,7 @@ class TestIntegratedGradients:
         torch.testing.assert_close(attribution.gaps, torch.zeros(2, 2), rtol=0, atol=2e-5)
 
     def test_more_steps_complete_it_on_the_embedded_network(self, classifier: gradcam.Classifier, photo: Any) -> None:
-        """In a network that has kinks everywhere the gap falls slowly, and is told."""
+        """Check that the gap falls slowly in a network with many kinks, and that the record reports it."""
         images = classifier.batch([gradcam.read_image(photo("koala.webp"))])[..., ::2, ::2]
         few, many = (integrated_gradients(classifier.model, images, steps=steps) for steps in (2, 32))
         assert few.gaps is not None
@@ -213,7 +213,7 @@ class TestIntegratedGradients:
             difference = classifier.model(images)[0, index] - classifier.model(zeros)[0, index]
         assert many.gaps.item() == pytest.approx(many.values.double().sum().item() - difference.item(), abs=1e-3)
 
-    def test_the_top_class_is_the_pictures_own_all_the_way(self) -> None:
+    def test_the_top_class_is_that_of_the_image_at_every_step(self) -> None:
         model = tiny_model().eval()
         far = TINY + 20 * torch.randn(3, 12, 16)
         top = model(TINY).argmax(1)
@@ -232,14 +232,14 @@ class TestIntegratedGradients:
             (torch.tensor(float("nan")), "baseline is NaN or infinite"),
         ],
     )
-    def test_a_baseline_of_another_form(self, baseline: Any, message: str) -> None:
+    def test_baselines_of_wrong_shapes(self, baseline: Any, message: str) -> None:
         with pytest.raises(ImageError, match=message):
             integrated_gradients(tiny_model(), TINY, baseline=baseline)
 
 
 class TestChunks:
     class Paired(nn.Module):
-        """Takes a second tensor with a row for each image, one without, and a mask that it changes in place."""
+        """A model whose second tensor has a row for each image and is changed in place; the third has a single row."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -253,24 +253,28 @@ class TestChunks:
             return {"logits": logits, "scale": scale}
 
     @pytest.mark.parametrize("name", ["smoothgrad", "integrated-gradients"])
-    @pytest.mark.parametrize("target", [None, [[1, 2]] * 3, lambda item: item["logits"][torch.arange(3), [4, 0, 2]]])
+    @pytest.mark.parametrize(
+        "target", [None, [[1, 2]] * 3, lambda output: output["logits"][torch.arange(3), [4, 0, 2]]]
+    )
     def test_copies_in_one_pass_or_one_by_one(self, name: str, target: Any) -> None:
         model = self.Paired().eval()
         images = {"gain": torch.tensor([1.0, 2.0, 3.0]), "pictures": TINY, "scale": torch.tensor([2.0])}
         count = {"smoothgrad": "samples", "integrated-gradients": "steps"}[name]
         method = ATTRIBUTIONS[name].function
-        one, three, all_ = (method(model, images, target=target, **{count: 5}, chunk=chunk) for chunk in (1, 3, 9))
-        torch.testing.assert_close(three.values, one.values)
-        torch.testing.assert_close(all_.values, one.values)
-        torch.testing.assert_close(three.scores, one.scores)
-        assert one.values[2].any()
+        by_one, in_threes, at_once = (
+            method(model, images, target=target, **{count: 5}, chunk=chunk) for chunk in (1, 3, 9)
+        )
+        torch.testing.assert_close(in_threes.values, by_one.values)
+        torch.testing.assert_close(at_once.values, by_one.values)
+        torch.testing.assert_close(in_threes.scores, by_one.scores)
+        assert by_one.values[2].any()
         assert torch.equal(images["gain"], torch.tensor([1.0, 2.0, 3.0]))
-        before = 1 if name == "smoothgrad" else 2  # the pictures themselves, and the baseline
+        before = 1 if name == "smoothgrad" else 2  # the images themselves, and the baseline
         clean = [3] * before
         assert model.sizes == [*clean, *[3] * 5, *clean, 9, 6, *clean, 15]
 
     @pytest.mark.parametrize("name", ["smoothgrad", "integrated-gradients"])
-    def test_progress_is_told(self, name: str) -> None:
+    def test_progress_is_reported(self, name: str) -> None:
         count = {"smoothgrad": "samples", "integrated-gradients": "steps"}[name]
         messages: list[tuple[int, int]] = []
         method, tell = ATTRIBUTIONS[name].function, lambda *numbers: messages.append(numbers)
@@ -291,7 +295,7 @@ class TestChunks:
 
 @every_method
 class TestEveryMethod:
-    def test_what_it_gives(self, name: str) -> None:
+    def test_fields_of_the_result(self, name: str) -> None:
         model = tiny_model().eval()
         result = run(name, model, TINY, target=[[1, 2]] * 3)
         assert result.method == name
@@ -311,7 +315,7 @@ class TestEveryMethod:
         assert repr(result).endswith("cpu)")
         assert "3 channel(s) of 12 x 16" in repr(result)
 
-    def test_several_classes_are_what_each_gives_alone(self, name: str) -> None:
+    def test_several_classes_equal_single_classes(self, name: str) -> None:
         model = tiny_model().eval()
         result = run(name, model, TINY, target=[[4, 0, 2], [1, 1, 3], [0, 4, 4]])
         for k, classes in enumerate(([4, 1, 0], [0, 1, 4], [2, 3, 4])):
@@ -337,8 +341,8 @@ class TestEveryMethod:
         assert (run(name, model, TINY, target=3).values[1] - alone).abs().max() < 1e-5
         assert (run(name, model, loud, target=3).values[0] - alone).abs().max() < 1e-5
 
-    def test_nothing_is_left(self, name: str) -> None:
-        model = nn.Sequential(*tiny_model(), nn.Dropout(), Drawing()).train()
+    def test_no_side_effects(self, name: str) -> None:
+        model = nn.Sequential(*tiny_model(), nn.Dropout(), RandomScores()).train()
         model[4].eval()
         for parameter in model[0].parameters():
             parameter.requires_grad_(False)
@@ -376,7 +380,7 @@ class TestEveryMethod:
         assert model.runs.item() == 0
 
     @pytest.mark.parametrize("at", [1, 2, 4])
-    def test_nothing_is_left_after_an_error_half_way(self, name: str, at: int) -> None:
+    def test_no_side_effects_after_an_error_half_way(self, name: str, at: int) -> None:
         model = nn.Sequential(*tiny_model()).train()
         before = traces(model)
         calls = []
@@ -408,7 +412,7 @@ class TestEveryMethod:
         torch.testing.assert_close(run(name, frozen, TINY, target=1).values, expected)
         torch.testing.assert_close(run(name, nn.DataParallel(frozen), TINY, target=1).values, expected)
 
-    @pytest.mark.slow  # PyTorch's compiler takes seconds to import
+    @pytest.mark.slow  # Importing PyTorch's compiler takes seconds.
     def test_a_compiled_model(self, name: str) -> None:
         expected = run(name, tiny_model(), TINY, target=1).values
         model = tiny_model()
@@ -453,7 +457,7 @@ class TestEveryMethod:
     def test_a_gradient_that_is_nan(self, name: str) -> None:
         class Root(nn.Sequential):
             def forward(self, x: Tensor) -> Tensor:
-                return (super().forward(x) * 0).sqrt().mean((2, 3))  # an infinite slope, times zero
+                return (super().forward(x) * 0).sqrt().mean((2, 3))  # an infinite slope, times zero, is NaN
 
         model = Root(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True))
         with pytest.raises(ModelError, match="are NaN in places"):
@@ -488,8 +492,8 @@ class TestEveryMethod:
         torch.testing.assert_close(result.values.cpu(), expected.values, rtol=1e-3, atol=1e-5)
 
 
-class Drawing(nn.Module):
-    """Draws from PyTorch's generator in evaluation mode too."""
+class RandomScores(nn.Module):
+    """A model that uses PyTorch's random generator in evaluation mode too."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x + torch.rand(())
@@ -537,7 +541,7 @@ class TestErrors:
             input_gradients(Whole(), TINY, target=0)
 
 
-def test_what_float16_would_lose_is_kept() -> None:
+def test_values_below_the_float16_range_are_kept() -> None:
     class Small(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -547,13 +551,13 @@ def test_what_float16_would_lose_is_kept() -> None:
             return (x * self.factor).flatten(1) * self.factor * self.factor
 
     images = torch.full((1, 3, 2, 2), 100.0, dtype=torch.float16)
-    cube = torch.tensor(1e-3, dtype=torch.float16).float() ** 3  # below the least float16
+    cube = torch.tensor(1e-3, dtype=torch.float16).float() ** 3  # smaller than the smallest float16 number
     for results in (input_gradients(Small(), images, target=5), smoothgrad(Small(), images, target=5, samples=2)):
         assert results.values.flatten()[5].item() == pytest.approx(cube.item(), rel=2e-3)
 
 
 class Rotated(torch.autograd.Function):
-    """A product in the backward pass, which autocast would compute in bfloat16."""
+    """A function with a matrix product in its backward pass, which autocast would compute in bfloat16."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -586,8 +590,8 @@ def test_passes_are_shared() -> None:
 
     assert count(input_gradients) == [True]
     assert count(guided_backpropagation) == [True]
-    each_alone = [False] * 3  # the first time alone
-    assert count(guided_gradcam, layer="3") == [True, True, *each_alone]
+    single_class_passes = [False] * 3  # The first call runs one pass for each class.
+    assert count(guided_gradcam, layer="3") == [True, True, *single_class_passes]
     assert count(guided_gradcam, layer="3") == [True, True]
     assert count(smoothgrad, samples=2) == [False, True, True]
     assert count(integrated_gradients, steps=2) == [False, False, True, True]
@@ -639,16 +643,17 @@ class TestTable:
 
 class TestDrawing:
     def test_by_hand(self) -> None:
-        values = torch.tensor([[[2.0, -2.0]], [[1.0, 0.0]], [[-0.5, 2.0]]])  # 99 % of the five others is below 2
-        picture = attributions.draw_attribution(values)
-        assert picture.dtype == np.uint8
-        assert picture.tolist() == [[[255, 192, 96], [1, 128, 255]]]
+        # The 99th percentile of the five other values is below 2.
+        values = torch.tensor([[[2.0, -2.0]], [[1.0, 0.0]], [[-0.5, 2.0]]])
+        image = attributions.draw_attribution(values)
+        assert image.dtype == np.uint8
+        assert image.tolist() == [[[255, 192, 96], [1, 128, 255]]]
 
     def test_zero_is_grey(self) -> None:
         assert np.unique(attributions.draw_attribution(torch.zeros(3, 4, 5))).tolist() == [128]
         assert attributions.draw_attribution(np.zeros((1, 4, 5), np.float32)).shape == (4, 5, 3)
 
-    def test_one_pixel_does_not_fade_the_rest(self) -> None:
+    def test_one_pixel_does_not_fade_all_others(self) -> None:
         values = torch.randn(3, 20, 20).clamp(-1, 1)
         expected = attributions.draw_attribution(values)
         values[0, 3, 4] = 1e6
@@ -685,7 +690,7 @@ class TestDrawing:
             ("picture", "expected an array or a tensor"),
         ],
     )
-    def test_other_forms(self, values: Any, message: str) -> None:
+    def test_wrong_shapes(self, values: Any, message: str) -> None:
         with pytest.raises(ImageError, match=message):
             attributions.draw_attribution(values)
 
@@ -693,37 +698,37 @@ class TestDrawing:
 class TestClassifier:
     def test_pictures(self, classifier: gradcam.Classifier, photo: Any) -> None:
         paths = [photo("cat_and_espresso.jpg"), photo("koala.webp")]
-        actual = classifier.attribute(paths, target=[["espresso", "Egyptian cat"], ["koala", 7]])
+        attribution = classifier.attribute(paths, target=[["espresso", "Egyptian cat"], ["koala", 7]])
         images = classifier.batch([gradcam.read_image(path) for path in paths])
-        assert actual.classes is not None
-        expected = guided_gradcam(classifier.model, images, "layer4", target=actual.classes)
-        assert torch.equal(actual.values, expected.values)
-        assert [classifier.labels[index] for index in actual.classes[:, 0]] == ["espresso", "koala"]
-        assert repr(actual).startswith("ImageAttribution(2 image(s), 2 score(s) each, guided-gradcam at layer4")
-        picture = actual.draw(0, 1)
-        top, left, height, width = classifier.region(640, 800)
-        assert picture.shape == (640, 800, 3)
+        assert attribution.classes is not None
+        expected = guided_gradcam(classifier.model, images, "layer4", target=attribution.classes)
+        assert torch.equal(attribution.values, expected.values)
+        assert [classifier.labels[index] for index in attribution.classes[:, 0]] == ["espresso", "koala"]
+        assert repr(attribution).startswith("ImageAttribution(2 image(s), 2 score(s) each, guided-gradcam at layer4")
+        drawing = attribution.draw(0, 1)
+        y0, x0, height, width = classifier.region(640, 800)
+        assert drawing.shape == (640, 800, 3)
         outside = np.ones((640, 800), bool)
-        outside[top : top + height, left : left + width] = False
-        assert np.unique(picture[outside]).tolist() == [128]
-        seen = picture[top : top + height, left : left + width].astype(int) - 128
-        cat, espresso = np.abs(seen[:, : width // 2]).mean(), np.abs(seen[:, width // 2 :]).mean()
+        outside[y0 : y0 + height, x0 : x0 + width] = False
+        assert np.unique(drawing[outside]).tolist() == [128]
+        espresso_values = drawing[y0 : y0 + height, x0 : x0 + width].astype(int) - 128
+        cat, espresso = np.abs(espresso_values[:, : width // 2]).mean(), np.abs(espresso_values[:, width // 2 :]).mean()
         assert cat > 2 * espresso  # the cat is on the left
-        other = actual.draw(0, 0)[top : top + height, left : left + width].astype(int) - 128
-        assert np.abs(other[:, width // 2 :]).mean() > 2 * np.abs(other[:, : width // 2]).mean()
-        assert actual._repr_png_().startswith(b"\x89PNG")
+        cat_values = attribution.draw(0, 0)[y0 : y0 + height, x0 : x0 + width].astype(int) - 128
+        assert np.abs(cat_values[:, width // 2 :]).mean() > 2 * np.abs(cat_values[:, : width // 2]).mean()
+        assert attribution._repr_png_().startswith(b"\x89PNG")
         for i, k in ((2, 0), (0, 2), (-3, 0)):
             with pytest.raises(ImageError, match="There is no attribution"):
-                actual.draw(i, k)
+                attribution.draw(i, k)
 
     def test_a_picture_of_the_networks_size_is_drawn_as_it_is(self, classifier: gradcam.Classifier) -> None:
         image = np.random.default_rng(0).integers(0, 256, (256, 256, 3), np.uint8)
-        actual = classifier.attribute(image, "input-gradients")
-        assert actual.layer is None
-        assert actual.regions == [(16, 16, 224, 224)]
-        drawn = attributions.draw_attribution(actual.values[0, 0])
-        assert np.array_equal(actual.draw()[16:240, 16:240], drawn)
-        assert actual._repr_png_().startswith(b"\x89PNG")
+        attribution = classifier.attribute(image, "input-gradients")
+        assert attribution.layer is None
+        assert attribution.regions == [(16, 16, 224, 224)]
+        drawn = attributions.draw_attribution(attribution.values[0, 0])
+        assert np.array_equal(attribution.draw()[16:240, 16:240], drawn)
+        assert attribution._repr_png_().startswith(b"\x89PNG")
 
     def test_layers_and_names(self, classifier: gradcam.Classifier, photo: Any) -> None:
         path = photo("koala.webp")

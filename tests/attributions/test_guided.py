@@ -1,4 +1,4 @@
-"""Guided backpropagation and Guided Grad-CAM: against slow loops, captum, and what hooks cannot reach."""
+"""Test guided backpropagation and Guided Grad-CAM: slow loops, captum, and operations that hooks cannot reach."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.oracles import resize_cubic
 
 
 class GuidedFunction(torch.autograd.Function):
-    """The rule of the paper, written as an operation of its own: nothing in place, no hook."""
+    """The rule of the paper as an autograd function, without hooks or in-place operations."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, largest: float) -> Tensor:
@@ -45,7 +45,7 @@ class GuidedModule(nn.Module):
 
 
 def reference(model: nn.Module, images: Tensor, classes: list[int]) -> Tensor:
-    """Guided backpropagation on a copy of the model in which every ReLU is replaced, class by class."""
+    """Compute guided backpropagation class by class on a copy of the model with every ReLU replaced."""
     model = copy.deepcopy(model).eval()
     for name, module in list(model.named_modules()):
         if isinstance(module, (nn.ReLU, nn.ReLU6)):
@@ -57,7 +57,7 @@ def reference(model: nn.Module, images: Tensor, classes: list[int]) -> Tensor:
 
 
 class Net(nn.Module):
-    """A convolution, a function, and the mean of each channel."""
+    """A model with a convolution, a function, and the mean of each channel."""
 
     def __init__(self, function: Callable[..., Tensor], **modules: nn.Module) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ def attribute(function: Callable[..., Tensor], **modules: nn.Module) -> gradcam.
 
 
 def test_two_layers_by_hand() -> None:
-    """Two dense layers with ReLUs in place, in NumPy: R = (f > 0) (R > 0) R at each of them."""
+    """Compare with two dense layers and in-place ReLUs in NumPy: R = (f > 0) (R > 0) R at each layer."""
     random = np.random.default_rng(0)
     first, second, third = random.normal(size=(12, 7)), random.normal(size=(7, 6)), random.normal(size=(6, 2))
     layers = [nn.Linear(12, 7, bias=False), nn.Linear(7, 6, bias=False), nn.Linear(6, 2, bias=False)]
@@ -85,7 +85,7 @@ def test_two_layers_by_hand() -> None:
         layer.weight = nn.Parameter(torch.from_numpy(weight.T.copy()))
     model = nn.Sequential(nn.Flatten(), layers[0], nn.ReLU(inplace=True), layers[1], nn.ReLU(inplace=True), layers[2])
     images = random.normal(size=(3, 3, 2, 2))
-    actual = guided_backpropagation(model, torch.from_numpy(images), target=[[0, 1]] * 3)
+    attribution = guided_backpropagation(model, torch.from_numpy(images), target=[[0, 1]] * 3)
     for n in range(3):
         hidden = images[n].reshape(-1) @ first
         deeper = np.maximum(hidden, 0) @ second
@@ -93,44 +93,44 @@ def test_two_layers_by_hand() -> None:
             r = third[:, k]
             r = np.where((deeper > 0) & (r > 0), r, 0) @ second.T
             r = np.where((hidden > 0) & (r > 0), r, 0) @ first.T
-            np.testing.assert_allclose(actual.values[n, k].numpy(), r.reshape(3, 2, 2), rtol=1e-5, atol=1e-6)
-    assert actual.values.abs().sum() > 0
+            np.testing.assert_allclose(attribution.values[n, k].numpy(), r.reshape(3, 2, 2), rtol=1e-5, atol=1e-6)
+    assert attribution.values.abs().sum() > 0
 
 
-def test_captum_on_a_network_that_it_knows_how_to_change() -> None:
-    """captum is right where no ReLU is in place and each is used once; ours works in place."""
+def test_captum_on_a_network_that_it_supports() -> None:
+    """captum is right if each ReLU is used once and none is in place; the original model keeps its in-place ReLUs."""
     from captum.attr import GuidedBackprop
 
     model = tiny_model().double().eval()
-    theirs = copy.deepcopy(model)
-    for module in theirs.modules():
+    captum_model = copy.deepcopy(model)
+    for module in captum_model.modules():
         if isinstance(module, nn.ReLU):
             module.inplace = False
-    actual = guided_backpropagation(model, TINY.double(), target=[[3, 1]] * 3)
+    attribution = guided_backpropagation(model, TINY.double(), target=[[3, 1]] * 3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        expected = [GuidedBackprop(theirs).attribute(TINY.double(), target=index) for index in (3, 1)]
-    torch.testing.assert_close(actual.values, torch.stack(expected, 1).detach().float())
-    plain = input_gradients(model, TINY.double(), target=[[3, 1]] * 3).values
-    assert not torch.allclose(actual.values, plain)
+        expected = [GuidedBackprop(captum_model).attribute(TINY.double(), target=index) for index in (3, 1)]
+    torch.testing.assert_close(attribution.values, torch.stack(expected, 1).detach().float())
+    gradients = input_gradients(model, TINY.double(), target=[[3, 1]] * 3).values
+    assert not torch.allclose(attribution.values, gradients)
 
 
 @pytest.mark.parametrize("name", ["resnet18", "alexnet", "squeezenet1_1", "mobilenet_v2", "shufflenet_v2_x0_5"])
 def test_networks_with_relus_in_place_and_used_twice(name: str) -> None:
     model = getattr(torchvision.models, name)(weights=None).double().eval()
     images = torch.randn(2, 3, 64, 64, dtype=torch.float64)
-    actual = guided_backpropagation(model, images, target=[[0, 7]] * 2)
-    torch.testing.assert_close(actual.values, reference(model, images, [0, 7]), rtol=1e-5, atol=1e-9)
-    torch.testing.assert_close(actual.output, model(images).detach())
+    attribution = guided_backpropagation(model, images, target=[[0, 7]] * 2)
+    torch.testing.assert_close(attribution.values, reference(model, images, [0, 7]), rtol=1e-5, atol=1e-9)
+    torch.testing.assert_close(attribution.output, model(images).detach())
 
 
 def test_the_embedded_network(classifier: gradcam.Classifier, photo: Any) -> None:
     images = classifier.batch([gradcam.read_image(photo("koala.webp"))])
-    actual = guided_backpropagation(classifier.model, images)
-    assert actual.classes is not None
-    expected = reference(classifier.model, images, actual.classes[0].tolist())
-    torch.testing.assert_close(actual.values, expected, rtol=1e-3, atol=1e-5)
-    assert "koala" in classifier.labels[int(actual.classes[0, 0])]
+    attribution = guided_backpropagation(classifier.model, images)
+    assert attribution.classes is not None
+    expected = reference(classifier.model, images, attribution.classes[0].tolist())
+    torch.testing.assert_close(attribution.values, expected, rtol=1e-3, atol=1e-5)
+    assert "koala" in classifier.labels[int(attribution.classes[0, 0])]
 
 
 class Subclass(nn.ReLU6):
@@ -160,17 +160,17 @@ def _view(net: Any, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("function", [_twice, _view])
 @pytest.mark.parametrize("relu", [nn.ReLU(), nn.ReLU(inplace=True), nn.ReLU6(), Subclass(inplace=True)])
 def test_ways_to_use_a_module(function: Callable[..., Tensor], relu: nn.Module) -> None:
-    actual = attribute(function, relu=relu)
-    torch.testing.assert_close(actual.values, reference(Net(function, relu=relu), TINY, [0, 1]))
-    assert actual.values[:, 0].any()
+    attribution = attribute(function, relu=relu)
+    torch.testing.assert_close(attribution.values, reference(Net(function, relu=relu), TINY, [0, 1]))
+    assert attribution.values[:, 0].any()
 
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_an_output_that_is_changed_in_place_later(in_place: bool) -> None:
-    """Where ReLU6 is in place, the old name has the new value too. (After a ReLU, PyTorch forbids it.)"""
-    actual = attribute(_changed_later, relu=nn.ReLU6(inplace=in_place))
-    plain = Net(_changed_as_in_place if in_place else _changed_copy, relu=nn.ReLU6())
-    torch.testing.assert_close(actual.values, reference(plain, TINY, [0, 1]))
+    """After an in-place ReLU6, the old name has the new value too. PyTorch forbids this change after a ReLU."""
+    attribution = attribute(_changed_later, relu=nn.ReLU6(inplace=in_place))
+    equivalent = Net(_changed_as_in_place if in_place else _changed_copy, relu=nn.ReLU6())
+    torch.testing.assert_close(attribution.values, reference(equivalent, TINY, [0, 1]))
     with pytest.raises(gradcam.errors.ModelError, match="changes a value in place that the backward pass needs"):
         attribute(_changed_later, relu=nn.ReLU(inplace=in_place))
 
@@ -185,13 +185,13 @@ def _changed_as_in_place(net: Any, x: Tensor) -> Tensor:
 
 
 def test_a_relu_in_place_whose_input_is_used_by_its_old_name() -> None:
-    actual = attribute(_old_name, relu=nn.ReLU(inplace=True))
+    attribution = attribute(_old_name, relu=nn.ReLU(inplace=True))
     torch.testing.assert_close(
-        actual.values, reference(Net(lambda it, x: it.relu(x) * 2, relu=nn.ReLU()), TINY, [0, 1])
+        attribution.values, reference(Net(lambda net, x: net.relu(x) * 2, relu=nn.ReLU()), TINY, [0, 1])
     )
 
 
-def test_a_view_changed_in_place_is_refused_where_the_whole_is_used() -> None:
+def test_a_view_changed_in_place_is_refused_if_its_base_is_used() -> None:
     def half(net: Any, x: Tensor) -> Tensor:
         net.relu(x[:, :2])
         return x
@@ -231,17 +231,17 @@ def test_torchvision_networks_that_call_functions() -> None:
 @pytest.mark.parametrize(
     "function",
     [
-        lambda net, x: net.relu(x) + F.relu(net.conv.bias).sum(),  # not on a way from the picture
-        lambda net, x: (F.relu(x), net.relu(x))[1],  # not on a way to the score
+        lambda net, x: net.relu(x) + F.relu(net.conv.bias).sum(),  # Its input does not depend on the image.
+        lambda net, x: (F.relu(x), net.relu(x))[1],  # The score does not depend on it.
         lambda net, x: net.relu(x) + F.relu(x).detach(),
-        lambda net, x: net.relu(x.clamp(0, 1)),  # keeps a range
+        lambda net, x: net.relu(x.clamp(0, 1)),  # Clamping to a range is no ReLU.
         lambda net, x: net.relu(x.clamp(min=0.01)),
         lambda net, x: net.relu(F.hardtanh(F.leaky_relu(F.gelu(x)))),
     ],
 )
-def test_what_is_no_relu_on_the_way_is_let_through(function: Callable[..., Tensor]) -> None:
-    actual = attribute(function, relu=nn.ReLU())
-    torch.testing.assert_close(actual.values, reference(Net(function, relu=nn.ReLU()), TINY, [0, 1]))
+def test_other_operations_are_allowed(function: Callable[..., Tensor]) -> None:
+    attribution = attribute(function, relu=nn.ReLU())
+    torch.testing.assert_close(attribution.values, reference(Net(function, relu=nn.ReLU()), TINY, [0, 1]))
 
 
 def test_no_relu_at_all() -> None:
@@ -254,8 +254,8 @@ def test_checkpoints() -> None:
     def block(net: Any, x: Tensor, *, use_reentrant: bool) -> Tensor:
         return checkpoint(lambda y: net.relu(net.relu(y) - 0.2), x, use_reentrant=use_reentrant)
 
-    actual = attribute(lambda net, x: block(net, x, use_reentrant=False), relu=nn.ReLU())
-    torch.testing.assert_close(actual.values, attribute(_twice, relu=nn.ReLU()).values)
+    attribution = attribute(lambda net, x: block(net, x, use_reentrant=False), relu=nn.ReLU())
+    torch.testing.assert_close(attribution.values, attribute(_twice, relu=nn.ReLU()).values)
     with pytest.raises(gradcam.errors.ModelError, match="set use_reentrant=False"):
         attribute(lambda net, x: net.relu(block(net, x, use_reentrant=True)), relu=nn.ReLU())
 
@@ -271,19 +271,19 @@ def test_a_scripted_part() -> None:
             return torch.relu(x) * 2 + x.sigmoid()
 
     part = torch.jit.script(Part())
-    for _ in range(3):  # from the third pass on it is compiled, and hides what is in it
+    for _ in range(3):  # From the third pass on, PyTorch compiles the part and hides its operations.
         with pytest.raises(gradcam.errors.ModelError, match="hooks (cannot )?reach"):
             attribute(lambda net, x: net.relu(net.part(x)), relu=nn.ReLU(), part=part)
 
 
 def test_a_relu_under_another_name() -> None:
-    actual = attribute(_twice, relu=nn.Hardtanh(0, 6, inplace=True))
-    torch.testing.assert_close(actual.values, attribute(_twice, relu=nn.ReLU6()).values)
+    attribution = attribute(_twice, relu=nn.Hardtanh(0, 6, inplace=True))
+    torch.testing.assert_close(attribution.values, attribute(_twice, relu=nn.ReLU6()).values)
     with pytest.raises(gradcam.errors.ModelError, match="There is no ReLU"):
         attribute(_twice, relu=nn.Hardtanh(-1, 1))
 
 
-def test_threads_do_not_guide_one_another() -> None:
+def test_guided_threads_do_not_affect_other_threads() -> None:
     model = tiny_model().eval()
     expected = [method(model, TINY, target=2).values for method in (guided_backpropagation, input_gradients)]
     assert not torch.allclose(*expected)
@@ -297,15 +297,15 @@ def test_threads_do_not_guide_one_another() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    for actual, values in zip(results, expected):
-        assert len(actual) == 20
-        for item in actual:
-            torch.testing.assert_close(item, values)
+    for thread_values, expected_values in zip(results, expected):
+        assert len(thread_values) == 20
+        for value in thread_values:
+            torch.testing.assert_close(value, expected_values)
 
 
 class TestGuidedGradcam:
     def test_captum(self) -> None:
-        """captum's parts, put together with a cubic resize that is a loop, and a heatmap in [0,1]."""
+        """Combine captum's parts with a cubic resize written as a loop, and a heatmap in [0,1]."""
         from captum.attr import LayerGradCam
 
         model = tiny_model().double().eval()
@@ -321,8 +321,8 @@ class TestGuidedGradcam:
                 np.testing.assert_allclose(attribution.values[n, k].numpy(), expected, rtol=1e-4, atol=1e-7)
         assert attribution.values.any()
 
-    def test_captums_own_at_the_pictures_resolution(self) -> None:
-        """No resize there; theirs is not divided by the maximum."""
+    def test_captums_guided_gradcam_at_the_image_resolution(self) -> None:
+        """Compare where no resize is needed; captum does not divide by the maximum."""
         from captum.attr import GuidedGradCam
 
         torch.manual_seed(1)

@@ -1,4 +1,4 @@
-"""As many images as tokens, text in the place of a picture, and as many channels as rows: what counting cannot tell."""
+"""Inputs whose axis sizes coincide: as many images as tokens, text next to images, as many channels as rows."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import gradcam
 from gradcam.cam.listing import list_layers
 from gradcam.errors import LayerError
 
-SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-SEEN = {**SMALL, "image_size": 32, "patch_size": 8}  # 16 patches and a class token
+SMALL_TRANSFORMER = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+SMALL_VISION = {**SMALL_TRANSFORMER, "image_size": 32, "patch_size": 8}  # 16 patches and a class token
 
 
 class Encoder(nn.Module):
-    """A vision transformer of 16 patches and a class token, on PyTorch's own layers."""
+    """A vision transformer on PyTorch's built-in layers, with 16 patches and a class token."""
 
     def __init__(self, *, batch_first: bool) -> None:
         super().__init__()
@@ -41,20 +41,20 @@ class Encoder(nn.Module):
 
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("method", ["gradcam", "eigencam", "rollout", "gradient-rollout"])
-def test_as_many_images_as_tokens_are_explained_as_fewer_are(method: str, batch_first: bool) -> None:
+def test_a_batch_of_as_many_images_as_tokens_gives_the_maps_of_smaller_batches(method: str, batch_first: bool) -> None:
     model, images = Encoder(batch_first=batch_first).eval(), torch.randn(17, 3, 32, 32)
     together = gradcam.explain(model, images, "layers.0", method=method, target=1)
     halves = [gradcam.explain(model, half, "layers.0", method=method, target=1).maps for half in images.split(9)]
     torch.testing.assert_close(together.maps, torch.cat(halves), rtol=1e-4, atol=1e-6)
 
 
-def test_the_gradient_of_tokens_first_is_that_of_each_image() -> None:
+def test_tokens_first_uses_the_gradient_of_each_image() -> None:
     model, images = Encoder(batch_first=False).eval(), torch.randn(17, 3, 32, 32)
-    kept: list[Tensor] = []
-    handle = model.layers[0].register_forward_hook(lambda module, args, output: kept.append(output))
-    (gradient,) = torch.autograd.grad(model(images)[:, 1].sum(), kept[0])
+    outputs: list[Tensor] = []
+    handle = model.layers[0].register_forward_hook(lambda module, args, output: outputs.append(output))
+    (gradient,) = torch.autograd.grad(model(images)[:, 1].sum(), outputs[0])
     handle.remove()
-    values, weights = kept[0][1:].detach(), gradient[1:].mean(0)  # (16,N,D) and (N,D)
+    values, weights = outputs[0][1:].detach(), gradient[1:].mean(0)  # (16,N,D) and (N,D)
     expected = torch.einsum("tnd,nd->nt", values, weights).relu().unflatten(1, (4, 4))
     explanation = gradcam.explain(model, images, "layers.0", target=1)
     torch.testing.assert_close(explanation.maps[:, 0], expected, rtol=1e-4, atol=1e-6)
@@ -62,10 +62,10 @@ def test_the_gradient_of_tokens_first_is_that_of_each_image() -> None:
     torch.testing.assert_close(grid.maps, explanation.maps)
 
 
-def test_the_list_of_layers_and_features_ask_as_well() -> None:
+def test_listing_layers_and_activations_resolve_the_batch_axis_as_well() -> None:
     model, images = Encoder(batch_first=False).eval(), torch.randn(17, 3, 32, 32)
-    for given in (model, Encoder(batch_first=False).to("meta")):
-        rows = {row.name: row for row in list_layers(given, images)}
+    for candidate in (model, Encoder(batch_first=False).to("meta")):
+        rows = {row.name: row for row in list_layers(candidate, images)}
         assert (rows["layers.0"].grid, rows["layers.0"].cam) == ((4, 4), True)
     grids = gradcam.inspection.activations(model, images, "layers.0")["layers.0"]
     alone = gradcam.inspection.activations(model, images[:1], "layers.0")["layers.0"]
@@ -73,7 +73,7 @@ def test_the_list_of_layers_and_features_ask_as_well() -> None:
 
 
 class Windows(nn.Module):
-    """Four windows of 16 cells, in rows, and back."""
+    """A model that splits its map into four windows of 16 cells, stacked in the batch axis, and joins them again."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class Stubborn(Encoder):
         return super().forward(images)
 
 
-def test_where_the_model_does_not_answer_somebody_has_to_say() -> None:
+def test_a_model_that_rejects_other_batch_sizes_needs_a_reshape() -> None:
     model, images = Stubborn(batch_first=False).eval(), torch.randn(17, 3, 32, 32)
     with pytest.raises(LayerError, match=r"gives \(17, 17, 16\)"):
         gradcam.explain(model, images, "layers.0", target=1)
@@ -128,7 +128,9 @@ def caption(decoder: str) -> nn.Module:
             cross_attention_hidden_size=16,
             **words,
         )
-    both = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(transformers.ViTConfig(**SEEN), config)
+    both = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(
+        transformers.ViTConfig(**SMALL_VISION), config
+    )
     return transformers.VisionEncoderDecoderModel(both).eval()
 
 
@@ -144,72 +146,89 @@ LENGTHS = (1, 2, 4, 5, 9, 16, 17, 18, 20)
 
 
 @pytest.mark.parametrize("decoder", ["gpt2", "trocr"])
-def test_captions_are_no_pictures_however_long(decoder: str) -> None:
-    model, pictures = caption(decoder), torch.randn(1, 3, 32, 32)
+def test_caption_tokens_are_rejected_at_every_length(decoder: str) -> None:
+    model, images = caption(decoder), torch.randn(1, 3, 32, 32)
     for length in LENGTHS:
-        given = {"pixel_values": pictures, "decoder_input_ids": words(length)}
+        inputs = {"pixel_values": images, "decoder_input_ids": words(length)}
         refused = "axis is not the batch|of text" if length == 1 else "of text tokens, or of text and image tokens"
         with pytest.raises(LayerError, match=f"{refused}|no spatial grid|not certain" if length < 4 else refused):
-            gradcam.explain(model, given, "decoder", target=last_word)
-        explanation = gradcam.explain(model, given, target=last_word)
+            gradcam.explain(model, inputs, "decoder", target=last_word)
+        explanation = gradcam.explain(model, inputs, target=last_word)
         assert (explanation.layer, explanation.maps.shape[2:]) == ("encoder.layernorm", (4, 4))
 
 
-def test_a_row_of_picture_and_text_is_no_picture() -> None:
+def test_a_sequence_of_image_and_text_tokens_is_rejected() -> None:
     model = transformers.GitForCausalLM(
         transformers.GitConfig(
-            vision_config=SEEN, vocab_size=50, max_position_embeddings=64, bos_token_id=1, eos_token_id=2, **SMALL
+            vision_config=SMALL_VISION,
+            vocab_size=50,
+            max_position_embeddings=64,
+            bos_token_id=1,
+            eos_token_id=2,
+            **SMALL_TRANSFORMER,
         )
     ).eval()
     for length in LENGTHS[1:]:
         ids = words(length)
-        given = {"pixel_values": torch.randn(1, 3, 32, 32), "input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        for layer in ("git.encoder", "output"):  # the picture's 17 tokens, and then the words
+        inputs = {"pixel_values": torch.randn(1, 3, 32, 32), "input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        for layer in ("git.encoder", "output"):  # the image's 17 tokens, then the text tokens
             with pytest.raises(LayerError, match="of text tokens, or of text and image tokens"):
-                gradcam.explain(model, given, layer, target=last_word)
-        assert gradcam.explain(model, given, target=last_word).layer == "git.visual_projection"
-    rows = {row.name: row for row in list_layers(model, given)}
+                gradcam.explain(model, inputs, layer, target=last_word)
+        assert gradcam.explain(model, inputs, target=last_word).layer == "git.visual_projection"
+    rows = {row.name: row for row in list_layers(model, inputs)}
     assert rows["git.encoder"].reason == "its tokens include text"
     assert rows["git.visual_projection"].cam
 
 
-def test_pictures_within_the_words_are_no_picture_either() -> None:
-    text = {**SMALL, "model_type": "llama", "vocab_size": 60, "num_key_value_heads": 2, "max_position_embeddings": 64}
+def test_image_tokens_inside_the_text_are_rejected() -> None:
+    text = {
+        **SMALL_TRANSFORMER,
+        "model_type": "llama",
+        "vocab_size": 60,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+    }
     model = transformers.LlavaForConditionalGeneration(
         transformers.LlavaConfig(
-            vision_config={**SEEN, "model_type": "clip_vision_model"}, text_config=text, image_token_index=59
+            vision_config={**SMALL_VISION, "model_type": "clip_vision_model"}, text_config=text, image_token_index=59
         )
     ).eval()
     for length in (4, 9):
         ids = torch.cat([torch.full((1, 16), 59), words(length)], 1)
-        given = {"pixel_values": torch.randn(1, 3, 32, 32), "input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        inputs = {"pixel_values": torch.randn(1, 3, 32, 32), "input_ids": ids, "attention_mask": torch.ones_like(ids)}
         for layer in ("lm_head", "model.language_model"):
             with pytest.raises(LayerError, match="of text tokens, or of text and image tokens"):
-                gradcam.explain(model, given, layer, target=last_word)
-        assert gradcam.explain(model, given, target=last_word).layer == "model.multi_modal_projector"
+                gradcam.explain(model, inputs, layer, target=last_word)
+        assert gradcam.explain(model, inputs, target=last_word).layer == "model.multi_modal_projector"
 
 
-def test_a_picture_with_as_many_tokens_as_the_text_stays_one() -> None:
+def test_an_image_with_as_many_tokens_as_the_text_is_still_explained() -> None:
     config = transformers.CLIPConfig(
-        text_config={**SMALL, "vocab_size": 50, "max_position_embeddings": 64, "eos_token_id": 49, "bos_token_id": 1},
-        vision_config=SEEN,
+        text_config={
+            **SMALL_TRANSFORMER,
+            "vocab_size": 50,
+            "max_position_embeddings": 64,
+            "eos_token_id": 49,
+            "bos_token_id": 1,
+        },
+        vision_config=SMALL_VISION,
         projection_dim=8,
     )
-    model, pictures = transformers.CLIPModel(config).eval(), torch.randn(1, 3, 32, 32)
+    model, images = transformers.CLIPModel(config).eval(), torch.randn(1, 3, 32, 32)
     maps = {}
-    for length in (5, 17):  # 17 is what the picture has
-        given = {"pixel_values": pictures, "input_ids": words(length)}
+    for length in (5, 17):  # the image has 17 tokens
+        inputs = {"pixel_values": images, "input_ids": words(length)}
         explanation = gradcam.explain(
-            model, given, "vision_model.encoder.layers.0", target=lambda item: item.image_embeds[:, :1]
+            model, inputs, "vision_model.encoder.layers.0", target=lambda output: output.image_embeds[:, :1]
         )
         maps[length] = explanation.maps
         with pytest.raises(LayerError, match="of text|not certain"):
-            gradcam.explain(model, given, "text_model.encoder.layers.0", target=lambda output: output.logits_per_image)
+            gradcam.explain(model, inputs, "text_model.encoder.layers.0", target=lambda output: output.logits_per_image)
     torch.testing.assert_close(maps[5], maps[17])
 
 
 class OneLength(nn.Module):
-    """Takes 16 words, no more and no less, and gives as many rows, and the picture's."""
+    """A model that takes exactly 16 words; its layers see the words, the image's patches, or both."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -221,11 +240,14 @@ class OneLength(nn.Module):
     def forward(self, images: Tensor, ids: Tensor) -> Tensor:
         if ids.shape[1] != 16:
             raise ValueError("16 words")
-        seen, read = self.seen(self.patches(images).flatten(2).transpose(1, 2)), self.read(self.words(ids))
-        return self.head(self.both(torch.cat([seen, read], 1)).mean(1))
+        image_tokens, text_tokens = (
+            self.seen(self.patches(images).flatten(2).transpose(1, 2)),
+            self.read(self.words(ids)),
+        )
+        return self.head(self.both(torch.cat([image_tokens, text_tokens], 1)).mean(1))
 
 
-def test_where_the_text_has_one_length_only_the_number_of_tokens_tells() -> None:
+def test_text_of_a_fixed_length_is_recognised_by_its_number_of_tokens() -> None:
     model, images = OneLength().eval(), torch.randn(1, 3, 40, 40)  # 25 patches
     for layer in ("read", "both"):
         with pytest.raises(LayerError, match="of text"):
@@ -239,15 +261,15 @@ def channels_last_convnext() -> nn.Module:
 
 
 @pytest.mark.parametrize("layer", ["norm", "mlp.drop2", "mlp.fc2"])
-def test_as_many_channels_as_rows_and_columns_are_told_apart(layer: str) -> None:
+def test_channels_are_distinguished_from_as_many_rows_and_columns(layer: str) -> None:
     model, images = channels_last_convnext(), torch.randn(2, 3, 160, 160)
     name = f"stages.0.blocks.1.{layer}"
-    kept: list[Tensor] = []
-    handle = model.get_submodule(name).register_forward_hook(lambda m, a, o: kept.append(o.clone()) or kept[-1])
-    (gradient,) = torch.autograd.grad(model(images)[:, 1].sum(), kept[0])
+    outputs: list[Tensor] = []
+    handle = model.get_submodule(name).register_forward_hook(lambda m, a, o: outputs.append(o.clone()) or outputs[-1])
+    (gradient,) = torch.autograd.grad(model(images)[:, 1].sum(), outputs[0])
     handle.remove()
-    assert kept[0].shape == (2, 40, 40, 40)
-    expected = torch.einsum("nhwc,nc->nhw", kept[0].detach(), gradient.mean((1, 2))).relu()
+    assert outputs[0].shape == (2, 40, 40, 40)
+    expected = torch.einsum("nhwc,nc->nhw", outputs[0].detach(), gradient.mean((1, 2))).relu()
     explanation = gradcam.explain(model, images, name, target=1)
     torch.testing.assert_close(explanation.maps[:, 0], expected, rtol=1e-3, atol=1e-5 * float(expected.max()))
     rows = {row.name: row for row in list_layers(model, 160)}
@@ -257,8 +279,8 @@ def test_as_many_channels_as_rows_and_columns_are_told_apart(layer: str) -> None
 def test_a_norm_over_channels_first_of_as_many_rows_and_columns() -> None:
     torch.manual_seed(0)
     model = timm.create_model("convnext_atto", depths=(2, 1, 1, 1), num_classes=5).eval()
-    images, name = torch.randn(1, 3, 160, 160), "stem.1"  # a subclass of LayerNorm as well
+    images, name = torch.randn(1, 3, 160, 160), "stem.1"  # The stem's norm is also a subclass of LayerNorm.
     explanation = gradcam.explain(model, images, name, target=1)
-    message = gradcam.explain(model, images, name, target=1, reshape="channels first")
-    torch.testing.assert_close(explanation.maps, message.maps)
+    with_reshape = gradcam.explain(model, images, name, target=1, reshape="channels first")
+    torch.testing.assert_close(explanation.maps, with_reshape.maps)
     assert isinstance(model.get_submodule(name), nn.LayerNorm)

@@ -10,7 +10,7 @@ from gradcam.hooks.nested import to_batch
 from gradcam.layers.find import find_layer, layers_with_grid, unwrap
 
 
-def test_a_layer_by_name_and_as_a_module() -> None:
+def test_a_layer_is_found_by_name_and_as_a_module() -> None:
     model = torchvision.models.resnet18(weights=None)
     assert find_layer(model, "layer3.1.conv2")[:2] == ("layer3.1.conv2", model.layer3[1].conv2)
     assert find_layer(model, model.layer3[1].conv2)[:2] == ("layer3.1.conv2", model.layer3[1].conv2)
@@ -29,39 +29,40 @@ def test_an_unknown_name_offers_the_nearest(name: str, offer: str) -> None:
         find_layer(torchvision.models.resnet18(weights=None), name)
 
 
-def test_wrappers_are_taken_off() -> None:
+def test_wrappers_are_removed() -> None:
     inner = nn.Sequential(nn.Linear(2, 2))
     assert unwrap(nn.DataParallel(torch.compile(nn.DataParallel(inner), backend="eager"))) is inner
 
 
-def test_the_last_to_finish_comes_first_and_a_block_before_its_parts() -> None:
+def test_layers_are_listed_from_last_to_first_and_blocks_before_their_parts() -> None:
     model = torchvision.models.resnet18(weights=None).eval()
     names = layers_with_grid(model, to_batch(torch.zeros(1, 3, 64, 64)))
     assert names[:3] == ["layer4", "layer4.1", "layer4.1.bn2"]
-    assert "layer4.1.relu" not in names  # runs twice
+    assert "layer4.1.relu" not in names  # It runs twice, so each call is listed.
     assert "avgpool" not in names
     last = names.index("conv1")
-    assert names[last + 1 :][:2] == ["layer4.1.relu#1", "layer4.0.relu#1"]  # the last runs of others
+    # The later calls of modules that run more than once come last.
+    assert names[last + 1 :][:2] == ["layer4.1.relu#1", "layer4.0.relu#1"]
     assert all("#" in name for name in names[last + 1 :])
 
 
-def test_nearest_prefers_the_word_itself_then_what_looks_alike_then_what_contains_it() -> None:
-    known = ["tabby", "tiger cat", "Egyptian cat", "catamaran", "espresso"]
-    assert nearest("tigr cat", known)[0] == "tiger cat"
-    assert nearest("cat", known) == ["tiger cat", "Egyptian cat", "catamaran"]
-    assert nearest("qqqq", known) == []
+def test_nearest_prefers_a_whole_word_then_similar_spelling_then_a_part() -> None:
+    labels = ["tabby", "tiger cat", "Egyptian cat", "catamaran", "espresso"]
+    assert nearest("tigr cat", labels)[0] == "tiger cat"
+    assert nearest("cat", labels) == ["tiger cat", "Egyptian cat", "catamaran"]
+    assert nearest("qqqq", labels) == []
 
 
 def names_of(model: nn.Module, images: torch.Tensor) -> list[str]:
     return layers_with_grid(model.eval(), to_batch(images))
 
 
-def test_what_gives_its_input_back_is_passed_over_and_what_works_in_place_is_not() -> None:
+def test_identities_are_skipped_and_in_place_modules_are_not() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Dropout(), nn.Identity(), nn.Sequential())
     assert names_of(model, torch.zeros(2, 3, 8, 8)) == ["1", "0"]
 
 
-def test_auxiliary_heads_and_adaptive_pooling_are_passed_over() -> None:
+def test_auxiliary_heads_and_adaptive_pooling_are_skipped() -> None:
     class Heads(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -75,7 +76,7 @@ def test_auxiliary_heads_and_adaptive_pooling_are_passed_over() -> None:
     assert names_of(Heads(), torch.zeros(2, 3, 8, 8)) == ["body"]
 
 
-def test_what_gives_several_tensors_comes_last() -> None:
+def test_modules_with_several_outputs_come_last() -> None:
     class Pair(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -95,7 +96,7 @@ def test_what_gives_several_tensors_comes_last() -> None:
     assert names_of(Model(), torch.zeros(2, 3, 8, 8)) == ["pair.other", "pair.one", "pair"]
 
 
-def test_a_decoders_queries_are_no_places_and_its_maps_are() -> None:
+def test_decoder_queries_are_no_grid() -> None:
     class Detector(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -118,7 +119,7 @@ def test_a_decoders_queries_are_no_places_and_its_maps_are() -> None:
     assert names_of(nn.Sequential(MapDecoder(nn.Conv2d(3, 4, 3))), torch.zeros(2, 3, 8, 8))[0] == "0"
 
 
-def test_a_block_with_attention_in_its_name_is_looked_into_and_attention_is_not() -> None:
+def test_blocks_named_attention_are_searched_and_attention_modules_are_not() -> None:
     class ClassAttention(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""Layouts that somebody says: grids, names, and functions that pick values and move them."""
+"""Test the layouts that users pass: grids, names, and functions that select and rearrange values."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def patches(tokens: Tensor) -> Tensor:
     return tokens[:, 1:].reshape(len(tokens), *GRID, -1).permute(0, 3, 1, 2)
 
 
-METHODS = [name for name, it in gradcam.METHODS.items() if it.place == "layer"]
+METHODS = [name for name, method in gradcam.METHODS.items() if method.place == "layer"]
 
 
 @pytest.mark.parametrize("tokens_first", [False, True])
 @pytest.mark.parametrize("name", METHODS)
-def test_a_function_and_a_grid_give_what_is_worked_out(name: str, *, tokens_first: bool) -> None:
+def test_a_function_and_a_grid_give_the_maps_of_the_automatic_layout(name: str, *, tokens_first: bool) -> None:
     method = gradcam.METHODS[name].using(**SMALL.get(name, {}))
     model = transformer(tokens_first=tokens_first)
 
@@ -43,13 +43,13 @@ def test_a_function_and_a_grid_give_what_is_worked_out(name: str, *, tokens_firs
         for reshape in (None, pick, GRID)
     )
     assert torch.equal(by_grid, expected)
-    if name == "ablationcam":  # which takes a channel away from the class token as well, if nothing leaves it out
+    if name == "ablationcam":  # Without a function, Ablation-CAM also ablates the channel of the class token.
         assert not torch.allclose(by_function, expected)
     else:
         torch.testing.assert_close(by_function, expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
 
 
-def test_ablationcam_leaves_alone_what_a_function_leaves_out() -> None:
+def test_ablationcam_does_not_ablate_values_that_a_function_drops() -> None:
     model = transformer()
     explanation = gradcam.explain(model, IMAGES, "first", method="ablationcam", target=1, reshape=patches)
     tokens = model.first(torch.cat([model.token.expand(3, -1, -1), model.stem(IMAGES).flatten(2).mT], 1)).detach()
@@ -67,7 +67,7 @@ def test_ablationcam_leaves_alone_what_a_function_leaves_out() -> None:
 
 
 class Windows(nn.Module):
-    """Windows of 2 x 2 lie in rows, as in Swin; a height of 3 is padded to 4."""
+    """A model that stacks windows of 2 x 2 cells in the batch axis, as Swin does; it pads a height of 3 to 4."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,11 +77,11 @@ class Windows(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         x = F.pad(self.stem(images), (0, 0, 0, 1))
         x = x.unflatten(2, (2, 2)).unflatten(4, (2, 2)).permute(0, 2, 4, 3, 5, 1).flatten(0, 2)
-        return self.head(whole(self.mix(x).tanh()).square().mean((2, 3)))
+        return self.head(join_windows(self.mix(x).tanh()).square().mean((2, 3)))
 
 
-def whole(windows: Tensor) -> Tensor:
-    """(N*4,2,2,C) to (N,C,3,4): the last row of the padded grid is no part of the picture."""
+def join_windows(windows: Tensor) -> Tensor:
+    """Join windows: (N*4,2,2,C) to (N,C,3,4), without the row of padding."""
     return windows.unflatten(0, (-1, 2, 2)).permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)[:, :, :3]
 
 
@@ -98,7 +98,7 @@ def test_a_function_joins_windows_and_cuts_their_padding_off(name: str, images: 
     joined = Joined().double().eval()
     joined.seen = nn.Identity()
     explanation = gradcam.explain(
-        model, IMAGES[:images], "mix", method=name, target=2, reshape=whole, evidence="positive"
+        model, IMAGES[:images], "mix", method=name, target=2, reshape=join_windows, evidence="positive"
     )
     expected = gradcam.explain(joined, IMAGES[:images], "seen", method=name, target=2)
     assert explanation.maps.shape == (images, 1, 3, 4)
@@ -131,7 +131,7 @@ def test_a_function_joins_windows_and_cuts_their_padding_off(name: str, images: 
         (lambda x: patches(x).transpose(0, 2).reshape(3, 8, 3, 4), r"mixed the \d+ images"),
     ],
 )
-def test_a_function_that_cannot_be(function: Callable[[Tensor], Any], message: str) -> None:
+def test_unusable_functions_are_rejected(function: Callable[[Tensor], Any], message: str) -> None:
     with pytest.raises(LayerError, match=message) as error:
         gradcam.explain(transformer(), IMAGES, "first", target=1, reshape=function)
     assert "'first'" in str(error.value)
@@ -139,17 +139,17 @@ def test_a_function_that_cannot_be(function: Callable[[Tensor], Any], message: s
 
 
 def test_a_function_sees_the_layers_tensor_and_leaves_it_alone() -> None:
-    seen = []
+    tensors = []
 
     def pick(tensor: Tensor) -> Tensor:
-        seen.append((tuple(tensor.shape), tensor.requires_grad))
-        actual = patches(tensor).clone()
+        tensors.append((tuple(tensor.shape), tensor.requires_grad))
+        grid = patches(tensor).clone()
         tensor.zero_()
-        return actual
+        return grid
 
-    actual = gradcam.explain(transformer(), IMAGES, "first", target=1, reshape=pick)
-    assert set(seen) == {((3, 13, 8), False)}
-    torch.testing.assert_close(actual.maps, gradcam.explain(transformer(), IMAGES, "first", target=1).maps)
+    explanation = gradcam.explain(transformer(), IMAGES, "first", target=1, reshape=pick)
+    assert set(tensors) == {((3, 13, 8), False)}
+    torch.testing.assert_close(explanation.maps, gradcam.explain(transformer(), IMAGES, "first", target=1).maps)
 
 
 @pytest.mark.parametrize(
@@ -157,12 +157,12 @@ def test_a_function_sees_the_layers_tensor_and_leaves_it_alone() -> None:
     ["tokens last", "14x14", 14, (14,), (14, 0), (14, -1), (14, 14.0), (True, 14), (1, 1), (1, 2, 3, 4), [], {}, 1.5],
     ids=repr,
 )
-def test_a_reshape_that_says_nothing(reshape: Any) -> None:
+def test_an_unusable_reshape_is_rejected(reshape: Any) -> None:
     with pytest.raises(LayerError, match=r"reshape is .*, expected the token grid \(h, w\)"):
         gradcam.explain(transformer(), IMAGES, "first", reshape=reshape)
 
 
-def test_a_reshape_that_does_not_fit_shows_the_shape_and_what_would() -> None:
+def test_a_grid_that_does_not_fit_is_rejected_with_the_shape_and_a_suggestion() -> None:
     with pytest.raises(
         LayerError, match=r"\(3, 13, 8\) for 3 image\(s\) of 12 x 16, but reshape=\(5, 4\).*reshape=\(3, 4\)"
     ):
@@ -176,7 +176,7 @@ def test_a_reshape_that_does_not_fit_shows_the_shape_and_what_would() -> None:
 
 
 class Flattened(nn.Module):
-    """A map (N,C,h,w) whose cells lie in a row, for pictures of 16 x 16."""
+    """A model that flattens a map (N,C,h,w) to tokens; for images of 16 x 16 pixels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -188,7 +188,7 @@ class Flattened(nn.Module):
         return self.head(self.row(self.stem(images)).tanh().mean(2))
 
 
-def test_where_it_is_not_certain_the_error_says_what_to_pass() -> None:
+def test_the_error_for_an_uncertain_layout_suggests_a_reshape() -> None:
     model, images = Flattened().double(), torch.randn(2, 3, 16, 16, dtype=torch.float64)
     with pytest.raises(LayerError) as error:
         gradcam.explain(model, images, "row")
@@ -262,7 +262,7 @@ def test_guided_gradcam_takes_a_reshape() -> None:
     torch.testing.assert_close(attribution.values, expected.values)
 
 
-def test_a_classifier_passes_it_on(classifier: gradcam.Classifier, photo: Callable[[str], Any]) -> None:
+def test_a_classifier_passes_the_reshape_on(classifier: gradcam.Classifier, photo: Callable[[str], Any]) -> None:
     picture = gradcam.read_image(photo("koala.webp"))
     plain = classifier.explain(picture)
     with pytest.warns(gradcam.GradcamWarning, match="'layer4' may be misplaced"):

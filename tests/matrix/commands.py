@@ -21,9 +21,9 @@ from PIL import Image
 from tests.matrix.models import NAMES, PROVIDERS, Model, make_model
 
 WIDTH, HEIGHT = 96, 64
-SQUARE = (52, 30, 76, 54)  # left, top, right, bottom, off the centre of each axis, and within a central crop
-SEEN_SHARE = 1.1  # how much more the heatmap has to change at the square than elsewhere
-ONE_LINE = 400  # characters of a refusal
+SQUARE = (52, 30, 76, 54)  # left, top, right, bottom; off the centre of each axis, and within a central crop
+MIN_CHANGE_RATIO = 1.1  # The heatmap has to change this many times as much at the square as elsewhere.
+MAX_REFUSAL_CHARACTERS = 400
 TARGETS: dict[str, tuple[str, ...]] = {
     "classification": ("--class", "0"),
     "detection": ("--box", "0"),
@@ -33,12 +33,12 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "caption": ("--caption", "--word", "0"),
     "keypoints": ("--keypoint", "0"),
 }
-PLACED = {"detection": ("--missed", ",".join(map(str, SQUARE)), "--class", "1")}  # a target whose place is fixed
+PLACED = {"detection": ("--missed", ",".join(map(str, SQUARE)), "--class", "1")}  # targets with a fixed place
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command printed, and its exit status."""
+    """The printed output of a command, and its exit status."""
 
     status: int
     out: str
@@ -47,7 +47,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Cell:
-    """A provider, a task and a command: `refusal` is the line that refuses it, None for a verified result."""
+    """The result of one command for a provider and a task: `refusal` is the error line, None for a verified result."""
 
     provider: str
     task: str
@@ -60,7 +60,7 @@ class Cell:
 
 
 class WrongCell(AssertionError):
-    """Neither a verified result nor a refusal in one line."""
+    """A command that gave neither a verified result nor a refusal in one line."""
 
 
 def invoke(*arguments: str | Path) -> Outcome:
@@ -84,15 +84,15 @@ def invoke(*arguments: str | Path) -> Outcome:
 
 
 def paint_images(folder: Path) -> None:
-    """Paint noise with and without a red square, and other images in a folder of their own."""
+    """Save noise without and with a red square, and the square elsewhere, also in a subfolder."""
     noise = np.random.default_rng(0).integers(70, 110, (HEIGHT, WIDTH, 3), dtype=np.uint8)
-    left, top, right, bottom = SQUARE
+    x0, y0, x1, y1 = SQUARE
     painted = noise.copy()
-    painted[top:bottom, left:right] = (230, 20, 20)
-    painted[top + 6 : bottom - 6, left + 6 : right - 6] = (250, 120, 20)
-    other = np.roll(painted, (-12, -30), (0, 1))
+    painted[y0:y1, x0:x1] = (230, 20, 20)
+    painted[y0 + 6 : y1 - 6, x0 + 6 : x1 - 6] = (250, 120, 20)
+    shifted = np.roll(painted, (-12, -30), (0, 1))
     (folder / "images").mkdir()
-    for name, pixels in {"plain": noise, "painted": painted, "other": other}.items():
+    for name, pixels in {"plain": noise, "painted": painted, "other": shifted}.items():
         Image.fromarray(pixels).save(folder / f"{name}.png")
         Image.fromarray(pixels).save(folder / "images" / f"{name}.png")
 
@@ -107,17 +107,17 @@ def require(condition: object, reason: str, outcome: Outcome | None = None) -> N
 
 @dataclass
 class Job:
-    """One model and task, with a folder for what its commands write."""
+    """A model and a task, with a folder for the output of its commands."""
 
     model: Model
     task: str
-    images: Path  # the folder of `paint_images`
+    images: Path  # the folder that `paint_images` wrote
     output: Path
 
     def call(self, command: str, *arguments: str | Path, target: Sequence[str] | None = None) -> Outcome:
         """Run a command with the options of the model and the target."""
-        chosen = TARGETS[self.task] if target is None else target
-        parts = [part.format(folder=self.images) for part in chosen]
+        target_options = TARGETS[self.task] if target is None else target
+        parts = [part.format(folder=self.images) for part in target_options]
         task = ["--task", NAMES.get(self.task, self.task)]
         return invoke(
             command, *arguments, "--model", self.model.name, *self.model.options, *task, *parts, "--device", "cpu"
@@ -133,7 +133,7 @@ def index_files(folder: Path, pattern: str) -> dict[str, Path]:
 
 
 def check_run(job: Job) -> Outcome:
-    """The heatmap changes most where the square is painted, in the pixels of the image."""
+    """Check that the heatmap changes most where the square is painted, in image pixels."""
     output = job.output / "run"
     images = [job.images / "plain.png", job.images / "painted.png"]
     options = ("-o", output, "--save", "overlay,map", "--alpha", "1")
@@ -145,16 +145,16 @@ def check_run(job: Job) -> Outcome:
     before, after = (np.array(Image.open(overlays[name]).convert("RGB")).astype(int) for name in ("plain", "painted"))
     require(before.shape == (HEIGHT, WIDTH, 3), f"an overlay of {before.shape}")
     changed = abs(after - before).sum(2)
-    left, top, right, bottom = SQUARE
+    x0, y0, x1, y1 = SQUARE
     inside = np.zeros((HEIGHT, WIDTH), bool)
-    inside[top:bottom, left:right] = True
+    inside[y0:y1, x0:x1] = True
     ratio = changed[inside].mean() / max(changed[~inside].mean(), 1e-9)
-    require(ratio >= SEEN_SHARE, f"the heatmap changed {ratio:.2f} times as much at the square as elsewhere")
+    require(ratio >= MIN_CHANGE_RATIO, f"the heatmap changed {ratio:.2f} times as much at the square as elsewhere")
     return outcome
 
 
 def check_json(job: Job) -> Outcome:
-    """A record for each image, and nothing else on standard output."""
+    """Check that standard output has a record for each image, and nothing else."""
     outcome = job.call("run", job.images / "painted.png", "-o", job.output / "json", "--json")
     if outcome.status == 0:
         (record,) = [json.loads(line) for line in outcome.out.splitlines()]
@@ -182,7 +182,7 @@ def check_page(job: Job) -> Outcome:
 
 
 def check_batch(job: Job) -> Outcome:
-    """The maps of a folder are those of single images."""
+    """Check that the maps of a folder equal those of single images."""
     output = job.output / "batch"
     outcome = job.call("batch", job.images / "images", "-o", output, "--save", "overlay,map", "--quiet")
     if outcome.status == 0:
@@ -191,7 +191,7 @@ def check_batch(job: Job) -> Outcome:
         single, together = job.read_maps(job.output / "run"), job.read_maps(output)
         require(sorted(together) == ["other", "painted", "plain"], f"maps of {sorted(together)}")
         for name, expected in single.items() if job.task not in PLACED else ():
-            if name == "other":  # what the others are compared with
+            if name == "other":  # The report compares the two other images with this one.
                 continue
             scale = max(abs(expected).max(), 1e-9)
             require(
@@ -201,7 +201,7 @@ def check_batch(job: Job) -> Outcome:
 
 
 def check_resume(job: Job) -> Outcome:
-    """A run that lost its last record makes the same again."""
+    """Check that a run that lost its last record writes the same record again."""
     output = job.output / "batch"
     manifest = output / "manifest.jsonl"
     if not manifest.exists():
@@ -227,7 +227,7 @@ def check_report(job: Job) -> Outcome:
         invoke("report", output),
         map(json.loads, (output / "manifest.jsonl").read_text().splitlines()),
     )
-    if record["error"]:  # a gallery of nothing but errors
+    if record["error"]:  # The gallery then consists of errors only.
         return Outcome(1, "", f"Error: {record['error']}")
     if outcome.status == 0:
         pages = "".join(path.read_text(encoding="utf-8") for path in output.glob("*.html"))
@@ -256,9 +256,10 @@ def check_evaluate(job: Job) -> Outcome:
 
 
 def check_diff(job: Job) -> Outcome:
-    """A model agrees with itself."""
+    """Check that a model agrees with itself."""
     names = (job.model.name, job.model.name)
-    options = [option for option in job.model.options if option not in ("--threshold", "0")]  # of detectors alone
+    # These options exist only for detectors.
+    options = [option for option in job.model.options if option not in ("--threshold", "0")]
     outcome = invoke("diff", *names, job.images / "painted.png", "--json", *options, "--device", "cpu")
     if outcome.status == 0:
         correlations = re.findall(r'"correlation": ?([-\d.e]+)', outcome.out)
@@ -267,7 +268,7 @@ def check_diff(job: Job) -> Outcome:
 
 
 def check_ui(job: Job) -> Outcome:
-    """The local page's server answers with a map, or says why not."""
+    """Check that the server of the local page answers with a map, or refuses in one line."""
     from starlette.testclient import TestClient
 
     from gradcam.cli import _settings
@@ -301,7 +302,7 @@ def check_ui(job: Job) -> Outcome:
     return Outcome(0, json.dumps(answer)[:300], "")
 
 
-IGNORES_TASK = ("diff", "ui")  # they read the task off the model
+IGNORES_TASK = ("diff", "ui")  # These commands read the task from the model.
 COMMANDS: dict[str, Callable[[Job], Outcome]] = {
     "run": check_run,
     "--json": check_json,
@@ -318,24 +319,25 @@ COMMANDS: dict[str, Callable[[Job], Outcome]] = {
 
 
 def read_refusal(outcome: Outcome) -> str:
-    """Return the line that refuses the cell. Raises `WrongCell` for a traceback or a riddle."""
+    """Return the line that refuses the cell; raise `WrongCell` for a traceback or an unclear error."""
     lines = [
         line
         for line in outcome.err.splitlines()
         if line.strip() and not line.startswith(("Note: ", "Warning: ", "Usage: "))
     ]
     errors = [line for line in lines if "Error: " in line] or [line for line in lines if "png: " in line] or lines[-1:]
-    is_expected = "Traceback" not in outcome.err and "GRADCAM_TRACEBACK" not in outcome.err  # offered for other errors
+    # The hint at GRADCAM_TRACEBACK appears only for unexpected errors.
+    is_expected = "Traceback" not in outcome.err and "GRADCAM_TRACEBACK" not in outcome.err
     require(errors and is_expected, "no refusal in a line", outcome)
     line = re.sub(r"^.*?Error: ", "", errors[-1])
-    require(20 < len(line) <= ONE_LINE, f"a refusal of {len(line)} characters", outcome)
+    require(20 < len(line) <= MAX_REFUSAL_CHARACTERS, f"a refusal of {len(line)} characters", outcome)
     return line
 
 
 def check_cells(
     provider: str, task: str, root: Path, commands: Sequence[str] = tuple(COMMANDS)
 ) -> Iterator[Cell | WrongCell]:
-    """Yield the cell of each command, or what is wrong with it."""
+    """Yield the cell of each command, or the error."""
     images, output = root / "images", root / "output" / f"{provider}-{task}"
     if not images.exists():
         images.mkdir()
@@ -355,7 +357,7 @@ def check_cells(
             except WrongCell as wrong:
                 wrong.args = (f"{provider}, {task}, {command}: {wrong}",)
                 yield wrong
-            except Exception as error:  # a traceback is what users would see
+            except Exception as error:  # Users would see a traceback here.
                 yield WrongCell(f"{provider}, {task}, {command}: {type(error).__name__}: {error}")
     finally:
         os.chdir(before)

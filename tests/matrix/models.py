@@ -1,4 +1,4 @@
-"""Small random models of every provider and task, written to files as users have them."""
+"""Small random models for every provider and task, written to files in the formats that users have."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from torch import nn
 from tests.families.test_yolo import build, configure
 
 TASKS = ("classification", "detection", "segmentation", "text", "likeness", "caption", "keypoints")
-NAMES = {"text": "matching", "likeness": "matching", "caption": "captioning", "keypoints": "pose"}  # as --task has them
+# the names that --task takes
+NAMES = {"text": "matching", "likeness": "matching", "caption": "captioning", "keypoints": "pose"}
 SIZE = 64
 WORDS = ("<pad>", "<s>", "</s>", "<unk>", "a", "red", "green", "square")
-SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-ENDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-SPECIAL: dict[str, Any] = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+SMALL_TRANSFORMER = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+SPECIAL_TOKEN_IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+SPECIAL_TOKENS: dict[str, Any] = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 OWN_MODELS = Path(__file__).with_name("own_models.py")
 
 
@@ -33,7 +34,7 @@ class Model:
 
 
 def randomise(model: nn.Module, scale: float = 1.2) -> nn.Module:
-    """Draw all weights, so that outputs differ from place to place and from class to class."""
+    """Re-initialise all weights, so that outputs differ between places and between classes."""
     torch.manual_seed(0)
     for parameter in model.parameters():
         if parameter.ndim > 1:
@@ -62,7 +63,7 @@ def make_torchvision(task: str, folder: Path) -> Model:
     backbone = {} if task == "classification" else {"weights_backbone": None}
     torch.manual_seed(0)
     model: Any = torchvision.models.get_model(name, weights=None, num_classes=5, **backbone).eval()
-    if hasattr(model, "roi_heads"):  # so that noise has detections
+    if hasattr(model, "roi_heads"):  # With random weights this large, noise images have detections.
         nn.init.normal_(model.roi_heads.box_predictor.cls_score.weight, std=0.3)
     size = ("--size", str(SIZE)) if task in ("classification", "segmentation") else ()
     threshold = ("--threshold", "0") if task == "detection" else ()
@@ -78,7 +79,7 @@ def make_timm(task: str, folder: Path) -> Model:
 
 
 def save_words(folder: Path) -> None:
-    """Save a tokenizer of a few words."""
+    """Save a tokenizer for a few words."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -101,8 +102,8 @@ def make_hugging_face(task: str, folder: Path) -> Model:
     import transformers as T
 
     size: dict[str, Any] = {"size": {"height": SIZE, "width": SIZE}}
-    vision = SMALL | {"image_size": SIZE, "patch_size": 8}
-    text = SMALL | {"vocab_size": len(WORDS), "max_position_embeddings": 16} | ENDS
+    vision = SMALL_TRANSFORMER | {"image_size": SIZE, "patch_size": 8}
+    text = SMALL_TRANSFORMER | {"vocab_size": len(WORDS), "max_position_embeddings": 16} | SPECIAL_TOKEN_IDS
     processor: Any = T.ViTImageProcessor(**size)
     options: tuple[str, ...] = ()
     if task == "classification":
@@ -197,9 +198,9 @@ PACKAGES = {
 
 @functools.cache
 def make_model(provider: str, task: str, root: Path) -> Model:
-    """Make the provider's model for a task; where it has none, its first model, of which the task is asked all the same."""
+    """Make the provider's model for a task; without one, return its first model, which has to refuse the task."""
     make, tasks = PROVIDERS[provider]
-    own = task if task in tasks else tasks[0]
-    folder = root / f"{provider}-{own}"
+    available_task = task if task in tasks else tasks[0]
+    folder = root / f"{provider}-{available_task}"
     folder.mkdir(exist_ok=True)
-    return make(own, folder) if task == own else make_model(provider, own, root)
+    return make(available_task, folder) if task == available_task else make_model(provider, available_task, root)

@@ -1,4 +1,4 @@
-"""Models of a user's own file, one for each task; those of one convolution see a colour where it is."""
+"""User-defined models, one for each task; most are one convolution that reports each colour where it appears."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator
 WORDS = ("red", "green", "blue")
 
 
-class Colours(nn.Module):
-    """Maps of three colours, in cells of `stride` pixels."""
+class ColourMaps(nn.Module):
+    """A model that returns maps of three colours, in cells of `stride` pixels."""
 
     def __init__(self, stride: int = 8) -> None:
         super().__init__()
@@ -26,22 +26,22 @@ class Colours(nn.Module):
         return self.head(self.cells(images).relu())
 
 
-class Classifier(Colours):
-    """Logits of three colours."""
+class Classifier(ColourMaps):
+    """A model that returns logits of three colours."""
 
     def forward(self, images: Tensor) -> Tensor:
         return 20 * super().forward(images).mean((2, 3))
 
 
-class Segmenter(Colours):
-    """A class for each pixel."""
+class Segmenter(ColourMaps):
+    """A model that returns the logits of each class at each pixel."""
 
     def forward(self, images: Tensor) -> Tensor:
         return nn.functional.interpolate(super().forward(images), images.shape[2:], mode="nearest")
 
 
 class Backbone(nn.Module):
-    """One level of a detector's features."""
+    """A backbone with one feature level, for a detector."""
 
     out_channels = 4
 
@@ -54,11 +54,11 @@ class Backbone(nn.Module):
 
 
 class Towers(nn.Module):
-    """Images as their mean colours, and sentences as the colours that they name."""
+    """A CLIP-like model: images become their mean colours, and sentences become the colours that they name."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.visual = Colours()
+        self.visual = ColourMaps()
         self.embedding = nn.Embedding.from_pretrained(torch.eye(3))
 
     def tokenizer(self, sentences: list[str]) -> Tensor:
@@ -85,7 +85,7 @@ def make_segmentation() -> nn.Module:
 
 
 def make_keypoints() -> nn.Module:
-    return Colours(4)
+    return ColourMaps(4)
 
 
 def make_text() -> nn.Module:

@@ -1,4 +1,4 @@
-"""The page docs/reference/matrix.md, which is written from the cells and read back as what is expected of them."""
+"""Write the results of all cells to docs/reference/matrix.md, and read them back as expectations."""
 
 from __future__ import annotations
 
