@@ -1,4 +1,4 @@
-"""The parts of the engine on Ray that need no Ray: what is sent, what an actor answers, addresses, and endings."""
+"""Test the parts of the Ray engine that need no Ray: jobs, actors' answers, cluster addresses, and the end of a run."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def load(device: str) -> gradcam.Classifier:
 
 @pytest.fixture
 def photos(folder: Path, photo: Photo) -> Path:
-    """Five photographs, and one that is broken."""
+    """Return a folder with five photographs and a broken file."""
     (folder / "photos").mkdir()
     for name in NAMES:
         shutil.copy(photo(name), folder / "photos" / name)
@@ -93,7 +93,7 @@ def disk(folder: Path) -> Disk:
 
 @pytest.fixture
 def act() -> Iterator[Callable[[ActorJob], Actor]]:
-    """An actor in this process, which has signed out again."""
+    """Return a function that makes an actor in this process; unregister its actors at the end."""
     threads, signed_in = torch.get_num_threads(), list[str]()
 
     def make(job: ActorJob) -> Actor:
@@ -114,7 +114,7 @@ def ask(actor: Actor, work: Work, stems: dict[str, str]) -> list[ActorReply]:
     return [pickle.loads(answer) for row in rows for answer in row["answer"]]
 
 
-# What is sent
+# What a job contains
 
 
 def items(count: int) -> list[Item]:
@@ -139,11 +139,11 @@ def test_blocks_have_the_batches_of_every_engine(pictures: int, actors: int) -> 
     )
     assert all(len(block.batches) <= 32 for block in blocks)
     if pictures >= 400:
-        assert len(blocks) >= BLOCKS_PER_ACTOR * actors  # enough for all to end at about the same time
+        assert len(blocks) >= BLOCKS_PER_ACTOR * actors  # enough blocks for all actors to end at about the same time
 
 
-def test_two_million_pictures_fit() -> None:
-    """Of pictures that lie in a store, whose names are as long as theirs are: in memory, and in Ray's."""
+def test_two_million_images_fit_into_memory() -> None:
+    """Measure images of a store, with names of a realistic length, in this process and in Ray's memory."""
     names = [f"2024-03/{i % 1000:04}/IMG_{i:08}_{i * 7919 % 99991:05}" for i in range(20_000)]
     pictures = [Item(f"{name}.jpg", StoreContent(f"memory://bucket/photos/{name}.jpg")) for name in names]
     work = Work(None, None, pictures, batch_size=32, workers=1)  # type: ignore[arg-type]
@@ -153,18 +153,20 @@ def test_two_million_pictures_fit() -> None:
     assert sum(map(len, packed)) / len(pictures) < 60
 
 
-# What an actor answers
+# Answers of an actor
 
 
-def test_an_actor_answers_what_the_local_engine_gives(work: Work, disk: Disk, act: Callable[[ActorJob], Actor]) -> None:
-    messages = list[tuple[str, int]]()
-    here = explain_here(
+def test_an_actor_returns_the_results_of_the_local_engine(
+    work: Work, disk: Disk, act: Callable[[ActorJob], Actor]
+) -> None:
+    batches = list[tuple[str, int]]()
+    local_outcomes = explain_here(
         work,
         to_saver(work, None),
         is_needed=lambda item: True,
-        log_event=lambda event, **it: messages.append((event, it["start"])),
+        log_event=lambda event, **details: batches.append((event, details["start"])),
     )
-    expected = {outcome.record: outcome.files for outcome in here}
+    expected = {outcome.record: outcome.files for outcome in local_outcomes}
     for place in (None, disk):
         saver = to_saver(work, place)
         answers = ask(act(to_job(load, work, saver, "cpu", 1)), work, dict(saver.stems))
@@ -183,7 +185,7 @@ def test_an_actor_answers_what_the_local_engine_gives(work: Work, disk: Disk, ac
         assert 0 < ready["seconds"] < time.time() - ready["ready"] + ready["seconds"]
         assert (
             [(name, details["start"]) for name, details in events]
-            == messages
+            == batches
             == [("batch", 0), ("batch", 2), ("batch", 4)]
         )
         assert {(details["node"], details["actor"]) for _, details in events} == {(socket.gethostname(), os.getpid())}
@@ -222,7 +224,7 @@ def load_another(device: str) -> gradcam.Classifier:
 
 
 @pytest.mark.parametrize(
-    ("change", "kind", "said"),
+    ("change", "kind", "message"),
     [
         (
             {"load": load_another},
@@ -250,31 +252,31 @@ def load_another(device: str) -> gradcam.Classifier:
     ],
 )
 def test_an_actor_that_cannot_work_says_why(
-    work: Work, disk: Disk, act: Callable[[ActorJob], Actor], *, change: dict[str, Any], kind: str, said: str
+    work: Work, disk: Disk, act: Callable[[ActorJob], Actor], *, change: dict[str, Any], kind: str, message: str
 ) -> None:
     saver = to_saver(work, disk)
     job = replace(to_job(load, work, saver, "cpu", 1), **change)
     *_, answer = ask(act(job), work, dict(saver.stems))
     assert answer.error is not None
     assert answer.error.kind == kind
-    assert re.match(said, answer.error.text), answer.error.text
+    assert re.match(message, answer.error.text), answer.error.text
     assert not answer.outcomes
     assert not list(disk.folder.glob("*.jpg"))
 
 
-def test_another_version_says_so_before_it_looks_at_what_it_cannot_read(
+def test_another_version_is_reported_before_the_block_is_unpickled(
     work: Work, disk: Disk, act: Callable[[ActorJob], Actor]
 ) -> None:
     job = to_job(load, work, to_saver(work, disk), "cpu", 1)
-    for made, message in (
+    for actor_job, message in (
         (replace(job, version="0.1", run="another"), "gradcam is "),
         (job, "The actor on .+ failed: error: "),
     ):
-        (answer,) = [pickle.loads(row["answer"][0]) for row in act(made)({"block": [b"of another version"]})]
+        (answer,) = [pickle.loads(row["answer"][0]) for row in act(actor_job)({"block": [b"of another version"]})]
         assert re.match(message, answer.error.text), answer.error.text
 
 
-def test_what_ray_says_is_the_reason_and_no_advice() -> None:
+def test_the_reason_is_the_message_of_ray_without_its_advice() -> None:
     pytest.importorskip("ray")
     from ray import exceptions
 
@@ -293,7 +295,7 @@ def test_what_ray_says_is_the_reason_and_no_advice() -> None:
 
 
 class Full:
-    """A place that has no room."""
+    """A place that is full."""
 
     def write(self, files: object, views: object) -> None:
         raise OutputError("out/: no space left on device; free some space, then continue with --resume")
@@ -308,11 +310,11 @@ def test_a_place_that_is_full_stops_the_block(work: Work, act: Callable[[ActorJo
     assert "no space left" in str(answers[0].error)
 
 
-# Which cluster
+# Cluster addresses
 
 
 class Plain(socketserver.BaseRequestHandler):
-    """Speaks HTTP, and no HTTP/2."""
+    """A server that answers HTTP, but not HTTP/2."""
 
     def handle(self) -> None:
         self.request.recv(100)
@@ -320,7 +322,7 @@ class Plain(socketserver.BaseRequestHandler):
 
 
 class Grpc(socketserver.BaseRequestHandler):
-    """Speaks HTTP/2."""
+    """A server that answers HTTP/2."""
 
     def handle(self) -> None:
         self.request.recv(100)
@@ -328,23 +330,23 @@ class Grpc(socketserver.BaseRequestHandler):
 
 
 @contextlib.contextmanager
-def served(handler: type[socketserver.BaseRequestHandler]) -> Iterator[str]:
+def serve(handler: type[socketserver.BaseRequestHandler]) -> Iterator[str]:
     with socketserver.TCPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
             yield f"127.0.0.1:{server.server_address[1]}"
-        finally:  # where the test fails, too: nobody would end the thread
+        finally:  # A failed test also has to end the thread.
             server.shutdown()
             thread.join()
 
 
 def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     check_address("auto")
-    with served(Grpc) as address:
+    with serve(Grpc) as address:
         check_address(address)
     with (
-        served(Plain) as address,
+        serve(Plain) as address,
         pytest.raises(ClusterError, match=f"^{address}: the server at this address is not Ray"),
     ):
         check_address(address)
@@ -363,7 +365,7 @@ def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Nodes:
-    """As much of Ray as says what machines there are."""
+    """Stands in for the part of Ray that lists the machines."""
 
     def __init__(self, *nodes: dict[str, float], dead: int = 0) -> None:
         self._nodes = [{"Resources": node, "Alive": i >= dead} for i, node in enumerate(nodes)]
@@ -406,8 +408,8 @@ def test_actors_that_share_a_gpu(nodes: Nodes, per_gpu: int, expected: ActorLayo
 
 
 @pytest.mark.parametrize("per_gpu", range(1, 101))
-def test_as_many_fit_on_a_gpu_as_are_to_share_it(per_gpu: int) -> None:
-    """Ray counts in parts of ten thousand, to the nearest."""
+def test_all_actors_that_share_a_gpu_fit_on_it(per_gpu: int) -> None:
+    """Ray counts GPUs in units of 1/10,000, and rounds to the nearest."""
     parts = ActorLayout(per_gpu, 1, "cuda", per_gpu).gpus * 10_000
     assert parts == pytest.approx(round(parts), abs=1e-6)
     assert 10_000 - per_gpu < round(parts) * per_gpu <= 10_000
@@ -422,7 +424,7 @@ def test_no_gpu_and_no_core() -> None:
         find_layout(Nodes({}), "auto")
 
 
-# Before a model is loaded
+# Errors before the model is loaded
 
 
 @pytest.fixture
@@ -493,7 +495,7 @@ def test_a_cluster_that_cannot_be_joined(monkeypatch: pytest.MonkeyPatch) -> Non
     assert signal.getsignal(signal.SIGTERM) is handler
 
 
-OWN = """
+LOADER_FILE = """
 import dataclasses
 
 @dataclasses.dataclass(frozen=True)
@@ -507,10 +509,10 @@ load = Load("loaded")
 """
 
 
-def test_what_a_file_of_the_users_defines_is_sent_along(tmp_path: Path) -> None:
-    """Another process has no module of that name, and the file may be gone there."""
+def test_objects_from_a_users_file_are_pickled_with_their_code(tmp_path: Path) -> None:
+    """Unpickle in a process that cannot import the module, after the file is deleted."""
     ray = import_ray()
-    (tmp_path / "mine.py").write_text(OWN)
+    (tmp_path / "mine.py").write_text(LOADER_FILE)
     load = plugins.load("models", f"{tmp_path / 'mine.py'}:load")
     packed = pickle_job(ray, {"load": load})  # type: ignore[arg-type]  # a job has more in it
     (tmp_path / "mine.py").unlink()
@@ -519,10 +521,10 @@ def test_what_a_file_of_the_users_defines_is_sent_along(tmp_path: Path) -> None:
     assert result.stdout == b"loaded on cpu\n"
 
 
-# Leaving
+# The end of a run
 
 
-SIGNED_IN = """
+REGISTERED_PROCESS = """
 import sys, time
 from gradcam.batch.ray.ending import register_process
 lock = register_process(sys.argv[1])
@@ -532,21 +534,23 @@ time.sleep(60)
 
 
 @POSIX
-def test_who_signed_in_is_ended_and_nobody_else(tmp_path: Path) -> None:
+def test_only_registered_processes_are_ended(tmp_path: Path) -> None:
     run = f"test-of-ending-{os.getpid()}"
-    elsewhere = os.environ | {"TMPDIR": str(tmp_path)}  # as it is where Ray was started by somebody else
-    with subprocess.Popen([sys.executable, "-c", SIGNED_IN, run], env=elsewhere, stdout=subprocess.PIPE) as worker:
+    elsewhere = os.environ | {"TMPDIR": str(tmp_path)}  # the environment of a Ray that another user started
+    with subprocess.Popen(
+        [sys.executable, "-c", REGISTERED_PROCESS, run], env=elsewhere, stdout=subprocess.PIPE
+    ) as worker:
         assert worker.stdout is not None
         worker.stdout.readline()
-        # One that ended, whose number is another process's now: this one's.
+        # A registered process that has ended, whose id now belongs to another process: this one.
         (_find_registry_folder(run) / str(os.getpid())).touch()
         end_local_processes(run)
         assert worker.poll() == -signal.SIGKILL or worker.wait(1) == -signal.SIGKILL
     assert not _find_registry_folder(run).exists()
-    end_local_processes(run)  # nobody is there
+    end_local_processes(run)  # no registered process is left
 
 
-def test_loggers_are_as_they_were() -> None:
+def test_loggers_are_restored() -> None:
     handler = logging.StreamHandler()
     handler.setLevel(logging.INFO)
     logger = logging.getLogger("ray.data")

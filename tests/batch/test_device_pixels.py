@@ -1,4 +1,4 @@
-"""Pixels on the device, which the processor stands in for: the same results, bad pictures, and a device that fails."""
+"""Test images on the device, with the CPU standing in for it: equal results, bad images, and a failing device."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def jpeg(picture: Image.Image, **options: Any) -> bytes:
 
 
 def bad_pictures(photo: Photo) -> dict[str, bytes]:
-    """Of every kind that a device does not take, among those that it does."""
+    """Return files of every kind that the device cannot decode, among those that it can."""
     colours = Image.open(photo("coffee.jpg")).convert("RGB")
     turned = Image.Exif()
     turned[0x0112] = 6
@@ -93,19 +93,19 @@ def explain(
     *,
     pixels: str = "device",
     batch_size: int = 4,
-    told: Events | None = None,
+    events: Events | None = None,
     **saving: Any,
 ) -> list[Report]:
-    """The records, with the files of each."""
+    """Return the reports, which include the files."""
     work = Work(classifier, Request(layers=[classifier.layer]), items, batch_size, workers=2, pixels=pixels)
     stems = {item.name: item.name for item in items}
     saver = Saver(None, stems, Saving(**saving), classifier, work.request)
 
-    def tell(event: str, **details: Any) -> None:
-        if told is not None:
-            told.append((event, details))
+    def log_event(event: str, **details: Any) -> None:
+        if events is not None:
+            events.append((event, details))
 
-    return list(explain_here(work, saver, is_needed=lambda item: True, log_event=tell))
+    return list(explain_here(work, saver, is_needed=lambda item: True, log_event=log_event))
 
 
 def overlays(report: Report) -> list[np.ndarray]:
@@ -115,25 +115,25 @@ def overlays(report: Report) -> list[np.ndarray]:
 def assert_alike(
     ours: Sequence[Report], theirs: Sequence[Report], *, codec: float = 1.0, probability: float = 0.005
 ) -> None:
-    """Compare reports; `codec` is how much the pixels of two encoders may differ, in the mean.
+    """Compare reports; `codec` is the largest mean difference between the pixels of two encoders.
 
-    Where `probability` lets two classes change places, their overlays are not compared.
+    Overlays are not compared if the probabilities of the two top classes differ by less than `probability` allows.
     """
     assert len(ours) == len(theirs)
-    for one, other in zip(ours, theirs):
-        assert (one.record.image, one.record.error) == (other.record.image, other.record.error)
-        assert (one.record.size, one.record.region) == (other.record.size, other.record.region)
-        assert list(one.files) == list(other.files)
-        if one.record.error is None:
-            first, second = one.record.explained[0], other.record.explained[0]
-            top, next_ = (prediction.probability for prediction in other.record.predictions[:2])
+    for report, reference in zip(ours, theirs):
+        assert (report.record.image, report.record.error) == (reference.record.image, reference.record.error)
+        assert (report.record.size, report.record.region) == (reference.record.size, reference.record.region)
+        assert list(report.files) == list(reference.files)
+        if report.record.error is None:
+            first, second = report.record.explained[0], reference.record.explained[0]
+            top, next_ = (prediction.probability for prediction in reference.record.predictions[:2])
             if first.index != second.index and top - next_ <= 2 * probability:
                 continue
             assert (first.index, first.blank, first.overlay) == (second.index, second.blank, second.overlay)
-            for message, expected in zip(one.record.predictions, other.record.predictions):
-                assert abs(message.probability - expected.probability) <= probability
-            for drawn, wanted in zip(overlays(one), overlays(other)):
-                assert abs(drawn - wanted).mean() <= codec
+            for prediction, expected in zip(report.record.predictions, reference.record.predictions):
+                assert abs(prediction.probability - expected.probability) <= probability
+            for overlay, expected_overlay in zip(overlays(report), overlays(reference)):
+                assert abs(overlay - expected_overlay).mean() <= codec
 
 
 def load(device: str) -> gradcam.Classifier:
@@ -142,18 +142,20 @@ def load(device: str) -> gradcam.Classifier:
 
 class TestEquality:
     @pytest.mark.parametrize("device", DEVICES)
-    def test_classes_probabilities_and_overlays_are_those_of_the_processor(self, photo: Photo, device: str) -> None:
+    def test_classes_probabilities_and_overlays_equal_those_of_the_cpu(self, photo: Photo, device: str) -> None:
         items = photographs(photo)
         theirs = explain(load("cpu"), items, pixels="cpu", format="png")
         ours = explain(load(device), items, format="png")
         assert all(report.record.error is None for report in ours)
-        # The photographs' chroma is halved: nvJPEG repeats it for the pixels between, and libjpeg interpolates.
+        # The photographs store chroma at half the resolution: nvJPEG repeats the values, libjpeg interpolates them.
         assert_alike(ours, theirs, **({"codec": 0.2} if device == "cpu" else NVJPEG))
         if (
             device == "cpu"
-        ):  # what is decoded is the same, and PNG loses nothing; the maps differ by the rounding of inputs
-            pairs = [(one, other) for a, b in zip(ours, theirs) for one, other in zip(overlays(a), overlays(b))]
-            assert max((abs(one - other) > 2).mean() for one, other in pairs) <= 1e-3
+        ):  # Decoded pixels are equal and PNG is lossless, but the maps differ by the rounding of inputs.
+            pairs = [
+                (pixels, expected) for a, b in zip(ours, theirs) for pixels, expected in zip(overlays(a), overlays(b))
+            ]
+            assert max((abs(pixels - expected) > 2).mean() for pixels, expected in pairs) <= 1e-3
 
     @pytest.mark.parametrize("device", DEVICES)
     def test_jpeg_is_encoded_on_the_device(self, photo: Photo, device: str) -> None:
@@ -162,7 +164,7 @@ class TestEquality:
         assert_alike(explain(load(device), items, quality=95), theirs, **({"codec": 2} if device == "cpu" else NVJPEG))
 
     @pytest.mark.parametrize("device", DEVICES)
-    def test_files_of_whole_chroma_are_decoded_alike(self, photo: Photo, device: str) -> None:
+    def test_files_of_full_chroma_resolution_are_decoded_alike(self, photo: Photo, device: str) -> None:
         items = items_of({name: jpeg(Image.open(photo(name)).convert("RGB"), subsampling=0) for name in NAMES})
         theirs = explain(load("cpu"), items, pixels="cpu", format="png")
         assert_alike(explain(load(device), items, format="png"), theirs, codec=0.7)
@@ -171,25 +173,25 @@ class TestEquality:
         paths = [photo(name) for name in NAMES]
         pair = [gradcam.explain_files(paths, classifier, pixels=pixels, batch_size=3) for pixels in ("device", "cpu")]
         for ours, theirs in zip(*pair):
-            one, other = (next(iter(item.explanations.values())) for item in (ours, theirs))
-            assert isinstance(one.images[0], np.ndarray)
-            assert np.array_equal(one.images[0], other.images[0])
-            assert one.heatmaps.device.type == "cpu"
-            assert torch.equal(one.classes, other.classes)
-            assert (one.probabilities() - other.probabilities()).abs().max() <= 0.005
-            assert one.overlay().shape == other.overlay().shape
+            explanation, expected = (next(iter(item.explanations.values())) for item in (ours, theirs))
+            assert isinstance(explanation.images[0], np.ndarray)
+            assert np.array_equal(explanation.images[0], expected.images[0])
+            assert explanation.heatmaps.device.type == "cpu"
+            assert torch.equal(explanation.classes, expected.classes)
+            assert (explanation.probabilities() - expected.probabilities()).abs().max() <= 0.005
+            assert explanation.overlay().shape == expected.overlay().shape
 
     @pytest.mark.parametrize(
         "kinds", [("heatmap",), ("overlay", "map"), ("panel",), ("overlay", "heatmap", "map", "panel")]
     )
-    def test_what_is_not_drawn_there_is_drawn_as_always(self, photo: Photo, kinds: Any) -> None:
+    def test_outputs_that_the_device_cannot_draw_are_drawn_on_the_cpu(self, photo: Photo, kinds: Any) -> None:
         items = photographs(photo)[:2]
-        made = [explain(load("cpu"), items, pixels=pixels, kinds=kinds) for pixels in ("device", "cpu")]
-        for ours, theirs in zip(*made):
+        runs = [explain(load("cpu"), items, pixels=pixels, kinds=kinds) for pixels in ("device", "cpu")]
+        for ours, theirs in zip(*runs):
             assert list(ours.files) == list(theirs.files)
             assert ours.record.explained[0].panel == theirs.record.explained[0].panel
 
-    def test_results_do_not_depend_on_what_is_left_to_do(self, photo: Photo, classifier: gradcam.Classifier) -> None:
+    def test_results_do_not_depend_on_which_images_remain(self, photo: Photo, classifier: gradcam.Classifier) -> None:
         full = {report.record.image: report for report in explain(classifier, photographs(photo))}
         work = Work(classifier, Request(layers=["layer4"]), photographs(photo), 4, workers=3, pixels="device")
         saver = Saver(None, {name: name for name in NAMES}, Saving(), classifier, work.request)
@@ -207,23 +209,24 @@ def test_bad_pictures_in_the_middle_of_a_batch(photo: Photo, device: str) -> Non
     theirs = explain(load("cpu"), items, pixels="cpu", batch_size=8)
     ours = explain(load(device), items, batch_size=8)
     failed = [report.record.image for report in ours if report.record.error]
-    known = [name for name in failed if "arithmetic" not in name]  # which not every build of Pillow decodes
-    assert known == ["05-cut.jpg", "10-empty.jpg", "11-text.jpg"]
-    if device == "cuda":  # of what is damaged, each decoder makes something else
+    # Some builds of Pillow cannot decode arithmetic coding.
+    unreadable = [name for name in failed if "arithmetic" not in name]
+    assert unreadable == ["05-cut.jpg", "10-empty.jpg", "11-text.jpg"]
+    if device == "cuda":  # Each decoder returns different pixels for a damaged file.
         ours, theirs = ([item for item in value if "damaged" not in item.record.image] for value in (ours, theirs))
     assert_alike(ours, theirs, **({"codec": 2} if device == "cpu" else NVJPEG))
 
 
 def failing(
-    stage: str, error: Callable[[], Exception], most: int
+    stage: str, error: Callable[[], Exception], max_images: int
 ) -> tuple[Codec, Callable[..., Any], Callable[..., Any]]:
-    """The codec, `resize` and `overlay`, one of which cannot do more than so many pictures at once."""
+    """Return codec, `resize` and `overlay`; the one for `stage` fails with more than `max_images` images."""
 
     def guard(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
-        def guarded(pictures: Any, *given: Any, **options: Any) -> Any:
-            if name == stage and len(pictures) > most:
+        def guarded(pictures: Any, *args: Any, **options: Any) -> Any:
+            if name == stage and len(pictures) > max_images:
                 raise error()
-            return work(pictures, *given, **options)
+            return work(pictures, *args, **options)
 
         return guarded
 
@@ -233,8 +236,8 @@ def failing(
 
 @pytest.fixture
 def breaking(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    def break_(stage: str, error: Callable[[], Exception], most: int) -> None:
-        codec, resize, overlay = failing(stage, error, most)
+    def break_(stage: str, error: Callable[[], Exception], max_images: int) -> None:
+        codec, resize, overlay = failing(stage, error, max_images)
         monkeypatch.setattr(device, "find_codec", lambda place: codec)
         monkeypatch.setattr(device.on_device, "resize", resize)
         monkeypatch.setattr(device.on_device, "overlay", overlay)
@@ -246,7 +249,7 @@ def copies(photo: Photo, count: int = 8) -> list[Item]:
     return [Item(f"{i}.jpg", Content(photo("coffee.jpg").read_bytes())) for i in range(count)]
 
 
-NO_ROOM: list[Callable[[], Exception]] = [
+OUT_OF_MEMORY_ERRORS: list[Callable[[], Exception]] = [
     lambda: torch.OutOfMemoryError("CUDA out of memory"),
     lambda: RuntimeError("CUDA error: out of memory"),
 ]
@@ -255,13 +258,13 @@ NO_ROOM: list[Callable[[], Exception]] = [
 @pytest.mark.parametrize("stage", ["decode", "resize", "draw", "encode"])
 class TestNoRoom:
     @pytest.mark.slow
-    @pytest.mark.parametrize("error", NO_ROOM)
+    @pytest.mark.parametrize("error", OUT_OF_MEMORY_ERRORS)
     def test_a_stage_is_halved_and_says_so(self, photo: Photo, breaking: Any, stage: str, error: Any) -> None:
         expected = explain(tiny(), copies(photo), batch_size=8)
-        breaking(stage, error, most=3)
-        messages: Events = []
-        explanation = explain(tiny(), copies(photo), batch_size=8, told=messages)
-        halved = [details for event, details in messages if event == "out of memory"]
+        breaking(stage, error, max_images=3)
+        events: Events = []
+        explanation = explain(tiny(), copies(photo), batch_size=8, events=events)
+        halved = [details for event, details in events if event == "out of memory"]
         assert halved == [
             {"stage": stage, "pictures": 8, "from_now_on": 4},
             {"stage": stage, "pictures": 4, "from_now_on": 2},
@@ -269,20 +272,24 @@ class TestNoRoom:
         assert [report.record for report in explanation] == [report.record for report in expected]
         assert [report.files for report in explanation] == [report.files for report in expected]
 
-    def test_what_does_not_fit_even_alone_is_the_processors(self, photo: Photo, breaking: Any, stage: str) -> None:
+    def test_images_that_do_not_fit_alone_are_processed_on_the_cpu(
+        self, photo: Photo, breaking: Any, stage: str
+    ) -> None:
         expected = explain(tiny(), copies(photo, 3), pixels="cpu", batch_size=3)
-        breaking(stage, NO_ROOM[0], most=0)
-        messages: Events = []
-        assert_alike(explain(tiny(), copies(photo, 3), batch_size=3, told=messages), expected)
-        moved = [details for event, details in messages if event == "moved to the CPU"]
+        breaking(stage, OUT_OF_MEMORY_ERRORS[0], max_images=0)
+        events: Events = []
+        assert_alike(explain(tiny(), copies(photo, 3), batch_size=3, events=events), expected)
+        moved = [details for event, details in events if event == "moved to the CPU"]
         assert moved == [{"stage": stage, "why": "out of memory"}] * 3
 
-    def test_what_the_device_refuses_is_the_processors(self, photo: Photo, breaking: Any, stage: str) -> None:
+    def test_images_that_the_device_refuses_are_processed_on_the_cpu(
+        self, photo: Photo, breaking: Any, stage: str
+    ) -> None:
         expected = explain(tiny(), copies(photo, 5), pixels="cpu", batch_size=5)
-        breaking(stage, lambda: RuntimeError("Failed to decode batch: 3"), most=1)
-        messages: Events = []
-        assert_alike(explain(tiny(), copies(photo, 5), batch_size=5, told=messages), expected)
-        assert [event for event, _ in messages if event != "batch"] == []  # one by one, none was refused
+        breaking(stage, lambda: RuntimeError("Failed to decode batch: 3"), max_images=1)
+        events: Events = []
+        assert_alike(explain(tiny(), copies(photo, 5), batch_size=5, events=events), expected)
+        assert [event for event, _ in events if event != "batch"] == []  # no image was refused on its own
 
 
 def test_one_that_is_refused_in_the_middle(photo: Photo, classifier: gradcam.Classifier, monkeypatch: Any) -> None:
@@ -293,33 +300,33 @@ def test_one_that_is_refused_in_the_middle(photo: Photo, classifier: gradcam.Cla
 
     expected = explain(classifier, photographs(photo), batch_size=7)
     monkeypatch.setattr(device, "find_codec", lambda place: replace(CODEC, decode=refuse))
-    messages: Events = []
-    explanation = explain(classifier, photographs(photo), batch_size=7, told=messages)
+    events: Events = []
+    explanation = explain(classifier, photographs(photo), batch_size=7, events=events)
     assert_alike(explanation, expected)
-    assert [details for event, details in messages if event != "batch"] == [{"stage": "decode", "why": "refused"}]
+    assert [details for event, details in events if event != "batch"] == [{"stage": "decode", "why": "refused"}]
 
 
-def test_nothing_else_begins_on_a_stream_while_its_codec_is_at_work(photo: Photo, monkeypatch: Any) -> None:
-    """It writes, from a stream of its own, to memory that was free when it was asked: another thread may not use that."""
+def test_a_stream_runs_nothing_else_while_its_codec_runs(photo: Photo, monkeypatch: Any) -> None:
+    """The codec writes from its own stream to memory that was free at the call, so no other thread may use it."""
     inside: Counter[str] = Counter()
     overlaps: set[str] = set()
 
-    def alone(stream: str, work: Callable[..., Any]) -> Callable[..., Any]:
-        def watched(*given: Any, **options: Any) -> Any:
+    def watch(stream: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*args: Any, **options: Any) -> Any:
             inside[stream] += 1
             time.sleep(0.02)
             if inside[stream] > 1:
                 overlaps.add(stream)
-            actual = work(*given, **options)
+            result = work(*args, **options)
             inside[stream] -= 1
-            return actual
+            return result
 
         return watched
 
-    codec = replace(CODEC, decode=alone("prepare", CODEC.decode), encode=alone("draw", CODEC.encode))
+    codec = replace(CODEC, decode=watch("prepare", CODEC.decode), encode=watch("draw", CODEC.encode))
     monkeypatch.setattr(device, "find_codec", lambda place: codec)
-    monkeypatch.setattr(device.on_device, "resize", alone("prepare", device.on_device.resize))
-    monkeypatch.setattr(device.on_device, "overlay", alone("draw", device.on_device.overlay))
+    monkeypatch.setattr(device.on_device, "resize", watch("prepare", device.on_device.resize))
+    monkeypatch.setattr(device.on_device, "overlay", watch("draw", device.on_device.overlay))
     assert len(explain(tiny(), copies(photo, 12), batch_size=2)) == 12
     assert overlaps == set()
 
@@ -335,65 +342,65 @@ class TestInFlight:
         gate.leave(60)
         assert started == [0, 1, 2]
         gate.leave(70)
-        assert started == [0, 1, 2, 3]  # too large for the budget, and alone
+        assert started == [0, 1, 2, 3]  # an entry that is larger than the budget runs alone
         gate.leave(500)
         assert started == [0, 1, 2, 3, 4]
 
     @pytest.mark.parametrize("workers", [1, 4])
-    def test_no_more_pixels_are_there_than_the_budget_says(self, photo: Photo, workers: int) -> None:
-        made, lock, most = tiny(), threading.Lock(), [0, 0]
-        entry = 3 * 400 * 600
+    def test_pixels_in_flight_stay_within_the_budget(self, photo: Photo, workers: int) -> None:
+        classifier, lock, held_bytes = tiny(), threading.Lock(), [0, 0]
+        image_bytes = 3 * 400 * 600
 
         class Counted(DevicePixels):
             def prepare(self, reads: Any) -> Any:
                 with lock:
-                    most[0] += len(reads) * entry
-                    most[1] = max(most)
+                    held_bytes[0] += len(reads) * image_bytes
+                    held_bytes[1] = max(held_bytes)
                 return super().prepare(reads)
 
-            def finish(self, found: Any) -> Any:
+            def finish(self, findings: Any) -> Any:
                 with lock:
-                    most[0] -= len(found) * entry
-                return super().finish(found)
+                    held_bytes[0] -= len(findings) * image_bytes
+                return super().finish(findings)
 
-        counted = Counted(made, CODEC, log_event=lambda event, **details: None, budget=4 * entry)
+        counted = Counted(classifier, CODEC, log_event=lambda event, **details: None, budget=4 * image_bytes)
         items = copies(photo, 20)
         request = Request(layers=["inner.4"])
-        found = within(
+        names = within(
             60,
-            lambda: list(compute_items(made, request, items, pixels=counted, workers=workers, batch_size=2)),
+            lambda: list(compute_items(classifier, request, items, pixels=counted, workers=workers, batch_size=2)),
         )
-        assert found == [item.name for item in items]
-        assert most == [0, 4 * entry]
+        assert names == [item.name for item in items]
+        assert held_bytes == [0, 4 * image_bytes]
 
-    def test_nothing_of_a_batch_is_kept_on_the_device(self, photo: Photo, classifier: gradcam.Classifier) -> None:
-        made = DevicePixels(classifier, CODEC, log_event=lambda event, **details: None, saving=Saving())
-        request, result = Request(layers=["layer4"]), []  # type: ignore[var-annotated]
-        list(compute_items(classifier, request, copies(photo, 4), pixels=made, keep=result))
-        for results in result:
-            (explanation,) = results.maps.values()
+    def test_no_tensor_of_a_batch_stays_on_the_device(self, photo: Photo, classifier: gradcam.Classifier) -> None:
+        pixels = DevicePixels(classifier, CODEC, log_event=lambda event, **details: None, saving=Saving())
+        request, image_results = Request(layers=["layer4"]), []  # type: ignore[var-annotated]
+        list(compute_items(classifier, request, copies(photo, 4), pixels=pixels, keep=image_results))
+        for image_result in image_results:
+            (explanation,) = image_result.maps.values()
             assert explanation.heatmaps.numel() == 0
-            assert results.picture.shape == (400, 600, 3)
-            assert results.picture.strides == (0, 0, 0)  # a size, and no pixels
-            assert isinstance(results.results[0].draw(), bytes)
+            assert image_result.picture.shape == (400, 600, 3)
+            assert image_result.picture.strides == (0, 0, 0)  # strides of zero: the size without pixels
+            assert isinstance(image_result.results[0].draw(), bytes)
 
     def test_closing_early_leaves_no_thread(self, photo: Photo) -> None:
-        made = tiny()
+        classifier = tiny()
         stream = gradcam.explain_files(
-            [photo("coffee.jpg")] * 1 + [photo(name) for name in NAMES], made, pixels="device"
+            [photo("coffee.jpg")] * 1 + [photo(name) for name in NAMES], classifier, pixels="device"
         )
         next(stream)
         stream.close()
         assert pixel_threads() == []
 
-    def test_an_error_of_finish_comes_out(self, photo: Photo) -> None:
-        def raise_(fetched: Any, found: Any) -> Any:
+    def test_an_error_of_finish_is_raised(self, photo: Photo) -> None:
+        def raise_(fetched: Any, result: Any) -> Any:
             raise OSError("the disk is full")
 
-        made = tiny()
-        pixels = DevicePixels(made, CODEC, log_event=lambda event, **details: None)
+        classifier = tiny()
+        pixels = DevicePixels(classifier, CODEC, log_event=lambda event, **details: None)
         with pytest.raises(OSError, match="the disk is full"):
-            list(compute_items(made, Request(layers=["inner.4"]), copies(photo), pixels=pixels, finish=raise_))
+            list(compute_items(classifier, Request(layers=["inner.4"]), copies(photo), pixels=pixels, finish=raise_))
 
 
 def compute_items(
@@ -409,9 +416,9 @@ def compute_items(
     from gradcam.batch.findings import find
     from gradcam.batch.pipeline import compute_items
 
-    def finish(fetched: Any, found: Any) -> str:
+    def finish(fetched: Any, result: Any) -> str:
         if keep is not None:
-            keep.append(found)
+            keep.append(result)
         return fetched.item.name
 
     more: dict[str, Any] = {"batch_size": 2, "workers": 2, "finish": finish} | options
@@ -452,17 +459,17 @@ class TestChoice:
         with pytest.raises(DeviceError, match="JPEG cannot be decoded on cpu .this needs CUDA"):
             find_pixels("device", classifier)
 
-    def test_what_is_no_choice(self, classifier: gradcam.Classifier) -> None:
+    def test_an_unknown_choice_is_rejected(self, classifier: gradcam.Classifier) -> None:
         with pytest.raises(GradcamError, match="pixels is 'gpu', expected one of 'auto', 'cpu', 'device'"):
             gradcam.explain_files("photos/", classifier, pixels="gpu")
 
 
 class TestLost:
-    def test_it_is_told_from_other_errors(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_lost_device_is_distinguished_from_other_errors(self, monkeypatch: pytest.MonkeyPatch) -> None:
         lost, gpu = RuntimeError("CUDA error: unspecified launch failure\nCompile with"), torch.device("cuda:1")
         devices.check_device(torch.device("cpu"), lost)
         monkeypatch.setattr(devices, "_ask", lambda place: None)
-        devices.check_device(gpu, lost)  # it answers
+        devices.check_device(gpu, lost)  # The device still answers.
 
         def fail(place: torch.device) -> None:
             raise RuntimeError("CUDA error: unspecified launch failure")
@@ -477,7 +484,7 @@ class TestLost:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("stage", ["model", "decode", "draw"])
-    def test_a_run_ends_and_is_gone_on_with(
+    def test_a_run_ends_and_is_resumed(
         self, folder: Path, photo: Photo, gradcam_command: Command, monkeypatch: Any, stage: str
     ) -> None:
         (folder / "photos").mkdir()
@@ -496,21 +503,21 @@ class TestLost:
         with monkeypatch.context() as patch:
             patch.setattr(device, "check_device", lose)
             patch.setattr(compute, "check_device", lose)
-            codec, _, overlay = failing(stage, fail, most=-1)
-            later: Callable[..., Any] = overlay if stage == "draw" else codec.decode
-            usual = {
+            codec, _, overlay = failing(stage, fail, max_images=-1)
+            failing_function: Callable[..., Any] = overlay if stage == "draw" else codec.decode
+            functions = {
                 "decode": CODEC.decode,
                 "draw": device.on_device.overlay,
                 "model": compute.BatchExplainer._run_part,
             }
 
-            def count(*given: Any, **options: Any) -> Any:
+            def count(*args: Any, **options: Any) -> Any:
                 calls[0] += 1
                 if calls[0] < 4:
-                    return usual[stage](*given, **options)
+                    return functions[stage](*args, **options)
                 if stage == "model":
                     lose(torch.device("cpu"), fail())
-                return later(*given, **options)
+                return failing_function(*args, **options)
 
             if stage == "decode":
                 patch.setattr(device, "find_codec", lambda place: replace(CODEC, decode=count))
@@ -523,7 +530,7 @@ class TestLost:
         assert "cuda:0 was lost (here): go on with --resume" in outcome.err
         lines = (folder / "out" / "manifest.jsonl").read_text().splitlines()
         assert len(lines) < 9
-        assert all(json.loads(line)["status"] == "ok" for line in lines)  # none is blamed
+        assert all(json.loads(line)["status"] == "ok" for line in lines)  # No image is recorded as failed.
         assert gradcam_command(*options, "-o", "out", "--resume").status == 0
         for name in ("manifest.jsonl", "run.json", *(f"{i}-gradcam.jpg" for i in range(9))):
             assert (folder / "out" / name).read_bytes() == (folder / "whole" / name).read_bytes()
@@ -567,19 +574,19 @@ class TestShell:
         assert picture.shape == (400, 600, 3)
 
     @pytest.mark.parametrize(
-        ("options", "said"),
+        ("options", "message"),
         [
             (("--fit", "whole"), "Images cannot be processed on the device: this needs the fit 'crop'"),
             (("--pages",), "Images cannot be processed on the device: pages are made on the CPU"),
             (("--engine", "ray"), "--pixels device does not work with --engine ray"),
         ],
     )
-    def test_what_cannot_be_is_said_before_all_work(
-        self, folder: Path, photos: Path, gradcam_command: Command, options: tuple[str, ...], said: str
+    def test_unsupported_options_are_refused_before_the_run(
+        self, folder: Path, photos: Path, gradcam_command: Command, options: tuple[str, ...], message: str
     ) -> None:
         outcome = gradcam_command("batch", "photos", "-o", "out", "--device", "cpu", "--pixels", "device", *options)
         assert outcome.status != 0
-        assert said in outcome.err
+        assert message in outcome.err
         assert not (folder / "out").exists()
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
@@ -591,22 +598,22 @@ class TestShell:
         assert "--pixels device needs a GPU, but no GPU was found" in outcome.err
 
 
-def test_pictures_without_a_file_are_prepared_as_always() -> None:
-    made = tiny()
+def test_arrays_are_prepared_on_the_cpu() -> None:
+    classifier = tiny()
     picture = np.random.default_rng(0).integers(0, 256, (30, 40, 3), np.uint8)
     pair = [
-        list(gradcam.explain_files([picture, picture], made, layers=["inner.4"], pixels=item))
-        for item in ("device", "cpu")
+        list(gradcam.explain_files([picture, picture], classifier, layers=["inner.4"], pixels=pixels))
+        for pixels in ("device", "cpu")
     ]
     for ours, theirs in zip(*pair):
-        one, other = (next(iter(item.explanations.values())) for item in (ours, theirs))
-        assert torch.equal(one.heatmaps, other.heatmaps)
+        explanation, expected = (next(iter(item.explanations.values())) for item in (ours, theirs))
+        assert torch.equal(explanation.heatmaps, expected.heatmaps)
 
 
-def test_formats_that_the_processor_decodes_are_resized_on_the_device() -> None:
-    made = tiny()
-    seen: list[str] = []
-    pixels = DevicePixels(made, CODEC, log_event=lambda event, **details: seen.append(event))
-    names = list(compute_items(made, Request(layers=["inner.4"]), noises(5), pixels=pixels))
+def test_images_decoded_on_the_cpu_are_resized_on_the_device() -> None:
+    classifier = tiny()
+    events: list[str] = []
+    pixels = DevicePixels(classifier, CODEC, log_event=lambda event, **details: events.append(event))
+    names = list(compute_items(classifier, Request(layers=["inner.4"]), noises(5), pixels=pixels))
     assert names == [f"folder/{i:03}.png" for i in range(5)]
-    assert set(seen) <= {"batch"}
+    assert set(events) <= {"batch"}

@@ -1,4 +1,4 @@
-"""Runs that are killed, and what runs left, cut and changed: a few of each, of which two scripts beside this try more."""
+"""Test a few runs that are killed, or whose results are truncated or changed; two scripts in this folder test more."""
 
 from __future__ import annotations
 

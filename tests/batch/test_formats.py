@@ -1,4 +1,4 @@
-"""Formats of results that somebody brings: from a file, from an installed package, and wrong ones."""
+"""Test user-defined result formats: from a file, from an installed package, and invalid ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.cli.test_cli import Command, folder, gradcam_command
 
 __all__ = ["batch", "folder", "gradcam_command", "photos"]  # fixtures
 
-MINE = """
+FORMAT_FILE = """
 import zipfile
 import gradcam
 from gradcam.batch.formats import Format
@@ -52,23 +52,23 @@ def score(output):
 
 
 @pytest.fixture
-def mine(folder: Path) -> Path:
+def format_file(folder: Path) -> Path:
     path = folder / "mine.py"
-    path.write_text(MINE)
+    path.write_text(FORMAT_FILE)
     return path
 
 
 def names(out: str) -> list[str]:
     import zipfile
 
-    with zipfile.ZipFile(Path(out) / "all.zip") as actual:
-        return sorted(actual.namelist())
+    with zipfile.ZipFile(Path(out) / "all.zip") as archive:
+        return sorted(archive.namelist())
 
 
 @pytest.mark.parametrize("name", ["zipped", "Zip"])
-def test_a_format_from_a_file_and_going_on_with_it(batch: Command, photos: Path, mine: Path, name: str) -> None:
-    how = ("-o", "out", "--output-format", f"mine.py:{name}")
-    assert batch(photos, *how).status == 1
+def test_a_format_from_a_file_and_resuming_with_it(batch: Command, photos: Path, format_file: Path, name: str) -> None:
+    arguments = ("-o", "out", "--output-format", f"mine.py:{name}")
+    assert batch(photos, *arguments).status == 1
     first = names("out")
     assert len(first) == 4
     records = [json.loads(line) for line in Path("out/manifest.jsonl").read_text().splitlines()]
@@ -76,37 +76,39 @@ def test_a_format_from_a_file_and_going_on_with_it(batch: Command, photos: Path,
     assert {entry["overlay"] for record in records for entry in record["explained"]} == {None}
     settings = json.loads(Path("out/run.json").read_text())["settings"]
     assert settings["output_format"] == name
-    assert settings["files"] == {name: {"file": "mine.py", "sha256": hash_file(mine)}}
+    assert settings["files"] == {name: {"file": "mine.py", "sha256": hash_file(format_file)}}
     (photos / "b" / "broken.jpg").write_bytes((photos / "z.jpg").read_bytes())
-    again = batch(photos, *how, "--resume")
+    again = batch(photos, *arguments, "--resume")
     assert again.status == 0, again.err
     assert names("out") == sorted([*first, "b/broken-gradcam.jpg"]), "what was done is not done again"
 
 
 @pytest.mark.parametrize(
-    ("given", "name"),
+    ("option", "name"),
     [("output-format=mine.py:zipped", "zipped"), ("method=mine.py:mycam", "mycam"), ("target=mine.py:score", "target")],
 )
 def test_a_file_that_changed_is_another_setting(
-    batch: Command, photos: Path, mine: Path, given: str, name: str
+    batch: Command, photos: Path, format_file: Path, option: str, name: str
 ) -> None:
-    asked = (photos / "z.jpg", "-o", "out", f"--{given}")
-    assert batch(*asked).status == 0
-    assert batch(*asked, "--resume").status == 0
-    mine.write_text(MINE + "# changed")
-    changed = batch(*asked, "--resume")
+    arguments = (photos / "z.jpg", "-o", "out", f"--{option}")
+    assert batch(*arguments).status == 0
+    assert batch(*arguments, "--resume").status == 0
+    format_file.write_text(FORMAT_FILE + "# changed")
+    changed = batch(*arguments, "--resume")
     assert changed.status == 2
     assert f"had other settings: files.{name}.sha256: " in changed.err
 
 
-def test_other_options_of_a_method_of_ours_are_another_setting(batch: Command, photos: Path, mine: Path) -> None:
-    asked = (photos / "z.jpg", "-o", "out", "--method", "few.py:few")
+def test_changed_options_of_a_built_in_method_are_another_setting(
+    batch: Command, photos: Path, format_file: Path
+) -> None:
+    arguments = (photos / "z.jpg", "-o", "out", "--method", "few.py:few")
     for samples, status in ((1, 0), (2, 2)):
         line = f'few = gradcam.METHODS["smoothgradcam-pp"].using(samples={samples})'
-        (mine.parent / "few.py").write_text(f"import gradcam\n{line}\n")
-        actual = batch(*asked, "--resume") if status else batch(*asked)
-        assert actual.status == status, actual.err
-    assert "method_options.smoothgradcam-pp.samples: 1 → 2" in actual.err
+        (format_file.parent / "few.py").write_text(f"import gradcam\n{line}\n")
+        outcome = batch(*arguments, "--resume") if status else batch(*arguments)
+        assert outcome.status == status, outcome.err
+    assert "method_options.smoothgradcam-pp.samples: 1 → 2" in outcome.err
 
 
 @pytest.mark.parametrize(
@@ -121,7 +123,9 @@ def test_other_options_of_a_method_of_ours_are_another_setting(batch: Command, p
         ("tarball", "'tarball' is not one of 'files', 'webdataset'"),
     ],
 )
-def test_what_is_no_format_is_said_in_a_line(batch: Command, photos: Path, mine: Path, name: str, message: str) -> None:
+def test_an_invalid_format_is_refused_in_one_line(
+    batch: Command, photos: Path, format_file: Path, name: str, message: str
+) -> None:
     outcome = batch(photos, "-o", "out", "--output-format", name)
     assert outcome.status == 2, outcome.err
     assert message in outcome.err.splitlines()[0]
@@ -129,19 +133,19 @@ def test_what_is_no_format_is_said_in_a_line(batch: Command, photos: Path, mine:
 
 
 @pytest.mark.parametrize(
-    ("error", "said"), [('ValueError("no room")', "ValueError: no room"), ("SystemExit(3)", "SystemExit: 3")]
+    ("error", "message"), [('ValueError("no room")', "ValueError: no room"), ("SystemExit(3)", "SystemExit: 3")]
 )
 def test_a_writer_that_fails_ends_the_run_and_is_named(
-    batch: Command, photos: Path, mine: Path, error: str, said: str
+    batch: Command, photos: Path, format_file: Path, error: str, message: str
 ) -> None:
-    mine.write_text(MINE.replace("STOP", "z.jpg").replace('ValueError("no room")', error))
+    format_file.write_text(FORMAT_FILE.replace("STOP", "z.jpg").replace('ValueError("no room")', error))
     outcome = batch(photos, "-o", "out", "--output-format", "mine.py:zipped")
     assert outcome.status == 1
-    assert f"The format zipped cannot write z.jpg: {said}" in outcome.err
+    assert f"The format zipped cannot write z.jpg: {message}" in outcome.err
     assert "z.jpg" not in [json.loads(line)["image"] for line in Path("out/manifest.jsonl").read_text().splitlines()]
 
 
-def test_a_report_needs_files(batch: Command, photos: Path, mine: Path) -> None:
+def test_a_report_needs_files(batch: Command, photos: Path, format_file: Path) -> None:
     outcome = batch(photos, "-o", "out", "--output-format", "mine.py:zipped", "--report")
     assert outcome.status == 2
     assert "--report needs files, but --output-format zipped writes none" in outcome.err

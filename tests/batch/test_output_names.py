@@ -1,4 +1,4 @@
-"""plan_stems(): what the results of many pictures are called, so that none is ever written over another."""
+"""Test `plan_stems` and file names: no result ever overwrites another result or an input."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from gradcam.targets import Box, Keypoint, Like, Mask, MissedBox, Text, Token
 from gradcam.targets.base import Target
 from gradcam.targets.classes import ClassTarget
 
-NOTHING = UnreadableContent("is not needed here")
+REFUSAL = UnreadableContent("is not needed here")
 
 
 def plan(*names: str, **options: int) -> dict[str, str]:
-    return plan_stems([Item(name, NOTHING) for name in names], **options)
+    return plan_stems([Item(name, REFUSAL) for name in names], **options)
 
 
 @pytest.mark.parametrize(
@@ -75,11 +75,11 @@ def test_stems(names: list[str], stems: list[str]) -> None:
         ("\ud800.jpg", "_"),
     ],
 )  # fmt: skip
-def test_a_stem_leads_nowhere_else_and_every_file_system_takes_it(name: str, stem: str) -> None:
+def test_a_stem_stays_in_its_folder_and_suits_every_file_system(name: str, stem: str) -> None:
     assert plan(name) == {name: stem}
 
 
-def test_what_becomes_the_same_is_told_apart() -> None:
+def test_equal_stems_are_made_distinct() -> None:
     assert plan("a?.jpg", "a*.jpg", "a_.png") == {"a?.jpg": "a_-jpg-2", "a*.jpg": "a_-jpg", "a_.png": "a_-png"}
     assert plan("d./a.jpg", "d/a.jpg") == {"d./a.jpg": "d/a-jpg", "d/a.jpg": "d/a-jpg-2"}
 
@@ -87,11 +87,11 @@ def test_what_becomes_the_same_is_told_apart() -> None:
 def test_other_pictures_and_the_order_make_no_difference() -> None:
     names = ["cat.jpg", "Cat.JPG", "cat.png", "cat-jpg.gif", "x/cat.jpg", "y?.jpg", "y*.jpg", "long" * 60 + ".jpg"]
     expected = plan(*names)
-    others = [f"{number}/cat.jpg" for number in range(20)] + ["dog.jpg", "cat-2.jpg", "cats.jpg"]
+    extra_names = [f"{number}/cat.jpg" for number in range(20)] + ["dog.jpg", "cat-2.jpg", "cats.jpg"]
     for seed in range(20):
-        draw = random.Random(seed)
-        mixed = [*names, *draw.sample(others, draw.randint(0, len(others)))]
-        draw.shuffle(mixed)
+        rng = random.Random(seed)
+        mixed = [*names, *rng.sample(extra_names, rng.randint(0, len(extra_names)))]
+        rng.shuffle(mixed)
         stems = plan(*mixed)
         assert {name: stems[name] for name in names} == expected
 
@@ -103,15 +103,15 @@ def test_long_names_are_cut_between_characters_and_stay_apart(character: str) ->
     stems = plan(*names)
     assert len(set(stems.values())) == len(names)
     for name, stem in stems.items():
-        own = name.removesuffix(".jpg")
+        base_name = name.removesuffix(".jpg")
         assert len(stem.encode()) <= room
-        assert (stem == own) == (len(own.encode()) <= room)
+        assert (stem == base_name) == (len(base_name.encode()) <= room)
         assert stem.startswith(character * 10)
         assert unicodedata.normalize("NFC", stem) == stem
 
 
 def test_a_long_stem_is_not_cut_again_by_the_name_of_its_overlay() -> None:
-    """The cut would take the hash that tells two stems apart."""
+    """Truncating again would remove the hash that distinguishes two stems."""
     names = [f"{'a' * 230}{number}.{suffix}" for number in range(5) for suffix in ("jpg", "JPG", "png")]
     label = "l" * (MAX_ENDING_BYTES - len("-gradcam-999-.png") - len("-negative"))
     overlays = {join_name(stem, f"-gradcam-999-{label}-negative.png") for stem in plan(*names).values()}
@@ -144,10 +144,10 @@ SETS = st.lists(st.builds(lambda part, suffix: part + suffix, PARTS, SUFFIXES), 
 
 
 @given(SETS, st.randoms(use_true_random=False))
-def test_stems_of_any_names_are_unique_and_safe(names: list[str], draw: random.Random) -> None:
+def test_stems_of_any_names_are_unique_and_safe(names: list[str], rng: random.Random) -> None:
     stems = plan(*names)
     assert list(stems) == names
-    # Independent of the code: what macOS and Windows take for one name.
+    # macOS and Windows treat names that are equal after this folding as one name.
     folded = {unicodedata.normalize("NFC", stem).casefold() for stem in stems.values()}
     assert len(folded) == len(names)
     for stem in stems.values():
@@ -159,16 +159,16 @@ def test_stems_of_any_names_are_unique_and_safe(names: list[str], draw: random.R
         assert not set(stem) & set('<>:"|?*\\\0\n')
         assert all(not folder.endswith((".", " ")) for folder in path.parts[:-1])
         stem.encode()
-    shuffled = draw.sample(names, len(names))
+    shuffled = rng.sample(names, len(names))
     assert plan(*shuffled) == stems
 
 
 @given(st.lists(st.from_regex(r"[abAB]{1,2}\.(jpg|png)", fullmatch=True), unique=True))
-def test_a_stem_that_is_nobody_elses_is_kept(names: list[str]) -> None:
+def test_a_unique_stem_is_kept(names: list[str]) -> None:
     for name, stem in plan(*names).items():
-        own = name.rpartition(".")[0]
-        rivals = [name for name in names if name.rpartition(".")[0].lower() == own.lower()]
-        assert (stem == own) == (rivals == [name])
+        stem_of_name = name.rpartition(".")[0]
+        rivals = [name for name in names if name.rpartition(".")[0].lower() == stem_of_name.lower()]
+        assert (stem == stem_of_name) == (rivals == [name])
 
 
 def test_many_alike_take_no_time() -> None:
@@ -177,16 +177,16 @@ def test_many_alike_take_no_time() -> None:
     assert len(set(plan(*names).values())) == len(names) > 20_000
 
 
-# Results of other things than classes
+# Results for boxes, masks, sentences and reference images
 
-SIDES = (0.0, 0.0, 4.0, 4.0)
-LIKE = {"like": "photos/o th.jpg"}
-THINGS: list[tuple[Any, list[dict[str, Any]], list[str]]] = [
+EDGES = (0.0, 0.0, 4.0, 4.0)
+REFERENCE = {"like": "photos/o th.jpg"}
+TARGET_CASES: list[tuple[Any, list[dict[str, Any]], list[str]]] = [
     (Box([3, 4]), [{"number": 3}, {"number": 4, "label": "traffic light"}], ["box3-person", "box4-traffic_light"]),
     (Box("all"), [{"number": 0}], ["box0-person"]),
     (Box(0), [{"number": 0}], [""]),
     (Box(3, "left"), [{"number": 3, "edge": "left"}], ["box3-person-left"]),
-    (MissedBox([SIDES] * 2), [{"missed": True, "box": SIDES}, {"missed": True}], ["missed-0_0_4_4-person", "missed-person"]),
+    (MissedBox([EDGES] * 2), [{"missed": True, "box": EDGES}, {"missed": True}], ["missed-0_0_4_4-person", "missed-person"]),
     (ClassTarget([[1]]), [{}], ["1-person"]),
     (ClassTarget(None, top=1), [{}], [""]),
     (Mask(None, (3, 4)), [{"mask": "3,4"}], ["mask-3_4-person"]),
@@ -200,7 +200,7 @@ THINGS: list[tuple[Any, list[dict[str, Any]], list[str]]] = [
     (Text(["a dog", "?"]), [{"text": "a dog"}, {"text": "?"}], ["text-a_dog", "text-_"]),
     (Token(None), [{"word": 0, "label": "##og"}, {"word": 11, "label": "a-b"}], ["word0-og", "word11-a_b"]),
     (Keypoint([0, 3], "x"), [{"keypoint": 0}, {"keypoint": 3}], ["keypoint0", "keypoint3"]),
-    (Like("photos/o th.jpg"), [LIKE, {**LIKE, "on": "reference"}], ["like-o_th", "like-o_th-reference"]),
+    (Like("photos/o th.jpg"), [REFERENCE, {**REFERENCE, "on": "reference"}], ["like-o_th", "like-o_th-reference"]),
 ]  # fmt: skip
 
 
@@ -217,9 +217,9 @@ def results(entries: list[dict[str, Any]], method: str = "gradcam-pp") -> list[A
     return [SimpleNamespace(entry=Explained(**(usual | entry))) for entry in entries]
 
 
-@pytest.mark.parametrize(("target", "entries", "expected"), THINGS)
+@pytest.mark.parametrize(("target", "entries", "expected"), TARGET_CASES)
 @pytest.mark.parametrize("methods", [["gradcam-pp", "hirescam"], []], ids=["named", "its own"])
-def test_results_are_called_by_what_they_are_of(
+def test_results_are_named_after_their_target(
     target: Any, entries: list[dict[str, Any]], expected: list[str], methods: list[str]
 ) -> None:
     request = Request(find_methods(methods) if methods else [], target=target)
@@ -227,7 +227,7 @@ def test_results_are_called_by_what_they_are_of(
     assert names == [f"-gradcam-pp{'-' if end else ''}{end}.jpg" for end in expected]
 
 
-def test_several_layers_are_told_apart_where_the_method_is_the_targets_own() -> None:
+def test_several_layers_have_distinct_names_for_a_method_that_the_target_sets() -> None:
     request = Request([], target=Box([3]), layers=["a", "b.0"])
     layered = [
         SimpleNamespace(entry=Explained(1, "person", 0.5, item, "gradcam", None, False, number=3))
@@ -236,10 +236,10 @@ def test_several_layers_are_told_apart_where_the_method_is_the_targets_own() -> 
     assert list_endings(request, layered) == ["-gradcam-box3-person-a.png", "-gradcam-box3-person-b.0.png"]
 
 
-def test_a_result_on_another_picture_is_called_by_that_one() -> None:
-    target, entries, _ = THINGS[-1]
-    named = name_files("a b", Request(target=target), results(entries), Saving(format="png"), suffix="-net.png")
-    assert [item["overlay"] for item in named] == [
+def test_a_result_on_the_reference_image_is_named_after_that_image() -> None:
+    target, entries, _ = TARGET_CASES[-1]
+    file_names = name_files("a b", Request(target=target), results(entries), Saving(format="png"), suffix="-net.png")
+    assert [item["overlay"] for item in file_names] == [
         "a b-gradcam-pp-like-o_th-net.png",
         "o th-gradcam-pp-like-a_b-net.png",
     ]
@@ -261,9 +261,9 @@ def test_no_input_is_replaced(tmp_path: Path, target: Target, name: str, is_resu
         (tmp_path / file).touch()
     items = list_inputs([tmp_path]).items
     request, saving = Request(find_methods(["gradcam"]), target=target), Saving(format="png")
-    how: dict[str, Any] = {"saving": saving, "request": request}
-    alone = [item for item in items if item.name == "a.png"]
-    for inputs, others in ((items, []), (alone, [tmp_path / name])):
-        refused = pytest.raises(OutputError, match=f"{name}: a result in .* would replace this image")
-        with refused if is_result else contextlib.nullcontext():
-            check_outputs(tmp_path, inputs, plan_stems(inputs), others=others, **how)
+    settings: dict[str, Any] = {"saving": saving, "request": request}
+    only_a = [item for item in items if item.name == "a.png"]
+    for inputs, extra_paths in ((items, []), (only_a, [tmp_path / name])):
+        expectation = pytest.raises(OutputError, match=f"{name}: a result in .* would replace this image")
+        with expectation if is_result else contextlib.nullcontext():
+            check_outputs(tmp_path, inputs, plan_stems(inputs), others=extra_paths, **settings)

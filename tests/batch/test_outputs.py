@@ -1,4 +1,4 @@
-"""What is written of each picture: the same pixels and values that Python gives, under names that say what they are."""
+"""Test the files of each image: their pixels and values equal those from Python, and their names describe them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class File:
 
 @dataclass(frozen=True)
 class Fetched:
-    """As the pipeline has it."""
+    """A fetched item, as the pipeline passes it on."""
 
     item: Item
     sha256: str | None = None
@@ -52,7 +52,7 @@ class Fetched:
 
 @dataclass
 class Work:
-    """Pictures found and saved in a folder, as a run does it."""
+    """Explains images and saves the results to a folder, as a run does."""
 
     classifier: gradcam.Classifier
     folder: Path
@@ -60,20 +60,20 @@ class Work:
     saving: Saving = field(default_factory=Saving)
     draw_views: Any = None
 
-    def save(self, path: Path, stem: str = "sub/cat", found: Any = None) -> Report:
+    def save(self, path: Path, stem: str = "sub/cat", result: Any = None) -> Report:
         temporary = self.folder / ".partial"
         temporary.mkdir(parents=True, exist_ok=True)
         item = Item(f"{stem}.jpg", File(path))
         place = Disk(self.folder, temporary)
         saver = Saver(place, {item.name: stem}, self.saving, self.classifier, self.request, self.draw_views)
-        outcome = saver.save(Fetched(item, "ab" * 32), self.find(path) if found is None else found)
+        outcome = saver.save(Fetched(item, "ab" * 32), self.find(path) if result is None else result)
         assert os.listdir(temporary) == []
         return outcome
 
     def find(self, path: Path) -> PictureResult:
-        (actual,) = find(self.classifier, self.request, [self.classifier.prepare(path)])
-        assert isinstance(actual, PictureResult)
-        return actual
+        (result,) = find(self.classifier, self.request, [self.classifier.prepare(path)])
+        assert isinstance(result, PictureResult)
+        return result
 
     def files(self) -> set[str]:
         return {path.relative_to(self.folder).as_posix() for path in self.folder.rglob("*") if path.is_file()}
@@ -81,13 +81,13 @@ class Work:
 
 @pytest.fixture
 def do(classifier: gradcam.Classifier, tmp_path: Path) -> Callable[..., Work]:
-    def make(saving: Saving | None = None, *, classes: Sequence[int] = (), **asked: Any) -> Work:
-        target = ClassTarget([list(classes)] if classes else None, top=asked.pop("top", 1))
-        options: Any = {name: asked.pop(name) for name in DEFAULTS if name in asked}
-        methods = [METHODS[name] for name in asked.pop("methods", ["gradcam"])]
-        attributions = [ATTRIBUTIONS[name] for name in asked.pop("attributions", ())]
-        asked = {"layers": (classifier.layer,), "attributions": attributions, **asked}
-        request = Request.of(methods, target, options, "Request", **asked)
+    def make(saving: Saving | None = None, *, classes: Sequence[int] = (), **settings: Any) -> Work:
+        target = ClassTarget([list(classes)] if classes else None, top=settings.pop("top", 1))
+        options: Any = {name: settings.pop(name) for name in DEFAULTS if name in settings}
+        methods = [METHODS[name] for name in settings.pop("methods", ["gradcam"])]
+        attributions = [ATTRIBUTIONS[name] for name in settings.pop("attributions", ())]
+        settings = {"layers": (classifier.layer,), "attributions": attributions, **settings}
+        request = Request.of(methods, target, options, "Request", **settings)
         return Work(classifier, tmp_path / "explained", request, saving or Saving())
 
     return make
@@ -142,22 +142,23 @@ def test_a_heatmap_alone_lies_on_black_where_the_network_saw(do: Callable[..., W
     work = do(Saving(kinds=("heatmap",), format="png", alpha=0.1))
     (entry,) = work.save(path).record.explained
     assert entry.heatmap == "sub/cat-gradcam-heatmap.png"
-    actual = work.find(path)
-    height, width = actual.picture.shape[:2]
+    result = work.find(path)
+    height, width = result.picture.shape[:2]
     written = gradcam.read_image(work.folder / entry.heatmap)
     assert written.shape == (height, width, 3)
-    top, left, rows, columns = actual.region
-    tensor = np.zeros((height, width), bool)
-    tensor[top : top + rows, left : left + columns] = True
-    assert not tensor.all()
-    assert not written[~tensor].any()
+    y0, x0, rows, columns = result.region
+    inside = np.zeros((height, width), bool)
+    inside[y0 : y0 + rows, x0 : x0 + columns] = True
+    assert not inside.all()
+    assert not written[~inside].any()
     heatmap = work.classifier.explain(path).heatmaps[0]
     expected = gradcam.overlay(
         np.zeros((rows, columns, 3), np.uint8), heatmap[0], alpha=1, region=(0, 0, rows, columns)
     )
-    assert np.array_equal(written[tensor].reshape(rows, columns, 3), expected)
+    assert np.array_equal(written[inside].reshape(rows, columns, 3), expected)
     bar = gradcam.overlay(np.zeros((1, 1, 3), np.uint8), np.ones((1, 1), np.float32), alpha=1)
-    assert (written == bar).all(axis=2).any()  # the most evidence has the last colour of the map, undiluted
+    # The strongest evidence has the last colour of the colour map at full opacity.
+    assert (written == bar).all(axis=2).any()
 
 
 def test_signed_heatmaps_keep_their_two_colours(do: Callable[..., Work], photo: Photo) -> None:
@@ -208,16 +209,16 @@ def test_attributions_are_written_in_their_own_way(do: Callable[..., Work], phot
     }
 
 
-def test_the_record_says_all_that_the_contract_names(do: Callable[..., Work], photo: Photo) -> None:
+def test_the_record_has_all_documented_fields(do: Callable[..., Work], photo: Photo) -> None:
     path = photo("cat_and_espresso.jpg")
     work = do(Saving(kinds=("overlay", "map")))
     outcome = work.save(path)
-    record, actual = outcome.record, work.find(path)
+    record, result = outcome.record, work.find(path)
     assert (record.image, record.model, record.status) == ("sub/cat.jpg", "efficientnet_lite0", "ok")
-    assert record.size == actual.picture.shape[:2] == (640, 800)
-    assert record.region == actual.region
+    assert record.size == result.picture.shape[:2] == (640, 800)
+    assert record.region == result.region
     assert record.sha256 == "ab" * 32
-    assert list(record.predictions) == list(actual.predictions)
+    assert list(record.predictions) == list(result.predictions)
     assert [(entry.layer, entry.method, entry.blank, entry.label) for entry in record.explained] == [
         (work.classifier.layer, "gradcam", False, work.classifier.label(record.explained[0].index))
     ]
@@ -242,16 +243,18 @@ def test_class_and_layer_are_in_the_name_where_there_are_several(do: Callable[..
 
 def test_names_that_are_alike_get_numbers(do: Callable[..., Work], photo: Photo) -> None:
     work = do(Saving(kinds=("overlay", "heatmap", "map"), format="png"), layers=("layer3", "layer4"))
-    actual = work.find(photo("chelsea.jpg"))
-    alike = {(name, "gradcam"): replace(item, layer=name) for item, name in zip(actual.maps.values(), ("a/b", "A_B"))}
-    record = work.save(Path("x"), found=replace(actual, maps=alike)).record
+    result = work.find(photo("chelsea.jpg"))
+    explanations = {
+        (name, "gradcam"): replace(item, layer=name) for item, name in zip(result.maps.values(), ("a/b", "A_B"))
+    }
+    record = work.save(Path("x"), result=replace(result, maps=explanations)).record
     assert [(entry.overlay, entry.heatmap, entry.map) for entry in record.explained] == [
         ("sub/cat-gradcam-a_b.png", "sub/cat-gradcam-a_b-heatmap.png", "sub/cat-gradcam-a_b.npy"),
         ("sub/cat-gradcam-A_B-2.png", "sub/cat-gradcam-A_B-2-heatmap.png", "sub/cat-gradcam-A_B-2.npy"),
     ]
     assert len(work.files()) == 6
     assert np.array_equal(
-        np.load(work.folder / "sub/cat-gradcam-A_B-2.npy"), alike["A_B", "gradcam"].maps[0, 0].numpy()
+        np.load(work.folder / "sub/cat-gradcam-A_B-2.npy"), explanations["A_B", "gradcam"].maps[0, 0].numpy()
     )
 
 
@@ -271,7 +274,7 @@ def test_long_stems_of_two_pictures_stay_apart() -> None:
 def test_a_picture_that_failed_has_one_line_that_names_it_once(do: Callable[..., Work], tmp_path: Path) -> None:
     work, path = do(), tmp_path / "photos" / "sub" / "cat.jpg"
     for lines in (("is cut", " off"), ("sub/cat.jpg: is cut", " off")):
-        record = work.save(path, found=ImageError(*lines)).record
+        record = work.save(path, result=ImageError(*lines)).record
         assert record.error == "sub/cat.jpg: is cut off"
         assert (record.status, record.explained, record.sha256) == ("failed", (), "ab" * 32)
         assert record.image == "sub/cat.jpg"
@@ -282,24 +285,24 @@ def test_a_picture_that_cannot_be_drawn_fails_by_itself(
     do: Callable[..., Work], photo: Photo, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     work = do(Saving(kinds=("overlay", "map")))
-    actual = work.find(photo("chelsea.jpg"))
+    result = work.find(photo("chelsea.jpg"))
     message = "sub/cat.jpg: IndexError: list index out of range (GRADCAM_TRACEBACK=1 shows where)"
     with monkeypatch.context() as patch:
-        patch.setattr(gradcam.batch.findings.MapResult, "draw_kinds", lambda *given: list(range(1))[1])
-        assert work.save(Path("x"), found=actual).record.error == message
+        patch.setattr(gradcam.batch.findings.MapResult, "draw_kinds", lambda *args: list(range(1))[1])
+        assert work.save(Path("x"), result=result).record.error == message
         patch.setenv("GRADCAM_TRACEBACK", "1")
-        work.save(Path("x"), found=actual)
+        work.save(Path("x"), result=result)
     assert "Traceback (most recent call last)" in capsys.readouterr().err
-    assert work.files() == set()  # nor is anything written of it
+    assert work.files() == set()  # The failed image has no file.
     with monkeypatch.context() as patch:
         patch.setattr(
             gradcam.batch.findings.ImageExplanation, "overlay", lambda *_, **__: np.zeros((9, 70_000, 3), np.uint8)
         )
-        error = work.save(Path("x"), found=actual).record.error
+        error = work.save(Path("x"), result=result).record.error
     assert error == "sub/cat.jpg: 70000 x 9 pixels are too large for this format: choose .png"
 
 
-def test_a_name_that_the_disk_does_not_take_is_of_its_picture_alone(do: Callable[..., Work], photo: Photo) -> None:
+def test_a_name_that_the_disk_refuses_fails_only_its_image(do: Callable[..., Work], photo: Photo) -> None:
     work, path = do(Saving(kinds=("overlay", "map"), format="png")), photo("chelsea.jpg")
     work.folder.mkdir()
     (work.folder / "sub").write_text("a file, where a folder is needed")
@@ -308,7 +311,7 @@ def test_a_name_that_the_disk_does_not_take_is_of_its_picture_alone(do: Callable
     (work.folder / "cat-gradcam.npy").mkdir()
     error = str(work.save(path, "cat").record.error)
     assert error == "cat.jpg: cat-gradcam.npy: this result cannot be written (is a directory)"
-    assert work.files() == {"sub"}  # the overlay, which could be written, is gone again
+    assert work.files() == {"sub"}  # The overlay was written, and was removed again.
     assert str(work.save(path, "x/" * 3000 + "cat").record.error).endswith("cannot be written (file name too long)")
 
 
@@ -317,16 +320,16 @@ def test_a_disk_that_fails_ends_the_run(
     do: Callable[..., Work], photo: Photo, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     work = do(Saving(kinds=("overlay", "map")))
-    actual, write = work.find(photo("chelsea.jpg")), places.write_whole
+    result, write = work.find(photo("chelsea.jpg")), places.write_whole
 
-    def fail(path: Path, data: bytes, **how: Any) -> None:
+    def fail(path: Path, data: bytes, **options: Any) -> None:
         if path.suffix == ".npy":
             raise OSError(number, os.strerror(number), str(path))
-        write(path, data, **how)
+        write(path, data, **options)
 
     monkeypatch.setattr(places, "write_whole", fail)
     with pytest.raises(OutputError) as raised:
-        work.save(Path("x"), found=actual)
+        work.save(Path("x"), result=result)
     reason = os.strerror(number)
     assert str(raised.value).startswith(f"{work.folder}/: {reason[0].lower()}{reason[1:]}; ")
     assert work.files() == set()
@@ -334,21 +337,21 @@ def test_a_disk_that_fails_ends_the_run(
 
 def test_a_full_disk_leaves_nothing_half_written(do: Callable[..., Work], photo: Photo, tmp_path: Path) -> None:
     work = do(Saving(format="png"))
-    actual = work.find(photo("chelsea.jpg"))
+    result = work.find(photo("chelsea.jpg"))
     with mounted(tmp_path / "disk", "1m") as disk:
         work.folder = disk / "explained"
         with pytest.raises(OutputError) as raised:
-            any(work.save(Path("x"), str(number), actual).record.error for number in range(20))
+            any(work.save(Path("x"), str(number), result).record.error for number in range(20))
         assert str(raised.value).endswith("no space left on device; free some space, then continue with --resume")
         assert 1 <= len(work.files()) < 20
-        expected = actual.results[0].draw()
+        expected = result.results[0].draw()
         for name in work.files():
             assert np.array_equal(gradcam.read_image(work.folder / name), expected)
         subprocess.run(["mount", "-o", "remount,size=2m", str(disk)], check=True)
-        assert work.save(Path("x"), "more", actual).record.status == "ok"
+        assert work.save(Path("x"), "more", result).record.status == "ok"
 
 
-def test_views_are_written_where_they_are_asked_for(do: Callable[..., Work], photo: Photo) -> None:
+def test_views_are_written_on_request(do: Callable[..., Work], photo: Photo) -> None:
     path, calls = photo("chelsea.jpg"), []
 
     def draw_views(stem: str, picture: Any, overlays: Any) -> dict[str, bytes]:
@@ -364,7 +367,7 @@ def test_views_are_written_where_they_are_asked_for(do: Callable[..., Work], pho
     assert np.array_equal(overlay, work.find(path).results[0].draw())
     view, result = work.folder / "report/views/a.jpg", work.folder / "sub/cat-gradcam.npy"
     assert view.read_bytes() == b"small"
-    assert view.stat().st_mtime_ns >= result.stat().st_mtime_ns  # an older one would count as out of date
+    assert view.stat().st_mtime_ns >= result.stat().st_mtime_ns  # An older view would count as out of date.
     work.saving = Saving(kinds=("map",))
     work.save(path)
     assert len(calls) == 1
@@ -376,11 +379,11 @@ def test_views_are_written_where_they_are_asked_for(do: Callable[..., Work], pho
     assert "No space left" in str(work.save(path).record.error)
 
 
-def test_without_a_place_files_go_along_with_the_outcome(do: Callable[..., Work], photo: Photo) -> None:
+def test_without_a_place_the_report_includes_the_files(do: Callable[..., Work], photo: Photo) -> None:
     work, path = do(Saving(kinds=("overlay", "map"), format="png")), photo("chelsea.jpg")
-    (item, actual) = Item("sub/cat.jpg", File(path)), work.find(path)
+    (item, result) = Item("sub/cat.jpg", File(path)), work.find(path)
     saver = Saver(None, {item.name: "sub/cat"}, work.saving, work.classifier, work.request)
-    outcome = saver.save(Fetched(item), actual)
+    outcome = saver.save(Fetched(item), result)
     assert list(outcome.files) == list(outcome.record.files) == ["sub/cat-gradcam.png", "sub/cat-gradcam.npy"]
     assert not work.folder.exists()
     work.save(path)
@@ -388,7 +391,7 @@ def test_without_a_place_files_go_along_with_the_outcome(do: Callable[..., Work]
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("settings", "message"),
     [
         ({"kinds": ()}, r"outputs to save are \(\), expected some of 'overlay', 'heatmap', 'map', 'panel'"),
         ({"kinds": ("overlay", "film")}, "'film'"),
@@ -401,23 +404,23 @@ def test_without_a_place_files_go_along_with_the_outcome(do: Callable[..., Work]
         ({"colormap": "tubro"}, "no colour map 'tubro'. Nearest: 'turbo'"),
     ],
 )
-def test_what_cannot_be_saved_is_refused(asked: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(GradcamError, match=message):
-        Saving(**asked)
+        Saving(**settings)
 
 
 @pytest.mark.parametrize(
-    ("asked", "unfit"),
+    ("settings", "unfit"),
     [
         ({"methods": (), "attributions": ("guided-gradcam",)}, "guided-gradcam"),
         ({"methods": ("gradcam", "rise")}, "rise"),
     ],
 )
 def test_a_panel_of_no_maps_is_refused_before_work_begins(
-    do: Callable[..., Work], asked: dict[str, Any], unfit: str
+    do: Callable[..., Work], settings: dict[str, Any], unfit: str
 ) -> None:
     with pytest.raises(GradcamError, match=f"needs heatmaps at a layer, but {unfit} has no layer"):
-        check(do(Saving(kinds=("panel",)), **asked), ["cat"])
+        check(do(Saving(kinds=("panel",)), **settings), ["cat"])
 
 
 def check(work: Work, stems: Sequence[str], paths: dict[str, Path] | None = None) -> None:
@@ -432,7 +435,7 @@ def check(work: Work, stems: Sequence[str], paths: dict[str, Path] | None = None
 
 
 @pytest.mark.parametrize(
-    ("stems", "asked", "kinds"),
+    ("stems", "settings", "kinds"),
     [
         (("cat", "cat-guided"), {"attributions": ("guided-gradcam",)}, ("overlay",)),
         (("a/cat", "A/Cat-Guided"), {"attributions": ("guided-gradcam",)}, ("map",)),
@@ -440,14 +443,14 @@ def check(work: Work, stems: Sequence[str], paths: dict[str, Path] | None = None
     ],
 )
 def test_pictures_whose_results_would_have_one_name_are_refused(
-    do: Callable[..., Work], stems: Sequence[str], asked: dict[str, Any], kinds: tuple[str, ...]
+    do: Callable[..., Work], stems: Sequence[str], settings: dict[str, Any], kinds: tuple[str, ...]
 ) -> None:
     with pytest.raises(OutputError, match=f"{stems[0]}.jpg and {stems[1]}.jpg: their results would have the same name"):
-        check(do(Saving(kinds=kinds), **asked), stems[::-1])
+        check(do(Saving(kinds=kinds), **settings), stems[::-1])
 
 
 @pytest.mark.parametrize(
-    ("stems", "asked"),
+    ("stems", "settings"),
     [
         (("cat", "cat-gradcam", "cat-gradcam-heatmap", "cat-compare", "cat-2"), {}),
         (("cat", "cat-guided"), {}),
@@ -457,8 +460,8 @@ def test_pictures_whose_results_would_have_one_name_are_refused(
         (("img", *(f"img-{number}" for number in range(2000))), {"top": 2, "layers": ("layer3", "layer4")}),
     ],
 )
-def test_other_pictures_are_not(do: Callable[..., Work], stems: Sequence[str], asked: dict[str, Any]) -> None:
-    check(do(Saving(kinds=("overlay", "heatmap", "map")), **asked), stems)
+def test_other_pictures_are_not(do: Callable[..., Work], stems: Sequence[str], settings: dict[str, Any]) -> None:
+    check(do(Saving(kinds=("overlay", "heatmap", "map")), **settings), stems)
 
 
 def test_an_input_that_a_result_would_replace_is_refused(do: Callable[..., Work], tmp_path: Path) -> None:
@@ -500,15 +503,15 @@ class Stored:
 
 def test_a_result_that_would_replace_an_input_in_a_store_is_refused(do: Callable[..., Work]) -> None:
     work, store = do(), Store("s3://bucket/out")
-    how: dict[str, Any] = {"saving": work.saving, "request": work.request}
+    settings: dict[str, Any] = {"saving": work.saving, "request": work.request}
     for name in ("a/cat-gradcam.jpg", "A/Cat-gradcam.jpg", "top-gradcam.jpg"):
         item = Item("a/cat.jpg" if "/" in name else "top.jpg", Stored(f"s3://bucket/out/{name}"))
         with pytest.raises(
             OutputError, match=rf"^s3://bucket/out/{name}: a result in s3://bucket/out/ would replace this image"
         ):
-            check_outputs(store, [item], {item.name: item.name.removesuffix(".jpg")}, **how)
+            check_outputs(store, [item], {item.name: item.name.removesuffix(".jpg")}, **settings)
     for url in ("s3://bucket/a/cat-gradcam.jpg", "s3://other/out/a/cat-gradcam.jpg", "s3://bucket/out/a/cat.jpg"):
-        check_outputs(store, [Item("a/cat.jpg", Stored(url))], {"a/cat.jpg": "a/cat"}, **how)
+        check_outputs(store, [Item("a/cat.jpg", Stored(url))], {"a/cat.jpg": "a/cat"}, **settings)
 
 
 def test_an_output_folder_that_leads_to_the_input_is_recognised(do: Callable[..., Work], tmp_path: Path) -> None:
@@ -520,7 +523,7 @@ def test_an_output_folder_that_leads_to_the_input_is_recognised(do: Callable[...
         check(work, ["Sub/cat", "other"], {"other": tmp_path / "photos" / "cat-gradcam.jpg"})
 
 
-def test_what_is_not_whole_yet_lies_in_the_folder_for_that(
+def test_partial_files_are_in_their_own_folder(
     do: Callable[..., Work], photo: Photo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work, places, replace_file = do(Saving(kinds=("overlay", "map"))), [], os.replace
@@ -538,15 +541,15 @@ def test_several_threads_may_save(do: Callable[..., Work], photo: Photo) -> None
     from concurrent.futures import ThreadPoolExecutor
 
     work = do(Saving(format="png"))
-    actual = work.find(photo("chelsea.jpg"))
+    result = work.find(photo("chelsea.jpg"))
     temporary = work.folder / ".partial"
     temporary.mkdir(parents=True)
     items = [Item(f"{number % 3}/{number}.jpg", File(None)) for number in range(12)]
     stems = {item.name: item.name.removesuffix(".jpg") for item in items}
     saver = Saver(Disk(work.folder, temporary), stems, work.saving, work.classifier, work.request)
     with ThreadPoolExecutor(4) as pool:
-        records = [outcome.record for outcome in pool.map(lambda item: saver.save(Fetched(item), actual), items)]
+        records = [outcome.record for outcome in pool.map(lambda item: saver.save(Fetched(item), result), items)]
     assert [record.error for record in records] == [None] * 12
     assert [record.sha256 for record in records] == [None] * 12
     assert len({(work.folder / str(record.explained[0].overlay)).read_bytes() for record in records}) == 1
-    assert torch.equal(actual.results[0].source.maps, work.find(photo("chelsea.jpg")).results[0].source.maps)
+    assert torch.equal(result.results[0].source.maps, work.find(photo("chelsea.jpg")).results[0].source.maps)

@@ -46,12 +46,12 @@ NAMES = (
     "cat_and_espresso.jpg", "koala.webp", "camera.png", "chelsea.jpg", "lemur.webp",
     "panda.webp", "macaw.webp", "coffee.jpg", "rocket.jpg", "astronaut.jpg",
 )  # fmt: skip
-PIXELS = Request(layers=["4"])  # of the tiny model
+PIXELS = Request(layers=["4"])  # a layer of the tiny model
 
 
 @dataclass
 class Content:
-    """Bytes, as of an archive, or a file; and how often they were read."""
+    """The bytes of an archive member, or a file; counts how often they were read."""
 
     data: bytes = b""
     path: Path | None = None
@@ -82,15 +82,15 @@ def noises(count: int) -> list[Item]:
     return [Item(f"folder/{i:03}.png", Content(noise(i))) for i in range(count)]
 
 
-def keep(fetched: Fetched, found: PictureResult | GradcamError) -> tuple[Fetched, PictureResult | GradcamError]:
-    return fetched, found
+def keep(fetched: Fetched, result: PictureResult | GradcamError) -> tuple[Fetched, PictureResult | GradcamError]:
+    return fetched, result
 
 
 def explain_items(classifier: gradcam.Classifier, request: Request, items: Iterable[Item], **options: Any) -> Any:
     return compute_items(classifier, partial(find, classifier, request), items, **options)
 
 
-def name(fetched: Fetched, found: PictureResult | GradcamError) -> str:
+def name(fetched: Fetched, result: PictureResult | GradcamError) -> str:
     return fetched.item.name
 
 
@@ -98,23 +98,23 @@ def run(
     classifier: gradcam.Classifier, items: Iterable[Item], request: Request = PIXELS, **options: Any
 ) -> list[PictureResult | GradcamError]:
     settings: dict[str, Any] = {"batch_size": 4, "workers": 2} | options
-    return [actual for _, actual in explain_items(classifier, request, items, finish=keep, **settings)]
+    return [result for _, result in explain_items(classifier, request, items, finish=keep, **settings)]
 
 
-def map_of(found: PictureResult | GradcamError) -> Any:
-    assert isinstance(found, PictureResult), found
-    (explanation,) = found.maps.values()
+def map_of(result: PictureResult | GradcamError) -> Any:
+    assert isinstance(result, PictureResult), result
+    (explanation,) = result.maps.values()
     return explanation
 
 
-def assert_equal(one: PictureResult | GradcamError, other: PictureResult | GradcamError) -> None:
-    ours, theirs = map_of(one), map_of(other)
+def assert_equal(result: PictureResult | GradcamError, expected: PictureResult | GradcamError) -> None:
+    ours, theirs = map_of(result), map_of(expected)
     for part in ("maps", "heatmaps", "classes", "scores", "output"):
         assert torch.equal(getattr(ours, part), getattr(theirs, part)), part
-    assert isinstance(one, PictureResult)
-    assert isinstance(other, PictureResult)
-    assert one.predictions == other.predictions
-    assert np.array_equal(one.picture, other.picture)
+    assert isinstance(result, PictureResult)
+    assert isinstance(expected, PictureResult)
+    assert result.predictions == expected.predictions
+    assert np.array_equal(result.picture, expected.picture)
 
 
 def pixel_threads() -> list[threading.Thread]:
@@ -130,7 +130,7 @@ def _leaves_no_trace() -> Iterator[None]:
 
 
 def within(seconds: float, function: Callable[[], Any]) -> Any:
-    """What the function gives; fails where it takes longer, as it would for ever in a deadlock."""
+    """Return the result of the function; fail if it takes longer, because a deadlock would take forever."""
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(function()), daemon=True)
     thread.start()
@@ -140,7 +140,7 @@ def within(seconds: float, function: Callable[[], Any]) -> Any:
 
 
 class Spy(nn.Module):
-    """The tiny model, which somebody listens to before each run."""
+    """The tiny model with a listener that is called before each run."""
 
     def __init__(self, listen: Callable[[Tensor], None] = lambda images: None) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class Spy(nn.Module):
 
 
 def tiny(listen: Callable[[Tensor], None] = lambda images: None, **options: Any) -> gradcam.Classifier:
-    """A classifier that listens from now on."""
+    """Load a classifier whose model calls the listener from now on."""
     model = Spy()
     classifier = gradcam.load_classifier(model, **{"size": 16, "layer": "inner.4"} | options)
     model.listen = listen
@@ -163,8 +163,8 @@ def tiny(listen: Callable[[Tensor], None] = lambda images: None, **options: Any)
 INNER = Request(layers=["inner.4"])
 
 
-class TestNumbers:
-    def test_they_are_those_of_one_by_one(self, classifier: gradcam.Classifier, photo: Any) -> None:
+class TestValues:
+    def test_they_equal_those_of_single_images(self, classifier: gradcam.Classifier, photo: Any) -> None:
         result = run(classifier, files(photo("")), Request(layers=[classifier.layer]))
         for item, image in zip(result, NAMES):
             ours, alone = map_of(item), classifier.explain(photo(image))
@@ -176,7 +176,7 @@ class TestNumbers:
             best = alone.probabilities()[0].argmax().item()
             assert item.predictions[0].index == best  # type: ignore[union-attr]
 
-    def test_they_are_those_of_the_same_batches(self, classifier: gradcam.Classifier, photo: Any) -> None:
+    def test_they_equal_those_of_the_same_batches(self, classifier: gradcam.Classifier, photo: Any) -> None:
         request = Request(layers=[classifier.layer], methods=find_methods(["gradcam", "layercam"]))
         paths = [photo(image) for image in NAMES]
         expected = [
@@ -184,33 +184,35 @@ class TestNumbers:
             for start in range(0, 10, 4)
             for item in find(classifier, request, [classifier.prepare(path) for path in paths[start : start + 4]])
         ]
-        result = run(classifier, files(photo("")), request, workers=3)
-        assert len(result) == len(expected)
-        for one, other in zip(result, expected):
-            assert isinstance(one, PictureResult)
-            assert isinstance(other, PictureResult)
-            assert one.maps.keys() == other.maps.keys()
-            for key in one.maps:
-                assert torch.equal(one.maps[key].maps, other.maps[key].maps)
-                assert torch.equal(one.maps[key].heatmaps, other.maps[key].heatmaps)
-            assert one.predictions == other.predictions
+        results = run(classifier, files(photo("")), request, workers=3)
+        assert len(results) == len(expected)
+        for result, reference in zip(results, expected):
+            assert isinstance(result, PictureResult)
+            assert isinstance(reference, PictureResult)
+            assert result.maps.keys() == reference.maps.keys()
+            for key in result.maps:
+                assert torch.equal(result.maps[key].maps, reference.maps[key].maps)
+                assert torch.equal(result.maps[key].heatmaps, reference.maps[key].heatmaps)
+            assert result.predictions == reference.predictions
 
-    def test_a_second_run_for_some_gives_the_very_same(self, classifier: gradcam.Classifier, photo: Any) -> None:
+    def test_a_second_run_of_some_images_gives_identical_results(
+        self, classifier: gradcam.Classifier, photo: Any
+    ) -> None:
         request = Request(layers=[classifier.layer])
-        result = run(classifier, files(photo("")), request)
+        results = run(classifier, files(photo("")), request)
         items = files(photo(""))
         remaining = run(classifier, items, request, is_needed=lambda item: item.name in (NAMES[1], NAMES[8]))
         assert len(remaining) == 2
-        assert_equal(remaining[0], result[1])
-        assert_equal(remaining[1], result[8])
-        # The batch between them is passed over.
+        assert_equal(remaining[0], results[1])
+        assert_equal(remaining[1], results[8])
+        # The second batch has no needed image, so it is skipped.
         assert [reads(item) for item in items] == [1] * 4 + [0] * 4 + [1] * 2
 
     def test_they_do_not_depend_on_how_many_threads_read(self) -> None:
         classifier = gradcam.load_classifier(tiny_model().eval(), size=16)
-        one, other = (run(classifier, noises(30), workers=workers) for workers in (1, 5))
-        assert len(one) == 30
-        for ours, theirs in zip(one, other):
+        one_worker, five_workers = (run(classifier, noises(30), workers=workers) for workers in (1, 5))
+        assert len(one_worker) == 30
+        for ours, theirs in zip(one_worker, five_workers):
             assert_equal(ours, theirs)
 
     def test_pictures_of_several_sizes_once_preprocessed(self) -> None:
@@ -221,39 +223,40 @@ class TestNumbers:
             def region(self, height: int, width: int) -> tuple[int, int, int, int]:
                 return 0, 0, height, width
 
-        batches: list[tuple[int, ...]] = []  # and each image alone, the first time
-        made = replace(tiny(lambda images: batches.append(tuple(images.shape))), preprocess=AsItIs())
+        batches: list[tuple[int, ...]] = []  # When a model is first used, each image is also run alone.
+        classifier = replace(tiny(lambda images: batches.append(tuple(images.shape))), preprocess=AsItIs())
         sizes = [(16, 20), (18, 12), (16, 20), (18, 12), (16, 20)]
         items = [Item(f"{i}.png", Content(noise(i, *size))) for i, size in enumerate(sizes)]
-        result = run(made, items, INNER, batch_size=5)
+        results = run(classifier, items, INNER, batch_size=5)
         assert [shape for shape in batches if shape[0] > 1] == [(3, 3, 16, 20), (2, 3, 18, 12)]
-        for i, (item, size) in enumerate(zip(result, sizes)):
+        for i, (item, size) in enumerate(zip(results, sizes)):
             assert map_of(item).heatmaps.shape == (1, 1, *size)
             pixels = np.array(Image.open(BytesIO(noise(i, *size))))
-            torch.testing.assert_close(map_of(item).maps, made.explain(pixels).maps, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(map_of(item).maps, classifier.explain(pixels).maps, rtol=1e-5, atol=1e-6)
 
 
-class TestWanted:
+class TestClassesOfItems:
     def test_some_pictures_have_a_class_of_their_own(self, classifier: gradcam.Classifier, photo: Any) -> None:
-        wanted = {NAMES[0]: "espresso", NAMES[2]: "7", NAMES[3]: "tiger cat"}
-        items = [replace(item, wanted=wanted.get(item.name)) for item in files(photo(""), NAMES[:5])]
+        classes = {NAMES[0]: "espresso", NAMES[2]: "7", NAMES[3]: "tiger cat"}
+        items = [replace(item, wanted=classes.get(item.name)) for item in files(photo(""), NAMES[:5])]
         request = Request(layers=[classifier.layer], target=ClassTarget(top=2))
-        result = run(classifier, items, request, batch_size=5)
+        results = run(classifier, items, request, batch_size=5)
         top = [
             alone.probabilities()[0].topk(2).indices.tolist() for alone in map(classifier.explain, map(photo, NAMES))
         ]
-        assert [map_of(item).classes.tolist()[0] for item in result] == [[967], top[1], [7], [282], top[4]]
+        assert [map_of(item).classes.tolist()[0] for item in results] == [[967], top[1], [7], [282], top[4]]
         alone = classifier.explain(photo(NAMES[0]), target="espresso")
-        torch.testing.assert_close(map_of(result[0]).heatmaps, alone.heatmaps, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(map_of(results[0]).heatmaps, alone.heatmaps, rtol=1e-5, atol=1e-5)
 
-    def test_those_that_have_one_are_explained_together(self) -> None:
+    def test_images_with_a_class_are_explained_together(self) -> None:
         sizes: list[int] = []
-        items = [replace(item, wanted=wanted) for item, wanted in zip(noises(5), ("1", None, "3", None, "1"))]
-        result = run(tiny(lambda images: sizes.append(len(images))), items, INNER, batch_size=5)
-        assert [size for size in sizes if size > 1] == [3, 2]  # and each image alone, the first time
-        assert [map_of(result[i]).classes.item() for i in (0, 2, 4)] == [1, 3, 1]
+        items = [replace(item, wanted=class_name) for item, class_name in zip(noises(5), ("1", None, "3", None, "1"))]
+        results = run(tiny(lambda images: sizes.append(len(images))), items, INNER, batch_size=5)
+        # When a model is first used, each image is also run alone.
+        assert [size for size in sizes if size > 1] == [3, 2]
+        assert [map_of(results[i]).classes.item() for i in (0, 2, 4)] == [1, 3, 1]
 
-    def test_an_unknown_class_is_that_pictures_failure(self, classifier: gradcam.Classifier, photo: Any) -> None:
+    def test_an_unknown_class_fails_only_its_image(self, classifier: gradcam.Classifier, photo: Any) -> None:
         first, second = files(photo(""), NAMES[:2])
         result = run(classifier, [replace(first, wanted="espreso"), second], Request(layers=[classifier.layer]))
         assert str(result[0]).startswith(f"{NAMES[0]}: No class is called 'espreso'; nearest: 'espresso'")
@@ -265,13 +268,13 @@ class TestBrokenPictures:
         items = files(photo(""), NAMES[:6])
         items[1] = Item("cut/off.jpg", Content(photo("chelsea.jpg").read_bytes()[:9000]))
         request = Request(layers=[classifier.layer])
-        result = run(classifier, items, request)
-        assert isinstance(result[1], ImageError)
-        assert str(result[1]).startswith("cut/off.jpg: is damaged or cut off")
-        assert str(result[1]).count("off.jpg") == 1
+        results = run(classifier, items, request)
+        assert isinstance(results[1], ImageError)
+        assert str(results[1]).startswith("cut/off.jpg: is damaged or cut off")
+        assert str(results[1]).count("off.jpg") == 1
         remaining = find(classifier, request, [classifier.prepare(photo(NAMES[i])) for i in (0, 2, 3)])
-        for i, other in zip((0, 2, 3), remaining):
-            assert_equal(result[i], other)
+        for i, expected in zip((0, 2, 3), remaining):
+            assert_equal(results[i], expected)
 
     def test_all_of_a_batch(self) -> None:
         items = noises(12)
@@ -290,23 +293,24 @@ class TestBrokenPictures:
             (SystemExit(3), "a b.png: SystemExit: 3 (GRADCAM_TRACEBACK=1 shows where)"),
         ],
     )
-    def test_whatever_reading_raises_is_a_line_of_that_picture(self, error: BaseException, line: str) -> None:
+    def test_an_error_of_reading_is_one_line_for_its_image(self, error: BaseException, line: str) -> None:
         class Broken(Content):
             def read(self) -> bytes:
                 raise error
 
-        result = run(tiny(), [*noises(1), Item("a b.png", Broken()), *noises(1)], INNER)
-        assert str(result[1]) == line
-        assert isinstance(result[1], GradcamError)
-        assert result[1].__traceback__ is result[1].__cause__ is result[1].__context__ is None  # they would keep pixels
-        assert_equal(result[0], result[2])
+        results = run(tiny(), [*noises(1), Item("a b.png", Broken()), *noises(1)], INNER)
+        assert str(results[1]) == line
+        assert isinstance(results[1], GradcamError)
+        # Frames of a traceback would keep pixels alive.
+        assert results[1].__traceback__ is results[1].__cause__ is results[1].__context__ is None
+        assert_equal(results[0], results[2])
 
     def test_a_model_that_fails_on_one_picture(self) -> None:
         sizes: list[int] = []
 
         def listen(images: Tensor) -> None:
             sizes.append(len(images))
-            if (images.mean((1, 2, 3)) > 1.5).any():  # a white one
+            if (images.mean((1, 2, 3)) > 1.5).any():  # the white image
                 raise ValueError("on\npurpose")
 
         items = noises(4)
@@ -329,15 +333,15 @@ class TestBrokenPictures:
         ]
 
     def test_scores_and_probabilities_that_are_nan_name_their_picture(self) -> None:
-        made = tiny()
+        classifier = tiny()
         with torch.no_grad():
-            made.model.inner[8].bias[0] = float("nan")  # type: ignore[union-attr, operator, index]
-        (actual,) = run(made, noises(1), replace(INNER, target=ClassTarget([[1]])))
-        assert str(actual).startswith("folder/000.png: The model's output contains NaN or infinite values")
+            classifier.model.inner[8].bias[0] = float("nan")  # type: ignore[union-attr, operator, index]
+        (error,) = run(classifier, noises(1), replace(INNER, target=ClassTarget([[1]])))
+        assert str(error).startswith("folder/000.png: The model's output contains NaN or infinite values")
         with torch.no_grad():
-            made.model.inner[8].bias.fill_(float("nan"))  # type: ignore[union-attr, operator, index]
-        (actual,) = run(made, noises(1), INNER)
-        assert str(actual).startswith("folder/000.png: The scores are NaN in places: check")
+            classifier.model.inner[8].bias.fill_(float("nan"))  # type: ignore[union-attr, operator, index]
+        (error,) = run(classifier, noises(1), INNER)
+        assert str(error).startswith("folder/000.png: The scores are NaN in places: check")
 
     def test_a_traceback_on_request(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         monkeypatch.setenv("GRADCAM_TRACEBACK", "1")
@@ -346,58 +350,58 @@ class TestBrokenPictures:
 
 
 class TestReaders:
-    """Of the user's own, who read files."""
+    """Test user-defined readers, which read from files."""
 
     def test_a_file_is_read_where_it_is(self, tmp_path: Path) -> None:
         (tmp_path / "one.png").write_bytes(noise(1))
-        seen = []
+        paths = []
 
         def reader(path: Path) -> Any:
-            seen.append(path)
+            paths.append(path)
             return gradcam.read_image(path)
 
         item = Item("folder/one.png", Content(path=tmp_path / "one.png"))
-        (actual,) = run(tiny(reader=reader), [item], INNER)
-        assert seen == [tmp_path / "one.png"]
+        (result,) = run(tiny(reader=reader), [item], INNER)
+        assert paths == [tmp_path / "one.png"]
         assert reads(item) == 0
-        assert_equal(actual, run(tiny(), [item], INNER)[0])
+        assert_equal(result, run(tiny(), [item], INNER)[0])
 
-    def test_what_lies_in_an_archive_gets_a_file_meanwhile(self) -> None:
-        seen: list[Path] = []
+    def test_an_archive_member_is_copied_to_a_temporary_file(self) -> None:
+        paths: list[Path] = []
 
         def reader(path: Path) -> Any:
-            seen.append(path)
+            paths.append(path)
             return gradcam.read_image(path)
 
-        (actual,) = run(tiny(reader=reader), [Item("folder/one.PNG", Content(noise(1)))], INNER)
-        assert_equal(actual, run(tiny(), [Item("one.png", Content(noise(1)))], INNER)[0])
-        assert seen[0].suffix == ".PNG"
-        assert not seen[0].parent.exists()
+        (result,) = run(tiny(reader=reader), [Item("folder/one.PNG", Content(noise(1)))], INNER)
+        assert_equal(result, run(tiny(), [Item("one.png", Content(noise(1)))], INNER)[0])
+        assert paths[0].suffix == ".PNG"
+        assert not paths[0].parent.exists()
 
     @pytest.mark.parametrize("in_archive", [True, False])
-    def test_its_errors_are_of_the_item(self, tmp_path: Path, in_archive: bool) -> None:
+    def test_its_errors_name_the_item(self, tmp_path: Path, in_archive: bool) -> None:
         (tmp_path / "one.png").write_bytes(b"nothing")
 
         def reader(path: Path) -> Any:
             raise OSError(f"cannot read {path}")
 
         content = Content(b"nothing") if in_archive else Content(path=tmp_path / "one.png")
-        (actual,) = run(tiny(reader=reader), [Item("folder/one.png", content)], INNER)
-        assert str(actual) == "folder/one.png: the reader reader failed (OSError: cannot read folder/one.png)"
+        (error,) = run(tiny(reader=reader), [Item("folder/one.png", content)], INNER)
+        assert str(error) == "folder/one.png: the reader reader failed (OSError: cannot read folder/one.png)"
 
     def test_a_path_relative_to_the_current_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         Path("one.png").write_bytes(b"nothing")
         item = Item("folder/one.png", Content(path=Path("one.png")))
-        (actual,) = run(tiny(reader=gradcam.read_image), [item], INNER)
-        assert str(actual) == "folder/one.png: is not an image in a supported format"
+        (error,) = run(tiny(reader=gradcam.read_image), [item], INNER)
+        assert str(error) == "folder/one.png: is not an image in a supported format"
 
     def test_a_reader_that_ends_the_program(self) -> None:
         def reader(path: Path) -> Any:
             sys.exit(1)
 
-        (actual,) = run(tiny(reader=reader), noises(1), INNER)
-        assert str(actual) == "folder/000.png: the reader reader failed (SystemExit: 1)"
+        (error,) = run(tiny(reader=reader), noises(1), INNER)
+        assert str(error) == "folder/000.png: the reader reader failed (SystemExit: 1)"
 
     def test_a_file_that_is_changed_while_it_is_read(self, tmp_path: Path) -> None:
         path = tmp_path / "one.png"
@@ -409,39 +413,40 @@ class TestReaders:
                 file.write(b"more")
             return image
 
-        (actual,) = run(tiny(reader=reader), [Item("one.png", Content(path=path))], INNER)
-        assert str(actual) == "one.png: changed while it was read: try again when it is complete"
+        (error,) = run(tiny(reader=reader), [Item("one.png", Content(path=path))], INNER)
+        assert str(error) == "one.png: changed while it was read: try again when it is complete"
 
     def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
         item = Item("one.png", Content(path=tmp_path / "one.png"))
-        (actual,) = run(tiny(reader=gradcam.read_image), [item], INNER)
-        assert str(actual) == "one.png: cannot be opened (No such file or directory)"
+        (error,) = run(tiny(reader=gradcam.read_image), [item], INNER)
+        assert str(error) == "one.png: cannot be opened (No such file or directory)"
 
     @pytest.mark.parametrize("own_reader", [True, False])
     def test_an_audit_says_what_was_read(self, tmp_path: Path, own_reader: bool) -> None:
-        (tmp_path / "good.png").write_bytes(noise(1) + bytes(3 * 2**20))  # of several chunks
+        (tmp_path / "good.png").write_bytes(noise(1) + bytes(3 * 2**20))  # a file of several chunks
         (tmp_path / "broken.png").write_bytes(b"nothing")
         items = [*files(tmp_path, ("good.png", "broken.png")), Item("in_archive.png", Content(noise(2)))]
         items.append(Item("gone.png", Content(path=tmp_path / "gone.png")))
-        made = tiny(reader=gradcam.read_image) if own_reader else tiny()
+        classifier = tiny(reader=gradcam.read_image) if own_reader else tiny()
         fetched = [
-            entry for entry, _ in explain_items(made, INNER, items, finish=keep, batch_size=4, workers=2, audit=True)
+            entry
+            for entry, _ in explain_items(classifier, INNER, items, finish=keep, batch_size=4, workers=2, audit=True)
         ]
         contents = [(tmp_path / "good.png").read_bytes(), b"nothing", noise(2)]
         assert [item.item for item in fetched] == items
         assert [item.sha256 for item in fetched] == [*(hashlib.sha256(data).hexdigest() for data in contents), None]
-        ((unasked, _),) = explain_items(made, INNER, items[:1], finish=keep, batch_size=4, workers=1)
+        ((unasked, _),) = explain_items(classifier, INNER, items[:1], finish=keep, batch_size=4, workers=1)
         assert unasked.sha256 is None
 
 
 class TestOrder:
     def test_results_come_in_the_order_of_the_items(self) -> None:
-        def finish(fetched: Fetched, found: Any) -> str:
+        def finish(fetched: Fetched, result: Any) -> str:
             time.sleep(0.02 * (int(fetched.item.name[-5]) % 3))
             return fetched.item.name
 
-        found = explain_items(tiny(), INNER, noises(20), finish=finish, batch_size=3, workers=4)
-        assert list(found) == [item.name for item in noises(20)]
+        names = explain_items(tiny(), INNER, noises(20), finish=finish, batch_size=3, workers=4)
+        assert list(names) == [item.name for item in noises(20)]
 
     def test_the_first_comes_before_the_last_is_asked_for(self) -> None:
         endless = (Item(f"{i}.png", Content(noise(0))) for i in itertools.count())
@@ -450,30 +455,30 @@ class TestOrder:
         stream.close()
 
     def test_a_result_does_not_wait_for_the_reading_of_others(self) -> None:
-        came = threading.Event()
+        first_arrived = threading.Event()
         waited: list[bool] = []
 
         class Slow(Content):
             def read(self) -> bytes:
-                waited.append(came.wait(10))
+                waited.append(first_arrived.wait(10))
                 return super().read()
 
-        def finish(fetched: Fetched, found: Any) -> str:
-            time.sleep(0.1)  # so that it is not done before the stream begins to wait
+        def finish(fetched: Fetched, result: Any) -> str:
+            time.sleep(0.1)  # So the stream is already waiting when this ends.
             return fetched.item.name
 
         items = noises(4)
         items[1] = Item("slow.png", Slow(noise(1)))
         for explain_item in explain_items(tiny(), INNER, items, finish=finish, batch_size=1, workers=2):
             if explain_item == "folder/000.png":
-                came.set()
+                first_arrived.set()
         assert waited == [True]
 
     def test_no_items(self) -> None:
         assert run(tiny(), []) == []
         assert run(tiny(), noises(3), is_needed=lambda item: False) == []
 
-    def test_what_is_urgent_comes_first(self) -> None:
+    def test_urgent_tasks_come_first(self) -> None:
         result: list[str] = []
         gate = threading.Event()
         with Pool(1) as pool:
@@ -488,29 +493,29 @@ class TestOrder:
 
 class TestBounds:
     def test_memory_does_not_grow_with_the_number_of_pictures(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Counted: pictures that were read, and findings, that are alive at once."""
+        """Count the images and the results that are in memory at the same time."""
         lock = threading.Lock()
         alive = {"read": weakref.WeakSet[Any](), "found": weakref.WeakSet[Any]()}
-        most = {"read": 0, "found": 0}
+        peak = {"read": 0, "found": 0}
         read_item, submit = pipeline.read_item, Pool.submit
 
         def count(kind: str, value: Any) -> Any:
             with lock:
                 alive[kind].add(value)
-                most[kind] = max(most[kind], len(alive[kind]))
+                peak[kind] = max(peak[kind], len(alive[kind]))
             return value
 
         def read(*args: Any, **options: Any) -> Any:
-            found = read_item(*args, **options)
-            count("read", found.picture)
-            return found
+            item = read_item(*args, **options)
+            count("read", item.picture)
+            return item
 
         def submit_and_rest(pool: Pool, urgency: int, task: Callable[[], Any], *future: Any) -> Any:
             submitted = submit(pool, urgency, task, *future)
-            time.sleep(0.003)  # for the threads to get on with it
+            time.sleep(0.003)  # gives the threads time to continue
             return submitted
 
-        def finish(fetched: Fetched, found: Any) -> str:
+        def finish(fetched: Fetched, result: Any) -> str:
             time.sleep(0.05)
             return fetched.item.name
 
@@ -524,30 +529,32 @@ class TestBounds:
                 pulled += 1
                 yield item
 
-        made, ahead = tiny(), 0
+        classifier, ahead = tiny(), 0
 
-        def explain(*given: Any, **about: Any) -> Any:
-            return [count("found", item) for item in find(made, INNER, *given, **about)]
+        def explain(*args: Any, **kwargs: Any) -> Any:
+            return [count("found", item) for item in find(classifier, INNER, *args, **kwargs)]
 
-        for result, _ in enumerate(compute_items(made, explain, source(), finish=finish, batch_size=4, workers=3)):
-            ahead = max(ahead, pulled - result)
-            if result in (30, 60):
+        for number, _ in enumerate(
+            compute_items(classifier, explain, source(), finish=finish, batch_size=4, workers=3)
+        ):
+            ahead = max(ahead, pulled - number)
+            if number in (30, 60):
                 time.sleep(0.3)  # a slow consumer
         assert pulled == 100
-        late = 3  # one for each thread, which may have yet to let go of what it did last
-        assert 2 * 4 <= most["read"] <= 3 * 4 + late  # the batch in the model, and two that are read
-        assert 4 < most["found"] <= 2 * 4 + late
+        late = 3  # Each thread may still hold the item of its last task.
+        assert 2 * 4 <= peak["read"] <= 3 * 4 + late  # one batch in the model, and two that were read
+        assert 4 < peak["found"] <= 2 * 4 + late
         assert ahead <= 5 * 4
 
     def test_a_slow_finish(self) -> None:
-        def finish(fetched: Fetched, found: Any) -> str:
+        def finish(fetched: Fetched, result: Any) -> str:
             time.sleep(0.05)
             return fetched.item.name
 
-        found = within(
+        names = within(
             60, lambda: list(explain_items(tiny(), INNER, noises(30), finish=finish, batch_size=2, workers=1))
         )
-        assert found == [item.name for item in noises(30)]
+        assert names == [item.name for item in noises(30)]
 
     def test_more_threads_than_pictures(self) -> None:
         assert len(within(60, lambda: run(tiny(), noises(3), INNER, workers=9, batch_size=1))) == 3
@@ -574,16 +581,17 @@ class TestMemory:
             if len(images) > 3:
                 raise error
 
-        messages: list[tuple[str, dict[str, Any]]] = []
+        events: list[tuple[str, dict[str, Any]]] = []
         result = run(
             tiny(listen),
             noises(20),
             INNER,
             batch_size=8,
-            log_event=lambda event, **details: messages.append((event, details)),
+            log_event=lambda event, **details: events.append((event, details)),
         )
-        assert sizes == [8, 4, 2, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 2]  # and it stays small; once, each image is run alone
-        assert [details for event, details in messages if event == "out of memory"] == [
+        # The size stays small. Each image of the last part is run alone once.
+        assert sizes == [8, 4, 2, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 2]
+        assert [details for event, details in events if event == "out of memory"] == [
             {"pictures": 8, "from_now_on": 4},
             {"pictures": 4, "from_now_on": 2},
         ]
@@ -605,57 +613,57 @@ class TestMemory:
         )
         assert [isinstance(item, PictureResult) for item in result] == [True, False, True, True, True, True]
 
-    def test_nothing_of_what_did_not_fit_is_kept(self) -> None:
-        """When the half is tried, the tensors of the whole are gone."""
-        kept: list[weakref.ref[Tensor]] = []
-        found_alive: list[bool] = []
+    def test_tensors_of_a_batch_that_did_not_fit_are_freed(self) -> None:
+        """Check that the tensors of the full batch are gone when its half is tried."""
+        refs: list[weakref.ref[Tensor]] = []
+        alive: list[bool] = []
 
         def listen(images: Tensor) -> None:
-            found_alive.extend(ref() is not None for ref in kept)
+            alive.extend(tensor_ref() is not None for tensor_ref in refs)
             if len(images) > 2:
                 large = images * 2
-                kept.append(weakref.ref(large))
+                refs.append(weakref.ref(large))
                 raise torch.OutOfMemoryError("CUDA out of memory")
 
         assert len(run(tiny(listen), noises(4), INNER)) == 4
-        assert found_alive
-        assert not any(found_alive)
+        assert alive
+        assert not any(alive)
 
     @pytest.mark.parametrize("error", [RuntimeError("shapes do not fit"), ValueError("out of memory"), KeyError("x")])
-    def test_what_is_something_else(self, error: Exception) -> None:
+    def test_other_errors_are_raised(self, error: Exception) -> None:
         assert not is_out_of_memory(error)
 
 
 class Unwritable(GradcamError):
-    """As the shell raises it for a full disk."""
+    """The error that the command line raises for a full disk."""
 
 
 class TestEndings:
     @pytest.mark.parametrize("error", [Unwritable("the disk is full"), ZeroDivisionError("unexpected"), SystemExit(5)])
-    def test_an_error_of_finish_comes_in_its_pictures_place(self, error: BaseException) -> None:
-        def finish(fetched: Fetched, found: Any) -> str:
+    def test_an_error_of_finish_is_raised_at_its_image(self, error: BaseException) -> None:
+        def finish(fetched: Fetched, result: Any) -> str:
             if fetched.item.name.endswith("7.png"):
                 raise error
-            time.sleep(0.02)  # the error is there before those in front of it
+            time.sleep(0.02)  # The error occurs before the earlier images are finished.
             return fetched.item.name
 
-        got: list[str] = []
+        names: list[str] = []
 
         def take() -> None:
             for explain_item in explain_items(tiny(), INNER, noises(40), finish=finish, batch_size=4, workers=4):
-                got.append(explain_item)
+                names.append(explain_item)
 
         with pytest.raises(type(error)) as caught:
             take()
         assert caught.value is error
-        assert got == [item.name for item in noises(7)]
+        assert names == [item.name for item in noises(7)]
         assert pixel_threads() == []
 
-    def test_closing_gives_up_what_has_not_begun(self) -> None:
+    def test_closing_cancels_tasks_that_have_not_begun(self) -> None:
         begun: list[str] = []
         gate = threading.Event()
 
-        def finish(fetched: Fetched, found: Any) -> str:
+        def finish(fetched: Fetched, result: Any) -> str:
             begun.append(fetched.item.name)
             if len(begun) > 1:
                 gate.wait(20)
@@ -669,7 +677,7 @@ class TestEndings:
         within(30, stream.close)
         timer.join()
         assert pixel_threads() == []
-        assert len(begun) <= 2  # the one that was given, and one that was waited for
+        assert len(begun) <= 2  # the one that was returned, and the one that was running
 
     @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
     def test_an_interruption_of_the_consumer(self, error: type[BaseException]) -> None:
@@ -749,25 +757,25 @@ except KeyboardInterrupt:
 
 
 class TestThreads:
-    def test_the_model_runs_in_the_callers(self) -> None:
-        seen: list[threading.Thread] = []
-        run(tiny(lambda images: seen.append(threading.current_thread())), noises(9), INNER)
-        assert set(seen) == {threading.current_thread()}
-        assert len(seen) >= 3
+    def test_the_model_runs_in_the_callers_thread(self) -> None:
+        threads: list[threading.Thread] = []
+        run(tiny(lambda images: threads.append(threading.current_thread())), noises(9), INNER)
+        assert set(threads) == {threading.current_thread()}
+        assert len(threads) >= 3
 
-    def test_pixels_have_threads_of_their_own_that_give_way(self) -> None:
-        seen: list[tuple[int, int, int]] = []
+    def test_images_are_processed_in_threads_of_low_priority(self) -> None:
+        thread_settings: list[tuple[int, int, int]] = []
 
         def note() -> None:
             nice = os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) if sys.platform == "linux" else 10
-            seen.append((torch.get_num_threads(), cv2.getNumThreads(), nice))
+            thread_settings.append((torch.get_num_threads(), cv2.getNumThreads(), nice))
 
         class Noting(Content):
             def read(self) -> bytes:
                 note()
                 return super().read()
 
-        def finish(fetched: Fetched, found: Any) -> None:
+        def finish(fetched: Fetched, result: Any) -> None:
             note()
 
         before = torch.get_num_threads()
@@ -775,41 +783,42 @@ class TestThreads:
         torch.set_num_threads(2)
         try:
             in_model: list[int] = []
-            made = tiny(lambda images: in_model.append(torch.get_num_threads()))
+            classifier = tiny(lambda images: in_model.append(torch.get_num_threads()))
             items = [Item(f"{i}.png", Noting(noise(i))) for i in range(6)]
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(computing, "count_cores", lambda: 2)
-                list(explain_items(made, INNER, items, finish=finish, batch_size=3, workers=2))
-                assert within(10, torch.get_num_threads) == 2  # in threads of others, from now on
+                list(explain_items(classifier, INNER, items, finish=finish, batch_size=3, workers=2))
+                assert within(10, torch.get_num_threads) == 2  # Threads that start later use this number.
                 patch.setattr(computing, "count_cores", lambda: 1)
-                list(explain_items(made, INNER, items, finish=finish, batch_size=3, workers=2))
-            assert in_model == [2] * (2 + 3) + [1] * 2  # the first time, each of three images is run alone, too
+                list(explain_items(classifier, INNER, items, finish=finish, batch_size=3, workers=2))
+            # When a model is first used, each image of the first batch is also run alone.
+            assert in_model == [2] * (2 + 3) + [1] * 2
             assert torch.get_num_threads() == 2
         finally:
             torch.set_num_threads(before)
-        assert len(seen) == 24
-        assert set(seen) == {(1, 1, min(usual + 10, 19))}
+        assert len(thread_settings) == 24
+        assert set(thread_settings) == {(1, 1, min(usual + 10, 19))}
         if sys.platform == "linux":
             assert os.getpriority(os.PRIO_PROCESS, 0) == usual
 
-    def test_opencv_is_put_back_by_the_last_of_several(self) -> None:
+    def test_the_last_of_several_runs_restores_opencv(self) -> None:
         before = cv2.getNumThreads()
         cv2.setNumThreads(2)
         try:
-            one, other = (
+            first, second = (
                 explain_items(tiny(), INNER, noises(9), finish=name, batch_size=2, workers=1) for _ in range(2)
             )
-            next(one), next(other)
-            one.close()  # type: ignore[attr-defined]
+            next(first), next(second)
+            first.close()  # type: ignore[attr-defined]
             assert cv2.getNumThreads() == 1
-            other.close()  # type: ignore[attr-defined]
+            second.close()  # type: ignore[attr-defined]
             assert cv2.getNumThreads() == 2
         finally:
             cv2.setNumThreads(before)
 
 
 class TestSizes:
-    def test_batches_are_cut_at_the_same_places_whatever_is_needed(self) -> None:
+    def test_batches_have_the_same_limits_for_all_needed_images(self) -> None:
         items = noises(10)
         batches = list(cut_batches(iter(items), 4, lambda item: item is items[1] or item is items[9]))
         assert [(batch.start, batch.items, batch.needed) for batch in batches] == [
@@ -817,29 +826,29 @@ class TestSizes:
             (8, items[8:], [False, True]),
         ]
 
-    def test_the_batch_size_by_itself(self) -> None:
+    def test_the_default_batch_size(self) -> None:
         assert choose_batch_size(tiny()) == 8
         elsewhere: Any = SimpleNamespace(device=torch.device("cuda"))
         assert choose_batch_size(elsewhere) == 32
 
     @pytest.mark.parametrize("name", ["batch_size", "workers"])
     @pytest.mark.parametrize("value", [0, -1, 2.0, True, "4", None])
-    def test_what_is_no_count(self, name: str, value: Any) -> None:
+    def test_invalid_counts_are_rejected(self, name: str, value: Any) -> None:
         with pytest.raises(GradcamError, match=f"{name} is {value!r}, expected .*, from 1 to [0-9]+"):
             run(tiny(), noises(1), INNER, **{name: value})
 
-    def test_somebody_hears_of_each_batch(self) -> None:
-        messages: list[tuple[str, dict[str, Any]]] = []
+    def test_each_batch_is_logged(self) -> None:
+        events: list[tuple[str, dict[str, Any]]] = []
         items = noises(7)
         run(
             tiny(), items, INNER, batch_size=3, is_needed=lambda item: item not in items[3:6],
-            log_event=lambda event, **details: messages.append((event, details)),
+            log_event=lambda event, **details: events.append((event, details)),
         )  # fmt: skip
-        assert [(event, details["start"], details["pictures"]) for event, details in messages] == [
+        assert [(event, details["start"], details["pictures"]) for event, details in events] == [
             ("batch", 0, 3),
             ("batch", 6, 1),
         ]
-        assert all(0 < details["seconds"] < 60 for _, details in messages)
+        assert all(0 < details["seconds"] < 60 for _, details in events)
 
 
 class TestStreaming:
@@ -850,7 +859,7 @@ class TestStreaming:
         (tmp_path / "broken.jpg").write_bytes(b"nothing")
         return tmp_path
 
-    def test_an_archive_gives_what_its_folder_gives(self, folder: Path, classifier: gradcam.Classifier) -> None:
+    def test_an_archive_gives_the_results_of_its_folder(self, folder: Path, classifier: gradcam.Classifier) -> None:
         with zipfile.ZipFile(folder / "all.zip", "w") as archive:
             for path in sorted(folder.glob("*.*")):
                 if path.suffix != ".zip":
@@ -858,10 +867,10 @@ class TestStreaming:
         plain, packed = (list(explain_files(folder / name, classifier)) for name in ("", "all.zip"))
         assert [item.name for item in packed] == [item.name for item in plain]
         assert {item.path for item in packed} == {None}
-        for one, other in zip(packed, plain):
-            assert str(one.error) == str(other.error)
-            for key, entry in one.explanations.items():
-                assert torch.equal(entry.heatmaps, other.explanations[key].heatmaps)
+        for result, expected in zip(packed, plain):
+            assert str(result.error) == str(expected.error)
+            for key, explanation in result.explanations.items():
+                assert torch.equal(explanation.heatmaps, expected.explanations[key].heatmaps)
 
     def test_every_picture_has_its_result_and_a_broken_one_stops_nothing(
         self, folder: Path, classifier: gradcam.Classifier
@@ -885,32 +894,32 @@ class TestStreaming:
     def test_several_layers_methods_and_attributions(self, folder: Path, classifier: gradcam.Classifier) -> None:
         for image in ("broken.jpg", *NAMES[1:4]):
             (folder / image).unlink()
-        (actual,) = explain_files(
+        (result,) = explain_files(
             [folder], classifier, layers=["layer4", "layer3", "layer4"],
             methods=["gradcam", "guided-gradcam", "layercam"], target=["espresso", 282], evidence="positive",
         )  # fmt: skip
         expected = classifier.compare(
             folder / NAMES[0], layers=["layer4", "layer3"], methods=["gradcam", "layercam"], target=[["espresso", 282]]
         )
-        assert actual.explanations.keys() == expected.keys()
-        for key, item in expected.items():
-            assert actual.explanations[key].classes.tolist() == [[967, 282]]  # type: ignore[union-attr]
-            torch.testing.assert_close(actual.explanations[key].maps, item.maps, rtol=1e-5, atol=1e-5)
-        assert [attribution.layer for attribution in actual.attributions] == ["layer4", "layer3"]
+        assert result.explanations.keys() == expected.keys()
+        for key, explanation in expected.items():
+            assert result.explanations[key].classes.tolist() == [[967, 282]]  # type: ignore[union-attr]
+            torch.testing.assert_close(result.explanations[key].maps, explanation.maps, rtol=1e-5, atol=1e-5)
+        assert [attribution.layer for attribution in result.attributions] == ["layer4", "layer3"]
         alone = classifier.attribute(folder / NAMES[0], layer="layer3", target=[["espresso", 282]])
-        torch.testing.assert_close(actual.attributions[1].values, alone.values, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(result.attributions[1].values, alone.values, rtol=1e-4, atol=1e-5)
 
     def test_methods_keep_their_options(self, folder: Path) -> None:
-        seen: list[int] = []
-        made, few = tiny(lambda images: seen.append(len(images))), gradcam.METHODS["rise"].using(masks=20)
-        (actual,) = explain_files(folder / NAMES[0], made, methods=[few])
-        assert list(actual.explanations) == [("input", "rise")]
-        assert sum(seen) < 100  # the method itself has 4000
+        batch_sizes: list[int] = []
+        classifier, rise = tiny(lambda images: batch_sizes.append(len(images))), gradcam.METHODS["rise"].using(masks=20)
+        (result,) = explain_files(folder / NAMES[0], classifier, methods=[rise])
+        assert list(result.explanations) == [("input", "rise")]
+        assert sum(batch_sizes) < 100  # The method's default is 4000 masks.
         smooth = gradcam.attributions.ATTRIBUTIONS["smoothgrad"]
-        both = [gradcam.METHODS["rise"].using(masks=30), few, "gradcam", smooth]
-        (actual,) = explain_files(folder / NAMES[0], made, methods=both)
-        assert set(actual.explanations) == {("input", "rise"), ("input", "rise-masks=20"), ("inner.4", "gradcam")}
-        assert [attribution.method for attribution in actual.attributions] == ["smoothgrad"]
+        both = [gradcam.METHODS["rise"].using(masks=30), rise, "gradcam", smooth]
+        (result,) = explain_files(folder / NAMES[0], classifier, methods=both)
+        assert set(result.explanations) == {("input", "rise"), ("input", "rise-masks=20"), ("inner.4", "gradcam")}
+        assert [attribution.method for attribution in result.attributions] == ["smoothgrad"]
 
     @pytest.mark.parametrize(
         ("target", "classes"),
@@ -973,7 +982,7 @@ class TestStreaming:
         ],
         ids=str,
     )
-    def test_what_does_not_fit_is_said_at_once(
+    def test_invalid_combinations_are_refused_at_once(
         self, folder: Path, classifier: gradcam.Classifier, options: Any, error: type[GradcamError], message: str
     ) -> None:
         with pytest.raises(error, match=message):
@@ -984,13 +993,13 @@ class TestStreaming:
 class TestCuda:
     def test_it_agrees_with_the_cpu(self, classifier: gradcam.Classifier, photo: Any) -> None:
         request = Request(layers=["layer4"])
-        there = gradcam.load_classifier(device="cuda")
-        ours = run(there, files(photo("")) * 4, request, batch_size=8, workers=4)
-        for one, other in zip(ours, run(classifier, files(photo("")), request) * 4):
-            assert map_of(one).heatmaps.device.type == "cpu"
-            torch.testing.assert_close(map_of(one).heatmaps, map_of(other).heatmaps, rtol=0, atol=2e-2)
+        gpu_classifier = gradcam.load_classifier(device="cuda")
+        ours = run(gpu_classifier, files(photo("")) * 4, request, batch_size=8, workers=4)
+        for result, expected in zip(ours, run(classifier, files(photo("")), request) * 4):
+            assert map_of(result).heatmaps.device.type == "cpu"
+            torch.testing.assert_close(map_of(result).heatmaps, map_of(expected).heatmaps, rtol=0, atol=2e-2)
 
-    def test_pictures_are_there_before_the_model_is(self, photo: Any) -> None:
+    def test_images_are_uploaded_to_the_gpu(self, photo: Any) -> None:
         classifier = gradcam.load_classifier(device="cuda")
         upload = pipeline.find_upload(classifier.device)
         assert upload is not None
@@ -1002,7 +1011,7 @@ class TestCuda:
     @pytest.mark.parametrize(
         "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: out of memory")], ids=str
     )
-    def test_no_room_for_an_upload_is_no_failure(
+    def test_a_failed_upload_is_no_failed_image(
         self, photo: Any, monkeypatch: pytest.MonkeyPatch, error: RuntimeError
     ) -> None:
         def full(image: Tensor) -> Tensor:
@@ -1019,7 +1028,7 @@ def test_on_the_cpu_nothing_is_uploaded() -> None:
     assert pipeline.find_upload(torch.device("cpu")) is None
 
 
-def test_no_thread_is_left_to_write_when_an_interruption_comes_out() -> None:
+def test_no_thread_writes_after_an_interruption() -> None:
     class Interrupted(SimpleNamespace):
         result, log = (), staticmethod(lambda event, **details: None)
 
@@ -1027,14 +1036,14 @@ def test_no_thread_is_left_to_write_when_an_interruption_comes_out() -> None:
             raise KeyboardInterrupt
 
     work = Work(tiny(), PIXELS, noises(12), batch_size=2, workers=2)
-    saver = SimpleNamespace(save=lambda fetched, found: SimpleNamespace(record=None, files={}), saving=None)
+    saver = SimpleNamespace(save=lambda fetched, result: SimpleNamespace(record=None, files={}), saving=None)
     with pytest.raises(KeyboardInterrupt) as caught:
         list(explain_into(Interrupted(), saver, work))  # type: ignore[arg-type]
     assert pixel_threads() == []
-    del caught  # its traceback has kept the frames until here, as a handler's does
+    del caught  # The traceback has kept the frames alive until here, as it does in an exception handler.
 
 
-def test_a_result_whose_record_an_interruption_prevented_is_recorded_all_the_same() -> None:
+def test_a_result_whose_record_was_interrupted_is_recorded_at_the_end() -> None:
     class Interrupted(SimpleNamespace):
         result, failed, log = (), (), staticmethod(lambda event, **details: None)
 
@@ -1045,7 +1054,7 @@ def test_a_result_whose_record_an_interruption_prevented_is_recorded_all_the_sam
             self.names.append(record.image)
             return record
 
-    def save(fetched: Fetched, found: Any) -> Any:
+    def save(fetched: Fetched, result: Any) -> Any:
         saved.append(fetched.item.name)
         return SimpleNamespace(record=Record(fetched.item.name, "tiny"), files={}, seconds=0.0)
 

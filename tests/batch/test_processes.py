@@ -1,4 +1,4 @@
-"""Several processes, also of several GPUs, for which those on the processor stand in."""
+"""Test runs on several processes or GPUs; CPU devices stand in for the GPUs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.cli.test_cli import POSIX, Command, Photo, folder, gradcam_command
 
 __all__ = ["folder", "gradcam_command"]  # fixtures
 
-TWO = ["cpu", "cpu:0"]
+TWO_DEVICES = ["cpu", "cpu:0"]
 NAMES = ("coffee.jpg", "chelsea.jpg", "rocket.jpg", "koala.webp")
 
 
@@ -44,9 +44,9 @@ def load(device: str) -> gradcam.Classifier:
 
 
 def load_or_die(device: str, folder: Path) -> gradcam.Classifier:
-    """The second process ends at its first picture of all."""
+    """Load a classifier; in the second process, the process ends at its first image."""
     classifier = load(device)
-    if device == TWO[1]:
+    if device == TWO_DEVICES[1]:
         classifier.model.register_forward_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     return classifier
 
@@ -69,34 +69,38 @@ def to_saver(work: Work, place: Any = None) -> Saver:
     return Saver(place, {item.name: item.name for item in work.items}, Saving(), work.classifier, work.request)
 
 
-ALL: dict[str, Any] = {"is_needed": lambda item: True, "log_event": lambda event, **details: None}
+ENGINE_OPTIONS: dict[str, Any] = {"is_needed": lambda item: True, "log_event": lambda event, **details: None}
 
 
 @pytest.mark.slow
-def test_two_processes_give_what_one_gives_in_its_order(
+def test_two_processes_give_the_results_of_one_in_the_same_order(
     classifier: gradcam.Classifier, photos: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "own.py").write_text("def score(output):\n    return output[:, 7]\n")
     work = to_work(classifier, photos, "device", target=plugins.find_function(f"{folder / 'own.py'}:score"))
-    messages: list[tuple[str, Any]] = []
+    events: list[tuple[str, Any]] = []
     runs: list[str] = []
 
-    def tell(event: str, **details: Any) -> None:
-        messages.append((event, details))
+    def log_event(event: str, **details: Any) -> None:
+        events.append((event, details))
 
     def end(run: str) -> None:
         runs.append(run)
         end_local_processes(run)
 
     monkeypatch.setattr(processes, "end_local_processes", end)
-    wanted = [item for i, item in enumerate(work.items) if i not in (2, 3, 8)]
-    actual = list(ProcessEngine(load, TWO, 1)(work, to_saver(work), is_needed=wanted.__contains__, log_event=tell))
-    expected = list(explain_here(work, to_saver(work), is_needed=wanted.__contains__, log_event=ALL["log_event"]))
-    assert [report.record.image for report in actual] == [item.name for item in wanted]
-    assert [report.record for report in actual] == [report.record for report in expected]
-    assert [report.files for report in actual] == [report.files for report in expected]
-    assert messages[0] == ("engine", {"engine": "processes", "devices": TWO})
-    batches = [details for event, details in messages if event == "batch"]
+    items = [item for i, item in enumerate(work.items) if i not in (2, 3, 8)]
+    reports = list(
+        ProcessEngine(load, TWO_DEVICES, 1)(work, to_saver(work), is_needed=items.__contains__, log_event=log_event)
+    )
+    expected = list(
+        explain_here(work, to_saver(work), is_needed=items.__contains__, log_event=ENGINE_OPTIONS["log_event"])
+    )
+    assert [report.record.image for report in reports] == [item.name for item in items]
+    assert [report.record for report in reports] == [report.record for report in expected]
+    assert [report.files for report in reports] == [report.files for report in expected]
+    assert events[0] == ("engine", {"engine": "processes", "devices": TWO_DEVICES})
+    batches = [details for event, details in events if event == "batch"]
     assert [details["start"] for details in batches] == [0, 4, 6, 8, 10, 12]
     assert len({details["actor"] for details in batches}) == 2
     assert multiprocessing.active_children() == []
@@ -107,7 +111,7 @@ def test_two_processes_give_what_one_gives_in_its_order(
 @pytest.mark.slow
 def test_closing_early_ends_the_processes(classifier: gradcam.Classifier, photos: Path, tmp_path: Path) -> None:
     work = to_work(classifier, photos)
-    reports = ProcessEngine(load, TWO)(work, to_saver(work), **ALL)
+    reports = ProcessEngine(load, TWO_DEVICES)(work, to_saver(work), **ENGINE_OPTIONS)
     next(reports)
     assert len(multiprocessing.active_children()) == 2
     reports.close()
@@ -116,12 +120,12 @@ def test_closing_early_ends_the_processes(classifier: gradcam.Classifier, photos
 
 @pytest.mark.slow
 @POSIX
-def test_a_process_that_ends_is_named_and_none_is_blamed(classifier: gradcam.Classifier, photos: Path) -> None:
+def test_an_ended_process_is_named_and_no_image_fails(classifier: gradcam.Classifier, photos: Path) -> None:
     work = to_work(classifier, photos)
     reports, late = [], []  # type: ignore[var-annotated]
-    engine = ProcessEngine(partial(load_or_die, folder=photos), TWO)
+    engine = ProcessEngine(partial(load_or_die, folder=photos), TWO_DEVICES)
     with pytest.raises(DeviceError, match=r"^cpu:0: a worker process ended \(signal 9\)\. .*--resume"):
-        reports.extend(engine(work, to_saver(work), on_leftover=late.append, **ALL))
+        reports.extend(engine(work, to_saver(work), on_leftover=late.append, **ENGINE_OPTIONS))
     assert all("broken" in item.record.image for item in [*reports, *late] if item.record.error)
     assert multiprocessing.active_children() == []
 
@@ -130,19 +134,19 @@ def fail(device: str) -> gradcam.Classifier:
     raise DeviceError(f"{device} was lost (here)")
 
 
-def test_an_error_of_a_process_is_what_is_raised_here(classifier: gradcam.Classifier, photos: Path) -> None:
+def test_an_error_of_a_process_is_raised_by_the_engine(classifier: gradcam.Classifier, photos: Path) -> None:
     work = to_work(classifier, photos)
     with pytest.raises(DeviceError, match=r"^cpu(:0)? was lost \(here\)$"):
-        list(ProcessEngine(fail, TWO)(work, to_saver(work), **ALL))
+        list(ProcessEngine(fail, TWO_DEVICES)(work, to_saver(work), **ENGINE_OPTIONS))
 
 
 @pytest.fixture
 def two(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    return lambda: monkeypatch.setattr(device, "list_gpus", lambda: TWO)
+    return lambda: monkeypatch.setattr(device, "list_gpus", lambda: TWO_DEVICES)
 
 
-# As docs/extend/method.md says: its name is that of the method, and no longer that of the function.
-MINE = """
+# As in docs/extend/method.md, the decorator replaces the function: its name now refers to the method.
+METHOD_FILE = """
 import gradcam
 
 @gradcam.method("mycam", summary="activations times positive gradients")
@@ -152,27 +156,29 @@ def mycam(activations, gradients):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("asked", [["--device", "cuda"], ["--device", "cpu", "--processes", 2]])
-def test_cuda_is_all_that_are_visible_and_processes_may_share_a_device(
-    folder: Path, photos: Path, gradcam_command: Command, two: Any, asked: Sequence[str]
+@pytest.mark.parametrize("arguments", [["--device", "cuda"], ["--device", "cpu", "--processes", 2]])
+def test_cuda_uses_all_visible_gpus_and_processes_may_share_a_device(
+    folder: Path, photos: Path, gradcam_command: Command, two: Any, arguments: Sequence[str]
 ) -> None:
     (photos / "05-broken.jpg").unlink()
-    (folder / "mine.py").write_text(MINE)
+    (folder / "mine.py").write_text(METHOD_FILE)
     options = ("batch", "photos", "--batch-size", 2, "--method", "gradcam,mine.py:mycam")
     assert gradcam_command(*options, "--device", "cpu", "-o", "one").status == 0
     two()
-    outcome = gradcam_command(*options, *asked, "--pixels", "cpu", "-o", "out")
+    outcome = gradcam_command(*options, *arguments, "--pixels", "cpu", "-o", "out")
     assert (outcome.status, outcome.err) == (0, "")
     assert "12 images explained" in outcome.out
     for path in (folder / "one").iterdir():
         if path.name not in ("log.jsonl", "run.json", ".gradcam.lock"):
             assert (folder / "out" / path.name).read_bytes() == path.read_bytes()
-    assert f'"device": "{asked[1]}"' in (folder / "out" / "run.json").read_text()
+    assert f'"device": "{arguments[1]}"' in (folder / "out" / "run.json").read_text()
     log = [json.loads(line) for line in (folder / "out" / "log.jsonl").read_text().splitlines()]
-    assert [line["devices"] for line in log if line["event"] == "engine"] == [TWO if "cuda" in asked else ["cpu"] * 2]
+    assert [line["devices"] for line in log if line["event"] == "engine"] == [
+        TWO_DEVICES if "cuda" in arguments else ["cpu"] * 2
+    ]
     assert len({line["actor"] for line in log if line["event"] == "batch"}) == 2
     (folder / "out" / "03-koala-mycam.jpg").unlink()
-    assert gradcam_command(*options, *asked, "--pixels", "cpu", "-o", "out", "--resume").status == 0
+    assert gradcam_command(*options, *arguments, "--pixels", "cpu", "-o", "out", "--resume").status == 0
     assert (folder / "out" / "03-koala-mycam.jpg").exists()
 
 
@@ -180,8 +186,8 @@ def test_only_code_that_pickle_cannot_send_needs_cloudpickle(
     folder: Path, photos: Path, gradcam_command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (photos / "05-broken.jpg").unlink()
-    (folder / "mine.py").write_text(f"{MINE}\n\ndef score(output):\n    return output[:, 7]\n")
-    monkeypatch.setitem(sys.modules, "cloudpickle", None)  # what makes its import fail
+    (folder / "mine.py").write_text(f"{METHOD_FILE}\n\ndef score(output):\n    return output[:, 7]\n")
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)  # makes the import of cloudpickle fail
     options = ("batch", "photos", "--batch-size", 2, "--device", "cpu", "--processes", 2, "-o")
     outcome = gradcam_command(*options, "mine", "--method", "mine.py:mycam")
     assert outcome.status == 2
@@ -194,7 +200,7 @@ def test_only_code_that_pickle_cannot_send_needs_cloudpickle(
 
 
 def test_functions_of_a_script_need_cloudpickle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process has another `__main__`: pickle would find no such function there, or another one."""
+    """Another process has another `__main__`: pickle would find no function of that name there, or a different one."""
 
     code = "def score(output):\n    return output[:, 7]"
     scope: dict[str, Any] = {"__name__": "__main__"}
@@ -209,23 +215,21 @@ def test_functions_of_a_script_need_cloudpickle(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.slow
 @POSIX
-def test_they_hear_no_ctrl_c_from_their_first_moment_on(
-    classifier: gradcam.Classifier, photos: Path, capfd: Any
-) -> None:
-    """A terminal sends it to all of them; the one that started them ends them."""
+def test_processes_ignore_ctrl_c_from_the_start(classifier: gradcam.Classifier, photos: Path, capfd: Any) -> None:
+    """A terminal sends Ctrl+C to all processes; the parent process ends the others."""
     over = threading.Event()
 
     def interrupt() -> None:
         while not over.wait(0.02):
             for item in multiprocessing.active_children():
-                with contextlib.suppress(ProcessLookupError):  # it may have ended just now
+                with contextlib.suppress(ProcessLookupError):  # The process may just have ended.
                     os.kill(item.pid, signal.SIGINT)  # type: ignore[arg-type]
 
     thread = threading.Thread(target=interrupt)
     thread.start()
     try:
         work = to_work(classifier, photos)
-        assert len(list(ProcessEngine(load, TWO, 1)(work, to_saver(work), **ALL))) == 13
+        assert len(list(ProcessEngine(load, TWO_DEVICES, 1)(work, to_saver(work), **ENGINE_OPTIONS))) == 13
     finally:
         over.set()
         thread.join()

@@ -1,4 +1,4 @@
-"""Addresses that do not answer, in lists with images that are there: nothing waits for them, and they are recorded."""
+"""Test lists that mix images with addresses that do not answer: no image waits for them, and all are recorded."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.conftest import ASSETS
 
 __all__ = ["batch", "folder", "gradcam_command"]  # fixtures
 
-pytest.importorskip("aiohttp")  # which fsspec reads http:// with
+pytest.importorskip("aiohttp")  # fsspec reads http:// with aiohttp.
 
 PHOTOS = ["coffee.jpg", "rocket.jpg", "chelsea.jpg", "cat_and_espresso.jpg"]
 
 
 class Server(ThreadingHTTPServer):
-    """Serves one image whole, or cut off in the middle while `is_broken`."""
+    """A server that sends its image completely, or truncates it while `is_broken`."""
 
     is_broken = True
 
@@ -61,7 +61,7 @@ def truncating(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 @pytest.fixture
 def dead(truncating: Server) -> Iterator[list[str]]:
-    """URLs of a server that refuses, of one that cuts its answers short, and of one that never answers."""
+    """Return URLs of a server that refuses, of one that truncates its answers, and of one that never answers."""
     with socket.create_server(("127.0.0.1", 0)) as refusing, socket.create_server(("127.0.0.1", 0)) as silent:
         ports = [server.getsockname()[1] for server in (refusing, silent)]
         refusing.close()
@@ -73,7 +73,7 @@ def dead(truncating: Server) -> Iterator[list[str]]:
 
 
 def write_list(folder: Path, dead: list[str]) -> Path:
-    """Write a list in which every image stands behind an address."""
+    """Write a list in which every image comes after a dead address."""
     local = [str(ASSETS / name) for name in PHOTOS]
     lines = [line for pair in zip(dead, local) for line in pair] + local[len(dead) :]
     path = folder / "list.txt"
@@ -110,8 +110,8 @@ def test_one_broken_object_does_not_condemn_its_host(batch: Command, folder: Pat
     (folder / "list.txt").write_text("\n".join(f"{host}/{name}.jpg" for name in ("cut", "a", "b", "c", "d")))
     outcome = batch("list.txt", "-o", "out", "--batch-size", 2)
     assert outcome.status == 1
-    actual = {record.image.rpartition("/")[2]: record.status for record in gradcam.read_manifest(folder / "out")}
-    assert actual == {"cut.jpg": "failed"} | dict.fromkeys(["a.jpg", "b.jpg", "c.jpg", "d.jpg"], "ok")
+    statuses = {record.image.rpartition("/")[2]: record.status for record in gradcam.read_manifest(folder / "out")}
+    assert statuses == {"cut.jpg": "failed"} | dict.fromkeys(["a.jpg", "b.jpg", "c.jpg", "d.jpg"], "ok")
 
 
 def test_a_store_that_recovers_is_read_in_the_end(truncating: Server, caplog: pytest.LogCaptureFixture) -> None:
@@ -124,8 +124,8 @@ def test_a_store_that_recovers_is_read_in_the_end(truncating: Server, caplog: py
     assert "Reading 1 image(s) again" in caplog.text
 
 
-def test_numbers_do_not_depend_on_an_outage(batch: Command, folder: Path, truncating: Server) -> None:
-    """What is read late is explained among the same images as it would have been."""
+def test_values_do_not_depend_on_an_outage(batch: Command, folder: Path, truncating: Server) -> None:
+    """Check that an image that is read late is explained in the batch that it would have been in."""
     path = write_list(folder, [f"http://127.0.0.1:{truncating.server_port}/cut.jpg"])
     batch(path, "-o", "late", "--max-failures", 0)
     retry._outages.clear()

@@ -1,4 +1,4 @@
-"""WebDatasets: results as samples in tars, which the webdataset library reads, and shards as inputs."""
+"""Test WebDatasets: results as samples in tar files that the webdataset library reads, and shards as inputs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def batch(gradcam_command: Command) -> Command:
 
 @pytest.fixture
 def photos(folder: Path, photo: Photo) -> Path:
-    """Four small photographs, a broken one, and an animal that has two dots in its name."""
+    """Return a folder with four small photographs, one of them with two dots in its name, and a broken file."""
     for name, place in NAMES.items():
         path = folder / "photos" / place
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ def photos(folder: Path, photo: Photo) -> Path:
 
 
 def read_samples(*tars: Path) -> list[dict[str, Any]]:
-    """As the library gives them; it leaves files open."""
+    """Return the samples that the webdataset library reads; it leaves the files open."""
     import webdataset
 
     with warnings.catch_warnings():
@@ -74,28 +74,41 @@ def read_samples(*tars: Path) -> list[dict[str, Any]]:
 def read_member(out: Path, name: str) -> bytes:
     tar, _, member = name.partition("/")
     with tarfile.open(out / tar) as archive:
-        actual = archive.extractfile(member)
-        assert actual is not None
-        return actual.read()
+        file = archive.extractfile(member)
+        assert file is not None
+        return file.read()
 
 
 def tars(out: Path) -> list[str]:
     return sorted(path.name for path in out.glob("*.tar"))
 
 
-ASKED = ("--save", "overlay", "--save", "map", "--save", "panel", "-n", "gradcam", "-n", "layercam", "--top-k", "2")
+RUN_OPTIONS = (
+    "--save",
+    "overlay",
+    "--save",
+    "map",
+    "--save",
+    "panel",
+    "-n",
+    "gradcam",
+    "-n",
+    "layercam",
+    "--top-k",
+    "2",
+)
 
 
 # Output
 
 
-def test_samples_hold_what_files_would(batch: Command, photos: Path) -> None:
-    asked = [{"-n": "--method"}.get(word, word) for word in ASKED]
-    ones, others = (
-        batch(photos, "-o", "files", *asked),
-        batch(photos, "-o", "out", "--output-format", "webdataset", *asked),
+def test_samples_contain_the_data_of_the_files(batch: Command, photos: Path) -> None:
+    options = [{"-n": "--method"}.get(word, word) for word in RUN_OPTIONS]
+    files_run, tars_run = (
+        batch(photos, "-o", "files", *options),
+        batch(photos, "-o", "out", "--output-format", "webdataset", *options),
     )
-    assert (ones.status, others.status) == (1, 1), others.err
+    assert (files_run.status, tars_run.status) == (1, 1), tars_run.err
     assert tars(Path("out")) == ["results-000001.tar"]
     assert set(os.listdir("out")) == {".gradcam.lock", "log.jsonl", "manifest.jsonl", "results-000001.tar", "run.json"}
     samples = {sample["__key__"]: sample for sample in read_samples(Path("out/results-000001.tar"))}
@@ -104,15 +117,15 @@ def test_samples_hold_what_files_would(batch: Command, photos: Path) -> None:
     in_tars = gradcam.read_manifest("out")
     assert [record.image for record in in_tars] == list(by_files)
     for record in in_tars:
-        other = by_files[record.image]
+        expected = by_files[record.image]
         if record.error is not None:
-            assert record == other
+            assert record == expected
             continue
         assert record.tar == "results-000001.tar"
         sample = samples[{"b/macaw.v2.png": "b/macaw_v2"}.get(record.image, record.image[:-4])]
         assert Record.from_json(sample["json"]) == record
         count = 0
-        for ours, theirs in zip(record.explained, other.explained, strict=True):
+        for ours, theirs in zip(record.explained, expected.explained, strict=True):
             assert (ours.label, ours.score, ours.method) == (theirs.label, theirs.score, theirs.method)
             for kind in ("overlay", "map", "panel"):
                 name, file = getattr(ours, kind), getattr(theirs, kind)
@@ -136,7 +149,7 @@ def test_a_map_decodes(batch: Command, photos: Path) -> None:
     assert decoded["json"]["image"] == "chelsea.png"
 
 
-def test_records_are_printed_as_they_are_kept(batch: Command, photos: Path) -> None:
+def test_records_are_printed_as_they_are_written(batch: Command, photos: Path) -> None:
     outcome = batch(photos, "-o", "out", "--output-format", "webdataset", "--json")
     assert outcome.out == Path("out/manifest.jsonl").read_text()
     assert "results-000001.tar/chelsea.gradcam.jpg" in outcome.out
@@ -149,12 +162,12 @@ def test_the_same_run_gives_the_same_tars(batch: Command, photos: Path) -> None:
     assert Path("one/manifest.jsonl").read_bytes() == Path("two/manifest.jsonl").read_bytes()
 
 
-def test_a_tar_ends_with_so_many_pictures_or_bytes(
+def test_a_tar_ends_at_its_limit_of_images_or_bytes(
     batch: Command, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tar_results, "MAX_IMAGES_PER_TAR", 2)
     assert batch(photos, "-o", "out", "--output-format", "webdataset").status == 1
-    # The broken one is second: it waits for the tar of the first.
+    # The broken image is second: its record waits until the tar of the first image is written.
     assert [record.tar for record in gradcam.read_manifest("out")] == [
         "results-000001.tar", "results-000001.tar", None, "results-000002.tar", "results-000002.tar",
     ]  # fmt: skip
@@ -172,15 +185,15 @@ def test_shards_of_a_run_have_tars_of_their_own(batch: Command, photos: Path) ->
     assert len(gradcam.read_manifest("out")) == 5
 
 
-# Going on
+# Resuming
 
 
-def test_a_run_goes_on_behind_its_last_tar(batch: Command, photos: Path) -> None:
+def test_a_resumed_run_continues_after_its_last_tar(batch: Command, photos: Path) -> None:
     ours = ("--output-format", "webdataset", "--batch-size", 1)
     assert batch(photos, "-o", "whole", *ours).status == 1
     stopped = batch(photos, "-o", "out", *ours, "--max-failures", 0)
     assert stopped.status == 1
-    assert re.search("[34] of 5 images are finished", stopped.err)  # another may have been under way
+    assert re.search("[34] of 5 images are finished", stopped.err)  # A fourth image may already have been in progress.
     first = Path("out/results-000001.tar").read_bytes()
     Image.open(photos / "z.jpg").save(photos / "b" / "broken.jpg")
     outcome = batch(photos, "-o", "out", *ours, "--resume")
@@ -195,7 +208,7 @@ def test_a_run_goes_on_behind_its_last_tar(batch: Command, photos: Path) -> None
     assert tars(Path("out")) == ["results-000001.tar", "results-000002.tar"]
 
 
-def test_what_was_in_a_tar_that_is_gone_is_done_again(
+def test_images_of_a_deleted_tar_are_explained_again(
     batch: Command, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tar_results, "MAX_IMAGES_PER_TAR", 2)
@@ -216,7 +229,7 @@ def test_the_other_format_is_another_setting(batch: Command, photos: Path) -> No
     assert "other settings: output_format: webdataset → files." in outcome.err
     assert batch(photos / "z.jpg", "-o", "files").status == 0
     facts = json.loads(Path("files/run.json").read_text())
-    del facts["settings"]["output_format"]  # as of an earlier version
+    del facts["settings"]["output_format"]  # An earlier version did not record the format.
     Path("files/run.json").write_text(json.dumps(facts))
     assert batch(photos / "z.jpg", "-o", "files", "--resume").status == 0
     outcome = batch(photos / "z.jpg", "-o", "files", "--resume", "--output-format", "webdataset")
@@ -244,7 +257,7 @@ def test_an_input_is_never_removed_or_replaced(batch: Command, photos: Path) -> 
     assert Path("out/results-000001.tar").read_bytes() == tar
 
 
-def test_tars_that_no_record_tells_of_are_not_mixed_with(batch: Command, photos: Path) -> None:
+def test_unrecorded_tars_are_not_added_to(batch: Command, photos: Path) -> None:
     ours = ("--output-format", "webdataset")
     Path("out").mkdir()
     Path("out/results-000007.tar").write_bytes(b"somebody's")
@@ -259,9 +272,9 @@ def test_tars_that_no_record_tells_of_are_not_mixed_with(batch: Command, photos:
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals are others here")
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("stop_signal", [signal.SIGKILL, signal.SIGINT])
 def test_every_picture_is_once_in_the_manifest_and_in_the_tars_after_a_run_was_stopped(
-    folder: Path, photo: Photo, how: signal.Signals
+    folder: Path, photo: Photo, stop_signal: signal.Signals
 ) -> None:
     picture = Image.open(photo("coffee.jpg")).convert("RGB").reduce(8)
     (folder / "in").mkdir()
@@ -279,7 +292,7 @@ def test_every_picture_is_once_in_the_manifest_and_in_the_tars_after_a_run_was_s
     deadline = time.monotonic() + 60
     while not (folder / "out" / "results-000002.tar").exists() and time.monotonic() < deadline:
         time.sleep(0.005)
-    process.send_signal(how)
+    process.send_signal(stop_signal)
     process.wait()
     before = len(gradcam.read_manifest(folder / "out"))
     assert 7 <= before < 30
@@ -327,8 +340,8 @@ def test_tars_in_a_store_whose_records_were_not_written_are_not_done_again(
     ours = ("--output-format", "webdataset")
     with objects():
         store = Store("objects://bucket/out")
-        with monkeypatch.context() as killed:  # what waits in memory is lost
-            killed.setattr(StoreResults, "_write", lambda self: None)
+        with monkeypatch.context() as patch:  # A killed process loses the records that it holds in memory.
+            patch.setattr(StoreResults, "_write", lambda self: None)
             assert batch(photos, "-o", store.url, *ours).status == 1
         assert "manifest/00001.jsonl" not in store.find()
         before = {name: store.read(name) for name in store.find() if name.endswith(".tar")}
@@ -341,8 +354,8 @@ def test_tars_in_a_store_whose_records_were_not_written_are_not_done_again(
 # Without a model
 
 
-class Kept:
-    """OpenRun in memory."""
+class RunInMemory:
+    """Stands in for OpenRun, and keeps its records in memory."""
 
     place = None
     notes = ()
@@ -391,14 +404,14 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ResultWrit
             yield Bucket(Store("objects://bucket/out"))
 
 
-def start(place: Any, mode: Mode = "new", done: frozenset[str] = frozenset()) -> tuple[TarResults, Kept]:
-    kept = Kept(done)
-    return TarResults(kept, place, ShardFiles(), STEMS, mode), kept
+def start(place: Any, mode: Mode = "new", done: frozenset[str] = frozenset()) -> tuple[TarResults, RunInMemory]:
+    run = RunInMemory(done)
+    return TarResults(run, place, ShardFiles(), STEMS, mode), run
 
 
-def test_records_are_kept_when_their_tar_is_there(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_are_written_after_their_tar(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tar_results, "MAX_IMAGES_PER_TAR", 3)
-    results, kept = start(place)
+    results, run = start(place)
     results.append(failed(0), {})
     assert results.recorded == 1, "nothing keeps it"
     for number in (1, 2):
@@ -406,55 +419,53 @@ def test_records_are_kept_when_their_tar_is_there(place: Any, monkeypatch: pytes
     results.append(failed(3), {})
     assert (results.recorded, ShardFiles().find_tars(to_reader(place.root).list_names())) == (1, [])
     results.append(*record(4))
-    assert [one.image for one in kept.records] == ["0.jpg", "1.jpg", "2.jpg", "3.jpg", "4.jpg"]
+    assert [entry.image for entry in run.records] == ["0.jpg", "1.jpg", "2.jpg", "3.jpg", "4.jpg"]
     assert ShardFiles().find_tars(to_reader(place.root).list_names()) == [1]
     results.append(*record(5))
     results.close(["a"])
     results.close()
     first, second = "results-000001.tar", "results-000002.tar"
-    assert [one.tar for one in kept.records] == [None, first, first, None, first, second]
-    assert (kept.order, kept.closed) == (["a"], 1)
+    assert [entry.tar for entry in run.records] == [None, first, first, None, first, second]
+    assert (run.order, run.closed) == (["a"], 1)
     assert set(to_reader(place.root).list_names()) == {"results-000001.tar", "results-000002.tar"}
     with to_reader(place.root).open("results-000001.tar") as file, tarfile.open(fileobj=io.BytesIO(file.read())) as tar:
         assert tar.getnames() == ["1.gradcam.jpg", "1.json", "2.gradcam.jpg", "2.json", "4.gradcam.jpg", "4.json"]
 
 
-def test_nothing_is_left_of_nothing(place: Any) -> None:
-    results, kept = start(place)
+def test_a_run_without_results_leaves_no_tar(place: Any) -> None:
+    results, run = start(place)
     results.append(failed(0), {})
     results.close()
-    assert (len(kept.records), to_reader(place.root).list_names()) == (1, [])
+    assert (len(run.records), to_reader(place.root).list_names()) == (1, [])
 
 
-def test_a_tar_that_was_kept_before_its_records_were_is_recorded_when_it_goes_on(
-    place: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    results, kept = start(place)
+def test_resuming_records_a_tar_whose_records_were_not_written(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    results, run = start(place)
     for number in range(4):
         results.append(*record(number))
 
     def stop(record: Record, files: Any) -> Record:
         if record.image == "2.jpg":
             raise KeyboardInterrupt
-        return Kept.append(kept, record, files)
+        return RunInMemory.append(run, record, files)
 
-    monkeypatch.setattr(kept, "append", stop)
+    monkeypatch.setattr(run, "append", stop)
     with pytest.raises(KeyboardInterrupt):
         results.close()
-    assert [one.image for one in kept.records] == ["0.jpg", "1.jpg"]
-    results, later = start(place, "resume", frozenset({"0.jpg", "1.jpg"}))
-    assert [one.image for one in later.records] == ["2.jpg", "3.jpg"]
+    assert [entry.image for entry in run.records] == ["0.jpg", "1.jpg"]
+    results, resumed_run = start(place, "resume", frozenset({"0.jpg", "1.jpg"}))
+    assert [entry.image for entry in resumed_run.records] == ["2.jpg", "3.jpg"]
     assert results.done == {"0.jpg", "1.jpg", "2.jpg", "3.jpg"}
     results.append(*record(5))
     results.close()
-    assert later.records[-1].tar == "results-000002.tar"
+    assert resumed_run.records[-1].tar == "results-000002.tar"
     for mode in ("new", "overwrite"):
         with pytest.raises(OutputError, match=r"contains results-000001\.tar, which belongs to no recorded run"):
             start(place, mode)  # type: ignore[arg-type]
 
 
 def test_several_tars_whose_records_were_lost_are_recorded_once(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where records are kept in a store, a part of many at a time."""
+    """A store writes many records at a time, so the records of several tars can be lost together."""
     monkeypatch.setattr(tar_results, "MAX_IMAGES_PER_TAR", 2)
     results, _ = start(place)
     for number in range(7):
@@ -463,15 +474,15 @@ def test_several_tars_whose_records_were_lost_are_recorded_once(place: Any, monk
     opened = []
     read = tar_results._read_records
     monkeypatch.setattr(tar_results, "_read_records", lambda tars, name: opened.append(name) or read(tars, name))
-    results, later = start(place, "resume", frozenset({"0.jpg", "1.jpg", "2.jpg"}))
-    assert [one.image for one in later.records] == ["3.jpg", "4.jpg", "5.jpg", "6.jpg"]
-    assert [one.tar for one in later.records] == [f"results-00000{number}.tar" for number in (2, 3, 3, 4)]
+    results, resumed_run = start(place, "resume", frozenset({"0.jpg", "1.jpg", "2.jpg"}))
+    assert [entry.image for entry in resumed_run.records] == ["3.jpg", "4.jpg", "5.jpg", "6.jpg"]
+    assert [entry.tar for entry in resumed_run.records] == [f"results-00000{number}.tar" for number in (2, 3, 3, 4)]
     assert len(opened) == 4, "up to one that is recorded, in which the others end"
-    results, later = start(place, "resume", results.done)
-    assert (later.records, opened[4:]) == ([], ["results-000004.tar"])
+    results, resumed_run = start(place, "resume", results.done)
+    assert (resumed_run.records, opened[4:]) == ([], ["results-000004.tar"])
 
 
-def test_a_tar_of_others_is_not_gone_on_behind(tmp_path: Path) -> None:
+def test_a_run_does_not_continue_after_a_foreign_tar(tmp_path: Path) -> None:
     place = Disk(tmp_path, tmp_path)
     for data in (b"", b"nonsense" * 200):
         (tmp_path / "results-000003.tar").write_bytes(data)
@@ -483,12 +494,12 @@ def test_a_tar_of_others_is_not_gone_on_behind(tmp_path: Path) -> None:
         start(place, "resume")
 
 
-def test_a_sample_that_was_cut_off_is_in_no_tar(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_truncated_sample_is_in_no_tar(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from webdataset import TarWriter
 
     write = TarWriter.write
     for error in (OSError(28, "No space left on device"), KeyboardInterrupt()):
-        results, kept = start(place)
+        results, run = start(place)
         results.append(*record(1))
 
         def fail(self: Any, sample: Any, error: BaseException = error) -> int:
@@ -503,17 +514,17 @@ def test_a_sample_that_was_cut_off_is_in_no_tar(place: Any, monkeypatch: pytest.
         )
         monkeypatch.setattr(TarWriter, "write", write)
         results.close()
-        assert (kept.records, kept.closed, to_reader(place.root).list_names()) == ([], 1, [])
+        assert (run.records, run.closed, to_reader(place.root).list_names()) == ([], 1, [])
 
 
-def test_a_tar_that_cannot_be_put_in_its_place(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    results, kept = start(place)
+def test_a_tar_that_cannot_be_moved_to_its_place(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    results, run = start(place)
     results.append(*record(1))
     monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     monkeypatch.setattr(Store, "upload", lambda *_: (_ for _ in ()).throw(PermissionError(13, "Access Denied")))
     with pytest.raises(OutputError, match="--resume|--output"):
         results.close()
-    assert (kept.records, kept.closed, to_reader(place.root).list_names()) == ([], 1, [])
+    assert (run.records, run.closed, to_reader(place.root).list_names()) == ([], 1, [])
 
 
 def test_keys_have_no_dots_and_are_unique() -> None:
@@ -523,17 +534,17 @@ def test_keys_have_no_dots_and_are_unique() -> None:
     }  # fmt: skip
 
 
-def test_fields_are_what_stands_behind_a_stem() -> None:
+def test_fields_are_the_part_after_a_stem() -> None:
     assert name_field("A", "A-gradcam-285-Egyptian_cat.jpg") == "gradcam-285-egyptian_cat.jpg"
     assert name_field("b/x.y", "b/x.y-gradcam.jpg") == "gradcam.jpg"
     assert name_field("a", "a-gradcam-281-tabby-layer4.1.npy") == "gradcam-281-tabby-layer4.1.npy"
     assert name_field("b/long", "b/lo-12345678-gradcam.jpg") == "lo-12345678-gradcam.jpg"
 
 
-def test_long_and_foreign_names_come_back(place: Any) -> None:
+def test_long_and_non_ascii_names_are_preserved(place: Any) -> None:
     stem = "ordner/" * 20 + "猫é" * 20
-    kept = Kept()
-    results = TarResults(kept, place, ShardFiles(), {"x.jpg": stem}, "new")
+    run = RunInMemory()
+    results = TarResults(run, place, ShardFiles(), {"x.jpg": stem}, "new")
     entry = Explained(1, "x", 1.0, "l", "gradcam", f"{stem}-gradcam.jpg", False)
     results.append(Record("x.jpg", "m", explained=(entry,)), {f"{stem}-gradcam.jpg": b"data"})
     results.close()
@@ -547,10 +558,10 @@ def test_long_and_foreign_names_come_back(place: Any) -> None:
     assert webdataset
 
 
-# What is refused
+# Refused options
 
 
-def test_what_cannot_be_had_is_said_at_once(batch: Command, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_options_are_refused_at_once(batch: Command, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outcome = batch(photos, "-o", "out", "--output-format", "webdataset", "--report")
     assert outcome.status == 2
     assert "--report needs files, but --output-format webdataset writes none" in outcome.err
@@ -618,14 +629,14 @@ def test_shards_by_braces(shards: str) -> None:
         list_inputs(f"{shards}/shard-{{000010..000012}}.tar")
 
 
-def test_fields_without_a_picture_are_left_out(tmp_path: Path) -> None:
+def test_fields_without_an_image_are_omitted(tmp_path: Path) -> None:
     samples = {"a.jpg": b"x", "a.json": b"x", "b.json": b"x", "x/a.txt": b"x", "README": b"x"}
     (tmp_path / "a.tar").write_bytes(make_shard(samples))
     listing = list_inputs(tmp_path / "a.tar")
     assert ([item.name for item in listing.items], listing.left_out) == (["a.jpg"], 3)
 
 
-def test_braces_of_what_is_no_shard_are_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_braces_that_match_no_shard_are_a_file_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "webdataset", None)
     (tmp_path / "{a,b}.jpg").write_bytes(b"x")
     (tmp_path / "{1..2}.tar").write_bytes(make_shard({"a.jpg": b"x"}))
@@ -636,30 +647,30 @@ def test_braces_of_what_is_no_shard_are_a_name(tmp_path: Path, monkeypatch: pyte
         list_inputs(tmp_path / "{3..4}.tar")
 
 
-def test_many_shards_in_a_store_are_looked_into_at_once_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked = []
+def test_many_shards_in_a_store_are_listed_in_parallel_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    listings = []
     list_archive = archives.list_archive
 
-    def look(where: str) -> Any:
-        looked.append((where, threading.current_thread().name))
-        time.sleep(0.01 if where.endswith("8.tar") else 0)
-        return list_archive(where)
+    def record_listing(address: str) -> Any:
+        listings.append((address, threading.current_thread().name))
+        time.sleep(0.01 if address.endswith("8.tar") else 0)
+        return list_archive(address)
 
-    monkeypatch.setattr(archives, "list_archive", look)
+    monkeypatch.setattr(archives, "list_archive", record_listing)
     with objects():
         for name, samples in SHARDS.items():
             Store("objects://bucket").write(name, make_shard(samples))
-        given = "objects://bucket/shard-{000008..000011}.tar"
-        names = [item.name for item in list_inputs([given, given]).items]
+        pattern = "objects://bucket/shard-{000008..000011}.tar"
+        names = [item.name for item in list_inputs([pattern, pattern]).items]
         assert [name.partition("/")[0] for name in names[::3]] == list(SHARDS)
-        assert len(looked) == 4
-        assert threading.main_thread().name not in {thread for _, thread in looked}
+        assert len(listings) == 4
+        assert threading.main_thread().name not in {thread for _, thread in listings}
         Store("objects://bucket").write("shard-000009.tar", b"nonsense" * 100)
         with pytest.raises(InputError, match=r"shard-000009\.tar: this archive is damaged"):
-            list_inputs(given)
+            list_inputs(pattern)
 
 
-def test_what_was_written_can_be_read_again(batch: Command, photos: Path) -> None:
+def test_written_tars_can_be_read_as_input(batch: Command, photos: Path) -> None:
     assert batch(photos, "-o", "out", "--output-format", "webdataset").status == 1
     listing = list_inputs("out/results-{000001..000001}.tar")
     assert [item.name for item in listing.items] == [
