@@ -200,7 +200,7 @@ class TestIntegratedGradients:
         torch.testing.assert_close(attribution.gaps, torch.zeros(2, 2), rtol=0, atol=2e-5)
 
     def test_more_steps_complete_it_on_the_embedded_network(self, classifier: gradcam.Classifier, photo: Any) -> None:
-        """Check that the gap falls slowly in a network with many kinks, and that the record reports it."""
+        """Check that the gap falls slowly in a network with many kinks, and that `gaps` reports it."""
         images = classifier.batch([gradcam.read_image(photo("koala.webp"))])[..., ::2, ::2]
         few, many = (integrated_gradients(classifier.model, images, steps=steps) for steps in (2, 32))
         assert few.gaps is not None
@@ -590,8 +590,8 @@ def test_passes_are_shared() -> None:
 
     assert count(input_gradients) == [True]
     assert count(guided_backpropagation) == [True]
-    single_class_passes = [False] * 3  # The first call runs one pass for each class.
-    assert count(guided_gradcam, layer="3") == [True, True, *single_class_passes]
+    single_image_passes = [False] * 3  # Only the first call also runs each image alone.
+    assert count(guided_gradcam, layer="3") == [True, True, *single_image_passes]
     assert count(guided_gradcam, layer="3") == [True, True]
     assert count(smoothgrad, samples=2) == [False, True, True]
     assert count(integrated_gradients, steps=2) == [False, False, True, True]

@@ -215,7 +215,7 @@ def test_a_view_changed_in_place_is_refused_if_its_base_is_used() -> None:
         lambda net, x: F.relu(x[:, :, 1:], inplace=True),
     ],
 )
-def test_what_hooks_cannot_reach_is_refused_and_counted(function: Callable[..., Tensor]) -> None:
+def test_relus_that_hooks_cannot_reach_are_counted_and_refused(function: Callable[..., Tensor]) -> None:
     with pytest.raises(gradcam.errors.ModelError, match=r"hooks cannot reach 1 of this model's.*nn\.ReLU module"):
         attribute(function, relu=nn.ReLU())
     with pytest.raises(gradcam.errors.ModelError, match="hooks cannot reach 3 of this"):

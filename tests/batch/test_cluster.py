@@ -191,7 +191,7 @@ def test_an_actor_returns_the_results_of_the_local_engine(
         assert {(details["node"], details["actor"]) for _, details in events} == {(socket.gethostname(), os.getpid())}
 
 
-def test_an_actor_leaves_out_images_of_a_store_that_does_not_answer_until_it_is_asked_again(
+def test_an_actor_postpones_images_of_a_store_that_does_not_answer(
     work: Work, act: Callable[[ActorJob], Actor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retry, "SHORT_RETRY_SECONDS", 0.05)
@@ -251,7 +251,7 @@ def load_another(device: str) -> gradcam.Classifier:
         ),
     ],
 )
-def test_an_actor_that_cannot_work_says_why(
+def test_an_actor_that_cannot_work_reports_the_reason(
     work: Work, disk: Disk, act: Callable[[ActorJob], Actor], *, change: dict[str, Any], kind: str, message: str
 ) -> None:
     saver = to_saver(work, disk)
@@ -456,7 +456,7 @@ def test_wrong_usage(gradcam_command: Command, photos: Path, folder: Path, monke
     assert batch("--engine", "ray") == 'Error: Ray is not installed: pip install ".[ray]" in a clone of gradcam\n'
 
 
-def test_a_broken_ray_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_broken_ray_is_reported_with_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "__init__.py").write_text("import no_such_module")
     monkeypatch.syspath_prepend(tmp_path)

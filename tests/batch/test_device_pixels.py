@@ -259,7 +259,9 @@ OUT_OF_MEMORY_ERRORS: list[Callable[[], Exception]] = [
 class TestNoRoom:
     @pytest.mark.slow
     @pytest.mark.parametrize("error", OUT_OF_MEMORY_ERRORS)
-    def test_a_stage_is_halved_and_says_so(self, photo: Photo, breaking: Any, stage: str, error: Any) -> None:
+    def test_the_batch_of_a_stage_is_halved_and_logged(
+        self, photo: Photo, breaking: Any, stage: str, error: Any
+    ) -> None:
         expected = explain(tiny(), copies(photo), batch_size=8)
         breaking(stage, error, max_images=3)
         events: Events = []
@@ -446,7 +448,9 @@ class TestChoice:
             ({"preprocess": SimpleNamespace(channels=3)}, "preprocessing is not a plain resize and crop of RGB"),
         ],
     )
-    def test_what_cannot_be_on_the_device(self, classifier: gradcam.Classifier, change: Any, reason: str) -> None:
+    def test_unsupported_settings_for_the_device(
+        self, classifier: gradcam.Classifier, change: Any, reason: str
+    ) -> None:
         changed = replace(classifier, **change)
         assert find_pixels("auto", changed) is None
         with pytest.raises(
@@ -544,7 +548,7 @@ class TestShell:
             shutil.copy(photo(name), folder / "photos" / name)
         return folder / "photos"
 
-    def test_run_json_says_what_was_used_and_resume_does_not_mix(
+    def test_run_json_records_the_choice_and_resume_requires_it(
         self, folder: Path, photos: Path, gradcam_command: Command
     ) -> None:
         options = ("batch", "photos", "-o", "out", "--device", "cpu")

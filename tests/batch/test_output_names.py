@@ -171,7 +171,7 @@ def test_a_unique_stem_is_kept(names: list[str]) -> None:
         assert (stem == stem_of_name) == (rivals == [name])
 
 
-def test_many_alike_take_no_time() -> None:
+def test_many_equal_names_take_no_time() -> None:
     names = ["".join(chr(1 + (number >> shift) % 30) for shift in (0, 5, 10)) + ".jpg" for number in range(2**15)]
     names = list(dict.fromkeys(names))
     assert len(set(plan(*names).values())) == len(names) > 20_000

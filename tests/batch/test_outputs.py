@@ -137,7 +137,7 @@ def test_a_map_is_written_to_the_last_bit(do: Callable[..., Work], photo: Photo)
     assert work.files() == {"sub/cat-gradcam-282-tiger_cat.npy", "sub/cat-gradcam-967-espresso.npy"}
 
 
-def test_a_heatmap_alone_lies_on_black_where_the_network_saw(do: Callable[..., Work], photo: Photo) -> None:
+def test_a_heatmap_file_is_black_outside_the_region(do: Callable[..., Work], photo: Photo) -> None:
     path = photo("cat_and_espresso.jpg")
     work = do(Saving(kinds=("heatmap",), format="png", alpha=0.1))
     (entry,) = work.save(path).record.explained
@@ -187,7 +187,7 @@ def test_a_panel_is_the_one_that_python_gives(do: Callable[..., Work], photo: Ph
     assert work.files() == {"sub/cat-compare.png"}
 
 
-def test_attributions_are_written_in_their_own_way(do: Callable[..., Work], photo: Photo) -> None:
+def test_attributions_are_drawn_as_attributions(do: Callable[..., Work], photo: Photo) -> None:
     path = photo("chelsea.jpg")
     kinds = ("overlay", "heatmap", "map", "panel")
     work = do(Saving(kinds=kinds, format="png"), attributions=("guided-gradcam",))
@@ -226,7 +226,7 @@ def test_the_record_has_all_documented_fields(do: Callable[..., Work], photo: Ph
     assert Record.from_json(record.to_json()) == record
 
 
-def test_class_and_layer_are_in_the_name_where_there_are_several(do: Callable[..., Work], photo: Photo) -> None:
+def test_class_and_layer_are_in_the_name_if_there_are_several(do: Callable[..., Work], photo: Photo) -> None:
     path = photo("cat_and_espresso.jpg")
     layers = ("layer3", "layer4")
     work = do(classes=(TIGER_CAT, ESPRESSO), layers=layers)
@@ -241,7 +241,7 @@ def test_class_and_layer_are_in_the_name_where_there_are_several(do: Callable[..
     assert {entry.overlay for entry in do().save(path, "top").record.explained} == {"top-gradcam.jpg"}
 
 
-def test_names_that_are_alike_get_numbers(do: Callable[..., Work], photo: Photo) -> None:
+def test_equal_names_get_numbers(do: Callable[..., Work], photo: Photo) -> None:
     work = do(Saving(kinds=("overlay", "heatmap", "map"), format="png"), layers=("layer3", "layer4"))
     result = work.find(photo("chelsea.jpg"))
     explanations = {

@@ -352,7 +352,7 @@ class TestBrokenPictures:
 class TestReaders:
     """Test user-defined readers, which read from files."""
 
-    def test_a_file_is_read_where_it_is(self, tmp_path: Path) -> None:
+    def test_a_file_is_read_from_its_path(self, tmp_path: Path) -> None:
         (tmp_path / "one.png").write_bytes(noise(1))
         paths = []
 
@@ -422,7 +422,7 @@ class TestReaders:
         assert str(error) == "one.png: cannot be opened (No such file or directory)"
 
     @pytest.mark.parametrize("own_reader", [True, False])
-    def test_an_audit_says_what_was_read(self, tmp_path: Path, own_reader: bool) -> None:
+    def test_an_audit_has_the_hash_of_the_data(self, tmp_path: Path, own_reader: bool) -> None:
         (tmp_path / "good.png").write_bytes(noise(1) + bytes(3 * 2**20))  # a file of several chunks
         (tmp_path / "broken.png").write_bytes(b"nothing")
         items = [*files(tmp_path, ("good.png", "broken.png")), Item("in_archive.png", Content(noise(2)))]
@@ -448,7 +448,7 @@ class TestOrder:
         names = explain_items(tiny(), INNER, noises(20), finish=finish, batch_size=3, workers=4)
         assert list(names) == [item.name for item in noises(20)]
 
-    def test_the_first_comes_before_the_last_is_asked_for(self) -> None:
+    def test_the_first_result_comes_before_the_last_item_is_requested(self) -> None:
         endless = (Item(f"{i}.png", Content(noise(0))) for i in itertools.count())
         stream = explain_items(tiny(), INNER, endless, finish=name, batch_size=2, workers=2)
         assert within(60, lambda: [next(stream) for _ in range(50)]) == [f"{i}.png" for i in range(50)]
@@ -589,7 +589,7 @@ class TestMemory:
             batch_size=8,
             log_event=lambda event, **details: events.append((event, details)),
         )
-        # The size stays small. Each image of the last part is run alone once.
+        # The batch size stays small. The two ones are images of the first batch, which are run alone once.
         assert sizes == [8, 4, 2, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 2]
         assert [details for event, details in events if event == "out of memory"] == [
             {"pictures": 8, "from_now_on": 4},

@@ -681,7 +681,7 @@ def test_written_tars_can_be_read_as_input(batch: Command, photos: Path) -> None
     assert read_samples(Path("again/results-000001.tar"))[0]["__key__"] == "chelsea_gradcam"
 
 
-def test_a_store_that_refuses_tars_is_told_of_as_for_files() -> None:
+def test_a_store_that_refuses_tars_is_reported_as_for_files() -> None:
     with objects() as fs:
         fs.failures.append(PermissionError(errno.EACCES, "Access Denied"))
         with pytest.raises(OutputError) as caught:

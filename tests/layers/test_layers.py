@@ -38,7 +38,7 @@ def test_layers_are_listed_from_last_to_first_and_blocks_before_their_parts() ->
     model = torchvision.models.resnet18(weights=None).eval()
     names = layers_with_grid(model, to_batch(torch.zeros(1, 3, 64, 64)))
     assert names[:3] == ["layer4", "layer4.1", "layer4.1.bn2"]
-    assert "layer4.1.relu" not in names  # It runs twice, so each call is listed.
+    assert "layer4.1.relu" not in names  # It runs twice, so each call has its own entry.
     assert "avgpool" not in names
     last = names.index("conv1")
     # The later calls of modules that run more than once come last.

@@ -203,7 +203,7 @@ def test_the_error_for_an_uncertain_layout_suggests_a_reshape() -> None:
     torch.testing.assert_close(explanation.maps, expected.maps)
 
 
-def test_channels_last_may_be_named_where_the_shape_could_be_either() -> None:
+def test_channels_last_may_be_given_for_an_ambiguous_shape() -> None:
     class Last(nn.Module):
         def __init__(self) -> None:
             super().__init__()

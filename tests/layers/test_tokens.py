@@ -206,7 +206,7 @@ def test_a_flattened_map_is_not_taken_for_tokens(
             (224, 224),
             [edge(28, 28)],
             None,
-        ),  # Four cells of 4 x 4 after a merger would leave registers, but the model has none.
+        ),  # 4 x 4 cells after a merger would leave four registers, but the model declares none.
     ],
 )
 def test_the_models_patches_decide_where_the_token_count_is_ambiguous(

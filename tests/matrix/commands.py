@@ -191,7 +191,7 @@ def check_batch(job: Job) -> Outcome:
         single, together = job.read_maps(job.output / "run"), job.read_maps(output)
         require(sorted(together) == ["other", "painted", "plain"], f"maps of {sorted(together)}")
         for name, expected in single.items() if job.task not in PLACED else ():
-            if name == "other":  # The report compares the two other images with this one.
+            if name == "other":  # the reference image of likeness targets
                 continue
             scale = max(abs(expected).max(), 1e-9)
             require(

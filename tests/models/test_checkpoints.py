@@ -1,4 +1,4 @@
-"""Checkpoints as trainers write them, read without running them; and files that are none."""
+"""Test checkpoints as training scripts write them, read without running code, and files that are no checkpoints."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def weights() -> Weights:
     return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
 
 
-def same(ours: Weights, theirs: Weights) -> bool:
+def have_same_tensors(ours: Weights, theirs: Weights) -> bool:
     return list(ours) == list(theirs) and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
@@ -53,7 +53,7 @@ def save(weights: Weights, path: Path, kind: str) -> Path:
 
 
 def refuse(path: Path) -> str:
-    """The message with which the file is refused; it begins with the path."""
+    """Return the message that refuses the file, without the path at its beginning."""
     with pytest.raises(ModelError) as caught:
         read_checkpoint(path)
     assert str(caught.value).startswith(f"{path}: ")
@@ -61,14 +61,14 @@ def refuse(path: Path) -> str:
 
 
 class Plan:
-    """A class of somebody's training script."""
+    """A class from a user's training script."""
 
     def __init__(self) -> None:
         self.rate = 0.1
 
 
 class Trap:
-    """Unpickled, it runs a command."""
+    """An object that runs a command when it is unpickled."""
 
     def __init__(self, function: Callable[..., Any], *arguments: object) -> None:
         self.call = (function, arguments)
@@ -104,7 +104,7 @@ def test_the_suffix_of_a_file_of_torch_does_not_matter(
     path = tmp_path / f"weights.{suffix}"
     torch.save({"state_dict": weights}, path, _use_new_zipfile_serialization=is_zip)
     checkpoint = read_checkpoint(str(path))
-    assert same(checkpoint.tensors, weights)
+    assert have_same_tensors(checkpoint.tensors, weights)
     assert (checkpoint.path, list(checkpoint.notes)) == (path, [])
 
 
@@ -113,37 +113,39 @@ def test_the_suffix_of_safetensors_does_not_matter(tmp_path: Path, weights: Weig
     path = tmp_path / f"weights.{suffix}"
     safetensors.torch.save_file(weights, path, metadata={"format": "pt"})
     tensors = read_checkpoint(path).tensors
-    assert same(dict(sorted(tensors.items())), dict(sorted(weights.items())))
+    assert have_same_tensors(dict(sorted(tensors.items())), dict(sorted(weights.items())))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_the_weights_are_found_in_layouts_of_trainers(
+def test_weights_are_read_from_the_layouts_of_training_libraries(
     tmp_path: Path, weights: Weights, layout: Callable[[Weights], Any]
 ) -> None:
     torch.save(layout(weights), tmp_path / "run.ckpt")
     checkpoint = read_checkpoint(tmp_path / "run.ckpt")
-    assert same(checkpoint.tensors, weights)
+    assert have_same_tensors(checkpoint.tensors, weights)
     assert not any(tensor.requires_grad for tensor in checkpoint.tensors.values())
     assert list(checkpoint.notes) == []
 
 
 @pytest.mark.parametrize("average", ["state_dict_ema", "model_ema", "ema", "ema_state_dict"])
 @pytest.mark.parametrize("plain", ["state_dict", "model", "net"])
-def test_averages_come_first_and_it_is_said(tmp_path: Path, weights: Weights, average: str, plain: str) -> None:
-    others = {name: tensor + 1 for name, tensor in weights.items()}
-    torch.save({plain: others, average: weights}, tmp_path / "run.pt")
+def test_averaged_weights_are_preferred_and_a_note_says_so(
+    tmp_path: Path, weights: Weights, average: str, plain: str
+) -> None:
+    other_weights = {name: tensor + 1 for name, tensor in weights.items()}
+    torch.save({plain: other_weights, average: weights}, tmp_path / "run.pt")
     checkpoint = read_checkpoint(tmp_path / "run.pt")
-    assert same(checkpoint.tensors, weights)
+    assert have_same_tensors(checkpoint.tensors, weights)
     assert list(checkpoint.notes) == [
         f"The file has several state dicts: '{average}' was loaded, and '{plain}' ignored."
     ]
 
 
-def test_averages_may_lie_deeper(tmp_path: Path, weights: Weights) -> None:
-    others = {name: tensor + 1 for name, tensor in weights.items()}
-    torch.save({"model": others, "ema": {"module": weights, "updates": 100}}, tmp_path / "run.pt")
+def test_averaged_weights_may_be_nested(tmp_path: Path, weights: Weights) -> None:
+    other_weights = {name: tensor + 1 for name, tensor in weights.items()}
+    torch.save({"model": other_weights, "ema": {"module": weights, "updates": 100}}, tmp_path / "run.pt")
     checkpoint = read_checkpoint(tmp_path / "run.pt")
-    assert same(checkpoint.tensors, weights)
+    assert have_same_tensors(checkpoint.tensors, weights)
     assert list(checkpoint.notes) == ["The file has several state dicts: 'ema.module' was loaded, and 'model' ignored."]
 
 
@@ -153,7 +155,7 @@ def test_several_unusual_sets_of_weights_are_refused(tmp_path: Path, weights: We
 
 
 @pytest.mark.parametrize(
-    ("content", "what"),
+    ("content", "message"),
     [
         ({"epoch": 3, "optimizer": {}}, "contains a dictionary of 'epoch', 'optimizer', expected a state dict"),
         ({}, "contains {}, expected a state dict"),
@@ -163,13 +165,13 @@ def test_several_unusual_sets_of_weights_are_refused(tmp_path: Path, weights: We
         ({"a": torch.ones(3).to_sparse()}, "'a' is quantised, sparse or without values"),
     ],
 )
-def test_a_file_without_plain_weights_is_refused(tmp_path: Path, content: object, what: str) -> None:
+def test_a_file_without_plain_weights_is_refused(tmp_path: Path, content: object, message: str) -> None:
     torch.save(content, tmp_path / "run.pt")
-    assert refuse(tmp_path / "run.pt").startswith(what)
+    assert refuse(tmp_path / "run.pt").startswith(message)
 
 
-# What lies beside the weights of trainings, as argparse, pathlib, NumPy and people's own classes have it.
-BESIDE = {
+# Objects that checkpoints contain besides weights: from argparse, pathlib and NumPy, and of users' classes.
+EXTRA_OBJECTS = {
     "argparse.Namespace": argparse.Namespace(lr=0.1, data="x"),
     "pathlib": {"folder": pathlib.PurePosixPath("/data")},
     "numpy": {"best": np.float64(0.9)},
@@ -177,8 +179,8 @@ BESIDE = {
 }
 
 
-def converting(message: str) -> str:
-    """The program in the second and last line of a message."""
+def read_program(message: str) -> str:
+    """Return the Python program in the second line of a two-line message."""
     _, line = message.splitlines()
     python, option, program = shlex.split(line)
     assert (python, option) == ("python", "-c")
@@ -186,46 +188,46 @@ def converting(message: str) -> str:
 
 
 @pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "old"])
-@pytest.mark.parametrize(("name", "beside"), BESIDE.items(), ids=BESIDE)
+@pytest.mark.parametrize(("name", "extra_object"), EXTRA_OBJECTS.items(), ids=EXTRA_OBJECTS)
 def test_objects_beside_the_weights_are_named_with_the_line_that_converts(
-    tmp_path: Path, weights: Weights, name: str, beside: object, is_zip: bool
+    tmp_path: Path, weights: Weights, name: str, extra_object: object, is_zip: bool
 ) -> None:
     path = tmp_path / "it's a run.ckpt"
-    content = {"epoch": 1, "state_dict": collections.OrderedDict(weights), "hyper_parameters": beside}
+    content = {"epoch": 1, "state_dict": collections.OrderedDict(weights), "hyper_parameters": extra_object}
     torch.save(content, path, _use_new_zipfile_serialization=is_zip)
     message = refuse(path)
     assert message.startswith("besides plain weights, the file contains objects")
     assert name in message.splitlines()[0]
     assert "If you trust the file" in message
     assert "with your own function, give --model FILE.py:FUNCTION." in message
-    exec(converting(message), {})
+    exec(read_program(message), {})
     converted = read_checkpoint(tmp_path / "it's a run-weights.pth")
-    assert same(converted.tensors, weights)
+    assert have_same_tensors(converted.tensors, weights)
 
 
 @pytest.mark.slow
-def test_the_line_works_in_a_shell(tmp_path: Path, weights: Weights) -> None:
+def test_the_conversion_command_works_in_a_shell(tmp_path: Path, weights: Weights) -> None:
     torch.save({"state_dict": weights, "hyper_parameters": argparse.Namespace()}, tmp_path / "run.ckpt")
     line = refuse(tmp_path / "run.ckpt").splitlines()[1].replace("python", shlex.quote(sys.executable), 1)
     subprocess.run(line, shell=True, check=True, timeout=300)
-    assert same(read_checkpoint(tmp_path / "run-weights.pth").tensors, weights)
+    assert have_same_tensors(read_checkpoint(tmp_path / "run-weights.pth").tensors, weights)
 
 
 @pytest.mark.parametrize("layout", ["bare", "nested", "average"])
-def test_the_line_reaches_the_weights_wherever_they_lie(tmp_path: Path, weights: Weights, layout: str) -> None:
-    others = {name: tensor + 1 for name, tensor in weights.items()}
+def test_the_conversion_command_reads_nested_weights(tmp_path: Path, weights: Weights, layout: str) -> None:
+    other_weights = {name: tensor + 1 for name, tensor in weights.items()}
     contents: dict[str, Any] = {
         "bare": {**weights, "args": argparse.Namespace()},
         "nested": {"model": {"state_dict": weights}, "args": argparse.Namespace()},
-        "average": {"model": others, "model_ema": weights, "args": argparse.Namespace()},
+        "average": {"model": other_weights, "model_ema": weights, "args": argparse.Namespace()},
     }
     torch.save(contents[layout], tmp_path / "run.pt")
-    exec(converting(refuse(tmp_path / "run.pt")), {})
-    assert same(read_checkpoint(tmp_path / "run-weights.pth").tensors, weights)
+    exec(read_program(refuse(tmp_path / "run.pt")), {})
+    assert have_same_tensors(read_checkpoint(tmp_path / "run-weights.pth").tensors, weights)
 
 
 class Small(nn.Module):
-    """A model that somebody pickled whole."""
+    """A model that a user pickled as a whole."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -279,8 +281,9 @@ def test_code_in_a_file_is_not_run(tmp_path: Path, weights: Weights, trap: Calla
         assert "weights_only=False" not in message
 
 
-def test_an_outline_makes_nothing(tmp_path: Path) -> None:
-    """Not even what the standard unpickler would make: what it gives is of this package's own classes."""
+def test_an_outline_creates_no_objects(tmp_path: Path) -> None:
+    """Outlines consist of this package's classes only; the objects that the standard unpickler creates are not
+    created."""
     trap = {"a": Trap(os.system, f"touch {tmp_path / 'sprung'}"), "b": Plan(), "c": collections.OrderedDict(x=1)}
     for protocol in range(6):
         outline = Outline(io.BytesIO(pickle.dumps(trap, protocol=protocol)))
@@ -291,7 +294,7 @@ def test_an_outline_makes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "sprung").exists()
 
 
-def test_an_outline_asks_no_table_of_the_process() -> None:
+def test_an_outline_reads_no_global_table() -> None:
     import copyreg
 
     copyreg.add_extension("os", "system", 240)
@@ -317,7 +320,7 @@ def save_script(path: Path) -> None:
 
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n"
-STRANGERS: dict[str, tuple[str, bytes | Callable[[Path], None], str]] = {
+OTHER_FILES: dict[str, tuple[str, bytes | Callable[[Path], None], str]] = {
     "empty": ("w.pth", b"", "is empty."),
     "empty safetensors": ("w.safetensors", b"", "is empty."),
     "zeros": ("w.pth", bytes(1000), "is damaged: it begins with zeros"),
@@ -346,9 +349,9 @@ STRANGERS: dict[str, tuple[str, bytes | Callable[[Path], None], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "content", "what"), STRANGERS.values(), ids=STRANGERS)
-def test_a_file_that_is_no_checkpoint_is_told(
-    tmp_path: Path, name: str, content: bytes | Callable[[Path], None], what: str
+@pytest.mark.parametrize(("name", "content", "message_start"), OTHER_FILES.values(), ids=OTHER_FILES)
+def test_a_file_that_is_no_checkpoint_is_refused(
+    tmp_path: Path, name: str, content: bytes | Callable[[Path], None], message_start: str
 ) -> None:
     path = tmp_path / name
     if isinstance(content, bytes):
@@ -356,22 +359,22 @@ def test_a_file_that_is_no_checkpoint_is_told(
     else:
         content(path)
     message = refuse(path)
-    assert message.startswith(what)
+    assert message.startswith(message_start)
     assert "\n" not in message
 
 
-def test_what_is_said_of_torchscript_works(tmp_path: Path) -> None:
+def test_the_command_for_torchscript_works(tmp_path: Path) -> None:
     save_script(tmp_path / "w.pt")
     command = refuse(tmp_path / "w.pt").partition("with ")[2].rstrip(".")
     command = command.replace("path", repr(str(tmp_path / "w.pt"))).replace("weights.pth", str(tmp_path / "new.pth"))
     exec(command, {"torch": torch})
     expected = torch.jit.load(str(tmp_path / "w.pt")).state_dict()
-    assert same(read_checkpoint(tmp_path / "new.pth").tensors, expected)
+    assert have_same_tensors(read_checkpoint(tmp_path / "new.pth").tensors, expected)
 
 
 @pytest.mark.parametrize("kind", ["zip", "old", "safetensors"])
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.7, 0.99])
-def test_a_cut_file_is_told(tmp_path: Path, weights: Weights, kind: str, share: float) -> None:
+def test_a_truncated_file_is_refused(tmp_path: Path, weights: Weights, kind: str, share: float) -> None:
     path = save(weights, tmp_path / "cut.pth", kind)
     data = path.read_bytes()
     path.write_bytes(data[: int(share * len(data))])
@@ -380,7 +383,7 @@ def test_a_cut_file_is_told(tmp_path: Path, weights: Weights, kind: str, share: 
     assert "\n" not in message
 
 
-def test_a_folder_and_a_missing_file_are_told(tmp_path: Path) -> None:
+def test_a_folder_and_a_missing_file_are_refused(tmp_path: Path) -> None:
     assert refuse(tmp_path) == "cannot be opened (Is a directory), expected a checkpoint"
     assert refuse(tmp_path / "no.pth") == "cannot be opened (No such file or directory), expected a checkpoint"
 
@@ -395,7 +398,7 @@ def test_the_forced_unsafe_mode_of_torch_changes_nothing(
 
 
 def laughs(parts: str, levels: int = 12) -> bytes:
-    """A pickle of few bytes: at each level ten times the one before, in a tuple, a list, or a dictionary's key."""
+    """Return a short pickle that expands tenfold at each level, as a tuple, a list, or a dictionary's key."""
     make = b"l" if parts == "lists" else b"t"
     content = b"(" + b"K\1" * 10 + make + b"q\0"
     for level in range(1, levels):
@@ -404,7 +407,7 @@ def laughs(parts: str, levels: int = 12) -> bytes:
 
 
 def save_pickle(path: Path, content: bytes, kind: str) -> None:
-    """A checkpoint of torch.save's with another pickle in it, or a file that is nothing else."""
+    """Write the pickle into a checkpoint of torch.save, or as the whole file."""
     if kind == "bare":
         path.write_bytes(content)
         return
@@ -455,7 +458,7 @@ def test_a_checkpoint_that_unpacks_to_far_more_than_it_is_is_refused(tmp_path: P
 def test_no_pickle_in_a_zip_is_overlooked(tmp_path: Path, names: tuple[str, ...]) -> None:
     for bad in range(len(names)):
         with zipfile.ZipFile(tmp_path / "bomb.pt", "w") as archive, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of two members of one name
+            warnings.simplefilter("ignore")  # two members have the same name
             archive.writestr("a/version", b"3\n")
             archive.writestr("a/data.pkl" if len(names) == 1 else "a/other", b"\x80\x02N.")
             for i, name in enumerate(names):
@@ -471,7 +474,7 @@ def test_a_zip_behind_a_pickle_does_not_hide_it(tmp_path: Path, weights: Weights
 
 @pytest.mark.slow
 def test_a_checkpoint_of_a_long_training_is_read(tmp_path: Path, weights: Weights) -> None:
-    """Histories, nested settings, and tensors that share their values, as trainings save them."""
+    """Checkpoints of long trainings have histories, nested settings, and tensors that share their values."""
     settings: Any = 1
     for _ in range(40):
         settings = {"inner": [settings]}
@@ -479,7 +482,7 @@ def test_a_checkpoint_of_a_long_training_is_read(tmp_path: Path, weights: Weight
     content = {"state_dict": {**weights, "tied": weights["fc.weight"]}, "history": history, "settings": settings}
     for kind in (True, False):
         torch.save(content, tmp_path / "run.pt", _use_new_zipfile_serialization=kind)
-        assert same(read_checkpoint(tmp_path / "run.pt").tensors, content["state_dict"])
+        assert have_same_tensors(read_checkpoint(tmp_path / "run.pt").tensors, content["state_dict"])
 
 
 def test_a_tensor_that_repeats_a_few_values_without_an_end_is_refused(tmp_path: Path, weights: Weights) -> None:
@@ -533,7 +536,7 @@ def test_a_pipe_in_place_of_a_checkpoint_is_not_waited_for(tmp_path: Path) -> No
 
 
 def test_a_refused_pickle_spoils_no_other(tmp_path: Path) -> None:
-    """Texts that are grown without an end are of the file that does so alone."""
+    """Text that a pickle grows without limit is limited for that file only."""
     (tmp_path / "bad.pth").write_bytes(b"\x80\x02X\x01\0\0\0a" + b"X\x01\0\0\0ba" * 250 + b".")
     with pytest.raises(ModelError):
         read_checkpoint(tmp_path / "bad.pth")

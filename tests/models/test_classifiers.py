@@ -1,4 +1,4 @@
-"""The classifier that comes with the package: its network against timm's, and its explanations of photographs."""
+"""Test the embedded classifier: its network against timm's, and its explanations of photographs."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ CAT_AND_CUP = "cat_and_espresso.jpg"
 
 
 @pytest.fixture(scope="module")
-def explained(classifier: gradcam.Classifier, photo: Photo) -> gradcam.Explanation:
-    """The cat and the cup, each by its own name."""
+def explanation(classifier: gradcam.Classifier, photo: Photo) -> gradcam.Explanation:
+    """Return the explanation of the cat and of the cup."""
     return classifier.explain(photo(CAT_AND_CUP), target=[["Egyptian cat", "espresso"]])
 
 
@@ -101,8 +101,8 @@ def test_the_photographs_are_recognised(classifier: gradcam.Classifier, photo: P
     assert explanation.output.argmax().item() == index
 
 
-def test_the_cat_is_on_the_left_and_the_cup_on_the_right(explained: gradcam.Explanation) -> None:
-    cat, cup = explained.heatmaps[0]
+def test_the_cat_is_on_the_left_and_the_cup_on_the_right(explanation: gradcam.Explanation) -> None:
+    cat, cup = explanation.heatmaps[0]
     assert cat[:, :112].sum() / cat.sum() > 0.8
     assert cup[:, 112:].sum() / cup.sum() > 0.7
 
@@ -117,7 +117,7 @@ def test_loading_and_explaining_import_no_torchvision(photo: Photo) -> None:
     assert result.stdout == "[]\n"
 
 
-def test_the_batch_is_what_preprocess_gives(classifier: gradcam.Classifier, photo: Photo) -> None:
+def test_a_batch_stacks_the_preprocessed_images(classifier: gradcam.Classifier, photo: Photo) -> None:
     pictures = [gradcam.read_image(photo(name)) for name in ("coffee.jpg", "koala.webp")]
     torch.testing.assert_close(classifier.batch(pictures), torch.stack([classifier.preprocess(p) for p in pictures]))
 
@@ -181,29 +181,31 @@ def test_a_target_may_be_a_function(classifier: gradcam.Classifier, photo: Photo
     assert explanation.scores.item() == pytest.approx((explanation.output[0, 967] - explanation.output[0, 968]).item())
 
 
-def test_probabilities_are_the_softmax_of_the_output(explained: gradcam.Explanation) -> None:
-    exponentials = np.exp(explained.output.double().numpy())
-    np.testing.assert_allclose(explained.probabilities().numpy(), exponentials / exponentials.sum(), rtol=1e-5)
+def test_probabilities_are_the_softmax_of_the_output(explanation: gradcam.Explanation) -> None:
+    exponentials = np.exp(explanation.output.double().numpy())
+    np.testing.assert_allclose(explanation.probabilities().numpy(), exponentials / exponentials.sum(), rtol=1e-5)
 
 
-def test_an_overlay_lies_on_what_the_network_saw(
-    classifier: gradcam.Classifier, photo: Photo, explained: gradcam.Explanation
+def test_an_overlay_covers_the_region_that_the_network_sees(
+    classifier: gradcam.Classifier, photo: Photo, explanation: gradcam.Explanation
 ) -> None:
     picture = gradcam.read_image(photo(CAT_AND_CUP))
     assert classifier.region(*picture.shape[:2]) == (40, 120, 560, 560)
     for k in (0, 1):
-        expected = gradcam.overlay(picture, explained.heatmaps[0, k], region=(40, 120, 560, 560), outline=True)
-        np.testing.assert_array_equal(explained.overlay(0, k), expected)
+        expected = gradcam.overlay(picture, explanation.heatmaps[0, k], region=(40, 120, 560, 560), outline=True)
+        np.testing.assert_array_equal(explanation.overlay(0, k), expected)
     outside = np.ones(picture.shape[:2], dtype=bool)
     outside[40:600, 120:680] = False
-    np.testing.assert_array_equal(explained.overlay()[outside], picture[outside])
-    assert (explained.overlay() != picture).any()
+    np.testing.assert_array_equal(explanation.overlay()[outside], picture[outside])
+    assert (explanation.overlay() != picture).any()
 
 
-def test_an_overlay_takes_an_opacity_and_a_colour_map(photo: Photo, explained: gradcam.Explanation) -> None:
+def test_an_overlay_takes_an_opacity_and_a_colour_map(photo: Photo, explanation: gradcam.Explanation) -> None:
     picture = gradcam.read_image(photo(CAT_AND_CUP))
-    expected = gradcam.overlay(picture, explained.heatmaps[0, 1], alpha=0.8, colormap="jet", region=(40, 120, 560, 560))
-    np.testing.assert_array_equal(explained.overlay(k=1, alpha=0.8, colormap="jet", outline=False), expected)
+    expected = gradcam.overlay(
+        picture, explanation.heatmaps[0, 1], alpha=0.8, colormap="jet", region=(40, 120, 560, 560)
+    )
+    np.testing.assert_array_equal(explanation.overlay(k=1, alpha=0.8, colormap="jet", outline=False), expected)
 
 
 def test_a_notebook_shows_the_overlay(classifier: gradcam.Classifier, photo: Photo) -> None:
@@ -220,8 +222,10 @@ def test_a_notebook_shows_pictures_in_rows_and_classes_in_columns(classifier: gr
     np.testing.assert_array_equal(array, sheet(rows))
 
 
-def test_an_explanation_prints_one_line(explained: gradcam.Explanation) -> None:
-    assert repr(explained) == "ImageExplanation(1 image(s), 2 map(s) each, gradcam at layer4, 7 x 7 to 224 x 224, cpu)"
+def test_an_explanation_prints_one_line(explanation: gradcam.Explanation) -> None:
+    assert (
+        repr(explanation) == "ImageExplanation(1 image(s), 2 map(s) each, gradcam at layer4, 7 x 7 to 224 x 224, cpu)"
+    )
 
 
 def test_several_layers_are_explained_in_one_pass(classifier: gradcam.Classifier, photo: Photo) -> None:
@@ -244,9 +248,9 @@ def test_other_weights_are_used(classifier: gradcam.Classifier, photo: Photo, tm
     weights["head.3.bias"][105] += 100
     safetensors.torch.save_file(weights, tmp_path / "other.safetensors")
     for path in (tmp_path / "other.safetensors", str(tmp_path / "other.safetensors")):
-        other = gradcam.load_classifier(weights=path, device="cpu")
+        classifier_with_weights = gradcam.load_classifier(weights=path, device="cpu")
         expected = classifier.explain(photo("coffee.jpg"), target=105)
-        explanation = other.explain(photo("coffee.jpg"))
+        explanation = classifier_with_weights.explain(photo("coffee.jpg"))
         assert explanation.classes.item() == 105
         assert explanation.scores.item() == pytest.approx(expected.scores.item() + 100, abs=1e-3)
 
@@ -255,8 +259,8 @@ def test_weights_in_half_precision_are_computed_with_in_float32(classifier: grad
     weights = {name: tensor.half().contiguous() for name, tensor in classifier.model.state_dict().items()}
     weights |= {name: t for name, t in classifier.model.state_dict().items() if not t.is_floating_point()}
     safetensors.torch.save_file(weights, tmp_path / "half.safetensors")
-    other = gradcam.load_classifier(weights=tmp_path / "half.safetensors", device="cpu")
-    for name, tensor in other.model.state_dict().items():
+    half_classifier = gradcam.load_classifier(weights=tmp_path / "half.safetensors", device="cpu")
+    for name, tensor in half_classifier.model.state_dict().items():
         assert torch.equal(tensor, classifier.model.state_dict()[name]), name
 
 
@@ -339,12 +343,12 @@ def test_options_of_a_wrong_type_are_refused(options: dict[str, Any], message: s
 
 
 @pytest.mark.parametrize("pictures", [3, None, 1.5])
-def test_what_are_no_pictures_is_refused(classifier: gradcam.Classifier, pictures: Any) -> None:
+def test_invalid_batches_are_refused(classifier: gradcam.Classifier, pictures: Any) -> None:
     with pytest.raises(ImageError, match=f"images are {pictures}, expected a path"):
         classifier.explain(pictures)
 
 
-def test_a_map_that_is_not_there(classifier: gradcam.Classifier) -> None:
+def test_an_index_out_of_range_is_refused(classifier: gradcam.Classifier) -> None:
     explanation = classifier.explain(np.zeros((20, 20, 3), np.uint8), target=3)
     for index in ((1, 0), (0, 1), (-2, 0)):
         with pytest.raises(ImageError, match="there are 1 image\\(s\\), with 1 map\\(s\\) each"):
@@ -395,7 +399,7 @@ def test_an_unknown_precision_is_refused(precision: str) -> None:
         (3, ImageError, "The images are 3, expected a path, .*, or a sequence"),
     ],
 )
-def test_what_is_no_picture_is_refused(
+def test_invalid_images_are_refused(
     classifier: gradcam.Classifier, pictures: object, error: type[GradcamError], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -416,7 +420,7 @@ def test_what_is_no_picture_is_refused(
         ({"method": "gradcm"}, GradcamError, "'gradcam'"),
     ],
 )
-def test_what_cannot_be_explained_is_refused(
+def test_invalid_targets_are_refused(
     classifier: gradcam.Classifier, photo: Photo, options: dict[str, object], error: type[GradcamError], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -427,10 +431,10 @@ def test_what_cannot_be_explained_is_refused(
 def test_a_picture_of_extreme_size_is_explained(classifier: gradcam.Classifier, size: tuple[int, int]) -> None:
     picture = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
     explanation = classifier.explain(picture)
-    result = explanation.overlay()
-    top, left, rows, columns = classifier.region(*size)
-    result[top : top + rows, left : left + columns] = picture[top : top + rows, left : left + columns]
-    np.testing.assert_array_equal(result, picture)
+    overlay = explanation.overlay()
+    y0, x0, rows, columns = classifier.region(*size)
+    overlay[y0 : y0 + rows, x0 : x0 + columns] = picture[y0 : y0 + rows, x0 : x0 + columns]
+    np.testing.assert_array_equal(overlay, picture)
 
 
 @pytest.mark.parametrize(
@@ -445,12 +449,12 @@ def test_a_gpu_explains_as_the_processor_does(classifier: gradcam.Classifier, ph
     assert abs(ours.overlay().astype(int) - expected.overlay()).mean() < 1
 
 
-def test_rivals_go_by_their_labels_too(classifier: gradcam.Classifier, photo: Callable[[str], Path]) -> None:
-    actual = [
+def test_rival_classes_may_be_given_as_labels(classifier: gradcam.Classifier, photo: Callable[[str], Path]) -> None:
+    explanations = [
         classifier.explain(photo("koala.webp"), target=ClassTarget("koala", score="contrast", against=against))
         for against in ("wombat", ["wombat"], 106, ["wombat", 106])
     ]
-    for item in actual:
-        assert torch.equal(item.maps, actual[0].maps)
-    logits = actual[0].output[0]
-    assert actual[0].scores.item() == pytest.approx((logits[105] - logits[106]).item(), abs=1e-4)
+    for explanation in explanations:
+        assert torch.equal(explanation.maps, explanations[0].maps)
+    logits = explanations[0].output[0]
+    assert explanations[0].scores.item() == pytest.approx((logits[105] - logits[106]).item(), abs=1e-4)

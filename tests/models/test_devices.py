@@ -1,4 +1,4 @@
-"""Where things are computed: the choice of a device, and models that lie on several."""
+"""Test the choice of a device, and models that are spread over several devices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.helpers import TINY, tiny_model
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A machine that claims to have these kinds of devices."""
+    """Return a function that makes PyTorch claim to have these kinds of devices."""
 
     def claim(*kinds: str) -> None:
         empty = torch.empty
@@ -34,14 +34,14 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("kinds", "chosen"), [(("cuda", "mps"), "cuda"), (("mps",), "mps"), (("cuda",), "cuda"), ((), "cpu")]
+    ("kinds", "device"), [(("cuda", "mps"), "cuda"), (("mps",), "mps"), (("cuda",), "cuda"), ((), "cpu")]
 )
-def test_auto_is_cuda_then_mps_then_the_cpu(machine: Any, kinds: tuple[str, ...], chosen: str) -> None:
+def test_auto_is_cuda_then_mps_then_the_cpu(machine: Any, kinds: tuple[str, ...], device: str) -> None:
     machine(*kinds)
-    assert find_device("auto") == torch.device(chosen)
+    assert find_device("auto") == torch.device(device)
 
 
-def test_a_device_that_is_not_there_is_named_in_one_line(machine: Any) -> None:
+def test_an_unavailable_device_is_named_in_one_line(machine: Any) -> None:
     machine("mps")
     with pytest.raises(
         ModelError,
@@ -51,7 +51,7 @@ def test_a_device_that_is_not_there_is_named_in_one_line(machine: Any) -> None:
 
 
 class Spread(nn.Module):
-    """The first layers on one device, the others on another."""
+    """A model with its first layers on one device and its last layers on another."""
 
     def __init__(self, first: str, second: str) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Spread(nn.Module):
 @pytest.mark.cuda
 @pytest.mark.parametrize("layer", ["first.2", "second.4"])
 @pytest.mark.parametrize("method", ["gradcam", "shapleycam", "ablationcam", "reciprocam", "scorecam", "rise"])
-def test_a_model_on_two_devices_is_explained_where_it_lies(layer: str, method: str) -> None:
+def test_a_model_on_two_devices_is_explained_on_its_devices(layer: str, method: str) -> None:
     plain = gradcam.explain(Spread("cpu", "cpu"), TINY, layer, method=method, target=2)
     explanation = gradcam.explain(Spread("cpu", "cuda"), TINY, layer, method=method, target=2)
     assert explanation.maps.device == explanation.scores.device == TINY.device

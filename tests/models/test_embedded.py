@@ -1,4 +1,4 @@
-"""The embedded EfficientNet-Lite0: TensorFlow's padding, and batch norms folded into convolutions."""
+"""Test the embedded EfficientNet-Lite0: TensorFlow's padding, and batch norms folded into convolutions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gradcam.models.providers.embedded import ConvolutionUnit, SamePaddedConv2d
 
 
 def pad_as_tensorflow(x: Tensor, kernel: int, stride: int) -> Tensor:
-    """Pad as TensorFlow documents "SAME": the output has ceil(size / stride) cells, and the odd pixel is the last."""
+    """Pad as TensorFlow documents "SAME": to ceil(size / stride) output cells, with an odd pixel at the end."""
     paddings = list[int]()
     for size in (x.shape[-1], x.shape[-2]):
         cells = (size + stride - 1) // stride
@@ -45,7 +45,7 @@ def run_by_hand(unit: ConvolutionUnit, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("kernel", [1, 3, 5])
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("groups", [1, 4])
-def test_units_compute_what_tensorflow_does(kernel: int, stride: int, groups: int) -> None:
+def test_units_agree_with_tensorflow(kernel: int, stride: int, groups: int) -> None:
     unit = make_unit(kernel, stride, groups)
     for height, width in ((5, 5), (6, 9), (7, 8), (8, 8), (11, 6)):
         x = torch.randn(2, 4, height, width)
@@ -92,7 +92,7 @@ def test_gradients_are_those_of_the_two_modules() -> None:
 
 
 @pytest.mark.parametrize("of", ["input", "weights", "norm"])
-def test_nothing_is_folded_where_gradients_flow(of: str) -> None:
+def test_batch_norms_are_not_folded_if_gradients_are_needed(of: str) -> None:
     unit, x = make_unit(), torch.randn(2, 4, 8, 8)
     expected = nn.Sequential(*unit)(x)
     assert not torch.equal(unit(x), expected)

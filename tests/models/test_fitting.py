@@ -1,4 +1,4 @@
-"""Checkpoints into models: names brought back to the model's, classes counted, differences told, and nothing by halves."""
+"""Test checkpoints loaded into models: renamed parameters, class counts, reported differences, no partial loading."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Rename = Callable[[str], str]
 
 
 class Small(nn.Module):
-    """Images (N,3,8,8) to logits."""
+    """A model that maps images (N,3,8,8) to logits."""
 
     def __init__(self, classes: int = 5, width: int = 4) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Small(nn.Module):
 
 
 class Wrapped(nn.Module):
-    """A model of which another one is a part."""
+    """A model that contains another model."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Wrapped(nn.Module):
 
 
 def trained(classes: int = 5, width: int = 4, seed: int = 3) -> Small:
-    """A model whose weights and statistics are all different from those of a new one."""
+    """Return a model whose weights and statistics all differ from those of a new model."""
     torch.manual_seed(seed)
     model = Small(classes, width).eval()
     with torch.no_grad():
@@ -69,7 +69,7 @@ def answer(model: nn.Module, size: int = 8) -> Tensor:
 
 
 def refuse(model: nn.Module, checkpoint: Checkpoint) -> str:
-    """The message with which the checkpoint is refused; the model is as it was."""
+    """Return the message that refuses the checkpoint, and check that the model is unchanged."""
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(ModelError) as caught:
         load_weights(model, checkpoint)
@@ -80,7 +80,7 @@ def refuse(model: nn.Module, checkpoint: Checkpoint) -> str:
 
 
 def loaded(weights: Checkpoint | nn.Module | Mapping[str, Tensor], model: nn.Module | None = None) -> list[str]:
-    """The notes on weights with which a new model answers as the trained one."""
+    """Load the weights into a new model, check that it predicts as the trained one, and return the notes."""
     model = model or Small()
     notes = list(load_weights(model, weights if isinstance(weights, Checkpoint) else checkpoint_of(weights)))
     assert torch.equal(answer(model), answer(trained()))
@@ -104,7 +104,7 @@ PREFIXES = (
 
 
 @pytest.mark.parametrize("prefix", [*PREFIXES, "densenet121.", "module.some.thing."])
-def test_the_one_prefix_is_taken_off_and_said(prefix: str) -> None:
+def test_a_common_prefix_is_removed_and_a_note_says_so(prefix: str) -> None:
     checkpoint = checkpoint_of(prefixed(prefix))
     assert count_classes(checkpoint, Small(1000)) == 5
     assert loaded(checkpoint) == [f"Prefix '{prefix}' removed from 9 names."]
@@ -118,7 +118,7 @@ def test_the_one_prefix_is_taken_off_and_said(prefix: str) -> None:
         lambda name: f"_orig_mod.{name.replace('features.', 'features._orig_mod.')}",
     ],
 )
-def test_the_marks_of_compiled_models_are_taken_out(rename: Rename) -> None:
+def test_the_prefixes_of_compiled_models_are_removed(rename: Rename) -> None:
     notes = loaded(checkpoint_of(trained(), rename))
     assert [re.sub(r"\d", "N", note) for note in notes] == ["'_orig_mod.' removed from N names."]
 
@@ -134,17 +134,17 @@ def test_the_wrappers_of_torch_itself() -> None:
         assert loaded(wrapped)
 
 
-PASSED_OVER = "tensor(s) that the model does not need were ignored, such as"
+IGNORED = "tensor(s) that the model does not need were ignored, such as"
 
 
 def test_an_averaged_model_of_torch() -> None:
     averaged = torch.optim.swa_utils.AveragedModel(trained())
-    assert loaded(averaged) == ["Prefix 'module.' removed from 9 names.", f"1 {PASSED_OVER} 'n_averaged'."]
+    assert loaded(averaged) == ["Prefix 'module.' removed from 9 names.", f"1 {IGNORED} 'n_averaged'."]
 
 
-def test_what_lies_outside_the_prefix_is_passed_over_and_said() -> None:
+def test_tensors_without_the_prefix_are_ignored_and_a_note_says_so() -> None:
     state = prefixed("model.") | {"criterion.weight": torch.ones(5), "teacher.fc.weight": torch.ones(5, 4)}
-    assert loaded(state) == ["Prefix 'model.' removed from 9 names.", f"2 {PASSED_OVER} 'criterion.weight'."]
+    assert loaded(state) == ["Prefix 'model.' removed from 9 names.", f"2 {IGNORED} 'criterion.weight'."]
 
 
 def test_names_outside_the_prefix_may_be_the_models() -> None:
@@ -152,7 +152,7 @@ def test_names_outside_the_prefix_may_be_the_models() -> None:
     assert loaded(checkpoint) == ["Prefix 'backbone.' removed from 7 names."]
 
 
-def test_where_something_is_missing_what_lies_outside_the_prefix_is_told() -> None:
+def test_tensors_without_the_prefix_are_reported_if_tensors_are_missing() -> None:
     state = prefixed("model.")
     state["head.weight"] = state.pop("model.fc.weight")
     message = refuse(Small(), checkpoint_of(state))
@@ -161,20 +161,23 @@ def test_where_something_is_missing_what_lies_outside_the_prefix_is_told() -> No
 
 
 @pytest.mark.parametrize(
-    ("other", "taken"),
+    ("ignored_prefix", "used_prefix"),
     [("model.", "ema_model.module."), ("a_teacher.", "model.")],
     ids=["an average", "a usual prefix"],
 )
-def test_of_two_models_the_average_and_the_usual_prefix_are_preferred(other: str, taken: str) -> None:
-    assert loaded(prefixed(other, 1) | prefixed(taken))[0] == f"Prefix '{taken}' removed from 9 names."
+def test_averaged_models_and_usual_prefixes_are_preferred(ignored_prefix: str, used_prefix: str) -> None:
+    assert (
+        loaded(prefixed(ignored_prefix, 1) | prefixed(used_prefix))[0]
+        == f"Prefix '{used_prefix}' removed from 9 names."
+    )
 
 
-def test_two_models_that_fit_alike_are_refused() -> None:
+def test_two_models_that_fit_equally_well_are_refused() -> None:
     message = refuse(Small(), checkpoint_of(prefixed("student.") | prefixed("teacher.")))
     assert message == "contains several models that fit equally well, 'student.', 'teacher.': save only one of them."
 
 
-def test_a_prefix_is_put_before_names_where_the_model_has_it() -> None:
+def test_a_prefix_of_the_model_is_added_to_names() -> None:
     assert count_classes(checkpoint_of(trained()), Wrapped(Small(1000))) == 5
     assert loaded(trained(), Wrapped(Small())) == ["Prefix 'densenet121.' added to 9 names."]
 
@@ -193,8 +196,8 @@ def test_a_larger_model_is_not_taken_for_a_smaller_one() -> None:
     assert "unexpected: 1 ('features.3.weight')" in refuse(Small(), checkpoint_of(state))
 
 
-def test_a_few_names_that_look_alike_are_no_prefix() -> None:
-    """Of another architecture, `layer.fc.weight` ends as the model's `fc.weight`: its names are told as they are."""
+def test_a_few_similar_names_are_no_prefix() -> None:
+    """In another architecture, `layer.fc.weight` ends like the model's `fc.weight`; messages list its full names."""
     state = {f"layer{i}.conv.weight": torch.ones(1) for i in range(9)} | {"layer9.fc.weight": torch.ones(5, 4)}
     message = refuse(Small(), checkpoint_of(state))
     assert "unexpected: 10 ('layer0.conv.weight', 'layer1.conv.weight', 'layer2.conv.weight', ...)" in message
@@ -203,7 +206,7 @@ def test_a_few_names_that_look_alike_are_no_prefix() -> None:
 
 
 class Weightless(TorchFunctionMode):
-    """New tensors without values are made on the meta device: models of any size are cheap, and count with real numbers."""
+    """Creates new tensors on the meta device, so that even large models are cheap to build."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = {**(kwargs or {}), "device": "meta"} if func is torch.empty else kwargs or {}
@@ -253,13 +256,14 @@ def test_classes_are_not_guessed() -> None:
     for model in (spatial, normed, nn.Sequential(nn.ReLU())):
         assert find_head(model) is None
         assert count_classes(checkpoint_of(model), model) is None
-    assert count_classes(checkpoint_of(trained(width=6)), Small()) is None  # as many features
+    # The checkpoint has as many features as classes.
+    assert count_classes(checkpoint_of(trained(width=6)), Small()) is None
     assert count_classes(checkpoint_of({"a": torch.ones(3)}), Small()) is None
     assert count_classes(checkpoint_of(trained(14)), Small()) == 14
 
 
 def old_densenet_name(name: str) -> str:
-    """As torchvision named DenseNet's parts until PyTorch 0.4, in the CheXNet that people still pass on."""
+    """Return torchvision's name for a DenseNet parameter before PyTorch 0.4, as in the published CheXNet."""
     name = re.sub(r"(denselayer\d+\.(?:norm|conv))([12])", r"\1.\2", name)
     return "module.densenet121." + name.replace("classifier.", "classifier.0.")
 
@@ -299,11 +303,11 @@ def test_a_vision_transformer_of_an_older_torchvision_loads() -> None:
     assert torch.equal(answer(model, 16), answer(source, 16))
 
 
-def test_old_spellings_that_are_the_models_own_stay() -> None:
-    def own() -> nn.Module:
+def test_names_in_the_old_spelling_stay_if_the_model_has_them() -> None:
+    def make_model() -> nn.Module:
         return nn.ModuleDict({"block": nn.ModuleDict({"mlp": nn.ModuleDict({"linear_1": nn.Linear(3, 4)})})})
 
-    source, model = own(), own()
+    source, model = make_model(), make_model()
     load_weights(model, checkpoint_of(source, lambda name: f"module.{name}"))
     for name, tensor in source.state_dict().items():
         assert torch.equal(model.state_dict()[name], tensor)
@@ -317,8 +321,8 @@ def test_a_head_within_a_sequential_is_followed(inner: str) -> None:
 
 
 @pytest.mark.parametrize("inner", ["classifier", "fc.0"])
-def test_a_head_that_may_be_another_thing_is_not_followed(inner: str) -> None:
-    """Under another name altogether, or with more behind it, a linear layer may be something else."""
+def test_an_uncertain_head_is_not_used(inner: str) -> None:
+    """A linear layer with an unrelated name, or with layers after it, may not be the head."""
     state = {name.replace("fc.", f"{inner}."): tensor for name, tensor in trained().state_dict().items()}
     if inner == "fc.0":
         state |= {"fc.2.weight": torch.ones(5, 5), "fc.2.bias": torch.ones(5)}
@@ -329,7 +333,7 @@ def test_a_head_that_may_be_another_thing_is_not_followed(inner: str) -> None:
 
 
 def test_a_layer_beside_the_head_is_not_taken_for_it() -> None:
-    """A classifier with its last layer at another place of a Sequential has other layers before it."""
+    """In a Sequential, the layers before the last one are no head."""
     source, model = (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 5)) for _ in range(2))
     head = {"classifier": model}
     renamed = checkpoint_of(nn.ModuleDict({"classifier": source}), lambda name: name.replace(".2.", ".1."))
@@ -337,7 +341,7 @@ def test_a_layer_beside_the_head_is_not_taken_for_it() -> None:
     assert "missing: 2 ('classifier.2.weight', 'classifier.2.bias')" in message
 
 
-def test_another_number_of_classes_is_told() -> None:
+def test_a_different_number_of_classes_is_reported() -> None:
     message = refuse(Small(1000), checkpoint_of(trained(14)))
     assert message.splitlines() == [
         "does not fit Small: 7 of the model's 9 tensors match.",
@@ -346,7 +350,7 @@ def test_another_number_of_classes_is_told() -> None:
     ]
 
 
-def test_another_size_of_the_architecture_is_told() -> None:
+def test_a_different_size_of_the_architecture_is_reported() -> None:
     state = trained().state_dict()
     state["features.0.weight"] = torch.ones(6, 3, 3, 3)
     state["features.5.weight"] = torch.ones(6)
@@ -357,7 +361,7 @@ def test_another_size_of_the_architecture_is_told() -> None:
 
 
 @pytest.mark.parametrize("name", ["features.1.running_mean", "features.1.weight", "fc.bias"])
-def test_whatever_counts_must_be_there(name: str) -> None:
+def test_tensors_that_affect_the_output_are_required(name: str) -> None:
     state = trained().state_dict()
     del state[name]
     assert f"missing: 1 ('{name}')" in refuse(Small(), checkpoint_of(state))
@@ -373,12 +377,12 @@ def test_counters_of_batch_norms_may_be_missing(device: str) -> None:
     assert model.features[1].num_batches_tracked.item() == 0
 
 
-def test_what_only_training_or_counting_needs_is_passed_over() -> None:
+def test_tensors_for_training_only_are_ignored() -> None:
     state = trained().state_dict() | {
         "AuxLogits.fc.weight": torch.ones(5, 4), "aux1.fc2.weight": torch.ones(2), "fc.total_ops": torch.ones(1),
         "total_params": torch.ones(1), "features.attn_mask": torch.ones(3),
     }  # fmt: skip
-    assert loaded(state) == [f"5 {PASSED_OVER} 'AuxLogits.fc.weight'."]
+    assert loaded(state) == [f"5 {IGNORED} 'AuxLogits.fc.weight'."]
 
 
 def test_auxiliary_heads_that_the_model_has_count() -> None:
@@ -394,7 +398,7 @@ def test_auxiliary_heads_that_the_model_has_count() -> None:
 
 
 class Windowed(Small):
-    """With a buffer that is worked out, as window attention has."""
+    """A model with a computed buffer, as window attention has."""
 
     def __init__(self, size: int = 3) -> None:
         super().__init__()
@@ -407,7 +411,7 @@ def test_worked_out_buffers_may_be_missing_or_of_another_size(size: int | None) 
     if size:
         state["relative_position_index"] = torch.zeros(size, dtype=torch.int64)
     model = Windowed()
-    assert loaded(state, model) == [f"1 {PASSED_OVER} 'relative_position_index'."]
+    assert loaded(state, model) == [f"1 {IGNORED} 'relative_position_index'."]
     assert model.relative_position_index.tolist() == [0, 1, 2]
 
 
@@ -451,13 +455,13 @@ def test_a_loaded_model_shares_nothing_with_the_file_or_the_checkpoint(tmp_path:
     addresses = {tensor.untyped_storage().data_ptr() for tensor in model.state_dict().values()}
     assert len(addresses) == len(state)
     assert addresses.isdisjoint(tensor.untyped_storage().data_ptr() for tensor in checkpoint.tensors.values())
-    with path.open("r+b") as file:  # as a training that goes on writes over it
+    with path.open("r+b") as file:  # A training that continues overwrites the file.
         file.write(b"\xff" * path.stat().st_size)
     assert torch.equal(answer(model), answer(trained()))
 
 
-def test_parameters_with_storage_stay_where_they_are() -> None:
-    """On their device, and shared by whatever shares them."""
+def test_parameters_with_storage_keep_their_device() -> None:
+    """Parameters stay on their device, and shared parameters stay shared."""
     model = Small()
     before = {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
     load_weights(model, checkpoint_of(trained()))
@@ -466,7 +470,7 @@ def test_parameters_with_storage_stay_where_they_are() -> None:
 
 @pytest.mark.parametrize("frozen", [True, False])
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_what_is_frozen_stays_frozen(frozen: bool, device: str) -> None:
+def test_frozen_parameters_stay_frozen(frozen: bool, device: str) -> None:
     with torch.device(device):
         model = Small().requires_grad_(not frozen)
     load_weights(model, checkpoint_of(trained()))
@@ -494,7 +498,7 @@ def test_weights_of_another_kind_are_refused(dtype: torch.dtype) -> None:
     assert refuse(Small(), checkpoint_of(state)) == f"'fc.weight' is {dtype}, expected torch.float32."
 
 
-def test_the_extra_state_of_modules_is_left_alone() -> None:
+def test_the_extra_state_of_modules_is_unchanged() -> None:
     class Stateful(Small):
         def get_extra_state(self) -> dict[str, int]:
             return {"steps": 3}

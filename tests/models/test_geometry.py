@@ -1,4 +1,4 @@
-"""Where images lie in what image processors return: against painted squares, and against transformers' own results."""
+"""Test where images lie in the output of image processors, with painted squares and against transformers' results."""
 
 from __future__ import annotations
 
@@ -57,13 +57,14 @@ PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
     "EomtPil": ("EomtPil", {"size": {"shortest_edge": 96, "longest_edge": 96}, "do_pad": True}),
     "DPT": ("DPT", {"size": SQUARE, "keep_aspect_ratio": True, "ensure_multiple_of": 16}),
     "DPT, padded": ("DPT", {"size": {"height": 90, "width": 90}, "do_pad": True, "size_divisor": 16}),
-    "ZoeDepth": ("ZoeDepth", {"size": SQUARE}),  # padding that mirrors the image
+    "ZoeDepth": ("ZoeDepth", {"size": SQUARE}),  # The padding mirrors the image.
     "ZoeDepthPil": ("ZoeDepthPil", {"size": SQUARE}),
     "GLPN": ("GLPN", {}),
     "CHMv2": ("CHMv2", {}),
     "VitPose": ("VitPose", {"size": {"height": 64, "width": 48}}),
     "VitPosePil": ("VitPosePil", {"size": {"height": 64, "width": 48}}),
-    "MobileViT": ("MobileViT", {"size": {"shortest_edge": 64}, "crop_size": SQUARE}),  # a crop beyond the image
+    # The crop is larger than the image.
+    "MobileViT": ("MobileViT", {"size": {"shortest_edge": 64}, "crop_size": SQUARE}),
     "Bit, a large crop": ("Bit", {"do_resize": False, "crop_size": {"height": 160, "width": 160}}),
     "Levit": ("Levit", {}),
     "ConvNext": ("ConvNext", {"size": {"shortest_edge": 96}}),
@@ -98,25 +99,25 @@ def noise(size: tuple[int, int]) -> Any:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", PROCESSORS)
-def test_a_painted_square_is_where_it_was_painted(name: str, size: tuple[int, int]) -> None:
+def test_a_painted_square_maps_back_to_its_place(name: str, size: tuple[int, int]) -> None:
     preprocess, notes = make_preprocess(make_processor(name))
     assert not any("known" in note for note in notes)
-    top, left, height, width = preprocess.region(*size)
-    row, column, side = top + height // 3, left + width // 3, min(height, width) // 4
+    y0, x0, height, width = preprocess.region(*size)
+    row, column, side = y0 + height // 3, x0 + width // 3, min(height, width) // 4
     image = np.full((*size, 3), 100, np.uint8)
-    plain = preprocess(image)
+    unpainted = preprocess(image)
     image[row : row + side, column : column + side] = 200
-    painted = (preprocess(image) - plain).mean(0).abs().double()
+    painted = (preprocess(image) - unpainted).mean(0).abs().double()
     profiles = [painted.sum(1), painted.sum(0)]
     centre = [float((profile * (torch.arange(len(profile)) + 0.5)).sum() / profile.sum()) for profile in profiles]
     window = preprocess.window(*size) or (0, 0, *painted.shape)
     y, x = (
         start + (place - first) * length / extent
-        for place, start, length, first, extent in zip(centre, (top, left), (height, width), window[:2], window[2:])
+        for place, start, length, first, extent in zip(centre, (y0, x0), (height, width), window[:2], window[2:])
     )
     assert (y, x) == pytest.approx((row + side / 2, column + side / 2), abs=1)
-    assert 0 <= top < top + height <= size[0]
-    assert 0 <= left < left + width <= size[1]
+    assert 0 <= y0 < y0 + height <= size[0]
+    assert 0 <= x0 < x0 + width <= size[1]
 
 
 @pytest.mark.parametrize(
@@ -125,12 +126,12 @@ def test_a_painted_square_is_where_it_was_painted(name: str, size: tuple[int, in
         ("Eomt", {"size": {"shortest_edge": 64, "longest_edge": None}, "do_split_image": True}, "into [23] crops"),
         ("LlavaNext", {}, "into [0-9] crops|does not depend|more than"),
         ("Mllama", {}, "does not depend on the image"),
-        ("Nougat", {}, "more than resize"),  # cuts the margins of each image
+        ("Nougat", {}, "more than resize"),  # It crops the margins of each image.
         ("Qwen2VL", {}, "rows of patches"),
         ("Pix2Struct", {}, "'pixel_values'"),
     ],
 )
-def test_what_cannot_be_undone_is_refused(kind: str, settings: Any, message: str) -> None:
+def test_steps_that_cannot_be_inverted_are_refused(kind: str, settings: Any, message: str) -> None:
     with pytest.raises(GradcamError, match=message) as refused:
         make_preprocess(getattr(T, f"{kind}ImageProcessor")(**settings))[0](noise((120, 241)))
     assert "\n" not in str(refused.value)
@@ -193,9 +194,9 @@ def test_boxes_are_those_of_transformers(kind: str, name: str, size: tuple[int, 
         output = model(pixel_values=pixels, **texts, **mask)
     expected = size
     if "padded" in name and (kind == "Yolos" or kind in OF_CANVAS):
-        # Their boxes are shares of the canvas, which transformers takes for the image.
+        # Their boxes are fractions of the canvas, and transformers treats the canvas as the image.
         window = preprocess.window(*size)
-        expected = tuple(side * total / own for side, total, own in zip(size, pixels.shape[2:], window[2:]))
+        expected = tuple(side * total / content for side, total, content in zip(size, pixels.shape[2:], window[2:]))
     reference = by_transformers(kind, output, [expected], 0.0)[0]["boxes"][:3]
     assert_boxes(boxes, reference)
 
@@ -220,13 +221,15 @@ def blocks(size: tuple[int, int]) -> Any:
 
 
 def run_transformers(model: Any, processor: Any, image: Any, **inputs: Any) -> tuple[Any, Tensor]:
-    made = processor.preprocess(to_pil(image), return_tensors="pt")
-    made = {name: made[name] for name in ("pixel_values", "pixel_mask") if name in made}
-    made["pixel_values"] = made["pixel_values"].double()
+    inputs_of_image = processor.preprocess(to_pil(image), return_tensors="pt")
+    inputs_of_image = {
+        name: inputs_of_image[name] for name in ("pixel_values", "pixel_mask") if name in inputs_of_image
+    }
+    inputs_of_image["pixel_values"] = inputs_of_image["pixel_values"].double()
     if "pixel_mask" not in inspect.signature(model.forward).parameters:
-        made.pop("pixel_mask", None)
+        inputs_of_image.pop("pixel_mask", None)
     with torch.no_grad():
-        return model(**made, **inputs), made["pixel_values"]
+        return model(**inputs_of_image, **inputs), inputs_of_image["pixel_values"]
 
 
 MASK_PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -242,7 +245,7 @@ MASK_PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", MASK_PROCESSORS)
 def test_masks_are_those_of_transformers(name: str, size: tuple[int, int]) -> None:
-    """Up to pixels of the network, in which the masks of the package are."""
+    """Compare up to network pixels, the resolution of the package's masks."""
     model: Any = copy.deepcopy(model_of(name))
     kind, settings = MASK_PROCESSORS[name]
     processor = getattr(T, f"{kind}ImageProcessor")(**settings)
@@ -253,7 +256,7 @@ def test_masks_are_those_of_transformers(name: str, size: tuple[int, int]) -> No
     image = blocks(size)
     output, pixels = run_transformers(model, processor, image, **inputs)
     _, _, *lengths = preprocess.window(*size) or (0, 0, *pixels.shape[2:])
-    # transformers takes the whole canvas for the image: this is the size of the canvas in pixels of the image.
+    # transformers treats the whole canvas as the image, so this is the size of the canvas in image pixels.
     canvas = [round(a * b / c) for a, b, c in zip(size, pixels.shape[2:], lengths)]
     labels = processor.post_process_semantic_segmentation(output, target_sizes=[tuple(canvas)])[0]
     labels = labels[: size[0], : size[1]]
@@ -293,7 +296,7 @@ def activation_change(activations: Tensor) -> Tensor:
 
 
 class Stack(nn.Module):
-    """A classifier of any input size."""
+    """A classifier for any input size."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -305,29 +308,29 @@ class Stack(nn.Module):
 
 
 @pytest.mark.parametrize("name", ["ViT, padded", "MobileViT", "Levit", "Donut"])
-def test_a_classifiers_map_is_on_what_was_painted(name: str) -> None:
+def test_a_classifiers_map_is_on_the_painted_area(name: str) -> None:
     torch.manual_seed(0)
     classifier = gradcam.load_classifier(Stack().eval(), size=96)
     classifier = replace(classifier, preprocess=make_preprocess(make_processor(name))[0])
-    plain = noise((120, 241))
-    painted = plain.copy()
+    unpainted = noise((120, 241))
+    painted = unpainted.copy()
     painted[70:100, 140:170] = 255, 0, 0
     change = gradcam.method("change", summary="distance of the activations from those of the first image")
-    explained = classifier.explain([plain, painted], "grid", method=change(activation_change), target=0)
-    heat = explained.heatmaps[1][0].double() ** 4
-    top, left, height, width = explained.regions[1]
+    explanation = classifier.explain([unpainted, painted], "grid", method=change(activation_change), target=0)
+    heat = explanation.heatmaps[1][0].double() ** 4
+    y0, x0, height, width = explanation.regions[1]
     rows, columns = (torch.arange(length) + 0.5 for length in heat.shape)
-    y = top + float((heat.sum(1) * rows).sum() / heat.sum()) * height / heat.shape[0]
-    x = left + float((heat.sum(0) * columns).sum() / heat.sum()) * width / heat.shape[1]
+    y = y0 + float((heat.sum(1) * rows).sum() / heat.sum()) * height / heat.shape[0]
+    x = x0 + float((heat.sum(0) * columns).sum() / heat.sum()) * width / heat.shape[1]
     assert (y, x) == pytest.approx((85, 155), abs=15)
     if (window := classifier.preprocess.window(120, 241)) and name != "Levit":
         with pytest.raises(ImageError, match="pads images"):
-            classifier.attribute(plain, "input-gradients", target=0)
-        assert window != (0, 0, *classifier.prepare(plain).image.shape[1:])
+            classifier.attribute(unpainted, "input-gradients", target=0)
+        assert window != (0, 0, *classifier.prepare(unpainted).image.shape[1:])
 
 
 PADDED = ("ViT, padded", "MobileViT", "Owlv2", "Detr, padded", "Donut")
-BOX = (140, 70, 170, 100)  # of what is painted
+BOX = (140, 70, 170, 100)  # the box around the painted area
 
 
 def padded_classifier(name: str) -> Any:
@@ -337,7 +340,7 @@ def padded_classifier(name: str) -> Any:
 
 
 def find_red(model: Any, images: Tensor, classes: Any) -> Tensor:
-    red = images.amax(1) - images.amin(1)  # in whichever order the processor returns the channels
+    red = images.amax(1) - images.amin(1)  # The processor may return the channels in any order.
     return (red > red.amax((1, 2), keepdim=True) / 2).float()
 
 
@@ -360,25 +363,25 @@ def test_annotations_of_a_padded_image_are_on_the_object(name: str, annotations:
     options: Any = {"metrics": ["energy-pointing"], "controls": [], "annotations": tmp_path / annotations}
     results = gradcam.evaluation.evaluate(padded_classifier(name), image, methods=[find_red], target="b", **options)
     (measurement,) = [measurement for measurement in results.measurements if measurement.metric == "energy-pointing"]
-    assert measurement.value > 0.8  # but for pixels on the border of the object
+    assert measurement.value > 0.8  # Pixels on the border of the object reduce the value.
 
 
 @pytest.mark.parametrize("name", PADDED)
-def test_a_verdict_shows_the_padding_that_the_map_covers(name: str) -> None:
+def test_the_image_of_a_report_includes_the_padding(name: str) -> None:
     classifier = padded_classifier(name)
     image = noise((120, 241))
     image[BOX[1] : BOX[3], BOX[0] : BOX[2]] = 255, 0, 0
     prepared = classifier.prepare(image)
-    shown = crop(image, find_canvas(classifier.preprocess, prepared))
-    red = torch.from_numpy((shown == (255, 0, 0)).all(2)).double()[None, None]
+    canvas = crop(image, find_canvas(classifier.preprocess, prepared))
+    red = torch.from_numpy((canvas == (255, 0, 0)).all(2)).double()[None, None]
     expected = find_red(None, prepared.image[None].double(), None)
-    actual = nn.functional.interpolate(red, expected.shape[1:], mode="area")[0] > 0.5
-    assert (actual != (expected > 0)).sum() <= 0.5 * expected.sum()
-    assert (actual & (expected > 0)).sum() > 0.7 * expected.sum()
+    mask = nn.functional.interpolate(red, expected.shape[1:], mode="area")[0] > 0.5
+    assert (mask != (expected > 0)).sum() <= 0.5 * expected.sum()
+    assert (mask & (expected > 0)).sum() > 0.7 * expected.sum()
 
 
 def test_a_missed_box_beside_padding() -> None:
-    """The lower end of a wide image lies in the middle of the canvas."""
+    """The lower edge of a wide image is in the middle of the canvas."""
     detector = replace(gradcam.load_detector(copy.deepcopy(lively("Detr"))), preprocess=Letterbox(64))
     box = (10.0, 62.0, 190.0, 98.0)
     explained = detector.explain(noise((100, 200)), target=MissedBox(box))
@@ -399,7 +402,7 @@ def test_a_mask_of_a_padded_image_comes_back() -> None:
     assert explained is not None
     assert explained[0][0].mask is not None
     difference = explained[0][0].mask.numpy() != mask
-    assert difference.sum() < 2 * 90 * 4  # of a canvas whose pixels are 3.8 pixels of the image
+    assert difference.sum() < 2 * 90 * 4  # A pixel of the canvas is 3.8 pixels of the image.
 
 
 def save(folder: Path, model: Any, processor: Any) -> str:
@@ -448,15 +451,18 @@ def test_patches_of_siglip_from_a_folder(tmp_path: Path) -> None:
     )
     processor = T.Siglip2ImageProcessor(patch_size=8, max_num_patches=64)
     matcher = gradcam.load_model(save(tmp_path, model, processor), device="cpu")
-    image, other = noise((120, 241)), noise((241, 120))
-    explained = matcher.explain(image, target=gradcam.targets.Like(image))
-    assert explained.regions == [(0, 0, 120, 241)]
+    image, other_image = noise((120, 241)), noise((241, 120))
+    explanation = matcher.explain(image, target=gradcam.targets.Like(image))
+    assert explanation.regions == [(0, 0, 120, 241)]
     with torch.no_grad():
         expected = [
-            matcher.model.get_image_features(**processor(to_pil(item), return_tensors="pt")) for item in (image, other)
+            matcher.model.get_image_features(**processor(to_pil(item), return_tensors="pt"))
+            for item in (image, other_image)
         ]
         cosine = torch.cosine_similarity(*(getattr(item, "pooler_output", item) for item in expected)).item()
-    assert matcher.explain(image, target=gradcam.targets.Like(other)).scores.item() == pytest.approx(cosine, abs=1e-4)
+    assert matcher.explain(image, target=gradcam.targets.Like(other_image)).scores.item() == pytest.approx(
+        cosine, abs=1e-4
+    )
 
 
 def test_a_processor_that_fails_is_refused() -> None:

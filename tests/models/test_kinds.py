@@ -1,4 +1,4 @@
-"""Models of other tasks than to classify: which kind is loaded, where places lie, and how what they find is judged."""
+"""Test models for tasks other than classification: which kind is loaded, where regions are, and their evaluation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LABELS = ["dark", "bright"]
 
 
 def bright() -> nn.Module:
-    """A segmenter on cells of eight pixels: class 1 is what is brighter than the mean, and grows with the brightness."""
+    """Return a segmenter with cells of eight pixels; the score of class 1 is the brightness above the mean."""
     network = nn.Sequential(nn.Conv2d(3, 4, 8, 8), nn.ReLU(), nn.Conv2d(4, 2, 1))
     for layer, weight, bias in ((network[0], 1 / 192, 1.0), (network[2], 0.25, 0.0)):
         nn.init.constant_(layer.weight, weight)  # type: ignore[arg-type]
@@ -34,17 +34,17 @@ def bright() -> nn.Module:
 
 
 def save_words(folder: Path, words: list[str], **special: Any) -> None:
-    """A tokenizer that knows these words, by their places."""
+    """Save a tokenizer with these words, whose ids are their positions."""
     tokenizers, library = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
-    actual = tokenizers.Tokenizer(
+    tokenizer = tokenizers.Tokenizer(
         tokenizers.models.WordLevel({word: k for k, word in enumerate(words)}, unk_token=words[0])
     )
-    actual.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    library.PreTrainedTokenizerFast(tokenizer_object=actual, unk_token=words[0], **special).save_pretrained(folder)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    library.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token=words[0], **special).save_pretrained(folder)
 
 
 def two_squares() -> np.ndarray:
-    """Black, 300 x 200, with a white square at the upper left and one at the lower right."""
+    """Return a black image, 300 x 200, with a white square at the upper left and one at the lower right."""
     picture = np.zeros((200, 300, 3), np.uint8)
     picture[20:60, 30:70] = picture[140:180, 230:270] = 255
     return picture
@@ -61,7 +61,7 @@ def detector() -> Detector:
 
 
 class TestLoading:
-    """What a model is for is read off it."""
+    """Test that the task is read from the model."""
 
     @pytest.mark.slow
     def test_torchvision_with_a_checkpoint_of_fewer_classes(self, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ class TestLoading:
     )
     def test_a_folder_of_hugging_face(self, kind: str, config: Any, expected: type, tmp_path: Path) -> None:
         library = pytest.importorskip("transformers")
-        made = getattr(library, kind)
+        model_class = getattr(library, kind)
         small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
         if kind.startswith("Blip"):
             settings = library.BlipConfig(
@@ -118,15 +118,15 @@ class TestLoading:
             backbone = library.VitPoseBackboneConfig(**small, image_size=[64, 48], out_indices=[2])
             settings = library.VitPoseConfig(backbone_config=backbone)
         else:
-            settings = made.config_class(**config)
-        made(settings).save_pretrained(tmp_path)
+            settings = model_class.config_class(**config)
+        model_class(settings).save_pretrained(tmp_path)
         processor: Any = library.ViTImageProcessor(size={"height": 64, "width": 64})
         processor.save_pretrained(tmp_path)
         model = gradcam.load_model(f"hf:{tmp_path}")
         assert type(model) is expected
         assert model.preprocess(two_squares()).shape == (3, 64, 64)
 
-    def test_a_language_model_is_asked_for_a_sentence_or_what_a_person_asks(self, tmp_path: Path) -> None:
+    def test_a_language_model_gets_the_default_prompt_or_a_custom_one(self, tmp_path: Path) -> None:
         library = pytest.importorskip("transformers")
         torch.manual_seed(0)
         small = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}
@@ -167,18 +167,18 @@ class TestLoading:
             patch_size=8, vision_feature_select_strategy="default", num_additional_image_tokens=1,
         )  # fmt: skip
         processor.save_pretrained(tmp_path)
-        shown = [4] * 16  # a token for each patch
-        usual = [5, 6, *shown, 8, 9, 10, 11, 12, 13, 14, 7, 6]
-        asked = [5, 6, *shown, 15, 16, 17, 18, 7, 6]
-        for prompts, expected in (((), usual), (("what is it ?",), asked)):
+        image_tokens = [4] * 16  # a token for each patch
+        default_ids = [5, 6, *image_tokens, 8, 9, 10, 11, 12, 13, 14, 7, 6]
+        prompt_ids = [5, 6, *image_tokens, 15, 16, 17, 18, 7, 6]
+        for prompts, expected in (((), default_ids), (("what is it ?",), prompt_ids)):
             captioner = gradcam.load_model(f"hf:{tmp_path}", prompts=prompts)
             assert isinstance(captioner, Captioner)
             assert captioner.inputs["input_ids"].tolist() == [expected]
             explanation = captioner.explain(two_squares(), target=Token([9, 10]))
-            given = processor(images=Image.fromarray(two_squares()), text="USER: <image>", return_tensors="pt")
-            given["input_ids"] = torch.tensor([expected])
-            given["attention_mask"] = torch.ones_like(given["input_ids"])
-            plain = gradcam.explain(captioner.model, dict(given), target=Token([9, 10]))
+            inputs = processor(images=Image.fromarray(two_squares()), text="USER: <image>", return_tensors="pt")
+            inputs["input_ids"] = torch.tensor([expected])
+            inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+            plain = gradcam.explain(captioner.model, dict(inputs), target=Token([9, 10]))
             torch.testing.assert_close(explanation.maps, plain.maps)
         with pytest.raises(ModelError, match="takes one prompt, but 2 were given"):
             gradcam.load_model(f"hf:{tmp_path}", prompts=["a", "the"])
@@ -186,7 +186,7 @@ class TestLoading:
         with pytest.raises(ModelError, match="No processor was found for the model"):
             gradcam.load_model(f"hf:{tmp_path}")
 
-    def test_oneformer_is_told_its_task(self, tmp_path: Path) -> None:
+    def test_oneformer_gets_its_task(self, tmp_path: Path) -> None:
         library = pytest.importorskip("transformers")
         ones = {"embed_dim": 8, "depths": [1] * 4, "num_heads": [1] * 4, "window_size": 2}
         swin = library.SwinConfig(image_size=64, **ones, out_features=[f"stage{k}" for k in range(1, 5)])
@@ -222,10 +222,10 @@ class TestLoading:
         library = pytest.importorskip("segmentation_models_pytorch")
         model = library.Unet("resnet18", encoder_weights=None, encoder_depth=3, decoder_channels=(16, 8, 8), classes=2)
         model.save_pretrained(tmp_path)
-        actual = gradcam.load_model(f"smp:{tmp_path}", size=64)
-        assert isinstance(actual, Segmenter)
-        assert actual.preprocess(two_squares()).shape == (3, 64, 96)
-        assert torch.equal(actual.model.state_dict()["encoder.conv1.weight"], model.encoder.conv1.weight)
+        segmenter = gradcam.load_model(f"smp:{tmp_path}", size=64)
+        assert isinstance(segmenter, Segmenter)
+        assert segmenter.preprocess(two_squares()).shape == (3, 64, 96)
+        assert torch.equal(segmenter.model.state_dict()["encoder.conv1.weight"], model.encoder.conv1.weight)
         with pytest.raises(ModelError, match="expected a folder written by"):
             gradcam.load_model(f"smp:{tmp_path}/nowhere")
 
@@ -238,10 +238,10 @@ class TestLoading:
         name = next(name for name in library.list_models() if name.startswith("MobileCLIP-S0") or name == "RN50")
         model = library.create_model(name, pretrained=None)
         torch.save(model.state_dict(), tmp_path / "own.pt")
-        actual = gradcam.load_model(f"open_clip:{name}", weights=tmp_path / "own.pt")
-        assert isinstance(actual, Matcher)
+        matcher = gradcam.load_model(f"open_clip:{name}", weights=tmp_path / "own.pt")
+        assert isinstance(matcher, Matcher)
         side = model.visual.image_size
-        assert actual.preprocess(two_squares()).shape[1:] == (
+        assert matcher.preprocess(two_squares()).shape[1:] == (
             torch.Size([side, side]) if isinstance(side, int) else side
         )
 
@@ -252,7 +252,7 @@ class TestLoading:
         assert isinstance(matcher, Matcher)
         assert matcher.model.get_classifier().__class__ is nn.Identity  # type: ignore[operator]
 
-    def test_networks_of_one_channel_are_shown_grey_pictures(self) -> None:
+    def test_models_with_one_channel_get_greyscale_images(self) -> None:
         segmenter = bright()
         segmenter[0] = nn.Conv2d(1, 4, 8, 8)  # type: ignore[index]
         classifier = nn.Sequential(
@@ -262,11 +262,11 @@ class TestLoading:
             (segmenter, Segmenter, (1, 520, 780)),
             (classifier, gradcam.Classifier, (1, 224, 224)),
         ):
-            actual = gradcam.load_model(model)
-            assert type(actual) is kind
-            assert actual.preprocess(two_squares()).shape == size
-            assert "greyscale image" in actual.notes[0]
-            assert actual.explain(two_squares()).images[0].shape[2] == 3
+            loaded = gradcam.load_model(model)
+            assert type(loaded) is kind
+            assert loaded.preprocess(two_squares()).shape == size
+            assert "greyscale image" in loaded.notes[0]
+            assert loaded.explain(two_squares()).images[0].shape[2] == 3
 
     def test_modules(self) -> None:
         assert isinstance(gradcam.load_model(bright()), Segmenter)
@@ -281,19 +281,19 @@ class TestLoading:
 
 
 class TestPlaces:
-    """Places are in pixels of the picture, whatever the model is shown of it."""
+    """Test that regions are in image pixels, for every preprocessing."""
 
     def test_the_region_under_a_point(self) -> None:
         segmenter = gradcam.load_segmenter(bright(), labels=LABELS, size=96)
-        for point, (left, top) in {(50, 40): (30, 20), (250, 160): (230, 140)}.items():
+        for point, (x0, y0) in {(50, 40): (30, 20), (250, 160): (230, 140)}.items():
             explanation = segmenter.explain(two_squares(), target=Mask(None, point), method="hirescam")
             (instance,) = explanation.instances[0]  # type: ignore[index]
             assert instance.name == "bright"
-            assert instance.box == pytest.approx((left, top, left + 40, top + 40), abs=18)
+            assert instance.box == pytest.approx((x0, y0, x0 + 40, y0 + 40), abs=18)
             down, across = np.unravel_index(explanation.heatmaps[0][0].argmax(), explanation.heatmaps[0][0].shape)
             scale = 200 / explanation.heatmaps.shape[2]
-            assert top - 9 <= down * scale <= top + 49
-            assert left - 9 <= across * scale <= left + 49
+            assert y0 - 9 <= down * scale <= y0 + 49
+            assert x0 - 9 <= across * scale <= x0 + 49
 
     def test_a_mask_of_the_pictures_size(self, tmp_path: Path) -> None:
         segmenter = gradcam.load_segmenter(bright(), labels=LABELS, size=96)
@@ -314,14 +314,14 @@ class TestPlaces:
         with pytest.raises(ImageError, match="explain images of different sizes one by one"):
             segmenter.explain([two_squares(), two_squares()[:100, :150]], target=Mask(1, (50, 40)))
 
-    def test_a_missed_box_stays_where_it_is(self, detector: Detector) -> None:
+    def test_a_missed_box_keeps_its_position(self, detector: Detector) -> None:
         explanation = detector.explain(two_squares(), target=MissedBox((30, 20, 70, 60), "cat"))
         (instance,) = explanation.instances[0]  # type: ignore[index]
         assert (instance.box, instance.name, instance.index) == ((30, 20, 70, 60), "cat", 2)
 
 
 class TestMatching:
-    """A picture that is read is likened, and has its maps too."""
+    """Test that the reference image also has maps."""
 
     @pytest.fixture
     def matcher(self) -> Matcher:
@@ -339,23 +339,23 @@ class TestMatching:
         assert np.array_equal(reference.images[0], two_squares()[:, ::-1])  # type: ignore[attr-defined]
         images = matcher.batch([two_squares(), tmp_path / "other.png"])
         with torch.no_grad():
-            one, other = nn.functional.normalize(matcher.model(images), dim=1)
-        assert explanation.scores.item() == pytest.approx(float(one @ other), abs=1e-6)
-        assert reference.scores.item() == pytest.approx(float(one @ other), abs=1e-6)
+            embedding, reference_embedding = nn.functional.normalize(matcher.model(images), dim=1)
+        assert explanation.scores.item() == pytest.approx(float(embedding @ reference_embedding), abs=1e-6)
+        assert reference.scores.item() == pytest.approx(float(embedding @ reference_embedding), abs=1e-6)
 
-    def test_nothing_is_said(self, matcher: Matcher) -> None:
+    def test_no_messages_are_printed(self, matcher: Matcher) -> None:
         with pytest.raises(TargetError, match="Give targets.Text"):
             matcher.explain(two_squares())
         with pytest.raises(TargetError, match="has no text encoder"):
             matcher.explain(two_squares(), target=Text("a cat"))
 
 
-class TestJudging:
-    """What was found in a picture are classes of it, for all that judges maps of classes."""
+class TestEvaluation:
+    """Test the evaluation functions: an instance or region is treated like a class."""
 
     @pytest.fixture(scope="class")
     def shapes(self) -> Detector:
-        """Trained on drawn shapes, so that what it finds is there."""
+        """Return a detector trained on drawn shapes, so that its detections are correct."""
         return gradcam.load_detector(drawn.load("detector"), labels=["ground", *SHAPES])
 
     @pytest.fixture(scope="class")
@@ -384,7 +384,7 @@ class TestJudging:
         with pytest.raises(gradcam.GradcamError, match="The images have different sizes"):
             gradcam.fuse(explanations)
 
-    def test_a_single_thing_is_for_and_against(self) -> None:
+    def test_a_single_instance_is_a_binary_class(self) -> None:
         segmenter = gradcam.load_segmenter(bright(), labels=LABELS, size=96)
         classifier = to_classifier(segmenter, segmenter.prepare(two_squares()), Mask(1))
         assert classifier.labels == ["no bright", "bright"]
@@ -392,13 +392,13 @@ class TestJudging:
 
     def test_a_verdict(self) -> None:
         segmenter = gradcam.load_segmenter(bright(), labels=LABELS, size=96)
-        # Before the output, any weights give the same map: all channels are equal.
+        # Before the output layer, all channels are equal, so any weights give the same map.
         verdict = gradcam.evaluation.check(segmenter, two_squares(), target=Mask(1), layer="2")
         assert (verdict.class_name, verdict.method, verdict.label, verdict.index) == ("bright", "hirescam", "bright", 1)
         assert verdict.to_record()["mask"] == "predicted"
         assert {test.name: test.outcome for test in verdict.tests} == {
             **dict.fromkeys(["stability", "classes", "randomisation"], "passed"),
-            "covering": "undecided",  # bright squares have edges, and are marked by any weights
+            "covering": "undecided",  # Bright squares have edges, so any weights mark them.
         }
         assert {"mirrored", "shifted", "noise", "centre"} <= {*verdict.distinguished_from}
         assert (
@@ -406,11 +406,11 @@ class TestJudging:
         )
 
     @pytest.mark.slow
-    def test_a_box_is_told_apart_from_the_others(self, shapes: Detector, scene: Scene) -> None:
+    def test_a_box_is_distinguished_from_the_other_boxes(self, shapes: Detector, scene: Scene) -> None:
         boxes = shapes.explain(scene.picture, target=Box(all)).instances[0]  # type: ignore[index]
         verdict = gradcam.evaluation.check(shapes, scene.picture, target=Box(1))
-        named = [f"box {box.number}, {box.name}" for box in boxes]
-        assert (verdict.class_name, verdict.label, verdict.labels) == (named[1], boxes[1].name, named)
+        box_names = [f"box {box.number}, {box.name}" for box in boxes]
+        assert (verdict.class_name, verdict.label, verdict.labels) == (box_names[1], boxes[1].name, box_names)
         assert {verdict.artifacts.rivals.index(k) for k in range(len(boxes)) if k != 1} == set(range(len(boxes) - 1))
         record = verdict.to_record()
         assert (record["number"], record["index"]) == (1, boxes[1].index)
@@ -420,7 +420,7 @@ class TestJudging:
         with pytest.raises(TargetError, match="The target is a position, left, which has no probability"):
             gradcam.evaluation.check(shapes, scene.picture, target=Box(1, "left"))
 
-    def test_people_s_names_of_classes_are_in_messages(self, shapes: Detector, scene: Scene) -> None:
+    def test_user_defined_class_names_are_in_messages(self, shapes: Detector, scene: Scene) -> None:
         missing = next(k for k in range(len(SHAPES)) if all(thing.shape != k for thing in scene.things))
         with pytest.raises(
             TargetError, match=f"No {SHAPES[missing]} was found .* The best candidates are {SHAPES[missing]}"
@@ -432,7 +432,7 @@ class TestJudging:
         ):
             segmenter.explain(np.full((96, 96, 3), 255, np.uint8), target="dark")
 
-    def test_what_is_judged_of_a_study_can_be_named(self, tmp_path: Path) -> None:
+    def test_a_study_may_name_its_target(self, tmp_path: Path) -> None:
         matcher = gradcam.load_matcher(drawn.load("convolutional"), size=96, mean=[0] * 3, std=[1] * 3)
         scene = next(iter(draw_scenes(5, 1)))
         gradcam.write_image(tmp_path / "scene.png", scene.picture)
@@ -441,7 +441,7 @@ class TestJudging:
         assert [measurement.label for measurement in results.measurements] == ["a red star"]
         assert results.conditions.target == "Text(text='a red star')"
 
-    def test_of_a_segmenter_the_annotated_class_is_judged(self, tmp_path: Path) -> None:
+    def test_a_segmenter_is_evaluated_for_the_annotated_class(self, tmp_path: Path) -> None:
         segmenter = gradcam.load_segmenter(bright(), labels=LABELS, size=96)
         gradcam.write_image(tmp_path / "squares.png", two_squares())
         usual = {"methods": ["hirescam"], "metrics": ["complexity"], "controls": []}
@@ -454,8 +454,8 @@ class TestJudging:
 
     def test_annotations(self, shapes: Detector, scene: Scene, tmp_path: Path) -> None:
         gradcam.write_image(tmp_path / "scene.png", scene.picture)
-        actual = shapes.explain(scene.picture, target=Box(all)).instances[0]  # type: ignore[index]
-        last = actual[-1]
+        boxes = shapes.explain(scene.picture, target=Box(all)).instances[0]  # type: ignore[index]
+        last = boxes[-1]
         x0, y0, x1, y1 = last.box  # type: ignore[misc]
         rows = f"image,label,xmin,ymin,xmax,ymax\nscene.png,{last.name},{x0:.0f},{y0:.0f},{x1:.0f},{y1:.0f}\n"
         (tmp_path / "boxes.csv").write_text(rows)

@@ -1,4 +1,4 @@
-"""Labels of detectors and segmenters: as many as there are classes, or all but the background's."""
+"""Test the labels of detectors and segmenters: one for each class, or for each class except the background."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchvision.models import detection, segmentation
 import gradcam
 
 NAMES = ["cup", "cat", "rocket"]
-PLAIN: dict[str, Any] = {"weights": None, "weights_backbone": None}
+UNTRAINED: dict[str, Any] = {"weights": None, "weights_backbone": None}
 DETECTORS = ["ssdlite320_mobilenet_v3_large", "fasterrcnn_mobilenet_v3_large_320_fpn", "retinanet_resnet50_fpn"]
 
 
@@ -23,7 +23,7 @@ def channels(count: int) -> nn.Module:
 
 @pytest.mark.parametrize("name", [*DETECTORS, "fcos_resnet50_fpn"])
 def test_labels_of_a_detector_without_the_background(name: str) -> None:
-    model = detection.__dict__[name](**PLAIN, num_classes=4)
+    model = detection.__dict__[name](**UNTRAINED, num_classes=4)
     detector = gradcam.load_detector(model, labels=NAMES)
     assert detector.labels == ["background", *NAMES]
     assert any("class 0 is background and class 1 is cup" in note for note in detector.notes)
@@ -36,7 +36,7 @@ def test_labels_of_a_detector_without_the_background(name: str) -> None:
 
 @pytest.mark.slow
 def test_labels_of_a_file_and_a_checkpoint(tmp_path: Path) -> None:
-    model = detection.ssdlite320_mobilenet_v3_large(**PLAIN, num_classes=4)
+    model = detection.ssdlite320_mobilenet_v3_large(**UNTRAINED, num_classes=4)
     torch.save(model.state_dict(), tmp_path / "detector.pth")
     (tmp_path / "labels.txt").write_text("\n".join(NAMES))
     options = {"weights": tmp_path / "detector.pth", "labels": tmp_path / "labels.txt", "device": "cpu"}
@@ -50,7 +50,7 @@ def test_labels_of_a_file_and_a_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "build", [channels, lambda count: segmentation.lraspp_mobilenet_v3_large(**PLAIN, num_classes=count)]
+    "build", [channels, lambda count: segmentation.lraspp_mobilenet_v3_large(**UNTRAINED, num_classes=count)]
 )
 def test_labels_of_a_segmenter_without_the_background(build: Any) -> None:
     segmenter = gradcam.load_segmenter(build(4), labels=NAMES, size=64)

@@ -1,4 +1,4 @@
-"""find_class(): from what a person types to the index of a class."""
+"""Test `find_class`, which turns typed text into the index of a class."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def refuse(typed: str, message: str, labels: list[str] = LABELS) -> None:
     assert str(caught.value) == message
 
 
-def test_where_nobody_knows_how_many_there_are_any_index_is_taken() -> None:
+def test_any_index_is_accepted_if_the_number_of_classes_is_unknown() -> None:
     assert find_class(None, "17") == 17
     with pytest.raises(TargetError, match="Class -1 does not exist: classes are counted from 0"):
         find_class(None, "-1")
@@ -93,8 +93,8 @@ def test_a_name_like_no_other_is_refused_with_examples(typed: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"), [("koalla", "nearest: 'koala'"), ("cardigan", r"264 \(Cardigan\), 474 \(cardigan\)")]
+    ("typed", "message"), [("koalla", "nearest: 'koala'"), ("cardigan", r"264 \(Cardigan\), 474 \(cardigan\)")]
 )
-def test_classes_of_imagenet_that_are_unknown_or_two(classifier: gradcam.Classifier, typed: str, said: str) -> None:
-    with pytest.raises(TargetError, match=said):
+def test_classes_of_imagenet_that_are_unknown_or_two(classifier: gradcam.Classifier, typed: str, message: str) -> None:
+    with pytest.raises(TargetError, match=message):
         classifier.find_class(typed)

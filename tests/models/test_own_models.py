@@ -1,4 +1,4 @@
-"""Models of one's own: factories, what is assumed of them, what one look at them finds, and modules as they are."""
+"""Test user-defined models: factory functions, assumed settings, the first forward pass, and modules of the caller."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def fail():
 
 @pytest.fixture
 def factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file of factories, which imports the one beside it."""
+    """Return a file of factory functions that imports the module beside it."""
     (tmp_path / "own.py").write_text(FACTORY)
     (tmp_path / "sibling.py").write_text(SIBLING)
     monkeypatch.delitem(sys.modules, "sibling", raising=False)
@@ -131,7 +131,7 @@ def test_a_model_of_an_installed_package_is_named_as_its_entry_point(
     assert torchvision.list_installed() == {"mynet": "own:make, from own", "gone": "own:gone, from own"}
     assert "own" not in sys.modules
     assert (load("mynet").name, load("mynet").classes) == ("mynet", 5)
-    assert survey("resnet18").skeleton.model.fc.out_features == 1000  # a name of torchvision's is its own
+    assert survey("resnet18").skeleton.model.fc.out_features == 1000  # torchvision's names have priority
     assert "gone (own:gone of the package own) cannot be imported" in refusal("gone")
     assert "Nearest: 'mynet'" in refusal("mynett")
 
@@ -167,7 +167,7 @@ def test_weights_are_loaded_into_the_functions_model(factory: Path, tmp_path: Pa
         ("a..b:make", ["There is no module 'a..b'"]),
     ],
 )
-def test_what_is_wrong_with_a_factory_is_said(factory: Path, name: str, parts: list[str]) -> None:
+def test_errors_of_a_factory_are_reported(factory: Path, name: str, parts: list[str]) -> None:
     (factory.parent / "broken.py").write_text("def make(:\n")
     (factory.parent / "lacks.py").write_text("import not_there\n")
     message = refusal(name.format(file=factory, folder=factory.parent), device="cpu")
@@ -191,7 +191,7 @@ def test_what_is_wrong_with_a_factory_is_said(factory: Path, name: str, parts: l
         ({"size": [32, 32]}, (32, 32), (32, 32)),
     ],
 )
-def test_size_and_crop_of_a_model_of_ones_own(
+def test_size_and_crop_of_a_user_defined_model(
     factory: Path, options: dict[str, Any], size: tuple[int, int], resize: Any
 ) -> None:
     preprocess = load(f"{factory}:make", **options).preprocess
@@ -221,7 +221,7 @@ def test_options_change_a_library_models_preprocessing_step_by_step() -> None:
         ),
     ],
 )
-def test_what_was_assumed_is_noted(factory: Path, options: dict[str, Any], note: str | None) -> None:
+def test_assumed_settings_are_noted(factory: Path, options: dict[str, Any], note: str | None) -> None:
     notes = load(f"{factory}:make", activation="softmax", **options).notes
     assert len(notes) == (note is not None)
     assert note is None or notes[0].startswith(note)
@@ -248,11 +248,11 @@ def test_what_was_assumed_is_noted(factory: Path, options: dict[str, Any], note:
         ({"weights": 3}, "weights are 3, expected the path of a checkpoint"),
     ],
 )
-def test_options_that_cannot_be_meant_are_refused(factory: Path, options: dict[str, Any], message: str) -> None:
+def test_impossible_options_are_refused(factory: Path, options: dict[str, Any], message: str) -> None:
     assert message in refusal(f"{factory}:make", device="cpu", **options)
 
 
-def test_three_channels_for_one_are_said(factory: Path) -> None:
+def test_the_wrong_number_of_channels_is_reported(factory: Path) -> None:
     message = refusal(f"{factory}:make", device="cpu", mean=0.5, std=0.5)
     assert "fails on an image of 224 x 224 with 1 channel(s), RuntimeError: " in message
     assert "--mean and --std with one value per channel" in message
@@ -260,7 +260,7 @@ def test_three_channels_for_one_are_said(factory: Path) -> None:
     assert "fails on an image of 224 x 224 with 1 channel(s)" in refusal("efficientnet_lite0", mean=0.5, std=0.5)
 
 
-def test_grey_pictures_come_to_a_model_of_one_channel(factory: Path, tmp_path: Path) -> None:
+def test_a_model_with_one_channel_gets_greyscale_images(factory: Path, tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 2**16, (40, 50), dtype=np.uint16)
     classifier = load(f"{factory}:grey", mean=0.5, std=0.25, size=(40, 50))
     expected = (torch.from_numpy(pixels.astype(np.float32)) / 65535 - 0.5) / 0.25
@@ -300,7 +300,7 @@ ANIMALS = ["cat", "dog", "sea lion"]
         ("l.csv", "cat\ndog\nsea lion\n", ANIMALS),
         ("l.csv", "1,dog\n0,cat\n2,sea lion\n", ANIMALS),
         ("l.csv", '\ufeffindex,name\r\n0,cat\r\n1, "dog"\r\n2,"sea lion"\r\n', ANIMALS),
-        # Only what is certain: nobody knows what three columns are.
+        # A table is only read if its columns are certain; here nothing says what the three columns mean.
         ("l.csv", "0,shark, great\n1,eel", ["0,shark, great", "1,eel"]),
         ("l.csv", "shark,1\neel,0", ["shark,1", "eel,0"]),
         ("l.csv", '0,"shark, great"\n1,eel', ["shark, great", "eel"]),
@@ -351,11 +351,11 @@ def test_labels_of_another_length_are_refused_with_both_numbers(factory: Path, t
     assert load(f"{factory}:make", labels=list("abcde")).find_class("d") == 3
 
 
-# One look
+# The first forward pass
 
 
-class Ending(nn.Module):
-    """A small network whose logits go through a function of somebody's own."""
+class NetworkWithEnd(nn.Module):
+    """A small network whose logits pass through a user-defined function."""
 
     def __init__(self, classes: int, end: Callable[[Tensor], Any]) -> None:
         super().__init__()
@@ -385,10 +385,10 @@ class Ending(nn.Module):
     ],
 )
 @pytest.mark.filterwarnings("ignore:The model's output is log-probabilities")
-def test_the_activation_is_guessed_where_it_is_certain(
+def test_the_activation_is_inferred_if_it_is_certain(
     classes: int, end: Callable[[Tensor], Any], activation: str, expected_classes: int, notes: int
 ) -> None:
-    classifier = gradcam.load_classifier(Ending(classes, end), size=16, crop=1, mean=(0, 0, 0), std=(1, 1, 1))
+    classifier = gradcam.load_classifier(NetworkWithEnd(classes, end), size=16, crop=1, mean=(0, 0, 0), std=(1, 1, 1))
     assert (classifier.activation, classifier.classes, len(classifier.notes)) == (activation, expected_classes, notes)
     if activation in ("none", "applied"):
         assert "The gradient of such an output vanishes for confident predictions" in classifier.notes[0]
@@ -404,27 +404,27 @@ def test_the_activation_is_guessed_where_it_is_certain(
         assert probabilities.sum().item() == pytest.approx(1, abs=1e-5)
 
 
-def test_an_activation_that_is_said_is_taken() -> None:
-    assert gradcam.load_classifier(Ending(4, lambda x: x), activation="sigmoid").activation == "sigmoid"
-    assert "whose softmax is always 1" in refusal(Ending(1, lambda x: x), activation="softmax")
+def test_a_given_activation_is_used() -> None:
+    assert gradcam.load_classifier(NetworkWithEnd(4, lambda x: x), activation="sigmoid").activation == "sigmoid"
+    assert "whose softmax is always 1" in refusal(NetworkWithEnd(1, lambda x: x), activation="softmax")
 
 
 @pytest.mark.parametrize(
     ("labels", "expected"), [(["crack"], ["not crack", "crack"]), (["sound", "crack"], ["sound", "crack"])]
 )
 def test_labels_of_a_single_logit(labels: list[str], expected: list[str]) -> None:
-    classifier = gradcam.load_classifier(Ending(1, lambda x: x), labels=labels)
+    classifier = gradcam.load_classifier(NetworkWithEnd(1, lambda x: x), labels=labels)
     assert classifier.labels == expected
-    assert "a single logit: expected one label, or two" in refusal(Ending(1, lambda x: x), labels=list("abc"))
+    assert "a single logit: expected one label, or two" in refusal(NetworkWithEnd(1, lambda x: x), labels=list("abc"))
 
 
 def test_a_head_that_is_all_zeros_can_be_loaded() -> None:
-    model = Ending(3, lambda x: x)
+    model = NetworkWithEnd(3, lambda x: x)
     nn.init.zeros_(model.head.weight)
     assert gradcam.load_classifier(model).layer == "features"
 
 
-def test_the_layer_is_the_one_that_is_explained_by_itself() -> None:
+def test_the_default_layer_is_that_of_explain() -> None:
     class WithDeadEnd(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -451,11 +451,11 @@ def test_the_layer_is_the_one_that_is_explained_by_itself() -> None:
         (nn.Conv2d(5, 4, 3), "fails on an image of 224 x 224 with 3 channel(s), RuntimeError: "),
     ],
 )
-def test_what_is_no_classifier_of_pictures_is_refused(model: nn.Module, message: str) -> None:
+def test_models_that_are_no_image_classifiers_are_refused(model: nn.Module, message: str) -> None:
     assert message in refusal(model)
 
 
-# Models of other kinds, and what is said of them
+# Models of other frameworks and formats, and the hints in their error messages
 
 
 def exported(folder: Path) -> tuple[nn.Module, Any]:
@@ -466,7 +466,7 @@ def exported(folder: Path) -> tuple[nn.Module, Any]:
 
 
 @pytest.mark.skipif(VERSION < (2, 5), reason="PyTorch cannot unflatten this program")
-def test_what_is_said_of_an_exported_program_works(
+def test_the_hint_for_an_exported_program_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, program = exported(tmp_path)
@@ -493,14 +493,14 @@ def test_what_is_said_of_an_exported_program_works(
 
 
 class Inner:
-    """As a pipeline or a learner that holds a network."""
+    """A class that holds a network, like a pipeline or a learner."""
 
     def __init__(self) -> None:
         self.model = tiny_model().eval()
 
 
 class YOLO(nn.Module):
-    """As ultralytics has it: a module whose call is not that of its network, which gives probabilities and logits."""
+    """Stands in for ultralytics' YOLO: calling it does not call its network, which returns probabilities and logits."""
 
     __module__ = "ultralytics.models.yolo.model"
 
@@ -518,7 +518,7 @@ class Both(nn.Module):
 
 
 @pytest.mark.parametrize("wrapper", [Inner, YOLO])
-def test_what_wraps_a_network_is_refused_with_the_network(wrapper: Callable[[], Any]) -> None:
+def test_wrappers_are_refused_with_a_hint_at_their_network(wrapper: Callable[[], Any]) -> None:
     wrapped = wrapper()
     for explain in (lambda: gradcam.explain(wrapped, TINY), lambda: gradcam.load_classifier(wrapped)):
         with pytest.raises(ModelError, match=rf"The model, {wrapper.__name__}, is .*: explain its \.model\.$"):
@@ -554,7 +554,7 @@ def int8() -> tuple[nn.Module, nn.Module]:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-def test_what_is_said_of_8_bits_works() -> None:
+def test_the_hint_for_8_bit_models_works() -> None:
     plain, quantised = int8()
     for layer in (None, "1.3"):
         with pytest.raises(gradcam.GradcamError, match="8-bit integers, which have no gradient") as message:
@@ -580,7 +580,7 @@ def test_a_file_of_another_framework_is_no_model(tmp_path: Path, suffix: str) ->
     assert "save the state dict of the original PyTorch model" in refusal("resnet18", weights=file)
 
 
-def test_a_torchscript_file_in_place_of_a_model_is_told(tmp_path: Path) -> None:
+def test_a_torchscript_file_in_place_of_a_model_is_refused(tmp_path: Path) -> None:
     torch.jit.save(torch.jit.trace(tiny_model().eval(), TINY), tmp_path / "tiny.pt")
     assert "torch.save(torch.jit.load(path).state_dict(), 'weights.pth')" in refusal(str(tmp_path / "tiny.pt"))
 
@@ -593,10 +593,10 @@ def test_a_model_object_of_another_framework_says_what_to_explain(module: str) -
     assert "The model, Model, is " in refusal(model)
 
 
-# A caller's module
+# Modules of the caller
 
 
-def test_a_callers_module_is_left_as_it_is(photo: Photo) -> None:
+def test_a_callers_module_is_unchanged(photo: Photo) -> None:
     model = tiny_model().train()
     model[0].requires_grad_(False)
     before = traces(model)
@@ -631,11 +631,11 @@ def test_the_precision_of_the_input_is_that_of_the_weights_not_of_the_norms() ->
     assert find_input_dtype(nn.ReLU()) == torch.float32
 
 
-# Several devices
+# Models on several devices
 
 
 class Spread(nn.Module):
-    """Two parts, the second aside on the meta device until it runs, as accelerate's offloading has it."""
+    """A model whose second part stays on the meta device until it runs, as with accelerate's offloading."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -647,7 +647,7 @@ class Spread(nn.Module):
         return nn.functional.linear(self.features(images).mean((2, 3)), self.kept["weight"], self.kept["bias"])
 
 
-def test_a_model_on_several_devices_is_explained_where_it_lies(
+def test_a_model_on_several_devices_is_explained_on_its_devices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photo: Photo
 ) -> None:
     (tmp_path / "spread.py").write_text("from tests.models.test_own_models import Spread as make\n")
@@ -666,7 +666,7 @@ def test_a_model_on_several_devices_is_explained_where_it_lies(
         assert message.startswith("The model is spread over several devices")
 
 
-def test_a_model_that_accelerate_keeps_aside_is_explained(tmp_path: Path, photo: Photo) -> None:
+def test_a_model_that_accelerate_offloads_is_explained(tmp_path: Path, photo: Photo) -> None:
     pytest.importorskip("accelerate")
     (tmp_path / "aside.py").write_text(
         "import accelerate\nfrom tests.helpers import tiny_model\n"
@@ -701,7 +701,7 @@ def test_pictures_of_several_sizes_do_not_fit_one_batch(photo: Photo) -> None:
         classifier.explain(pictures)
 
 
-def test_the_random_state_is_left_as_it_is(factory: Path) -> None:
+def test_the_random_state_is_unchanged(factory: Path) -> None:
     before = torch.get_rng_state()
     load(f"{factory}:make")
     assert torch.equal(torch.get_rng_state(), before)

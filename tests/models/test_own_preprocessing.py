@@ -1,4 +1,4 @@
-"""Preprocessing that a model object carries, against the library's own transforms; and the warning where it carries none."""
+"""Test the preprocessing that a model object carries against its library, and the warning if the object has none."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def timm_transform(model: nn.Module, **options: Any) -> Tensor:
 
 
 class Wrapped(nn.Module):
-    """A user's own head on timm's features."""
+    """A user-defined head on timm's features."""
 
     def __init__(self, backbone: nn.Module) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ def test_a_model_of_open_clip(mode: str, shape: tuple[int, int]) -> None:
 
 
 @pytest.mark.filterwarnings("error:Assumed")
-def test_a_model_of_transformers_that_lies_beside_its_processor(tmp_path: Path) -> None:
+def test_a_model_of_transformers_with_its_processor_in_the_folder(tmp_path: Path) -> None:
     transformers: Any = pytest.importorskip("transformers")
     processor = vit_processor(image_mean=[0.2, 0.3, 0.4], image_std=[0.5, 0.6, 0.7])
     save_classifier(tmp_path, vit_config(num_labels=3), processor)
@@ -120,12 +120,12 @@ def test_a_segmenter_has_the_statistics_of_its_encoder() -> None:
         segmenter = gradcam.load_segmenter(model)
     assert (segmenter.preprocess.mean, segmenter.preprocess.std) == ((0.5,) * 3, (0.5,) * 3)  # type: ignore[attr-defined]
     batch = segmenter.batch([IMAGE])
-    assert batch.shape == (1, 3, 512, 672)  # Multiples of the encoder's stride of 32.
+    assert batch.shape == (1, 3, 512, 672)  # multiples of the encoder's stride of 32
     assert gradcam.load_segmenter(model, size=64).batch([IMAGE]).shape == (1, 3, 64, 96)
 
 
 @pytest.mark.filterwarnings("error:Assumed")
-def test_what_is_assumed_of_a_model_object_is_a_warning_until_it_is_said() -> None:
+def test_assumed_settings_of_a_model_object_are_a_warning_until_they_are_given() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
     with pytest.warns(gradcam.GradcamWarning, match="Assumed a size of 224, a crop of 0.875, ImageNet's mean and std"):
         gradcam.load_classifier(model)

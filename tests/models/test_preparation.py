@@ -1,4 +1,4 @@
-"""How our models compute: in half precision beside float32 on every photograph, under autocast, and what stays float32."""
+"""Test half precision against float32 on every photograph, autocast, and the tensors that stay float32."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tests.helpers import assert_same, traces
 
 PHOTOGRAPHS = sorted(path for path in ASSETS.iterdir() if path.suffix in (".jpg", ".png", ".webp"))
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-TIE = 0.01  # two classes as near as this may change places
+MAX_TIE_DIFFERENCE = 0.01  # Two classes whose probabilities differ by less than this may change places.
 # The largest accepted error of a probability. bfloat16 rounds a logit between 8 and 16 by up to 0.03, and so does every
 # layer before it: 0.0301 to 0.0307 were measured with the kernels of five instruction sets.
-MOST_OFF = {"bf16": 0.04, "fp16": 0.005}
+MAX_PROBABILITY_ERROR = {"bf16": 0.04, "fp16": 0.005}
 CPU = torch.device("cpu")
 
 
@@ -37,7 +37,7 @@ def half(precision: str) -> gradcam.Classifier:
 
 @pytest.fixture(scope="module")
 def photographs(precision: str) -> list[Path]:
-    return PHOTOGRAPHS if precision == "bf16" else PHOTOGRAPHS[::4]  # few processors have instructions for fp16
+    return PHOTOGRAPHS if precision == "bf16" else PHOTOGRAPHS[::4]  # Few CPUs have instructions for fp16.
 
 
 @pytest.fixture(scope="module")
@@ -46,17 +46,19 @@ def expected(classifier: gradcam.Classifier, photographs: list[Path]) -> gradcam
 
 
 @pytest.fixture(scope="module")
-def found(
+def explanation(
     half: gradcam.Classifier, expected: gradcam.ImageExplanation, photographs: list[Path]
 ) -> gradcam.ImageExplanation:
     return half.explain(photographs, target=expected.classes)
 
 
-def assert_correlated(ours: torch.Tensor, full: torch.Tensor, least: float = 0.99) -> None:
-    """Image by image."""
+def assert_correlated(ours: torch.Tensor, full: torch.Tensor, minimum: float = 0.99) -> None:
+    """Check the correlation of the maps, image by image."""
     assert ours.dtype == torch.float32
-    correlations = [np.corrcoef(one.flatten(), other.flatten())[0, 1] for one, other in zip(ours, full, strict=True)]
-    assert min(correlations) > least, correlations
+    correlations = [
+        np.corrcoef(cam.flatten(), expected.flatten())[0, 1] for cam, expected in zip(ours, full, strict=True)
+    ]
+    assert min(correlations) > minimum, correlations
 
 
 def test_there_are_photographs() -> None:
@@ -65,38 +67,38 @@ def test_there_are_photographs() -> None:
 
 @pytest.mark.slow
 def test_maps_of_every_photograph_agree_with_float32(
-    found: gradcam.ImageExplanation, expected: gradcam.ImageExplanation, precision: str
+    explanation: gradcam.ImageExplanation, expected: gradcam.ImageExplanation, precision: str
 ) -> None:
-    assert found.output.dtype == DTYPES[precision]
-    assert_correlated(found.maps, expected.maps, least=0.998)
-    assert_correlated(found.heatmaps, expected.heatmaps, least=0.998)
-    torch.testing.assert_close(found.heatmaps, expected.heatmaps, rtol=0, atol=0.05)
+    assert explanation.output.dtype == DTYPES[precision]
+    assert_correlated(explanation.maps, expected.maps, minimum=0.998)
+    assert_correlated(explanation.heatmaps, expected.heatmaps, minimum=0.998)
+    torch.testing.assert_close(explanation.heatmaps, expected.heatmaps, rtol=0, atol=0.05)
 
 
 def test_every_photograph_keeps_its_class_and_its_probabilities(
-    found: gradcam.ImageExplanation, expected: gradcam.ImageExplanation, precision: str
+    explanation: gradcam.ImageExplanation, expected: gradcam.ImageExplanation, precision: str
 ) -> None:
-    ours, full = found.probabilities(), expected.probabilities()
-    assert found.scores.dtype == ours.dtype == torch.float32
-    torch.testing.assert_close(ours, found.output.double().softmax(1).float(), rtol=1e-5, atol=1e-7)
-    assert (ours - full).abs().max() < MOST_OFF[precision]
+    ours, full = explanation.probabilities(), expected.probabilities()
+    assert explanation.scores.dtype == ours.dtype == torch.float32
+    torch.testing.assert_close(ours, explanation.output.double().softmax(1).float(), rtol=1e-5, atol=1e-7)
+    assert (ours - full).abs().max() < MAX_PROBABILITY_ERROR[precision]
     first, second = full.topk(2).values.T
-    kept = ours.argmax(1) == full.argmax(1)
-    assert kept[first - second > TIE].all()
-    assert (first - second > TIE).sum() >= len(full) - 1
+    same_class = ours.argmax(1) == full.argmax(1)
+    assert same_class[first - second > MAX_TIE_DIFFERENCE].all()
+    assert (first - second > MAX_TIE_DIFFERENCE).sum() >= len(full) - 1
 
 
 def test_maps_at_other_layers_agree_with_float32(
     half: gradcam.Classifier, classifier: gradcam.Classifier, precision: str
 ) -> None:
-    least = {"layer4.4.project.1": 0.99, "head.0": 0.99, "head.0.1": 0.99}
-    # The further up, the more roundings on the gradient's way, and the more its mean over many cells cancels.
-    least["layer3"] = {"bf16": 0.95, "fp16": 0.99}[precision]
-    asked = {"layers": list(least), "methods": ["gradcam"], "target": [105, 285]}
+    minimums = {"layer4.4.project.1": 0.99, "head.0": 0.99, "head.0.1": 0.99}
+    # At an earlier layer more roundings affect the gradient, and its mean over many cells cancels more.
+    minimums["layer3"] = {"bf16": 0.95, "fp16": 0.99}[precision]
+    options = {"layers": list(minimums), "methods": ["gradcam"], "target": [105, 285]}
     pictures = [ASSETS / "koala.webp", ASSETS / "cat_and_espresso.jpg"]
-    ours, full = half.compare(pictures, **asked), classifier.compare(pictures, **asked)
+    ours, full = half.compare(pictures, **options), classifier.compare(pictures, **options)
     for layer, method in full:
-        assert_correlated(ours[layer, method].maps, full[layer, method].maps, least[layer])
+        assert_correlated(ours[layer, method].maps, full[layer, method].maps, minimums[layer])
 
 
 def test_float32_stays_exact_and_every_tensor_its_value(classifier: gradcam.Classifier) -> None:
@@ -117,7 +119,7 @@ def small() -> nn.Sequential:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_what_is_prepared(dtype: torch.dtype) -> None:
+def test_weights_are_prepared(dtype: torch.dtype) -> None:
     model = small().train()
     before = copy.deepcopy(model.state_dict())
     prepared = prepare(model, CPU, dtype)
@@ -127,7 +129,7 @@ def test_what_is_prepared(dtype: torch.dtype) -> None:
     assert prepared[0].weight.is_contiguous(memory_format=torch.channels_last)
     assert list(prepared.state_dict()) == list(before)
     for name, tensor in prepared.state_dict().items():
-        is_rounded = tensor.is_floating_point() and not name.startswith("1.")  # the batch norm is not
+        is_rounded = tensor.is_floating_point() and not name.startswith("1.")  # batch norms stay float32
         assert tensor.dtype == (dtype if is_rounded else before[name].dtype), name
         assert torch.equal(tensor, before[name].to(tensor.dtype)), name
 
@@ -137,12 +139,12 @@ def test_what_is_prepared(dtype: torch.dtype) -> None:
     [
         ("cpu", torch.float32, True),
         ("cpu", torch.bfloat16, True),
-        ("meta", torch.float32, False),  # in place of a GPU
+        ("meta", torch.float32, False),  # stands in for a GPU
         ("meta", torch.bfloat16, True),
         ("meta", torch.float16, True),
     ],
 )
-def test_where_weights_lie_channels_last(device: str, dtype: torch.dtype, is_channels_last: bool) -> None:
+def test_weights_are_channels_last_for_half_precision(device: str, dtype: torch.dtype, is_channels_last: bool) -> None:
     model = prepare(small(), torch.device(device), dtype)
     assert model[0].weight.device.type == device
     assert model[0].weight.is_contiguous(memory_format=torch.channels_last) == is_channels_last

@@ -1,4 +1,4 @@
-"""Preprocessing: against timm's and torchvision's transforms, and its region against what these were seen to look at."""
+"""Test preprocessing against timm's and torchvision's transforms, and its region against the measured one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gradcam.models.preprocess import Preprocessing
 
 HALVES = (0.5, 0.5, 0.5)
 CROP = Preprocessing(size=(224, 224), resize=256, mean=HALVES, std=HALVES)
-LEVEL = 2 / 255  # one of 256 levels, in the values that the network gets
+LEVEL = 2 / 255  # one of 256 levels, in the units of the model's input
 TORCHVISION = transforms.Compose(
     [
         transforms.Resize(256, interpolation=transforms.InterpolationMode.BICUBIC),
@@ -57,7 +57,7 @@ def test_pictures_are_prepared_as_torchvision_and_timm_do(
     picture = Image.open(photo(name)).convert("RGB")
     picture = picture.resize(size or picture.size)
     difference = abs(CROP(np.array(picture)) - transform(picture)) / LEVEL
-    # Both round to 8 bits twice, after each axis; a value halfway between two levels may be rounded apart.
+    # Both round to 8 bits after each axis, and may round a value halfway between two levels differently.
     assert difference.max() < 2.01
     assert difference.mean() < 0.001
 
@@ -68,14 +68,14 @@ def test_tall_pictures_are_prepared_nearly_as_torchvision_does(
 ) -> None:
     picture = Image.open(photo("coffee.jpg")).resize(size)
     difference = abs(CROP(np.array(picture)) - TORCHVISION(picture)) / LEVEL
-    # Pillow begins with the axis that is cheaper, which is another one here: every tenth value is rounded apart.
+    # Here Pillow resizes the other axis first, so every tenth value is rounded differently.
     assert difference.max() < 3.01
     assert difference.mean() < 0.15
 
 
 def test_mean_and_deviation_belong_to_red_green_and_blue_in_this_order() -> None:
     crop = Preprocessing(size=(8, 8), resize=8, mean=(0.1, 0.2, 0.3), std=(0.5, 0.25, 0.2))
-    tensor = crop(np.full((8, 8, 3), [51, 102, 204], np.uint8))  # 0.2, 0.4, 0.8
+    tensor = crop(np.full((8, 8, 3), [51, 102, 204], np.uint8))  # 0.2, 0.4, 0.8 as fractions of 255
     assert tensor.dtype == torch.float32
     assert tensor.shape == (3, 8, 8)
     expected = torch.tensor([0.2, 0.8, 2.5])[:, None, None].expand(3, 8, 8)
@@ -88,10 +88,11 @@ def test_a_picture_of_the_right_size_is_cropped_by_hand() -> None:
     np.testing.assert_array_equal(np.rint(tensor.numpy() * 255), pixels[1:9, 2:10].transpose(2, 0, 1))
 
 
-def seen_by_torchvision(height: int, width: int) -> tuple[float, float, float, float]:
-    """The top, left, bottom and right edges of what the transform lets through, measured with two ramps. A picture that
-    brightens evenly comes out as one that brightens evenly; the straight line through it says which place of the
-    picture each of its edges is from."""
+def measure_torchvision_region(height: int, width: int) -> tuple[float, float, float, float]:
+    """Measure the top, left, bottom and right edges of the region that the transform passes on.
+
+    A brightness ramp stays a ramp. A straight line fitted to it tells which position of the image each edge comes from.
+    """
     resize_and_crop = transforms.Compose(TORCHVISION.transforms[:2])
     edges = []
     for shape, axis in (((height, 1), 0), ((1, width), 1)):
@@ -99,7 +100,7 @@ def seen_by_torchvision(height: int, width: int) -> tuple[float, float, float, f
         picture = Image.fromarray(np.broadcast_to(ramp, (height, width)).copy())
         brightness = np.asarray(resize_and_crop(picture)).mean(axis=1 - axis)[
             20:-20
-        ]  # without the picture's own borders
+        ]  # without the borders of the image
         slope, start = np.polyfit(np.arange(20, 204) + 0.5, brightness, 1)
         last = (height if axis == 0 else width) - 1
         edges.append([(start + slope * edge) * last + 0.5 for edge in (0, 224)])
@@ -110,22 +111,20 @@ def seen_by_torchvision(height: int, width: int) -> tuple[float, float, float, f
     ("height", "width"),
     [(768, 1024), (1024, 768), (683, 1024), (640, 800), (300, 451), (257, 301), (255, 340), (600, 211), (224, 224)],
 )
-def test_the_region_is_what_the_transform_lets_through(height: int, width: int) -> None:
-    top, left, rows, columns = CROP.region(height, width)
-    edges = np.array([top, left, top + rows, left + columns])
-    resized = (
-        min(height, width) / 256
-    )  # a pixel of the resized picture, to which the transform rounds, in the picture's
-    assert abs(edges - seen_by_torchvision(height, width)).max() < 0.55 + resized
+def test_the_region_is_that_of_the_transform(height: int, width: int) -> None:
+    y0, x0, rows, columns = CROP.region(height, width)
+    edges = np.array([y0, x0, y0 + rows, x0 + columns])
+    resized = min(height, width) / 256  # one pixel of the resized image, to which the transform rounds, in image pixels
+    assert abs(edges - measure_torchvision_region(height, width)).max() < 0.55 + resized
 
 
 @pytest.mark.parametrize(
     ("height", "width", "region"),
     [
-        (640, 800, (40, 120, 560, 560)),  # resized to 256 x 320, cut at 16 and 48, times 2.5
+        (640, 800, (40, 120, 560, 560)),  # resized to 256 x 320, cropped from 16 and 48, times 2.5
         (256, 256, (16, 16, 224, 224)),
         (512, 512, (32, 32, 448, 448)),
-        (400, 600, (25, 125, 350, 350)),  # resized to 256 x 384, cut at 16 and 80, times 1.5625
+        (400, 600, (25, 125, 350, 350)),  # resized to 256 x 384, cropped from 16 and 80, times 1.5625
         (768, 1024, (48, 176, 672, 672)),
         (1024, 768, (176, 48, 672, 672)),
         (1, 1, (0, 0, 1, 1)),
@@ -140,16 +139,16 @@ SIZES = [(height, width) for height in (1, 2, 3, 7, 100, 999, 2000) for width in
 
 @pytest.mark.parametrize(("height", "width"), SIZES)
 def test_the_region_is_inside_the_picture_and_in_its_middle(height: int, width: int) -> None:
-    top, left, rows, columns = CROP.region(height, width)
-    assert top >= 0
-    assert left >= 0
+    y0, x0, rows, columns = CROP.region(height, width)
+    assert y0 >= 0
+    assert x0 >= 0
     assert rows >= 1
     assert columns >= 1
-    assert top + rows <= height
-    assert left + columns <= width
-    resized = min(height, width) / 256  # a pixel of the resized picture, in those of the picture
-    assert abs(top + rows / 2 - height / 2) <= 1 + resized
-    assert abs(left + columns / 2 - width / 2) <= 1 + resized
+    assert y0 + rows <= height
+    assert x0 + columns <= width
+    resized = min(height, width) / 256  # one pixel of the resized image, in image pixels
+    assert abs(y0 + rows / 2 - height / 2) <= 1 + resized
+    assert abs(x0 + columns / 2 - width / 2) <= 1 + resized
     assert abs(rows - 0.875 * min(height, width)) <= 1 + resized
     assert abs(columns - 0.875 * min(height, width)) <= 1 + resized
 
@@ -165,7 +164,7 @@ def test_extreme_pictures_are_prepared_quickly(height: int, width: int) -> None:
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-def test_of_a_long_strip_the_middle_is_seen(axis: int) -> None:
+def test_the_middle_of_a_long_strip_is_cropped(axis: int) -> None:
     pixels = np.zeros((3, 2000, 3), np.uint8)
     pixels[:, 1000:] = 255
     tensor = CROP(pixels if axis == 1 else pixels.transpose(1, 0, 2)).movedim(1 + axis, 0)
@@ -180,13 +179,14 @@ def test_the_picture_is_not_changed() -> None:
     np.testing.assert_array_equal(pixels, before)
 
 
-def test_what_is_no_picture_is_refused() -> None:
+def test_invalid_images_are_refused() -> None:
     with pytest.raises(ImageError, match="expected an RGB array"):
         CROP(np.zeros((3, 224, 224), np.float32))
 
 
-SAME = Preprocessing(size=(2, 3), resize=(2, 3), mean=(0.0,) * 3, std=(1.0,) * 3)  # values as they are scaled
-ONE = Preprocessing(size=(2, 3), resize=(2, 3), mean=(0.0,), std=(1.0,))
+# the scaled values, without normalisation
+THREE_CHANNELS = Preprocessing(size=(2, 3), resize=(2, 3), mean=(0.0,) * 3, std=(1.0,) * 3)
+ONE_CHANNEL = Preprocessing(size=(2, 3), resize=(2, 3), mean=(0.0,), std=(1.0,))
 
 
 @pytest.mark.parametrize(
@@ -206,13 +206,13 @@ ONE = Preprocessing(size=(2, 3), resize=(2, 3), mean=(0.0,), std=(1.0,))
 def test_only_integers_of_8_and_16_bits_without_sign_are_scaled(
     values: np.ndarray, expected: list[list[float]]
 ) -> None:
-    """One channel, with or without an axis of its own, for one mean and for three."""
-    for given in (values, values[..., None]):
-        for preprocess, channels in ((ONE, 1), (SAME, 3)):
-            tensor = preprocess(given)
+    """Test one channel, with and without a channel axis, for one mean and for three."""
+    for image in (values, values[..., None]):
+        for preprocess, channels in ((ONE_CHANNEL, 1), (THREE_CHANNELS, 3)):
+            tensor = preprocess(image)
             assert tensor.dtype == torch.float32
-            wanted = torch.tensor(expected).float().expand(channels, 2, 3)
-            torch.testing.assert_close(tensor, wanted, rtol=1e-7, atol=1e-9)
+            expected_tensor = torch.tensor(expected).float().expand(channels, 2, 3)
+            torch.testing.assert_close(tensor, expected_tensor, rtol=1e-7, atol=1e-9)
 
 
 def test_mean_and_deviation_are_in_the_units_of_floats() -> None:
@@ -224,7 +224,7 @@ def test_mean_and_deviation_are_in_the_units_of_floats() -> None:
 def test_one_channel_has_three_means() -> None:
     crop = Preprocessing(size=(8, 8), resize=8, mean=(0.1, 0.2, 0.3), std=(0.5, 0.25, 0.2))
     expected = torch.tensor([0.6, 0.8, 0.5])[:, None, None].expand(3, 8, 8)
-    torch.testing.assert_close(crop(np.full((8, 8), 26214, np.uint16)), expected)  # 0.4
+    torch.testing.assert_close(crop(np.full((8, 8), 26214, np.uint16)), expected)  # 0.4 of 65535
 
 
 def test_the_luminance_of_rgb_is_pillows(photo: Callable[[str], Path]) -> None:
@@ -235,7 +235,7 @@ def test_the_luminance_of_rgb_is_pillows(photo: Callable[[str], Path]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
-def test_luminance_is_of_itu_r_601_and_grey_keeps_its_values(dtype: type) -> None:
+def test_luminance_follows_itu_r_601_and_grey_values_are_unchanged(dtype: type) -> None:
     full = np.iinfo(dtype).max
     exact = Preprocessing(size=(1, 3), resize=(1, 3), mean=(0.0,), std=(1.0,))
     primaries = exact(np.array([[[full, 0, 0], [0, full, 0], [0, 0, full]]], dtype))
@@ -247,7 +247,7 @@ def test_luminance_is_of_itu_r_601_and_grey_keeps_its_values(dtype: type) -> Non
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])
-def test_as_many_channels_as_means_are_taken_as_they_are(dtype: type) -> None:
+def test_images_with_as_many_channels_as_means_are_unchanged(dtype: type) -> None:
     bands = np.random.default_rng(0).integers(0, 256, (5, 6, 4)).astype(dtype)
     crop = Preprocessing(size=(5, 6), resize=(5, 6), mean=(1.0, 2.0, 3.0, 4.0), std=(1.0, 2.0, 3.0, 4.0))
     full = {np.uint8: 255, np.uint16: 65535}.get(dtype, 1)
@@ -260,7 +260,7 @@ def test_as_many_channels_as_means_are_taken_as_they_are(dtype: type) -> None:
 def test_deep_pictures_are_resized_as_those_of_eight_bits(
     photo: Callable[[str], Path], interpolation: str, resize: int | tuple[int, int]
 ) -> None:
-    """Also where a cubic overshoots at edges: 8 bits are cut off after each axis."""
+    """Also at edges, where a cubic overshoots and 8 bits are clipped after each axis."""
     crop = Preprocessing(size=(224, 200), resize=resize, mean=HALVES, std=HALVES, interpolation=interpolation)
     generator = np.random.default_rng(0)
     edges = generator.integers(0, 2, (70, 90, 3), dtype=np.uint8) * np.uint8(255)
@@ -268,11 +268,11 @@ def test_deep_pictures_are_resized_as_those_of_eight_bits(
         shallow = crop(pixels)
         for deep in (pixels / 255, (pixels / 255).astype(np.float32), pixels * np.uint16(257)):
             difference = abs(crop(deep) - shallow) / LEVEL
-            assert difference.max() < 1.2  # 8 bits are rounded after each axis
+            assert difference.max() < 1.2  # Values of 8 bits are rounded after each axis.
             assert difference.mean() < 0.4
 
 
-def test_a_cubic_overshoots_where_values_have_no_range_of_their_own() -> None:
+def test_a_cubic_may_overshoot_if_values_have_no_fixed_range() -> None:
     crop = Preprocessing(size=(8, 8), resize=8, mean=(0.0,), std=(1.0,))
     step = np.zeros((4, 4), np.float32)
     step[:, 2:] = 1000

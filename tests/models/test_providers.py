@@ -1,4 +1,4 @@
-"""Models by name: each provider against the library itself, on real photographs, from files made here, without a network."""
+"""Test models by name: each provider against its library, on photographs, with files made here, without a network."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from gradcam.models.providers.huggingface import make_preprocess
 
 Photo = Callable[[str], Path]
 PHOTOGRAPHS = ("cat_and_espresso.jpg", "koala.webp", "rocket.jpg")
-LEVEL = 1 / 255 / 0.225  # one of 256 levels, in the values that most networks get
+LEVEL = 1 / 255 / 0.225  # one of 256 levels, in the units of most models' input
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """torch hub's folder of checkpoints, empty."""
+    """Return an empty checkpoint folder of torch hub."""
     monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path / "hub"))
     return tmp_path / "hub" / "checkpoints"
 
@@ -68,7 +68,7 @@ def refusal(name: Any, **options: Any) -> str:
 
 
 def randomise(model: nn.Module) -> nn.Module:
-    """Weights and statistics that no two layers share, and none of which is zero."""
+    """Re-initialise weights and statistics, so that no two layers share them and none is zero."""
     generator = torch.Generator().manual_seed(0)
     for name, tensor in model.state_dict().items():
         if name.endswith("running_var"):
@@ -77,7 +77,7 @@ def randomise(model: nn.Module) -> nn.Module:
             tensor.add_(torch.randn(tensor.shape, generator=generator) * 0.1)
     model.eval()
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
-    for norm in norms:  # with statistics of their own, so that what goes in matters for what comes out
+    for norm in norms:  # Batch norms estimate their statistics, so that the input affects the output.
         norm.train().momentum = 0.9
     with torch.no_grad():
         for _ in range(2 if norms else 0):
@@ -86,7 +86,7 @@ def randomise(model: nn.Module) -> nn.Module:
 
 
 def save_cached(name: str, model: nn.Module, change: Callable[[str], str] = str) -> Path:
-    """The model's weights, as the file in torch hub's cache that torchvision would fetch."""
+    """Save the weights under the name of the file that torchvision would download to torch hub's cache."""
     path = provider.cached_file(provider.list_weights(name).DEFAULT)
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.save({change(key): tensor for key, tensor in model.state_dict().items()}, path)
@@ -100,90 +100,93 @@ def check_alike(photo: Photo, ours: Preprocessing, theirs: Any) -> None:
     for name in PHOTOGRAPHS:
         image = picture(photo(name))
         difference = abs(ours(np.array(image)) - theirs(image)) / LEVEL
-        assert difference.max() < 2.1  # both round to 8 bits after each axis
+        assert difference.max() < 2.1  # Both round to 8 bits after each axis.
         assert difference.mean() < 0.01
 
 
 WEIGHTS = {"resnet50": "IMAGENET1K_V2", "vit_b_16": "IMAGENET1K_SWAG_E2E_V1"}
 
 
-class Odd(nn.Module):
-    """Something of it is in no checkpoint, or is seen elsewhere too."""
+class OddModule(nn.Module):
+    """A model with one property that complicates loading, such as an unsaved buffer or a shared weight."""
 
-    def __init__(self, classes: int, what: str) -> None:
+    def __init__(self, classes: int, property_name: str) -> None:
         super().__init__()
         self.layer = nn.Linear(3, classes)
-        if what == "buffer":
+        if property_name == "buffer":
             self.register_buffer("factor", torch.empty(2).fill_(3.0), persistent=False)
-        elif what == "own buffer":
+        elif property_name == "own buffer":
             self.register_buffer("first", self.layer.weight.detach() * 0 + 2, persistent=False)
-        elif what == "read":
+        elif property_name == "read":
             self.norm = self.layer.weight.detach().norm().item()
-        elif what == "list":
+        elif property_name == "list":
             self.held = [self.layer.weight]
-        elif what == "shared":
+        elif property_name == "shared":
             self.other = nn.Linear(3, classes)
             self.other.weight = self.layer.weight
 
 
-BUILT: dict[str, network.Build] = {
+MODEL_BUILDERS: dict[str, network.Build] = {
     "mobilenet_v3_small": lambda classes: models.mobilenet_v3_small(num_classes=classes),
     "regnet_y_400mf": lambda classes: models.regnet_y_400mf(num_classes=classes),
     "swin_t": lambda classes: models.swin_t(num_classes=classes),
     "timm's ViT": lambda classes: timm.create_model("vit_tiny_patch16_224", num_classes=classes),
     "timm's MaxViT": lambda classes: timm.create_model("maxvit_rmlp_pico_rw_256", num_classes=classes),
     "an LSTM": lambda classes: nn.Sequential(OrderedDict(a=nn.LSTM(3, 3), head=nn.Linear(3, classes))),
-} | {f"odd: {what}": partial(Odd, what=what) for what in ("buffer", "own buffer", "read", "list", "shared")}
+} | {
+    f"odd: {property_name}": partial(OddModule, property_name=property_name)
+    for property_name in ("buffer", "own buffer", "read", "list", "shared")
+}
 
 
-@pytest.mark.parametrize("name", BUILT)
-def test_a_model_with_a_checkpoint_is_what_it_is_when_its_weights_are_drawn_first(tmp_path: Path, name: str) -> None:
-    model = BUILT[name](7)
+@pytest.mark.parametrize("name", MODEL_BUILDERS)
+def test_skipping_the_initialisation_gives_the_same_model(tmp_path: Path, name: str) -> None:
+    model = MODEL_BUILDERS[name](7)
     state = model.state_dict()
-    if name == "mobilenet_v3_small":  # as a training in another order of memory leaves them
+    if name == "mobilenet_v3_small":  # A training in another memory format stores its weights like this.
         state = {
             key: entry.to(memory_format=torch.channels_last) if entry.ndim == 4 else entry
             for key, entry in state.items()
         }
     torch.save(state, tmp_path / "mine.pth")
     before = torch.get_rng_state()
-    actual, count, _ = network.build_for(read_checkpoint(tmp_path / "mine.pth"), BUILT[name], 1000)
+    loaded, count, _ = network.build_for(read_checkpoint(tmp_path / "mine.pth"), MODEL_BUILDERS[name], 1000)
     assert count == 7
-    for own, theirs in [
-        (actual.named_parameters(), model.named_parameters()),
-        (actual.named_buffers(), model.named_buffers()),
+    for loaded_tensors, expected_tensors in [
+        (loaded.named_parameters(), model.named_parameters()),
+        (loaded.named_buffers(), model.named_buffers()),
     ]:
-        tensors = dict(own)
-        for key, tensor in theirs:
+        tensors = dict(loaded_tensors)
+        for key, tensor in expected_tensors:
             assert torch.equal(tensors[key], tensor), key
             assert tensors.pop(key).stride() == tensor.stride(), key
         assert not tensors
-    for module in actual.modules():
-        held = [*module.parameters(), *getattr(module, "held", []), *getattr(module, "_flat_weights", [])]
-        assert not any(item.is_meta for item in held)
-    assert name != "odd: shared" or actual.other.weight is actual.layer.weight
+    for module in loaded.modules():
+        module_tensors = [*module.parameters(), *getattr(module, "held", []), *getattr(module, "_flat_weights", [])]
+        assert not any(tensor.is_meta for tensor in module_tensors)
+    assert name != "odd: shared" or loaded.other.weight is loaded.layer.weight
     if name in ("mobilenet_v3_small", "regnet_y_400mf"):
         assert torch.equal(before, torch.get_rng_state()), "nothing is drawn for what the checkpoint has"
 
 
-def test_what_a_detector_works_out_by_itself_has_values(tmp_path: Path) -> None:
+def test_computed_buffers_of_a_detector_have_values(tmp_path: Path) -> None:
     model = models.get_model("ssdlite320_mobilenet_v3_large", weights=None, weights_backbone=None).eval()
     torch.save(model.state_dict(), tmp_path / "mine.pth")
     detector = gradcam.load_detector("ssdlite320_mobilenet_v3_large", weights=tmp_path / "mine.pth", device="cpu")
     assert isinstance(detector.model, type(model))
     image = torch.rand(3, 320, 320)
-    (own,), (theirs,) = detector.model([image]), model([image])
-    assert torch.equal(own["boxes"], theirs["boxes"])
-    assert torch.equal(own["scores"], theirs["scores"])
+    (detections,), (expected,) = detector.model([image]), model([image])
+    assert torch.equal(detections["boxes"], expected["boxes"])
+    assert torch.equal(detections["scores"], expected["scores"])
 
 
 @pytest.mark.parametrize("model", ["mobilenet_v2", "efficientnet_b1", "inception_v3", "swin_v2_t", *WEIGHTS])
-def test_torchvisions_pictures_are_prepared_as_its_own_transforms_do(photo: Photo, model: str) -> None:
+def test_preprocessing_equals_torchvisions_transforms(photo: Photo, model: str) -> None:
     transforms = provider.find_weights(model, WEIGHTS.get(model, "IMAGENET1K_V1")).transforms()
     check_alike(photo, provider.to_preprocessing(transforms), transforms)
 
 
-def test_every_weights_of_torchvision_has_transforms_that_are_understood() -> None:
+def test_the_transforms_of_all_torchvision_weights_are_supported() -> None:
     names = provider.list_names()
     assert len(names) == len(set(names)) >= 90
     assert {"resnet50", "vit_b_16", "googlenet", "fasterrcnn_resnet50_fpn", "deeplabv3_resnet50"} <= set(names)
@@ -216,7 +219,7 @@ def test_a_cached_file_is_used_without_the_network(hub: Path, photo: Photo) -> N
     assert classifier.layer == gradcam.explain(model, classifier.batch([gradcam.read_image(photo("koala.webp"))])).layer
 
 
-def test_old_names_in_densenets_files_are_understood(hub: Path, photo: Photo) -> None:
+def test_old_names_in_densenet_files_are_renamed(hub: Path, photo: Photo) -> None:
     model = randomise(models.densenet121())
 
     path = save_cached("densenet121", model, partial(re.sub, r"(denselayer\d+\.(?:norm|conv))([12])\.", r"\1.\2."))
@@ -228,15 +231,15 @@ def test_old_names_in_densenets_files_are_understood(hub: Path, photo: Photo) ->
 
 
 @pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
-def test_models_with_heads_for_training_are_built_as_with_their_own_weights(hub: Path, name: str) -> None:
+def test_models_with_auxiliary_heads_equal_those_with_torchvisions_weights(hub: Path, name: str) -> None:
     save_cached(name, randomise(models.get_model(name, init_weights=False, aux_logits=True)))
     theirs = models.get_model(name, weights="DEFAULT").eval()  # from the cache
     ours = load_parts(name, None).model.eval()
     images = torch.randn(2, 3, 96, 96)
     with torch.no_grad():
-        actual = ours(images)
-        torch.testing.assert_close(actual, theirs(images), rtol=0, atol=1e-4)
-    assert (actual[0] - actual[1]).std() > 0.01
+        output = ours(images)
+        torch.testing.assert_close(output, theirs(images), rtol=0, atol=1e-4)
+    assert (output[0] - output[1]).std() > 0.01
 
 
 def test_a_vit_has_the_size_of_its_weights() -> None:
@@ -308,14 +311,12 @@ def test_weights_are_named_as_torchvision_does(typed: str, expected: str) -> Non
         (3, "There is no model 3: expected a name, such as 'efficientnet_lite0', or a torch.nn.Module."),
     ],
 )
-def test_an_unknown_name_is_refused_with_what_may_have_been_meant(
-    name: Any, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unknown_name_is_refused_with_suggestions(name: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(__file__).parents[2])
     assert message in refusal(name)
 
 
-def test_a_checkpoint_brings_its_number_of_classes(tmp_path: Path, hub: Path, photo: Photo) -> None:
+def test_a_checkpoint_determines_the_number_of_classes(tmp_path: Path, hub: Path, photo: Photo) -> None:
     model = randomise(models.densenet121(num_classes=14))
     torch.save({"state_dict": {f"module.{k}": v for k, v in model.state_dict().items()}}, tmp_path / "x.pth")
     classifier = gradcam.load_classifier(
@@ -329,14 +330,14 @@ def test_a_checkpoint_brings_its_number_of_classes(tmp_path: Path, hub: Path, ph
     torch.testing.assert_close(explanation.probabilities(), expected, rtol=0, atol=1e-4)
 
 
-def test_a_checkpoint_of_1000_classes_is_taken_for_imagenets(tmp_path: Path, hub: Path) -> None:
+def test_a_checkpoint_with_1000_classes_gets_the_labels_of_imagenet(tmp_path: Path, hub: Path) -> None:
     torch.save(models.squeezenet1_1().state_dict(), tmp_path / "x.pth")
     classifier = gradcam.load_classifier("squeezenet1_1", weights=tmp_path / "x.pth", device="cpu")
     assert (classifier.labels[105], classifier.activation) == ("koala", "softmax")
     assert any("Assuming the 1000 classes of ImageNet" in note for note in classifier.notes)
 
 
-def test_a_checkpoint_of_one_logit_is_for_and_against(tmp_path: Path, hub: Path, photo: Photo) -> None:
+def test_a_checkpoint_with_one_logit_is_binary(tmp_path: Path, hub: Path, photo: Photo) -> None:
     model = randomise(models.mobilenet_v3_small(num_classes=1))
     torch.save(model.state_dict(), tmp_path / "x.pth")
     classifier = gradcam.load_classifier(
@@ -348,15 +349,17 @@ def test_a_checkpoint_of_one_logit_is_for_and_against(tmp_path: Path, hub: Path,
     assert explanation.scores.tolist() == [[pytest.approx(logit), pytest.approx(-logit)]]
 
 
-def test_the_embedded_model_takes_a_checkpoint_of_other_classes(tmp_path: Path, classifier: gradcam.Classifier) -> None:
+def test_the_embedded_model_loads_a_checkpoint_with_other_classes(
+    tmp_path: Path, classifier: gradcam.Classifier
+) -> None:
     weights = dict(classifier.model.state_dict())
     weights["head.3.weight"], weights["head.3.bias"] = weights["head.3.weight"][:5], weights["head.3.bias"][:5]
     torch.save({name: tensor.contiguous() for name, tensor in weights.items()}, tmp_path / "five.pth")
-    actual = gradcam.load_classifier(weights=tmp_path / "five.pth", device="cpu", labels=list("abcde"))
-    assert (actual.classes, actual.labels, actual.layer) == (5, list("abcde"), "layer4")
+    five_classes = gradcam.load_classifier(weights=tmp_path / "five.pth", device="cpu", labels=list("abcde"))
+    assert (five_classes.classes, five_classes.labels, five_classes.layer) == (5, list("abcde"), "layer4")
     images = torch.randn(1, 3, 64, 64)
     with torch.no_grad():
-        torch.testing.assert_close(actual.model(images), classifier.model(images)[:, :5])
+        torch.testing.assert_close(five_classes.model(images), classifier.model(images)[:, :5])
 
 
 # timm
@@ -364,7 +367,7 @@ def test_the_embedded_model_takes_a_checkpoint_of_other_classes(tmp_path: Path, 
 
 @pytest.fixture(scope="module")
 def timm_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three named classes, as timm saves a model."""
+    """Return a model with three named classes, as timm saves it."""
     folder = tmp_path_factory.mktemp("timm") / "model"
     model = randomise(timm.create_model("test_resnet", num_classes=3))
     config = {"num_classes": 3, "label_names": ["ant", "bee", "cow"]}
@@ -384,8 +387,8 @@ def test_timms_folder_gives_its_predictions_and_labels(timm_folder: Path, photo:
     theirs = timm.create_model(f"local-dir:{timm_folder}", pretrained=True)
     assert (classifier.classes, classifier.labels, classifier.activation) == (3, ["ant", "bee", "cow"], "softmax")
     assert any("--activation" in note for note in classifier.notes)
-    actual = classifier.explain(photo("koala.webp")).probabilities()
-    torch.testing.assert_close(actual, predict_by_timm(theirs, photo("koala.webp")), rtol=0, atol=1e-4)
+    probabilities = classifier.explain(photo("koala.webp")).probabilities()
+    torch.testing.assert_close(probabilities, predict_by_timm(theirs, photo("koala.webp")), rtol=0, atol=1e-4)
 
 
 def test_timms_cached_file_is_used_without_the_network(
@@ -397,18 +400,18 @@ def test_timms_cached_file_is_used_without_the_network(
     theirs = randomise(timm.create_model("test_resnet.r160_in1k"))
     path = tmp_path / "model.safetensors"
     safetensors.torch.save_file({name: tensor.contiguous() for name, tensor in theirs.state_dict().items()}, path)
-    asked = []
+    requests = []
 
-    def find(repository: str, name: str, revision: str | None = None) -> str | None:
-        asked.append((repository, name))
+    def find_cached(repository: str, name: str, revision: str | None = None) -> str | None:
+        requests.append((repository, name))
         return str(path) if name == path.name else None
 
-    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", find)
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", find_cached)
     classifier = gradcam.load_classifier("timm:test_resnet.r160_in1k", device="cpu")
-    assert asked[0] == ("timm/test_resnet.r160_in1k", "model.safetensors")
+    assert requests[0] == ("timm/test_resnet.r160_in1k", "model.safetensors")
     assert (classifier.classes, classifier.labels[105], classifier.notes) == (1000, "koala", ())
-    actual = classifier.explain(photo("koala.webp")).probabilities()
-    torch.testing.assert_close(actual, predict_by_timm(theirs, photo("koala.webp")), rtol=0, atol=1e-4)
+    probabilities = classifier.explain(photo("koala.webp")).probabilities()
+    torch.testing.assert_close(probabilities, predict_by_timm(theirs, photo("koala.webp")), rtol=0, atol=1e-4)
 
 
 def test_timms_model_takes_a_checkpoint_of_other_classes(tmp_path: Path) -> None:
@@ -430,7 +433,7 @@ def test_timms_model_takes_a_checkpoint_of_other_classes(tmp_path: Path) -> None
         {"input_size": (3, 128, 192), "crop_pct": 0.9, "crop_mode": "squash", "interpolation": "bicubic"},
     ],
 )
-def test_timms_pictures_are_prepared_as_its_own_transforms_do(photo: Photo, config: dict[str, Any]) -> None:
+def test_preprocessing_equals_timms_transforms(photo: Photo, config: dict[str, Any]) -> None:
     config = {**config, "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
     check_alike(photo, timm_provider.to_preprocessing(config), timm.data.create_transform(**config))
 
@@ -454,7 +457,7 @@ def test_preprocessing_of_timms_that_pads_is_refused(mode: str, size: tuple[int,
         ("timm:test_resnet", ["no network here"]),
     ],
 )
-def test_what_timm_cannot_give_is_refused(name: str, parts: list[str]) -> None:
+def test_models_that_timm_cannot_load_are_refused(name: str, parts: list[str]) -> None:
     message = refusal(name)
     for part in parts:
         assert part in message
@@ -472,7 +475,7 @@ def save_classifier(folder: Path, config: Any, processor: Any) -> Path:
     return folder
 
 
-def named(count: int) -> dict[str, Any]:
+def make_label_options(count: int) -> dict[str, Any]:
     labels = {index: f"kind {index}" for index in range(count)}
     return {"id2label": labels, "label2id": {label: index for index, label in labels.items()}}
 
@@ -516,7 +519,7 @@ def test_hugging_faces_folder_gives_its_pixels_predictions_and_labels(
     tmp_path: Path, photo: Photo, family: str
 ) -> None:
     make_config, make_processor, size = FAMILIES[family]
-    folder = save_classifier(tmp_path / "folder", make_config(**named(4)), make_processor())
+    folder = save_classifier(tmp_path / "folder", make_config(**make_label_options(4)), make_processor())
     classifier = gradcam.load_classifier(f"hf:{folder}", device="cpu")
     processor = transformers.AutoImageProcessor.from_pretrained(folder)
     theirs = transformers.AutoModelForImageClassification.from_pretrained(folder).eval()
@@ -546,42 +549,43 @@ def test_hugging_faces_folder_gives_its_pixels_predictions_and_labels(
         (lambda: transformers.BitImageProcessor(size={"shortest_edge": 90}, do_center_crop=False), (0, 0, 300, 400)),
     ],
 )
-def test_the_region_is_what_the_processor_takes(processor: Any, region: tuple[int, ...]) -> None:
+def test_the_region_is_that_of_the_processor(processor: Any, region: tuple[int, ...]) -> None:
     preprocess, notes = make_preprocess(processor())
     assert preprocess.region(300, 400) == region
     assert notes == []
-    # A picture whose part in the region is grey comes out even; with one pixel less of it, the rim is seen.
-    top, left, height, width = region
+    # If exactly the region is grey, the output is even; if the grey area is smaller, the edge shows.
+    y0, x0, height, width = region
     image = np.full((300, 400, 3), 255, np.uint8)
-    image[top : top + height, left : left + width] = 128
+    image[y0 : y0 + height, x0 : x0 + width] = 128
     values = preprocess(image)[0]
     assert values[2:-2, 2:-2].std() < 0.02
     if (height, width) != (300, 400):
-        image[top : top + height // 3] = 255
+        image[y0 : y0 + height // 3] = 255
         assert preprocess(image)[0, 0].mean() > values.mean() + 0.5
 
 
 def test_a_processor_whose_steps_are_not_known_is_measured() -> None:
-    preprocess, notes = make_preprocess(transformers.LevitImageProcessor())  # scales its size by 256 / 224 in secret
+    # It scales its size by 256 / 224, which its settings do not say.
+    preprocess, notes = make_preprocess(transformers.LevitImageProcessor())
     assert notes == []
     assert preprocess.region(300, 400) == pytest.approx((19, 69, 262, 262), abs=1)
 
 
 def test_a_processors_steps_may_be_changed(tmp_path: Path, photo: Photo) -> None:
-    folder = save_classifier(tmp_path / "folder", resnet_config(**named(2)), FAMILIES["resnet"][1]())
+    folder = save_classifier(tmp_path / "folder", resnet_config(**make_label_options(2)), FAMILIES["resnet"][1]())
     plain = gradcam.load_classifier(f"hf:{folder}", device="cpu")
     image = gradcam.read_image(photo("koala.webp"))
     preprocess = gradcam.load_classifier(f"hf:{folder}", device="cpu", mean=plain.preprocess.plain.mean).preprocess
     assert isinstance(preprocess, Preprocessing)
     difference = abs(preprocess(image) - plain.preprocess(image)) / LEVEL
     assert difference.max() < 3.1
-    assert difference.mean() < 0.1  # torchvision's resizing of tensors rounds elsewhere than Pillow's
-    other = gradcam.load_classifier(f"hf:{folder}", device="cpu", size=128, std=(1, 1, 1)).preprocess
-    assert (other.size, other.resize, other.std) == ((128, 128), 144, (1, 1, 1))
+    assert difference.mean() < 0.1  # torchvision resizes tensors with other rounding than Pillow.
+    changed_preprocess = gradcam.load_classifier(f"hf:{folder}", device="cpu", size=128, std=(1, 1, 1)).preprocess
+    assert (changed_preprocess.size, changed_preprocess.resize, changed_preprocess.std) == ((128, 128), 144, (1, 1, 1))
 
 
 def test_a_multi_label_model_has_sigmoids(tmp_path: Path) -> None:
-    config = vit_config(problem_type="multi_label_classification", **named(3))
+    config = vit_config(problem_type="multi_label_classification", **make_label_options(3))
     folder = save_classifier(tmp_path / "folder", config, vit_processor())
     assert gradcam.load_classifier(f"hf:{folder}", device="cpu").activation == "sigmoid"
 
@@ -594,7 +598,7 @@ def test_a_folder_without_a_head_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_for_hugging_faces_architecture(tmp_path: Path) -> None:
-    folder = save_classifier(tmp_path / "folder", vit_config(**named(3)), vit_processor())
+    folder = save_classifier(tmp_path / "folder", vit_config(**make_label_options(3)), vit_processor())
     model = transformers.AutoModelForImageClassification.from_config(vit_config(num_labels=5)).eval()
     torch.save(model.state_dict(), tmp_path / "five.pth")
     classifier = gradcam.load_classifier(f"hf:{folder}", weights=tmp_path / "five.pth", device="cpu")
@@ -604,8 +608,8 @@ def test_a_checkpoint_for_hugging_faces_architecture(tmp_path: Path) -> None:
         torch.testing.assert_close(classifier.model(images).logits, model(images).logits)
 
 
-def test_a_folder_without_a_processor_is_guessed_and_said(tmp_path: Path) -> None:
-    folder = save_classifier(tmp_path / "folder", vit_config(**named(3)), None)
+def test_a_folder_without_a_processor_gets_assumed_settings_and_a_note(tmp_path: Path) -> None:
+    folder = save_classifier(tmp_path / "folder", vit_config(**make_label_options(3)), None)
     classifier = gradcam.load_classifier(f"hf:{folder}", device="cpu")
     assert (classifier.preprocess.size, classifier.preprocess.resize) == ((32, 32), 37)
     assert "has no preprocessor_config.json" in classifier.notes[0]
@@ -613,7 +617,7 @@ def test_a_folder_without_a_processor_is_guessed_and_said(tmp_path: Path) -> Non
 
 
 def test_a_size_that_a_vit_does_not_take(tmp_path: Path) -> None:
-    folder = save_classifier(tmp_path / "folder", vit_config(**named(3)), vit_processor())
+    folder = save_classifier(tmp_path / "folder", vit_config(**make_label_options(3)), vit_processor())
     message = refusal(f"hf:{folder}", size=64)
     assert "fails on an image of 64 x 64 with 3 channel(s), ValueError: " in message
     assert "(64*64) doesn't match model (32*32)" in message
@@ -630,7 +634,7 @@ def test_a_size_that_a_vit_does_not_take(tmp_path: Path) -> None:
         ("hf:{broken}", ["cannot be loaded"]),
     ],
 )
-def test_what_hugging_face_cannot_give_is_refused(tmp_path: Path, name: str, parts: list[str]) -> None:
+def test_models_that_hugging_face_cannot_load_are_refused(tmp_path: Path, name: str, parts: list[str]) -> None:
     folders = {kind: tmp_path / kind for kind in ("empty", "text", "broken")}
     folders["empty"].mkdir()
     transformers.BertConfig(hidden_size=8, num_hidden_layers=1).save_pretrained(folders["text"])
@@ -645,27 +649,27 @@ def test_what_hugging_face_cannot_give_is_refused(tmp_path: Path, name: str, par
 @pytest.mark.parametrize(
     ("name", "package", "extra"), [("timm:resnet18", "timm", "timm"), ("hf:x/y", "transformers", "hf")]
 )
-def test_a_missing_extra_is_said_with_the_line_that_installs_it(
+def test_a_missing_extra_is_reported_with_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch, name: str, package: str, extra: str
 ) -> None:
     import importlib
 
     imported = importlib.import_module
 
-    def without(wanted: str, *arguments: Any) -> Any:
-        if wanted == package:
+    def without(module_name: str, *arguments: Any) -> Any:
+        if module_name == package:
             raise ModuleNotFoundError(f"No module named '{package}'", name=package)
-        return imported(wanted, *arguments)
+        return imported(module_name, *arguments)
 
     monkeypatch.setattr(importlib, "import_module", without)
     assert refusal(name) == f'{package} is not installed: pip install ".[{extra}]" in a clone of gradcam'
     assert f'\n{extra} = ["{package}' in (Path(__file__).parents[2] / "pyproject.toml").read_text()
 
 
-def test_hugging_faces_messages_are_as_they_were(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_logging_settings_of_hugging_face_are_restored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from transformers.utils import logging
 
-    folder = save_classifier(tmp_path / "folder", vit_config(**named(3)), vit_processor())
+    folder = save_classifier(tmp_path / "folder", vit_config(**make_label_options(3)), vit_processor())
     logging.enable_progress_bar()
     before = logging.get_verbosity(), True
     capsys.readouterr()
@@ -676,7 +680,7 @@ def test_hugging_faces_messages_are_as_they_were(tmp_path: Path, capsys: pytest.
 
 
 class Malice:
-    """What runs code when a pickle is read: it makes a file."""
+    """An object that runs code when it is unpickled: it creates a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -685,7 +689,7 @@ class Malice:
         return (open, (str(self.path), "w"))
 
 
-def test_a_pickle_that_would_run_code_is_read_by_no_library(timm_folder: Path, tmp_path: Path) -> None:
+def test_no_library_reads_a_pickle_that_would_run_code(timm_folder: Path, tmp_path: Path) -> None:
     folder, mark = tmp_path / "evil", tmp_path / "mark"
     shutil.copytree(timm_folder, folder)
     (folder / "model.safetensors").unlink()
@@ -703,11 +707,11 @@ def test_a_processor_gives_deep_pictures_through_the_same_steps(photo: Photo) ->
     preprocess, notes = make_preprocess(vit_processor(64, 48))
     assert notes == []
     grey = np.array(Image.open(photo("camera.png")).convert("L"))
-    eight = preprocess(np.repeat(grey[..., None], 3, axis=2))
-    deep = preprocess(grey.astype(np.uint16) * 257)  # the same picture, with a scale of 16 bits
-    assert abs(deep - eight).max() < 3 / 255 / 0.5  # which is rounded to 8 bits on the way
-    one = preprocess(grey.astype(np.uint16) * 257 - (grey > 0))
-    assert 0 < abs(one - deep).max() < 1e-3
+    eight_bits = preprocess(np.repeat(grey[..., None], 3, axis=2))
+    sixteen_bits = preprocess(grey.astype(np.uint16) * 257)  # the same image, with 16-bit values
+    assert abs(sixteen_bits - eight_bits).max() < 3 / 255 / 0.5  # The 8-bit image is rounded while it is resized.
+    darker = preprocess(grey.astype(np.uint16) * 257 - (grey > 0))
+    assert 0 < abs(darker - sixteen_bits).max() < 1e-3
 
 
 @pytest.mark.parametrize(("resample", "name"), [(0, "nearest"), (2, "bilinear"), (3, "bicubic")])
@@ -727,7 +731,7 @@ def test_a_processor_that_pads_is_measured() -> None:
         preprocess(np.zeros((100, 100), np.uint16))
 
 
-def test_a_regression_is_told_from_a_probability(tmp_path: Path, photo: Photo) -> None:
+def test_a_regression_is_distinguished_from_a_probability(tmp_path: Path, photo: Photo) -> None:
     save_classifier(tmp_path, vit_config(num_labels=1, problem_type="regression"), vit_processor())
     classifier = gradcam.load_classifier(f"hf:{tmp_path}", device="cpu")
     assert (classifier.activation, classifier.classes, classifier.labels) == ("none", 1, ["output"])
@@ -737,5 +741,5 @@ def test_a_regression_is_told_from_a_probability(tmp_path: Path, photo: Photo) -
 
 
 @pytest.mark.parametrize("size", [8193, (16, 10**9)])
-def test_a_size_beyond_all_networks_is_refused(size: Any) -> None:
+def test_a_size_that_no_model_has_is_refused(size: Any) -> None:
     assert "expected at most 8192 pixels" in refusal("efficientnet_lite0", size=size)

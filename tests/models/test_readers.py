@@ -1,4 +1,4 @@
-"""Readers: what the model gets and what is drawn on, from files of every depth and from one's own functions."""
+"""Test readers: the model's input and the image to draw on, for every bit depth and user-defined functions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RAMP = np.arange(6, dtype=np.uint16).reshape(2, 3)
 
 @pytest.fixture
 def grey_classifier() -> Classifier:
-    """Of one channel, with a normalisation that keeps values as they are."""
+    """Return a classifier with one channel and a normalisation that does not change values."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
@@ -44,16 +44,16 @@ def test_a_difference_of_one_in_65535_changes_the_models_input(
     tmp_path: Path, grey_classifier: Classifier, suffix: str
 ) -> None:
     values = np.full((8, 8), 30000, np.uint16)
-    one = read_picture(save(tmp_path / f"one.{suffix}", values)).values
+    image = read_picture(save(tmp_path / f"one.{suffix}", values)).values
     values[3, 4] += 1
-    other = read_picture(save(tmp_path / f"other.{suffix}", values)).values
-    difference = (grey_classifier.batch([other]) - grey_classifier.batch([one]))[0, 0]
+    brighter_image = read_picture(save(tmp_path / f"other.{suffix}", values)).values
+    difference = (grey_classifier.batch([brighter_image]) - grey_classifier.batch([image]))[0, 0]
     expected = torch.zeros(8, 8)
     expected[3, 4] = 1 / 65535
     torch.testing.assert_close(difference, expected, rtol=0, atol=3e-8)  # float32 near 0.46 has steps of 3e-8
 
 
-def test_a_deep_file_that_uses_little_of_its_range_is_stretched_for_drawing_alone(
+def test_a_deep_file_with_a_small_value_range_is_stretched_for_drawing_only(
     tmp_path: Path, grey_classifier: Classifier
 ) -> None:
     values = np.linspace(40, 3200, 64).astype(np.uint16).reshape(8, 8)
@@ -65,10 +65,10 @@ def test_a_deep_file_that_uses_little_of_its_range_is_stretched_for_drawing_alon
     np.testing.assert_array_equal(picture[..., 0], picture[..., 2])
     expected = grey_classifier.model(torch.from_numpy(values / 65535.0)[None, None].float())
     torch.testing.assert_close(explanation.output, expected, rtol=0, atol=1e-6)
-    assert gradcam.read_image(path).max() == 12  # 3200 / 257: as a viewer shows it
+    assert gradcam.read_image(path).max() == 12  # 3200 / 257, as an image viewer shows it
 
 
-def test_files_of_eight_bits_are_read_as_ever(tmp_path: Path) -> None:
+def test_files_with_eight_bits_are_read_unchanged(tmp_path: Path) -> None:
     for name, values in {"rgb.png": PIXELS, "grey.png": PIXELS[..., 0]}.items():
         path = save(tmp_path / name, values)
         reading = read_picture(path)
@@ -85,12 +85,12 @@ def test_extreme_and_constant_deep_pictures_are_explained(
     assert explanation.overlay().shape == (*size, 3)
     assert explanation.notes == [None]
     np.testing.assert_array_equal(explanation.images[0], np.full((*size, 3), 3))
-    same = classifier.explain(np.full(size, 700 / 65535, np.float32), target=3)
-    torch.testing.assert_close(explanation.output, same.output, rtol=0, atol=1e-4)
+    explanation_of_array = classifier.explain(np.full(size, 700 / 65535, np.float32), target=3)
+    torch.testing.assert_close(explanation.output, explanation_of_array.output, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(
-    ("values", "given", "levels", "note"),
+    ("values", "expected", "levels", "note"),
     [
         (
             np.array([[-1000, 0, 3000]], np.int32),
@@ -113,12 +113,12 @@ def test_extreme_and_constant_deep_pictures_are_explained(
         ),
     ],
 )
-def test_floats_and_long_integers_go_to_the_model_as_they_are(
-    tmp_path: Path, values: np.ndarray, given: list[list[float]], levels: list[int], note: str | None
+def test_floats_and_long_integers_go_to_the_model_unchanged(
+    tmp_path: Path, values: np.ndarray, expected: list[list[float]], levels: list[int], note: str | None
 ) -> None:
     reading = read_picture(save(tmp_path / "a.tif", values))
     assert reading.values.dtype == values.dtype
-    np.testing.assert_array_equal(reading.values, given)
+    np.testing.assert_array_equal(reading.values, expected)
     np.testing.assert_array_equal(reading.picture[0, :, 0], levels)
     assert reading.note == note
 
@@ -154,7 +154,7 @@ def test_an_array_is_one_picture_or_several(grey_classifier: Classifier) -> None
             torch.testing.assert_close(together.maps[i], grey_classifier.explain(alone, target=1).maps[0])
 
 
-def test_attributions_remember_the_note(grey_classifier: Classifier) -> None:
+def test_attributions_have_the_note_of_the_reader(grey_classifier: Classifier) -> None:
     attribution = grey_classifier.attribute(np.array([[40, 3200]], np.uint16), method="input-gradients", target=1)
     assert attribution.notes == ["showing values from 40 to 3200 of 65535"]
     assert attribution.draw().shape == (1, 2, 3)
@@ -164,7 +164,7 @@ PICTURE = np.arange(18, dtype=np.uint8).reshape(2, 3, 3)
 
 
 @pytest.mark.parametrize(
-    ("given", "values", "picture", "note"),
+    ("returned", "values", "picture", "note"),
     [
         (RAMP, RAMP, np.repeat((RAMP * 51)[..., None], 3, axis=2), "showing values from 0 to 5 of 65535"),
         (RAMP.astype(">u2"), RAMP, np.repeat((RAMP * 51)[..., None], 3, axis=2), "showing values from 0 to 5 of 65535"),
@@ -180,14 +180,14 @@ PICTURE = np.arange(18, dtype=np.uint8).reshape(2, 3, 3)
         (PICTURE, PICTURE, PICTURE, None),
     ],
 )
-def test_a_function_gives_an_array_or_a_picture_with_it(
-    given: Any, values: np.ndarray, picture: np.ndarray, note: str | None
+def test_a_function_returns_an_array_or_also_an_image(
+    returned: Any, values: np.ndarray, picture: np.ndarray, note: str | None
 ) -> None:
     paths = []
 
     def read(path: Any) -> Any:
         paths.append(path)
-        return given
+        return returned
 
     reading = to_reader(read)("scan.raw")
     assert paths == ["scan.raw"]
@@ -199,7 +199,7 @@ def test_a_function_gives_an_array_or_a_picture_with_it(
 
 
 @pytest.mark.parametrize(
-    ("given", "reason"),
+    ("returned", "reason"),
     [
         (None, "It is None, expected an array, (array, image), or a Reading."),
         ([[1, 2]], "It is [[1, 2]], expected an array"),
@@ -222,9 +222,9 @@ def test_a_function_gives_an_array_or_a_picture_with_it(
         (Reading(RAMP, PICTURE, 3), "The note is 3, expected a string or None."),  # type: ignore[arg-type]
     ],
 )
-def test_what_a_function_may_not_give_is_named(given: Any, reason: str) -> None:
+def test_an_invalid_return_value_is_named(returned: Any, reason: str) -> None:
     def read_scan(path: Any) -> Any:
-        return given
+        return returned
 
     with pytest.raises(ImageError) as caught:
         to_reader(read_scan)(Path("folder/scan.raw"))
@@ -242,7 +242,7 @@ def test_what_a_function_may_not_give_is_named(given: Any, reason: str) -> None:
         (RuntimeError(), "RuntimeError"),
     ],
 )
-def test_what_a_function_raises_is_one_line(error: Exception, reason: str) -> None:
+def test_an_error_of_a_function_is_one_line(error: Exception, reason: str) -> None:
     def read_scan(path: Any) -> Any:
         raise error
 
@@ -267,7 +267,7 @@ class Scanner:
         raise ValueError("off")
 
 
-def test_an_object_that_reads_is_named_by_its_class() -> None:
+def test_a_callable_object_is_named_after_its_class() -> None:
     with pytest.raises(ImageError, match=r"a\.raw: the reader Scanner failed \(ValueError: off\)"):
         to_reader(Scanner())("a.raw")
 
@@ -282,15 +282,15 @@ def read_raw(path: Any) -> np.ndarray:
     return np.fromfile(path, "<u2").reshape(8, 8)
 
 
-def test_a_classifier_reads_files_of_ones_own(tmp_path: Path, grey_classifier: Classifier) -> None:
+def test_a_classifier_uses_a_user_defined_reader(tmp_path: Path, grey_classifier: Classifier) -> None:
     values = np.arange(64, dtype=np.uint16).reshape(8, 8) * 1000
     (tmp_path / "scan.raw").write_bytes(struct.pack("<64H", *values.ravel()))
-    own = dataclasses.replace(grey_classifier, reader=to_reader(read_raw))
+    raw_classifier = dataclasses.replace(grey_classifier, reader=to_reader(read_raw))
     theirs = grey_classifier.explain(values, target=2)
-    ours = own.explain([tmp_path / "scan.raw"], target=2)
+    ours = raw_classifier.explain([tmp_path / "scan.raw"], target=2)
     torch.testing.assert_close(ours.maps, theirs.maps)
     np.testing.assert_array_equal(ours.images[0], theirs.images[0])
-    reader = pickle.loads(pickle.dumps(own.reader))  # for other processes
+    reader = pickle.loads(pickle.dumps(raw_classifier.reader))  # other processes receive the reader pickled
     np.testing.assert_array_equal(reader(tmp_path / "scan.raw").values, values)
 
 

@@ -1,4 +1,4 @@
-"""A file of weights is prepared for as its own weights were trained, and which preprocessing was taken is said."""
+"""Test that files of official weights get the preprocessing of their training, and that a note says which it is."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def load(weights: object, name: str = "mobilenet_v2") -> gradcam.Classifier:
 
 
 def assert_prepared_as(classifier: gradcam.Classifier, weights: torchvision.models.WeightsEnum) -> None:
-    """By torchvision's own transforms, apart from rounding to 8 bits."""
+    """Compare with torchvision's transforms, up to rounding to 8 bits."""
     theirs = weights.transforms()
     expected = theirs(Image.fromarray(PICTURE))
     levels = (classifier.preprocess(PICTURE) - expected).abs() * torch.tensor(theirs.std)[:, None, None] * 255
-    assert levels.mean() < 0.2  # of noise, in which a pixel that is not in its place differs by 80
+    assert levels.mean() < 0.2  # In this noise, a misplaced pixel differs by 80 levels on average.
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_file_is_known_by_its_content(
     assert list(classifier.labels or ()) == WEIGHTS.IMAGENET1K_V1.meta["categories"]
 
 
-def test_the_content_counts_more_than_the_name(tmp_path: Path) -> None:
+def test_the_content_has_priority_over_the_name(tmp_path: Path) -> None:
     file = tmp_path / "net-11111111.pth"
     file.write_bytes(b"weights")
     digits = hashlib.sha256(b"weights").hexdigest()[:8]
@@ -92,12 +92,12 @@ def test_the_content_counts_more_than_the_name(tmp_path: Path) -> None:
     assert recognise(tmp_path / "plain.safetensors", ["plain.pth"]) == Recognised("plain.pth", False)
 
 
-def test_a_file_of_weights_is_hashed_anew_when_it_is_written_anew(tmp_path: Path) -> None:
-    file, other = tmp_path / "net.pth", tmp_path / "other"
+def test_a_rewritten_file_of_weights_is_hashed_again(tmp_path: Path) -> None:
+    file, new_file = tmp_path / "net.pth", tmp_path / "other"
     for number, content in enumerate([b"weights", b"Weights", b"weights and more"]):
-        other.write_bytes(content)
-        os.utime(other, ns=(number, number))
-        os.replace(other, file)
+        new_file.write_bytes(content)
+        os.utime(new_file, ns=(number, number))
+        os.replace(new_file, file)
         for _ in range(2):
             assert hash_weights(file) == hashlib.sha256(content).hexdigest()
     file.unlink()
@@ -106,7 +106,7 @@ def test_a_file_of_weights_is_hashed_anew_when_it_is_written_anew(tmp_path: Path
 
 
 def test_torchvisions_names_have_the_hashes() -> None:
-    """That the recognition rests on: nearly all of them, and no two models' alike."""
+    """The recognition relies on this: nearly all names have a hash, and no two models share one."""
     names = [
         provider.cached_file(entry).name for model in provider.list_names() for entry in provider.list_weights(model)
     ]
@@ -115,7 +115,7 @@ def test_torchvisions_names_have_the_hashes() -> None:
     assert provider.cached_file(WEIGHTS.IMAGENET1K_V1).name == V1
 
 
-def test_any_other_file_is_prepared_for_as_the_best_weights_and_that_is_said(
+def test_an_unknown_file_gets_the_preprocessing_of_the_best_weights_and_a_note(
     state: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
     torch.save(state, tmp_path / "mine.pth")
@@ -128,7 +128,7 @@ def test_any_other_file_is_prepared_for_as_the_best_weights_and_that_is_said(
     )
 
 
-def test_weights_that_are_named_decide_for_a_file(state: dict[str, torch.Tensor], tmp_path: Path) -> None:
+def test_weights_given_by_name_have_priority_over_a_file(state: dict[str, torch.Tensor], tmp_path: Path) -> None:
     for file in ("mine.pth", V2):
         torch.save(state, tmp_path / file)
         classifier = load(tmp_path / file, "mobilenet_v2:IMAGENET1K_V1")
@@ -138,7 +138,7 @@ def test_weights_that_are_named_decide_for_a_file(state: dict[str, torch.Tensor]
 
 @pytest.fixture
 def cache(state: dict[str, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Torch hub's cache with a file in the place of each of MobileNetV2's, so that nothing is fetched."""
+    """Fill torch hub's cache with a file for each of MobileNetV2's weights, so that nothing is downloaded."""
     monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path / "hub"))
     folder = tmp_path / "hub" / "checkpoints"
     folder.mkdir(parents=True)
@@ -167,7 +167,7 @@ def test_a_file_comes_before_a_name(
     assert any("IMAGENET1K_V1 is not an official" in note for note in load("IMAGENET1K_V1").notes)
 
 
-def test_names_that_are_none(tmp_path: Path) -> None:
+def test_unknown_names_are_refused(tmp_path: Path) -> None:
     with pytest.raises(gradcam.GradcamError, match=r"mobilenet_v2 has no weights 'V9': choose one of 'IMAGENET1K_V1'"):
         load("V9")
     with pytest.raises(gradcam.GradcamError, match=r"missing\.pth: cannot be opened"):
@@ -175,7 +175,7 @@ def test_names_that_are_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("cache")
-def test_the_shell(
+def test_the_command_line(
     photo: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], cache: Path
 ) -> None:
     def run(weights: str) -> str:

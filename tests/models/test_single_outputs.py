@@ -1,4 +1,4 @@
-"""A single output: a binary logit by default, which is reported, or a value, which is explained itself."""
+"""Test models with one output: by default a binary logit, which is reported, or a value that is explained directly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import gradcam
 from gradcam.targets import ClassTarget, Mask
 
 IMAGE = np.random.default_rng(0).integers(0, 255, (40, 40, 3), dtype=np.uint8)
-PLAIN: dict[str, Any] = {"size": 32, "crop": 1, "mean": (0, 0, 0), "std": (1, 1, 1)}
+PREPROCESSING: dict[str, Any] = {"size": 32, "crop": 1, "mean": (0, 0, 0), "std": (1, 1, 1)}
 
 
 def regressor(bias: float, outputs: int = 1) -> nn.Module:
@@ -29,9 +29,9 @@ def regressor(bias: float, outputs: int = 1) -> nn.Module:
 @pytest.mark.parametrize("bias", [61.0, 0.3, -0.25])
 @pytest.mark.parametrize("load", [gradcam.load_classifier, gradcam.load_model])
 @pytest.mark.filterwarnings("error:Assumed")
-def test_a_value_is_explained_itself(load: Any, bias: float) -> None:
+def test_a_value_is_explained_directly(load: Any, bias: float) -> None:
     options = {"activation": "none"} if load is gradcam.load_classifier else {"task": "regression"}
-    loaded = load(regressor(bias), **options, **PLAIN)
+    loaded = load(regressor(bias), **options, **PREPROCESSING)
     with torch.no_grad():
         value = loaded.model(loaded.batch([IMAGE])).item()
     explanation = loaded.explain(IMAGE, evidence="signed")
@@ -46,19 +46,21 @@ def test_a_value_is_explained_itself(load: Any, bias: float) -> None:
 
 
 def test_several_values() -> None:
-    loaded = gradcam.load_model(regressor(5.0, 3), task="regression", **PLAIN)
+    loaded = gradcam.load_model(regressor(5.0, 3), task="regression", **PREPROCESSING)
     assert (loaded.labels, loaded.activation) == (["output 0", "output 1", "output 2"], "none")
-    assert gradcam.load_model(regressor(5.0, 3), task="regression", labels=list("abc"), **PLAIN).labels == list("abc")
+    assert gradcam.load_model(regressor(5.0, 3), task="regression", labels=list("abc"), **PREPROCESSING).labels == list(
+        "abc"
+    )
 
 
 def test_a_single_output_is_taken_as_a_binary_logit_with_a_warning() -> None:
     with pytest.warns(
         gradcam.GradcamWarning, match=r"a binary logit: .* --task regression \(activation=.none. in Python\)"
     ):
-        classifier = gradcam.load_classifier(regressor(-0.25), **PLAIN)
+        classifier = gradcam.load_classifier(regressor(-0.25), **PREPROCESSING)
     assert (classifier.classes, classifier.activation) == (2, "sigmoid")
-    named = gradcam.load_classifier(regressor(-0.25), activation="sigmoid", **PLAIN)
-    assert not any("binary logit" in note for note in named.notes)
+    sigmoid_classifier = gradcam.load_classifier(regressor(-0.25), activation="sigmoid", **PREPROCESSING)
+    assert not any("binary logit" in note for note in sigmoid_classifier.notes)
 
 
 @pytest.mark.parametrize(("index", "sign"), [(0, -1), (1, 1)])
@@ -70,7 +72,7 @@ def test_classes_and_masks_of_one_channel_mean_the_same(index: int, sign: int) -
     with pytest.warns(gradcam.GradcamWarning, match=r"a binary logit.*ClassTarget\(activation=.none.\)"):
         of_class = gradcam.explain(model, images, "0.1", target=index)
     of_mask = gradcam.explain(pixels, images, "1", target=Mask(index, torch.ones(16, 16, dtype=torch.bool)))
-    of_loaded = gradcam.load_classifier(model, **PLAIN).explain(IMAGE, target=index)
+    of_loaded = gradcam.load_classifier(model, **PREPROCESSING).explain(IMAGE, target=index)
     torch.testing.assert_close(of_class.scores, expected)
     torch.testing.assert_close(of_mask.scores, expected)
     assert of_loaded.scores.item() == pytest.approx(sign * of_loaded.output.item())
@@ -81,7 +83,7 @@ def test_classes_and_masks_of_one_channel_mean_the_same(index: int, sign: int) -
 
 
 @pytest.mark.filterwarnings("error:Assumed")
-def test_the_classes_of_an_explanation_explain_the_same_again() -> None:
+def test_the_classes_of_an_explanation_reproduce_it() -> None:
     model, images = regressor(-0.25), torch.rand(2, 3, 16, 16)
     explanation = gradcam.explain(model, images, "1", evidence="signed")
     torch.testing.assert_close(explanation.scores, model(images).detach())
@@ -92,7 +94,7 @@ def test_the_classes_of_an_explanation_explain_the_same_again() -> None:
 
 @pytest.mark.parametrize("function", ["check", "recommend", "diff"])
 def test_maps_of_a_value_are_not_evaluated_by_probabilities(function: str) -> None:
-    loaded = gradcam.load_classifier(regressor(61.0), activation="none", **PLAIN)
+    loaded = gradcam.load_classifier(regressor(61.0), activation="none", **PREPROCESSING)
     calls = {
         "check": lambda: gradcam.evaluation.check(loaded, IMAGE),
         "recommend": lambda: gradcam.evaluation.recommend(loaded, {"one": IMAGE, "two": IMAGE[::-1].copy()}),
