@@ -343,7 +343,7 @@ class TestMatching:
         assert explanation.scores.item() == pytest.approx(float(embedding @ reference_embedding), abs=1e-6)
         assert reference.scores.item() == pytest.approx(float(embedding @ reference_embedding), abs=1e-6)
 
-    def test_no_messages_are_printed(self, matcher: Matcher) -> None:
+    def test_unsupported_targets_are_refused(self, matcher: Matcher) -> None:
         with pytest.raises(TargetError, match="Give targets.Text"):
             matcher.explain(two_squares())
         with pytest.raises(TargetError, match="has no text encoder"):
