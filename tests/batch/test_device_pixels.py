@@ -472,13 +472,13 @@ class TestLost:
     def test_a_lost_device_is_distinguished_from_other_errors(self, monkeypatch: pytest.MonkeyPatch) -> None:
         lost, gpu = RuntimeError("CUDA error: unspecified launch failure\nCompile with"), torch.device("cuda:1")
         devices.check_device(torch.device("cpu"), lost)
-        monkeypatch.setattr(devices, "_ask", lambda place: None)
+        monkeypatch.setattr(devices, "_run_on", lambda place: None)
         devices.check_device(gpu, lost)  # The device still answers.
 
         def fail(place: torch.device) -> None:
             raise RuntimeError("CUDA error: unspecified launch failure")
 
-        monkeypatch.setattr(devices, "_ask", fail)
+        monkeypatch.setattr(devices, "_run_on", fail)
         devices.check_device(gpu, ValueError("of the model"))
         devices.check_device(gpu, torch.OutOfMemoryError("CUDA out of memory"))
         with pytest.raises(
