@@ -469,8 +469,8 @@ class TestOrder:
 
         items = noises(4)
         items[1] = Item("slow.png", Slow(noise(1)))
-        for explain_item in explain_items(tiny(), INNER, items, finish=finish, batch_size=1, workers=2):
-            if explain_item == "folder/000.png":
+        for image_name in explain_items(tiny(), INNER, items, finish=finish, batch_size=1, workers=2):
+            if image_name == "folder/000.png":
                 first_arrived.set()
         assert waited == [True]
 
@@ -650,8 +650,8 @@ class TestEndings:
         names: list[str] = []
 
         def take() -> None:
-            for explain_item in explain_items(tiny(), INNER, noises(40), finish=finish, batch_size=4, workers=4):
-                names.append(explain_item)
+            for image_name in explain_items(tiny(), INNER, noises(40), finish=finish, batch_size=4, workers=4):
+                names.append(image_name)
 
         with pytest.raises(type(error)) as caught:
             take()

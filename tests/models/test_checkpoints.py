@@ -282,8 +282,7 @@ def test_code_in_a_file_is_not_run(tmp_path: Path, weights: Weights, trap: Calla
 
 
 def test_an_outline_creates_no_objects(tmp_path: Path) -> None:
-    """Outlines consist of this package's classes only; the objects that the standard unpickler creates are not
-    created."""
+    """An outline holds only this package's classes; the objects of the standard unpickler are not created."""
     trap = {"a": Trap(os.system, f"touch {tmp_path / 'sprung'}"), "b": Plan(), "c": collections.OrderedDict(x=1)}
     for protocol in range(6):
         outline = Outline(io.BytesIO(pickle.dumps(trap, protocol=protocol)))
