@@ -1030,7 +1030,7 @@ def test_on_the_cpu_nothing_is_uploaded() -> None:
 
 def test_no_thread_writes_after_an_interruption() -> None:
     class Interrupted(SimpleNamespace):
-        result, log = (), staticmethod(lambda event, **details: None)
+        done, log = (), staticmethod(lambda event, **details: None)
 
         def append(self, record: Any, files: Any) -> None:
             raise KeyboardInterrupt
@@ -1045,7 +1045,7 @@ def test_no_thread_writes_after_an_interruption() -> None:
 
 def test_a_result_whose_record_was_interrupted_is_recorded_at_the_end() -> None:
     class Interrupted(SimpleNamespace):
-        result, failed, log = (), (), staticmethod(lambda event, **details: None)
+        done, failed, log = (), (), staticmethod(lambda event, **details: None)
 
         def append(self, record: Record, files: Any) -> Record:
             self.calls += 1
